@@ -16,6 +16,7 @@ from .host import PACK_NAME, HostError, environment, open_url, prepare_base
 from .run import BASE
 
 PORT = 8188
+LEFT_OUT = "If ComfyUI reports missing packages above, ignore it: the set-up leaves out what the demo does not need."
 SEEN = "Comfy.TutorialCompleted"  # without it, the editor opens on nothing in place of a workflow that lacks its files
 
 
@@ -56,7 +57,7 @@ def run(comfyui: Path, gpu: bool, arguments: Sequence[str], base: Path = BASE) -
             except (OSError, urllib.error.URLError):
                 time.sleep(0.2)
                 continue
-            print(f"\nThe demo's workflow: {url}\nCtrl-C ends it.\n", flush=True)
+            print(f"\nThe demo's workflow: {url}\n{LEFT_OUT}\nCtrl-C ends it.\n", flush=True)
             break
         return process.wait()
     finally:

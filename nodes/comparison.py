@@ -26,7 +26,7 @@ from ..worker.wire.sampler_call import SamplerCall
 from .model.loop_mode import Callback
 from .model.remote_module import RemoteModule
 
-FOLDER, FILE = "paralleldit", "comparisons.json"  # in ComfyUI's user directory, which no page can read
+FOLDER, FILE = "paralleldit", "comparisons.json"  # in ComfyUI's user directory; a web page cannot read it
 KEPT = 200  # newest entries
 WARM_UP = 1  # untimed steps
 
@@ -83,7 +83,7 @@ class Comparisons:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, TypeError, AttributeError) as error:
-            logging.warning("[ParallelDiT] What was compared before cannot be read (%s): %s", self.path, error)
+            logging.warning("[ParallelDiT] Earlier comparisons cannot be read (%s): %s", self.path, error)
             return {}
 
 

@@ -136,9 +136,9 @@ def parse_speeds(words: int | str) -> tuple[float, ...]:
         return tuple(float(word) for word in re.split(r"[\s,;:]+", str(words).strip()) if word)
     except ValueError as error:
         raise PlanError(
-            f"speeds={words!r:.200} are no numbers.",
-            'Use a number for each rank, such as "1, 0.5" for a second one that is half as fast; or nothing, where all '
-            "are alike.",
+            f"speeds={words!r:.200} is not a list of numbers.",
+            'Give one number for each rank, such as "1, 0.5" if the second is half as fast. Leave it empty if all are '
+            "alike.",
             "speeds",
         ) from error
 

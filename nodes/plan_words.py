@@ -108,7 +108,7 @@ def explain_call_plan(plan: ParallelPlan, work: Work, heads: int, couples: bool)
         remarks.append(remark("guidance_first"))
     elif not work.has_branches:
         remarks.append(remark("no_branches"))
-    elif ways == 1:
+    elif ways == 1 and work.parts % plan.world_size:
         remarks.append(remark("uneven", parts=work.parts, ranks=plan.world_size))
     if plan.dp > 1 and work.parts > plan.cfg:
         remarks.append(remark("rows_apart", dp=plan.dp))
@@ -135,7 +135,8 @@ def explain_tokens(plan: ParallelPlan, heads: int) -> list[Remark]:
     if plan.ulysses > 1:
         remarks.append(remark("ulysses", ulysses=plan.ulysses, heads=heads))
     if plan.ring > 1:
-        key = "ring" if plan.ulysses > 1 else "ring_alone"
+        is_even = heads % plan.token_ways == 0  # then Ulysses could share them too, but ring is predicted to be faster
+        key = "ring_even" if is_even else "ring" if plan.ulysses > 1 else "ring_alone"
         remarks.append(remark(key, ring=plan.ring, ranks=plan.token_ways, heads=heads))
     return remarks
 

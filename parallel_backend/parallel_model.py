@@ -184,7 +184,7 @@ class ParallelModel:
             return None
         if forward.segments and not forward.gathered:
             raise RequestError(
-                "A node has the model skip its last block, behind which the ranks' tokens come together.",
+                "A node makes the model skip its last block, but the ranks' tokens are gathered after that block.",
                 "Have it skip others, or use ulysses=1 and ring=1.",
             )
         return output

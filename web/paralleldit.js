@@ -1302,8 +1302,8 @@ function computeSpeedup({ alone, steps }) {
   return alone && known?.median ? alone / known.median : null
 }
 
-/** Formats a speedup: "1.8", "12". */
-const formatSpeedup = (factor) => (factor < 9.95 ? factor.toFixed(1) : String(Math.round(factor)));
+/** Formats a speedup: "0.04", "1.8", "12". */
+const formatSpeedup = (factor) => factor.toFixed(factor < 0.095 ? 2 : factor < 9.95 ? 1 : 0);
 
 /** Estimates how many seconds a run still takes; null if unknown. */
 function estimateSecondsLeft(run) {
@@ -2648,7 +2648,7 @@ function countSteps({ at, made, total }) {
   return !total || done === total ? t('panel.steps', { made: done }) : t('panel.stepsOf', { made: done, total })
 }
 
-/** Formats "×1.8 of one device", and how that is known; '' if it is not. */
+/** Formats "×1.8 as fast as one device", and how that is known; '' if it is not. */
 function describeSpeedup(run) {
   const factor = computeSpeedup(run);
   if (!factor) return ''

@@ -43,5 +43,5 @@ def unforeseen(error: Exception, rank: int) -> Explanation:
     """Explains an error that the code did not expect."""
     trace = "".join(traceback.format_exception(error))[-MAX_TRACEBACK:].rstrip()
     return Explanation(
-        f"{type(error).__name__}: {error}", "If it comes again, report it with the details.", f"Rank {rank}:\n{trace}"
+        f"{type(error).__name__}: {error}", "If it happens again, report it with the details.", f"Rank {rank}:\n{trace}"
     )

@@ -1,7 +1,7 @@
-"""Compares a model's module with what it was when it was loaded, at every call.
+"""At every call, compares a model's module with what it was when it was loaded.
 
-Node packs change it: attributes, methods, blocks, hooks, weights, often for the length of one call. They also replace
-functions of ComfyUI for every model.
+Node packs change attributes, methods, blocks, hooks and weights, often only for one call. They also replace functions
+of ComfyUI for every model.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ OWN_FOLDERS = ("comfy", "comfy_api", "comfy_extras")  # of ComfyUI's own code
 
 
 class Watched(NamedTuple):
-    """now: a dict that a node may change. before: a copy of it. path: the words before a name in it. kind: which
-    changes matter. owner: the part, class or Python module that has them."""
+    """A dict that a node may change. now: the dict. before: a copy of it. path: goes before the names of its keys.
+    kind: which changes matter. owner: the part, class or Python module that has the dict."""
 
     now: Mapping[Any, Any]
     before: dict[Any, Any]
@@ -38,7 +38,7 @@ class Watched(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Something that is not what it was. name: in words. key: in the dict that is watched."""
+    """Something that has changed. name: in words. key: in the watched dict."""
 
     name: str
     watched: Watched
@@ -48,17 +48,17 @@ class Change(NamedTuple):
 class ModuleGuard:
     """Remembers what a module is made of.
 
-    Most calls change nothing, and then one comparison of two lists of dicts is all that is done: Python compares values
-    by identity first. Only if the lists differ are the names looked for.
+    Most calls change nothing. Then one comparison of two lists of dicts is enough, and it is fast because Python
+    compares values by identity first. Only if the lists differ does it look for the names.
     """
 
     def __init__(self, module: torch.nn.Module, own: Collection[str]) -> None:
-        """own: names of the module's attributes that are the stand-in's."""
+        """own: names of attributes that the stand-in has put on the module."""
         self.own = set(own)
-        self.notes: dict[torch.nn.Module, set[str]] = {}  # attributes that nodes set for code of their own, by part
+        self.notes: dict[torch.nn.Module, set[str]] = {}  # by part, attributes that nodes set for their own code
         self.replaced = list(foreign_functions(module))
         code = [*watch_structure(module), *watch_classes(module), *watch_functions(module)]
-        # By whether the module has its weights now, which are not compared then.
+        # By whether the module has its weights now. Then weights are not compared.
         self.watched = {True: code, False: [*code, *watch_weights(module)]}
         self.lists = {
             key: ([each.now for each in watched], [each.before for each in watched])
@@ -66,9 +66,9 @@ class ModuleGuard:
         }
 
     def changes(self, allowed: Collection[str] = (), is_filled: bool = False) -> list[Change]:
-        """Returns what differs from what it was.
+        """Returns what has changed.
 
-        allowed: names of attributes that may differ. is_filled: whether the module has its weights now.
+        allowed: names of attributes that may change. is_filled: whether the module has its weights now.
         """
         now, before = self.lists[is_filled]
         if not self.replaced and are_equal(now, before):
@@ -87,14 +87,14 @@ class ModuleGuard:
         return found
 
     def is_note(self, watched: Watched, key: str) -> bool:
-        """Whether it is an attribute of a node's own, with another value."""
+        """Whether the key is an attribute that a node keeps for itself, with a new value."""
         value = watched.now.get(key)
         is_more = callable(value) or isinstance(value, torch.Tensor)
         is_parts = watched.kind == ATTRIBUTES and isinstance(watched.owner, torch.nn.Module)
         return is_parts and not is_more and key in self.notes.get(watched.owner, ())
 
     def note(self, watched: Watched, key: str) -> None:
-        """Takes over a difference that does not matter by itself, so that the next comparison is fast."""
+        """Accepts a difference that does not matter, so that the next comparison is fast."""
         is_new = key not in watched.before and key not in COMFYUIS
         if key in watched.now:
             watched.before[key] = watched.now[key]
@@ -107,7 +107,7 @@ class ModuleGuard:
 def are_equal(now: list, before: list) -> bool:
     try:
         return now == before
-    except (RuntimeError, ValueError):  # tensors that were replaced: their comparison has no single truth
+    except (RuntimeError, ValueError):  # replaced tensors: comparing them gives many truth values
         return False
 
 
@@ -189,7 +189,7 @@ def watch_classes(module: torch.nn.Module) -> Iterator[Watched]:
 
 
 def namespaces_of(module: torch.nn.Module) -> dict[str, ModuleType]:
-    """Returns the modules of ComfyUI with the code of the classes, and those whose functions and classes they call."""
+    """Returns ComfyUI's Python modules that define the classes, and all that these get functions or classes from."""
     names = [each.__module__ for each in classes_of(module)]
     found: dict[str, ModuleType] = {}
     while names:
@@ -208,13 +208,13 @@ def watch_functions(module: torch.nn.Module) -> Iterator[Watched]:
 
 
 def is_comfyuis(file: Any) -> bool:
-    """Whether a file is of ComfyUI's own code."""
+    """Whether a file belongs to ComfyUI's own code."""
     path = Path(file or "/")
     return path.is_relative_to(COMFYUI) and path.relative_to(COMFYUI).parts[0] in OWN_FOLDERS
 
 
 def foreign_functions(module: torch.nn.Module) -> Iterator[Change]:
-    """Returns functions, classes and methods of ComfyUI that a node pack replaced before this model was loaded."""
+    """Yields functions, classes and methods of ComfyUI that a node pack replaced before this model was loaded."""
     code = [*watch_functions(module), *(each for each in watch_classes(module) if is_comfyuis(file_of(each.owner)))]
     for each in code:
         for name, value in each.now.items():
@@ -227,7 +227,7 @@ def file_of(value: Any) -> str | None:
 
 
 def is_foreign(value: Any) -> bool:
-    """Whether it is code of a node pack: neither of ComfyUI nor of an installed package."""
+    """Whether it is a node pack's code, that is, neither ComfyUI's nor an installed package's."""
     if not is_code(value):
         return False
     code = getattr(value, "__code__", None)

@@ -163,7 +163,7 @@ def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile
         raise unknown_model_error(path)
     if type(config).__name__ in DETECTORS:
         raise ModelFileError(
-            f"{path.name} holds a detector ({type(config).__name__}), which samples nothing.", "Use the stock loader."
+            f"{path.name} holds a detector ({type(config).__name__}), not a diffusion model.", "Use the stock loader."
         )
     chosen, cast = choose_dtypes(config, weights, wanted.dtype)
     model = build(config, weights, beside, chosen, cast, META, wanted.fast)
@@ -177,14 +177,14 @@ def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile
     except RuntimeError as error:
         first, *more = str(error).split("\n\t")[1:] or [str(error)]  # one line per weight
         raise ModelFileError(
-            f"ComfyUI takes {path.name} for its {type(model.diffusion_model).__name__}, and the weights do not fit it: "
+            f"ComfyUI detects {path.name} as its {type(model.diffusion_model).__name__}, but the weights do not fit: "
             f"{first}{f' And {len(more)} more.' if more else ''}",
             "Download it again.",
         ) from error
     if missing:
         raise ModelFileError(
-            f"{len(missing)} weights of ComfyUI's {type(model.diffusion_model).__name__} are not in {path.name}, the "
-            f"first is {missing[0]}; the file is incomplete or of another model.",
+            f"{path.name} lacks {len(missing)} weights of ComfyUI's {type(model.diffusion_model).__name__}. The first "
+            f"is {missing[0]}. The file is incomplete or of another model.",
             "Download it again.",
         )
     if folder and folder.class_names:
@@ -196,13 +196,13 @@ def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile
 
 def unknown_model_error(path: Path) -> ModelFileError:
     """Returns the error for a file without a diffusion model that ComfyUI knows. Many GGUF files are text encoders."""
-    kind = "of a kind"
+    kind = ""
     if is_gguf(path):
         from ...worker.comfyui.gguf_file import architecture
 
-        kind = f"of the architecture {architecture(path) or 'unknown'!r}"
+        kind = f" (architecture {architecture(path) or 'unknown'!r})"
     return ModelFileError(
-        f"{path.name} is {kind} that ComfyUI does not know as a diffusion model.",
+        f"{path.name} is not a diffusion model that ComfyUI knows{kind}.",
         "Choose a diffusion model, or a checkpoint that has one; text encoders and VAEs have nodes of their own.",
     )
 

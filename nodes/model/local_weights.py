@@ -45,9 +45,9 @@ class Empty(NamedTuple):
 class LocalWeights:
     """Fills a module on the meta device with the weights of its file, as the stock loader would, and empties it again.
 
-    Until somebody needs the weights, nothing of the file is in this process. After that its pages are mapped.
+    Nothing of the file is in this process until somebody needs the weights. Then its pages are mapped.
     is_here: whether the module has its weights now.
-    is_changed: whether a node has written over them. The ranks can't have them then.
+    is_changed: whether a node has written over them. Then the ranks cannot run the model.
     """
 
     def __init__(self, module: torch.nn.Module, source: HostSource) -> None:
@@ -90,7 +90,7 @@ class LocalWeights:
         return sum(weight.nbytes for part in self.parts.values() for weight in part.parameters(recurse=False))
 
     def bring(self) -> None:
-        """Fills the module, but for weights that a node has put in their place. Raises ModelFileError."""
+        """Fills the module. Keeps weights that a node has put into it. Raises ModelFileError."""
         if self.is_here:
             return
         mapped = self.map_file()
@@ -105,7 +105,7 @@ class LocalWeights:
         self.is_here = True
 
     def fill(self, own: dict[str, Any], empty: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-        """own: a part's weights. empty: the same as they were built."""
+        """own: a part's weights as they are. empty: its weights as they were built. found: their values."""
         for name, value in found.items():
             if own.get(name) is empty.get(name):
                 own[name] = value
@@ -123,7 +123,7 @@ class LocalWeights:
         self.bring()
         self.is_changed = True
         weight = self.read(name)
-        weight.data = weight.data.clone()  # not the file's pages
+        weight.data = weight.data.clone()  # the file's pages stay as they are
         return weight
 
 
@@ -138,12 +138,12 @@ class Weight:
 class DeferredParameter(torch.nn.Parameter):
     """A weight whose numbers are in the ranks, or what was computed from such weights.
 
-    It has a shape and a dtype, on the meta device. Code that needs the numbers gets those of the file: torch cannot
-    tell the numbers of a tensor on the meta device, or compute with it beside others, and then this class does it with
-    the file's. Code that writes over a weight has the module filled first.
+    It is on the meta device, and has a shape and a dtype but no numbers. Code that needs the numbers gets those of the
+    file: where torch fails for lack of numbers, this class repeats the call with the file's. Code that writes over a
+    weight fills the module first.
 
-    weight: of the module. compute: returns the numbers of anything else. is_copy: whether it is a clone, in memory of
-    its own.
+    weight: the module's weight, if it is one. compute: otherwise, returns the numbers. is_copy: whether it is a clone,
+    with memory of its own.
     """
 
     weight: Weight | None = None
@@ -158,7 +158,7 @@ class DeferredParameter(torch.nn.Parameter):
         kwargs = kwargs or {}
 
         others = [each for each in tensors_in((args, kwargs)) if not isinstance(each, cls)]
-        if any(each.is_meta for each in others):  # shapes alone are asked for
+        if any(each.is_meta for each in others):  # the caller only asks for shapes
             return super().__torch_function__(func, types, args, kwargs)
         device = others[0].device if others else None
 
@@ -174,9 +174,9 @@ class DeferredParameter(torch.nn.Parameter):
                 return run()
             if not first.is_copy:
                 raise Refused(
-                    "The parallel model cannot take a node that writes over a part of a weight: its weights are in "
+                    "The parallel model cannot take a node that writes into a part of a weight: its weights are in "
                     "worker processes.",
-                    "Write to a clone of the weight, or use the stock loader.",
+                    "Remove that node, or use the stock loader. The node's code could write to a clone of the weight.",
                 )
             target = first.read().clone()
             result = func(target, *with_numbers(args[1:], device), **with_numbers(kwargs, device))
@@ -186,7 +186,7 @@ class DeferredParameter(torch.nn.Parameter):
             return run()
         try:
             result = super().__torch_function__(func, types, args, kwargs)
-        except (NotImplementedError, RuntimeError):  # without numbers; an error of the caller's is raised again
+        except (NotImplementedError, RuntimeError):  # it may lack numbers; an error of the caller comes again
             return run()
         found = cls.defer(result, run, first.weight if isinstance(first, cls) and func in ALIASES else None)
         if isinstance(found, cls):
@@ -195,7 +195,7 @@ class DeferredParameter(torch.nn.Parameter):
 
     @classmethod
     def defer(cls, result: Any, compute: Callable[[], Any], weight: Weight | None = None) -> Any:
-        """Returns what torch made of tensors without numbers. compute: makes it of those with numbers."""
+        """Defers a result that torch made from tensors without numbers. compute: makes it from those with numbers."""
         if isinstance(result, (list, tuple)) and any(isinstance(each, torch.Tensor) for each in result):
             found = [cls.defer(each, lambda place=place: compute()[place]) for place, each in enumerate(result)]
             return type(result)(found) if type(result) in (list, tuple) else type(result)(*found)

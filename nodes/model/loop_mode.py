@@ -167,7 +167,7 @@ def record_passes(
 
 
 def drop_step_options(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments without those of the recorded step alone. A class that reads one of them raises."""
+    """Returns the arguments without those of the recorded step only. A class that reads one of them raises."""
     options = {name: value for name, value in kwargs["transformer_options"].items() if name not in STEP_OPTIONS}
     return {**kwargs, "transformer_options": options}
 

@@ -98,7 +98,7 @@ def explain_not_listed(name: str, checkpoint: bool = False) -> Explanation:
     """Says why a loader does not offer a name. checkpoint: whether it is the checkpoint loader."""
     if name.lower().endswith(PICKLE_SUFFIXES):
         return Explanation(
-            f"{name!r} is a pickle checkpoint, and loading one can run any code; it is refused.",
+            f"{name!r} is a pickle checkpoint. Loading one can run any code, so it is refused.",
             "Use the model's safetensors file, or convert it.",
         )
     kinds = folder_paths.folder_names_and_paths if os.path.normpath(name) == name else ()
@@ -107,8 +107,8 @@ def explain_not_listed(name: str, checkpoint: bool = False) -> Explanation:
         return explain_no_checkpoint(name, kinds)
     if kinds:
         return Explanation(
-            f"{name!r} is in ComfyUI's {kinds[0]} folder, and no file that is offered here.",
-            "Choose one of the list: safetensors and GGUF files in models/diffusion_models, safetensors files in "
+            f"{name!r} is in ComfyUI's {kinds[0]} folder, but this node cannot load it.",
+            "Choose one from the list: safetensors and GGUF files in models/diffusion_models, safetensors files in "
             "models/checkpoints, or a diffusers folder.",
         )
     return Explanation(
@@ -121,7 +121,7 @@ def explain_no_checkpoint(name: str, kinds: list[str]) -> Explanation:
     """Says why the checkpoint loader does not offer a name. kinds: ComfyUI's folders that have it."""
     cause = f"There is no model {name!r} in ComfyUI's checkpoints folder."
     if kinds:
-        cause = f"{name!r} is in ComfyUI's {kinds[0]} folder, and no file that is offered here."
+        cause = f"{name!r} is in ComfyUI's {kinds[0]} folder, but this node cannot load it."
     if name in list_models():
         return Explanation(
             cause, "Use Load Diffusion Model (Parallel) for it, or choose a safetensors file of models/checkpoints."
@@ -157,7 +157,7 @@ def no_safetensors_error(folder: Path, class_name: str) -> ModelFileError:
     if not any(path.suffix in PICKLE_SUFFIXES for path in folder.iterdir()):
         return ModelFileError(f"{folder} holds no safetensors file.", "Download the model again.")
     return ModelFileError(
-        f"{folder} holds no safetensors file, only pickled weights, and loading one can run any code; it is refused.",
+        f"{folder} has pickled weights and no safetensors file. Loading a pickle can run any code, so it is refused.",
         f'Download the safetensors files, or convert a model that you trust: python -c "from diffusers import '
         f'{class_name} as M; f={str(folder)!r}; M.from_pretrained(f, use_safetensors=False).save_pretrained(f)"',
     )

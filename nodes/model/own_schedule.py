@@ -57,9 +57,9 @@ def choose_schedule(patcher: Any, folder: Schedule | None) -> tuple[Schedule, fl
             }
             return Schedule({}, config, linear_sigmas=False), scale
     raise Refused(
-        f"ComfyUI samples this model by {type(sampling).__bases__[0].__name__}, and the Parallel Sampler has no "
+        f"ComfyUI samples this model with {type(sampling).__bases__[0].__name__}, but the Parallel Sampler has no "
         "scheduler for that.",
-        "Remove a node that changes it, or use a stock KSampler, with a plan without PipeFusion.",
+        "Remove the node that changes the model's sampling, or use a stock KSampler, with a plan without PipeFusion.",
     )
 
 

@@ -47,7 +47,7 @@ from .planned_module import PlannedModule
 from .remote_weights import Patches, check_interrupt
 from .sampling import Sampling, show_on_node
 
-SHOWN = 3  # of the changes of a module
+SHOWN = 3  # the most changes of a module that are named
 ONE_DEVICE = ParallelPlan()
 BRANCHES = "cond_or_uncond"  # an option: for each part of the batch, 0 for cond and 1 for uncond
 MODULE, COMPUTE_DTYPE = "diffusion_model", "manual_cast_dtype"  # attributes of ComfyUI's model
@@ -86,14 +86,14 @@ class RemoteModule(PlannedModule):
         vars(module)[ATTRIBUTE] = self
         self.guard = ModuleGuard(module, [ATTRIBUTE, *self.stand_ins])
         self.own_source = self.source
-        self.object_patches: Mapping[str, Any] = {}  # of nodes, on the module, by path
+        self.object_patches: Mapping[str, Any] = {}  # what nodes put on the module, by path
         self.parts = {id(part): path for path, part in {**self.weights.parts, **configs_of(module)}.items()}
         self.code_files = CodeFiles(source.comfyui, source.packs)
         self.compiled: Mapping[str, Any] = {}  # see `compile_settings`
         self.begin_sampling()
         self.runs_here = False
         self.why_here = ""  # why ComfyUI's own model runs in place of the ranks
-        self.patcher: Callable[[], StandInPatcher | None] = lambda: None  # the one that ComfyUI has loaded
+        self.patcher: Callable[[], StandInPatcher | None] = lambda: None  # the patcher that ComfyUI has loaded
 
     def methods(self) -> dict[str, Any]:
         """Returns the methods of the module that become requests, by name."""
@@ -103,7 +103,7 @@ class RemoteModule(PlannedModule):
         return {"forward": self.run_wrappers, **parts}
 
     def run_wrappers(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls a class in which our call has no place inside of the wrappers."""
+        """Replaces the `forward` of a class without `_forward`. Runs the nodes' wrappers if the class runs them."""
         if not runs_wrappers(self.module):
             return self.send(*args, **kwargs)
         options = self.name_arguments(args, kwargs).get(OPTIONS) or {}
@@ -127,7 +127,7 @@ class RemoteModule(PlannedModule):
         for name, value in values.items():
             if isinstance(value, torch.Tensor) and value.is_meta:
                 raise Refused(
-                    f"The {name} of this model is computed in ComfyUI with its weights, which are in worker processes.",
+                    f"ComfyUI computes this model's {name} from its weights, but these are in worker processes.",
                     "Use the stock loader.",
                 )
         for name, parts in self.computed.items():
@@ -151,12 +151,12 @@ class RemoteModule(PlannedModule):
         if self.sampling.record_residuals(given.get("control")):
             size = self.sampling.residuals
             self.group.runs.sent_residuals(size)
-            logging.info("[ParallelDiT] With each step go %.1f MB of ControlNet residuals to the ranks.", size / 1e6)
+            logging.info("[ParallelDiT] Each step sends %.1f MB of ControlNet residuals to the ranks.", size / 1e6)
         return parts if isinstance(latents, (list, tuple)) else parts[0]
 
     def describe(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """Returns the options of a call in the form that goes to the ranks, with the changes of the module; and why the
-        ranks cannot run it, if they cannot."""
+        """Returns a call's options as the ranks get them, with the changes of the module. Also returns why the ranks
+        cannot run the call; empty if they can."""
         inside = self.sampling.inside
         inside.begin()
         changes, reasons = describe_changes(inside, self.guard.changes(self.object_patches), self.object_patches)
@@ -173,14 +173,14 @@ class RemoteModule(PlannedModule):
         return encoded, [*reasons[:SHOWN], *more]
 
     def check_call(self, options: Mapping[str, Any]) -> None:
-        """Lets ComfyUI's own model take a call with these options, and all after it, if the ranks cannot run it."""
+        """Lets ComfyUI's own model run this call and all later ones if the ranks cannot run these options."""
         if not self.runs_here and (reasons := self.describe(options)[1]):
             self.take_over(reasons, self.patcher(), load=True)
 
     def run_here(self, reasons: Sequence[str], args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Runs one call, and all after it, on ComfyUI's own model. The wrappers of nodes are around it already.
+        """Runs this call and all later ones on ComfyUI's own model. The nodes' wrappers already run around it.
 
-        reasons: empty if it has taken over."""
+        reasons: why the ranks cannot run it; empty if ComfyUI's own model has taken over before."""
         if reasons:
             self.take_over(reasons, self.patcher(), load=True)
         if "_forward" in self.stand_ins:
@@ -207,8 +207,8 @@ class RemoteModule(PlannedModule):
             self.give_back(patcher)
 
     def reasons_now(self, patcher: StandInPatcher, options: Mapping[str, Any]) -> list[str]:
-        """Returns why the ranks cannot run a call with these options, as far as it is known before a sampling. What a
-        patcher has changed of the module it takes off again."""
+        """Returns why the ranks cannot run a call with these options, as far as this is known before a sampling.
+        Attributes that a patcher has changed do not count, because it restores them."""
         self.begin_sampling()
         own = {name.removeprefix(f"{MODULE}.") for name in patcher.object_patches_backup}
         _, reasons = describe_changes(self.sampling.inside, self.guard.changes(own, self.weights.is_here))
@@ -217,10 +217,10 @@ class RemoteModule(PlannedModule):
         return [*reasons[:SHOWN], *encode_options(options, self.sampling.inside)[1]]
 
     def take_over(self, reasons: Sequence[str], patcher: StandInPatcher | None, load: bool = False) -> None:
-        """Lets ComfyUI's own model of the file compute from here on: the stand-in becomes it.
+        """Turns the stand-in into ComfyUI's own model of the file, which computes from now on.
 
-        patcher: of the calls that follow. load: whether ComfyUI has loaded it, without weights until now. Raises
-        Refused if the operator wants an error instead, and ModelFileError.
+        patcher: the one of the following calls. load: whether ComfyUI has already loaded it, but without weights.
+        Raises Refused if the settings ask for an error instead, and ModelFileError.
         """
         why = join(reasons)
         if self.recording or self.group.settings.when_not_parallel == REFUSE:
@@ -248,7 +248,7 @@ class RemoteModule(PlannedModule):
                 comfy.model_management.load_models_gpu([patcher, *patcher.model_patches_models()])
 
     def give_back(self, patcher: StandInPatcher) -> None:
-        """Lets the ranks compute from here on."""
+        """Lets the ranks compute from now on."""
         if not self.runs_here:
             return
         patcher.unload_here()
@@ -280,7 +280,7 @@ class RemoteModule(PlannedModule):
             raise CallRecorded from error
 
     def add_objects(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a call's arguments with what the ranks lack of the functions and objects in them."""
+        """Returns a call's arguments with those functions and objects that the ranks lack."""
         changed = self.sampling.inside.encoder.changes()
         return {**kwargs, OPTIONS: {**kwargs[OPTIONS], GRAPH: changed}} if changed else {**kwargs}
 
@@ -327,10 +327,10 @@ class RemoteModule(PlannedModule):
         objects: Mapping[str, Any],
         compiled: Mapping[str, Any],
     ) -> None:
-        """Makes the following calls those of a patcher, with its changes of the weights.
+        """Makes the following calls use a patcher, with its changes of the weights.
 
         key: tells these changes from others.
-        objects: that it replaces of ComfyUI's model, by path.
+        objects: what it replaces in ComfyUI's model, by path.
         compiled: see `compile_settings`.
         """
         self.patcher = weakref.ref(patcher)

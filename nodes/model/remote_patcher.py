@@ -69,31 +69,31 @@ def mark_preparation(executor: Any, patcher: comfy.model_patcher.ModelPatcher, *
 
 
 class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
-    """A ModelPatcher without weights, while the ranks run the model. The worker group applies LoRA. What the ranks
-    cannot do makes the model one of ComfyUI's own, with its weights here, see `RemoteModule.take_over`.
+    """A ModelPatcher without weights, while the ranks run the model. The worker group applies LoRA. If the ranks cannot
+    run something, the model becomes one of ComfyUI's own, with its weights here: see `RemoteModule.take_over`.
 
-    It answers for the group's memory on ComfyUI's device, where rank 0 computes too. What ComfyUI finds free there
-    (cudaMemGetInfo) already excludes what the ranks hold, as that of any process. So nothing must be subtracted again.
+    It answers for the group's memory on ComfyUI's device, where rank 0 computes too. The free memory that ComfyUI sees
+    there (cudaMemGetInfo) already excludes what the ranks hold. So nothing is subtracted again.
 
-    From the sizes given here ComfyUI learns two more things. First, what it gains by unloading. It unloads in its own
-    order when others need the memory. Second, how much room to make before the ranks load, unpark or compute.
+    The sizes given here also tell ComfyUI what it gains by unloading this model, which it does in its own order when
+    others need memory; and how much room to make before the ranks load, unpark or compute.
 
-    Ranks on other devices are freed along with rank 0. What CUDA itself takes in a process, some hundred MB, stays.
+    When rank 0 is freed, so are ranks on other devices. CUDA itself keeps some hundred MB in each process.
     """
 
     @property
     def stand_in(self) -> RemoteModule | None:
-        """What stands in for the module. None if a node has put another module in its place."""
+        """The stand-in of the module. None if a node has replaced the module."""
         return remote_module(self.model)
 
     @property
     def remote(self) -> RemoteModule | None:
-        """The same, while the ranks run the model. While ComfyUI's own model runs here, this is a plain patcher."""
+        """The stand-in while the ranks run the model. None while ComfyUI's own model runs here."""
         found = self.stand_in
         return None if found is None or found.runs_here else found
 
     def reasons(self) -> list[str]:
-        """Returns what the ranks cannot do of what this patcher does to the model; empty if they can."""
+        """Returns what this patcher does to the model that the ranks cannot do; empty if they can do all."""
         found = [f"the injection {key!r}" for key, each in self.injections.items() if each]
         found += [f"the weight wrapper of {name}" for name in self.weight_wrapper_patches]
         found += [f"a replacement of {name}" for name in self.object_patches if name == MODULE]
@@ -209,8 +209,8 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
             self.remote.group.resident = self.find_origin()
 
     def use_patches(self, more: Mapping[str, list] = NONE, hooks: Sequence[tuple[int, float]] = ()) -> None:
-        """Makes all following calls of the model use this patcher, which ComfyUI has loaded. more: changes of the
-        weights beside its own. hooks: tells these changes from others."""
+        """Makes all following calls of the model use this patcher, which ComfyUI has loaded. more: additional
+        changes of the weights. hooks: tells these changes from others."""
         key = str(self.patches_uuid) if self.patches else None
         if self.remote:
             patches = {name: [*self.patches.get(name, ()), *more.get(name, ())] for name in {**self.patches, **more}}
@@ -243,8 +243,8 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
             self.remote.take_over([reason], self, load=True)
 
     def model_state_dict(self, filter_prefix: str | None = None) -> dict:
-        """Returns the weights. Asking for a part of them is meant to compute with them, with all patches that ComfyUI
-        has loaded: then they come here."""
+        """Returns the weights. A caller that asks for a part of them computes with them and with all patches that
+        ComfyUI has loaded, so they come here."""
         if filter_prefix is not None and self.remote and self.patches:
             self.take_over("a node that reads weights")
         return super().model_state_dict(filter_prefix)
@@ -308,7 +308,7 @@ def lora_error() -> Refused:
 
 
 def stock_patcher(source: HostSource, disable_dynamic: bool = False) -> comfy.model_patcher.ModelPatcher:
-    """Returns the MODEL of a file as the stock loader does, its weights in this process. Raises ModelFileError."""
+    """Returns the MODEL of a file as the stock loader does, with its weights in this process. Raises ModelFileError."""
     model, _, dtypes = map_model(source)
     cast_weights(model.diffusion_model, dtypes)
     devices = comfy.model_management.get_torch_device(), comfy.model_management.unet_offload_device()

@@ -34,9 +34,7 @@ def park(group: WorkerGroup) -> None:
     while group.runs.current and time.monotonic() < until:
         time.sleep(POLL_SECONDS)
     if group.runs.current or not group.park(patience=max(0.0, until - time.monotonic())):
-        raise RequestRefused(
-            "A job runs in the worker group, and has not ended.", "Interrupt it, or park the group when it is done."
-        )
+        raise RequestRefused("The worker group is running a job.", "Interrupt it, or park the group when it is done.")
 
 
 def add_control_routes() -> None:

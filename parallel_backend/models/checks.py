@@ -68,7 +68,7 @@ def check_module(plan: ParallelPlan, model: torch.nn.Module) -> None:
     if not shared and plan.pipefusion * plan.patch_count == 1:
         if plan.attention not in OWN_ATTENTION and (spec is None or spec.is_comfyui):
             raise PlanError(
-                f"attention={plan.attention} is for shared tokens; where none are, {name} attends as ComfyUI does.",
+                f"attention={plan.attention} needs shared tokens. Without them, {name} attends as ComfyUI does.",
                 "Use attention=auto, and start ComfyUI with the attention that you want.",
                 "attention",
             )
@@ -84,8 +84,8 @@ def check_shared(plan: ParallelPlan, model: torch.nn.Module, spec: ModelSpec | N
     name = type(model).__name__
     if spec is None:
         raise PlanError(
-            f"{shared[0]}={getattr(plan, shared[0])} is not there for {name} yet: how its tokens can be shared is not "
-            "known here.",
+            f"{shared[0]}={getattr(plan, shared[0])} does not work for {name} yet: the pack does not know how to share "
+            "its tokens.",
             f"Use {shared[0]}=1, and cfg or dp in its place.",
             *shared,
         )
@@ -113,16 +113,16 @@ def check_fetched(plan: ParallelPlan, model: torch.nn.Module, spec: ModelSpec | 
     lists = spec.paths if spec else ()
     if not lists or any(lacking(model, lists, "")):
         raise PlanError(
-            f"weights={plan.weights} has the weights wait block by block, and which blocks {type(model).__name__} has "
-            "is not known here.",
-            "Use weights=auto: what does not fit on a device then, ComfyUI's own partial loading keeps in RAM.",
+            f"weights={plan.weights} fetches weights block by block, but the blocks of {type(model).__name__} are not "
+            "known here.",
+            "Use weights=auto. ComfyUI's own partial loading then keeps in RAM what does not fit.",
             "weights",
         )
 
 
 def check_stages(plan: ParallelPlan, model: torch.nn.Module, spec: ModelSpec | None) -> None:
     """Raises PlanError if the class's blocks cannot be split into pipeline stages."""
-    reason = "how they run is not known here" if spec is None else spec.unstaged or spec.unshared
+    reason = "the pack does not know how they run" if spec is None else spec.unstaged or spec.unshared
     if reason:
         degree = max(plan.pipefusion, 2)
         raise PlanError(

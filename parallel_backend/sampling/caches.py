@@ -39,6 +39,6 @@ class CacheSettings:
         if self.kind != NONE and plan.pipefusion * plan.patch_count > 1:
             raise RequestError(
                 f"The cache {self.kind!r} decides for all blocks and all tokens at once, and pipefusion="
-                f"{plan.pipefusion} with patches={plan.patch_count} has them apart.",
+                f"{plan.pipefusion} with patches={plan.patch_count} splits them up.",
                 "Use cache=none, or pipefusion=1 and patches=1, and ulysses, ring, cfg or dp in their place.",
             )

@@ -22,7 +22,7 @@ def patch_regions(
     grid = [size // side for size, side in zip(latents.shape[2:], patch, strict=True)]
     tokens = math.prod(grid)
     if patches > tokens:
-        raise RequestError(f"The image has {tokens} tokens and cannot fall into {patches} patches.", "Use fewer.")
+        raise RequestError(f"The image has {tokens} tokens and cannot be cut into {patches} patches.", "Use fewer.")
     owner = torch.arange(patches).repeat_interleave(torch.tensor(shard_sizes(tokens, patches))).reshape(grid)
     for dim, side in enumerate(patch):
         owner = owner.repeat_interleave(side, dim)

@@ -302,7 +302,7 @@ def list_streams(model: ParallelModel) -> list[Streams]:
     """Returns a model's lists of blocks, in the order in which they run. Raises RequestError if they are unknown."""
     spec, name = model.spec, type(model.model).__name__
     if spec is None or not spec.blocks:
-        raise RequestError(f"Which blocks {name} has is not known here, and so none can be skipped.", ADVICE)
+        raise RequestError(f"The blocks of {name} are not known here, so none can be skipped.", ADVICE)
     if reason := spec.uncached or spec.unstaged:
         raise RequestError(f"The blocks of {name} cannot be skipped together: {reason}.", ADVICE)
     found = []

@@ -123,8 +123,10 @@ def test_a_file_of_another_kind_is_found_where_it_is(host: ComfyHost, models: Pa
     path = models / "models" / "vae" / "only-a-vae.safetensors"
     path.parent.mkdir(exist_ok=True)
     save_file({"weight": torch.ones(1)}, path)
-    there = "is in ComfyUI's vae folder, and no file that is offered here"
-    assert_says(refusal(host, Job(path.name).prompt(), GOOD), path.name, there, "Choose one of the list", "GGUF files")
+    there = "is in ComfyUI's vae folder, but this node cannot load it"
+    assert_says(
+        refusal(host, Job(path.name).prompt(), GOOD), path.name, there, "Choose one from the list", "GGUF files"
+    )
     message = refusal(host, checkpoint(path.name), GOOD)
     assert_says(message, path.name, there, "Choose a safetensors file of models/checkpoints")
     assert "Load Diffusion Model" not in message
@@ -136,7 +138,7 @@ def test_a_diffusion_model_is_no_checkpoint_and_has_a_loader_of_its_own(
 ) -> None:
     path = models / "models" / "diffusion_models" / name
     path.write_bytes(b"any")
-    there = "is in ComfyUI's diffusion_models folder, and no file that is offered here"
+    there = "is in ComfyUI's diffusion_models folder, but this node cannot load it"
     assert_says(refusal(host, checkpoint(name), GOOD), name, there, *OTHER_LOADER)
 
 

@@ -106,7 +106,7 @@ def test_a_plan_that_does_not_fit_is_told_at_the_node(editor: Editor) -> None:
     editor.run()
     focused = page.evaluate("document.activeElement.className")
     card = card_of(page)
-    expect(card.locator(TITLE)).to_have_text("The plan does not fit")
+    expect(card.locator(TITLE)).to_have_text("This plan cannot be used")
     expect(card.get_by_test_id(f"{CARD}-cause")).to_contain_text("ulysses=9")
     expect(card.get_by_test_id(f"{CARD}-advice")).to_contain_text("Lower it to 8 or less")
     expect(card.get_by_test_id(f"{CARD}-details")).to_have_count(0)

@@ -157,7 +157,7 @@ def test_the_node_shows_the_fastest_plans_and_that_one_device_is_faster(shared_e
         expect(rows.first).to_have_attribute("aria-current", "true")
         expect(page.locator(".paralleldit-plan-content:not(:empty)")).to_contain_text("One device is faster here")
         expect(page.locator(".paralleldit-plan-content:not(:empty)")).to_contain_text("assumed speeds")
-        expect(page.locator(".paralleldit-plan-step")).to_contain_text("×1 of one device with 2.50 s")
+        expect(page.locator(".paralleldit-plan-step")).to_contain_text("×1 as fast as one device with 2.50 s")
     finally:
         page.unroute(ROUTE)
 

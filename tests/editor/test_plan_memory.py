@@ -195,7 +195,7 @@ def test_what_does_not_fit_is_told_with_what_is_there(answers: dict) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("no blocks to share", "which blocks UNetModel has is not known here.\n\nUse weights=auto:"),
+        ("no blocks to share", "the blocks of UNetModel are not known here.\n\nUse weights=auto."),
         ("nobody to share with", "weights=shared needs ranks that compute with the same weights"),
     ],
 )
@@ -297,7 +297,7 @@ def check_weights_in(editor: Editor) -> None:
         "demo: coloured shapes",
         "2 ranks · ulysses=2",
         "Each rank: 18.",
-        "of one device",
+        "as fast as one device",
         "(20 GB): 20.0 GiB",
     ):
         expect(following).to_contain_text(said)
@@ -363,7 +363,7 @@ def test_a_loader_without_a_plan_says_what_auto_does(shared_editor: Editor, answ
         before = page.evaluate(SAVED)
         page.evaluate(LINK_PLAN, False)
         expect(content).to_contain_text("auto takes 2 ranks · ")
-        expect(content).to_contain_text("of one device")
+        expect(content).to_contain_text("as fast as one device")
         expect(content).to_contain_text("The whole weights would fit with: fp8 weights.")
         expect(content.get_by_text("auto uses all 2 GPUs.")).to_be_hidden()
         content.get_by_text("Why, and other plans").click()

@@ -50,8 +50,15 @@ def run_program(comfyui: Path, module: str, *arguments: object, given: str = "")
 def forking_process(comfyui: Path) -> subprocess.Popen[str]:
     """Started by its first job; ends with this process, which closes its stdin."""
     command = [sys.executable, "-m", "tests.support.programs", str(comfyui)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # a process with threads cannot be forked
     return subprocess.Popen(
-        command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        cwd=REPOSITORY,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
 
 

@@ -227,13 +227,13 @@ test('the best plans are listed with their seconds and bytes, and how these are 
   assert.match(other.title, /assumed/)
   assert.deepEqual([other.chosen, other.alone], [-1, null])
   assert.equal(describePrediction({ predicted: null }, say), null)
-  assert.equal(first.step, '1.25 s a step (predicted), ×1.80 of one device with 2.25 s (measured here)')
+  assert.equal(first.step, '1.25 s a step (predicted), ×1.80 as fast as one device with 2.25 s (measured here)')
   assert.match(
     other.step,
-    /^3\.00 s a step \(predicted by assumed speeds\), ×0\.75 of one device with 2\.25 s \(measured here\)/
+    /^3\.00 s a step \(predicted by assumed speeds\), ×0\.75 as fast as one device with 2\.25 s \(measured here\)/
   )
   const alike = told(best[0], { one_device: { ...one_device, has_run: false } }).step
-  assert.equal(alike, '1.25 s a step, ×1.80 of one device with 2.25 s (both predicted)')
+  assert.equal(alike, '1.25 s a step, ×1.80 as fast as one device with 2.25 s (both predicted)')
   assert.equal(told(one_device, {}).step, '2.25 s a step (measured here)')
   assert.match(
     told(best[0], { one_device: { ...one_device, fits: false } }).step,

@@ -82,7 +82,7 @@ def test_a_rank_knows_a_new_operation_by_its_row_alone(own_ranks: None, tmp_path
     load = LOAD.header(source=source_of(DIT, tmp_path / "model").to_json(), plan=ParallelPlan().to_json())
     with OneRank(tmp_path, "tests.support.ranks.polishing_rank") as rank:
         assert "The bytes of 'polish' cannot be None" in rank.request({"op": "polish"}, CLOTH)[0]["error"]["cause"]
-        assert "tensors cloth, which are not there" in rank.request({"op": "polish", "bytes": 1})[0]["error"]["cause"]
+        assert "tensors cloth, but they are missing" in rank.request({"op": "polish", "bytes": 1})[0]["error"]["cause"]
         reply, _ = rank.request({"op": "polish", "bytes": TOO_MUCH}, CLOTH)
         assert reply["kind"] == "memory"
         assert "Rank 0 ran out of memory while it was polishing the weights" in reply["error"]["cause"]
@@ -105,7 +105,7 @@ def test_a_request_has_all_that_the_table_says(operation: Operation) -> None:
         with pytest.raises(TypeError, match=name):
             operation.header(**{other: value for other, value in whole.items() if other not in ("op", name)})
     for name in operation.tensors:
-        with pytest.raises(RequestError, match=f"tensors {name}, which are not there"):
+        with pytest.raises(RequestError, match=f"tensors {name}, but they are missing"):
             check_request(whole, {other: tensor for other, tensor in tensors.items() if other != name})
 
 
@@ -141,13 +141,13 @@ def test_a_model_that_the_ranks_dropped_is_loaded_again(name: str, polish: None,
 
 def test_no_rank_starts_with_an_operation_that_it_has_no_handler_for(polish: None) -> None:
     operations = Operations(RankState(CPU), Timeline(CPU), lambda *_: None)
-    with pytest.raises(RuntimeError, match="lacks: polish"):
+    with pytest.raises(RuntimeError, match="operations.py: polish"):
         operations.by_name()
 
 
 def test_no_rank_starts_with_a_handler_of_no_operation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(OPERATIONS, VAE.name)
-    with pytest.raises(RuntimeError, match="lacks: vae"):
+    with pytest.raises(RuntimeError, match="operations.py: vae"):
         Operations(RankState(CPU), Timeline(CPU), lambda *_: None).by_name()
 
 

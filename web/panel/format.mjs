@@ -82,8 +82,8 @@ export function computeSpeedup({ alone, steps }) {
   return alone && known?.median ? alone / known.median : null
 }
 
-/** Formats a speedup: "1.8", "12". */
-export const formatSpeedup = (factor) => (factor < 9.95 ? factor.toFixed(1) : String(Math.round(factor)))
+/** Formats a speedup: "0.04", "1.8", "12". */
+export const formatSpeedup = (factor) => factor.toFixed(factor < 0.095 ? 2 : factor < 9.95 ? 1 : 0)
 
 /** Estimates how many seconds a run still takes; null if unknown. */
 export function estimateSecondsLeft(run) {

@@ -127,7 +127,7 @@ function countSteps({ at, made, total }) {
   return !total || done === total ? t('panel.steps', { made: done }) : t('panel.stepsOf', { made: done, total })
 }
 
-/** Formats "×1.8 of one device", and how that is known; '' if it is not. */
+/** Formats "×1.8 as fast as one device", and how that is known; '' if it is not. */
 function describeSpeedup(run) {
   const factor = computeSpeedup(run)
   if (!factor) return ''

@@ -42,11 +42,11 @@ class ClassConditionalDiT(comfy.model_base.BaseModel):
             )
         one_hot = context[:, 0].float()
         if not one_hot.isfinite().all():
-            raise RequestRefused("The conditioning holds NaN or infinite values; the node that made it went wrong.")
+            raise RequestRefused("The conditioning has NaN or infinite values, so the node that made it went wrong.")
         zeroed = (one_hot == 0).all(1)
         if not (zeroed | ((one_hot == 1).sum(1) == 1) & ((one_hot != 0).sum(1) == 1)).all():
             raise RequestRefused(
-                "DiT class labels can't be averaged or blended.", "Use one DiT Class Label a conditioning."
+                "DiT class labels can't be averaged or blended.", "Use one DiT Class Label for each conditioning."
             )
         labels = one_hot.argmax(1).masked_fill(zeroed, self.classes)
         return {"class_labels": comfy.conds.CONDRegular(labels)}
@@ -54,12 +54,12 @@ class ClassConditionalDiT(comfy.model_base.BaseModel):
     def apply_model(self, x: Any, t: Any, *args: Any, **given: Any) -> torch.Tensor:
         """Raises RequestRefused if nodes add something inside the model, because this model has no place for it."""
         if x.ndim != 4:  # ComfyUI packs the parts of a nested latent into one line
-            raise RequestRefused("The DiT takes no latent of several parts (a nested latent).", "Use one of one part.")
+            raise RequestRefused("The DiT takes no latent of several parts (a nested latent).", "Use a plain latent.")
         if x.shape[1] != self.diffusion_model.channels:
             raise RequestRefused(
                 f"The latents have the shape {tuple(x.shape)}, and the model takes (batch, "
                 f"{self.diffusion_model.channels}, height, width).",
-                "Use an empty latent of that kind.",
+                "Use an empty latent of that shape.",
             )
         options = given.get("transformer_options", {})
         asked = [f"the model patch {name!r}" for key in ("patches", "patches_replace") for name in options.get(key, {})]
@@ -78,11 +78,11 @@ class DiTConfig(comfy.supported_models_base.BASE):
         channels = config["in_channels"]
         if channels not in LATENT_FORMATS:
             raise ModelFileError(
-                f"A DiT on {channels}-channel latents is unknown; known are pixels (3) and SD-VAE (4)."
+                f"This DiT has {channels} channels. It must have 3 (pixels) or 4 (latents of SD's VAE)."
             )
         other = [f"{name}={config[name]}" for name, value in ONLY.items() if config.get(name, value) != value]
         if other:
-            raise ModelFileError(f"The DiT's config says {', '.join(other)}, which is not known here.")
+            raise ModelFileError(f"The DiT's config has {', '.join(other)}, which this pack does not support.")
         self.latent_format = LATENT_FORMATS[channels]
         self.kind, self.sampling_settings = noise_schedule(scheduler)
         super().__init__({"config": {**DEFAULTS, **config}})
@@ -105,8 +105,8 @@ def noise_schedule(scheduler: Mapping[str, Any]) -> tuple[ModelType, dict[str, A
     betas = scheduler.get("beta_schedule", "linear")
     if prediction not in PREDICTIONS or betas not in BETAS:
         raise ModelFileError(
-            f"The scheduler config asks for {prediction} prediction with {betas} betas; "
-            f"supported are {', '.join(PREDICTIONS)} with {', '.join(BETAS)}, and flow matching."
+            f"The scheduler config asks for {prediction} prediction with {betas} betas. "
+            f"Supported are {', '.join(PREDICTIONS)} with {', '.join(BETAS)}, and flow matching."
         )
     return PREDICTIONS[prediction], {
         "beta_schedule": BETAS[betas],

@@ -193,15 +193,15 @@ def map_model(
     """
     config, weights, beside = detect(source.file, source.config)
     if config is None:
-        raise ModelFileError(f"ComfyUI does not know what model {source.file} holds.", "Download it again.")
+        raise ModelFileError(f"ComfyUI does not recognise the model in {source.file}.", "Download it again.")
     check()
     model = build(config, weights, beside, dtype_of(source.dtype), dtype_of(source.cast), None, source.fast_fp8)
     pages = {weight.data_ptr() for weight in weights.values()}
     missing, dtypes = load_weights(model, weights)
     if missing:
         raise ModelFileError(
-            f"{len(missing)} weights of {source.model_class} are not in {source.file}, the first is {missing[0]}; "
-            "the file is incomplete or of another model."
+            f"{source.file} lacks {len(missing)} weights of {source.model_class}. The first is {missing[0]}. "
+            "The file is incomplete or of another model."
         )
     check()
     return model, {name for name, held in model.named_parameters() if held.data_ptr() in pages}, dtypes
@@ -242,7 +242,7 @@ def load_weights(model: comfy.model_base.BaseModel, weights: Weights) -> tuple[l
         elif empty is not None and type(parameter.data) is torch.Tensor and parameter.dtype != empty.dtype:
             dtypes[name] = empty.dtype
     if unpacked:
-        logging.info("%d weights are dequantised as they are loaded, the first is %s", len(unpacked), unpacked[0])
+        logging.info("%d weights are dequantised when they are loaded. The first is %s", len(unpacked), unpacked[0])
     return missing, dtypes
 
 

@@ -45,7 +45,7 @@ class HostSource:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> HostSource:
-        """Raises TypeError and AttributeError for what none can be."""
+        """Raises TypeError or AttributeError for wrong types."""
         lists = {name: tuple(fields.get(name, ())) for name in ("arguments", "packs")}
         return cls(**{**fields, **lists, "config": {**fields.get("config", {})}})
 

@@ -71,7 +71,7 @@ class RunRecord:
     seconds: float | None = None
     reason: str = ""
     is_stock: bool = False
-    ended: Explanation | None = None  # why the group it began with has ended; the run makes no more requests
+    ended: Explanation | None = None  # why its group has ended; then the run makes no more requests
 
     def to_json(self) -> dict[str, Any]:
         told = {name: value for name, value in vars(self).items() if name not in ("of_plan", "size", "ended")}
@@ -142,7 +142,7 @@ class Runs:
             self.changed.set()
 
     def explained(self, reason: str, is_stock: bool) -> None:
-        """Notes why the current run is less parallel than asked from now on, see `RunRecord`."""
+        """Notes why the current run is less parallel than the plan from now on, see `RunRecord`."""
         run = self.current
         if run:
             run.reason, run.is_stock = reason, is_stock

@@ -20,7 +20,7 @@ from ..launch.process import WorkerProcess, is_alive
 from ..launch.torchrun import EXPECTED, rank_environment, ranks_a_machine, torchrun_command
 from ..settings import Settings
 from ..wire.endpoint import Endpoint
-from ..wire.operations import OPERATIONS
+from ..wire.operations import OPERATIONS, operation_of
 from ..wire.protocol import FAILED, MEMORY, Header, ProtocolError, decode, encode, receive_frame, send_pieces
 from ..wire.tensors import Tensors
 from .control_client import ControlClient
@@ -223,7 +223,8 @@ class Session:
     def _ended(self, error: Exception) -> WorkerGroupError:
         unread = isinstance(error, ProtocolError)
         why = self.end(error.explanation.because("Its answer could not be read: ") if unread else None)
-        return WorkerGroupError(*why.because(f"The worker group ended during '{self.operation}'.\n"))
+        doing = operation_of({"op": self.operation}).doing
+        return WorkerGroupError(*why.because(f"The worker group ended while it was {doing}.\n"))
 
     def _next_reply(self, check: Check, kind: Hashable | None) -> tuple[Header, Tensors]:
         """Returns the next event or reply of the last request."""

@@ -59,10 +59,10 @@ class HostModel:
     dtypes: Mapping[str, torch.dtype]
     uncast: dict[str, torch.dtype]
     rewritten: set[str] = field(default_factory=set)  # weights changed here, not by the patcher
-    on_use: list[torch.Tensor] = field(default_factory=list)  # tensors that change weights as they are dequantised
+    on_use: list[torch.Tensor] = field(default_factory=list)  # tensors that change weights while they are dequantised
     leftovers: Leftovers = field(default_factory=Leftovers)
     is_patched: bool = False  # whether the weights differ from the file's
-    working_bytes: int = 0  # room on the device beside the weights, by ComfyUI's estimate
+    working_bytes: int = 0  # bytes that a forward needs on the device beside the weights, by ComfyUI's estimate
 
     @classmethod
     def load(cls, source: HostSource, mesh: Mesh, check: Check = go_on) -> HostModel:
@@ -105,7 +105,7 @@ class HostModel:
             return row.block.get_parameter
 
         self.fetched.rearrange(places, store, values)
-        for name in self.fetched_names():  # they have their values, and are no longer the patcher's
+        for name in self.fetched_names():  # their values are written; the patcher must not write them again
             self.uncast.pop(name.removeprefix(PREFIX), None)
             if self.patcher.patches.pop(name, None):
                 self.patcher.backup.pop(name, None)
@@ -150,7 +150,7 @@ class HostModel:
         self.decoder.loaded.free_device()
 
     def start_run(self, run: str) -> None:
-        """Forgets another run, and takes back what its functions left on the model."""
+        """Forgets the last run if this is another, and removes what its functions left on the model."""
         if run != self.decoder.run:
             self.leftovers.end()
         self.decoder.start_run(run)
@@ -166,13 +166,13 @@ class HostModel:
         self.leftovers.begin(self.module.model)
         try:
             self.decoder.apply(options[GRAPH])
-        except Exception as error:  # a node pack's module may raise anything as it is imported
+        except Exception as error:  # importing a node pack's module may raise anything
             raise RequestError(f"The ranks cannot load a node's code: {type(error).__name__}: {error}") from error
         if self.decoder.networks:
             self.place(self.working_bytes)
 
     def changed_state(self) -> tuple[State, Tensors]:
-        """Returns what functions changed of their objects, see `Decoder.state`."""
+        """Returns what the nodes' functions changed in their objects, see `Decoder.state`."""
         return self.decoder.state()
 
     def replan(self, mesh: Mesh) -> None:
@@ -233,7 +233,7 @@ class HostModel:
         offload_patched(self.patcher, {name: held for name, held in self.in_file.items() if self.is_as_stored(name)})
         self.place(self.working_bytes, whole)
         self.is_patched = bool(patches)
-        logging.info("the weights have changes of %d of them", len({patch.name for patch in patches}))
+        logging.info("%d weights have changes", len({patch.name for patch in patches}))
 
     def patch_directly(self) -> None:
         """Changes, one after the other, the weights that ComfyUI's patcher cannot change and restore within memory.
@@ -263,7 +263,7 @@ class HostModel:
             restore_weight(self.patcher, name, value if self.is_as_stored(name) else value.to(self.mesh.device))
 
     def is_as_stored(self, name: str) -> bool:
-        """Whether a weight is computed with in the file's dtype."""
+        """Whether the model computes with this weight in the file's dtype."""
         return name.removeprefix(PREFIX) not in self.dtypes
 
     def refuses_alike(self, sizes: Sequence[int]) -> bool:
@@ -298,7 +298,7 @@ class HostModel:
         elsewhere. Raises RequestError if the model has no such method."""
         model: Any = self.module.model
         if method not in METHODS or not hasattr(model, method):
-            raise RequestError(f"{type(model).__name__} has no {method!r} for the ranks to run.")
+            raise RequestError(f"{type(model).__name__} has no method {method!r} for the ranks to run.")
         if dist.get_rank():
             return None
         moved_calls = [moved(tuple(call), self.mesh.device) for call in calls]
@@ -311,7 +311,7 @@ class HostModel:
 
     @contextmanager
     def apply_context(self, context: CallContext) -> Iterator[None]:
-        """While entered, the model is changed and compiles as the context says."""
+        """While entered, the model has the changes of the context, and compiles as it says."""
         if self.decoder.objects:
             self.leftovers.begin(self.module.model)
         with apply_changes(self.module.model, context.changes):
@@ -338,5 +338,5 @@ class HostModel:
 
 
 def aliases(model: Any, names: Collection[str]) -> dict[str, torch.Tensor]:
-    """Returns these parameters, by name, as tensors of their own: what replaces a parameter's data leaves them."""
+    """Returns new tensors, by name, with the data of these parameters. They keep it if a parameter gets other data."""
     return {name: alias(held) for name, held in model.named_parameters() if name in names}

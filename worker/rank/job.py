@@ -65,18 +65,18 @@ class Job:
         """control: the groups that only hold the ranks together. groups: for all other communication."""
         self.header = header
         self.operation = operation_of(header)
-        self.latents = read_latents_shape(self.operation, tensors)  # only their shape: the job gives the latents away
-        self.step: tuple[int, int] | None = None  # in a sampler call: which step, of how many
+        self.latents = read_latents_shape(self.operation, tensors)  # the job frees them early
+        self.step: tuple[int, int] | None = None  # of a sampler call: the step, and the number of steps
         self.state = state
         self.control = control
-        self.ranks = control.world  # how many ranks run it: the first ones
+        self.ranks = control.world  # the number of ranks that run it; these are the first ones
         self.groups = groups
         self.heartbeat = heartbeat
         self.id = header["id"] if type(header.get("id")) is int else 0
 
     @property
     def control_group(self) -> dist.ProcessGroup:
-        """The group of the ranks that run it, of which this is one."""
+        """The control group of the ranks that run the job. This rank is one of them."""
         return self.control[self.ranks]
 
     def leave_to_plan(self) -> bool:
@@ -152,12 +152,12 @@ class Job:
         self._cut()
         logging.error("out of memory", exc_info=error)
         for reason in reasons(error):
-            traceback.clear_frames(reason.__traceback__)  # they hold what the job had allocated
+            traceback.clear_frames(reason.__traceback__)  # its frames hold what the job allocated
         gc.collect()
         return Outcome(MEMORY, self._report(lack, full))
 
     def _judge_failure(self, error: Exception) -> Outcome:
-        """Does the same as `_judge` for errors other than a lack of memory."""
+        """Judges errors other than a lack of memory, like `_judge`."""
         if not self.heartbeat.is_broken(self.id):
             if not isinstance(error, ModelFailed):
                 raise error
@@ -167,7 +167,7 @@ class Job:
             self.heartbeat.break_off(self.id)  # others may wait for this rank in a collective
             self._cut()
             return Outcome(FAILED, said)
-        self._cut()  # the rank that broke off is missing here; others may wait for this one
+        self._cut()  # another rank broke off, so its part is missing; others may wait for this rank
         return Outcome(BROKEN)
 
     def _report(self, lack: BaseException, full: DeviceMemory) -> Explanation:
@@ -181,7 +181,7 @@ class Job:
                 rank, self.operation, asked(lack), full, empty, **model, devices=devices
             ).explanation
         except Exception:
-            logging.exception("the lack of memory cannot be told in full")
+            logging.exception("the report of the lack of memory is incomplete")
             return Explanation(f"Rank {rank} ran out of memory while it was {self.operation.doing}.")
 
     def _cut(self) -> None:

@@ -67,7 +67,7 @@ class Operations:
         handlers = self.handlers()
         unmatched = sorted(handlers.keys() ^ ops.OPERATIONS.keys())
         if unmatched:
-            raise RuntimeError(f"Either a handler or an operation in wire/operations.py lacks: {', '.join(unmatched)}.")
+            raise RuntimeError(f"These lack a handler, or a row in wire/operations.py: {', '.join(unmatched)}.")
         return handlers
 
     def handlers(self) -> dict[str, Handler]:
@@ -165,8 +165,8 @@ class Operations:
         return {**found, **state}
 
     def prepare_options(self, job: Job, model: HostModel, kwargs: Mapping[str, Any]) -> None:
-        """Raises Ended on all ranks if one cannot compile what a node asks for in a call's arguments, or has not the
-        code that a node runs inside of the model."""
+        """Raises Ended on all ranks if one cannot compile what a node asks for in a call's arguments, or lacks the code
+        that a node runs inside of the model."""
         if parse_field(model.asks_for_code, kwargs, "options"):
             job.together(lambda: model.take_objects(kwargs))
         asked = parse_field(model.new_compile_settings, kwargs, "options")
@@ -237,14 +237,14 @@ class Operations:
         self.unpark(job, vae.parallel.parking)
         try:
             return run_rank_vae(vae, job.header["direction"], job, tensors)
-        except (RequestError, Cancelled):  # raised alike on all ranks
+        except (RequestError, Cancelled):  # all ranks raise it
             raise
         except Exception as error:
             raise ModelFailed(error) from error
 
     def park(self, job: Job, _tensors: Tensors) -> None:
         """Moves the weights of model and VAE to host memory until their next use. Raises RequestError."""
-        if vae := self.state.vae:  # all ranks have it; some may have no part of the model, so it goes first
+        if vae := self.state.vae:  # first, because all ranks have a VAE; some may have no part of the model
             self.park_weights(job, vae[1].parallel.parking, ())
         if job.leave_to_plan() and (model := self.state.model):
             model.forget()
@@ -285,7 +285,7 @@ class Operations:
                 if not is_out_of_memory(error):
                     raise
                 raise RequestError(
-                    f"Rank {dist.get_rank()} has no room for the weights that wait in RAM: {error}"
+                    f"Rank {dist.get_rank()} has no room on its device for the weights that are parked in RAM: {error}"
                 ) from error
 
         try:
@@ -307,10 +307,10 @@ class Operations:
         return None if trace is None else {"trace": trace}
 
     def measure(self, job: Job, _tensors: Tensors) -> Tensors | None:
-        """Measures the speed of all ranks and their links. Returns it as JSON bytes. Raises RequestError for one
+        """Measures the speed of all ranks and their links. Returns it as JSON bytes. Raises RequestError on a single
         rank."""
         if dist.get_world_size() == 1:
-            raise RequestError("There are no links between ranks where there is one.", "Use a plan of several ranks.")
+            raise RequestError("One rank has no links to measure.", "Use a plan of several ranks.")
         figures = measure_ranks(job.groups.whole(), self.state.device, DTYPES[job.header["dtype"]], job.control_group)
         release_memory(self.state.device)
         encoded = torch.frombuffer(bytearray(json.dumps(figures).encode()), dtype=torch.uint8)
@@ -326,7 +326,7 @@ class Operations:
 
 
 def pack_state(model: HostModel) -> Tensors:
-    """Returns what functions of nodes changed, as a result; nothing if they changed nothing."""
+    """Returns the state that nodes' functions changed, as a result; empty if they changed nothing."""
     state, tensors = model.changed_state()
     if not state:
         return {}

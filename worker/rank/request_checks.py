@@ -32,14 +32,14 @@ def check_request(header: Header, tensors: Tensors) -> None:
     """Raises RequestError for an unknown operation, and for a missing field or one of the wrong type."""
     name = header.get("op")
     if not isinstance(name, str):
-        raise RequestError(f"A request names its operation, and this one has {name!r}.", "Restart ComfyUI.")
+        raise RequestError(f"A request names its operation. This one names {name!r}.", "Restart ComfyUI.")
     if name not in OPERATIONS:
         raise RequestError(f"The worker group knows no operation {name!r}.", "Restart ComfyUI.")
     operation = operation_of(header)
     check_fields(header, operation.fields, repr(name))
     missing = [tensor for tensor in operation.tensors if tensor not in tensors]
     if missing:
-        raise RequestError(f"{name!r} comes with the tensors {', '.join(missing)}, which are not there.")
+        raise RequestError(f"{name!r} needs the tensors {', '.join(missing)}, but they are missing.")
     check_parts({field: header[field] for field in operation.fields}, tensors, repr(name))
 
 
@@ -58,13 +58,13 @@ def check_parts(given: Header, tensors: Tensors, whose: str) -> None:
     if given.get("dtype", "bf16") not in DTYPES:
         raise RequestError(f"Devices are measured in {', '.join(DTYPES)}; {given['dtype']!r:.40} is none of them.")
     if not all(isinstance(key, str) for key in given.get("conditions", {}).values()):
-        raise RequestError(f"The conditions of {whose} are named by keys, which are text.")
+        raise RequestError(f"The keys of conditions in {whose} must be text.")
     if "passes" in given and [branch for each in given["passes"] for branch in each["branches"]] not in BRANCHES:
-        raise RequestError(f"The passes of {whose} are of cond, or of cond and uncond, each once.")
+        raise RequestError(f"The passes of {whose} must have cond, or cond and uncond, each once.")
     if "calls" in given and not given["calls"]:
-        raise RequestError(f"{whose} is of a call at least, and has none.")
+        raise RequestError(f"{whose} needs at least one call.")
     if not all(isinstance(key, str) for key in given.get("drop", [])):
-        raise RequestError(f"What {whose} drops is named by keys, which are text.")
+        raise RequestError(f"The keys of what {whose} drops must be text.")
 
 
 def check_fields(values: Mapping[str, Any], types: Mapping[str, type | tuple[type, ...]], whose: str) -> None:
@@ -82,7 +82,7 @@ def parse_field(parse: Callable[[Any], Parsed], values: Any, what: str) -> Parse
     except RequestError:
         raise
     except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise RequestError(f"{values!r:.100} describes no {what} ({error}).", "Restart ComfyUI.") from error
+        raise RequestError(f"{values!r:.100} is not a valid {what} ({error}).", "Restart ComfyUI.") from error
 
 
 def check_call(call: SamplerCall, tensors: Tensors) -> None:
@@ -91,15 +91,15 @@ def check_call(call: SamplerCall, tensors: Tensors) -> None:
     check_fields(vars(call), types, "a sampler call")
     if not 1 <= call.steps <= MAX_STEPS * min(call.denoise, 1):  # the whole schedule is built, and its end is run
         raise RequestError(
-            f"A schedule has 1 to {MAX_STEPS} steps; {call.steps} with denoise={call.denoise} does not work."
+            f"A schedule has 1 to {MAX_STEPS} steps. {call.steps} steps with denoise={call.denoise} do not work."
         )
     if not 0 <= call.seed < 1 << 64:
         raise RequestError(f"A seed is a whole number from 0 to 2^64 - 1; {call.seed:.100g} does not work.")
     for name in SAMPLER_TENSORS:
         if name in tensors and not tensors[name].is_floating_point():
-            raise RequestError(f"The {name} of a sampler call is of floats, and not {tensors[name].dtype}.")
+            raise RequestError(f"The {name} of a sampler call must have a float dtype, not {tensors[name].dtype}.")
     if "mask" in tensors and "original" not in tensors:
-        raise RequestError("A noise mask comes with the latents that it keeps, which are not there.")
+        raise RequestError("A noise mask needs the latents that it keeps, but they are missing.")
 
 
 DEFAULT_CALL = SamplerCall()

@@ -139,7 +139,7 @@ WRONG = {
     "empty": (lambda path: path.write_bytes(b""), "is not a whole GGUF file"),
     "text encoder": (
         lambda path: write(path, gguf.GGMLQuantizationType.Q8_0, "t5encoder", "enc.blk.0.attn_q.weight"),
-        "of the architecture 't5encoder' that ComfyUI does not know as a diffusion model",
+        r"is not a diffusion model that ComfyUI knows \(architecture 't5encoder'\)",
     ),
     "unknown format": (
         lambda path: write(path, gguf.GGMLQuantizationType.Q8_K, "flux", "img_in.weight"),

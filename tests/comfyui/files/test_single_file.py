@@ -84,7 +84,7 @@ def test_a_file_draws_what_the_stock_loader_draws(
 def test_a_refused_file_leaves_the_ranks_in_place(host: ComfyHost, models: Path) -> None:
     save(refused("Ovis"), models / "models" / "diffusion_models" / "Ovis.safetensors")
     message = refusal(host, Job("Ovis.safetensors", **TEXT).prompt(), Job("tiny-dit"))
-    assert "ComfyUI takes Ovis.safetensors for its Flux, and the weights do not fit it: size mismatch" in message
+    assert "ComfyUI detects Ovis.safetensors as its Flux, but the weights do not fit: size mismatch" in message
 
 
 def test_one_rank_gives_the_stock_bits_after_ranks_that_attend_otherwise_were_emptied(

@@ -181,8 +181,8 @@ def test_a_cache_is_refused_where_blocks_or_tokens_are_apart(plan: dict[str, int
     [
         ("comfy.ldm.wan.model.VaceWanModel", "cannot be skipped together: those of VACE run between the others"),
         ("comfy.ldm.wan.model.WanModel_S2V", "cannot be skipped together: it adds sound between them"),
-        ("comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel", "Which blocks Module has is not known here"),
-        ("of.nobody", "Which blocks Module has is not known here"),
+        ("comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel", "The blocks of Module are not known here"),
+        ("of.nobody", "The blocks of Module are not known here"),
     ],
 )
 def test_a_class_whose_blocks_cannot_be_skipped_is_refused_by_name(model_class: str, why: str) -> None:

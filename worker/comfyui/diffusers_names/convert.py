@@ -55,7 +55,7 @@ def convert_names(model_class: str, config: Config, tensors: Mapping[str, torch.
     known = {name for source in sources.values() for name in source.names}
     if unknown := [name for name in given if name not in known]:
         raise ModelFileError(
-            f"{len(unknown)} weights of this {model_class} have no name in ComfyUI, the first is {unknown[0]}.",
+            f"{len(unknown)} weights of this {model_class} have no name in ComfyUI. The first is {unknown[0]}.",
             OTHER_FILE,
         )
     converted = {}
@@ -63,7 +63,7 @@ def convert_names(model_class: str, config: Config, tensors: Mapping[str, torch.
         if missing := [name for name in source.names if name not in tensors]:
             if source.optional and len(missing) == len(source.names):
                 continue
-            raise ModelFileError(f"The weight {missing[0]} of this {model_class} is not there.", ADVICE)
+            raise ModelFileError(f"This {model_class} lacks the weight {missing[0]}.", ADVICE)
         joined = join([tensors[name] for name in source.names], source.swapped)
         converted[own] = joined.view(1, -1, 1, 1) if matches(own, table.per_channel) else joined
     like = next(iter(tensors.values()), torch.empty(0))
@@ -146,7 +146,7 @@ def row_sources(table: Names, config: Config, given: Iterable[str]) -> dict[str,
         optional = all(matches(name, table.optional) for name in names)
         found = set().union(*(ends.get(name, set()) for name in names))
         if not found and not optional:
-            raise ModelFileError(f"Nothing of {names[0]} is there.", ADVICE)
+            raise ModelFileError(f"The folder has no weights for {names[0]}.", ADVICE)
         for number in block_numbers(names[0], table.blocks, config):
             for end in sorted(found):
                 of_block = tuple(f"{name}{end}".replace("*", number) for name in names)

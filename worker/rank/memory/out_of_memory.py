@@ -62,8 +62,8 @@ class OutOfMemoryReport:
     def explanation(self) -> Explanation:
         wanted = f"asked for {size(self.asked)} more" if self.asked else "asked for more"
         lines = [
-            f"Rank {self.rank} ran out of memory while it was {self.operation.doing}: it {wanted}, where it used "
-            f"{size(self.full.used)} of {size(self.full.total)} and had {size(self.full.free)} left."
+            f"Rank {self.rank} ran out of memory while it was {self.operation.doing}. It {wanted}. It used "
+            f"{size(self.full.used)} of {size(self.full.total)}, and {size(self.full.free)} was free."
         ]
         if self.weights:
             lines.append(f"The model's weights take about {size(self.weights)} on that rank.")
@@ -79,19 +79,17 @@ def advise(short: OutOfMemoryReport) -> list[str]:
     if plan and short.plan:
         name, ranks = f"{plan} with patches=1" if plan.pipefusion > 1 else str(plan), plan.world_size
         if ranks == short.plan.world_size:
-            found.append(f"The plan {name} should fit, by an estimate.")
+            found.append(f"By an estimate, the plan {name} should fit.")
         else:
-            found.append(
-                f"The plan {name} on {ranks} ranks, each with a device of its own, should fit, by an estimate."
-            )
+            found.append(f"By an estimate, the plan {name} should fit on {ranks} ranks, each with a device of its own.")
     fewer = int(short.tokens * MARGIN * short.empty.free / short.needed) if short.needed else 0
     if 0 < fewer < short.tokens:
-        found.append(f"Under this plan no more than about {fewer:,} tokens fit: lower the size or the batch.")
+        found.append(f"With this plan, at most about {fewer:,} tokens fit. Lower the size or the batch.")
     others = short.empty.total - short.empty.used - short.empty.free
     if others > NOTABLE * short.empty.total:
         found.append(
-            f"{size(others)} of this memory is in use by other processes: free ComfyUI's own models (Free, or POST "
-            "/free) if they are among it."
+            f"Other processes use {size(others)} of this memory. If ComfyUI's own models are among them, free these "
+            "(Free, or POST /free)."
         )
     return found or ["Use a smaller model, weights in a smaller dtype, or a machine with more memory."]
 

@@ -95,12 +95,12 @@ FILES: dict[str, Callable[[str], Weights]] = {
 
 
 REFUSED = {
-    "GenmoMochi": ("for its AsymmDiTJoint", "weights do not fit it: size mismatch", ". And 1 more.\n\nDownload"),
-    "Ovis": ("for its Flux", "weights do not fit it"),
+    "GenmoMochi": ("as its AsymmDiTJoint", "weights do not fit: size mismatch", ". And 1 more.\n\nDownload"),
+    "Ovis": ("as its Flux", "weights do not fit"),
     "ControlNet": ("a ControlNet",),
-    "half a Flux": ("does not know as a diffusion model",),
-    "an SD3 without a head": ("weights of ComfyUI's OpenAISignatureMMDITWrapper are not in", "incomplete"),
-    "something": ("does not know as a diffusion model", "text encoders and VAEs"),
+    "half a Flux": ("is not a diffusion model that ComfyUI knows",),
+    "an SD3 without a head": ("weights of ComfyUI's OpenAISignatureMMDITWrapper. The first", "incomplete"),
+    "something": ("is not a diffusion model that ComfyUI knows", "text encoders and VAEs"),
 }
 
 
