@@ -23,6 +23,8 @@ from ...worker.inside.changes import ATTRIBUTES, COMFYUIS, FUNCTIONS, METHODS, P
 INSTALLED = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
 COMFYUI = Path(comfy.model_base.__file__).resolve().parents[1]
 HOOKS, WEIGHTS = "hooks", "weights"
+# Methods that only new objects run. torch.compile replaces those of all modules.
+OF_NEW_OBJECTS = ("__init__", "__setstate__")
 OWN_FOLDERS = ("comfy", "comfy_api", "comfy_extras")  # of ComfyUI's own code
 
 
@@ -127,6 +129,10 @@ def matters(watched: Watched, name: str) -> bool:
             return False
         is_more = callable(value) or isinstance(value, torch.Tensor)
         return is_more or was_there and not equal(value, watched.before[name])
+    if watched.kind == METHODS and name in OF_NEW_OBJECTS:
+        return False
+    if watched.kind == FUNCTIONS and not was_there:  # ComfyUI's code reads no name that it has not
+        return False
     if watched.kind in (METHODS, FUNCTIONS):
         return is_code(value) or is_code(watched.before.get(name))
     return True

@@ -167,6 +167,10 @@ class DeferredParameter(torch.nn.Parameter):
 
         name, first = getattr(func, "__name__", ""), args[0] if args else None
         in_place = name.endswith("_") and not name.startswith("_") and name not in HARMLESS
+        if func == DATA.__set__ and isinstance(first, cls) and first.weight:
+            value, present = with_numbers(args[1], None), first.weight.read()
+            if value.dtype == present.dtype and value.cpu().equal(present):  # a move to another device
+                return None
         if in_place or name in WRITES or func == DATA.__set__:
             if isinstance(first, cls) and first.weight:
                 return func(first.weight.change(), *with_numbers(args[1:], device), **with_numbers(kwargs, device))

@@ -157,6 +157,11 @@ class Decoder:
         path, name = value
         return getattr(self.model.get_submodule(path), name)
 
+    def decode_class_method(self, value: list[str]) -> Any:
+        path, name = value
+        part = self.model.get_submodule(path)
+        return types.MethodType(getattr(type(part), name), part)
+
     decoders: Mapping[str, Callable[[Any, Any], Any]] = {
         tags.REF: lambda self, value: self.objects[value],
         tags.TUPLE: lambda self, value: tuple(self.decode(value)),
@@ -164,6 +169,7 @@ class Decoder:
         tags.NAMED_TUPLE: lambda self, value: self.decode(value[0])._make(self.decode(value[1])),
         tags.PART: lambda self, value: functools.reduce(getattr, filter(None, value.split(".")), self.model),
         tags.PART_METHOD: decode_part_method,
+        tags.CLASS_METHOD: decode_class_method,
         tags.CLASS: decode_class,
         tags.NAMED: lambda _self, value: find_installed(value),
         tags.MODULE: lambda self, value: find_installed(value) if isinstance(value, str) else self.files.load(value),

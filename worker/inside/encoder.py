@@ -170,6 +170,9 @@ class Encoder:
         return [self.encode(each) for each in values]
 
     def encode_method(self, value: types.MethodType) -> Encoded:
+        path, name = self.parts.get(id(value.__self__)), value.__func__.__name__
+        if path is not None and getattr(type(value.__self__), name, None) is value.__func__:
+            return {tags.CLASS_METHOD: [path, name]}
         return {tags.METHOD: [self.encode(value.__func__), self.encode(value.__self__)]}
 
     def encode_partial(self, value: functools.partial) -> Encoded:

@@ -9,6 +9,7 @@ LOADED, LAZY = "loaded", "lazy"  # a network from a file; an object that loads i
 # Kinds of encoded values. REF names an object.
 REF, TUPLE, PART, CLASS, NAMED, MODULE = "ref", "tuple", "part", "class", "named", "module"
 METHOD, PARTIAL, NAMED_TUPLE, FROZEN_SET = "method", "partial", "named tuple", "frozen set"
-DTYPE, DEVICE, SIZE, SLICE, MEMBER, PART_METHOD = "dtype", "device", "size", "slice", "member", "part method"
+DTYPE, DEVICE, SIZE, SLICE, MEMBER = "dtype", "device", "size", "slice", "member"
+PART_METHOD, CLASS_METHOD = "part method", "class method"  # of a part: as it is now; as its class has it
 WHOLE = "whole"  # the key of the only slot of a list, a set, a cell and a tensor
 NEW, SLOTS, GONE, KEEPS = "new", "slots", "gone", "keeps"  # fields of a change
