@@ -124,6 +124,8 @@ class RemoteModule(PlannedModule):
             return self.run_here(reasons, args, kwargs)
         latents, timestep = (values.pop(name) for name in list(self.signature.parameters)[:2])
         like = latents[0] if isinstance(latents, (list, tuple)) else latents
+        if not len(like):
+            raise Refused("The latent has no images: its batch is empty.", "Give the sampler a batch of at least one.")
         for name, value in values.items():
             if isinstance(value, torch.Tensor) and value.is_meta:
                 raise Refused(

@@ -73,6 +73,19 @@ class LoadConditioning:
         return ([[text, {name: value for name, value in options.items() if value is not None}]],)
 
 
+class NoConditioning:
+    RETURN_TYPES = ("CONDITIONING",)
+    FUNCTION = "make"
+    CATEGORY = "test"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {}}
+
+    def make(self):
+        return ([],)
+
+
 class EmptyLatent:
     RETURN_TYPES = ("LATENT",)
     FUNCTION = "make"
@@ -181,6 +194,7 @@ folder_paths.folder_names_and_paths["unet_gguf"] = ([os.path.join(folder_paths.m
 
 NODE_CLASS_MAPPINGS = {
     "Test_LoadConditioning": LoadConditioning,
+    "Test_NoConditioning": NoConditioning,
     "Test_EmptyLatent": EmptyLatent,
     "Test_FirstFrameMask": FirstFrameMask,
     "Test_ForeignModel": ForeignModel,
