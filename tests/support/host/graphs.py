@@ -31,6 +31,7 @@ import os
 from types import SimpleNamespace
 
 import comfy.ldm.flux.model
+import comfy.ldm.modules.attention
 import folder_paths
 import torch
 from comfy.nested_tensor import NestedTensor
@@ -182,6 +183,13 @@ class ChangeInside:
         def attention(function, *args, **kwargs):
             return 1.1 * function(*args, **kwargs)
 
+        kernel = getattr(comfy.ldm.modules.attention, how, None)
+
+        def chosen(_function, *args, **kwargs):
+            return kernel(*args, **kwargs)
+
+        if kernel:
+            attention = chosen
         if how == "for the length of a call":
             model.set_model_unet_function_wrapper(around)
         else:
