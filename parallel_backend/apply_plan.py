@@ -26,11 +26,16 @@ from .weights.sizes import WeightSizes
 
 @dataclass(frozen=True)
 class AppliedPlan:
-    """What hooks and forwards share. stage: this rank's blocks. link: to the neighbouring stages, if any."""
+    """What hooks and forwards share.
+
+    stage: this rank's blocks. link: to the neighbouring stages, if any. attention: of the blocks; None if they keep
+    the model's own.
+    """
 
     slot: ForwardSlot
     stage: Stage
     link: StageLink | None = None
+    attention: ParallelAttention | None = None
 
 
 def apply_plan(
@@ -56,7 +61,7 @@ def apply_plan(
     overlap_mlp(model, spec, sizes, mesh, slot, hooks)  # ulysses: the MLP is computed while attention's tokens travel
     attention = ParallelAttention(mesh, layout, kernel)
     share_attention(model, spec, sizes, attention, hooks)  # ulysses, ring, patches: attention sees all tokens
-    return AppliedPlan(slot, stage, link)
+    return AppliedPlan(slot, stage, link, attention)
 
 
 def can_share(spec: ModelSpec, plan: ParallelPlan) -> bool:

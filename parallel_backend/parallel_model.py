@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +21,7 @@ from .hooks import Hooks
 from .models.checks import check_module, patch_of
 from .models.spec import ALWAYS_WHOLE, spec_of
 from .plan import ParallelPlan
+from .seams.backends import Backend
 from .seams.compiled import CompiledBlocks
 from .seams.forward import Forward
 from .seams.stages import StageExit, StandIn
@@ -69,6 +70,7 @@ class ParallelModel:
         """Applies a mesh's plan to a model that has none. Raises PlanError and leaves the model unchanged then."""
         applied = apply_plan(self.model, self.spec, mesh, self.dtype, self.sizes, self.hooks)
         self.mesh, self.slot, self.stage, self.link = mesh, applied.slot, applied.stage, applied.link
+        self.attention = applied.attention
 
     def replan(self, mesh: Mesh) -> None:
         """Applies another plan with the same stages to the same weights. Runs no collectives.
@@ -89,6 +91,19 @@ class ParallelModel:
     def remove(self) -> None:
         """Removes the plan and restores the model as it was."""
         self.hooks.remove()
+
+    @contextmanager
+    def attending_by(self, kernel: Backend | None) -> Iterator[None]:
+        """While entered, shared attention is computed by this kernel in place of the plan's. None changes nothing."""
+        attention = self.attention
+        if attention is None or kernel is None:
+            yield
+            return
+        before, attention.backend = attention.backend, kernel
+        try:
+            yield
+        finally:
+            attention.backend = before
 
     def compiling(self, steps: int) -> AbstractContextManager[None]:
         """Runs the blocks inside the context compiled or not, as suits a sampling of this many steps.

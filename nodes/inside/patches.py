@@ -11,16 +11,16 @@ from typing import Any
 from ...parallel_backend.axes import BATCH_AXES, STAGE_AXES, TOKEN_AXES
 from ...parallel_backend.costs.auto import Work
 from ...parallel_backend.plan import ParallelPlan
-from ...worker.comfyui.patched_options import FACTS, FUNCTIONS, OTHER_OPTIONS, PATCHES, REPLACED
+from ...worker.comfyui.patched_options import FACTS, FUNCTIONS, KERNEL, OTHER_OPTIONS, OVERRIDE, PATCHES, REPLACED
 from ...worker.wire.tensors import UnsendableError
 from ...worker.wire.tree import PLAIN, pack
 from ..errors import Refused
+from .attention_kernels import find_kernel
 from .describe import Inside
 from .facts import Facts
 
 # Options that have done their work in ComfyUI's process by now, or are of no use elsewhere.
 KEPT_HERE = ("wrappers", "callbacks", "uuids", "prefetch_dynamic_vbars")
-OVERRIDE = "optimized_attention_override"
 # Options that ComfyUI's classes read and that may be more than data. Other options are for the nodes' own wrappers,
 # which run here.
 READ_BY_CLASSES = {
@@ -38,7 +38,6 @@ WITH_CUDA_GRAPHS = (
     "cudagraphs",
     "triton.cudagraphs",
 )  # values of `torch.compile`'s arguments
-FASTER = ("sage", "flash", "xformers", "sdpa", "flex")  # part of the name of an override that computes the same, faster
 Options = Mapping[str, Any]
 
 
@@ -78,7 +77,9 @@ def encode_options(options: Options, inside: Inside) -> tuple[dict[str, Any], li
         may_keep = inside.has_unknown and isinstance(value, (dict, list)) and name not in MADE_FOR_A_CALL
         if is_data(name, options) and not may_keep:
             found[name] = value
-        elif inside.has_unknown or name in READ_BY_CLASSES and not is_faster(name, options):
+        elif name == OVERRIDE and (kernel := find_kernel(value, inside.files)):
+            found[KERNEL] = kernel
+        elif inside.has_unknown or name in READ_BY_CLASSES:
             functions[OTHER_OPTIONS][name] = describe(value, name, name not in READ_BY_CLASSES)
     return {**found, FUNCTIONS: functions} if any(functions.values()) else found, list(dict.fromkeys(reasons))
 
@@ -134,18 +135,6 @@ def is_data(name: str, options: Options) -> bool:
         pack(options.get(name), name, {})
     except UnsendableError:
         return False
-    return True
-
-
-def is_faster(name: str, options: Options) -> bool:
-    """Whether it is an attention override with the same result, only faster. The ranks use kernels of their own."""
-    override = options.get(OVERRIDE) if name == OVERRIDE else None
-    words = (
-        f"{getattr(override, '__module__', '')}.{getattr(override, '__qualname__', type(override).__name__)}".lower()
-    )
-    if override is None or not any(word in words for word in FASTER):
-        return False
-    log_once(f"The ranks attend by the kernel of their plan, and not by {find_owner(override)}.")
     return True
 
 

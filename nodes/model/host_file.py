@@ -28,7 +28,7 @@ from ...worker.comfyui.model import (
     is_gguf,
     load_weights,
 )
-from ...worker.comfyui.source import HostSource
+from ...worker.comfyui.source import HostSource, mark_files, weight_files
 from ..costs.plans import ModelCosts
 from .model_files import DiffusersFolder, describe_folder, read_header
 
@@ -77,6 +77,7 @@ class HostFile:
     sizes: of its weights as loaded.
     fast_fp8: see HostSource.
     has_more: whether it is a checkpoint with more than the diffusion model.
+    mark: tells it from a file that overwrites it, see `mark_files`.
     folder: what a diffusers folder says beside its weights."""
 
     path: Path
@@ -86,6 +87,7 @@ class HostFile:
     sizes: WeightSizes
     fast_fp8: bool
     has_more: bool
+    mark: str
     folder: DiffusersFolder | None = None
 
     @property
@@ -120,6 +122,7 @@ class HostFile:
             fast_fp8=self.fast_fp8,
             config=self.folder.config if self.folder else {},
             packs=tuple(folder_paths.get_folder_paths("custom_nodes")),
+            mark=self.mark,
         )
 
 
@@ -152,6 +155,7 @@ def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile
     folder = describe_folder(path) if path.is_dir() else None
     if not folder and not is_gguf(path):
         refuse_others(path)
+    mark = mark_files(weight_files(folder.transformer if folder else path))
     try:
         if folder:
             config, weights, beside = detect(folder.transformer, folder.config, folder.scheduler)
@@ -191,7 +195,7 @@ def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile
         vars(model)["id2label"] = folder.class_names  # for DiT Class Label
     sizes = sizes_of_model(model.diffusion_model)
     file = folder.transformer if folder else path
-    return HostFile(file, model, chosen, cast, sizes, wanted.fast, bool(beside), folder)
+    return HostFile(file, model, chosen, cast, sizes, wanted.fast, bool(beside), mark, folder)
 
 
 def unknown_model_error(path: Path) -> ModelFileError:

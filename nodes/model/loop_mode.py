@@ -201,6 +201,8 @@ def list_unsupported(guider: Guider, model_options: dict[str, Any]) -> list[str]
     for kind, conds in guider.conds.items():
         if len(conds) > 1:
             asked.append(f"{len(conds)} {kind} conditionings at once")
+        if not conds and (kind == "positive" or not math.isclose(guider.cfg, 1.0)):
+            asked.append(f"an empty {kind} conditioning")
         asked += list_regional(conds)
     return list(dict.fromkeys(asked))
 

@@ -23,7 +23,7 @@ from ...parallel_backend.models import spec_of
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.sampling.caches import NONE as NO_CACHE
 from ...worker.comfyui.model import dtype_name
-from ...worker.comfyui.patched_options import CHANGES, COMPILED, FACTS, GRAPH, OPTIONS, RUN
+from ...worker.comfyui.patched_options import CHANGES, COMPILED, FACTS, GRAPH, KERNEL, OPTIONS, RUN
 from ...worker.comfyui.patches import pack_patches
 from ...worker.comfyui.source import METHODS, HostSource
 from ...worker.errors import OutOfMemory, RequestRefused
@@ -124,6 +124,8 @@ class RemoteModule(PlannedModule):
             return self.run_here(reasons, args, kwargs)
         latents, timestep = (values.pop(name) for name in list(self.signature.parameters)[:2])
         like = latents[0] if isinstance(latents, (list, tuple)) else latents
+        if not len(like):
+            raise Refused("The latent has no images: its batch is empty.", "Give the sampler a batch of at least one.")
         for name, value in values.items():
             if isinstance(value, torch.Tensor) and value.is_meta:
                 raise Refused(
@@ -267,6 +269,7 @@ class RemoteModule(PlannedModule):
                 work = Work.of([call.size for call in calls], [call.branches for call in calls])
                 self.decide_plan(self.count_work(work, calls[0].args, calls[0].kwargs), options)
                 self.load()
+                self.choose_kernel(options[0])
                 given[0] = (calls[0].args, self.add_objects(calls[0].kwargs))
                 found = self.group.call(given, check_interrupt, on_state=self.sampling.inside.absorb)
                 self.learn_steps()
@@ -278,6 +281,12 @@ class RemoteModule(PlannedModule):
                 raise
             self.take_over([f"what nodes run inside of it ({error.explanation.cause})"], self.patcher(), load=True)
             raise CallRecorded from error
+
+    def choose_kernel(self, options: Mapping[str, Any]) -> None:
+        """Has the ranks attend by the kernel that a node chose. If they cannot, says so. options: of a call."""
+        name = options.get(KERNEL)
+        if name and (why := self.group.choose_kernel(name, check_interrupt)):
+            self.sampling.say_once(why)
 
     def add_objects(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a call's arguments with those functions and objects that the ranks lack."""
@@ -299,6 +308,7 @@ class RemoteModule(PlannedModule):
         first = replace(first, kwargs=self.add_objects(first.kwargs))
         with self.group.turn(check_interrupt):
             self.load()
+            self.choose_kernel(first.kwargs[OPTIONS])
             absorb = self.sampling.inside.absorb
             found = self.group.sample(call, tensors, [first, *passes[1:]], check_interrupt, on_step, absorb)
         if call.cache == NO_CACHE:  # with a cache, some steps run only some of the blocks

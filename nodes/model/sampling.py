@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from typing import Any
 
@@ -19,7 +20,15 @@ class Sampling:
     def __init__(self, inside: Inside) -> None:
         self.name = uuid.uuid4().hex
         self.inside = inside
+        self.said: set[str] = set()
         self.residuals = 0  # the most bytes of ControlNets that went to the ranks with a step
+
+    def say_once(self, text: str) -> None:
+        """Shows a text on the node and in the log, once in this sampling."""
+        if text not in self.said:
+            self.said.add(text)
+            logging.warning("[ParallelDiT] %s", text)
+            show_on_node(text)
 
     def record_residuals(self, control: Any) -> bool:
         """Records how much of ControlNets goes to the ranks with a step. Returns whether it is more than before."""

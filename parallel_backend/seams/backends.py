@@ -81,6 +81,10 @@ class Backend:
         kernel = AttentionBackendName(self.kernel)
         return dispatch_attention_fn(*tensors_BShD, scale=scale, backend=kernel, attention_kwargs=options)
 
+    def is_there(self) -> bool:
+        """Whether this process has what it needs."""
+        return is_usable(self)
+
     def why_not(self, device: torch.device, dtype: torch.dtype, head_dim: int, ring: int) -> str | None:
         """Says why it cannot run this, for the person who asked for it; None if it can."""
         if self is NATIVE:
@@ -94,7 +98,7 @@ class Backend:
             return f"takes head dims that are multiples of 8 up to {self.head_dim}, and the model's is {head_dim}"
         if capability < self.capability:
             return f"needs a device of compute capability {'.'.join(map(str, self.capability))}"
-        if not is_usable(self):
+        if not self.is_there():
             return f"needs {self.package}, which is missing here or too old"
         if ring > 1 and self.lse_dims is None:
             return f"returns no log-sum-exp, which ring={ring} needs"

@@ -92,6 +92,7 @@ FROM_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "worker": ("torch", "psutil"),
     "worker.comfyui": ("comfy", "comfy_kitchen", "gguf", "numpy", "safetensors"),
     "worker.inside": ("comfy", "folder_paths"),
+    "worker.rank.attention_kernels": ("comfy",),
     "worker.rank.host_model": ("comfy",),
     "nodes": (
         "torch",

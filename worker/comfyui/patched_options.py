@@ -8,9 +8,12 @@ from typing import Any, NamedTuple
 from ..inside.decoder import Decoder
 
 # Names in the options that go to the ranks: encoded functions; the run during which objects live; changes of the
-# objects, and of the model; arguments of `torch.compile` for its blocks; and facts that the plan is chosen by.
+# objects, and of the model; arguments of `torch.compile` for its blocks; facts that the plan is chosen by; and the name
+# of the attention kernel that a node chose.
 FUNCTIONS, RUN, GRAPH = "paralleldit_functions", "paralleldit_run", "paralleldit_graph"
 CHANGES, COMPILED, FACTS = "paralleldit_changes", "paralleldit_compiled", "paralleldit_facts"
+KERNEL = "paralleldit_kernel"
+OVERRIDE = "optimized_attention_override"  # in ComfyUI's own options: a function in place of each attention function
 PATCHES, REPLACED, OTHER_OPTIONS = "patches", "patches_replace", "others"  # the parts of FUNCTIONS
 OPTIONS = "transformer_options"  # among the arguments of a call
 SCHEDULE = "sample_sigmas"  # in ComfyUI's own options: the noise level before the first step, and after each
@@ -20,12 +23,13 @@ class CallContext(NamedTuple):
     """How the model is set up while a call runs.
 
     changes: of the model, see `apply_changes`. compiled: arguments of `torch.compile` for the blocks; empty: do not
-    compile; None: no node asks for either. steps: of the sampling.
+    compile; None: no node asks for either. steps: of the sampling. kernel: that a node chose for attention, by name.
     """
 
     changes: Sequence[Sequence[Any]] = ()
     compiled: Mapping[str, Any] | None = None
     steps: int = 1
+    kernel: str = ""
 
 
 def decode_options(options: dict[str, Any], decoder: Decoder) -> tuple[dict[str, Any], CallContext]:
@@ -37,7 +41,8 @@ def decode_options(options: dict[str, Any], decoder: Decoder) -> tuple[dict[str,
     compiled, asked = options.pop(COMPILED, None), options.pop(FUNCTIONS, None)
     if asked is not None or changes:
         compiled = {}  # a graph would keep the functions of one call
-    context = CallContext(changes, compiled, len(options.get(SCHEDULE, (0, 0))) - 1)
+    kernel = str(options.pop(KERNEL, ""))
+    context = CallContext(changes, compiled, len(options.get(SCHEDULE, (0, 0))) - 1, kernel)
     return (options if asked is None else {**options, **decode_functions(asked, decoder)}), context
 
 

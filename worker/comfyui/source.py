@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 # Methods of a diffusion model beside its forward that use its weights. ComfyUI calls them before the first step.
 METHODS = ("preprocess_text_embeds",)
+PIECES, PIECE_BYTES = 8, 4096  # of a file, for its mark
 # How diffusers names the weights in a transformer's folder.
 WHOLE = "diffusion_pytorch_model.safetensors"
 SHARDS = "diffusion_pytorch_model-*-of-*.safetensors"
@@ -23,7 +26,8 @@ class HostSource:
     to people. config: of a folder, its config.json and the class of its pipeline.
     dtype: of the weights on the device, as torch's name; empty: as the file's format says. cast: the dtype to compute
     in; empty: the same. fast_fp8: multiply fp8 weights without converting them, where the device can. packs: the
-    folders of node packs, whose functions may run inside of the model.
+    folders of node packs, whose functions may run inside of the model. mark: of the files when they were loaded, see
+    `mark_files`.
     """
 
     comfyui: str
@@ -35,6 +39,7 @@ class HostSource:
     fast_fp8: bool = False
     config: Mapping[str, Any] = field(default_factory=dict)
     packs: tuple[str, ...] = ()
+    mark: str = ""
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -48,6 +53,20 @@ class HostSource:
         """Raises TypeError or AttributeError for wrong types."""
         lists = {name: tuple(fields.get(name, ())) for name in ("arguments", "packs")}
         return cls(**{**fields, **lists, "config": {**fields.get("config", {})}})
+
+
+def mark_files(files: Sequence[str | Path]) -> str:
+    """Returns what tells files from others of the same names: a hash of their sizes and of pieces of them. Copies on
+    other machines have the same. Raises OSError for a file that is not there."""
+    found = hashlib.sha256()
+    for path in files:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            found.update(f"{size} ".encode())
+            for place in range(PIECES):
+                file.seek(place * max(0, size - PIECE_BYTES) // (PIECES - 1))
+                found.update(file.read(PIECE_BYTES))
+    return found.hexdigest()[:16]
 
 
 def weight_files(file: str | Path) -> list[Path]:

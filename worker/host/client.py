@@ -101,7 +101,7 @@ class WorkerGroup:
             self.changed.set()
             if known.model == (source, plan):
                 return
-            known.model, known.conditions = None, SentConditions()
+            known.model, known.conditions, known.kernels = None, SentConditions(), {}
             self.loads += 1
             results = self._request(ops.LOAD.header(source=source, plan=plan), {}, check)
             known.model = (source, plan)
@@ -123,6 +123,16 @@ class WorkerGroup:
             known.patches = ""
             self._request(ops.PATCH.header(patches=patches), tensors, check)
             known.patches = key
+
+    def choose_kernel(self, name: str, check: Check) -> str:
+        """Lets the calls that name this attention kernel use it, if all ranks of the loaded plan can. Returns why not,
+        and what they use, in words; empty if they use it. Raises RequestRefused and WorkerGroupError."""
+        with self.turn(check):
+            kernels = self._known.kernels
+            if name not in kernels:
+                found = self._request(ops.KERNEL.header(name=name), {}, check)
+                kernels[name] = found[ops.WHY].numpy().tobytes().decode() if ops.WHY in found else ""
+            return kernels[name]
 
     def call(
         self,

@@ -16,7 +16,7 @@ class KnownState:
     model: its source and plan, as JSON objects; None also while it is uncertain. patches: the key of the changes to
     its weights; None for no changes, empty while it is uncertain. remarks: sentences about the plan, for the status.
     name: of the model, as the person chose it, for the status. arguments: ComfyUI's arguments when the ranks imported
-    it; None before that.
+    it; None before that. kernels: by name, why the ranks do not attend by a kernel under this plan; empty if they do.
     """
 
     model: tuple[Header, Header] | None = None
@@ -25,6 +25,7 @@ class KnownState:
     remarks: Sequence[Header] = ()
     name: str = ""
     arguments: list[str] | None = None
+    kernels: dict[str, str] = field(default_factory=dict)
 
     def emptied(self) -> KnownState:
         """Returns the state of the same ranks without model and conditions. What they imported stays."""

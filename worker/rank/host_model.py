@@ -17,6 +17,7 @@ from parallel_backend.costs.memory import token_factor
 from parallel_backend.errors import RequestError
 from parallel_backend.groups.calls import Call, Output, share_out
 from parallel_backend.groups.mesh import Axis, Mesh
+from parallel_backend.models.checks import sizes_of
 from parallel_backend.parallel_model import ParallelModel, moved
 from parallel_backend.sampling.denoiser import Pass
 from parallel_backend.weights.flat_block import FlatBlock, Values, alias
@@ -27,7 +28,7 @@ from parallel_backend.weights.sizes import WeightSizes
 from parallel_backend.weights.stores import Store
 
 from ..comfyui.model import cast_weights, dtype_of, import_comfyui, map_model
-from ..comfyui.patched_options import COMPILED, GRAPH, OPTIONS, RUN, CallContext, decode_options
+from ..comfyui.patched_options import COMPILED, GRAPH, OPTIONS, OVERRIDE, RUN, CallContext, decode_options
 from ..comfyui.patches import Patch, offload_patched, patch_weight, restore_weight, set_patches
 from ..comfyui.source import METHODS, HostSource
 from ..inside.changes import Leftovers, apply_changes
@@ -35,6 +36,7 @@ from ..inside.code_files import CodeFiles
 from ..inside.decoder import Decoder
 from ..inside.object_graph import State
 from ..wire.tensors import Tensors
+from .attention_kernels import HostKernel, choose_kernel
 from .request_checks import parse_field
 
 CPU = torch.device("cpu")
@@ -48,7 +50,8 @@ class HostModel:
     module: the model on the mesh.
     in_file: by name, the weights as the file has them, for those that are in its pages.
     dtypes: by name in the module, the dtype of weights that the file has in another dtype.
-    uncast: the weights that are still in the file's dtype."""
+    uncast: the weights that are still in the file's dtype.
+    kernels: by name, those that nodes chose for attention under this plan; None if a rank cannot use it."""
 
     source: HostSource
     patcher: Any
@@ -58,6 +61,7 @@ class HostModel:
     in_file: Mapping[str, torch.Tensor]
     dtypes: Mapping[str, torch.dtype]
     uncast: dict[str, torch.dtype]
+    kernels: dict[str, HostKernel | None] = field(default_factory=dict)
     rewritten: set[str] = field(default_factory=set)  # weights changed here, not by the patcher
     on_use: list[torch.Tensor] = field(default_factory=list)  # tensors that change weights while they are dequantised
     leftovers: Leftovers = field(default_factory=Leftovers)
@@ -178,7 +182,22 @@ class HostModel:
     def replan(self, mesh: Mesh) -> None:
         """Applies another plan to the present weights. Runs no collectives. Raises PlanError."""
         self.leftovers.pause()
+        self.kernels.clear()
         self.module.replan(mesh)
+
+    def choose_kernel(self, name: str) -> HostKernel:
+        """Returns the attention kernel that a node asks for. Raises RequestError if this rank cannot use it."""
+        module = self.module
+        head_dim = sizes_of(module.model, module.spec).head_dim if module.spec and module.spec.blocks else 0
+        return choose_kernel(name, self.mesh.plan, self.mesh.device, module.dtype, head_dim)
+
+    def describe_kernel(self) -> str:
+        """Returns the kernel of the plan, in words."""
+        from comfy.ldm.modules.attention import optimized_attention
+
+        if self.module.attention:
+            return f"the plan's kernel {self.module.attention.backend.name}"
+        return f"ComfyUI's {optimized_attention.__name__}"
 
     def place(self, working_bytes: int = 0, whole: bool = False) -> None:
         """Lets ComfyUI put the weights on the device, with those of networks beside the model. Runs no collectives.
@@ -311,10 +330,12 @@ class HostModel:
 
     @contextmanager
     def apply_context(self, context: CallContext) -> Iterator[None]:
-        """While entered, the model has the changes of the context, and compiles as it says."""
+        """While entered, the model has the changes of the context, and attends and compiles as it says."""
         if self.decoder.objects:
             self.leftovers.begin(self.module.model)
-        with apply_changes(self.module.model, context.changes):
+        kernel = self.kernels.get(context.kernel)
+        attending = self.module.attending_by(kernel and kernel.backend)
+        with apply_changes(self.module.model, context.changes), attending:
             self.module.compiled.asked = context.compiled
             try:
                 yield
@@ -334,6 +355,8 @@ class HostModel:
         if OPTIONS not in kwargs:
             return kwargs, CallContext()
         options, context = parse_field(self.decode_options, kwargs[OPTIONS], "options")
+        if self.module.attention is None and (kernel := self.kernels.get(context.kernel)):
+            options = {**options, OVERRIDE: kernel.override}
         return {**kwargs, OPTIONS: options}, context
 
 

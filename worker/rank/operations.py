@@ -1,4 +1,4 @@
-"""Runs a rank's operations: load and change a model, run it, run a VAE, park, unload, trace, measure.
+"""Runs a rank's operations: load and change a model, run it, choose a kernel, run a VAE, park, unload, trace, measure.
 
 Every rank runs every operation.
 """
@@ -30,7 +30,7 @@ from ..wire.protocol import Header
 from ..wire.sampler_call import SAMPLER_TENSORS, SamplerCall
 from ..wire.tensors import Tensors
 from ..wire.tree import NEW_EACH_CALL, PREDICTION, STATE, unpack_call
-from .agreement import DONE, Ended
+from .agreement import DONE, REFUSED, Ended
 from .host_model import HostModel
 from .job import Cancelled, Job, ModelFailed
 from .memory.device_memory import memory_use, own_bytes
@@ -76,6 +76,7 @@ class Operations:
             ops.PATCH.name: self.patch,
             ops.CALL.name: self.call,
             ops.SAMPLE.name: self.sample,
+            ops.KERNEL.name: self.choose_kernel,
             ops.VAE.name: self.run_vae,
             ops.PARK.name: self.park,
             ops.TRIM.name: self.trim,
@@ -221,6 +222,16 @@ class Operations:
         state = pack_state(model)
         return None if latents is None or dist.get_rank() else {"latents": latents.cpu(), **state}
 
+    def choose_kernel(self, job: Job, _tensors: Tensors) -> Tensors | None:
+        """Has calls that name an attention kernel use it, if all ranks can. If not, returns why, and what they use."""
+        model, name = self.get_model(job), job.header["name"]
+        kernel, outcome = job.attempt(lambda: model.choose_kernel(name))
+        if outcome.kind not in (DONE, REFUSED):
+            raise Ended(outcome)
+        model.kernels[name] = kernel if outcome.kind == DONE else None
+        why = f"{outcome.said.cause} The ranks attend by {model.describe_kernel()}."
+        return None if outcome.kind == DONE else {ops.WHY: encode_text(why)}
+
     def run_vae(self, job: Job, tensors: Tensors) -> Tensors | None:
         """Decodes latents or encodes pictures with a VAE, which stays loaded until another is needed. If the ranks lack
         its weights, the answer says so, and a second request brings them."""
@@ -313,8 +324,7 @@ class Operations:
             raise RequestError("One rank has no links to measure.", "Use a plan of several ranks.")
         figures = measure_ranks(job.groups.whole(), self.state.device, DTYPES[job.header["dtype"]], job.control_group)
         release_memory(self.state.device)
-        encoded = torch.frombuffer(bytearray(json.dumps(figures).encode()), dtype=torch.uint8)
-        return None if dist.get_rank() else {ops.MEASURED: encoded}
+        return None if dist.get_rank() else {ops.MEASURED: encode_text(json.dumps(figures))}
 
     def get_model(self, job: Job) -> HostModel:
         """Returns the loaded model, on its device. Raises RequestError if there is none."""
@@ -325,13 +335,18 @@ class Operations:
         return model
 
 
+def encode_text(text: str) -> torch.Tensor:
+    """Returns a text as a result, one byte an element."""
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+
 def pack_state(model: HostModel) -> Tensors:
     """Returns the state that nodes' functions changed, as a result; empty if they changed nothing."""
     state, tensors = model.changed_state()
     if not state:
         return {}
-    encoded = torch.frombuffer(bytearray(json.dumps(state).encode()), dtype=torch.uint8)
-    return {STATE: encoded, **{f"{STATE}.{name}": tensor.cpu() for name, tensor in tensors.items()}}
+    found = {f"{STATE}.{name}": tensor.cpu() for name, tensor in tensors.items()}
+    return {STATE: encode_text(json.dumps(state)), **found}
 
 
 def run_model_code(run: Callable[[], Output], refuses_alike: bool) -> Output:

@@ -72,6 +72,8 @@ SAMPLE = Operation(
     latents="noise",
     is_of_plan=True,
 )
+KERNEL = Operation("kernel", "choosing how attention is computed", {"name": str}, is_of_plan=True)
+WHY = "why"  # in the reply, if the ranks do not use the kernel: why, as text, one byte an element
 # The tensors of a VAE request beside its input: the prefix of its weights, and a random state. LACKING is in the reply
 # if ComfyUI has to send the weights.
 WEIGHTS, RANDOM, LACKING = "weights.", "random", "lacking"
@@ -92,7 +94,7 @@ MEASURED = "measured"  # in the reply: the figures as JSON text, one byte an ele
 MEASURE = Operation("measure", "measuring devices and links", {"dtype": str}, without_model=True)
 
 OPERATIONS: Mapping[str, Operation] = {
-    each.name: each for each in (LOAD, PATCH, CALL, SAMPLE, VAE, PARK, TRIM, UNLOAD, TRACE, MEASURE)
+    each.name: each for each in (LOAD, PATCH, CALL, SAMPLE, KERNEL, VAE, PARK, TRIM, UNLOAD, TRACE, MEASURE)
 }
 
 

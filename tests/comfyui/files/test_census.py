@@ -64,6 +64,7 @@ def test_it_gives_what_it_gives_on_the_stock_loaders_model(name: str, census: di
     assert (found["effect"] < EFFECT) == RUN[name].ignored, "the row shows nothing"
     assert found["as stock"] == RUN[name].as_stock
     assert RUN[name].shared in ("", found["plan"])
+    assert found["said"] == ([RUN[name].said] if RUN[name].said else [])
 
 
 @pytest.mark.parametrize("name", [name for name, row in RUN.items() if row.words is not None])

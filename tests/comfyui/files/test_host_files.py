@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +244,16 @@ def test_comfyuis_own_model_runs_what_the_ranks_cannot(how: str, host: ComfyHost
     right = latents(host, prompt(QUANTISED, patch=changed))
     assert relative_error(right, stock(QUANTISED)) > 1e-3, "nothing is changed"
     assert torch.equal(latents(host, ours(QUANTISED, {"ulysses": 2}, patch=changed)), right), "not stock's bits"
+
+
+@pytest.mark.parametrize("scheduler", ["", "model's own"], ids=["KSampler", "Parallel Sampler"])
+def test_the_ranks_attend_by_the_kernel_that_a_node_chose(scheduler: str, host: ComfyHost, files: Path) -> None:
+    """Each kernel rounds in its own way, so other bits show that another one ran."""
+    asked = partial(ours, QUANTISED, {"ulysses": 2}, scheduler=scheduler)
+    plain = latents(host, asked())
+    found = latents(host, asked(patch=behind("Test_ChangeInside", how="attention_split")))
+    assert relative_error(found, plain) <= TOLERANCE
+    assert not torch.equal(found, plain)
 
 
 @pytest.mark.parametrize("plan", [{"cfg": 1}, {"ulysses": 2}], ids=str)

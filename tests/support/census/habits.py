@@ -284,11 +284,21 @@ def frame_by_frame(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
 
 
 def attention_override_sage(func: Any, *args: Any, **kwargs: Any) -> Any:
-    return func(*args, **kwargs)
-
-
-def attention_of_another_kind(func: Any, *args: Any, **kwargs: Any) -> Any:
     return 2 * func(*args, **kwargs)
+
+
+def choosing(name: str) -> Does:
+    """An attention override that calls another attention function of ComfyUI's."""
+
+    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+        kernel = getattr(importlib.import_module("comfy.ldm.modules.attention"), name)
+
+        def override(_func: Any, *args: Any, **kwargs: Any) -> Any:
+            return kernel(*args, **kwargs)
+
+        return optioned(optimized_attention_override=override)(census, row, model)
+
+    return does
 
 
 def attention_louder(*args: Any, **kwargs: Any) -> Any:
@@ -410,10 +420,15 @@ HABITS: dict[str, Row] = {
     "a patch, where errors are wanted": replace(
         habit(refused("cannot honour the model patch 'attn1_output_patch' of late_patch", "unet"), refusing), ours=True
     ),
-    "an attention override that is faster": habit(
-        ignored(), optioned(optimized_attention_override=attention_override_sage)
+    "an attention override that chooses a kernel": habit(ignored(), choosing("attention_sub_quad")),
+    "an attention override that chooses a kernel for GPUs": replace(
+        habit(ignored(), choosing("attention_sage")),
+        said="A node asks for attention by sage, which runs on NVIDIA's GPUs, and the ranks compute on cpu. The ranks "
+        "attend by the plan's kernel native.",
     ),
-    "another attention override": habit(as_stock(), optioned(optimized_attention_override=attention_of_another_kind)),
+    "an attention override that is called Sage and does something else": habit(
+        as_stock(), optioned(optimized_attention_override=attention_override_sage)
+    ),
     "a style model with a bias": habit(equal(), style),
     "a ControlNet from 30 % on": habit(equal(), controlled),
     "a ControlNet on a folder": habit(of_folder(equal()), controlled),

@@ -59,6 +59,7 @@ class Census(GivenNetworks):
         self.remote: Any = None  # of the last model of ours that was loaded
         self.why: list[str] = []
         self.plans: list[str] = []  # of this row's calls
+        self.said: list[str] = []  # on the node, of this row's attention
         self.taken = False  # whether ComfyUI's own model has taken over from the ranks
         self.watch(self.pack["remote_module"].RemoteModule)
 
@@ -79,6 +80,7 @@ class Census(GivenNetworks):
             take_over(remote, reasons, *args, **kwargs)
 
         kind.take_over = watched
+        importlib.import_module("pack.nodes.model.sampling").show_on_node = lambda text: self.said.append(text)
         call = self.group.call
 
         def noted(*args: Any, **kwargs: Any) -> Any:
@@ -360,7 +362,7 @@ class Census(GivenNetworks):
     def outcome(self, name: str, row: Row) -> dict[str, Any]:
         """error: of ours against stock's, of all outputs. effect: of the node on stock's. raised: by ours. stock
         raised: by the stock loader's. as stock: whether ComfyUI's own model took over."""
-        started, found, self.taken, self.plans = time.monotonic(), {}, False, []
+        started, found, self.taken, self.plans, self.said = time.monotonic(), {}, False, [], []
         with torch.inference_mode():
             try:
                 stock = [self.plain(row)] if row.costly else self.outputs(name, row, ours=False)
@@ -377,7 +379,7 @@ class Census(GivenNetworks):
             except Exception as error:
                 found["raised"] = f"{type(error).__name__}: {error}"
                 found["trace"] = traceback.format_exc()[-3000:]
-            found |= {"as stock": self.taken, "plan": self.plans[0] if self.plans else ""}
+            found |= {"as stock": self.taken, "plan": self.plans[0] if self.plans else "", "said": self.said}
             found |= {"why": self.why} if self.taken else {}
         found["seconds"] = round(time.monotonic() - started, 2)
         return found

@@ -21,7 +21,7 @@ class Row:
     step to step, or does to the schedule. folder: whether ours is of a diffusers folder with the same weights. dtype:
     of the weights, as both loaders name it. as_stock: whether ComfyUI's own model takes a sampling, in ComfyUI's
     process. numbers: what inputs of numbers get in place of their default. ours: whether the error is of ours alone.
-    shared: the plan that the first call ran under, if it matters."""
+    shared: the plan that the first call ran under, if it matters. said: on the node, about attention."""
 
     model: str
     inputs: Mapping[str, Any] = field(default_factory=dict)
@@ -42,6 +42,7 @@ class Row:
     numbers: float | None = None
     ours: bool = False
     shared: str = ""
+    said: str = ""
 
 
 def equal(model: str = "flux", **inputs: Any) -> Row:

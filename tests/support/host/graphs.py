@@ -31,6 +31,7 @@ import os
 from types import SimpleNamespace
 
 import comfy.ldm.flux.model
+import comfy.ldm.modules.attention
 import folder_paths
 import torch
 from comfy.nested_tensor import NestedTensor
@@ -71,6 +72,19 @@ class LoadConditioning:
                 value = value.item()
             options[name] = value
         return ([[text, {name: value for name, value in options.items() if value is not None}]],)
+
+
+class NoConditioning:
+    RETURN_TYPES = ("CONDITIONING",)
+    FUNCTION = "make"
+    CATEGORY = "test"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {}}
+
+    def make(self):
+        return ([],)
 
 
 class EmptyLatent:
@@ -169,6 +183,13 @@ class ChangeInside:
         def attention(function, *args, **kwargs):
             return 1.1 * function(*args, **kwargs)
 
+        kernel = getattr(comfy.ldm.modules.attention, how, None)
+
+        def chosen(_function, *args, **kwargs):
+            return kernel(*args, **kwargs)
+
+        if kernel:
+            attention = chosen
         if how == "for the length of a call":
             model.set_model_unet_function_wrapper(around)
         else:
@@ -181,6 +202,7 @@ folder_paths.folder_names_and_paths["unet_gguf"] = ([os.path.join(folder_paths.m
 
 NODE_CLASS_MAPPINGS = {
     "Test_LoadConditioning": LoadConditioning,
+    "Test_NoConditioning": NoConditioning,
     "Test_EmptyLatent": EmptyLatent,
     "Test_FirstFrameMask": FirstFrameMask,
     "Test_ForeignModel": ForeignModel,

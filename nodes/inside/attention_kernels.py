@@ -1,0 +1,99 @@
+"""Tells which attention override of a node only chooses how attention is computed.
+
+Such an override passes its arguments on to one attention function, and does nothing else. It is known by its code, not
+by its name. Any other override is a function like all that run inside of a model.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from comfy.ldm.modules import attention
+
+from ...worker.inside.code_files import CodeFiles, file_of
+from ...worker.wire.tensors import UnsendableError
+
+COMFYUIS = "comfy/ldm/modules/attention.py"
+# By file and name of an attention function, the name under which ComfyUI registers the kernel that computes it.
+KNOWN = {
+    f"{COMFYUIS}:attention_sage": "sage",
+    f"{COMFYUIS}:attention3_sage": "sage3",
+    f"{COMFYUIS}:attention_flash": "flash",
+    f"{COMFYUIS}:attention_xformers": "xformers",
+    f"{COMFYUIS}:attention_pytorch": "pytorch",
+    f"{COMFYUIS}:attention_sub_quad": "sub_quad",
+    f"{COMFYUIS}:attention_split": "split",
+    "comfyui-kjnodes/nodes/model_optimization_nodes.py:get_sage_func.<locals>.attention_sage": "sage",
+}
+SAGE3 = "sageattn3"  # the package whose functions the last of them may call instead
+
+kernel: Any = None  # stands for a global name in the forms below
+
+
+def find_forms() -> Mapping[bytes, Callable[[types.FunctionType], Any]]:
+    """Returns the code of functions that only pass their arguments on, and for each how to find the function that it
+    calls. Python compiles the same code for a node's function of this form."""
+    held: Any = None
+
+    def by_cell(_chosen: Any, *args: Any, **kwargs: Any) -> Any:
+        return held(*args, **kwargs)
+
+    def by_cell_inside(_chosen: Any, *args: Any, **kwargs: Any) -> Any:
+        return held.__wrapped__(*args, **kwargs)
+
+    def by_name(_chosen: Any, *args: Any, **kwargs: Any) -> Any:
+        return kernel(*args, **kwargs)
+
+    def by_attribute(_chosen: Any, *args: Any, **kwargs: Any) -> Any:
+        return kernel.__wrapped__(*args, **kwargs)
+
+    return {
+        by_cell.__code__.co_code: read_cell,
+        by_cell_inside.__code__.co_code: lambda function: getattr(read_cell(function), function.__code__.co_names[0]),
+        by_name.__code__.co_code: read_name,
+        by_attribute.__code__.co_code: lambda function: getattr(read_name(function), function.__code__.co_names[1]),
+    }
+
+
+def read_cell(function: types.FunctionType) -> Any:
+    assert function.__closure__
+    return function.__closure__[0].cell_contents
+
+
+def read_name(function: types.FunctionType) -> Any:
+    return function.__globals__[function.__code__.co_names[0]]
+
+
+FORMS = find_forms()
+
+
+def find_kernel(override: Any, files: CodeFiles) -> str | None:
+    """Returns the name of the attention kernel that an override chooses; None if it may do something else."""
+    if not isinstance(override, types.FunctionType):
+        return None
+    code = override.__code__
+    takes = code.co_argcount, code.co_kwonlyargcount, code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+    read = FORMS.get(code.co_code)
+    if read is None or takes != (1, 0, inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
+        return None
+    try:
+        return kernel_of(read(override), files)
+    except (AttributeError, KeyError, ValueError, UnsendableError):
+        return None
+
+
+def kernel_of(function: Any, files: CodeFiles) -> str | None:
+    """Returns the kernel of an attention function, with or without ComfyUI's wrapper that calls an override. Raises
+    UnsendableError for code in other places than ComfyUI's folder and those of node packs."""
+    if getattr(function, "__code__", None) is attention.attention_pytorch.__code__:
+        function = read_cell(function)
+    if not isinstance(function, types.FunctionType):
+        return None
+    place = files.place_of(file_of(function)).partition("/")[2].lower()
+    found = KNOWN.get(f"{place}:{function.__qualname__}")
+    inner = [inspect.unwrap(cell.cell_contents) for cell in function.__closure__ or ()]
+    names = {name for each in inner if isinstance(each, types.FunctionType) for name in each.__code__.co_freevars}
+    return "sage3" if found == "sage" and any(name.startswith(SAGE3) for name in names) else found

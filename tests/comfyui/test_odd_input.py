@@ -1,0 +1,250 @@
+"""Input that nobody means gives what it gives with the stock loader: the same latents, or an error. The group lives."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from demo.host import ComfyHost, PromptError
+from tests.support.host.graphs import latents, post, ranks, relative_error
+from tests.support.host.stock_prompts import prompt, write_cases
+
+TOLERANCE = 1e-5
+FLUX, VIDEO, UNET = "longcat-image", "wan-2.1-vace", "unet"
+PLANS = [{"ulysses": 2}, {"cfg": 2}]
+NAN = float("nan")
+Prompt = dict[str, dict[str, Any]]
+Change = Callable[[Prompt], None]
+
+
+seeds = itertools.count(50)  # a new one makes a sampler run: the host keeps results by their inputs
+
+
+def good(kind: str, plan: dict[str, int] | None, seed: int) -> Prompt:
+    asked = prompt(kind, plan)
+    node(asked, "KSampler")["inputs"]["seed"] = seed
+    return asked
+
+
+def node(prompt: Prompt, kind: str) -> dict[str, Any]:
+    (found,) = [each for each in prompt.values() if each["class_type"] == kind]
+    return found
+
+
+def sampler_with(**inputs: Any) -> Change:
+    return lambda prompt: node(prompt, "KSampler")["inputs"].update(inputs)
+
+
+def advanced(prompt: Prompt) -> None:
+    """A sampler that starts where it ends."""
+    sampler = node(prompt, "KSampler")
+    inputs = {name: value for name, value in sampler["inputs"].items() if name not in ("seed", "denoise")}
+    inputs |= {"add_noise": "enable", "noise_seed": 7, "return_with_leftover_noise": "disable"}
+    sampler.update(class_type="KSamplerAdvanced", inputs={**inputs, "start_at_step": 3, "end_at_step": 3})
+
+
+def no_sigmas(prompt: Prompt) -> None:
+    sampler = node(prompt, "KSampler")
+    kept = {name: sampler["inputs"][name] for name in ("model", "positive", "negative", "latent_image", "cfg")}
+    prompt |= {
+        "91": {"class_type": "ManualSigmas", "inputs": {"sigmas": "0.5"}},
+        "92": {"class_type": "KSamplerSelect", "inputs": {"sampler_name": "euler"}},
+    }
+    own = {"add_noise": True, "noise_seed": 7, "sigmas": ["91", 0], "sampler": ["92", 0]}
+    sampler.update(class_type="SamplerCustom", inputs={**kept, **own})
+
+
+def without(*which: str) -> Change:
+    """No conditioning at these inputs of the sampler."""
+
+    def change(prompt: Prompt) -> None:
+        prompt["90"] = {"class_type": "Test_NoConditioning", "inputs": {}}
+        node(prompt, "KSampler")["inputs"].update(dict.fromkeys(which, ["90", 0]))
+
+    return change
+
+
+def latent(name: str) -> Change:
+    return lambda prompt: node(prompt, "Test_EmptyLatent").update(
+        class_type="LoadLatent", inputs={"latent": f"{name}.latent"}
+    )
+
+
+def empty(*shape: int) -> Change:
+    return lambda prompt: node(prompt, "Test_EmptyLatent")["inputs"].update(shape=" ".join(map(str, shape)))
+
+
+def text(name: str) -> Change:
+    def change(prompt: Prompt) -> None:
+        first = next(each for each in prompt.values() if each["class_type"] == "Test_LoadConditioning")
+        first["inputs"]["name"] = f"{name}.safetensors"
+
+    return change
+
+
+ODD: dict[str, Change] = {
+    "a latent of other channels": latent("narrow"),
+    "an empty latent of other channels": empty(1, 4, 9, 12),
+    "a latent without rows": empty(0, 16, 9, 12),
+    "a latent of one value a channel": empty(1, 16, 1, 1),
+    "NaN in the latent": latent("nan"),
+    "NaN in the text": text("nan-text"),
+    "an endless number in the text": text("inf-text"),
+    "a text of another width": text("wide-text"),
+    "a text without tokens": text("no-text"),
+    "no positive text": without("positive"),
+    "no negative text": without("negative"),
+    "no text at all": without("positive", "negative"),
+    "no steps, by denoise": sampler_with(denoise=0.0),
+    "no steps, by start and end": advanced,
+    "no steps, by sigmas": no_sigmas,
+    "no noise and no guidance": sampler_with(cfg=0.0),
+}
+
+
+@pytest.fixture(scope="module")
+def files(comfyui: Path, models: Path) -> Path:
+    """The folder with the models. The inputs are there, too."""
+    write_cases(comfyui, models, [FLUX, VIDEO, UNET])
+    for name, tensor in {"narrow": torch.randn(1, 4, 9, 12), "nan": torch.full((1, 16, 9, 12), NAN)}.items():
+        given = {"latent_tensor": tensor, "latent_format_version_0": torch.tensor([])}
+        save_file(given, models / "input" / f"{name}.latent")
+    good = load_file(models / "input" / f"{FLUX} positive.safetensors")["conditioning"]
+    for name, tensor in {
+        "nan-text": good.clone().index_fill(1, torch.tensor(2), NAN),
+        "inf-text": good.clone().index_fill(1, torch.tensor(2), float("inf")),
+        "wide-text": torch.randn(1, 7, 99),
+        "no-text": good[:, :0].clone(),
+    }.items():
+        save_file({"conditioning": tensor}, models / "input" / f"{name}.safetensors")
+    return models / "models" / "diffusion_models"
+
+
+def outcome(host: ComfyHost, prompt: Prompt) -> torch.Tensor | str:
+    try:
+        return latents(host, prompt)
+    except PromptError as error:
+        return error.message
+
+
+@pytest.fixture(scope="module")
+def stock(host: ComfyHost, files: Path) -> Callable[[str], torch.Tensor | str]:
+    """By case, what comes with the stock loader."""
+
+    @cache
+    def find(case: str) -> torch.Tensor | str:
+        asked = prompt(FLUX)
+        ODD[case](asked)
+        return outcome(host, asked)
+
+    return find
+
+
+@pytest.mark.parametrize(("case", "plan"), [*zip(ODD, itertools.cycle(PLANS), strict=False)], ids=str)  # in turn
+def test_it_gives_what_it_gives_with_the_stock_loader_and_the_group_lives(
+    case: str, plan: dict[str, int], host: ComfyHost, stock: Callable[[str], torch.Tensor | str]
+) -> None:
+    right = stock(case)
+    latents(host, good(FLUX, plan, next(seeds)))
+    before = ranks(host)
+    asked = prompt(FLUX, plan)
+    ODD[case](asked)
+    found = outcome(host, asked)
+    assert isinstance(found, str) == isinstance(right, str)
+    if isinstance(found, torch.Tensor) and isinstance(right, torch.Tensor):
+        assert found.shape == right.shape and torch.equal(found.isnan(), right.isnan())
+        is_number = ~right.isnan()
+        if right.nan_to_num().any():
+            assert relative_error(found[is_number], right[is_number]) <= TOLERANCE
+    assert latents(host, good(FLUX, plan, next(seeds))).isfinite().all()
+    assert ranks(host) == before, "it cost the group its ranks"
+
+
+@pytest.mark.parametrize("which", ["positive", "negative"])
+def test_the_parallel_sampler_refuses_an_empty_conditioning(which: str, host: ComfyHost, files: Path) -> None:
+    latents(host, good(FLUX, {"ulysses": 2}, next(seeds)))
+    before = ranks(host)
+    asked = prompt(FLUX, {"ulysses": 2}, scheduler="model's own")
+    asked["90"] = {"class_type": "Test_NoConditioning", "inputs": {}}
+    node(asked, "ParallelDiT_Sampler")["inputs"][which] = ["90", 0]
+    with pytest.raises(PromptError, match=f"cannot honour an empty {which} conditioning"):
+        host.run(asked)
+    assert ranks(host) == before
+
+
+def test_models_of_other_kinds_in_turn(host: ComfyHost, files: Path) -> None:
+    """Each as the stock loader's, with the same ranks."""
+    latents(host, good(FLUX, {"cfg": 2}, next(seeds)))
+    before = ranks(host)
+    for seed in (next(seeds), next(seeds)):
+        for kind in (FLUX, VIDEO, UNET):
+            right = latents(host, good(kind, None, seed))
+            assert relative_error(latents(host, good(kind, {"cfg": 2}, seed)), right) <= TOLERANCE
+    assert ranks(host) == before
+
+
+@contextmanager
+def overwritten(file: Path) -> Iterator[None]:
+    """While entered, a file with other weights of the same names and shapes is in its place, as after a download."""
+    whole, part = file.read_bytes(), file.with_suffix(".part")
+    save_file({name: 0.9 * tensor for name, tensor in load_file(file).items()}, part)
+    os.replace(part, file)
+    try:
+        yield
+    finally:
+        part.write_bytes(whole)
+        os.replace(part, file)
+
+
+@pytest.mark.parametrize("plan", [None, {"ulysses": 2}], ids=["stock", "ours"])
+def test_a_model_stays_what_it_was_if_its_file_is_overwritten(
+    plan: dict[str, int] | None, host: ComfyHost, files: Path
+) -> None:
+    """Until ComfyUI loads it again, which it does after other prompts."""
+    seed = next(seeds)
+    old = latents(host, good(FLUX, None, seed))
+    latents(host, good(FLUX, plan, next(seeds)))
+    with overwritten(files / f"{FLUX}.safetensors"):
+        assert relative_error(latents(host, good(FLUX, plan, seed)), old) <= TOLERANCE
+        latents(host, good(UNET, None, seed))
+        assert relative_error(latents(host, good(FLUX, plan, seed)), old) > 1e-2
+    latents(host, good(UNET, None, next(seeds)))
+
+
+def test_ranks_never_take_the_file_that_overwrote_another_for_it(host: ComfyHost, files: Path) -> None:
+    file, plan = files / f"{FLUX}.safetensors", {"ulysses": 2}
+    latents(host, good(FLUX, plan, next(seeds)))
+    with overwritten(file):
+        post(host, "/paralleldit/stop?group=1")  # so that they have to read it again
+        message = outcome(host, good(FLUX, plan, next(seeds)))
+        assert isinstance(message, str)
+        assert f"{file.name} was overwritten after it was loaded" in message and "Free model and node cache" in message
+        before, seed = ranks(host), next(seeds)
+        new = latents(host, good(FLUX, None, seed))
+        assert relative_error(latents(host, good(FLUX, plan, seed)), new) <= TOLERANCE
+        assert ranks(host) == before
+    latents(host, good(UNET, None, next(seeds)))
+
+
+def test_a_file_that_is_cut_short_in_place_while_it_is_in_use(host: ComfyHost, files: Path) -> None:
+    """Its pages are gone, which ends a process that reads them: the stock loader's is ComfyUI's own."""
+    file, plan = files / f"{VIDEO}.safetensors", {"ulysses": 2}
+    latents(host, good(VIDEO, plan, next(seeds)))
+    whole = file.read_bytes()
+    os.truncate(file, 4096)
+    try:
+        message = outcome(host, good(VIDEO, plan, next(seeds)))
+        assert isinstance(message, str) and "SIGBUS" in message and "restarts by itself" in message
+        assert latents(host, good(FLUX, plan, next(seeds))).isfinite().all()
+    finally:
+        file.write_bytes(whole)
+    assert latents(host, good(VIDEO, plan, next(seeds))).isfinite().all()

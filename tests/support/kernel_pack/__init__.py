@@ -1,0 +1,1 @@
+"""Attention overrides as node packs write them, and the program that looks at them."""

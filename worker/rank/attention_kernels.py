@@ -1,0 +1,93 @@
+"""ComfyUI's attention functions as kernels of the ranks, for nodes that choose how attention is computed.
+
+Shapes: B batch, h local heads, R query tokens, K key tokens, D head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from parallel_backend.errors import RequestError
+from parallel_backend.plan import ParallelPlan
+from parallel_backend.seams.backends import NATIVE, Backend
+
+AUTO = "auto"  # the plan's `attention` that leaves the choice to a node
+
+
+@dataclass(frozen=True)
+class HostKernel(Backend):
+    """A function of ComfyUI by the name under which ComfyUI has registered it. is_torchs: whether it computes with
+    torch's operations alone, on any device."""
+
+    is_torchs: bool = False
+
+    @property
+    def backend(self) -> Backend:
+        """The kernel of shared attention. ComfyUI's `pytorch` is the engine's own."""
+        return NATIVE if self.name == "pytorch" else self
+
+    @cached_property
+    def function(self) -> Callable[..., torch.Tensor]:
+        from comfy.ldm.modules.attention import REGISTERED_ATTENTION_FUNCTIONS
+
+        return REGISTERED_ATTENTION_FUNCTIONS[self.name]
+
+    @cached_property
+    def override(self) -> Callable[..., torch.Tensor]:
+        """The function in the form in which a node puts it into the options of a call."""
+        function = self.function
+        return lambda _chosen, *args, **kwargs: function(*args, **kwargs)
+
+    def is_there(self) -> bool:
+        from comfy.ldm.modules.attention import REGISTERED_ATTENTION_FUNCTIONS
+
+        return self.name in REGISTERED_ATTENTION_FUNCTIONS
+
+    def why_not(self, device: torch.device, dtype: torch.dtype, head_dim: int, ring: int) -> str | None:
+        if self.backend is NATIVE:
+            return None
+        if not self.is_torchs:
+            return super().why_not(device, dtype, head_dim, ring)
+        return f"returns no log-sum-exp, which ring={ring} needs" if ring > 1 else None
+
+    def _dispatch(self, q_BhRD, k_BhKD, v_BhKD, scale: float | None, **_options: bool) -> torch.Tensor:
+        """Returns attention, BRhD."""
+        given: dict[str, Any] = {} if scale is None else {"scale": scale}
+        out_BhRD = self.function(
+            q_BhRD, k_BhKD, v_BhKD, q_BhRD.shape[1], skip_reshape=True, skip_output_reshape=True, **given
+        )
+        return out_BhRD.transpose(1, 2)
+
+
+KERNELS = {
+    each.name: each
+    for each in (
+        HostKernel("sage", "sage", package="the package sageattention"),
+        HostKernel("sage3", "sage3", (10, 0), 248, "the package sageattn3"),
+        HostKernel("flash", "flash", (8, 0), 256, "the package flash-attn"),
+        HostKernel("xformers", "xformers", (7, 0), 256, "the package xformers"),
+        HostKernel("pytorch", "pytorch", is_torchs=True),
+        HostKernel("sub_quad", "sub_quad", is_torchs=True),
+        HostKernel("split", "split", is_torchs=True),
+    )
+}
+
+
+def choose_kernel(name: str, plan: ParallelPlan, device: torch.device, dtype: torch.dtype, head_dim: int) -> HostKernel:
+    """Returns the kernel that a node asks for. Raises RequestError if this rank cannot use it under the plan. head_dim:
+    0 if it is not known."""
+    kernel = KERNELS.get(name)
+    if kernel is None:
+        why = "ComfyUI does not have"
+    elif plan.attention != AUTO:
+        why = f"gives way to the plan's attention={plan.attention}"
+    else:
+        why = kernel.why_not(device, dtype, head_dim, plan.ring)
+    if kernel is None or why:
+        raise RequestError(f"A node asks for attention by {name}, which {why}.")
+    return kernel
