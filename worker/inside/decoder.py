@@ -89,10 +89,7 @@ class Decoder:
             return {tags.LIST: list, tags.SET: set, tags.CELL: types.CellType}[kind]()
         if kind == tags.DICT:
             name, factory = made
-            found = {each.__name__: each for each in DICTS}[name]()
-            if factory is not None:
-                found.default_factory = self.decode(factory)
-            return found
+            return {each.__name__: each for each in DICTS}[name](*[] if factory is None else [self.decode(factory)])
         if kind == tags.TENSOR:
             return torch.nn.Parameter(torch.empty(0), requires_grad=False) if made else torch.empty(0)
         if kind == tags.NAMESPACE:
@@ -100,7 +97,7 @@ class Decoder:
         if kind == tags.LOADED:
             return self.loaded.load(**made)
         if kind == tags.LAZY:
-            cls = self.loaded.lazy_class(self.decode(made[0]), made[1])
+            cls: Any = self.loaded.lazy_class(self.decode(made[0]), made[1])
             return cls.__new__(cls)
         if kind == tags.OBJECT:
             cls = self.decode(made)
