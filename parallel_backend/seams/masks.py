@@ -101,6 +101,7 @@ def with_whole_mask(
     key: torch.Tensor,
     value: torch.Tensor,
     attn_mask: torch.Tensor | None = None,
+    *args: Any,
     **more: Any,
 ) -> torch.Tensor:
     """Computes attention under a mask of this rank's keys. The masks of all ranks are gathered, once per forward. Masks
@@ -112,7 +113,7 @@ def with_whole_mask(
         attn_mask = whole = sides[name][1]
         if cache := layout.forward.cache:
             attn_mask = cache.masks.setdefault(owner, whole)
-    return attend(query, key, value, attn_mask, **more)
+    return attend(query, key, value, attn_mask, *args, **more)
 
 
 def within_window(
@@ -124,6 +125,7 @@ def within_window(
     key: torch.Tensor,
     value: torch.Tensor,
     attn_mask: torch.Tensor | None = None,
+    *args: Any,
     **more: Any,
 ) -> torch.Tensor:
     """Computes attention to tokens at most `reach` away, and ignores any mask of local tokens."""
@@ -131,4 +133,4 @@ def within_window(
     if name not in sides:
         places = torch.arange(layout.total(streams), device=query.device)
         sides[name] = (reach, ((places[:, None] - places).abs() <= reach)[None, None])
-    return attend(query, key, value, sides[name][1], **more)
+    return attend(query, key, value, sides[name][1], *args, **more)
