@@ -148,6 +148,8 @@ class BlockBoundary:
             self.sizes = tokens.shape[dim : dim + grid]
             tokens = tokens.flatten(dim, dim + grid - 1)
         local = self.layout.cut(tokens, names(streams), dim)
+        if len(local) == 1:  # with the strides of a tensor of its own, so that compiled blocks need no other graph
+            local = local[0][None]
         return local[(slice(None),) * (dim + 1) + (None,) * (grid - 1)]
 
     def fill(self, local: torch.Tensor, streams: str) -> torch.Tensor:
