@@ -69,7 +69,7 @@ class Runner:
             return self.transformer(latents, timestep, conditions)
         conditions = {name: value[: self.rows] for name, value in conditions.items()}
         running = Running(self.transformer.slot.every_segment())
-        return self.transformer.forward(latents[: self.rows], timestep[: self.rows], conditions, ALONE, running)
+        return self.transformer.predict(latents[: self.rows], timestep[: self.rows], conditions, ALONE, running)
 
     def seconds(self) -> float:
         """A step, of the slowest rank that has a part of it."""
