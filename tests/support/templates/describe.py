@@ -25,7 +25,7 @@ import torch
 
 from tests.support.host.mounted import mount
 from tests.support.templates.model_files import MODEL_FILES, ModelFile, model_file, other_use
-from tests.support.templates.model_nodes import DEVICES, PATCHES, executed
+from tests.support.templates.model_nodes import DEVICES, PATCHES, executed, with_networks
 from tests.support.templates.workflows import workflows
 
 
@@ -68,6 +68,7 @@ def describe(pack: SimpleNamespace, node_classes: Mapping[str, Any], kind: Model
     with (
         patch("comfy.utils.load_torch_file", lambda *_, **__: contents),
         patch.object(pack.file, "read_header", lambda _: contents),
+        patch.object(pack.file, "mark_files", lambda _: ""),
     ):
         try:
             file = pack.file.describe_host_file(Path("model.safetensors"))
@@ -98,7 +99,9 @@ def describe(pack: SimpleNamespace, node_classes: Mapping[str, Any], kind: Model
 def reasons_of(node_classes: Mapping[str, Any], node: str, patcher: Any) -> list[str]:
     """Why the ranks cannot run a MODEL of ours behind a node, so that ComfyUI's own model does; empty if they can."""
     patched = patcher if node in PATCHES else executed(node_classes[node], patcher)
-    options = PATCHES.get(node) or patched.model_options.get("transformer_options", {})
+    options = with_networks(PATCHES.get(node), node_classes["ModelPatchLoader"]) or patched.model_options.get(
+        "transformer_options", {}
+    )
     return [*patched.stand_in.describe(options)[1], *patched.reasons()]
 
 

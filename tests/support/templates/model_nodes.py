@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import sys
 from collections.abc import Mapping
 from typing import Any
+
+import torch
 
 DEVICES = 2
 
@@ -14,7 +18,8 @@ def function(*_args: Any, **_kwargs: Any) -> None:
 
 
 # What nodes call the model with (the transformer_options), of those that need more than a MODEL and widgets to be
-# executed, and of those that change it in a sampling alone. They are read off the nodes' code.
+# executed, and of those that change it in a sampling alone. They are read off the nodes' code. A name is of a class of
+# ComfyUI's whose objects run a network inside of the model.
 PATCHES: Mapping[str, Mapping[str, Any]] = {
     "AnimaLLLiteApply": {"patches": {"attn1_patch": [function], "attn2_patch": [function], "mlp_patch": [function]}},
     "ARVideoI2V": {"ar_config": {"initial_latent": None}},
@@ -23,14 +28,14 @@ PATCHES: Mapping[str, Mapping[str, Any]] = {
     "LoraLoader": {},
     "LoraLoaderModelOnly": {},
     "LTXVReferenceAudio": {},
-    "QwenImageDiffsynthControlnet": {"patches": {"double_block": [function]}},
+    "QwenImageDiffsynthControlnet": {"patches": {"double_block": ["DiffSynthCnetPatch"]}},
     "SamplerARVideo": {"ar_state": {"start_frame": 0, "kv_caches": []}},
     "SeedVR2Conditioning": {},
     "SkipLayerGuidanceDiT": {},  # in the ranks: tests/comfyui/files/test_census.py
     "SkipLayerGuidanceDiTSimple": {},
     "TripoSplatSamplingPreview": {},
     "WanInfiniteTalkToVideo": {"patches": {"attn2_patch": [function], "attn1_patch": [function]}},
-    "ZImageFunControlnet": {"patches": {"noise_refiner": [function], "double_block": [function]}},
+    "ZImageFunControlnet": {"patches": dict.fromkeys(("noise_refiner", "double_block"), ["ZImageControlPatch"])},
     # They sample from the MODEL, or hand it on, or have another one.
     **dict.fromkeys(
         (
@@ -41,6 +46,21 @@ PATCHES: Mapping[str, Mapping[str, Any]] = {
         {},
     ),
 }
+
+
+def with_networks(options: Any, loader: Any) -> Any:
+    """The options with objects for the names of classes. Their networks are from a file. loader: ComfyUI's node."""
+    if isinstance(options, Mapping):
+        return {name: with_networks(value, loader) for name, value in options.items()}
+    if isinstance(options, list):
+        return [with_networks(value, loader) for value in options]
+    if not isinstance(options, str):
+        return options
+    patch = object.__new__(getattr(sys.modules[loader.__module__], options))
+    cpu = torch.device("cpu")
+    patch.model_patch = importlib.import_module("comfy.model_patcher").ModelPatcher(torch.nn.Module(), cpu, cpu)
+    patch.model_patch.cached_patcher_init = (loader().load_model_patch, ("network.safetensors",), 0)
+    return patch
 
 
 def executed(node_class: Any, model: Any) -> Any:
