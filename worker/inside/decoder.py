@@ -144,6 +144,10 @@ class Decoder:
             found = getattr(found, part)
         return found
 
+    def decode_empty_class(self, value: list[Any]) -> type:
+        name, bases = value
+        return empty_class(name, tuple(self.decode(bases)))
+
     def decode_partial(self, value: list[Any]) -> functools.partial:
         function, args, keywords = value
         return functools.partial(
@@ -168,6 +172,7 @@ class Decoder:
         tags.PART_METHOD: decode_part_method,
         tags.CLASS_METHOD: decode_class_method,
         tags.CLASS: decode_class,
+        tags.EMPTY_CLASS: decode_empty_class,
         tags.NAMED: lambda _self, value: find_installed(value),
         tags.MODULE: lambda self, value: find_installed(value) if isinstance(value, str) else self.files.load(value),
         tags.METHOD: lambda self, value: types.MethodType(*self.decode(value)),
@@ -234,3 +239,8 @@ class Decoder:
             if name.startswith("rank.") and name in self.objects:  # two slots may hold one tensor
                 self.names.pop(id(self.objects.pop(name)))
                 del self.kinds[name], self.known[name]
+
+
+@functools.cache
+def empty_class(name: str, bases: tuple[type, ...]) -> type:
+    return type(name, bases, {})

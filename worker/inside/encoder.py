@@ -35,6 +35,9 @@ from .object_graph import (
 )
 
 NONE: Mapping[type, Any] = {}
+# What a class has whose body is empty, such as ComfyUI's model_sampling.
+OF_EMPTY_CLASS = {"__module__", "__qualname__", "__doc__", "__dict__", "__weakref__"}
+OF_EMPTY_CLASS |= {"__firstlineno__", "__static_attributes__"}  # from Python 3.13 on
 
 
 class Origin(NamedTuple):
@@ -189,6 +192,8 @@ class Encoder:
             if not is_harmless(value):
                 raise UnsendableError(f"The class {value.__qualname__} is of an installed package.")
             return {tags.CLASS: f"{value.__module__}:{value.__qualname__}"}
+        if "<" in value.__qualname__ and vars(value).keys() <= OF_EMPTY_CLASS:
+            return {tags.EMPTY_CLASS: [value.__name__, self.encode_all(value.__bases__)]}
         if "<" in value.__qualname__:
             raise UnsendableError(f"The class {value.__qualname__} is inside of a function.")
         self.classes[value] = None

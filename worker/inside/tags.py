@@ -8,6 +8,7 @@ NAMESPACE = "namespace"  # of a module or a class: some of its variables
 LOADED, LAZY = "loaded", "lazy"  # a network from a file; an object that loads its network when it is used
 # Kinds of encoded values. REF names an object.
 REF, TUPLE, PART, CLASS, NAMED, MODULE = "ref", "tuple", "part", "class", "named", "module"
+EMPTY_CLASS = "empty class"  # made in a function, of its bases
 METHOD, PARTIAL, NAMED_TUPLE, FROZEN_SET = "method", "partial", "named tuple", "frozen set"
 DTYPE, DEVICE, SIZE, SLICE, MEMBER = "dtype", "device", "size", "slice", "member"
 PART_METHOD, CLASS_METHOD = "part method", "class method"  # of a part: as it is now; as its class has it

@@ -123,9 +123,17 @@ class Locked:
 
 def local():
     class Inner:
-        pass
+        def step(self):
+            return 1
 
     return Inner()
+
+
+def combined():
+    class Both(Slotted, Locked):
+        pass
+
+    return Both()
 
 
 network = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.SiLU())
@@ -261,6 +269,14 @@ def test_a_network_is_loaded_from_its_file_and_kept_until_a_run_does_without(bot
         if run not in ("", "without"):
             both.send(here)
         assert there.loads == loads, run
+
+
+def test_an_empty_class_made_in_a_function_is_made_of_its_bases(both: Both, code: ModuleType) -> None:
+    one, other = code.combined(), code.combined()
+    there, second = both.send((one, other))
+    assert type(there) is type(second) and type(there).__name__ == "Both"
+    assert [base.__name__ for base in type(there).__bases__] == ["Slotted", "Locked"]
+    assert type(there).__bases__[0] is type(both.send(code.Slotted()))
 
 
 def test_what_a_closure_cannot_send_is_no_empty_cell(both: Both, code: ModuleType) -> None:
