@@ -13,7 +13,7 @@ import inspect
 import os
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -91,6 +91,27 @@ class CodeFiles:
         if os.path.realpath(str(module.__file__)) != os.path.realpath(path):
             raise ValueError(f"{path} is hidden by {module.__file__}")
         return module
+
+    def find_class(self, named: dict[str, str], path: str) -> type:
+        """Returns a class that a file defines. Raises ValueError for anything else."""
+        module = self.load(named)
+        found: Any = module
+        for part in path.split("."):
+            found = getattr(found, part, None)
+            if not isinstance(found, type) or found.__module__ != module.__name__:
+                raise ValueError(f"{module.__file__} defines no class {path!r:.100}")
+        return found
+
+    def find_function(self, named: dict[str, str], path: str) -> Callable[..., Any]:
+        """Returns a function that a file defines; of a method, that of a new object. Raises ValueError for anything
+        else."""
+        owner, _, name = path.rpartition(".")
+        module = self.load(named)
+        found = getattr(self.find_class(named, owner)() if owner else module, name, None)
+        code = getattr(inspect.unwrap(found), "__code__", None) if callable(found) else None
+        if code is None or os.path.realpath(code.co_filename) != os.path.realpath(str(module.__file__)):
+            raise ValueError(f"{module.__file__} defines no function {path!r:.100}")
+        return found
 
 
 def load_of_pack(root: str, parts: Sequence[str]) -> types.ModuleType:

@@ -136,13 +136,7 @@ class Decoder:
         return self.decoders[kind](self, value)
 
     def decode_class(self, value: Any) -> type:
-        if isinstance(value, str):
-            return find_installed(value)
-        named, path = value
-        found: Any = self.files.load(named)
-        for part in path.split("."):
-            found = getattr(found, part)
-        return found
+        return find_installed(value) if isinstance(value, str) else self.files.find_class(*value)
 
     def decode_empty_class(self, value: list[Any]) -> type:
         name, bases = value

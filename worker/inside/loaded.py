@@ -4,7 +4,7 @@ same file and the same code."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .code_files import CodeFiles
@@ -42,19 +42,11 @@ class LoadedFiles:
         key = json.dumps([code, name, args, index, folders])
         self.used.add(key)
         if key not in self.kept:
-            found = self.find(code, name)
+            load = self.files.find_function(code, name)
             use_folders(folders)
-            loaded = found(*args)
+            loaded = load(*args)
             self.kept[key] = loaded if index is None else loaded[index]
         return self.kept[key]
-
-    def find(self, code: dict[str, str], name: str) -> Callable[..., Any]:
-        """Returns a function of a file; of a method, that of a new object."""
-        found: Any = self.files.load(code)
-        *classes, last = name.split(".")
-        for cls in classes:
-            found = getattr(found, cls)
-        return getattr(found() if isinstance(found, type) else found, last)
 
     def lazy_class(self, cls: type, made: Mapping[str, Any]) -> type:
         """Returns ComfyUI's class of VAEs, which loads its network when somebody asks for it."""

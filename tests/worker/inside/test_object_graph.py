@@ -25,6 +25,7 @@ from worker.wire.tree import pack, unpack
 CODE = """
 import collections
 import threading
+from threading import Thread
 from typing import NamedTuple
 
 import torch
@@ -397,3 +398,15 @@ def test_a_file_that_changed_after_the_start_is_not_described(root: Path) -> Non
 def test_a_rank_takes_nothing_else(both: Both, encoded: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         both.decoder.decode(encoded)
+
+
+@pytest.mark.parametrize("name", ["threading.Thread", "torch.hub", "Keeper.__init__", "network", "Thread", "nothing"])
+def test_a_file_gives_only_what_it_defines(both: Both, code: ModuleType, name: str) -> None:
+    files = both.encoder.files
+    named = files.name(str(code.__file__))
+    with pytest.raises(ValueError, match="defines no class"):
+        both.decoder.decode({"class": [named, name]})
+    if name != "Keeper.__init__":
+        with pytest.raises(ValueError, match=r"defines no (class|function)"):
+            files.find_function(named, name)
+    assert files.find_function(named, "Loader.load")("a file")[0].model.in_features == 6
