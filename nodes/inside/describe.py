@@ -117,18 +117,16 @@ class Inside:
         nodes. Variables that it reads go along. Raises UnsendableError for code that draws random numbers."""
         encoder = self.encoder
         followed: set[types.FunctionType] = set()
-        classes: set[type] = set()
+        classes: dict[type, set[str]] = {}  # with the variables that went along
         names: set[str] = {"forward"}
         found: list[types.CodeType] = []
         while True:
-            for cls in [each for each in encoder.classes if each not in classes and self.is_of_node(each)]:
-                classes.add(cls)
-                self.add_class(cls)
+            for cls in encoder.classes.keys() - classes.keys():
+                classes[cls] = set()
+                encoder.note_methods(cls)
             methods = encoder.methods_of.items()
             named = [each for name, own in methods if name in names or is_implicit(name) for each in own]
             waiting = [each for each in {*encoder.functions, *named} - followed if self.is_of_node(each)]
-            if not waiting:
-                return found
             for function in waiting:
                 followed.add(function)
                 own = list(codes_in(function.__code__))
@@ -138,6 +136,8 @@ class Inside:
                     raise UnsendableError(f"{function.__qualname__} draws random numbers ({min(drawn)}).")
                 names |= in_code
                 self.add_variables(function, in_code)
+            if not waiting and not any(self.add_class_variables(cls, names, own) for cls, own in classes.items()):
+                return found
 
     def add_variables(self, function: types.FunctionType, names: set[str]) -> None:
         """Takes along the variables that its code names, of a function's module and of modules that this one names."""
@@ -152,8 +152,7 @@ class Inside:
                 if isinstance(value, types.FunctionType):
                     self.encoder.functions.append(inspect.unwrap(value))
                 elif isinstance(value, type):
-                    if self.is_of_node(value):
-                        self.add_class(value)
+                    self.encoder.classes[value] = None
                 elif type(value) in (*PLAIN, *HELD) and not name.startswith("__") or self.is_of_node(type(value)):
                     values[name] = value
             if values:
@@ -163,13 +162,16 @@ class Inside:
         """Whether it is a Python module of a node's."""
         return isinstance(value, types.ModuleType) and self.is_of_node(value)
 
-    def add_class(self, cls: type) -> None:
-        """Takes along a class's methods and variables."""
-        self.encoder.note_methods(cls)
-        held = {name: value for name, value in vars(cls).items() if type(value) in (*PLAIN, *HELD)}
-        held = {name: value for name, value in held.items() if not name.startswith("__")}
-        if held:
-            self.encoder.add_variables(cls, held)
+    def add_class_variables(self, cls: type, names: set[str], added: set[str]) -> bool:
+        """Takes along those variables of a node's class that code names. Returns whether there are more than before."""
+        if not self.is_of_node(cls):
+            return False
+        own = {name: value for name, value in vars(cls).items() if name in names and type(value) in (*PLAIN, *HELD)}
+        new = {name: value for name, value in own.items() if name not in added and not name.startswith("__")}
+        if new:
+            added.update(new)
+            self.encoder.add_variables(cls, new)
+        return bool(new)
 
     def is_of_node(self, value: Any) -> bool:
         """Whether code belongs to a node: one of ComfyUI's own, or a node pack's."""

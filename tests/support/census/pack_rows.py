@@ -82,6 +82,10 @@ PACK_ROWS: dict[str, Row] = {
     "a pack's count on texts of two lengths": habit(
         replace(equal(), plan={}, shared="one rank"), of_pack_apart("a counting closure")
     ),
+    "a pack's count on a class": habit(replace(equal(), shared="one rank"), of_pack("a count on a class", "begin")),
+    "a pack's class that draws random numbers": habit(
+        as_stock(), of_pack("a class that draws random numbers", "begin")
+    ),
     "a pack's random numbers": habit(as_stock(), of_pack("random numbers", "begin")),
     "a function of a pack's __init__": habit(as_stock(), of_pack("a function of the package itself", "begin")),
 }

@@ -98,6 +98,12 @@ HABITS = {
     "attention for everybody": Habit(replace_attention),
     "a cache": Habit(lambda m: replace_forward(m, inside.Cache)),
     "a counting closure": Habit(lambda m: replace_forward(m, inside.counting)),
+    "a count on a class": Habit(
+        lambda m: m.enter(patch.object(m.block, "forward", inside.by_class(inside.Tally, m.block.forward)))
+    ),
+    "a class that draws random numbers": Habit(
+        lambda m: m.enter(patch.object(m.block, "forward", inside.by_class(inside.Noise, m.block.forward)))
+    ),
     "a count on the module": Habit(lambda m: m.set_hook(inside.counting_on_the_module)),
     "numbers on the module": Habit(set_numbers),
     "an attention override": Habit(

@@ -103,6 +103,39 @@ def counting(function):
     return forward
 
 
+class AnyType(str):
+    """Stands for any kind of input in node packs. A rank cannot have it."""
+
+
+class Tally:
+    """Counts on the class."""
+
+    RETURN_TYPES = (AnyType("*"),)
+    calls = 0
+
+    @classmethod
+    def louder(cls, output):
+        cls.calls += 1
+        factor = 1 + 0.1 * cls.calls
+        return factor * output if isinstance(output, torch.Tensor) else tuple(factor * each for each in output)
+
+
+class Noise:
+    @staticmethod
+    def louder(output):
+        return random_hook(None, None, output)
+
+
+def by_class(cls, function):
+    """Calls a class that it has closed over."""
+    Tally.calls = 0
+
+    def forward(*args, **kwargs):
+        return cls.louder(function(*args, **kwargs))
+
+    return forward
+
+
 def counting_on_the_module(module, _args, output):
     """Keeps its count on the module, as TeaCache does."""
     module.habit_calls = getattr(module, "habit_calls", 0) + 1
