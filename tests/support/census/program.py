@@ -31,6 +31,7 @@ from tests.support.census.rows import ROWS, Given, Row
 from tests.support.host.graphs import relative_error
 from tests.support.host.mounted import mount
 from tests.support.host.stock_prompts import ALL
+from tests.support.ranks.leaving import end
 
 SEED = 7
 Outputs = list[torch.Tensor]
@@ -411,6 +412,7 @@ def main(comfyui: str, base: str, out: str, *names: str) -> None:
     finally:
         census.group.stop()
     Path(out).write_text(json.dumps(results, indent=1))
+    end()
 
 
 if __name__ == "__main__":

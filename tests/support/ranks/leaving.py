@@ -1,4 +1,4 @@
-"""How a rank of a test ends."""
+"""How a rank of a test ends, and other programs with torch's threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def leave() -> None:
 
 
 def end() -> None:
-    """Without the interpreter's own end: a thread of gloo's that lets go of a tensor meanwhile would abort it."""
+    """Without the interpreter's own end: a thread of torch's or gloo's that is at work meanwhile would abort it."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
