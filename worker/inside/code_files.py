@@ -107,7 +107,7 @@ class CodeFiles:
         else."""
         owner, _, name = path.rpartition(".")
         module = self.load(named)
-        found = getattr(self.find_class(named, owner)() if owner else module, name, None)
+        found: Any = getattr(self.find_class(named, owner)() if owner else module, name, None)
         code = getattr(inspect.unwrap(found), "__code__", None) if callable(found) else None
         if code is None or os.path.realpath(code.co_filename) != os.path.realpath(str(module.__file__)):
             raise ValueError(f"{module.__file__} defines no function {path!r:.100}")
