@@ -49,7 +49,8 @@ def origin_of_network(patcher: comfy.model_patcher.ModelPatcher) -> Origin:
         json.dumps(args)
     except TypeError as error:
         raise UnsendableError(f"A network was loaded with what cannot be sent: {error}.") from error
-    return Origin(load, list(args), index[0] if index else None, folders_of(args))
+    names = tuple(each for each in args if isinstance(each, str))
+    return Origin(load, list(args), index[0] if index else None, folders_of(names))
 
 
 def origin_of_vae(vae: comfy.sd.VAE) -> Origin:
@@ -58,9 +59,9 @@ def origin_of_vae(vae: comfy.sd.VAE) -> Origin:
     return origin_of_network(vae.patcher)._replace(attributes=attributes)
 
 
-def folders_of(args: tuple) -> dict[str, list[str]]:
-    """Returns where ComfyUI finds the files that these arguments name, by kind."""
-    names = [each for each in args if isinstance(each, str)]
+@functools.cache  # each call of the model describes its networks
+def folders_of(names: tuple[str, ...]) -> dict[str, list[str]]:
+    """Returns where ComfyUI finds the files of these names, by kind."""
     kinds = {kind for kind in folder_paths.folder_names_and_paths for each in names if is_file(kind, each)}
     return {kind: folder_paths.get_folder_paths(kind) for kind in sorted(kinds)}
 
