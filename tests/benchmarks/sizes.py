@@ -47,7 +47,8 @@ def row(shelf: str, name: str, size: str, degrees: dict[str, int]) -> tuple[str,
     model, plan = SHELVES[shelf][name], ParallelPlan.from_json(degrees)
     figures = [measure(model, size, plan, rank) for rank in unlike_ranks(plan)]
     by_kind = [sent(each.exchanges) for each in figures]
-    formulas = {kind: sum(terms.values()) for kind, terms in sent_bytes(model, size, plan).items()}
+    blocks = max(each.blocks for each in figures)
+    formulas = {kind: sum(terms.values()) for kind, terms in sent_bytes(model, size, plan, blocks).items()}
     formulas[WEIGHTS] = max(each.to_fetch for each in figures) * (plan.patch_count if plan.pipefusion > 1 else 1)
     total, wanted = max(sum(each.values()) for each in by_kind), sum(formulas.values())
     peak, own = max(each.peak for each in figures), activation_bytes(model, size, plan) / plan.token_ways

@@ -100,9 +100,9 @@ def test_a_rank_keeps_and_sends_its_share(
     model = model.shortened(blocks) if blocks else model
     size = next(iter(model.sizes))
     for found in by_rank:
-        for kind, terms in sent_bytes(model, size, plan).items():
+        for kind, terms in sent_bytes(model, size, plan, found["blocks"]).items():
             assert found["sent"].get(kind, 0) <= MORE * sum(terms.values()), (kind, terms)
-        assert found["peak"] <= peak_bytes(model, size, plan)
+        assert found["peak"] <= peak_bytes(model, size, plan, found["blocks"])
         assert found["weights"] == pytest.approx(found["told"], rel=NEAR)
         if plan.pipefusion == 1:  # of stages, the largest is told; and each of PipeFusion's patches is a forward
             assert found["sent"].get(WEIGHTS, 0) == pytest.approx(found["to fetch"], rel=NEAR)

@@ -92,7 +92,7 @@ def test_the_bytes_of_an_exchange_are_those_of_the_formulas(axis: str, kind: str
     plan = ParallelPlan(**{axis: degree})
     activation = (64 * 64 + 512) * 3072 * 2
     assert EXCHANGES[axis].sent(activation, degree, 1.0) * 57 == pytest.approx(
-        sent_bytes(model, size, plan)[kind][axis]
+        sent_bytes(model, size, plan, model.blocks)[kind][axis]
     )
 
 

@@ -72,15 +72,16 @@ def activation_bytes(model: Model, size: str, plan: ParallelPlan) -> int:
     return rows_of(model, plan) * (model.image_tokens(size) + model.text) * model.hidden * BYTES
 
 
-def peak_bytes(model: Model, size: str, plan: ParallelPlan) -> float:
-    """What a rank needs beside its weights at most, PipeFusion's keys and values of all tokens included."""
+def peak_bytes(model: Model, size: str, plan: ParallelPlan, blocks: int) -> float:
+    """What a rank with so many blocks needs beside its weights at most, PipeFusion's keys and values of all tokens
+    included."""
     whole = activation_bytes(model, size, plan)
-    blocks = math.ceil(model.blocks / plan.pipefusion) if plan.patch_count > 1 else 0
-    return whole * ((IN_BLOCKS + 2 * blocks) / plan.token_ways + WHOLE)
+    kept = blocks if plan.patch_count > 1 else 0
+    return whole * ((IN_BLOCKS + 2 * kept) / plan.token_ways + WHOLE)
 
 
-def sent_bytes(model: Model, size: str, plan: ParallelPlan) -> dict[str, dict[str, float]]:
-    """What a rank has to send at most, by kind of exchange and what it is for.
+def sent_bytes(model: Model, size: str, plan: ParallelPlan, blocks: int) -> dict[str, dict[str, float]]:
+    """What a rank with so many blocks has to send at most, by kind of exchange and what it is for.
 
     ulysses: 4 A (N - 1) / N² a block, or where the heads do not divide, A / N of 3 times the heads of others and N - 1
     times its own; ring: 2 A (N - 1) / N, each of what the other leaves;
@@ -94,7 +95,7 @@ def sent_bytes(model: Model, size: str, plan: ParallelPlan) -> dict[str, dict[st
     heads = [model.heads // ulysses + (rank < model.heads % ulysses) for rank in range(ulysses)]
     scattered = (3 * (1 - min(heads) / sum(heads)) + (ulysses - 1) * max(heads) / sum(heads)) / ulysses
     travels = (1 + SCALE_BYTES / model.head_dim) / BYTES if plan.exchange_dtype == "fp8" else 1
-    whole, blocks = activation_bytes(model, size, plan), math.ceil(model.blocks / stages)
+    whole = activation_bytes(model, size, plan)
     pixels = model.channels * math.prod(model.sizes[size])
     prediction = rows_of(model, plan) * pixels * BYTES
     return {

@@ -36,12 +36,14 @@ Parallel = DiffusersModel | ParallelModel
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one rank. weights: bytes that it keeps, and told: that it is said to keep before anything is loaded; to_fetch:
-    likewise, that are to come to it in a forward; peak: the most bytes beside them; parameters: that it computes with.
+    """Of one rank. blocks: of its stage; weights: bytes that it keeps, and told: that it is said to keep before
+    anything is loaded; to_fetch: likewise, that are to come to it in a forward; peak: the most bytes beside them;
+    parameters: that it computes with.
 
     flops, exchanges: of a forward, or with stages of a step; run: the exchanges of all steps.
     """
 
+    blocks: int
     parameters: int
     weights: int
     told: int
@@ -83,7 +85,8 @@ def measure(model: Model, size: str, plan: ParallelPlan, rank: int) -> Figures:
         parameters = sum(each.numel() for each in parallel.model.parameters())
         told = parallel.sizes.count_kept_bytes(plan)[mesh["pipefusion"].index]
         to_fetch = parallel.sizes.count_fetched_bytes(plan)
-        return Figures(parameters, weights, told, to_fetch, tally.peak - weights, flops, exchanges, tally.exchanges)
+        blocks, peak = len(parallel.stage.blocks), tally.peak - weights
+        return Figures(blocks, parameters, weights, told, to_fetch, peak, flops, exchanges, tally.exchanges)
 
 
 def made(model: Model, mesh: Mesh) -> Parallel:

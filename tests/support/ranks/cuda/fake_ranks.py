@@ -23,6 +23,7 @@ from tests.support.ranks.leaving import end
 
 def told(figures: Figures) -> dict[str, Any]:
     return {
+        "blocks": figures.blocks,
         "weights": figures.weights,
         "told": figures.told,
         "to fetch": figures.to_fetch,
