@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
@@ -59,6 +59,8 @@ class ParallelModel:
         self.hooks = Hooks()
         self.spec = spec_of(type(model))
         self.sizes = sizes_of_model(model, dtypes)
+        # Replaces arguments of this rank's rows that networks beside the model compute.
+        self.complete: Callable[[dict[str, Any]], dict[str, Any]] = lambda kwargs: kwargs
         self.install(mesh)
         lists = blocks_at(model, self.spec.paths if self.spec else ())
         own = {path: block for path, block in lists.items() if not isinstance(block, StandIn)}
@@ -192,6 +194,7 @@ class ParallelModel:
 
     def run(self, args: tuple, kwargs: dict[str, Any], forward: Forward) -> Any:
         """Runs the model on this rank's arguments. None if the tokens went to the next stage."""
+        kwargs = self.complete(kwargs)
         try:
             with self.slot.enter(forward), self.fetched.forward(StageExit):
                 output = self.model(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""How networks beside the model and VAEs came from a file, so that the ranks can load them, too."""
+"""How networks beside the model, ControlNets and VAEs came from a file, so that the ranks can load them, too."""
 
 from __future__ import annotations
 
@@ -6,23 +6,48 @@ import functools
 import importlib
 import json
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import comfy.controlnet
 import comfy.model_patcher
 import comfy.sd
 import folder_paths
 
 from ...worker.inside.encoder import Origin
-from ...worker.inside.loaded import PATCHER, STAGE
+from ...worker.inside.loaded import OF_CONTROLNET, PATCHER, STAGE
 from ...worker.wire.tensors import UnsendableError
 
+NONE: Mapping[str, Any] = {}
 COMFYUIS_NODES = "nodes"  # ComfyUI's module, not this package
 LOADER, METHOD = "ModelPatchLoader", "load_model_patch"
+LOADED_BY = "paralleldit_loaded_by"  # attribute of the patcher of a ControlNet's network: what loads it
 
 
 def keep_files_of_networks() -> None:
-    """Has ComfyUI's loader of model patches note how to load one again, where its other loaders note it."""
+    """Has ComfyUI's loaders of networks note how to load one again."""
+    keep_files_of_model_patches()
+    keep_files_of_controlnets()
+
+
+def keep_files_of_controlnets() -> None:
+    whole = comfy.controlnet.load_controlnet
+    if hasattr(whole, "__wrapped__"):
+        return
+
+    @functools.wraps(whole)
+    def load(ckpt_path: str, model: Any = None, model_options: Mapping[str, Any] = NONE) -> Any:
+        found = whole(ckpt_path, model, {**model_options})
+        patcher = getattr(found, OF_CONTROLNET, None)
+        if patcher is not None and model is None:
+            setattr(patcher, LOADED_BY, (whole, (ckpt_path, None, {**model_options})))
+        return found
+
+    comfy.controlnet.load_controlnet = load
+
+
+def keep_files_of_model_patches() -> None:
+    """ComfyUI's other loaders of patchers note this there, too."""
     loader = importlib.import_module(COMFYUIS_NODES).NODE_CLASS_MAPPINGS.get(LOADER)
     method = getattr(loader, METHOD, None)
     if not isinstance(method, types.FunctionType) or hasattr(method, "__wrapped__"):
@@ -39,7 +64,17 @@ def keep_files_of_networks() -> None:
 
 def origin_of_network(patcher: comfy.model_patcher.ModelPatcher) -> Origin:
     """Raises UnsendableError for a network that the ranks cannot load as it is here."""
-    found = patcher.cached_patcher_init
+    return origin_of_patcher(patcher, patcher.cached_patcher_init)
+
+
+def origin_of_controlnet(control: comfy.controlnet.ControlNet) -> Origin:
+    """Raises UnsendableError likewise."""
+    patcher = getattr(control, OF_CONTROLNET)
+    return origin_of_patcher(patcher, getattr(patcher, LOADED_BY, None))
+
+
+def origin_of_patcher(patcher: comfy.model_patcher.ModelPatcher, found: Sequence[Any] | None) -> Origin:
+    """found: what loads it, with which arguments, and its place in what is returned."""
     if not found:
         raise UnsendableError("The loader of a network does not say which file it is from.")
     if patcher.patches or patcher.object_patches or patcher.hook_patches:
@@ -73,4 +108,5 @@ def is_file(kind: str, name: str) -> bool:
 ORIGINS: Mapping[type, Callable[[Any], Origin]] = {
     comfy.model_patcher.ModelPatcher: origin_of_network,
     comfy.sd.VAE: origin_of_vae,
+    comfy.controlnet.ControlNet: origin_of_controlnet,
 }

@@ -20,7 +20,9 @@ import torch
 from comfy.context_windows import IndexListContextHandler
 from comfy.patcher_extension import CallbacksMP, WrappersMP
 
+from ...worker.comfyui.controls import CONTROL
 from ...worker.host.call_batcher import CallBatcher, CallRecorded
+from ..inside.controls import computes_here
 from .remote_module import remote_module
 
 KEY = "ParallelDiT"  # of our own wrappers
@@ -77,7 +79,8 @@ def batches_calls(function: Any) -> bool:
 def is_repeatable(
     model: comfy.model_base.BaseModel, conds: Iterable[list[dict[str, Any]] | None], options: dict[str, Any]
 ) -> bool:
-    """Whether only ComfyUI's own code runs for the conditions, without a ControlNet, which would take time twice."""
+    """Whether only ComfyUI's own code runs for the conditions, and no ControlNet computes here, which would take time
+    twice."""
     wrappers = options.get("transformer_options", {}).get("wrappers", {})
     theirs = (calls for kind in WRAPPERS for key, calls in wrappers.get(kind, {}).items() if key != KEY)
     patcher = model.current_patcher
@@ -85,7 +88,7 @@ def is_repeatable(
         return False
     if any(patcher.get_all_callbacks(kind) for kind in CALLBACKS):
         return False
-    return not any(one.get("hooks") or one.get("control") for cond in conds for one in cond or ())
+    return not any(one.get("hooks") or computes_here(one.get(CONTROL)) for cond in conds for one in cond or ())
 
 
 def add_call_batching(patcher: comfy.model_patcher.ModelPatcher, batcher: CallBatcher) -> None:

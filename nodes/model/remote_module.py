@@ -22,6 +22,7 @@ from ...parallel_backend.costs.auto import PlanOfRun, Work
 from ...parallel_backend.models import spec_of
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.sampling.caches import NONE as NO_CACHE
+from ...worker.comfyui.controls import CONTROL
 from ...worker.comfyui.model import dtype_name
 from ...worker.comfyui.patched_options import CHANGES, COMPILED, FACTS, GRAPH, KERNEL, OPTIONS, RUN
 from ...worker.comfyui.patches import pack_patches
@@ -37,6 +38,7 @@ from ...worker.wire.tensors import Tensors, UnsendableError
 from ..compat import has_inner_forward, inner_forward, runs_wrappers
 from ..costs.plans import ModelCosts
 from ..errors import Refused
+from ..inside.controls import encode_control, residuals_of
 from ..inside.describe import Inside, describe_changes
 from ..inside.module_guard import ModuleGuard, configs_of
 from ..inside.patches import encode_options, join
@@ -122,6 +124,8 @@ class RemoteModule(PlannedModule):
         values[OPTIONS], reasons = self.describe(values.get(OPTIONS) or {})
         if reasons:
             return self.run_here(reasons, args, kwargs)
+        if CONTROL in values:
+            values[CONTROL] = encode_control(values[CONTROL], self.sampling.inside.encoder)
         latents, timestep = (values.pop(name) for name in list(self.signature.parameters)[:2])
         like = latents[0] if isinstance(latents, (list, tuple)) else latents
         if not len(like):
@@ -150,7 +154,7 @@ class RemoteModule(PlannedModule):
                 raise
             return self.run_here((), args, kwargs)
         parts = [part.to(like) for part in answer]
-        if self.sampling.record_residuals(given.get("control")):
+        if self.sampling.record_residuals(residuals_of(given.get(CONTROL))):
             size = self.sampling.residuals
             self.group.runs.sent_residuals(size)
             logging.info("[ParallelDiT] Each step sends %.1f MB of ControlNet residuals to the ranks.", size / 1e6)

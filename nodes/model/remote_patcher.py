@@ -19,6 +19,7 @@ from ...worker.comfyui.patches import pack_patches
 from ...worker.comfyui.source import HostSource
 from ...worker.wire.tensors import UnsendableError
 from ..errors import Refused
+from ..inside.controls import record_all
 from ..inside.patches import compile_settings
 from .call_batching import KEY, add_call_batching
 from .remote_module import MODULE, RemoteModule, remote_module
@@ -59,13 +60,20 @@ def record_run(
         return executor(noise, latent_image, sampler, sigmas, denoise_mask, report_step, *args, **options)
 
 
-def mark_preparation(executor: Any, patcher: comfy.model_patcher.ModelPatcher, *args: Any, **options: Any) -> Any:
-    """Wraps what makes room for a sampling and loads its models."""
+def mark_preparation(
+    executor: Any,
+    patcher: comfy.model_patcher.ModelPatcher,
+    noise_shape: Sequence[int],
+    conds: Mapping[str, list[dict[str, Any]]],
+    *args: Any,
+    **options: Any,
+) -> Any:
+    """Wraps what makes room for a sampling and loads its models. Networks that the ranks run are none of these."""
     remote = patcher.remote if isinstance(patcher, RemoteModelPatcher) else None
     if remote is None:
-        return executor(patcher, *args, **options)
+        return executor(patcher, noise_shape, conds, *args, **options)
     with remote.make_room():
-        return executor(patcher, *args, **options)
+        return executor(patcher, noise_shape, record_all(conds), *args, **options)
 
 
 class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):

@@ -201,7 +201,8 @@ def differences_in_block(block: torch.nn.Module, blocks: BlockList) -> Iterator[
     parameters = inspect.signature(block.forward).parameters.values()
     takes = {parameter.name for parameter in parameters if parameter.kind not in VARIABLE}
     if len(takes) == len(parameters):
-        yield from (f"{blocks.path} has no argument {name}" for name in sorted(blocks.sharded - takes))
+        named = {name for name in blocks.sharded if not name.isdigit()}  # the others are of `*args`
+        yield from (f"{blocks.path} has no argument {name}" for name in sorted(named - takes))
     known = {ALWAYS_WHOLE, *blocks.sharded, *blocks.whole, *blocks.refused}
     yield from (f"{blocks.path} has an argument {name}, which its spec does not list" for name in sorted(takes - known))
     yield from lacking(block, (*attention_paths(block, blocks), *blocks.full_length), f"{blocks.path}: ")

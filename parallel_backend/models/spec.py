@@ -77,6 +77,8 @@ class BlockList:
     # between them, and nothing is copied. For a `head`: whether the model works token by token between the last block
     # and the head.
     chained: bool = False
+    # Whether all ranks need what these blocks return. Else the model only passes it on to later blocks.
+    gathered: bool = False
     # Submodules of blocks that the model reads outside of the blocks, by their paths in it. All stages have them.
     shared: tuple[str, ...] = ()
     # The dim of tokens. On a grid of (T, H, W), the number of dims that they fill, from that one on.

@@ -228,7 +228,8 @@ def install_boundary(
             ends.keep_skip(block, place, hooks)
         is_last = block is every[-1][1]
         chained = partial(reaches_head, spec, layout) if is_last else partial(follows.__getitem__, block)
-        BlockBoundary(block, blocks, layout, arrivals, chained, is_last and not spec.head).install(block, hooks)
+        gathers = blocks.gathered or (is_last and not spec.head)
+        BlockBoundary(block, blocks, layout, arrivals, chained, gathers).install(block, hooks)
         for path, streams in blocks.full_length.items():
             restore_full_length(block.get_submodule(path), streams, layout, hooks)
     if ends and not ends.link.is_last:

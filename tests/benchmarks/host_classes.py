@@ -13,6 +13,7 @@ import argparse
 from parallel_backend.models import adapter_for, model_classes
 from parallel_backend.models.spec import comfyui_classes, spec_named
 from tests.support.cases.host import CASES
+from tests.support.cases.host.controlnets import CONTROLNETS
 from tests.support.pages import write_table, written_table
 
 CLASSES, FOLDERS = "classes", "folders"  # the tables, by their names in the page
@@ -24,7 +25,8 @@ def table() -> str:
     for model_class in sorted(comfyui_classes(), key=lambda name: name.rpartition(".")[2].lower()):
         spec = spec_named(model_class)
         assert spec is not None
-        rows = ", ".join(name for name, case in CASES.items() if case.model_class == model_class)
+        cases = [*CASES.items(), *CONTROLNETS.items()]
+        rows = ", ".join(name for name, case in cases if case.model_class == model_class)
         batch = f"no{' for some' if spec.coupled_where else ''}: {spec.coupled}" if spec.coupled else "yes"
         tokens = f"no: {spec.unshared}" if spec.unshared else "yes"
         stages = "no" if spec.unshared else f"no: {spec.unstaged}" if spec.unstaged else "patches=1"

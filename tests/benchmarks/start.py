@@ -55,7 +55,7 @@ def run_host_file(file: str) -> None:
 
     import_rank()
     from worker.comfyui.source import HostSource
-    from worker.rank.host_model import HostModel
+    from worker.rank.model.host_model import HostModel
 
     plan, cpu = ParallelPlan(), torch.device("cpu")
     axes = dict.fromkeys((*plan.degrees(), "batch", "sequence"), Axis(None, 1, 0))

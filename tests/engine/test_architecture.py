@@ -92,8 +92,8 @@ FROM_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "worker": ("torch", "psutil"),
     "worker.comfyui": ("comfy", "comfy_kitchen", "gguf", "numpy", "safetensors"),
     "worker.inside": ("comfy", "folder_paths"),
-    "worker.rank.attention_kernels": ("comfy",),
-    "worker.rank.host_model": ("comfy",),
+    "worker.rank.model.attention_kernels": ("comfy",),
+    "worker.rank.model.host_model": ("comfy",),
     "nodes": (
         "torch",
         "safetensors",

@@ -25,9 +25,9 @@ from worker.host.known_state import KnownState
 from worker.host.session import LOADING_TIMES, allowed_silence
 from worker.rank.agreement import MEMORY, Control
 from worker.rank.channels.heartbeat import Heartbeat
-from worker.rank.host_model import HostModel
 from worker.rank.job import Job, ModelFailed
 from worker.rank.job_groups import JobGroups
+from worker.rank.model.host_model import HostModel
 from worker.rank.operations import Operations, run_model_code
 from worker.rank.request_checks import check_request
 from worker.rank.state import RankState

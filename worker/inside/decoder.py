@@ -13,7 +13,7 @@ from ..wire.tensors import UnsendableError
 from ..wire.tree import PLAIN
 from . import tags
 from .code_files import CodeFiles, find_code, find_installed
-from .loaded import LoadedFiles
+from .loaded import LoadedFiles, patcher_of
 from .object_graph import DICTS, HOSTS, Encoded, State, alike, key_of, refs_in, set_slot, slots_of
 
 
@@ -42,8 +42,9 @@ class Decoder:
 
     @property
     def networks(self) -> list[Any]:
-        """ComfyUI's patchers of the networks that run inside of the model."""
-        return [self.objects[name] for name, kind in self.kinds.items() if kind == tags.LOADED]
+        """ComfyUI's patchers of the networks that run inside of the model or beside it."""
+        found = (patcher_of(self.objects[name]) for name, kind in self.kinds.items() if kind == tags.LOADED)
+        return list(dict.fromkeys(found))
 
     def apply(self, changes: Sequence[Mapping[str, Any]]) -> None:
         """Takes over what `Encoder.changes` returned. Raises ValueError for what is not here as described."""

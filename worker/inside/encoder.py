@@ -42,9 +42,9 @@ OF_EMPTY_CLASS |= {"__firstlineno__", "__static_attributes__"}  # from Python 3.
 
 class Origin(NamedTuple):
     """How an object came from a file. load: the function, or the method of a class without state. args: plain values.
-    index: of the network in what it returns; None if it returns the network. folders: for file names among the
+    index: of the object in what it returns; None if it returns the object. folders: for file names among the
     arguments, by kind, where ComfyUI looks for such files. attributes: of an object, those that need no file; None if
-    the object is the network itself."""
+    the object is what was loaded."""
 
     load: Callable[..., Any]
     args: Sequence[Any]

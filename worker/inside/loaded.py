@@ -1,5 +1,5 @@
-"""Loads in a rank what a node has loaded beside the model: networks that run inside of it, and VAEs. The rank takes the
-same file and the same code."""
+"""Loads in a rank what a node has loaded beside the model: networks that run inside of it, ControlNets, and VAEs. The
+rank takes the same file and the same code."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from .code_files import CodeFiles
 
 PATCHER, STAGE = "patcher", "first_stage_model"  # attributes of ComfyUI's VAE that need its file
+OF_CONTROLNET = "control_model_wrapped"  # attribute of ComfyUI's ControlNet: its network's patcher
 
 
 class LoadedFiles:
@@ -27,8 +28,8 @@ class LoadedFiles:
 
     def free_device(self) -> None:
         """Moves all weights to host memory until their next use."""
-        for patcher in self.kept.values():
-            patcher.detach()
+        for loaded in self.kept.values():
+            patcher_of(loaded).detach()
 
     def load(
         self,
@@ -38,7 +39,8 @@ class LoadedFiles:
         index: int | None,
         folders: Mapping[str, Sequence[str]],
     ) -> Any:
-        """Returns ComfyUI's patcher of a network, see `Origin`. Raises ValueError, and what the code raises."""
+        """Returns ComfyUI's patcher of a network, or its ControlNet, see `Origin`. Raises ValueError, and what the code
+        raises."""
         key = json.dumps([code, name, args, index, folders])
         self.used.add(key)
         if key not in self.kept:
@@ -59,6 +61,11 @@ class LoadedFiles:
             return vars(vae)[name]
 
         return type(cls.__name__, (cls,), {"__getattr__": load})
+
+
+def patcher_of(loaded: Any) -> Any:
+    """Returns the patcher of what `LoadedFiles.load` returned."""
+    return getattr(loaded, OF_CONTROLNET, loaded)
 
 
 def use_folders(folders: Mapping[str, Sequence[str]]) -> None:

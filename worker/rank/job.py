@@ -23,10 +23,10 @@ from ..wire.protocol import FAILED, MEMORY, Header
 from ..wire.tensors import Tensors
 from .agreement import BROKEN, CANCELLED, DONE, REFUSED, Control, Ended, Outcome, agree
 from .channels.heartbeat import SETTLE_SECONDS, Heartbeat
-from .host_model import HostModel
 from .job_groups import JobGroups
 from .memory.device_memory import DeviceMemory, asked
 from .memory.out_of_memory import OutOfMemoryReport, count_devices, read_latents_shape
+from .model.host_model import HostModel
 from .state import RankState
 
 Result = TypeVar("Result")

@@ -31,10 +31,10 @@ from ..wire.sampler_call import SAMPLER_TENSORS, SamplerCall
 from ..wire.tensors import Tensors
 from ..wire.tree import NEW_EACH_CALL, PREDICTION, STATE, unpack_call
 from .agreement import DONE, REFUSED, Ended
-from .host_model import HostModel
 from .job import Cancelled, Job, ModelFailed
 from .memory.device_memory import memory_use, own_bytes
 from .memory.release import release_memory
+from .model.host_model import HostModel
 from .request_checks import parse_field
 from .sampling import (
     build_inpainting,

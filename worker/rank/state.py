@@ -14,9 +14,9 @@ from parallel_backend.weights.placement import WeightPlacement
 
 from ..wire.protocol import Header
 from ..wire.tensors import Tensors
-from .host_model import HostModel
 from .memory.device_memory import memory_use, own_bytes
 from .memory.release import release_memory
+from .model.host_model import HostModel
 
 if TYPE_CHECKING:
     from ..comfyui.source import HostSource, VaeSource

@@ -1,4 +1,20 @@
 """ComfyUI's own model classes as data: one spec per class. Imports nothing of ComfyUI; see ../README.md to add one."""
 
 # ruff: noqa: F401 (each file registers its classes)
-from . import audio, cosmos, dit, flux, joint, ltx, lumina, mmdit, omnigen, others, qwen, shapes, video, wan
+from . import (
+    audio,
+    controlnets,
+    cosmos,
+    dit,
+    flux,
+    joint,
+    ltx,
+    lumina,
+    mmdit,
+    omnigen,
+    others,
+    qwen,
+    shapes,
+    video,
+    wan,
+)

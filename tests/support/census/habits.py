@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import torch
 
+from tests.support.census.controlnets import CONTROLNET_HABITS
 from tests.support.census.pack_rows import PACK_ROWS
 from tests.support.census.rows import Row, as_stock, equal, habit, ignored, of_folder, refused
 
@@ -201,23 +202,6 @@ def style(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
         style_model=SimpleNamespace(get_cond=lambda _output: tokens), strength=0.5, strength_type="attn_bias",
     )  # fmt: skip
     return [census.sample(row, model, positive=positive)]
-
-
-def controlled(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-    """A ControlNet of ComfyUI's that starts after some steps."""
-    latent_format, cpu = model.get_model_object("latent_format"), torch.device("cpu")
-    network = census.module("comfy.ldm.flux.controlnet", "ControlNetFlux", row.model, latent_input=True)
-    net = importlib.import_module("comfy.controlnet").ControlNet(
-        network, latent_format=latent_format, compression_ratio=1, load_device=cpu, extra_conds=["y", "guidance"]
-    )
-    positive, negative = census.run(
-        "ControlNetApplyAdvanced", positive=census.conditioning(row.model, "positive"),
-        negative=census.conditioning(row.model, "negative"), control_net=net, image=census.a_image(row, model),
-        strength=1.0, start_percent=0.3, end_percent=1.0, vae=census.a_vae(row, model),
-    )  # fmt: skip
-    sampled = census.sample(row, model, positive=positive, negative=negative)
-    assert getattr(model, "remote", None) is None or census.group.runs.kept[0].residuals > 0, "the panel is not told"
-    return [sampled]
 
 
 def conditioned(**options: Callable[[], Any]) -> Does:
@@ -430,8 +414,7 @@ HABITS: dict[str, Row] = {
         as_stock(), optioned(optimized_attention_override=attention_override_sage)
     ),
     "a style model with a bias": habit(equal(), style),
-    "a ControlNet from 30 % on": habit(equal(), controlled),
-    "a ControlNet on a folder": habit(of_folder(equal()), controlled),
+    **CONTROLNET_HABITS,
     # Its layout is an object that does not go to the ranks. Its text passes a part of the model before the first step.
     "a video with its sound": habit(ignored("minimax"), sample),
     "a folder in fp8": habit(replace(of_folder(equal()), dtype="fp8_e4m3fn"), sample),

@@ -12,7 +12,9 @@ import torch
 from safetensors.torch import save_file
 
 from tests.support.cases.host.base import fill_weights
+from tests.support.census.controlnets import CONTROLNETS
 from tests.support.census.rows import Row
+from tests.support.host.stock_prompts import ALL
 
 
 class GivenNetworks:
@@ -21,6 +23,9 @@ class GivenNetworks:
     base: Path
 
     def run(self, name: str, /, **inputs: Any) -> tuple:
+        raise NotImplementedError
+
+    def module(self, module: str, name: str, like: str, **config: Any) -> torch.nn.Module:
         raise NotImplementedError
 
     def a_model_patch(self, _row: Row, _model: Any) -> Any:
@@ -90,12 +95,33 @@ class GivenNetworks:
     def a_spoken(self, _row: Row, _model: Any) -> Any:
         return {"encoded_audio_all_layers": [torch.zeros(1, 50, 768)] * 13}
 
+    def a_controlnet(self, kind: str, row: Row, model: Any) -> Any:
+        """One of ComfyUI's, as large as the row's model. kind: of CONTROLNETS, from a file; or "no file"."""
+        if kind == "no file":
+            network = self.module(*CONTROLNETS["flux"][:2], row.model, latent_input=True)
+            return importlib.import_module("comfy.controlnet").ControlNet(
+                network,
+                latent_format=model.get_model_object("latent_format"),
+                compression_ratio=1,
+                load_device=torch.device("cpu"),
+                extra_conds=["y", "guidance"],
+            )
+        module, name, config, is_alike = CONTROLNETS[kind]
+        file = self.base / "models" / "controlnet" / f"{kind}.safetensors"
+        if not file.exists():
+            like = ALL[row.model]
+            tiny = json.dumps({"class": like.detected_as, "config": {**like.config, **config}}, default=str).encode()
+            network = self.module(module, name, row.model if is_alike else "", **config)
+            save(network, file, tiny=torch.tensor(list(tiny), dtype=torch.uint8))
+        return self.run("ControlNetLoader", control_net_name=file.name)[0]
+
     def patcher(self, network: torch.nn.Module) -> Any:
         cpu = torch.device("cpu")
         return importlib.import_module("comfy.model_patcher").ModelPatcher(network, cpu, cpu)
 
 
-def save(network: torch.nn.Module, file: Path, metadata: Mapping[str, str] | None = None) -> None:
+def save(network: torch.nn.Module, file: Path, metadata: Mapping[str, str] | None = None, **more: torch.Tensor) -> None:
     fill_weights(network)
     file.parent.mkdir(parents=True, exist_ok=True)
-    save_file(network.state_dict(), file, metadata and dict(metadata))
+    weights = {name.replace("key_norm.weight", "key_norm.scale"): each for name, each in network.state_dict().items()}
+    save_file({**weights, **more}, file, metadata and dict(metadata))

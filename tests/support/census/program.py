@@ -262,10 +262,10 @@ class Census(GivenNetworks):
         return f"census{suffix}"
 
     def module(self, module: str, name: str, like: str, **config: Any) -> torch.nn.Module:
-        """A network of ComfyUI's with random weights, as large as a model."""
+        """A network of ComfyUI's with random weights, as large as a model, if one is named."""
         operations = importlib.import_module("comfy.ops").disable_weight_init
         made = getattr(importlib.import_module(module), name)(
-            **{**ALL[like].config, **config}, dtype=torch.float32, device="cpu", operations=operations
+            **{**(ALL[like].config if like else {}), **config}, dtype=torch.float32, device="cpu", operations=operations
         )
         fill_weights(made)
         return made.eval().requires_grad_(False)

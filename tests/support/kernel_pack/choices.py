@@ -20,7 +20,7 @@ from parallel_backend.errors import RequestError
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams import backends
 from tests.support.host.mounted import mount
-from worker.rank.attention_kernels import choose_kernel
+from worker.rank.model.attention_kernels import choose_kernel
 
 PLACES = {"overrides": "any_pack", "model_optimization_nodes": "ComfyUI-KJNodes/nodes"}
 BF16 = torch.bfloat16

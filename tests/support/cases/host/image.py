@@ -57,6 +57,15 @@ def pooled(random):
     return random(BATCH, 32)
 
 
+def hunyuan_text(random):
+    return {
+        "context": random(BATCH, 77, 32),
+        "text_embedding_mask": torch.ones(BATCH, 77),
+        "encoder_hidden_states_t5": random(BATCH, 256, 64),
+        "text_embedding_mask_t5": torch.ones(BATCH, 256),
+    }
+
+
 def shape_latents(random):
     return (random(BATCH, 16, 77), torch.full((BATCH,), 0.7)), {}
 
@@ -71,13 +80,7 @@ CASES: dict[str, HostCase] = {
         HUNYUAN,
         with_(
             image(4),
-            lambda random: {
-                "context": random(BATCH, 77, 32),
-                "text_embedding_mask": torch.ones(BATCH, 77),
-                "encoder_hidden_states_t5": random(BATCH, 256, 64),
-                "text_embedding_mask_t5": torch.ones(BATCH, 256),
-                "image_meta_size": torch.full((BATCH, 6), 64.0),
-            },
+            lambda random: {**hunyuan_text(random), "image_meta_size": torch.full((BATCH, 6), 64.0)},
         ),
     ),
     "dit": HostCase(

@@ -1,6 +1,7 @@
 """On the path of a test's ComfyUI and of its ranks, where Python imports it first.
 
-A model's file can say what ComfyUI is to detect in it, for families that it knows by a width that is not tiny.
+A file can say what ComfyUI is to detect in it, for families that it knows by a width that is not tiny: a model's in its
+metadata, a ControlNet's, of which ComfyUI reads no metadata, in a tensor of JSON.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ def detect_tiny_models(module: Any) -> None:
     detect = module.model_config_from_unet
 
     def detect_tiny(state_dict: Any, prefix: str, *args: Any, metadata: Any = None, **options: Any) -> Any:
-        tiny = json.loads((metadata or {}).get("tiny", "null"))
+        tensor = state_dict.get("tiny")
+        written = (metadata or {}).get("tiny", "null") if tensor is None else bytes(tensor.tolist())
+        tiny = json.loads(written)
         if tiny is None:
             return detect(state_dict, prefix, *args, metadata=metadata, **options)
         import comfy.supported_models

@@ -40,7 +40,7 @@ from tests.support.ranks.leaving import leave  # noqa: E402
 from worker.comfyui.model import import_comfyui  # noqa: E402
 from worker.comfyui.patches import Patch, pack_patches  # noqa: E402
 from worker.comfyui.source import HostSource  # noqa: E402
-from worker.rank.host_model import HostModel  # noqa: E402
+from worker.rank.model.host_model import HostModel  # noqa: E402
 from worker.wire.tensors import Tensors  # noqa: E402
 
 CPU = torch.device("cpu")

@@ -21,7 +21,7 @@ from tests.support.cases.stock_cases import CASES
 from tests.support.ranks.leaving import leave
 from worker.comfyui.patched_options import COMPILED
 from worker.comfyui.source import HostSource
-from worker.rank.host_model import HostModel
+from worker.rank.model.host_model import HostModel
 
 ALL = {**CASES, **SIZED_CASES}
 CPU = torch.device("cpu")

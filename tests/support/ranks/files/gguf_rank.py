@@ -23,7 +23,7 @@ from parallel_backend.weights.tensors import list_storages
 from tests.support.ranks.leaving import leave
 from worker.comfyui.patches import pack_patches
 from worker.comfyui.source import HostSource
-from worker.rank.host_model import HostModel
+from worker.rank.model.host_model import HostModel
 
 CPU = torch.device("cpu")
 ADAPTED = "single_blocks.0.linear1.weight"

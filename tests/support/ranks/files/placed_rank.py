@@ -26,10 +26,10 @@ from tests.support.ranks.leaving import leave
 from worker.comfyui.model import import_comfyui
 from worker.comfyui.patches import pack_patches
 from worker.comfyui.source import HostSource
-from worker.rank.host_model import HostModel
 from worker.rank.job import describe_model
 from worker.rank.memory.device_memory import DeviceMemory
 from worker.rank.memory.out_of_memory import OutOfMemoryReport
+from worker.rank.model.host_model import HostModel
 from worker.wire.operations import CALL
 
 CPU = torch.device("cpu")

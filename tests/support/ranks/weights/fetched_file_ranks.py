@@ -29,7 +29,7 @@ from tests.support.ranks.weights.fetching import Meshes, poison_buffers, same, w
 from worker.comfyui.gguf_blocks import FORMATS as BLOCKS
 from worker.comfyui.patches import pack_patches
 from worker.comfyui.source import HostSource
-from worker.rank.host_model import HostModel
+from worker.rank.model.host_model import HostModel
 
 NAME, RANK = "longcat-image", 2
 # What the weights are in on the device, and what they are computed in, where the file does not say it.

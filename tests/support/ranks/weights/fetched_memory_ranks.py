@@ -36,7 +36,7 @@ from tests.support.ranks import host_ranks
 from tests.support.ranks.leaving import leave
 from tests.support.ranks.weights.fetching import Meshes
 from worker.comfyui.source import HostSource
-from worker.rank.host_model import HostModel
+from worker.rank.model.host_model import HostModel
 
 FLUX = FAMILIES["flux-dev"]
 # Blocks of megabytes, beside which what else a rank takes meanwhile is little.

@@ -35,7 +35,7 @@ from tests.support.group.footprint import (
 )
 from tests.support.ranks.leaving import leave
 from worker.comfyui.source import HostSource
-from worker.rank.host_model import HostModel
+from worker.rank.model.host_model import HostModel
 
 CPU = torch.device("cpu")
 Model = DiffusersModel | HostModel

@@ -27,17 +27,19 @@ from parallel_backend.weights.prefetcher import BlockPrefetcher
 from parallel_backend.weights.sizes import WeightSizes
 from parallel_backend.weights.stores import Store
 
-from ..comfyui.model import cast_weights, dtype_of, import_comfyui, map_model
-from ..comfyui.patched_options import COMPILED, GRAPH, OPTIONS, OVERRIDE, RUN, CallContext, decode_options
-from ..comfyui.patches import Patch, offload_patched, patch_weight, restore_weight, set_patches
-from ..comfyui.source import METHODS, HostSource
-from ..inside.changes import Leftovers, apply_changes
-from ..inside.code_files import CodeFiles
-from ..inside.decoder import Decoder
-from ..inside.object_graph import State
-from ..wire.tensors import Tensors
+from ...comfyui.controls import CONTROL, NETWORK, PREVIOUS, is_network_call
+from ...comfyui.model import cast_weights, dtype_of, import_comfyui, map_model
+from ...comfyui.patched_options import COMPILED, GRAPH, OPTIONS, OVERRIDE, RUN, CallContext, decode_options
+from ...comfyui.patches import Patch, offload_patched, patch_weight, restore_weight, set_patches
+from ...comfyui.source import METHODS, HostSource
+from ...inside.changes import Leftovers, apply_changes
+from ...inside.code_files import CodeFiles
+from ...inside.decoder import Decoder
+from ...inside.object_graph import State
+from ...wire.tensors import Tensors
+from ..request_checks import parse_field
 from .attention_kernels import HostKernel, choose_kernel
-from .request_checks import parse_field
+from .control_networks import ControlNetworks
 
 CPU = torch.device("cpu")
 PREFIX = "diffusion_model."  # the patcher's names are the module's with this prefix
@@ -58,6 +60,7 @@ class HostModel:
     module: ParallelModel
     parking: Parking
     decoder: Decoder
+    controls: ControlNetworks
     in_file: Mapping[str, torch.Tensor]
     dtypes: Mapping[str, torch.dtype]
     uncast: dict[str, torch.dtype]
@@ -95,7 +98,9 @@ class HostModel:
         parking = Parking(model.diffusion_model, mesh.device)
         files = CodeFiles(source.comfyui, source.packs)
         decoder = Decoder(files, model.diffusion_model, lambda: module.mesh.device)
-        return cls(source, patcher, module, parking, decoder, in_file, dtypes, uncast)
+        controls = ControlNetworks(model, lambda: module.mesh)
+        module.complete = controls.complete
+        return cls(source, patcher, module, parking, decoder, controls, in_file, dtypes, uncast)
 
     def bring(self, places: Collection[int], store: Store | None, check: Check = go_on) -> None:
         """Lets the weights of these blocks be fetched from a store. Puts all others on the device, or where ComfyUI
@@ -157,6 +162,7 @@ class HostModel:
         """Forgets the last run if this is another, and removes what its functions left on the model."""
         if run != self.decoder.run:
             self.leftovers.end()
+            self.controls.clear()
         self.decoder.start_run(run)
 
     def asks_for_code(self, kwargs: Mapping[str, Any]) -> bool:
@@ -183,6 +189,7 @@ class HostModel:
         """Applies another plan to the present weights. Runs no collectives. Raises PlanError."""
         self.leftovers.pause()
         self.kernels.clear()
+        self.controls.clear()
         self.module.replan(mesh)
 
     def choose_kernel(self, name: str) -> HostKernel:
@@ -346,6 +353,13 @@ class HostModel:
         self.start_run(options.get(RUN, ""))
         return decode_options(options, self.decoder)
 
+    def decode_control(self, control: Any) -> Any:
+        """Returns what ControlNets return, or the calls of their networks, with the networks that they name."""
+        if not is_network_call(control):
+            return control
+        previous = self.decode_control(control[PREVIOUS])
+        return {**control, NETWORK: self.decoder.decode(control[NETWORK]), PREVIOUS: previous}
+
     def prepare_kwargs(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], CallContext]:
         """Returns a call's arguments on this rank's device, with its functions decoded, and the context of the call.
 
@@ -357,6 +371,8 @@ class HostModel:
         options, context = parse_field(self.decode_options, kwargs[OPTIONS], "options")
         if self.module.attention is None and (kernel := self.kernels.get(context.kernel)):
             options = {**options, OVERRIDE: kernel.override}
+        if CONTROL in kwargs:
+            kwargs = {**kwargs, CONTROL: parse_field(self.decode_control, kwargs[CONTROL], CONTROL)}
         return {**kwargs, OPTIONS: options}, context
 
 

@@ -1,0 +1,169 @@
+"""Lets ControlNets compute in the ranks, and not on ComfyUI's device while the ranks wait.
+
+ComfyUI's ControlNet prepares its hint and its conditions here, as always. It is given a network that only records its
+arguments. The ranks load ComfyUI's network from its file and call it with them, see `control_networks.py` there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import UserDict
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Any
+
+import comfy.controlnet
+import comfy.model_base
+import comfy.model_management
+import torch
+
+from ...worker.comfyui.controls import GIVEN, NETWORK, PREVIOUS, STRENGTH
+from ...worker.inside.encoder import Encoded, Encoder
+from ...worker.inside.loaded import OF_CONTROLNET
+from ...worker.wire.tensors import UnsendableError
+from .origins import origin_of_controlnet
+
+ControlNet = comfy.controlnet.ControlNet
+# ComfyUI's classes that make what they return of one call of their network. A pack's class may do anything.
+CLASSES = (ControlNet, comfy.controlnet.ControlNetSD35, comfy.controlnet.QwenFunControlNet)
+Cond = dict[str, Any]
+
+
+class RecordedNetwork:
+    """In place of a ControlNet's network: returns the arguments of its call."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    def __call__(self, **given: Any) -> dict[str, Any]:
+        return given
+
+
+class ControlCall(UserDict):
+    """What a ControlNet returns in a step, not computed yet. The ranks compute it; ComfyUI's device does as soon as
+    somebody here reads it."""
+
+    def __init__(
+        self,
+        control: ControlNet,
+        model: comfy.model_base.BaseModel,
+        given: Mapping[str, Any],
+        strength: float,
+        previous: Any,
+    ) -> None:
+        """control: ComfyUI's, with its network. model: that is sampled. given: the arguments of the network. previous:
+        what the ControlNets before it return."""
+        self.control, self.model, self.given = control, model, given
+        self.strength, self.previous = strength, previous
+
+    @cached_property
+    def data(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        control: Any = self.control
+        patcher = getattr(control, OF_CONTROLNET)
+        loaded = comfy.model_management.loaded_models(only_currently_used=True)
+        comfy.model_management.load_models_gpu([*loaded, patcher])
+        control.pre_run(self.model, lambda percent: percent)
+        before, control.strength = control.strength, self.strength
+        try:
+            found = control.control_model(**{**self.given, **control.extra_args})
+            return control.control_merge(found, self.previous, None)
+        finally:
+            control.strength = before
+            control.cleanup()
+
+    @property
+    def is_computed(self) -> bool:
+        return "data" in vars(self)
+
+
+class RecordedControlNet(ControlNet):
+    """A ControlNet whose network runs in the ranks, in front of ComfyUI's class among the bases."""
+
+    whole: ControlNet
+    model: comfy.model_base.BaseModel
+
+    def get_models(self) -> list[Any]:
+        return [] if self.previous_controlnet is None else self.previous_controlnet.get_models()
+
+    def pre_run(self, model: comfy.model_base.BaseModel, percent_to_timestep_function: Any) -> None:
+        """The ranks do what a class does beside this with the model's weights."""
+        ControlNet.pre_run(self, model, percent_to_timestep_function)
+        self.model = model
+
+    def control_merge(self, control: Any, control_prev: Any, output_dtype: Any) -> Any:
+        return ControlCall(self.whole, self.model, control, self.strength, control_prev)
+
+
+def record(control: Any) -> RecordedControlNet:
+    """Returns the ControlNet with a network that records its arguments."""
+    cls: Any = type(type(control).__name__, (RecordedControlNet, type(control)), {})
+    found = cls.__new__(cls)
+    vars(found).update(vars(control))
+    found.control_model, found.whole = RecordedNetwork(control.control_model.dtype), control
+    found.extra_args = {**control.extra_args}
+    if control.previous_controlnet is not None:
+        found.previous_controlnet = record_chain(control.previous_controlnet)
+    return found
+
+
+def record_chain(control: Any) -> Any:
+    """Returns a ControlNet, and those before it, with networks that run in the ranks, up to the first that cannot."""
+    why = why_here(control)
+    if not why:
+        return record(control)
+    logging.info("[ParallelDiT] ComfyUI's own device computes a ControlNet: %s", why)
+    return control
+
+
+def why_here(control: Any) -> str:
+    """Returns why a ControlNet cannot run in the ranks; empty if it can."""
+    if type(control) not in CLASSES:
+        return f"a {type(control).__name__} may do more than call its network."
+    try:
+        origin_of_controlnet(control)
+    except UnsendableError as error:
+        return str(error)
+    return ""
+
+
+def record_all(conds: Mapping[str, Iterable[Cond]]) -> dict[str, list[Cond]]:
+    """Returns a sampling's conditions with ControlNets that run in the ranks. One of several conditions stays one."""
+    done: dict[int, Any] = {}
+
+    def replaced(cond: Cond) -> Cond:
+        control = cond.get("control")
+        if control is None:
+            return cond
+        if id(control) not in done:
+            done[id(control)] = record_chain(control)
+        return {**cond, "control": done[id(control)]}
+
+    return {name: [replaced(cond) for cond in each] for name, each in conds.items()}
+
+
+def computes_here(control: Any) -> bool:
+    """Whether a ControlNet of a condition, or one before it, computes on ComfyUI's device."""
+    while isinstance(control, RecordedControlNet):
+        control = control.previous_controlnet
+    return control is not None
+
+
+def encode_control(control: Any, encoder: Encoder) -> Encoded:
+    """Returns what ControlNets return as the ranks get it: the call of a network, or tensors."""
+    if not isinstance(control, ControlCall):
+        return control
+    if control.is_computed:
+        return dict(control.data)
+    return {
+        NETWORK: encoder.encode(control.control),
+        GIVEN: control.given,
+        STRENGTH: control.strength,
+        PREVIOUS: encode_control(control.previous, encoder),
+    }
+
+
+def residuals_of(control: Any) -> Any:
+    """Returns the tensors that ComfyUI's ControlNets computed, of what `encode_control` returned."""
+    while isinstance(control, dict) and NETWORK in control:
+        control = control[PREVIOUS]
+    return control

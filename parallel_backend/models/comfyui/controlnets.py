@@ -1,0 +1,51 @@
+"""ControlNets of Flux, Stable Diffusion 3 and 3.5, Qwen-Image and Hunyuan-DiT.
+
+They have the blocks of their model. A layer behind each block makes what is added to the model's tokens, in full length
+on every rank, because the model may have other tokens than the ControlNet.
+"""
+
+from ..spec import BlockList, comfyui_spec, register, single_stream
+from .dit import HUNYUAN
+from .flux import DOUBLE, SINGLE
+from .mmdit import SD3
+from .qwen import BLOCKS as QWEN
+
+# Qwen-Image's Fun ControlNet has no spec, because it stacks its tokens with those of the blocks before. Each rank runs
+# it whole.
+
+
+def outputs(path: str, stream: str = "img") -> BlockList:
+    """The layers that make what is added. Each has one argument."""
+    return BlockList(path, tokens={"0": stream, "x": stream}, returns=stream, gathered=True, interleaved=True)
+
+
+def register_controlnet(model_class: str, *blocks: BlockList, heads: str, width: str = "hidden_size") -> None:
+    beside = "it runs beside the model, which has the stages"
+    register(comfyui_spec(model_class, *blocks, heads=heads, width=width, unstaged=beside))
+
+
+register_controlnet(
+    "comfy.ldm.flux.controlnet.ControlNetFlux",
+    DOUBLE,
+    SINGLE,
+    outputs("controlnet_blocks"),
+    outputs("controlnet_single_blocks"),
+    heads="params.num_heads",
+)
+register_controlnet("comfy.cldm.mmdit.ControlNet", SD3, outputs("controlnet_blocks"), heads="num_heads")
+register_controlnet(
+    "comfy.cldm.dit_embedder.ControlNetEmbedder",
+    single_stream("transformer_blocks", "x", "", whole=("c",)),
+    outputs("controlnet_blocks", "x"),
+    heads="transformer_blocks.0.attn.num_heads",
+)
+register_controlnet(
+    "comfy.ldm.qwen_image.controlnet.QwenImageControlNetModel",
+    QWEN,
+    outputs("controlnet_blocks"),
+    heads="transformer_blocks.0.num_attention_heads",
+    width="inner_dim",
+)
+register_controlnet(
+    "comfy.ldm.hydit.controlnet.HunYuanControlNet", HUNYUAN, outputs("after_proj_list", "x"), heads="num_heads"
+)

@@ -1,0 +1,92 @@
+"""ControlNets beside a model, as habits of the census."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from tests.support.census.rows import Row, as_stock, equal, habit, of_folder
+
+# ComfyUI's, whose loader takes their own names: module, class, config, and whether it begins with the model's.
+CONTROLNETS: Mapping[str, tuple[str, str, dict[str, Any], bool]] = {
+    "flux": ("comfy.ldm.flux.controlnet", "ControlNetFlux", {"depth_single_blocks": 0}, True),
+    "qwen": ("comfy.ldm.qwen_image.controlnet", "QwenImageControlNetModel", {}, True),
+    "qwen fun": (
+        "comfy.ldm.qwen_image.controlnet",
+        "QwenImageFunControlNetModel",
+        {"control_in_features": 132, "inner_dim": 64, "num_attention_heads": 4, "attention_head_dim": 16},
+        False,
+    ),
+    "unet": ("comfy.cldm.cldm", "ControlNet", {"hint_channels": 3}, True),
+}
+
+
+def controlled(*kinds: str, change: Callable[[Any], Any] = lambda model: model) -> Callable[..., list[torch.Tensor]]:
+    """ControlNets of ComfyUI's, one after the other, that start after some steps. kinds: see `a_controlnet`. change: of
+    the model."""
+
+    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+        positive, negative = (census.conditioning(row.model, name) for name in ("positive", "negative"))
+        for kind in kinds:
+            positive, negative = census.run(
+                "ControlNetApplyAdvanced", positive=positive, negative=negative,
+                control_net=census.a_controlnet(kind, row, model), image=census.a_image(row, model), strength=0.7,
+                start_percent=0.3, end_percent=1.0, vae=census.a_vae(row, model),
+            )  # fmt: skip
+        changed = change(model)
+        sampled = census.sample(row, changed, positive=positive, negative=negative)
+        if getattr(model, "remote", None) is not None:
+            is_sent = census.group.runs.kept[0].residuals > 0
+            assert is_sent == ("no file" in kinds or change is read), "the ranks compute those of files"
+        return [sampled]
+
+    return does
+
+
+def wrapped(model: Any, wrapper: Callable[[Any, dict[str, Any]], Any]) -> Any:
+    changed = model.clone()
+    changed.set_model_unet_function_wrapper(wrapper)
+    return changed
+
+
+def read(model: Any) -> Any:
+    """A node's function around a call reads what the ControlNets return."""
+
+    def wrapper(apply_model: Any, given: dict[str, Any]) -> Any:
+        control = given["c"].get("control") or {}
+        assert not control or control["input"][0].abs().max() > 0
+        return apply_model(given["input"], given["timestep"], **given["c"])
+
+    return wrapped(model, wrapper)
+
+
+def take_over(model: Any) -> Any:
+    """A node's function around a call puts a patch into it that cannot go to the ranks."""
+
+    def wrapper(apply_model: Any, given: dict[str, Any]) -> Any:
+        options = given["c"]["transformer_options"]
+        patches = {**options.get("patches", {}), "attn1_output_patch": [lambda out, _options: 1.1 * out]}
+        given["c"]["transformer_options"] = {**options, "patches": patches}
+        return apply_model(given["input"], given["timestep"], **given["c"])
+
+    return wrapped(model, wrapper)
+
+
+CONTROLNET_HABITS = {
+    "a ControlNet from 30 % on": habit(equal(), controlled("flux")),
+    "a ControlNet under auto": replace(habit(equal(), controlled("flux")), plan={}),
+    "a ControlNet of rows": replace(habit(equal(), controlled("flux")), plan={"cfg": 2}),
+    "a ControlNet of no file": habit(equal(), controlled("no file")),
+    "a ControlNet on a folder": habit(of_folder(equal()), controlled("no file")),
+    "two ControlNets": habit(equal(), controlled("flux", "flux")),
+    "a ControlNet after one of no file": habit(equal(), controlled("no file", "flux")),
+    "a ControlNet before one of no file": habit(equal(), controlled("flux", "no file")),
+    "a ControlNet that a node reads": habit(equal(), controlled("flux", change=read)),
+    "a ControlNet as stock": habit(as_stock(), controlled("flux", change=take_over)),
+    "a ControlNet of Qwen-Image": habit(equal("qwen"), controlled("qwen")),
+    "a Fun ControlNet of Qwen-Image": habit(equal("qwen"), controlled("qwen fun")),
+    "a ControlNet of a UNet": habit(equal("unet"), controlled("unet")),
+}

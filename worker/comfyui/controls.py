@@ -1,0 +1,15 @@
+"""How a ControlNet's call goes to the ranks, in place of what it returns: an argument of the model, as a dict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+CONTROL = "control"  # among the arguments of ComfyUI's models
+# The fields: ComfyUI's ControlNet, described; the arguments of its network; its strength; and what the ControlNets
+# before it return, which is another such dict, or tensors, or None.
+NETWORK, GIVEN, STRENGTH, PREVIOUS = "network", "given", "strength", "previous"
+
+
+def is_network_call(control: Any) -> bool:
+    """Whether it is such a dict, and not the tensors that a ControlNet returns."""
+    return isinstance(control, dict) and NETWORK in control

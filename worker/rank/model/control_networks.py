@@ -1,0 +1,77 @@
+"""Runs ControlNets in the ranks, beside the model: ComfyUI's own networks, whose tokens are shared as the model's are.
+
+ComfyUI's process prepares a ControlNet's hint and conditions, and sends with which arguments it would call the network
+(`nodes/inside/controls.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from parallel_backend.compat import tree_map_only
+from parallel_backend.errors import PlanError
+from parallel_backend.groups.mesh import Mesh
+from parallel_backend.parallel_model import ParallelModel
+from parallel_backend.seams.forward import Forward
+
+from ...comfyui.controls import CONTROL, GIVEN, NETWORK, PREVIOUS, STRENGTH, is_network_call
+
+Residuals = dict[str, list[torch.Tensor | None]]  # what ControlNets add to the model's tokens, as ComfyUI has it
+
+
+class ControlNetworks:
+    """The networks of ControlNets that were loaded, and how each runs under the plan."""
+
+    def __init__(self, model: Any, mesh: Callable[[], Mesh]) -> None:
+        """model: ComfyUI's, beside which they run. mesh: of the plan."""
+        self.model, self.mesh = model, mesh
+        self.running: dict[Any, ParallelModel | None] = {}  # by ComfyUI's ControlNet; None where each rank runs all
+
+    def clear(self) -> None:
+        """Takes the plan off all networks."""
+        for network in self.running.values():
+            if network:
+                network.remove()
+        self.running.clear()
+
+    def complete(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Replaces the call of a network among the model's arguments by what it returns for this rank's rows."""
+        control: Any = kwargs.get(CONTROL)
+        return {**kwargs, CONTROL: self.compute(control)} if is_network_call(control) else kwargs
+
+    def compute(self, call: Mapping[str, Any]) -> Residuals:
+        """Returns what a ControlNet adds, and those before it, merged by ComfyUI's code."""
+        previous = call[PREVIOUS]
+        if is_network_call(previous):
+            previous = self.compute(previous)
+        control = call[NETWORK]
+        if control not in self.running:
+            self.running[control] = self.share(control)
+        dtype = dtype_of(control)
+        cast = lambda each: each.to(dtype) if each.is_floating_point() else each  # noqa: E731
+        given = tree_map_only(torch.Tensor, cast, call[GIVEN])
+        found = self.run(control, {**given, **control.extra_args})
+        control.strength = call[STRENGTH]
+        return control.control_merge(found, previous, None)
+
+    def share(self, control: Any) -> ParallelModel | None:
+        """Puts the plan on a network. Returns None if its class does not allow the plan: each rank runs all of it."""
+        control.pre_run(self.model, lambda percent: percent)  # some take weights of the model
+        try:
+            return ParallelModel(control.control_model, self.mesh(), dtype_of(control))
+        except PlanError:
+            return None
+
+    def run(self, control: Any, given: dict[str, Any]) -> Residuals:
+        network = self.running[control]
+        if network is None:
+            return control.control_model(**given)
+        return network.run((), given, Forward(network.slot.every_segment()))
+
+
+def dtype_of(control: Any) -> torch.dtype:
+    """Returns the dtype in which ComfyUI has a ControlNet compute on this device."""
+    return control.manual_cast_dtype or control.control_model.dtype
