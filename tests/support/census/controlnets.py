@@ -13,6 +13,12 @@ from tests.support.census.rows import Row, as_stock, equal, habit, of_folder
 # ComfyUI's, whose loader takes their own names: module, class, config, and whether it begins with the model's.
 CONTROLNETS: Mapping[str, tuple[str, str, dict[str, Any], bool]] = {
     "flux": ("comfy.ldm.flux.controlnet", "ControlNetFlux", {"depth_single_blocks": 0}, True),
+    "flux, 5 and 10 blocks": (
+        "comfy.ldm.flux.controlnet",
+        "ControlNetFlux",
+        {"depth": 5, "depth_single_blocks": 10},
+        True,
+    ),
     "qwen": ("comfy.ldm.qwen_image.controlnet", "QwenImageControlNetModel", {}, True),
     "qwen fun": (
         "comfy.ldm.qwen_image.controlnet",

@@ -109,10 +109,11 @@ class GivenNetworks:
         module, name, config, is_alike = CONTROLNETS[kind]
         file = self.base / "models" / "controlnet" / f"{kind}.safetensors"
         if not file.exists():
-            like = ALL[row.model]
-            tiny = json.dumps({"class": like.detected_as, "config": {**like.config, **config}}, default=str).encode()
-            network = self.module(module, name, row.model if is_alike else "", **config)
-            save(network, file, tiny=torch.tensor(list(tiny), dtype=torch.uint8))
+            like, more = ALL[row.model], {}
+            if like.detected_as:
+                tiny = json.dumps({"class": like.detected_as, "config": {**like.config, **config}}, default=str)
+                more["tiny"] = torch.tensor(list(tiny.encode()), dtype=torch.uint8)
+            save(self.module(module, name, row.model if is_alike else "", **config), file, **more)
         return self.run("ControlNetLoader", control_net_name=file.name)[0]
 
     def patcher(self, network: torch.nn.Module) -> Any:
