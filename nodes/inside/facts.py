@@ -23,8 +23,10 @@ class Facts(NamedTuple):
 
 
 def row(node: str, file: str, name: str, *, tokens: bool = False, rows: bool = True) -> tuple[str, Facts]:
-    """name: of the function in the file; NODE stands for the body of the node's `execute`."""
-    return f"comfy_extras/{file}.py:{name.replace('NODE', f'{node}.execute.{LOCALS}')}", Facts(node, tokens, rows)
+    """file: without its suffix, in comfy_extras if it names no folder. name: of the function in the file; NODE stands
+    for the body of the node's `execute`."""
+    place = file if "/" in file else f"comfy_extras/{file}"
+    return f"{place}.py:{name.replace('NODE', f'{node}.execute.{LOCALS}')}", Facts(node, tokens, rows)
 
 
 KNOWN = dict(
@@ -42,6 +44,9 @@ KNOWN = dict(
         row("QwenImageDiffsynthControlnet", "nodes_model_patch", "DiffSynthCnetPatch", tokens=True),
         row("ZImageFunControlnet", "nodes_model_patch", "ZImageControlPatch"),
         row("WanUni3CControlnetApply", "nodes_model_patch", "WanUni3CCnetPatch", tokens=True, rows=False),
+        row("AnimaLLLiteApply", "comfy/ldm/anima/lllite", "AnimaLLLitePatch"),
+        row("AnimaLLLiteApply", "comfy/ldm/anima/lllite", "AnimaLLLiteAttentionPatch"),
+        row("AnimaLLLiteApply", "comfy/ldm/anima/lllite", "AnimaLLLiteMLPPatch"),
         row("USOStyleReference", "nodes_model_patch", "UsoStyleProjectorPatch", tokens=True),
     ]
 )

@@ -8,6 +8,7 @@ from tests.support.cases.host.image import SD3, UNET
 from tests.support.cases.host.ltx import LTX
 from tests.support.cases.host.lumina import LUMINA, Z_IMAGE
 from tests.support.cases.host.qwen import QWEN
+from tests.support.cases.host.video import COSMOS
 from tests.support.cases.host.wan import WAN
 from tests.support.cases.stock_cases import StockCase, mask, normal, text
 
@@ -47,6 +48,13 @@ CENSUS_MODELS = {
         (1, 4, 32, 32),
         text(13, 24),
         detected_as="SD15",
+    ),
+    "anima": StockCase(
+        "anima.model.Anima",
+        COSMOS | {"crossattn_emb_channels": 1024, "num_blocks": 2, "image_model": "anima"},
+        (1, 16, 1, 14, 22),
+        text(13, 1024),
+        detected_as="Anima",
     ),
     "lumina": StockCase(
         "lumina.model.NextDiT", LUMINA, (1, 16, 14, 22), text(13, 32, attention_mask=mask(13, 9)), detected_as="Lumina2"

@@ -86,6 +86,20 @@ class GivenNetworks:
             save(network, file)
         return self.run("ModelPatchLoader", name=file.name)[0]
 
+    def a_lllite(self, _row: Row, _model: Any) -> Any:
+        file = self.base / "models" / "model_patches" / "lllite.safetensors"
+        if not file.exists():
+            lllite: Any = importlib.import_module("comfy.ldm.anima.lllite")
+            operations = importlib.import_module("comfy.ops").disable_weight_init
+            network = torch.nn.Module()
+            network.lllite_conditioning1 = lllite.AnimaLLLiteConditioning(3, 16, 8, 1, (1, 2), operations=operations)
+            for name in ("self_attn_q_proj", "self_attn_v_proj", "cross_attn_q_proj", "mlp_layer1"):
+                network.add_module(
+                    f"lllite_dit_blocks_1_{name}", lllite.AnimaLLLiteModule(64, 8, 8, operations=operations)
+                )
+            save(network, file, {"lllite.aspp_dilations": "1,2"})
+        return self.run("ModelPatchLoader", name=file.name)[0]
+
     def a_multitalk(self, _row: Row, _model: Any) -> Any:
         operations = importlib.import_module("comfy.ops").disable_weight_init
         multitalk: Any = importlib.import_module("comfy_extras.nodes_model_patch").MultiTalkModelPatch

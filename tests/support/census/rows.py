@@ -182,7 +182,9 @@ ROWS: dict[str, Row] = {
     "HypernetworkLoader": as_stock("unet", hypernetwork_name=Given("hypernetwork")),
     "SelfAttentionGuidance": replace(equal("unet"), shared="one rank"),
     "TomePatchModel": as_stock("unet"),
-    "AnimaLLLiteApply": refused("KeyError: 'x'", **PATCH),
+    "AnimaLLLiteApply": replace(
+        equal("anima", model_patch=Given("lllite"), image=Given("image")), shared="cfg=2"
+    ),
     "QwenImageDiffsynthControlnet": replace(equal("qwen", **DIFFSYNTH), shared="ulysses=2"),
     "QwenImageDiffsynthControlnet of no file": replace(
         as_stock("qwen", **PATCH), node="QwenImageDiffsynthControlnet"

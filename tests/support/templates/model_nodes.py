@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 DEVICES = 2
+LLLITE = "comfy.ldm.anima.lllite"
 
 
 def function(*_args: Any, **_kwargs: Any) -> None:
@@ -19,9 +20,15 @@ def function(*_args: Any, **_kwargs: Any) -> None:
 
 # What nodes call the model with (the transformer_options), of those that need more than a MODEL and widgets to be
 # executed, and of those that change it in a sampling alone. They are read off the nodes' code. A name is of a class of
-# ComfyUI's whose objects run a network inside of the model.
+# ComfyUI's whose objects run a network inside of the model, in the loader's module if it names none.
 PATCHES: Mapping[str, Mapping[str, Any]] = {
-    "AnimaLLLiteApply": {"patches": {"attn1_patch": [function], "attn2_patch": [function], "mlp_patch": [function]}},
+    "AnimaLLLiteApply": {
+        "patches": {
+            "post_input": [f"{LLLITE}.AnimaLLLitePatch"],
+            **dict.fromkeys(("attn1_patch", "attn2_patch"), [f"{LLLITE}.AnimaLLLiteAttentionPatch"]),
+            "mlp_patch": [f"{LLLITE}.AnimaLLLiteMLPPatch"],
+        }
+    },
     "ARVideoI2V": {"ar_config": {"initial_latent": None}},
     "GetICLoRAParameters": {},
     "LatentApplyOperationCFG": {},
@@ -56,7 +63,8 @@ def with_networks(options: Any, loader: Any) -> Any:
         return [with_networks(value, loader) for value in options]
     if not isinstance(options, str):
         return options
-    patch = object.__new__(getattr(sys.modules[loader.__module__], options))
+    module, _, name = options.rpartition(".")
+    patch = object.__new__(getattr(sys.modules[module or loader.__module__], name))
     cpu = torch.device("cpu")
     patch.model_patch = importlib.import_module("comfy.model_patcher").ModelPatcher(torch.nn.Module(), cpu, cpu)
     patch.model_patch.cached_patcher_init = (loader().load_model_patch, ("network.safetensors",), 0)
