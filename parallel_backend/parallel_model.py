@@ -81,7 +81,7 @@ class ParallelModel:
         """
         before = self.mesh
         self.forget()
-        self.hooks.remove()
+        self.take_off()
         try:
             self.install(mesh)
         except PlanError:
@@ -92,7 +92,14 @@ class ParallelModel:
 
     def remove(self) -> None:
         """Removes the plan and restores the model as it was."""
+        self.take_off()
+
+    def take_off(self) -> None:
+        """Takes the plan off the model."""
         self.hooks.remove()
+        if self.link:
+            self.link.close()
+            self.link = None
 
     @contextmanager
     def attending_by(self, kernel: Backend | None) -> Iterator[None]:

@@ -55,13 +55,15 @@ class BlockBoundary:
         self.known = {ALWAYS_WHOLE, *blocks.whole, *blocks.sharded}
         joined = list(blocks.tokens.values())
         self.joined = names(joined[0]) if len(joined) == 1 and isinstance(joined[0], str) else ()
-        self.cuts = {
-            **{name: partial(self.cut, streams=streams) for name, streams in blocks.tokens.items()},
-            **{name: partial(self.cut_side, name=name, streams=own) for name, (_, own) in blocks.sides.items()},
-            **{name: partial(self.cut_frames, name=name) for name in blocks.frames},
-            **{name: partial(self.cut_last, name=name) for name in blocks.last},
-            **{name: partial(layout.cut_ranges, streams=names(streams)) for name, streams in blocks.ranges.items()},
-            **{name: partial(layout.cut_place, streams=names(streams)) for name, streams in blocks.places.items()},
+        # Functions of this object and a value, not bound to it: in a reference cycle, it would keep its plan's groups.
+        own = BlockBoundary
+        self.cuts: Mapping[str, Callable[[BlockBoundary, Any], Any]] = {
+            **{name: partial(own.cut, streams=streams) for name, streams in blocks.tokens.items()},
+            **{name: partial(own.cut_side, name=name, streams=streams) for name, (_, streams) in blocks.sides.items()},
+            **{name: partial(own.cut_frames, name=name) for name in blocks.frames},
+            **{name: partial(own.cut_last, name=name) for name in blocks.last},
+            **{name: partial(own.cut_ranges, streams=names(streams)) for name, streams in blocks.ranges.items()},
+            **{name: partial(own.cut_place, streams=names(streams)) for name, streams in blocks.places.items()},
         }
         self.sizes: torch.Size | None = None  # of the tokens' grid
         self.is_checked = False  # whether the block has returned what its spec says
@@ -89,7 +91,7 @@ class BlockBoundary:
             given.values[tokens] = given.values[tokens].narrow(blocks.dim, 0, given.values[name])
         for name, cut in self.cuts.items():
             if given.values.get(name) is not None:
-                given.values[name] = cut(given.values[name])
+                given.values[name] = cut(self, given.values[name])
         for arrive in self.arrivals:
             arrive(given.values)
         for name, tokens in blocks.counts.items():
@@ -172,6 +174,12 @@ class BlockBoundary:
         if not isinstance(value, torch.Tensor) or value.ndim <= dim or value.shape[dim] == 1:
             return value
         return self.once(name, value, lambda whole: self.layout.cut(whole, names(str(streams)), dim))
+
+    def cut_ranges(self, value: Any, streams: tuple[str, ...]) -> Any:
+        return self.layout.cut_ranges(value, streams)
+
+    def cut_place(self, value: Any, streams: tuple[str, ...]) -> int:
+        return self.layout.cut_place(value, streams)
 
     def cut_last(self, value: Any, name: str) -> Any:
         dim, stream = self.blocks.last[name]

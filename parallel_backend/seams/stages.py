@@ -223,6 +223,10 @@ class StageLink:
         step = message.step if self.is_first else message.step - 1
         return step < 0 or all(self.launched.get(segment, -1) >= step for segment in message.segments)
 
+    def close(self) -> None:
+        """Ends the reference cycle with the inbox, which would keep the mesh's groups with their sockets and threads."""
+        del self.inbox
+
     def expect_nothing_after(self, step: int) -> None:
         """Withdraws what was announced for later steps. None of it is awaited yet."""
         self.inbox.coming = [message for message in self.inbox.coming if message.step <= step]

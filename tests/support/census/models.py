@@ -35,6 +35,7 @@ CENSUS_MODELS = {
         detected_as="SD3",
     ),
     "wan": StockCase("wan.model.WanModel", WAN, VIDEO, text(13, 24), detected_as="WAN21_T2V"),
+    "wan-of-80": StockCase("wan.model.WanModel", WAN | {"dim": 80}, VIDEO, text(13, 24), detected_as="WAN21_T2V"),
     "wan-causal": StockCase("wan.ar_model.CausalWanModel", WAN, VIDEO, text(13, 24), detected_as="WAN21_CausalAR_T2V"),
     "unet": StockCase(
         "modules.diffusionmodules.openaimodel.UNetModel",

@@ -101,10 +101,9 @@ class GivenNetworks:
         return self.run("ModelPatchLoader", name=file.name)[0]
 
     def a_multitalk(self, _row: Row, _model: Any) -> Any:
-        operations = importlib.import_module("comfy.ops").disable_weight_init
-        multitalk: Any = importlib.import_module("comfy_extras.nodes_model_patch").MultiTalkModelPatch
-        sizes = {"in_dim": 48, "intermediate_dim": 8, "out_dim": 24, "context_tokens": 2, "num_layers": 4}
-        return self.patcher(multitalk(**sizes, operations=operations))
+        """Its attention has 40 heads."""
+        sizes = {"in_dim": 80, "intermediate_dim": 8, "out_dim": 24, "context_tokens": 2, "num_layers": 4}
+        return self.a_network("MultiTalkModelPatch", **sizes)
 
     def a_spoken(self, _row: Row, _model: Any) -> Any:
         return {"encoded_audio_all_layers": [torch.zeros(1, 50, 768)] * 13}

@@ -198,11 +198,11 @@ ROWS: dict[str, Row] = {
         equal("wan", model_patch=Given("uni3c"), vae=Given("video_vae"), render_video=Given("image")),
         shared="ulysses=2",
     ),
-    "WanInfiniteTalkToVideo": refused(
-        "shape '[10, 24, 40, 1]' is invalid", "wan", mode={"mode": "single_speaker"}, model_patch=Given("multitalk"),
+    "WanInfiniteTalkToVideo": replace(equal(
+        "wan-of-80", mode={"mode": "single_speaker"}, model_patch=Given("multitalk"),
         vae=Given("vae"), width=96, height=64, length=17, audio_encoder_output_1=Given("spoken"),
         start_image=Given("image"),
-    ),
+    ), cfg=1.0),
     # Weights.
     "LoraLoader": equal(clip=None, lora_name=Given("lora")),
     "LoraLoaderModelOnly": equal(lora_name=Given("lora")),

@@ -11,11 +11,7 @@ from typing import Any
 import torch
 
 DEVICES = 2
-LLLITE = "comfy.ldm.anima.lllite"
-
-
-def function(*_args: Any, **_kwargs: Any) -> None:
-    """Stands for what a node would have run inside of the model."""
+LLLITE, MULTITALK = "comfy.ldm.anima.lllite", "comfy.ldm.wan.model_multitalk"
 
 
 # What nodes call the model with (the transformer_options), of those that need more than a MODEL and widgets to be
@@ -41,7 +37,7 @@ PATCHES: Mapping[str, Mapping[str, Any]] = {
     "SkipLayerGuidanceDiT": {},  # in the ranks: tests/comfyui/files/test_census.py
     "SkipLayerGuidanceDiTSimple": {},
     "TripoSplatSamplingPreview": {},
-    "WanInfiniteTalkToVideo": {"patches": {"attn2_patch": [function], "attn1_patch": [function]}},
+    "WanInfiniteTalkToVideo": {"patches": {"attn2_patch": [f"{MULTITALK}.MultiTalkCrossAttnPatch"]}},
     "ZImageFunControlnet": {"patches": dict.fromkeys(("noise_refiner", "double_block"), ["ZImageControlPatch"])},
     # They sample from the MODEL, or hand it on, or have another one.
     **dict.fromkeys(

@@ -7,9 +7,11 @@ FOLDER holds a folder of each family's weights. What was found is written to FOL
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import shutil
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -111,16 +113,20 @@ def replanned(name: str, plans: list[dict[str, int]], folder: Path, parked: bool
         model = transformer.model
         model.load_state_dict({key: value.clone() for key, value in model.state_dict().items()}, assign=True)
     own.unlink()
-    found = {}
+    found, are_freed = {}, True
     result_of(transformer, name)
     for degrees, expected in zip([*plans[1:], plans[0]], [*fresh[1:], fresh[0]], strict=True):
+        groups = [weakref.ref(group) for group in mesh.groups()]
         if parked:
             transformer.parking.copy()
             transformer.parking.free_device()
         dist.barrier()
         mesh.close()  # as a rank does, before the next is built
         mesh = build_mesh(ParallelPlan.from_json(degrees), CPU)
+        gc.disable()  # nobody waits for it: each group has sockets and threads
         transformer.replan(mesh)
+        are_freed = are_freed and not any(group() for group in groups)
+        gc.enable()
         if parked:
             transformer.parking.restore()
         got = result_of(transformer, name)
@@ -128,7 +134,7 @@ def replanned(name: str, plans: list[dict[str, int]], folder: Path, parked: bool
         found[f"the same as loaded for {json.dumps(degrees)}"] = same
     dist.barrier()
     mesh.close()
-    return found
+    return {**found, "a plan's groups are freed with it": are_freed}
 
 
 def pipeline(call_name: str, plans: list[dict[str, int]]) -> dict[str, bool]:
