@@ -224,7 +224,7 @@ class StageLink:
         return step < 0 or all(self.launched.get(segment, -1) >= step for segment in message.segments)
 
     def close(self) -> None:
-        """Ends the reference cycle with the inbox, which would keep the mesh's groups with their sockets and threads."""
+        """Ends the reference cycle with the inbox, which would keep the groups of the mesh with their sockets."""
         del self.inbox
 
     def expect_nothing_after(self, step: int) -> None:

@@ -1,6 +1,6 @@
 """What a step with a ControlNet takes if the ranks run its network, and if ComfyUI's process does and sends residuals.
 
-COMFYUI_PATH=… python -m tests.benchmarks.controlnets [--rounds 5]
+COMFYUI_PATH=… python -m tests.benchmarks.speed.controlnets [--rounds 5]
 
 The model is Flux-shaped, of a sixth of its width and half of its depth, with 1,024 tokens of an image on two CPU ranks;
 the ControlNet has half of the model's double and single blocks. The way it was runs a network whose file is not known.
@@ -82,7 +82,7 @@ def main() -> None:
     if options.inside:
         measure(os.environ["COMFYUI_PATH"], options.rounds)
         return
-    command = [sys.executable, "-m", "tests.benchmarks.controlnets", "--inside", "--rounds", str(options.rounds)]
+    command = [sys.executable, "-m", "tests.benchmarks.speed.controlnets", "--inside", "--rounds", str(options.rounds)]
     subprocess.run(command, env={**os.environ, **TINY_MODELS}, check=True)
 
 
