@@ -42,6 +42,9 @@ class Empty(NamedTuple):
     buffers: dict[str, torch.Tensor | None]
 
 
+NOTHING = Empty({}, {})
+
+
 class LocalWeights:
     """Fills a module on the meta device with the weights of its file, as the stock loader would, and empties it again.
 
@@ -61,7 +64,7 @@ class LocalWeights:
         self.empty = {
             path: Empty(dict(parameters_of(part)), dict(buffers_of(part))) for path, part in self.parts.items()
         }
-        self.filled: list[tuple[dict[str, Any], str, Any]] = []
+        self.filled: dict[str, tuple[dict[str, Any], Any]] = {}  # by name: a part's own weights, and the empty one
 
     def defer_parameters(self) -> None:
         """Makes the module's weights DeferredParameters. Quantised layers keep theirs, which have a class of their
@@ -69,9 +72,27 @@ class LocalWeights:
         for path, part in self.parts.items():
             for name, parameter in part.named_parameters(recurse=False):
                 if type(parameter) is torch.nn.Parameter and type(parameter.data) is torch.Tensor:
-                    deferred = DeferredParameter(parameter.data, requires_grad=False)
-                    deferred.weight = Weight(self, f"{path}.{name}" if path else name)
-                    part.register_parameter(name, deferred)
+                    part.register_parameter(name, self.without_numbers(join_path(path, name), parameter.data))
+
+    def without_numbers(self, name: str, like: torch.Tensor) -> DeferredParameter:
+        """like: has its shape and dtype."""
+        deferred = DeferredParameter(like, requires_grad=False)
+        deferred.weight = Weight(self, name)
+        return deferred
+
+    def defer(self, name: str, present: Any) -> Any:
+        """Returns a weight without its numbers, or the present one if a node has put it into the module."""
+        path, _, own = name.rpartition(".")
+        if name in self.filled:
+            empty = self.filled[name][1]
+        else:
+            empty = present
+            built = self.empty.get(path, NOTHING)
+            if empty is not built.parameters.get(own) and empty is not built.buffers.get(own):
+                return present
+        if isinstance(empty, DeferredParameter):
+            return empty
+        return self.without_numbers(name, torch.empty(empty.shape, dtype=empty.dtype, device="meta"))
 
     def map_file(self) -> torch.nn.Module:
         """Returns a module of the same class whose weights are the file's pages. Raises ModelFileError."""
@@ -82,7 +103,8 @@ class LocalWeights:
 
     def read(self, name: str) -> torch.Tensor:
         """Returns a weight with its numbers, in the dtype of the stock loader. Raises ModelFileError."""
-        weight = self.map_file().get_parameter(name)
+        path, _, own = name.rpartition(".")
+        weight = getattr(self.map_file().get_submodule(path), own)  # a parameter, or a buffer
         return weight.to(self.dtypes.get(name, weight.dtype))
 
     def count_bytes(self) -> int:
@@ -97,24 +119,24 @@ class LocalWeights:
         cast_weights(mapped, self.dtypes)
         for path, real in mapped.named_modules():
             part, empty = self.parts[path], self.empty[path]
-            self.fill(parameters_of(part), empty.parameters, parameters_of(real))
-            self.fill(buffers_of(part), empty.buffers, buffers_of(real))
+            self.fill(path, parameters_of(part), empty.parameters, parameters_of(real))
+            self.fill(path, buffers_of(part), empty.buffers, buffers_of(real))
             for name, value in vars(real).items():
                 if isinstance(value, torch.Tensor) and getattr(vars(part).get(name), "is_meta", False):
                     vars(part)[name] = value
         self.is_here = True
 
-    def fill(self, own: dict[str, Any], empty: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    def fill(self, path: str, own: dict[str, Any], empty: Mapping[str, Any], found: Mapping[str, Any]) -> None:
         """own: a part's weights as they are. empty: its weights as they were built. found: their values."""
         for name, value in found.items():
             if own.get(name) is empty.get(name):
                 own[name] = value
-                self.filled.append((own, name, empty[name]))
+                self.filled[join_path(path, name)] = (own, empty[name])
 
     def drop(self) -> None:
         """Empties the module. What a node wrote over its weights while they were here is lost."""
-        for own, name, empty in self.filled:
-            own[name] = empty
+        for name, (own, empty) in self.filled.items():
+            own[name.rpartition(".")[2]] = empty
         self.filled.clear()
         self.mapped, self.is_here = None, False
 
@@ -127,12 +149,15 @@ class LocalWeights:
         return weight
 
 
+def join_path(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
 class Weight:
     """A weight of a module, by its name."""
 
     def __init__(self, weights: LocalWeights, name: str) -> None:
-        self.read = lambda: weights.read(name)
-        self.change = lambda: weights.change(name)
+        self.weights, self.name = weights, name
 
 
 class DeferredParameter(torch.nn.Parameter):
@@ -151,7 +176,7 @@ class DeferredParameter(torch.nn.Parameter):
     compute: Callable[[], torch.Tensor]
 
     def read(self) -> torch.Tensor:
-        return self.weight.read() if self.weight else self.compute()
+        return self.weight.weights.read(self.weight.name) if self.weight else self.compute()
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -168,12 +193,13 @@ class DeferredParameter(torch.nn.Parameter):
         name, first = getattr(func, "__name__", ""), args[0] if args else None
         in_place = name.endswith("_") and not name.startswith("_") and name not in HARMLESS
         if func == DATA.__set__ and isinstance(first, cls) and first.weight:
-            value, present = with_numbers(args[1], None), first.weight.read()
+            value, present = with_numbers(args[1], None), first.read()
             if value.dtype == present.dtype and value.cpu().equal(present):  # a move to another device
                 return None
         if in_place or name in WRITES or func == DATA.__set__:
             if isinstance(first, cls) and first.weight:
-                return func(first.weight.change(), *with_numbers(args[1:], device), **with_numbers(kwargs, device))
+                target = first.weight.weights.change(first.weight.name)
+                return func(target, *with_numbers(args[1:], device), **with_numbers(kwargs, device))
             if not isinstance(first, cls):
                 return run()
             if not first.is_copy:

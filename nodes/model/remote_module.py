@@ -33,6 +33,7 @@ from ...worker.host.client import WorkerGroup
 from ...worker.host.session import OnStep
 from ...worker.inside.code_files import CodeFiles
 from ...worker.settings import REFUSE
+from ...worker.wire.protocol import Header
 from ...worker.wire.sampler_call import SamplerCall, SamplerPass
 from ...worker.wire.tensors import Tensors, UnsendableError
 from ..compat import has_inner_forward, inner_forward, runs_wrappers
@@ -44,6 +45,7 @@ from ..inside.module_guard import ModuleGuard, configs_of
 from ..inside.patches import encode_options, join
 from ..plan_words import Remark
 from .local_weights import DeferredParameter, LocalWeights, StandInPatcher
+from .merges import name_files
 from .own_schedule import Schedule
 from .planned_module import PlannedModule
 from .remote_weights import Patches, check_interrupt
@@ -357,12 +359,12 @@ class RemoteModule(PlannedModule):
         self.source = {**self.own_source, **cast}
 
     def adapt(self, key: str | None, patches: Patches) -> None:
-        def build() -> tuple[list, dict]:
+        def build() -> tuple[Header, Tensors]:
             try:
-                found, tensors = pack_patches(patches)
+                found = pack_patches(name_files(patches))
             except UnsendableError as error:
                 raise RequestRefused(*error.explanation) from error
-            return [patch.to_json() for patch in found], tensors
+            return found.to_json(), found.tensors
 
         self.group.patch(key, build, check_interrupt)
 

@@ -22,6 +22,7 @@ from ..errors import Refused
 from ..inside.controls import record_all
 from ..inside.patches import compile_settings
 from .call_batching import KEY, add_call_batching
+from .merges import name_files
 from .remote_module import MODULE, RemoteModule, remote_module
 
 NONE: Mapping[str, list] = {}
@@ -105,12 +106,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         found = [f"the injection {key!r}" for key, each in self.injections.items() if each]
         found += [f"the weight wrapper of {name}" for name in self.weight_wrapper_patches]
         found += [f"a replacement of {name}" for name in self.object_patches if name == MODULE]
-        changes = [each for of_one in self.patches.values() for each in of_one]
-        if any(each[2] != 1.0 and each[1] != (None,) for each in changes):
-            found.append("a model merge")
-        elif not is_sendable(self.patches):
-            found.append("a change of weights that cannot be sent")
-        return found
+        return found + why_unsendable(self.patches)
 
     def forget_load(self) -> None:
         """Tells ComfyUI that nothing is loaded: the weights have just come into this process."""
@@ -201,10 +197,11 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         return super().detach(unpatch_all)
 
     def add_patches(self, patches: dict, strength_patch: float = 1.0, strength_model: float = 1.0) -> list:
-        """Keeps the patches for this model. `(None,)` only scales a weight. Raises Refused if none is for it."""
+        """Keeps the patches for this model. `(None,)` only scales a weight; a list is a weight of another model, which
+        may have some that this one lacks. Raises Refused if none of a LoRA is for this model."""
         known = self.model.state_dict().keys()
         own = {key: value for key, value in patches.items() if (key if isinstance(key, str) else key[0]) in known}
-        if not own and strength_patch:
+        if not own and strength_patch and not any(isinstance(value, list) for value in patches.values()):
             raise lora_error()
         return super().add_patches(own, strength_patch, strength_model)
 
@@ -250,6 +247,18 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
             self.use_patches()
             self.remote.take_over([reason], self, load=True)
 
+    def get_key_patches(self, filter_prefix: str | None = None) -> dict:
+        """Returns the weights for a merge, with their changes. Each knows its file, also while the weights are here."""
+        found = super().get_key_patches(filter_prefix)
+        if self.stand_in is None:
+            return found
+        prefix = f"{MODULE}."
+        for key, ((weight, convert), *changes) in found.items():
+            if key.startswith(prefix):
+                weight = self.stand_in.weights.defer(key.removeprefix(prefix), weight)
+                found[key] = [(weight, convert), *changes]
+        return found
+
     def model_state_dict(self, filter_prefix: str | None = None) -> dict:
         """Returns the weights. A caller that asks for a part of them computes with them and with all patches that
         ComfyUI has loaded, so they come here."""
@@ -292,12 +301,13 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         super().add_wrapper_with_key(wrapper_type, key, wrapper)
 
 
-def is_sendable(patches: Mapping[str, list]) -> bool:
+def why_unsendable(patches: Mapping[str, list]) -> list[str]:
+    """Returns why changes of weights cannot be sent to the ranks; empty if they can."""
     try:
-        pack_patches(patches)
-    except UnsendableError:
-        return False
-    return True
+        pack_patches(name_files(patches))
+    except UnsendableError as error:
+        return [f"a change of weights ({error})"]
+    return []
 
 
 def weights_error(asked: str) -> Refused:

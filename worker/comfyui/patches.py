@@ -2,18 +2,35 @@
 
 ComfyUI's patch is (strength, value, strength of the weight itself, (dim, start, length) or None, function or None). The
 value is an adapter (LoRA, DoRA, LoHa, LoKr, OFT, …), or (kind, tensors) like a difference, or a tuple of one tensor.
+In a model merge it is a list: a weight of another model, then that model's changes of it. Such a weight does not
+travel. The ranks read it from its file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ..wire.tensors import Tensors, UnsendableError
 from ..wire.tree import pack, unpack
+from .merges import MergedChanges, MergedFile, MergedWeight
+from .source import HostSource
+
+
+@dataclass(frozen=True)
+class OtherWeight:
+    """A weight of another model. file: the number of its file in the request. patches: the other model's changes."""
+
+    file: int
+    name: str
+    patches: tuple[Patch, ...]
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> OtherWeight:
+        return cls(**{**fields, "patches": tuple(map(Patch.from_json, fields["patches"]))})
 
 
 @dataclass(frozen=True)
@@ -22,6 +39,7 @@ class Patch:
 
     name: of the weight. adapter: the adapter's class; empty for a difference. value: the adapter's weights, or (kind,
     tensors), packed. offset: the part of the weight that changes. swaps: whether the halves of the change swap places.
+    other: of a merge, in place of the value.
     """
 
     name: str
@@ -31,44 +49,69 @@ class Patch:
     value: Any
     offset: tuple[int, int, int] | None = None
     swaps: bool = False
+    other: OtherWeight | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Patch:
-        offset = fields["offset"]
-        return cls(**{**fields, "offset": offset and tuple(offset)})
+        offset, other = fields["offset"], fields["other"]
+        return cls(**{**fields, "offset": offset and tuple(offset), "other": other and OtherWeight.from_json(other)})
 
 
-def pack_patches(patches: Mapping[Any, Sequence[tuple]]) -> tuple[list[Patch], Tensors]:
-    """Packs a patcher's list for the ranks, with the tensors that it names. Raises UnsendableError."""
-    import comfy.utils
-    from comfy.weight_adapter import WeightAdapterBase
+class PackedPatches(NamedTuple):
+    """patches: of a model. tensors: that they name. files: of other models, in the order of their numbers."""
 
-    found: list[Patch] = []
-    tensors: Tensors = {}
-    for name, entries in patches.items():
-        for place, (strength, value, strength_model, offset, function) in enumerate(entries):
-            if function not in (None, comfy.utils.swap_scale_shift):
-                raise UnsendableError(f"The change of {name} uses a function, which cannot be sent to the ranks.")
-            is_adapter = isinstance(value, WeightAdapterBase)
-            parts = value.weights if isinstance(value, WeightAdapterBase) else value
-            found.append(
-                Patch(
-                    name=name,
-                    strength=float(strength),
-                    strength_model=float(strength_model),
-                    adapter=type(value).__name__ if is_adapter else "",
-                    value=pack(parts, f"{name}.{place}", tensors),
-                    offset=offset and tuple(offset),
-                    swaps=function is not None,
-                )
-            )
-    return found, tensors
+    patches: list[Patch]
+    tensors: Tensors
+    files: list[HostSource]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"patches": [each.to_json() for each in self.patches], "files": [each.to_json() for each in self.files]}
+
+    def add(self, name: str, path: str, changes: Sequence[tuple]) -> list[Patch]:
+        """Packs the changes of a weight, and their tensors under paths that begin with `path`."""
+        return [self.pack(name, f"{path}.{place}", *change) for place, change in enumerate(changes)]
+
+    def pack(
+        self, name: str, path: str, strength: float, value: Any, strength_model: float, offset: Any, function: Any
+    ) -> Patch:
+        import comfy.utils
+        from comfy.weight_adapter import WeightAdapterBase
+
+        if function not in (None, comfy.utils.swap_scale_shift):
+            raise UnsendableError(f"The change of {name} uses a function, which cannot be sent to the ranks.")
+        is_adapter = isinstance(value, WeightAdapterBase)
+        parts = value.weights if isinstance(value, WeightAdapterBase) else value
+        other = None
+        if isinstance(value, MergedWeight):
+            if value.source not in self.files:
+                self.files.append(value.source)
+            nested = tuple(self.add(value.name, path, value.changes))
+            parts, other = None, OtherWeight(self.files.index(value.source), value.name, nested)
+        return Patch(
+            name=name,
+            strength=float(strength),
+            strength_model=float(strength_model),
+            adapter=type(value).__name__ if is_adapter else "",
+            value=pack(parts, path, self.tensors),
+            offset=offset and tuple(offset),
+            swaps=function is not None,
+            other=other,
+        )
 
 
-def unpack_patches(patches: Sequence[Patch], tensors: Tensors) -> dict[str, list[tuple]]:
+def pack_patches(patches: Mapping[Any, Sequence[tuple]]) -> PackedPatches:
+    """Packs a patcher's list for the ranks. In a merge, MergedWeights stand for ComfyUI's lists. Raises
+    UnsendableError."""
+    found = PackedPatches([], {}, [])
+    for name, changes in patches.items():
+        found.patches.extend(found.add(name, name, changes))
+    return found
+
+
+def unpack_patches(patches: Sequence[Patch], tensors: Tensors, files: Sequence[MergedFile]) -> dict[str, list[tuple]]:
     """The inverse of `pack_patches`, in the ranks: the list of ComfyUI's ModelPatcher."""
     import comfy.utils
     from comfy.weight_adapter import adapters
@@ -78,12 +121,17 @@ def unpack_patches(patches: Sequence[Patch], tensors: Tensors) -> dict[str, list
     for patch in patches:
         parts = unpack(patch.value, tensors)
         value = classes[patch.adapter](set(), parts) if patch.adapter else parts
+        if other := patch.other:
+            nested = unpack_patches(other.patches, tensors, files).get(other.name, [])
+            value = MergedChanges(files[other.file], other.name, nested)
         function = comfy.utils.swap_scale_shift if patch.swaps else None
         found.setdefault(patch.name, []).append((patch.strength, value, patch.strength_model, patch.offset, function))
     return found
 
 
-def set_patches(patcher: Any, patches: Sequence[Patch], tensors: Tensors, device: torch.device) -> list[torch.Tensor]:
+def set_patches(
+    patcher: Any, patches: Sequence[Patch], tensors: Tensors, files: Sequence[MergedFile], device: torch.device
+) -> list[torch.Tensor]:
     """Replaces the patches of ComfyUI's ModelPatcher.
 
     It applies them when it loads the model again. GGUF weights stay packed, so their patches are applied each time a
@@ -97,7 +145,7 @@ def set_patches(patcher: Any, patches: Sequence[Patch], tensors: Tensors, device
     on_use = {patch.name for patch in patches if is_packed(weights.get(patch.name))}
     if on_use:
         tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
-    found = unpack_patches(patches, tensors)
+    found = unpack_patches(patches, tensors, files)
     patcher.patches = {name: changes for name, changes in found.items() if name not in on_use}
     patcher.weight_wrapper_patches = {name: [LowVramPatch(name, found)] for name in on_use}
     return list(tensors.values()) if on_use else []

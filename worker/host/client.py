@@ -108,20 +108,20 @@ class WorkerGroup:
             if ops.PATCHED not in results:
                 known.patches = None
 
-    def patch(self, key: str | None, build: Callable[[], tuple[list[Header], Tensors]], check: Check) -> None:
+    def patch(self, key: str | None, build: Callable[[], tuple[Header, Tensors]], check: Check) -> None:
         """Makes sure that the loaded weights have these changes and no others. Does nothing if they already do.
 
-        key: tells these changes from all others; None for no changes. build: returns Patches as JSON objects, and the
-        tensors that they name.
+        key: tells these changes from all others; None for no changes. build: returns PackedPatches as
+        JSON, and their tensors.
         Raises RequestRefused, after which the model is loaded again, and WorkerGroupError.
         """
         with self.turn(check):
             known = self._known
             if known.patches == key:
                 return
-            patches, tensors = build()
+            fields, tensors = build()
             known.patches = ""
-            self._request(ops.PATCH.header(patches=patches), tensors, check)
+            self._request(ops.PATCH.header(**fields), tensors, check)
             known.patches = key
 
     def choose_kernel(self, name: str, check: Check) -> str:

@@ -23,6 +23,7 @@ from parallel_backend.weights.host_memory import agree_on_memory
 from parallel_backend.weights.loading import DTYPES
 from parallel_backend.weights.parking import Parking
 
+from ..comfyui.merges import MergedFile
 from ..comfyui.patches import Patch
 from ..comfyui.source import HostSource, VaeSource
 from ..wire import operations as ops
@@ -138,7 +139,8 @@ class Operations:
         """Gives the weights these changes in place of the earlier ones. If that fails, no model is loaded."""
         model = self.get_model(job)
         patches = [Patch.from_json(fields) for fields in job.header["patches"]]
-        job.alone(lambda: model.patch(patches, tensors))
+        files = [MergedFile(HostSource.from_json(fields)) for fields in job.header["files"]]
+        job.alone(lambda: model.patch(patches, tensors, files))
 
     def call(self, job: Job, tensors: Tensors) -> Tensors | None:
         """Runs calls of a method of the model. The request brings the tensors that were not sent before."""

@@ -23,7 +23,9 @@ Parsed = TypeVar("Parsed")
 DESCRIBED: Mapping[str, Callable[[Any], Any]] = {
     "source": HostSource.from_json, "plan": ParallelPlan.from_json, "vae": VaeSource.from_json
 }  # fmt: skip
-LISTED: Mapping[str, Callable[[Any], Any]] = {"patches": Patch.from_json, "passes": SamplerPass.from_json}
+LISTED: Mapping[str, Callable[[Any], Any]] = {
+    "patches": Patch.from_json, "files": HostSource.from_json, "passes": SamplerPass.from_json
+}  # fmt: skip
 MAX_STEPS = 10_000
 BRANCHES = ([0], [0, 1], [1, 0])  # of guidance
 

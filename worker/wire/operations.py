@@ -53,7 +53,12 @@ LOAD = Operation(
 )
 PATCHED = "patched"  # in the reply to a load: the weights still have their last changes
 PATCH = Operation(
-    "patch", "changing the weights", {"patches": list}, moves_weights=True, drops_model=True, is_of_plan=True
+    "patch",
+    "changing the weights",
+    {"patches": list, "files": list},
+    moves_weights=True,
+    drops_model=True,
+    is_of_plan=True,
 )
 FORWARD = "forward"  # the method that all ranks of the plan run; any other runs on rank 0 alone
 CALL = Operation(

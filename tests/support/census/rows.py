@@ -92,6 +92,8 @@ MODEL_SPECIFIC = (
     "MochiPreview", "QwenImage", "SD1", "SD2", "SD35_Large", "SD3_2B", "SDXL", "WAN2_1",
 )  # fmt: skip
 
+MERGED = replace(equal(), shared="ulysses=2")
+
 ROWS: dict[str, Row] = {
     # Sampling, guiders, schedules.
     "KSampler": over_steps(equal(**STEPS)),
@@ -218,11 +220,11 @@ ROWS: dict[str, Row] = {
     "ModelSave": as_stock(filename_prefix="census"),
     "LoraSave": as_stock(model_diff=Given("adapted")),
     "TrainLoraNode": equal(latents=Given("latent"), positive=Given("positive")),
-    "ModelMergeAdd": as_stock(),
-    "ModelMergeBlocks": as_stock(**dict.fromkeys(("input", "middle", "out"), 0.3)),
-    "ModelMergeSimple": as_stock(ratio=0.3),
-    "ModelMergeSubtract": as_stock(),
-    **{f"ModelMerge{model}": replace(as_stock(), numbers=0.3) for model in MODEL_SPECIFIC},
+    "ModelMergeAdd": MERGED,
+    "ModelMergeBlocks": replace(MERGED, inputs=dict.fromkeys(("input", "middle", "out"), 0.3)),
+    "ModelMergeSimple": replace(MERGED, inputs={"ratio": 0.3}),
+    "ModelMergeSubtract": MERGED,
+    **{f"ModelMerge{model}": replace(MERGED, numbers=0.3) for model in MODEL_SPECIFIC},
     # Others.
     "GetICLoRAParameters": equal(),
     "MultiGPU_WorkUnits": ignored(),

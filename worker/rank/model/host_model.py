@@ -28,6 +28,7 @@ from parallel_backend.weights.sizes import WeightSizes
 from parallel_backend.weights.stores import Store
 
 from ...comfyui.controls import CONTROL, NETWORK, PREVIOUS, is_network_call
+from ...comfyui.merges import PREFIX, MergedFile
 from ...comfyui.model import cast_weights, dtype_of, import_comfyui, map_model
 from ...comfyui.patched_options import COMPILED, GRAPH, OPTIONS, OVERRIDE, RUN, CallContext, decode_options
 from ...comfyui.patches import Patch, offload_patched, patch_weight, restore_weight, set_patches
@@ -42,7 +43,6 @@ from .attention_kernels import HostKernel, choose_kernel
 from .control_networks import ControlNetworks
 
 CPU = torch.device("cpu")
-PREFIX = "diffusion_model."  # the patcher's names are the module's with this prefix
 
 
 @dataclass
@@ -248,16 +248,25 @@ class HostModel:
         left = max(management.minimum_inference_memory() - self.working_bytes, management.extra_reserved_memory())
         return free - int(left)
 
-    def patch(self, patches: Sequence[Patch], tensors: Tensors) -> None:
+    def patch(self, patches: Sequence[Patch], tensors: Tensors, files: Sequence[MergedFile] = ()) -> None:
         """Gives the weights these changes in place of the earlier ones; without any, the weights are as in the file. It
-        runs outside of inference mode, in which quantised weights cannot be changed. Runs no collectives."""
+        runs outside of inference mode, in which quantised weights cannot be changed. Runs no collectives.
+
+        files: of other models, for a merge. They stay mapped only if weights change whenever a layer runs. Raises
+        ModelFileError before it changes anything.
+        """
+        for file in files:
+            file.map()
         whole = not self.patcher.model.model_lowvram
         self.patcher.unpatch_model(None if whole else CPU)
-        self.on_use = set_patches(self.patcher, patches, tensors, self.mesh.device)
+        self.on_use = set_patches(self.patcher, patches, tensors, files, self.mesh.device)
         self.fetched.park_with(self.parking, self.on_use)
         self.patch_directly()
         offload_patched(self.patcher, {name: held for name, held in self.in_file.items() if self.is_as_stored(name)})
         self.place(self.working_bytes, whole)
+        if not (self.on_use or self.patcher.model.model_lowvram):
+            for file in files:
+                file.unmap()
         self.is_patched = bool(patches)
         logging.info("%d weights have changes", len({patch.name for patch in patches}))
 

@@ -1,0 +1,33 @@
+"""Model merges: which file a weight of another model is from, so that the ranks can read it there."""
+
+from __future__ import annotations
+
+from ...worker.comfyui.merges import PREFIX, MergedWeight
+from ...worker.wire.tensors import UnsendableError
+from .local_weights import DeferredParameter
+from .remote_weights import Patches
+
+MERGED_ELSEWHERE = (
+    "The merge takes weights of a model from another loader. Load that, too, by Load Diffusion Model (Parallel)."
+)
+COMFYUI = "comfy."  # ComfyUI's modules, whose functions make numbers of a weight
+
+
+def name_files(patches: Patches) -> Patches:
+    """Returns the changes with a MergedWeight for each weight of another model. Raises UnsendableError if one has other
+    values than a file of our loader."""
+    return {name: [name_file(change) for change in changes] for name, changes in patches.items()}
+
+
+def name_file(change: tuple) -> tuple:
+    strength, value, *rest = change
+    if not isinstance(value, list):
+        return change
+    (tensor, convert), *changes = value
+    weight = tensor.weight if isinstance(tensor, DeferredParameter) else None
+    if weight is None or not convert.__module__.startswith(COMFYUI):
+        raise UnsendableError(MERGED_ELSEWHERE)
+    if weight.weights.is_changed:
+        raise UnsendableError("The merge takes weights that a node has written over.")
+    merged = MergedWeight(weight.weights.source, f"{PREFIX}{weight.name}", [name_file(each) for each in changes])
+    return (strength, merged, *rest)
