@@ -14,6 +14,7 @@ from unittest.mock import patch
 import torch
 
 from tests.support.census.controlnets import CONTROLNET_HABITS
+from tests.support.census.merges import MERGE_ROWS
 from tests.support.census.pack_rows import PACK_ROWS
 from tests.support.census.rows import Row, as_stock, equal, habit, ignored, of_folder, refused
 
@@ -362,6 +363,7 @@ WRAPPERS = ("outer_sample", "sampler_sample", "predict_noise", "calc_cond_batch"
 
 HABITS: dict[str, Row] = {
     **PACK_ROWS,
+    **MERGE_ROWS,
     "attributes, isinstance, hasattr, names": habit(equal(), look),
     "a number noted on the module": habit(ignored(), changed(note_a_number)),
     "forward_orig": habit(as_stock(), changed(replace_forward)),

@@ -1,0 +1,215 @@
+"""Model merges, and what they send."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from tests.support.census.rows import MERGED, Row, as_stock, habit
+
+Does = Callable[[Any, Row, Any], list[torch.Tensor]]
+Merge = Callable[[Any, Row, Any, Any, Any], Any]  # of the census, a row, and three models
+OTHER, THIRD = "another", "a third"  # files of the row's model with other weights
+
+
+def write_other(census: Any, row: Row, name: str) -> Path:
+    """Writes a file with other weights than the row's model."""
+    folder = census.base / "models" / "diffusion_models"
+    generator = torch.Generator().manual_seed(len(name))
+    with safe_open(folder / f"{row.model}.safetensors", "pt") as file:
+        weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        others = {
+            key: (weight + 0.05 * torch.randn(weight.shape, generator=generator)).to(weight.dtype)
+            for key, weight in weights.items()
+        }
+        save_file(others, folder / f"{name}.safetensors", file.metadata())
+    return folder / f"{name}.safetensors"
+
+
+def is_ours(model: Any) -> bool:
+    return hasattr(model, "stand_in")
+
+
+def load_other(census: Any, row: Row, model: Any, name: str) -> Any:
+    """Loads a second model by the loader of the first."""
+    if not (census.base / "models" / "diffusion_models" / f"{name}.safetensors").exists():
+        write_other(census, row, name)
+    remote = census.remote
+    try:
+        return census.load(replace(row, model=name), is_ours(model))
+    finally:
+        census.remote = remote  # whose plans the census notes
+
+
+def node(name: str, **inputs: float) -> Merge:
+    return lambda census, _row, first, second, _third: census.run(name, model1=first, model2=second, **inputs)[0]
+
+
+def adapt(census: Any, row: Row, model: Any, strength: float = 0.7) -> Any:
+    (adapted,) = census.run(
+        "LoraLoaderModelOnly", model=model, lora_name=census.a_lora(row, model), strength_model=strength
+    )
+    return adapted
+
+
+simple, add, subtract = (
+    node("ModelMergeSimple", ratio=0.6),
+    node("ModelMergeAdd"),
+    node("ModelMergeSubtract", multiplier=0.4),
+)
+
+
+def first_adapted(census: Any, row: Row, first: Any, second: Any, third: Any) -> Any:
+    return simple(census, row, adapt(census, row, first), second, third)
+
+
+def second_adapted(census: Any, row: Row, first: Any, second: Any, third: Any) -> Any:
+    return simple(census, row, first, adapt(census, row, second), third)
+
+
+def result_adapted(census: Any, row: Row, first: Any, second: Any, third: Any) -> Any:
+    return adapt(census, row, simple(census, row, first, second, third), -0.5)
+
+
+def three(census: Any, row: Row, first: Any, second: Any, third: Any) -> Any:
+    """A merge with a merge, and a difference added to that."""
+    merged = simple(census, row, first, simple(census, row, second, adapt(census, row, third), None), None)
+    return add(census, row, merged, subtract(census, row, third, second, None), None)
+
+
+def scaled(census: Any, row: Row, first: Any, second: Any, third: Any) -> Any:
+    """The first weights in other places than the second's, and some that the first lacks."""
+    merged = first.clone()
+    patches = second.get_key_patches("diffusion_model.")
+    shape = {key: value[0][0].shape for key, value in patches.items()}
+    for key, value in patches.items():
+        turned = next(other for other in reversed(shape) if shape[other] == shape[key])
+        merged.add_patches({turned: value, f"{key}.none": value}, 0.4, 0.6)
+    return merged
+
+
+MERGES: dict[str, Merge] = {
+    "simple": simple,
+    "add": add,
+    "subtract": subtract,
+    "blocks": node("ModelMergeBlocks", input=0.3, middle=0.5, out=0.8),
+    "by a model's blocks": node("ModelMergeFlux1", **{"double_blocks.0.": 0.2, "img_in.": 0.9}),
+    "a LoRA on the first": first_adapted,
+    "a LoRA on the second": second_adapted,
+    "a LoRA on the result": result_adapted,
+    "three models": three,
+    "weights at other places": scaled,
+}
+
+
+@contextmanager
+def counted(census: Any) -> Iterator[list[int]]:
+    """The bytes of the tensors of each request that changes weights."""
+    sent, request = [], census.group._request
+
+    def noted(header: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if header["op"] == "patch":
+            sent.append(sum(tensor.nbytes for tensor in tensors.values()))
+        return request(header, tensors, *args, **kwargs)
+
+    with patch.object(census.group, "_request", noted):
+        yield sent
+
+
+def ranks_with(census: Any, name: str) -> list[int]:
+    """The ranks that map a file of this name, by process id."""
+    pids = census.group.status()["pids"]
+    return [pid for pid in pids if f"/{name}.safetensors" in Path(f"/proc/{pid}/maps").read_text()]
+
+
+def merged(merge: Merge, **plan: Any) -> Does:
+    """The latents of a merge, and of the first model after that. plan: of ours, with more than the row's."""
+
+    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+        if plan and is_ours(model):
+            model = census.load(replace(row, plan={**row.plan, **plan}), True)
+        second, third = (load_other(census, row, model, name) for name in (OTHER, THIRD))
+        with counted(census) as sent:
+            found = [census.sample(row, merge(census, row, model, second, third))]
+        if is_ours(model):
+            lora = sum(tensor.nbytes for tensor in census.a_lora_model(row, model).values())
+            assert len(sent) == 1 and sent[0] <= lora, "weights went through the socket"
+            assert not second.stand_in.weights.mapped, "ComfyUI's process has read the second file"
+            assert not ranks_with(census, OTHER), "a rank still has the second file"
+        return [*found, census.sample(row, model)]
+
+    return does
+
+
+def merged_with_stocks(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    """A second model of ComfyUI's loader."""
+    load_other(census, row, model, OTHER)
+    second = census.load(replace(row, model=OTHER), False)
+    found = [census.sample(row, simple(census, row, model, second, None))]
+    assert not is_ours(model) or "from another loader" in census.why[0]
+    return found
+
+
+def merged_with_one_that_runs_here(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    """A second model that ComfyUI's own process runs."""
+    second = adapt(census, row, load_other(census, row, model, OTHER))
+    found = [census.sample(row, second)]
+    if is_ours(model):
+        second.take_over("a test")
+        importlib.import_module("comfy.model_management").load_models_gpu([second])
+        census.taken = False
+    return [*found, census.sample(row, simple(census, row, model, second, None))]
+
+
+def merged_into_stocks(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    """A first model of ComfyUI's loader."""
+    first = census.load(replace(row, model=row.model), False)
+    return [census.sample(row, simple(census, row, first, load_other(census, row, model, OTHER), None))]
+
+
+def merged_with_a_lost_file(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    """A second file that is overwritten, and one that is gone, before the ranks read it."""
+    if not is_ours(model):
+        return [census.sample(row, model)]
+    for change, said in (
+        (lambda path: write_other(census, row, path.stem[:-1]).rename(path), "was overwritten after"),
+        (Path.unlink, "cannot be read"),
+    ):
+        path = write_other(census, row, "a lost one ")
+        second = load_other(census, row, model, path.stem)
+        change(path)
+        try:
+            census.sample(row, simple(census, row, model, second, None))
+        except Exception as error:
+            assert said in str(error), error
+        else:
+            raise AssertionError("the ranks took another file")
+    return [census.sample(row, model)]
+
+
+def on_one_rank(row: Row) -> Row:
+    return replace(row, plan={"cfg": 1}, shared="one rank")
+
+
+PLAIN = replace(MERGED, inputs={})
+MERGE_ROWS: dict[str, Row] = {
+    **{f"a merge: {name}": habit(PLAIN, merged(merge)) for name, merge in MERGES.items()},
+    **{f"a merge on one rank: {name}": habit(on_one_rank(PLAIN), merged(merge)) for name, merge in MERGES.items()},
+    "a merge in fp8": habit(replace(PLAIN, dtype="fp8_e4m3fn"), merged(second_adapted)),
+    "a merge in fp8 on one rank": habit(replace(on_one_rank(PLAIN), dtype="fp8_e4m3fn"), merged(second_adapted)),
+    "a merge of weights that the ranks share": habit(PLAIN, merged(three, weights="shared")),
+    "a merge of weights in RAM": habit(PLAIN, merged(three, weights="host")),
+    "a merge with a model of ComfyUI's loader": habit(as_stock(), merged_with_stocks),
+    "a merge with a model that runs in ComfyUI's process": habit(PLAIN, merged_with_one_that_runs_here),
+    "a merge into a model of ComfyUI's loader": replace(habit(PLAIN, merged_into_stocks), shared=""),
+    "a merge with a file that is overwritten or gone": replace(habit(PLAIN, merged_with_a_lost_file), ignored=True),
+}
