@@ -19,7 +19,7 @@ from parallel_backend.plan import ParallelPlan
 from tests.support.group.direct_group import DIT, call_request, sample_request, source_of
 from tests.support.group.mutations import ODD_VALUES, framed, mutate, mutate_json, real_frames
 from tests.support.group.one_rank import OneRank
-from worker.comfyui.patches import Patch
+from worker.comfyui.patches import OtherWeight, PackedPatches, Patch
 from worker.comfyui.source import HostSource, VaeSource
 from worker.errors import ConnectionClosed
 from worker.wire.operations import LOAD, PATCH
@@ -165,11 +165,12 @@ def requests(model: HostSource) -> dict[str, tuple[Header, Tensors]]:
     tensors: Tensors = {}
     name = "diffusion_model.transformer_blocks.0.attn1.to_q.weight"
     patch = Patch(name, 0.5, 1.0, "", pack((torch.ones(64, 64),), "patch", tensors))
+    merged = Patch(name, 0.5, 0.5, "", None, other=OtherWeight(0, name, (patch,)))
     return {
         "load": (LOAD.header(source=model.to_json(), plan=ParallelPlan().to_json()), {}),
         "call": call_request(DIT),
         "sample": sample_request(DIT, steps=2),
-        "patch": (PATCH.header(patches=[patch.to_json()]), tensors),
+        "patch": (PATCH.header(**PackedPatches([patch, merged], tensors, [model]).to_json()), tensors),
         "vae": ({"op": "vae", "direction": "decode", "vae": NO_VAE.to_json()}, {"input": DIT.inputs(1, 8, 8)[0]}),
     }
 

@@ -85,6 +85,23 @@ def test_an_adapter_on_a_gguf_file_changes_the_image_as_with_the_stock_loader_an
     assert torch.equal(drawn(host, ADAPTED, {"cfg": 1}), stock(ADAPTED)), "it has not come off exactly"
 
 
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+@pytest.mark.parametrize("packed", ["first", "second", "both"])
+def test_a_merge_of_gguf_files_draws_what_their_dequantised_weights_draw(
+    packed: str, plan: dict[str, int], host: ComfyHost, stock: Callable
+) -> None:
+    files = {False: f"{ADAPTED} packed.safetensors", True: f"{FOLDER}/{ADAPTED}.gguf"}
+
+    def merged(graph: Graph, loaded: Link) -> Link:
+        second = graph.add("ParallelDiT_LoadDiffusionModel", model_name=files[packed != "first"], dtype="default")
+        return graph.add("ModelMergeAdd", model1=loaded, model2=second)
+
+    right = stock(ADAPTED, lambda graph, loaded: graph.add("ModelMergeAdd", model1=loaded, model2=loaded))
+    assert relative_error(right, stock(ADAPTED)) > 0.01, "nothing is merged"
+    found = drawn(host, ADAPTED, plan, files[packed != "second"], dtype="default", patch=merged)
+    assert relative_error(found, right) <= TOLERANCE
+
+
 def test_pipeline_stages_of_a_gguf_file_with_an_adapter_are_those_of_its_dequantised_weights(
     host: ComfyHost, files: Path
 ) -> None:

@@ -175,6 +175,47 @@ def test_an_adapter_changes_the_image_as_with_the_stock_loader_and_goes_again(
     assert relative_error(drawn(None), stock(QUANTISED, model)) <= TOLERANCE
 
 
+def merged_with(model: str, ours: bool, as_stock: bool = False) -> Callable[[Graph, Link], Link]:
+    """Behind the loader, a merge with a second file. as_stock: also something that the ranks cannot run."""
+
+    def add(graph: Graph, loaded: Link) -> Link:
+        name, dtype = ("model_name", "dtype") if ours else ("unet_name", "weight_dtype")
+        loader = "ParallelDiT_LoadDiffusionModel" if ours else "UNETLoader"
+        second = graph.add(loader, **{name: f"{model}.safetensors", dtype: "default"})
+        found = graph.add("ModelMergeAdd", model1=loaded, model2=second)
+        return graph.add("Test_ChangeInside", model=found, how="for the length of a call") if as_stock else found
+
+    return add
+
+
+# The formats of a first and a second model.
+MERGED = [("-fp8", ""), ("-plain fp8", ""), ("", "-plain fp8")]
+
+
+@pytest.mark.parametrize("place", ["one rank", "two ranks", "ComfyUI's process"])
+@pytest.mark.parametrize(("first", "second"), MERGED, ids=str)
+def test_a_merge_of_quantised_files_draws_what_the_stock_loader_draws(
+    first: str, second: str, place: str, host: ComfyHost, stock: Callable, formats: None
+) -> None:
+    """To the bit, but for two ranks."""
+    model, other, as_stock = f"{QUANTISED}{first}.safetensors", f"{QUANTISED}{second}", place == "ComfyUI's process"
+    right = latents(host, prompt(QUANTISED, model=model, patch=merged_with(other, False, as_stock)))
+    assert relative_error(right, stock(QUANTISED, model)) > 0.01, "nothing is merged"
+    plan = {"ulysses": 2} if place == "two ranks" else {"cfg": 1}
+    patch = merged_with(other, True, as_stock)
+    found = latents(host, ours(QUANTISED, plan, model=model, dtype="default", patch=patch))
+    assert relative_error(found, right) <= (TOLERANCE if place == "two ranks" else 0.0)
+
+
+def test_a_second_model_that_comfyui_cannot_merge_is_the_same_error(host: ComfyHost, formats: None) -> None:
+    for asked in (
+        prompt(QUANTISED, patch=merged_with(f"{QUANTISED}-fp8", False)),
+        ours(QUANTISED, {"ulysses": 2}, patch=merged_with(f"{QUANTISED}-fp8", True)),
+    ):
+        with pytest.raises(PromptError, match="has no attribute 'weight_scale'"):
+            host.run(asked)
+
+
 def test_an_adapter_for_another_model_is_an_error(host: ComfyHost, files: Path) -> None:
     tensors = {f"diffusion_model.elsewhere.lora_{end}.weight": torch.ones(4, 4) for end in ("up", "down")}
     save_file(tensors, files.parent / "loras" / "elsewhere.safetensors")

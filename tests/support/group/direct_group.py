@@ -15,7 +15,7 @@ import torch
 
 from parallel_backend.plan import ParallelPlan
 from tests.support.cases.families import FAMILIES, Family
-from worker.comfyui.patches import Patch
+from worker.comfyui.patches import PackedPatches, Patch
 from worker.comfyui.source import HostSource
 from worker.host.client import WorkerGroup
 from worker.wire.operations import CALL, FORWARD, SAMPLE
@@ -131,12 +131,12 @@ class DirectGroup:
         """Adds random numbers times the scale to a weight; without a scale, the weights are those of the file."""
         name, shape = f"diffusion_model.{layer.name}", layer.shape
 
-        def build() -> tuple[list[dict], dict[str, torch.Tensor]]:
-            tensors: dict[str, torch.Tensor] = {}
-            if not scale:
-                return [], tensors
-            difference = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-            return [Patch(name, scale, 1.0, "", pack((difference,), name, tensors)).to_json()], tensors
+        def build() -> tuple[dict, dict[str, torch.Tensor]]:
+            packed = PackedPatches([], {}, [])
+            if scale:
+                difference = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+                packed.patches.append(Patch(name, scale, 1.0, "", pack((difference,), name, packed.tensors)))
+            return packed.to_json(), packed.tensors
 
         self.group.patch(f"{name} {scale}" if scale else None, build, go_on)
 

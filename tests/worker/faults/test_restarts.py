@@ -78,7 +78,7 @@ def loading(group: WorkerGroup, source: HostSource) -> Callable[[], torch.Tensor
 
     def run() -> torch.Tensor:
         direct.load()
-        direct.group.patch(None, lambda: ([], {}), unchecked)
+        direct.group.patch(None, lambda: ({"patches": [], "files": []}, {}), unchecked)
         return direct.forward(16, 16, rows=1).clone()
 
     return run
