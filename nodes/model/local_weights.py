@@ -42,9 +42,6 @@ class Empty(NamedTuple):
     buffers: dict[str, torch.Tensor | None]
 
 
-NOTHING = Empty({}, {})
-
-
 class LocalWeights:
     """Fills a module on the meta device with the weights of its file, as the stock loader would, and empties it again.
 
@@ -83,13 +80,10 @@ class LocalWeights:
     def defer(self, name: str, present: Any) -> Any:
         """Returns a weight without its numbers, or the present one if a node has put it into the module."""
         path, _, own = name.rpartition(".")
-        if name in self.filled:
-            empty = self.filled[name][1]
-        else:
-            empty = present
-            built = self.empty.get(path, NOTHING)
-            if empty is not built.parameters.get(own) and empty is not built.buffers.get(own):
-                return present
+        built = self.empty.get(path)
+        empty: Any = built and built.parameters.get(own, built.buffers.get(own))
+        if empty is None or present is not empty and name not in self.filled:
+            return present
         if isinstance(empty, DeferredParameter):
             return empty
         return self.without_numbers(name, torch.empty(empty.shape, dtype=empty.dtype, device="meta"))
@@ -159,6 +153,12 @@ class Weight:
     def __init__(self, weights: LocalWeights, name: str) -> None:
         self.weights, self.name = weights, name
 
+    def read(self) -> torch.Tensor:
+        return self.weights.read(self.name)
+
+    def change(self) -> torch.Tensor:
+        return self.weights.change(self.name)
+
 
 class DeferredParameter(torch.nn.Parameter):
     """A weight whose numbers are in the ranks, or what was computed from such weights.
@@ -176,7 +176,7 @@ class DeferredParameter(torch.nn.Parameter):
     compute: Callable[[], torch.Tensor]
 
     def read(self) -> torch.Tensor:
-        return self.weight.weights.read(self.weight.name) if self.weight else self.compute()
+        return self.weight.read() if self.weight else self.compute()
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -193,13 +193,12 @@ class DeferredParameter(torch.nn.Parameter):
         name, first = getattr(func, "__name__", ""), args[0] if args else None
         in_place = name.endswith("_") and not name.startswith("_") and name not in HARMLESS
         if func == DATA.__set__ and isinstance(first, cls) and first.weight:
-            value, present = with_numbers(args[1], None), first.read()
+            value, present = with_numbers(args[1], None), first.weight.read()
             if value.dtype == present.dtype and value.cpu().equal(present):  # a move to another device
                 return None
         if in_place or name in WRITES or func == DATA.__set__:
             if isinstance(first, cls) and first.weight:
-                target = first.weight.weights.change(first.weight.name)
-                return func(target, *with_numbers(args[1:], device), **with_numbers(kwargs, device))
+                return func(first.weight.change(), *with_numbers(args[1:], device), **with_numbers(kwargs, device))
             if not isinstance(first, cls):
                 return run()
             if not first.is_copy:

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from demo.host import REPOSITORY
 from tests.support.cases.files.single_file_cases import PUBLISHED, original
 from tests.support.census.habits import HABITS
+from tests.support.census.merges import MERGE_ROWS, ON_ONE_RANK
 from tests.support.census.models import CENSUS_MODELS
 from tests.support.census.pack_rows import PACK
 from tests.support.census.rows import FOLDER_MODEL, ROWS
@@ -65,6 +66,11 @@ def test_it_gives_what_it_gives_on_the_stock_loaders_model(name: str, census: di
     assert found["as stock"] == RUN[name].as_stock
     assert RUN[name].shared in ("", found["plan"])
     assert found["said"] == ([RUN[name].said] if RUN[name].said else [])
+
+
+@pytest.mark.parametrize("name", [name for name in MERGE_ROWS if name.startswith(ON_ONE_RANK)])
+def test_a_merge_on_one_rank_gives_the_stock_loaders_bits(name: str, census: dict[str, Any]) -> None:
+    assert census["rows"][name]["error"] == 0.0
 
 
 @pytest.mark.parametrize("name", [name for name, row in RUN.items() if row.words is not None])

@@ -14,17 +14,18 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from tests.support.census.rows import MERGED, Row, as_stock, habit
+from tests.support.census.rows import MERGED, Row, as_stock, habit, of_folder
 
 Does = Callable[[Any, Row, Any], list[torch.Tensor]]
 Merge = Callable[[Any, Row, Any, Any, Any], Any]  # of the census, a row, and three models
+ON_ONE_RANK = "a merge on one rank: "
 OTHER, THIRD = "another", "a third"  # files of the row's model with other weights
 
 
-def write_other(census: Any, row: Row, name: str) -> Path:
-    """Writes a file with other weights than the row's model."""
+def write_other(census: Any, row: Row, name: str, seed: int = 0) -> Path:
+    """Writes a file with other weights than the row's model. seed: another makes others, too."""
     folder = census.base / "models" / "diffusion_models"
-    generator = torch.Generator().manual_seed(len(name))
+    generator = torch.Generator().manual_seed(len(name) + seed)
     with safe_open(folder / f"{row.model}.safetensors", "pt") as file:
         weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         others = {
@@ -180,36 +181,45 @@ def merged_with_a_lost_file(census: Any, row: Row, model: Any) -> list[torch.Ten
     """A second file that is overwritten, and one that is gone, before the ranks read it."""
     if not is_ours(model):
         return [census.sample(row, model)]
-    for change, said in (
-        (lambda path: write_other(census, row, path.stem[:-1]).rename(path), "was overwritten after"),
-        (Path.unlink, "cannot be read"),
-    ):
-        path = write_other(census, row, "a lost one ")
+    census.sample(row, model)
+    pids = census.group.status()["pids"]
+    for said in ("was overwritten after", "cannot be read"):
+        path = write_other(census, row, "a lost one")
         second = load_other(census, row, model, path.stem)
-        change(path)
+        if "overwritten" in said:
+            write_other(census, row, path.stem, seed=1)
+        else:
+            path.unlink()
         try:
             census.sample(row, simple(census, row, model, second, None))
         except Exception as error:
             assert said in str(error), error
         else:
             raise AssertionError("the ranks took another file")
+    assert census.group.status()["pids"] == pids, "the group has not lived"
     return [census.sample(row, model)]
 
 
-def on_one_rank(row: Row) -> Row:
+def merged_with_itself(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    """A second model of the same file, or folder, with a LoRA."""
+    return [census.sample(row, simple(census, row, model, adapt(census, row, model), None))]
+
+
+def one_rank(row: Row) -> Row:
     return replace(row, plan={"cfg": 1}, shared="one rank")
 
 
 PLAIN = replace(MERGED, inputs={})
 MERGE_ROWS: dict[str, Row] = {
     **{f"a merge: {name}": habit(PLAIN, merged(merge)) for name, merge in MERGES.items()},
-    **{f"a merge on one rank: {name}": habit(on_one_rank(PLAIN), merged(merge)) for name, merge in MERGES.items()},
+    **{f"{ON_ONE_RANK}{name}": habit(one_rank(PLAIN), merged(MERGES[name])) for name in ("three models", "blocks")},
     "a merge in fp8": habit(replace(PLAIN, dtype="fp8_e4m3fn"), merged(second_adapted)),
-    "a merge in fp8 on one rank": habit(replace(on_one_rank(PLAIN), dtype="fp8_e4m3fn"), merged(second_adapted)),
+    f"{ON_ONE_RANK}fp8": habit(replace(one_rank(PLAIN), dtype="fp8_e4m3fn"), merged(second_adapted)),
     "a merge of weights that the ranks share": habit(PLAIN, merged(three, weights="shared")),
     "a merge of weights in RAM": habit(PLAIN, merged(three, weights="host")),
     "a merge with a model of ComfyUI's loader": habit(as_stock(), merged_with_stocks),
     "a merge with a model that runs in ComfyUI's process": habit(PLAIN, merged_with_one_that_runs_here),
     "a merge into a model of ComfyUI's loader": replace(habit(PLAIN, merged_into_stocks), shared=""),
+    "a merge of folders": habit(of_folder(PLAIN), merged_with_itself),
     "a merge with a file that is overwritten or gone": replace(habit(PLAIN, merged_with_a_lost_file), ignored=True),
 }
