@@ -215,8 +215,12 @@ MERGE_ROWS: dict[str, Row] = {
     **{f"{ON_ONE_RANK}{name}": habit(one_rank(PLAIN), merged(MERGES[name])) for name in ("three models", "blocks")},
     "a merge in fp8": habit(replace(PLAIN, dtype="fp8_e4m3fn"), merged(second_adapted)),
     f"{ON_ONE_RANK}fp8": habit(replace(one_rank(PLAIN), dtype="fp8_e4m3fn"), merged(second_adapted)),
-    "a merge of weights that the ranks share": habit(PLAIN, merged(three, weights="shared")),
-    "a merge of weights in RAM": habit(PLAIN, merged(three, weights="host")),
+    **{
+        f"a merge of {kind} weights": replace(
+            habit(PLAIN, merged(three, weights=kind)), shared=f"ulysses=2 × {kind} weights"
+        )
+        for kind in ("shared", "host")
+    },
     "a merge with a model of ComfyUI's loader": habit(as_stock(), merged_with_stocks),
     "a merge with a model that runs in ComfyUI's process": habit(PLAIN, merged_with_one_that_runs_here),
     "a merge into a model of ComfyUI's loader": replace(habit(PLAIN, merged_into_stocks), shared=""),
