@@ -15,12 +15,14 @@ import comfy.sd
 import folder_paths
 
 from ...worker.inside.encoder import Origin
-from ...worker.inside.loaded import OF_CONTROLNET, PATCHER, STAGE
+from ...worker.inside.loaded import OF_CONTROLNET, PATCHER, STAGE, find_files
+from ...worker.wire.file_marks import mark_files
 from ...worker.wire.tensors import UnsendableError
 
 NONE: Mapping[str, Any] = {}
 COMFYUIS_NODES = "nodes"  # ComfyUI's module, not this package
 LOADER, METHOD = "ModelPatchLoader", "load_model_patch"
+MARK = "paralleldit_mark"  # attribute of a network: the mark of its files
 LOADED_BY = "paralleldit_loaded_by"  # attribute of the patcher of a ControlNet's network: what loads it
 
 
@@ -41,6 +43,7 @@ def keep_files_of_controlnets() -> None:
         patcher = getattr(found, OF_CONTROLNET, None)
         if patcher is not None and model is None:
             setattr(patcher, LOADED_BY, (whole, (ckpt_path, None, {**model_options})))
+            mark_network(patcher, (ckpt_path,))
         return found
 
     comfy.controlnet.load_controlnet = load
@@ -57,6 +60,7 @@ def keep_files_of_model_patches() -> None:
     def load(self: Any, name: str) -> tuple[comfy.model_patcher.ModelPatcher]:
         (patcher,) = method(self, name)
         patcher.cached_patcher_init = patcher.cached_patcher_init or (types.MethodType(method, self), (name,), 0)
+        mark_network(patcher, (name,))
         return (patcher,)
 
     setattr(loader, METHOD, load)
@@ -85,7 +89,19 @@ def origin_of_patcher(patcher: comfy.model_patcher.ModelPatcher, found: Sequence
     except TypeError as error:
         raise UnsendableError(f"A network was loaded with what cannot be sent: {error}.") from error
     names = tuple(each for each in args if isinstance(each, str))
-    return Origin(load, list(args), index[0] if index else None, folders_of(names))
+    return Origin(load, list(args), index[0] if index else None, folders_of(names), mark_network(patcher, names))
+
+
+def mark_network(patcher: comfy.model_patcher.ModelPatcher, names: tuple[str, ...]) -> str:
+    """Returns the mark of a network's files, as it was when this was first called. names: among its loader's arguments.
+    Raises UnsendableError for a file that is gone."""
+    kept = vars(patcher.model)
+    if MARK not in kept:
+        try:
+            kept[MARK] = mark_files(find_files(names, folders_of(names)))
+        except OSError as error:
+            raise UnsendableError(f"A network's file cannot be read: {error}.") from error
+    return kept[MARK]
 
 
 def origin_of_vae(vae: comfy.sd.VAE) -> Origin:

@@ -28,7 +28,8 @@ from ...worker.comfyui.model import (
     is_gguf,
     load_weights,
 )
-from ...worker.comfyui.source import HostSource, mark_files, weight_files
+from ...worker.comfyui.source import HostSource, weight_files
+from ...worker.wire.file_marks import mark_files
 from ..costs.plans import ModelCosts
 from .model_files import DiffusersFolder, describe_folder, read_header
 

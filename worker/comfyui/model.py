@@ -16,8 +16,9 @@ from unittest.mock import patch
 import torch
 
 from ..errors import ModelFileError
+from ..wire.file_marks import check_mark
 from .diffusers_names import convert_names, read_settings
-from .source import HostSource, VaeSource, mark_files, weight_files
+from .source import HostSource, VaeSource, weight_files
 
 if TYPE_CHECKING:
     import comfy.model_base
@@ -183,24 +184,6 @@ def build(
         return model
 
 
-def check_overwritten(source: HostSource) -> None:
-    """Raises ModelFileError for a file that was overwritten or removed since ComfyUI loaded it."""
-    files = source.files
-    if not source.mark or not files:  # a folder without files has an error of its own
-        return
-    try:
-        is_same = mark_files(files) == source.mark
-    except OSError as error:
-        raise ModelFileError(
-            f"{source.file} cannot be read: {error.strerror}.", "Put it back, or choose another."
-        ) from error
-    if not is_same:
-        raise ModelFileError(
-            f"{source.file} was overwritten after it was loaded, and is another model now.",
-            "Empty ComfyUI's cache (*Free model and node cache*), and queue the prompt again.",
-        )
-
-
 def map_model(
     source: HostSource, check: Callable[[], None] = lambda: None
 ) -> tuple[comfy.model_base.BaseModel, set[str], dict[str, torch.dtype]]:
@@ -209,7 +192,8 @@ def map_model(
 
     check: called between the steps; raises to give up. Raises ModelFileError.
     """
-    check_overwritten(source)
+    if source.mark and source.files:  # a folder without files has an error of its own
+        check_mark(source.file, source.files, source.mark)
     config, weights, beside = detect(source.file, source.config)
     if config is None:
         raise ModelFileError(f"ComfyUI does not recognise the model in {source.file}.", "Download it again.")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 # Methods of a diffusion model beside its forward that use its weights. ComfyUI calls them before the first step.
 METHODS = ("preprocess_text_embeds",)
-PIECES, PIECE_BYTES = 8, 4096  # of a file, for its mark
 # How diffusers names the weights in a transformer's folder.
 WHOLE = "diffusion_pytorch_model.safetensors"
 SHARDS = "diffusion_pytorch_model-*-of-*.safetensors"
@@ -53,20 +50,6 @@ class HostSource:
         """Raises TypeError or AttributeError for wrong types."""
         lists = {name: tuple(fields.get(name, ())) for name in ("arguments", "packs")}
         return cls(**{**fields, **lists, "config": {**fields.get("config", {})}})
-
-
-def mark_files(files: Sequence[str | Path]) -> str:
-    """Returns what tells files from others of the same names: a hash of their sizes and of pieces of them. Copies on
-    other machines have the same. Raises OSError for a file that is not there."""
-    found = hashlib.sha256()
-    for path in files:
-        with open(path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            found.update(f"{size} ".encode())
-            for place in range(PIECES):
-                file.seek(place * max(0, size - PIECE_BYTES) // (PIECES - 1))
-                found.update(file.read(PIECE_BYTES))
-    return found.hexdigest()[:16]
 
 
 def weight_files(file: str | Path) -> list[Path]:

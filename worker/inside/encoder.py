@@ -43,13 +43,14 @@ OF_EMPTY_CLASS |= {"__firstlineno__", "__static_attributes__"}  # from Python 3.
 class Origin(NamedTuple):
     """How an object came from a file. load: the function, or the method of a class without state. args: plain values.
     index: of the object in what it returns; None if it returns the object. folders: for file names among the
-    arguments, by kind, where ComfyUI looks for such files. attributes: of an object, those that need no file; None if
-    the object is what was loaded."""
+    arguments, by kind, where ComfyUI looks for such files. mark: of these files, see `mark_files`. attributes: of an
+    object, those that need no file; None if the object is what was loaded."""
 
     load: Callable[..., Any]
     args: Sequence[Any]
     index: int | None = None
     folders: Mapping[str, Sequence[str]] = {}
+    mark: str = ""
     attributes: Mapping[str, Any] | None = None
 
 
@@ -270,6 +271,7 @@ class Encoder:
             "args": origin.args,
             "index": origin.index,
             "folders": origin.folders,
+            "mark": origin.mark,
         }
         if origin.attributes is None:
             return Entry(tags.LOADED, made, {})

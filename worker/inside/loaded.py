@@ -4,9 +4,11 @@ rank takes the same file and the same code."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ..wire.file_marks import check_mark
 from .code_files import CodeFiles
 
 PATCHER, STAGE = "patcher", "first_stage_model"  # attributes of ComfyUI's VAE that need its file
@@ -38,14 +40,17 @@ class LoadedFiles:
         args: Sequence[Any],
         index: int | None,
         folders: Mapping[str, Sequence[str]],
+        mark: str,
     ) -> Any:
-        """Returns ComfyUI's patcher of a network, or its ControlNet, see `Origin`. Raises ValueError, and what the code
-        raises."""
-        key = json.dumps([code, name, args, index, folders])
+        """Returns ComfyUI's patcher of a network, or its ControlNet, see `Origin`. Raises ValueError, ModelFileError
+        for a file that was overwritten, and what the code raises."""
+        key = json.dumps([code, name, args, index, folders, mark])
         self.used.add(key)
         if key not in self.kept:
             load = self.files.find_function(code, name)
             use_folders(folders)
+            if mark:
+                check_mark(" ".join(each for each in args if isinstance(each, str)), find_files(args, folders), mark)
             loaded = load(*args)
             self.kept[key] = loaded if index is None else loaded[index]
         return self.kept[key]
@@ -66,6 +71,16 @@ class LoadedFiles:
 def patcher_of(loaded: Any) -> Any:
     """Returns the patcher of what `LoadedFiles.load` returned."""
     return getattr(loaded, OF_CONTROLNET, loaded)
+
+
+def find_files(args: Sequence[Any], kinds: Iterable[str]) -> list[str]:
+    """Returns the files among a loader's arguments. kinds: where ComfyUI looks for their names."""
+    import folder_paths
+
+    names = [each for each in args if isinstance(each, str)]
+    found = [name for name in names if os.path.isabs(name) and not os.path.isdir(name)]
+    found += [path for kind in kinds for name in names if (path := folder_paths.get_full_path(kind, name))]
+    return sorted(set(found))
 
 
 def use_folders(folders: Mapping[str, Sequence[str]]) -> None:

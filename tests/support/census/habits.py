@@ -15,6 +15,7 @@ import torch
 
 from tests.support.census.controlnets import CONTROLNET_HABITS
 from tests.support.census.merges import MERGE_ROWS
+from tests.support.census.network_files import NETWORK_HABITS
 from tests.support.census.pack_rows import PACK_ROWS
 from tests.support.census.rows import Row, as_stock, equal, habit, ignored, of_folder, refused
 
@@ -364,6 +365,7 @@ WRAPPERS = ("outer_sample", "sampler_sample", "predict_noise", "calc_cond_batch"
 HABITS: dict[str, Row] = {
     **PACK_ROWS,
     **MERGE_ROWS,
+    **NETWORK_HABITS,
     "attributes, isinstance, hasattr, names": habit(equal(), look),
     "a number noted on the module": habit(ignored(), changed(note_a_number)),
     "forward_orig": habit(as_stock(), changed(replace_forward)),

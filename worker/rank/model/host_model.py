@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from parallel_backend.costs.memory import token_factor
-from parallel_backend.errors import RequestError
+from parallel_backend.errors import ModelFileError, RequestError
 from parallel_backend.groups.calls import Call, Output, share_out
 from parallel_backend.groups.mesh import Axis, Mesh
 from parallel_backend.models.checks import sizes_of
@@ -176,6 +176,8 @@ class HostModel:
         self.leftovers.begin(self.module.model)
         try:
             self.decoder.apply(options[GRAPH])
+        except ModelFileError:
+            raise
         except Exception as error:  # importing a node pack's module may raise anything
             raise RequestError(f"The ranks cannot load a node's code: {type(error).__name__}: {error}") from error
         if self.decoder.networks:

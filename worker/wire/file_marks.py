@@ -1,0 +1,39 @@
+"""Tells a file from one that overwrites it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import ModelFileError
+
+PIECES, PIECE_BYTES = 8, 4096  # of a file, for its mark
+
+
+def mark_files(files: Sequence[str | Path]) -> str:
+    """Returns what tells files from others of the same names: a hash of their sizes and of pieces of them. Copies on
+    other machines have the same. Raises OSError for a file that is not there."""
+    found = hashlib.sha256()
+    for path in files:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            found.update(f"{size} ".encode())
+            for place in range(PIECES):
+                file.seek(place * max(0, size - PIECE_BYTES) // (PIECES - 1))
+                found.update(file.read(PIECE_BYTES))
+    return found.hexdigest()[:16]
+
+
+def check_mark(name: str | Path, files: Sequence[str | Path], mark: str) -> None:
+    """Raises ModelFileError for files that were overwritten or removed since ComfyUI loaded them. name: of them all."""
+    try:
+        is_same = mark_files(files) == mark
+    except OSError as error:
+        raise ModelFileError(f"{name} cannot be read: {error.strerror}.", "Put it back, or choose another.") from error
+    if not is_same:
+        raise ModelFileError(
+            f"{name} was overwritten after it was loaded, and is another model now.",
+            "Empty ComfyUI's cache (*Free model and node cache*), and queue the prompt again.",
+        )
