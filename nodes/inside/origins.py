@@ -13,6 +13,7 @@ import comfy.controlnet
 import comfy.model_patcher
 import comfy.sd
 import folder_paths
+import torch
 
 from ...worker.inside.encoder import Origin
 from ...worker.inside.loaded import OF_CONTROLNET, PATCHER, STAGE, find_files
@@ -95,7 +96,8 @@ def origin_of_patcher(patcher: comfy.model_patcher.ModelPatcher, found: Sequence
 def mark_network(patcher: comfy.model_patcher.ModelPatcher, names: tuple[str, ...]) -> str:
     """Returns the mark of a network's files, as it was when this was first called. names: among its loader's arguments.
     Raises UnsendableError for a file that is gone."""
-    kept = vars(patcher.model)
+    network: torch.nn.Module = patcher.model
+    kept: dict[str, Any] = vars(network)
     if MARK not in kept:
         try:
             kept[MARK] = mark_files(find_files(names, folders_of(names)))
