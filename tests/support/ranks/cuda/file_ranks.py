@@ -94,7 +94,8 @@ def lora(model: HostModel) -> tuple[list[Patch], Tensors]:
             up, down = (torch.randn(*shape, generator=generator) for shape in ((rows, RANK), (RANK, columns)))
             value = LoRAAdapter(set(), (0.02 * up, down, None, None, None, None))
             patches[f"diffusion_model.{name}"] = [(1.0, value, 1.0, None, None)]
-    return pack_patches(patches)
+    packed = pack_patches(patches)
+    return packed.patches, packed.tensors
 
 
 def of_case(case: Case, watch: Watch, there: Card) -> dict[str, Any]:

@@ -69,7 +69,8 @@ def parked(model: HostModel, module: torch.nn.Module) -> dict[str, Any]:
 
 def adapt(model: HostModel) -> None:
     difference = (1.0, (torch.ones(model.module.model.get_parameter(ADAPTED).shape),), 1.0, None, None)
-    model.patch(*pack_patches({f"diffusion_model.{ADAPTED}": [difference]}))
+    packed = pack_patches({f"diffusion_model.{ADAPTED}": [difference]})
+    model.patch(packed.patches, packed.tensors)
 
 
 def main(comfyui: str, file: str, dequantised: str, out: str) -> None:

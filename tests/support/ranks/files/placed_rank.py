@@ -76,7 +76,8 @@ def adapt(model: HostModel) -> None:
     for name in ADAPTED:
         difference = 0.1 * torch.randn(model.module.model.get_parameter(name).shape, generator=generator)
         patches[f"diffusion_model.{name}"] = [(1.0, (difference,), 1.0, None, None)]
-    model.patch(*pack_patches(patches))
+    packed = pack_patches(patches)
+    model.patch(packed.patches, packed.tensors)
 
 
 def main(comfyui: str, file: str, room: str, out: str) -> None:

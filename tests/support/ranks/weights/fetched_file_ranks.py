@@ -85,7 +85,8 @@ def adapt(model: HostModel, strength: float) -> None:
     shape = model.module.model.get_parameter("img_in.weight").shape
     difference = 0.1 * torch.randn(shape, generator=generator)
     patches["diffusion_model.img_in.weight"] = [(strength, (difference,), 1.0, None, None)]
-    model.patch(*pack_patches(patches if strength else {}))
+    packed = pack_patches(patches if strength else {})
+    model.patch(packed.patches, packed.tensors)
 
 
 def kinds(model: HostModel) -> list[tuple[str, str, str]]:
