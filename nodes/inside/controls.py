@@ -18,10 +18,11 @@ import comfy.model_management
 import torch
 
 from ...worker.comfyui.controls import GIVEN, NETWORK, PREVIOUS, STRENGTH
+from ...worker.errors import ModelFileError
 from ...worker.inside.encoder import Encoded, Encoder
 from ...worker.inside.loaded import OF_CONTROLNET
 from ...worker.wire.tensors import UnsendableError
-from .origins import origin_of_controlnet
+from .origins import check_file, origin_of_controlnet
 
 ControlNet = comfy.controlnet.ControlNet
 # ComfyUI's classes that make what they return of one call of their network. A pack's class may do anything.
@@ -120,8 +121,8 @@ def why_here(control: Any) -> str:
     if type(control) not in CLASSES:
         return f"a {type(control).__name__} may do more than call its network."
     try:
-        origin_of_controlnet(control)
-    except UnsendableError as error:
+        check_file(origin_of_controlnet(control))
+    except (UnsendableError, ModelFileError) as error:
         return str(error)
     return ""
 

@@ -49,8 +49,7 @@ class LoadedFiles:
         if key not in self.kept:
             load = self.files.find_function(code, name)
             use_folders(folders)
-            if mark:
-                check_mark(" ".join(each for each in args if isinstance(each, str)), find_files(args, folders), mark)
+            check_files(args, folders, mark)
             loaded = load(*args)
             self.kept[key] = loaded if index is None else loaded[index]
         return self.kept[key]
@@ -71,6 +70,12 @@ class LoadedFiles:
 def patcher_of(loaded: Any) -> Any:
     """Returns the patcher of what `LoadedFiles.load` returned."""
     return getattr(loaded, OF_CONTROLNET, loaded)
+
+
+def check_files(args: Sequence[Any], kinds: Iterable[str], mark: str) -> None:
+    """Raises ModelFileError if the files among a loader's arguments are others than when they were marked."""
+    if mark:
+        check_mark(" ".join(each for each in args if isinstance(each, str)), find_files(args, kinds), mark)
 
 
 def find_files(args: Sequence[Any], kinds: Iterable[str]) -> list[str]:

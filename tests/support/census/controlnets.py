@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.support.census.rows import Row, as_stock, equal, habit, of_folder
 
@@ -81,6 +82,30 @@ def take_over(model: Any) -> Any:
     return wrapped(model, wrapper)
 
 
+def overwritten(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    """The file of a ControlNet is overwritten after ComfyUI loaded it."""
+    network = census.a_controlnet("flux", row, model)
+    file = census.base / "models" / "controlnet" / "flux.safetensors"
+    whole = file.read_bytes()
+    try:
+        weights = load_file(file)
+        file.unlink()
+        save_file(
+            {name: 2 * weight if weight.is_floating_point() else weight for name, weight in weights.items()}, file
+        )
+        positive, negative = census.run(
+            "ControlNetApplyAdvanced", positive=census.conditioning(row.model, "positive"),
+            negative=census.conditioning(row.model, "negative"), control_net=network,
+            image=census.a_image(row, model), strength=0.7, start_percent=0.0, end_percent=1.0, vae=None,
+        )  # fmt: skip
+        found = census.sample(row, model, positive=positive, negative=negative)
+    finally:
+        file.unlink()
+        file.write_bytes(whole)
+    assert getattr(model, "remote", None) is None or census.group.runs.kept[0].residuals > 0
+    return [found]
+
+
 CONTROLNET_HABITS = {
     "a ControlNet from 30 % on": habit(equal(), controlled("flux")),
     "a ControlNet under auto": replace(habit(equal(), controlled("flux")), plan={}),
@@ -91,6 +116,7 @@ CONTROLNET_HABITS = {
     "a ControlNet after one of no file": habit(equal(), controlled("no file", "flux")),
     "a ControlNet before one of no file": habit(equal(), controlled("flux", "no file")),
     "a ControlNet that a node reads": habit(equal(), controlled("flux", change=read)),
+    "a ControlNet whose file is overwritten": habit(equal(), overwritten),
     "a ControlNet as stock": habit(as_stock(), controlled("flux", change=take_over)),
     "a ControlNet of Qwen-Image": habit(equal("qwen"), controlled("qwen")),
     "a Fun ControlNet of Qwen-Image": habit(equal("qwen"), controlled("qwen fun")),
