@@ -142,6 +142,17 @@ def record_all(conds: Mapping[str, Iterable[Cond]]) -> dict[str, list[Cond]]:
     return {name: [replaced(cond) for cond in each] for name, each in conds.items()}
 
 
+def networks_of(conds: Mapping[str, Iterable[Cond]]) -> list[Any]:
+    """Returns the patchers of the ControlNets of conditions whose networks run in the ranks."""
+    found = []
+    for cond in (one for each in conds.values() for one in each):
+        control = cond.get("control")
+        while isinstance(control, RecordedControlNet):
+            found.append(getattr(control, OF_CONTROLNET))
+            control = control.previous_controlnet
+    return found
+
+
 def computes_here(control: Any) -> bool:
     """Whether a ControlNet of a condition, or one before it, computes on ComfyUI's device."""
     while isinstance(control, RecordedControlNet):

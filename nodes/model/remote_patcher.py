@@ -19,7 +19,7 @@ from ...worker.comfyui.patches import pack_patches
 from ...worker.comfyui.source import HostSource
 from ...worker.wire.tensors import UnsendableError
 from ..errors import Refused
-from ..inside.controls import record_all
+from ..inside.controls import networks_of, record_all
 from ..inside.patches import compile_settings
 from .call_batching import KEY, add_call_batching
 from .merges import name_files
@@ -71,10 +71,12 @@ def mark_preparation(
 ) -> Any:
     """Wraps what makes room for a sampling and loads its models. Networks that the ranks run are none of these."""
     remote = patcher.remote if isinstance(patcher, RemoteModelPatcher) else None
-    if remote is None:
+    if remote is None or not isinstance(patcher, RemoteModelPatcher):
         return executor(patcher, noise_shape, conds, *args, **options)
-    with remote.make_room():
-        return executor(patcher, noise_shape, record_all(conds), *args, **options)
+    conds = record_all(conds)
+    networks = {each.model: each.model_size() for each in [*patcher.networks_in_ranks(), *networks_of(conds)]}
+    with remote.make_room(sum(networks.values())):
+        return executor(patcher, noise_shape, conds, *args, **options)
 
 
 class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
@@ -237,6 +239,11 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
             return super().model_patches_models()
         wrapper: Any = self.model_options.get("model_function_wrapper")
         return wrapper.models() if hasattr(wrapper, "models") else []
+
+    def networks_in_ranks(self) -> list[comfy.model_patcher.ModelPatcher]:
+        """Returns the networks that the ranks load to run inside of the model."""
+        here = self.model_patches_models()
+        return [each for each in super().model_patches_models() if each not in here]
 
     def deepclone_multigpu(self, *_args: Any, **_kwargs: Any) -> Any:
         raise weights_error("a copy of the model on another device (the plan's ranks are on all of them)")

@@ -71,7 +71,7 @@ class RemoteWeights:
         self.note = note
         self.name = name or source["model_class"]
         self.recording: ForwardRecorder | None = None
-        self.makes_room = False
+        self.makes_room, self.networks = False, 0
         self.patched: tuple[str | None, Patches] = (None, {})  # the running patcher's key and patches
 
     def load(self) -> None:
@@ -128,10 +128,10 @@ class RemoteWeights:
         return max(self.weight_bytes, kept) if self.is_loaded else max(1, self.weight_bytes - kept)
 
     @contextlib.contextmanager
-    def make_room(self) -> Iterator[None]:
+    def make_room(self, networks: int) -> Iterator[None]:
         """While entered, ComfyUI asks how much room to make before a sampling. Otherwise it asks if rows fit into a
-        batch."""
-        self.makes_room, self.working = True, 0.0
+        batch. networks: the bytes of those that the ranks load beside the model."""
+        self.makes_room, self.working, self.networks = True, 0.0, networks
         try:
             yield
         finally:
@@ -146,7 +146,7 @@ class RemoteWeights:
         """
         if not self.makes_room or self.group.device == "cpu":
             return 0
-        working = rank_bytes(estimate, rows, self.plan)
+        working = rank_bytes(estimate, rows, self.plan) + self.networks
         self.working = max(self.working, working)
         ready = max(0, self.loaded_bytes() - self.weight_bytes)
         return max(0, working - ready)

@@ -278,6 +278,7 @@ ACCOUNTS = {
     "another model has room": ([], 10, 2),
     "a sampling has room beside it": ([], 10, 2),
     "a sampling needs the room of another": ([], 10, 0),
+    "a sampling has a network in the ranks": ([], 10, 0),
     "the ranks keep ready what a sampling needs": ([], 13, 1),
     "another model has room in what the ranks only keep ready": ([], 10, 4),
     "sampled by clones": ([], 10, 0),

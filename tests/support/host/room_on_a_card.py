@@ -15,6 +15,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -166,6 +167,15 @@ def main(comfyui: str, model: str) -> None:
     found["a sampling has room beside it"] = scene.outcome()
     scene.prepare(scene.ours, 5)
     found["a sampling needs the room of another"] = scene.outcome()
+
+    scene.begin()
+    scene.other.size = 2 * GIGABYTE
+    management.load_models_gpu([scene.other])
+    network = scene.patches.ModelPatcher(torch.nn.Identity(), CARD, torch.device("cpu"), size=3 * GIGABYTE)
+    patched = scene.ours.clone()
+    patched.set_model_double_block_patch(SimpleNamespace(models=lambda: [network]))
+    scene.prepare(patched, 2)
+    found["a sampling has a network in the ranks"] = scene.outcome()
 
     scene.begin()
     scene.other.size = 1 * GIGABYTE
