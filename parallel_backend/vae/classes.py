@@ -1,6 +1,6 @@
 """Lists the VAE classes that can be split over ranks, and the modules of each.
 
-An unlisted class or module is refused: it may read rows outside of its band in a way that no handler of `functions`
+An unlisted class or module is refused: it may read rows outside of its band in a way that no handler of `seams/bands`
 knows. Tests compare every class with its run in one process (`tests/engine/vae/`).
 """
 

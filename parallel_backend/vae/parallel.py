@@ -1,7 +1,7 @@
 """Runs an unmodified VAE on several ranks: each computes a band of rows, and the result is that of one rank.
 
 Splitting activations by patches, with norms and halos, is the idea of DistVAE in xDiT
-(https://arxiv.org/abs/2411.01738). `functions` gets the rows that a function needs from outside of its band.
+(https://arxiv.org/abs/2411.01738). `seams/bands` gets the rows that a function needs from outside of its band.
 
 Shapes: B batch, C channels, T frames (of videos alone), H and W of the whole latent or picture.
 """
@@ -19,11 +19,11 @@ from ..errors import RequestError
 from ..groups.collectives import collect
 from ..groups.mesh import Axis
 from ..hooks import Hooks
+from ..seams.bands.functions import BandFunctions
+from ..seams.bands.rows import ROWS, RowBands
 from ..weights.loading import go_on
 from ..weights.parking import Parking
-from .bands import ROWS, RowBands
 from .classes import class_of
-from .functions import BandFunctions
 
 CPU = torch.device("cpu")
 ATTENTION = "optimized_attention"  # an attribute of ComfyUI's modules that attend over space

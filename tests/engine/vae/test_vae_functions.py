@@ -10,9 +10,9 @@ import torch.nn.functional as F
 
 from parallel_backend.errors import RequestError
 from parallel_backend.groups.mesh import Axis
-from parallel_backend.vae.bands import RowBands
+from parallel_backend.seams.bands.functions import CHECK_EVERY, BandFunctions
+from parallel_backend.seams.bands.rows import RowBands
 from parallel_backend.vae.classes import class_of
-from parallel_backend.vae.functions import CHECK_EVERY, BandFunctions
 from parallel_backend.vae.parallel import ParallelVAE
 from tests.support.cases.vae_cases import Case
 

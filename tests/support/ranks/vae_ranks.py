@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from parallel_backend.groups.collectives import collect, shard
 from parallel_backend.groups.mesh import Axis
-from parallel_backend.vae.norm import band_group_norm
+from parallel_backend.seams.bands.norm import band_group_norm
 from parallel_backend.vae.parallel import ParallelVAE
 from tests.support.cases.vae_cases import BF16, CASES, LARGE, Case, norm_input
 from tests.support.group.footprint import return_freed_memory

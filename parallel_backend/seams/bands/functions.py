@@ -1,4 +1,4 @@
-"""Replaces torch's functions by versions for bands of rows, while a VAE runs.
+"""Replaces torch's functions by versions for bands of rows, while a model runs.
 
 While `BandFunctions` is entered, it sees every torch function that the model calls. A function that needs other rows
 gets them: a convolution and padding get the neighbours' border rows, a group norm the statistics of all rows, attention
@@ -16,15 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from ..errors import RequestError
-from .bands import ROWS, BorderRows, RowBands
+from ...errors import RequestError
 from .norm import band_group_norm
+from .rows import ROWS, BorderRows, RowBands
 
 Run = Callable[..., torch.Tensor]
 
 CHECK_EVERY = 32  # convolutions between two calls of `check`
 SCORE_BYTES = 1 << 30  # limit for attention's scores, which some kernels hold in memory
-# Functions that read other rows in ways that no known VAE uses.
+# Functions that read other rows in ways that no known model uses.
 UNKNOWN = (
     *(F.max_pool2d, F.max_pool3d, torch.max_pool2d, torch.max_pool3d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d),
     *(F.adaptive_max_pool2d, F.adaptive_max_pool3d, F.lp_pool2d, F.unfold, F.fold, F.grid_sample, F.affine_grid),
@@ -38,12 +38,25 @@ class BandFunctions(TorchFunctionMode):
 
     attends_over_rows: whether the model's `scaled_dot_product_attention` is over space. whole_sizes: `numel` of a band
     returns that of the whole, for a model that splits its work by size: all ranks must split it alike. check: called
-    between convolutions, at the same places on all ranks; it raises on all ranks or on none.
+    between convolutions, at the same places on all ranks; it raises on all ranks or on none. by_size: whether the model
+    doubles rows by the size of the result, as UNets do; the last band may have one row less. model, advice: for errors.
     """
 
-    def __init__(self, bands: RowBands, attends_over_rows: bool, whole_sizes: bool, check: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        bands: RowBands,
+        attends_over_rows: bool,
+        whole_sizes: bool,
+        check: Callable[[], None],
+        *,
+        by_size: bool = False,
+        model: str = "VAE",
+        advice: str = "Use the stock node.",
+    ) -> None:
         super().__init__()
         self.bands = bands
+        self.by_size = by_size
+        self.model, self.advice = model, advice
         self.attends_over_rows = attends_over_rows
         self.whole_sizes = whole_sizes
         self.check = check
@@ -105,14 +118,16 @@ class BandFunctions(TorchFunctionMode):
         it computes each row by itself.
         """
         if isinstance(padding, str):
-            raise refusal(f"a convolution with padding={padding!r}")
+            raise self.refusal(f"a convolution with padding={padding!r}")
         edge, step = of_rows(padding, band), of_rows(stride, band)
         reach = of_rows(dilation, band) * (weight.shape[ROWS] - 1)
         if not edge:
             return run(band, padding)
-        if reach != 2 * edge or edge > min(self.bands.sizes):
-            raise refusal(f"a convolution of {weight.shape[ROWS]} rows, padded by {edge}, on bands with too few rows")
-        borders = BorderRows(band, edge, edge, self.bands.axis)
+        if reach != 2 * edge or edge > self.bands.smallest:
+            raise self.refusal(
+                f"a convolution of {weight.shape[ROWS]} rows, padded by {edge}, on bands with too few rows"
+            )
+        borders = BorderRows(band, edge, edge, self.bands)
         without = [padding] * (band.ndim - 2) if isinstance(padding, int) else list(padding)
         without[ROWS] = 0
         if step > 1 or band.shape[ROWS] <= 2 * edge:
@@ -152,9 +167,9 @@ class BandFunctions(TorchFunctionMode):
         if len(pad) < 4 or not any(pad[2:4]):
             return func(band, pad, mode, value)
         above, below = pad[2:4]
-        if mode == "circular" or min(above, below) < 0 or max(above, below) > min(self.bands.sizes):
-            raise refusal(f"padding of mode {mode!r} by {above} and {below} rows on bands with too few rows")
-        borders = BorderRows(band, above, below, self.bands.axis).wait()
+        if mode == "circular" or min(above, below) < 0 or max(above, below) > self.bands.smallest:
+            raise self.refusal(f"padding of mode {mode!r} by {above} and {below} rows on bands with too few rows")
+        borders = BorderRows(band, above, below, self.bands).wait()
         joined = torch.cat([rows for rows in (borders[0], band, borders[1]) if rows is not None], ROWS)
         left = [*pad[:2], above if self.bands.is_first else 0, below if self.bands.is_last else 0, *pad[4:]]
         return func(joined, left, mode, value) if any(left) else joined
@@ -168,11 +183,11 @@ class BandFunctions(TorchFunctionMode):
         bias: torch.Tensor | None = None,
         eps: float = 1e-5,
     ) -> torch.Tensor:
-        return band_group_norm(band, num_groups, weight, bias, eps, self.bands.axis)
+        return band_group_norm(band, num_groups, weight, bias, eps, self.bands.axis, self.bands.local_rows > 0)
 
     def batch_norm(self, func: Run, band: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if kwargs.get("training") or any(args[4:5]):
-            raise refusal("a batch norm in training")
+            raise self.refusal("a batch norm in training")
         return func(band, *args, **kwargs)
 
     def attend(
@@ -193,7 +208,7 @@ class BandFunctions(TorchFunctionMode):
         if not self.attends_over_rows:
             return func(query, key, value, attn_mask, dropout_p, is_causal, **options)
         if attn_mask is not None or is_causal or dropout_p:
-            raise refusal("attention with a mask")
+            raise self.refusal("attention with a mask")
         key, value = self.bands.gather_tokens(key), self.bands.gather_tokens(value)
         at_a_time = max(1, SCORE_BYTES // (key.shape[ROWS] * query.shape[:ROWS].numel() * query.itemsize))
         parts = [func(part, key, value, **options) for part in query.split(at_a_time, ROWS)]
@@ -202,12 +217,20 @@ class BandFunctions(TorchFunctionMode):
     def resize(self, func: Run, band: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
         """`F.interpolate` to whole multiples by repetition."""
         size, factor, mode = (*args, *(None, None, "nearest")[len(args) :])[:3]
-        factor, mode = options.get("scale_factor", factor), options.get("mode", mode)
+        size, factor = options.get("size", size), options.get("scale_factor", factor)
+        mode = options.get("mode", mode)
+        if self.by_size and mode == "nearest" and size is not None and self.doubles(band, of_rows(size, band)):
+            return func(band, *args, **options)
         factors = factor if isinstance(factor, (tuple, list)) else [factor]
         repeats = factor is not None and float(factors[max(ROWS, -len(factors))]).is_integer()
-        if size is not None or options.get("size") is not None or not mode.startswith("nearest") or not repeats:
-            raise refusal(f"interpolation of mode {mode!r} by {factor}")
+        if size is not None or not mode.startswith("nearest") or not repeats:
+            raise self.refusal(f"interpolation of mode {mode!r} by {factor}")
         return func(band, *args, **options)
+
+    def doubles(self, band: torch.Tensor, rows: int) -> bool:
+        """Whether each row becomes two. At the border of the whole, the last one may become one."""
+        doubled = 2 * band.shape[ROWS]
+        return rows == doubled or self.bands.is_last and rows == doubled - 1
 
     def pool(
         self,
@@ -222,7 +245,7 @@ class BandFunctions(TorchFunctionMode):
         """Averages rows that are in the same band."""
         kernel = of_rows(kernel_size, band)
         if (kernel != of_rows(stride or kernel_size, band) and kernel > 1) or of_rows(padding, band):
-            raise refusal("pooling with overlaps")
+            raise self.refusal("pooling with overlaps")
         return func(band, kernel_size, stride, padding, *args, **options)
 
     def deconvolve(
@@ -240,14 +263,14 @@ class BandFunctions(TorchFunctionMode):
         """A transposed convolution in which the results of two rows do not overlap."""
         beyond = of_rows(padding, band) or of_rows(output_padding, band)
         if weight.shape[ROWS] != of_rows(stride, band) or beyond or of_rows(dilation, band) != 1:
-            raise refusal(f"a transposed convolution of {weight.shape[ROWS]} rows with overlaps")
+            raise self.refusal(f"a transposed convolution of {weight.shape[ROWS]} rows with overlaps")
         return func(band, weight, bias, stride, padding, output_padding, groups, dilation)
 
     def draw(self, func: Run, *size: Any, **options: Any) -> torch.Tensor:
         """`torch.randn` of a picture's size: draws for all rows, as on one rank, and returns this band's part."""
         shape = list(size[0] if isinstance(size[0], (tuple, list)) else size)
         if len(shape) < -ROWS or shape[ROWS] % self.bands.local_rows:
-            raise refusal(f"noise of shape {tuple(shape)}")
+            raise self.refusal(f"noise of shape {tuple(shape)}")
         shape[ROWS] = self.bands.whole_rows(shape[ROWS])
         return self.bands.part(func(shape, **options))
 
@@ -258,17 +281,16 @@ class BandFunctions(TorchFunctionMode):
         found = func(band)
         return self.bands.whole_rows(found) if self.whole_sizes and band.ndim > 3 else found
 
+    def refusal(self, what: str) -> RequestError:
+        return RequestError(f"The {self.model} has {what}, which cannot be split over ranks.", self.advice)
+
     def refuse(self, func: Callable, *_args: Any, **_options: Any) -> Any:
-        raise refusal(f"torch's {getattr(func, '__name__', func)}")
+        raise self.refusal(f"torch's {getattr(func, '__name__', func)}")
 
 
 def of_rows(value: Any, band: torch.Tensor) -> int:
     """Returns a convolution's option for rows; it may be one number, or one for each dim of space and time."""
     return value if isinstance(value, int) else value[ROWS] if len(value) == band.ndim - 2 else value[0]
-
-
-def refusal(what: str) -> RequestError:
-    return RequestError(f"The VAE has {what}, which cannot be split over ranks.", "Use the stock node.")
 
 
 CONVOLUTIONS = (F.conv2d, F.conv3d, torch.cudnn_convolution)
