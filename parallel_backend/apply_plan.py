@@ -14,6 +14,7 @@ from .models.spec import BlockList, ModelSpec
 from .plan import ParallelPlan
 from .seams.attention import ParallelAttention, install_attention
 from .seams.backends import NATIVE, Backend, choose_backend
+from .seams.bands.model import share_rows
 from .seams.boundary import install_boundary
 from .seams.forward import ForwardSlot
 from .seams.layout import TokenLayout
@@ -49,11 +50,13 @@ def apply_plan(
     """
     plan, slot = mesh.plan, ForwardSlot(mesh.plan.patch_count)
     check_module(plan, model)
-    sizes = sizes_of(model, spec) if spec and can_share(spec, plan) else None
+    sizes = sizes_of(model, spec) if spec and can_share(model, spec, plan) else None
     kernel = choose_kernel(sizes, mesh, dtype)
     stage = keep_own_blocks(model, spec, mesh, weights, hooks)  # pipefusion: removes other stages' blocks
     if spec is None or sizes is None or kernel is None:
         return AppliedPlan(slot, stage)
+    if spec.bands:  # ulysses, ring: layers see this rank's rows, and attention sees all pixels
+        return AppliedPlan(slot, stage, attention=share_rows(model, spec.bands, mesh, slot, kernel, hooks))
     layout = TokenLayout(spec.image, mesh["sequence"], slot)
     link = StageLink(mesh, slot) if plan.pipefusion > 1 else None  # pipefusion: passes tokens between stages
     ends = StageEnds(layout, stage, link) if link else None
@@ -64,9 +67,9 @@ def apply_plan(
     return AppliedPlan(slot, stage, link, attention)
 
 
-def can_share(spec: ModelSpec, plan: ParallelPlan) -> bool:
+def can_share(model: torch.nn.Module, spec: ModelSpec, plan: ParallelPlan) -> bool:
     """Returns whether this package may run the attention. ComfyUI runs its own if no tokens are shared."""
-    return not spec.unshared and (shares_tokens(plan) or not spec.is_comfyui)
+    return not spec.keeps_tokens(model) and (shares_tokens(plan) or not spec.is_comfyui)
 
 
 def shares_tokens(plan: ParallelPlan) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -117,8 +117,11 @@ class ParallelModel:
     def compiling(self, steps: int) -> AbstractContextManager[None]:
         """Runs the blocks inside the context compiled or not, as suits a sampling of this many steps.
 
-        For a class without a spec, this applies to the whole model.
+        For a class without a spec, this applies to the whole model. In bands of rows nothing is compiled: its layers
+        exchange rows.
         """
+        if self.spec and self.spec.bands and self.attention:
+            return nullcontext()
         return self.compiled.running(self.compiled.settings_for(self.mesh.plan, steps))
 
     def check_plan(self, plan: ParallelPlan) -> None:

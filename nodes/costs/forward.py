@@ -33,21 +33,24 @@ def count_call_forward(
         vars(own).pop(name, None)
     spec = spec_of(type(module))
     blocks = [(each, block) for each in (spec.blocks if spec else ()) for block in modules_at(module, each.path)]
+    bands = spec.bands if spec and not spec.keeps_tokens(module) else None
+    attending = bands.attending_blocks(module) if bands else [block for _, block in blocks]
     given = {name: move_to_meta(value) for name, value in kwargs.items() if name != "transformer_options"}
     given["transformer_options"] = {"optimized_attention_override": attend}
-    heads, head_dim, kv_heads = sizes_of(module, spec) if spec and spec.blocks else (1, 0, None)
+    heads, head_dim, kv_heads = sizes_of(module, spec) if spec and spec.attends else (1, 0, None)
     mlp_rows = [count_mlp_rows(block, each.parallel_mlp, heads * head_dim) for each, block in blocks]
     try:
         run = lambda: type(module).forward(own, *map(move_to_meta, args), **given)  # noqa: E731
         return count_forward(
             module,
-            [block for _, block in blocks],
+            attending,
             run,
             rows=rows,
             heads=heads,
             kv_heads=kv_heads,
             mlp_rows=dict(ChainMap(*mlp_rows)),
             peak=peak,
+            in_bands=bands is not None,
         )
     except Exception as error:  # the class's own code may raise anything
         logging.debug("[ParallelDiT] a forward of %s cannot be counted: %s", type(module).__name__, error)

@@ -36,7 +36,7 @@ KNOWN = dict(
         row("NAGuidance", "nodes_nag", "NODE.nag_attention_output_patch", tokens=True, rows=False),
         row("FluxKVCache", "nodes_flux", "KV_Attn_Input"),
         row("FluxKVCache", "nodes_flux", "NODE.model_input_patch"),
-        row("PerturbedAttentionGuidance", "nodes_pag", "NODE.perturbed_attention"),
+        row("PerturbedAttentionGuidance", "nodes_pag", "NODE.perturbed_attention", tokens=True),
         row("FreeU", "nodes_freelunch", "NODE.output_block_patch"),
         row("FreeU_V2", "nodes_freelunch", "NODE.output_block_patch"),
         row("PatchModelAddDownscale", "nodes_model_downscale", "NODE.input_block_patch"),

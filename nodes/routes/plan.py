@@ -245,7 +245,7 @@ def read_bounds(path: Path, _stamp: tuple, dtype: str = DEFAULT) -> Bounds:
     of the files. Their headers are read again when it changes."""
     file = describe_host_file(path, WEIGHT_DTYPES.get(dtype, OWN_CHOICE))
     spec = spec_of(type(file.module))
-    heads = sizes_of(file.module, spec).heads if spec and spec.blocks else None
+    heads = sizes_of(file.module, spec).heads if spec and spec.attends else None
     in_fp8 = sizes_in_fp8(file.module)
     smaller = (("would_fp8", in_fp8),) if in_fp8 else ()
     return Bounds(heads, ModelMemory(file.sizes, file.model, smaller), file.costs())

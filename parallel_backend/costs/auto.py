@@ -53,7 +53,7 @@ class Work:
 def shareable(model: torch.nn.Module) -> ModelSpec | None:
     """Returns the spec of the model's class if the class fits it and its tokens can be shared."""
     spec = spec_of(type(model))
-    return None if spec is None or spec.unshared or changes_of(model) else spec
+    return None if spec is None or spec.keeps_tokens(model) or changes_of(model) else spec
 
 
 def couples(model: torch.nn.Module) -> bool:
@@ -64,7 +64,8 @@ def couples(model: torch.nn.Module) -> bool:
 
 def list_model_plans(devices: int, model: torch.nn.Module, work: Work) -> list[ParallelPlan]:
     """Returns the plans that this model and work allow on all these devices, see `list_plans`. If they allow none,
-    returns one for one device.
+    returns one for one device. Bands of rows are listed only if their cost is known: on a slow link they may be slower
+    than one device.
 
     All other plans use every device: another count would need a new process group.
     """
@@ -74,6 +75,8 @@ def list_model_plans(devices: int, model: torch.nn.Module, work: Work) -> list[P
         cuts_rows = not work.rows and work.whole_calls % plan.ways(BATCH_AXES)
         if cuts_rows or plan.token_ways > 1 and not work.tokens:
             raise PlanError("A node's function needs them together.")
+        if plan.token_ways > 1 and tokens and tokens.bands and work.forward is None:
+            raise PlanError("What sharing a picture in bands costs is unknown.")
         check_module(plan, model)
 
     heads = sizes_of(model, tokens).heads if tokens else 1

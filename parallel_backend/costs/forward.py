@@ -21,6 +21,7 @@ from ..compat import DispatchMode, packet_of
 from .memory import device_bytes
 
 META = torch.device("meta")
+NUMBERS_OF_A_GROUP = 3  # that ranks exchange for a group norm, see `seams/bands/norm.py`
 NORMS = (torch.nn.functional.rms_norm, torch.nn.functional.layer_norm)
 _counting = threading.Lock()  # layers are replaced while counting
 
@@ -46,6 +47,20 @@ class Cost(NamedTuple):
 OVERLAP = Cost._fields.index("overlap")
 
 
+class BandCost(NamedTuple):
+    """What ranks exchange in a forward of one row of a batch if they share its picture in bands of rows, besides
+    attention.
+
+    borders, norms: bytes that a rank sends for convolutions, and for group norms.
+    convolutions, group_norms: how many there are.
+    """
+
+    borders: float = 0.0
+    convolutions: float = 0.0
+    norms: float = 0.0
+    group_norms: float = 0.0
+
+
 @dataclass(frozen=True)
 class ForwardCost:
     """The cost of a forward of one row of a batch, on one rank by itself.
@@ -59,6 +74,8 @@ class ForwardCost:
     weights: bytes of all parameters.
     kv: key heads per query head; below one in models with grouped queries.
     parallel: the share of the blocks with layers that can overlap attention.
+    bands: of a class whose ranks share a picture in bands of rows. Its blocks are all of the model; `count` and
+    `activation` are of those with attention.
     """
 
     blocks: Cost
@@ -71,6 +88,7 @@ class ForwardCost:
     weights: float
     kv: float = 1.0
     parallel: float = 0.0
+    bands: BandCost | None = None
 
     @property
     def flops(self) -> float:
@@ -90,6 +108,8 @@ class AttentionCounter(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in NORMS and args[0].shape[-1] != (width := tuple(args[1])[-1]):
             args = (args[0].new_empty((*args[0].shape[:-1], width)), *args[1:])
+        if func in (torch.nn.functional.conv2d, torch.nn.functional.group_norm):
+            self.tally.add_exchange(func, *args, **(kwargs or {}))
         if func is not torch.nn.functional.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
         named = dict(zip(("query", "key", "value"), args, strict=False)) | (kwargs or {})
@@ -108,11 +128,23 @@ class Tally(DispatchMode):
         self.inside = self.count = 0
         self.streams = 0.0
         self.known: dict[Any, tuple[list[float], Any]] = {}
+        self.bands = BandCost()
 
     def add(self, linear: float = 0.0, attention: float = 0.0, moved: float = 0.0) -> None:
         own = self.blocks if self.inside else self.rest
         for place, value in enumerate((linear, attention, moved, 1)):
             own[place] += value
+
+    def add_exchange(self, func: Any, given: torch.Tensor, other: Any, *args: Any, **kwargs: Any) -> None:
+        """Adds what a convolution or group norm of a picture (B, C, H, W) would exchange in bands of rows. other: the
+        convolution's weight, or the number of groups."""
+        borders, convolutions, norms, group_norms = self.bands
+        if func is torch.nn.functional.group_norm:
+            numbers = NUMBERS_OF_A_GROUP * other * len(given) * torch.float32.itemsize
+            self.bands = BandCost(borders, convolutions, norms + numbers, group_norms + 1)
+        elif edge := other.shape[-2] // 2:
+            rows = 2 * edge * given.nbytes / given.shape[-2]
+            self.bands = BandCost(borders + rows, convolutions + 1, norms, group_norms)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -223,6 +255,7 @@ def count_forward(
     mlp_rows: Mapping[torch.nn.Module, int] | None = None,
     itemsize: int | None = None,
     peak: float | None = None,
+    in_bands: bool = False,
 ) -> ForwardCost:
     """Returns the cost of a forward, per row.
 
@@ -231,6 +264,7 @@ def count_forward(
     mlp_rows: `count_mlp_rows` of all blocks.
     itemsize: of the compute dtype, if that differs from the parameters' dtype.
     peak: bytes beside the weights for one row, if the model states them.
+    in_bands: whether ranks share its picture in bands of rows. Then the blocks are those with attention.
     Raises whatever the model's code raises when it looks at values.
     """
     mlp_rows = mlp_rows or {}
@@ -240,6 +274,9 @@ def count_forward(
     result_bytes = sum(each.nbytes for each in tensors_in(getattr(result, "sample", result)))
     weights = sum(each.numel() * (itemsize or each.itemsize) for each in model.parameters())
     blocks_cost, rest = (Cost(*own).times(1 / rows) for own in (tally.blocks, tally.rest))
+    if in_bands:
+        blocks_cost, rest = Cost(*map(sum, zip(blocks_cost, rest, strict=True))), Cost()
+    exchanged = tally.bands._replace(borders=tally.bands.borders / rows, norms=tally.bands.norms / rows)
     count = max(1, tally.count)
     activation = tally.streams / count / rows
     return ForwardCost(
@@ -253,4 +290,5 @@ def count_forward(
         weights=weights,
         kv=(kv_heads or heads) / heads,
         parallel=len(parallel) / max(1, len(blocks)),
+        bands=exchanged if in_bands else None,
     )

@@ -25,6 +25,8 @@ from .memory import rank_bytes
 # Under ring, each part of the keys gives a result in fp32, which is merged with the result so far. These are the bytes
 # read and written for it, in multiples of A.
 MERGED = 6
+# The operations that bands of rows add to a padded convolution and to a group norm, see `seams/bands`.
+BORDER_OPERATIONS, NORM_OPERATIONS = 12, 32
 # Ranks share by speed if the slowest is slower than the fastest by this factor. It is larger for devices of one name:
 # those are alike, and only seem to differ if something else ran while they were measured.
 UNLIKE, UNLIKE_OF_A_NAME = 1.1, 1.5
@@ -148,7 +150,7 @@ def estimate_busy(forward: ForwardCost, plan: ParallelPlan, ranks: Sequence[tupl
     for part, speed in ranks:
         products = forward.blocks.linear * part.tokens
         moved = forward.blocks.moved * part.tokens + count_merged_bytes(forward, plan)
-        blocks = Cost(products, 0.0, moved, forward.blocks.operations)
+        blocks = Cost(products, 0.0, moved, forward.blocks.operations + count_band_operations(forward, plan))
         attending.append(part.rows * forward.blocks.attention * part.heads * part.queries / speed.attention)
         seconds = sum(estimate_seconds(each.times(part.rows), speed) for each in (blocks, forward.rest))
         other.append(seconds if part.rows else 0.0)
@@ -170,13 +172,28 @@ def count_merged_bytes(forward: ForwardCost, plan: ParallelPlan) -> float:
     return forward.count * MERGED * forward.activation / plan.ulysses if plan.ring > 1 else 0.0
 
 
+def count_band_operations(forward: ForwardCost, plan: ParallelPlan) -> float:
+    if forward.bands is None or plan.token_ways == 1:
+        return 0.0
+    return BORDER_OPERATIONS * forward.bands.convolutions + NORM_OPERATIONS * forward.bands.group_norms
+
+
+def estimate_bands(forward: ForwardCost, plan: ParallelPlan, rows: int, machine: Machine) -> float:
+    """Returns the time of the exchanges of border rows and statistics, none of it hidden."""
+    bands = forward.bands
+    if bands is None or plan.token_ways == 1:
+        return 0.0
+    borders = machine.send.seconds(bands.borders * rows, bands.convolutions)
+    return borders + machine.all_gather.seconds(bands.norms * rows * (plan.token_ways - 1), bands.group_norms)
+
+
 def estimate_seconds(cost: Cost, speed: Speed) -> float:
     products = cost.linear / speed.linear + cost.attention / speed.attention
     return products + cost.moved / speed.memory + cost.operations * speed.operation
 
 
 def estimate_exchange(forward: ForwardCost, plan: ParallelPlan, rows: int, busy: Busy, machine: Machine) -> float:
-    """Returns the exposed time of a step's exchanges in blocks, and of gathering the result after them. rows: of the
+    """Returns the exposed time of a step's exchanges in the model, and of gathering the result after it. rows: of the
     batch group with the most rows. busy: of the whole step."""
     all_tokens, exposed = forward.activation * rows, 0.0
     for axis, exchange in EXCHANGES.items():
@@ -194,7 +211,7 @@ def estimate_exchange(forward: ForwardCost, plan: ParallelPlan, rows: int, busy:
             exposed -= min(needed * (exchange.covered + exchange.overlap), meanwhile + more) * parallel
     tokens = plan.token_ways
     ends = machine.all_gather.seconds(forward.prediction * rows * (tokens - 1) / tokens, 1) if tokens > 1 else 0.0
-    return exposed * forward.count + ends
+    return exposed * forward.count + ends + estimate_bands(forward, plan, rows, machine)
 
 
 def estimate_collect(forward: ForwardCost, others: int, machine: Machine) -> float:

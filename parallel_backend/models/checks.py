@@ -14,11 +14,11 @@ import torch
 
 from ..axes import BATCH_AXES, TOKEN_AXES
 from ..errors import PlanError
-from ..plan import HOST, SHARED, ParallelPlan
+from ..plan import AUTO, HOST, OFF, ON, SHARED, ParallelPlan
+from .bands import VARIABLE, differences_in_bands
 from .spec import ALWAYS_WHOLE, BlockList, ModelSpec, spec_of
 
 OWN_ATTENTION = ("auto", "native")  # values of a plan that leave attention to ComfyUI
-VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class AttentionSizes(NamedTuple):
@@ -40,6 +40,8 @@ def modules_at(model: torch.nn.Module, path: str) -> list[torch.nn.Module]:
 
 def sizes_of(model: torch.nn.Module, spec: ModelSpec) -> AttentionSizes:
     """Reads the sizes that limit a plan off the model, which may be on the meta device."""
+    if spec.bands:
+        return AttentionSizes(*spec.bands.attention_sizes(model))
     heads, size = (read_size(model, path) for path in (spec.heads, spec.width or spec.head_dim))
     kv_heads = read_size(model, spec.kv_heads) if spec.kv_heads else None
     return AttentionSizes(heads, size // heads if spec.width else size, kv_heads)
@@ -76,7 +78,7 @@ def check_module(plan: ParallelPlan, model: torch.nn.Module) -> None:
     check_shared(plan, model, spec, shared)
     assert spec
     blocks = sum(len(modules_at(model, each.path)) for each in spec.blocks)
-    plan.check_model(sizes_of(model, spec).heads, blocks=blocks, pipefusion=bool(spec.image))
+    plan.check_model(sizes_of(model, spec).heads, blocks=blocks or None, pipefusion=bool(spec.image))
 
 
 def check_shared(plan: ParallelPlan, model: torch.nn.Module, spec: ModelSpec | None, shared: list[str]) -> None:
@@ -89,11 +91,18 @@ def check_shared(plan: ParallelPlan, model: torch.nn.Module, spec: ModelSpec | N
             f"Use {shared[0]}=1, and cfg or dp in its place.",
             *shared,
         )
-    if spec.unshared:
+    if spec.keeps_tokens(model):
         raise PlanError(
             f"The tokens of {name} cannot be shared: {spec.unshared}.",
             f"Use {shared[0]}=1" + ("." if spec.couples(model) else ", and cfg or dp in its place."),
             *shared,
+        )
+    if spec.bands and plan.compile == ON:
+        raise PlanError(
+            f"compile={ON} does not work for {name} with {shared[0]}={getattr(plan, shared[0])}: ranks exchange rows "
+            "inside of its layers.",
+            f"Use compile={OFF} or {AUTO}.",
+            "compile",
         )
     if changed := changes_of(model):
         known = ("ComfyUI", "the README") if spec.is_comfyui else ("diffusers", "requirements.txt")
@@ -151,10 +160,13 @@ def changes_of(model: torch.nn.Module) -> list[str]:
 def differences(model: torch.nn.Module, spec: ModelSpec) -> Iterator[str]:
     """Lists what the spec relies on and the model lacks, and which block arguments the spec does not know."""
     paths = (spec.heads, spec.width or spec.head_dim, spec.kv_heads, spec.coupled_where, spec.patch_size)
+    paths += (spec.bands.levels,) if spec.bands else ()
     lacks = [path for path in filter(None, paths) if not has_size(model, path)]
     yield from (f"it has no {path}" for path in lacks)
     if spec.heads and not lacks:
         yield from differences_in_heads(model, spec)
+    if spec.bands and not spec.keeps_tokens(model):
+        yield from differences_in_bands(model, spec.bands)
     for blocks in spec.sharded:
         try:
             modules = modules_at(model, blocks.path)

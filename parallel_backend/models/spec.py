@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .bands import Bands
+
 # Of an argument that is a tensor; or of one that is a tuple of them, each item's stream, None for an item of no stream.
 Streams = str | tuple[str | None, ...]
 # An argument of every model and every block of ComfyUI: a dict of what nodes ask for, of all rows and tokens. A
@@ -122,8 +124,12 @@ class ModelSpec:
     # attribute that is true for those.
     coupled: str = ""
     coupled_where: str = ""
-    # Why its tokens cannot be shared, if they cannot. Then none of the fields above is needed.
+    # Why its tokens cannot be shared, if they cannot. Then none of the fields above is needed. If only some models of
+    # the class are so, an attribute that is true for those.
     unshared: str = ""
+    unshared_where: str = ""
+    # How ranks share a picture of a class that convolves over it. Its blocks are not listed.
+    bands: Bands | None = None
     # The stream whose tokens are the latents' patches, row by row. PipeFusion can run it patch by patch. Without such a
     # stream, PipeFusion has one patch.
     image: str = ""
@@ -146,6 +152,11 @@ class ModelSpec:
         return self.model_class.startswith("comfy.")
 
     @property
+    def attends(self) -> bool:
+        """Whether the spec says where tokens attend to tokens."""
+        return bool(self.blocks or self.bands)
+
+    @property
     def sharded(self) -> tuple[BlockList, ...]:
         """What runs on each rank's own tokens."""
         return (*self.blocks, *([self.head] if self.head else []))
@@ -163,6 +174,10 @@ class ModelSpec:
     def couples(self, model: object) -> bool:
         """Whether the rows of this model's batch depend on each other."""
         return bool(self.coupled) and (not self.coupled_where or bool(getattr(model, self.coupled_where, True)))
+
+    def keeps_tokens(self, model: object) -> bool:
+        """Whether this model's tokens cannot be shared."""
+        return bool(self.unshared) and (not self.unshared_where or bool(getattr(model, self.unshared_where, True)))
 
 
 def single_stream(path: str, argument: str, attention: str, *, stream: str = "x", **others: Any) -> BlockList:

@@ -28,8 +28,8 @@ def table() -> str:
         cases = [*CASES.items(), *CONTROLNETS.items()]
         rows = ", ".join(name for name, case in cases if case.model_class == model_class)
         batch = f"no{' for some' if spec.coupled_where else ''}: {spec.coupled}" if spec.coupled else "yes"
-        tokens = f"no: {spec.unshared}" if spec.unshared else "yes"
-        stages = "no" if spec.unshared else f"no: {spec.unstaged}" if spec.unstaged else "patches=1"
+        tokens = f"no{' for some' if spec.unshared_where else ''}: {spec.unshared}" if spec.unshared else "yes"
+        stages = f"no: {spec.unstaged}" if spec.unstaged else "no" if spec.unshared else "patches=1"
         stages = "yes" if spec.image else stages
         lines.append(f"| {model_class.rpartition('.')[2]} | {rows or '–'} | {batch} | {tokens} | {stages} |")
     return "\n".join(lines) + "\n"

@@ -15,6 +15,7 @@ from . import (
     others,
     qwen,
     shapes,
+    unet,
     video,
     wan,
 )

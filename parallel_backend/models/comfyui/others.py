@@ -4,14 +4,6 @@ from ..spec import BlockList, ModelSpec, register, single_stream
 
 register(
     ModelSpec(
-        "comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel",
-        coupled="they are the frames of one video",
-        coupled_where="use_temporal_resblocks",
-        unshared="it convolves over the image",
-    )
-)
-register(
-    ModelSpec(
         "comfy.ldm.seedvr.model.NaDiT",
         coupled="it exchanges the halves of the batch",
         unshared="it attends within windows, whose tokens lie elsewhere in every second block",

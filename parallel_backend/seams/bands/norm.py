@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from ...groups.collectives import gather
 from ...groups.mesh import Axis
 
-# The statistics are computed for one of this many parts of the groups at a time, to limit their fp32 copies.
-NORM_PARTS = 8
+# The statistics of a large picture are computed for one of this many parts of the groups at a time, to limit their fp32
+# copies. Of a picture with fewer numbers they are computed at once, as each part takes several operations.
+NORM_PARTS, SMALL = 8, 1 << 23
 
 
 def band_group_norm(
@@ -44,7 +45,8 @@ def statistics(band_BGN: torch.Tensor, axis: Axis, counts: bool = True) -> tuple
     Each rank sums squared deviations from its own mean, which avoids cancellation (Chan et al., 1979).
     """
     means, squares = [], []
-    for part in band_BGN.split(max(1, band_BGN.shape[1] // NORM_PARTS), 1):
+    parts = NORM_PARTS if band_BGN.numel() > SMALL else 1
+    for part in band_BGN.split(max(1, band_BGN.shape[1] // parts), 1):
         part = part.float()
         means.append(part.mean(-1))
         squares.append((part - means[-1].unsqueeze(-1)).square_().sum(-1))

@@ -28,11 +28,12 @@ def allows(row: str, plan: Plan) -> bool:
     spec = spec_named(ROWS[row].model_class)
     assert spec
     couples = spec.coupled and not spec.coupled_where
-    if "pipefusion" in plan and (spec.unstaged or spec.unshared or row in BY_FRAME):
+    unshared = spec.unshared and not spec.unshared_where
+    if "pipefusion" in plan and (spec.unstaged or unshared or row in BY_FRAME):
         return False
     if plan.get("patches", 1) > 1 and (not spec.image or row in WITH_MORE_TOKENS):
         return False
-    return not (couples and plan.keys() & BATCH_AXES or spec.unshared and plan.keys() & TOKEN_AXES)
+    return not (couples and plan.keys() & BATCH_AXES or unshared and plan.keys() & TOKEN_AXES)
 
 
 def plans(shelf: str, name: str) -> list[Plan]:

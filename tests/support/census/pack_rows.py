@@ -60,7 +60,7 @@ def pack_rows() -> Iterator[tuple[str, Row]]:
     for number, (name, model) in enumerate(itertools.product(BLOCK_HABITS, PACK_MODELS)):
         if model == "unet" and name in ("fewer blocks", "a block with weights"):  # which a UNet cannot take
             continue
-        moment, plan = MOMENTS[number % 4], PLANS[number % 3 if model != "unet" else number % 2 * 2]
+        moment, plan = MOMENTS[number % 4], PLANS[number % 3]
         said = f"{name}, {moment}, {model}, {'auto' if not plan else next(iter(plan))}"
         is_unseen = (model, moment) == ("sd3", "inside") and name not in OF_THE_PATCHER  # SD3 runs no such wrapper
         row = replace(equal(model), plan=plan, ignored=is_unseen, shared="" if is_unseen else "one rank")

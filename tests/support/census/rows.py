@@ -46,7 +46,7 @@ class Row:
 
 
 def equal(model: str = "flux", **inputs: Any) -> Row:
-    return Row(model, inputs, plan={"cfg": 2} if model == "unet" else {"ulysses": 2})
+    return Row(model, inputs)
 
 
 def ignored(model: str = "flux", **inputs: Any) -> Row:
@@ -176,10 +176,10 @@ ROWS: dict[str, Row] = {
     ),
     "ModelComputeDtype": replace(equal(dtype="bf16"), plan={"cfg": 1}),
     "TorchCompileModel": replace(ignored(backend="eager"), costly=True),  # test_compiled.py has the node's own
-    "PerturbedAttentionGuidance": equal("unet"),
-    "FreeU": equal("unet"),
-    "FreeU_V2": equal("unet"),
-    "PatchModelAddDownscale": equal("unet", **ALWAYS),
+    "PerturbedAttentionGuidance": replace(equal("unet"), shared="ulysses=2"),
+    "FreeU": replace(equal("unet"), shared="cfg=2"),
+    "FreeU_V2": replace(equal("unet"), shared="cfg=2"),
+    "PatchModelAddDownscale": replace(equal("unet", **ALWAYS), shared="cfg=2"),
     "HyperTile": as_stock("unet", tile_size=32),
     "HypernetworkLoader": as_stock("unet", hypernetwork_name=Given("hypernetwork")),
     "SelfAttentionGuidance": replace(equal("unet"), shared="one rank"),

@@ -107,7 +107,7 @@ class Bench:
             with torch.inference_mode():
                 outputs.extend(self.model(*args, **kwargs) for args, kwargs in calls_of(self.case, count))
 
-        if spec and not spec.unshared:
+        if spec and spec.blocks:
             self.mistakes += mistakes_in(self.model, spec, run)
         else:
             run()

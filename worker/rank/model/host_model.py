@@ -197,7 +197,7 @@ class HostModel:
     def choose_kernel(self, name: str) -> HostKernel:
         """Returns the attention kernel that a node asks for. Raises RequestError if this rank cannot use it."""
         module = self.module
-        head_dim = sizes_of(module.model, module.spec).head_dim if module.spec and module.spec.blocks else 0
+        head_dim = sizes_of(module.model, module.spec).head_dim if module.spec and module.spec.attends else 0
         return choose_kernel(name, self.mesh.plan, self.mesh.device, module.dtype, head_dim)
 
     def describe_kernel(self) -> str:

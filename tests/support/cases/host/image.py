@@ -49,6 +49,16 @@ UNET_XL = UNET | {
     "num_classes": "sequential", "adm_in_channels": 32, "use_linear_in_transformer": True, "num_head_channels": 16,
     "num_heads": -1,
 }  # fmt: skip
+UNET_1 = UNET | {
+    "num_res_blocks": [2, 2, 2, 2], "channel_mult": [1, 2, 4, 4], "num_heads": 4,
+    "transformer_depth": [1, 1, 1, 1, 1, 1, 0, 0],
+    "transformer_depth_output": [1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0],
+}  # fmt: skip
+UNET_XL_BASE = UNET_XL | {
+    "num_res_blocks": [2, 2, 2], "channel_mult": [1, 2, 4], "transformer_depth": [0, 0, 2, 2, 3, 3],
+    "transformer_depth_output": [0, 0, 0, 2, 2, 2, 3, 3, 3], "transformer_depth_middle": 3,
+}  # fmt: skip
+UNET_UPSCALER = UNET_1 | {"in_channels": 9, "disable_self_attentions": [True, True, False, False]}
 UNET_CLASS = "comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel"
 MMDIT = "comfy.ldm.modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper"
 
@@ -64,6 +74,28 @@ def hunyuan_text(random):
         "encoder_hidden_states_t5": random(BATCH, 256, 64),
         "text_embedding_mask_t5": torch.ones(BATCH, 256),
     }
+
+
+def sides_of_levels(height: int, width: int, levels: int) -> list[tuple[int, int]]:
+    """Sides that halve oddly: of a UNet's levels, each half of the one before, rounded up."""
+    return [(-(-height // 2**level), -(-width // 2**level)) for level in range(levels)]
+
+
+def residuals(random):
+    """Of a ControlNet, for what a UNet of four levels adds to its skips, and to its middle."""
+    sides, channels = sides_of_levels(37, 29, 4), (32, 64, 128, 128)
+    skips = [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]  # levels
+    wide = [channels[0], *(channels[level] for level in (0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3))]
+    output = [random(BATCH, width, *sides[level]) for level, width in zip(skips, wide, strict=True)]
+    return {"output": output, "middle": [random(BATCH, channels[-1], *sides[-1])]}
+
+
+def one_picture(channels: int, height: int, width: int):
+    """A batch of one."""
+    return lambda random: (
+        (random(1, channels, height, width), torch.full((1,), 500.0)),
+        {"context": random(1, 77, 24), "y": random(1, 32)},
+    )
 
 
 def shape_latents(random):
@@ -107,6 +139,13 @@ CASES: dict[str, HostCase] = {
         "comfy.ldm.hunyuan3dv2_1.hunyuandit.HunYuanDiTPlain", HUNYUAN_3D_21, with_(shape_latents, text(32))
     ),
     "sd15": HostCase(UNET_CLASS, UNET, with_(image(4, 16, 16), text(24))),
+    # Sides that halve oddly. Several text tokens, and rows of a batch at several timesteps.
+    "sd15-controlnet-odd": HostCase(UNET_CLASS, UNET_1, with_(image(4, 37, 29), text(24, control=residuals))),
+    "sdxl-odd": HostCase(UNET_CLASS, UNET_XL_BASE, one_picture(4, 25, 18)),
+    # Fewer rows than ranks, as the deepest level has three of them; and a picture that is too narrow to be shared.
+    "sdxl-low": HostCase(UNET_CLASS, UNET_XL_BASE, one_picture(4, 9, 30)),
+    "sdxl-narrow": HostCase(UNET_CLASS, UNET_XL_BASE, one_picture(4, 33, 2)),
+    "sd-upscaler": HostCase(UNET_CLASS, UNET_UPSCALER, with_(image(9, 40, 17), text(24))),
     "sdxl-controlnet": HostCase(
         UNET_CLASS,
         UNET_XL,

@@ -1,0 +1,90 @@
+"""What the engine must know of a class that convolves over a picture, as data, and whether a model is as it says.
+
+Ranks share such a picture in bands of rows (`seams/bands`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+KERNELS, STRIDES = (1, 3), (1, 2)  # of convolutions, in rows
+CONVOLUTION = "Conv2d"
+
+
+@dataclass(frozen=True)
+class Bands:
+    """A class whose ranks each compute some rows of the latents, which are its first argument.
+
+    Every argument of its forward must be listed in one of the fields below. An unlisted one is refused.
+    """
+
+    # The classes of its modules that are right in bands, by the Python module that defines them. A class inside of
+    # another one is listed by its own name. Any other module is refused.
+    layers: Mapping[str, tuple[str, ...]]
+    # The path to a list with an entry for each level. Each level has half the rows of the one before, rounded up.
+    levels: str
+    # The submodules in which pixels attend to pixels, by the class of the modules that have them.
+    attention: Mapping[str, str]
+    # An attribute of these modules. Where it is true, pixels attend to the text.
+    attends_to_text: str
+    # The attributes of an attention module with its number of heads, and their width.
+    heads: str
+    head_dim: str
+    # Arguments with rows, at any level: tensors, in lists and dicts or not.
+    rows: tuple[str, ...] = ()
+    # Arguments that every rank takes as they are.
+    whole: tuple[str, ...] = ()
+    # Arguments that have to be given: without a text, pixels attend to one another in its place.
+    needed: tuple[str, ...] = ()
+
+    def attention_paths(self, model: torch.nn.Module) -> list[str]:
+        """Returns the paths of the modules in which pixels attend to pixels."""
+        found = ((path, block, self.attention.get(type(block).__name__)) for path, block in model.named_modules())
+        return [f"{path}.{own}" for path, block, own in found if own and not getattr(block, self.attends_to_text)]
+
+    def attending_blocks(self, model: torch.nn.Module) -> list[torch.nn.Module]:
+        """Returns the modules that have these."""
+        return [model.get_submodule(path.rpartition(".")[0]) for path in self.attention_paths(model)]
+
+    def attention_sizes(self, model: torch.nn.Module) -> tuple[int, int]:
+        """Returns the least number of heads, and the head dim that the fewest kernels take."""
+        modules = [model.get_submodule(path) for path in self.attention_paths(model)]
+        heads, dims = ([getattr(each, name) for each in modules] for name in (self.heads, self.head_dim))
+        return min(heads, default=1), max(dims, key=lambda dim: (dim % 8 > 0, dim), default=0)
+
+
+def differences_in_bands(model: torch.nn.Module, bands: Bands) -> Iterator[str]:
+    """Lists in words what of a model is not known to be right in bands."""
+    first, *others = list(inspect.signature(type(model).forward).parameters.values())[1:]
+    takes = {each.name for each in others if each.kind not in VARIABLE}
+    yield from (f"it has no argument {name}" for name in sorted({*bands.rows, *bands.needed} - takes))
+    yield from (
+        f"it has an argument {name}, which its spec does not list"
+        for name in sorted(takes - {*bands.rows, *bands.whole, *bands.needed})
+    )
+    unknown: dict[str, str] = {}  # what is not known, and the first layer that is so
+    for path, module in model.named_modules():
+        kind = type(module)
+        name = kind.__qualname__.rpartition(".")[2]
+        if name not in bands.layers.get(kind.__module__, ()):
+            unknown.setdefault(f"of the class {name} ({kind.__module__})", path)
+        elif name == CONVOLUTION and not is_known_convolution(module):
+            unknown.setdefault("a convolution of an unknown form", path)
+        elif name in bands.attention:
+            lacks = (each for each in (bands.attends_to_text, bands.attention[name]) if not hasattr(module, each))
+            yield from (f"its {name} has no {each}" for each in lacks)
+    yield from (f"its layer {path} is {what}" for what, path in unknown.items())
+
+
+def is_known_convolution(layer: Any) -> bool:
+    """Whether each of its rows sees a row above and one below, or no other."""
+    kernel, stride, padding, dilation = (
+        each[0] for each in (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+    )
+    return kernel in KERNELS and stride in STRIDES and padding == kernel // 2 and dilation == 1

@@ -1,0 +1,40 @@
+"""The UNet of Stable Diffusion 1 and 2, SDXL, its refiner, and what is made of them."""
+
+from ..bands import Bands
+from ..spec import ModelSpec, register
+
+LAYERS = {
+    "torch.nn.modules.activation": ("GELU", "SiLU"),
+    "torch.nn.modules.container": ("ModuleList", "Sequential"),
+    "torch.nn.modules.dropout": ("Dropout",),
+    "torch.nn.modules.linear": ("Identity", "Linear"),
+    "torch.nn.modules.sparse": ("Embedding",),
+    "comfy.ops": ("Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear"),
+    "comfy.ldm.modules.attention": (
+        *("BasicTransformerBlock", "CrossAttention", "FeedForward", "GEGLU", "SpatialTransformer"),
+    ),
+    "comfy.ldm.modules.diffusionmodules.openaimodel": (
+        *("Downsample", "ResBlock", "TimestepEmbedSequential", "UNetModel", "Upsample"),
+    ),
+}
+register(
+    ModelSpec(
+        "comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel",
+        coupled="they are the frames of one video",
+        coupled_where="use_temporal_resblocks",
+        unshared="its layers over time are not known in bands of rows",
+        unshared_where="use_temporal_resblocks",
+        unstaged="they skip from the first half to the second",
+        bands=Bands(
+            LAYERS,
+            levels="channel_mult",
+            attention={"BasicTransformerBlock": "attn1"},
+            attends_to_text="disable_self_attn",
+            heads="heads",
+            head_dim="dim_head",
+            rows=("control",),
+            whole=("timesteps", "context", "y", "crossattn_controlnet", "transformer_options"),
+            needed=("context",),
+        ),
+    )
+)

@@ -1,0 +1,82 @@
+"""Which pixels this rank has at each level of a UNet. Attention sees them as tokens, row by row."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ...errors import RequestError
+from ..forward import ForwardSlot
+from ..layout import Names, TokenLayout
+from .rows import ROWS, RowBands
+
+WITHOUT_BANDS = "Use ulysses=1 and ring=1, and cfg or dp in their place."
+
+
+class Level(NamedTuple):
+    """height, width: of the whole picture there. scale: of a band's rows there, see `RowBands`."""
+
+    height: int
+    width: int
+    scale: int
+
+
+class RowLayout(TokenLayout):
+    """The pixels of a picture's levels, by rank. The stream "0" has those of the latents, "1" those of the next level.
+
+    Each level has half the rows and columns of the one before, rounded up.
+    """
+
+    def __init__(self, bands: RowBands, levels: int, slot: ForwardSlot) -> None:
+        super().__init__("", bands.axis, slot)
+        self.bands = bands
+        self.count = levels
+        self.levels: list[Level] = []
+
+    def begin(self, height: int, width: int) -> None:
+        """Begins a forward of latents with these sides.
+
+        Latents as narrow as a pixel of the last level are not shared: several levels of a band could have as many
+        pixels, and could not be told apart.
+        """
+        scales = [2 ** (self.count - 1 - level) for level in range(self.count)]
+        sides = [(-(-height // 2**level), -(-width // 2**level)) for level in range(self.count)]
+        self.levels = [Level(*each, scale) for each, scale in zip(sides, scales, strict=True)]
+        self.bands.begin(sides[-1][0], is_undivided=width <= scales[0] // 2)
+
+    def local_rows(self, level: Level) -> int:
+        """Returns the rows of this rank's band. Zeros count, if it has no other."""
+        return self.bands.level_sizes(level.scale, level.height)[self.axis.index] or level.scale
+
+    def cut_rows(self, whole: torch.Tensor) -> torch.Tensor:
+        """Returns this rank's band of a tensor that has the sides of a level. Raises RequestError for another one."""
+        for level in self.levels:
+            if tuple(whole.shape[ROWS:]) == (level.height, level.width):
+                return self.bands.cut(whole, level.scale)
+        raise RequestError(
+            f"A tensor of shape {tuple(whole.shape)} has the rows of no level of the model.", WITHOUT_BANDS
+        )
+
+    def gather_rows(self, band: torch.Tensor) -> torch.Tensor:
+        """Returns the whole of a band of the latents' level, on every rank."""
+        level = self.levels[0]
+        if band.shape[ROWS] != self.local_rows(level):
+            raise RuntimeError(f"The model returned {band.shape[ROWS]} rows for {self.local_rows(level)}.")
+        return self.bands.gather(band, level.scale, level.height)
+
+    def stream_of(self, tokens: int) -> str:
+        """Returns the stream of which this rank has so many tokens. Raises RequestError if there is none."""
+        for place, level in enumerate(self.levels):
+            if tokens == self.local_rows(level) * level.width:
+                return str(place)
+        raise RequestError(f"Attention has {tokens} pixels, as many as no level of this rank.", WITHOUT_BANDS)
+
+    def lengths_by_rank(self, streams: Names, running: list[int] | None = None) -> list[int]:
+        """Returns the pixels of a level by rank."""
+        level = self.levels[int(streams[0])]
+        return [rows * level.width for rows in self.bands.level_sizes(level.scale, level.height)]
+
+    def total(self, streams: Names) -> int:
+        """Returns the pixels of a level on all ranks."""
+        return sum(self.lengths_by_rank(streams))

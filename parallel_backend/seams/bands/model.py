@@ -1,0 +1,117 @@
+"""Runs an unmodified UNet on several ranks, each with a band of the picture's rows. The result is that of one rank.
+
+The hooks of the model cut its arguments and gather its result. While it runs, `functions` gets the rows that
+convolutions and norms need, and self-attention goes by the exchange that transformers use, too (`seams/attention.py`).
+Attention to a text and linear layers see each pixel by itself.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from typing import Any
+
+import torch
+
+from ...compat import tree_map_only
+from ...errors import RequestError
+from ...groups.mesh import Mesh
+from ...hooks import Hooks
+from ...models.bands import Bands
+from ...models.checks import read_size
+from ...models.spec import ALWAYS_WHOLE
+from ...weights.loading import go_on
+from ..arguments import Arguments
+from ..attention import ParallelAttention, install_attention
+from ..backends import Backend
+from ..forward import ForwardSlot
+from .functions import BandFunctions
+from .layout import WITHOUT_BANDS, RowLayout
+from .rows import RowBands
+
+LATENT_DIMS = 4
+
+
+class BandedModel:
+    """The hooks on a model."""
+
+    def __init__(self, model: torch.nn.Module, spec: Bands, layout: RowLayout) -> None:
+        self.spec = spec
+        self.layout = layout
+        self.signature = inspect.signature(model.forward)
+        self.latents = next(iter(self.signature.parameters))
+        self.known = {self.latents, ALWAYS_WHOLE, *spec.rows, *spec.whole}
+        self.functions = BandFunctions(
+            layout.bands, False, False, go_on, by_size=True, model="model", advice=WITHOUT_BANDS
+        )
+        self.is_entered = False
+
+    def install(self, model: torch.nn.Module, hooks: Hooks) -> None:
+        hooks.before(model, self.enter, with_kwargs=True)
+        hooks.after(model, self.leave, always_call=True)
+
+    def enter(self, model: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """Cuts the model's arguments to this rank's band. Raises RequestError, on every rank alike."""
+        name, given = type(model).__name__, Arguments(self.signature, args, kwargs)
+        values = given.values
+        if unknown := [each for each in values if each not in self.known and given.is_given(each)]:
+            raise RequestError(
+                f"{name} was given {', '.join(unknown)}, which cannot be shared over ranks yet.", WITHOUT_BANDS
+            )
+        if missing := [each for each in self.spec.needed if values.get(each) is None]:
+            raise RequestError(f"{name} was given no {', '.join(missing)}.", WITHOUT_BANDS)
+        latents = values[self.latents]
+        if latents.ndim != LATENT_DIMS:
+            raise RequestError(f"{name} was given latents of shape {tuple(latents.shape)}.", WITHOUT_BANDS)
+        self.layout.begin(*latents.shape[2:])
+        for each in (self.latents, *self.spec.rows):
+            values[each] = tree_map_only(torch.Tensor, self.layout.cut_rows, values.get(each))
+        self.functions.__enter__()
+        self.is_entered = True
+        return given.passed()
+
+    def leave(self, _model: torch.nn.Module, _args: tuple, output: torch.Tensor | None) -> torch.Tensor | None:
+        """Gathers the bands. output: None if the model raised an error."""
+        if not self.is_entered:
+            return None
+        self.is_entered = False
+        self.functions.__exit__(None, None, None)
+        try:
+            return None if output is None else self.layout.gather_rows(output)
+        finally:
+            self.layout.bands.end()
+
+
+def share_rows(
+    model: torch.nn.Module, spec: Bands, mesh: Mesh, slot: ForwardSlot, kernel: Backend, hooks: Hooks
+) -> ParallelAttention:
+    """Makes each rank compute a band of rows. Returns the attention of pixels to pixels."""
+    layout = RowLayout(RowBands(mesh["sequence"]), len(read_size(model, spec.levels)), slot)
+    attention = ParallelAttention(mesh, layout, kernel)
+    for path in spec.attention_paths(model):
+        install_attention(model, path, [partial(attend_pixels, attention, layout, path)], hooks, slot)
+    BandedModel(model, spec, layout).install(model, hooks)
+    return attention
+
+
+def attend_pixels(
+    attention: ParallelAttention,
+    layout: RowLayout,
+    path: str,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    *args: Any,
+    **more: Any,
+) -> torch.Tensor:
+    """Computes attention of this rank's pixels, BHLD, to all pixels of their level. Raises RequestError for other
+    tokens, or a mask."""
+    if attn_mask is not None or key.shape[-2] != query.shape[-2]:
+        raise RequestError(f"{path} attends under a mask, or to other pixels than its own.", WITHOUT_BANDS)
+    streams = (layout.stream_of(query.shape[-2]),)
+    if layout.bands.local_rows:
+        return attention(path, streams, query, key, value, attn_mask, *args, **more)
+    no_query, no_key, no_value = (each.narrow(-2, 0, 0) for each in (query, key, value))
+    attention(path, streams, no_query, no_key, no_value, attn_mask, *args, **more)
+    return torch.zeros_like(query)

@@ -1,0 +1,231 @@
+"""A picture of a UNet in bands of rows: which rank has which, what is refused, and when auto uses it.
+
+`test_host_models.py` compares what ranks give with what ComfyUI's own class gives.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from parallel_backend.costs.auto import Work, list_model_plans
+from parallel_backend.costs.forward import BandCost, Cost, ForwardCost, count_forward
+from parallel_backend.costs.machine import Link, Machine, Speed
+from parallel_backend.costs.predict import BORDER_OPERATIONS, NORM_OPERATIONS, predict
+from parallel_backend.errors import PlanError, RequestError
+from parallel_backend.groups.mesh import Axis
+from parallel_backend.models.checks import changes_of, check_module
+from parallel_backend.models.spec import spec_named
+from parallel_backend.plan import ParallelPlan
+from parallel_backend.seams.bands.functions import BandFunctions
+from parallel_backend.seams.bands.layout import RowLayout
+from parallel_backend.seams.bands.model import BandedModel
+from parallel_backend.seams.bands.rows import RowBands
+from parallel_backend.seams.forward import ForwardSlot
+
+UNET = "comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel"
+LEVELS = 4  # of Stable Diffusion 1
+
+
+def layout(degree: int, index: int, height: int, width: int = 64, shares: tuple[float, ...] = ()) -> RowLayout:
+    found = RowLayout(RowBands(Axis(None, degree, index, shares=shares, least=1)), LEVELS, ForwardSlot())
+    found.begin(height, width)
+    return found
+
+
+@pytest.mark.parametrize("height", [64, 57, 37, 9, 8, 1])
+@pytest.mark.parametrize("shares", [(), (1.0, 0.2, 0.5)], ids=["alike", "by speed"])
+def test_the_bands_of_every_level_make_the_whole(height: int, shares: tuple[float, ...]) -> None:
+    """Each rank's rows of a level are the halves of those of the level before, rounded up at the end of the picture."""
+    for level in range(LEVELS):
+        rows = -(-height // 2**level)
+        whole = torch.arange(rows * -(-64 // 2**level)).reshape(1, 1, rows, -1)
+        parts = []
+        for index in range(3):
+            own = layout(3, index, height, shares=shares)
+            part, above = own.cut_rows(whole), own.local_rows(own.levels[max(level - 1, 0)])
+            assert part.shape[2] == own.local_rows(own.levels[level]) == -(-above // (2 if level else 1))
+            assert own.stream_of(part.numel()) == str(level)
+            assert own.lengths_by_rank((str(level),))[index] == (part.numel() if own.bands.local_rows else 0)
+            assert own.total((str(level),)) == whole.numel()
+            parts += [part] if own.bands.local_rows else []
+        assert torch.equal(torch.cat(parts, 2), whole)
+
+
+def test_ranks_without_rows_are_nobodys_neighbours() -> None:
+    above, below = layout(4, 0, 16).bands, layout(4, 1, 16).bands
+    assert (above.sizes, above.previous, above.following) == ([1, 1, 0, 0], None, 1)
+    assert (below.previous, below.following) == (0, None) and below.is_last
+    idle = layout(4, 2, 16)
+    assert (idle.bands.previous, idle.bands.following) == (None, None)
+    assert not idle.cut_rows(torch.ones(1, 4, 16, 64)).any()
+    between = RowBands(Axis(None, 4, 3, shares=(1.0, 0.001, 0.001, 1.0)))
+    between.begin(2)
+    assert (between.sizes, between.previous) == ([1, 0, 0, 1], 0)
+
+
+def test_a_picture_as_narrow_as_a_pixel_of_the_last_level_is_not_shared() -> None:
+    assert layout(2, 1, 64, width=4).bands.sizes == [8, 0]
+    assert layout(2, 1, 64, width=5).bands.sizes == [4, 4]
+
+
+def test_a_tensor_with_the_rows_of_no_level_is_refused() -> None:
+    own = layout(2, 0, 64)
+    with pytest.raises(RequestError, match=r"shape \(1, 4, 30, 64\) has the rows of no level"):
+        own.cut_rows(torch.zeros(1, 4, 30, 64))
+    with pytest.raises(RequestError, match="7 pixels, as many as no level"):
+        own.stream_of(7)
+
+
+def functions(index: int) -> BandFunctions:
+    bands = RowBands(Axis(None, 2, index))
+    bands.begin(6)
+    return BandFunctions(bands, False, False, lambda: None, by_size=True, model="model")
+
+
+def test_only_the_last_band_may_end_with_half_of_a_doubled_row() -> None:
+    band = torch.arange(12.0).reshape(1, 1, 3, 4)
+    for index, rows in ((0, 6), (1, 6), (1, 5)):
+        with functions(index):
+            doubled = F.interpolate(band, size=[rows, 7], mode="nearest")
+        assert torch.equal(doubled, band.repeat_interleave(2, 2).repeat_interleave(2, 3)[:, :, :rows, :7])
+    for index, rows in ((0, 5), (1, 4), (1, 7)):
+        with functions(index), pytest.raises(RequestError, match="The model has interpolation"):
+            F.interpolate(band, size=[rows, 7], mode="nearest")
+
+
+def unet(**attributes: Any) -> torch.nn.Module:
+    """A module with the name of ComfyUI's class, and no layers."""
+
+    def forward(self, x, timesteps=None, context=None, y=None, control=None, transformer_options={}, **kwargs):  # noqa: B006
+        return x
+
+    module, _, name = UNET.rpartition(".")
+    given = {"channel_mult": [1, 2], "use_temporal_resblocks": False, "forward": forward, **attributes}
+    return type(name, (torch.nn.Module,), {"__module__": module, **given})()
+
+
+class Blur(torch.nn.Module):
+    """A layer that nobody has heard of."""
+
+
+def comfyui_convolution(kernel: int, **options: Any) -> torch.nn.Module:
+    kind = type("Conv2d", (torch.nn.Conv2d,), {"__module__": "comfy.ops"})
+    return kind(4, 4, kernel, **options)
+
+
+@pytest.mark.parametrize(
+    ("layer", "said"),
+    [
+        (Blur(), r"its layer block is of the class Blur \("),
+        (torch.nn.AvgPool2d(2), r"is of the class AvgPool2d \(torch"),
+        (comfyui_convolution(5, padding=2), "its layer block is a convolution of an unknown form"),
+        (comfyui_convolution(3), "its layer block is a convolution of an unknown form"),
+        (comfyui_convolution(3, padding=2, dilation=2), "its layer block is a convolution of an unknown form"),
+    ],
+)
+def test_a_unet_with_a_layer_that_is_not_known_shares_its_batch_alone(layer: torch.nn.Module, said: str) -> None:
+    model = unet()
+    check_module(ParallelPlan(ring=2), model)
+    model.block = layer
+    with pytest.raises(PlanError, match=said):
+        check_module(ParallelPlan(ring=2), model)
+    check_module(ParallelPlan(cfg=2), model)
+    assert list_model_plans(2, model, Work(2, True, forward=FORWARD)) == [ParallelPlan(cfg=2)]
+
+
+def test_known_convolutions_are_those_of_one_row_and_three() -> None:
+    model = unet()
+    model.layers = torch.nn.ModuleList(
+        [comfyui_convolution(1), comfyui_convolution(3, padding=1), comfyui_convolution(3, padding=1, stride=2)]
+    )
+    assert changes_of(model) == []
+
+
+def test_bands_are_not_compiled() -> None:
+    with pytest.raises(PlanError, match="compile=on does not work") as raised:
+        check_module(ParallelPlan(ring=2, compile="on"), unet())
+    assert raised.value.fields == ("compile",)
+    check_module(ParallelPlan(cfg=2, compile="on"), unet())
+
+
+TEXT, LATENTS = torch.zeros(2, 7, 8), torch.zeros(2, 4, 16, 16)
+RIGHT: dict[str, Any] = {"timesteps": torch.zeros(2), "context": TEXT}
+
+
+@pytest.mark.parametrize(
+    ("latents", "given", "said"),
+    [
+        (LATENTS, RIGHT | {"num_video_frames": 2}, "was given num_video_frames, which cannot be shared"),
+        (LATENTS, RIGHT | {"context": None}, "was given no context"),
+        (LATENTS.unsqueeze(2), RIGHT, r"latents of shape \(2, 4, 1, 16, 16\)"),
+        (LATENTS, RIGHT | {"control": {"output": [None, torch.zeros(2, 4, 5, 5)]}}, "has the rows of no level"),
+    ],
+)
+def test_a_call_that_is_not_known_to_be_right_in_bands_is_refused(
+    latents: torch.Tensor, given: dict[str, Any], said: str
+) -> None:
+    model, spec = unet(), spec_named(UNET)
+    assert spec and spec.bands
+    banded = BandedModel(model, spec.bands, layout(2, 0, 16))
+    with pytest.raises(RequestError, match=said):
+        banded.enter(model, (latents,), given)
+    assert banded.leave(model, (), None) is None  # torch calls it after any error
+
+
+def test_a_call_is_cut_and_what_the_caller_gave_stays_whole() -> None:
+    model, spec = unet(), spec_named(UNET)
+    assert spec and spec.bands
+    own = layout(2, 1, 16)
+    control = {"output": [None, torch.arange(64.0).reshape(1, 1, 8, 8)]}
+    banded = BandedModel(model, spec.bands, own)
+    args, kwargs = banded.enter(model, (LATENTS,), RIGHT | {"control": control})
+    banded.functions.__exit__(None, None, None)
+    cut = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    assert cut["x"].shape == (2, 4, 8, 16) and cut["context"] is TEXT
+    assert torch.equal(cut["control"]["output"][1], control["output"][1][:, :, 4:])
+    assert len(control["output"]) == 2 and cut["control"]["output"] is not control["output"]
+
+
+LINK = Link(10.0, 0.5)
+FORWARD = ForwardCost(
+    Cost(100, 50, 20, 10), Cost(), 5, 8.0, 40.0, 4.0, 4, 1000, bands=BandCost(30.0, 3, 6.0, 2)
+)  # fmt: skip
+
+
+def machine(link: Link) -> Machine:
+    return Machine((Speed("", 10.0, 5.0, 2.0, 0.1),) * 2, link, link, link)
+
+
+def test_what_bands_exchange_is_counted() -> None:
+    """Rows of a convolution to either side, and three numbers of each group."""
+    layers = torch.nn.Sequential(
+        torch.nn.Conv2d(4, 8, 3, padding=1), torch.nn.GroupNorm(2, 8), torch.nn.Conv2d(8, 4, 1)
+    ).to("meta")
+    told = count_forward(
+        layers, [], lambda: layers(torch.empty(3, 4, 6, 5, device="meta")), rows=3, heads=1, in_bands=True
+    )
+    assert told.bands == BandCost(2 * 4 * 5 * 4, 1, 3 * 2 * 4, 1)
+    assert told.rest == Cost() and told.blocks.linear == 2 * 30 * (4 * 9 * 8 + 8 * 4)
+    shared = count_forward(layers, [], lambda: layers(torch.empty(3, 4, 6, 5, device="meta")), rows=3, heads=1)
+    assert shared.bands is None and shared.rest == told.blocks
+
+
+def test_the_seconds_of_bands_are_those_of_a_transformer_and_of_their_exchanges() -> None:
+    plan, own = ParallelPlan(ulysses=2), machine(LINK)
+    bands, none = predict(FORWARD, 1, plan, own), predict(replace(FORWARD, bands=None), 1, plan, own)
+    assert bands.computing - none.computing == pytest.approx((3 * BORDER_OPERATIONS + 2 * NORM_OPERATIONS) * 0.1)
+    assert bands.waiting - none.waiting == pytest.approx(30 / 10 + 3 * 0.5 + 6 / 10 + 2 * 0.5)
+    alone = [predict(forward, 1, ParallelPlan(), own) for forward in (FORWARD, replace(FORWARD, bands=None))]
+    assert alone[0] == alone[1]
+
+
+def test_auto_lists_bands_where_their_cost_is_known() -> None:
+    shared, alone = ParallelPlan(ring=2), ParallelPlan(dp=2)
+    assert list_model_plans(2, unet(), Work(1, forward=FORWARD)) == [shared, alone]
+    assert list_model_plans(2, unet(), Work(1)) == [alone]
