@@ -28,8 +28,9 @@ RANK = 4
 # One of each class: it runs on two ranks too, in the gate.
 SHARED = (
     *("sd3.5", "flux-kontext", "wan-2.1-t2v", "ltx-0.9", "hunyuanvideo", "qwen-image", "z-image", "lumina-2"),
-    *("chroma", "flux-2-dev"),
+    *("chroma", "flux-2-dev", "unet"),
 )
+NAMES = (*CASES, "unet")
 WAYS = {"one rank": {"cfg": 1}, "two ranks": {"ulysses": 2}}
 Layers = Iterator[tuple[str, torch.Tensor]]  # by the names that a LoRA has for them, their weights
 
@@ -76,7 +77,7 @@ GIVEN = {
 @pytest.fixture(scope="module")
 def files(comfyui: Path, models: Path) -> Path:
     """The folder with the models of all cases."""
-    write_cases(comfyui, models, list(CASES))
+    write_cases(comfyui, models, NAMES)
     return models / "models" / "diffusion_models"
 
 
@@ -89,8 +90,8 @@ def stock(host: ComfyHost, files: Path) -> Callable[[str], torch.Tensor]:
 @pytest.mark.parametrize(
     ("name", "plan"),
     slow_but(
-        [*(f"{name}, one rank" for name in CASES), *(f"{name}, two ranks" for name in SHARED)],
-        {f"{name}, {how}": (name, WAYS[how]) for how in WAYS for name in CASES},
+        [*(f"{name}, one rank" for name in NAMES), *(f"{name}, two ranks" for name in SHARED)],
+        {f"{name}, {how}": (name, WAYS[how]) for how in WAYS for name in NAMES},
     ),
 )
 def test_a_file_draws_what_the_stock_loader_draws(
