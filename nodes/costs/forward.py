@@ -69,6 +69,8 @@ def count_latents_forward(
                 values[name] = torch.empty(latents[0], TEXT, 1, dtype=dtype)
             elif name in COUNT_NAMES:
                 values[name] = TEXT
+            elif name == "y" and getattr(module, "num_classes", None) is not None:
+                values[name] = torch.empty(latents[0], 1, dtype=dtype)
             elif name == "guidance":
                 values[name] = torch.empty(latents[0], dtype=dtype)
             elif parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -38,6 +38,8 @@ class Bands:
     head_dim: str
     # Arguments with rows, at any level: tensors, in lists and dicts or not.
     rows: tuple[str, ...] = ()
+    # Arguments that have rows, each as many times as the latents.
+    scaled: Mapping[str, int] = field(default_factory=dict)
     # Arguments that every rank takes as they are.
     whole: tuple[str, ...] = ()
     # Arguments that have to be given: without a text, pixels attend to one another in its place.
@@ -63,10 +65,11 @@ def differences_in_bands(model: torch.nn.Module, bands: Bands) -> Iterator[str]:
     """Lists in words what of a model is not known to be right in bands."""
     first, *others = list(inspect.signature(type(model).forward).parameters.values())[1:]
     takes = {each.name for each in others if each.kind not in VARIABLE}
-    yield from (f"it has no argument {name}" for name in sorted({*bands.rows, *bands.needed} - takes))
+    with_rows = {*bands.rows, *bands.scaled}
+    yield from (f"it has no argument {name}" for name in sorted({*with_rows, *bands.needed} - takes))
     yield from (
         f"it has an argument {name}, which its spec does not list"
-        for name in sorted(takes - {*bands.rows, *bands.whole, *bands.needed})
+        for name in sorted(takes - {*with_rows, *bands.whole, *bands.needed})
     )
     unknown: dict[str, str] = {}  # what is not known, and the first layer that is so
     for path, module in model.named_modules():

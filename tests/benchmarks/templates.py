@@ -26,7 +26,7 @@ from tests.support.templates.model_files import other_use
 from tests.support.templates.workflows import Workflow, workflows
 
 TABLE = "templates"  # by its name in the page
-TOKENS = "loads; tokens are shared over Ulysses and ring"
+TOKENS = "loads; tokens, or a UNet's rows, are shared over Ulysses and ring"
 BATCH = "loads; the batch alone is shared (cfg, dp)"
 ONE = "loads, on one device: neither can be shared"
 AS_STOCK = "loads; ComfyUI's own device runs it alone, as stock, for a node"

@@ -80,7 +80,8 @@ CASES = {
     "auto with guidance": Case((80, 80), {}, cfg=3.0),
     "auto with guidance or not": Case((80, 80), {}, cfg=None),
     "no guidance": Case((80, 80), {"cfg": 2}),
-    "no guidance, and no blocks": Case((80, 80), {"cfg": 2}, "sdxl"),
+    "no guidance, and no tokens to share": Case((80, 80), {"cfg": 2}, "ace-step"),
+    "no guidance, and rows to share": Case((80, 80), {"cfg": 2}, "sdxl"),
     "too few cards": Case((24, 24), {"ulysses": 25}),
     "no file": Case((24, 24), {"ulysses": 2}, "no such file"),
     "auto without a file": Case((24, 24), {}, "no such file"),
@@ -261,7 +262,8 @@ def test_a_step_is_told_beside_one_device_and_what_it_was_chosen_for(answers: di
 
 def test_advice_can_be_followed_with_what_is_there(answers: dict) -> None:
     assert remarks(answers["no guidance"])["no_guidance"] == {"plan": "ulysses=2"}
-    assert "no_guidance_alone" in remarks(answers["no guidance, and no blocks"])
+    assert remarks(answers["no guidance, and rows to share"])["no_guidance"] == {"plan": "ulysses=2"}
+    assert "no_guidance_alone" in remarks(answers["no guidance, and no tokens to share"])
     assert "Lower a degree until their product is 2 or less." in answers["too few cards"]["error"]
     assert (
         list(remarks(answers["no file"])) == ["unchecked_file"] and "'no such file'" in answers["no file"]["unknown"][0]

@@ -67,16 +67,19 @@ CASES = [
     for plan in [*PLANS, *STAGES, *SPEEDS]
     if allows(row, plan)
 ]
-# Three calls of three sizes at a time.
+# Three calls of three sizes at a time; and rows of a batch beside rows of a picture.
 SEVERAL = [
-    ("wan-t2v × 3", plan)
-    for plan in (
-        {"cfg": 2},
-        {"cfg": 2, "ulysses": 2},
-        {"dp": 2, "cfg": 2},
-        {"cfg": 2, "speeds": [0.2, 1]},
-        {"dp": 2, "cfg": 2, "speeds": [0.01, 1, 1, 0.4]},
-    )
+    *(
+        ("wan-t2v × 3", plan)
+        for plan in (
+            {"cfg": 2},
+            {"cfg": 2, "ulysses": 2},
+            {"dp": 2, "cfg": 2},
+            {"cfg": 2, "speeds": [0.2, 1]},
+            {"dp": 2, "cfg": 2, "speeds": [0.01, 1, 1, 0.4]},
+        )
+    ),
+    ("sd15-controlnet-odd", {"cfg": 2, "ulysses": 2}),
 ]
 
 

@@ -1,4 +1,6 @@
-"""The UNet of Stable Diffusion 1 and 2, SDXL, its refiner, and what is made of them."""
+"""The UNet of Stable Diffusion 1 and 2, SDXL, its refiner, and what is made of them; and its ControlNets."""
+
+from dataclasses import replace
 
 from ..bands import Bands
 from ..spec import ModelSpec, register
@@ -17,6 +19,17 @@ LAYERS = {
         *("Downsample", "ResBlock", "TimestepEmbedSequential", "UNetModel", "Upsample"),
     ),
 }
+BANDS = Bands(
+    LAYERS,
+    levels="channel_mult",
+    attention={"BasicTransformerBlock": "attn1"},
+    attends_to_text="disable_self_attn",
+    heads="heads",
+    head_dim="dim_head",
+    rows=("control",),
+    whole=("timesteps", "context", "y", "crossattn_controlnet", "transformer_options"),
+    needed=("context",),
+)
 register(
     ModelSpec(
         "comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel",
@@ -25,16 +38,20 @@ register(
         unshared="its layers over time are not known in bands of rows",
         unshared_where="use_temporal_resblocks",
         unstaged="they skip from the first half to the second",
-        bands=Bands(
-            LAYERS,
-            levels="channel_mult",
-            attention={"BasicTransformerBlock": "attn1"},
-            attends_to_text="disable_self_attn",
-            heads="heads",
-            head_dim="dim_head",
-            rows=("control",),
-            whole=("timesteps", "context", "y", "crossattn_controlnet", "transformer_options"),
-            needed=("context",),
+        bands=BANDS,
+    )
+)
+# A union of several has layers that are not known here. Each rank runs it whole.
+register(
+    ModelSpec(
+        "comfy.cldm.cldm.ControlNet",
+        unstaged="it runs beside the model, which has the stages",
+        bands=replace(
+            BANDS,
+            layers={**LAYERS, "comfy.cldm.cldm": ("ControlNet",)},
+            rows=(),
+            scaled={"hint": 8},
+            whole=("timesteps", "context", "y", "control_type"),
         ),
     )
 )

@@ -49,20 +49,19 @@ class RowLayout(TokenLayout):
         """Returns the rows of this rank's band. Zeros count, if it has no other."""
         return self.bands.level_sizes(level.scale, level.height)[self.axis.index] or level.scale
 
-    def cut_rows(self, whole: torch.Tensor) -> torch.Tensor:
-        """Returns this rank's band of a tensor that has the sides of a level. Raises RequestError for another one."""
+    def cut_rows(self, whole: torch.Tensor, times: int = 1) -> torch.Tensor:
+        """Returns this rank's band of a tensor that has the sides of a level, or sides as many times as long. Raises
+        RequestError for another one."""
         for level in self.levels:
-            if tuple(whole.shape[ROWS:]) == (level.height, level.width):
-                return self.bands.cut(whole, level.scale)
+            if tuple(whole.shape[ROWS:]) == (times * level.height, times * level.width):
+                return self.bands.cut(whole, times * level.scale)
         raise RequestError(
             f"A tensor of shape {tuple(whole.shape)} has the rows of no level of the model.", WITHOUT_BANDS
         )
 
     def gather_rows(self, band: torch.Tensor) -> torch.Tensor:
-        """Returns the whole of a band of the latents' level, on every rank."""
-        level = self.levels[0]
-        if band.shape[ROWS] != self.local_rows(level):
-            raise RuntimeError(f"The model returned {band.shape[ROWS]} rows for {self.local_rows(level)}.")
+        """Returns the whole of a level's band, on every rank. Raises RequestError for a tensor of no level."""
+        level = self.levels[int(self.stream_of(band.shape[ROWS:].numel()))]
         return self.bands.gather(band, level.scale, level.height)
 
     def stream_of(self, tokens: int) -> str:
@@ -70,7 +69,7 @@ class RowLayout(TokenLayout):
         for place, level in enumerate(self.levels):
             if tokens == self.local_rows(level) * level.width:
                 return str(place)
-        raise RequestError(f"Attention has {tokens} pixels, as many as no level of this rank.", WITHOUT_BANDS)
+        raise RequestError(f"A layer has {tokens} pixels, as many as no level of this rank.", WITHOUT_BANDS)
 
     def lengths_by_rank(self, streams: Names, running: list[int] | None = None) -> list[int]:
         """Returns the pixels of a level by rank."""

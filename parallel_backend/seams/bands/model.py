@@ -40,7 +40,8 @@ class BandedModel:
         self.layout = layout
         self.signature = inspect.signature(model.forward)
         self.latents = next(iter(self.signature.parameters))
-        self.known = {self.latents, ALWAYS_WHOLE, *spec.rows, *spec.whole}
+        self.times = {self.latents: 1, **dict.fromkeys(spec.rows, 1), **spec.scaled}  # of arguments with rows
+        self.known = {ALWAYS_WHOLE, *self.times, *spec.whole}
         self.functions = BandFunctions(
             layout.bands, False, False, go_on, by_size=True, model="model", advice=WITHOUT_BANDS
         )
@@ -64,20 +65,21 @@ class BandedModel:
         if latents.ndim != LATENT_DIMS:
             raise RequestError(f"{name} was given latents of shape {tuple(latents.shape)}.", WITHOUT_BANDS)
         self.layout.begin(*latents.shape[2:])
-        for each in (self.latents, *self.spec.rows):
-            values[each] = tree_map_only(torch.Tensor, self.layout.cut_rows, values.get(each))
+        for each, times in self.times.items():
+            cut = partial(self.layout.cut_rows, times=times)
+            values[each] = tree_map_only(torch.Tensor, cut, values.get(each))
         self.functions.__enter__()
         self.is_entered = True
         return given.passed()
 
-    def leave(self, _model: torch.nn.Module, _args: tuple, output: torch.Tensor | None) -> torch.Tensor | None:
-        """Gathers the bands. output: None if the model raised an error."""
+    def leave(self, _model: torch.nn.Module, _args: tuple, output: Any) -> Any:
+        """Gathers the bands of a tensor, or of all in lists and dicts. output: None if the model raised an error."""
         if not self.is_entered:
             return None
         self.is_entered = False
         self.functions.__exit__(None, None, None)
         try:
-            return None if output is None else self.layout.gather_rows(output)
+            return tree_map_only(torch.Tensor, self.layout.gather_rows, output)
         finally:
             self.layout.bands.end()
 

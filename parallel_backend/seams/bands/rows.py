@@ -106,18 +106,17 @@ class RowBands:
 
     def gather(self, band: torch.Tensor, scale: int, rows: int) -> torch.Tensor:
         """The inverse of `cut`: returns all `rows` rows of that level, on every rank."""
+        if self.is_undivided:
+            whole = band if self.local_rows else band.new_empty((*band.shape[:ROWS], rows, band.shape[-1]))
+            dist.broadcast(whole := whole.contiguous(), self.axis.global_rank(0), group=self.axis.group)
+            return whole
         if not self.local_rows:
             band = band.narrow(ROWS, 0, 0)
         missing = scale * self.local_rows - band.shape[ROWS]
         if missing:
             band = torch.cat((band, band.new_zeros((*band.shape[:ROWS], missing, band.shape[-1]))), ROWS)
         split = band.unflatten(ROWS, (self.local_rows, scale))
-        if self.is_undivided:
-            whole = split if self.local_rows else split.new_empty((*split.shape[:-3], self.rows, *split.shape[-2:]))
-            dist.broadcast(whole := whole.contiguous(), self.axis.global_rank(0), group=self.axis.group)
-        else:
-            whole = gather(split, split.ndim - 3, self.rows, self.axis)
-        return whole.flatten(-3, -2).narrow(ROWS, 0, rows)
+        return gather(split, split.ndim - 3, self.rows, self.axis).flatten(-3, -2).narrow(ROWS, 0, rows)
 
     def gather_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
         """Gathers the tokens (…, tokens, D) of all ranks, in rank order. Each row has the same number of tokens."""

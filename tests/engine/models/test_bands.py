@@ -82,6 +82,15 @@ def test_a_tensor_with_the_rows_of_no_level_is_refused() -> None:
         own.stream_of(7)
 
 
+def test_a_hint_of_a_controlnet_has_several_rows_for_each_of_the_latents() -> None:
+    hint = torch.arange(37 * 8).reshape(1, 1, -1, 1).expand(-1, -1, -1, 64 * 8)
+    parts = [layout(2, index, 37).cut_rows(hint, 8) for index in range(2)]
+    assert [part.shape[2] for part in parts] == [24 * 8, 13 * 8]
+    assert torch.equal(torch.cat(parts, 2), hint)
+    with pytest.raises(RequestError, match="has the rows of no level"):
+        layout(2, 0, 37).cut_rows(hint, 4)
+
+
 def functions(index: int) -> BandFunctions:
     bands = RowBands(Axis(None, 2, index))
     bands.begin(6)

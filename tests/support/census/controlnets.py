@@ -120,5 +120,6 @@ CONTROLNET_HABITS = {
     "a ControlNet as stock": habit(as_stock(), controlled("flux", change=take_over)),
     "a ControlNet of Qwen-Image": habit(equal("qwen"), controlled("qwen")),
     "a Fun ControlNet of Qwen-Image": habit(equal("qwen"), controlled("qwen fun")),
-    "a ControlNet of a UNet": habit(equal("unet"), controlled("unet")),
+    "a ControlNet of a UNet": habit(replace(equal("unet"), shared="ulysses=2"), controlled("unet")),
+    "two ControlNets of a UNet": habit(replace(equal("unet"), shared="ulysses=2"), controlled("unet", "unet")),
 }

@@ -27,6 +27,7 @@ FOLDER = "flux folder"  # with a header of published sizes, and no weights
 MODELS = {
     "flux": flux("flux", "Flux", depth=19, depth_single_blocks=38),
     "sdxl": model_file("sd_xl_base_1.0.safetensors"),
+    "ace-step": model_file("ace_step_v1_3.5b.safetensors"),
     **{name: published(name) for name in PUBLISHED},
 }
 

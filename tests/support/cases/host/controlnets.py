@@ -9,7 +9,7 @@ import torch
 
 from tests.support.cases.host.base import BATCH, Call, HostCase, guidance, image, text, with_
 from tests.support.cases.host.flux import FLUX
-from tests.support.cases.host.image import HUNYUAN, SD3, hunyuan_text, pooled
+from tests.support.cases.host.image import HUNYUAN, SD3, UNET_1, UNET_XL_BASE, hunyuan_text, pooled
 from tests.support.cases.host.qwen import QWEN, one_frame
 
 FLUX_CONTROLNET = "comfy.ldm.flux.controlnet.ControlNetFlux"
@@ -65,5 +65,12 @@ CONTROLNETS: dict[str, HostCase] = {
     "hunyuandit": row(
         "comfy.ldm.hydit.controlnet.HunYuanControlNet", HUNYUAN | {"size_cond": False, "use_style_cond": False},
         image(4), hunyuan_text, 4, 14, 22
+    ),
+    "sd15": row(
+        "comfy.cldm.cldm.ControlNet", UNET_1 | {"hint_channels": 3}, image(4, 37, 29), text(24), 3, 296, 232
+    ),
+    "sdxl": row(
+        "comfy.cldm.cldm.ControlNet", UNET_XL_BASE | {"hint_channels": 3}, image(4, 9, 30), text(24, y=pooled),
+        3, 72, 240
     ),
 }  # fmt: skip
