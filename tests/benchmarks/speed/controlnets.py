@@ -2,7 +2,7 @@
 
 COMFYUI_PATH=… python -m tests.benchmarks.speed.controlnets [--rounds 5]
 
-The model is Flux-shaped, of a sixth of its width and half of its depth, with 1,024 tokens of an image on two CPU ranks;
+The model is Flux-shaped, of a sixth of its width and half of its depth, with 576 tokens of an image on two CPU ranks;
 the ControlNet has half of the model's double and single blocks. The way it was runs a network whose file is not known.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 
 from tests.support.host.graphs import TINY_MODELS
 
-MODEL, LATENT, STEPS = "flux-to-weigh", (1, 16, 64, 64), (2, 6)
+MODEL, LATENT, STEPS = "flux-to-weigh", (1, 16, 48, 48), (2, 6)
 KIND = "flux, 5 and 10 blocks"
 WAYS = ("no ControlNet", "in ComfyUI's process", "in the ranks")
 

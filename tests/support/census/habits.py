@@ -252,6 +252,21 @@ def hook_lora(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     return [hooked(census, row, model, hooks), census.sample(row, model)]
 
 
+def regional(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    """Two texts, one for a part of the picture that is cut out, and one under a mask."""
+    whole = census.conditioning(row.model, "positive")
+    (area,) = census.run(
+        "ConditioningSetArea", conditioning=whole, width=144, height=88, x=64, y=32, strength=1.0
+    )  # fmt: skip
+    mask = torch.zeros(1, 256, 256)
+    mask[:, :, 128:] = 1
+    (masked,) = census.run(
+        "ConditioningSetMask", conditioning=census.a_other(row, model), mask=mask, strength=0.7,
+        set_cond_area="default",
+    )  # fmt: skip
+    return [census.sample(row, model, positive=[*area, *masked])]
+
+
 def hook_lora_by_step(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     """A LoRA of one text that is weaker at first, on a model with another of its own."""
     lora = {"lora_name": census.a_lora(row, model), "strength_model": 1.0, "strength_clip": 0.0}
@@ -425,6 +440,10 @@ HABITS: dict[str, Row] = {
     "a folder in fp8 on one rank": habit(replace(of_folder(equal()), dtype="fp8_e5m2", plan={"cfg": 1}), sample),
     "a video frame by frame": replace(habit(as_stock("wan-causal"), frame_by_frame), cfg=1.0),
     "a LoRA of one text": habit(equal(), hook_lora),
+    "a LoRA of one text on a UNet": habit(equal("unet"), hook_lora),
+    "a UNet with a mask": habit(replace(ignored("unet"), masked=True), sample),
+    "a UNet in fp8": habit(replace(equal("unet"), dtype="fp8_e4m3fn"), sample),
+    "texts of regions on a UNet": habit(equal("unet"), regional),
     "a LoRA of one text, with the rows apart": replace(habit(equal(), hook_lora), plan={"cfg": 2}),
     "a LoRA of one text and some steps, beside another": habit(equal(), hook_lora_by_step),
 }
