@@ -84,6 +84,7 @@ class RemoteModule(PlannedModule):
         self.signature = inspect.signature(module.forward)
         spec = spec_of(type(module))
         self.computed = spec.computed if spec else {}
+        self.has_bands = bool(spec and spec.bands)
         self.weights = LocalWeights(module, source)
         self.stand_ins = self.methods()  # attributes of the module while the ranks run it
         vars(module).update(self.stand_ins)
@@ -276,6 +277,7 @@ class RemoteModule(PlannedModule):
                 self.decide_plan(self.count_work(work, calls[0].args, calls[0].kwargs), options)
                 self.load()
                 self.choose_kernel(options[0])
+                self.explain_compilation()
                 given[0] = (calls[0].args, self.add_objects(calls[0].kwargs))
                 found = self.group.call(given, check_interrupt, on_state=self.sampling.inside.absorb)
                 self.learn_steps()
@@ -293,6 +295,13 @@ class RemoteModule(PlannedModule):
         name = options.get(KERNEL)
         if name and (why := self.group.choose_kernel(name, check_interrupt)):
             self.sampling.say_once(why)
+
+    def explain_compilation(self) -> None:
+        """Says so if a node asks for compiled blocks, and the ranks do not compile under this plan."""
+        if self.compiled and self.has_bands and self.plan.token_ways > 1:
+            self.sampling.say_once(
+                f"{self.name} runs without torch.compile: the ranks share a picture's rows, which its layers exchange."
+            )
 
     def add_objects(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a call's arguments with those functions and objects that the ranks lack."""

@@ -31,8 +31,15 @@ def table() -> str:
         tokens = f"no{' for some' if spec.unshared_where else ''}: {spec.unshared}" if spec.unshared else "yes"
         stages = f"no: {spec.unstaged}" if spec.unstaged else "no" if spec.unshared else "patches=1"
         stages = "yes" if spec.image else stages
-        lines.append(f"| {model_class.rpartition('.')[2]} | {rows or '–'} | {batch} | {tokens} | {stages} |")
+        lines.append(f"| {short_name(model_class)} | {rows or '–'} | {batch} | {tokens} | {stages} |")
     return "\n".join(lines) + "\n"
+
+
+def short_name(model_class: str) -> str:
+    """The class alone, with its module where there are two of that name."""
+    *_, module, name = model_class.split(".")
+    is_unique = sum(each.endswith(f".{name}") for each in comfyui_classes()) == 1
+    return name if is_unique else f"{module}.{name}"
 
 
 def folders() -> str:

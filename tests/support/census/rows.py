@@ -176,6 +176,10 @@ ROWS: dict[str, Row] = {
     ),
     "ModelComputeDtype": replace(equal(dtype="bf16"), plan={"cfg": 1}),
     "TorchCompileModel": replace(ignored(backend="eager"), costly=True),  # test_compiled.py has the node's own
+    "TorchCompileModel of a UNet": replace(
+        ignored("unet", backend="eager"), node="TorchCompileModel", plan={"ulysses": 2}, costly=True,
+        said="UNetModel runs without torch.compile: the ranks share a picture's rows, which its layers exchange.",
+    ),
     "PerturbedAttentionGuidance": replace(equal("unet"), shared="ulysses=2"),
     "FreeU": replace(equal("unet"), shared="cfg=2"),
     "FreeU_V2": replace(equal("unet"), shared="cfg=2"),
