@@ -27,6 +27,22 @@ CONTROLNETS: Mapping[str, tuple[str, str, dict[str, Any], bool]] = {
         {"control_in_features": 132, "inner_dim": 64, "num_attention_heads": 4, "attention_head_dim": 16},
         False,
     ),
+    "sd35": (
+        "comfy.cldm.dit_embedder",
+        "ControlNetEmbedder",
+        {
+            "img_size": None,
+            "patch_size": 2,
+            "in_chans": 16,
+            "attention_head_dim": 64,
+            "num_attention_heads": 4,
+            "adm_in_channels": 2048,
+            "num_layers": 2,
+            "main_model_double": 4,
+            "double_y_emb": False,
+        },
+        False,
+    ),  # fmt: skip
     "unet": ("comfy.cldm.cldm", "ControlNet", {"hint_channels": 3}, True),
 }
 
@@ -64,7 +80,7 @@ def read(model: Any) -> Any:
 
     def wrapper(apply_model: Any, given: dict[str, Any]) -> Any:
         control = given["c"].get("control") or {}
-        assert not control or control["input"][0].abs().max() > 0
+        assert not control or any(each.abs().max() > 0 for kind in control.values() for each in kind)
         return apply_model(given["input"], given["timestep"], **given["c"])
 
     return wrapped(model, wrapper)
@@ -120,6 +136,9 @@ CONTROLNET_HABITS = {
     "a ControlNet as stock": habit(as_stock(), controlled("flux", change=take_over)),
     "a ControlNet of Qwen-Image": habit(equal("qwen"), controlled("qwen")),
     "a Fun ControlNet of Qwen-Image": habit(equal("qwen"), controlled("qwen fun")),
+    # It takes an embedding from the model's own weights.
+    "a ControlNet of Stable Diffusion 3.5": habit(equal("sd35"), controlled("sd35")),
+    "a ControlNet of Stable Diffusion 3.5 that a node reads": habit(equal("sd35"), controlled("sd35", change=read)),
     "a ControlNet of a UNet": habit(replace(equal("unet"), shared="ulysses=2"), controlled("unet")),
     "two ControlNets of a UNet": habit(replace(equal("unet"), shared="ulysses=2"), controlled("unet", "unet")),
 }

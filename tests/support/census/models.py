@@ -34,6 +34,13 @@ CENSUS_MODELS = {
         text(13, 64, pooled=normal(1, 32)),
         detected_as="SD3",
     ),
+    "sd35": StockCase(
+        "modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper",
+        SD3 | {"adm_in_channels": 2048},
+        (1, 16, 14, 22),
+        text(13, 64, pooled=normal(1, 2048)),
+        detected_as="SD3",
+    ),
     "wan": StockCase("wan.model.WanModel", WAN, VIDEO, text(13, 24), detected_as="WAN21_T2V"),
     "wan-of-80": StockCase("wan.model.WanModel", WAN | {"dim": 80}, VIDEO, text(13, 24), detected_as="WAN21_T2V"),
     "wan-causal": StockCase("wan.ar_model.CausalWanModel", WAN, VIDEO, text(13, 24), detected_as="WAN21_CausalAR_T2V"),
