@@ -45,6 +45,12 @@ class Stopwatch(torch.nn.Module):
         self.model, self.path = model, Path(path)
         self.dtype = model.dtype
 
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("model"), name)
+
     def forward(self, *args, **kwargs):
         started = time.perf_counter()
         result = self.model(*args, **kwargs)
