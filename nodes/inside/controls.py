@@ -63,14 +63,15 @@ class ControlCall(UserDict):
         patcher = getattr(control, OF_CONTROLNET)
         loaded = comfy.model_management.loaded_models(only_currently_used=True)
         comfy.model_management.load_models_gpu([*loaded, patcher])
-        control.pre_run(self.model, lambda percent: percent)
         before, control.strength = control.strength, self.strength
-        try:
-            found = control.control_model(**{**self.given, **control.extra_args})
-            return control.control_merge(found, self.previous, None)
-        finally:
-            control.strength = before
-            control.cleanup()
+        with comfy.controlnet.ControlIsolation(control):  # those before it are at work with ranges of their own
+            control.pre_run(self.model, lambda percent: percent)
+            try:
+                found = control.control_model(**{**self.given, **control.extra_args})
+                return control.control_merge(found, self.previous, None)
+            finally:
+                control.strength = before
+                control.cleanup()
 
     @property
     def is_computed(self) -> bool:

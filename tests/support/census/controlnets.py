@@ -133,6 +133,8 @@ CONTROLNET_HABITS = {
     "a ControlNet before one of no file": habit(equal(), controlled("flux", "no file")),
     "a ControlNet that a node reads": habit(equal(), controlled("flux", change=read)),
     "a ControlNet whose file is overwritten": habit(equal(), overwritten),
+    "a ControlNet after one of no file that a node reads": habit(equal(), controlled("no file", "flux", change=read)),
+    "a ControlNet after one of no file as stock": habit(as_stock(), controlled("no file", "flux", change=take_over)),
     "a ControlNet as stock": habit(as_stock(), controlled("flux", change=take_over)),
     "a ControlNet of Qwen-Image": habit(equal("qwen"), controlled("qwen")),
     "a Fun ControlNet of Qwen-Image": habit(equal("qwen"), controlled("qwen fun")),
