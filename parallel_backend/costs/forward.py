@@ -22,6 +22,7 @@ from .memory import device_bytes
 
 META = torch.device("meta")
 NUMBERS_OF_A_GROUP = 3  # that ranks exchange for a group norm, see `seams/bands/norm.py`
+WITH_EXCHANGE = (torch.nn.functional.conv2d, torch.nn.functional.conv3d, torch.nn.functional.group_norm)  # in bands
 NORMS = (torch.nn.functional.rms_norm, torch.nn.functional.layer_norm)
 _counting = threading.Lock()  # layers are replaced while counting
 
@@ -108,7 +109,7 @@ class AttentionCounter(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in NORMS and args[0].shape[-1] != (width := tuple(args[1])[-1]):
             args = (args[0].new_empty((*args[0].shape[:-1], width)), *args[1:])
-        if func in (torch.nn.functional.conv2d, torch.nn.functional.group_norm):
+        if func in WITH_EXCHANGE:
             self.tally.add_exchange(func, *args, **(kwargs or {}))
         if func is not torch.nn.functional.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
@@ -136,8 +137,8 @@ class Tally(DispatchMode):
             own[place] += value
 
     def add_exchange(self, func: Any, given: torch.Tensor, other: Any, *args: Any, **kwargs: Any) -> None:
-        """Adds what a convolution or group norm of a picture (B, C, H, W) would exchange in bands of rows. other: the
-        convolution's weight, or the number of groups."""
+        """Adds what a convolution or group norm of a picture (B, C, H, W) or of frames (B, C, T, H, W) would exchange in
+        bands of rows. other: the convolution's weight, or the number of groups."""
         borders, convolutions, norms, group_norms = self.bands
         if func is torch.nn.functional.group_norm:
             numbers = NUMBERS_OF_A_GROUP * other * len(given) * torch.float32.itemsize

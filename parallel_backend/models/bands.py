@@ -14,7 +14,7 @@ import torch
 
 VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 KERNELS, STRIDES = (1, 3), (1, 2)  # of convolutions, in rows
-CONVOLUTION = "Conv2d"
+CONVOLUTIONS = ("Conv2d", "Conv3d")
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class Bands:
     # The attributes of an attention module with its number of heads, and their width.
     heads: str
     head_dim: str
+    # Names of lists of such modules in which a pixel attends to itself in other frames, not to other pixels.
+    over_time: tuple[str, ...] = ()
     # Arguments with rows, at any level: tensors, in lists and dicts or not.
     rows: tuple[str, ...] = ()
     # Arguments that have rows, each as many times as the latents.
@@ -48,7 +50,11 @@ class Bands:
     def attention_paths(self, model: torch.nn.Module) -> list[str]:
         """Returns the paths of the modules in which pixels attend to pixels."""
         found = ((path, block, self.attention.get(type(block).__name__)) for path, block in model.named_modules())
-        return [f"{path}.{own}" for path, block, own in found if own and not getattr(block, self.attends_to_text)]
+        return [
+            f"{path}.{own}"
+            for path, block, own in found
+            if own and not getattr(block, self.attends_to_text) and not {*path.split(".")} & {*self.over_time}
+        ]
 
     def attending_blocks(self, model: torch.nn.Module) -> list[torch.nn.Module]:
         """Returns the modules that have these."""
@@ -77,7 +83,7 @@ def differences_in_bands(model: torch.nn.Module, bands: Bands) -> Iterator[str]:
         name = kind.__qualname__.rpartition(".")[2]
         if name not in bands.layers.get(kind.__module__, ()):
             unknown.setdefault(f"of the class {name} ({kind.__module__})", path)
-        elif name == CONVOLUTION and not is_known_convolution(module):
+        elif name in CONVOLUTIONS and not is_known_convolution(module):
             unknown.setdefault("a convolution of an unknown form", path)
         elif name in bands.attention:
             lacks = (each for each in (bands.attends_to_text, bands.attention[name]) if not hasattr(module, each))
@@ -88,6 +94,6 @@ def differences_in_bands(model: torch.nn.Module, bands: Bands) -> Iterator[str]:
 def is_known_convolution(layer: Any) -> bool:
     """Whether each of its rows sees a row above and one below, or no other."""
     kernel, stride, padding, dilation = (
-        each[0] for each in (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+        each[-2] for each in (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
     )
     return kernel in KERNELS and stride in STRIDES and padding == kernel // 2 and dilation == 1

@@ -1,4 +1,5 @@
-"""The UNet of Stable Diffusion 1 and 2, SDXL, its refiner, and what is made of them; and its ControlNets."""
+"""The UNet of Stable Diffusion 1 and 2, SDXL, its refiner, Stable Video Diffusion, and what is made of them; and its
+ControlNets."""
 
 from dataclasses import replace
 
@@ -11,13 +12,15 @@ LAYERS = {
     "torch.nn.modules.dropout": ("Dropout",),
     "torch.nn.modules.linear": ("Identity", "Linear"),
     "torch.nn.modules.sparse": ("Embedding",),
-    "comfy.ops": ("Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear"),
+    "comfy.ops": ("Conv2d", "Conv3d", "Embedding", "GroupNorm", "LayerNorm", "Linear"),
     "comfy.ldm.modules.attention": (
         *("BasicTransformerBlock", "CrossAttention", "FeedForward", "GEGLU", "SpatialTransformer"),
+        "SpatialVideoTransformer",
     ),
     "comfy.ldm.modules.diffusionmodules.openaimodel": (
-        *("Downsample", "ResBlock", "TimestepEmbedSequential", "UNetModel", "Upsample"),
+        *("Downsample", "ResBlock", "TimestepEmbedSequential", "UNetModel", "Upsample", "VideoResBlock"),
     ),
+    "comfy.ldm.modules.diffusionmodules.util": ("AlphaBlender",),
 }
 BANDS = Bands(
     LAYERS,
@@ -26,8 +29,12 @@ BANDS = Bands(
     attends_to_text="disable_self_attn",
     heads="heads",
     head_dim="dim_head",
+    over_time=("time_stack",),
     rows=("control",),
-    whole=("timesteps", "context", "y", "crossattn_controlnet", "transformer_options"),
+    whole=(
+        *("timesteps", "context", "y", "crossattn_controlnet", "transformer_options"),
+        *("time_context", "num_video_frames", "image_only_indicator"),
+    ),
     needed=("context",),
 )
 register(
@@ -35,8 +42,6 @@ register(
         "comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel",
         coupled="they are the frames of one video",
         coupled_where="use_temporal_resblocks",
-        unshared="its layers over time are not known in bands of rows",
-        unshared_where="use_temporal_resblocks",
         unstaged="they skip from the first half to the second",
         bands=BANDS,
     )

@@ -170,7 +170,7 @@ RIGHT: dict[str, Any] = {"timesteps": torch.zeros(2), "context": TEXT}
 @pytest.mark.parametrize(
     ("latents", "given", "said"),
     [
-        (LATENTS, RIGHT | {"num_video_frames": 2}, "was given num_video_frames, which cannot be shared"),
+        (LATENTS, RIGHT | {"masks": TEXT}, "was given masks, which cannot be shared"),
         (LATENTS, RIGHT | {"context": None}, "was given no context"),
         (LATENTS.unsqueeze(2), RIGHT, r"latents of shape \(2, 4, 1, 16, 16\)"),
         (LATENTS, RIGHT | {"control": {"output": [None, torch.zeros(2, 4, 5, 5)]}}, "has the rows of no level"),

@@ -21,13 +21,14 @@ WITH_MORE_TOKENS = (
 LONG = ("wan-animate-face",)  # it encodes faces of 512×512
 # Rows with a timestep for each frame, of which no sampling is made.
 BY_FRAME = ("wan-timestep-by-frame", "cosmos-predict2-timestep-by-frame", "ltxv-i2v", "ltxv-guide")
+COUPLED = ("svd-odd", "svd-low")  # rows of a class of which only some models couple the rows of a batch
 
 
 def allows(row: str, plan: Plan) -> bool:
     """Whether the spec of the row's class has nothing against the plan."""
     spec = spec_named(ROWS[row].model_class)
     assert spec
-    couples = spec.coupled and not spec.coupled_where
+    couples = row in COUPLED or spec.coupled and not spec.coupled_where
     unshared = spec.unshared and not spec.unshared_where
     if "pipefusion" in plan and (spec.unstaged or unshared or row in BY_FRAME):
         return False

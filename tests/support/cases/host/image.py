@@ -58,6 +58,13 @@ UNET_XL_BASE = UNET_XL | {
     "num_res_blocks": [2, 2, 2], "channel_mult": [1, 2, 4], "transformer_depth": [0, 0, 2, 2, 3, 3],
     "transformer_depth_output": [0, 0, 0, 2, 2, 2, 3, 3, 3], "transformer_depth_middle": 3,
 }  # fmt: skip
+SVD = UNET_1 | {
+    "in_channels": 8, "num_heads": -1, "num_head_channels": 16, "num_classes": "sequential", "adm_in_channels": 32,
+    "use_linear_in_transformer": True, "use_temporal_resblock": True, "use_temporal_attention": True,
+    "extra_ff_mix_layer": True, "use_spatial_context": True, "video_kernel_size": [3, 1, 1],
+    "merge_strategy": "learned_with_images", "merge_factor": 0.4, "num_res_blocks": [1, 1, 1, 1],
+    "transformer_depth": [1, 1, 1, 0], "transformer_depth_output": [1, 1, 1, 1, 1, 1, 0, 0],
+}  # fmt: skip
 UNET_UPSCALER = UNET_1 | {"in_channels": 9, "disable_self_attentions": [True, True, False, False]}
 UNET_CLASS = "comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel"
 MMDIT = "comfy.ldm.modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper"
@@ -88,6 +95,15 @@ def residuals(random):
     wide = [channels[0], *(channels[level] for level in (0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3))]
     output = [random(BATCH, width, *sides[level]) for level, width in zip(skips, wide, strict=True)]
     return {"output": output, "middle": [random(BATCH, channels[-1], *sides[-1])]}
+
+
+def video_frames(videos: int, frames: int, height: int, width: int):
+    """The frames of videos, one after the other, as rows of a batch."""
+    rows = videos * frames
+    return lambda random: (
+        (random(rows, 8, height, width), torch.full((rows,), 3.0)),
+        {"context": random(rows, 1, 24), "y": random(rows, 32), "num_video_frames": frames},
+    )
 
 
 def one_picture(channels: int, height: int, width: int):
@@ -146,6 +162,9 @@ CASES: dict[str, HostCase] = {
     "sdxl-low": HostCase(UNET_CLASS, UNET_XL_BASE, one_picture(4, 9, 30)),
     "sdxl-narrow": HostCase(UNET_CLASS, UNET_XL_BASE, one_picture(4, 33, 2)),
     "sd-upscaler": HostCase(UNET_CLASS, UNET_UPSCALER, with_(image(9, 40, 17), text(24))),
+    # Two videos; and one of whose deepest level there are fewer rows than four ranks.
+    "svd-odd": HostCase(UNET_CLASS, SVD, video_frames(2, 3, 37, 22)),
+    "svd-low": HostCase(UNET_CLASS, SVD, video_frames(1, 2, 17, 30)),
     "sdxl-controlnet": HostCase(
         UNET_CLASS,
         UNET_XL,
