@@ -62,7 +62,7 @@ class ParallelModel:
         # Replaces arguments of this rank's rows that networks beside the model compute.
         self.complete: Callable[[dict[str, Any]], dict[str, Any]] = lambda kwargs: kwargs
         self.install(mesh)
-        lists = blocks_at(model, self.spec.paths if self.spec else ())
+        lists = blocks_at(model, self.spec.paths(model) if self.spec else ())
         own = {path: block for path, block in lists.items() if not isinstance(block, StandIn)}
         shared = self.spec.shared if self.spec else ()
         self.fetched = BlockPrefetcher(model, own, mesh.device, shared, dtypes, mesh.timeline)

@@ -137,7 +137,7 @@ class Tally(DispatchMode):
             own[place] += value
 
     def add_exchange(self, func: Any, given: torch.Tensor, other: Any, *args: Any, **kwargs: Any) -> None:
-        """Adds what a convolution or group norm of a picture (B, C, H, W) or of frames (B, C, T, H, W) would exchange in
+        """Adds what a convolution or group norm of a picture, or of frames (B, C, T, H, W), would exchange in
         bands of rows. other: the convolution's weight, or the number of groups."""
         borders, convolutions, norms, group_norms = self.bands
         if func is torch.nn.functional.group_norm:

@@ -36,6 +36,9 @@ class Bands:
     # The attributes of an attention module with its number of heads, and their width.
     heads: str
     head_dim: str
+    # Lists of layers, in running order; "path.*" is a list of such lists. The model runs each layer once per forward,
+    # one after the other, so their weights can be fetched in turn. A model may lack some of these lists.
+    lists: tuple[str, ...] = ()
     # Names of lists of such modules in which a pixel attends to itself in other frames, not to other pixels.
     over_time: tuple[str, ...] = ()
     # Arguments with rows, at any level: tensors, in lists and dicts or not.
@@ -46,6 +49,14 @@ class Bands:
     whole: tuple[str, ...] = ()
     # Arguments that have to be given: without a text, pixels attend to one another in its place.
     needed: tuple[str, ...] = ()
+
+    def layer_lists(self, model: torch.nn.Module) -> Iterator[str]:
+        """Returns the paths of the model's `lists`."""
+        there = dict(model.named_children())
+        for path in self.lists:
+            name, _, each = path.partition(".")
+            if name in there:
+                yield from (f"{name}.{own}" for own, _ in there[name].named_children()) if each else (name,)
 
     def attention_paths(self, model: torch.nn.Module) -> list[str]:
         """Returns the paths of the modules in which pixels attend to pixels."""

@@ -119,7 +119,7 @@ def check_fetched(plan: ParallelPlan, model: torch.nn.Module, spec: ModelSpec | 
     plan.check_weights()
     if plan.weights not in (SHARED, HOST):
         return
-    lists = spec.paths if spec else ()
+    lists = spec.paths(model) if spec else ()
     if not lists or any(lacking(model, lists, "")):
         raise PlanError(
             f"weights={plan.weights} fetches weights block by block, but the blocks of {type(model).__name__} are not "

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from .bands import Bands
 
 # Of an argument that is a tensor; or of one that is a tuple of them, each item's stream, None for an item of no stream.
@@ -161,10 +163,10 @@ class ModelSpec:
         """What runs on each rank's own tokens."""
         return (*self.blocks, *([self.head] if self.head else []))
 
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """The lists whose blocks run one after the other, once per forward."""
-        return tuple(blocks.path for blocks in self.blocks if not blocks.interleaved)
+    def paths(self, model: torch.nn.Module) -> tuple[str, ...]:
+        """Returns the lists whose blocks run one after the other, once per forward. Their weights can be fetched."""
+        of_layers = self.bands.layer_lists(model) if self.bands else ()
+        return (*(blocks.path for blocks in self.blocks if not blocks.interleaved), *of_layers)
 
     @property
     def shared(self) -> list[str]:

@@ -95,7 +95,7 @@ def sizes_of_model(model: torch.nn.Module, dtypes: Mapping[str, torch.dtype] | N
     spec = spec_of(type(model))
     sizes = bytes_by_name(model)
     sizes |= {name: model.get_parameter(name).numel() * dtype.itemsize for name, dtype in (dtypes or {}).items()}
-    return sizes_by_name(sizes, spec.paths if spec else ())
+    return sizes_by_name(sizes, spec.paths(model) if spec else ())
 
 
 def sizes_in_fp8(model: torch.nn.Module) -> WeightSizes | None:

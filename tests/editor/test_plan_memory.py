@@ -67,8 +67,9 @@ CASES = {
     "some shared": Case((80, 80), {"ulysses": 2, "weights": "shared", "weight_blocks": 19}, told=MEASURED),
     "guidance split": Case((80, 80), {"cfg": 2, "weights": "shared"}, cfg=3.0),
     "stages": Case((24, 24), {"pipefusion": 2, "weights": "host", "weight_blocks": 4}, sampler="ParallelDiT_Sampler"),
-    "no blocks known": Case((4, 4), {"cfg": 2}, "sdxl"),
-    "no blocks to share": Case((4, 4), {"cfg": 2, "weights": "shared"}, "sdxl"),
+    "no blocks known": Case((4, 4), {"cfg": 2}, "ace-step"),
+    "no blocks to share": Case((4, 4), {"cfg": 2, "weights": "shared"}, "ace-step"),
+    "a UNet in part": Case((4, 4), {"cfg": 2}, "sdxl"),
     "nobody to share with": Case((24, 24), {"ulysses": 1, "weights": "shared"}),
     "a folder does not fit": Case((20, 20), {"ulysses": 2, "weights": "whole"}, "flux folder"),
     "stages would": Case((20, 20), {"ulysses": 2, "weights": "whole"}, sampler="ParallelDiT_Sampler"),
@@ -193,10 +194,16 @@ def test_what_does_not_fit_is_told_with_what_is_there(answers: dict) -> None:
     assert "partly_in_ram" in remarks(answers["no blocks known"])
 
 
+def test_a_unets_layers_are_fetched_if_they_do_not_fit(answers: dict) -> None:
+    answer = answers["a UNet in part"]
+    assert answer["memory"]["fits"] == [True, True] and {"weights_host", "whole_does_not_fit"} <= {*remarks(answer)}
+    assert kept(answer)[0] == pytest.approx(2.3, abs=0.1), "of 4.8 GiB"
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("no blocks to share", "the blocks of UNetModel are not known here.\n\nUse weights=auto."),
+        ("no blocks to share", "the blocks of ACEStepTransformer2DModel are not known here.\n\nUse weights=auto."),
         ("nobody to share with", "weights=shared needs ranks that compute with the same weights"),
     ],
 )
@@ -236,7 +243,7 @@ def test_each_card_is_told_and_whether_it_has_room(answers: dict) -> None:
         ),
         ("nothing would", "nothing_fits", []),
         ("auto", "whole_would", ["fp8 weights"]),
-        ("no blocks known", "whole_would", ["fp8 weights"]),
+        ("a UNet in part", "whole_would", ["fp8 weights"]),
     ],
 )
 def test_what_would_fit_is_named_if_it_does_on_the_ranks_at_hand(

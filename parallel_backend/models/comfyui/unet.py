@@ -29,6 +29,7 @@ BANDS = Bands(
     attends_to_text="disable_self_attn",
     heads="heads",
     head_dim="dim_head",
+    lists=("input_blocks.*", "middle_block", "output_blocks.*"),
     over_time=("time_stack",),
     rows=("control",),
     whole=(

@@ -87,6 +87,7 @@ def equal_by_way(
     right: list[torch.Tensor | None],
 ) -> dict[str, bool]:
     """By way, whether this rank gets the bits of `right` in it. run: several forwards, one after the other."""
+    assert fetched.blocks, "the spec lists no blocks to fetch"
     found = {}
     for number, way in enumerate(ways):
         bring(way.places(len(fetched.blocks)), store_of(way.kind))
