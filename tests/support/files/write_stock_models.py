@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 from tests.support.cases.sized_cases import SIZED_CASES
 from tests.support.cases.stock_cases import CASES, HOST_CASES
+from tests.support.cases.unet_cases import UNETS
 from tests.support.census.models import CENSUS_MODELS
 
 
@@ -25,7 +26,7 @@ def main(comfyui: str, folder: str, *names: str) -> None:
     importlib.import_module("comfy.options").enable_args_parsing()
     operations = importlib.import_module("comfy.ops").disable_weight_init
     for name in names:
-        case = {**CASES, **SIZED_CASES, **HOST_CASES, **CENSUS_MODELS}[name]
+        case = {**CASES, **SIZED_CASES, **HOST_CASES, **UNETS, **CENSUS_MODELS}[name]
         module, _, class_name = case.module.rpartition(".")
         model_class = getattr(importlib.import_module(f"comfy.ldm.{module}"), class_name)
         model = model_class(**case.config, dtype=torch.float32, device="meta", operations=operations)
