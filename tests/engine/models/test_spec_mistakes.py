@@ -34,6 +34,7 @@ INSIDE_BLOCKS = {
 }  # fmt: skip
 # By class, arguments that its pipelines do not pass, or that say in another way what its adapter passes.
 NOT_PASSED = {
+    "BriaTransformer2DModel": {"guidance", "pooled_projections"},
     "CogVideoXTransformer3DModel": {"timestep_cond"},
     "CogView4Transformer2DModel": {"attention_mask", "image_rotary_emb"},
     "EasyAnimateTransformer3DModel": {"control_latents", "encoder_hidden_states_t5", "timestep_cond"},
