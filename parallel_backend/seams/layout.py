@@ -64,13 +64,16 @@ class TokenLayout:
         return self.slot.forward.segments
 
     def learn(self, streams: Names, length: int) -> None:
-        """Learns that the streams have this many tokens together. At most one stream may be new. Raises ValueError if
-        that contradicts what is known, and RequestError for an image that cannot be split into patches."""
+        """Learns that the streams have this many tokens together. At most one stream may be new. Raises RequestError
+        if that contradicts what is known, and for an image that cannot be split into patches."""
         segments = self.segments
         unknown = [name for name in streams if name not in segments]
         rest = length - sum(sum(segments[name]) for name in streams if name in segments)
         if len(unknown) > 1 or rest < 0 or (rest and not unknown):
-            raise ValueError(f"{length} tokens are none of {'+'.join(streams)}, of which are known: {segments}.")
+            raise RequestError(
+                f"A tensor has {length} tokens, and its spec says {'+'.join(streams)}; known lengths are {segments}.",
+                "Correct its streams, as parallel_backend/models/README.md says, or use ulysses=1 and ring=1.",
+            )
         for name in unknown:
             segments[name] = self.segments_of(name, rest)
             if name == self.image and self.patches > 1 and rest != self.forward.image_tokens:
