@@ -160,11 +160,11 @@ def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile
     mark = mark_files(weight_files(folder.transformer if folder else path))
     try:
         if folder:
-            config, weights, beside = detect(folder.transformer, folder.config, folder.scheduler)
+            config, weights, others = detect(folder.transformer, folder.config, folder.scheduler)
         else:
-            config, weights, beside = detect(path)
+            config, weights, others = detect(path)
     except (KeyError, RuntimeError):  # some names and shapes of a known model, without the rest
-        config, weights, beside = None, {}, {}
+        config, weights, others = None, {}, {}
     if config is None:
         raise unknown_model_error(path)
     if type(config).__name__ in DETECTORS:
@@ -172,7 +172,7 @@ def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile
             f"{path.name} holds a detector ({type(config).__name__}), not a diffusion model.", "Use the stock loader."
         )
     chosen, cast = choose_dtypes(config, weights, wanted.dtype)
-    model = build(config, weights, beside, chosen, cast, META, wanted.fast)
+    model = build(config, weights, others, chosen, cast, META, wanted.fast)
     # Nodes read some of the model's own buffers, such as SeedVR2's texts.
     read = {name for name, _ in model.diffusion_model.named_buffers(recurse=False)}
     # Nodes change a quantised layer by its weight, which the layer has only after it was loaded.
@@ -197,7 +197,7 @@ def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile
         vars(model)["id2label"] = folder.class_names  # for DiT Class Label
     sizes = sizes_of_model(model.diffusion_model)
     file = folder.transformer if folder else path
-    return HostFile(file, model, chosen, cast, sizes, wanted.fast, bool(beside), mark, folder)
+    return HostFile(file, model, chosen, cast, sizes, wanted.fast, bool(others), mark, folder)
 
 
 def unknown_model_error(path: Path) -> ModelFileError:

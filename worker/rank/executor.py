@@ -13,7 +13,7 @@ import torch.distributed as dist
 from parallel_backend.device import name_of
 from parallel_backend.groups.timeline import Timeline
 
-from ..launch.torchrun import THREADS, TOLD_THREADS, count_threads
+from ..launch.torchrun import COMFYUI_THREADS, THREADS, count_threads
 from ..wire.protocol import FAILED, MEMORY, Header
 from ..wire.tensors import Tensors
 from .agreement import DONE, Control, Outcome
@@ -129,6 +129,6 @@ class Executor:
 
 def use_threads(ranks: int, world: int) -> None:
     """Limits this rank to its share of the machine's threads. world: the number of ranks."""
-    threads = int(os.environ[THREADS]) if ranks == world else count_threads(ranks, os.environ[TOLD_THREADS])
+    threads = int(os.environ[THREADS]) if ranks == world else count_threads(ranks, os.environ[COMFYUI_THREADS])
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)

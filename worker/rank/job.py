@@ -22,7 +22,7 @@ from ..wire.operations import Operation, operation_of
 from ..wire.protocol import FAILED, MEMORY, Header
 from ..wire.tensors import Tensors
 from .agreement import BROKEN, CANCELLED, DONE, REFUSED, Control, Ended, Outcome, agree
-from .channels.heartbeat import SETTLE_SECONDS, Heartbeat
+from .channels.heartbeat import CUT_DELAY_SECONDS, Heartbeat
 from .job_groups import JobGroups
 from .memory.device_memory import DeviceMemory, asked
 from .memory.out_of_memory import OutOfMemoryReport, count_devices, read_latents_shape
@@ -187,7 +187,7 @@ class Job:
 
     def _cut(self) -> None:
         """Cuts the job's communication, after a wait in which transfers that were under way arrive."""
-        time.sleep(SETTLE_SECONDS)
+        time.sleep(CUT_DELAY_SECONDS)
         self.groups.cut(self.id)
 
 

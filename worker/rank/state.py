@@ -91,13 +91,13 @@ class RankState:
         bytes. read: while weights are read, the percentage that has been read, judged by memory."""
         model, bringing = self.model, self.placement.bringing
         weights, resident = (model.weight_bytes, model.resident_bytes) if model else (0, 0)
-        told = {**memory_use(self.device), "weights": weights, "resident_weights": resident}
+        figures = {**memory_use(self.device), "weights": weights, "resident_weights": resident}
         if bringing:
-            told["read"] = min(100, max(0, 100 * (own_bytes(self.device) - self.before) // bringing))
-        return told
+            figures["read"] = min(100, max(0, 100 * (own_bytes(self.device) - self.before) // bringing))
+        return figures
 
     @property
     def is_parked(self) -> bool:
         """Whether this rank has a model or a VAE, and all of it is in host memory."""
-        held = [part.parking for part in (self.model, self.vae and self.vae[1].parallel) if part]
-        return bool(held) and all(parking.is_parked for parking in held)
+        parkings = [part.parking for part in (self.model, self.vae and self.vae[1].parallel) if part]
+        return bool(parkings) and all(parking.is_parked for parking in parkings)

@@ -21,7 +21,7 @@ from parallel_backend.errors import is_out_of_memory
 INTERVAL = 0.25
 # The wait between a job's break-off and the cutting of its groups. gloo can lose track of a transfer that is cut
 # midway.
-SETTLE_SECONDS = 0.5
+CUT_DELAY_SECONDS = 0.5
 STUCK_SECONDS = 30.0  # the longest time from a job's break-off to its end on every rank
 PATIENCE = timedelta(seconds=10)
 BEAT, CANCELLED, BROKEN = "paralleldit/beat/{}", "paralleldit/cancelled", "paralleldit/broken"
@@ -127,7 +127,7 @@ class Heartbeat(threading.Thread):
         """Cuts a broken job's communication. If the job still does not end, ends this process, and with it the
         group."""
         since = time.monotonic() - self.broken_at
-        if self.broken != self.announced and since > SETTLE_SECONDS:
+        if self.broken != self.announced and since > CUT_DELAY_SECONDS:
             self.announced = self.broken
             self.on_broken(self.broken)
         if self.ended < self.broken and since > STUCK_SECONDS:

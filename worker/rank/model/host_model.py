@@ -91,8 +91,8 @@ class HostModel:
         uncast = dict(dtypes)
         compute = dtype_of(source.cast) or dtype_of(source.dtype) or torch.bfloat16
         module = ParallelModel(model.diffusion_model, mesh, compute, uncast)
-        held = dict(module.model.named_parameters())  # a stage has released other stages' blocks
-        for name in uncast.keys() - held.keys():
+        parameters = dict(module.model.named_parameters())  # a stage has released other stages' blocks
+        for name in uncast.keys() - parameters.keys():
             del uncast[name]
         dtypes = dict(uncast)
         patcher = comfy.model_patcher.ModelPatcher(model, load_device=mesh.device, offload_device=CPU)
@@ -391,4 +391,4 @@ class HostModel:
 def aliases(model: Any, names: Collection[str]) -> dict[str, torch.Tensor]:
     """Returns new tensors, by name, with the data of these parameters. They keep the data when a parameter's data is
     set."""
-    return {name: alias(held) for name, held in model.named_parameters() if name in names}
+    return {name: alias(parameter) for name, parameter in model.named_parameters() if name in names}
