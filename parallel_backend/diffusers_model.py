@@ -23,7 +23,7 @@ from .weights.flat_block import FlatBlock, Values
 from .weights.loading import Check, ModelSource, build_transformer, go_on, load_weights, read_tensors
 from .weights.parking import Parking
 from .weights.stores import Store
-from .weights.tensors import held_bytes
+from .weights.tensors import count_bytes
 
 if TYPE_CHECKING:
     from diffusers import ModelMixin
@@ -54,7 +54,7 @@ class DiffusersModel(ParallelModel):
         self.working_bytes = 0  # bytes that weights leave free on the device
         self.local_conditions: deque[tuple[torch.Tensor, Axis, torch.Tensor]] = deque(maxlen=MAX_CONDITIONS)
         super().__init__(model, mesh, model.dtype)
-        self.whole_bytes = held_bytes(model)  # other threads read this instead of the model
+        self.whole_bytes = count_bytes(model)  # other threads read this instead of the model
 
     def install(self, mesh: Mesh) -> None:
         super().install(mesh)

@@ -125,8 +125,8 @@ def is_covered(plan: ParallelPlan) -> bool:
 def pick_usual_step(steps: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Returns the seconds and communication of the median step. The first step lays out memory, so it only counts if
     there is no other."""
-    later = sorted(list(steps)[1:] or list(steps))
-    return later[(len(later) - 1) // 2]
+    usual = sorted(list(steps)[1:] or list(steps))
+    return usual[(len(usual) - 1) // 2]
 
 
 def list_shapes(value: Any) -> Any:

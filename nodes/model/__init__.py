@@ -1,1 +1,1 @@
-"""What a MODEL consists of: the model's description, its remote module and patcher, loop mode."""
+"""The objects behind a MODEL: the model's description, its remote module and patcher, and loop mode."""

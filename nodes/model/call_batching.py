@@ -3,8 +3,8 @@ time.
 
 ComfyUI makes several calls if the texts of cond and uncond differ in length, or for the windows of a long video.
 
-ComfyUI's own code runs twice: first to record its calls, then to receive the results. If a node's code takes part, it
-runs only once, as usual, and the calls go one by one.
+ComfyUI's own code runs twice: first to record its calls, then to receive the results. If a node's code takes part, the
+code runs only once, as usual, and the calls are sent one by one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..inside.controls import computes_here
 from .remote_module import remote_module
 
 KEY = "ParallelDiT"  # of our own wrappers
-# Whatever nodes may run around a call, or in between.
+# The places where nodes may run code around a call, or between calls.
 WRAPPERS = (WrappersMP.CALC_COND_BATCH, WrappersMP.APPLY_MODEL, WrappersMP.DIFFUSION_MODEL)
 CALLBACKS = (CallbacksMP.ON_PREPARE_STATE, CallbacksMP.ON_APPLY_HOOKS)
 REPLACEMENTS = ("model_function_wrapper", "multigpu_clones")
@@ -42,8 +42,8 @@ def send_call(
     transformer_options: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """Wraps ComfyUI's call of a model. Lets ComfyUI's own model take it if the ranks cannot. Returns zeros while calls
-    are only recorded."""
+    """Wraps ComfyUI's call of a model. Runs the call on ComfyUI's own model if the ranks cannot run it. Returns zeros
+    while calls are only recorded."""
     options = transformer_options or {}
     if remote := remote_module(executor.class_obj):
         remote.check_call(options)
@@ -54,7 +54,7 @@ def send_call(
 
 
 def batch_conditions(batcher: CallBatcher, executor: Any, *args: Any) -> list[torch.Tensor]:
-    """Wraps what ComfyUI computes of all conditions in a step."""
+    """Wraps ComfyUI's function that computes all conditions of a step."""
     model, conds, _, _, options = args
     return batcher.run(lambda: executor(*args)) if is_repeatable(model, conds, options) else executor(*args)
 
@@ -79,8 +79,8 @@ def batches_calls(function: Any) -> bool:
 def is_repeatable(
     model: comfy.model_base.BaseModel, conds: Iterable[list[dict[str, Any]] | None], options: dict[str, Any]
 ) -> bool:
-    """Whether only ComfyUI's own code runs for the conditions, and no ControlNet computes here, which would take time
-    twice."""
+    """Whether ComfyUI's code for the conditions can run twice: no node's code runs in it, and no ControlNet computes
+    here, which would take time twice."""
     wrappers = options.get("transformer_options", {}).get("wrappers", {})
     theirs = (calls for kind in WRAPPERS for key, calls in wrappers.get(kind, {}).items() if key != KEY)
     patcher = model.current_patcher
@@ -92,7 +92,7 @@ def is_repeatable(
 
 
 def add_call_batching(patcher: comfy.model_patcher.ModelPatcher, batcher: CallBatcher) -> None:
-    """Batches the calls of this MODEL's steps, if that gains anything."""
+    """Makes this MODEL's steps send their calls together, if that can be faster."""
     patcher.add_wrapper_with_key(WrappersMP.APPLY_MODEL, KEY, send_call)
     patcher.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, KEY, functools.partial(batch_conditions, batcher))
     patcher.set_model_sampler_calc_cond_batch_function(functools.partial(batch_windows, batcher))

@@ -33,7 +33,7 @@ from ...worker.wire.file_marks import mark_files
 from ..costs.plans import ModelCosts
 from .model_files import DiffusersFolder, describe_folder, read_header
 
-# Models that ComfyUI mistakes for a supported one, by a prefix that only their names have.
+# Models that ComfyUI mistakes for a supported one: a prefix that only their weights' names have.
 OTHERS = {"controlnet_": "a ControlNet"}
 DETECTORS = ("RT_DETR_v4", "SAM3", "SAM31", "DepthAnything3")  # of ComfyUI's supported models
 SHAREABLE = "use_pytorch_cross_attention"
@@ -78,8 +78,8 @@ class HostFile:
     sizes: of its weights as loaded.
     fast_fp8: see HostSource.
     has_more: whether it is a checkpoint with more than the diffusion model.
-    mark: tells it from a file that overwrites it, see `mark_files`.
-    folder: what a diffusers folder says beside its weights."""
+    mark: differs if the file is overwritten, see `mark_files`.
+    folder: the configs of a diffusers folder."""
 
     path: Path
     model: comfy.model_base.BaseModel
@@ -110,8 +110,8 @@ class HostFile:
         return type(self.module).__name__
 
     def source(self, plan: ParallelPlan, on_cpu: bool) -> HostSource:
-        """Returns what the ranks load, with ComfyUI's arguments that change the result or where weights are kept.
-        Tokens can be shared if torch computes attention. One rank alone attends as ComfyUI does."""
+        """Returns the source that the ranks load, with ComfyUI's arguments that change the result or where weights are
+        kept. Tokens can be shared if torch computes attention. One rank alone attends as ComfyUI does."""
         shares = plan.world_size * plan.patch_count > 1
         return HostSource(
             comfyui=COMFYUI,
@@ -151,19 +151,20 @@ def format_flag(name: str) -> str:
 
 
 def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile:
-    """Returns what ComfyUI detects in a file, or in a diffusers folder. Raises ModelFileError if the file is broken, if
-    ComfyUI finds no diffusion model to sample from in it, or if its weights do not fit the detected model."""
+    """Returns the model that ComfyUI detects in a file, or in a diffusers folder. Raises ModelFileError if the file is
+    broken, if ComfyUI finds no diffusion model to sample from in it, or if its weights do not fit the detected
+    model."""
     folder = describe_folder(path) if path.is_dir() else None
     if not folder and not is_gguf(path):
         refuse_others(path)
     mark = mark_files(weight_files(folder.transformer if folder else path))
     try:
         if folder:
-            config, weights, beside = detect(folder.transformer, folder.config, folder.scheduler)
+            config, weights, others = detect(folder.transformer, folder.config, folder.scheduler)
         else:
-            config, weights, beside = detect(path)
+            config, weights, others = detect(path)
     except (KeyError, RuntimeError):  # some names and shapes of a known model, without the rest
-        config, weights, beside = None, {}, {}
+        config, weights, others = None, {}, {}
     if config is None:
         raise unknown_model_error(path)
     if type(config).__name__ in DETECTORS:
@@ -171,10 +172,10 @@ def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile
             f"{path.name} holds a detector ({type(config).__name__}), not a diffusion model.", "Use the stock loader."
         )
     chosen, cast = choose_dtypes(config, weights, wanted.dtype)
-    model = build(config, weights, beside, chosen, cast, META, wanted.fast)
+    model = build(config, weights, others, chosen, cast, META, wanted.fast)
     # Nodes read some of the model's own buffers, such as SeedVR2's texts.
     read = {name for name, _ in model.diffusion_model.named_buffers(recurse=False)}
-    # Nodes change a quantised layer by its weight, which it only has once it is loaded.
+    # Nodes change a quantised layer by its weight, which the layer has only after it was loaded.
     try:
         seen = {name: strip_tensor(name, one, name in read, cast or chosen) for name, one in weights.items()}
         missing, dtypes = load_weights(model, seen)
@@ -196,7 +197,7 @@ def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile
         vars(model)["id2label"] = folder.class_names  # for DiT Class Label
     sizes = sizes_of_model(model.diffusion_model)
     file = folder.transformer if folder else path
-    return HostFile(file, model, chosen, cast, sizes, wanted.fast, bool(beside), mark, folder)
+    return HostFile(file, model, chosen, cast, sizes, wanted.fast, bool(others), mark, folder)
 
 
 def unknown_model_error(path: Path) -> ModelFileError:
@@ -221,8 +222,8 @@ def refuse_others(path: Path) -> None:
 
 
 def strip_tensor(name: str, tensor: torch.Tensor, is_read: bool, dtype: torch.dtype | None) -> torch.Tensor:
-    """Returns a tensor of a file as ComfyUI's process needs it, without its numbers. The numbers stay where nodes read
-    them, and where they say how a layer is stored."""
+    """Returns a tensor of a file without its numbers, as ComfyUI's process needs it. Tensors keep their numbers if
+    nodes read them, or if they say how a layer is stored."""
     if is_read:
         return tensor.to(dtype or tensor.dtype, copy=True)
     return tensor if name.endswith(".comfy_quant") else tensor.to(META)

@@ -1,5 +1,5 @@
-"""The weights of a model in ComfyUI's process, for what cannot run in the ranks: nodes that read or change weights, and
-samplings that ComfyUI's own model takes."""
+"""The weights of a model in ComfyUI's process. Nodes that read or change weights need them, and samplings that cannot
+run in the ranks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Empty(NamedTuple):
 class LocalWeights:
     """Fills a module on the meta device with the weights of its file, as the stock loader would, and empties it again.
 
-    Nothing of the file is in this process until somebody needs the weights. Then its pages are mapped.
+    No weight is in this process until somebody needs the weights. Then the file's pages are mapped.
     is_here: whether the module has its weights now.
     is_changed: whether a node has written over them. Then the ranks cannot run the model.
     """
@@ -78,7 +78,7 @@ class LocalWeights:
         return deferred
 
     def defer(self, name: str, present: Any) -> Any:
-        """Returns a weight without its numbers, or the present one if a node has put it into the module."""
+        """Returns a weight without its numbers. If a node has put the present weight into the module, returns that."""
         path, _, own = name.rpartition(".")
         built = self.empty.get(path)
         empty: Any = built and built.parameters.get(own, built.buffers.get(own))
@@ -128,7 +128,7 @@ class LocalWeights:
                 self.filled[join_path(path, name)] = (own, empty[name])
 
     def drop(self) -> None:
-        """Empties the module. What a node wrote over its weights while they were here is lost."""
+        """Empties the module. Changes that a node wrote to the weights are lost."""
         for name, (own, empty) in self.filled.items():
             own[name.rpartition(".")[2]] = empty
         self.filled.clear()
@@ -161,11 +161,10 @@ class Weight:
 
 
 class DeferredParameter(torch.nn.Parameter):
-    """A weight whose numbers are in the ranks, or what was computed from such weights.
+    """A weight whose numbers are in the ranks, or a tensor computed from such weights.
 
-    It is on the meta device, and has a shape and a dtype but no numbers. Code that needs the numbers gets those of the
-    file: where torch fails for lack of numbers, this class repeats the call with the file's. Code that writes over a
-    weight fills the module first.
+    It is on the meta device: it has a shape and a dtype but no numbers. If torch fails because there are no numbers,
+    this class repeats the call with the file's numbers. Code that writes over a weight fills the module first.
 
     weight: the module's weight, if it is one. compute: otherwise, returns the numbers. is_copy: whether it is a clone,
     with memory of its own.
@@ -215,7 +214,10 @@ class DeferredParameter(torch.nn.Parameter):
             return run()
         try:
             result = super().__torch_function__(func, types, args, kwargs)
-        except (NotImplementedError, RuntimeError):  # it may lack numbers; an error of the caller comes again
+        except (
+            NotImplementedError,
+            RuntimeError,
+        ):  # it may lack numbers; if the caller is wrong, the repeated call fails, too
             return run()
         found = cls.defer(result, run, first.weight if isinstance(first, cls) and func in ALIASES else None)
         if isinstance(found, cls):
@@ -224,7 +226,8 @@ class DeferredParameter(torch.nn.Parameter):
 
     @classmethod
     def defer(cls, result: Any, compute: Callable[[], Any], weight: Weight | None = None) -> Any:
-        """Defers a result that torch made from tensors without numbers. compute: makes it from those with numbers."""
+        """Defers a result that torch computed from tensors without numbers. compute: computes it from tensors with
+        numbers."""
         if isinstance(result, (list, tuple)) and any(isinstance(each, torch.Tensor) for each in result):
             found = [cls.defer(each, lambda place=place: compute()[place]) for place, each in enumerate(result)]
             return type(result)(found) if type(result) in (list, tuple) else type(result)(*found)

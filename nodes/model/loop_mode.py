@@ -1,7 +1,7 @@
 """Loop mode: the whole denoising loop of the Parallel Sampler runs in the worker group, as one request per job.
 
-The request holds what ComfyUI's own guider gives the diffusion model. The guider is asked for one forward, which is
-recorded and not run. So ComfyUI still encodes, batches and scales the conditions.
+The request has the arguments that ComfyUI's own guider gives the diffusion model: the guider runs one forward, which is
+recorded and not computed. So ComfyUI still encodes, batches and scales the conditions.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class LoopSampler(comfy.samplers.Sampler):
 
     def __init__(self, call: Callable[[float], SamplerCall], report_skipped: Callable[[int, int], None]) -> None:
         """call: returns the request for a guidance scale.
-        report_skipped: called at the end, if a cache is used, with how many forwards it skipped, and of how many."""
+        report_skipped: called at the end, if a cache is used, with the number of skipped forwards and of all
+        forwards."""
         self.call, self.report_skipped = call, report_skipped
 
     def sample(
@@ -75,7 +76,8 @@ class LoopSampler(comfy.samplers.Sampler):
         denoise_mask: torch.Tensor | None = None,
         disable_pbar: bool = False,
     ) -> torch.Tensor:
-        """Returns the denoised latents in the model's own scale. Raises Refused for what the loop cannot honour."""
+        """Returns the denoised latents in the model's own scale. Raises Refused for options that the loop cannot
+        honour."""
         asked = list_unsupported(guider, extra_args["model_options"])
         kind = type(guider.inner_model)
         if denoise_mask is not None and kind.scale_latent_inpaint is not BaseModel.scale_latent_inpaint:
@@ -167,7 +169,8 @@ def record_passes(
 
 
 def drop_step_options(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments without those of the recorded step only. A class that reads one of them raises."""
+    """Returns the arguments without those that hold for the recorded step only. A class that reads one of these
+    raises."""
     options = {name: value for name, value in kwargs["transformer_options"].items() if name not in STEP_OPTIONS}
     return {**kwargs, "transformer_options": options}
 
@@ -183,7 +186,7 @@ def format_size(latents: torch.Tensor) -> str:
 
 
 def list_unsupported(guider: Guider, model_options: dict[str, Any]) -> list[str]:
-    """Lists, in words, what a loop in the worker group would have to drop from this call."""
+    """Lists in words the parts of this call that a loop in the worker group cannot honour."""
     asked = []
     if type(guider) is not Guider:
         asked.append(f"the guider {type(guider).__name__}")
@@ -208,7 +211,7 @@ def list_unsupported(guider: Guider, model_options: dict[str, Any]) -> list[str]
 
 
 def list_regional(conds: list[dict[str, Any]]) -> Iterator[str]:
-    """Lists what restricts conditioning to a part of the image or of the steps."""
+    """Lists the options that restrict conditioning to a part of the image or of the steps."""
     for cond in conds:
         for key, words in REGIONAL_KEYS.items():
             if cond.get(key) is not None:

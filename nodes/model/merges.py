@@ -1,4 +1,4 @@
-"""Model merges: which file a weight of another model is from, so that the ranks can read it there."""
+"""Model merges: names the file of each weight of another model, so that the ranks can read it."""
 
 from __future__ import annotations
 

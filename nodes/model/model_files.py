@@ -56,7 +56,7 @@ class DiffusersFolder:
 
 def list_models() -> dict[str, Path]:
     """Returns the loader's models, name to path: safetensors and GGUF files, diffusers folders, and the demo model. If
-    two have one name, the one in diffusion_models wins."""
+    two have the same name, the one in diffusion_models wins."""
     models: dict[str, Path] = {}
     for kind in FOLDERS:
         for name, path in list_safetensors(kind).items():

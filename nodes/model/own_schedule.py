@@ -31,7 +31,7 @@ def choose_schedule(patcher: Any, folder: Schedule | None) -> tuple[Schedule, fl
     """Returns the schedule, and the factor from a scheduler's timestep to the model's.
 
     folder: the schedule of a diffusers folder. It applies unless a ModelSampling node has set another shift. Raises
-    Refused for a kind of noise that no diffusers scheduler here has.
+    Refused for a kind of noise that no diffusers scheduler here supports.
     """
     model, sampling = patcher.model, patcher.get_model_object("model_sampling")
     kind, is_own = model.model_type, "model_sampling" not in patcher.object_patches
@@ -64,7 +64,7 @@ def choose_schedule(patcher: Any, folder: Schedule | None) -> tuple[Schedule, fl
 
 
 def read_schedule(folder: DiffusersFolder | None) -> Schedule | None:
-    """Returns the schedule that a diffusers folder states, if it does."""
+    """Returns the schedule of a diffusers folder, if it has one."""
     if folder is None or not folder.scheduler:
         return None
     spec = spec_named(folder.config["_class_name"])

@@ -28,8 +28,8 @@ ONE_DEVICE = ParallelPlan()
 
 
 class PlannedModule(RemoteWeights):
-    """A module whose calls run under a plan of the user's or an automatic one. auto: decides the plan by the work of a
-    call; None if the user chose it. replaced: the user's, for as long as a node's functions do not allow it."""
+    """A module whose calls run under the user's plan or an automatic one. auto: decides the plan by the work of a call;
+    None if the user chose it. replaced: the user's plan, while a node's functions do not allow it."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class PlannedModule(RemoteWeights):
         return allows(functools.partial(check_module, model=self.module), plan)
 
     def begin_run(self) -> RunPlan | None:
-        """Called when a sampling begins. Returns its plan; None if the plan depends on the work."""
+        """Begins a sampling. Returns its plan; None if the plan depends on the work."""
         replaced, self.replaced = self.replaced, None
         if self.auto is None:
             self.plan = replaced or self.plan
@@ -69,7 +69,7 @@ class PlannedModule(RemoteWeights):
         self.report_prediction(work)
 
     def share_less(self, work: Work, reasons: Sequence[str]) -> None:
-        """Replaces the plan by one for as many ranks that the nodes' functions allow."""
+        """Replaces the plan by one that the nodes' functions allow, for the same number of ranks."""
         asked = self.replaced or self.plan
         found = list_model_plans(self.plan.world_size, self.module, work)[0]
         weights = asked.weights if asked.weights == HOST else found.weights
@@ -81,7 +81,7 @@ class PlannedModule(RemoteWeights):
         self.group.runs.planned(describe_plan(self.plan))
 
     def follow_work(self, work: Work) -> None:
-        """Changes an automatic plan if this work decides it."""
+        """Changes an automatic plan if this work requires another."""
         if self.auto is None or not self.auto.follow(work):
             return
         self.plan = self.auto.plan
@@ -103,9 +103,9 @@ class PlannedModule(RemoteWeights):
             self.group.runs.predicted(predicted.seconds, self.costs.is_measured)
 
     def count_work(self, work: Work, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Work:
-        """Returns the work with the cost of one of its parts, counted from one of its calls. If the plan is still to be
-        decided, the ranks measure their speed first. Counting runs the module, and so nodes' functions in it. Then the
-        cost stays unknown."""
+        """Returns the work with the cost of one of its parts, counted from one of its calls. If the plan is not decided
+        yet, the ranks measure their speed first. Counting would run nodes' functions in the module. If there are any,
+        the cost stays unknown."""
         if CHANGES in kwargs[OPTIONS]:
             return work
         if self.auto and self.auto.is_open:
@@ -113,13 +113,14 @@ class PlannedModule(RemoteWeights):
         return replace(work, forward=self.costs.count_call(args, kwargs))
 
     def learn_steps(self) -> None:
-        """Corrects the predictions of this plan by the run's steps."""
+        """Corrects this plan's predictions by the measured steps of the run."""
         run, work = self.group.runs.current, self.last_work
         if work and work.forward and is_covered(self.plan) and run and (steps := run.of_plan):
             self.costs.learn(work, self.plan, *pick_usual_step(steps))
 
     def shares_calls(self) -> bool:
-        """Whether the ranks run the calls of one request at the same time, or may."""
+        """Whether the ranks run the calls of one request at the same time. An automatic plan that is not decided yet
+        counts as yes."""
         return bool(self.auto and self.auto.is_open) or self.plan.ways(BATCH_AXES) > 1
 
 

@@ -1,6 +1,6 @@
 """Stands in for one of ComfyUI's diffusion models: its class, names and sizes, on the meta device, without weights.
 
-The worker group computes what the module would compute.
+The worker group computes its forward.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class RemoteModule(PlannedModule):
         """costs: of the module's plans.
         auto: decides the plan by the work of a call; None if the plan does not depend on it.
         name: of the model, as the user chose it.
-        schedule: the schedule that a diffusers folder states, if it does."""
+        schedule: of a diffusers folder, if it has one."""
         super().__init__(group, source.to_json(), plan, costs, note, auto, name)
         self.schedule = schedule
         module = self.module
@@ -91,7 +91,7 @@ class RemoteModule(PlannedModule):
         vars(module)[ATTRIBUTE] = self
         self.guard = ModuleGuard(module, [ATTRIBUTE, *self.stand_ins])
         self.own_source = self.source
-        self.object_patches: Mapping[str, Any] = {}  # what nodes put on the module, by path
+        self.object_patches: Mapping[str, Any] = {}  # nodes' changes of the module, by path
         self.parts = {id(part): path for path, part in {**self.weights.parts, **configs_of(module)}.items()}
         self.code_files = CodeFiles(source.comfyui, source.packs)
         self.compiled: Mapping[str, Any] = {}  # see `compile_settings`
@@ -116,9 +116,9 @@ class RemoteModule(PlannedModule):
         return WrapperExecutor.new_class_executor(self.send, self.module, wrappers).execute(*args, **kwargs)
 
     def send(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs one call of the model in the ranks. Returns its result on the device of the latents. What has to run
-        inside of the model, and cannot in the ranks, makes ComfyUI's own model run it here. Raises Refused for what
-        cannot be sent."""
+        """Runs one call of the model in the ranks. Returns its result on the device of the latents. If nodes' functions
+        inside of the model cannot run in the ranks, ComfyUI's own model runs the call here. Raises Refused for
+        arguments that cannot be sent."""
         values: dict[str, Any] = {
             name: value.read() if isinstance(value, DeferredParameter) else value
             for name, value in self.name_arguments(args, kwargs).items()
@@ -164,8 +164,8 @@ class RemoteModule(PlannedModule):
         return parts if isinstance(latents, (list, tuple)) else parts[0]
 
     def describe(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """Returns a call's options as the ranks get them, with the changes of the module. Also returns why the ranks
-        cannot run the call; empty if they can."""
+        """Returns a call's options as they are sent to the ranks, with the changes of the module. Also returns why the
+        ranks cannot run the call; empty if they can."""
         inside = self.sampling.inside
         inside.begin()
         changes, reasons = describe_changes(inside, self.guard.changes(self.object_patches), self.object_patches)
@@ -182,7 +182,7 @@ class RemoteModule(PlannedModule):
         return encoded, [*reasons[:SHOWN], *more]
 
     def check_call(self, options: Mapping[str, Any]) -> None:
-        """Lets ComfyUI's own model run this call and all later ones if the ranks cannot run these options."""
+        """Makes ComfyUI's own model run this call and all later ones, if the ranks cannot honour these options."""
         if not self.runs_here and (reasons := self.describe(options)[1]):
             self.take_over(reasons, self.patcher(), load=True)
 
@@ -202,9 +202,9 @@ class RemoteModule(PlannedModule):
         return self.module.forward(*bound.args, **bound.kwargs)
 
     def choose_place(self, patcher: StandInPatcher, options: Mapping[str, Any], needs_ranks: bool) -> None:
-        """Called before a sampling. Lets ComfyUI's own model run it if the ranks cannot, and the ranks otherwise.
+        """Chooses before a sampling whether the ranks or ComfyUI's own model runs it.
 
-        needs_ranks: whether it can run in the ranks alone. Raises Refused.
+        needs_ranks: whether only the ranks can run it. Raises Refused.
         """
         patcher.eject_clones()
         reasons = self.reasons_now(patcher, options) + patcher.reasons()
@@ -226,7 +226,7 @@ class RemoteModule(PlannedModule):
         return [*reasons[:SHOWN], *encode_options(options, self.sampling.inside)[1]]
 
     def take_over(self, reasons: Sequence[str], patcher: StandInPatcher | None, load: bool = False) -> None:
-        """Turns the stand-in into ComfyUI's own model of the file, which computes from now on.
+        """Fills the stand-in with the file's weights, so that it is ComfyUI's own model and computes here from now on.
 
         patcher: the one of the following calls. load: whether ComfyUI has already loaded it, but without weights.
         Raises Refused if the settings ask for an error instead, and ModelFileError.
@@ -257,7 +257,7 @@ class RemoteModule(PlannedModule):
                 comfy.model_management.load_models_gpu([patcher, *patcher.model_patches_models()])
 
     def give_back(self, patcher: StandInPatcher) -> None:
-        """Lets the ranks compute from now on."""
+        """Makes the ranks compute from now on."""
         if not self.runs_here:
             return
         patcher.unload_here()
@@ -267,8 +267,8 @@ class RemoteModule(PlannedModule):
         self.why_here = ""
 
     def call(self, calls: list[ModelCall]) -> list[Answer]:
-        """Runs calls of the model in the ranks. If they cannot run what nodes put inside, ComfyUI's own model takes
-        over, and CallRecorded says that the calls have no answer yet."""
+        """Runs calls of the model in the ranks. If they cannot run nodes' functions, ComfyUI's own model takes over,
+        and CallRecorded says that the calls have no results yet."""
         given = [(call.args, call.kwargs) for call in calls]
         options = [call.kwargs[OPTIONS] for call in calls]
         try:
@@ -291,13 +291,14 @@ class RemoteModule(PlannedModule):
             raise CallRecorded from error
 
     def choose_kernel(self, options: Mapping[str, Any]) -> None:
-        """Has the ranks attend by the kernel that a node chose. If they cannot, says so. options: of a call."""
+        """Makes the ranks use the attention kernel that a node chose. If they cannot, says so on the node. options: of
+        a call."""
         name = options.get(KERNEL)
         if name and (why := self.group.choose_kernel(name, check_interrupt)):
             self.sampling.say_once(why)
 
     def explain_compilation(self) -> None:
-        """Says so if a node asks for compiled blocks, and the ranks do not compile under this plan."""
+        """Says on the node that the ranks do not compile under this plan, if a node asks for compiled blocks."""
         if self.compiled and self.has_bands and self.plan.token_ways > 1:
             self.sampling.say_once(
                 f"{self.name} runs without torch.compile: the ranks share a picture's rows, which its layers exchange."
@@ -354,8 +355,8 @@ class RemoteModule(PlannedModule):
     ) -> None:
         """Makes the following calls use a patcher, with its changes of the weights.
 
-        key: tells these changes from others.
-        objects: what it replaces in ComfyUI's model, by path.
+        key: identifies these changes.
+        objects: its replacements in ComfyUI's model, by path.
         compiled: see `compile_settings`.
         """
         self.patcher = weakref.ref(patcher)

@@ -69,7 +69,8 @@ def mark_preparation(
     *args: Any,
     **options: Any,
 ) -> Any:
-    """Wraps what makes room for a sampling and loads its models. Networks that the ranks run are none of these."""
+    """Wraps ComfyUI's function that frees memory for a sampling and loads its models. It leaves out networks that the
+    ranks run."""
     remote = patcher.remote if isinstance(patcher, RemoteModelPatcher) else None
     if remote is None or not isinstance(patcher, RemoteModelPatcher):
         return executor(patcher, noise_shape, conds, *args, **options)
@@ -81,13 +82,13 @@ def mark_preparation(
 
 class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     """A ModelPatcher without weights, while the ranks run the model. The worker group applies LoRA. If the ranks cannot
-    run something, the model becomes one of ComfyUI's own, with its weights here: see `RemoteModule.take_over`.
+    run a sampling, the model becomes ComfyUI's own, with its weights here: see `RemoteModule.take_over`.
 
-    It answers for the group's memory on ComfyUI's device, where rank 0 computes too. The free memory that ComfyUI sees
-    there (cudaMemGetInfo) already excludes what the ranks hold. So nothing is subtracted again.
+    To ComfyUI it represents the group's memory on ComfyUI's device, where rank 0 computes, too. The free memory that
+    ComfyUI sees there (cudaMemGetInfo) already excludes what the ranks hold. So nothing is subtracted again.
 
-    The sizes given here also tell ComfyUI what it gains by unloading this model, which it does in its own order when
-    others need memory; and how much room to make before the ranks load, unpark or compute.
+    The sizes given here tell ComfyUI how much memory it gains by unloading this model, which it does in its own order
+    when other models need memory. They also tell it how much memory to free before the ranks load, unpark or compute.
 
     When rank 0 is freed, so are ranks on other devices. CUDA itself keeps some hundred MB in each process.
     """
@@ -104,14 +105,14 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         return None if found is None or found.runs_here else found
 
     def reasons(self) -> list[str]:
-        """Returns what this patcher does to the model that the ranks cannot do; empty if they can do all."""
+        """Returns this patcher's changes of the model that the ranks cannot apply; empty if they can apply all."""
         found = [f"the injection {key!r}" for key, each in self.injections.items() if each]
         found += [f"the weight wrapper of {name}" for name in self.weight_wrapper_patches]
         found += [f"a replacement of {name}" for name in self.object_patches if name == MODULE]
         return found + why_unsendable(self.patches)
 
     def forget_load(self) -> None:
-        """Tells ComfyUI that nothing is loaded: the weights have just come into this process."""
+        """Tells ComfyUI that nothing is loaded, because the weights were only now read into this process."""
         self.model.model_loaded_weight_memory = 0
         self.model.current_weight_patches_uuid = None
         self.model.device = self.offload_device
@@ -122,13 +123,13 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         return [each for each in loaded_models if each.model is not None and each.model.model is self.model]
 
     def eject_clones(self) -> None:
-        """Takes off what another patcher, which ran before, has injected."""
+        """Ejects the injections of another patcher, which ran before."""
         for loaded in self.loaded_clones():
             if loaded.model:
                 loaded.model.eject_model()
 
     def unload_here(self) -> None:
-        """Takes the patches off the weights in this process."""
+        """Removes the patches from the weights in this process."""
         for loaded in self.loaded_clones():
             loaded.model_unload()
             comfy.model_management.current_loaded_models.remove(loaded)
@@ -137,14 +138,14 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         return self.remote.loaded_bytes() if self.remote else super().loaded_size()
 
     def model_size(self) -> int:
-        """Returns what is loaded, or what the next use will take. Once loaded, it equals `loaded_size`: no part is
-        missing."""
+        """Returns the bytes that are loaded, or that the next use will take. After a load it equals `loaded_size`, so
+        no part is missing."""
         if self.remote:
             return self.remote.needed_bytes()
         return self.stand_in.weights.count_bytes() if self.stand_in else super().model_size()
 
     def current_loaded_device(self) -> torch.device:
-        """Tells ComfyUI whether it has to make room for all of the model."""
+        """Tells ComfyUI whether it must free memory for the whole model."""
         if self.remote is None:
             return super().current_loaded_device()
         return self.load_device if self.remote.loaded_bytes() else self.offload_device
@@ -152,8 +153,8 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     def partially_load(
         self, device_to: torch.device, extra_memory: float = 0, force_patch_weights: bool = False
     ) -> int:
-        """Frees what ComfyUI's own allocator keeps ready, because other processes can't use it. The ranks load with the
-        first forward."""
+        """Frees the memory that ComfyUI's own allocator caches, because other processes cannot use it. The ranks load
+        with the first forward."""
         if self.remote:
             comfy.model_management.soft_empty_cache()
             extra_memory = WHOLE
@@ -167,7 +168,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         force_patch_weights: bool = False,
         full_load: bool = False,
     ) -> None:
-        """Lets the ranks read and patch the weights. There are none here to move."""
+        """Makes the ranks read and patch the weights. There are no weights here to move."""
         if self.remote is None:
             super().load(device_to, lowvram_model_memory, force_patch_weights, full_load)  # pyright: ignore[reportArgumentType]
             return
@@ -187,20 +188,21 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     def partially_unload(
         self, device_to: torch.device, memory_to_free: float = 0, force_patch_weights: bool = False
     ) -> int:
-        """Frees what the ranks only keep ready. If that is too little, ComfyUI unloads the whole model."""
+        """Frees the ranks' cached memory. If that is too little, ComfyUI unloads the whole model."""
         if self.remote:
             return self.remote.trim()
         return super().partially_unload(device_to, memory_to_free, force_patch_weights)  # pyright: ignore[reportArgumentType]
 
     def detach(self, unpatch_all: bool = True) -> comfy.model_base.BaseModel:
-        """Called with unpatch_all to free memory, and without it if another clone takes over or this one dies."""
+        """Frees the ranks' memory if unpatch_all is set. Without it, ComfyUI calls this when another clone takes over
+        or this one is deleted."""
         if self.remote and unpatch_all:
             self.remote.free()
         return super().detach(unpatch_all)
 
     def add_patches(self, patches: dict, strength_patch: float = 1.0, strength_model: float = 1.0) -> list:
         """Keeps the patches for this model. `(None,)` only scales a weight; a list is a weight of another model, which
-        may have some that this one lacks. Raises Refused if none of a LoRA is for this model."""
+        may have some that this one lacks. Raises Refused if a LoRA has no weight of this model."""
         known = self.model.state_dict().keys()
         own = {key: value for key, value in patches.items() if (key if isinstance(key, str) else key[0]) in known}
         if not own and strength_patch and not any(isinstance(value, list) for value in patches.values()):
@@ -216,8 +218,8 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
             self.remote.group.resident = self.find_origin()
 
     def use_patches(self, more: Mapping[str, list] = NONE, hooks: Sequence[tuple[int, float]] = ()) -> None:
-        """Makes all following calls of the model use this patcher, which ComfyUI has loaded. more: additional
-        changes of the weights. hooks: tells these changes from others."""
+        """Makes all following calls of the model use this patcher, which ComfyUI has loaded. more: additional changes
+        of the weights. hooks: identify these changes."""
         key = str(self.patches_uuid) if self.patches else None
         if self.remote:
             patches = {name: [*self.patches.get(name, ()), *more.get(name, ())] for name in {**self.patches, **more}}
@@ -227,14 +229,14 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
 
     def find_origin(self) -> RemoteModelPatcher:
         """Returns the loader's patcher, of which this one is a clone. While it lives, ComfyUI remembers the model as
-        loaded. The group still holds the model after the nodes are gone, so some patcher has to answer for it."""
+        loaded. The group still holds the model after the nodes are deleted, so some patcher must represent it."""
         patcher = self
         while patcher.parent is not None:
             patcher = patcher.parent
         return patcher
 
     def model_patches_models(self) -> list[comfy.model_patcher.ModelPatcher]:
-        """Returns the networks that nodes run in this process. Those that run inside of the model are in the ranks."""
+        """Returns the networks that nodes run in this process. The networks inside of the model are in the ranks."""
         if self.remote is None:
             return super().model_patches_models()
         wrapper: Any = self.model_options.get("model_function_wrapper")
@@ -255,7 +257,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
             self.remote.take_over([reason], self, load=True)
 
     def get_key_patches(self, filter_prefix: str | None = None) -> dict:
-        """Returns the weights for a merge, with their changes. Each knows its file, also while the weights are here."""
+        """Returns the weights for a merge, with their changes. Each names its file, also while the weights are here."""
         found = super().get_key_patches(filter_prefix)
         if self.stand_in is None:
             return found
@@ -274,7 +276,8 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         return super().model_state_dict(filter_prefix)
 
     def state_dict_for_saving(self, *args: Any, **kwargs: Any) -> dict:
-        """Called after ComfyUI has loaded the model to save it. Its weights come here with all patches."""
+        """Returns the weights with all patches, after ComfyUI has loaded the model to save it. The weights are read
+        into this process."""
         self.take_over("a node that saves the model")
         return super().state_dict_for_saving(*args, **kwargs)
 
@@ -347,7 +350,7 @@ def remote_patcher(model: comfy.model_base.BaseModel, remote: RemoteModule) -> R
     patcher = RemoteModelPatcher(model, *devices, size=remote.weight_bytes)
 
     patcher.cached_patcher_init = (stock_patcher, (remote.weights.source,))  # for deep copies, to train
-    # In a reference cycle, it would outlive its last use. ComfyUI would take it for a leaked model.
+    # A reference cycle would keep it alive after its last use, and ComfyUI would report a leaked model.
     whole_call = weakref.WeakMethod(model.memory_required)
 
     def memory_required(input_shape: Sequence[int], cond_shapes: Mapping[str, list] = NONE) -> float:

@@ -1,4 +1,4 @@
-"""Stands in for a model whose weights are in the worker group: loads and changes them there, and answers for their
+"""Stands in for a model whose weights are in the worker group: loads and changes them there, and reports their
 memory."""
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RemoteWeights:
     sizes: of its weights.
     note: for the group's status, if the plan is not the requested one.
     name: of the model, as the user chose it.
-    working: bytes beside the weights on a rank, for the last sampling that room was made for."""
+    working: bytes in addition to the weights on a rank, for the last sampling that ComfyUI freed memory for."""
 
     def __init__(
         self,
@@ -90,14 +90,14 @@ class RemoteWeights:
             self.recording = None
 
     def adapt(self, key: str | None, patches: Patches) -> None:
-        """Makes the worker group's weights have these patches and no others."""
+        """Makes the worker group apply these patches and no others."""
         raise NotImplementedError
 
     @property
     def weight_bytes(self) -> int:
-        """What rank 0 keeps of the weights on its accelerator, parked ones included.
+        """The bytes of weights that rank 0 keeps on its accelerator, parked ones included.
 
-        The ranks report it. Before that, it is what they are expected to decide on a card with room made. It is 1
+        The ranks report them. Before that, they are predicted for a card on which ComfyUI has freed memory. It is 1
         without an accelerator: with 0, ComfyUI would count the weights itself.
         """
         if self.group.device == "cpu":
@@ -118,19 +118,19 @@ class RemoteWeights:
         return self.group.loaded == (self.source, self.plan.to_json())
 
     def loaded_bytes(self) -> int:
-        """Returns what the worker group keeps on ComfyUI's device, if it is for this model."""
+        """Returns the bytes that the worker group keeps on ComfyUI's device, if it holds this model."""
         return self.group.device_bytes() if self.is_loaded else 0
 
     def needed_bytes(self) -> int:
-        """Returns what the worker group will keep on ComfyUI's device for this model. At least 1. If the group holds
-        another model, which will go, it returns only the bytes beyond what that model has now."""
+        """Returns the bytes that the worker group will keep on ComfyUI's device for this model, at least 1. If the
+        group holds another model, which will be released, it returns only the bytes beyond that model's."""
         kept = self.group.device_bytes()
         return max(self.weight_bytes, kept) if self.is_loaded else max(1, self.weight_bytes - kept)
 
     @contextlib.contextmanager
     def make_room(self, networks: int) -> Iterator[None]:
-        """While entered, ComfyUI asks how much room to make before a sampling. Otherwise it asks if rows fit into a
-        batch. networks: the bytes of those that the ranks load beside the model."""
+        """While entered, ComfyUI asks how much memory to free before a sampling. Otherwise it asks if rows fit into a
+        batch. networks: the bytes of the networks that the ranks load for nodes."""
         self.makes_room, self.working, self.networks = True, 0.0, networks
         try:
             yield
@@ -138,11 +138,11 @@ class RemoteWeights:
             self.makes_room = False
 
     def working_bytes(self, estimate: float, rows: int) -> float:
-        """Returns what rank 0 will take of ComfyUI's device for a call of `rows` rows, beyond the weights and what it
-        keeps ready.
+        """Returns the bytes that rank 0 will take of ComfyUI's device for a call of `rows` rows, beyond the weights and
+        its cached memory.
 
-        It is 0 if ComfyUI asks whether the rows fit into one batch, because the ranks share them out again.
-        estimate: of what the whole call would take.
+        It is 0 if ComfyUI asks whether the rows fit into one batch, because the ranks share out the batch again.
+        estimate: the bytes of the whole call.
         """
         if not self.makes_room or self.group.device == "cpu":
             return 0
@@ -152,11 +152,11 @@ class RemoteWeights:
         return max(0, working - ready)
 
     def trim(self) -> int:
-        """Makes the worker group free what it only keeps ready on its accelerators, if it is for this model. Returns
-        how many bytes of ComfyUI's device that freed."""
+        """Makes the worker group free its cached memory on its accelerators, if it holds this model. Returns how many
+        bytes of ComfyUI's device that freed."""
         return self.group.trim() if self.is_loaded and self.group.settings.on_free != "keep" else 0
 
     def free(self) -> None:
-        """Makes the worker group free its accelerators, as the operator's settings say, if it is for this model."""
+        """Makes the worker group free its accelerators as the settings say, if it holds this model."""
         if self.is_loaded and self.group.settings.on_free != "keep":
             self.group.park(unload=self.group.settings.on_free == "unload")

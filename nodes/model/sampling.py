@@ -1,4 +1,4 @@
-"""What belongs to one sampling: the objects that nodes run inside of the model, and the words on the node."""
+"""The state of one sampling: the objects that nodes run inside of the model, and the messages on the node."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class Sampling:
             show_on_node(text)
 
     def record_residuals(self, control: Any) -> bool:
-        """Records how much of ControlNets goes to the ranks with a step. Returns whether it is more than before."""
+        """Records the bytes of ControlNets' residuals that are sent with a step. Returns whether they are more than
+        before."""
         tensors: Tensors = {}
         pack(control, "control", tensors)
         before, self.residuals = self.residuals, max(self.residuals, sum(each.nbytes for each in tensors.values()))

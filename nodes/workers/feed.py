@@ -21,7 +21,8 @@ LOG_BYTES = 64 << 10  # of one rank's log, in one event
 
 
 class Feed(threading.Thread):
-    """Sends an event when the group changes, and at intervals, because only the ranks know their own state."""
+    """Sends an event when the group changes, and also at intervals, because a change in the ranks causes no event
+    here."""
 
     def __init__(self, number: int, group: WorkerGroup, server: PromptServer) -> None:
         super().__init__(name=f"paralleldit-feed-{number}", daemon=True)
@@ -58,8 +59,8 @@ class Feed(threading.Thread):
 
 
 class Listeners:
-    """The open pages that asked for events since they connected. A page logs a console warning for each event it gets
-    before.
+    """The open pages that asked for events since they connected. A page that has not asked logs a console warning for
+    each event.
     """
 
     def __init__(self, server: PromptServer) -> None:

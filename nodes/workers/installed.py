@@ -1,4 +1,4 @@
-"""Checks that the packages are installed which the workers need in addition to ComfyUI's own."""
+"""Checks that the packages that the workers need in addition to ComfyUI's are installed."""
 
 from __future__ import annotations
 

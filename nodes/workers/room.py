@@ -41,10 +41,10 @@ def count_reserved_bytes(working: float) -> int:
 def room_for_weights(plan: ParallelPlan, working: float = 0) -> WeightRoom | None:
     """Returns the room for weights on the smallest card and in RAM. None on the CPU.
 
-    The card's room is what `count_reserved_bytes` leaves. It assumes that ComfyUI's other models leave the card, as
-    they do when ComfyUI makes room. With --highvram all weights have room on the card, with --novram none.
+    The card's room is its memory without `count_reserved_bytes`. ComfyUI's other models do not count, because ComfyUI
+    unloads them when it frees memory. With --highvram all weights have room on the card, with --novram none.
 
-    RAM is rounded down to whole GB. It changes all the time, and `expect_weights` caches by it.
+    Free RAM is rounded down to whole GB, because it changes all the time and is a key of `expect_weights`' cache.
     """
     management = comfy.model_management
     if not (card := smallest_card(plan)):

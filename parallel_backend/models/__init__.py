@@ -3,6 +3,7 @@
 # ruff: noqa: F401 (each file registers its classes)
 from . import (
     auraflow,
+    bria,
     chroma,
     cogvideox,
     cogview4,

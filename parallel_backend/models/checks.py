@@ -16,7 +16,7 @@ from ..axes import BATCH_AXES, TOKEN_AXES
 from ..errors import PlanError
 from ..plan import AUTO, HOST, OFF, ON, SHARED, ParallelPlan
 from .bands import VARIABLE, differences_in_bands
-from .spec import ALWAYS_WHOLE, BlockList, ModelSpec, spec_of
+from .spec import ALWAYS_WHOLE, BlockList, ModelSpec, Streams, spec_of
 
 OWN_ATTENTION = ("auto", "native")  # values of a plan that leave attention to ComfyUI
 
@@ -176,6 +176,24 @@ def differences(model: torch.nn.Module, spec: ModelSpec) -> Iterator[str]:
         for block in modules:
             if not is_stand_in(block):
                 yield from differences_in_block(block, blocks)
+        yield from unknown_streams(blocks)
+
+
+def unknown_streams(blocks: BlockList) -> Iterator[str]:
+    """Lists the streams that other fields name and `tokens` lacks. A rank would see all of their tokens."""
+    fields: dict[str, Streams] = {"returns": blocks.returns, **blocks.attention, **blocks.ranges, **blocks.places}
+    fields |= {name: streams for name, (_, streams) in (*blocks.sides.items(), *blocks.last.items())}
+    fields |= {name: stream for name, (stream, _) in blocks.frames.items()}
+    known = set().union(*map(stream_names, blocks.tokens.values()))
+    for stream in sorted(set().union(*map(stream_names, fields.values())) - known):
+        where = ", ".join(name or "the block" for name, streams in fields.items() if stream in stream_names(streams))
+        yield f"no argument in `tokens` of {blocks.path} has the stream {stream}, which {where} has"
+
+
+def stream_names(streams: Streams) -> set[str]:
+    """Returns the names of the single streams."""
+    each = filter(None, streams if isinstance(streams, tuple) else (streams,))
+    return {name for item in each for name in item.replace("|", "+").split("+")}
 
 
 def has_size(model: torch.nn.Module, path: str) -> bool:

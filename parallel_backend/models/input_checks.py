@@ -93,7 +93,7 @@ def check_conditions(adapter: Adapter, config: Config, conditions: Tensors) -> N
         wrong = f"needs the condition {missing}; it was not given" if missing else f"takes no condition {unknown}"
         raise RequestError(
             f"{adapter.model_class} {wrong}.",
-            f"It needs {', '.join(required)}"
+            f"It needs {', '.join(required) or 'no condition'}"
             + (f"; some models take {', '.join(adapter.optional)}." if adapter.optional else "."),
         )
     for name, key in adapter.widths.items():

@@ -1,4 +1,4 @@
-"""Names the arguments of a call, however a model passes them."""
+"""Names the arguments of a call, whether a model passes them by position or by name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 
 class Arguments:
-    """The arguments of one call by name, however they are passed. Those of `*args` are named by their place."""
+    """The arguments of one call by name, whether they are passed by position or by name. Those of `*args` are named by
+    their position."""
 
     def __init__(self, signature: inspect.Signature, args: tuple, kwargs: dict[str, Any]) -> None:
         self.bound = signature.bind(*args, **kwargs)
@@ -21,12 +22,12 @@ class Arguments:
         self.count = len(rest)
 
     def is_given(self, name: str) -> bool:
-        """Whether an argument says something that its default does not."""
+        """Whether an argument differs from its default."""
         value = self.values.get(name)
         return value is not None and value is not self.defaults.get(name)
 
     def passed(self) -> tuple[tuple, dict[str, Any]]:
-        """Returns what to call with."""
+        """Returns the positional and the keyword arguments of the call."""
         values = dict(self.values)
         if self.rest:
             self.bound.arguments[self.rest] = tuple(values.pop(str(place)) for place in range(self.count))

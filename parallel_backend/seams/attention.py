@@ -28,7 +28,7 @@ from .exchange.ulysses import UlyssesExchange, view_heads
 from .forward import ForwardSlot
 from .layout import TokenLayout
 
-ATTENTION = "parallel_attention"  # attribute that marks a module whose attention is handed over
+ATTENTION = "parallel_attention"  # attribute that marks a module whose attention is redirected
 
 # The least queries times heads of a part. With fewer, a GPU's multiprocessors would be idle: 96 tiles of 128 queries
 # fill most of them. On a CPU, messages would be too small to pay.
@@ -37,7 +37,7 @@ ROWS_OF_CARD, ROWS_OF_CPU = 96 * 128, 512
 
 @dataclass(frozen=True)
 class SharedCall:
-    """A call of attention over shared tokens: what is the same in each of its parts.
+    """A call of attention over shared tokens: the values that its parts have in common.
 
     lengths, seen_lengths: tokens of queries and of keys, by rank of the Ulysses group.
     ring_lengths: keys by rank of the ring.
@@ -65,11 +65,11 @@ class SharedCall:
 
 
 class ParallelAttention:
-    """Attention of this rank's tokens to all tokens: Ulysses all-to-all, stale cache, ring or local attention, and
-    back.
+    """Attention of this rank's tokens to all tokens: Ulysses all-to-all, stale cache, ring or local attention,
+    all-to-all back.
 
-    Tokens are in rank order, not in the model's order. Attention does not depend on it, and a mask is put in that
-    order. Ulysses exchanges the heads in parts, so that attention computes one part while others travel.
+    Tokens are in rank order, not in the model's order. Attention does not depend on the order, and masks are put into
+    rank order. Ulysses exchanges the heads in parts, so that attention computes one part while others travel.
     """
 
     def __init__(self, mesh: Mesh, layout: TokenLayout, backend: Backend, parts: int = EXCHANGE_PARTS) -> None:
@@ -101,7 +101,7 @@ class ParallelAttention:
         """Computes `F.scaled_dot_product_attention` of the local tokens of `streams`, BHLD, to all of their tokens.
 
         owner: the attention module, or one of its calls, as the key of the cache.
-        seen: the streams that are attended to, if others.
+        seen: the streams that are attended to, if they are others.
         """
         if dropout_p or is_causal:
             raise RequestError(
@@ -236,7 +236,7 @@ class ParallelAttention:
 
 
 class AttentionSeam(TorchFunctionMode):
-    """While entered, hands the running module's `F.scaled_dot_product_attention` calls to `attention`."""
+    """While entered, redirects the running module's `F.scaled_dot_product_attention` calls to `attention`."""
 
     def __init__(self, attention: Attention) -> None:
         super().__init__()
@@ -256,13 +256,12 @@ def attend_by(attention: Attention, *args: Any, **kwargs: Any) -> torch.Tensor:
 def install_attention(
     block: torch.nn.Module, path: str, attends: Sequence[Attend], hooks: Hooks, slot: ForwardSlot
 ) -> None:
-    """Runs a module's attention arithmetic through `attends`, see Attention. The module keeps its projections and
-    norms.
+    """Redirects a module's attention calls to `attends`, see Attention. The module keeps its projections and norms.
 
     In a compiled block, attention is an operator that does this, because torch traces no tensor methods within a mode.
 
-    A module that attends in some other way would see this rank's tokens only. That is an error, never a wrong image. It
-    is no error if a step cache skips the module.
+    A module that attends in another way would see this rank's tokens only, so it raises an error. A module that a step
+    cache skips raises none.
     """
     module, attention = block.get_submodule(path), Attention(path, attends)
     seam = AttentionSeam(attention)

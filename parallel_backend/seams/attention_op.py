@@ -1,8 +1,8 @@
 """Attention of a compiled block, as one operator of its graph.
 
-The operator contains what a graph cannot: collectives under way, the state of a run, lengths that differ between ranks.
-So a block is one graph, similar blocks share it, and only tensors pass through it.
-torch's operators are global to the process. So is what they attend by (`RUNNING`), but only while a block runs.
+A graph cannot contain running collectives, the state of a run, or lengths that differ between ranks. The operator hides
+them. So a block is one graph, similar blocks share it, and only tensors pass through it. torch's operators are global
+to the process. So the running block's attention (`RUNNING`) is global, too, but only while the block runs.
 
 Shapes: B batch, H heads, L local tokens, S keys, D head dim.
 """
@@ -25,8 +25,8 @@ plain_attention = F.scaled_dot_product_attention
 
 
 class Attention:
-    """The functions that a module's attention calls go to, one per call in order. Further calls go to the last. path:
-    of the module in its block. calls: how many calls the module's running forward has made."""
+    """The functions that compute a module's attention calls, one per call in order. The last one computes all further
+    calls. path: of the module in its block. calls: how many calls the module's running forward has made."""
 
     def __init__(self, path: str, attends: Sequence[Attend]) -> None:
         self.path = path
@@ -43,9 +43,9 @@ class Attention:
 class Running:
     """The compiled block that runs.
 
-    by_path: of its attention modules.
-    paths: of these modules; they tell graphs apart.
-    module: the one that is running.
+    by_path: the Attention of its modules.
+    paths: of these modules; other paths need another graph.
+    module: the one that runs.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ def attention_op(
     path: str,
     call: int,
 ) -> torch.Tensor:
-    """Attention of the module at a path of the running block, BLHD, also in memory."""
+    """Computes the attention of the module at a path of the running block. Returns BLHD, contiguous in this order."""
     attend, running = RUNNING.by_path[path].attends[call], RUNNING.module
     RUNNING.module = None  # its own kernel is torch's
     try:
@@ -97,7 +97,8 @@ def traceable_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Replaces `F.scaled_dot_product_attention` while blocks run compiled. A graph is for the `paths` read here."""
+    """Replaces `F.scaled_dot_product_attention` while blocks run compiled. A graph is valid for the `paths` that are
+    read here."""
     module = RUNNING.module if RUNNING.paths else None
     if module is None:
         return plain_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)

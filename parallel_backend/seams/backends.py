@@ -1,8 +1,7 @@
 """Attention backends: the kernels for the local arithmetic of shared attention, chosen by the plan and the device.
 
-diffusers' own dispatch calls them. Its kernels from the Hub are left out, because they are code that is downloaded at
-first use.
-Shapes: B batch, h local heads, R query tokens, K key tokens, D head dim.
+diffusers' own dispatch calls them. Its kernels from the Hub are left out, because their code is downloaded at first
+use. Shapes: B batch, h local heads, R query tokens, K key tokens, D head dim.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class Backend:
     capability: the least CUDA compute capability.
     head_dim: the largest that it takes.
     package: what to install for it.
-    lse_dims: the layout of its log-sum-exp, as a permutation to BhR; None if it returns none that ring can merge.
+    lse_dims: the permutation of its log-sum-exp to BhR; None if it returns none that ring can merge.
     """
 
     name: str
@@ -69,7 +68,7 @@ class Backend:
         return out_BRhD.transpose(1, 2), lse_BhR
 
     def is_native(self, mask: torch.Tensor | None) -> bool:
-        """Whether torch's own kernel runs. Says so once if that is for the mask."""
+        """Whether torch's own kernel runs. Says so once if a mask is the reason."""
         if mask is not None and self is not NATIVE:
             notice_native(self.name)
         return self is NATIVE or mask is not None
@@ -82,11 +81,11 @@ class Backend:
         return dispatch_attention_fn(*tensors_BShD, scale=scale, backend=kernel, attention_kwargs=options)
 
     def is_there(self) -> bool:
-        """Whether this process has what it needs."""
+        """Whether this process has the package that it needs."""
         return is_usable(self)
 
     def why_not(self, device: torch.device, dtype: torch.dtype, head_dim: int, ring: int) -> str | None:
-        """Says why it cannot run this, for the person who asked for it; None if it can."""
+        """Returns why it cannot run here, in words for the user; None if it can."""
         if self is NATIVE:
             return None
         capability = nvidia_capability(device)
@@ -107,7 +106,7 @@ class Backend:
 
 @functools.cache
 def notice_native(name: str) -> None:
-    """Says once that another kernel runs than the requested one."""
+    """Says once that a kernel other than the requested one runs."""
     logging.warning("The attention backend %s takes no mask; native attention computes the masked calls.", name)
 
 
@@ -122,7 +121,7 @@ BACKENDS = (  # the order in which auto tries them
 
 
 def choose_backend(name: str, device: torch.device, dtype: torch.dtype, head_dim: int, ring: int) -> Backend:
-    """Returns the backend with this name in a plan. `auto` is the first that can run. Raises PlanError, and says what
+    """Returns the backend with this name in a plan. `auto` is the first that can run. Raises PlanError, which says what
     to use instead."""
     able = [backend for backend in BACKENDS if backend.why_not(device, dtype, head_dim, ring) is None]
     if name == "auto":

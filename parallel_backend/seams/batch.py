@@ -1,4 +1,5 @@
-"""Splits the batch of a model that somebody else calls. Each rank runs its rows, and every rank returns all of them.
+"""Splits the batch of a model that a script's pipeline calls. Each rank runs its rows, and every rank returns all of
+them.
 
 Names decide which arguments have the batch in their first dim. Sizes cannot: four position ids may meet a batch of
 four. A tensor with an unknown name is refused, because we do not know how to cut it.
@@ -23,7 +24,7 @@ from .forward import ForwardSlot
 BATCH_DIM = 0
 LATENTS = ("hidden_states", "x")
 NEW_EACH_STEP = (*LATENTS, "timestep", "t")
-# Beside the spec's conditions.
+# In addition to the adapter's conditions.
 BATCH_FIRST = (
     *NEW_EACH_STEP,
     "cap_feats",
@@ -39,11 +40,12 @@ TOLERANCE = 1e-2  # relative difference of equal inputs that different hardware 
 
 
 class BatchSplit:
-    """Hooks on a model that every rank's caller calls alike, with tensors or with lists of one tensor per row.
+    """Hooks on a model whose caller makes the same call on every rank, with tensors or with lists of one tensor per
+    row.
 
-    If the batch is smaller than the axis, a rank without rows runs a row of another rank and drops the result. Only so
-    does it know the output's shape. It takes no longer than the ranks that it waits for. So a slow rank that would get
-    no row by its speed gets as many as the others.
+    If the batch is smaller than the axis, a rank without rows runs a row of another rank and drops the result. It needs
+    the output's shape. This costs no time, because it would wait for the other ranks anyway. So a slow rank that would
+    get no row by its speed gets as many as the others.
     """
 
     def __init__(self, model: torch.nn.Module, adapter: Adapter, axis: Axis, slot: ForwardSlot, hooks: Hooks) -> None:
@@ -102,8 +104,8 @@ class BatchSplit:
                 )
 
     def check_agreement(self, tensors: dict[str, Batch]) -> None:
-        """Raises RequestError if ranks got different prompts or noise. It runs when a call of the pipeline begins. Then
-        the conditions are new. After that, each step passes the same tensors."""
+        """Raises RequestError if ranks got different prompts or noise. It runs when a call of the pipeline begins,
+        which the new conditions show. After that, each step passes the same tensors."""
         conditions = [row for name, value in tensors.items() if name not in NEW_EACH_STEP for row in parts_of(value)]
         if all(self.agreed.get(id(value)) is value for value in conditions):
             return

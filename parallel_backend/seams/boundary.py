@@ -32,7 +32,7 @@ IMAGE_PLACES = "img_slice"  # a key of ComfyUI's options: where the image's toke
 class BlockBoundary:
     """The hooks on one block.
 
-    arrivals: puts what other stages send into the block's arguments.
+    arrivals: puts the tokens that other stages send into the block's arguments.
     chained: whether a chained block follows, so that streams stay local.
     gathers: whether the tokens of all ranks are gathered after the block.
     """
@@ -55,7 +55,8 @@ class BlockBoundary:
         self.known = {ALWAYS_WHOLE, *blocks.whole, *blocks.sharded}
         joined = list(blocks.tokens.values())
         self.joined = names(joined[0]) if len(joined) == 1 and isinstance(joined[0], str) else ()
-        # Functions of this object and a value, not bound to it: in a reference cycle, it would keep its plan's groups.
+        # Functions of this object and a value. They are not bound to it, because a reference cycle would keep its
+        # plan's groups.
         own = BlockBoundary
         self.cuts: Mapping[str, Callable[[BlockBoundary, Any], Any]] = {
             **{name: partial(own.cut, streams=streams) for name, streams in blocks.tokens.items()},
@@ -66,7 +67,7 @@ class BlockBoundary:
             **{name: partial(own.cut_place, streams=names(streams)) for name, streams in blocks.places.items()},
         }
         self.sizes: torch.Size | None = None  # of the tokens' grid
-        self.is_checked = False  # whether the block has returned what its spec says
+        self.is_checked = False  # whether the block's output was compared with its spec
 
     def install(self, block: torch.nn.Module, hooks: Hooks) -> None:
         hooks.before(block, self.enter, with_kwargs=True)
@@ -100,14 +101,14 @@ class BlockBoundary:
         return given.passed()
 
     def leave(self, _block: torch.nn.Module, _args: tuple, output: Any) -> Any:
-        """Brings what the block returns to full length, or gathers it. Between chained blocks it stays local."""
+        """Brings the block's output to full length, or gathers it. Between chained blocks it stays local."""
         if not self.is_checked and output is not None:
             self.check_returned(output)
             self.is_checked = True
         return output if self.chained() else each_stream(self.fill, output, self.blocks.returns)
 
     def check_returned(self, output: Any) -> None:
-        """Raises RequestError, on every rank alike, if the block returns other streams than its spec says."""
+        """Raises RequestError, on every rank alike, if the block's output has other streams than its spec says."""
         returns, dim, grid = self.blocks.returns, self.blocks.dim, self.blocks.grid
         streams = (returns,) if isinstance(returns, str) else returns
         values = output if isinstance(output, (tuple, list)) else (output,)
@@ -124,8 +125,8 @@ class BlockBoundary:
             )
 
     def learn_places(self, values: dict[str, Any]) -> None:
-        """Learns the lengths of joined streams from the place of the image in them. They are needed if a node skips all
-        blocks that take the streams separately."""
+        """Learns the lengths of joined streams from the position of the image in them. The boundary needs this if a
+        node skips all blocks that take the streams separately."""
         options = values.get(ALWAYS_WHOLE)
         if len(self.joined) == 2 and isinstance(options, dict) and IMAGE_PLACES in options:
             start, stop = options[IMAGE_PLACES]
@@ -133,7 +134,8 @@ class BlockBoundary:
                 self.layout.learn((name,), length)
 
     def cut_options(self, values: dict[str, Any]) -> None:
-        """Replaces the place of the image's tokens by its place in this rank's tokens. Nodes' patches read it."""
+        """Replaces the image's position among all tokens by its position among this rank's tokens. Nodes' patches read
+        it."""
         options = values.get(ALWAYS_WHOLE)
         if self.joined and isinstance(options, dict) and IMAGE_PLACES in options:
             places = [self.layout.cut_place(place, self.joined) for place in options[IMAGE_PLACES]]
@@ -150,7 +152,7 @@ class BlockBoundary:
             self.sizes = tokens.shape[dim : dim + grid]
             tokens = tokens.flatten(dim, dim + grid - 1)
         local = self.layout.cut(tokens, names(streams), dim)
-        if len(local) == 1:  # with the strides of a tensor of its own, so that compiled blocks need no other graph
+        if len(local) == 1:  # the dim of size 1 gets its usual stride, so that compiled blocks need no other graph
             local = local[0][None]
         return local[(slice(None),) * (dim + 1) + (None,) * (grid - 1)]
 
@@ -166,7 +168,7 @@ class BlockBoundary:
         return tokens.unflatten(dim, self.sizes) if grid > 1 and self.sizes is not None else tokens
 
     def cut_side(self, value: Any, name: str, streams: Streams | None) -> Any:
-        """Cuts a per-token argument, or each of several. One that applies to all tokens stays as it is."""
+        """Cuts a per-token argument, or each tensor of a list. A tensor that applies to all tokens stays as it is."""
         if isinstance(value, (tuple, list)):
             each = streams if isinstance(streams, tuple) else (streams,) * len(value)
             return type(value)(self.cut_side(item, name, own) for item, own in zip(value, each, strict=True))
@@ -186,7 +188,8 @@ class BlockBoundary:
         return self.once(name, value, lambda whole: self.layout.cut_last(whole, stream, dim))
 
     def cut_frames(self, value: Any, name: str) -> Any:
-        """Gives each token its frame's entry of a per-frame argument. One that applies to all stays as it is."""
+        """Gives each token its frame's entry of a per-frame argument. A tensor that applies to all frames stays as it
+        is."""
         streams, ndim = self.blocks.frames[name]
         if value.ndim != ndim or value.shape[1] == 1:
             return value
@@ -204,12 +207,12 @@ class BlockBoundary:
         """Changes an argument that is the same for every block only once per forward."""
         sides, key = self.layout.forward.sides, f"{self.blocks.path}.{name}.{id(whole)}"
         if key not in sides:
-            sides[key] = (whole, change(whole))  # keeping the whole tensor keeps its id valid
+            sides[key] = (whole, change(whole))  # the id is valid as long as the whole tensor is kept
         return sides[key][1]
 
 
 def each_stream(change: Callable[[torch.Tensor, str], torch.Tensor], value: Any, streams: Streams | None) -> Any:
-    """Changes a tensor of tokens, or each of several."""
+    """Changes a tensor of tokens, or each tensor of a list."""
     if value is None or streams is None:
         return value
     if isinstance(streams, str):

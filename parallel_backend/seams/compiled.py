@@ -1,4 +1,4 @@
-"""Runs blocks through `torch.compile`. Each block is one graph, between the hooks that share it out.
+"""Runs blocks through `torch.compile`. Each block is one graph. The hooks that shard it are outside of the graph.
 
 Blocks of one kind share a graph. Attention over shared tokens is one of its operators, see `attention_op`.
 """
@@ -29,8 +29,8 @@ ALWAYS_CALLED = "_forward_hooks_always_called"
 
 
 class CompiledBlocks:
-    """asked: `torch.compile` arguments from a node, in place of the plan's; None without a node. Another plan keeps the
-    graphs. Each graph is for attention at the paths where it found it."""
+    """asked: `torch.compile` arguments from a node, in place of the plan's; None without a node. The graphs stay valid
+    under another plan. Each graph is valid for the attention paths with which it was compiled."""
 
     def __init__(self, blocks: Iterable[torch.nn.Module], device: torch.device) -> None:
         self.blocks = list(blocks)
@@ -41,7 +41,8 @@ class CompiledBlocks:
 
     def settings_for(self, plan: ParallelPlan, steps: int) -> Mapping[str, Any]:
         """Returns the settings for a sampling of this many steps; none if nothing is compiled. auto does not compile on
-        a CPU, where it does not pay, or if there is no compiler. That makes no difference to other ranks."""
+        a CPU, where it does not pay, or if there is no compiler. Ranks may decide differently, because compiling is
+        local."""
         if self.asked is not None:
             return self.asked
         if not plan.compiles(steps) or plan.compile == AUTO and (self.device.type == CPU or lack(self.device)):
@@ -54,7 +55,7 @@ class CompiledBlocks:
         if not settings:
             yield
             return
-        if settings != self.settings:  # torch removes what it uses from the arguments, so each gets its own
+        if settings != self.settings:  # torch removes the arguments that it uses, so each block gets a copy
             self.forwards = [torch.compile(block.forward, **arguments_of(settings)) for block in self.blocks]
             self.settings = settings
             logging.info("%d blocks run through torch.compile (%s)", len(self.blocks), settings.get("backend"))
@@ -71,7 +72,7 @@ class CompiledBlocks:
 
 
 def lack(device: torch.device) -> str | None:
-    """Says what this rank lacks to compile blocks."""
+    """Returns in words what this rank lacks to compile blocks."""
     return why_no_compiler(device.type == CPU)
 
 
@@ -86,14 +87,14 @@ def check_compiler(settings: Mapping[str, Any], device: torch.device) -> None:
 
 
 def attentions_of(block: torch.nn.Module) -> Mapping[str, Attention]:
-    """Returns, by path, where the attention of a block's modules goes."""
+    """Returns the Attention of a block's modules, by path."""
     found = ((path, vars(module).get(ATTENTION)) for path, module in block.named_modules())
     return {path: attention for path, attention in found if attention}
 
 
 def run(forward: Callable[..., Any], attentions: Mapping[str, Attention], *args: Any, **kwargs: Any) -> Any:
-    """Runs a compiled forward, whose operators attend by these. Its tensors are contiguous: each other memory order
-    that models leave them in would need one more graph."""
+    """Runs a compiled forward with these Attentions for its operators. Its tensors are made contiguous, because each
+    other memory order would need one more graph."""
     RUNNING.by_path, RUNNING.paths = attentions, tuple(attentions)
     return forward(*map(in_order, args), **{name: in_order(value) for name, value in kwargs.items()})
 
@@ -112,7 +113,7 @@ def arguments_of(settings: Mapping[str, Any]) -> dict[str, Any]:
 def needed(entries: Iterable[Any]) -> list[bool]:
     """Whether a guard of a graph is needed. A graph is valid for what it saw only.
 
-    Not needed are guards on options that are new in every call, as in ComfyUI, and on hooks that always run. torch
-    tells those apart by their numbers, although the graph fits them all.
+    Guards on options that are new in every call, as in ComfyUI, and on hooks that always run are not needed. torch
+    distinguishes hooks by their numbers, although one graph fits all of them.
     """
     return [not any(part in entry.name for part in (ALWAYS_WHOLE, ALWAYS_CALLED)) for entry in entries]

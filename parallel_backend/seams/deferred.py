@@ -1,4 +1,4 @@
-"""Tensors that are computed when they are read, or earlier, while something travels between ranks."""
+"""Tensors that are computed when they are read, or earlier, while ranks exchange tensors."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class DeferredTail(Deferred):
         self.shape = torch.Size((*first.shape[:-1], rows))
 
     def split(self, sizes: Sequence[int] | int, dim: int = 0) -> Sequence[torch.Tensor | Deferred]:
-        """Splits as torch does. A split between the first rows and the others computes nothing."""
+        """Splits as torch does. A split between the computed and the deferred rows computes nothing."""
         own, last = self.first.shape[-1], len(self.shape) - 1
         if dim in (CHANNEL_DIM, last) and sizes in ([own, self.shape[-1] - own], (own, self.shape[-1] - own)):
             return self.first, self.others

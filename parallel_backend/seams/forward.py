@@ -26,7 +26,8 @@ class StaleCache:
     def refresh(
         self, owner: object, places: list[tuple[int, int]], whole: bool, k_BhRD: torch.Tensor, v_BhRD: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes fresh keys and values to `places` (start, length) and returns those of all tokens, BhCD."""
+        """Writes fresh keys and values to `places`, pairs of start and length. Returns the keys and values of all
+        tokens, BhCD."""
         if whole:
             self.kept[owner] = (k_BhRD.clone(), v_BhRD.clone())
         else:
@@ -51,41 +52,41 @@ class Forward:
     index: int = 0
     # How many tokens the image has, if it is split into patches.
     image_tokens: int = 0
-    # What a rank without rows of the batch runs while the others agree after their first block.
+    # What a rank without rows of the batch runs while the other ranks decide after their first block.
     absent: Callable[[], None] | None = None
     # By stream, the lengths of all its segments, known once the stream reaches a block.
     segments: dict[str, list[int]] = field(default_factory=dict)
-    # By name, an argument of the blocks, and this rank's share of it.
+    # By name, an argument of the blocks and this rank's part of it.
     sides: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    # By streams and ranks, the places of their tokens in whole streams.
+    # By streams and ranks, the positions of their tokens in the whole streams.
     orders: dict[tuple, torch.Tensor] = field(default_factory=dict)
     # Whether a step cache skips the block that was called last.
     skipped: bool = False
-    # Whether an argument had an entry for each frame or token, by which the model may modulate its output, too.
+    # Whether an argument had an entry for each frame or token. The model may use it to modulate its output, too.
     by_frame: bool = False
     # Whether the tokens of all ranks have been gathered.
     gathered: bool = False
-    # What skips to or from another stage, by the place of the block that returned it.
+    # Skip connections to or from another stage, by the index of the block that returned them.
     skips: dict[int, torch.Tensor] = field(default_factory=dict)
     # Deferred work of the running block.
     deferred: list[Deferred] = field(default_factory=list)
 
     def run_deferred(self) -> None:
-        """Runs the deferred work while something travels."""
+        """Runs the deferred work while ranks exchange tensors."""
         while self.deferred:
             self.deferred.pop(0).get()
 
 
 class ForwardSlot:
-    """Holds the running forward. The hooks of one model share a slot, and forwards run one at a time. patches: how many
-    segments the image has."""
+    """Holds the running forward. All hooks of one model share a slot, because forwards run one at a time. patches: how
+    many segments the image has."""
 
     def __init__(self, patches: int = 1) -> None:
         self.patches = patches
         self.begin()
 
     def begin(self) -> None:
-        """Begins a forward of all segments that is not entered here, because somebody else calls the model."""
+        """Begins a forward of all segments without a `with` block, for a model that a pipeline calls."""
         self.forward = Forward(self.every_segment())
 
     def every_segment(self) -> list[int]:

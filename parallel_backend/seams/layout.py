@@ -64,13 +64,16 @@ class TokenLayout:
         return self.slot.forward.segments
 
     def learn(self, streams: Names, length: int) -> None:
-        """Learns that the streams have this many tokens together. At most one stream may be new. Raises ValueError if
-        that contradicts what is known, and RequestError for an image that cannot be split into patches."""
+        """Learns that the streams have this many tokens together. At most one stream may be new. Raises RequestError
+        if that contradicts what is known, and for an image that cannot be split into patches."""
         segments = self.segments
         unknown = [name for name in streams if name not in segments]
         rest = length - sum(sum(segments[name]) for name in streams if name in segments)
         if len(unknown) > 1 or rest < 0 or (rest and not unknown):
-            raise ValueError(f"{length} tokens are none of {'+'.join(streams)}, of which are known: {segments}.")
+            raise RequestError(
+                f"A tensor has {length} tokens, and its spec says {'+'.join(streams)}; known lengths are {segments}.",
+                "Correct its streams, as parallel_backend/models/README.md says, or use ulysses=1 and ring=1.",
+            )
         for name in unknown:
             segments[name] = self.segments_of(name, rest)
             if name == self.image and self.patches > 1 and rest != self.forward.image_tokens:
@@ -129,13 +132,13 @@ class TokenLayout:
         return (each for each in self.local_ranges(streams) if not each.is_padding)
 
     def local_length(self, segments: list[int], running: list[int]) -> int:
-        """Returns how many tokens blocks get on this rank, of a stream with these segments, of which these run."""
+        """Returns how many tokens blocks get on this rank of a stream with these segments, if these of them run."""
         own = self.share([segments[index] for index in running], self.axis.index)
         return own or min(1, sum(segments))
 
     def is_local(self, streams: Names, length: int) -> bool:
-        """Whether this many tokens are what blocks get on this rank. It may be the full length, too; then both are the
-        same."""
+        """Whether blocks get this many tokens on this rank. If that is also the full length, the local stream is the
+        full one."""
         segments = self.segments
         known = all(name in segments for name in streams)
         return known and length == sum(self.local_length(segments[name], self.running) for name in streams)
@@ -194,7 +197,7 @@ class TokenLayout:
         return whole
 
     def zeros(self, local: torch.Tensor, streams: Names, dim: int) -> torch.Tensor:
-        """Returns zeros in the full length of these streams, else like a local tensor."""
+        """Returns zeros in the full length of these streams, in other respects like a local tensor."""
         return local.new_zeros([*local.shape[:dim], self.total(streams), *local.shape[dim:][1:]])
 
     def cut_ranges(self, ranges: Sequence[Sequence[int]], streams: Names) -> list[tuple[int, ...]]:
@@ -211,14 +214,14 @@ class TokenLayout:
         return sorted(found)
 
     def cut_place(self, place: int, streams: Names) -> int:
-        """Returns how many of this rank's tokens come before a place of the joined streams."""
+        """Returns how many of this rank's tokens come before a position in the joined streams."""
         return sum(min(max(place - each.whole, 0), each.length) for each in self.local_ranges(streams))
 
     def token_order(
         self, streams: tuple[str, ...], ranks: range, running: list[int], device: torch.device
     ) -> torch.Tensor:
-        """Returns the places in the whole joined streams of these ranks' tokens, for these segments, in rank order. It
-        is made on the device, once per forward, because copying it there would make the host wait."""
+        """Returns the positions of these ranks' tokens in the whole joined streams, for these segments, in rank order.
+        It is computed on the device, once per forward, because a copy from the host would make the host wait."""
         key = (streams, ranks, tuple(running), device)
         if key in self.forward.orders:
             return self.forward.orders[key]
@@ -236,8 +239,8 @@ class TokenLayout:
         return self.forward.orders[key]
 
     def cache_places(self, streams: Names, ranks: range) -> list[tuple[int, int]]:
-        """Returns where the running segments' tokens are among all segments' tokens of these ranks: (start, length), in
-        order. Both follow one order: rank by rank, then stream by stream, then segment by segment."""
+        """Returns the ranges (start, length) of the running segments' tokens among all segments' tokens of these ranks.
+        The order is rank by rank, then stream by stream, then segment by segment."""
         places, start = [], 0
         for rank in ranks:
             for stream in streams:

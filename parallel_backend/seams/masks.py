@@ -1,6 +1,6 @@
 """Attention as a block's spec describes it: without padding, with unrepeated keys, under the whole model's mask.
 
-A module that attends otherwise than its spec says is an error, never a wrong image.
+A module that attends in another way than its spec says raises an error.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def attention_of(
     call: str,
     sizes: AttentionSizes,
 ) -> Attend:
-    """Returns the attention of one call of a module, between the streams of its spec, under the mask of the whole
-    model. sizes: by the spec."""
+    """Returns the function for one attention call of a module: between the streams of its spec, under the mask of the
+    whole model. sizes: by the spec."""
     streams, _, seen = call.partition("|")
     layout, owner = attention.layout, (module, call)
     attend = partial(without_padding, attention, owner, layout, names(streams), names(seen) if seen else ())
@@ -54,8 +54,8 @@ def as_described(
     *args: Any,
     **more: Any,
 ) -> torch.Tensor:
-    """Computes attention of the module at this place. Raises RequestError, on every rank alike, if it has other tokens
-    or heads than its spec says."""
+    """Computes attention of the module at this path. Raises RequestError, on every rank alike, if the call has other
+    tokens or heads than the spec says."""
     for what, own, tokens in (("attends from", streams, query.shape[-2]), ("attends to", seen, key.shape[-2])):
         if not layout.is_local(own, tokens):
             raise RequestError(

@@ -1,7 +1,7 @@
 """MLP overlap: a block's MLP is computed while attention's tokens travel.
 
 In blocks with parallel linear layers (https://arxiv.org/abs/2302.05442) the MLP reads the same input as attention. Its
-layers are deferred: they are computed once their output is read, or once attention has sent its tokens, whichever is
+layers are deferred: they are computed when their output is read or when attention has sent its tokens, whichever is
 first.
 """
 

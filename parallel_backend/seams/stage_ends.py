@@ -1,7 +1,7 @@
-"""What pipeline stages send one another: tokens, and what skips stages.
+"""What pipeline stages send one another: tokens and skip connections.
 
-A stage sends its tokens where the next stage's first block begins. So whatever the model adds after this stage's last
-block goes along, such as a ControlNet's residual.
+A stage sends its tokens just before the next stage's first block. So they include what the model adds after this
+stage's last block, such as a ControlNet's residual.
 """
 
 from __future__ import annotations
@@ -55,13 +55,12 @@ class StageEnds:
         hooks.before(block, leave, with_kwargs=True)
 
     def keep_skip(self, block: torch.nn.Module, place: int, hooks: Hooks) -> None:
-        """Keeps what a block returns for a later stage. The model's own bookkeeping sees the stand-ins' output
-        instead."""
+        """Keeps a block's output for a later stage. The model's own code sees the stand-ins' output instead."""
         if place in self.stage.outgoing:
             hooks.after(block, lambda _block, _args, local: self.layout.forward.skips.__setitem__(place, local))
 
     def feed_skip(self, place: int, values: dict[str, Any]) -> None:
-        """Gives a block what skips to it from an earlier stage."""
+        """Gives a block the skip connection from an earlier stage."""
         source = self.stage.skip_sources.get(place)
         if source in self.stage.incoming:
             values[SKIP] = self.layout.forward.skips[source]

@@ -39,11 +39,11 @@ ShapesOf = Callable[[list[int]], list[torch.Size]]
 
 
 class StageExit(Exception):
-    """Leaves the model's forward on a stage that is not the last. Its tokens are under way to the next stage."""
+    """Leaves the model's forward on a stage that is not the last. Its tokens are being sent to the next stage."""
 
 
 class StandIn(torch.nn.Module):
-    """Replaces a block of another stage. Returns the token streams as they came. keep: submodules of the block that the
+    """Replaces a block of another stage. Returns the token streams unchanged. keep: submodules of the block that the
     model reads outside of the block's own forward."""
 
     def __init__(self, block: torch.nn.Module, returned: tuple[str, ...], keep: dict[str, torch.nn.Module]) -> None:
@@ -68,10 +68,10 @@ class StandIn(torch.nn.Module):
 class Stage:
     """A pipeline stage's blocks, in the order in which they run.
 
-    first: the place of its first block among all blocks.
+    first: the index of its first block among all blocks.
     incoming: blocks of earlier stages whose output skips into this stage or beyond it.
     outgoing: blocks whose output skips beyond this stage.
-    missing: names of other stages' blocks without weights here. They can only be put back empty.
+    missing: names of other stages' blocks, which have no weights here. They can only be restored without weights.
     """
 
     blocks: list[torch.nn.Module]
@@ -83,7 +83,7 @@ class Stage:
 
 
 def skip_sources(count: int) -> dict[int, int]:
-    """Returns consumer to producer of a U-shaped stack of blocks, by place."""
+    """Returns the producer of each consumer's skip connection in a U-shaped stack of blocks, by index."""
     return {count - 1 - producer: producer for producer in range(count // 2 - 1)}
 
 
@@ -92,7 +92,7 @@ def keep_stage(
 ) -> Stage:
     """Takes the blocks of other stages out of the model until the hooks are removed, and returns the local ones.
 
-    own: the places of the local blocks among all blocks.
+    own: the indices of the local blocks among all blocks.
     skips: whether the first half of the blocks feeds the second, see `skip_sources`.
     """
     places = [(each, index) for each in lists for index in range(len(modules_at(model, each.path)))]
@@ -127,10 +127,10 @@ def keep_stage(
 class Inbox:
     """Messages from one rank, in an order known beforehand. Each receive is posted while the previous message is used.
 
-    A receive is not posted if it waits for something that this rank has yet to launch. On a GPU, something in between
-    may wait for everything posted, and would then wait forever: a kernel that is loaded at its first run, an allocator
+    A receive is not posted if its message depends on work that this rank has not launched. On a GPU, code in between
+    may wait for all posted work, and would then wait forever: a kernel that is loaded at its first run, an allocator
     that retries.
-    is_due: whether a message waits for nothing of that kind.
+    is_due: whether a message depends on no such work.
     """
 
     def __init__(
@@ -151,11 +151,11 @@ class Inbox:
         """Announces the messages of a run. None of them is posted yet. proceeds: see `StageLink.expect`."""
         self.coming, self.proceeds = list(coming), proceeds
         self.step = 0  # of the last message taken
-        self.allocate: Allocate = lambda _: None  # the run passes its own with the first message
+        self.allocate: Allocate = lambda _: None  # replaced by the run's own with the first message
 
     def take(self, message: Message, allocate: Allocate) -> torch.Tensor:
         """Returns the next message, which must be this one. allocate: returns an empty tensor for a message; None if
-        its size is unknown so far."""
+        its size is not known yet."""
         self.allocate = allocate
         if self.posted is None:
             self._post()
@@ -190,8 +190,8 @@ class Inbox:
 class StageLink:
     """This stage's connections: tokens to the next stage and from the previous one, latents from the last to the first.
 
-    Sends and receives are in flight while the stage computes. Handles and buffers are kept until they have been waited
-    for: gloo never delivers a send whose handle was dropped.
+    Sends and receives are in flight while the stage computes. Handles and buffers are kept until their wait has
+    returned, because gloo never delivers a send whose handle was dropped.
     slot: holds the running forward.
     """
 
@@ -206,7 +206,7 @@ class StageLink:
         self.in_flight: list[tuple[dist.Work, torch.Tensor]] = []
         self.known: dict[int, ShapesOf] = {}  # by the step's forward
         self.last_forward = 0
-        self.launched: dict[int, int] = {}  # by segment, the last step whose part of this stage is under way
+        self.launched: dict[int, int] = {}  # by segment, the last step whose work on this stage was launched
         self.inbox = Inbox(axis.global_rank((axis.index - 1) % axis.degree), mesh.link_in, mesh.timeline, self.is_due)
 
     def expect(self, coming: list[Message], proceeds: Callable[[int], bool] | None, last_forward: int) -> None:
@@ -218,8 +218,8 @@ class StageLink:
         self.launched.clear()
 
     def is_due(self, message: Message) -> bool:
-        """Whether this stage has launched what a message waits for. Latents wait for the tokens of their step, tokens
-        for the latents of the previous step."""
+        """Whether this stage has launched the work that a message depends on. Latents depend on the tokens of their
+        step, tokens on the latents of the previous step."""
         step = message.step if self.is_first else message.step - 1
         return step < 0 or all(self.launched.get(segment, -1) >= step for segment in message.segments)
 
@@ -228,7 +228,7 @@ class StageLink:
         del self.inbox
 
     def expect_nothing_after(self, step: int) -> None:
-        """Withdraws what was announced for later steps. None of it is awaited yet."""
+        """Withdraws the announced messages of later steps. None of them is awaited yet."""
         self.inbox.coming = [message for message in self.inbox.coming if message.step <= step]
 
     def send(self, tokens: Sequence[torch.Tensor]) -> None:
@@ -262,7 +262,7 @@ class StageLink:
         self.mark_launched(step, segments)
 
     def mark_launched(self, step: int, segments: list[int]) -> None:
-        """Notes that this stage's part of these segments in a step is under way."""
+        """Records that this stage has launched its work on these segments in a step."""
         self.launched.update(dict.fromkeys(segments, step))
         self.inbox.post_next()
 

@@ -25,7 +25,7 @@ def list_plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [part for name in names for part in list_plain_tensors(getattr(tensor, name))]
 
 
-def held_bytes(module: torch.nn.Module) -> int:
+def count_bytes(module: torch.nn.Module) -> int:
     """Counts the bytes of a module's weights on this rank."""
     return sum(part.nbytes for tensor in module.state_dict().values() for part in list_plain_tensors(tensor))
 

@@ -33,7 +33,7 @@ from safetensors.torch import save_file
 
 from demo.host import REPOSITORY
 from parallel_backend.plan import HOST, SHARED, WHOLE
-from tests.support.fakes.models import SHELVES
+from tests.support.fakes.models import LIBRARIES
 from tests.support.ranks.pool import RankPool
 
 PROGRAM = "weights.footprint_ranks"
@@ -46,7 +46,7 @@ ARGUMENTS = ("--cpu", "--use-pytorch-cross-attention")
 
 @dataclass(frozen=True)
 class Shape:
-    """A model. published: its name in `SHELVES`; narrowed: what its config has in place of the published.
+    """A model. published: its name in `LIBRARIES`; narrowed: what its config has in place of the published.
 
     latents, tokens: of a request, which has to be small: activations are not what is measured. stock: the case of
     `sized_cases` that has the same shape of ComfyUI's class, if one has. tables: bytes of positions' that the class has
@@ -92,7 +92,7 @@ def write_diffusers(shape: Shape, path: Path) -> dict[str, Any]:
     """The model's file in bf16, and its `ModelSource`."""
     import diffusers
 
-    model = SHELVES["diffusers"][shape.published]
+    model = LIBRARIES["diffusers"][shape.published]
     config = {**model.config_of(), **shape.narrowed}
     with torch.device("meta"):
         empty = getattr(diffusers, model.model_class)(**config)
@@ -114,24 +114,24 @@ def write_stock(shape: Shape, folder: Path) -> dict[str, Any]:
     return {"comfyui": comfyui, "arguments": ARGUMENTS, "file": file, "model_class": "", "dtype": "", "cast": ""}
 
 
-def cases_of(shape: Shape, shelf: str, source: dict[str, Any], itemsize: int, ranks: int) -> Iterator[dict[str, Any]]:
+def cases_of(shape: Shape, library: str, source: dict[str, Any], itemsize: int, ranks: int) -> Iterator[dict[str, Any]]:
     """Every kind of weights, of all blocks and of half of them; in the file's dtype, and on two ranks in another."""
-    model = SHELVES["diffusers"][shape.published]
+    model = LIBRARIES["diffusers"][shape.published]
     half = sum(shape.narrowed.get(name, 0) for name in model.depths) // 2
     kinds = [(WHOLE, 0), *((kind, count) for kind in (SHARED, HOST) for count in sorted({0, half}))]
     conditions = shape.conditions
-    if shelf == "diffusers":
+    if library == "diffusers":
         conditions = {
             name: (shape.tokens, *of[1:]) if name.startswith("encoder") else of for name, of in model.conditions.items()
         }
     for is_cast in (False, True) if ranks == CAST_RANKS else (False,):
         dtype = (torch.bfloat16, torch.float32)[(itemsize == 4) != is_cast]
-        named = {"diffusers": {2: "bf16", 4: "fp32"}, "comfyui": {2: "bfloat16", 4: "float32"}}[shelf][dtype.itemsize]
+        named = {"diffusers": {2: "bf16", 4: "fp32"}, "comfyui": {2: "bfloat16", 4: "float32"}}[library][dtype.itemsize]
         for kind, count in kinds:
             if kind == SHARED and ranks == 1:
                 continue
             yield {
-                "shelf": shelf,
+                "library": library,
                 "plan": {"ulysses": ranks, "weights": kind, "weight_blocks": count},
                 "source": {**source, "dtype": named},
                 "files": source.get("files") or [source["file"]],
@@ -195,20 +195,21 @@ def line_of(case: dict[str, Any], by_rank: list[dict[str, Any]], outputs: dict[s
     }
     dtype = case["source"]["dtype"]
     blocks = f" {plan['weight_blocks']}" if plan["weight_blocks"] else ""
-    kept = outputs.setdefault(f"{case['shelf']} {dtype}", first["output"])
-    title = f"{case['shelf']:9} {len(by_rank)} {plan['weights'] + blocks:8} {'as stored' if per_byte == 1 else 'cast'}"
+    kept = outputs.setdefault(f"{case['library']} {dtype}", first["output"])
+    dtypes = "as stored" if per_byte == 1 else "cast"
+    title = f"{case['library']:9} {len(by_rank)} {plan['weights'] + blocks:8} {dtypes}"
     return Line(title, figures, kept == first["output"])
 
 
-def lines(shape: Shape, shelf: str, worlds: list[int], folder: Path, pool: RankPool) -> Iterator[Line]:
+def lines(shape: Shape, library: str, worlds: list[int], folder: Path, pool: RankPool) -> Iterator[Line]:
     """All cases of a model by one kind of class."""
-    if shelf == "diffusers":
+    if library == "diffusers":
         source, itemsize = write_diffusers(shape, folder / "diffusers.safetensors"), torch.bfloat16.itemsize
     else:
         source = write_stock(shape, folder)
         itemsize = torch.float32.itemsize if shape.stock == "flux-full-width" else torch.bfloat16.itemsize
     for ranks in worlds:
-        yield from measure(list(cases_of(shape, shelf, source, itemsize, ranks)), ranks, folder, pool)
+        yield from measure(list(cases_of(shape, library, source, itemsize, ranks)), ranks, folder, pool)
 
 
 def measure(cases: list[dict[str, Any]], ranks: int, folder: Path, pool: RankPool) -> Iterator[Line]:
@@ -232,7 +233,7 @@ def main() -> int:
     """Returns 1 where a figure is not what it is to be."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", choices=SHAPES, nargs="+", default=list(SHAPES))
-    parser.add_argument("--shelf", choices=SHELVES, nargs="+", default=list(SHELVES))
+    parser.add_argument("--library", choices=LIBRARIES, nargs="+", default=list(LIBRARIES))
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--full-width", action="store_true", help="Flux' blocks as wide as they are, on two ranks")
     parser.add_argument("--json", action="store_true")
@@ -242,9 +243,9 @@ def main() -> int:
     found: list[dict[str, Any]] = []
     for name, shape in shapes.items():
         has = {"diffusers": bool(shape.narrowed), "comfyui": bool(shape.stock)}
-        for shelf in (shelf for shelf in options.shelf if has[shelf]):
+        for library in (library for library in options.library if has[library]):
             with tempfile.TemporaryDirectory(prefix="memory-") as folder, RankPool(Path(folder)) as pool:
-                for index, line in enumerate(lines(shape, shelf, worlds, Path(folder), pool)):
+                for index, line in enumerate(lines(shape, library, worlds, Path(folder), pool)):
                     if not options.json and not index:
                         print(f"\n{name:34}{''.join(f'{each:18}' for each in line.figures)}")
                     if not options.json:

@@ -1,6 +1,6 @@
 """What each rank keeps, computes and sends for models of published sizes, on 1 to 64 ranks, without a GPU or weights.
 
-COMFYUI_PATH=.host/ComfyUI python -m tests.benchmarks.sizes [--shelf comfyui] [--models flux-dev …] [--ranks 8 …]
+COMFYUI_PATH=.host/ComfyUI python -m tests.benchmarks.sizes [--library comfyui] [--models flux-dev …] [--ranks 8 …]
 
 The engine's own code runs on fake tensors (`tests/support/fakes`), a forward of all blocks in bf16, or with stages a
 sampling, of which a step is told. Of the ranks that differ, the one with most: GB of weights; GB beside them at the
@@ -21,7 +21,7 @@ import torch
 from parallel_backend.plan import ParallelPlan
 from tests.support.fakes.formulas import PLANS, activation_bytes, sent_bytes
 from tests.support.fakes.measure import measure, unlike_ranks
-from tests.support.fakes.models import SHELVES, Model
+from tests.support.fakes.models import LIBRARIES, Model
 from tests.support.fakes.tally import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, SEND, WEIGHTS, sent
 
 HEAD = (
@@ -42,9 +42,9 @@ HEAD = (
 )
 
 
-def row(shelf: str, name: str, size: str, degrees: dict[str, int]) -> tuple[str, ...]:
+def row(library: str, name: str, size: str, degrees: dict[str, int]) -> tuple[str, ...]:
     torch.set_num_threads(1)
-    model, plan = SHELVES[shelf][name], ParallelPlan.from_json(degrees)
+    model, plan = LIBRARIES[library][name], ParallelPlan.from_json(degrees)
     figures = [measure(model, size, plan, rank) for rank in unlike_ranks(plan)]
     by_kind = [sent(each.exchanges) for each in figures]
     blocks = max(each.blocks for each in figures)
@@ -74,18 +74,18 @@ def head(model: Model, name: str, size: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shelf", choices=SHELVES, nargs="+", default=list(SHELVES))
+    parser.add_argument("--library", choices=LIBRARIES, nargs="+", default=list(LIBRARIES))
     parser.add_argument("--models", choices=PLANS, nargs="+", default=list(PLANS))
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 8, 16, 64])
     parser.add_argument("--every-size", action="store_true", help="of latents, and not the first alone")
     options = parser.parse_args()
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         begun = []
-        for shelf, name in itertools.product(options.shelf, options.models):
-            model = SHELVES[shelf][name]
+        for library, name in itertools.product(options.library, options.models):
+            model = LIBRARIES[library][name]
             for size in list(model.sizes)[: None if options.every_size else 1]:
                 plans = [plan for plan in PLANS[name] if ParallelPlan.from_json(plan).world_size in options.ranks]
-                begun.append((head(model, name, size), [pool.submit(row, shelf, name, size, plan) for plan in plans]))
+                begun.append((head(model, name, size), [pool.submit(row, library, name, size, plan) for plan in plans]))
         for title, rows in begun:
             print(title)
             for each in rows:

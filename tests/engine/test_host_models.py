@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from parallel_backend.plan import ParallelPlan
 from tests.benchmarks.host_classes import tables, written
 from tests.support.cases.host import CASES as ROWS
+from tests.support.cases.library_plans import LONG, allows
 from tests.support.cases.references import relative_error
-from tests.support.cases.shelf_plans import LONG, allows
 from tests.support.ranks.pool import RankPool, split_into_jobs
 from tests.support.tiers import running
 

@@ -80,6 +80,7 @@ def mistakes_in(model: torch.nn.Module, spec: ModelSpec, call: Callable[[], obje
         call()
 
     def found() -> Iterator[str]:
+        sizes_of_heads = []  # of attention that the spec lists
         for blocks, path, lengths, query, key in recorder.seen:
             is_own, where = key.shape[-2] in lengths, f"{path} of {blocks.path}"
             if not any(path == own or path.startswith(f"{own}.") for own in blocks.attention if own):
@@ -87,10 +88,13 @@ def mistakes_in(model: torch.nn.Module, spec: ModelSpec, call: Callable[[], obje
                     yield f"{where} attends to tokens, and `attention` does not list it"
                 if not is_own or "" not in blocks.attention:
                     continue
+            sizes_of_heads.append(query.shape[3])
             if query.shape[1] != sizes.heads:
                 yield f"{where} has {query.shape[1]} heads, and {spec.heads} is {sizes.heads}"
             if (own := sizes.kv_heads) and not are_repeated(key, own):
                 yield f"{where} does not repeat the heads of keys of {spec.kv_heads}, which is {own}"
+        if (largest := max(sizes_of_heads, default=sizes.head_dim)) != sizes.head_dim:
+            yield f"the largest heads have {largest} dims, and {spec.width or spec.head_dim} says {sizes.head_dim}"
 
     return list(dict.fromkeys(found()))
 

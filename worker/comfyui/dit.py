@@ -22,11 +22,11 @@ TIME_CHANNELS = 256
 class Conditioning(Module):
     """Embeds a timestep and a class."""
 
-    def __init__(self, width: int, classes: int, ops: Any, **made: Any) -> None:
+    def __init__(self, width: int, classes: int, ops: Any, **factory: Any) -> None:
         super().__init__()
-        first, second = ops.Linear(TIME_CHANNELS, width, **made), ops.Linear(width, width, **made)
+        first, second = ops.Linear(TIME_CHANNELS, width, **factory), ops.Linear(width, width, **factory)
         self.timestep_embedder = ModuleDict({"linear_1": first, "linear_2": second})
-        self.class_embedder = ModuleDict({"embedding_table": ops.Embedding(classes + 1, width, **made)})
+        self.class_embedder = ModuleDict({"embedding_table": ops.Embedding(classes + 1, width, **factory)})
 
     def forward(self, timestep_B: torch.Tensor, label_B: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         half = TIME_CHANNELS // 2
@@ -38,14 +38,14 @@ class Conditioning(Module):
 
 
 class DiTBlock(Module):
-    def __init__(self, width: int, heads: int, classes: int, bias: bool, eps: float, ops: Any, **made: Any) -> None:
+    def __init__(self, width: int, heads: int, classes: int, bias: bool, eps: float, ops: Any, **factory: Any) -> None:
         super().__init__()
         self.heads, self.eps = heads, eps
-        linear, emb = ops.Linear(width, 6 * width, **made), Conditioning(width, classes, ops, **made)
+        linear, emb = ops.Linear(width, 6 * width, **factory), Conditioning(width, classes, ops, **factory)
         self.norm1: Any = ModuleDict({"emb": emb, "linear": linear})
-        self.attn1: Any = ModuleDict({f"to_{each}": ops.Linear(width, width, bias=bias, **made) for each in "qkv"})
-        self.attn1["to_out"] = ModuleList([ops.Linear(width, width, **made)])
-        up, down = ops.Linear(width, 4 * width, **made), ops.Linear(4 * width, width, **made)
+        self.attn1: Any = ModuleDict({f"to_{each}": ops.Linear(width, width, bias=bias, **factory) for each in "qkv"})
+        self.attn1["to_out"] = ModuleList([ops.Linear(width, width, **factory)])
+        up, down = ops.Linear(width, 4 * width, **factory), ops.Linear(4 * width, width, **factory)
         self.ff: Any = ModuleDict({"net": ModuleList([ModuleDict({"proj": up}), Module(), down])})
 
     def forward(
@@ -72,16 +72,16 @@ class DiT(Module):
         self.num_heads, self.patch_size, self.dtype = config["num_attention_heads"], config["patch_size"], dtype
         self.hidden_size = width = self.num_heads * config["attention_head_dim"]
         self.channels, self.base_size = config["in_channels"], config["sample_size"] // self.patch_size
-        made = {"dtype": dtype, "device": device}
-        proj = operations.Conv2d(self.channels, width, self.patch_size, self.patch_size, **made)
+        factory = {"dtype": dtype, "device": device}
+        proj = operations.Conv2d(self.channels, width, self.patch_size, self.patch_size, **factory)
         self.pos_embed = ModuleDict({"proj": proj})
         self.classes = config["num_embeds_ada_norm"]
         of_block = (width, self.num_heads, self.classes, config["attention_bias"], config["norm_eps"])
-        blocks = (DiTBlock(*of_block, operations, **made) for _ in range(config["num_layers"]))
+        blocks = (DiTBlock(*of_block, operations, **factory) for _ in range(config["num_layers"]))
         self.transformer_blocks: Any = ModuleList(blocks)
-        self.proj_out_1 = operations.Linear(width, 2 * width, **made)
+        self.proj_out_1 = operations.Linear(width, 2 * width, **factory)
         outputs = self.patch_size**2 * (config.get("out_channels") or self.channels)
-        self.proj_out_2 = operations.Linear(width, outputs, **made)
+        self.proj_out_2 = operations.Linear(width, outputs, **factory)
 
     def forward(
         self,

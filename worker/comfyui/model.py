@@ -112,20 +112,20 @@ def detect(
         return config, weights, {}
     weights, metadata = comfy.utils.convert_old_quants(weights, "", metadata=metadata)
     prefix = comfy.model_detection.unet_prefix_from_state_dict(weights)
-    beside: Weights = {}
+    others: Weights = {}
     own = comfy.utils.state_dict_prefix_replace(dict(weights), {prefix: ""}, filter_keys=True)
     if own:
-        beside = {name: tensor for name, tensor in weights.items() if not name.startswith(prefix)}
+        others = {name: tensor for name, tensor in weights.items() if not name.startswith(prefix)}
         weights, metadata = comfy.utils.convert_old_quants(own, "", metadata=metadata)
     if config := comfy.model_detection.model_config_from_unet(weights, "", metadata=metadata):
-        return config, weights, beside
+        return config, weights, others
     if (converted := comfy.model_detection.convert_diffusers_mmdit(weights, "")) is not None:
-        return comfy.model_detection.model_config_from_unet(converted, ""), converted, beside
+        return comfy.model_detection.model_config_from_unet(converted, ""), converted, others
     config = comfy.model_detection.model_config_from_diffusers_unet(weights)
     if config is None:
-        return None, weights, beside
+        return None, weights, others
     names = comfy.utils.unet_to_diffusers(config.unet_config)
-    return config, {own: weights[name] for name, own in names.items() if name in weights}, beside
+    return config, {own: weights[name] for name, own in names.items() if name in weights}, others
 
 
 def choose_dtypes(
@@ -157,7 +157,7 @@ def choose_dtypes(
 def build(
     config: comfy.supported_models_base.BASE,
     weights: Weights,
-    beside: Weights,
+    others: Weights,
     dtype: torch.dtype | None,
     cast: torch.dtype | None,
     device: torch.device | None,
@@ -165,7 +165,7 @@ def build(
 ) -> comfy.model_base.BaseModel:
     """Builds the model with its parameters on a device. Does not fill them.
 
-    beside: a checkpoint's other weights; some compute conditions, or tell what the model predicts. fast_fp8: as in
+    others: a checkpoint's other weights; some compute conditions, or say what the model predicts. fast_fp8: as in
     HostSource.
 
     A class whose constructor computes with tensors (ACE-Step 1.5) fails on the meta device. It is built on the CPU and
@@ -175,11 +175,11 @@ def build(
     if fast_fp8:
         config.optimizations["fp8"] = True
     try:
-        return config.get_model({**beside, **weights}, "", device=device).eval()
+        return config.get_model({**others, **weights}, "", device=device).eval()
     except (RuntimeError, NotImplementedError) as error:
         if device != META or META.type not in str(error):
             raise
-        model = config.get_model({**beside, **weights}, "", device=None).eval()
+        model = config.get_model({**others, **weights}, "", device=None).eval()
         model.diffusion_model.to(META)
         return model
 
@@ -194,11 +194,11 @@ def map_model(
     """
     if source.mark and source.files:  # a folder without files has an error of its own
         check_mark(source.file, source.files, source.mark)
-    config, weights, beside = detect(source.file, source.config)
+    config, weights, others = detect(source.file, source.config)
     if config is None:
         raise ModelFileError(f"ComfyUI does not recognise the model in {source.file}.", "Download it again.")
     check()
-    model = build(config, weights, beside, dtype_of(source.dtype), dtype_of(source.cast), None, source.fast_fp8)
+    model = build(config, weights, others, dtype_of(source.dtype), dtype_of(source.cast), None, source.fast_fp8)
     pages = {weight.data_ptr() for weight in weights.values()}
     missing, dtypes = load_weights(model, weights)
     if missing:
@@ -207,7 +207,7 @@ def map_model(
             "The file is incomplete or of another model."
         )
     check()
-    return model, {name for name, held in model.named_parameters() if held.data_ptr() in pages}, dtypes
+    return model, {name for name, parameter in model.named_parameters() if parameter.data_ptr() in pages}, dtypes
 
 
 def dtype_name(dtype: torch.dtype | None) -> str:

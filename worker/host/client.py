@@ -26,7 +26,7 @@ from .sent_conditions import SentConditions
 from .session import WAS_STOPPED, Check, OnStep, Session
 from .supervision import Supervisor
 
-SETTLE_SECONDS = 10.0  # before parking, the longest wait for the end of a cancelled request
+CANCEL_SECONDS = 10.0  # before parking, the longest wait for the end of a cancelled request
 
 OnState = Callable[[Header, Tensors], None]
 
@@ -341,7 +341,7 @@ class WorkerGroup:
         session = self.session
         if session is None or session.is_over:
             return False
-        session.await_cancelled(lambda: None, SETTLE_SECONDS)
+        session.await_cancelled(lambda: None, CANCEL_SECONDS)
         return not session.operation  # set if a request still runs, or its callback calls this
 
     def _request(

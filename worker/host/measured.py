@@ -44,13 +44,13 @@ class MeasuredFile:
 
     def _read(self) -> None:
         try:
-            held = json.loads(self.path.read_text("utf-8"))
-            if held["made_of"] != self.made_of:
+            saved = json.loads(self.path.read_text("utf-8"))
+            if saved["made_of"] != self.made_of:
                 raise ValueError("it is for other devices or versions")
-            figures, steps = held["figures"], held["steps"]
+            figures, steps = saved["figures"], saved["steps"]
             if not isinstance(figures, dict) or not isinstance(steps, dict):
                 raise ValueError("it holds no figures")
-            self.figures, self.steps, self.is_fixed = figures, steps, held.get("fixed") is True
+            self.figures, self.steps, self.is_fixed = figures, steps, saved.get("fixed") is True
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -75,11 +75,11 @@ class MeasuredFile:
                 self._write()
 
     def _write(self) -> None:
-        held = {"made_of": self.made_of, "figures": self.figures, "steps": self.steps}
+        saved = {"made_of": self.made_of, "figures": self.figures, "steps": self.steps}
         new = self.path.with_suffix(f".{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            new.write_text(json.dumps(held, indent=1), "utf-8")
+            new.write_text(json.dumps(saved, indent=1), "utf-8")
             new.replace(self.path)
         except OSError as error:  # the figures in memory last until ComfyUI ends
             logging.warning("[ParallelDiT] the measurements cannot be saved in %s: %s", self.path.parent, error)

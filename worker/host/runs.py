@@ -74,10 +74,10 @@ class RunRecord:
     ended: Explanation | None = None  # why its group has ended; then the run makes no more requests
 
     def to_json(self) -> dict[str, Any]:
-        told = {name: value for name, value in vars(self).items() if name not in ("of_plan", "size", "ended")}
+        fields = {name: value for name, value in vars(self).items() if name not in ("of_plan", "size", "ended")}
         plans = list(self.plans)
-        told |= {"plan": ", ".join(plan.words for plan in plans) or UNKNOWN, "plans": [plan.values for plan in plans]}
-        return {**told, "steps": [list(step) for step in self.steps.copy()]}
+        fields |= {"plan": ", ".join(plan.words for plan in plans) or UNKNOWN, "plans": [plan.values for plan in plans]}
+        return {**fields, "steps": [list(step) for step in self.steps.copy()]}
 
 
 class Runs:

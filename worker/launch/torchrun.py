@@ -14,7 +14,7 @@ from .lifetime import PARENT
 
 DEVICE = "PARALLELDIT_DEVICE"
 THREADS = "OMP_NUM_THREADS"
-TOLD_THREADS = "PARALLELDIT_THREADS"  # OMP_NUM_THREADS of ComfyUI; empty if it is not set
+COMFYUI_THREADS = "PARALLELDIT_THREADS"  # OMP_NUM_THREADS of ComfyUI; empty if it is not set
 EXPECTED = "PARALLELDIT_EXPECTED"  # the source of the first model that the ranks will load, as JSON; or empty
 LOGS = "PARALLELDIT_LOGS"
 LOG_MEGABYTES = "PARALLELDIT_LOG_MEGABYTES"
@@ -100,7 +100,7 @@ def rank_environment(device: str, ranks: int, folder: Path, settings: Settings) 
         LOGS: str(folder),
         LOG_MEGABYTES: str(settings.log_megabytes),
         THREADS: str(count_threads(ranks, os.environ.get(THREADS, ""))),
-        TOLD_THREADS: os.environ.get(THREADS, ""),
+        COMFYUI_THREADS: os.environ.get(THREADS, ""),
         "OMP_WAIT_POLICY": "PASSIVE",  # ranks on the CPU share the cores with ComfyUI; spinning threads stall both
         "HF_HUB_OFFLINE": "1",
         **cuda_environment(os.environ),
@@ -124,10 +124,10 @@ def cuda_environment(given: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def count_threads(ranks: int, told: str) -> int:
+def count_threads(ranks: int, most: str) -> int:
     """Returns the threads of each rank on a machine with so many ranks; at most ComfyUI's own OMP_NUM_THREADS."""
     own = max(1, (os.cpu_count() or 1) // ranks)
-    return min(own, int(told)) if told.isdecimal() and int(told) else own
+    return min(own, int(most)) if most.isdecimal() and int(most) else own
 
 
 def machine_prefix() -> str:

@@ -1,4 +1,5 @@
-"""All ranks that run a request agree how it ended. A rank that decided alone what runs next would cause a deadlock."""
+"""All ranks that run a request agree how it ended. If one rank alone decided what runs next, the ranks would
+deadlock."""
 
 from __future__ import annotations
 
@@ -16,13 +17,14 @@ from ..wire.protocol import FAILED, MEMORY, Header
 from .channels.relay import FOREVER
 
 DONE, BROKEN, CANCELLED, REFUSED = "done", "broken", "cancelled", "refused"
-# From best to worst. The worst on any rank counts for all. Broken: by another rank, which says why.
+# From best to worst. The worst outcome of any rank counts for all ranks. Broken: another rank broke the job off, and
+# its outcome has the reason.
 KINDS = (DONE, BROKEN, CANCELLED, REFUSED, FAILED, MEMORY)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """said: the error of a request that was refused, failed or lacked memory, in words for the editor."""
+    """said: the error for the editor, if the request was refused, failed or ran out of memory."""
 
     kind: str = DONE
     said: Explanation = Explanation("")
@@ -43,8 +45,8 @@ class Ended(Exception):
 
 
 class Control:
-    """The groups that hold ranks together, and nothing else: one of all ranks, and one of each plan's ranks. A plan
-    uses the first ranks of a group. The other ranks sit out what the plan's ranks do."""
+    """The process groups by which ranks agree, separate from those of jobs: one of all ranks, and one of each plan's
+    ranks. A plan uses the first ranks. The other ranks skip the plan's jobs."""
 
     def __init__(self, everyone: dist.ProcessGroup) -> None:
         self.world = dist.get_world_size()
@@ -52,7 +54,7 @@ class Control:
         self.groups = {self.world: everyone}
 
     def __getitem__(self, ranks: int) -> dist.ProcessGroup:
-        """Returns the group of the first `ranks` ranks, of which this is one."""
+        """Returns the group of the first `ranks` ranks. This rank is one of them."""
         return self.groups[ranks]
 
     @property
@@ -60,15 +62,15 @@ class Control:
         return self.groups[self.world]
 
     def plan(self, ranks: int) -> None:
-        """Notes how many ranks the plan has that is loaded from here on. All ranks of the group call this together."""
+        """Sets the rank count of the plan that is loaded from here on. All ranks call this together."""
         if ranks not in self.groups:
             self.groups[ranks] = new_group(torch.device(CPU), list(range(ranks)), FOREVER)
         self.of_plan = ranks
 
 
 def agree(own: Outcome, group: dist.ProcessGroup, world: int) -> Outcome:
-    """Returns the worst of the ranks' outcomes; of several, the first rank's. group: of the first `world` ranks. All of
-    them call this."""
+    """Returns the worst of the ranks' outcomes; if several ranks have it, the first one's. group: of the first `world`
+    ranks. All of them call this."""
     rank = dist.get_rank()
     if world == 1:
         return own

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from parallel_backend.device import name_of
 from parallel_backend.groups.timeline import Timeline
 
-from ..launch.torchrun import THREADS, TOLD_THREADS, count_threads
+from ..launch.torchrun import COMFYUI_THREADS, THREADS, count_threads
 from ..wire.protocol import FAILED, MEMORY, Header
 from ..wire.tensors import Tensors
 from .agreement import DONE, Control, Outcome
@@ -25,7 +25,7 @@ from .request_checks import check_request
 from .state import RankState
 from .step_watch import Emit
 
-PLACE_BYTES = 256  # length of a rank's message about itself at its start
+PLACE_BYTES = 256  # size of a rank's message about its process and device
 
 
 def gather_places(device: torch.device, group: dist.ProcessGroup) -> list[dict[str, Any]]:
@@ -49,7 +49,7 @@ class Executor:
         timeline: Timeline,
         emit: Emit,
     ) -> None:
-        """control: the groups that only hold the ranks together.
+        """control: the groups by which ranks agree.
         groups: for all other communication.
         emit: sends an event of the running request to ComfyUI. It is called on rank 0 only."""
         self.control = control
@@ -93,7 +93,8 @@ class Executor:
         return self.handlers[job.operation.name](job, tensors)
 
     def undo(self, job: Job, outcome: Outcome) -> None:
-        """Drops what a job that ended early may have left half done. Drops everything if its communication was cut."""
+        """Drops the model if a job that ended early may have left it half changed. Drops everything if its
+        communication was cut."""
         if outcome.kind in (FAILED, MEMORY):
             self.state.drop_all()
             self.groups.cut(job.id)
@@ -102,7 +103,7 @@ class Executor:
             self.state.drop_model()
 
     def timing(self, job: Job) -> Header:
-        """Returns what loop events say of a step, for a single step: its seconds, and those of its communication."""
+        """Returns the seconds of a single step, and those of its communication. In loop mode, events report them."""
         if not (job.operation.is_step and self.timeline.steps):
             return {}
         lengths, waits = zip(*self.timeline.steps, strict=True)
@@ -128,6 +129,6 @@ class Executor:
 
 def use_threads(ranks: int, world: int) -> None:
     """Limits this rank to its share of the machine's threads. world: the number of ranks."""
-    threads = int(os.environ[THREADS]) if ranks == world else count_threads(ranks, os.environ[TOLD_THREADS])
+    threads = int(os.environ[THREADS]) if ranks == world else count_threads(ranks, os.environ[COMFYUI_THREADS])
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)

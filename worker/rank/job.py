@@ -22,7 +22,7 @@ from ..wire.operations import Operation, operation_of
 from ..wire.protocol import FAILED, MEMORY, Header
 from ..wire.tensors import Tensors
 from .agreement import BROKEN, CANCELLED, DONE, REFUSED, Control, Ended, Outcome, agree
-from .channels.heartbeat import SETTLE_SECONDS, Heartbeat
+from .channels.heartbeat import CUT_DELAY_SECONDS, Heartbeat
 from .job_groups import JobGroups
 from .memory.device_memory import DeviceMemory, asked
 from .memory.out_of_memory import OutOfMemoryReport, count_devices, read_latents_shape
@@ -36,7 +36,7 @@ CHECK_INPUTS = "Check that the latent, the conditioning and what else reaches th
 
 
 class Cancelled(Exception):
-    """ComfyUI gave the request up, and it ended early."""
+    """ComfyUI cancelled the request."""
 
 
 class ModelFailed(Explained, RuntimeError):
@@ -62,7 +62,7 @@ class Job:
         groups: JobGroups,
         heartbeat: Heartbeat,
     ) -> None:
-        """control: the groups that only hold the ranks together. groups: for all other communication."""
+        """control: the groups by which ranks agree. groups: for all other communication."""
         self.header = header
         self.operation = operation_of(header)
         self.latents = read_latents_shape(self.operation, tensors)  # the job frees them early
@@ -80,17 +80,18 @@ class Job:
         return self.control[self.ranks]
 
     def leave_to_plan(self) -> bool:
-        """Leaves the rest of the job to the plan's ranks. Returns whether this is one of them. All ranks call it."""
+        """Leaves the rest of the job to the plan's ranks. Returns whether this rank is one of them. All ranks call
+        it."""
         self.ranks = self.control.of_plan
         return dist.get_rank() < self.ranks
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether ComfyUI has given the job up. Ranks do not learn it at the same moment."""
+        """Whether ComfyUI has cancelled the job. Ranks do not learn it at the same moment."""
         return self.heartbeat.cancelled == self.id
 
     def check(self) -> None:
-        """Raises Cancelled once ComfyUI has given the job up."""
+        """Raises Cancelled once ComfyUI has cancelled the job."""
         if self.is_cancelled:
             raise Cancelled
 
@@ -152,7 +153,7 @@ class Job:
         self._cut()
         logging.error("out of memory", exc_info=error)
         for reason in reasons(error):
-            traceback.clear_frames(reason.__traceback__)  # its frames hold what the job allocated
+            traceback.clear_frames(reason.__traceback__)  # its stack frames refer to the job's tensors
         gc.collect()
         return Outcome(MEMORY, self._report(lack, full))
 
@@ -167,12 +168,12 @@ class Job:
             self.heartbeat.break_off(self.id)  # others may wait for this rank in a collective
             self._cut()
             return Outcome(FAILED, said)
-        self._cut()  # another rank broke off, so its part is missing; others may wait for this rank
+        self._cut()  # another rank broke the job off, so its data is missing; others may wait for this rank
         return Outcome(BROKEN)
 
     def _report(self, lack: BaseException, full: DeviceMemory) -> Explanation:
-        """Returns a report on a lack of memory. Raises nothing, because the group lives on. full: the free memory when
-        it came."""
+        """Returns a report on a lack of memory. Raises nothing, because the group goes on. full: the free memory at the
+        error."""
         rank, device = dist.get_rank(), self.state.device
         try:
             model = describe_model(self.operation, self.header, self.latents, self.state.model)
@@ -185,8 +186,8 @@ class Job:
             return Explanation(f"Rank {rank} ran out of memory while it was {self.operation.doing}.")
 
     def _cut(self) -> None:
-        """Ends the job's communication after what was under way has arrived."""
-        time.sleep(SETTLE_SECONDS)
+        """Cuts the job's communication, after a wait in which transfers that were under way arrive."""
+        time.sleep(CUT_DELAY_SECONDS)
         self.groups.cut(self.id)
 
 

@@ -1,5 +1,4 @@
-"""The groups over which requests communicate, separate from the group that holds the ranks together: they can be cut
-off.
+"""The process groups over which requests communicate. They can be cut, because ranks agree over other groups.
 
 A rank that fails inside a request leaves the others waiting for it in a collective. Cutting the groups of all ranks
 ends that deadlock with an error everywhere. The next request builds new groups.
@@ -32,11 +31,11 @@ Built = TypeVar("Built")
 
 
 class JobGroups:
-    """The plan's mesh, and all ranks as one axis. All ranks build each together when it is first needed, also those
-    outside of the plan.
+    """The plan's mesh, and all ranks as one axis. All ranks, also those outside of the plan, build each of them
+    together when it is first needed.
 
-    job: the id of the running job. A thread other than the main one may cut it off: it aborts NCCL's groups, and shuts
-    down the sockets of gloo, which has no abort.
+    job: the id of the running job. Any thread may cut its communication: NCCL's groups are aborted, and gloo's sockets
+    are shut down, because gloo has no abort.
     """
 
     def __init__(self, device: torch.device, timeline: Timeline) -> None:
@@ -52,7 +51,7 @@ class JobGroups:
         self.lock = threading.Lock()
 
     def mesh_of(self, plan: ParallelPlan) -> Mesh:
-        """Returns the plan's mesh; the last one if it fits."""
+        """Returns the plan's mesh. Reuses the last one if it has the same groups."""
         if self.mesh is None or self.mesh.plan != plan:
             if self.mesh:
                 self.mesh.close()
@@ -77,12 +76,12 @@ class JobGroups:
             self.whole(CPU, ranks)
         self.whole()
         if plan.world_size < dist.get_world_size():
-            self.replicas(plan)  # built now: later, the other ranks would not take part
+            self.replicas(plan)  # built here, because the other ranks would not take part later
         return mesh
 
     def replicas(self, plan: ParallelPlan) -> Axis:
-        """Returns the ranks that compute with the same weights as this one under the plan. They are the same under
-        every plan that shares the weights out in the same way."""
+        """Returns the axis of the ranks that compute with the same weights as this one under the plan. Plans that shard
+        the weights alike have the same axis."""
         degrees = (plan.world_size, *(getattr(plan, axis) for axis in STAGE_AXES))
         if degrees not in self.replica_axes:
             build = lambda: replica_axis(plan, self.device, self.timeline)  # noqa: E731
@@ -91,14 +90,13 @@ class JobGroups:
 
     @property
     def can_be_cut(self) -> bool:
-        """Whether groups can be cut. They cannot if the system does not list sockets: gloo has no way itself, nor has
-        xccl."""
+        """Whether groups can be cut. gloo and xccl cannot abort. gloo's sockets can be shut down if the system lists
+        them."""
         has_way = self.device.type == CPU.type or can_be_aborted(self.device)
         return dist.get_world_size() == 1 or has_way and os.path.isdir(SOCKETS)
 
     def cut(self, job: int) -> None:
-        """Ends all communication of this job, under way and to come, if it is the running one. Any thread may call
-        this."""
+        """Ends all communication of this job, now and later, if it is the running job. Any thread may call this."""
         with self.lock:
             if job != self.job:
                 return
@@ -106,7 +104,7 @@ class JobGroups:
                 for group in self._groups():
                     group.abort()
             for descriptor, name in self.sockets.items():
-                if read_socket_name(descriptor) == name:  # not closed and reused for another file since
+                if read_socket_name(descriptor) == name:  # the descriptor was not closed and reused since
                     with contextlib.suppress(OSError), open_socket(descriptor) as connection:
                         connection.shutdown(socket.SHUT_RDWR)
             self.sockets.clear()

@@ -55,7 +55,7 @@ Output = TypeVar("Output")
 
 
 class Operations:
-    """Each handler takes the job and its tensors, which it may empty, and returns rank 0's results, if any."""
+    """The handlers. Each takes the job and its tensors, which it may empty, and returns rank 0's results, if any."""
 
     def __init__(self, state: RankState, timeline: Timeline, emit: Emit) -> None:
         """emit: sends an event of the running job to ComfyUI. It is called on rank 0 only."""
@@ -89,7 +89,7 @@ class Operations:
     def load(self, job: Job, _tensors: Tensors) -> Tensors | None:
         """Replaces the model and the plan. If that fails, no model is loaded.
 
-        The weights stay if the new plan leaves its ranks their own. They keep their patches then, and the result says
+        If every rank of the new plan needs the weights that it has, they stay with their patches, and the result says
         so. Ranks outside of the plan release their weights.
         """
         source = HostSource.from_json(job.header["source"])
@@ -117,7 +117,7 @@ class Operations:
         return {ops.PATCHED: torch.ones(1)} if kept and kept.is_patched else None
 
     def place(self, job: Job, model: HostModel, plan: ParallelPlan, working: int = 0) -> None:
-        """Puts the weights where the plan wants them, see `WeightPlacement`. If that fails, no model is loaded."""
+        """Puts the weights where the plan keeps them, see `WeightPlacement`. If that fails, no model is loaded."""
         self.state.before = own_bytes(self.state.device)
         try:
             self.state.placement.place(job, model, plan, working)
@@ -127,7 +127,7 @@ class Operations:
         self.state.loaded = {**self.state.loaded, "weights": self.state.placement.describe(job, model)}
 
     def make_room(self, job: Job, model: HostModel, working: int) -> None:
-        """Frees weights before forwards that need more bytes beside the weights than any before."""
+        """Frees weights before forwards that need more bytes than any before."""
         if working <= model.working_bytes or self.state.plan is None:
             return
         if model.fetched.blocks:
@@ -136,7 +136,8 @@ class Operations:
             job.alone(lambda: model.place(working))
 
     def patch(self, job: Job, tensors: Tensors) -> None:
-        """Gives the weights these changes in place of the earlier ones. If that fails, no model is loaded."""
+        """Applies these changes to the file's weights, in place of the earlier changes. If that fails, no model is
+        loaded."""
         model = self.get_model(job)
         patches = [Patch.from_json(fields) for fields in job.header["patches"]]
         files = [MergedFile(HostSource.from_json(fields)) for fields in job.header["files"]]
@@ -168,8 +169,8 @@ class Operations:
         return {**found, **state}
 
     def prepare_options(self, job: Job, model: HostModel, kwargs: Mapping[str, Any]) -> None:
-        """Raises Ended on all ranks if one cannot compile what a node asks for in a call's arguments, or lacks the code
-        that a node runs inside of the model."""
+        """Raises Ended on all ranks if one of them cannot compile blocks as a node asks, or lacks the code that a node
+        runs inside of the model."""
         if parse_field(model.asks_for_code, kwargs, "options"):
             job.together(lambda: model.take_objects(kwargs))
         asked = parse_field(model.new_compile_settings, kwargs, "options")
@@ -177,7 +178,7 @@ class Operations:
             job.together(lambda: check_compiler(asked, self.state.device))
 
     def sample(self, job: Job, tensors: Tensors) -> Tensors | None:
-        """Runs a whole sampler call, see `SamplerCall`. Raises Cancelled if ComfyUI has given it up."""
+        """Runs a whole sampler call, see `SamplerCall`. Raises Cancelled if ComfyUI has cancelled it."""
         model = self.get_model(job)
         own = {name: tensors.pop(name) for name in SAMPLER_TENSORS if name in tensors}
         conditions = self.state.take_conditions(job.header, tensors)
@@ -225,7 +226,8 @@ class Operations:
         return None if latents is None or dist.get_rank() else {"latents": latents.cpu(), **state}
 
     def choose_kernel(self, job: Job, _tensors: Tensors) -> Tensors | None:
-        """Has calls that name an attention kernel use it, if all ranks can. If not, returns why, and what they use."""
+        """Makes calls that name an attention kernel use it, if all ranks can. If not, returns why, and which kernel
+        they use."""
         model, name = self.get_model(job), job.header["name"]
         kernel, outcome = job.attempt(lambda: model.choose_kernel(name))
         if outcome.kind not in (DONE, REFUSED):
@@ -257,7 +259,7 @@ class Operations:
 
     def park(self, job: Job, _tensors: Tensors) -> None:
         """Moves the weights of model and VAE to host memory until their next use. Raises RequestError."""
-        if vae := self.state.vae:  # first, because all ranks have a VAE; some may have no part of the model
+        if vae := self.state.vae:  # the VAE first, because all ranks have it; some may have no part of the model
             self.park_weights(job, vae[1].parallel.parking, ())
         if job.leave_to_plan() and (model := self.state.model):
             model.forget()
@@ -267,8 +269,8 @@ class Operations:
         release_memory(self.state.device)
 
     def park_weights(self, job: Job, parking: Parking, places: Sequence[int]) -> None:
-        """Moves weights to host memory. Raises Ended if a rank has too little; then no rank has moved any. places:
-        tells ranks with different weights apart."""
+        """Moves weights to host memory. Raises Ended if a rank has too little memory; then no rank has moved any.
+        places: tells ranks with different weights apart."""
         if parking.is_parked:
             return
         memory = agree_on_memory((places, parking.layout()), parking.size, job.control_group, parking.memory)
@@ -352,9 +354,9 @@ def pack_state(model: HostModel) -> Tensors:
 
 
 def run_model_code(run: Callable[[], Output], refuses_alike: bool) -> Output:
-    """Returns what the model's own code returns. Raises ModelFailed for what it raises, and Cancelled if the watch has
-    stopped the loop. A RequestError passes through only if all ranks raise it alike: otherwise a rank may wait for one
-    that has refused."""
+    """Runs the model's own code, and returns its result. Turns an exception of it into ModelFailed. Raises Cancelled if
+    the watch has stopped the loop. A RequestError passes through only if all ranks raise it alike, because otherwise a
+    rank may wait for one that has refused."""
     try:
         return run()
     except LoopStopped as stopped:

@@ -78,7 +78,7 @@ def check_fields(values: Mapping[str, Any], types: Mapping[str, type | tuple[typ
 
 
 def parse_field(parse: Callable[[Any], Parsed], values: Any, what: str) -> Parsed:
-    """Returns what a part of a request describes in JSON. Raises RequestError if `parse` cannot read it."""
+    """Returns the object that a part of a request describes in JSON. Raises RequestError if `parse` cannot read it."""
     try:
         return parse(values)
     except RequestError:
@@ -91,7 +91,7 @@ def check_call(call: SamplerCall, tensors: Tensors) -> None:
     """Raises RequestError for a sampler call with impossible values."""
     types = {each.name: TYPES[type(getattr(DEFAULT_CALL, each.name))] for each in fields(SamplerCall)}
     check_fields(vars(call), types, "a sampler call")
-    if not 1 <= call.steps <= MAX_STEPS * min(call.denoise, 1):  # the whole schedule is built, and its end is run
+    if not 1 <= call.steps <= MAX_STEPS * min(call.denoise, 1):  # the whole schedule is built, and only its end runs
         raise RequestError(
             f"A schedule has 1 to {MAX_STEPS} steps. {call.steps} steps with denoise={call.denoise} do not work."
         )

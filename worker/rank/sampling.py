@@ -24,16 +24,17 @@ def read_cache_settings(call: SamplerCall) -> CacheSettings:
 
 
 def estimate_cache_bytes(cache: CacheSettings, working: int, passes: int) -> int:
-    """Returns the bytes that a cache keeps on a rank, for forwards that need `working` bytes beside the weights.
+    """Returns the bytes that a cache keeps on a rank, for forwards that need `working` bytes in addition to the
+    weights.
 
-    For each pass, it keeps the first block's residual and its streams: five times the rank's share of the tokens. A
-    block needs twenty times that share, so this is a quarter.
+    For each pass, the cache keeps the first block's residual and streams: five times the rank's share of the tokens. A
+    block needs twenty times that share, so a cache keeps a quarter of `working`.
     """
     return working * passes // 4 if cache.kind == FIRST_BLOCK else 0
 
 
 def unpack_passes(passes: Sequence[dict], tensors: Tensors) -> list[Pass]:
-    """Returns the forwards of a step. Raises ValueError and the like if they are described wrongly."""
+    """Returns the forwards of a step. Raises ValueError, KeyError or TypeError if their description is malformed."""
     found = []
     for fields in passes:
         each = SamplerPass.from_json(fields).unpack(tensors)
@@ -65,7 +66,7 @@ def make_first_latents(stepper: Stepper, given: Tensors) -> torch.Tensor:
 
 
 def build_inpainting(given: Tensors) -> Inpainting | None:
-    """Returns what the call's mask keeps. Raises RequestError for a mask that does not fit the latents."""
+    """Returns the inpainting of the call's mask. Raises RequestError for a mask that does not fit the latents."""
     if "mask" not in given:
         return None
     mask, noise = given["mask"], given["noise"]

@@ -1,4 +1,4 @@
-"""A rank at work: it joins the group, and runs requests until ComfyUI closes the job channel.
+"""Runs a rank: it joins the group, and runs requests until ComfyUI closes the job channel.
 
 Rank 0 reads frames from ComfyUI's job channel and passes each to the other ranks as bytes. Every rank then runs the
 request, and they agree how it ended. An error in a request's content or a lack of memory is reported. Any other

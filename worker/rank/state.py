@@ -32,7 +32,7 @@ class RankState:
         self.source: HostSource | None = None  # of the model
         self.plan: ParallelPlan | None = None  # as requested
         self.placement = WeightPlacement()
-        self.before = 0  # this process's own memory when the weights began to come
+        self.before = 0  # this process's own memory when the load of the weights began
         self.loaded: dict[str, Any] = {}  # the model, for the status
         self.conditions: Tensors = {}
         self.vae: tuple[VaeSource, RankVae] | None = None  # and where it was loaded from
@@ -48,10 +48,10 @@ class RankState:
         logging.info("loaded %s (%s) under %s", source.model_class, source.dtype, plan)
 
     def find_reusable_model(self, source: HostSource, plan: ParallelPlan) -> HostModel | None:
-        """Returns the model if its weights are from this source and are those that this rank needs under the plan.
+        """Returns the model if its weights are from this source and are all that this rank needs under the plan.
 
-        All ranks of the plan get the same answer. If the plan has fewer ranks than before, weights of which other ranks
-        keep a shard are not this rank's.
+        All ranks of the plan get the same answer. If the plan has fewer ranks than before, sharded weights do not
+        suffice, because other ranks keep a part.
         """
         model = self.model
         if model is None or self.source != source:
@@ -88,16 +88,16 @@ class RankState:
 
     def memory(self) -> dict[str, int]:
         """Returns what this process holds, see `memory_use`, and the model's weights on this rank and on its device, in
-        bytes. read: while weights come, the percentage that has come, judged by memory."""
+        bytes. read: while weights are read, the percentage that has been read, judged by memory."""
         model, bringing = self.model, self.placement.bringing
         weights, resident = (model.weight_bytes, model.resident_bytes) if model else (0, 0)
-        told = {**memory_use(self.device), "weights": weights, "resident_weights": resident}
+        figures = {**memory_use(self.device), "weights": weights, "resident_weights": resident}
         if bringing:
-            told["read"] = min(100, max(0, 100 * (own_bytes(self.device) - self.before) // bringing))
-        return told
+            figures["read"] = min(100, max(0, 100 * (own_bytes(self.device) - self.before) // bringing))
+        return figures
 
     @property
     def is_parked(self) -> bool:
-        """Whether this rank holds something, and all of it is in host memory."""
-        held = [part.parking for part in (self.model, self.vae and self.vae[1].parallel) if part]
-        return bool(held) and all(parking.is_parked for parking in held)
+        """Whether this rank has a model or a VAE, and all of it is in host memory."""
+        parkings = [part.parking for part in (self.model, self.vae and self.vae[1].parallel) if part]
+        return bool(parkings) and all(parking.is_parked for parking in parkings)

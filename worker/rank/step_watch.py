@@ -23,7 +23,7 @@ Emit = Callable[[Header, Tensors], None]
 class JobWatch(Watch):
     """The watch of one sampler call, on every rank. Rank 0 decides at each step whether it runs, and tells the others.
 
-    ranks: those that run the call. Their group is given up if the job breaks off, so that nothing under way reaches a
+    ranks: those that run the call. Their group is dropped if the job breaks off, so that none of its messages reaches a
     later job.
     cancelled, emit: called on rank 0 only.
     steps: of the call.
@@ -69,8 +69,8 @@ class JobWatch(Watch):
         return self.answer
 
     def stepped(self, step: int, timestep: float, denoised: torch.Tensor | None) -> None:
-        """Sends the event from rank 0, with a preview if the last one is old enough, and with the last step. seconds:
-        since the last event, and how many of them were communication; on a GPU, as far as it has got."""
+        """Sends the event from rank 0, with a preview if the last one is old enough or this is the last step. seconds:
+        since the last event, and how many of them were communication; on a GPU, as far as it has computed."""
         if dist.get_rank():
             return
         now = time.perf_counter()
@@ -87,6 +87,7 @@ class JobWatch(Watch):
         self.emit(event, tensors)
 
     def close(self) -> None:
-        """Waits until the others know of every step. Not called after an error, which may keep them from knowing."""
+        """Waits until every decision has reached the other ranks. Not called after an error, because they may then
+        receive none."""
         for work in self.pending:
             work.wait()

@@ -50,7 +50,7 @@ def build_chrome_trace(records: list[dict[str, Any]]) -> dict[str, Any]:
     """Builds the trace from the ranks' records, in the order of the ranks.
 
     Ranks of a machine share its monotonic clock. Ranks of different machines are aligned by their wall clocks, so their
-    rows are off by as much as those clocks are.
+    rows are as far off as those clocks.
     """
     clocks: dict[int, int] = {}
     for record in records:

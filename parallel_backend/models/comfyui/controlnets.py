@@ -20,8 +20,8 @@ def outputs(path: str, stream: str = "img") -> BlockList:
 
 
 def register_controlnet(model_class: str, *blocks: BlockList, heads: str, width: str = "hidden_size") -> None:
-    beside = "it runs beside the model, which has the stages"
-    register(comfyui_spec(model_class, *blocks, heads=heads, width=width, unstaged=beside))
+    reason = "it runs beside the model, which has the stages"
+    register(comfyui_spec(model_class, *blocks, heads=heads, width=width, unstaged=reason))
 
 
 register_controlnet(

@@ -17,7 +17,7 @@ TINY = torch.finfo(torch.float32).tiny
 
 
 class WireFormat(NamedTuple):
-    """encode: (…, D) to (…, E). decode: (…, E) and a dtype to (…, D) in that dtype."""
+    """encode: turns (…, D) into (…, E). decode: turns (…, E) into (…, D) of the given dtype."""
 
     encode: Callable[[torch.Tensor], torch.Tensor]
     decode: Callable[[torch.Tensor, torch.dtype], torch.Tensor]

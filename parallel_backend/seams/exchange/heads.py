@@ -26,7 +26,7 @@ def head_parts(sizes: tuple[int, ...], group: int, most: int) -> tuple[HeadPart,
     """Splits the heads into `most` parts or fewer, alike on every rank. A rank may have no heads in a part.
 
     sizes: the query heads by rank.
-    group: how many query heads share a key head. No key head is in two parts of a rank.
+    group: how many query heads share a key head. Each key head of a rank is in one part only.
     """
     ends = [0, *itertools.accumulate(sizes)]
     queries = [range(start, stop) for start, stop in itertools.pairwise(ends)]

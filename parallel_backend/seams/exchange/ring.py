@@ -15,7 +15,7 @@ from ...device import CPU, has_lse_kernels
 from ...groups.mesh import Axis
 
 FLASH_HEAD_DIMS = range(8, 257, 8)
-QUERIES = 1024  # scores of so many queries are in memory at a time if there is no kernel
+QUERIES = 1024  # if there is no kernel, the scores of this many queries are in memory at a time
 MASK_ALIGNMENT = 8  # elements, of fp16 and bf16; fp32 needs half of it
 # (queries BhRD, keys, values BhKD, scale, mask) to attention BhRD and the log-sum-exp of its scores, BhR in fp32.
 AttendWithLse = Callable[..., tuple[torch.Tensor, torch.Tensor]]
@@ -98,7 +98,7 @@ def attention_with_lse(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Computes attention and the log-sum-exp of its scores (BhR, fp32) by torch's own kernels. mask: additive, or none.
 
-    A query that the mask keeps from every key gets 0 and minus infinity. Kernels differ in what they return for it.
+    A query whose mask excludes every key gets 0 and minus infinity, because kernels return different values for it.
     """
     if q_BhRD.device.type == CPU:
         out, lse = cpu_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, mask, scale)

@@ -18,8 +18,8 @@ Shares = Sequence[range]  # of heads, by rank of the axis
 
 
 class UlyssesExchange:
-    """The all-to-alls over the Ulysses axis, there and back. Each starts one, and returns a function that waits for
-    it."""
+    """The all-to-alls over the Ulysses axis, there and back. Each method starts one, and returns a function that waits
+    for it."""
 
     def __init__(self, axis: Axis) -> None:
         self.axis = axis
@@ -29,8 +29,8 @@ class UlyssesExchange:
     ) -> Callable[[], list[torch.Tensor]]:
         """Sends local tokens with all heads. Receives the group's tokens with this rank's heads, BhRE.
 
-        lengths: tokens by rank of the group. shares: of each tensor. The token dim comes first in memory, so what
-        arrives is already in rank order, and nothing is unpacked.
+        lengths: tokens by rank of the group. shares: of each tensor. The token dim comes first in memory, so received
+        tokens are already in rank order, and nothing is unpacked.
         """
         batch, _, local_tokens, width = tensors_BHLE[0].shape
         heads = [sum(map(len, of_rank)) for of_rank in zip(*shares, strict=True)]
@@ -58,7 +58,7 @@ class UlyssesExchange:
         self, lengths: list[int], out_BhRE: torch.Tensor, shares: Shares
     ) -> Callable[[], Iterator[tuple[range, torch.Tensor]]]:
         """The inverse of `scatter_heads` for one tensor. Yields runs of ranks, and the local tokens with the heads of
-        each run, rLBnE. `view_heads` says where they belong."""
+        each run, rLBnE. `view_heads` returns the view to which they are copied."""
         batch, own, _, width = out_BhRE.shape
         local_tokens = lengths[self.axis.index]
         send = out_BhRE.permute(2, 0, 1, 3).reshape(-1)
@@ -76,8 +76,8 @@ class UlyssesExchange:
         return arrived
 
     def exchange(self, send: torch.Tensor, to: list[int], of: list[int]) -> Callable[[], torch.Tensor]:
-        """Starts an all-to-all of flat tensors. to, of: how many numbers go to each rank of the axis, and come from
-        it."""
+        """Starts an all-to-all of flat tensors. to, of: how many elements are sent to each rank of the axis, and
+        received from it."""
         received = send.new_empty(sum(of))
         work = dist.all_to_all_single(received, send, of, to, group=self.axis.group, async_op=True)
 
@@ -91,8 +91,8 @@ class UlyssesExchange:
 
 
 def list_runs(*shares: Shares) -> Iterator[range]:
-    """Groups the ranks that have heads into runs. The ranks of a run have as many heads each, at equal distances.
-    One copy serves them all."""
+    """Groups the ranks that have heads into runs. The ranks of a run have equally many heads, at equal distances. So
+    one copy suffices for the whole run."""
 
     def steps(rank: int) -> list[tuple[int, int, int]]:
         return [(len(share[rank]), len(share[rank - 1]), share[rank].start - share[rank - 1].start) for share in shares]

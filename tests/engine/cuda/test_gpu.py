@@ -1,6 +1,6 @@
 """On real GPUs, or with --device cpu on the CPU: the promises that `test_labelled` makes without one, and others.
 
-Every model of both shelves computes what the CPU does, on one rank and under each plan; groups are built again and
+Every model of both libraries computes what the CPU does, on one rank and under each plan; groups are built again and
 again with their device bound, parked weights leave the device, and a lack of memory ends a request and no more. The
 report of `python3 dev.py gpu` counts the tests by their property "group", and shows the largest "error" of each.
 """
@@ -22,8 +22,8 @@ from parallel_backend.plan import ParallelPlan
 from tests.support.cases.families import FAMILIES, WIDE, Family
 from tests.support.cases.host import CASES as ROWS
 from tests.support.cases.host_vaes import WITHOUT_NOISE
+from tests.support.cases.library_plans import LONG, allows, plans
 from tests.support.cases.references import relative_error
-from tests.support.cases.shelf_plans import LONG, allows, plans
 from tests.support.cases.vae_cases import CASES as VAES
 from tests.support.group.direct_group import FLUX, DirectGroup, direct_on
 from tests.support.group.memory import full_card, little_memory
@@ -57,12 +57,12 @@ def of_the_whole_machine() -> dict[str, int]:
 
 def cases() -> Iterator[tuple[bool, Case]]:
     """Each with whether it is one of each kind, which run without --slow."""
-    for shelf, names in (("diffusers", FAMILIES), ("comfyui", ROWS)):
+    for library, names in (("diffusers", FAMILIES), ("comfyui", ROWS)):
         for place, name in enumerate(names):
-            able = plans(shelf, name)
+            able = plans(library, name)
             for plan, dtype in itertools.product([ALONE, *able], ("fp32", "bf16")):
                 in_turn = not plan or able.index(plan) == place % min(2, len(able))
-                yield in_turn and dtype == "fp32", (shelf, name, plan, dtype)
+                yield in_turn and dtype == "fp32", (library, name, plan, dtype)
     stages = [{"pipefusion": 2, "patches": patches} for patches in (1, 2)]
     for place, (plan, name) in enumerate(itertools.product(stages, STAGED)):
         yield not place, ("diffusers", name, plan, "fp32")
@@ -70,9 +70,9 @@ def cases() -> Iterator[tuple[bool, Case]]:
         if row not in LONG and allows(row, plan):
             yield row == "flux-dev", ("comfyui", row, plan, "fp32")
     if CARDS > 2:
-        for shelf, names in ON_ALL_CARDS.items():
+        for library, names in ON_ALL_CARDS.items():
             for name, dtype in itertools.product(names, ("fp32", "bf16")):
-                yield True, (shelf, name, of_the_whole_machine(), dtype)
+                yield True, (library, name, of_the_whole_machine(), dtype)
     for place, name in enumerate(VAES):
         for plan in (ALONE, {"dp": 2}):
             yield not place, ("vae", name, plan, "fp32")
@@ -116,7 +116,7 @@ def told(
 ) -> dict[str, list[dict[str, Any]]]:
     """What each rank tells of the cases that this session runs, and the cards are enough for."""
     root, found = tmp_path_factory.mktemp("cases"), {}
-    wanted = running(request, "shelf", "name", "plan", "dtype")
+    wanted = running(request, "library", "name", "plan", "dtype")
     for world in sorted({world_size(plan) for _, _, plan, _ in wanted}):
         if device == "cpu" or world <= CARDS:
             own = [case for case in wanted if world_size(case[2]) == world]
@@ -126,7 +126,7 @@ def told(
 
 @pytest.fixture
 def by_rank(
-    shelf: str,
+    library: str,
     name: str,
     plan: dict[str, Any],
     dtype: str,
@@ -136,9 +136,9 @@ def by_rank(
 ) -> list[dict[str, Any]]:
     """What each rank tells of the test's case."""
     words = " ".join(f"{axis}={degree}" for axis, degree in plan.items()) or "one rank"
-    record_property("group", f"{shelf}, {words}, {dtype}")
+    record_property("group", f"{library}, {words}, {dtype}")
     need_cards(device, world_size(plan))
-    found = told[json.dumps([shelf, name, plan, dtype])]
+    found = told[json.dumps([library, name, plan, dtype])]
     for rank, each in enumerate(found):
         if "failed" in each:
             pytest.fail(f"rank {rank}: {each['failed']}", pytrace=False)
@@ -147,9 +147,9 @@ def by_rank(
     return found
 
 
-@pytest.mark.parametrize(("shelf", "name", "plan", "dtype"), CASES)
+@pytest.mark.parametrize(("library", "name", "plan", "dtype"), CASES)
 def test_a_model_computes_what_it_does_on_the_cpu(
-    shelf: str,
+    library: str,
     name: str,
     plan: dict[str, Any],
     dtype: str,
@@ -161,9 +161,9 @@ def test_a_model_computes_what_it_does_on_the_cpu(
     assert error <= (FP32 if dtype == "fp32" else max(BF16, WORSE_THAN_PLAIN * by_rank[0]["plain"]))
 
 
-@pytest.mark.parametrize(("shelf", "name", "plan", "dtype"), PARKED, ids=["one rank", "two ranks"])
+@pytest.mark.parametrize(("library", "name", "plan", "dtype"), PARKED, ids=["one rank", "two ranks"])
 def test_parked_weights_leave_the_device_and_come_back(
-    shelf: str, name: str, plan: dict[str, Any], dtype: str, device: str, by_rank: list[dict[str, Any]]
+    library: str, name: str, plan: dict[str, Any], dtype: str, device: str, by_rank: list[dict[str, Any]]
 ) -> None:
     for found in by_rank:
         assert found["same"]

@@ -1,4 +1,4 @@
-"""The CUDA path without a GPU: both shelves on tensors that say they are on one, see `tests/support/labelled`.
+"""The CUDA path without a GPU: both libraries on tensors that say they are on one, see `tests/support/labelled`.
 
 What is shown: the numbers are right, no tensor is left on another device, attention's kernels get strides that they
 take, and the host waits for the device in no block, and a small number of times a forward.
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from tests.support.cases.families import FAMILIES
 from tests.support.cases.host import CASES as ROWS
 from tests.support.cases.host_vaes import WITHOUT_NOISE
-from tests.support.cases.shelf_plans import plans
+from tests.support.cases.library_plans import plans
 from tests.support.cases.vae_cases import CASES as VAES
 from tests.support.ranks.pool import RankPool
 from tests.support.tiers import running
@@ -63,29 +63,29 @@ QUICK_VAES = ("hunyuan-video", "wan-2.1", "ltx-0.9", "cosmos")  # one of each ki
 def of_the_gate() -> list[tuple[str, str]]:
     """Of each class the first model, and those in which the host waits by the model's own code."""
     found: dict[tuple[str, str], tuple[str, str]] = {}
-    for shelf, models in (("diffusers", FAMILIES), ("comfyui", ROWS)):
+    for library, models in (("diffusers", FAMILIES), ("comfyui", ROWS)):
         for name, model in models.items():
-            found.setdefault((shelf, str(model.model_class)), (shelf, name))
+            found.setdefault((library, str(model.model_class)), (library, name))
     models = [("diffusers", name) for name in FAMILIES] + [("comfyui", name) for name in ROWS]
-    own = [(shelf, name) for shelf, name in models if f"{shelf} {name}" in WAITS or name in WAITS_INSIDE]
+    own = [(library, name) for library, name in models if f"{library} {name}" in WAITS or name in WAITS_INSIDE]
     return list(dict.fromkeys([*found.values(), *own]))
 
 
 def cases() -> list[Any]:
     found, gate = [], of_the_gate()
-    for shelf, name in [*(("diffusers", name) for name in FAMILIES), *(("comfyui", name) for name in ROWS)]:
+    for library, name in [*(("diffusers", name) for name in FAMILIES), *(("comfyui", name) for name in ROWS)]:
         able = plans(
-            shelf, name
+            library, name
         )  # of which one is for the gate, in turn; or one rank, which does what each of two does
-        in_turn = able[gate.index((shelf, name)) % len(able)] if able and (shelf, name) in gate else ALONE
+        in_turn = able[gate.index((library, name)) % len(able)] if able and (library, name) in gate else ALONE
         for plan in [ALONE, *able]:
-            marks = [] if (shelf, name) in gate and plan == in_turn else [pytest.mark.slow]
-            found.append(pytest.param(shelf, name, plan, "fp32", marks=marks, id=f"{shelf}-{name}-{plan}"))
+            marks = [] if (library, name) in gate and plan == in_turn else [pytest.mark.slow]
+            found.append(pytest.param(library, name, plan, "fp32", marks=marks, id=f"{library}-{name}-{plan}"))
     # Of two ranks each does what one does, and exchanges rows.
-    for shelf, names, quick in (("vae", VAES, VAES), ("host-vae", WITHOUT_NOISE, QUICK_VAES)):
+    for library, names, quick in (("vae", VAES, VAES), ("host-vae", WITHOUT_NOISE, QUICK_VAES)):
         for name, plan in itertools.product(names, (ALONE, {"dp": 2})):
             marks = [] if name in quick and plan else [pytest.mark.slow]
-            found.append(pytest.param(shelf, name, plan, "fp32", marks=marks, id=f"{shelf}-{name}-{plan}-fp32"))
+            found.append(pytest.param(library, name, plan, "fp32", marks=marks, id=f"{library}-{name}-{plan}-fp32"))
     for dtype, several, quick in (("bf16", HALVES, HALVES), ("fp32", STAGES, QUICK_STAGES)):
         for case in several:
             marks = [] if case in quick else [pytest.mark.slow]
@@ -93,12 +93,12 @@ def cases() -> list[Any]:
     return found
 
 
-def inputs_of(shelf: str, name: str) -> int:
+def inputs_of(library: str, name: str) -> int:
     """How many tensors a forward is given; of diffusers' classes latents and timestep, as conditions stay there."""
-    if shelf == "comfyui":
+    if library == "comfyui":
         given = tree_leaves(ROWS[name].inputs())
         return sum(isinstance(each, torch.Tensor) and each.numel() > 0 for each in given)
-    return {"diffusers": 2, "vae": 1, "host-vae": 1}[shelf]
+    return {"diffusers": 2, "vae": 1, "host-vae": 1}[library]
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def told(
     """What each rank tells of the cases that this session runs."""
     root = tmp_path_factory.mktemp("labelled")
     found = {}
-    wanted = running(request, "shelf", "name", "plan", "dtype")
+    wanted = running(request, "library", "name", "plan", "dtype")
     # Of their own: without inference mode nothing else is to run.
     with RankPool(tmp_path_factory.mktemp("ranks")) as ranks:
         for world in sorted({2 if case[2] else 1 for case in wanted}):
@@ -122,14 +122,14 @@ def told(
     return found
 
 
-@pytest.mark.parametrize(("shelf", "name", "plan", "dtype"), cases())
+@pytest.mark.parametrize(("library", "name", "plan", "dtype"), cases())
 def test_a_model_runs_on_a_gpus_path(
-    shelf: str, name: str, plan: dict[str, int], dtype: str, told: dict[str, list[dict]]
+    library: str, name: str, plan: dict[str, int], dtype: str, told: dict[str, list[dict]]
 ) -> None:
-    by_rank = told[json.dumps([shelf, name, plan, dtype])]
+    by_rank = told[json.dumps([library, name, plan, dtype])]
     for rank, found in enumerate(by_rank):
         assert "failed" not in found, f"rank {rank}: {found['failed']}"
         assert sum(found["inside"].values()) <= WAITS_INSIDE.get(name, 0), found["inside"]
-        allowed = 0 if "pipefusion" in plan else inputs_of(shelf, name) + WAITS.get(f"{shelf} {name}", 0)
+        allowed = 0 if "pipefusion" in plan else inputs_of(library, name) + WAITS.get(f"{library} {name}", 0)
         assert sum(found["outside"].values()) <= allowed, found["outside"]
     assert by_rank[0]["error"] <= TOLERANCE[dtype]

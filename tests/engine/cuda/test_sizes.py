@@ -16,7 +16,7 @@ import torch
 
 from parallel_backend.plan import ParallelPlan
 from tests.support.fakes.formulas import PLANS, peak_bytes, sent_bytes
-from tests.support.fakes.models import SHELVES
+from tests.support.fakes.models import LIBRARIES
 from tests.support.fakes.tally import RECEIVE, SEND, WEIGHTS, Exchange, mismatches
 from tests.support.ranks.pool import RankPool
 from tests.support.tiers import running
@@ -56,19 +56,19 @@ QUICK = {
 
 def cases(what: str) -> list[Any]:
     found = []
-    for shelf, models in SHELVES.items():
+    for library, models in LIBRARIES.items():
         for name in models:
             for degrees in PLANS[name]:
                 if what == "meeting" and not degrees:
                     continue
                 plan = ParallelPlan.from_json(degrees)
-                few, is_quick = max(FEW, plan.pipefusion), degrees in QUICK.get((what, shelf, name), [])
+                few, is_quick = max(FEW, plan.pipefusion), degrees in QUICK.get((what, library, name), [])
                 blocks = [few] if what == "meeting" else [None, few] if is_quick else [None]
                 for count in blocks:
-                    is_of_gate = is_quick if count else degrees == WHOLE[shelf, name]
-                    title = f"{shelf}-{name}-{plan}" + (f"-{count} blocks" if count else "")
+                    is_of_gate = is_quick if count else degrees == WHOLE[library, name]
+                    title = f"{library}-{name}-{plan}" + (f"-{count} blocks" if count else "")
                     marks = [] if is_of_gate else [pytest.mark.slow]
-                    found.append(pytest.param(what, shelf, name, degrees, count, marks=marks, id=title))
+                    found.append(pytest.param(what, library, name, degrees, count, marks=marks, id=title))
     return found
 
 
@@ -78,25 +78,25 @@ def told(
 ) -> dict[str, Any]:
     """What was found of the cases that this session runs."""
     folder = tmp_path_factory.mktemp("sizes")
-    wanted = running(request, "what", "shelf", "name", "degrees", "blocks")
+    wanted = running(request, "what", "library", "name", "degrees", "blocks")
     (folder / "cases.json").write_text(json.dumps(wanted))
     ranks.run(1, "cuda.fake_ranks", str(folder / "cases.json"), str(folder / "told.json"), cases=len(wanted))
     return json.loads((folder / "told.json").read_text())
 
 
-@pytest.mark.parametrize(("what", "shelf", "name", "degrees", "blocks"), cases("meeting"))
+@pytest.mark.parametrize(("what", "library", "name", "degrees", "blocks"), cases("meeting"))
 def test_ranks_meet_in_every_collective(
-    what: str, shelf: str, name: str, degrees: dict[str, int], blocks: int | None, told: dict[str, Any]
+    what: str, library: str, name: str, degrees: dict[str, int], blocks: int | None, told: dict[str, Any]
 ) -> None:
-    assert told[json.dumps([what, shelf, name, degrees, blocks])] == []
+    assert told[json.dumps([what, library, name, degrees, blocks])] == []
 
 
-@pytest.mark.parametrize(("what", "shelf", "name", "degrees", "blocks"), cases("figures"))
+@pytest.mark.parametrize(("what", "library", "name", "degrees", "blocks"), cases("figures"))
 def test_a_rank_keeps_and_sends_its_share(
-    what: str, shelf: str, name: str, degrees: dict[str, int], blocks: int | None, told: dict[str, Any]
+    what: str, library: str, name: str, degrees: dict[str, int], blocks: int | None, told: dict[str, Any]
 ) -> None:
-    by_rank = told[json.dumps([what, shelf, name, degrees, blocks])]
-    plan, model = ParallelPlan.from_json(degrees), SHELVES[shelf][name]
+    by_rank = told[json.dumps([what, library, name, degrees, blocks])]
+    plan, model = ParallelPlan.from_json(degrees), LIBRARIES[library][name]
     model = model.shortened(blocks) if blocks else model
     size = next(iter(model.sizes))
     for found in by_rank:

@@ -27,6 +27,7 @@ from tests.support.cases.families import FAMILIES, UNEVEN
 from tests.support.spec_probe import ignored_conditions, mistakes_in_family
 
 IMAGE = {"hidden_states": "img"}
+TEXT_WHOLE = ("temb", "encoder_hidden_states")
 # What pipelines pass to reach inside the blocks, which `parallelize` refuses; and how the class returns its sample.
 INSIDE_BLOCKS = {
     "attention_kwargs", "block_controlnet_hidden_states", "controlnet_block_samples", "controlnet_blocks_repeat",
@@ -34,6 +35,7 @@ INSIDE_BLOCKS = {
 }  # fmt: skip
 # By class, arguments that its pipelines do not pass, or that say in another way what its adapter passes.
 NOT_PASSED = {
+    "BriaTransformer2DModel": {"guidance", "pooled_projections"},
     "CogVideoXTransformer3DModel": {"timestep_cond"},
     "CogView4Transformer2DModel": {"attention_mask", "image_rotary_emb"},
     "EasyAnimateTransformer3DModel": {"control_latents", "encoder_hidden_states_t5", "timestep_cond"},
@@ -88,9 +90,14 @@ def test_a_spec_without_mistakes_is_run(name: str) -> None:
     [
         ({"tokens": IMAGE}, PlanError, "has an argument encoder_hidden_states, which its spec does not list"),
         (
-            {"tokens": IMAGE, "whole": ("temb", "encoder_hidden_states")},
+            {"tokens": IMAGE, "whole": TEXT_WHOLE},
+            PlanError,
+            "no argument in `tokens` of transformer_blocks has the stream txt, which returns, attn1 has",
+        ),
+        (
+            {"tokens": IMAGE, "whole": TEXT_WHOLE, "returns": "img", "attention": {"attn1": "img"}},
             RequestError,
-            r"attn1 of transformer_blocks attends from 30 tokens, and its spec says txt\+img; this rank has 23 of img",
+            r"attn1 of transformer_blocks attends from 30 tokens, and its spec says img; this rank has 23 of img",
         ),
         (
             {"attention": {"attn1": "img"}},
@@ -100,11 +107,23 @@ def test_a_spec_without_mistakes_is_run(name: str) -> None:
         ({"returns": "img"}, RequestError, "transformer_blocks return 23 and 4 tokens, and their spec says img; this"),
         ({"returns": ("txt", "img")}, RequestError, "return 23 and 4 tokens, and their spec says txt and img; this"),
     ],
-    ids=["an argument", "an argument said to be whole", "in attention", "in what returns", "the order of what returns"],
+    ids=[
+        "an argument",
+        "an argument said to be whole",
+        "all of it said to be whole",
+        "in attention",
+        "in what returns",
+        "the order of what returns",
+    ],
 )
 def test_a_stream_forgotten_is_named(fields: dict[str, Any], error: type[RequestError], said: str) -> None:
     with pytest.raises(error, match=said):
         run_first_of_two("easyanimate", with_blocks("easyanimate", **fields))
+
+
+def test_a_stream_forgotten_in_a_rotary_embedding_is_named() -> None:
+    with pytest.raises(RequestError, match=r"has 42 tokens, and its spec says img; known lengths are \{'img': \[35\]"):
+        run_first_of_two("bria", with_blocks("bria", sides={"image_rotary_emb": (0, "img")}))
 
 
 def test_an_attention_forgotten_is_named() -> None:
@@ -160,6 +179,12 @@ def test_a_wrong_number_of_repeated_heads_is_named() -> None:
     """No forward can tell it without looking at values, and the image would be wrong."""
     (found,) = mistakes_in_family(FAMILIES["lumina2"], with_spec("lumina2", kv_heads="config.patch_size").spec)
     assert found.endswith("does not repeat the heads of keys of config.patch_size, which is 2")
+
+
+def test_a_wrong_head_dim_is_named() -> None:
+    """No forward can tell it, and a kernel could be chosen that does not take these heads."""
+    found = mistakes_in_family(FAMILIES["bria"], with_spec("bria", head_dim="config.num_attention_heads").spec)
+    assert found == ["the largest heads have 16 dims, and config.num_attention_heads says 4"]
 
 
 def test_every_class_has_a_family() -> None:

@@ -22,17 +22,17 @@ from parallel_backend.sampling.step_cache import StepCache
 from parallel_backend.sampling.stepper import Stepper
 from tests.support.cases.families import FAMILIES
 from tests.support.cases.host import CASES as ROWS
+from tests.support.cases.library_plans import BY_FRAME, LONG
 from tests.support.cases.pipefusion_cases import scheduler_of
-from tests.support.cases.shelf_plans import BY_FRAME, LONG
 from tests.support.ranks.pool import RankPool
 from tests.support.tiers import running
 
 TOLERANCE = 1e-5
 
 
-def case(shelf: str, name: str, kind: str, plan: dict[str, int], **more: Any) -> dict[str, Any]:
+def case(library: str, name: str, kind: str, plan: dict[str, int], **more: Any) -> dict[str, Any]:
     words = " ".join(f"{key}={value}" for key, value in more.items())
-    return {"id": f"{name} | {kind} | {json.dumps(plan)} {words}", "shelf": shelf, "name": name, "kind": kind,
+    return {"id": f"{name} | {kind} | {json.dumps(plan)} {words}", "library": library, "name": name, "kind": kind,
             "plan": plan, **more}  # fmt: skip
 
 
@@ -56,12 +56,12 @@ CASES = [
 ]
 PLANS = [{"ring": 2, "ulysses": 2}, {"cfg": 2, "ulysses": 2}, {"ulysses": 3}, {"cfg": 2, "dp": 2}]
 CASES += [
-    pytest.param(case(shelf, "flux-dev", kind, plan, fetched=fetched), marks=[pytest.mark.slow])
-    for shelf in ("comfyui", "diffusers")
+    pytest.param(case(library, "flux-dev", kind, plan, fetched=fetched), marks=[pytest.mark.slow])
+    for library in ("comfyui", "diffusers")
     for kind in (FIRST_BLOCK, TAYLORSEER)
     for plan in PLANS
     for fetched in (False, True)
-    if shelf == "diffusers" or not plan.keys() & BATCH_AXES
+    if library == "diffusers" or not plan.keys() & BATCH_AXES
 ]
 TOKENS = {"ulysses": 2}
 CASES += [

@@ -15,7 +15,7 @@ from parallel_backend.seams import compiled
 from tests.support.ranks.pool import RankPool
 
 EXACT = 1e-5  # of fp32, whose operations are in another order in a kernel of several
-# Shelf, name, plans one after the other, where the weights wait; and how many kinds of blocks there are.
+# Library, name, plans one after the other, where the weights wait; and how many kinds of blocks there are.
 CASES = [
     ("comfyui", "flux-dev", [{"ulysses": 2}, {"ring": 2}], "shared", 2),
     ("diffusers", "pixart-alpha", [{"ulysses": 2}], None, 1),
@@ -37,23 +37,23 @@ STAGED = [
 
 def run(ranks: RankPool, root: Path, case: tuple, weights: str | None, backend: str = "eager") -> list[dict[str, Any]]:
     """What every rank found."""
-    shelf, name, plans = case
-    (root / "cases.json").write_text(json.dumps([[shelf, name, plans, weights, backend]]))
+    library, name, plans = case
+    (root / "cases.json").write_text(json.dumps([[library, name, plans, weights, backend]]))
     world = ParallelPlan.from_json(plans[0]).world_size
     ranks.run(world, "speed.compiled_ranks", str(root / "cases.json"), str(root / "found"))
     return [json.loads((root / f"found.{rank}").read_text())[0] for rank in range(world)]
 
 
 @pytest.mark.parametrize(
-    ("shelf", "name", "plans", "weights", "kinds"),
+    ("library", "name", "plans", "weights", "kinds"),
     [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)],
     ids=str,
 )
 def test_blocks_of_a_kind_are_one_graph_and_another_size_brings_one_more(
-    shelf: str, name: str, plans: list, weights: str | None, kinds: int, ranks: RankPool, tmp_path: Path
+    library: str, name: str, plans: list, weights: str | None, kinds: int, ranks: RankPool, tmp_path: Path
 ) -> None:
     """Four runs of sizes of which the first and the last are alike."""
-    for found in run(ranks, tmp_path, (shelf, name, plans), weights):
+    for found in run(ranks, tmp_path, (library, name, plans), weights):
         assert found["breaks"] == 0
         first, second, third, again = found["graphs"][:4]
         assert (first, third, again) == (kinds, second, second)
@@ -63,9 +63,11 @@ def test_blocks_of_a_kind_are_one_graph_and_another_size_brings_one_more(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("shelf", "name", "plans"), STAGED, ids=str)
-def test_pipefusion_runs_the_same_compiled(shelf: str, name: str, plans: list, ranks: RankPool, tmp_path: Path) -> None:
-    found = run(ranks, tmp_path, (shelf, name, plans), None)
+@pytest.mark.parametrize(("library", "name", "plans"), STAGED, ids=str)
+def test_pipefusion_runs_the_same_compiled(
+    library: str, name: str, plans: list, ranks: RankPool, tmp_path: Path
+) -> None:
+    found = run(ranks, tmp_path, (library, name, plans), None)
     assert all(each["breaks"] == 0 for each in found)
     errors = [error for each in found for error in each["errors"]]
     assert errors and max(errors) == 0

@@ -30,8 +30,8 @@ PLANS: list[Plan] = [
 ]
 IN_GATE = [("diffusers", "fp32", 0), ("comfyui", "bf16", 0), ("diffusers", "bf16", 2), ("comfyui", "fp32", 1)]
 CASES = [
-    pytest.param(shelf, dtype, plan, marks=[] if (shelf, dtype, place) in IN_GATE else [pytest.mark.slow])
-    for shelf in ("diffusers", "comfyui")
+    pytest.param(library, dtype, plan, marks=[] if (library, dtype, place) in IN_GATE else [pytest.mark.slow])
+    for library in ("diffusers", "comfyui")
     for dtype in ("fp32", "bf16")
     for place, plan in enumerate(PLANS)
 ]
@@ -45,7 +45,7 @@ def told(
 ) -> dict[str, list[dict[str, int]]]:
     """By case, what each rank found."""
     root = tmp_path_factory.mktemp("fetched-memory")
-    (root / "cases.json").write_text(json.dumps(running(request, "shelf", "dtype", "plan")))
+    (root / "cases.json").write_text(json.dumps(running(request, "library", "dtype", "plan")))
     ranks.run(2, "weights.fetched_memory_ranks", str(root), str(root / "cases.json"), str(root / "found"))
     found: dict[str, list[dict[str, int]]] = {}
     for rank in range(2):
@@ -54,12 +54,12 @@ def told(
     return found
 
 
-@pytest.mark.parametrize(("shelf", "dtype", "plan"), CASES, ids=str)
+@pytest.mark.parametrize(("library", "dtype", "plan"), CASES, ids=str)
 def test_a_rank_keeps_and_reads_what_was_told_and_loads_in_little_more(
-    shelf: str, dtype: str, plan: Plan, told: dict[str, list[dict[str, int]]]
+    library: str, dtype: str, plan: Plan, told: dict[str, list[dict[str, int]]]
 ) -> None:
     parsed = ParallelPlan.from_json(plan)
-    by_rank = told[str([shelf, dtype, plan])]
+    by_rank = told[str([library, dtype, plan])]
     stored = 0.5 if dtype == "bf16" else 1.0  # of the bytes that they take in fp32
     for found in by_rank:
         assert found["live"] == pytest.approx(found["kept"], rel=1e-3)

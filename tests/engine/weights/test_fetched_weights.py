@@ -1,4 +1,4 @@
-"""Weights that are fetched for each forward give the bits that whole ones give, of every model of either shelf.
+"""Weights that are fetched for each forward give the bits that whole ones give, of every model of either library.
 
 A block's buffer is poisoned once it has run, so that whatever is read out of turn is NaN.
 """
@@ -15,7 +15,7 @@ import pytest
 from parallel_backend.plan import HOST, SHARED, ParallelPlan
 from tests.support.cases.families import FAMILIES
 from tests.support.cases.host import CASES as ROWS
-from tests.support.cases.shelf_plans import LONG, Plan, allows
+from tests.support.cases.library_plans import LONG, Plan, allows
 from tests.support.ranks.pool import RankPool, split_into_jobs
 from tests.support.tiers import running
 

@@ -200,6 +200,36 @@ def flux(guidance_embeds: bool, image_channels: int = 0, references: tuple[tuple
     return Family("FluxTransformer2DModel", config, conditions, reference, channels=4, timesteps=(0, 0.5))
 
 
+def bria() -> Family:
+    config = {
+        "in_channels": 16,
+        "num_layers": 2,
+        "num_single_layers": 2,
+        "attention_head_dim": 16,
+        "num_attention_heads": 4,
+        "joint_attention_dim": 32,
+        "axes_dims_rope": (4, 6, 6),
+    }
+
+    def conditions(batch: int, _height: int, _width: int) -> Tensors:
+        return {"encoder_hidden_states": torch.randn(batch, TEXT_TOKENS, 32)}
+
+    def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
+        from diffusers.pipelines.bria.pipeline_bria import BriaPipeline as pipeline
+
+        batch, channels, height, width = latents.shape
+        tokens = model(
+            hidden_states=pipeline._pack_latents(latents, batch, channels, height, width),
+            timestep=timestep,
+            encoder_hidden_states=given["encoder_hidden_states"],
+            txt_ids=torch.zeros(TEXT_TOKENS, 3),
+            img_ids=pipeline._prepare_latent_image_ids(batch, height // 2, width // 2, "cpu", torch.float32)[0],
+        ).sample
+        return pipeline._unpack_latents(tokens, height // 2, width // 2, vae_scale_factor=1)
+
+    return Family("BriaTransformer2DModel", config, conditions, reference, channels=4)
+
+
 def hunyuandit(use_style_cond_and_image_meta_size: bool) -> Family:
     config = {
         "num_attention_heads": 4,
@@ -668,6 +698,7 @@ FAMILIES = {
     "flux-schnell": flux(guidance_embeds=False),
     "flux-fill": flux(guidance_embeds=True, image_channels=5),
     "flux-kontext": flux(guidance_embeds=True, references=((8, 6), (4, 10))),
+    "bria": bria(),
     "hunyuandit-1.1": hunyuandit(use_style_cond_and_image_meta_size=True),
     "hunyuandit-1.2": hunyuandit(use_style_cond_and_image_meta_size=False),
     "cogvideox-2b": cogvideox(),

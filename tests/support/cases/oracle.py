@@ -57,6 +57,13 @@ ANATOMIES = {
         image_out=1,
         timestep_scale=1e-3,
     ),
+    "bria": Anatomy(
+        ("transformer_blocks", "single_transformer_blocks"),
+        {"attn": ("text", "image")},
+        has_text=True,
+        rotary=("image_rotary_emb", 0, ("text", "image")),
+        image_out=1,
+    ),
     "cogvideox-5b": Anatomy(
         ("transformer_blocks",),
         {"attn1": ("text", "image")},

@@ -13,6 +13,7 @@ STEPS = 5
 DEPTHS = {
     "flux-dev": {"num_layers": 2, "num_single_layers": 3},
     "hunyuandit-1.2": {"num_layers": 6},
+    "bria": {"num_layers": 2, "num_single_layers": 3},
     "chroma": {"num_layers": 2, "num_single_layers": 3},
     "flux2-dev": {"num_layers": 2, "num_single_layers": 3},
     "z-image": {"n_layers": 5},

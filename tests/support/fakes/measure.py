@@ -96,7 +96,7 @@ def made(model: Model, mesh: Mesh) -> Parallel:
     if plan.weights == SHARED:
         with unset_fake_temporarily(), patch("parallel_backend.groups.mesh.shake_hands"):
             store = ShardedStore(replica_axis(plan, GPU), GPU)
-    if model.shelf == "diffusers":
+    if model.library == "diffusers":
         parallel = DiffusersModel.build(ModelSource(model.model_class, config, (), "bf16"), mesh)
         parallel.bring(places_of(parallel), store)
         return parallel

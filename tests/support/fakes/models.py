@@ -1,4 +1,4 @@
-"""Models at their published sizes, on both shelves: "diffusers", and "comfyui" for the classes that run files."""
+"""Models at their published sizes, on both libraries: "diffusers", and "comfyui" for the classes that run files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Model:
     heads: of attention. rows: of a step: two where cond and uncond run. sizes: of latents, by what they are.
     """
 
-    shelf: str
+    library: str
     model_class: str
     config: Mapping[str, Any]
     depths: Mapping[str, int]
@@ -150,4 +150,4 @@ COMFYUI = {
         **QWEN,
     ),
 }  # fmt: skip
-SHELVES = {"diffusers": DIFFUSERS, "comfyui": COMFYUI}
+LIBRARIES = {"diffusers": DIFFUSERS, "comfyui": COMFYUI}

@@ -90,8 +90,8 @@ def read_settings(model_class: str, config: Config, pipeline: str = "") -> dict[
     found = {
         own: config.get(theirs) if isinstance(theirs, str) else theirs(config) for own, theirs in table.settings.items()
     }
-    told = {own: plain(value) for own, value in found.items() if value is not None}
-    return {**told, **table.by_pipeline.get(pipeline, {})}
+    settings = {own: plain(value) for own, value in found.items() if value is not None}
+    return {**settings, **table.by_pipeline.get(pipeline, {})}
 
 
 def plain(value: Any) -> Any:

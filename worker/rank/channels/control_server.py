@@ -1,4 +1,4 @@
-"""The control channel at rank 0. It answers while a job runs, and ends the rank when ComfyUI has gone."""
+"""The control channel at rank 0. It answers while a job runs, and ends the rank when ComfyUI has ended."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class ControlServer(threading.Thread):
         except ConnectionError:
             pass
         self.connection.close()
-        # An idle group sees the job channel close and stops by itself. A group within a collective has to be ended.
+        # An idle group sees the job channel close and stops by itself. A group inside a collective must be ended.
         threading.Timer(LINGER_SECONDS, os._exit, [1]).start()
 
     def answer(self, header: Header) -> Header:
-        """Returns the answer to a request; an error if the operation is unknown or the request is malformed."""
+        """Returns the answer to a request, which is an error if the operation is unknown or the request malformed."""
         name = header.pop("op", None)
         operation = self.operations.get(name) if isinstance(name, str) else None
         if operation is None:

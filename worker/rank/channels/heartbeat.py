@@ -19,9 +19,10 @@ import torch.distributed as dist
 from parallel_backend.errors import is_out_of_memory
 
 INTERVAL = 0.25
-# From a job's break-off to the cutting of its groups: gloo can lose track of a transfer that is cut midway.
-SETTLE_SECONDS = 0.5
-STUCK_SECONDS = 30.0  # from a job's break-off to the end of the request on every rank
+# The wait between a job's break-off and the cutting of its groups. gloo can lose track of a transfer that is cut
+# midway.
+CUT_DELAY_SECONDS = 0.5
+STUCK_SECONDS = 30.0  # the longest time from a job's break-off to its end on every rank
 PATIENCE = timedelta(seconds=10)
 BEAT, CANCELLED, BROKEN = "paralleldit/beat/{}", "paralleldit/cancelled", "paralleldit/broken"
 
@@ -50,7 +51,7 @@ class Heartbeat(threading.Thread):
         on_beat: Callable[[], None] = lambda: None,
     ) -> None:
         """measure: returns this rank's memory, see `RankState.memory`.
-        on_broken: called with each job that is broken off.
+        on_broken: called with the id of each job that is broken off.
         on_beat: called at each beat; raises nothing."""
         super().__init__(name="heartbeat", daemon=True)
         self.connect = connect
@@ -91,11 +92,11 @@ class Heartbeat(threading.Thread):
         self.due.set()
 
     def break_off(self, job: int) -> None:
-        """Tells every rank that a job goes no further. Called before its communication is cut."""
+        """Tells every rank that a job is broken off. Called before its communication is cut."""
         self._ask(lambda store: store.set(BROKEN, str(job)))
 
     def is_broken(self, job: int) -> bool:
-        """Whether any rank has broken the job off by now."""
+        """Whether any rank has broken the job off."""
         return int(self._ask(lambda store: store.get(BROKEN))) == job
 
     def status(self) -> dict[str, Any]:
@@ -123,9 +124,10 @@ class Heartbeat(threading.Thread):
             self.broken, self.broken_at = int(broken), time.monotonic()
 
     def _watch_broken(self) -> None:
-        """Has a broken job cut off. If even that does not end the job, ends this process, and with it the group."""
+        """Cuts a broken job's communication. If the job still does not end, ends this process, and with it the
+        group."""
         since = time.monotonic() - self.broken_at
-        if self.broken != self.announced and since > SETTLE_SECONDS:
+        if self.broken != self.announced and since > CUT_DELAY_SECONDS:
             self.announced = self.broken
             self.on_broken(self.broken)
         if self.ended < self.broken and since > STUCK_SECONDS:
@@ -133,7 +135,7 @@ class Heartbeat(threading.Thread):
             os._exit(1)
 
     def _ask(self, question: Callable[[dist.Store], Answer]) -> Answer:
-        """Asks the store. Renews a broken connection once. Raises DistError if the store is gone."""
+        """Calls the store. Renews a broken connection once. Raises DistError if the store is gone."""
         try:
             return question(self.store)
         except dist.DistError:

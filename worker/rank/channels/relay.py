@@ -24,8 +24,9 @@ FOREVER = timedelta(days=3650)
 
 
 class FrameRelay:
-    """Passes rank 0's frames to every rank, over a group of its own that may idle for any time. On one Linux machine, a
-    frame is read from the socket directly into memory that all ranks map. Elsewhere its bytes are broadcast."""
+    """Passes rank 0's frames to every rank, over a process group of its own, which may be idle for any time. On one
+    Linux machine, a frame is read from the socket directly into memory that all ranks map. Elsewhere its bytes are
+    broadcast."""
 
     def __init__(self) -> None:
         self.group = new_group(torch.device(CPU), timeout=FOREVER)
@@ -34,7 +35,7 @@ class FrameRelay:
 
     def receive(self, channel: socket.socket | None) -> Buffer:
         """Returns the next frame on every rank. Rank 0 passes the job channel, the others None. A frame is valid until
-        the next but one. Once ComfyUI has closed the channel, the frame's operation is "stop"."""
+        the second frame after it. Once ComfyUI has closed the channel, the frame's operation is "stop"."""
         self.count += 1
         frame: WritableBuffer = bytearray()
         if channel:
@@ -59,7 +60,7 @@ class FrameRelay:
         return self.slots[self.count % len(self.slots)].view(length) if self.slots else bytearray(length)
 
     def _share_memory(self) -> list[SharedMemory] | None:
-        """Returns rank 0's memory that every rank maps; None if one of them can't."""
+        """Returns rank 0's memory, which every rank maps. Returns None if one of them can't."""
         world, one_machine = os.environ["WORLD_SIZE"], os.environ["LOCAL_WORLD_SIZE"]
         if not IS_SHAREABLE or world != one_machine or world == "1":
             return None

@@ -1,1 +1,1 @@
-"""A rank's memory: what it has, what it frees, and what it lacks when it is out of memory (OOM)."""
+"""A rank's memory: its size and use, how it is freed, and the report on a lack of it (OOM)."""

@@ -1,4 +1,4 @@
-"""Returns what memory a rank has and holds, and the size of an allocation that failed (OOM)."""
+"""Measures a rank's memory: its size, its use, and the size of an allocation that failed (OOM)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DeviceMemory:
 
     used: by this rank.
     free: what it can still get.
-    total: including other processes; or a limit of this process.
+    total: for all processes, or the limit of this process.
     """
 
     total: int
@@ -77,8 +77,8 @@ def memory_use(device: torch.device) -> dict[str, int]:
 
 
 def own_bytes(device: torch.device) -> int:
-    """Returns what this process has taken of the memory in which weights are computed with. That is the accelerator's
-    memory, or RAM without the pages of files. It is 0 if the system does not say."""
+    """Returns what this process has allocated for computing: of the accelerator's memory, or of RAM without the pages
+    of files. It is 0 if the system does not say."""
     if is_accelerator(device):
         return allocated_bytes(device)
     process = kibibytes("/proc/self/status")

@@ -95,11 +95,12 @@ def advise(short: OutOfMemoryReport) -> list[str]:
 
 
 def find_fitting_plan(short: OutOfMemoryReport) -> ParallelPlan | None:
-    """Returns the plan that leaves the most memory, for the fewest ranks with which any fits; None if none fits."""
+    """Returns a plan that fits, on as few ranks as possible, and of these the plan that leaves the most memory. None if
+    none fits."""
     own, sizes = short.plan, short.sizes
     if not own or not sizes:
         return None
-    # What is left beside memory that is neither weights nor the request's.
+    # The memory for weights and the request: all but what others use.
     loads = short.operation.brings_model
     room = MARGIN * (short.empty.free + (0 if loads else short.weights))
     working = 0 if loads else short.needed

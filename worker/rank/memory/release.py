@@ -1,4 +1,4 @@
-"""Frees memory that a rank no longer needs."""
+"""Frees memory that nothing in a rank refers to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from parallel_backend.device import empty_caches
 
 
 def release_memory(device: torch.device) -> None:
-    """Frees what nothing refers to any more: on the accelerator, pinned, and within the C library."""
+    """Frees unreferenced memory: on the accelerator, pinned memory, and what the C library keeps."""
     gc.collect()
     empty_caches(device)
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None

@@ -1,1 +1,1 @@
-"""ComfyUI's models in a rank, with what nodes put inside of them and beside them."""
+"""ComfyUI's models in a rank, with the functions and networks that nodes add to them."""

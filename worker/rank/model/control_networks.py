@@ -1,7 +1,8 @@
-"""Runs ControlNets in the ranks, beside the model: ComfyUI's own networks, whose tokens are shared as the model's are.
+"""Runs ControlNets in the ranks, together with the model. They are ComfyUI's own networks. Ranks share their tokens as
+they share the model's.
 
-ComfyUI's process prepares a ControlNet's hint and conditions, and sends with which arguments it would call the network
-(`nodes/inside/controls.py`).
+ComfyUI's process prepares a ControlNet's hint and conditions, and sends the arguments with which it would call the
+network (`nodes/inside/controls.py`).
 """
 
 from __future__ import annotations
@@ -19,31 +20,31 @@ from parallel_backend.seams.forward import Forward
 
 from ...comfyui.controls import CONTROL, GIVEN, NETWORK, PREVIOUS, STRENGTH, is_network_call
 
-Residuals = dict[str, list[torch.Tensor | None]]  # what ControlNets add to the model's tokens, as ComfyUI has it
+Residuals = dict[str, list[torch.Tensor | None]]  # ControlNets' residuals, in ComfyUI's form
 
 
 class ControlNetworks:
     """The networks of ControlNets that were loaded, and how each runs under the plan."""
 
     def __init__(self, model: Any, mesh: Callable[[], Mesh]) -> None:
-        """model: ComfyUI's, beside which they run. mesh: of the plan."""
+        """model: ComfyUI's model that they control. mesh: of the plan."""
         self.model, self.mesh = model, mesh
         self.running: dict[Any, ParallelModel | None] = {}  # by ComfyUI's ControlNet; None where each rank runs all
 
     def clear(self) -> None:
-        """Takes the plan off all networks."""
+        """Removes the plan from all networks."""
         for network in self.running.values():
             if network:
                 network.remove()
         self.running.clear()
 
     def complete(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Replaces the call of a network among the model's arguments by what it returns for this rank's rows."""
+        """Replaces a network's call in the model's arguments by its result for this rank's rows."""
         control: Any = kwargs.get(CONTROL)
         return {**kwargs, CONTROL: self.compute(control)} if is_network_call(control) else kwargs
 
     def compute(self, call: Mapping[str, Any]) -> Residuals:
-        """Returns what a ControlNet adds, and those before it, merged by ComfyUI's code."""
+        """Returns the residuals of a ControlNet and those before it, merged by ComfyUI's code."""
         previous = call[PREVIOUS]
         if is_network_call(previous):
             previous = self.compute(previous)
@@ -58,7 +59,8 @@ class ControlNetworks:
         return control.control_merge(found, previous, None)
 
     def share(self, control: Any) -> ParallelModel | None:
-        """Puts the plan on a network. Returns None if its class does not allow the plan: each rank runs all of it."""
+        """Applies the plan to a network. Returns None if its class does not allow the plan. Then each rank runs all of
+        it."""
         control.pre_run(self.model, lambda percent: percent)  # some take weights of the model
         try:
             return ParallelModel(control.control_model, self.mesh(), dtype_of(control))

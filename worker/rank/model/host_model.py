@@ -1,4 +1,4 @@
-"""One of ComfyUI's own models in a rank: loaded from its file, on the mesh, with the nodes' changes of its weights."""
+"""One of ComfyUI's own models in a rank: it loads the file, applies the plan, and applies nodes' changes of weights."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class HostModel:
     """source: the file.
     patcher: ComfyUI's own; it changes the weights and restores them.
     module: the model on the mesh.
-    in_file: by name, the weights as the file has them, for those that are in its pages.
+    in_file: by name, the weights in the file's pages, as the file has them.
     dtypes: by name in the module, the dtype of weights that the file has in another dtype.
     uncast: the weights that are still in the file's dtype.
     kernels: by name, those that nodes chose for attention under this plan; None if a rank cannot use it."""
@@ -69,7 +69,7 @@ class HostModel:
     on_use: list[torch.Tensor] = field(default_factory=list)  # tensors that change weights while they are dequantised
     leftovers: Leftovers = field(default_factory=Leftovers)
     is_patched: bool = False  # whether the weights differ from the file's
-    working_bytes: int = 0  # bytes that a forward needs on the device beside the weights, by ComfyUI's estimate
+    working_bytes: int = 0  # bytes that a forward needs on the device in addition to the weights, by ComfyUI's estimate
 
     @classmethod
     def load(cls, source: HostSource, mesh: Mesh, check: Check = go_on) -> HostModel:
@@ -81,7 +81,8 @@ class HostModel:
     @classmethod
     def build(cls, source: HostSource, mesh: Mesh, check: Check = go_on) -> HostModel:
         """Maps the file, whose pages the ranks of a machine share. `bring` then brings the weights. Runs no
-        collectives. Raises ModelFileError, PlanError, or what `check` raises, which is called between the steps."""
+        collectives. check: called between the steps; it may raise. Raises ModelFileError, PlanError, or what `check`
+        raises."""
         import_comfyui(source)
         import comfy.model_patcher
 
@@ -90,8 +91,8 @@ class HostModel:
         uncast = dict(dtypes)
         compute = dtype_of(source.cast) or dtype_of(source.dtype) or torch.bfloat16
         module = ParallelModel(model.diffusion_model, mesh, compute, uncast)
-        held = dict(module.model.named_parameters())  # a stage has released other stages' blocks
-        for name in uncast.keys() - held.keys():
+        parameters = dict(module.model.named_parameters())  # a stage has released other stages' blocks
+        for name in uncast.keys() - parameters.keys():
             del uncast[name]
         dtypes = dict(uncast)
         patcher = comfy.model_patcher.ModelPatcher(model, load_device=mesh.device, offload_device=CPU)
@@ -119,7 +120,7 @@ class HostModel:
             if self.patcher.patches.pop(name, None):
                 self.patcher.backup.pop(name, None)
                 self.rewritten.add(name)
-        # If all weights go to the device, they go one after the other. So no whole model is in RAM meanwhile.
+        # If all weights go to the device, they go one after the other. So the whole model is never in RAM.
         cast_weights(self.module.model, self.uncast, self.mesh.device if self.fetched.blocks else None)
         self.uncast.clear()
         self.fetched.park_with(self.parking, self.on_use)
@@ -130,7 +131,7 @@ class HostModel:
         return self.module.fetched
 
     def fetched_names(self) -> dict[str, tuple[int, str]]:
-        """Returns the fetched parameters, by the patcher's names: each one's block, and its name there."""
+        """Returns each fetched parameter's block and its name in the block, by the patcher's name."""
         return {f"{PREFIX}{name}": (place, own) for name, place, own in self.fetched.names()}
 
     @property
@@ -154,7 +155,7 @@ class HostModel:
         return 0 if self.parking.is_parked else self.patcher.loaded_size() - self.fetched.elsewhere
 
     def forget(self) -> None:
-        """Forgets the last run. Networks beside the model leave the device."""
+        """Forgets the last run. The networks that nodes added leave the device."""
         self.start_run("")
         self.decoder.loaded.free_device()
 
@@ -170,7 +171,7 @@ class HostModel:
         return bool((kwargs.get(OPTIONS) or {}).get(GRAPH))
 
     def take_objects(self, kwargs: Mapping[str, Any]) -> None:
-        """Takes over the functions and objects in a call's arguments. Raises RequestError."""
+        """Adds the functions and objects in a call's arguments to those of the run. Raises RequestError."""
         options = moved(dict(kwargs[OPTIONS]), self.mesh.device)
         self.start_run(options.get(RUN, ""))
         self.leftovers.begin(self.module.model)
@@ -209,10 +210,10 @@ class HostModel:
         return f"ComfyUI's {optimized_attention.__name__}"
 
     def place(self, working_bytes: int = 0, whole: bool = False) -> None:
-        """Lets ComfyUI put the weights on the device, with those of networks beside the model. Runs no collectives.
+        """Lets ComfyUI put the weights on the device, with those of networks that nodes added. Runs no collectives.
 
-        It puts all of them there, unless the class's blocks are unknown. Then, if its flags and the free memory say so,
-        it puts as many there as leave `working_bytes` free, and brings the rest layer by layer.
+        ComfyUI puts all of them there if the class's blocks are known. Otherwise its flags and the free memory decide:
+        it may leave `working_bytes` free, and bring the rest layer by layer.
         whole: all of them are there.
         """
         import comfy.model_management
@@ -224,7 +225,7 @@ class HostModel:
         self.fetched.rebind()  # ComfyUI replaces the parameters of quantised weights
 
     def estimate_working(self, *latents: Sequence[int], axis: Axis | None = None) -> int:
-        """Returns the bytes that a forward needs beside the weights, for latents of these shapes (B, C, …).
+        """Returns the bytes that a forward needs in addition to the weights, for latents of these shapes (B, C, …).
 
         It is ComfyUI's estimate for the largest share of rows and tokens, so it is equal on all ranks.
         axis: shares the rows; the plan's by default.
@@ -251,8 +252,8 @@ class HostModel:
         return free - int(left)
 
     def patch(self, patches: Sequence[Patch], tensors: Tensors, files: Sequence[MergedFile] = ()) -> None:
-        """Gives the weights these changes in place of the earlier ones; without any, the weights are as in the file. It
-        runs outside of inference mode, in which quantised weights cannot be changed. Runs no collectives.
+        """Applies these changes to the file's weights, in place of the earlier changes. It runs outside of inference
+        mode, in which quantised weights cannot be changed. Runs no collectives.
 
         files: of other models, for a merge. They stay mapped only if weights change whenever a layer runs. Raises
         ModelFileError before it changes anything.
@@ -273,7 +274,7 @@ class HostModel:
         logging.info("%d weights have changes", len({patch.name for patch in patches}))
 
     def patch_directly(self) -> None:
-        """Changes, one after the other, the weights that ComfyUI's patcher cannot change and restore within memory.
+        """Changes, one by one, the weights that ComfyUI's patcher lacks the memory to change and restore.
 
         These are fetched weights. If the model is entirely on the device, they are also the weights in another dtype
         than the file's, because the patcher would keep a copy of each in RAM. Weights without changes are restored.
@@ -306,8 +307,8 @@ class HostModel:
     def refuses_alike(self, sizes: Sequence[int]) -> bool:
         """Whether all ranks refuse an impossible request at the same place, for calls with batches of these sizes.
 
-        They do if each runs rows of the only call and there is no earlier stage. Otherwise a rank may wait for another
-        that has refused.
+        They do if there is only one call, every rank runs rows of it, and there are no stages. Otherwise a rank may
+        wait for another that has refused.
         """
         return len(sizes) == 1 and all(self.mesh["batch"].sizes(sizes[0])) and self.module.link is None
 
@@ -331,8 +332,8 @@ class HostModel:
 
     @torch.inference_mode()
     def call_method(self, method: str, calls: Sequence[Call]) -> list[Output] | None:
-        """Returns what a method other than the forward returns on global rank 0, which has all of the weights; None
-        elsewhere. Raises RequestError if the model has no such method."""
+        """Runs a method other than the forward on global rank 0, which has all of the weights. Returns its result
+        there, and None elsewhere. Raises RequestError if the model has no such method."""
         model: Any = self.module.model
         if method not in METHODS or not hasattr(model, method):
             raise RequestError(f"{type(model).__name__} has no method {method!r} for the ranks to run.")
@@ -348,7 +349,7 @@ class HostModel:
 
     @contextmanager
     def apply_context(self, context: CallContext) -> Iterator[None]:
-        """While entered, the model has the changes of the context, and attends and compiles as it says."""
+        """While entered, the model has the context's changes, attention kernel and compile settings."""
         if self.decoder.objects:
             self.leftovers.begin(self.module.model)
         kernel = self.kernels.get(context.kernel)
@@ -365,7 +366,7 @@ class HostModel:
         return decode_options(options, self.decoder)
 
     def decode_control(self, control: Any) -> Any:
-        """Returns what ControlNets return, or the calls of their networks, with the networks that they name."""
+        """Returns the residuals of ControlNets, or the calls of their networks, with the networks that they name."""
         if not is_network_call(control):
             return control
         previous = self.decode_control(control[PREVIOUS])
@@ -388,5 +389,6 @@ class HostModel:
 
 
 def aliases(model: Any, names: Collection[str]) -> dict[str, torch.Tensor]:
-    """Returns new tensors, by name, with the data of these parameters. They keep it if a parameter gets other data."""
-    return {name: alias(held) for name, held in model.named_parameters() if name in names}
+    """Returns new tensors, by name, with the data of these parameters. They keep the data when a parameter's data is
+    set."""
+    return {name: alias(parameter) for name, parameter in model.named_parameters() if name in names}

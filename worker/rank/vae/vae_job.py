@@ -22,7 +22,7 @@ from .rank_vae import CPU, RankVae
 
 
 def load_rank_vae(source: VaeSource, tensors: Tensors, job: Job) -> RankVae:
-    """Builds the VAE on all ranks. tensors: of the request; they include the weights where ComfyUI sends these.
+    """Builds the VAE on all ranks. tensors: of the request; they include the weights if ComfyUI sends them.
 
     Raises Ended and RequestError.
     """
@@ -32,7 +32,7 @@ def load_rank_vae(source: VaeSource, tensors: Tensors, job: Job) -> RankVae:
 
 
 def run_rank_vae(vae: RankVae, direction: str, job: Job, tensors: Tensors) -> Tensors | None:
-    """Returns the result on rank 0. Where the VAE draws noise, ComfyUI's random state after the run comes along.
+    """Returns the result on rank 0. If the VAE draws noise, ComfyUI's random state after the run is part of it.
 
     Raises RequestError on all ranks alike, and Cancelled.
     """

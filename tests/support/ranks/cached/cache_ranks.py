@@ -1,5 +1,5 @@
 """`torchrun -m tests.support.ranks.cached.cache_ranks CASES OUT`:
-samples models of both shelves with a step cache under plans, and beside it by `oracle.py` in each process; rank 0
+samples models of both libraries with a step cache under plans, and beside it by `oracle.py` in each process; rank 0
 saves how far they are apart, and what each skipped.
 """
 
@@ -151,7 +151,7 @@ class OwnFirstBlock:
 
 @torch.inference_mode()
 def main(cases_path: str, out_path: str) -> None:
-    """Cases are JSON objects: id, shelf, name, plan, kind, and what else `result_of` reads."""
+    """Cases are JSON objects: id, library, name, plan, kind, and what else `result_of` reads."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     meshes: dict[ParallelPlan, Mesh] = {}
@@ -169,7 +169,7 @@ def main(cases_path: str, out_path: str) -> None:
 def result_of(case: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
     """short: prompts of two lengths. threshold: in place of one that fits. last: the last rank's, in place of all
     ranks'. fetched: the blocks' weights are shared out. own: diffusers' own cache is what is compared with."""
-    run = (HostRun if case["shelf"] == "comfyui" else FamilyRun)(case["name"], case.get("short", False))
+    run = (HostRun if case["library"] == "comfyui" else FamilyRun)(case["name"], case.get("short", False))
     before = [set(vars(module)) for module in run.model.modules()]
     settings, oracle = settings_for(case["kind"], run), None
     if "threshold" in case:

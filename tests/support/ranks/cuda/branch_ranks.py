@@ -35,7 +35,7 @@ def main(file: str, out: str) -> None:
     dist.init_process_group("gloo")
     with on_gpu() as watch, card(watch.memory, WHOLE, ADA) as there:
         from tests.support.ranks.cuda.labelled_ranks import with_more
-        from tests.support.ranks.cuda.shelves import Bench, of_diffusers
+        from tests.support.ranks.cuda.libraries import Bench, of_diffusers
 
         told = branches.watch()
         groups = JobGroups(GPU, Timeline(GPU))

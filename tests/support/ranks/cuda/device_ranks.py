@@ -1,7 +1,7 @@
 """`torchrun -m tests.support.ranks.cuda.device_ranks DEVICE CASES OUT`:
 runs models on the ranks' devices, and writes what became of each case, a line as it ends, to OUT.RANK.
 
-DEVICE: "cuda" or "cpu". CASES: a file of JSON, of [shelf, name, plan, dtype]; of `shelves`, and "compiled" and
+DEVICE: "cuda" or "cpu". CASES: a file of JSON, of [library, name, plan, dtype]; of `libraries`, and "compiled" and
 "parked", which are diffusers'. A line has the case, and either "failed", "refused" or what there is to say: the
 relative error against the CPU in fp32, and in halves the plain class's own on the same device.
 
@@ -32,7 +32,7 @@ from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.compiled import BY_PLAN, CompiledBlocks
 from tests.support.cases.families import WIDE
 from tests.support.cases.references import relative_error
-from tests.support.ranks.cuda.shelves import PLAIN, SHELVES, Bench
+from tests.support.ranks.cuda.libraries import LIBRARIES, PLAIN, Bench
 from tests.support.ranks.leaving import leave
 
 LINES = 9  # of a traceback
@@ -40,15 +40,15 @@ OTHERS_SECONDS = 10.0  # for the other ranks to end the case, too
 FAILED = "failed"
 
 
-def compared(bench: Bench, shelf: str, name: str, plan: ParallelPlan, dtype: str) -> dict[str, Any]:
-    if shelf == "compiled":
-        shelf, bench = "diffusers", replace(bench, run=compiled)
-    result, right = SHELVES[shelf](bench, name, plan, dtype)
+def compared(bench: Bench, library: str, name: str, plan: ParallelPlan, dtype: str) -> dict[str, Any]:
+    if library == "compiled":
+        library, bench = "diffusers", replace(bench, run=compiled)
+    result, right = LIBRARIES[library](bench, name, plan, dtype)
     if result is None or right is None:
         return {}
     told = {"error": relative_error(result.cpu(), right)}
     if dtype != "fp32":
-        plain = PLAIN[shelf](name, bench.device, dtype)
+        plain = PLAIN[library](name, bench.device, dtype)
         told["plain"] = relative_error(plain, right)
     return told
 
@@ -77,12 +77,12 @@ def parked(bench: Bench, plan: ParallelPlan, dtype: str) -> dict[str, Any]:
     return told | {"same": right is None or again.equal(right)}
 
 
-def outcome(bench: Bench, shelf: str, name: str, degrees: dict[str, Any], dtype: str) -> dict[str, Any]:
+def outcome(bench: Bench, library: str, name: str, degrees: dict[str, Any], dtype: str) -> dict[str, Any]:
     try:
         plan = ParallelPlan(**degrees)
-        if shelf == "parked":
+        if library == "parked":
             return parked(bench, plan, dtype)
-        return compared(bench, shelf, name, plan, dtype)
+        return compared(bench, library, name, plan, dtype)
     except PlanError as error:
         return {"refused": str(error)}
     except Exception:  # whatever it is fails that case's test; the others still run

@@ -2,7 +2,7 @@
 runs models on ranks whose tensors say that they are on a GPU, and saves by case the relative error against the CPU, how
 often the host would have waited in a forward after the first, inside of blocks and elsewhere, and which kernels ran.
 
-CASES: a file of JSON, of [shelf, name, plan, dtype]; of `shelves`.
+CASES: a file of JSON, of [library, name, plan, dtype]; of `libraries`.
 Under plans with stages, diffusers' are sampled and compared with the same on the CPU; counted is what more steps add.
 """
 
@@ -27,7 +27,7 @@ from parallel_backend.plan import ParallelPlan  # noqa: E402
 from tests.support.cases.references import relative_error  # noqa: E402
 from tests.support.labelled.counting import counted  # noqa: E402
 from tests.support.labelled.tensors import GPU, Watch, on_gpu  # noqa: E402
-from tests.support.ranks.cuda.shelves import SHELVES, Bench  # noqa: E402
+from tests.support.ranks.cuda.libraries import LIBRARIES, Bench  # noqa: E402
 from tests.support.ranks.leaving import leave  # noqa: E402
 
 
@@ -49,18 +49,18 @@ def main(cases: str, out: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     found = {}
-    for shelf, name, degrees, dtype in json.loads(Path(cases).read_text()):
+    for library, name, degrees, dtype in json.loads(Path(cases).read_text()):
         told: dict[str, Any] = {}
         with on_gpu(counts_memory=False) as watch:
             bench = Bench(GPU, Path(out).parent, partial(with_more, watch))
             try:
-                result, right = SHELVES[shelf](bench, name, ParallelPlan(**degrees), dtype)
+                result, right = LIBRARIES[library](bench, name, ParallelPlan(**degrees), dtype)
                 if result is not None and right is not None:
                     told["error"] = relative_error(result.cpu().float(), right)
                 told |= {"inside": watch.inside, "outside": watch.outside, "kernels": sorted(watch.kernels)}
             except Exception:  # whatever it is fails that case's test; the others still run
                 told["failed"] = "\n".join(traceback.format_exc().splitlines()[-12:])
-        found[json.dumps([shelf, name, degrees, dtype])] = told
+        found[json.dumps([library, name, degrees, dtype])] = told
     Path(f"{out}.{dist.get_rank()}").write_text(json.dumps(found))
     leave()
 

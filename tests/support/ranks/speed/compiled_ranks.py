@@ -1,5 +1,5 @@
 """`torchrun -m tests.support.ranks.speed.compiled_ranks CASES OUT`:
-runs models of both shelves with their blocks compiled and as they are, and saves how far apart that is, and how many
+runs models of both libraries with their blocks compiled and as they are, and saves how far apart that is, and how many
 graphs each run brought."""
 
 from __future__ import annotations
@@ -86,12 +86,12 @@ def parked_between(bench: Bench, plain: torch.Tensor | None, backend: Any) -> li
 
 
 def main(cases: str, out: str) -> None:
-    """Cases are a shelf, a name of it, plans that follow each other, where the weights wait, and the backend: "eager",
-    whose graphs are counted, or another of torch.compile's."""
+    """Cases are a library, a name of it, plans that follow each other, where the weights wait, and the backend:
+    "eager", whose graphs are counted, or another of torch.compile's."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     meshes, found = Meshes(), []
-    for shelf, name, plans, weights, backend in json.loads(Path(cases).read_text()):
+    for library, name, plans, weights, backend in json.loads(Path(cases).read_text()):
         torch.compiler.reset()
         counters.clear()
         graphs: list[Any] = []
@@ -106,7 +106,7 @@ def main(cases: str, out: str) -> None:
         for plan in plans:
             mesh = meshes.of(ParallelPlan.from_json(plan))
             if bench is None:
-                bench = (of_comfyui if shelf == "comfyui" else of_diffusers)(name, mesh)
+                bench = (of_comfyui if library == "comfyui" else of_diffusers)(name, mesh)
                 if weights:
                     fetched = bench.model.fetched
                     fetched.rearrange(range(len(fetched.blocks)), meshes.store(weights, mesh, fetched))

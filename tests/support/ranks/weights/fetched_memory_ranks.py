@@ -2,7 +2,7 @@
 loads models with weights that are fetched, and saves what a rank has of them at rest and while it loads, and how much
 of the file it has read.
 
-FOLDER gets the files. CASES: of a shelf, whether the file is in the dtype that is computed in, and a plan.
+FOLDER gets the files. CASES: of a library, whether the file is in the dtype that is computed in, and a plan.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ def write(folder: Path) -> None:
     (folder / "fp32" / "diffusion_pytorch_model.safetensors").rename(folder / "diffusers-fp32.safetensors")
     write_stock_models.main(os.environ["COMFYUI_PATH"], str(folder), DEEP)
     (folder / f"{DEEP}.safetensors").rename(folder / "comfyui-fp32.safetensors")
-    for shelf in ("diffusers", "comfyui"):
-        weights = load_file(folder / f"{shelf}-fp32.safetensors")
-        save_file({name: held.bfloat16() for name, held in weights.items()}, folder / f"{shelf}-bf16.safetensors")
+    for library in ("diffusers", "comfyui"):
+        weights = load_file(folder / f"{library}-fp32.safetensors")
+        save_file({name: held.bfloat16() for name, held in weights.items()}, folder / f"{library}-bf16.safetensors")
 
 
-def build(shelf: str, file: Path, mesh: Mesh) -> Model:
+def build(library: str, file: Path, mesh: Mesh) -> Model:
     """To be computed in fp32."""
-    if shelf == "diffusers":
+    if library == "diffusers":
         return DiffusersModel.build(ModelSource(FLUX.model_class, LARGE, (str(file),)), mesh)
     return HostModel.build(
         HostSource(os.environ["COMFYUI_PATH"], ("--cpu",), str(file), "Flux", "float32", "float32"), mesh
@@ -162,11 +162,11 @@ def main(folder: str, cases: str, out: str) -> None:
         write(Path(folder))
     dist.barrier()
     meshes, found = Meshes(), []
-    for shelf, dtype, values in json.loads(Path(cases).read_text()):
+    for library, dtype, values in json.loads(Path(cases).read_text()):
         plan = ParallelPlan.from_json(values)
-        file = Path(folder) / f"{shelf}-{dtype}.safetensors"
-        model = build(shelf, file, meshes.of(plan))
-        found.append([shelf, dtype, values, measured(model, plan.weights, meshes, file)])
+        file = Path(folder) / f"{library}-{dtype}.safetensors"
+        model = build(library, file, meshes.of(plan))
+        found.append([library, dtype, values, measured(model, plan.weights, meshes, file)])
         del model
         gc.collect()
         dist.barrier()

@@ -58,7 +58,7 @@ def run(model: Model, latents: list[int], conditions: dict[str, list[int]]) -> t
 def built(case: dict[str, Any], ranks: AllRanks, plan: ParallelPlan) -> tuple[Model, torch.dtype]:
     """The model without its weights, and the dtype that it computes in."""
     mesh = build_mesh(plan, ranks.device)
-    if case["shelf"] == "diffusers":
+    if case["library"] == "diffusers":
         source = ModelSource(**case["source"])
         return DiffusersModel.build(source, mesh), DTYPES[source.dtype]
     host_source = HostSource.from_json(case["source"])
@@ -124,8 +124,8 @@ def expected(model: Model, plan: ParallelPlan) -> dict[str, int]:
 
 
 def main(cases_path: str, out: str) -> None:
-    """Cases: JSON objects of shelf, plan, source, files and the itemsize in them, latents, conditions; the first is run
-    before it is measured, as what libraries take of memory once is no model's."""
+    """Cases: JSON objects of library, plan, source, files and the itemsize in them, latents, conditions; the first is
+    run before it is measured, as what libraries take of memory once is no model's."""
     return_freed_memory()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

@@ -1,6 +1,6 @@
-"""Models of both shelves, as the engine runs them under a plan on a device, and as plain classes do in one process.
+"""Models of both libraries, as the engine runs them under a plan on a device, and as plain classes do in one process.
 
-Shelves: "diffusers" for FAMILIES, "comfyui" for ComfyUI's own classes, "vae" for diffusers' VAE, "host-vae" for
+Libraries: "diffusers" for FAMILIES, "comfyui" for ComfyUI's own classes, "vae" for diffusers' VAE, "host-vae" for
 ComfyUI's own.
 """
 
@@ -146,7 +146,7 @@ def of_host_vae(bench: Bench, name: str, _plan: ParallelPlan, _dtype: str) -> Re
             return result, None if result is None else case.made().decode(latents)
 
 
-SHELVES = {"diffusers": of_diffusers, "comfyui": of_comfyui, "vae": of_vae, "host-vae": of_host_vae}
+LIBRARIES = {"diffusers": of_diffusers, "comfyui": of_comfyui, "vae": of_vae, "host-vae": of_host_vae}
 
 
 @functools.cache

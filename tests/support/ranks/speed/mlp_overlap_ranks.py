@@ -1,6 +1,6 @@
-"""`torchrun -m tests.support.ranks.speed.beside_ranks CASES OUT`:
-runs models of both shelves on as many Ulysses ranks, and saves how many products each block computes between the first
-exchange's start and the wait for it, block by block."""
+"""`torchrun -m tests.support.ranks.speed.mlp_overlap_ranks CASES OUT`:
+runs models of both libraries on as many Ulysses ranks, and saves how many products each block computes between the
+first exchange's start and the wait for it, block by block."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ class Events(TorchDispatchMode):
         return [row[row.index("sent") : row.index("arrived")].count("product") for row in self.blocks]
 
 
-def products(name: str, shelf: str, blocks: str, mesh: Any) -> list[int]:
+def products(name: str, library: str, blocks: str, mesh: Any) -> list[int]:
     """Of the blocks of one list."""
-    if shelf == "comfyui":
+    if library == "comfyui":
         model = ParallelModel(CASES[name].build(), mesh, torch.float32)
         run: Any = model.run_calls
         given: tuple[Any, ...] = (calls_of(CASES[name], 1),)
@@ -83,7 +83,9 @@ def main(cases_path: str, out_path: str) -> None:
     dist.init_process_group("gloo")
     mesh = build_mesh(ParallelPlan(ulysses=dist.get_world_size()), torch.device("cpu"))
     cases = json.loads(Path(cases_path).read_text())
-    found = {f"{shelf} {name}": torch.tensor(products(name, shelf, blocks, mesh)) for name, shelf, blocks in cases}
+    found = {
+        f"{library} {name}": torch.tensor(products(name, library, blocks, mesh)) for name, library, blocks in cases
+    }
     if dist.get_rank() == 0:
         save_file(found, out_path)
     leave()

@@ -1,4 +1,4 @@
-"""Plans of two ranks that a model of either shelf allows: "diffusers" for FAMILIES, "comfyui" for its own classes."""
+"""Plans of two ranks that a model of either library allows: "diffusers" for FAMILIES, "comfyui" for its own classes."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def allows(row: str, plan: Plan) -> bool:
     return not (couples and plan.keys() & BATCH_AXES or unshared and plan.keys() & TOKEN_AXES)
 
 
-def plans(shelf: str, name: str) -> list[Plan]:
+def plans(library: str, name: str) -> list[Plan]:
     """Each way to split a forward between two ranks."""
-    if shelf == "diffusers":
+    if library == "diffusers":
         return [*EACH]
     return [plan for plan in EACH if allows(name, plan)]

@@ -39,7 +39,7 @@ def test_the_mlp_is_computed_while_what_attention_needs_travels(
     world: int, ranks: RankPool, comfyui: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "cases.json").write_text(json.dumps(CASES))
-    ranks.run(world, "speed.beside_ranks", str(tmp_path / "cases.json"), str(tmp_path / "out.safetensors"))
+    ranks.run(world, "speed.mlp_overlap_ranks", str(tmp_path / "cases.json"), str(tmp_path / "out.safetensors"))
     found = load_file(tmp_path / "out.safetensors")
     assert len(found) == len(CASES)
     for name, products in found.items():
