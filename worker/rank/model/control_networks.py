@@ -18,6 +18,7 @@ from parallel_backend.parallel_model import ParallelModel
 from parallel_backend.seams.forward import Forward
 
 from ...comfyui.controls import CONTROL, GIVEN, NETWORK, PREVIOUS, STRENGTH, is_network_call
+from ...inside.decoder import Decoder
 
 Residuals = dict[str, list[torch.Tensor | None]]  # what ControlNets add to the model's tokens, as ComfyUI has it
 
@@ -70,6 +71,14 @@ class ControlNetworks:
         if network is None:
             return control.control_model(**given)
         return network.run((), given, Forward(network.slot.every_segment()))
+
+
+def decode_control(decoder: Decoder, control: Any) -> Any:
+    """Returns what ControlNets return, or the calls of their networks, with the networks that they name."""
+    if not is_network_call(control):
+        return control
+    previous = decode_control(decoder, control[PREVIOUS])
+    return {**control, NETWORK: decoder.decode(control[NETWORK]), PREVIOUS: previous}
 
 
 def dtype_of(control: Any) -> torch.dtype:
