@@ -108,6 +108,14 @@ class GivenNetworks:
     def a_spoken(self, _row: Row, _model: Any) -> Any:
         return {"encoded_audio_all_layers": [torch.zeros(1, 50, 768)] * 13}
 
+    def a_two_speakers(self, row: Row, model: Any) -> Any:
+        """A second one, who is in the right half of the picture."""
+        mask = torch.zeros(1, 64, 96)
+        mask[..., 48:] = 1
+        audio = [torch.ones(1, 50, 768)] * 13
+        return {"mode": "two_speakers", "audio_encoder_output_2": {"encoded_audio_all_layers": audio},
+                "mask_1": 1 - mask, "mask_2": mask}  # fmt: skip
+
     def a_controlnet(self, kind: str, row: Row, model: Any) -> Any:
         """One of ComfyUI's, as large as the row's model. kind: of CONTROLNETS, from a file; or "no file"."""
         if kind == "no file":
