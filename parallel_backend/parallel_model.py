@@ -60,7 +60,7 @@ class ParallelModel:
         self.spec = spec_of(type(model))
         self.sizes = sizes_of_model(model, dtypes)
         # Replaces arguments of this rank's rows that networks beside the model compute.
-        self.complete: Callable[[dict[str, Any]], dict[str, Any]] = lambda kwargs: kwargs
+        self.complete: Callable[[tuple, dict[str, Any]], dict[str, Any]] = lambda args, kwargs: kwargs
         self.install(mesh)
         lists = blocks_at(model, self.spec.paths if self.spec else ())
         own = {path: block for path, block in lists.items() if not isinstance(block, StandIn)}
@@ -215,7 +215,7 @@ class ParallelModel:
 
     def run(self, args: tuple, kwargs: dict[str, Any], forward: Forward) -> Any:
         """Runs the model on this rank's arguments. None if the tokens went to the next stage."""
-        kwargs = self.complete(kwargs)
+        kwargs = self.complete(args, kwargs)
         try:
             with self.slot.enter(forward), self.fetched.forward(StageExit):
                 output = self.model(*args, **kwargs)

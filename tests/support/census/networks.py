@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +136,17 @@ class GivenNetworks:
                 more["tiny"] = torch.tensor(list(tiny.encode()), dtype=torch.uint8)
             save(self.module(module, name, row.model if is_alike else "", **config), file, **more)
         return self.run("ControlNetLoader", control_net_name=file.name)[0]
+
+    def apply_controlnets(self, row: Row, model: Any, kinds: Iterable[str]) -> tuple[Any, Any]:
+        """The row's texts with ControlNets of these kinds, one after the other, that start after some steps."""
+        positive, negative = (self.conditioning(row.model, name) for name in ("positive", "negative"))
+        for kind in kinds:
+            positive, negative = self.run(
+                "ControlNetApplyAdvanced", positive=positive, negative=negative,
+                control_net=self.a_controlnet(kind, row, model), image=self.a_image(row, model), strength=0.7,
+                start_percent=0.3, end_percent=1.0, vae=self.a_vae(row, model),
+            )  # fmt: skip
+        return positive, negative
 
     def patcher(self, network: torch.nn.Module) -> Any:
         cpu = torch.device("cpu")
