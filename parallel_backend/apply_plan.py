@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
+from .axes import TOKEN_AXES
 from .groups.mesh import Mesh
 from .groups.mesh_layout import stages_of
 from .hooks import Hooks
-from .models.checks import AttentionSizes, attention_paths, check_module, modules_at, sizes_of
+from .models.checks import AttentionSizes, attention_paths, check_class, check_module, modules_at, sizes_of
 from .models.spec import BlockList, ModelSpec
 from .plan import ParallelPlan
 from .seams.attention import ParallelAttention, install_attention
@@ -30,13 +31,14 @@ class AppliedPlan:
     """What hooks and forwards share.
 
     stage: this rank's blocks. link: to the neighbouring stages, if any. attention: of the blocks; None if they keep
-    the model's own.
+    the model's own. layout: of the blocks' tokens; None if they are not shared.
     """
 
     slot: ForwardSlot
     stage: Stage
     link: StageLink | None = None
     attention: ParallelAttention | None = None
+    layout: TokenLayout | None = None
 
 
 def apply_plan(
@@ -64,7 +66,23 @@ def apply_plan(
     overlap_mlp(model, spec, sizes, mesh, slot, hooks)  # ulysses: the MLP is computed while attention's tokens travel
     attention = ParallelAttention(mesh, layout, kernel)
     share_attention(model, spec, sizes, attention, hooks)  # ulysses, ring, patches: attention sees all tokens
-    return AppliedPlan(slot, stage, link, attention)
+    return AppliedPlan(slot, stage, link, attention, layout)
+
+
+def apply_plan_inside(
+    network: torch.nn.Module, spec: ModelSpec, layout: TokenLayout, mesh: Mesh, dtype: torch.dtype, hooks: Hooks
+) -> None:
+    """Applies the plan of a model whose tokens are shared to a network that runs inside of it.
+
+    layout: of the model. dtype: what the network computes in. Raises PlanError and leaves the network unchanged then.
+    """
+    check_class(network, spec, [axis for axis in TOKEN_AXES if getattr(mesh.plan, axis) > 1])
+    sizes = sizes_of(network, spec) if spec.heads else None
+    kernel = choose_kernel(sizes, mesh, dtype)
+    layout.starts = {**layout.starts, **spec.starts}
+    install_boundary(network, spec, layout, hooks, None)
+    if sizes and kernel:
+        share_attention(network, spec, sizes, ParallelAttention(mesh, layout, kernel), hooks)
 
 
 def can_share(model: torch.nn.Module, spec: ModelSpec, plan: ParallelPlan) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .apply_plan import apply_plan
+from .apply_plan import apply_plan, apply_plan_inside
 from .axes import TOKEN_AXES
 from .compat import tree_map_only
 from .errors import PlanError, RequestError
@@ -60,7 +60,7 @@ class ParallelModel:
         self.spec = spec_of(type(model))
         self.sizes = sizes_of_model(model, dtypes)
         # Replaces arguments of this rank's rows that networks beside the model compute.
-        self.complete: Callable[[dict[str, Any]], dict[str, Any]] = lambda kwargs: kwargs
+        self.complete: Callable[[tuple, dict[str, Any]], dict[str, Any]] = lambda args, kwargs: kwargs
         self.install(mesh)
         lists = blocks_at(model, self.spec.paths(model) if self.spec else ())
         own = {path: block for path, block in lists.items() if not isinstance(block, StandIn)}
@@ -72,7 +72,7 @@ class ParallelModel:
         """Applies a mesh's plan to a model that has none. Raises PlanError and leaves the model unchanged then."""
         applied = apply_plan(self.model, self.spec, mesh, self.dtype, self.sizes, self.hooks)
         self.mesh, self.slot, self.stage, self.link = mesh, applied.slot, applied.stage, applied.link
-        self.attention = applied.attention
+        self.attention, self.layout = applied.attention, applied.layout
 
     def replan(self, mesh: Mesh) -> None:
         """Applies another plan with the same stages to the same weights. Runs no collectives.
@@ -89,6 +89,17 @@ class ParallelModel:
             raise
         finally:
             self.fetched.install()
+
+    def share_inside(self, network: torch.nn.Module, dtype: torch.dtype) -> Hooks:
+        """Lets a network that runs inside of this model's forward compute this rank's tokens, until the hooks are
+        removed. A network of another class, or of a model whose tokens are not shared, computes what it is given.
+
+        dtype: what the network computes in. Raises PlanError if its class is not the one that is known.
+        """
+        hooks, spec = Hooks(), spec_of(type(network))
+        if spec and spec.inside and self.layout:
+            apply_plan_inside(network, spec, self.layout, self.mesh, dtype, hooks)
+        return hooks
 
     def remove(self) -> None:
         """Removes the plan and restores the model as it was."""
@@ -204,7 +215,7 @@ class ParallelModel:
 
     def run(self, args: tuple, kwargs: dict[str, Any], forward: Forward) -> Any:
         """Runs the model on this rank's arguments. None if the tokens went to the next stage."""
-        kwargs = self.complete(kwargs)
+        kwargs = self.complete(args, kwargs)
         try:
             with self.slot.enter(forward), self.fetched.forward(StageExit):
                 output = self.model(*args, **kwargs)

@@ -17,11 +17,21 @@ import comfy.model_base
 import comfy.model_management
 import torch
 
-from ...worker.comfyui.controls import GIVEN, NETWORK, PREVIOUS, STRENGTH
+from ...worker.comfyui.controls import (
+    CHANNELS,
+    GIVEN,
+    LATENTS,
+    NETWORK,
+    PREVIOUS,
+    RANGE,
+    STRENGTH,
+    TIMESTEPS,
+)
 from ...worker.errors import ModelFileError
 from ...worker.inside.encoder import Encoded, Encoder
 from ...worker.inside.loaded import OF_CONTROLNET
 from ...worker.wire.tensors import UnsendableError
+from ..errors import Refused
 from .origins import check_file, origin_of_controlnet
 
 ControlNet = comfy.controlnet.ControlNet
@@ -51,11 +61,13 @@ class ControlCall(UserDict):
         given: Mapping[str, Any],
         strength: float,
         previous: Any,
+        noise_range: tuple[float, float] | None = None,
     ) -> None:
         """control: ComfyUI's, with its network. model: that is sampled. given: the arguments of the network. previous:
-        what the ControlNets before it return."""
+        what the ControlNets before it return. noise_range: if the call stands for all steps, the noise levels between
+        which the ControlNet is at work."""
         self.control, self.model, self.given = control, model, given
-        self.strength, self.previous = strength, previous
+        self.strength, self.previous, self.noise_range = strength, previous, noise_range
 
     @cached_property
     def data(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -82,6 +94,7 @@ class RecordedControlNet(ControlNet):
     """A ControlNet whose network runs in the ranks, in front of ComfyUI's class among the bases."""
 
     whole: ControlNet
+    noise_range: tuple[float, float] | None = None
     model: comfy.model_base.BaseModel
 
     def get_models(self) -> list[Any]:
@@ -93,7 +106,7 @@ class RecordedControlNet(ControlNet):
         self.model = model
 
     def control_merge(self, control: Any, control_prev: Any, output_dtype: Any) -> Any:
-        return ControlCall(self.whole, self.model, control, self.strength, control_prev)
+        return ControlCall(self.whole, self.model, control, self.strength, control_prev, self.noise_range)
 
 
 def record(control: Any) -> RecordedControlNet:
@@ -161,18 +174,52 @@ def computes_here(control: Any) -> bool:
     return control is not None
 
 
+def record_for_all_steps(conds: Mapping[str, Iterable[Cond]]) -> None:
+    """Has the ControlNets of a prepared sampling return calls that stand for all steps, also outside of their range."""
+    for cond in (one for each in conds.values() for one in each):
+        control = cond.get("control")
+        while isinstance(control, RecordedControlNet):
+            if control.timestep_range is not None:
+                control.noise_range, control.timestep_range = control.timestep_range, None
+            control = control.previous_controlnet
+
+
 def encode_control(control: Any, encoder: Encoder) -> Encoded:
     """Returns what ControlNets return as the ranks get it: the call of a network, or tensors."""
     if not isinstance(control, ControlCall):
         return control
     if control.is_computed:
         return dict(control.data)
+    timestep = control.model.model_sampling.timestep
+    limits = control.noise_range and [float(timestep(torch.tensor(float(each)))) for each in control.noise_range]
     return {
+        **({RANGE: limits} if limits else {}),
         NETWORK: encoder.encode(control.control),
         GIVEN: control.given,
         STRENGTH: control.strength,
         PREVIOUS: encode_control(control.previous, encoder),
     }
+
+
+def take_latents_from_steps(control: Mapping[str, Any], latents: torch.Tensor, timesteps: torch.Tensor) -> Encoded:
+    """Returns a call that stands for all steps, of what `encode_control` returned, without the latents and timesteps of
+    the recorded step. latents, timesteps: what the model got in that step. Raises Refused if a ControlNet gets
+    others."""
+    given, previous = dict(control[GIVEN]), control[PREVIOUS]
+    x, t = given.pop(LATENTS), given.pop(TIMESTEPS)
+    own = latents[:, : x.shape[1]]
+    if x.shape != own.shape or not is_near(x, own) or not is_near(t, timesteps):
+        raise Refused(
+            "The Parallel Sampler cannot honour a ControlNet that gets other latents or timesteps than the model.",
+            "Use a stock KSampler, with a plan without PipeFusion.",
+        )
+    before = None if previous is None else take_latents_from_steps(previous, latents, timesteps)
+    return {**control, GIVEN: given, CHANNELS: x.shape[1], PREVIOUS: before}
+
+
+def is_near(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are equal but for the rounding of their dtypes."""
+    return torch.allclose(one.float(), other.to(one.device).float(), rtol=1e-2, atol=1e-2)
 
 
 def residuals_of(control: Any) -> Any:

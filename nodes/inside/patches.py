@@ -107,6 +107,8 @@ def unshared(place: str, facts: Facts, plan: ParallelPlan) -> Iterator[str]:
     )
     for axes, is_right, what in needs:
         split = [f"{axis}={getattr(plan, axis)}" for axis in axes if getattr(plan, axis) > 1]
+        if axes == STAGE_AXES and plan.patches > 1:
+            split.append(f"patches={plan.patches}")
         if split and not is_right:
             yield f"{place} of {facts.node} under {', '.join(split)} (it needs all {what} in one place)"
 

@@ -16,10 +16,15 @@ from comfy.model_base import BaseModel
 from comfy.patcher_extension import WrappersMP
 from tqdm.auto import tqdm
 
+from ...parallel_backend.sampling.caches import NONE as NO_CACHE
+from ...worker.comfyui.controls import CONTROL
+from ...worker.comfyui.patched_options import FACTS, OPTIONS
 from ...worker.wire.protocol import Header
 from ...worker.wire.sampler_call import SamplerCall, SamplerPass
 from ...worker.wire.tensors import Tensors
 from ..errors import Refused
+from ..inside.controls import computes_here, record_for_all_steps, take_latents_from_steps
+from ..inside.facts import Facts
 from .call_batching import KEY, batches_calls
 from .remote_module import RemoteModule, remote_module
 
@@ -43,13 +48,13 @@ REGIONAL_KEYS = {
     "mask": "a mask",
     "start_percent": "a timestep range",
     "end_percent": "a timestep range",
-    "control": "a ControlNet",
     "gligen": "GLIGEN",
     "hooks": "hooks",
     "default": "default conditioning",
 }
 
 
+CONTROLS = Facts("the Parallel Sampler", tokens=True, rows=True)  # how ControlNets share there
 # The options that change at each step.
 STEP_OPTIONS = ("sigmas", "sample_sigmas")
 
@@ -76,9 +81,11 @@ class LoopSampler(comfy.samplers.Sampler):
         denoise_mask: torch.Tensor | None = None,
         disable_pbar: bool = False,
     ) -> torch.Tensor:
-        """Returns the denoised latents in the model's own scale. Raises Refused for options that the loop cannot
-        honour."""
+        """Returns the denoised latents in the model's own scale. Raises Refused for what the loop cannot honour."""
+        call = self.call(guider.cfg)
         asked = list_unsupported(guider, extra_args["model_options"])
+        if call.cache != NO_CACHE and any(one.get(CONTROL) for conds in guider.conds.values() for one in conds):
+            asked.append("a ControlNet with a step cache, which skips the blocks that it adds to")
         kind = type(guider.inner_model)
         if denoise_mask is not None and kind.scale_latent_inpaint is not BaseModel.scale_latent_inpaint:
             asked.append(f"a noise mask for {kind.__name__}, whose kept parts have no noise")
@@ -92,7 +99,6 @@ class LoopSampler(comfy.samplers.Sampler):
             tensors["original"] = latent_image
         if denoise_mask is not None:
             tensors["mask"] = denoise_mask
-        call = self.call(guider.cfg)
         return run_loop(guider, call, tensors, sigmas, extra_args, callback, disable_pbar, self.report_skipped)
 
 
@@ -149,6 +155,7 @@ def record_passes(
 ) -> list[SamplerPass]:
     """Records a step's cond and uncond forwards as the guider asks for them. Raises Refused for conditioning that
     changes the latents' size or the timesteps."""
+    record_for_all_steps(guider.conds)
     with remote.record_forwards(noise.shape[1]) as forwards:
         guider(noise, sigmas[:1].expand(len(noise)), model_options=extra_args["model_options"], seed=extra_args["seed"])
     passes = []
@@ -164,6 +171,8 @@ def record_passes(
                 "The Parallel Sampler cannot honour conditioning that gives parts of a latent their own timesteps.",
                 "Use a stock KSampler for it, with a plan without PipeFusion.",
             )
+        if CONTROL in conditions:
+            conditions = repeat_control(conditions, latents, timesteps)
         passes.append(SamplerPass(tuple(branches), drop_step_options(conditions), take_extra_channels(latents, noise)))
     return passes
 
@@ -173,6 +182,13 @@ def drop_step_options(kwargs: dict[str, Any]) -> dict[str, Any]:
     raises."""
     options = {name: value for name, value in kwargs["transformer_options"].items() if name not in STEP_OPTIONS}
     return {**kwargs, "transformer_options": options}
+
+
+def repeat_control(kwargs: dict[str, Any], latents: torch.Tensor, timesteps: torch.Tensor) -> dict[str, Any]:
+    """Returns the arguments with ControlNets that run in each step. They see all blocks, so the plan has no stages."""
+    facts = [*kwargs[OPTIONS].get(FACTS, []), ("a ControlNet", tuple(CONTROLS))]
+    control = take_latents_from_steps(kwargs[CONTROL], latents, timesteps)
+    return {**kwargs, CONTROL: control, OPTIONS: {**kwargs[OPTIONS], FACTS: facts}}
 
 
 def take_extra_channels(latents: torch.Tensor, noise: torch.Tensor) -> torch.Tensor | None:
@@ -213,6 +229,8 @@ def list_unsupported(guider: Guider, model_options: dict[str, Any]) -> list[str]
 def list_regional(conds: list[dict[str, Any]]) -> Iterator[str]:
     """Lists the options that restrict conditioning to a part of the image or of the steps."""
     for cond in conds:
+        if computes_here(cond.get(CONTROL)):
+            yield "a ControlNet that ComfyUI's device computes in each step"
         for key, words in REGIONAL_KEYS.items():
             if cond.get(key) is not None:
                 yield f"conditioning with {words}"

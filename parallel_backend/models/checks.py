@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -33,7 +34,13 @@ SKIP = "skip"  # the argument of a block that takes an earlier block's output
 
 
 def modules_at(model: torch.nn.Module, path: str) -> list[torch.nn.Module]:
-    """Returns the blocks of the list at a path, or the single block there."""
+    """Returns the blocks of the list at a path, or the blocks there. Raises AttributeError if there are none."""
+    if "*" in path:
+        pattern = re.escape(path).replace(r"\*", "[^.]*")
+        several = [module for name, module in model.named_modules() if re.fullmatch(pattern, name)]
+        if not several:
+            raise AttributeError(path)
+        return several
     found = model.get_submodule(path)
     return list(found.children()) if isinstance(found, (torch.nn.ModuleList, torch.nn.ModuleDict)) else [found]
 
@@ -104,11 +111,16 @@ def check_shared(plan: ParallelPlan, model: torch.nn.Module, spec: ModelSpec | N
             f"Use compile={OFF} or {AUTO}.",
             "compile",
         )
+    check_class(model, spec, shared)
+
+
+def check_class(model: torch.nn.Module, spec: ModelSpec, shared: list[str]) -> None:
+    """Raises PlanError if a model's class is not as its spec says. shared: the plan's axes that would share tokens."""
     if changed := changes_of(model):
         known = ("ComfyUI", "the README") if spec.is_comfyui else ("diffusers", "requirements.txt")
         own = "" if spec.is_comfyui else " For a spec of your own, see parallel_backend/models/README.md."
         raise PlanError(
-            f"This {known[0]}'s {name} is not the one that is known here: {'; '.join(changed)}.",
+            f"This {known[0]}'s {type(model).__name__} is not the one that is known here: {'; '.join(changed)}.",
             f"Use cfg or dp in place of ulysses and ring, or the version of {known[0]} that {known[1]} names.{own}",
             *shared,
         )
@@ -232,7 +244,8 @@ def differences_in_block(block: torch.nn.Module, blocks: BlockList) -> Iterator[
     takes = {parameter.name for parameter in parameters if parameter.kind not in VARIABLE}
     if len(takes) == len(parameters):
         named = {name for name in blocks.sharded if not name.isdigit()}  # the others are of `*args`
-        yield from (f"{blocks.path} has no argument {name}" for name in sorted(named - takes))
+        lacks = named - takes - set(blocks.optional)
+        yield from (f"{blocks.path} has no argument {name}" for name in sorted(lacks))
     known = {ALWAYS_WHOLE, *blocks.sharded, *blocks.whole, *blocks.refused}
     yield from (f"{blocks.path} has an argument {name}, which its spec does not list" for name in sorted(takes - known))
     yield from lacking(block, (*attention_paths(block, blocks), *blocks.full_length), f"{blocks.path}: ")

@@ -30,12 +30,12 @@ class BlockList:
     do not know how to shard it.
     """
 
-    # The path of a list of modules in the model, or of a single module.
+    # The path of a list of modules in the model, or of a single module, or of several: "*" stands for a part of a name.
     path: str
     # Arguments with tokens, and their streams. A number names one of `*args` by its place.
     tokens: Mapping[str, Streams]
-    # The streams that a block returns, in order.
-    returns: Streams
+    # The streams that a block returns, in order. None if what it returns stays as it is.
+    returns: Streams | None
     # The block's submodules in which tokens attend to tokens, "" for the block itself, and the streams that attend:
     # "v|a" where queries are of v and keys of a. A tuple has the streams of one call after the other. A submodule that
     # only some blocks have is listed, too.
@@ -71,6 +71,8 @@ class BlockList:
     # Submodules that derive a token's frame from its place, with their arguments that have tokens. They get these in
     # full length (see `seams/layout.py`). They mix no tokens, and return the first of these streams.
     full_length: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    # Arguments with tokens that only some of the blocks have. Any of them may return several tensors of its stream.
+    optional: tuple[str, ...] = ()
     # Arguments that every rank takes as they are.
     whole: tuple[str, ...] = ()
     # Arguments that a block has but nobody may pass, because we do not know how to shard them.
@@ -130,6 +132,11 @@ class ModelSpec:
     # the class are so, an attribute that is true for those.
     unshared: str = ""
     unshared_where: str = ""
+    # Whether it is a network that runs inside of another model's forward. A stream with the name of one of that model's
+    # is the same stream. Nothing is gathered after its blocks, unless a list says so.
+    inside: bool = False
+    # Its streams that are the first tokens of a stream of that model. A rank has the same tokens of both.
+    starts: Mapping[str, str] = field(default_factory=dict)
     # How ranks share a picture of a class that convolves over it. Its blocks are not listed.
     bands: Bands | None = None
     # The stream whose tokens are the latents' patches, row by row. PipeFusion can run it patch by patch. Without such a
@@ -151,7 +158,7 @@ class ModelSpec:
 
     @property
     def is_comfyui(self) -> bool:
-        return self.model_class.startswith("comfy.")
+        return self.model_class.startswith(("comfy.", "comfy_extras."))
 
     @property
     def attends(self) -> bool:
@@ -209,8 +216,8 @@ def register(spec: ModelSpec, *also: str) -> ModelSpec:
 
 
 def comfyui_classes() -> list[str]:
-    """Returns ComfyUI's classes that have a spec."""
-    return sorted(name for name in _SPECS if name.startswith("comfy."))
+    """Returns ComfyUI's classes of models and ControlNets that have a spec."""
+    return sorted(name for name, spec in _SPECS.items() if spec.is_comfyui and not spec.inside)
 
 
 def spec_named(model_class: str) -> ModelSpec | None:

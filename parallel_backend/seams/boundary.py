@@ -110,8 +110,10 @@ class BlockBoundary:
     def check_returned(self, output: Any) -> None:
         """Raises RequestError, on every rank alike, if the block's output has other streams than its spec says."""
         returns, dim, grid = self.blocks.returns, self.blocks.dim, self.blocks.grid
-        streams = (returns,) if isinstance(returns, str) else returns
         values = output if isinstance(output, (tuple, list)) else (output,)
+        streams = (returns,) * (len(values) if self.blocks.optional else 1) if isinstance(returns, str) else returns
+        if streams is None:
+            return
         sizes = [value.shape[dim : dim + grid] if isinstance(value, torch.Tensor) else None for value in values]
         lengths = [None if size is None else math.prod(size) for size in sizes]
         if len(lengths) != len(streams) or not all(
@@ -216,6 +218,8 @@ def each_stream(change: Callable[[torch.Tensor, str], torch.Tensor], value: Any,
     if value is None or streams is None:
         return value
     if isinstance(streams, str):
+        if isinstance(value, tuple):
+            return tuple(change(item, streams) for item in value)
         return change(value, streams)
     return type(value)(each_stream(change, item, own) for item, own in zip(value, streams, strict=True))
 
@@ -223,7 +227,10 @@ def each_stream(change: Callable[[torch.Tensor, str], torch.Tensor], value: Any,
 def install_boundary(
     model: torch.nn.Module, spec: ModelSpec, layout: TokenLayout, hooks: Hooks, ends: StageEnds | None
 ) -> None:
-    """Hooks the blocks of a model, and its head. ends: of the stage, if there are several."""
+    """Hooks the blocks of a model, and its head. ends: of the stage, if there are several.
+
+    layout: of the model; of the other model for a network inside of it.
+    """
     every = [(blocks, block) for blocks in spec.blocks for block in modules_at(model, blocks.path)]
     own = [(place, *each) for place, each in enumerate(every) if not isinstance(each[1], StandIn)]
     follows = {block: blocks.chained and blocks is after for (blocks, block), (after, _) in pairwise(every)}
@@ -239,7 +246,7 @@ def install_boundary(
             ends.keep_skip(block, place, hooks)
         is_last = block is every[-1][1]
         chained = partial(reaches_head, spec, layout) if is_last else partial(follows.__getitem__, block)
-        gathers = blocks.gathered or (is_last and not spec.head)
+        gathers = blocks.gathered or (is_last and not spec.head and not spec.inside)
         BlockBoundary(block, blocks, layout, arrivals, chained, gathers).install(block, hooks)
         for path, streams in blocks.full_length.items():
             restore_full_length(block.get_submodule(path), streams, layout, hooks)

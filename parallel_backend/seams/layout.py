@@ -12,7 +12,7 @@ Nothing attends to padding.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -49,6 +49,7 @@ class TokenLayout:
         self.axis = axis
         self.slot = slot
         self.patches = slot.patches
+        self.starts: Mapping[str, str] = {}  # streams of networks, see `ModelSpec.starts`
 
     @property
     def forward(self) -> Forward:
@@ -91,25 +92,31 @@ class TokenLayout:
         """Returns the tokens of these streams on all ranks."""
         return sum(sum(self.segments[name]) for name in streams)
 
-    def share(self, lengths: list[int], rank: int) -> int:
-        """Returns how many tokens of segments with these lengths a rank of the sequence axis holds."""
-        return sum(self.axis.sizes(length)[rank] for length in lengths)
+    def sizes(self, stream: str, segment: int) -> Sequence[int]:
+        """Returns how many tokens of a stream's segment each rank of the sequence axis holds."""
+        length = self.segments[stream][segment]
+        if stream not in self.starts:
+            return self.axis.sizes(length)
+        found = []
+        for size in self.sizes(self.starts[stream], segment):
+            found.append(min(size, length - sum(found)))
+        return found
 
     def lengths_by_rank(self, streams: Names, running: list[int] | None = None) -> list[int]:
         """Returns the tokens of these streams together, by rank, for the running segments or the given ones."""
         chosen = self.running if running is None else running
         return [
-            sum(self.share([self.segments[name][index] for index in chosen], rank) for name in streams)
+            sum(self.sizes(name, index)[rank] for name in streams for index in chosen)
             for rank in range(self.axis.degree)
         ]
 
-    def running_segments(self, streams: Names) -> Iterator[tuple[int, int]]:
-        """Returns the running segments, stream by stream: the start among the joined streams, and the length."""
+    def running_segments(self, streams: Names) -> Iterator[tuple[int, int, int]]:
+        """Returns the running segments, stream by stream: the start among the joined streams, number and length."""
         start = 0
         for name in streams:
             for index, length in enumerate(self.segments[name]):
                 if index in self.running:
-                    yield start, length
+                    yield start, index, length
                 start += length
 
     def local_ranges(self, streams: Names) -> Iterator[TokenRange]:
@@ -117,8 +124,8 @@ class TokenLayout:
         start = local = 0
         for name in streams:
             before = local
-            for place, length in self.running_segments((name,)):
-                sizes = self.axis.sizes(length)
+            for place, index, _ in self.running_segments((name,)):
+                sizes = self.sizes(name, index)
                 own = sizes[self.axis.index]
                 yield TokenRange(start + place + sum(sizes[: self.axis.index]), local, own)
                 local += own
@@ -132,20 +139,19 @@ class TokenLayout:
         return (each for each in self.local_ranges(streams) if not each.is_padding)
 
     def local_length(self, segments: list[int], running: list[int]) -> int:
-        """Returns how many tokens blocks get on this rank of a stream with these segments, if these of them run."""
-        own = self.share([segments[index] for index in running], self.axis.index)
+        """Returns how many tokens blocks get on this rank, of a stream with these segments, of which these run."""
+        own = sum(self.axis.sizes(segments[index])[self.axis.index] for index in running)
         return own or min(1, sum(segments))
 
     def is_local(self, streams: Names, length: int) -> bool:
-        """Whether blocks get this many tokens on this rank. If that is also the full length, the local stream is the
-        full one."""
-        segments = self.segments
-        known = all(name in segments for name in streams)
-        return known and length == sum(self.local_length(segments[name], self.running) for name in streams)
+        """Whether this many tokens are what blocks get on this rank. It may be the full length, too; then both are the
+        same."""
+        known = all(name in self.segments for name in streams)
+        return known and length == sum(each.length for each in self.local_ranges(streams))
 
     def describe_local(self) -> str:
         """Returns in words how many tokens of each stream blocks get on this rank."""
-        sizes = {name: self.local_length(segments, self.running) for name, segments in self.segments.items()}
+        sizes = {name: sum(each.length for each in self.local_ranges((name,))) for name in self.segments}
         return ", ".join(f"{size} of {name}" for name, size in sizes.items()) or "no streams"
 
     def drop_padding(self, local: torch.Tensor, streams: Names, dim: int) -> torch.Tensor:
@@ -186,7 +192,7 @@ class TokenLayout:
     def gather(self, local: torch.Tensor, streams: Names, dim: int) -> torch.Tensor:
         """Returns the streams in full length with every rank's tokens of the running segments, on every rank. Segments
         that do not run are zeros."""
-        segments = list(self.running_segments(streams))
+        segments = [(start, length) for start, _, length in self.running_segments(streams)]
         parts = [local.narrow(dim, each.local, each.length) for each in self.token_ranges(streams)]
         found = [gather(part, dim, length, self.axis) for part, (_, length) in zip(parts, segments, strict=True)]
         if len(found) == 1 and segments[0] == (0, self.total(streams)):
@@ -232,7 +238,7 @@ class TokenLayout:
         for rank in ranks:
             for stream in streams:
                 for index in running:
-                    sizes = self.axis.sizes(self.segments[stream][index])
+                    sizes = self.sizes(stream, index)
                     start = starts[stream] + sum(self.segments[stream][:index]) + sum(sizes[:rank])
                     pieces.append(torch.arange(start, start + sizes[rank], device=device))
         self.forward.orders[key] = torch.cat(pieces)
@@ -244,8 +250,8 @@ class TokenLayout:
         places, start = [], 0
         for rank in ranks:
             for stream in streams:
-                for index, length in enumerate(self.segments[stream]):
-                    share = self.axis.sizes(length)[rank]
+                for index in range(len(self.segments[stream])):
+                    share = self.sizes(stream, index)[rank]
                     if index in self.running:
                         places.append((start, share))
                     start += share

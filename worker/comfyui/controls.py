@@ -8,6 +8,11 @@ CONTROL = "control"  # among the arguments of ComfyUI's models
 # The fields: ComfyUI's ControlNet, described; the arguments of its network; its strength; and what the ControlNets
 # before it return, which is another such dict, or tensors, or None.
 NETWORK, GIVEN, STRENGTH, PREVIOUS = "network", "given", "strength", "previous"
+# Beside these in loop mode, where one call stands for all steps: the model's timesteps between which the ControlNet is
+# at work, and how many of the latents' channels it gets. The arguments lack LATENTS and TIMESTEPS, which are each
+# step's.
+RANGE, CHANNELS = "range", "channels"
+LATENTS, TIMESTEPS = "x", "timesteps"
 
 
 def is_network_call(control: Any) -> bool:

@@ -11,6 +11,7 @@ from . import (
     ltx,
     lumina,
     mmdit,
+    networks,
     omnigen,
     others,
     qwen,

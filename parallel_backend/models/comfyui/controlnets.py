@@ -4,14 +4,13 @@ They have the blocks of their model. A layer behind each block makes what is add
 on every rank, because the model may have other tokens than the ControlNet.
 """
 
+from dataclasses import replace
+
 from ..spec import BlockList, comfyui_spec, register, single_stream
 from .dit import HUNYUAN
 from .flux import DOUBLE, SINGLE
 from .mmdit import SD3
 from .qwen import BLOCKS as QWEN
-
-# Qwen-Image's Fun ControlNet has no spec, because it stacks its tokens with those of the blocks before. Each rank runs
-# it whole.
 
 
 def outputs(path: str, stream: str = "img") -> BlockList:
@@ -45,6 +44,14 @@ register_controlnet(
     outputs("controlnet_blocks"),
     heads="transformer_blocks.0.num_attention_heads",
     width="inner_dim",
+)
+# It stacks what its blocks return with what is added, which is of all tokens by then.
+register_controlnet(
+    "comfy.ldm.qwen_image.controlnet.QwenImageFunControlNetModel",
+    replace(QWEN, path="control_blocks"),
+    outputs("control_blocks.*.after_proj"),
+    heads="control_blocks.0.num_attention_heads",
+    width="control_blocks.0.dim",
 )
 register_controlnet(
     "comfy.ldm.hydit.controlnet.HunYuanControlNet", HUNYUAN, outputs("after_proj_list", "x"), heads="num_heads"

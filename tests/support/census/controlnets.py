@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -9,8 +11,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.census.rows import Row, as_stock, equal, habit, of_folder
+from tests.support.census.rows import Row, as_stock, equal, habit, of_folder, refused
 
+SEED = 7
 # ComfyUI's, whose loader takes their own names: module, class, config, and whether it begins with the model's.
 CONTROLNETS: Mapping[str, tuple[str, str, dict[str, Any], bool]] = {
     "flux": ("comfy.ldm.flux.controlnet", "ControlNetFlux", {"depth_single_blocks": 0}, True),
@@ -52,19 +55,46 @@ def controlled(*kinds: str, change: Callable[[Any], Any] = lambda model: model) 
     the model."""
 
     def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-        positive, negative = (census.conditioning(row.model, name) for name in ("positive", "negative"))
-        for kind in kinds:
-            positive, negative = census.run(
-                "ControlNetApplyAdvanced", positive=positive, negative=negative,
-                control_net=census.a_controlnet(kind, row, model), image=census.a_image(row, model), strength=0.7,
-                start_percent=0.3, end_percent=1.0, vae=census.a_vae(row, model),
-            )  # fmt: skip
+        positive, negative = census.apply_controlnets(row, model, kinds)
         changed = change(model)
         sampled = census.sample(row, changed, positive=positive, negative=negative)
         if getattr(model, "remote", None) is not None:
             is_sent = census.group.runs.kept[0].residuals > 0
             assert is_sent == ("no file" in kinds or change is read), "the ranks compute those of files"
         return [sampled]
+
+    return does
+
+
+def looped(
+    *kinds: str, cfg: float = 3.0, asked: str = "ulysses=2", cache: str = "none"
+) -> Callable[..., list[torch.Tensor]]:
+    """ControlNets under the Parallel Sampler, and with stock's Euler over the same noise levels. asked: the plan that
+    ours runs under."""
+
+    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+        positive, negative = census.apply_controlnets(row, model, kinds)
+        sampling = model.get_model_object("model_sampling")
+        shift = math.exp(sampling.shift)
+        if getattr(model, "remote", None) is None:
+            left = [1 - step / row.steps for step in range(row.steps)]
+            sigmas = [*(shift * each / (1 + (shift - 1) * each) for each in left), 0.0]
+            return [
+                census.run(
+                    "SamplerCustom", model=model, add_noise=True, noise_seed=SEED, cfg=cfg, positive=positive,
+                    negative=negative, sampler=census.run("KSamplerSelect", sampler_name="euler")[0],
+                    sigmas=torch.tensor(sigmas), latent_image=census.latent(row),
+                )[0]["samples"]
+            ]  # fmt: skip
+        node = importlib.import_module("pack.nodes.parallel_sampler")
+        schedule, scale = node.choose_schedule(model, None)
+        call = node.SamplerCall(
+            "model's own", schedule.config, schedule.default, schedule.linear_sigmas, row.steps, guidance=cfg,
+            seed=SEED, timestep_scale=scale, cache=cache,
+        )  # fmt: skip
+        found = node.run_sampler(model, positive, negative, census.latent(row), call, node.StepClock())
+        assert str(model.remote.plan) == asked
+        return [found]
 
     return does
 
@@ -141,6 +171,22 @@ CONTROLNET_HABITS = {
     # It takes an embedding from the model's own weights.
     "a ControlNet of Stable Diffusion 3.5": habit(equal("sd35"), controlled("sd35")),
     "a ControlNet of Stable Diffusion 3.5 that a node reads": habit(equal("sd35"), controlled("sd35", change=read)),
+    "a ControlNet under the Parallel Sampler": habit(equal(), looped("flux")),
+    "two ControlNets under the Parallel Sampler": habit(equal(), looped("flux", "flux, 5 and 10 blocks", cfg=1.0)),
+    "a ControlNet under the Parallel Sampler with a batch": habit(
+        replace(equal(), plan={"cfg": 2}), looped("flux", asked="cfg=2")
+    ),
+    "a ControlNet under the Parallel Sampler on one rank": habit(
+        replace(equal(), plan={"cfg": 1}), looped("flux", asked="one rank")
+    ),
+    "a ControlNet under PipeFusion": habit(replace(equal(), plan={"pipefusion": 2}), looped("flux", asked="cfg=2")),
+    "a Fun ControlNet of Qwen-Image under the Parallel Sampler": habit(equal("qwen"), looped("qwen fun")),
+    "a ControlNet under the Parallel Sampler with a cache": habit(
+        replace(refused("a ControlNet with a step cache"), ours=True), looped("flux", cache="first block")
+    ),
+    "a ControlNet of no file under the Parallel Sampler": habit(
+        replace(refused("ComfyUI's device computes in each step"), ours=True), looped("no file")
+    ),
     "a ControlNet of a UNet": habit(replace(equal("unet"), shared="ulysses=2"), controlled("unet")),
     "two ControlNets of a UNet": habit(replace(equal("unet"), shared="ulysses=2"), controlled("unet", "unet")),
 }

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from tests.support.census.rows import ROWS, Row, habit
+from tests.support.census.rows import ROWS, Given, Row, habit
 
 NODE = "WanUni3CControlnetApply"
 FILE = "uni3c of these rows.safetensors"
@@ -32,8 +33,9 @@ def load(census: Any) -> Any:
 
 
 def sample(census: Any, row: Row, model: Any, network: Any) -> torch.Tensor:
-    inputs = census.inputs(census.nodes.NODE_CLASS_MAPPINGS[NODE], row, model)
-    return census.sample(row, census.run(NODE, **{**inputs, "model_patch": network})[0])
+    node = row.node or NODE
+    inputs = census.inputs(census.nodes.NODE_CLASS_MAPPINGS[node], row, model)
+    return census.sample(row, census.run(node, **{**inputs, "model_patch": network})[0])
 
 
 def overwritten(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
@@ -67,8 +69,29 @@ def on_device(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     return found
 
 
+def of_own_class(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    """A network of a class that a pack derives from ComfyUI's."""
+    census.a_fun(row, model)
+    folder: Path = census.base / "models" / "model_patches"
+    own = folder / "of a pack's class.safetensors"
+    with safe_open(folder / "ZImage_Control.safetensors", "pt") as opened:
+        metadata = {**opened.metadata(), "class": ".networks.PackControl"}
+    save_file(load_file(folder / "ZImage_Control.safetensors"), own, metadata)
+    return [sample(census, row, model, census.run("NetworkLoader", file=str(own))[0])]
+
+
 NETWORK_HABITS: dict[str, Row] = {
     "a network whose file is overwritten": habit(replace(PLAIN, as_stock=True, shared=""), overwritten),
     "a network of a file that is loaded again": habit(PLAIN, loaded_again),
     "a network that ComfyUI's device does not load": habit(PLAIN, on_device),
+    "a network of a pack's own class": habit(
+        replace(ROWS["ZImageFunControlnet"], node="ZImageFunControlnet", shared="cfg=2"), of_own_class
+    ),
+    # Each token is compared with the whole first frame, and with all other tokens.
+    "WanInfiniteTalkToVideo with two speakers": replace(
+        ROWS["WanInfiniteTalkToVideo"],
+        inputs={**ROWS["WanInfiniteTalkToVideo"].inputs, "mode": Given("two_speakers")},
+        node="WanInfiniteTalkToVideo",
+        shared="one rank",
+    ),
 }

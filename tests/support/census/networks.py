@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,14 @@ class GivenNetworks:
     def a_spoken(self, _row: Row, _model: Any) -> Any:
         return {"encoded_audio_all_layers": [torch.zeros(1, 50, 768)] * 13}
 
+    def a_two_speakers(self, row: Row, model: Any) -> Any:
+        """A second one, who is in the right half of the picture."""
+        mask = torch.zeros(1, 64, 96)
+        mask[..., 48:] = 1
+        audio = [torch.ones(1, 50, 768)] * 13
+        return {"mode": "two_speakers", "audio_encoder_output_2": {"encoded_audio_all_layers": audio},
+                "mask_1": 1 - mask, "mask_2": mask}  # fmt: skip
+
     def a_controlnet(self, kind: str, row: Row, model: Any) -> Any:
         """One of ComfyUI's, as large as the row's model. kind: of CONTROLNETS, from a file; or "no file"."""
         if kind == "no file":
@@ -128,6 +136,17 @@ class GivenNetworks:
                 more["tiny"] = torch.tensor(list(tiny.encode()), dtype=torch.uint8)
             save(self.module(module, name, row.model if is_alike else "", **config), file, **more)
         return self.run("ControlNetLoader", control_net_name=file.name)[0]
+
+    def apply_controlnets(self, row: Row, model: Any, kinds: Iterable[str]) -> tuple[Any, Any]:
+        """The row's texts with ControlNets of these kinds, one after the other, that start after some steps."""
+        positive, negative = (self.conditioning(row.model, name) for name in ("positive", "negative"))
+        for kind in kinds:
+            positive, negative = self.run(
+                "ControlNetApplyAdvanced", positive=positive, negative=negative,
+                control_net=self.a_controlnet(kind, row, model), image=self.a_image(row, model), strength=0.7,
+                start_percent=0.3, end_percent=1.0, vae=self.a_vae(row, model),
+            )  # fmt: skip
+        return positive, negative
 
     def patcher(self, network: torch.nn.Module) -> Any:
         cpu = torch.device("cpu")

@@ -189,13 +189,13 @@ ROWS: dict[str, Row] = {
     "SelfAttentionGuidance": replace(equal("unet"), shared="one rank"),
     "TomePatchModel": as_stock("unet"),
     "AnimaLLLiteApply": replace(
-        equal("anima", model_patch=Given("lllite"), image=Given("image")), shared="cfg=2"
+        equal("anima", model_patch=Given("lllite"), image=Given("image")), shared="ulysses=2"
     ),
     "QwenImageDiffsynthControlnet": replace(equal("qwen", **DIFFSYNTH), shared="ulysses=2"),
     "QwenImageDiffsynthControlnet of no file": replace(
         as_stock("qwen", **PATCH), node="QwenImageDiffsynthControlnet"
     ),
-    "ZImageFunControlnet": replace(equal("zimage", **FUN), shared="cfg=2"),
+    "ZImageFunControlnet": replace(equal("zimage", **FUN), shared="ulysses=2"),
     "USOStyleReference": replace(
         equal(model_patch=Given("siglip"), clip_vision_output=Given("clip_vision_output")), cfg=1.0, shared="ulysses=2"
     ),
@@ -208,7 +208,7 @@ ROWS: dict[str, Row] = {
         "wan-of-80", mode={"mode": "single_speaker"}, model_patch=Given("multitalk"),
         vae=Given("vae"), width=96, height=64, length=17, audio_encoder_output_1=Given("spoken"),
         start_image=Given("image"),
-    ), cfg=1.0),
+    ), cfg=1.0, shared="ulysses=2"),
     # Weights.
     "LoraLoader": equal(clip=None, lora_name=Given("lora")),
     "LoraLoaderModelOnly": equal(lora_name=Given("lora")),

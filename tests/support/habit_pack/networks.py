@@ -6,7 +6,12 @@ import json
 import comfy.model_management
 import comfy.model_patcher
 import comfy.ops
+from comfy.ldm.lumina.controlnet import ZImage_Control
 from safetensors import safe_open
+
+
+class PackControl(ZImage_Control):
+    """A class of the pack's own, which may do anything."""
 
 
 def load_network(file):
@@ -14,7 +19,7 @@ def load_network(file):
         asked = opened.metadata()
         weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 it is no dict
     module, _, name = asked["class"].rpartition(".")
-    network = getattr(importlib.import_module(module), name)(
+    network = getattr(importlib.import_module(module, __package__), name)(
         **json.loads(asked["config"]), operations=comfy.ops.manual_cast
     )
     network.load_state_dict(weights)

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from tests.support.cases.host.networks import NETWORKS
+
 DEVICES = 2
 LLLITE, MULTITALK = "comfy.ldm.anima.lllite", "comfy.ldm.wan.model_multitalk"
 
@@ -51,6 +53,15 @@ PATCHES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+# The networks of those objects.
+NETWORK_OF = {
+    "DiffSynthCnetPatch": "qwen-diffsynth",
+    "MultiTalkCrossAttnPatch": "infinitetalk",
+    "ZImageControlPatch": "z-image-fun",
+    **dict.fromkeys(("AnimaLLLitePatch", "AnimaLLLiteAttentionPatch", "AnimaLLLiteMLPPatch"), "lllite"),
+}
+
+
 def with_networks(options: Any, loader: Any) -> Any:
     """The options with objects for the names of classes. Their networks are from a file. loader: ComfyUI's node."""
     if isinstance(options, Mapping):
@@ -62,7 +73,8 @@ def with_networks(options: Any, loader: Any) -> Any:
     module, _, name = options.rpartition(".")
     patch = object.__new__(getattr(sys.modules[module or loader.__module__], name))
     cpu = torch.device("cpu")
-    patch.model_patch = importlib.import_module("comfy.model_patcher").ModelPatcher(torch.nn.Module(), cpu, cpu)
+    network = NETWORKS[NETWORK_OF[name]].build()
+    patch.model_patch = importlib.import_module("comfy.model_patcher").ModelPatcher(network, cpu, cpu)
     patch.model_patch.cached_patcher_init = (loader().load_model_patch, ("network.safetensors",), 0)
     return patch
 

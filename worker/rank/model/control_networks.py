@@ -18,7 +18,19 @@ from parallel_backend.groups.mesh import Mesh
 from parallel_backend.parallel_model import ParallelModel
 from parallel_backend.seams.forward import Forward
 
-from ...comfyui.controls import CONTROL, GIVEN, NETWORK, PREVIOUS, STRENGTH, is_network_call
+from ...comfyui.controls import (
+    CHANNELS,
+    CONTROL,
+    GIVEN,
+    LATENTS,
+    NETWORK,
+    PREVIOUS,
+    RANGE,
+    STRENGTH,
+    TIMESTEPS,
+    is_network_call,
+)
+from ...inside.decoder import Decoder
 
 Residuals = dict[str, list[torch.Tensor | None]]  # ControlNets' residuals, in ComfyUI's form
 
@@ -38,22 +50,29 @@ class ControlNetworks:
                 network.remove()
         self.running.clear()
 
-    def complete(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Replaces a network's call in the model's arguments by its result for this rank's rows."""
+    def complete(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Replaces the call of a network among the model's arguments by what it returns for this rank's rows."""
         control: Any = kwargs.get(CONTROL)
-        return {**kwargs, CONTROL: self.compute(control)} if is_network_call(control) else kwargs
+        return {**kwargs, CONTROL: self.compute(control, *args[:2])} if is_network_call(control) else kwargs
 
-    def compute(self, call: Mapping[str, Any]) -> Residuals:
-        """Returns the residuals of a ControlNet and those before it, merged by ComfyUI's code."""
-        previous = call[PREVIOUS]
+    def compute(self, call: Mapping[str, Any], latents: torch.Tensor, timesteps: torch.Tensor) -> Residuals | None:
+        """Returns what a ControlNet adds, and those before it, merged by ComfyUI's code. None if none is at work.
+
+        latents, timesteps: that the model gets.
+        """
+        previous, own = call[PREVIOUS], call[GIVEN]
         if is_network_call(previous):
-            previous = self.compute(previous)
+            previous = self.compute(previous, latents, timesteps)
+        if RANGE in call:
+            if not is_within(float(timesteps[0]), *call[RANGE]):
+                return previous
+            own = {**own, LATENTS: latents[:, : call[CHANNELS]], TIMESTEPS: timesteps}
         control = call[NETWORK]
         if control not in self.running:
             self.running[control] = self.share(control)
         dtype = dtype_of(control)
         cast = lambda each: each.to(dtype) if each.is_floating_point() else each  # noqa: E731
-        given = tree_map_only(torch.Tensor, cast, call[GIVEN])
+        given = tree_map_only(torch.Tensor, cast, own)
         found = self.run(control, {**given, **control.extra_args})
         control.strength = call[STRENGTH]
         return control.control_merge(found, previous, None)
@@ -72,6 +91,20 @@ class ControlNetworks:
         if network is None:
             return control.control_model(**given)
         return network.run((), given, Forward(network.slot.every_segment()))
+
+
+def is_within(timestep: float, start: float, stop: float) -> bool:
+    """Whether a timestep is within a range, from the first step on. Rounding puts none outside."""
+    slack = 1e-5 * timestep
+    return stop - slack <= timestep <= start + slack
+
+
+def decode_control(decoder: Decoder, control: Any) -> Any:
+    """Returns what ControlNets return, or the calls of their networks, with the networks that they name."""
+    if not is_network_call(control):
+        return control
+    previous = decode_control(decoder, control[PREVIOUS])
+    return {**control, NETWORK: decoder.decode(control[NETWORK]), PREVIOUS: previous}
 
 
 def dtype_of(control: Any) -> torch.dtype:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from parallel_backend.weights.prefetcher import BlockPrefetcher
 from parallel_backend.weights.sizes import WeightSizes
 from parallel_backend.weights.stores import Store
 
-from ...comfyui.controls import CONTROL, NETWORK, PREVIOUS, is_network_call
+from ...comfyui.controls import CONTROL
 from ...comfyui.merges import PREFIX, MergedFile
 from ...comfyui.model import cast_weights, dtype_of, import_comfyui, map_model
 from ...comfyui.patched_options import COMPILED, GRAPH, OPTIONS, OVERRIDE, RUN, CallContext, decode_options
@@ -40,7 +41,8 @@ from ...inside.object_graph import State
 from ...wire.tensors import Tensors
 from ..request_checks import parse_field
 from .attention_kernels import HostKernel, choose_kernel
-from .control_networks import ControlNetworks
+from .control_networks import ControlNetworks, decode_control
+from .inner_networks import InnerNetworks
 
 CPU = torch.device("cpu")
 
@@ -61,6 +63,7 @@ class HostModel:
     parking: Parking
     decoder: Decoder
     controls: ControlNetworks
+    inner: InnerNetworks
     in_file: Mapping[str, torch.Tensor]
     dtypes: Mapping[str, torch.dtype]
     uncast: dict[str, torch.dtype]
@@ -101,7 +104,8 @@ class HostModel:
         decoder = Decoder(files, model.diffusion_model, lambda: module.mesh.device)
         controls = ControlNetworks(model, lambda: module.mesh)
         module.complete = controls.complete
-        return cls(source, patcher, module, parking, decoder, controls, in_file, dtypes, uncast)
+        inner = InnerNetworks(module)
+        return cls(source, patcher, module, parking, decoder, controls, inner, in_file, dtypes, uncast)
 
     def bring(self, places: Collection[int], store: Store | None, check: Check = go_on) -> None:
         """Lets the weights of these blocks be fetched from a store. Puts all others on the device, or where ComfyUI
@@ -163,8 +167,13 @@ class HostModel:
         """Forgets the last run if this is another, and removes what its functions left on the model."""
         if run != self.decoder.run:
             self.leftovers.end()
-            self.controls.clear()
+            self.clear_networks()
         self.decoder.start_run(run)
+
+    def clear_networks(self) -> None:
+        """Takes the plan off the networks beside the model and inside of it."""
+        self.controls.clear()
+        self.inner.clear()
 
     def asks_for_code(self, kwargs: Mapping[str, Any]) -> bool:
         """Whether a call's arguments describe functions or objects that are not here yet."""
@@ -192,7 +201,7 @@ class HostModel:
         """Applies another plan to the present weights. Runs no collectives. Raises PlanError."""
         self.leftovers.pause()
         self.kernels.clear()
-        self.controls.clear()
+        self.clear_networks()
         self.module.replan(mesh)
 
     def choose_kernel(self, name: str) -> HostKernel:
@@ -352,6 +361,7 @@ class HostModel:
         """While entered, the model has the context's changes, attention kernel and compile settings."""
         if self.decoder.objects:
             self.leftovers.begin(self.module.model)
+            self.inner.share(self.decoder.networks)
         kernel = self.kernels.get(context.kernel)
         attending = self.module.attending_by(kernel and kernel.backend)
         with apply_changes(self.module.model, context.changes), attending:
@@ -365,13 +375,6 @@ class HostModel:
         self.start_run(options.get(RUN, ""))
         return decode_options(options, self.decoder)
 
-    def decode_control(self, control: Any) -> Any:
-        """Returns the residuals of ControlNets, or the calls of their networks, with the networks that they name."""
-        if not is_network_call(control):
-            return control
-        previous = self.decode_control(control[PREVIOUS])
-        return {**control, NETWORK: self.decoder.decode(control[NETWORK]), PREVIOUS: previous}
-
     def prepare_kwargs(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], CallContext]:
         """Returns a call's arguments on this rank's device, with its functions decoded, and the context of the call.
 
@@ -384,7 +387,8 @@ class HostModel:
         if self.module.attention is None and (kernel := self.kernels.get(context.kernel)):
             options = {**options, OVERRIDE: kernel.override}
         if CONTROL in kwargs:
-            kwargs = {**kwargs, CONTROL: parse_field(self.decode_control, kwargs[CONTROL], CONTROL)}
+            control = parse_field(partial(decode_control, self.decoder), kwargs[CONTROL], CONTROL)
+            kwargs = {**kwargs, CONTROL: control}
         return {**kwargs, OPTIONS: options}, context
 
 

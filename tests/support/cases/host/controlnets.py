@@ -10,6 +10,7 @@ import torch
 from tests.support.cases.host.base import BATCH, Call, HostCase, guidance, image, text, with_
 from tests.support.cases.host.flux import FLUX
 from tests.support.cases.host.image import HUNYUAN, SD3, UNET_1, UNET_XL_BASE, hunyuan_text, pooled
+from tests.support.cases.host.qwen import CASES as QWENS
 from tests.support.cases.host.qwen import QWEN, one_frame
 
 FLUX_CONTROLNET = "comfy.ldm.flux.controlnet.ControlNetFlux"
@@ -37,6 +38,10 @@ SD35 = {
     "img_size": None, "patch_size": 2, "in_chans": 16, "attention_head_dim": 16, "num_attention_heads": 4,
     "adm_in_channels": 32, "num_layers": 3, "main_model_double": 5,
 }  # fmt: skip
+FUN = {
+    "control_in_features": 132, "inner_dim": 64, "num_attention_heads": 4, "attention_head_dim": 16,
+    "num_control_blocks": 3, "main_model_double": 3, "injection_layers": (0, 1, 2),
+}  # fmt: skip
 FLUX_TEXT = text(64, y=lambda random: random(BATCH, 32), guidance=guidance)
 
 CONTROLNETS: dict[str, HostCase] = {
@@ -61,6 +66,10 @@ CONTROLNETS: dict[str, HostCase] = {
     ),
     "qwen-image": row(
         "comfy.ldm.qwen_image.controlnet.QwenImageControlNetModel", QWEN, one_frame(16), text(32), 16, 1, 14, 22
+    ),
+    "qwen-image-fun": row(
+        "comfy.ldm.qwen_image.controlnet.QwenImageFunControlNetModel", FUN, one_frame(16),
+        lambda random: {**text(32)(random), "base_model": QWENS["qwen-image"].build()}, 16, 1, 14, 22
     ),
     "hunyuandit": row(
         "comfy.ldm.hydit.controlnet.HunYuanControlNet", HUNYUAN | {"size_cond": False, "use_style_cond": False},
