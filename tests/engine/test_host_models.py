@@ -39,9 +39,11 @@ SPEEDS = [
     {"pipefusion": 2, "ring": 2, "patches": 3, "speeds": [1, 0.5, 0.25, 1]},
 ]
 UNDER_EVERY_PLAN = ("flux-dev", "wan-vace")
-# The ways to split a row between two ranks. The gate has each row once under each way, by its plans in turn: a way's
-# plans meet the same seams of a class.
-WAYS: list[list[Degrees]] = [PLANS[:1], PLANS[1:3], STAGES[:2]]
+# The ways to split a row between two ranks. The gate has each class once under each way, by its plans in turn: a way's
+# plans meet the same seams of a class. What a class's other rows are given in other shapes is tokens, which they share.
+TOKENS: list[Degrees] = PLANS[1:3]
+WAYS: list[list[Degrees]] = [PLANS[:1], TOKENS, STAGES[:2]]
+FIRST_ROWS = {model.model_class: row for row, model in reversed(ROWS.items())}.values()
 
 
 def ranks_of(plan: Degrees) -> int:
@@ -57,8 +59,10 @@ def is_slow(row: str, plan: Degrees) -> bool:
     if row in LONG or row in UNDER_EVERY_PLAN:
         return row in LONG
     place = list(ROWS).index(row)
-    ways = ([each for each in way if allows(row, each)] for way in WAYS)
-    return plan not in [way[place % len(way)] for way in ways if way]
+    ways = [able for way in WAYS if (able := [each for each in way if allows(row, each)])]
+    if row not in FIRST_ROWS:
+        ways = [way for way in ways if way[0] in TOKENS] or ways[:1]
+    return plan not in [way[place % len(way)] for way in ways]
 
 
 CASES = [

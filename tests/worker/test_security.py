@@ -280,32 +280,32 @@ def attacked(address: str, out: Path) -> Iterator[None]:
             attacker.wait()
 
 
+# The tests above have both kinds of address, without a group.
+@pytest.mark.parametrize("kind", ["unix", pytest.param("tcp", marks=pytest.mark.slow)])
 def test_a_group_under_attack_starts_and_works_as_ever(
-    group_of_two: WorkerGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, group_of_two: WorkerGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its address is attacked while it starts and while it samples; the latents are the same as without."""
     source = source_of(DIT, tmp_path / "model")
     peace = sampled(source, group_of_two)
     listen = Endpoint.__init__
-    for kind, longest in (("unix", endpoint_module.MAX_UNIX_PATH), ("tcp", 0)):
-        monkeypatch.setattr(endpoint_module, "MAX_UNIX_PATH", longest)
-        log = tmp_path / f"{kind}.txt"
-        with contextlib.ExitStack() as attack:
+    if kind == "tcp":
+        monkeypatch.setattr(endpoint_module, "MAX_UNIX_PATH", 0)
+    log = tmp_path / f"{kind}.txt"
+    with contextlib.ExitStack() as attack:
 
-            def attacked_from_the_first(
-                endpoint: Endpoint, attack: contextlib.ExitStack = attack, log: Path = log
-            ) -> None:
-                listen(endpoint)
-                attack.enter_context(attacked(endpoint.address, log))
+        def attacked_from_the_first(endpoint: Endpoint) -> None:
+            listen(endpoint)
+            attack.enter_context(attacked(endpoint.address, log))
 
-            monkeypatch.setattr(Endpoint, "__init__", attacked_from_the_first)
-            group = WorkerGroup("cpu", tmp_path / kind)
-            try:
-                assert sampled(source, group, log).equal(peace)
-            finally:
-                group.stop()
-        refused = [int(line) for line in log.read_text().split()]
-        assert len(refused) > 100 and refused[0] == 0 < refused[-1]  # let in and dropped, and refused after the ranks
+        monkeypatch.setattr(Endpoint, "__init__", attacked_from_the_first)
+        group = WorkerGroup("cpu", tmp_path / kind)
+        try:
+            assert sampled(source, group, log).equal(peace)
+        finally:
+            group.stop()
+    refused = [int(line) for line in log.read_text().split()]
+    assert len(refused) > 100 and refused[0] == 0 < refused[-1]  # let in and dropped, and refused after the ranks
 
 
 def sampled(source: HostSource, group: WorkerGroup, attacks: Path | None = None) -> torch.Tensor:

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +26,33 @@ from tests.support.census.pack_rows import PACK
 from tests.support.census.rows import FOLDER_MODEL, ROWS
 from tests.support.host.graphs import TINY_MODELS
 from tests.support.host.stock_prompts import write_cases
+from tests.support.tiers import running, slow_but
 
 TOLERANCE = 1e-5
 EFFECT = 1e-4  # what a node that does something does at least
 RUN = {**ROWS, **HABITS}
 
 
+def named(names: Iterable[str]) -> list[Any]:
+    """Rows as parameters, of which some are slow."""
+    names = list(names)
+    return slow_but([name for name in names if not RUN[name].slow], {name: (name,) for name in names})
+
+
 @pytest.fixture(scope="module")
-def census(comfyui: Path, own_ranks: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What came of every row, and the names of the host's nodes."""
+def census(
+    request: pytest.FixtureRequest, comfyui: Path, own_ranks: None, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """What came of each row that this session runs, and the names of the host's nodes."""
     base = tmp_path_factory.mktemp("census")
     write_cases(comfyui, base, [*CENSUS_MODELS, FOLDER_MODEL])
     weights = {name: tensor.contiguous() for name, tensor in original(FOLDER_MODEL).items()}
     save_file(weights, base / "models" / "diffusion_models" / f"{FOLDER_MODEL}.safetensors")
     PUBLISHED[FOLDER_MODEL].family.save(base / "models" / "diffusers" / FOLDER_MODEL)
     shutil.copytree(PACK, base / "custom_nodes" / PACK.name, ignore=shutil.ignore_patterns("__pycache__"))
-    out = base / "census.json"
+    out, wanted = base / "census.json", {name for (name,) in running(request, "name")}
     run = subprocess.run(
-        [sys.executable, "-m", "tests.support.census.program", str(comfyui), str(base), str(out)],
+        [sys.executable, "-m", "tests.support.census.program", str(comfyui), str(base), str(out), *wanted],
         cwd=REPOSITORY,
         env={**os.environ, **TINY_MODELS},
         capture_output=True,
@@ -57,7 +67,7 @@ def test_every_node_that_takes_a_model_has_a_row(census: dict[str, Any]) -> None
     assert set(census["nodes"]) == {row.node or name for name, row in ROWS.items()}
 
 
-@pytest.mark.parametrize("name", [name for name, row in RUN.items() if row.words is None])
+@pytest.mark.parametrize("name", named(name for name, row in RUN.items() if row.words is None))
 def test_it_gives_what_it_gives_on_the_stock_loaders_model(name: str, census: dict[str, Any]) -> None:
     found = census["rows"][name]
     assert "error" in found, found

@@ -45,7 +45,6 @@ QUICK = {
     ("figures", "diffusers", "qwen-image"): [{"cfg": 2, "pipefusion": 4, "patches": 1}, {"cfg": 2, "ulysses": 2}],
     ("meeting", "comfyui", "flux-dev"): [{"ring": 2, "ulysses": 8}, {"ulysses": 3}],
     ("meeting", "comfyui", "wan-14b"): [
-        {"cfg": 2, "pipefusion": 2, "ulysses": 2},
         {"cfg": 2, "ring": 4, "ulysses": 8},
         {"cfg": 2, "pipefusion": 2, "ulysses": 2, "weights": "shared"},
     ],

@@ -28,8 +28,8 @@ STAGES: list[Plan] = [
     {"pipefusion": 2, "patches": 3, "ulysses": 2},
 ]
 CUT_TO_PATCHES = ("dit", "pixart-alpha", "hunyuandit-1.2", "flux-dev", "wan-t2v")  # diffusers' that STAGES are for
-# The gate has each class, in each of its configurations, with one kind under one plan of two ranks, in turn: rows that
-# differ in their inputs alone have the same weights. Under every plan it has these.
+# The gate has each class with one kind under one plan of two ranks, in turn: the rows of a class differ in their inputs
+# and sizes, and their blocks are fetched alike. Under every plan it has these.
 FAMILIES_UNDER_EVERY = ("flux-dev",)
 ROWS_UNDER_EVERY = ("flux-dev",)
 
@@ -56,9 +56,9 @@ def is_possible(plan: Plan, kind: str) -> bool:
 
 def marked(cases: Cases, models: Mapping[str, Any], under_every: tuple[str, ...]) -> Iterator[Any]:
     """As parameters, of which most are slow."""
-    first_of = {}  # by class and configuration
+    first_of = {}  # by class
     for name, model in models.items():
-        first_of.setdefault(f"{model.model_class} {model.config}", name)
+        first_of.setdefault(model.model_class, name)
     by_name: dict[str, list[tuple[str, Plan, str]]] = {}
     for case in cases:
         by_name.setdefault(case[0], []).append(case)

@@ -256,10 +256,10 @@ def regional(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     """Two texts, one for a part of the picture that is cut out, and one under a mask."""
     whole = census.conditioning(row.model, "positive")
     (area,) = census.run(
-        "ConditioningSetArea", conditioning=whole, width=144, height=88, x=64, y=32, strength=1.0
+        "ConditioningSetArea", conditioning=whole, width=72, height=88, x=32, y=24, strength=1.0
     )  # fmt: skip
-    mask = torch.zeros(1, 256, 256)
-    mask[:, :, 128:] = 1
+    mask = torch.zeros(1, 128, 128)
+    mask[:, :, 64:] = 1
     (masked,) = census.run(
         "ConditioningSetMask", conditioning=census.a_other(row, model), mask=mask, strength=0.7,
         set_cond_area="default",

@@ -53,7 +53,7 @@ CENSUS_MODELS = {
             "transformer_depth": [1] * 3,
             "transformer_depth_output": [1] * 6,
         },
-        (1, 4, 32, 32),
+        (1, 4, 16, 16),
         text(13, 24),
         detected_as="SD15",
     ),

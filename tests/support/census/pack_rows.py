@@ -56,14 +56,22 @@ def counted(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
 
 
 def pack_rows() -> Iterator[tuple[str, Row]]:
-    """Each habit on each model. The moments and plans take turns."""
+    """Each habit on each model. The moments and plans take turns.
+
+    The gate has each habit on a Flux and on one of the other models, in turn: how a habit's code comes into a model
+    does not depend on where the model's blocks are.
+    """
     for number, (name, model) in enumerate(itertools.product(BLOCK_HABITS, PACK_MODELS)):
         if model == "unet" and name in ("fewer blocks", "a block with weights"):  # which a UNet cannot take
             continue
         moment, plan = MOMENTS[number % 4], PLANS[number % 3]
         said = f"{name}, {moment}, {model}, {'auto' if not plan else next(iter(plan))}"
         is_unseen = (model, moment) == ("sd3", "inside") and name not in OF_THE_PATCHER  # SD3 runs no such wrapper
-        row = replace(equal(model), plan=plan, ignored=is_unseen, shared="" if is_unseen else "one rank")
+        in_turn = PACK_MODELS[1 + BLOCK_HABITS.index(name) % (len(PACK_MODELS) - 1)]
+        row = replace(
+            equal(model), plan=plan, ignored=is_unseen, shared="" if is_unseen else "one rank",
+            slow=model not in (PACK_MODELS[0], in_turn),
+        )  # fmt: skip
         yield said, habit(row, of_pack(name, moment))
 
 

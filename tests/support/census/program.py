@@ -366,7 +366,8 @@ class Census(GivenNetworks):
         started, found, self.taken, self.plans, self.said = time.monotonic(), {}, False, [], []
         with torch.inference_mode():
             try:
-                stock = [self.plain(row)] if row.costly else self.outputs(name, row, ours=False)
+                is_plain = row.costly or row.ours  # as an error of ours alone is compared with nothing
+                stock = [self.plain(row)] if is_plain else self.outputs(name, row, ours=False)
                 plain = self.plain(row) if row.samples else stock[0][:0]
                 found["effect"] = relative_error(stock[0], plain) if stock[0].shape == plain.shape else 1.0
             except Exception as error:
@@ -394,14 +395,19 @@ def kind_of(value: Any) -> Any:
     return value[0] if isinstance(value, (tuple, list)) else value
 
 
+def order(row: Row) -> tuple[Any, ...]:
+    """Rows of one group follow each other, and within them those of one model under one plan. A group of two ranks is
+    not started by a row under auto, whose first plan can be of one rank: others would need another group."""
+    is_of_one = bool(row.plan) and math.prod(row.plan.values()) == 1
+    return is_of_one, row.model, not row.plan, sorted(row.plan)
+
+
 def main(comfyui: str, base: str, out: str, *names: str) -> None:
     census = Census(comfyui, base)
     results: dict[str, Any] = {"nodes": census.model_nodes(), "rows": {}}
     rows = [(name, row) for name, row in {**ROWS, **HABITS}.items() if not names or name in names]
     try:
-        for name, row in sorted(
-            rows, key=lambda item: (math.prod(item[1].plan.values()), item[1].model, sorted(item[1].plan))
-        ):
+        for name, row in sorted(rows, key=lambda item: order(item[1])):
             try:
                 results["rows"][name] = census.outcome(row.node or name, row)
             except Exception as error:

@@ -21,7 +21,8 @@ class Row:
     step to step, or does to the schedule. folder: whether ours is of a diffusers folder with the same weights. dtype:
     of the weights, as both loaders name it. as_stock: whether ComfyUI's own model takes a sampling, in ComfyUI's
     process. numbers: what inputs of numbers get in place of their default. ours: whether the error is of ours alone.
-    shared: the plan that the first call ran under, if it matters. said: on the node, about attention."""
+    shared: the plan that the first call ran under, if it matters. said: on the node, about attention. slow: whether it
+    is one more case of what the gate has."""
 
     model: str
     inputs: Mapping[str, Any] = field(default_factory=dict)
@@ -43,6 +44,7 @@ class Row:
     ours: bool = False
     shared: str = ""
     said: str = ""
+    slow: bool = False
 
 
 def equal(model: str = "flux", **inputs: Any) -> Row:
@@ -64,7 +66,7 @@ def over_steps(row: Row) -> Row:
 
 def habit(row: Row, does: Callable[..., Any]) -> Row:
     """The row with what is done in place of running a node."""
-    return replace(row, does=does, steps=3)
+    return replace(row, does=does, steps=2)
 
 
 def of_folder(row: Row) -> Row:
@@ -223,7 +225,7 @@ ROWS: dict[str, Row] = {
     "ImageOnlyCheckpointSave": as_stock(clip_vision=None, vae=None, filename_prefix="census"),
     "ModelSave": as_stock(filename_prefix="census"),
     "LoraSave": as_stock(model_diff=Given("adapted")),
-    "TrainLoraNode": equal(latents=Given("latent"), positive=Given("positive")),
+    "TrainLoraNode": equal(latents=Given("latent"), positive=Given("positive"), steps=2),
     "ModelMergeAdd": MERGED,
     "ModelMergeBlocks": replace(MERGED, inputs=dict.fromkeys(("input", "middle", "out"), 0.3)),
     "ModelMergeSimple": replace(MERGED, inputs={"ratio": 0.3}),

@@ -112,8 +112,11 @@ def test_patches_reach_fetched_weights_and_come_off_exactly(two: DirectGroup, ki
     assert not right[0].equal(right[1]) and not right[1].equal(right[2])
 
 
-@KINDS
-@pytest.mark.parametrize("steps", [1, 4])
+# The gate has each kind, and each step.
+@pytest.mark.parametrize(
+    ("kind", "steps"),
+    [(SHARED, 1), (HOST, 4), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((SHARED, 4), (HOST, 1)))],
+)
 def test_a_sampling_that_is_given_up_leaves_the_next_right(two: DirectGroup, kind: str, steps: int) -> None:
     right = both(under(two, WHOLE))
     direct, pids = under(two, kind), two.pids()

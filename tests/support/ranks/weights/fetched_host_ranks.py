@@ -43,7 +43,7 @@ def main(cases: str, out: str) -> None:
         right = outputs(model, case, calls)
         equal = equal_by_way(
             model.fetched,
-            ways_from(first, plan),
+            ways_from(first, plan, row),
             lambda kind, mesh=mesh, model=model: meshes.store(kind, mesh, model.fetched),
             model.fetched.rearrange,
             lambda model=model, case=case, calls=calls: outputs(model, case, calls),

@@ -54,7 +54,7 @@ def main(cases: str, out: str) -> None:
         model = DiffusersModel.build(source, mesh)
         equal = equal_by_way(
             model.fetched,
-            ways_from(first, plan),
+            ways_from(first, plan, name),
             lambda kind, mesh=mesh, model=model: meshes.store(kind, mesh, model.fetched),
             model.bring,
             lambda model=model, name=name: outputs(model, name),

@@ -31,15 +31,21 @@ class Way(NamedTuple):
 
 
 # One after the other on one model, which is read from its files by the first.
-BY_FIRST = {
+BY_FIRST: dict[str, list[Way]] = {
     SHARED: [Way(SHARED), Way(SHARED, 1, 2), Way(HOST, 0, 2), Way(WHOLE)],
     HOST: [Way(HOST), Way(HOST, 1, 2), Way(SHARED, 0, 2), Way(WHOLE)],
 }
 
 
-def ways_from(kind: str, plan: ParallelPlan) -> list[Way]:
+# The models that go from each way to the next. Others go from all blocks in one kind to some in the other, or
+# to whole weights: how weights are moved does not depend on the class, and how its blocks are fetched does.
+IN_EVERY_WAY = ("flux-dev", "wan-t2v")
+
+
+def ways_from(kind: str, plan: ParallelPlan, model: str = IN_EVERY_WAY[0]) -> list[Way]:
     """Those that the plan allows."""
-    return [way for way in BY_FIRST[kind] if way.kind != SHARED or plan.replicas > 1]
+    ways = [way for way in BY_FIRST[kind] if way.kind != SHARED or plan.replicas > 1]
+    return ways if model in IN_EVERY_WAY else ways[::2]
 
 
 def poison_buffers() -> None:
