@@ -10,9 +10,9 @@ from demo.host import ComfyHost
 from tests.support.host.graphs import GROUPS_BY_SIZE, post
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def groups_by_size(host: ComfyHost) -> Iterator[None]:
-    """For modules with jobs whose group is that of their plan's size. That of four ranks, which few use, ends with the
-    module."""
+    """For modules with jobs whose group is that of their plan's size. That of four ranks takes longest to start, so it
+    stays for the next of these modules, and ends with the session."""
     yield
     post(host, f"/paralleldit/stop?group={GROUPS_BY_SIZE[4]}")

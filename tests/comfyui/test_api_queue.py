@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import diffusers
@@ -23,6 +24,8 @@ from tests.support.tiers import slow_but
 
 Denoise = Callable[[torch.Tensor, torch.Tensor, bool], torch.Tensor]
 
+pytestmark = pytest.mark.usefixtures("groups_by_size")
+
 TOLERANCE = 1e-5
 ONE_RANK = {"cfg": 1, "ulysses": 1}
 PLANS = {
@@ -30,19 +33,20 @@ PLANS = {
     "ulysses 2": {"cfg": 1, "ulysses": 2},
     "cfg 2": {"cfg": 2, "ulysses": 1},
 }
+JOB = partial(Job, group=None)
 SQUARE = {
-    "demo": Job("shapes-dit", "red heart", width=64, height=64, seed=11),
-    "dit": Job("tiny-dit", "3", seed=12),
-    "pixart-alpha": Job("tiny-pixart-alpha", "text.safetensors", "other-text.safetensors", seed=13),
-    "pixart-sigma": Job("tiny-pixart-sigma", "text.safetensors", "other-text.safetensors", seed=14),
+    "demo": JOB("shapes-dit", "red heart", width=64, height=64, seed=11),
+    "dit": JOB("tiny-dit", "3", seed=12),
+    "pixart-alpha": JOB("tiny-pixart-alpha", "text.safetensors", "other-text.safetensors", seed=13),
+    "pixart-sigma": JOB("tiny-pixart-sigma", "text.safetensors", "other-text.safetensors", seed=14),
 }
 OTHER = {
-    "demo, 3 images of 64x96": Job("shapes-dit", "blue ring", width=64, height=96, batch=3, seed=21),
-    "dit, 3 images of 144x80": Job("tiny-dit", "9", width=144, height=80, batch=3, seed=22),
-    "pixart, 2 images of 448x576": Job(
+    "demo, 3 images of 64x96": JOB("shapes-dit", "blue ring", width=64, height=96, batch=3, seed=21),
+    "dit, 3 images of 144x80": JOB("tiny-dit", "9", width=144, height=80, batch=3, seed=22),
+    "pixart, 2 images of 448x576": JOB(
         "tiny-pixart-alpha", "text.safetensors", "other-text.safetensors", width=448, height=576, batch=2, seed=23
     ),
-    "pixart, texts of unequal length": Job("tiny-pixart-sigma", "text.safetensors", "short-text.safetensors", seed=24),
+    "pixart, texts of unequal length": JOB("tiny-pixart-sigma", "text.safetensors", "short-text.safetensors", seed=24),
 }
 JOBS = SQUARE | OTHER
 # Each plan on a model and each job under a plan; the engine's own tests have every family under every plan.
@@ -60,7 +64,7 @@ QUICK = (
 
 @pytest.fixture(scope="module")
 def on_one_rank(host: ComfyHost, models: Path) -> dict[str, torch.Tensor]:
-    """The latents of every job under a plan of one rank; computed together, as each world size is a new group."""
+    """The latents of every job under a plan of one rank."""
     there = {name: job for name, job in JOBS.items() if (models / "models" / "diffusers" / job.model).is_dir()}
     return {name: latents(host, job.under(ONE_RANK).prompt()) for name, job in there.items()}
 
@@ -80,9 +84,10 @@ def test_every_plan_gives_the_latents_of_one_rank(
     plan: str, name: str, host: ComfyHost, on_one_rank: dict[str, torch.Tensor]
 ) -> None:
     assert name in set(on_one_rank), "demo/shapes-dit is missing; demo/train.py makes it"
-    result = latents(host, JOBS[name].under(PLANS[plan]).prompt())
-    assert PLANS[plan].items() <= status(host)["plan"].items()
-    assert len(ranks(host)) >= PLANS[plan]["cfg"] * PLANS[plan]["ulysses"], "a smaller plan runs on part of a group"
+    job = JOBS[name].under(PLANS[plan])
+    result = latents(host, job.prompt())
+    assert PLANS[plan].items() <= status(host, job.worker_group)["plan"].items()
+    assert len(ranks(host, job.worker_group)) >= PLANS[plan]["cfg"] * PLANS[plan]["ulysses"], "or it runs on a part"
     assert relative_error(result, on_one_rank[name]) <= TOLERANCE
 
 

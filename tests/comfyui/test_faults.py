@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+import signal
 import urllib.error
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from demo.host import ComfyHost
-from tests.support.host.faults import CASES, LACKS, Case, frail_host, good, lack, suffer, wait_until
-from tests.support.host.graphs import alive, post, status, worker_processes
+from tests.support.host.faults import CASES, GOOD, LACKS, Case, end, frail_host, good, lack, spaced, suffer, wait_until
+from tests.support.host.graphs import alive, latents, post, ranks, status, worker_processes
 from tests.support.tiers import slow_but
 
 QUICK = ("kill rank 1, in a step", "stop rank 0, in a step of ComfyUI's loop")
@@ -44,6 +48,8 @@ def test_a_file_that_is_harmed_between_prompts_is_named_and_served_again_when_it
     assert not outcome.left
 
 
+# The gate has it by the panel's buttons, in editor/test_editor.py.
+@pytest.mark.slow
 def test_the_operator_can_restart_and_stop_a_group(frail: ComfyHost) -> None:
     reference = good(frail)
     for path, state in {"restart": "ready", "stop": "stopped", "start": "ready"}.items():
@@ -63,3 +69,18 @@ def test_a_page_from_elsewhere_can_change_nothing(frail: ComfyHost, headers: dic
     with pytest.raises(urllib.error.HTTPError, match="403"):
         post(frail, "/paralleldit/stop", headers)
     assert status(frail)["state"] == "ready"
+
+
+def test_two_comfyuis_on_one_machine_do_not_meet(host: ComfyHost, frail: ComfyHost) -> None:
+    jobs = [replace(spaced(GOOD), steps=20).prompt() for _ in range(2)]
+    with ThreadPoolExecutor() as threads:
+        first, second = threads.map(latents, (host, frail), jobs)
+    assert torch.equal(first, second)
+    assert set(ranks(host)).isdisjoint(ranks(frail))
+
+
+def test_no_process_outlives_a_host_that_is_killed_while_it_samples(host: ComfyHost, frail: ComfyHost) -> None:
+    """The last test here: the other ComfyUI goes on."""
+    alone = good(host)
+    end(frail, signal.SIGKILL, sampling=True)
+    assert good(host).equal(alone)

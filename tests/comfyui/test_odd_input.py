@@ -184,11 +184,11 @@ def test_the_parallel_sampler_refuses_an_empty_conditioning(which: str, host: Co
 def test_models_of_other_kinds_in_turn(host: ComfyHost, files: Path) -> None:
     """Each as the stock loader's, with the same ranks."""
     latents(host, good(FLUX, {"cfg": 2}, next(seeds)))
-    before = ranks(host)
-    for seed in (next(seeds), next(seeds)):
-        for kind in (FLUX, VIDEO, UNET):
-            right = latents(host, good(kind, None, seed))
-            assert relative_error(latents(host, good(kind, {"cfg": 2}, seed)), right) <= TOLERANCE
+    before, drawn, kinds = ranks(host), (next(seeds), next(seeds)), (FLUX, VIDEO, UNET)
+    right = {(kind, seed): latents(host, good(kind, None, seed)) for kind in kinds for seed in drawn}
+    for seed in drawn:
+        for kind in kinds:
+            assert relative_error(latents(host, good(kind, {"cfg": 2}, seed)), right[kind, seed]) <= TOLERANCE
     assert ranks(host) == before
 
 
@@ -224,7 +224,7 @@ def test_ranks_never_take_the_file_that_overwrote_another_for_it(host: ComfyHost
     file, plan = files / f"{FLUX}.safetensors", {"ulysses": 2}
     latents(host, good(FLUX, plan, next(seeds)))
     with overwritten(file):
-        post(host, "/paralleldit/stop?group=1")  # so that they have to read it again
+        post(host, "/paralleldit/park?group=1")  # which on the CPU is unload, so that they have to read it again
         message = outcome(host, good(FLUX, plan, next(seeds)))
         assert isinstance(message, str)
         assert f"{file.name} was overwritten after it was loaded" in message and "Free model and node cache" in message

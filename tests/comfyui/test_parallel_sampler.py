@@ -92,6 +92,8 @@ QUICK_AFTER_ANOTHER = (
     "Euler ancestral | 2 synchronous steps",
     "Euler ancestral | 3 patches, cfg",
 )
+# A model of each kind of schedule: of flow matching, and of diffusion. PixArt's pictures are the largest by far.
+PARTS, QUICK_PARTS = ("demo", "sd3", "dit", "pixart"), ("sd3", "dit")
 
 
 def pairs(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -209,7 +211,7 @@ def test_a_step_is_predicted_by_what_its_conditions_make_the_model_compute(name:
     assert run["predicted"] is not None and run["alone"] is not None
 
 
-@pytest.mark.parametrize("name", ["demo", "sd3", "pixart"])
+@pytest.mark.parametrize("name", slow_but(QUICK_PARTS, {name: (name,) for name in PARTS}))
 def test_a_mask_keeps_the_latent_and_less_denoise_stays_near_it(name: str, host: ComfyHost, models: Path) -> None:
     """The latent to begin from is what another run made."""
     job = replace(OWN[name], plan=ONE_RANK)
@@ -224,7 +226,7 @@ def test_a_mask_keeps_the_latent_and_less_denoise_stays_near_it(name: str, host:
     assert 1e-4 < relative_error(near, base) < relative_error(far, base)
 
 
-@pytest.mark.parametrize("name", ["demo", "sd3", "pixart"])
+@pytest.mark.parametrize("name", slow_but(QUICK_PARTS, {name: (name,) for name in PARTS}))
 def test_less_denoise_and_a_mask_are_the_same_under_every_plan(name: str, host: ComfyHost, models: Path) -> None:
     job = replace(OWN[name], denoise=0.5, mask=True, latent="base.latent", plan=ONE_RANK, steps=5)
     base = latents(host, replace(OWN[name], plan=ONE_RANK, seed=70).prompt())

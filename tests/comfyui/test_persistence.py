@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
-from demo.host import ComfyHost, HostError
+from demo.host import ComfyHost
 from tests.conftest import EXTRA_ARGS, HOST_ENV
-from tests.support.host.faults import spaced, wait_until
+from tests.support.host.faults import SECONDS_TO_GO, end, spaced, wait_until
 from tests.support.host.graphs import (
     Graph,
     Job,
@@ -29,18 +26,8 @@ from tests.support.host.graphs import (
     status,
     worker_processes,
 )
-from tests.support.tiers import slow_but
 
 ULYSSES = {"cfg": 1, "ulysses": 2}
-SECONDS_TO_GO = 20
-ENDS = {
-    "SIGTERM, idle": (signal.SIGTERM, False),
-    "SIGTERM, sampling": (signal.SIGTERM, True),
-    "SIGKILL, idle": (signal.SIGKILL, False),
-    "SIGKILL, sampling": (signal.SIGKILL, True),
-}
-# Each signal, and each state; "SIGTERM, idle" ends the second of two ComfyUIs.
-QUICK_ENDS = ("SIGKILL, sampling",)
 OTHER = 5  # a group that no other test has
 
 
@@ -71,20 +58,6 @@ def test_another_model_or_plan_of_the_same_size_is_loaded_by_the_same_processes(
     assert worker_processes(host) == processes
     assert after["counts"]["load"] == before["counts"]["load"] + 1
     assert (after["files"], after["plan"]) != (before["files"], before["plan"])
-
-
-def test_a_larger_plan_leaves_no_process_of_the_old_group_and_a_smaller_one_runs_on_a_part(host: ComfyHost) -> None:
-    smaller = Job("tiny-dit", plan=ULYSSES, seed=58)
-    if len(status(host).get("pids", ())) > 2:  # of an earlier plan
-        post(host, "/paralleldit/stop")
-    expected, old = latents(host, smaller.prompt()), worker_processes(host, 1)
-    assert len(ranks(host)) == 2
-    latents(host, Job("tiny-dit", plan={"cfg": 2, "ulysses": 2}).prompt())
-    pids = ranks(host)
-    assert len(pids) == 4 and not [process for process in old if alive(process)]
-    assert torch.equal(latents(host, spaced(smaller).prompt()), expected)
-    assert ranks(host) == pids
-    wait_until(lambda: [memory["weights"] > 0 for memory in status(host)["memory"]] == [True, True, False, False])
 
 
 def test_a_loader_has_the_ranks_start_before_a_sampler_needs_them(host: ComfyHost) -> None:
@@ -125,20 +98,19 @@ def test_models_in_two_groups_stay_loaded_side_by_side(host: ComfyHost) -> None:
     assert not any(torch.equal(result, other) for result, other in zip(results, again, strict=True)), "they were run"
     swapped = replace(jobs[1], group=1)
     assert torch.equal(latents(host, swapped.prompt()), results[1]), "one group swapping gives the same"
+
+
+def test_a_larger_plan_leaves_no_process_of_the_old_group_and_a_smaller_one_runs_on_a_part(host: ComfyHost) -> None:
+    smaller = Job("tiny-dit", plan=ULYSSES, seed=58, group=OTHER)
+    expected, old = latents(host, smaller.prompt()), worker_processes(host, OTHER)
+    assert len(ranks(host, OTHER)) == 2
+    latents(host, replace(smaller, plan={"cfg": 2, "ulysses": 2}).prompt())
+    pids = ranks(host, OTHER)
+    assert len(pids) == 4 and not [process for process in old if alive(process)]
+    assert torch.equal(latents(host, spaced(smaller).prompt()), expected)
+    assert ranks(host, OTHER) == pids
+    wait_until(lambda: [each["weights"] > 0 for each in status(host, OTHER)["memory"]] == [True, True, False, False])
     post(host, f"/paralleldit/stop?group={OTHER}")
-
-
-def test_two_comfyuis_on_one_machine_do_not_meet(host: ComfyHost, own_host: ComfyHost) -> None:
-    """And the second takes its processes along when it ends, idle, by SIGTERM."""
-    prompts = [Job("tiny-dit", seed=61, steps=20).prompt() for _ in range(2)]
-    with ThreadPoolExecutor() as threads:
-        first, second = threads.map(latents, (host, own_host), prompts)
-    assert torch.equal(first, second)
-    assert set(ranks(host)).isdisjoint(ranks(own_host))
-    processes = worker_processes(own_host)
-    own_host.process.send_signal(signal.SIGTERM)
-    expect_end(own_host, processes)
-    assert torch.equal(latents(host, Job("tiny-dit", positive=" 3", seed=61, steps=20).prompt()), first)
 
 
 def test_prompts_of_two_clients_are_served_in_turn(host: ComfyHost) -> None:
@@ -151,28 +123,9 @@ def test_prompts_of_two_clients_are_served_in_turn(host: ComfyHost) -> None:
     assert torch.equal(saved_latents(host, history(host, other_id)), alone[1])
 
 
-@pytest.mark.parametrize(("signal_number", "sampling"), slow_but(QUICK_ENDS, ENDS))
-def test_no_process_outlives_a_killed_host(own_host: ComfyHost, signal_number: signal.Signals, sampling: bool) -> None:
-    latents(own_host, Job("tiny-dit").prompt())
-    processes = worker_processes(own_host)
-    assert set(ranks(own_host)) < {process.pid for process in processes}, "two ranks and their torchrun agent"
-
-    def kill(event: dict) -> None:
-        if event["type"] == "progress":
-            os.kill(own_host.process.pid, signal_number)
-
-    if sampling:
-        with pytest.raises(HostError):
-            own_host.run(Job("tiny-dit", steps=5000).prompt(), on_event=kill)
-    else:
-        os.kill(own_host.process.pid, signal_number)
-    expect_end(own_host, processes)
-
-
-def expect_end(host: ComfyHost, processes: set[psutil.Process]) -> None:
-    """Waits until a host that was signalled has ended, and soon these processes, too."""
-    host.process.wait(20)
-    deadline = time.monotonic() + SECONDS_TO_GO
-    while any(map(alive, processes)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not [process for process in processes if alive(process)]
+# The gate has a SIGTERM to an idle ComfyUI in editor/test_first_look.py, and a SIGKILL while one samples in
+# test_faults.py, which end theirs anyway.
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "sampling"), [(signal.SIGTERM, True), (signal.SIGKILL, False)])
+def test_no_process_outlives_a_killed_host(own_host: ComfyHost, number: signal.Signals, sampling: bool) -> None:
+    end(own_host, number, sampling)

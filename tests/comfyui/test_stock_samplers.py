@@ -204,14 +204,11 @@ def test_every_sampler_and_scheduler_of_the_host_gives_what_the_stock_loader_giv
     samplers, schedulers = inputs["sampler_name"][0], inputs["scheduler"][0]
     assert len(samplers) > 30 and len(schedulers) > 5
     choices = [(sampler, "simple") for sampler in samplers] + [("dpmpp_2m", scheduler) for scheduler in schedulers]
-    wrong = {}
-    for sampler, scheduler in choices:
 
-        def sample(scene: Scene, sampler: str = sampler, scheduler: str = scheduler) -> Link:
-            return scene.ksampler(sampler_name=sampler, scheduler=scheduler)
+    def draw(sampler: str, scheduler: str, ours: bool) -> torch.Tensor:
+        case = lambda scene: scene.ksampler(sampler_name=sampler, scheduler=scheduler)  # noqa: E731
+        return sampled(host, "sd3", case, ours)
 
-        ours, stock = (sampled(host, "sd3", sample, ours=ours) for ours in (True, False))
-        error = relative_error(ours, stock)
-        if not error <= TOLERANCE:
-            wrong[sampler, scheduler] = error
-    assert not wrong
+    ours, stock = ({choice: draw(*choice, ours) for choice in choices} for ours in (True, False))  # loaded once each
+    errors = {choice: relative_error(ours[choice], stock[choice]) for choice in choices}
+    assert not {choice: error for choice, error in errors.items() if not error <= TOLERANCE}

@@ -2,39 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser
 
 from demo.host import ComfyHost
-from tests.support.editor.editor import VIEWPORT, Editor, open_editor
+from tests.support.editor.editor import Editor
+from tests.support.editor.shared import SharedPage
+
+HERE = Path(__file__).parent
+HAS_FAILED = pytest.StashKey[bool]()
+PAGE = pytest.StashKey[SharedPage]()
 
 
-@pytest.fixture(scope="module")
-def modules_page(browser: Browser, host: ComfyHost) -> Iterator[Editor]:
-    """The host's editor in a fresh profile. To load it takes a browser many seconds."""
-    with open_editor(browser, host) as editor:
-        yield editor
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    item.stash[HAS_FAILED] = item.stash.get(HAS_FAILED, False) or report.failed
+    return report
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Closes the shared page after a test that has failed, and where other tests than the editor's come next."""
+    page = item.session.stash.get(PAGE, None)
+    stays = nextitem is not None and HERE in nextitem.path.parents
+    if page and (item.stash.get(HAS_FAILED, False) or not stays):
+        page.close()
+
+
+@pytest.fixture(scope="session")
+def shared_page(request: pytest.FixtureRequest, browser: Browser, host: ComfyHost) -> Iterator[SharedPage]:
+    with contextlib.closing(SharedPage(browser, host)) as page:
+        request.session.stash[PAGE] = page
+        yield page
 
 
 @pytest.fixture
-def shared_editor(modules_page: Editor) -> Editor:
-    """The module's page of the usual size, with an empty workflow in a new tab, no panel and no problems told of yet.
-
-    For tests that leave only workflows behind: one after which the page would answer otherwise takes `editor`.
-    """
-    if modules_page.page.viewport_size != VIEWPORT:
-        modules_page.page.set_viewport_size(VIEWPORT)
-    modules_page.close_panel()
-    modules_page.open({"nodes": [], "links": [], "version": 0.4})
-    modules_page.problems.clear()
-    return modules_page
+def shared_editor(shared_page: SharedPage) -> Editor:
+    """The page that the editor's tests share, for those that leave only workflows behind: one after which the page
+    would answer otherwise takes `editor`."""
+    return shared_page.tidied()
 
 
 @pytest.fixture(params=["dark", "light"])
 def themed(request: pytest.FixtureRequest, shared_editor: Editor) -> Iterator[Editor]:
-    """The module's page in each theme."""
+    """The shared page in each theme."""
     shared_editor.set_theme(request.param)
     yield shared_editor
     shared_editor.set_theme("dark")

@@ -10,8 +10,9 @@ from playwright.sync_api import Locator, Page, expect
 
 from demo.host import ComfyHost
 from tests.support.editor.editor import PATIENCE_MS, Editor, insist
-from tests.support.editor.examples import open_demo
-from tests.support.host.graphs import status
+from tests.support.editor.examples import open_demo, settle
+from tests.support.host.faults import wait_until
+from tests.support.host.graphs import alive, status, worker_processes
 
 NODES = {
     "Load Diffusion Model (Parallel)": "ParallelDiT_LoadDiffusionModel",
@@ -63,6 +64,7 @@ def test_the_nodes_are_found_by_search_and_placed(editor: Editor, page: Page) ->
 
     for title, node_type in NODES.items():
         editor.open({"nodes": [], "links": [], "version": 0.4})
+        settle(editor)
         insist(lambda: page.mouse.dblclick(800, 500), lambda ms: search.wait_for(timeout=ms))
         search.fill(title)
         page.get_by_text(title, exact=True).first.wait_for()
@@ -85,7 +87,7 @@ def test_the_demo_draws_when_run_is_pressed(editor: Editor, page: Page) -> None:
 @pytest.mark.parametrize("themed", ["dark", pytest.param("light", marks=pytest.mark.slow)], indirect=True)
 def test_the_panel_shows_ranks_and_steps_while_a_job_runs_and_then_that_it_is_done(themed: Editor) -> None:
     page, theme = themed.page, themed.theme()
-    open_demo(themed, steps=250, seed={"dark": 102, "light": 103}[theme])
+    open_demo(themed, steps=150, seed={"dark": 102, "light": 103}[theme])
     panel = themed.open_panel()
     themed.run()
     for rank in (0, 1):
@@ -97,7 +99,7 @@ def test_the_panel_shows_ranks_and_steps_while_a_job_runs_and_then_that_it_is_do
     page.wait_for_function(HAS_IMAGE)
     expect(panel.get_by_test_id("paralleldit-state")).to_contain_text("ready", ignore_case=True)
     run = panel.get_by_test_id("paralleldit-run").first
-    expect(run).to_contain_text("250")
+    expect(run).to_contain_text("150")
     expect(run).to_contain_text("demo: coloured shapes")
     expect(run).to_contain_text("in all")
     with page.expect_download() as download:
@@ -149,14 +151,17 @@ def test_the_group_is_parked_restarted_stopped_and_started_by_the_panels_buttons
     expect(state).to_contain_text("ready", ignore_case=True)  # on the CPU, park is unload
     expect(park).to_have_attribute("aria-disabled", "true")
     editor.screenshot("panel-parked")
-    before = status(host)["pids"]
+    before, old = status(host)["pids"], worker_processes(host, 1)
     restart.click()
     expect(panel.get_by_title(f"process {before[0]}")).to_have_count(0)
     expect(state).to_contain_text("ready", ignore_case=True)
     assert not set(status(host)["pids"]) & set(before)
+    wait_until(lambda: not any(map(alive, old)))
     editor.screenshot("panel-restarted")
+    old = worker_processes(host, 1)
     stop.click()
     expect(state).to_contain_text("stopped", ignore_case=True)
+    wait_until(lambda: not any(map(alive, old)))
     expect(restart).to_have_attribute("aria-disabled", "true")
     start.click()
     expect(state).to_contain_text("ready", ignore_case=True)

@@ -20,6 +20,7 @@ from demo.host import PACK_NAME, REPOSITORY, ComfyHost
 from demo.workflow import api_prompt
 from tests.support.editor.editor import Editor
 from tests.support.editor.examples import EXAMPLES, FOLDER, boxes, open_example, problems, settle
+from tests.support.editor.shared import SharedPage
 from tests.support.files.template_files import EXAMPLE_FILES, Smaller, files_in, pictures, shrink, unread
 from tests.support.templates.examples import TABLE
 from tests.support.tiers import running, slow_but
@@ -95,14 +96,13 @@ def files(
     request: pytest.FixtureRequest,
     comfyui: Path,
     models: Path,
-    modules_page: Editor,
+    shared_page: SharedPage,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[None]:
     """The files that the workflows name, in the host's model folders; and the page has looked there."""
     named = {path: EXAMPLE_FILES[path] for (example,) in running(request, "example") for path in files_noted(example)}
     with files_in(named, comfyui, models, tmp_path_factory.mktemp("files")):
-        modules_page.open(workflow("demo"))  # a page that is loaded anew is up once it shows nodes
-        modules_page.reload()
+        shared_page.editor().look_for_files()
         yield
 
 

@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.request import Request
 
+import psutil
 import pytest
 from playwright.sync_api import Browser, Page, Response
 
 from demo.editor import address, command, prepare
 from demo.host import environment, free_port, open_url
 from tests.support.editor.editor import PATIENCE_MS, SCREENSHOTS, USUAL_404, VIEWPORT
+from tests.support.host.faults import SECONDS_TO_GO, wait_until
+from tests.support.host.graphs import alive
 
 SECONDS = 180
 OURS = "ParallelDiT_LoadDiffusionModel"
@@ -29,9 +32,17 @@ TEXT = """window.app.graph.nodes.find((node) => node.type === 'KSampler')
 COMFYUIS = (*USUAL_404, "/templates/")
 
 
+class Started(NamedTuple):
+    """A ComfyUI, where its editor opens, and its log."""
+
+    process: subprocess.Popen
+    url: str
+    log: Path
+
+
 @pytest.fixture(scope="module")
-def started(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """Where the editor opens, of a ComfyUI that is started as dev.py starts it; and its log."""
+def started(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    """A ComfyUI that is started as dev.py starts it."""
     base = tmp_path_factory.mktemp("newcomer")
     prepare(base)
     arguments, log = ["--port", str(free_port())], base / "comfyui.log"
@@ -49,7 +60,7 @@ def started(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
                 break
             except OSError:
                 time.sleep(0.2)
-        yield url, log
+        yield Started(process, url, log)
     finally:
         process.terminate()
         process.wait()
@@ -75,7 +86,7 @@ def look(page: Page, url: str) -> tuple[list[str], list[str]]:
     page.set_default_timeout(PATIENCE_MS)
     page.goto(url)
     page.wait_for_function(SHOWN)
-    page.wait_for_timeout(2000)  # what is yet to be fetched
+    page.wait_for_load_state("networkidle")  # what is yet to be fetched
     return missing, said
 
 
@@ -90,9 +101,9 @@ class Look(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def looks(started: tuple[str, Path], browser: Browser) -> Iterator[tuple[list[Look], Page]]:
+def looks(started: Started, browser: Browser) -> Iterator[tuple[list[Look], Page]]:
     """Of two people, the second of whom the host takes for one who has seen it; and the second's page."""
-    url, found = started[0], []
+    url, found = started.url, []
     with contextlib.ExitStack() as visits, ThreadPoolExecutor() as threads:
         for _ in range(2):
             visits.close()
@@ -106,23 +117,33 @@ def looks(started: tuple[str, Path], browser: Browser) -> Iterator[tuple[list[Lo
 
 
 def test_the_editor_opens_on_the_demo_and_nothing_is_red_or_missing(
-    started: tuple[str, Path], looks: tuple[list[Look], Page]
+    started: Started, looks: tuple[list[Look], Page]
 ) -> None:
     for seen in looks[0]:
         assert seen.wrong == []
         assert seen.errors == 0
         assert [path for path in seen.missing if not path.startswith(COMFYUIS)] == []
         assert [text for text in seen.said if "paralleldit" in text.lower() or "Unhandled message" in text] == []
-    assert "Failed to initialize database" not in started[1].read_text()
+    assert "Failed to initialize database" not in started.log.read_text()
 
 
 def test_a_node_that_waits_for_its_workers_says_so_and_then_how_long_it_took(
-    started: tuple[str, Path], looks: tuple[list[Look], Page]
+    started: Started, looks: tuple[list[Look], Page]
 ) -> None:
     page = looks[1]
-    post(started[0], "stop")
+    post(started.url, "stop")
     page.get_by_test_id("queue-button").click()
     page.wait_for_function(f"() => ({TEXT})?.startsWith('Starting the workers, ')")
     page.screenshot(path=SCREENSHOTS / "waiting.png")
     page.wait_for_function(f"() => ({TEXT})?.startsWith('Workers started in ')")
     page.screenshot(path=SCREENSHOTS / "waited.png")
+
+
+def test_it_takes_its_workers_along_when_it_ends(started: Started) -> None:
+    """The last test here: idle, by SIGTERM. The one before leaves workers."""
+    post(started.url, "start")
+    workers = psutil.Process(started.process.pid).children(recursive=True)
+    assert len(workers) >= 3, "two ranks and their agent"
+    started.process.terminate()
+    started.process.wait(SECONDS_TO_GO)
+    wait_until(lambda: not any(map(alive, workers)), SECONDS_TO_GO)

@@ -62,7 +62,7 @@ SET_HIDDEN = """(hidden) => {
     document.dispatchEvent(new Event('visibilitychange'))
 }"""
 PAUSE_MS = 1000  # more than is between two drawings
-WINDOW, ROUNDS, TRIES = 0.75, 3, 8  # seconds, in turn, and how often where the machine had other things to do
+WINDOW, ROUNDS, TRIES = 0.75, 2, 10  # seconds, in turn, and how often where the machine had other things to do
 SHARE = 0.9  # of the closed panel's frames
 
 

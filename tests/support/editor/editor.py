@@ -53,6 +53,13 @@ USUAL_404 = ("/user.css", "/api/userdata")
 USUAL_ERRORS = ("Failed to load resource", "graph accessed before initialization", "https://huggingface.co/")
 GIVEN_UP = "net::ERR_ABORTED"  # by the page itself: it is left, or does not read the answer
 SCREENSHOTS = Path(__file__).resolve().parents[2] / "screenshots"  # not in the repository
+CLOSE_OTHER_TABS = """async () => {
+    const store = window.app.extensionManager.workflow
+    for (const tab of [...store.openWorkflows]) {
+        if (tab.path !== store.activeWorkflow.path) await store.closeWorkflow(tab)
+    }
+}"""
+REFRESH = "() => window.app.refreshComboInNodes()"
 WIDGETS = """([type, values]) => {
     const node = window.app.graph.nodes.find((node) => node.type === type)
     for (const [name, value] of Object.entries(values)) {
@@ -113,6 +120,15 @@ class Editor:
     def open(self, workflow: dict) -> None:
         """Opens a workflow in a tab of its own, and has all of it in view."""
         self.page.evaluate("async (workflow) => { await window.app.loadGraphData(workflow) }", workflow)
+
+    def open_alone(self, workflow: dict) -> None:
+        """Opens a workflow, and closes the tabs of all others without a question."""
+        self.open(workflow)
+        self.page.evaluate(CLOSE_OTHER_TABS)
+
+    def look_for_files(self) -> None:
+        """Looks which models the host has now, as R does."""
+        self.page.evaluate(REFRESH)
 
     def set_widgets(self, node_type: str, **values: Any) -> int:
         """Sets widgets of the node of that type, as turning them by hand does; returns its id."""

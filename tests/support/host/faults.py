@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 import torch
 
-from demo.host import ComfyHost, PromptError
+from demo.host import ComfyHost, HostError, PromptError
 from tests.conftest import PIPELINES, write_pipeline
 from tests.support.host.graphs import Job, alive, latents, post, status, worker_processes
 from worker.settings import FILE_NAME
@@ -26,6 +27,7 @@ from worker.settings import FILE_NAME
 SILENCE_SECONDS = 4  # a rank that waits for a busy machine is to be silent for less
 PYTHON = "worker-python"  # the workers' interpreter, in the host's base folder
 PATIENCE = 90.0
+SECONDS_TO_GO = 20.0  # for the processes of a ComfyUI that has ended
 GOOD = Job("tiny-dit", "3", seed=77, plan={"cfg": 2})  # `auto` may choose another plan after a restart: other bits
 # ComfyUI runs a prompt again only if an input differs; the spaces before a label make no other label of it.
 _spaces = itertools.count()
@@ -150,11 +152,14 @@ def frail_host(comfyui: Path, base: Path) -> ComfyHost:
 
 
 def lack(host: ComfyHost, file: Path, harm: Callable[[Path], None]) -> Outcome:
-    """Has a file come to harm between two prompts of which the second has to read it; mends it after that."""
+    """Has a file come to harm between two prompts of which the second has to read it; mends it after that.
+
+    Ranks on the CPU read weights again that they have parked, and stay. Only the workers' Python takes a new group.
+    """
     reference, mode, whole = good(host), file.stat().st_mode, file.read_bytes()
     before = worker_processes(host)
     harm(file)
-    post(host, "/paralleldit/stop")
+    post(host, f"/paralleldit/{'stop' if file.name == PYTHON else 'park'}")
     started, said = time.monotonic(), ""
     try:
         good(host)
@@ -164,7 +169,27 @@ def lack(host: ComfyHost, file: Path, harm: Callable[[Path], None]) -> Outcome:
     file.write_bytes(whole)
     file.chmod(mode)
     assert_equal(good(host), reference)
-    return Outcome(said, to_error, time.monotonic() - started, [process for process in before if alive(process)])
+    left = [process for process in before if alive(process)] if file.name == PYTHON else []
+    return Outcome(said, to_error, time.monotonic() - started, left)
+
+
+def end(host: ComfyHost, number: signal.Signals, sampling: bool) -> None:
+    """Ends a ComfyUI by a signal, idle or while it samples. Fails unless its processes end soon, too."""
+    good(host)
+    processes = worker_processes(host)
+    assert {*pids(host)} < {process.pid for process in processes}, "the ranks and their torchrun agent"
+
+    def kill(event: dict) -> None:
+        if event["type"] == "progress":
+            os.kill(host.process.pid, number)
+
+    if sampling:
+        with pytest.raises(HostError):
+            host.wait(host.queue(long(None)), on_event=kill, timeout=PATIENCE)
+    else:
+        os.kill(host.process.pid, number)
+    host.process.wait(SECONDS_TO_GO)
+    wait_until(lambda: not any(map(alive, processes)), SECONDS_TO_GO)
 
 
 def truncate(file: Path) -> None:
