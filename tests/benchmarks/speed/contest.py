@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from diffusers.utils import logging
 
-from parallel_backend.groups.mesh import Mesh, build_mesh, new_group
+from parallel_backend.groups.mesh import Axis, Mesh, build_mesh, new_group
 from parallel_backend.groups.timeline import SILENT, Timeline
 from parallel_backend.plan import ParallelPlan
 from tests.support.links.link import limit
@@ -101,8 +101,8 @@ class Delivered:
 
 @contextmanager
 def nothing_sent() -> Iterator[mock.Mock]:
-    """While entered, an all-to-all copies as many bytes as this rank receives, and sends none: what is left is the
-    computing, and what comes out means nothing."""
+    """While entered, nothing travels of what attention, convolutions and norms exchange in a model. Instead, as many
+    bytes are written as this rank would receive: what is left is the computing, and what comes out means nothing."""
 
     def exchange(received: torch.Tensor, send: torch.Tensor, *_: Any, **_options: Any) -> Delivered:
         into, own = received.view(-1), send.reshape(-1)
@@ -111,5 +111,18 @@ def nothing_sent() -> Iterator[mock.Mock]:
             part.copy_(own[: len(part)])
         return Delivered()
 
-    with mock.patch.object(dist, "all_to_all_single", side_effect=exchange) as sent:
+    def gather_alone(local: torch.Tensor, dim: int, size: int, _axis: Axis) -> torch.Tensor:
+        return torch.cat([local] * size, dim)
+
+    def receive_nothing(transfers: list[dist.P2POp]) -> list[Delivered]:
+        for transfer in transfers:
+            if transfer.op is dist.irecv:
+                transfer.tensor.zero_()
+        return []
+
+    with (
+        mock.patch.object(dist, "all_to_all_single", side_effect=exchange) as sent,
+        mock.patch("parallel_backend.seams.bands.norm.gather", gather_alone),
+        mock.patch.object(dist, "batch_isend_irecv", receive_nothing),
+    ):
         yield sent
