@@ -16,10 +16,6 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from parallel_backend.diffusers_model import DiffusersModel
-from parallel_backend.groups.calls import Call
-from parallel_backend.groups.mesh import Mesh
-from parallel_backend.parallel_model import ParallelModel
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.attention import ParallelAttention
 from parallel_backend.seams.bands.rows import BorderRows
@@ -27,7 +23,9 @@ from tests.benchmarks.speed.contest import (
     UNLIMITED,
     Meshes,
     agreed,
+    apply_plan,
     nothing_sent,
+    run_step,
     say,
     set_rate,
     start,
@@ -71,16 +69,13 @@ class Contender:
     """A method, ready to run on this rank. Raises what the method does not allow."""
 
     def __init__(self, method: Method, case: Case, model: torch.nn.Module, meshes: Meshes) -> None:
-        self.method, self.case = method, case
+        self.method = method
         self.request = case.request()
         own = twin(model)
         if method.peer:
             enable_context_parallel(own)
         with self.ways():
-            self.model = self.apply(own, meshes.of(ParallelPlan(**method.plan or {})))
-
-    def apply(self, own: torch.nn.Module, mesh: Mesh) -> ParallelModel:
-        return ParallelModel(own, mesh, torch.float32) if self.case.comfyui else DiffusersModel(own, mesh)
+            self.model = apply_plan(own, meshes.of(ParallelPlan(**method.plan or {})))
 
     @contextmanager
     def ways(self) -> Iterator[None]:
@@ -91,12 +86,8 @@ class Contender:
 
     @torch.inference_mode()
     def step(self) -> torch.Tensor | None:
-        latents, timestep, conditions = self.request
         with self.ways():
-            if isinstance(self.model, DiffusersModel):
-                return self.model(latents, timestep, conditions)
-            outputs = self.model.run_calls([Call((latents, timestep), conditions)])
-            return outputs[0] if outputs else None
+            return run_step(self.model, self.request)
 
     def sent_bytes(self) -> float:
         """What this rank sends in a step."""

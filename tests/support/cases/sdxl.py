@@ -38,16 +38,17 @@ def config(channels: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def build(channels: int) -> torch.nn.Module:
-    """The model with seeded weights. Only where ComfyUI can be imported."""
+def build(channels: int, device: str = "cpu") -> torch.nn.Module:
+    """The model; its weights are seeded on the CPU. Only where ComfyUI can be imported."""
     module, _, name = UNET_CLASS.rpartition(".")
     made = getattr(importlib.import_module(module), name)(
         **config(channels),
-        device="cpu",
+        device=device,
         dtype=torch.float32,
         operations=importlib.import_module("comfy.ops").disable_weight_init,
     )
-    fill_weights(made)
+    if device == "cpu":
+        fill_weights(made)
     return made.eval().requires_grad_(False)
 
 
