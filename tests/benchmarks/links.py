@@ -2,8 +2,9 @@
 
 python -m tests.benchmarks.links [--ranks 2 4] [--rounds 3] [--only NAME] [--quick] [--json FILE]
 
-Models are Flux.1, Wan 2.1 14B and Z-Image at batch 1, and PixArt-Sigma with guidance, each with a part of the real
-one's width and tokens and with fewer blocks (tests/benchmarks/speed/link_cases.py), with random weights. Ranks have a
+Models are Flux.1, Wan 2.1 14B and Z-Image at batch 1, PixArt-Sigma with guidance, and SDXL with and without, each with
+a part of the real one's width and tokens and, but for SDXL, with fewer blocks (tests/benchmarks/speed/link_cases.py).
+Weights are random. SDXL is ComfyUI's class, which COMFYUI_PATH has to name; the others are diffusers'. Ranks have a
 thread each and are joined by a link (tests/support/links/link.py) that is as much slower than the real one as they
 compute slower than its card (profiles.py has the rule). So a ratio here is that of the real machine as far as the rule
 goes.
@@ -17,11 +18,13 @@ One run of the ranks a number of ranks, one model after the other. Each round me
 every method, in an order that changes by round; figures are medians over the rounds of ratios within one. Before that,
 each method's result is compared with one rank's, to 1e-4.
 
-ulysses, ring, cfg: ours, as a plan has them. fp8: Ulysses that sends in fp8, which is lossy, and which a CPU pays for.
+ulysses, ring, cfg: ours, as a plan has them; a UNet shares its rows by ulysses and ring. cfg 2 alone splits cond and
+uncond, and two of four ranks are idle then. fp8: Ulysses that sends in fp8, which is lossy, and which a CPU pays for.
 no overlap: ours with Ulysses over all ranks in one part, so that nothing is computed while it travels. diffusers: its
 own context parallel (Ulysses) of the same model; its ring needs attention that tells the log-sum-exp, which it has for
 GPUs alone. left: of the seconds that the exchange adds without overlap, how many are left with it; "nothing sent"
-computes the same, and nothing travels. gloo's own copying takes a rank's CPU time and shows from some 100 MB/s on:
+computes the same, and nothing travels in the model. MB that a rank sends: counted in a step, of the rank that sends
+most. gloo's own copying takes a rank's CPU time and shows from some 100 MB/s on:
 NVLink's figures are lower than the real ones.
 """
 
@@ -37,7 +40,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.benchmarks.speed.link_cases import CASES, FP8, ONE, SILENT, SYNCHRONOUS, methods
+from parallel_backend.plan import ParallelPlan
+from tests.benchmarks.speed.link_cases import CASES, FP8, ONE, SILENT, SYNCHRONOUS, Case, methods
 from tests.benchmarks.speed.scaling import busy_share
 from tests.support.links.link import Link
 from tests.support.links.profiles import PROFILES
@@ -62,6 +66,13 @@ def left(seconds: dict[str, list[float]], name: str) -> float | None:
     return (this - silent) / added if added > LEAST_ADDED else None
 
 
+def told(case: Case, ranks: int) -> dict[str, float]:
+    """The bytes that a rank sends a step by formulas, by exact method; empty where there is no formula."""
+    asked = [method for method in methods(case, ranks) if method.plan and method.sends and method.name != FP8]
+    sent = case.sent
+    return {each.name: sum(sent(case.latents, ParallelPlan(**each.plan)).values()) for each in asked} if sent else {}
+
+
 def print_case(name: str, ranks: int, found: dict) -> None:
     """found: as the ranks wrote it."""
     asked = [method.name for method in methods(CASES[name], ranks) if method.name not in (ONE.name, SILENT)]
@@ -71,6 +82,10 @@ def print_case(name: str, ranks: int, found: dict) -> None:
     titles = [*asked, "left"]
     widths = [max(9, len(title) + 2) for title in titles]
     print(f"{'times faster than one rank':27}{'MB/s':>6}" + "".join(map(str.rjust, titles, widths)))
+    for words, sent in (("MB that a rank sends a step", found["sent"]), ("by formula", told(CASES[name], ranks))):
+        if sent:
+            cells = [f"{sent[each] / 1e6:.1f}" if each in sent else "–" for each in titles]
+            print(f"{words:33}" + "".join(map(str.rjust, cells, widths)))
     for profile, seconds in found["seconds"].items():
         faster = [1 / statistics.median(ratios(seconds, each)) if each in seconds else None for each in asked]
         cells = ["–" if ratio is None else f"{ratio:.2f}" for ratio in faster]

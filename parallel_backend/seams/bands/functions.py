@@ -23,6 +23,9 @@ from .rows import ROWS, BorderRows, RowBands
 Run = Callable[..., torch.Tensor]
 
 CHECK_EVERY = 32  # convolutions between two calls of `check`
+# Up to so many rows of a band for each border row, a convolution waits for its borders. Its inner rows would hide
+# little, and a second convolution for the rows at the borders reads all weights again.
+FEW_ROWS = 16
 SCORE_BYTES = 1 << 30  # limit for attention's scores, which some kernels hold in memory
 # Functions that read other rows in ways that no known model uses.
 UNKNOWN = (
@@ -130,7 +133,7 @@ class BandFunctions(TorchFunctionMode):
         borders = BorderRows(band, edge, edge, self.bands)
         without = [padding] * (band.ndim - 2) if isinstance(padding, int) else list(padding)
         without[ROWS] = 0
-        if step > 1 or band.shape[ROWS] <= 2 * edge:
+        if step > 1 or band.shape[ROWS] <= FEW_ROWS * edge:
             above, below = self.or_zeros(borders, band, edge)
             return run(torch.cat((above, band, below), ROWS), without)
         # Runs over the band while the borders travel, then computes the rows at the borders again. So the band is never

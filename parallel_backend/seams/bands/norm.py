@@ -34,7 +34,7 @@ def band_group_norm(
     # A batch norm with given statistics is a fused kernel that applies them. The batch counts as channels, because each
     # image has its own statistics.
     mean, variance = (value.repeat_interleave(channels // groups, 1).flatten() for value in (mean_BG, variance_BG))
-    scale, shift = (None if value is None else value.float().repeat(batch) for value in (weight, bias))
+    scale, shift = (None if each is None else each.float().expand(batch, -1).flatten() for each in (weight, bias))
     joined = band_BC.reshape(1, batch * channels, *band_BC.shape[2:])
     return F.batch_norm(joined, mean, variance, scale, shift, training=False, eps=eps).reshape(band_BC.shape)
 
@@ -50,11 +50,10 @@ def statistics(band_BGN: torch.Tensor, axis: Axis, counts: bool = True) -> tuple
         part = part.float()
         means.append(part.mean(-1))
         squares.append((part - means[-1].unsqueeze(-1)).square_().sum(-1))
-    mean_BG = torch.cat(means, 1)
-    local = torch.stack((mean_BG, torch.cat(squares, 1), torch.full_like(mean_BG, band_BGN.shape[2])))
+    mean_BG, square_BG = (each[0] if len(each) == 1 else torch.cat(each, 1) for each in (means, squares))
+    local = torch.stack((mean_BG, square_BG, torch.full_like(mean_BG, band_BGN.shape[2])))
     local = local if counts else torch.zeros_like(local)
     mean, square, count = gather(local.unsqueeze(0), 0, axis.degree, axis.evenly).unbind(1)
-    share = count / count.sum(0)
-    whole_mean = (mean * share).sum(0)
-    variance = square.sum(0) / count.sum(0) + ((mean - whole_mean).square() * share).sum(0)
-    return whole_mean, variance
+    total = count.sum(0)
+    whole_mean = (mean * count).sum(0) / total
+    return whole_mean, torch.addcmul(square, count, (mean - whole_mean).square()).sum(0) / total

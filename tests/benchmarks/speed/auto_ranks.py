@@ -9,11 +9,14 @@ import sys
 from collections import ChainMap
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import diffusers
 import torch
 import torch.distributed as dist
 
 from parallel_backend.axes import BATCH_AXES
+from parallel_backend.compat import tree_map_only
 from parallel_backend.costs.choose import list_plans, rank_plans
 from parallel_backend.costs.correct import Correction, choose_prediction
 from parallel_backend.costs.forward import ForwardCost, count_forward
@@ -25,12 +28,27 @@ from parallel_backend.groups.timeline import Timeline
 from parallel_backend.models import adapter_for
 from parallel_backend.models.checks import sizes_of
 from parallel_backend.models.parallel_mlp import count_mlp_rows
+from parallel_backend.models.spec import spec_of
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.rates import measure_ranks
 from parallel_backend.seams.forward import Forward as Running
-from tests.benchmarks.speed.contest import CPU, UNLIMITED, Meshes, agreed, say, set_rate, start, timed, twin
-from tests.benchmarks.speed.link_cases import CASES, Case
+from tests.benchmarks.speed.contest import (
+    CPU,
+    UNLIMITED,
+    Meshes,
+    agreed,
+    apply_plan,
+    run_step,
+    say,
+    set_rate,
+    start,
+    timed,
+    twin,
+)
+from tests.benchmarks.speed.link_cases import CASES, SDXL_CHANNELS, Case
 from tests.benchmarks.speed.throttle import spare_half, throttled
+from tests.support.cases import sdxl
+from tests.support.fakes.measure import import_comfyui
 from tests.support.links.profiles import PROFILES, counted_flops
 from tests.support.ranks.leaving import leave
 
@@ -43,6 +61,8 @@ SIZES: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
     "Wan-shaped": (2, {"21 frames": (1, 4, 2, 32, 32), "81 frames": (1, 4, 8, 32, 32)}),
     "Z-Image-shaped": (4, {"512²": (1, 4, 20, 20), "1024²": (1, 4, 44, 44)}),
     "PixArt-shaped, guided": (3, {"512²": (2, 4, 32, 32), "1024²": (2, 4, 64, 64)}),
+    "SDXL-shaped": (1, {"512²": (1, 4, 24, 24), "1024²": (1, 4, 48, 48)}),
+    "SDXL-shaped, guided": (1, {"512²": (2, 4, 24, 24), "1024²": (2, 4, 48, 48)}),
 }
 
 
@@ -55,7 +75,7 @@ class Runner:
 
     def __init__(self, plan: ParallelPlan, case: Case, model: torch.nn.Module, meshes: Meshes) -> None:
         self.timeline = Timeline(CPU)
-        self.transformer = DiffusersModel(twin(model), meshes.of(plan, self.timeline))
+        self.model = apply_plan(twin(model), meshes.of(plan, self.timeline))
         self.request = case.request()
         rows, ways, ranks = case.latents[0], plan.ways(BATCH_AXES), dist.get_world_size()
         self.idles = plan == ONE or ways > rows
@@ -64,12 +84,14 @@ class Runner:
 
     @torch.inference_mode()
     def step(self) -> torch.Tensor | None:
-        latents, timestep, conditions = self.request
         if not self.idles:
-            return self.transformer(latents, timestep, conditions)
-        conditions = {name: value[: self.rows] for name, value in conditions.items()}
-        running = Running(self.transformer.slot.every_segment())
-        return self.transformer.predict(latents[: self.rows], timestep[: self.rows], conditions, ALONE, running)
+            return run_step(self.model, self.request)
+        own = tree_map_only(torch.Tensor, lambda value: value[: self.rows], self.request)
+        latents, timestep, conditions = own
+        running = Running(self.model.slot.every_segment())
+        if isinstance(self.model, DiffusersModel):
+            return self.model.predict(latents, timestep, conditions, ALONE, running)
+        return self.model.run_rows((latents, timestep), conditions, self.rows, ALONE, running)
 
     def seconds(self) -> float:
         """A step, of the slowest rank that has a part of it."""
@@ -86,6 +108,8 @@ class Runner:
 
 def forward_cost(case: Case) -> ForwardCost:
     """What auto knows of a model before it runs: what is counted on the meta device."""
+    if case.comfyui:
+        return unet_cost(case)
     with torch.device("meta"):
         model = case.build(case.depth).eval()
     adapter = adapter_for(type(model).__name__)
@@ -110,6 +134,35 @@ def forward_cost(case: Case) -> ForwardCost:
     )
 
 
+def unet_cost(case: Case) -> ForwardCost:
+    """Likewise, of a UNet of ComfyUI's."""
+    model, request = sdxl.build(SDXL_CHANNELS, "meta"), tree_map_only(torch.Tensor, to_meta, case.request())
+    latents, timestep, conditions = request
+    spec = spec_of(type(model))
+    assert spec and spec.bands
+    return count_forward(
+        model,
+        spec.bands.attending_blocks(model),
+        lambda: model(latents, timestep, **conditions),
+        rows=len(latents),
+        heads=sizes_of(model, spec).heads,
+        in_bands=True,
+    )
+
+
+def to_meta(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to("meta")
+
+
+def limits_of(model: torch.nn.Module) -> dict[str, Any]:
+    """What a plan is checked by."""
+    if isinstance(model, diffusers.ModelMixin):
+        return adapter_for(type(model).__name__).limits(model.config)
+    spec = spec_of(type(model))
+    assert spec
+    return {"heads": sizes_of(model, spec).heads}
+
+
 class Contest:
     """All exact plans on one model, and one rank by itself. forward: what auto knows of it. machine: the ranks, with
     any link: what plans there are follows from their speeds."""
@@ -118,7 +171,7 @@ class Contest:
         self.case, self.ranks, self.rows = case, dist.get_world_size(), case.latents[0]
         model = case.model()
         self.forward = forward_cost(case)
-        self.limits = adapter_for(type(model).__name__).limits(model.config)
+        self.limits = limits_of(model)
         self.runners: dict[str, Runner] = {}
         self.refused: dict[str, str] = {}
         for plan in (ONE, *(each.plan for each in self.rank_plans(machine))):
@@ -203,6 +256,8 @@ def main(namespace: str, options: str, file: str) -> None:
     asked = json.loads(options)
     start()
     meshes, found = Meshes(), []
+    if any(CASES[name].comfyui for name, _ in asked["cases"]):
+        import_comfyui()
     with throttled(spare_half(dist.get_world_size()) * asked["slowed"][dist.get_rank()]):
         for name, size in asked["cases"]:
             found.append(run(name, size, meshes, namespace, asked))

@@ -13,12 +13,16 @@ from datetime import timedelta
 from typing import Any
 from unittest import mock
 
+import diffusers
 import torch
 import torch.distributed as dist
 from diffusers.utils import logging
 
-from parallel_backend.groups.mesh import Mesh, build_mesh, new_group
+from parallel_backend.diffusers_model import DiffusersModel
+from parallel_backend.groups.calls import Call
+from parallel_backend.groups.mesh import Axis, Mesh, build_mesh, new_group
 from parallel_backend.groups.timeline import SILENT, Timeline
+from parallel_backend.parallel_model import ParallelModel
 from parallel_backend.plan import ParallelPlan
 from tests.support.links.link import limit
 
@@ -53,6 +57,22 @@ class Meshes:
 def twin(model: torch.nn.Module) -> torch.nn.Module:
     """A model with the same weights, the same tensors, and hooks and stages of its own."""
     return copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
+
+
+def apply_plan(own: torch.nn.Module, mesh: Mesh) -> ParallelModel:
+    """A model of diffusers', or of ComfyUI's, under a mesh's plan."""
+    if isinstance(own, diffusers.ModelMixin):
+        return DiffusersModel(own, mesh)
+    return ParallelModel(own, mesh, torch.float32)
+
+
+def run_step(model: ParallelModel, request: tuple[torch.Tensor, torch.Tensor, dict[str, Any]]) -> torch.Tensor | None:
+    """A forward of latents and timesteps under conditions; what rank 0 gets."""
+    latents, timestep, conditions = request
+    if isinstance(model, DiffusersModel):
+        return model(latents, timestep, conditions)
+    outputs = model.run_calls([Call((latents, timestep), conditions)])
+    return outputs[0] if outputs else None
 
 
 def agreed(attempt: Callable[[], Any]) -> tuple[Any, str]:
@@ -101,8 +121,8 @@ class Delivered:
 
 @contextmanager
 def nothing_sent() -> Iterator[mock.Mock]:
-    """While entered, an all-to-all copies as many bytes as this rank receives, and sends none: what is left is the
-    computing, and what comes out means nothing."""
+    """While entered, nothing travels of what attention, convolutions and norms exchange in a model. Instead, as many
+    bytes are written as this rank would receive: what is left is the computing, and what comes out means nothing."""
 
     def exchange(received: torch.Tensor, send: torch.Tensor, *_: Any, **_options: Any) -> Delivered:
         into, own = received.view(-1), send.reshape(-1)
@@ -111,5 +131,18 @@ def nothing_sent() -> Iterator[mock.Mock]:
             part.copy_(own[: len(part)])
         return Delivered()
 
-    with mock.patch.object(dist, "all_to_all_single", side_effect=exchange) as sent:
+    def gather_alone(local: torch.Tensor, dim: int, size: int, _axis: Axis) -> torch.Tensor:
+        return torch.cat([local] * size, dim)
+
+    def receive_nothing(transfers: list[dist.P2POp]) -> list[Delivered]:
+        for transfer in transfers:
+            if transfer.op is dist.irecv:
+                transfer.tensor.zero_()
+        return []
+
+    with (
+        mock.patch.object(dist, "all_to_all_single", side_effect=exchange) as sent,
+        mock.patch("parallel_backend.seams.bands.norm.gather", gather_alone),
+        mock.patch.object(dist, "batch_isend_irecv", receive_nothing),
+    ):
         yield sent

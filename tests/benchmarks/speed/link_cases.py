@@ -10,14 +10,19 @@ from typing import Any
 import diffusers
 import torch
 
-Conditions = dict[str, torch.Tensor]
+from parallel_backend.plan import ParallelPlan
+from tests.support.cases import sdxl
+
+Conditions = dict[str, Any]
 TEXT_WIDTH = 256
 
 
 @dataclass(frozen=True)
 class Case:
     """A model with 1/shrink of a real one's width and tokens, and about as many heads, by which an exchange is cut.
-    build: with so many blocks, or three times as many of Flux. latents: their shape, with the batch that a step has."""
+    build: with so many blocks, or three times as many of Flux. latents: their shape, with the batch that a step has.
+    comfyui: whether the class is ComfyUI's. sent: the bytes that a rank sends at most under a plan, by what they are
+    for, as formulas have it; None if they are not known."""
 
     build: Callable[[int], torch.nn.Module]
     depth: int
@@ -25,6 +30,8 @@ class Case:
     latents: tuple[int, ...]
     conditions: Callable[[int], Conditions]
     sigma: float = 500.0  # the timestep, in the model's units
+    comfyui: bool = False
+    sent: Callable[[tuple[int, ...], ParallelPlan], dict[str, float]] | None = None
 
     def model(self) -> torch.nn.Module:
         """With seeded weights."""
@@ -95,6 +102,25 @@ def pixart_conditions(batch: int) -> Conditions:
     }
 
 
+SDXL_CHANNELS = 64
+
+
+def unet(_depth: int) -> torch.nn.Module:
+    return sdxl.build(SDXL_CHANNELS)
+
+
+def unet_sent(latents: tuple[int, ...], plan: ParallelPlan) -> dict[str, float]:
+    kinds = sdxl.sent_bytes(SDXL_CHANNELS, latents, plan).values()
+    return {what: size for kind in kinds for what, size in kind.items()}
+
+
+def unet_case(batch: int) -> Case:
+    """1024², 320 channels and latents of 128 × 128 in the real one. A forward has 180 times fewer FLOPs than its 6.8
+    TFLOP, and an exchange 36 times fewer bytes."""
+    latents = (batch, 4, 48, 48)
+    return Case(unet, 1, 180 / 36, latents, sdxl.conditions, comfyui=True, sent=unet_sent)
+
+
 CASES = {
     # 1024², 19 + 38 blocks, 24 heads of 128 and 4608 tokens in the real one, 512 of them text.
     "Flux-shaped": Case(
@@ -106,6 +132,8 @@ CASES = {
     "Z-Image-shaped": Case(zimage, 5, 8, (1, 4, 44, 44), text_of(32), 0.5),
     # 1024², cond and uncond, 28 blocks, 16 heads of 72 and 4096 tokens in the real one.
     "PixArt-shaped, guided": Case(pixart, 3, 4, (2, 4, 64, 64), pixart_conditions),
+    "SDXL-shaped": unet_case(1),
+    "SDXL-shaped, guided": unet_case(2),
 }
 ONE = Method("one rank")
 SYNCHRONOUS, SILENT = "no overlap", "nothing sent"
@@ -120,10 +148,11 @@ def methods(case: Case, ranks: int) -> list[Method]:
         found.append(Method("ulysses 2, ring 2", {"ulysses": 2, "ring": 2}))
     if case.guided:
         found.append(Method("cfg 2" if ranks == 2 else "cfg 2, ulysses 2", {"cfg": 2, "ulysses": ranks // 2}))
+    if case.guided and case.comfyui and ranks > 2:
+        found.append(Method("cfg 2", {"cfg": 2, "dp": ranks // 2}))  # the other ranks have nothing to do
     found += [
         Method(FP8, heads | {"exchange_dtype": "fp8"}, tolerance=0.1),
         Method(SYNCHRONOUS, heads, overlap=False),
         Method(SILENT, heads, sends=False, tolerance=math.inf),
-        Method("diffusers", peer=True),
     ]
-    return found
+    return found if case.comfyui else [*found, Method("diffusers", peer=True)]

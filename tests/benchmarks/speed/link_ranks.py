@@ -7,22 +7,25 @@ import json
 import random
 import statistics
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 
-from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.attention import ParallelAttention
-from parallel_backend.seams.mlp_overlap import MlpOverlap
+from parallel_backend.seams.bands.rows import BorderRows
 from tests.benchmarks.speed.contest import (
     UNLIMITED,
     Meshes,
     agreed,
+    apply_plan,
     nothing_sent,
+    run_step,
     say,
     set_rate,
     start,
@@ -31,6 +34,8 @@ from tests.benchmarks.speed.contest import (
 )
 from tests.benchmarks.speed.link_cases import CASES, ONE, Case, Method, methods
 from tests.benchmarks.speed.throttle import spare_half, throttled
+from tests.support.fakes.measure import import_comfyui
+from tests.support.fakes.tally import Tally, sent
 from tests.support.links.profiles import PROFILES, counted_flops
 from tests.support.ranks.leaving import leave
 from tests.support.ranks.speed.scaling_ranks import enable_context_parallel
@@ -38,27 +43,57 @@ from tests.support.ranks.speed.scaling_ranks import enable_context_parallel
 WARM = 2
 
 
+class BordersFirst(BorderRows):
+    """Border rows that are waited for before anything is computed."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.wait()
+        self.works = []
+
+
+@contextmanager
+def without_overlap() -> Iterator[None]:
+    """Models that are made while entered compute nothing while they exchange. Border rows have to run so, too."""
+    attention = functools.partial(ParallelAttention, parts=1)
+    with (
+        mock.patch("parallel_backend.apply_plan.ParallelAttention", attention),
+        mock.patch("parallel_backend.seams.bands.model.ParallelAttention", attention),
+        mock.patch("parallel_backend.apply_plan.MlpOverlap", mock.Mock()),
+        mock.patch("parallel_backend.seams.bands.functions.BorderRows", BordersFirst),
+    ):
+        yield
+
+
 class Contender:
     """A method, ready to run on this rank. Raises what the method does not allow."""
 
     def __init__(self, method: Method, case: Case, model: torch.nn.Module, meshes: Meshes) -> None:
         self.method = method
+        self.request = case.request()
         own = twin(model)
         if method.peer:
             enable_context_parallel(own)
-        attention = ParallelAttention if method.overlap else functools.partial(ParallelAttention, parts=1)
-        overlap = MlpOverlap if method.overlap else mock.Mock()
-        with (
-            mock.patch("parallel_backend.apply_plan.ParallelAttention", attention),
-            mock.patch("parallel_backend.apply_plan.MlpOverlap", overlap),
-        ):
-            self.transformer = DiffusersModel(own, meshes.of(ParallelPlan(**method.plan or {})))
-        self.request = case.request()
+        with self.ways():
+            self.model = apply_plan(own, meshes.of(ParallelPlan(**method.plan or {})))
+
+    @contextmanager
+    def ways(self) -> Iterator[None]:
+        """While entered, exchanges are as the method has them."""
+        with nullcontext() if self.method.overlap else without_overlap():
+            with nullcontext() if self.method.sends else nothing_sent():
+                yield
 
     @torch.inference_mode()
     def step(self) -> torch.Tensor | None:
-        with nullcontext() if self.method.sends else nothing_sent():
-            return self.transformer(*self.request)
+        with self.ways():
+            return run_step(self.model, self.request)
+
+    def sent_bytes(self) -> float:
+        """What this rank sends in a step."""
+        with Tally(of_cpu=True) as tally:
+            self.step()
+        return sum(sent(tally.exchanges).values())
 
 
 class Contest:
@@ -68,6 +103,7 @@ class Contest:
         model = case.model()
         self.contenders: dict[str, Contender] = {}
         self.errors: dict[str, float] = {}
+        self.sent: dict[str, float] = {}  # bytes in a step, of the rank that sends most
         self.refused: dict[str, str] = {}
         wanted: torch.Tensor | None = None
         for method in methods(case, dist.get_world_size()):
@@ -86,6 +122,10 @@ class Contest:
             self.contenders[method.name] = contender
             if method.sends:
                 self.check(method, result, wanted)
+            if method.plan and method.sends and method.name in self.contenders:
+                most = torch.tensor(contender.sent_bytes(), dtype=torch.float64)
+                dist.all_reduce(most, dist.ReduceOp.MAX)
+                self.sent[method.name] = most.item()
         self.flops = counted_flops(self.contenders[ONE.name].step)
         self.speeds: list[float] = []
         for _ in range(WARM):
@@ -135,6 +175,7 @@ def run(case: Case, meshes: Meshes, namespace: str, rounds: int, profiles: list[
         "rates": rates,
         "seconds": seconds,
         "errors": contest.errors,
+        "sent": contest.sent,
         "refused": contest.refused,
     }
 
@@ -145,6 +186,8 @@ def main(namespace: str, options: str, file: str) -> None:
     start()
     set_rate(namespace, UNLIMITED)
     meshes, found, ranks = Meshes(), {}, dist.get_world_size()
+    if any(CASES[name].comfyui for name in asked["cases"]):
+        import_comfyui()
     for name in asked["cases"]:
         say(f"{name}, {ranks} ranks")
         with throttled(spare_half(ranks)):

@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
 PRODUCTS = (aten.linear, aten.matmul, aten.mm, aten.addmm, aten.bmm, aten.baddbmm)
-SLOWED = (*PRODUCTS, aten.scaled_dot_product_attention, aten._scaled_dot_product_flash_attention_for_cpu)
+CONVOLUTIONS = (aten.conv2d, aten.convolution)
+SLOWED = (*PRODUCTS, *CONVOLUTIONS, aten.scaled_dot_product_attention, aten._scaled_dot_product_flash_attention_for_cpu)
 
 
 def spare_half(ranks: int) -> float:
@@ -27,8 +28,8 @@ def throttled(factor: float) -> AbstractContextManager:
 
 
 class Throttle(TorchDispatchMode):
-    """While entered, products and attention take `factor` times as long as this thread computes on them, whoever else
-    has the core meanwhile: what is left of that, the thread sleeps."""
+    """While entered, products, convolutions and attention take `factor` times as long as this thread computes on them,
+    whoever else has the core meanwhile: what is left of that, the thread sleeps."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()

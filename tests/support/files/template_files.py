@@ -105,6 +105,7 @@ EXAMPLE_FILES: Files = {
     "text_encoders/gemma_3_12B_it_fp4_mixed.safetensors": unread,
     "latent_upscale_models/ltx-2-spatial-upscaler-x2-1.0.safetensors": unread,
     "checkpoints/sd_xl_base_1.0.safetensors": unread,
+    "checkpoints/sdxl_lightning_4step.safetensors": unread,
 }
 STOCK_FILES: Files = {
     **EXAMPLE_FILES,

@@ -274,7 +274,7 @@ IMAGE_FILES = (
         "crossattn_emb_channels": 1024, "pos_emb_cls": "rope3d", "use_adaln_lora": True, "adaln_lora_dim": 256,
         "num_blocks": 28, "num_heads": 16, "extra_per_block_abs_pos_emb": False}),
     unet(r"v1-5-pruned.*|dreamshaper_8.*", "SD15", context_dim=768, use_linear_in_transformer=False),
-    sdxl(r"sd_xl_(base|turbo).*"),
+    sdxl(r"sd_xl_(base|turbo).*|sdxl_lightning.*"),
     sdxl(r"noobai-xl-vpred.*", v_pred=(0,)),
     unet(
         r"sd_xl_refiner.*", "SDXLRefiner", model_channels=384, context_dim=1280, adm_in_channels=2560,

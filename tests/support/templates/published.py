@@ -24,6 +24,7 @@ DEPTHS = {
     "qwen_image_fp8_e4m3fn.safetensors": {"num_layers": 60},
     "sd3.5_large_fp8_scaled.safetensors": {},
     "sd_xl_base_1.0.safetensors": {},
+    "sdxl_lightning_4step.safetensors": {},
     "wan2.1_t2v_1.3B_fp16.safetensors": {"num_layers": 30},
     "wan2.2_t2v_high_noise_14B_fp8_scaled.safetensors": {"num_layers": 40},
     "z_image_turbo_bf16.safetensors": {"n_layers": 30},

@@ -1,0 +1,61 @@
+"""What a rank sends and holds if ranks share one picture of a UNet of SDXL's proportions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parallel_backend.plan import ParallelPlan
+from tests.support.cases import sdxl
+from tests.support.fakes.tally import RECEIVE
+from tests.support.ranks.pool import RankPool
+
+NEAR = 1e-6  # of the formulas: rows divide evenly here, so that ranks send what these say
+CHANNELS = 32
+ONE, TWO = (1, sdxl.LATENT_CHANNELS, 32, 32), (2, sdxl.LATENT_CHANNELS, 32, 32)
+PLANS: dict[str, tuple[dict[str, int], tuple[int, ...]]] = {  # and latents
+    "one rank": ({}, ONE),
+    "ulysses 2": ({"ulysses": 2}, ONE),
+    "ring 2": ({"ring": 2}, TWO),
+    "ulysses 4": ({"ulysses": 4}, ONE),
+    "ring 4": ({"ring": 4}, ONE),
+    "ulysses 2, ring 2": ({"ulysses": 2, "ring": 2}, ONE),
+    "cfg 2, ulysses 2": ({"cfg": 2, "ulysses": 2}, TWO),
+}
+# Of one rank's peak for one row. A rank holds its rows, their borders, and what it exchanges.
+SHARES = {2: 0.52, 4: 0.28}
+Found = dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def found(ranks: RankPool, comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """By plan, what each rank found."""
+    root, found = tmp_path_factory.mktemp("bands"), {}
+    for world in (1, 2, 4):
+        asked = {name: each for name, each in PLANS.items() if ParallelPlan.from_json(each[0]).world_size == world}
+        ranks.run(world, "band_ranks", str(CHANNELS), json.dumps(asked), str(root / f"world{world}"))
+        by_rank = [json.loads((root / f"world{world}.{rank}.json").read_text()) for rank in range(world)]
+        found |= {name: [each[name] for each in by_rank] for name in asked}
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name in PLANS if name != "one rank"])
+def test_a_rank_sends_what_the_formulas_say(name: str, found: Found) -> None:
+    degrees, latents = PLANS[name]
+    told = sdxl.sent_bytes(CHANNELS, latents, ParallelPlan.from_json(degrees))
+    wanted = {kind: size for kind, parts in told.items() if (size := sum(parts.values()))}
+    sent = {kind: max(each["sent"].get(kind, 0) for each in found[name]) for kind in wanted}
+    assert sent == pytest.approx(wanted, rel=NEAR)
+    assert {kind for each in found[name] for kind in each["sent"]} - {RECEIVE} == set(wanted)
+
+
+@pytest.mark.parametrize("name", [name for name in PLANS if name != "one rank"])
+def test_a_rank_holds_its_share_of_the_activations(name: str, found: Found) -> None:
+    degrees, (batch, *_) = PLANS[name]
+    plan = ParallelPlan.from_json(degrees)
+    ((one,), held) = found["one rank"], found[name]
+    most = max(each["peak"] for each in held) / (batch / plan.cfg)
+    assert most < SHARES[plan.token_ways] * one["peak"], most / one["peak"]

@@ -1,0 +1,60 @@
+"""`torchrun -m tests.support.ranks.band_ranks CHANNELS PLANS OUT`:
+runs a UNet of SDXL's proportions under plans; OUT.RANK.json is by plan what each rank sent, by kind of exchange, and
+the most bytes that it held beside weights and input.
+
+ComfyUI, which COMFYUI_PATH names, is imported with this, and so once for all ranks that are forked off one process.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from parallel_backend.groups.calls import Call
+from parallel_backend.groups.mesh import build_mesh
+from parallel_backend.parallel_model import ParallelModel
+from parallel_backend.plan import ParallelPlan
+from tests.support.cases import sdxl
+from tests.support.fakes.tally import Tally, sent
+from tests.support.ranks import host_ranks  # noqa: F401 (imports ComfyUI)
+from tests.support.ranks.leaving import leave
+
+
+def measure(parallel: ParallelModel, latents: list[int]) -> tuple[dict[str, float], int]:
+    """What this rank sends in a forward, and its peak."""
+    batch = latents[0]
+    call = Call((torch.randn(latents), torch.full((batch,), 500.0)), sdxl.conditions(batch))
+    parallel.run_calls([call])
+    gc.collect()
+    tally = Tally(of_cpu=True)
+    for each in (*parallel.model.parameters(), *call.args, *(call.kwargs[name] for name in ("context", "y"))):
+        tally.hold(each)
+    before = tally.live
+    with tally:
+        parallel.run_calls([call])
+    return dict(sent(tally.exchanges)), tally.peak - before
+
+
+def main(channels: str, plans: str, out: str) -> None:
+    """channels: of the first level. plans: by name, in JSON, a plan and the shape of the latents."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model, found = sdxl.build(int(channels)), {}
+    for name, (degrees, latents) in json.loads(plans).items():
+        mesh = build_mesh(ParallelPlan.from_json(degrees), torch.device("cpu"))
+        parallel = ParallelModel(model, mesh, torch.float32)
+        found[name] = dict(zip(("sent", "peak"), measure(parallel, latents), strict=True))
+        parallel.remove()
+        mesh.close()
+    Path(f"{out}.{dist.get_rank()}.json").write_text(json.dumps(found))
+    leave()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
