@@ -193,7 +193,7 @@ def differences(model: torch.nn.Module, spec: ModelSpec) -> Iterator[str]:
 
 def unknown_streams(blocks: BlockList) -> Iterator[str]:
     """Lists the streams that other fields name and `tokens` lacks. A rank would see all of their tokens."""
-    fields: dict[str, Streams] = {"returns": blocks.returns, **blocks.attention, **blocks.ranges, **blocks.places}
+    fields: dict[str, Any] = {"returns": blocks.returns, **blocks.attention, **blocks.ranges, **blocks.places}
     fields |= {name: streams for name, (_, streams) in (*blocks.sides.items(), *blocks.last.items())}
     fields |= {name: stream for name, (stream, _) in blocks.frames.items()}
     known = set().union(*map(stream_names, blocks.tokens.values()))

@@ -199,4 +199,4 @@ def test_ranks_refuse_alike_where_each_runs_rows_of_the_only_call(
     sizes: list[int], groups: int, link: str | None, alike: bool
 ) -> None:
     module = SimpleNamespace(mesh={"batch": Axis(None, groups, 0)}, link=link)
-    assert HostModel(None, None, module, None, None, None, {}, {}, {}).refuses_alike(sizes) == alike
+    assert HostModel(None, None, module, None, None, None, None, {}, {}, {}).refuses_alike(sizes) == alike
