@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from demo.host import ComfyHost
 from tests.support.cases.files.single_file_cases import PUBLISHED, original
-from tests.support.host.graphs import Graph, Link, latents, relative_error, right_half
+from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, relative_error, right_half
 
 TOLERANCE = 1e-4
 SIZE = {"width": 128, "height": 96}
@@ -29,7 +29,7 @@ class Scene:
         add = self.graph.add
         if ours:
             plan = add("ParallelDiT_Plan", mode="manual", cfg=1)
-            file = {"model_name": f"{name}.safetensors", "dtype": "fp32", "plan": plan}
+            file = {"model_name": f"{name}.safetensors", "dtype": "fp32", "plan": plan, "group": GROUPS_BY_SIZE[1]}
             self.model = add("ParallelDiT_LoadDiffusionModel", **file)
         else:
             self.model = add("UNETLoader", unet_name=f"{name}.safetensors", weight_dtype="default")

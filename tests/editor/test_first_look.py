@@ -42,15 +42,13 @@ class Started(NamedTuple):
 
 @pytest.fixture(scope="module")
 def started(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
-    """A ComfyUI that is started as dev.py starts it."""
+    """A ComfyUI that is started as dev.py starts it, but for one rank, which starts sooner than two."""
     base = tmp_path_factory.mktemp("newcomer")
     prepare(base)
     arguments, log = ["--port", str(free_port())], base / "comfyui.log"
-    url = address(arguments)
+    url, env = address(arguments), {**environment(comfyui), "PARALLELDIT_RANKS": "1"}
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            command(comfyui, base, False, arguments), env=environment(comfyui), stdout=output, stderr=output
-        )
+        process = subprocess.Popen(command(comfyui, base, False, arguments), env=env, stdout=output, stderr=output)
     try:
         deadline = time.monotonic() + SECONDS
         while True:
@@ -143,7 +141,7 @@ def test_it_takes_its_workers_along_when_it_ends(started: Started) -> None:
     """The last test here: idle, by SIGTERM. The one before leaves workers."""
     post(started.url, "start")
     workers = psutil.Process(started.process.pid).children(recursive=True)
-    assert len(workers) >= 3, "two ranks and their agent"
+    assert len(workers) >= 2, "a rank and its agent"
     started.process.terminate()
     started.process.wait(SECONDS_TO_GO)
     wait_until(lambda: not any(map(alive, workers)), SECONDS_TO_GO)
