@@ -42,6 +42,7 @@ NOT_PASSED = {
     "Flux2Transformer2DModel": {"kv_cache", "kv_cache_mode", "num_ref_tokens", "ref_fixed_timestep"},
     "PixArtTransformer2DModel": {"attention_mask", "encoder_attention_mask"},
     "QwenImageTransformer2DModel": {"additional_t_cond", "guidance"},
+    "SkyReelsV2Transformer3DModel": {"enable_diffusion_forcing", "fps"},
     "ZImageTransformer2DModel": {"f_patch_size", "image_noise_mask", "patch_size", "siglip_feats"},
 }
 CLASSES = model_classes()
