@@ -19,6 +19,7 @@ from . import (
     pixart,
     qwenimage,
     sd3,
+    skyreels,
     wan,
     zimage,
 )

@@ -170,7 +170,10 @@ class BlockBoundary:
         return tokens.unflatten(dim, self.sizes) if grid > 1 and self.sizes is not None else tokens
 
     def cut_side(self, value: Any, name: str, streams: Streams | None) -> Any:
-        """Cuts a per-token argument, or each tensor of a list. A tensor that applies to all tokens stays as it is."""
+        """Cuts a per-token argument, or each tensor of a list. A tensor that applies to all tokens stays as it is, as
+        does an item of no stream."""
+        if streams is None:
+            return value
         if isinstance(value, (tuple, list)):
             each = streams if isinstance(streams, tuple) else (streams,) * len(value)
             return type(value)(self.cut_side(item, name, own) for item, own in zip(value, each, strict=True))

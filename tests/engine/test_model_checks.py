@@ -12,6 +12,7 @@ from parallel_backend.costs.auto import PlanOfRun, Work, list_model_plans
 from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.errors import PlanError, RequestError
 from parallel_backend.groups.mesh import Axis, Mesh
+from parallel_backend.models import adapter_for
 from parallel_backend.models.checks import changes_of, check_module
 from parallel_backend.plan import ParallelPlan
 from tests.support.cases.families import FAMILIES
@@ -46,6 +47,14 @@ def test_a_guidance_scale_for_a_model_without_one() -> None:
     latents, timestep, _ = FAMILIES["flux2-klein"].inputs(1, 5, 7)
     with pytest.raises(RequestError, match="takes no guidance"):
         one_rank("flux2-klein").check(latents, timestep, conditions)
+
+
+@pytest.mark.parametrize("config", [{"inject_sample_info": True}, {"num_frame_per_block": 5}])
+def test_a_model_of_diffusion_forcing(config: dict[str, Any]) -> None:
+    check = adapter_for("SkyReelsV2Transformer3DModel").check
+    assert check
+    with pytest.raises(RequestError, match=r"made for diffusion forcing.*\n\nUse a checkpoint for text-to-video"):
+        check({"inject_sample_info": False, "num_frame_per_block": 1, **config}, {})
 
 
 def auto_plan(devices: int, model: torch.nn.Module, work: Work) -> ParallelPlan:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -20,8 +21,10 @@ from parallel_backend.errors import PlanError, RequestError
 from parallel_backend.groups.mesh import Axis, Mesh
 from parallel_backend.models import Adapter, adapter_for, model_classes
 from parallel_backend.models.checks import modules_at, sizes_of
+from parallel_backend.models.spec import BlockList
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.attention import ParallelAttention
+from parallel_backend.seams.boundary import BlockBoundary
 from parallel_backend.seams.layout import TokenLayout
 from tests.support.cases.families import FAMILIES, UNEVEN
 from tests.support.spec_probe import ignored_conditions, mistakes_in_family
@@ -42,6 +45,7 @@ NOT_PASSED = {
     "Flux2Transformer2DModel": {"kv_cache", "kv_cache_mode", "num_ref_tokens", "ref_fixed_timestep"},
     "PixArtTransformer2DModel": {"attention_mask", "encoder_attention_mask"},
     "QwenImageTransformer2DModel": {"additional_t_cond", "guidance"},
+    "SkyReelsV2Transformer3DModel": {"enable_diffusion_forcing", "fps"},
     "ZImageTransformer2DModel": {"f_patch_size", "image_noise_mask", "patch_size", "siglip_feats"},
 }
 CLASSES = model_classes()
@@ -124,6 +128,19 @@ def test_a_stream_forgotten_is_named(fields: dict[str, Any], error: type[Request
 def test_a_stream_forgotten_in_a_rotary_embedding_is_named() -> None:
     with pytest.raises(RequestError, match=r"has 42 tokens, and its spec says img; known lengths are \{'img': \[35\]"):
         run_first_of_two("bria", with_blocks("bria", sides={"image_rotary_emb": (0, "img")}))
+
+
+def test_an_item_of_no_stream_is_not_cut() -> None:
+    """Such as a table of frequencies that the positions of tokens, the next item, look up."""
+    boundary = object.__new__(BlockBoundary)
+    boundary.blocks = BlockList("blocks", {"x": "img"}, "img", sides={"rotary": (0, (None, "img"))})
+    halves: Any = SimpleNamespace(cut=lambda whole, *_: whole[: len(whole) // 2], forward=SimpleNamespace(sides={}))
+    boundary.layout = halves
+    table, positions = (torch.zeros(6, 2), torch.ones(6, 2)), torch.arange(6)
+    (cosines, sines), own = boundary.cut_side((table, positions), "rotary", boundary.blocks.sides["rotary"][1])
+    assert cosines is table[0]
+    assert sines is table[1]
+    assert own.tolist() == [0, 1, 2]
 
 
 def test_an_attention_forgotten_is_named() -> None:

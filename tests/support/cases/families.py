@@ -369,6 +369,11 @@ def wan(
     return Family("WanTransformer3DModel", config, conditions, reference, VIDEOS, channels=4, by_frame=by_frame)
 
 
+def skyreels(*sizes: int, **config: object) -> Family:
+    """Takes what `wan` takes: a pipeline calls it alike."""
+    return replace(wan(*sizes, **config), model_class="SkyReelsV2Transformer3DModel")
+
+
 def cogview4() -> Family:
     config = {
         "in_channels": 4,
@@ -714,6 +719,8 @@ FAMILIES = {
     "wan-2.1-flf2v": wan(512, 5, 2, in_channels=9, image_dim=24, added_kv_proj_dim=60, pos_embed_seq_len=10),
     "wan-2.2-i2v": wan(in_channels=9),
     "wan-2.2-ti2v": wan(by_frame=True),
+    "skyreels-t2v": skyreels(),
+    "skyreels-i2v": skyreels(512, 5, in_channels=9, image_dim=24, added_kv_proj_dim=60),
     "qwenimage": qwenimage(text_tokens=17),
     "qwenimage-mask": qwenimage(mask=True),
     "qwenimage-edit": qwenimage(mask=True, references=((8, 12), (6, 6)), zero_cond_t=True),

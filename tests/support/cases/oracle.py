@@ -89,6 +89,7 @@ ANATOMIES = {
     ),
     "hunyuandit-1.2": Anatomy(("blocks",), {"attn1": ("image",)}, rotary=("image_rotary_emb", 0, ("image",))),
     "wan-t2v": Anatomy(("blocks",), {"attn1": ("image",)}, patch=(1, 2, 2), rotary=("rotary_emb", 1, ("image",))),
+    "skyreels-t2v": Anatomy(("blocks",), {"attn1": ("image",)}, patch=(1, 2, 2), rotary=("rotary_emb", 1, ("image",))),
     "ltx": Anatomy(
         ("transformer_blocks",),
         {"attn1": ("image",)},

@@ -23,6 +23,7 @@ SIZES = {
     "cogvideox-5b": (3, 8, 12),
     "easyanimate": (3, 8, 12),
     "wan-t2v": (3, 8, 12),
+    "skyreels-t2v": (3, 8, 12),
     "ltx": (3, 4, 6),
     "flux2-dev": (5, 7),
 }
