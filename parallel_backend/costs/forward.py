@@ -52,7 +52,8 @@ class BandCost(NamedTuple):
     """What ranks exchange in a forward of one row of a batch if they share its picture in bands of rows, besides
     attention.
 
-    borders, norms: bytes that a rank sends for convolutions, and for group norms.
+    borders: bytes that a rank with two neighbours sends for convolutions.
+    norms: bytes that a rank sends to each other rank for group norms.
     convolutions, group_norms: how many there are.
     """
 

@@ -179,12 +179,12 @@ def count_band_operations(forward: ForwardCost, plan: ParallelPlan) -> float:
 
 
 def estimate_bands(forward: ForwardCost, plan: ParallelPlan, rows: int, machine: Machine) -> float:
-    """Returns the time of the exchanges of border rows and statistics, none of it hidden."""
-    bands = forward.bands
-    if bands is None or plan.token_ways == 1:
+    """Returns the time of the exchanges of border rows and statistics. Next to none of it is hidden."""
+    bands, others = forward.bands, plan.token_ways - 1
+    if bands is None or not others:
         return 0.0
-    borders = machine.send.seconds(bands.borders * rows, bands.convolutions)
-    return borders + machine.all_gather.seconds(bands.norms * rows * (plan.token_ways - 1), bands.group_norms)
+    borders = machine.send.seconds(bands.borders * rows * min(2, others) / 2, bands.convolutions)
+    return borders + machine.all_gather.seconds(bands.norms * rows * others, bands.group_norms)
 
 
 def estimate_seconds(cost: Cost, speed: Speed) -> float:

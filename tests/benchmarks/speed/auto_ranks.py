@@ -109,7 +109,7 @@ class Runner:
 def forward_cost(case: Case) -> ForwardCost:
     """What auto knows of a model before it runs: what is counted on the meta device."""
     if case.comfyui:
-        return unet_cost(case)
+        return sdxl.count_cost(SDXL_CHANNELS, case.latents)
     with torch.device("meta"):
         model = case.build(case.depth).eval()
     adapter = adapter_for(type(model).__name__)
@@ -132,26 +132,6 @@ def forward_cost(case: Case) -> ForwardCost:
         kv_heads=kv_heads,
         mlp_rows=dict(ChainMap(*rows)),
     )
-
-
-def unet_cost(case: Case) -> ForwardCost:
-    """Likewise, of a UNet of ComfyUI's."""
-    model, request = sdxl.build(SDXL_CHANNELS, "meta"), tree_map_only(torch.Tensor, to_meta, case.request())
-    latents, timestep, conditions = request
-    spec = spec_of(type(model))
-    assert spec and spec.bands
-    return count_forward(
-        model,
-        spec.bands.attending_blocks(model),
-        lambda: model(latents, timestep, **conditions),
-        rows=len(latents),
-        heads=sizes_of(model, spec).heads,
-        in_bands=True,
-    )
-
-
-def to_meta(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to("meta")
 
 
 def limits_of(model: torch.nn.Module) -> dict[str, Any]:

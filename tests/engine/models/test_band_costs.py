@@ -10,9 +10,10 @@ import pytest
 
 from parallel_backend.plan import ParallelPlan
 from tests.support.cases import sdxl
-from tests.support.fakes.tally import RECEIVE
+from tests.support.fakes.tally import ALL_GATHER, RECEIVE, SEND
 from tests.support.ranks.pool import RankPool
 
+CONVOLUTIONS = 40  # with padding
 NEAR = 1e-6  # of the formulas: rows divide evenly here, so that ranks send what these say
 CHANNELS = 32
 ONE, TWO = (1, sdxl.LATENT_CHANNELS, 32, 32), (2, sdxl.LATENT_CHANNELS, 32, 32)
@@ -50,6 +51,15 @@ def test_a_rank_sends_what_the_formulas_say(name: str, found: Found) -> None:
     sent = {kind: max(each["sent"].get(kind, 0) for each in found[name]) for kind in wanted}
     assert sent == pytest.approx(wanted, rel=NEAR)
     assert {kind for each in found[name] for kind in each["sent"]} - {RECEIVE} == set(wanted)
+
+
+def test_auto_counts_what_the_formulas_say(found: Found) -> None:
+    counted = found["one rank"][0]["counted"]
+    bands, parts = counted["bands"], sdxl.sent_bytes(CHANNELS, ONE, ParallelPlan(ring=4))
+    assert bands[1] == CONVOLUTIONS and bands[3] == sdxl.NORMS
+    assert bands[0] == pytest.approx(parts[SEND]["borders"], rel=NEAR)
+    assert 3 * bands[2] == pytest.approx(parts[ALL_GATHER]["statistics"], rel=NEAR)
+    assert 2 * 3 / 4 * counted["activation"] * counted["count"] == pytest.approx(parts[SEND]["ring"], rel=NEAR)
 
 
 @pytest.mark.parametrize("name", [name for name in PLANS if name != "one rank"])

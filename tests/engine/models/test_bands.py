@@ -229,7 +229,10 @@ def test_the_seconds_of_bands_are_those_of_a_transformer_and_of_their_exchanges(
     plan, own = ParallelPlan(ulysses=2), machine(LINK)
     bands, none = predict(FORWARD, 1, plan, own), predict(replace(FORWARD, bands=None), 1, plan, own)
     assert bands.computing - none.computing == pytest.approx((3 * BORDER_OPERATIONS + 2 * NORM_OPERATIONS) * 0.1)
-    assert bands.waiting - none.waiting == pytest.approx(30 / 10 + 3 * 0.5 + 6 / 10 + 2 * 0.5)
+    assert bands.waiting - none.waiting == pytest.approx(15 / 10 + 3 * 0.5 + 6 / 10 + 2 * 0.5)
+    wider = ParallelPlan(ring=2, ulysses=2)  # a rank has two neighbours, and three others
+    bands, none = predict(FORWARD, 1, wider, own), predict(replace(FORWARD, bands=None), 1, wider, own)
+    assert bands.waiting - none.waiting == pytest.approx(30 / 10 + 3 * 0.5 + 3 * 6 / 10 + 2 * 0.5)
     alone = [predict(forward, 1, ParallelPlan(), own) for forward in (FORWARD, replace(FORWARD, bands=None))]
     assert alone[0] == alone[1]
 

@@ -1,6 +1,6 @@
 """`torchrun -m tests.support.ranks.band_ranks CHANNELS PLANS OUT`:
 runs a UNet of SDXL's proportions under plans; OUT.RANK.json is by plan what each rank sent, by kind of exchange, and
-the most bytes that it held beside weights and input.
+the most bytes that it held beside weights and input; of one rank also what auto counts of the forward.
 
 ComfyUI, which COMFYUI_PATH names, is imported with this, and so once for all ranks that are forked off one process.
 """
@@ -50,6 +50,8 @@ def main(channels: str, plans: str, out: str) -> None:
         mesh = build_mesh(ParallelPlan.from_json(degrees), torch.device("cpu"))
         parallel = ParallelModel(model, mesh, torch.float32)
         found[name] = dict(zip(("sent", "peak"), measure(parallel, latents), strict=True))
+        if dist.get_world_size() == 1:
+            found[name]["counted"] = sdxl.count_cost(int(channels), tuple(latents)).to_json()
         parallel.remove()
         mesh.close()
     Path(f"{out}.{dist.get_rank()}.json").write_text(json.dumps(found))
