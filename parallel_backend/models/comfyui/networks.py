@@ -58,7 +58,7 @@ register_network(
     heads="controlnet_blocks.0.self_attn.num_heads",
     head_dim="controlnet_blocks.0.self_attn.head_dim",
 )
-# Each frame's tokens attend to that frame's audio.
+# Each frame's tokens attend to that frame's audio. So each rank computes this for tokens of full length.
 register_network(
     "comfy_extras.nodes_model_patch.MultiTalkModelPatch",
     BlockList(

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from demo.host import ComfyHost
-from tests.support.cases.unet_cases import UNETS
+from tests.support.cases.files.unet_cases import UNETS
 from tests.support.files.write_gguf import write_gguf
 from tests.support.host.graphs import GROUPS_BY_SIZE, latents, relative_error
 from tests.support.host.stock_prompts import prompt, write_cases
