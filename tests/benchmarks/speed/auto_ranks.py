@@ -47,7 +47,7 @@ from tests.benchmarks.speed.contest import (
 )
 from tests.benchmarks.speed.link_cases import CASES, SDXL_CHANNELS, Case
 from tests.benchmarks.speed.throttle import spare_half, throttled
-from tests.support.cases import sdxl
+from tests.support.cases.host import sdxl
 from tests.support.fakes.measure import import_comfyui
 from tests.support.links.profiles import PROFILES, counted_flops
 from tests.support.ranks.leaving import leave

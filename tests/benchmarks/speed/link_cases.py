@@ -11,7 +11,7 @@ import diffusers
 import torch
 
 from parallel_backend.plan import ParallelPlan
-from tests.support.cases import sdxl
+from tests.support.cases.host import sdxl
 
 Conditions = dict[str, Any]
 TEXT_WIDTH = 256

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from parallel_backend.plan import ParallelPlan
-from tests.support.cases import sdxl
+from tests.support.cases.host import sdxl
 from tests.support.fakes.tally import ALL_GATHER, RECEIVE, SEND
 from tests.support.ranks.pool import RankPool
 

@@ -19,7 +19,7 @@ from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.parallel_model import ParallelModel
 from parallel_backend.plan import ParallelPlan
-from tests.support.cases import sdxl
+from tests.support.cases.host import sdxl
 from tests.support.fakes.tally import Tally, sent
 from tests.support.ranks import host_ranks  # noqa: F401 (imports ComfyUI)
 from tests.support.ranks.leaving import leave
