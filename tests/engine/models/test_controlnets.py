@@ -20,7 +20,7 @@ def errors(ranks: RankPool, comfyui: Path, tmp_path_factory: pytest.TempPathFact
     found: dict[str, float] = {}
     for world in (2, 4):
         out = root / f"{world}.json"
-        ranks.run(world, "controlnet_ranks", json.dumps(PLANS), str(out), cases=len(CONTROLNETS))
+        ranks.run(world, "networks.controlnet_ranks", json.dumps(PLANS), str(out), cases=len(CONTROLNETS))
         found |= json.loads(out.read_text())
     return found
 

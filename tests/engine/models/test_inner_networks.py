@@ -26,7 +26,7 @@ def found(ranks: RankPool, comfyui: Path, tmp_path_factory: pytest.TempPathFacto
     found: dict[str, list[float]] = {}
     for world in (2, 4):
         out = root / f"{world}.json"
-        ranks.run(world, "inner_network_ranks", json.dumps(PLANS), str(out), cases=len(NETWORKS))
+        ranks.run(world, "networks.inner_network_ranks", json.dumps(PLANS), str(out), cases=len(NETWORKS))
         found |= json.loads(out.read_text())
     return found
 

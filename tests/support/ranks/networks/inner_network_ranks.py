@@ -1,4 +1,4 @@
-"""`torchrun -m tests.support.ranks.inner_network_ranks PLANS OUT`:
+"""`torchrun -m tests.support.ranks.networks.inner_network_ranks PLANS OUT`:
 runs models with networks inside of them under plans, and saves as JSON: by row and plan, the relative error on rank 0,
 and the largest share of the network's tokens that a rank computes; by row, what the network changes."""
 

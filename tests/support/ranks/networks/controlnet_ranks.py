@@ -1,4 +1,4 @@
-"""`torchrun -m tests.support.ranks.controlnet_ranks PLANS OUT`:
+"""`torchrun -m tests.support.ranks.networks.controlnet_ranks PLANS OUT`:
 runs ComfyUI's ControlNets under plans, and saves as JSON, by row and plan, the largest relative error on any rank."""
 
 from __future__ import annotations
