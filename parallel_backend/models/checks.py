@@ -188,7 +188,8 @@ def differences(model: torch.nn.Module, spec: ModelSpec) -> Iterator[str]:
         for block in modules:
             if not is_stand_in(block):
                 yield from differences_in_block(block, blocks)
-        yield from unknown_streams(blocks)
+        if not spec.inside:  # else the other streams are the model's
+            yield from unknown_streams(blocks)
 
 
 def unknown_streams(blocks: BlockList) -> Iterator[str]:
