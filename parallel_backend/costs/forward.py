@@ -144,7 +144,7 @@ class Tally(DispatchMode):
         if func is torch.nn.functional.group_norm:
             numbers = NUMBERS_OF_A_GROUP * other * len(given) * torch.float32.itemsize
             self.bands = BandCost(borders, convolutions, norms + numbers, group_norms + 1)
-        elif edge := other.shape[-2] // 2:
+        elif edge := (other.shape[-2] - 1) // 2:
             rows = 2 * edge * given.nbytes / given.shape[-2]
             self.bands = BandCost(borders + rows, convolutions + 1, norms, group_norms)
 

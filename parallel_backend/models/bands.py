@@ -8,12 +8,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import torch
 
 VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-KERNELS, STRIDES = (1, 3), (1, 2)  # of convolutions, in rows
+KERNELS, STRIDES = (1, 3), (1, 2)  # of padded convolutions, in rows
 CONVOLUTIONS = ("Conv2d", "Conv3d")
 
 
@@ -27,15 +28,24 @@ class Bands:
     # The classes of its modules that are right in bands, by the Python module that defines them. A class inside of
     # another one is listed by its own name. Any other module is refused.
     layers: Mapping[str, tuple[str, ...]]
-    # The path to a list with an entry for each level. Each level has half the rows of the one before, rounded up.
-    levels: str
     # The submodules in which pixels attend to pixels, by the class of the modules that have them.
     attention: Mapping[str, str]
-    # An attribute of these modules. Where it is true, pixels attend to the text.
-    attends_to_text: str
-    # The attributes of an attention module with its number of heads, and their width.
+    # An attribute of these modules, and its value where pixels attend to pixels, not to the text alone.
+    attends_to_pixels: tuple[str, bool]
+    # The attributes of an attention module with its number of heads, and with a head's width or that of all heads.
     heads: str
-    head_dim: str
+    head_dim: str = ""
+    width: str = ""
+    # Whether pixels attend to a text at the same time, whose keys follow those of the pixels.
+    joint: bool = False
+    # The path to a list with an entry for each level, if there are several. Each has half the rows of the one before.
+    levels: str = ""
+    # Whether halves are rounded up. Else a picture that does not halve evenly is not shared.
+    rounds_up: bool = True
+    # The path to the number of the latents' rows that are one row of the first level, if it is not 1.
+    patch_size: str = ""
+    # Whether the model resizes whole conditions to the size of a level.
+    resizes_conditions: bool = False
     # Lists of layers, in running order; "path.*" is a list of such lists. The model runs each layer once per forward,
     # one after the other, so their weights can be fetched in turn. A model may lack some of these lists.
     lists: tuple[str, ...] = ()
@@ -64,8 +74,13 @@ class Bands:
         return [
             f"{path}.{own}"
             for path, block, own in found
-            if own and not getattr(block, self.attends_to_text) and not {*path.split(".")} & {*self.over_time}
+            if own and self.attends(block) and not {*path.split(".")} & {*self.over_time}
         ]
+
+    def attends(self, block: torch.nn.Module) -> bool:
+        """Whether pixels attend to pixels in this module."""
+        name, value = self.attends_to_pixels
+        return bool(getattr(block, name)) == value
 
     def attending_blocks(self, model: torch.nn.Module) -> list[torch.nn.Module]:
         """Returns the modules that have these."""
@@ -74,7 +89,10 @@ class Bands:
     def attention_sizes(self, model: torch.nn.Module) -> tuple[int, int]:
         """Returns the least number of heads, and the head dim that the fewest kernels take."""
         modules = [model.get_submodule(path) for path in self.attention_paths(model)]
-        heads, dims = ([getattr(each, name) for each in modules] for name in (self.heads, self.head_dim))
+        heads = [getattr(each, self.heads) for each in modules]
+        dims = [attrgetter(self.head_dim or self.width)(each) for each in modules]
+        if self.width:
+            dims = [width // count for width, count in zip(dims, heads, strict=True)]
         return min(heads, default=1), max(dims, key=lambda dim: (dim % 8 > 0, dim), default=0)
 
 
@@ -97,14 +115,25 @@ def differences_in_bands(model: torch.nn.Module, bands: Bands) -> Iterator[str]:
         elif name in CONVOLUTIONS and not is_known_convolution(module):
             unknown.setdefault("a convolution of an unknown form", path)
         elif name in bands.attention:
-            lacks = (each for each in (bands.attends_to_text, bands.attention[name]) if not hasattr(module, each))
-            yield from (f"its {name} has no {each}" for each in lacks)
+            if not hasattr(module, bands.attends_to_pixels[0]):
+                yield f"its {name} has no {bands.attends_to_pixels[0]}"
+            yield from lacking(module, bands.attention[name], f"its {name} ")
     yield from (f"its layer {path} is {what}" for what, path in unknown.items())
 
 
+def lacking(module: torch.nn.Module, path: str, what: str) -> Iterator[str]:
+    """Says of a submodule that is not there that it is not."""
+    try:
+        module.get_submodule(path)
+    except AttributeError:
+        yield f"{what}has no {path}"
+
+
 def is_known_convolution(layer: Any) -> bool:
-    """Whether each of its rows sees a row above and one below, or no other."""
+    """Whether each of its rows sees a row above and one below, or no other, or those that it makes one of."""
     kernel, stride, padding, dilation = (
         each[-2] for each in (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
     )
+    if (kernel, padding, dilation) == (stride, 0, 1):
+        return True
     return kernel in KERNELS and stride in STRIDES and padding == kernel // 2 and dilation == 1

@@ -172,7 +172,7 @@ def changes_of(model: torch.nn.Module) -> list[str]:
 def differences(model: torch.nn.Module, spec: ModelSpec) -> Iterator[str]:
     """Lists what the spec relies on and the model lacks, and which block arguments the spec does not know."""
     paths = (spec.heads, spec.width or spec.head_dim, spec.kv_heads, spec.coupled_where, spec.patch_size)
-    paths += (spec.bands.levels,) if spec.bands else ()
+    paths += (spec.bands.levels, spec.bands.patch_size) if spec.bands else ()
     lacks = [path for path in filter(None, paths) if not has_size(model, path)]
     yield from (f"it has no {path}" for path in lacks)
     if spec.heads and not lacks:

@@ -3,6 +3,7 @@
 # ruff: noqa: F401 (each file registers its classes)
 from . import (
     audio,
+    cascade,
     controlnets,
     cosmos,
     dit,

@@ -26,7 +26,7 @@ BANDS = Bands(
     LAYERS,
     levels="channel_mult",
     attention={"BasicTransformerBlock": "attn1"},
-    attends_to_text="disable_self_attn",
+    attends_to_pixels=("disable_self_attn", False),
     heads="heads",
     head_dim="dim_head",
     lists=("input_blocks.*", "middle_block", "output_blocks.*"),

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from ...errors import RequestError
+from ...groups.collectives import gather
 from .norm import band_group_norm
 from .rows import ROWS, BorderRows, RowBands
 
@@ -40,7 +41,8 @@ class BandFunctions(TorchFunctionMode):
     """Handles torch's functions for bands of rows.
 
     attends_over_rows: whether the model's `scaled_dot_product_attention` is over space. whole_sizes: `numel` of a band
-    returns that of the whole, for a model that splits its work by size: all ranks must split it alike. check: called
+    returns that of the whole, for a model that splits its work by size: all ranks must split it alike.
+    resizes_conditions: whether bilinear interpolation is of whole conditions, to a picture's size. check: called
     between convolutions, at the same places on all ranks; it raises on all ranks or on none. by_size: whether the model
     doubles rows by the size of the result, as UNets do; the last band may have one row less. model, advice: for errors.
     """
@@ -53,12 +55,14 @@ class BandFunctions(TorchFunctionMode):
         check: Callable[[], None],
         *,
         by_size: bool = False,
+        resizes_conditions: bool = False,
         model: str = "VAE",
         advice: str = "Use the stock node.",
     ) -> None:
         super().__init__()
         self.bands = bands
         self.by_size = by_size
+        self.resizes_conditions = resizes_conditions
         self.model, self.advice = model, advice
         self.attends_over_rows = attends_over_rows
         self.whole_sizes = whole_sizes
@@ -74,7 +78,7 @@ class BandFunctions(TorchFunctionMode):
             if self.convolutions % CHECK_EVERY == 0:
                 self.check()
         handler = HANDLERS.get(func)
-        if handler is None or not self.bands.rows:
+        if handler is None or not self.bands.rows or self.bands.is_undivided:
             return func(*args, **kwargs)
         return handler(self, func, *args, **kwargs)
 
@@ -222,6 +226,8 @@ class BandFunctions(TorchFunctionMode):
         size, factor, mode = (*args, *(None, None, "nearest")[len(args) :])[:3]
         size, factor = options.get("size", size), options.get("scale_factor", factor)
         mode = options.get("mode", mode)
+        if self.resizes_conditions and mode == "bilinear" and size is not None and factor is None:
+            return self.resize_condition(func, band, of_rows(size, band), **{**options, "size": size, "mode": mode})
         if self.by_size and mode == "nearest" and size is not None and self.doubles(band, of_rows(size, band)):
             return func(band, *args, **options)
         factors = factor if isinstance(factor, (tuple, list)) else [factor]
@@ -229,6 +235,25 @@ class BandFunctions(TorchFunctionMode):
         if size is not None or not mode.startswith("nearest") or not repeats:
             raise self.refusal(f"interpolation of mode {mode!r} by {factor}")
         return func(band, *args, **options)
+
+    def resize_condition(self, func: Run, whole: torch.Tensor, rows: int, **options: Any) -> torch.Tensor:
+        """Resizes a whole condition to the size of the picture, of which this rank has these rows, and cuts it to
+        them."""
+        if not self.bands.local_rows:
+            return func(whole, **options)
+        options["size"] = (self.bands.whole_rows(rows), options["size"][-1])
+        return self.bands.part(func(whole, **options))
+
+    def norm_of_picture(
+        self, func: Run, band: torch.Tensor, p: Any = "fro", dim: Any = None, keepdim: bool = False, **options: Any
+    ) -> torch.Tensor:
+        """`torch.norm` over the rows and columns of pictures (B, H, W, C), with the rows of all ranks."""
+        if band.ndim != 4 or p != 2 or dim != (1, 2) or any(each is not None for each in options.values()):
+            raise self.refusal(f"a norm of p={p} over the dims {dim}")
+        own = band.float().square().sum(dim, keepdim) if self.bands.local_rows else band.new_zeros(()).float()
+        own = own.expand(len(band), *([1, 1] if keepdim else []), band.shape[-1]).contiguous()
+        axis = self.bands.axis
+        return gather(own.unsqueeze(0), 0, axis.degree, axis.evenly).sum(0).sqrt().to(band.dtype)
 
     def doubles(self, band: torch.Tensor, rows: int) -> bool:
         """Whether each row becomes two. At the border of the whole, the last one may become one."""
@@ -310,6 +335,7 @@ HANDLERS: Mapping[Callable, Callable[..., Any]] = {
     F.interpolate: BandFunctions.resize,
     F.avg_pool2d: BandFunctions.pool,
     F.avg_pool3d: BandFunctions.pool,
+    torch.norm: BandFunctions.norm_of_picture,
     torch.randn: BandFunctions.draw,
     torch.randn_like: BandFunctions.draw_like,
     torch.Tensor.numel: BandFunctions.count,

@@ -25,25 +25,35 @@ class Level(NamedTuple):
 class RowLayout(TokenLayout):
     """The pixels of a picture's levels, by rank. The stream "0" has those of the latents, "1" those of the next level.
 
-    Each level has half the rows and columns of the one before, rounded up.
+    Each level has half the rows and columns of the one before.
     """
 
-    def __init__(self, bands: RowBands, levels: int, slot: ForwardSlot) -> None:
+    def __init__(
+        self, bands: RowBands, levels: int, slot: ForwardSlot, patch_size: int = 1, rounds_up: bool = True
+    ) -> None:
+        """patch_size, rounds_up: see `Bands`."""
         super().__init__("", bands.axis, slot)
         self.bands = bands
         self.count = levels
+        self.patch_size = patch_size
+        self.rounds_up = rounds_up
         self.levels: list[Level] = []
 
     def begin(self, height: int, width: int) -> None:
         """Begins a forward of latents with these sides.
 
         Latents as narrow as a pixel of the last level are not shared: several levels of a band could have as many
-        pixels, and could not be told apart.
+        pixels, and could not be told apart. Nor are those whose sides do not halve evenly, if halves are rounded down.
         """
+        height, width = height // self.patch_size, width // self.patch_size
         scales = [2 ** (self.count - 1 - level) for level in range(self.count)]
-        sides = [(-(-height // 2**level), -(-width // 2**level)) for level in range(self.count)]
+        is_uneven = not self.rounds_up and bool(height % scales[0] or width % scales[0])
+        sides = [(self.halve(height, level), self.halve(width, level)) for level in range(self.count)]
         self.levels = [Level(*each, scale) for each, scale in zip(sides, scales, strict=True)]
-        self.bands.begin(sides[-1][0], is_undivided=width <= scales[0] // 2)
+        self.bands.begin(sides[-1][0], is_undivided=is_uneven or width <= scales[0] // 2)
+
+    def halve(self, side: int, times: int) -> int:
+        return (side + (2**times - 1 if self.rounds_up else 0)) >> times
 
     def local_rows(self, level: Level) -> int:
         """Returns the rows of this rank's band. Zeros count, if it has no other."""
@@ -59,10 +69,17 @@ class RowLayout(TokenLayout):
             f"A tensor of shape {tuple(whole.shape)} has the rows of no level of the model.", WITHOUT_BANDS
         )
 
-    def gather_rows(self, band: torch.Tensor) -> torch.Tensor:
-        """Returns the whole of a level's band, on every rank. Raises RequestError for a tensor of no level."""
-        level = self.levels[int(self.stream_of(band.shape[ROWS:].numel()))]
-        return self.bands.gather(band, level.scale, level.height)
+    def gather_rows(self, band: torch.Tensor, times: int = 1) -> torch.Tensor:
+        """The inverse of `cut_rows`, on every rank. Raises RequestError for a tensor of no level."""
+        level = self.levels[int(self.stream_of(band.shape[ROWS:].numel() // times**2))]
+        return self.bands.gather(band, times * level.scale, times * level.height, times * level.width)
+
+    def gather_pixels(self, own: torch.Tensor) -> torch.Tensor:
+        """Returns the tokens (B, H, tokens, D) of all pixels of the level of which this rank has these."""
+        level = self.levels[int(self.stream_of(own.shape[-2]))]
+        rows = own.unflatten(-2, (-1, level.width)).flatten(-2)
+        whole = self.bands.gather(rows, level.scale, level.height, rows.shape[-1])
+        return whole.unflatten(-1, (level.width, -1)).flatten(-3, -2)
 
     def stream_of(self, tokens: int) -> str:
         """Returns the stream of which this rank has so many tokens. Raises RequestError if there is none."""

@@ -38,12 +38,20 @@ class BandedModel:
     def __init__(self, model: torch.nn.Module, spec: Bands, layout: RowLayout) -> None:
         self.spec = spec
         self.layout = layout
+        self.size = layout.patch_size
         self.signature = inspect.signature(model.forward)
         self.latents = next(iter(self.signature.parameters))
-        self.times = {self.latents: 1, **dict.fromkeys(spec.rows, 1), **spec.scaled}  # of arguments with rows
+        self.times = {self.latents: self.size, **dict.fromkeys(spec.rows, 1), **spec.scaled}  # of arguments with rows
         self.known = {ALWAYS_WHOLE, *self.times, *spec.whole}
         self.functions = BandFunctions(
-            layout.bands, False, False, go_on, by_size=True, model="model", advice=WITHOUT_BANDS
+            layout.bands,
+            False,
+            False,
+            go_on,
+            by_size=True,
+            model="model",
+            advice=WITHOUT_BANDS,
+            resizes_conditions=spec.resizes_conditions,
         )
         self.is_entered = False
 
@@ -79,7 +87,7 @@ class BandedModel:
         self.is_entered = False
         self.functions.__exit__(None, None, None)
         try:
-            return tree_map_only(torch.Tensor, self.layout.gather_rows, output)
+            return tree_map_only(torch.Tensor, partial(self.layout.gather_rows, times=self.size), output)
         finally:
             self.layout.bands.end()
 
@@ -88,10 +96,11 @@ def share_rows(
     model: torch.nn.Module, spec: Bands, mesh: Mesh, slot: ForwardSlot, kernel: Backend, hooks: Hooks
 ) -> ParallelAttention:
     """Makes each rank compute a band of rows. Returns the attention of pixels to pixels."""
-    layout = RowLayout(RowBands(mesh["sequence"]), len(read_size(model, spec.levels)), slot)
+    levels, size = (read_size(model, path) if path else None for path in (spec.levels, spec.patch_size))
+    layout = RowLayout(RowBands(mesh["sequence"]), len(levels or "1"), slot, size or 1, spec.rounds_up)
     attention = ParallelAttention(mesh, layout, kernel)
     for path in spec.attention_paths(model):
-        install_attention(model, path, [partial(attend_pixels, attention, layout, path)], hooks, slot)
+        install_attention(model, path, [partial(attend_pixels, attention, layout, path, spec.joint)], hooks, slot)
     BandedModel(model, spec, layout).install(model, hooks)
     return attention
 
@@ -100,6 +109,7 @@ def attend_pixels(
     attention: ParallelAttention,
     layout: RowLayout,
     path: str,
+    joint: bool,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -107,8 +117,14 @@ def attend_pixels(
     *args: Any,
     **more: Any,
 ) -> torch.Tensor:
-    """Computes attention of this rank's pixels, BHLD, to all pixels of their level. Raises RequestError for other
-    tokens, or a mask."""
+    """Computes attention of this rank's pixels, BHLD, to all pixels of their level. If it is joint, the text's
+    keys follow theirs. Raises RequestError for other tokens, or a mask."""
+    pixels = query.shape[-2]
+    if joint and attn_mask is None and key.shape[-2] >= pixels:
+        text = key.shape[-2] - pixels
+        parts = (each.split((pixels, text), -2) for each in (key, value))
+        keys, values = (torch.cat((layout.gather_pixels(own), more), -2) for own, more in parts)
+        return attention.backend.attend(query, keys, values, more.get("scale"), None)
     if attn_mask is not None or key.shape[-2] != query.shape[-2]:
         raise RequestError(f"{path} attends under a mask, or to other pixels than its own.", WITHOUT_BANDS)
     streams = (layout.stream_of(query.shape[-2]),)

@@ -94,6 +94,8 @@ class RowBands:
 
     def level_sizes(self, scale: int, rows: int) -> list[int]:
         """Returns each rank's rows at the level of this scale, where the whole has `rows`."""
+        if self.is_undivided:
+            return [rows, *[0] * (self.axis.degree - 1)]
         ends = [0, *(min(rows, scale * sum(self.sizes[: index + 1])) for index in range(self.axis.degree))]
         return [stop - start for start, stop in pairwise(ends)]
 
@@ -104,10 +106,10 @@ class RowBands:
             return whole.new_zeros((*whole.shape[:ROWS], scale, *whole.shape[ROWS + 1 :]))
         return whole.narrow(ROWS, sum(sizes[: self.axis.index]), sizes[self.axis.index]).contiguous()
 
-    def gather(self, band: torch.Tensor, scale: int, rows: int) -> torch.Tensor:
-        """The inverse of `cut`: returns all `rows` rows of that level, on every rank."""
+    def gather(self, band: torch.Tensor, scale: int, rows: int, width: int) -> torch.Tensor:
+        """The inverse of `cut`: returns all `rows` rows of that level, on every rank. width: of a row, in numbers."""
         if self.is_undivided:
-            whole = band if self.local_rows else band.new_empty((*band.shape[:ROWS], rows, band.shape[-1]))
+            whole = band if self.local_rows else band.new_empty((*band.shape[:ROWS], rows, width))
             dist.broadcast(whole := whole.contiguous(), self.axis.global_rank(0), group=self.axis.group)
             return whole
         if not self.local_rows:

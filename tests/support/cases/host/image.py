@@ -66,6 +66,14 @@ SVD = UNET_1 | {
     "transformer_depth": [1, 1, 1, 0], "transformer_depth_output": [1, 1, 1, 1, 1, 1, 0, 0],
 }  # fmt: skip
 UNET_UPSCALER = UNET_1 | {"in_channels": 9, "disable_self_attentions": [True, True, False, False]}
+STAGE_C = {
+    "c_cond": 32, "c_hidden": [64, 64], "nhead": [4, 4], "blocks": [[1, 2], [2, 1]], "c_clip_text": 24,
+    "c_clip_text_pooled": 24, "c_clip_img": 20,
+}  # fmt: skip
+STAGE_B = {
+    "c_cond": 32, "c_hidden": [16, 32, 64, 64], "nhead": [-1, -1, 4, 4], "blocks": [[1, 1, 2, 1], [1, 2, 1, 1]],
+    "block_repeat": [[1, 1, 1, 1], [2, 2, 1, 1]], "c_clip": 24,
+}  # fmt: skip
 UNET_CLASS = "comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel"
 MMDIT = "comfy.ldm.modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper"
 
@@ -103,6 +111,25 @@ def video_frames(videos: int, frames: int, height: int, width: int):
     return lambda random: (
         (random(rows, 8, height, width), torch.full((rows,), 3.0)),
         {"context": random(rows, 1, 24), "y": random(rows, 32), "num_video_frames": frames},
+    )
+
+
+def stage_c(height: int, width: int, residuals: int = 0):
+    """residuals: of a ControlNet, in a size of its own."""
+
+    def call(random):
+        control = {"input": [random(BATCH, 64, 5, 6) for _ in range(residuals)]} if residuals else None
+        given = {"clip_text": random(BATCH, 13, 24), "clip_text_pooled": random(BATCH, 1, 24)}
+        given |= {"clip_img": random(BATCH, 1, 20), "sca": torch.zeros(BATCH), "crp": torch.zeros(BATCH)}
+        return (random(BATCH, 16, height, width), torch.full((BATCH,), 0.7)), {**given, "control": control}
+
+    return call
+
+
+def stage_b(height: int, width: int):
+    return lambda random: (
+        (random(BATCH, 4, height, width), torch.full((BATCH,), 0.7)),
+        {"effnet": random(BATCH, 16, 7, 5), "clip": random(BATCH, 1, 24), "sca": torch.zeros(BATCH)},
     )
 
 
@@ -165,6 +192,12 @@ CASES: dict[str, HostCase] = {
     # Two videos; and one of whose deepest level there are fewer rows than four ranks.
     "svd-odd": HostCase(UNET_CLASS, SVD, video_frames(2, 3, 37, 22)),
     "svd-low": HostCase(UNET_CLASS, SVD, video_frames(1, 2, 17, 30)),
+    "cascade-c": HostCase("comfy.ldm.cascade.stage_c.StageC", STAGE_C, stage_c(11, 14)),
+    "cascade-c-controlnet": HostCase("comfy.ldm.cascade.stage_c.StageC", STAGE_C, stage_c(3, 9, residuals=6)),
+    "cascade-b": HostCase("comfy.ldm.cascade.stage_b.StageB", STAGE_B, stage_b(80, 48)),
+    # A picture that does not halve evenly, which one rank has; and one whose deepest level has fewer rows than ranks.
+    "cascade-b-odd": HostCase("comfy.ldm.cascade.stage_b.StageB", STAGE_B, stage_b(52, 38)),
+    "cascade-b-low": HostCase("comfy.ldm.cascade.stage_b.StageB", STAGE_B, stage_b(48, 64)),
     "sdxl-controlnet": HostCase(
         UNET_CLASS,
         UNET_XL,

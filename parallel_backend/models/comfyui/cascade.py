@@ -1,0 +1,41 @@
+"""The two stages of Stable Cascade that denoise."""
+
+from ..bands import Bands
+from ..spec import ModelSpec, register
+
+COMMON = (
+    *("AttnBlock", "Attention2D", "FeedForwardBlock", "GlobalResponseNorm", "LayerNorm2d", "OptimizedAttention"),
+    *("ResBlock", "TimestepBlock"),
+)
+LAYERS = {
+    "torch.nn.modules.activation": ("GELU", "SiLU"),
+    "torch.nn.modules.container": ("ModuleList", "Sequential"),
+    "torch.nn.modules.dropout": ("Dropout",),
+    "torch.nn.modules.linear": ("Identity", "Linear"),
+    "torch.nn.modules.pixelshuffle": ("PixelShuffle", "PixelUnshuffle"),
+    "comfy.ops": ("Conv2d", "ConvTranspose2d", "LayerNorm", "Linear"),
+    "comfy.ldm.cascade.common": COMMON,
+}
+
+
+def register_stage(name: str, levels: str, *conditions: str) -> None:
+    module = f"comfy.ldm.cascade.stage_{name[-1].lower()}"
+    bands = Bands(
+        {**LAYERS, module: (name, "UpDownBlock2d")},
+        attention={"AttnBlock": "attention.attn"},
+        attends_to_pixels=("self_attn", True),
+        heads="heads",
+        width="to_q.out_features",
+        joint=True,
+        levels=levels,
+        rounds_up=False,
+        patch_size="embedding.0.downscale_factor",
+        resizes_conditions=True,
+        whole=("r", "sca", "crp", "transformer_options", *conditions),
+        needed=(conditions[0],),
+    )
+    register(ModelSpec(f"{module}.{name}", unstaged="they skip from the first half to the second", bands=bands))
+
+
+register_stage("StageC", "", "clip_text", "clip_text_pooled", "clip_img", "control")
+register_stage("StageB", "down_blocks", "effnet", "clip", "pixels")
