@@ -73,12 +73,14 @@ class BandFunctions(TorchFunctionMode):
         self, func: Callable, types: Sequence[type], args: tuple = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        handler = HANDLERS.get(func)
+        if handler is None:  # as of nearly all of a model's calls
+            return func(*args, **kwargs)
         if func in CONVOLUTIONS:
             self.convolutions += 1
             if self.convolutions % CHECK_EVERY == 0:
                 self.check()
-        handler = HANDLERS.get(func)
-        if handler is None or not self.bands.rows or self.bands.is_undivided:
+        if not self.bands.rows or self.bands.is_undivided:
             return func(*args, **kwargs)
         return handler(self, func, *args, **kwargs)
 

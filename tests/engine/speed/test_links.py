@@ -15,6 +15,8 @@ import pytest
 import torch
 
 from demo.host import REPOSITORY
+from parallel_backend.plan import ParallelPlan
+from tests.benchmarks.speed.link_cases import unet_sent
 from tests.support.links.link import TOOLS, Link
 from tests.support.links.namespaces import NAMED, PREFIX, remove_leftovers, why_impossible
 from tests.support.links.profiles import PROFILES, Profile, counted_flops
@@ -94,6 +96,18 @@ def test_the_table_of_links_is_measured_from_end_to_end(possible: None, tmp_path
     for profile in ("PCIe 4.0 x16", "10 Gbit/s Ethernet"):
         assert profile in said
         assert all(len(seconds) == 1 for seconds in case["seconds"][profile].values())
+
+
+@pytest.mark.slow
+def test_links_of_sdxl_are_measured_from_end_to_end(possible: None, comfyui: Path, tmp_path: Path) -> None:
+    found, said = found_by(
+        "tests.benchmarks.links", tmp_path, "--only", "SDXL-shaped, guided", "--quick", "--ranks", "2"
+    )
+    case = found["SDXL-shaped, guided"]["2"]
+    assert case["refused"] == {} and "by formula" in said
+    for name, plan in {"ulysses 2": {"ulysses": 2}, "ring 2": {"ring": 2}, "cfg 2": {"cfg": 2}}.items():
+        wanted = unet_sent((2, 4, 48, 48), ParallelPlan(**plan))
+        assert case["sent"][name] == pytest.approx(sum(wanted.values()))
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from parallel_backend.models import spec_named
 from parallel_backend.plan import HOST, SHARED, ParallelPlan
 from tests.support.cases.families import FAMILIES
 from tests.support.cases.host import CASES as ROWS
@@ -42,8 +43,16 @@ def families() -> Cases:
         yield from ((name, plan, kind) for plan in plans for kind in KINDS if is_possible(plan, kind))
 
 
+def has_lists(name: str) -> bool:
+    """Whether the class of a row has blocks that can be fetched."""
+    spec = spec_named(ROWS[name].model_class)
+    return spec is not None and (
+        not all(blocks.interleaved for blocks in spec.blocks) or bool(spec.bands and spec.bands.lists)
+    )
+
+
 def rows() -> Cases:
-    for name in ROWS:
+    for name in filter(has_lists, ROWS):
         plans = [plan for plan in [*ON_TWO[:3], *ON_FOUR, *STAGES] if allows(name, plan)]
         yield from ((name, plan, kind) for plan in plans for kind in KINDS if is_possible(plan, kind))
     # Calls of three sizes at a time, of which the ranks have different numbers.
