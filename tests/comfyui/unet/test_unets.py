@@ -24,10 +24,11 @@ pytestmark = pytest.mark.usefixtures("groups_by_size")
 
 TOLERANCE = 1e-5
 WAYS = {"one rank": {"cfg": 1}, "two ranks": {"ulysses": 2}, "four ranks": {"ring": 2, "ulysses": 2}}
-# The gate has one rank for each kind of layers, and four ranks once. test_host_models.py has four ranks of each class.
+# The gate has one rank for each kind of layers, four ranks once, and on two ranks those that differ in their layers or
+# inputs. test_host_models.py has four ranks of each class.
 GATE = [
-    *("sdxl, one rank", "svd, one rank", "sdxl, four ranks"),
-    *(f"{name}, two ranks" for name in UNETS if name not in ("sdxl", "sdxl-large")),
+    *("sdxl, one rank", "svd, one rank", "ssd-1b, four ranks"),
+    *(f"{name}, two ranks" for name in ("sd15-inpainting", "sdxl", "sdxl-refiner", "svd", "cascade-c", "cascade-b")),
 ]
 
 

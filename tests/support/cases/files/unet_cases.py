@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.cases.host.image import SVD, UNET_1, UNET_XL_BASE
+from tests.support.cases.host.image import STAGE_B, STAGE_C, SVD, UNET_1, UNET_XL_BASE
 from tests.support.cases.stock_cases import StockCase, normal, text
 
 MODULE = "modules.diffusionmodules.openaimodel.UNetModel"
@@ -21,7 +21,7 @@ def pictures(batch: int, height: int, width: int) -> tuple[int, ...]:
 
 
 UNETS = {
-    "sd15": StockCase(MODULE, UNET_1, pictures(2, 256, 392), text(13, 24), detected_as="SD15"),
+    "sd15": StockCase(MODULE, UNET_1, pictures(2, 168, 264), text(13, 24), detected_as="SD15"),
     "sd15-inpainting": StockCase(
         MODULE, UNET_1 | {"in_channels": 9}, pictures(3, 264, 200), text(13, 24), detected_as="SD15"
     ),
@@ -33,7 +33,7 @@ UNETS = {
         detected_as="SD15_instructpix2pix",
     ),
     "sdxl": StockCase(
-        MODULE, SDXL, pictures(1, 768, 424), text(13, 24, pooled=normal(1, 1280)), cfg=1.0, detected_as="SDXL"
+        MODULE, SDXL, pictures(1, 424, 264), text(13, 24, pooled=normal(1, 1280)), cfg=1.0, detected_as="SDXL"
     ),
     "sdxl-large": StockCase(
         MODULE, SDXL, pictures(1, 1536, 840), text(13, 24, pooled=normal(1, 1280)), cfg=1.0, detected_as="SDXL"
@@ -49,7 +49,21 @@ UNETS = {
         MODULE, REFINER, pictures(1, 328, 200), text(13, 24, pooled=normal(1, 1280)), detected_as="SDXLRefiner"
     ),
     "ssd-1b": StockCase(
-        MODULE, WITHOUT_MIDDLE, pictures(2, 264, 328), text(13, 24, pooled=normal(1, 1280)), detected_as="SSD1B"
+        MODULE, WITHOUT_MIDDLE, pictures(2, 200, 264), text(13, 24, pooled=normal(1, 1280)), detected_as="SSD1B"
+    ),
+    "cascade-c": StockCase(
+        "cascade.stage_c.StageC",
+        STAGE_C | {"c_clip_img": 768},
+        (2, 16, 11, 14),
+        text(13, 24, pooled=normal(1, 24)),
+        detected_as="Stable_Cascade_C",
+    ),
+    "cascade-b": StockCase(
+        "cascade.stage_b.StageB",
+        STAGE_B,
+        (1, 4, 80, 48),
+        text(13, 24, pooled=normal(1, 24), stable_cascade_prior=normal(1, 16, 7, 5)),
+        detected_as="Stable_Cascade_B",
     ),
     # Frames take the place of a batch.
     "svd": StockCase(
