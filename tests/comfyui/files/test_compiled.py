@@ -17,7 +17,6 @@ from tests.support.ranks.pool import RankPool
 
 pytestmark = pytest.mark.usefixtures("groups_by_size")
 
-NAME = "flux-dev"
 TOLERANCE = 1e-5  # of fp32, whose operations are in another order in a kernel of several
 KINDS = {"flux-deep": 2, "wan-2.1-t2v": 1}  # of blocks
 
@@ -67,7 +66,7 @@ def write_lora(model: Path, folder: Path) -> str:
     """A LoRA of every matrix of the blocks."""
     generator, tensors = torch.Generator().manual_seed(4), {}
     for key, weight in load_file(model).items():
-        if key.endswith(".weight") and weight.ndim == 2 and "_blocks." in key:
+        if key.endswith(".weight") and weight.ndim == 2 and "blocks." in key:
             layer = f"diffusion_model.{key.removesuffix('.weight')}"
             tensors[f"{layer}.lora_B.weight"] = 0.2 * torch.randn(len(weight), 4, generator=generator)
             tensors[f"{layer}.lora_A.weight"] = 0.2 * torch.randn(4, weight.shape[1], generator=generator)
@@ -75,8 +74,14 @@ def write_lora(model: Path, folder: Path) -> str:
     return "compiled.safetensors"
 
 
-def test_the_node_has_the_ranks_compile_and_the_image_stays(host: ComfyHost, comfyui: Path, models: Path) -> None:
-    write_cases(comfyui, models, [NAME])
+@pytest.mark.parametrize(
+    ("name", "blocks"),
+    [("wan-2.1-t2v", 2), pytest.param("flux-dev", 3, marks=pytest.mark.slow)],  # of one kind, and of two
+)
+def test_the_node_has_the_ranks_compile_and_the_image_stays(
+    name: str, blocks: int, host: ComfyHost, comfyui: Path, models: Path
+) -> None:
+    write_cases(comfyui, models, [name])
 
     def compiled(graph: Graph, loaded: Link) -> Link:
         return graph.add("TorchCompileModel", model=loaded, backend="inductor")
@@ -84,15 +89,15 @@ def test_the_node_has_the_ranks_compile_and_the_image_stays(host: ComfyHost, com
     def adapted(graph: Graph, loaded: Link) -> Link:
         return graph.add("LoraLoaderModelOnly", model=loaded, lora_name=lora, strength_model=0.8)
 
-    lora = write_lora(models / "models" / "diffusion_models" / f"{NAME}.safetensors", models / "models" / "loras")
-    right, with_lora = (latents(host, prompt(NAME, patch=patch)) for patch in (None, adapted))
+    lora = write_lora(models / "models" / "diffusion_models" / f"{name}.safetensors", models / "models" / "loras")
+    right, with_lora = (latents(host, prompt(name, patch=patch)) for patch in (None, adapted))
     assert relative_error(with_lora, right) > 0.01, "the LoRA changes nothing"
     asked = {"plan": {"ulysses": 2}, "group": GROUPS_BY_SIZE[2]}
 
     def drawn(patch: Callable[[Graph, Link], Link]) -> torch.Tensor:
-        return latents(host, prompt(NAME, **asked, patch=patch))
+        return latents(host, prompt(name, **asked, patch=patch))
 
     assert relative_error(drawn(compiled), right) <= TOLERANCE
     assert relative_error(drawn(lambda graph, loaded: compiled(graph, adapted(graph, loaded))), with_lora) <= TOLERANCE
     found = log(host, 1, asked["group"])
-    assert found.count("3 blocks run through torch.compile (inductor)") == 1, "the graphs are of any weights"
+    assert found.count(f"{blocks} blocks run through torch.compile (inductor)") == 1, "the graphs are of any weights"
