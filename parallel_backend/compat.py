@@ -45,6 +45,11 @@ def flash_attention_with_lse(
     return out_BhRD, lse
 
 
+def without_function_modes() -> contextlib.AbstractContextManager[None]:
+    """While entered, no mode and no subclass of tensors sees torch's functions. Since torch 2.0."""
+    return torch._C.DisableTorchFunction()
+
+
 def packet_of(operation: Any) -> Any:
     """Returns the packet of an operation's overloads, which torch's flop counter uses as key. Since torch 1.12."""
     return operation._overloadpacket

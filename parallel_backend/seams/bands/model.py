@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ...compat import tree_map_only
+from ...compat import tree_map_only, without_function_modes
 from ...errors import RequestError
 from ...groups.mesh import Mesh
 from ...hooks import Hooks
@@ -118,18 +118,23 @@ def attend_pixels(
     **more: Any,
 ) -> torch.Tensor:
     """Computes attention of this rank's pixels, BHLD, to all pixels of their level. If it is joint, the text's
-    keys follow theirs. Raises RequestError for other tokens, or a mask."""
+    keys follow theirs. Raises RequestError for other tokens, or a mask.
+
+    The mode of `functions` does not see what the exchange does: thousands of calls a step, of which none is its own.
+    """
     pixels = query.shape[-2]
     if joint and attn_mask is None and key.shape[-2] >= pixels:
-        text = key.shape[-2] - pixels
-        parts = (each.split((pixels, text), -2) for each in (key, value))
-        keys, values = (torch.cat((layout.gather_pixels(own), more), -2) for own, more in parts)
-        return attention.backend.attend(query, keys, values, more.get("scale"), None)
+        sizes = (pixels, key.shape[-2] - pixels)
+        with without_function_modes():
+            parts = (each.split(sizes, -2) for each in (key, value))
+            keys, values = (torch.cat((layout.gather_pixels(own), text), -2) for own, text in parts)
+            return attention.backend.attend(query, keys, values, more.get("scale"), None)
     if attn_mask is not None or key.shape[-2] != query.shape[-2]:
         raise RequestError(f"{path} attends under a mask, or to other pixels than its own.", WITHOUT_BANDS)
     streams = (layout.stream_of(query.shape[-2]),)
-    if layout.bands.local_rows:
-        return attention(path, streams, query, key, value, attn_mask, *args, **more)
-    no_query, no_key, no_value = (each.narrow(-2, 0, 0) for each in (query, key, value))
-    attention(path, streams, no_query, no_key, no_value, attn_mask, *args, **more)
-    return torch.zeros_like(query)
+    with without_function_modes():
+        if layout.bands.local_rows:
+            return attention(path, streams, query, key, value, attn_mask, *args, **more)
+        no_query, no_key, no_value = (each.narrow(-2, 0, 0) for each in (query, key, value))
+        attention(path, streams, no_query, no_key, no_value, attn_mask, *args, **more)
+        return torch.zeros_like(query)

@@ -150,9 +150,10 @@ def methods(case: Case, ranks: int) -> list[Method]:
         found.append(Method("cfg 2" if ranks == 2 else "cfg 2, ulysses 2", {"cfg": 2, "ulysses": ranks // 2}))
     if case.guided and case.comfyui and ranks > 2:
         found.append(Method("cfg 2", {"cfg": 2, "dp": ranks // 2}))  # the other ranks have nothing to do
-    found += [
-        Method(FP8, heads | {"exchange_dtype": "fp8"}, tolerance=0.1),
+    if not case.comfyui:
+        found += [Method(FP8, heads | {"exchange_dtype": "fp8"}, tolerance=0.1), Method("diffusers", peer=True)]
+    return [
+        *found,
         Method(SYNCHRONOUS, heads, overlap=False),
         Method(SILENT, heads, sends=False, tolerance=math.inf),
     ]
-    return found if case.comfyui else [*found, Method("diffusers", peer=True)]

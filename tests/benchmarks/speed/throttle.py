@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 aten = torch.ops.aten
 PRODUCTS = (aten.linear, aten.matmul, aten.mm, aten.addmm, aten.bmm, aten.baddbmm)
 CONVOLUTIONS = (aten.conv2d, aten.convolution)
+SLEEP = 0.001  # seconds: the shortest sleep
 SLOWED = (*PRODUCTS, *CONVOLUTIONS, aten.scaled_dot_product_attention, aten._scaled_dot_product_flash_attention_for_cpu)
 
 
@@ -29,11 +30,13 @@ def throttled(factor: float) -> AbstractContextManager:
 
 class Throttle(TorchDispatchMode):
     """While entered, products, convolutions and attention take `factor` times as long as this thread computes on them,
-    whoever else has the core meanwhile: what is left of that, the thread sleeps."""
+    whoever else has the core meanwhile: what is left of that, the thread sleeps. It sleeps for several of them at once,
+    as a sleep takes longer than was asked for; what it took too long is taken off the next."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
         self.factor = factor
+        self.owed = 0.0  # seconds that are left to sleep
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if func._overloadpacket not in SLOWED:
@@ -41,5 +44,9 @@ class Throttle(TorchDispatchMode):
         started, computed = time.perf_counter(), time.thread_time()
         result = func(*args, **(kwargs or {}))
         due = started + self.factor * (time.thread_time() - computed)
-        time.sleep(max(0.0, due - time.perf_counter()))
+        now = time.perf_counter()
+        self.owed += max(0.0, due - now)
+        if self.owed > SLEEP:
+            time.sleep(self.owed)
+            self.owed -= time.perf_counter() - now
         return result
