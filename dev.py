@@ -84,8 +84,8 @@ NOT_FROM_HOST = {
     "comfy-angle",
     "pyopengl",
 }
-# So many processes share out the tests by files: while one waits for ranks or a page, another computes.
-PROCESSES = 2
+# So many processes share out the tests by files: while one waits for ranks or a page, others compute.
+PROCESSES = 3
 # What the fast tests need of the host's requirements.
 FOR_FAST_TESTS = {"aiohttp", "av", "numpy", "pillow", "psutil", "scipy", "sentencepiece", "torchsde", "transformers"}
 CPU_TORCH = "torch==2.13.0"  # the version that a CPU build is at hand for
