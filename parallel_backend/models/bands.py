@@ -6,7 +6,7 @@ Ranks share such a picture in bands of rows (`seams/bands`).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -117,16 +117,17 @@ def differences_in_bands(model: torch.nn.Module, bands: Bands) -> Iterator[str]:
         elif name in bands.attention:
             if not hasattr(module, bands.attends_to_pixels[0]):
                 yield f"its {name} has no {bands.attends_to_pixels[0]}"
-            yield from lacking(module, bands.attention[name], f"its {name} ")
+            yield from lacking(module, (bands.attention[name],), f"{name}: ")
     yield from (f"its layer {path} is {what}" for what, path in unknown.items())
 
 
-def lacking(module: torch.nn.Module, path: str, what: str) -> Iterator[str]:
-    """Says of a submodule that is not there that it is not."""
-    try:
-        module.get_submodule(path)
-    except AttributeError:
-        yield f"{what}has no {path}"
+def lacking(module: torch.nn.Module, paths: Iterable[str], where: str) -> Iterator[str]:
+    """Lists the submodules that do not exist."""
+    for path in paths:
+        try:
+            module.get_submodule(path)
+        except AttributeError:
+            yield f"{where}it has no {path}"
 
 
 def is_known_convolution(layer: Any) -> bool:

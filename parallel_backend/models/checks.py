@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ import torch
 from ..axes import BATCH_AXES, TOKEN_AXES
 from ..errors import PlanError
 from ..plan import AUTO, HOST, OFF, ON, SHARED, ParallelPlan
-from .bands import VARIABLE, differences_in_bands
+from .bands import VARIABLE, differences_in_bands, lacking
 from .spec import ALWAYS_WHOLE, BlockList, ModelSpec, Streams, spec_of
 
 OWN_ATTENTION = ("auto", "native")  # values of a plan that leave attention to ComfyUI
@@ -254,12 +254,3 @@ def differences_in_block(block: torch.nn.Module, blocks: BlockList) -> Iterator[
         with contextlib.suppress(AttributeError):
             if not hasattr(block.get_submodule(path), attribute):
                 yield f"{blocks.path}: it has no {path}.{attribute}"
-
-
-def lacking(module: torch.nn.Module, paths: Iterable[str], where: str) -> Iterator[str]:
-    """Returns the submodules that do not exist."""
-    for path in paths:
-        try:
-            module.get_submodule(path)
-        except AttributeError:
-            yield f"{where}it has no {path}"
