@@ -55,7 +55,7 @@ def measure_ranks(
         {"name": own, **dict(zip(computing, map(float, row), strict=True)), "operation": row[-1] / NANOSECONDS}
         for own, row in zip(names, gather_numbers([*map(int, computing.values())], control), strict=True)
     ]
-    found = links_of(axis, device, amounts)
+    found = links_of(axis, device, amounts, computing["memory"])
     rows = gather_numbers([host_rate(device), *(int(value) for link in found.values() for value in link)], control)
     host, *values = (column for column in zip(*rows, strict=True))
     pairs = zip(values[::2], values[1::2], strict=True)
@@ -86,12 +86,17 @@ def speeds_of(device: torch.device, dtype: torch.dtype, amounts: Amounts) -> dic
     return {**{kind: work[kind] / seconds[kind] for kind in work}, "operation": max(1, host * NANOSECONDS)}
 
 
-def links_of(axis: Axis, device: torch.device, amounts: Amounts) -> dict[str, tuple[float, float]]:
-    """Measures each kind of exchange: the bytes a second that this rank sends, and the nanoseconds of latency."""
+def links_of(axis: Axis, device: torch.device, amounts: Amounts, fastest: float) -> dict[str, tuple[float, float]]:
+    """Measures each kind of exchange: the bytes a second that this rank sends, and the nanoseconds of latency.
+
+    fastest: the bytes a second of the device's memory. No link is faster. A busy machine can delay the few bytes as
+    long as the many, which would make the link look unlimited.
+    """
     found = {}
     for kind in ("all_to_all", "all_gather", "send"):
         waits, seconds = (quickest(exchange(kind, size, axis, device), device) for size in (amounts.few, amounts.sent))
-        found[kind] = ((amounts.sent - amounts.few) / max(seconds - waits, 1e-9), max(1, waits * NANOSECONDS))
+        least = (amounts.sent - amounts.few) / fastest
+        found[kind] = ((amounts.sent - amounts.few) / max(seconds - waits, least), max(1, waits * NANOSECONDS))
     return found
 
 

@@ -205,7 +205,7 @@ def test_each_converts_to_a_prompt_in_which_nothing_is_missing(name: str, host: 
 
 @pytest.mark.parametrize("example", slow_but(OPEN, {name: (name,) for name in EXAMPLES}))
 def test_it_opens_whole_and_tidy_and_names_its_files(example: str, editor: Editor, files: None) -> None:
-    editor.page.set_viewport_size(ROOMY)  # what is drawn small has no drawing of the plan
+    editor.resize(ROOMY)  # what is drawn small has no drawing of the plan
     open_example(editor, example)
     assert editor.page.evaluate(UNKNOWN) == []
     assert files_noted(example) == files_chosen(editor.page.evaluate(PROMPT))

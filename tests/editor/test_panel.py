@@ -130,12 +130,12 @@ def test_they_are_in_chinese_too(browser: Browser, host: ComfyHost) -> None:
 
 def holds_at_all_widths(editor: Editor, panel: Locator, host: ComfyHost, name: str) -> Iterator[int]:
     """Gives each number of ranks once it is shown. A page high enough for all of them is seen on the screenshots."""
-    page, whole = editor.page, editor.page.get_by_test_id("paralleldit-panel")
+    whole = editor.page.get_by_test_id("paralleldit-panel")
     try:
         for ranks in WORLDS:
             tell(host, *sampling(ranks))
             expect(panel.locator("[data-testid^=paralleldit-rank-]")).to_have_count(ranks)
-            page.set_viewport_size({"width": VIEWPORT["width"], "height": 900 + 60 * ranks})
+            editor.resize({"width": VIEWPORT["width"], "height": 900 + 60 * ranks})
             for width in WIDTHS:
                 whole.evaluate(SET_WIDTH, width)
                 found = panel.evaluate(ROWS)
@@ -147,7 +147,7 @@ def holds_at_all_widths(editor: Editor, panel: Locator, host: ComfyHost, name: s
                     editor.screenshot(f"panel-{ranks}-ranks-{width}-{name}")
             yield ranks
     finally:
-        page.set_viewport_size(VIEWPORT)
+        editor.resize(VIEWPORT)
         whole.evaluate("(panel) => { panel.style.width = '' }")
 
 

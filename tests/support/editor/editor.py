@@ -19,6 +19,7 @@ from playwright.sync_api import (
     Request,
     Response,
     Route,
+    ViewportSize,
     expect,
     sync_playwright,
 )
@@ -68,6 +69,13 @@ WIDGETS = """([type, values]) => {
         widget.callback?.(value, window.app.canvas, node)
     }
     return node.id
+}"""
+FILLS_THE_WINDOW = """([width, height]) => {
+    const canvas = window.app.canvas.canvas
+    const shown = canvas.getBoundingClientRect()
+    const scale = window.devicePixelRatio
+    return innerWidth === width && innerHeight === height
+        && canvas.width === Math.round(shown.width * scale) && canvas.height === Math.round(shown.height * scale)
 }"""
 SET_THEME = "(theme) => window.app.extensionManager.setting.set('Comfy.ColorPalette', theme)"
 
@@ -125,6 +133,11 @@ class Editor:
         """Opens a workflow, and closes the tabs of all others without a question."""
         self.open(workflow)
         self.page.evaluate(CLOSE_OTHER_TABS)
+
+    def resize(self, size: ViewportSize) -> None:
+        """Gives the window this size. The canvas follows later, and a workflow opened before that is drawn small."""
+        self.page.set_viewport_size(size)
+        self.page.wait_for_function(FILLS_THE_WINDOW, arg=[size["width"], size["height"]], timeout=PATIENCE_MS)
 
     def look_for_files(self) -> None:
         """Looks which models the host has now, as R does."""

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import FloatRect
+from playwright.sync_api import FloatRect, ViewportSize
 
 from demo.host import REPOSITORY, ComfyHost
 from tests.support.editor.editor import SCREENSHOTS, Editor, open_browser, open_editor
@@ -75,7 +75,7 @@ def photograph(editor: Editor, name: str) -> Image.Image:
     left, top = min(box[1] for box in nodes), min(box[2] for box in nodes) - BADGE
     width, height = max(box[1] + box[3] for box in nodes) - left, max(box[2] + box[4] for box in nodes) - top
     sizes = (CHROME["left"] + width + CHROME["right"], CHROME["top"] + height + CHROME["bottom"])
-    editor.page.set_viewport_size(dict(zip(("width", "height"), map(round, sizes), strict=True)))
+    editor.resize(ViewportSize(width=round(sizes[0]), height=round(sizes[1])))
     editor.page.evaluate(MOVE, [CHROME["left"] - left, CHROME["top"] - top])
     clip = FloatRect(
         x=CHROME["left"] - MARGIN, y=CHROME["top"] - MARGIN, width=width + 2 * MARGIN, height=height + 2 * MARGIN

@@ -31,7 +31,7 @@ class SharedPage:
         """The page of the usual size, with an empty workflow as its only tab, no panel and no problems told of yet."""
         editor = self.editor()
         if editor.page.viewport_size != VIEWPORT:
-            editor.page.set_viewport_size(VIEWPORT)
+            editor.resize(VIEWPORT)
         editor.close_panel()
         editor.open_alone({"nodes": [], "links": [], "version": 0.4})
         editor.problems.clear()

@@ -7,10 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from parallel_backend import rates
 from parallel_backend.costs.correct import Correction, choose_prediction
 from parallel_backend.costs.machine import Machine
 from parallel_backend.costs.predict import Prediction
+from parallel_backend.groups.mesh import Axis
 from parallel_backend.plan import ParallelPlan
 from tests.support.group.direct_group import go_on
 from worker.errors import RequestRefused
@@ -30,9 +33,18 @@ def test_ranks_measure_what_they_can_and_keep_their_model(group_of_two: WorkerGr
         assert 1e8 < speed.attention < 1e13 and 1e8 < speed.linear < 1e13
         assert 1e-8 < speed.operation < 1e-2 and speed.memory > 1e7
     for link in (machine.all_to_all, machine.all_gather, machine.send):
-        assert 1e5 < link.rate < 1e12 and 1e-6 < link.latency < 1
+        assert 1e5 < link.rate <= max(speed.memory for speed in machine.speeds) and 1e-6 < link.latency < 1
     with pytest.raises(RequestRefused, match="none of them"):
         group.measure(2, "fp8", go_on)
+
+
+def test_a_link_is_never_faster_than_the_memory_even_if_its_few_bytes_were_delayed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rates, "quickest", lambda action, device: 0.003)
+    monkeypatch.setattr(rates, "exchange", lambda kind, size, axis, device: None)
+    found = rates.links_of(Axis(None, 2, 0), torch.device("cpu"), rates.OF_CORES, 2e10)
+    assert [rate for rate, _ in found.values()] == pytest.approx([2e10] * len(found))
 
 
 def test_figures_last_and_are_for_the_devices_that_they_name(tmp_path: Path) -> None:
