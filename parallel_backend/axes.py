@@ -25,7 +25,7 @@ class PlanAxis:
 AXES = (
     PlanAxis("dp", BATCH, "Groups that share the batch by images."),
     PlanAxis("cfg", BATCH, "Groups that share the batch: with 2, cond and uncond of guidance run side by side."),
-    PlanAxis("pipefusion", BLOCKS, "Stages that hold a part of the blocks each. Needs the Parallel Sampler."),
+    PlanAxis("pipefusion", BLOCKS, "Stages that hold a part of the blocks each. Changes the image a little."),
     PlanAxis("ring", TOKENS, "Ranks that share one image's tokens; keys and values travel round. Any degree works."),
     PlanAxis("ulysses", TOKENS, "Ranks that share one image's tokens; any number up to the model's attention heads."),
 )

@@ -16,7 +16,7 @@ import torch
 from torch.utils import _python_dispatch, _pytree
 
 DispatchMode = _python_dispatch.TorchDispatchMode  # sees each operation; torch has no public one
-tree_map_only = _pytree.tree_map_only
+tree_map_only, tree_leaves = _pytree.tree_map_only, _pytree.tree_leaves
 LogSumExp = tuple[torch.Tensor, torch.Tensor]  # attention BhRD, and the log-sum-exp of its scores, BhR in fp32
 
 

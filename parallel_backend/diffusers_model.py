@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .errors import RequestError
+from .groups.calls import Call
 from .groups.collectives import collect, shard
 from .groups.mesh import Axis, Mesh
 from .groups.mesh_layout import same_weights
@@ -167,18 +168,24 @@ class DiffusersModel(ParallelModel):
         """Returns the prediction for a batch, in the shape of `latents`, on global rank 0; None elsewhere.
 
         latents: (B, C, H, W), or (B, C, F, H, W) for video. timestep_B: in the model's own units. conditions: the
-        adapter's, each with the batch first. steps: of the whole sampling. Raises RequestError on every rank alike for
-        input that the model cannot take.
+        adapter's, each with the batch first. steps: of the whole sampling. Under a plan with PipeFusion, this is the
+        sampling's next step. Raises RequestError on every rank alike for input that the model cannot take.
         """
-        self.mesh.plan.check_one_forward()
         self.check(latents, timestep_B, conditions)
-        axis = self.mesh["batch"]
+        axis, calls = self.mesh["batch"], [Call((latents, timestep_B), dict(conditions))]
+
+        def run(_part: int, forward: Forward) -> torch.Tensor | None:
+            return self.predict_rows(latents, timestep_B, conditions, axis, forward)
+
         with torch.inference_mode(), self.mesh.timeline.step("forward"), self.compiling(steps):
-            forward = Forward(self.slot.every_segment())
-            local = self.predict_rows(latents, timestep_B, conditions, axis, forward)
+            (local,) = self.run_step(calls, [0], run)
             if not self.has_result:
                 return None
-            return collect(self.no_rows(latents) if local is None else local, BATCH_DIM, len(latents), axis)
+            whole = None
+            if not self.link or self.link.is_last:
+                whole = collect(self.no_rows(latents) if local is None else local, BATCH_DIM, len(latents), axis)
+            found = self.return_to_first(None if whole is None else [whole], 1)
+            return None if found is None else found[0]
 
     def predict_rows(
         self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Conditions, axis: Axis, forward: Forward
@@ -209,6 +216,7 @@ class DiffusersModel(ParallelModel):
 
     def forget(self) -> None:
         """Drops everything cached for the last request's conditions."""
+        super().forget()
         self.local_conditions.clear()
         for memo in self.memos:
             memo.forget()

@@ -14,13 +14,15 @@ from .apply_plan import apply_plan, apply_plan_inside
 from .axes import TOKEN_AXES
 from .compat import tree_map_only
 from .errors import PlanError, RequestError
-from .groups.calls import Call, Output, collect_calls, share_out
+from .groups.calls import Call, Output, collect_calls, receive_output, send_output, share_out
 from .groups.collectives import gather
 from .groups.mesh import Axis, Mesh
 from .hooks import Hooks
-from .models.checks import check_module, patch_of
+from .models.checks import check_module, patch_of, sizes_of
 from .models.spec import ALWAYS_WHOLE, spec_of
 from .plan import ParallelPlan
+from .sampling.regions import check_sizes
+from .sampling.step_pipeline import StepPipeline
 from .seams.backends import Backend
 from .seams.compiled import CompiledBlocks
 from .seams.forward import Forward
@@ -73,6 +75,7 @@ class ParallelModel:
         applied = apply_plan(self.model, self.spec, mesh, self.dtype, self.sizes, self.hooks)
         self.mesh, self.slot, self.stage, self.link = mesh, applied.slot, applied.stage, applied.link
         self.attention, self.layout = applied.attention, applied.layout
+        self.pipeline = StepPipeline(mesh.plan)
 
     def replan(self, mesh: Mesh) -> None:
         """Applies another plan with the same stages to the same weights. Runs no collectives.
@@ -146,27 +149,73 @@ class ParallelModel:
         sides = self.patch_sides(len(latents) - 2)
         return latents[0] * math.prod(-(-size // side) for size, side in zip(latents[2:], sides, strict=False))
 
+    def stale_bytes(self, latents: Sequence[int]) -> int:
+        """Returns the bytes of the keys and values that PipeFusion keeps on a rank of the largest stage, for latents of
+        this shape (B, C, …). The text's are not counted. It is equal on all ranks."""
+        plan = self.mesh.plan
+        if plan.patch_count == 1 or self.spec is None:
+            return 0
+        heads, head_dim, kv_heads = sizes_of(self.model, self.spec)
+        blocks = max(map(len, self.sizes.by_stage(plan)))
+        width = (kv_heads or heads) * head_dim * self.dtype.itemsize
+        return 2 * self.token_count(latents) * width * blocks // plan.token_ways
+
     def run_calls(self, calls: Sequence[Call], steps: int = 1) -> list[Output] | None:
         """Returns the forward's output, one or several tensors, for each call on global rank 0; None elsewhere.
 
         Every rank calls it with the same values. Their tensors may be on any device. steps: of the whole sampling.
-        Raises RequestError.
+        Under a plan with PipeFusion, the calls are those of the sampling's next step. Raises RequestError.
         """
-        self.mesh.plan.check_one_forward()
         if len({tuple(each.ndim for each in call.latents) for call in calls}) != 1:
             raise RequestError("The calls of one request have latents of as many dims.", "Restart ComfyUI.")
         axis, sizes = self.mesh["batch"], [call.size for call in calls]
         parts = share_out(sizes, axis)
+        own = [part for part in parts if part.group == axis.index]
+        idle = max(Counter(part.group for part in parts).values()) - len(own)
         with torch.inference_mode(), self.mesh.timeline.step("forward"), self.compiling(steps):
-            outputs = []
-            for call, _, rows in (part for part in parts if part.group == axis.index):
-                args, kwargs = moved(tuple(calls[call]), self.mesh.device)
-                outputs.append(self.run_rows(args, kwargs, sizes[call], rows, Forward(self.slot.every_segment())))
-            for _ in range(max(Counter(part.group for part in parts).values()) - len(outputs)):
-                self.fetched.serve()
+            given = [moved(tuple(calls[part.call]), self.mesh.device) for part in own]
+
+            def run(index: int, forward: Forward) -> Output | None:
+                return self.run_rows(*given[index], sizes[own[index].call], own[index].rows, forward)
+
+            outputs = self.run_step(calls, [part.call for part in own], run, idle)
             if not self.has_result:
                 return None
-            return collect_calls(outputs, parts, sizes, axis, self.mesh.device)
+            is_last = not self.link or self.link.is_last
+            found = collect_calls(outputs, parts, sizes, axis, self.mesh.device) if is_last else None
+            return self.return_to_first(found, len(calls))
+
+    def run_step(
+        self, calls: Sequence[Call], own: Sequence[int], run: Callable[[int, Forward], Output | None], idle: int = 0
+    ) -> list[Any]:
+        """Runs this rank's parts of the calls of a step: at once, or patch by patch. Returns the parts' outputs on the
+        last stage, and None in their place elsewhere.
+
+        own: the call of each part. run: runs a part's forward. idle: how many more parts other ranks have.
+        """
+        step = self.pipeline.begin(calls, len(own), self.patch, self.mesh.device)
+        if self.link:
+            self.link.expect([] if self.link.is_first else step.messages(), None, len(own) - 1)
+        for segments in step.turns:
+            for index, call in enumerate(own):
+                step.keep(segments, index, call, run(index, step.forward(segments, index, call)))
+            for _ in range(idle):
+                self.fetched.serve()
+        if self.link:
+            self.link.finish()
+        return step.outputs
+
+    def return_to_first(self, found: list[Output] | None, calls: int) -> list[Output] | None:
+        """Returns the last stage's results of so many calls on the first stage, in the first batch group."""
+        stages, axis = self.mesh["pipefusion"], self.mesh["batch"]
+        if stages.degree == 1 or axis.index:
+            return found
+        if found is not None:
+            for output in found:
+                send_output(output, True, stages)
+        if stages.index:
+            return None
+        return [receive_output(None, 0, stages.degree - 1, stages, self.mesh.device) for _ in range(calls)]
 
     @property
     def has_result(self) -> bool:
@@ -238,18 +287,12 @@ class ParallelModel:
 
     def check(self, latents: torch.Tensor, _timestep_B: torch.Tensor, _conditions: Any) -> None:
         """Raises RequestError, on every rank alike, for latents that PipeFusion's patches do not divide evenly."""
-        patch = self.patch(latents)
-        if self.mesh.plan.patch_count > 1 and any(
-            size % side for size, side in zip(latents.shape[2:], patch, strict=True)
-        ):
-            shape, sides = ("×".join(map(str, sizes)) for sizes in (latents.shape[2:], patch))
-            raise RequestError(
-                f"The latent measures {shape}, and the model works on patches of {sides}.",
-                "Use sizes that are multiples of these, in latent pixels, or a stock KSampler.",
-            )
+        if self.mesh.plan.patch_count > 1:
+            check_sizes(latents, self.patch(latents))
 
     def forget(self) -> None:
-        """Drops what is cached for the last request. This class caches nothing."""
+        """Drops what is cached for the last sampling."""
+        self.pipeline.forget()
 
 
 def rows_of(value: Any, size: int, axis: Axis) -> Any:

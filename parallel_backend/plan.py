@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from .axes import AXES, REPLICA_AXES, STAGE_AXES, TOKEN_AXES
+from .axes import AXES, REPLICA_AXES, TOKEN_AXES
 from .errors import PlanError
 
 MAX_DEGREE = 1024
@@ -194,27 +194,6 @@ class ParallelPlan:
                 f"weights={SHARED} needs ranks that compute with the same weights, and this plan has no two that do.",
                 f"Use weights={HOST}, or a degree of {' or '.join(REPLICA_AXES)} above 1.",
                 "weights",
-            )
-
-    def check_step_mode(self) -> None:
-        """Raises PlanError if the plan cannot serve one forward at a time, as a stock sampler sends them."""
-        if self.patch_count > 1:
-            raise PlanError(
-                f"The plan {self} has PipeFusion, which carries state from step to step, and a stock sampler sends "
-                "one forward at a time.",
-                "Use the Parallel Sampler node for it, or ulysses, ring, cfg or dp.",
-                *(name for name in ("pipefusion", "patches") if getattr(self, name) > 1),
-            )
-
-    def check_one_forward(self) -> None:
-        """Raises PlanError if the plan cannot serve a single forward with its result on rank 0."""
-        self.check_step_mode()
-        if self.ways(STAGE_AXES) > 1:
-            raise PlanError(
-                f"The plan {self} has its result on the last stage, and a sampler that sends one forward at a time "
-                "waits for it on the first.",
-                "Use the Parallel Sampler node for it, or ulysses, ring, cfg or dp.",
-                *(axis for axis in STAGE_AXES if getattr(self, axis) > 1),
             )
 
     def check_devices(self, devices: int) -> None:

@@ -27,12 +27,16 @@ from ...worker.comfyui.controls import (
     STRENGTH,
     TIMESTEPS,
 )
+from ...worker.comfyui.patched_options import FACTS
 from ...worker.errors import ModelFileError
 from ...worker.inside.encoder import Encoded, Encoder
 from ...worker.inside.loaded import OF_CONTROLNET
 from ...worker.wire.tensors import UnsendableError
 from ..errors import Refused
+from .facts import Facts
 from .origins import check_file, origin_of_controlnet
+
+CONTROLS = Facts("the prompt", tokens=True, rows=True)  # how ControlNets share
 
 ControlNet = comfy.controlnet.ControlNet
 # ComfyUI's classes that make what they return of one call of their network. A pack's class may do anything.
@@ -211,10 +215,15 @@ def take_latents_from_steps(control: Mapping[str, Any], latents: torch.Tensor, t
     if x.shape != own.shape or not is_near(x, own) or not is_near(t, timesteps):
         raise Refused(
             "The Parallel Sampler cannot honour a ControlNet that gets other latents or timesteps than the model.",
-            "Use a stock KSampler, with a plan without PipeFusion.",
+            "Use a stock KSampler.",
         )
     before = None if previous is None else take_latents_from_steps(previous, latents, timesteps)
     return {**control, GIVEN: given, CHANNELS: x.shape[1], PREVIOUS: before}
+
+
+def add_control_facts(options: dict[str, Any]) -> dict[str, Any]:
+    """Returns a call's options with the facts of its ControlNets: they see all blocks, so they allow no stages."""
+    return {**options, FACTS: [*options.get(FACTS, []), ("a ControlNet", tuple(CONTROLS))]}
 
 
 def is_near(one: torch.Tensor, other: torch.Tensor) -> bool:

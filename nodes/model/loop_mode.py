@@ -18,13 +18,12 @@ from tqdm.auto import tqdm
 
 from ...parallel_backend.sampling.caches import NONE as NO_CACHE
 from ...worker.comfyui.controls import CONTROL
-from ...worker.comfyui.patched_options import FACTS, OPTIONS
+from ...worker.comfyui.patched_options import OPTIONS
 from ...worker.wire.protocol import Header
 from ...worker.wire.sampler_call import SamplerCall, SamplerPass
 from ...worker.wire.tensors import Tensors
 from ..errors import Refused
-from ..inside.controls import computes_here, record_for_all_steps, take_latents_from_steps
-from ..inside.facts import Facts
+from ..inside.controls import add_control_facts, computes_here, record_for_all_steps, take_latents_from_steps
 from .call_batching import KEY, batches_calls
 from .remote_module import RemoteModule, remote_module
 
@@ -54,7 +53,6 @@ REGIONAL_KEYS = {
 }
 
 
-CONTROLS = Facts("the Parallel Sampler", tokens=True, rows=True)  # how ControlNets share there
 # The options that change at each step.
 STEP_OPTIONS = ("sigmas", "sample_sigmas")
 
@@ -92,7 +90,7 @@ class LoopSampler(comfy.samplers.Sampler):
         if asked:
             raise Refused(
                 f"The Parallel Sampler cannot honour {', '.join(asked)}: its loop runs in worker processes.",
-                "Remove that node, or use a stock KSampler, with a plan without PipeFusion.",
+                "Remove that node, or use a stock KSampler.",
             )
         tensors = {"noise": noise}
         if latent_image is not None:
@@ -169,7 +167,7 @@ def record_passes(
         if timesteps.ndim != 1 or (timesteps != timesteps[0]).any():
             raise Refused(
                 "The Parallel Sampler cannot honour conditioning that gives parts of a latent their own timesteps.",
-                "Use a stock KSampler for it, with a plan without PipeFusion.",
+                "Use a stock KSampler for it.",
             )
         if CONTROL in conditions:
             conditions = repeat_control(conditions, latents, timesteps)
@@ -186,9 +184,8 @@ def drop_step_options(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def repeat_control(kwargs: dict[str, Any], latents: torch.Tensor, timesteps: torch.Tensor) -> dict[str, Any]:
     """Returns the arguments with ControlNets that run in each step. They see all blocks, so the plan has no stages."""
-    facts = [*kwargs[OPTIONS].get(FACTS, []), ("a ControlNet", tuple(CONTROLS))]
     control = take_latents_from_steps(kwargs[CONTROL], latents, timesteps)
-    return {**kwargs, CONTROL: control, OPTIONS: {**kwargs[OPTIONS], FACTS: facts}}
+    return {**kwargs, CONTROL: control, OPTIONS: add_control_facts(kwargs[OPTIONS])}
 
 
 def take_extra_channels(latents: torch.Tensor, noise: torch.Tensor) -> torch.Tensor | None:

@@ -59,7 +59,7 @@ def choose_schedule(patcher: Any, folder: Schedule | None) -> tuple[Schedule, fl
     raise Refused(
         f"ComfyUI samples this model with {type(sampling).__bases__[0].__name__}, but the Parallel Sampler has no "
         "scheduler for that.",
-        "Remove the node that changes the model's sampling, or use a stock KSampler, with a plan without PipeFusion.",
+        "Remove the node that changes the model's sampling, or use a stock KSampler.",
     )
 
 

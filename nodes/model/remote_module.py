@@ -39,7 +39,7 @@ from ...worker.wire.tensors import Tensors, UnsendableError
 from ..compat import has_inner_forward, inner_forward, runs_wrappers
 from ..costs.plans import ModelCosts
 from ..errors import Refused
-from ..inside.controls import encode_control, residuals_of
+from ..inside.controls import add_control_facts, encode_control, residuals_of
 from ..inside.describe import Inside, describe_changes
 from ..inside.module_guard import ModuleGuard, configs_of
 from ..inside.patches import encode_options, join
@@ -129,6 +129,8 @@ class RemoteModule(PlannedModule):
             return self.run_here(reasons, args, kwargs)
         if CONTROL in values:
             values[CONTROL] = encode_control(values[CONTROL], self.sampling.inside.encoder)
+            if self.plan.pipefusion * self.plan.patch_count > 1:
+                values[OPTIONS] = add_control_facts(values[OPTIONS])
         latents, timestep = (values.pop(name) for name in list(self.signature.parameters)[:2])
         like = latents[0] if isinstance(latents, (list, tuple)) else latents
         if not len(like):
@@ -147,7 +149,7 @@ class RemoteModule(PlannedModule):
             if isinstance(latents, (list, tuple)):
                 raise Refused(
                     "The Parallel Sampler takes no latent of several parts, such as video with sound.",
-                    "Use a stock KSampler for it, with a plan without PipeFusion.",
+                    "Use a stock KSampler for it.",
                 )
             return self.recording.add(latents, timestep, given, branches)
         try:
@@ -279,7 +281,9 @@ class RemoteModule(PlannedModule):
                 self.choose_kernel(options[0])
                 self.explain_compilation()
                 given[0] = (calls[0].args, self.add_objects(calls[0].kwargs))
-                found = self.group.call(given, check_interrupt, on_state=self.sampling.inside.absorb)
+                found = self.group.call(
+                    given, check_interrupt, on_state=self.sampling.inside.absorb, on_whole=self.explain_whole_step
+                )
                 self.learn_steps()
                 return found
         except OutOfMemory:
@@ -303,6 +307,10 @@ class RemoteModule(PlannedModule):
             self.sampling.say_once(
                 f"{self.name} runs without torch.compile: the ranks share a picture's rows, which its layers exchange."
             )
+
+    def explain_whole_step(self, why: str) -> None:
+        """Says on the node why PipeFusion ran a step whole."""
+        self.sampling.say_once(f"PipeFusion runs some steps whole: {why}.")
 
     def add_objects(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a call's arguments with those functions and objects that the ranks lack."""

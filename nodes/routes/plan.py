@@ -101,8 +101,6 @@ def answer(question: Question) -> dict[str, Any]:
     try:
         asked = None if question.plan is None else parse_plan(question.plan)
         resolved, remarks = resolve(asked, models, sampled, bool(unknown))
-        if resolved and any(sampler.is_stock for sampler in samplers):
-            resolved.plan.check_step_mode()
     except PlanError as error:
         return {**common, **nothing, "error": str(error), "widgets": list(error.fields)}
     if resolved is None:
@@ -144,8 +142,6 @@ def remedies_to_json(estimate: MemoryEstimate, model: Bounds, samplers: list[Sam
     def check(plan: ParallelPlan) -> None:
         if model.resolve(plan).plan.world_size < plan.world_size:
             raise PlanError("There are too few devices.")
-        if any(sampler.is_stock for sampler in samplers):
-            plan.check_one_forward()
 
     found = list_remedies(estimate, check)
     is_loaded = estimate.fits or not estimate.memory.sizes.blocks

@@ -88,7 +88,7 @@ def collect_calls(
     if axis.index:
         for part in parts:
             if part.group == axis.index:
-                _send(next(own), is_described(part, parts), axis)
+                send_output(next(own), is_described(part, parts), axis)
         return None
     found: list[list[Output]] = [[] for _ in sizes]
     for part in parts:
@@ -96,7 +96,7 @@ def collect_calls(
             found[part.call].append(next(own))
             continue
         like = None if is_described(part, parts) else outputs[0]
-        found[part.call].append(_receive(like, part.rows.own_size(sizes[part.call]), part.group, axis, device))
+        found[part.call].append(receive_output(like, part.rows.own_size(sizes[part.call]), part.group, axis, device))
     return [_join(each) for each in found]
 
 
@@ -116,8 +116,8 @@ def tensors_of(output: Output) -> list[torch.Tensor]:
     return [output] if isinstance(output, torch.Tensor) else list(output)
 
 
-def _send(output: Output, described: bool, axis: Axis) -> None:
-    """Sends an output to the first group. described: sends its description first."""
+def send_output(output: Output, described: bool, axis: Axis) -> None:
+    """Sends an output to the first group or stage of an axis. described: sends its description first."""
     tensors = tensors_of(output)
     with axis.timeline.communication("send"):
         if described:
@@ -126,8 +126,8 @@ def _send(output: Output, described: bool, axis: Axis) -> None:
             dist.send(tensor.contiguous(), axis.global_rank(0), group=axis.group)
 
 
-def _receive(like: Output | None, rows: int, group: int, axis: Axis, device: torch.device) -> Output:
-    """Receives what `_send` sends. like: an output of the same form; None if a description comes first."""
+def receive_output(like: Output | None, rows: int, group: int, axis: Axis, device: torch.device) -> Output:
+    """Receives what `send_output` sends. like: an output of the same form; None if a description comes first."""
     rank = axis.global_rank(group)
     with axis.timeline.communication("receive"):
         if like is None:

@@ -29,6 +29,16 @@ def patch_regions(
     return [(owner.flatten() == index).nonzero().flatten().to(device) for index in range(patches)]
 
 
+def check_sizes(latents: torch.Tensor, patch: tuple[int, ...]) -> None:
+    """Raises RequestError, on every rank alike, for latents that PipeFusion's patches do not divide evenly."""
+    if any(size % side for size, side in zip(latents.shape[2:], patch, strict=True)):
+        shape, sides = ("×".join(map(str, sizes)) for sizes in (latents.shape[2:], patch))
+        raise RequestError(
+            f"The latent measures {shape}, and the model works on patches of {sides}.",
+            "Use sizes that are multiples of these, in latent pixels, or a plan without PipeFusion.",
+        )
+
+
 def part_of(values: torch.Tensor, region: torch.Tensor | None) -> torch.Tensor:
     """Returns the pixels of a region, (B, C, pixels); or all of them in their own shape."""
     return values if region is None else values.flatten(2)[..., region]

@@ -388,7 +388,7 @@ def test_what_acts_inside_the_hosts_loop_is_refused_by_the_parallel_sampler(host
         (replace(LOOP, width=88, height=88, plan={"pipefusion": 2}), ("11", "patch")),
         (replace(LOOP, plan={"pipefusion": 9}), ("pipefusion=9", "blocks")),
         (replace(LOOP, plan={"pipefusion": 2, "patches": 40}, width=64, height=64), ("40 patches", "16 tokens")),
-        (replace(LOOP, plan={"pipefusion": 2}, scheduler=None), ("PipeFusion", "Parallel Sampler")),
+        (replace(LOOP, plan={"pipefusion": 2}, scheduler=None, width=88, height=88), ("11", "patch")),
     ],
     ids=lambda value: None if isinstance(value, Job) else value[0],
 )

@@ -14,22 +14,25 @@ from tests.support.cases.files.single_file_cases import PUBLISHED, original
 from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, relative_error, right_half
 
 TOLERANCE = 1e-4
+ONE_RANK = {"cfg": 1}
+STEPS_OF_PIPEFUSION = 6
 SIZE = {"width": 128, "height": 96}
 
 
 class Scene:
     """A graph with a model file, two texts and an empty latent, from which a case samples.
 
-    ours: whether our loader loads the file, or ComfyUI's own.
+    plan: of our loader; None for ComfyUI's own.
     """
 
-    def __init__(self, name: str, ours: bool) -> None:
+    def __init__(self, name: str, plan: dict[str, int] | None) -> None:
         self.graph = Graph()
         self.cfg = PUBLISHED[name].cfg
         add = self.graph.add
-        if ours:
-            plan = add("ParallelDiT_Plan", mode="manual", cfg=1)
-            file = {"model_name": f"{name}.safetensors", "dtype": "fp32", "plan": plan, "group": GROUPS_BY_SIZE[1]}
+        if plan:
+            group = GROUPS_BY_SIZE[plan.get("pipefusion", 1)]
+            chosen = add("ParallelDiT_Plan", mode="manual", **plan)
+            file = {"model_name": f"{name}.safetensors", "dtype": "fp32", "plan": chosen, "group": group}
             self.model = add("ParallelDiT_LoadDiffusionModel", **file)
         else:
             self.model = add("UNETLoader", unet_name=f"{name}.safetensors", weight_dtype="default")
@@ -184,8 +187,8 @@ def files(models: Path) -> None:
         save_file(weights, models / "models" / "diffusion_models" / f"{name}.safetensors")
 
 
-def sampled(host: ComfyHost, name: str, case: Case, ours: bool) -> torch.Tensor:
-    scene = Scene(name, ours)
+def sampled(host: ComfyHost, name: str, case: Case, plan: dict[str, int] | None) -> torch.Tensor:
+    scene = Scene(name, plan)
     scene.graph.add("SaveLatent", samples=case(scene), filename_prefix="stock")
     return latents(host, scene.graph.prompt)
 
@@ -193,7 +196,7 @@ def sampled(host: ComfyHost, name: str, case: Case, ours: bool) -> torch.Tensor:
 @pytest.mark.parametrize("case", CASES)
 def test_a_stock_way_to_sample_gives_what_the_stock_loader_gives(case: str, host: ComfyHost, files: None) -> None:
     name, sample = CASES[case]
-    ours, stock = (sampled(host, name, sample, ours=ours) for ours in (True, False))
+    ours, stock = (sampled(host, name, sample, plan) for plan in (ONE_RANK, None))
     assert relative_error(ours, stock) <= TOLERANCE
 
 
@@ -205,10 +208,28 @@ def test_every_sampler_and_scheduler_of_the_host_gives_what_the_stock_loader_giv
     assert len(samplers) > 30 and len(schedulers) > 5
     choices = [(sampler, "simple") for sampler in samplers] + [("dpmpp_2m", scheduler) for scheduler in schedulers]
 
-    def draw(sampler: str, scheduler: str, ours: bool) -> torch.Tensor:
+    def draw(sampler: str, scheduler: str, plan: dict[str, int] | None) -> torch.Tensor:
         case = lambda scene: scene.ksampler(sampler_name=sampler, scheduler=scheduler)  # noqa: E731
-        return sampled(host, "sd3", case, ours)
+        return sampled(host, "sd3", case, plan)
 
-    ours, stock = ({choice: draw(*choice, ours) for choice in choices} for ours in (True, False))  # loaded once each
+    ours, stock = ({choice: draw(*choice, plan) for choice in choices} for plan in (ONE_RANK, None))  # loaded once each
     errors = {choice: relative_error(ours[choice], stock[choice]) for choice in choices}
     assert not {choice: error for choice, error in errors.items() if not error <= TOLERANCE}
+
+
+@pytest.mark.parametrize("sampler", ["heun", "dpmpp_2m", "euler_ancestral"])
+def test_pipefusion_under_a_stock_sampler_depends_on_the_patches_alone(
+    sampler: str, host: ComfyHost, groups_by_size: None, files: None
+) -> None:
+    """Not on the stages. cond and uncond differ in length, so each step has two forwards. A step goes whole if it is
+    one of the first."""
+
+    def draw(plan: dict[str, int] | None) -> torch.Tensor:
+        case = lambda scene: scene.ksampler(sampler_name=sampler, steps=STEPS_OF_PIPEFUSION)  # noqa: E731
+        return sampled(host, "sd3", case, plan)
+
+    patches = {"patches": 3, "sync_steps": 2}
+    stock, serial, staged = draw(None), draw(patches), draw({"pipefusion": 2, **patches})
+    assert relative_error(staged, serial) <= TOLERANCE
+    assert TOLERANCE < relative_error(serial, stock) < 0.5
+    assert relative_error(draw({"pipefusion": 2, "patches": 3, "sync_steps": 100}), stock) <= TOLERANCE

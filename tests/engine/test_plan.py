@@ -92,10 +92,6 @@ def test_an_unknown_transformer_class_points_to_the_manual() -> None:
     [
         (ParallelPlan(ulysses=9), lambda plan: plan.check_model(8), ("ulysses",)),
         (ParallelPlan(pipefusion=9), lambda plan: plan.check_model(8, blocks=8), ("pipefusion",)),
-        (ParallelPlan(pipefusion=2), ParallelPlan.check_step_mode, ("pipefusion",)),
-        (ParallelPlan(pipefusion=2, patches=4), ParallelPlan.check_step_mode, ("pipefusion", "patches")),
-        (ParallelPlan(pipefusion=2, patches=4), ParallelPlan.check_one_forward, ("pipefusion", "patches")),
-        (ParallelPlan(pipefusion=2, patches=1), ParallelPlan.check_one_forward, ("pipefusion",)),
         (ParallelPlan(cfg=2, ring=2), lambda plan: plan.check_devices(2), ("cfg", "ring")),
     ],
     ids=lambda value: getattr(value, "__name__", None) or str(value),

@@ -39,6 +39,11 @@ def take_state(results: Tensors) -> tuple[Header, Tensors]:
     return {} if state is None else json.loads(state.numpy().tobytes()), tensors
 
 
+def decode_text(sent: torch.Tensor) -> str:
+    """The inverse of the ranks' `encode_text`."""
+    return sent.numpy().tobytes().decode()
+
+
 class WorkerGroup:
     """One persistent torchrun group. Its first request starts it; it is restarted when it dies.
 
@@ -131,7 +136,7 @@ class WorkerGroup:
             kernels = self._known.kernels
             if name not in kernels:
                 found = self._request(ops.KERNEL.header(name=name), {}, check)
-                kernels[name] = found[ops.WHY].numpy().tobytes().decode() if ops.WHY in found else ""
+                kernels[name] = decode_text(found[ops.WHY]) if ops.WHY in found else ""
             return kernels[name]
 
     def call(
@@ -140,13 +145,15 @@ class WorkerGroup:
         check: Check,
         method: str = ops.FORWARD,
         on_state: OnState = lambda state, tensors: None,
+        on_whole: Callable[[str], None] = lambda why: None,
     ) -> list[list[torch.Tensor]]:
         """Calls a method of the loaded model. Returns the tensors of each call.
 
         Calls of the forward run at the same time, as far as the plan shares the batch. Their args are latents and
         timestep, which change each time. Tensors in kwargs that the group still has from an earlier request are not
         sent again. method: the forward, or one of METHODS in `comfyui/source.py`, which rank 0 runs. on_state: called
-        with what functions of nodes changed, see `Decoder.state`.
+        with what functions of nodes changed, see `Decoder.state`. on_whole: called with the reason if PipeFusion could
+        not run the step patch by patch.
         Raises RequestRefused, also for values that cannot be sent, and WorkerGroupError.
         """
         tensors: Tensors = {}
@@ -161,6 +168,8 @@ class WorkerGroup:
             size = (tuple(tuple(tensor.shape) for tensor in fresh.values()), compile_key(calls[0][1]))
             results = self._request(header, {**fresh, **new}, check, size=size if method == ops.FORWARD else None)
             on_state(*take_state(results))
+            if ops.WHY in results:
+                on_whole(decode_text(results.pop(ops.WHY)))
             found: list[list[torch.Tensor]] = [[] for _ in calls]
             for call, place in sorted(tuple(map(int, path.split(".")[1:])) for path in results):
                 found[call].append(results[f"{PREDICTION}.{call}.{place}"])

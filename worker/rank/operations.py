@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from parallel_backend.axes import BATCH_AXES
 from parallel_backend.errors import RequestError, is_out_of_memory
 from parallel_backend.groups.calls import Call, tensors_of
 from parallel_backend.groups.timeline import Timeline
@@ -166,7 +167,8 @@ class Operations:
             for call, output in enumerate(outputs)
             for place, part in enumerate(tensors_of(output))
         }
-        return {**found, **state}
+        why = model.module.pipeline.why
+        return {**found, **state, **({ops.WHY: encode_text(why)} if why else {})}
 
     def prepare_options(self, job: Job, model: HostModel, kwargs: Mapping[str, Any]) -> None:
         """Raises Ended on all ranks if one of them cannot compile blocks as a node asks, or lacks the code that a node
@@ -190,7 +192,9 @@ class Operations:
         sizes = [len(each.branches) * len(own["noise"]) for each in passes]
         shape = (max(sizes), *own["noise"].shape[1:])
         working = job.alone(lambda: model.estimate_working(shape))
-        self.make_room(job, model, working + estimate_cache_bytes(cache, working, len(passes)))
+        rows = -(-sum(sizes) // model.mesh.plan.ways(BATCH_AXES))
+        kept = estimate_cache_bytes(cache, working, len(passes)) + model.module.stale_bytes((rows, *shape[1:]))
+        self.make_room(job, model, working + kept)
         self.prepare_options(job, model, passes[0].conditions.kwargs)
         passes, context = model.prepare_passes(passes)
 

@@ -151,6 +151,8 @@ def methods(case: Case, ranks: int) -> list[Method]:
     if case.guided and case.comfyui and ranks > 2:
         found.append(Method("cfg 2", {"cfg": 2, "dp": ranks // 2}))  # the other ranks have nothing to do
     if not case.comfyui:
+        staged = {"pipefusion": ranks, "patches": 2 * ranks}
+        found.append(Method(f"pipefusion {ranks}", staged, tolerance=0.1))
         found += [Method(FP8, heads | {"exchange_dtype": "fp8"}, tolerance=0.1), Method("diffusers", peer=True)]
     return [
         *found,

@@ -7,6 +7,7 @@ ComfyUI, which COMFYUI_PATH names, is imported with this, and so once for all ra
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -88,6 +89,18 @@ class Sampling:
         scale = self.scale / stepper.scheduler.config.num_train_timesteps
         return denoise(module, self.latents, stepper, [given], 1.0, timestep_scale=scale, to_first=True)
 
+    def step_by_step(self, module: ParallelModel) -> torch.Tensor:
+        """The same by Euler's method outside of the model, which asks for one step at a time."""
+        latents = self.latents.clone()
+        for sigma, following in itertools.pairwise(SIGMAS.tolist()):
+            args = (torch.cat([latents, self.more], 1), torch.full((len(latents),), sigma * self.scale))
+            found = module.run_calls([Call(args, self.kwargs)])
+            prediction = found[0].float() if found else torch.empty_like(latents)
+            dist.broadcast(prediction, 0)
+            latents = latents + (following - sigma) * prediction
+        assert not module.pipeline.why, module.pipeline.why
+        return latents
+
 
 class Bench:
     """A row's model, made once for all cases of the row: plain, and under plans, each of which is taken off again."""
@@ -100,7 +113,7 @@ class Bench:
     def plain(self, plan: ParallelPlan, count: int) -> list[Any]:
         """What the class gives of so many calls; with stages PipeFusion's serial reference."""
         if is_sampling(plan):
-            return [Sampling(self.case, self.model).serial(self.case, plan)]
+            return [Sampling(self.case, self.model).serial(self.case, plan)] * 2
         spec, outputs = spec_named(self.case.model_class), []
 
         def run() -> None:
@@ -121,7 +134,7 @@ class Bench:
         module = ParallelModel(self.model, self.meshes[plan], torch.float32)
         try:
             if sampling:
-                return [sampling.parallel(module)]
+                return [sampling.parallel(module), sampling.step_by_step(module)]
             outputs = module.run_calls(calls_of(self.case, count))
         finally:
             module.remove()

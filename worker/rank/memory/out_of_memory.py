@@ -132,8 +132,6 @@ def list_alternatives(short: OutOfMemoryReport, plan: ParallelPlan, times: int) 
             other = replace(plan, **split, patches=1, speeds=plan.speeds if times == 1 else ())
             if short.check:
                 short.check(other)
-            if short.operation.is_step:
-                other.check_one_forward()
         except PlanError:
             continue
         if other.degrees() != plan.degrees():

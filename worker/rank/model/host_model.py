@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import sys
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -166,6 +167,7 @@ class HostModel:
     def start_run(self, run: str) -> None:
         """Forgets the last run if this is another, and removes what its functions left on the model."""
         if run != self.decoder.run:
+            self.module.forget()
             self.leftovers.end()
             self.clear_networks()
         self.decoder.start_run(run)
@@ -244,10 +246,14 @@ class HostModel:
         return math.ceil(sum(map(self.patcher.memory_required, shapes)) * token_factor(self.mesh.plan))
 
     def estimate_working_of_calls(self, calls: Sequence[Call]) -> int:
-        """Returns the bytes of the call that needs the most."""
+        """Returns the bytes of the call that needs the most, and of what PipeFusion keeps of all calls of a group."""
         parts = share_out([call.size for call in calls], self.mesh["batch"])
         shapes = [[each.shape for each in call.latents] for call in calls]
-        return max(self.estimate_working(*shapes[part.call], axis=part.rows) for part in parts)
+        kept = Counter[int]()
+        for part in parts:
+            rows, *sizes = shapes[part.call][0]
+            kept[part.group] += self.module.stale_bytes([max(part.rows.sizes(rows)), *sizes])
+        return max(self.estimate_working(*shapes[part.call], axis=part.rows) for part in parts) + max(kept.values())
 
     def limit_weights(self, free: int) -> int:
         """Returns how much of `free` device memory weights may take, as ComfyUI's flags say."""

@@ -1,0 +1,199 @@
+"""PipeFusion for a sampler that asks for one step at a time, as ComfyUI's stock samplers do.
+
+In each step, patch after patch goes through the stages. A patch attends to its own fresh keys and values, and to the
+stale ones of the other patches (`StaleCache`). The sampler gets a whole prediction, so every sampler works. The price
+is that the pipeline fills and drains in each step: (stages − 1) of (patches × forwards + stages − 1) turns.
+
+The result is that of the denoising loop (`denoiser.py`): there a patch also begins a step with its own latents alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..compat import tree_leaves
+from ..errors import RequestError
+from ..groups.calls import Call, Output
+from ..models.spec import ALWAYS_WHOLE
+from ..plan import ParallelPlan
+from ..seams.forward import Forward, StaleCache
+from ..seams.stages import Message
+from .regions import check_sizes, part_of, patch_regions, put_part
+
+# How many kinds of steps keep their keys and values at the same time. A node such as perturbed attention guidance makes
+# a sampler ask for two in turns.
+MOST_KINDS = 3
+# Sampling goes from high timesteps to low ones. Some samplers go back a little. Steps that go back by more than this
+# share of the first timestep begin anew, as a restart does.
+BACK = 0.05
+CONTROL = "control"
+Sides = Callable[[torch.Tensor], tuple[int, ...]]
+INSIDE = ("patches", "patches_replace")  # options by which nodes change what blocks compute
+
+
+class StepKind:
+    """What the steps of one kind keep. They have calls of the same shapes, with the same nodes inside of the model.
+
+    caches: by this rank's part of the calls. regions: of each patch in the latents, by call. conditions: the tensors of
+    the last step's calls, other than latents. whole: how many steps still run whole.
+    """
+
+    def __init__(self, calls: Sequence[Call], regions: list[list[torch.Tensor]], parts: int, whole: int) -> None:
+        self.caches = [StaleCache() for _ in range(parts)]
+        self.regions = regions
+        self.conditions = conditions_of(calls)
+        self.first = self.timestep = timestep_of(calls)
+        self.whole = whole
+
+    def follow(self, calls: Sequence[Call]) -> str:
+        """Takes the next step into account. Returns why it runs whole; empty if it runs patch by patch."""
+        timestep, conditions = timestep_of(calls), conditions_of(calls)
+        back = timestep > self.timestep + BACK * self.first
+        others = len(conditions) != len(self.conditions) or any(map(differ, conditions, self.conditions))
+        self.timestep, self.conditions = timestep, conditions
+        if back:
+            self.first = timestep
+            return "the sampler went back to an earlier timestep"
+        return "the conditions changed" if others else ""
+
+
+class StepPipeline:
+    """Runs the calls of a step under a plan with patches or stages, and keeps what later steps need.
+
+    Every rank makes the same calls with the same values, so all decide alike.
+    why: why the last step ran whole although it was not one of the first; else empty.
+    """
+
+    def __init__(self, plan: ParallelPlan) -> None:
+        self.plan = plan
+        self.every_patch = list(range(plan.patch_count))
+        self.forget()
+
+    def forget(self) -> None:
+        """Frees all keys and values. The next step begins a sampling."""
+        self.kinds: dict[Any, StepKind] = {}
+        self.why = ""
+
+    def begin(self, calls: Sequence[Call], parts: int, sides: Sides, device: torch.device) -> StepRun:
+        """Begins a step. parts: how many of the calls' parts this rank runs. sides: returns the sides of the pixels
+        that become a token.
+
+        Raises RequestError for latents that cannot be cut into patches.
+        """
+        self.why = ""
+        if len(self.every_patch) == 1:
+            return StepRun([self.every_patch], [None] * parts, [], [])
+        tokens = [count_tokens(call, sides) for call in calls]
+        name = kind_of(calls)
+        kind = self.kinds.pop(name, None)
+        if kind is None:
+            patches = len(self.every_patch)
+            latents = [call.latents[0] for call in calls]
+            regions = [patch_regions(each, sides(each), patches, device) for each in latents]
+            kind = StepKind(calls, regions, parts, self.plan.sync_steps)
+            if self.kinds:
+                self.why = "the sampler asked for other shapes, or for other nodes inside of the model"
+        elif why := kind.follow(calls):
+            kind.whole, self.why = max(kind.whole, 1), why
+        self.kinds[name] = kind  # the last one is the one that was used last
+        while len(self.kinds) > MOST_KINDS:
+            del self.kinds[next(iter(self.kinds))]
+        is_whole = kind.whole > 0
+        kind.whole -= is_whole
+        turns = [self.every_patch] if is_whole else [[patch] for patch in self.every_patch]
+        return StepRun(turns, [*kind.caches], kind.regions, tokens)
+
+
+class StepRun:
+    """A step that has begun.
+
+    turns: the patches that run together, one turn after the other. caches: by part. regions, tokens: by call; empty
+    without patches.
+    """
+
+    def __init__(
+        self,
+        turns: list[list[int]],
+        caches: Sequence[StaleCache | None],
+        regions: list[list[torch.Tensor]],
+        tokens: list[int],
+    ) -> None:
+        self.turns = turns
+        self.caches = caches
+        self.regions = regions
+        self.tokens = tokens
+        self.outputs: list[Any] = [None] * len(caches)
+
+    def messages(self) -> list[Message]:
+        """Lists what a stage receives from the one before."""
+        return [Message(0, segments, index) for segments in self.turns for index in range(len(self.caches))]
+
+    def forward(self, segments: list[int], index: int, call: int) -> Forward:
+        """Returns the forward of these patches, for a part of a call."""
+        return Forward(segments, self.caches[index], 0, index, self.tokens[call] if self.tokens else 0)
+
+    def keep(self, segments: list[int], index: int, call: int, output: Output | None) -> None:
+        """Keeps what a forward returned for its patches. None: the tokens went to the next stage."""
+        if output is None:
+            return
+        if len(self.turns) == 1:
+            self.outputs[index] = output
+            return
+        if not isinstance(output, torch.Tensor):
+            raise RequestError("The model returns several tensors, and PipeFusion's patches are of one.", WITHOUT)
+        if self.outputs[index] is None:
+            self.outputs[index] = output.clone(memory_format=torch.contiguous_format)
+        else:
+            region = self.regions[call][segments[0]]
+            put_part(self.outputs[index], region, part_of(output, region))
+
+
+WITHOUT = "Use patches=1, or ulysses, ring, cfg or dp in place of pipefusion."
+
+
+def count_tokens(call: Call, sides: Sides) -> int:
+    """Returns the tokens of a call's picture. Raises RequestError if it has no whole tokens, or several parts."""
+    if len(call.latents) != 1:
+        raise RequestError("PipeFusion's patches are of one latent, and this one has several parts.", WITHOUT)
+    (latents,) = call.latents
+    check_sizes(latents, sides(latents))
+    return math.prod(size // side for size, side in zip(latents.shape[2:], sides(latents), strict=True))
+
+
+def kind_of(calls: Sequence[Call]) -> tuple:
+    """Returns what tells steps of different kinds apart: the calls' shapes, and what nodes do inside of the model."""
+    found = []
+    for call in calls:
+        options = call.kwargs.get(ALWAYS_WHOLE) or {}
+        inside = tuple(str(names_in(options.get(name))) for name in INSIDE)
+        found.append((*(tuple(each.shape) for each in call.latents), tuple(sorted(call.kwargs)), inside))
+    return tuple(found)
+
+
+def names_in(value: Any) -> Any:
+    """Returns the names in nested dicts, and how many values lists have."""
+    if isinstance(value, dict):
+        return sorted((str(name), names_in(each)) for name, each in value.items())
+    return len(value) if isinstance(value, (list, tuple)) else None
+
+
+def timestep_of(calls: Sequence[Call]) -> float:
+    """Returns the highest timestep of the calls. Their tensors come from ComfyUI's process, so no device is waited
+    for."""
+    return max(float(call.args[1].max()) for call in calls)
+
+
+def conditions_of(calls: Sequence[Call]) -> list[torch.Tensor]:
+    """Returns the calls' tensors other than latents, timesteps, options and ControlNets' inputs. Ranks keep conditions
+    between requests, so the same condition is the same tensor."""
+    own = [{name: call.kwargs[name] for name in sorted(call.kwargs)} for call in calls]
+    kept = [value for each in own for name, value in each.items() if name not in (ALWAYS_WHOLE, CONTROL)]
+    return [leaf for leaf in tree_leaves(kept) if isinstance(leaf, torch.Tensor)]
+
+
+def differ(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one is not other

@@ -1,0 +1,95 @@
+"""Which steps PipeFusion runs whole, when a sampler asks for one at a time. `test_host_models.py` has the results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from parallel_backend.errors import RequestError
+from parallel_backend.groups.calls import Call
+from parallel_backend.plan import ParallelPlan
+from parallel_backend.sampling.step_pipeline import MOST_KINDS, StepPipeline
+
+TEXT, OTHER = torch.zeros(1, 5, 8), torch.ones(1, 5, 8)
+WHOLE, PATCHES = [[0, 1, 2]], [[0], [1], [2]]
+
+
+def step(timestep: float, rows: int = 8, text: torch.Tensor = TEXT, **options: Any) -> list[Call]:
+    latents = torch.zeros(1, 4, rows, 6)
+    return [Call((latents, torch.tensor([timestep])), {"context": text, "transformer_options": options})]
+
+
+def turns(pipeline: StepPipeline, calls: list[Call]) -> list[list[int]]:
+    return pipeline.begin(calls, 1, lambda latents: (2, 2), torch.device("cpu")).turns
+
+
+@pytest.fixture
+def pipeline() -> StepPipeline:
+    """After the two steps that its plan runs whole, and one patch by patch."""
+    made = StepPipeline(ParallelPlan(pipefusion=2, patches=3, sync_steps=2))
+    assert [turns(made, step(timestep)) for timestep in (1000.0, 900.0, 800.0)] == [WHOLE, WHOLE, PATCHES]
+    assert not made.why
+    return made
+
+
+def test_a_step_whose_keys_are_of_the_step_before_runs_patch_by_patch(pipeline: StepPipeline) -> None:
+    for timestep in (800.0, 700.0, 740.0, 0.0):  # a sampler of a higher order repeats a timestep, or goes back a little
+        assert turns(pipeline, step(timestep)) == PATCHES
+        assert not pipeline.why
+
+
+@pytest.mark.parametrize(
+    ("calls", "why"),
+    [
+        (step(900.0), "earlier timestep"),
+        (step(700.0, text=OTHER), "conditions"),
+        (step(700.0, rows=10), "shapes"),
+        (step(700.0) + step(700.0), "shapes"),
+        (step(700.0, patches_replace={"dit": {("double_block", 1): None}}), "nodes"),
+    ],
+    ids=("back", "conditions", "size", "calls", "node"),
+)
+def test_any_other_step_runs_whole_and_says_why(pipeline: StepPipeline, calls: list[Call], why: str) -> None:
+    assert turns(pipeline, calls) == WHOLE
+    assert why in pipeline.why
+
+
+def test_after_a_step_back_the_next_ones_run_patch_by_patch(pipeline: StepPipeline) -> None:
+    assert [turns(pipeline, step(timestep)) for timestep in (950.0, 940.0, 880.0)] == [WHOLE, PATCHES, PATCHES]
+
+
+def test_two_kinds_of_steps_in_turns_keep_their_own_keys(pipeline: StepPipeline) -> None:
+    """As perturbed attention guidance asks for them."""
+    perturbed = {"patches_replace": {"attn1": {"middle": None}}}
+    found = [
+        turns(pipeline, step(timestep, **options)) for timestep in (700.0, 600.0, 500.0) for options in ({}, perturbed)
+    ]
+    assert found == [PATCHES, WHOLE, PATCHES, WHOLE, PATCHES, PATCHES]
+    assert len(pipeline.kinds) == 2
+
+
+def test_no_more_kinds_are_kept_than_memory_is_counted_for(pipeline: StepPipeline) -> None:
+    for rows in range(10, 10 + 2 * MOST_KINDS + 2, 2):
+        turns(pipeline, step(700.0, rows=rows))
+    assert len(pipeline.kinds) == MOST_KINDS
+
+
+def test_a_new_sampling_begins_whole(pipeline: StepPipeline) -> None:
+    pipeline.forget()
+    assert turns(pipeline, step(700.0)) == WHOLE and not pipeline.why
+
+
+def test_latents_that_cannot_be_cut_into_patches_are_refused(pipeline: StepPipeline) -> None:
+    with pytest.raises(RequestError, match="7×6"):
+        turns(pipeline, step(700.0, rows=7))
+    sound = [Call(([torch.zeros(1, 4, 8, 6), torch.zeros(1, 2, 3)], torch.tensor([700.0])), {})]
+    with pytest.raises(RequestError, match="several parts"):
+        turns(pipeline, sound)
+
+
+def test_a_plan_without_patches_runs_every_step_whole_and_keeps_nothing() -> None:
+    pipeline = StepPipeline(ParallelPlan(ulysses=2))
+    run = pipeline.begin(step(700.0), 1, lambda latents: (2, 2), torch.device("cpu"))
+    assert run.turns == [[0]] and run.caches == [None] and not pipeline.kinds
