@@ -7,6 +7,7 @@ wait for each other. They do so under any plan with communication.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -50,6 +51,11 @@ class Correction:
             stall = max(0.0, waiting - predicted.waiting * factor)
         return Correction(computing / predicted.computing, factor, stall, taken)
 
+    def least_seconds(self, corrected: Prediction) -> float:
+        """Returns the seconds of a plan that shares no tokens, from its corrected prediction, if the plans that share
+        them computed for longer than predicted only because they share them. Of that, half is assumed."""
+        return corrected.computing / math.sqrt(max(1.0, self.computing)) + corrected.waiting
+
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Correction:
         """Raises KeyError, TypeError or ValueError if the values are not a correction."""
@@ -62,10 +68,16 @@ class Correction:
 
 def choose_prediction(found: Sequence[Prediction], correction: Correction) -> Prediction:
     """Chooses the prediction to run from corrected ones, the best first. It is the best plan that has run, once the
-    plans that may be as fast have been tried."""
+    plans that may be as fast have been tried. So a plan that is slower than one device does not stay."""
     alike = [each for each in found if each.fits == found[0].fits]
     has_run, others = ([each for each in alike if (str(each.plan) in correction.plans) == ran] for ran in (True, False))
     if not has_run or not others:
         return alike[0]
+    best = has_run[0]
     limit = NEAR if len(has_run) < TRIED else WORTH
-    return others[0] if others[0].seconds < limit * has_run[0].seconds else has_run[0]
+    if others[0].seconds < limit * best.seconds:
+        return others[0]
+    if all(each.plan.token_ways > 1 for each in has_run):
+        unshared = [each for each in others if each.plan.token_ways == 1]
+        return next((each for each in unshared if correction.least_seconds(each) < NEAR * best.seconds), best)
+    return best

@@ -76,7 +76,7 @@ def test_the_nodes_are_found_by_search_and_placed(editor: Editor, page: Page) ->
 
 
 def test_the_demo_draws_when_run_is_pressed(editor: Editor, page: Page) -> None:
-    open_demo(editor, steps=20, seed=101)
+    open_demo(editor, steps=4, seed=101)
     editor.run()
     page.wait_for_function(HAS_IMAGE)
     editor.screenshot("demo")
@@ -87,19 +87,19 @@ def test_the_demo_draws_when_run_is_pressed(editor: Editor, page: Page) -> None:
 @pytest.mark.parametrize("themed", ["dark", pytest.param("light", marks=pytest.mark.slow)], indirect=True)
 def test_the_panel_shows_ranks_and_steps_while_a_job_runs_and_then_that_it_is_done(themed: Editor) -> None:
     page, theme = themed.page, themed.theme()
-    open_demo(themed, steps=150, seed={"dark": 102, "light": 103}[theme])
+    open_demo(themed, steps=50, seed={"dark": 102, "light": 103}[theme])
     panel = themed.open_panel()
     themed.run()
     for rank in (0, 1):
         expect(panel.get_by_test_id(f"paralleldit-rank-{rank}")).to_contain_text("Weights: ")
     wait_for_step(panel, 1)
     first = step_of(panel)
-    wait_for_step(panel, first + 20)
+    wait_for_step(panel, first + 5)
     themed.screenshot(f"panel-{theme}")
     page.wait_for_function(HAS_IMAGE)
     expect(panel.get_by_test_id("paralleldit-state")).to_contain_text("ready", ignore_case=True)
     run = panel.get_by_test_id("paralleldit-run").first
-    expect(run).to_contain_text("150")
+    expect(run).to_contain_text("50")
     expect(run).to_contain_text("demo: coloured shapes")
     expect(run).to_contain_text("in all")
     with page.expect_download() as download:
@@ -113,7 +113,7 @@ def test_a_job_is_cancelled_from_the_button(editor: Editor, page: Page) -> None:
     open_demo(editor, steps=LONG, seed=104)
     panel = editor.open_panel()
     editor.run()
-    wait_for_step(panel, 5)
+    wait_for_step(panel, 2)
     page.get_by_role("button", name="Cancel current run").click()
     expect(panel.get_by_test_id("paralleldit-state")).to_contain_text("ready", ignore_case=True)
     expect(panel.get_by_test_id("paralleldit-run").first).to_contain_text("cancelled", ignore_case=True)
@@ -125,11 +125,11 @@ def test_a_reload_in_the_middle_of_a_job_loses_nothing_of_the_panel(
 ) -> None:
     open_demo(editor, steps=LONG, seed=105)
     editor.run()
-    wait_for_step(editor.open_panel(), 5)
+    wait_for_step(editor.open_panel(), 2)
     editor.reload()
     panel = editor.open_panel()
     expect(panel.get_by_test_id("paralleldit-state")).to_contain_text("running", ignore_case=True)
-    wait_for_step(panel, step_of(panel) + 20)
+    wait_for_step(panel, step_of(panel) + 5)
     host.interrupt()  # the editor's own button does not know of jobs from before the reload
     expect(panel.get_by_test_id("paralleldit-state")).to_contain_text("ready", ignore_case=True)
     assert editor.problems == []
@@ -173,11 +173,11 @@ def test_stop_asks_first_where_a_job_runs(editor: Editor, page: Page) -> None:
     open_demo(editor, steps=LONG, seed=107)
     panel = editor.open_panel()
     editor.run()
-    wait_for_step(panel, 5)
+    wait_for_step(panel, 2)
     stop, dialog = panel.get_by_test_id("paralleldit-stop"), page.get_by_role("dialog")
     stop.click()
     dialog.get_by_role("button", name="Cancel").click()
-    wait_for_step(panel, step_of(panel) + 5)  # it goes on
+    wait_for_step(panel, step_of(panel) + 2)  # it goes on
     stop.click()
     dialog.get_by_role("button", name="Confirm").click()
     expect(panel.get_by_test_id("paralleldit-state")).to_contain_text("stopped", ignore_case=True)

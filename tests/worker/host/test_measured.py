@@ -115,6 +115,21 @@ def test_another_plan_is_tried_where_it_may_be_as_fast() -> None:
         assert choose_prediction(found, noted).plan == chosen
 
 
+@pytest.mark.parametrize(("seconds", "chosen"), [(1.7, ULYSSES), (4.0, ALONE)])
+def test_one_device_is_tried_where_sharing_tokens_itself_may_have_made_a_step_slow(
+    seconds: float, chosen: ParallelPlan
+) -> None:
+    """A step computed for longer than predicted. One device may or may not do so, too."""
+    told = [Prediction(ULYSSES, 1.0, 0.1, 10), Prediction(ALONE, 2.0, 0.0, 10)]
+    noted = Correction().add_step(told[0], seconds, 0.1)
+    found = sorted(map(noted.correct, told), key=lambda each: each.seconds)
+    assert found[0].plan == ULYSSES and found[1].seconds > 1.1 * found[0].seconds
+    assert choose_prediction(found, noted).plan == chosen
+    noted = noted.add_step(told[1], 5.0, 0.0)
+    found = sorted(map(noted.correct, told), key=lambda each: each.seconds)
+    assert choose_prediction(found, noted).plan == ULYSSES, "one device has been measured, and is slower"
+
+
 def test_once_three_have_run_another_has_to_be_faster_to_be_tried() -> None:
     plans = [ULYSSES, ParallelPlan(ring=2), ALONE, ParallelPlan(cfg=2)]
     noted, ran = Correction(), []
