@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...parallel_backend.axes import BATCH_AXES
+from ...parallel_backend.axes import BATCH_AXES, STAGE_AXES
 from ...parallel_backend.costs.auto import PlanOfRun, Work, list_model_plans
 from ...parallel_backend.costs.choose import allows
 from ...parallel_backend.models.checks import check_module
@@ -119,9 +119,9 @@ class PlannedModule(RemoteWeights):
             self.costs.learn(work, self.plan, *pick_usual_step(steps))
 
     def shares_calls(self) -> bool:
-        """Whether the ranks run the calls of one request at the same time. An automatic plan that is not decided yet
-        counts as yes."""
-        return bool(self.auto and self.auto.is_open) or self.plan.ways(BATCH_AXES) > 1
+        """Whether the ranks run the calls of one request at the same time, or in one pipeline. An automatic plan that
+        is not decided yet counts as yes."""
+        return bool(self.auto and self.auto.is_open) or self.plan.ways((*BATCH_AXES, *STAGE_AXES)) > 1
 
 
 def describe_plan(plan: ParallelPlan) -> RunPlan:

@@ -129,7 +129,7 @@ class RemoteModule(PlannedModule):
             return self.run_here(reasons, args, kwargs)
         if CONTROL in values:
             values[CONTROL] = encode_control(values[CONTROL], self.sampling.inside.encoder)
-            if self.plan.pipefusion * self.plan.patch_count > 1:
+            if values[CONTROL] is not None and self.plan.pipefusion * self.plan.patch_count > 1:
                 values[OPTIONS] = add_control_facts(values[OPTIONS])
         latents, timestep = (values.pop(name) for name in list(self.signature.parameters)[:2])
         like = latents[0] if isinstance(latents, (list, tuple)) else latents

@@ -36,10 +36,11 @@ INSIDE = ("patches", "patches_replace")  # options by which nodes change what bl
 
 
 class StepKind:
-    """What the steps of one kind keep. They have calls of the same shapes, with the same nodes inside of the model.
+    """What the steps of one kind keep. They have calls of the same shapes and conditions, with the same nodes inside of
+    the model.
 
     caches: by this rank's part of the calls. regions: of each patch in the latents, by call. conditions: the tensors of
-    the last step's calls, other than latents. whole: how many steps still run whole.
+    the calls, other than latents; kept, because the kind is known by them. whole: how many steps still run whole.
     """
 
     def __init__(self, calls: Sequence[Call], regions: list[list[torch.Tensor]], parts: int, whole: int) -> None:
@@ -49,16 +50,13 @@ class StepKind:
         self.first = self.timestep = timestep_of(calls)
         self.whole = whole
 
-    def follow(self, calls: Sequence[Call]) -> str:
-        """Takes the next step into account. Returns why it runs whole; empty if it runs patch by patch."""
-        timestep, conditions = timestep_of(calls), conditions_of(calls)
-        back = timestep > self.timestep + BACK * self.first
-        others = len(conditions) != len(self.conditions) or any(map(differ, conditions, self.conditions))
-        self.timestep, self.conditions = timestep, conditions
-        if back:
-            self.first = timestep
-            return "the sampler went back to an earlier timestep"
-        return "the conditions changed" if others else ""
+    def goes_back(self, calls: Sequence[Call]) -> bool:
+        """Takes the next step into account. Returns whether it goes back to an earlier timestep."""
+        before, self.timestep = self.timestep, timestep_of(calls)
+        if self.timestep <= before + BACK * self.first:
+            return False
+        self.first = self.timestep
+        return True
 
 
 class StepPipeline:
@@ -95,10 +93,10 @@ class StepPipeline:
             latents = [call.latents[0] for call in calls]
             regions = [patch_regions(each, sides(each), patches, device) for each in latents]
             kind = StepKind(calls, regions, parts, self.plan.sync_steps)
-            if self.kinds:
-                self.why = "the sampler asked for other shapes, or for other nodes inside of the model"
-        elif why := kind.follow(calls):
-            kind.whole, self.why = max(kind.whole, 1), why
+            if self.kinds and not any(other.whole for other in self.kinds.values()):
+                self.why = "the shapes, the conditions, or the nodes inside of the model changed"
+        elif kind.goes_back(calls):
+            kind.whole, self.why = max(kind.whole, 1), "the sampler went back to an earlier timestep"
         self.kinds[name] = kind  # the last one is the one that was used last
         while len(self.kinds) > MOST_KINDS:
             del self.kinds[next(iter(self.kinds))]
@@ -165,8 +163,9 @@ def count_tokens(call: Call, sides: Sides) -> int:
 
 
 def kind_of(calls: Sequence[Call]) -> tuple:
-    """Returns what tells steps of different kinds apart: the calls' shapes, and what nodes do inside of the model."""
-    found = []
+    """Returns what tells steps of different kinds apart: the calls' shapes and conditions, and what nodes do inside of
+    the model."""
+    found: list[tuple] = [tuple(map(id, conditions_of(calls)))]
     for call in calls:
         options = call.kwargs.get(ALWAYS_WHOLE) or {}
         inside = tuple(str(names_in(options.get(name))) for name in INSIDE)
@@ -193,7 +192,3 @@ def conditions_of(calls: Sequence[Call]) -> list[torch.Tensor]:
     own = [{name: call.kwargs[name] for name in sorted(call.kwargs)} for call in calls]
     kept = [value for each in own for name, value in each.items() if name not in (ALWAYS_WHOLE, CONTROL)]
     return [leaf for leaf in tree_leaves(kept) if isinstance(leaf, torch.Tensor)]
-
-
-def differ(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one is not other

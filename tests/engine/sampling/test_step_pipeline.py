@@ -56,6 +56,14 @@ def test_any_other_step_runs_whole_and_says_why(pipeline: StepPipeline, calls: l
     assert why in pipeline.why
 
 
+def test_cond_and_uncond_in_turns_are_no_change(pipeline: StepPipeline) -> None:
+    """As a sampler asks for them whose calls go one by one."""
+    pipeline.forget()
+    for timestep, wanted in ((1000.0, WHOLE), (900.0, WHOLE), (800.0, PATCHES), (700.0, PATCHES)):
+        for text in (TEXT, OTHER):
+            assert turns(pipeline, step(timestep, text=text)) == wanted and not pipeline.why
+
+
 def test_after_a_step_back_the_next_ones_run_patch_by_patch(pipeline: StepPipeline) -> None:
     assert [turns(pipeline, step(timestep)) for timestep in (950.0, 940.0, 880.0)] == [WHOLE, PATCHES, PATCHES]
 
