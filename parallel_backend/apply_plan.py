@@ -21,8 +21,8 @@ from .seams.forward import ForwardSlot
 from .seams.layout import TokenLayout
 from .seams.masks import attention_of
 from .seams.mlp_overlap import MlpOverlap
-from .seams.stage_ends import StageEnds
-from .seams.stages import Stage, StageLink, StandIn, keep_stage
+from .seams.pipeline.stage_ends import StageEnds
+from .seams.pipeline.stages import Stage, StageLink, StandIn, keep_stage
 from .weights.sizes import WeightSizes
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .errors import RequestError
-from .groups.calls import Call
+from .groups.calls import Call, tensors_of
 from .groups.collectives import collect, shard
 from .groups.mesh import Axis, Mesh
 from .groups.mesh_layout import same_weights
@@ -185,7 +185,7 @@ class DiffusersModel(ParallelModel):
             if not self.link or self.link.is_last:
                 whole = collect(self.no_rows(latents) if local is None else local, BATCH_DIM, len(latents), axis)
             found = self.return_to_first(None if whole is None else [whole], 1)
-            return None if found is None else found[0]
+            return None if found is None else tensors_of(found[0])[0]
 
     def predict_rows(
         self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Conditions, axis: Axis, forward: Forward

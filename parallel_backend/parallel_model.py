@@ -21,12 +21,12 @@ from .hooks import Hooks
 from .models.checks import check_module, patch_of, sizes_of
 from .models.spec import ALWAYS_WHOLE, spec_of
 from .plan import ParallelPlan
-from .sampling.regions import check_sizes
-from .sampling.step_pipeline import StepPipeline
 from .seams.backends import Backend
 from .seams.compiled import CompiledBlocks
 from .seams.forward import Forward
-from .seams.stages import StageExit, StandIn
+from .seams.pipeline.regions import check_sizes
+from .seams.pipeline.stages import StageExit, StandIn
+from .seams.pipeline.step_pipeline import StepPipeline
 from .weights.prefetcher import BlockPrefetcher, blocks_at
 from .weights.sizes import sizes_of_model
 
@@ -149,16 +149,20 @@ class ParallelModel:
         sides = self.patch_sides(len(latents) - 2)
         return latents[0] * math.prod(-(-size // side) for size, side in zip(latents[2:], sides, strict=False))
 
-    def stale_bytes(self, latents: Sequence[int]) -> int:
-        """Returns the bytes of the keys and values that PipeFusion keeps on a rank of the largest stage, for latents of
-        this shape (B, C, …). The text's are not counted. It is equal on all ranks."""
+    def stale_bytes(self, latents: Sequence[Sequence[int]]) -> int:
+        """Returns the bytes of the keys and values that PipeFusion keeps on the rank with the most, for a step's calls
+        with latents of these shapes (B, C, …). The text's are not counted. It is equal on all ranks."""
         plan = self.mesh.plan
         if plan.patch_count == 1 or self.spec is None:
             return 0
         heads, head_dim, kv_heads = sizes_of(self.model, self.spec)
         blocks = max(map(len, self.sizes.by_stage(plan)))
         width = (kv_heads or heads) * head_dim * self.dtype.itemsize
-        return 2 * self.token_count(latents) * width * blocks // plan.token_ways
+        tokens = Counter[int]()
+        for part in share_out([rows for rows, *_ in latents], self.mesh["batch"]):
+            rows, *sizes = latents[part.call]
+            tokens[part.group] += self.token_count([part.rows.own_size(rows), *sizes])
+        return 2 * max(tokens.values()) * width * blocks // plan.token_ways
 
     def run_calls(self, calls: Sequence[Call], steps: int = 1) -> list[Output] | None:
         """Returns the forward's output, one or several tensors, for each call on global rank 0; None elsewhere.
@@ -176,7 +180,8 @@ class ParallelModel:
             given = [moved(tuple(calls[part.call]), self.mesh.device) for part in own]
 
             def run(index: int, forward: Forward) -> Output | None:
-                return self.run_rows(*given[index], sizes[own[index].call], own[index].rows, forward)
+                (args, kwargs), part = given[index], own[index]
+                return self.run_rows(args, kwargs, sizes[part.call], part.rows, forward)
 
             outputs = self.run_step(calls, [part.call for part in own], run, idle)
             if not self.has_result:

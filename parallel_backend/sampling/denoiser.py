@@ -18,9 +18,9 @@ from ..groups.collectives import gather
 from ..groups.mesh import Axis
 from ..parallel_model import ParallelModel
 from ..seams.forward import Forward, StaleCache
-from ..seams.stages import Message, StageLink
+from ..seams.pipeline.regions import part_of, patch_regions, put_part
+from ..seams.pipeline.stages import Message, StageLink
 from .caches import NONE, CacheSettings
-from .regions import part_of, patch_regions, put_part
 from .schedulers import check_patchwise
 from .stepper import Stepper
 

@@ -21,8 +21,8 @@ from ..models.checks import modules_at
 from ..models.spec import ALWAYS_WHOLE, BlockList, ModelSpec, Streams, names
 from .arguments import Arguments
 from .layout import TokenLayout
-from .stage_ends import StageEnds
-from .stages import StandIn
+from .pipeline.stage_ends import StageEnds
+from .pipeline.stages import StandIn
 
 Arrival = Callable[[dict[str, Any]], None]
 

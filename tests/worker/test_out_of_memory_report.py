@@ -65,11 +65,10 @@ def test_tokens_that_do_not_fit_are_shared_by_more_ranks_or_fewer_are_asked_for(
     assert "at most about 18,000 tokens fit" in text
 
 
-def test_stages_are_advised_where_the_loop_runs_on_the_ranks_and_not_for_single_forwards() -> None:
-    """Their result is on the last stage, and rank 0 is asked for it."""
+def test_stages_are_advised_for_a_loop_in_the_ranks_and_for_single_steps() -> None:
     request = {"weights": 20, "needed": 20, "plan": ParallelPlan(ulysses=2), "check": check_any}
     assert "the plan pipefusion=" in report(SAMPLE, **request)
-    assert "pipefusion=" not in report(CALL, **request)
+    assert "the plan pipefusion=" in report(CALL, **request)
 
 
 def test_memory_of_other_processes_is_pointed_to() -> None:

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from parallel_backend.axes import BATCH_AXES
 from parallel_backend.errors import RequestError, is_out_of_memory
 from parallel_backend.groups.calls import Call, tensors_of
 from parallel_backend.groups.timeline import Timeline
@@ -192,8 +191,8 @@ class Operations:
         sizes = [len(each.branches) * len(own["noise"]) for each in passes]
         shape = (max(sizes), *own["noise"].shape[1:])
         working = job.alone(lambda: model.estimate_working(shape))
-        rows = -(-sum(sizes) // model.mesh.plan.ways(BATCH_AXES))
-        kept = estimate_cache_bytes(cache, working, len(passes)) + model.module.stale_bytes((rows, *shape[1:]))
+        kept = estimate_cache_bytes(cache, working, len(passes))
+        kept += model.module.stale_bytes([(rows, *shape[1:]) for rows in sizes])
         self.make_room(job, model, working + kept)
         self.prepare_options(job, model, passes[0].conditions.kwargs)
         passes, context = model.prepare_passes(passes)

@@ -10,7 +10,7 @@ import torch
 from parallel_backend.errors import RequestError
 from parallel_backend.groups.calls import Call
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.sampling.step_pipeline import MOST_KINDS, StepPipeline
+from parallel_backend.seams.pipeline.step_pipeline import MOST_KINDS, StepPipeline
 
 TEXT, OTHER = torch.zeros(1, 5, 8), torch.ones(1, 5, 8)
 WHOLE, PATCHES = [[0, 1, 2]], [[0], [1], [2]]

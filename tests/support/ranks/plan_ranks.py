@@ -20,7 +20,7 @@ from parallel_backend.seams.backends import NATIVE
 from parallel_backend.seams.exchange.heads import head_parts
 from parallel_backend.seams.forward import ForwardSlot
 from parallel_backend.seams.layout import TokenLayout
-from parallel_backend.seams.stages import keep_stage
+from parallel_backend.seams.pipeline.stages import keep_stage
 from tests.support.ranks.leaving import leave
 
 HEADS, BLOCKS, TOKENS = 6, (4, 3), 24

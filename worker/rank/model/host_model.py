@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -246,14 +245,11 @@ class HostModel:
         return math.ceil(sum(map(self.patcher.memory_required, shapes)) * token_factor(self.mesh.plan))
 
     def estimate_working_of_calls(self, calls: Sequence[Call]) -> int:
-        """Returns the bytes of the call that needs the most, and of what PipeFusion keeps of all calls of a group."""
+        """Returns the bytes of the call that needs the most, and of what PipeFusion keeps of all."""
         parts = share_out([call.size for call in calls], self.mesh["batch"])
         shapes = [[each.shape for each in call.latents] for call in calls]
-        kept = Counter[int]()
-        for part in parts:
-            rows, *sizes = shapes[part.call][0]
-            kept[part.group] += self.module.stale_bytes([max(part.rows.sizes(rows)), *sizes])
-        return max(self.estimate_working(*shapes[part.call], axis=part.rows) for part in parts) + max(kept.values())
+        most = max(self.estimate_working(*shapes[part.call], axis=part.rows) for part in parts)
+        return most + self.module.stale_bytes([first for first, *_ in shapes])
 
     def limit_weights(self, free: int) -> int:
         """Returns how much of `free` device memory weights may take, as ComfyUI's flags say."""

@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from ..errors import RequestError
-from ..groups.mesh_layout import shard_sizes
+from ...errors import RequestError
+from ...groups.mesh_layout import shard_sizes
 
 
 def patch_regions(

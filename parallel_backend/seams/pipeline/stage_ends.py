@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from ..hooks import Hooks
-from ..models.checks import SKIP
-from ..models.spec import BlockList, Streams, names
-from .arguments import Arguments
-from .layout import TokenLayout
+from ...hooks import Hooks
+from ...models.checks import SKIP
+from ...models.spec import BlockList, Streams, names
+from ..arguments import Arguments
+from ..layout import TokenLayout
 from .stages import Stage, StageLink, StandIn
 
 

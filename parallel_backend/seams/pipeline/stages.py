@@ -16,13 +16,13 @@ from typing import NamedTuple, cast
 import torch
 import torch.distributed as dist
 
-from ..groups.mesh import Mesh
-from ..groups.timeline import Timeline
-from ..hooks import Hooks
-from ..models.checks import modules_at
-from ..models.spec import BlockList
-from .arguments import Arguments
-from .forward import ForwardSlot
+from ...groups.mesh import Mesh
+from ...groups.timeline import Timeline
+from ...hooks import Hooks
+from ...models.checks import modules_at
+from ...models.spec import BlockList
+from ..arguments import Arguments
+from ..forward import ForwardSlot
 
 
 class Message(NamedTuple):

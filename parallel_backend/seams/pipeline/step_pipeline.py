@@ -4,7 +4,7 @@ In each step, patch after patch goes through the stages. A patch attends to its 
 stale ones of the other patches (`StaleCache`). The sampler gets a whole prediction, so every sampler works. The price
 is that the pipeline fills and drains in each step: (stages − 1) of (patches × forwards + stages − 1) turns.
 
-The result is that of the denoising loop (`denoiser.py`): there a patch also begins a step with its own latents alone.
+The result is that of the loop in `sampling/denoiser.py`, where a patch does not wait for the others' step.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from ..compat import tree_leaves
-from ..errors import RequestError
-from ..groups.calls import Call, Output
-from ..models.spec import ALWAYS_WHOLE
-from ..plan import ParallelPlan
-from ..seams.forward import Forward, StaleCache
-from ..seams.stages import Message
+from ...compat import tree_leaves
+from ...errors import RequestError
+from ...groups.calls import Call, Output
+from ...models.spec import ALWAYS_WHOLE
+from ...plan import ParallelPlan
+from ..forward import Forward, StaleCache
 from .regions import check_sizes, part_of, patch_regions, put_part
+from .stages import Message
 
 # How many kinds of steps keep their keys and values at the same time. A node such as perturbed attention guidance makes
 # a sampler ask for two in turns.
