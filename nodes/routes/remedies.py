@@ -24,19 +24,20 @@ FACTORS = range(2, 9)  # for how many times as many stages
 def list_remedies(estimate: MemoryEstimate, check: Check) -> list[Remark]:
     """Lists each single change with which the plan would fit.
 
-    If the plan fits only because weights are fetched, it lists what would let them be whole.
+    If the plan fits only because weights are fetched, it lists what would let them be whole, and no lossy plan.
     check: of the model, the machine and the samplers.
     """
     only_whole = estimate.fits
     asked = replace(estimate.asked, weights=WHOLE, weight_blocks=0) if only_whole else estimate.asked
     found = [remark(key) for key, sizes in estimate.memory.smaller if fits(estimate, asked, sizes)]
-    if not only_whole:
-        others = (replace(asked, weights=way, weight_blocks=0) for way in FETCHED)
-        found += [remark(f"would_{each.weights}") for each in others if allows(check, each) and fits(estimate, each)]
+    if only_whole:
+        return found
+    others = (replace(asked, weights=way, weight_blocks=0) for way in FETCHED)
+    found += [remark(f"would_{each.weights}") for each in others if allows(check, each) and fits(estimate, each)]
     staged = (each for each in list_more_stages(asked) if allows(check, each) and fits(estimate, each))
     if plan := next(staged, None):
         found.append(remark("would_plan", plan=str(replace(plan, weights=AUTO))))
-    return found if only_whole else [*found, *suggest_picture(estimate, asked)]
+    return [*found, *suggest_picture(estimate, asked)]
 
 
 def fits(estimate: MemoryEstimate, plan: ParallelPlan, sizes: WeightSizes | None = None) -> bool:

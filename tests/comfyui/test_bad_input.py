@@ -185,7 +185,7 @@ def test_a_latent_of_the_wrong_channel_count(host: ComfyHost, models: Path) -> N
 def test_pipefusion_does_not_fill_latents_up(host: ComfyHost) -> None:
     plan = {"pipefusion": 2}
     message = refusal(host, Job("tiny-dit", width=136, height=128, plan=plan, scheduler="DDIM").prompt(), GOOD)
-    assert_says(message, "16×17", "patches of 2×2", "stock KSampler")
+    assert_says(message, "16×17", "patches of 2×2", "without PipeFusion")
 
 
 @pytest.mark.parametrize("how", [{}, {"scheduler": "DDIM"}], ids=str)

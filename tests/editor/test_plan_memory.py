@@ -17,6 +17,7 @@ from tests.support.editor.examples import open_demo
 from tests.support.programs import run_program
 
 GIB = 1 << 30
+STAGES = "the plan pipefusion=2 × 2 patches, 1 sync"
 ROUTE = "**/paralleldit/plan"
 SAVED = (
     """() => window.app.graph.nodes.find((node) => node.type === 'ParallelDiT_LoadDiffusionModel').serialize().size"""
@@ -228,18 +229,18 @@ def test_each_card_is_told_and_whether_it_has_room(answers: dict) -> None:
 @pytest.mark.parametrize(
     ("name", "words", "found"),
     [
-        ("whole does not fit", "would_fit", ["fp8 weights", "shared weights", "weights in RAM"]),
-        ("one card is small", "would_fit", ["fp8 weights", "shared weights", "weights in RAM"]),
-        ("a folder does not fit", "would_fit", ["fp8 weights", "shared weights", "weights in RAM"]),
+        ("whole does not fit", "would_fit", ["fp8 weights", "shared weights", "weights in RAM", STAGES]),
+        ("one card is small", "would_fit", ["fp8 weights", "shared weights", "weights in RAM", STAGES]),
+        ("a folder does not fit", "would_fit", ["fp8 weights", "shared weights", "weights in RAM", STAGES]),
         (
             "more ranks would",
             "would_fit",
-            ["fp8 weights", "weights in RAM", "the plan pipefusion=2 × 2 patches, 1 sync"],
+            ["fp8 weights", "weights in RAM", STAGES],
         ),
         (
             "stages would",
             "would_fit",
-            ["fp8 weights", "shared weights", "weights in RAM", "the plan pipefusion=2 × 2 patches, 1 sync"],
+            ["fp8 weights", "shared weights", "weights in RAM", STAGES],
         ),
         ("nothing would", "nothing_fits", []),
         ("auto", "whole_would", ["fp8 weights"]),

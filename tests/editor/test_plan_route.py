@@ -123,11 +123,10 @@ def test_what_a_step_is_predicted_to_take_is_told_before_the_run(host: ComfyHost
     ("job", "plan", "widgets"),
     [
         (Job("tiny-dit"), {"ulysses": 5}, ["ulysses"]),
-        (Job("tiny-dit"), {"pipefusion": 2}, ["pipefusion"]),
         (Job("tiny-dit", scheduler="model's own"), {"pipefusion": 8}, ["pipefusion"]),
         (Job("tiny-dit"), {"weights": "shared"}, ["weights"]),
     ],
-    ids=["heads", "a stock sampler", "more stages than blocks", "nobody to share weights with"],
+    ids=["heads", "more stages than blocks", "nobody to share weights with"],
 )
 def test_an_error_is_told_in_the_words_that_the_run_ends_with(
     job: Job, plan: dict, widgets: list[str], host: ComfyHost
