@@ -19,13 +19,14 @@ every method, in an order that changes by round; figures are medians over the ro
 each method's result is compared with one rank's, to 1e-4.
 
 ulysses, ring, cfg: ours, as a plan has them; a UNet shares its rows by ulysses and ring. cfg 2 alone splits cond and
-uncond, and two of four ranks are idle then. pipefusion: a step of it, by twice as many patches as stages; lossy. fp8:
-Ulysses that sends in fp8, which is lossy, and which a CPU pays for. no overlap: ours with Ulysses over all ranks in one
-part, so that nothing is computed while it travels. diffusers: its own context parallel (Ulysses) of the same model; its
-ring needs attention that tells the log-sum-exp, which it has for GPUs alone. left: of the seconds that the exchange
-adds without overlap, how many are left with it; "nothing sent" computes the same, and nothing travels in the model. MB
-that a rank sends: counted in a step, of the rank that sends most. gloo's own copying takes a rank's CPU time and shows
-from some 100 MB/s on: NVLink's figures are lower than the real ones.
+uncond, and two of four ranks are idle then. pipefusion: a step for a stock sampler, by so many patches; lossy. It is
+compared on deep models, with a fifth of the real one's blocks: it sends once for each stage, and other methods once for
+each block. fp8: Ulysses that sends in fp8, which is lossy, and which a CPU pays for. no overlap: ours with Ulysses over
+all ranks in one part, so that nothing is computed while it travels. diffusers: its own context parallel (Ulysses) of
+the same model; its ring needs attention that tells the log-sum-exp, which it has for GPUs alone. left: of the seconds
+that the exchange adds without overlap, how many are left with it; "nothing sent" computes the same, and nothing travels
+in the model. MB that a rank sends: counted in a step, of the rank that sends most. gloo's own copying takes a rank's
+CPU time and shows from some 100 MB/s on: NVLink's figures are lower than the real ones.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import diffusers
@@ -21,8 +21,9 @@ TEXT_WIDTH = 256
 class Case:
     """A model with 1/shrink of a real one's width and tokens, and about as many heads, by which an exchange is cut.
     build: with so many blocks, or three times as many of Flux. latents: their shape, with the batch that a step has.
-    comfyui: whether the class is ComfyUI's. sent: the bytes that a rank sends at most under a plan, by what they are
-    for, as formulas have it; None if they are not known."""
+    comfyui: whether the class is ComfyUI's. is_deep: whether it has so many blocks that stages of them can be compared:
+    PipeFusion sends once for each stage, and other methods once for each block. sent: the bytes that a rank sends at
+    most under a plan, by what they are for, as formulas have it; None if they are not known."""
 
     build: Callable[[int], torch.nn.Module]
     depth: int
@@ -31,6 +32,7 @@ class Case:
     conditions: Callable[[int], Conditions]
     sigma: float = 500.0  # the timestep, in the model's units
     comfyui: bool = False
+    is_deep: bool = False
     sent: Callable[[tuple[int, ...], ParallelPlan], dict[str, float]] | None = None
 
     def model(self) -> torch.nn.Module:
@@ -135,15 +137,24 @@ CASES = {
     "SDXL-shaped": unet_case(1),
     "SDXL-shaped, guided": unet_case(2),
 }
+# With a fifth of the real blocks.
+DEPTHS = {"Flux-shaped": 4, "Wan-shaped": 8, "PixArt-shaped, guided": 8}
+CASES |= {f"{name}, deep": replace(CASES[name], depth=depth, is_deep=True) for name, depth in DEPTHS.items()}
 ONE = Method("one rank")
 SYNCHRONOUS, SILENT = "no overlap", "nothing sent"
 FP8 = "fp8"
+LOSSY = 0.1  # the tolerance of methods that change the result
 
 
 def methods(case: Case, ranks: int) -> list[Method]:
     """All on so many ranks, that on one rank first."""
     heads = {"ulysses": ranks}
     found = [ONE, Method(f"ulysses {ranks}", heads), Method(f"ring {ranks}", {"ring": ranks})]
+    if case.is_deep:
+        stages = {"pipefusion": ranks, "sync_steps": 1}
+        counts = (2 * ranks, 4 * ranks)
+        named = {f"pipefusion {ranks}, {count} patches": {**stages, "patches": count} for count in counts}
+        return [*found, *(Method(name, plan, tolerance=LOSSY) for name, plan in named.items())]
     if ranks == 4:
         found.append(Method("ulysses 2, ring 2", {"ulysses": 2, "ring": 2}))
     if case.guided:
@@ -151,9 +162,7 @@ def methods(case: Case, ranks: int) -> list[Method]:
     if case.guided and case.comfyui and ranks > 2:
         found.append(Method("cfg 2", {"cfg": 2, "dp": ranks // 2}))  # the other ranks have nothing to do
     if not case.comfyui:
-        staged = {"pipefusion": ranks, "patches": 2 * ranks}
-        found.append(Method(f"pipefusion {ranks}", staged, tolerance=0.1))
-        found += [Method(FP8, heads | {"exchange_dtype": "fp8"}, tolerance=0.1), Method("diffusers", peer=True)]
+        found += [Method(FP8, heads | {"exchange_dtype": "fp8"}, tolerance=LOSSY), Method("diffusers", peer=True)]
     return [
         *found,
         Method(SYNCHRONOUS, heads, overlap=False),
