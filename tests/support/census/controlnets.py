@@ -180,6 +180,9 @@ CONTROLNET_HABITS = {
         replace(equal(), plan={"cfg": 1}), looped("flux", asked="one rank")
     ),
     "a ControlNet under PipeFusion": habit(replace(equal(), plan={"pipefusion": 2}), looped("flux", asked="cfg=2")),
+    "a ControlNet under PipeFusion and a stock sampler": habit(
+        replace(equal(), plan={"pipefusion": 2}), controlled("flux")
+    ),
     "a Fun ControlNet of Qwen-Image under the Parallel Sampler": habit(equal("qwen"), looped("qwen fun")),
     "a ControlNet under the Parallel Sampler with a cache": habit(
         replace(refused("a ControlNet with a step cache"), ours=True), looped("flux", cache="first block")
