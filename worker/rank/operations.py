@@ -245,6 +245,7 @@ class Operations:
         from .vae.vae_job import load_rank_vae, run_rank_vae
 
         state, source = self.state, VaeSource.from_json(job.header["vae"])
+        state.forget_steps()
         if state.vae is None or state.vae[0] != source:
             if not source.file and not any(name.startswith(ops.WEIGHTS) for name in tensors):
                 return {ops.LACKING: torch.ones(1)}
@@ -285,8 +286,10 @@ class Operations:
         parking.free_device()
 
     def trim(self, _job: Job, _tensors: Tensors) -> Tensors:
-        """Frees unused memory. Returns how many bytes of the accelerator."""
+        """Frees unused memory, and what PipeFusion keeps from step to step. Returns how many bytes of the
+        accelerator."""
         before = memory_use(self.state.device)["accelerator"]
+        self.state.forget_steps()
         release_memory(self.state.device)
         return {ops.FREED: torch.tensor([before - memory_use(self.state.device)["accelerator"]])}
 

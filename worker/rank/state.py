@@ -61,6 +61,11 @@ class RankState:
             return None
         return model if same_weights(before, plan) else None
 
+    def forget_steps(self) -> None:
+        """Frees what PipeFusion keeps from step to step. A sampling that goes on begins anew, with a whole step."""
+        if self.model:
+            self.model.module.pipeline.forget()
+
     def drop_model(self) -> None:
         """Frees the model's memory."""
         self.model, self.source, self.plan, self.loaded = None, None, None, {}
