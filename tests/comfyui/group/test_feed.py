@@ -64,7 +64,7 @@ def test_a_run_that_is_interrupted_or_refused_says_so(host: ComfyHost) -> None:
     host.wait(prompt_id, on_event=interrupt)
     assert groups(host)[0]["runs"][0]["state"] == "cancelled"
     with pytest.raises(PromptError):
-        host.run(spaced(Job("tiny-dit", "3", plan={"cfg": 1, "pipefusion": 2, "patches": 2})).prompt())
+        host.run(spaced(Job("tiny-dit", "3", width=136, plan={"pipefusion": 2})).prompt())  # no whole patches
     assert groups(host)[0]["runs"][0]["state"] == "failed"
 
 
