@@ -151,7 +151,8 @@ class ParallelModel:
 
     def stale_bytes(self, latents: Sequence[Sequence[int]]) -> int:
         """Returns the bytes of the keys and values that PipeFusion keeps on the rank with the most, for a step's calls
-        with latents of these shapes (B, C, …). The text's are not counted. It is equal on all ranks."""
+        with latents of these shapes (B, C, …). Neither the text's are counted, nor those of another kind of steps. It
+        is equal on all ranks."""
         plan = self.mesh.plan
         if plan.patch_count == 1 or self.spec is None:
             return 0

@@ -99,7 +99,7 @@ def test_the_panel_shows_ranks_and_steps_while_a_job_runs_and_then_that_it_is_do
     page.wait_for_function(HAS_IMAGE)
     expect(panel.get_by_test_id("paralleldit-state")).to_contain_text("ready", ignore_case=True)
     run = panel.get_by_test_id("paralleldit-run").first
-    expect(run).to_contain_text("50")
+    expect(run).to_contain_text("50 steps")
     expect(run).to_contain_text("demo: coloured shapes")
     expect(run).to_contain_text("in all")
     with page.expect_download() as download:

@@ -78,7 +78,7 @@ def test_two_kinds_of_steps_in_turns_keep_their_own_keys(pipeline: StepPipeline)
     assert len(pipeline.kinds) == 2
 
 
-def test_no_more_kinds_are_kept_than_memory_is_counted_for(pipeline: StepPipeline) -> None:
+def test_only_the_last_kinds_of_steps_are_kept(pipeline: StepPipeline) -> None:
     for rows in range(10, 10 + 2 * MOST_KINDS + 2, 2):
         turns(pipeline, step(700.0, rows=rows))
     assert len(pipeline.kinds) == MOST_KINDS
