@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,7 +29,7 @@ from tests.support.group.direct_group import DIT, pass_of, source_of
 from worker.comfyui.source import HostSource
 from worker.host.client import WorkerGroup
 from worker.wire import endpoint as endpoint_module
-from worker.wire.endpoint import ADDRESS, HELLO_BYTES, MAX_HELLOS, TOKEN, Endpoint, connect
+from worker.wire.endpoint import ADDRESS, HELLO_BYTES, HELLO_SECONDS, MAX_HELLOS, TOKEN, Endpoint, connect
 from worker.wire.protocol import MAGIC, PREFIX, VERSION, decode, encode, receive_frame, send_frame
 from worker.wire.sampler_call import SamplerCall
 
@@ -197,15 +197,22 @@ def test_a_crowd_holds_up_nobody_and_is_not_kept(endpoint: Endpoint) -> None:
         stranger.close()
 
 
-def test_silence_is_not_waited_for(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint_module, "HELLO_SECONDS", 0.1)
+def test_silence_is_not_waited_for(endpoint: Endpoint) -> None:
     with knock(endpoint) as stranger:
-        assert not endpoint.accept(0.05)
-        assert len(endpoint.hellos) == 1
-        time.sleep(0.15)
-        assert not endpoint.accept(0.05) and not endpoint.hellos
+        accept_until(endpoint, lambda: bool(endpoint.hellos))
+        (hello,) = endpoint.hellos.values()
+        assert 0 < hello.until - time.monotonic() <= HELLO_SECONDS
+        hello.until = time.monotonic()  # as if all its seconds had passed
+        accept_until(endpoint, lambda: not endpoint.hellos)
         stranger.settimeout(SOON)
         assert stranger.recv(1) == b""
+
+
+def accept_until(endpoint: Endpoint, is_so: Callable[[], bool]) -> None:
+    """Accepts until something is so. No channel connects meanwhile."""
+    until = time.monotonic() + SOON
+    while not is_so():
+        assert not endpoint.accept(0.05) and time.monotonic() < until
 
 
 def test_a_channel_is_taken_once(endpoint: Endpoint) -> None:
