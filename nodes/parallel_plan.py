@@ -99,7 +99,7 @@ class ParallelPlanNode(io.ComfyNode):
                     EXCHANGE_DTYPES,
                     MODEL,
                     "The dtype in which ranks send each other tokens under ulysses and ring. model: the model's own, "
-                    "exact. fp8: half the bytes of bf16, lossy: the image differs a little.",
+                    "exact. int8 and fp8: half the bytes of bf16, lossy: the image differs a little, least with int8.",
                 ),
                 io.String.Input(
                     "speeds",

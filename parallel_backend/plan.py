@@ -18,7 +18,8 @@ OFF, ON, AUTO = COMPILE = ("off", "on", AUTO)
 COMPILED_STEPS = 16  # auto compiles from this many steps on; see docs/dev/10-decisions.md
 # The most parts that heads are exchanged in. Attention waits only for the first part's way in and the last's way out.
 EXCHANGE_PARTS = 4
-MODEL, FP8 = EXCHANGE_DTYPES = ("model", "fp8")
+MODEL, INT8, FP8 = EXCHANGE_DTYPES = ("model", "int8", "fp8")
+EXCHANGE_BLOCK = 64  # the most numbers of a head that share a scale, in a lossy exchange
 CHOICES = {
     "attention": ATTENTION,
     "weights": WEIGHTS,
@@ -47,7 +48,7 @@ class ParallelPlan:
     compile: whether blocks run through `torch.compile`. auto compiles on a GPU, for samplings of at least
     COMPILED_STEPS steps.
     exchange_dtype: the dtype in which ulysses and ring send keys, values, queries and results. It is the model's own,
-    or fp8: float8 e4m3 with a scale for each token's head, which is lossy.
+    or lossy: int8 or fp8 (float8 e4m3), with a scale for each block of a token's head.
 
     Placement:
     weights: where the weights are kept: whole on each rank, split over the ranks that compute with the same weights, or

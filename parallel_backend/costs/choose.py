@@ -2,7 +2,7 @@
 
 The list has an order of its own. It decides where nothing is predicted.
 
-PipeFusion, caches and fp8 change the image, so they are never chosen.
+PipeFusion, caches and a lossy exchange change the image, so they are never chosen.
 """
 
 from __future__ import annotations

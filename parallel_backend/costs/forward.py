@@ -76,6 +76,7 @@ class ForwardCost:
     weights: bytes of all parameters.
     kv: key heads per query head; below one in models with grouped queries.
     parallel: the share of the blocks with layers that can overlap attention.
+    itemsize: bytes of a number of the tokens.
     bands: of a class whose ranks share a picture in bands of rows. Its blocks are all of the model; `count` and
     `activation` are of those with attention.
     """
@@ -91,6 +92,7 @@ class ForwardCost:
     kv: float = 1.0
     parallel: float = 0.0
     bands: BandCost | None = None
+    itemsize: float = 2.0
 
     @property
     def flops(self) -> float:
@@ -128,7 +130,7 @@ class Tally(DispatchMode):
         super().__init__()
         self.blocks, self.rest = ([0.0] * len(Cost._fields) for _ in range(2))
         self.inside = self.count = 0
-        self.streams = 0.0
+        self.streams = self.numbers = 0.0  # bytes and numbers of the tokens after each block
         self.known: dict[Any, tuple[list[float], Any]] = {}
         self.bands = BandCost()
 
@@ -179,7 +181,9 @@ class Tally(DispatchMode):
             known = self.known[key] = (taken, result)
         else:
             self.blocks = [own + more for own, more in zip(self.blocks, known[0], strict=True)]
-        self.streams += sum(each.nbytes for each in tensors_in(known[1])) * (not self.inside)
+        if not self.inside:
+            self.streams += sum(each.nbytes for each in tensors_in(known[1]))
+            self.numbers += sum(each.numel() for each in tensors_in(known[1]))
         return known[1]
 
 
@@ -293,4 +297,5 @@ def count_forward(
         kv=(kv_heads or heads) / heads,
         parallel=len(parallel) / max(1, len(blocks)),
         bands=exchanged if in_bands else None,
+        itemsize=tally.streams / max(1.0, tally.numbers) or ForwardCost.itemsize,
     )

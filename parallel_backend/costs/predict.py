@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ..axes import BATCH_AXES, TOKEN_AXES
 from ..groups.mesh_layout import axis_shares, fraction, own_heads, places_of_ranks, shard_sizes, split_sizes
-from ..plan import EXCHANGE_PARTS, HOST, OFF, SHARED, ParallelPlan
+from ..plan import EXCHANGE_BLOCK, EXCHANGE_PARTS, HOST, MODEL, OFF, SHARED, ParallelPlan
 from ..weights.sizes import WeightSizes
 from .forward import Cost, ForwardCost
 from .machine import Machine, Speed
@@ -25,6 +25,11 @@ from .memory import rank_bytes
 # Under ring, each part of the keys gives a result in fp32, which is merged with the result so far. These are the bytes
 # read and written for it, in multiples of A.
 MERGED = 6
+# In a lossy exchange, a number travels as a byte, and each block of a head has a scale of two bytes
+# (`seams/exchange/formats.py`). Encoding and decoding read and write each number so many times, and its byte once.
+LOSSY_BYTES = 1 + 2 / EXCHANGE_BLOCK
+ENCODED, DECODED = 8, 1
+ENCODE_OPERATIONS, DECODE_OPERATIONS = 9, 3
 # The operations that bands of rows add to a padded convolution and to a group norm, see `seams/bands`.
 BORDER_OPERATIONS, NORM_OPERATIONS = 12, 32
 # Ranks share by speed if the slowest is slower than the fastest by this factor. It is larger for devices of one name:
@@ -149,8 +154,10 @@ def estimate_busy(forward: ForwardCost, plan: ParallelPlan, ranks: Sequence[tupl
     attending, other, overlap = [], [], []
     for part, speed in ranks:
         products = forward.blocks.linear * part.tokens
-        moved = forward.blocks.moved * part.tokens + count_merged_bytes(forward, plan)
-        blocks = Cost(products, 0.0, moved, forward.blocks.operations + count_band_operations(forward, plan))
+        coding = count_coding(forward, plan)
+        moved = forward.blocks.moved * part.tokens + count_merged_bytes(forward, plan) + coding.moved
+        operations = forward.blocks.operations + count_band_operations(forward, plan) + coding.operations
+        blocks = Cost(products, 0.0, moved, operations)
         attending.append(part.rows * forward.blocks.attention * part.heads * part.queries / speed.attention)
         seconds = sum(estimate_seconds(each.times(part.rows), speed) for each in (blocks, forward.rest))
         other.append(seconds if part.rows else 0.0)
@@ -170,6 +177,19 @@ def compare_speeds(forward: ForwardCost, machine: Machine) -> tuple[float, ...]:
 
 def count_merged_bytes(forward: ForwardCost, plan: ParallelPlan) -> float:
     return forward.count * MERGED * forward.activation / plan.ulysses if plan.ring > 1 else 0.0
+
+
+def count_coding(forward: ForwardCost, plan: ParallelPlan) -> Cost:
+    """Returns the cost of encoding and decoding what a rank exchanges in a forward of one row."""
+    if plan.exchange_dtype == MODEL or plan.token_ways == 1:
+        return Cost()
+    own, kv = forward.activation / plan.token_ways, 2 * forward.kv
+    results, parts = (2, EXCHANGE_PARTS) if plan.ulysses > 1 else (0, 1)
+    encoded, decoded = own * (results + kv), own * (results + kv * plan.ring)
+    moved = encoded * (ENCODED + 1 / forward.itemsize) + decoded * (DECODED + 1 / forward.itemsize)
+    encodings, decodings = 2 + results // 2 * (1 + parts), (results + 2 * plan.ring) * parts
+    operations = encodings * ENCODE_OPERATIONS + decodings * DECODE_OPERATIONS
+    return Cost(moved=moved * forward.count, operations=operations * forward.count)
 
 
 def count_band_operations(forward: ForwardCost, plan: ParallelPlan) -> float:
@@ -196,6 +216,8 @@ def estimate_exchange(forward: ForwardCost, plan: ParallelPlan, rows: int, busy:
     """Returns the exposed time of a step's exchanges in the model, and of gathering the result after it. rows: of the
     batch group with the most rows. busy: of the whole step."""
     all_tokens, exposed = forward.activation * rows, 0.0
+    if plan.exchange_dtype != MODEL:
+        all_tokens *= LOSSY_BYTES / forward.itemsize
     for axis, exchange in EXCHANGES.items():
         if (degree := getattr(plan, axis)) == 1:
             continue

@@ -54,6 +54,7 @@ class SharedCall:
     scale: float | None
     heads: int
     group: int
+    head_dim: int
     dtype: torch.dtype
 
     def own_mask(self, queries: range) -> torch.Tensor | None:
@@ -109,7 +110,7 @@ class ParallelAttention:
                 "Use ulysses=1, ring=1, pipefusion=1 and attention=native.",
             )
         call = self.shared_call(owner, streams, seen or streams, query, key, attn_mask, scale)
-        encode, decode = self.format
+        encode = self.format.encode
         key, value = encode(key), encode(value)
         if self.ulysses.degree == 1:
             (part,) = head_parts((call.heads,), call.group, 1)
@@ -123,12 +124,15 @@ class ParallelAttention:
         leaving = []
         for index, (part, arrived) in enumerate(zip(parts, arriving, strict=True)):
             q_BhRE, k_BhRE, v_BhRE = arrived()
-            out_BhRD = self.attend(call, index, part, decode(q_BhRE, call.dtype), k_BhRE, v_BhRE)
+            out_BhRD = self.attend(call, index, part, self.decode(call, q_BhRE), k_BhRE, v_BhRE)
             leaving.append(self.exchange.gather_heads(call.lengths, encode(out_BhRD), part.queries))
         for part, arrived in zip(parts, leaving, strict=True):
             for run, received in arrived():
-                view_heads(out_BHLD, part.queries, run).copy_(decode(received, call.dtype))
+                view_heads(out_BHLD, part.queries, run).copy_(self.decode(call, received))
         return out_BHLD
+
+    def decode(self, call: SharedCall, encoded: torch.Tensor) -> torch.Tensor:
+        return self.format.decode(encoded, call.head_dim, call.dtype)
 
     def shared_call(
         self,
@@ -154,6 +158,7 @@ class ParallelAttention:
             scale,
             heads,
             heads // key.shape[1],
+            query.shape[3],
             query.dtype,
         )
 
@@ -182,7 +187,7 @@ class ParallelAttention:
             k_BhRE, v_BhRE = cache.refresh((call.owner, index), call.places, whole, k_BhRE, v_BhRE)
 
         def taken(kv_BhKE: torch.Tensor) -> torch.Tensor:
-            return repeat_heads(self.format.decode(kv_BhKE, call.dtype), queries, keys, call.group)
+            return repeat_heads(self.decode(call, kv_BhKE), queries, keys, call.group)
 
         mask = call.own_mask(queries)
         if self.ring.degree > 1:

@@ -21,12 +21,14 @@ each method's result is compared with one rank's, to 1e-4.
 ulysses, ring, cfg: ours, as a plan has them; a UNet shares its rows by ulysses and ring. cfg 2 alone splits cond and
 uncond, and two of four ranks are idle then. pipefusion: a step for a stock sampler, by so many patches; lossy. It is
 compared on deep models, with a fifth of the real one's blocks: it sends once for each stage, and other methods once for
-each block. fp8: Ulysses that sends in fp8, which is lossy, and which a CPU pays for. no overlap: ours with Ulysses over
-all ranks in one part, so that nothing is computed while it travels. diffusers: its own context parallel (Ulysses) of
-the same model; its ring needs attention that tells the log-sum-exp, which it has for GPUs alone. left: of the seconds
-that the exchange adds without overlap, how many are left with it; "nothing sent" computes the same, and nothing travels
-in the model. MB that a rank sends: counted in a step, of the rank that sends most. gloo's own copying takes a rank's
-CPU time and shows from some 100 MB/s on: NVLink's figures are lower than the real ones.
+each block. int8, fp8: Ulysses that sends bytes, which is lossy, and which a CPU pays for; their link is half as fast,
+since a byte is half of what a card sends in its place, and a quarter of what a CPU rank does. no overlap: ours with
+Ulysses over all ranks in one part, so that nothing is computed while it travels. diffusers: its own context parallel
+(Ulysses) of the same model; its ring needs attention that tells the log-sum-exp, which it has for GPUs alone. left: of
+the seconds that the exchange adds without overlap, how many are left with it; "nothing sent" computes the same, and
+nothing travels in the model. copying: how many would be left if the link had no limit, for gloo's own copying alone. MB
+that a rank sends: counted in a step, of the rank that sends most. gloo's own copying takes a rank's CPU time and shows
+from some 100 MB/s on: NVLink's figures are lower than the real ones.
 """
 
 from __future__ import annotations
@@ -41,14 +43,15 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from parallel_backend.plan import ParallelPlan
-from tests.benchmarks.speed.link_cases import CASES, FP8, ONE, SILENT, SYNCHRONOUS, Case, methods
+from parallel_backend.plan import EXCHANGE_DTYPES, MODEL, ParallelPlan
+from tests.benchmarks.speed.link_cases import CASES, COPYING, ONE, SILENT, SYNCHRONOUS, Case, methods
 from tests.benchmarks.speed.scaling import busy_share
 from tests.support.links.link import Link
 from tests.support.links.profiles import PROFILES
 
 SECONDS = 3600.0
 QUICK = ("PCIe 4.0 x16", "10 Gbit/s Ethernet")
+LOSSY = [name for name in EXCHANGE_DTYPES if name != MODEL]
 LEAST_ADDED = 0.03  # of one rank's step: less than this is noise
 
 
@@ -69,18 +72,18 @@ def left(seconds: dict[str, list[float]], name: str) -> float | None:
 
 def told(case: Case, ranks: int) -> dict[str, float]:
     """The bytes that a rank sends a step by formulas, by exact method; empty where there is no formula."""
-    asked = [method for method in methods(case, ranks) if method.plan and method.sends and method.name != FP8]
+    asked = [method for method in methods(case, ranks) if method.plan and method.sends and method.name not in LOSSY]
     sent = case.sent
     return {each.name: sum(sent(case.latents, ParallelPlan(**each.plan)).values()) for each in asked} if sent else {}
 
 
 def print_case(name: str, ranks: int, found: dict) -> None:
     """found: as the ranks wrote it."""
-    asked = [method.name for method in methods(CASES[name], ranks) if method.name not in (ONE.name, SILENT)]
+    asked = [method.name for method in methods(CASES[name], ranks) if method.name not in (ONE.name, SILENT, COPYING)]
     one = statistics.median(second for runs in found["seconds"].values() for second in runs[ONE.name])
     print(f"\n{name}, {ranks} ranks: {found['flops'] / 1e9:.0f} GFLOP/s a rank, one rank's step {one:.2f} s")
     overlapped = f"ulysses {ranks}"
-    titles = [*asked, "left"]
+    titles = [*asked, "left", "copying"]
     widths = [max(9, len(title) + 2) for title in titles]
     print(f"{'times faster than one rank':27}{'MB/s':>6}" + "".join(map(str.rjust, titles, widths)))
     for words, sent in (("MB that a rank sends a step", found["sent"]), ("by formula", told(CASES[name], ranks))):
@@ -90,14 +93,15 @@ def print_case(name: str, ranks: int, found: dict) -> None:
     for profile, seconds in found["seconds"].items():
         faster = [1 / statistics.median(ratios(seconds, each)) if each in seconds else None for each in asked]
         cells = ["–" if ratio is None else f"{ratio:.2f}" for ratio in faster]
-        part = left(seconds, overlapped)
-        cells.append("–" if part is None else f"{part:.0%}")
+        parts = (left(seconds, each) for each in (overlapped, COPYING))
+        cells += ["–" if part is None else f"{part:.0%}" for part in parts]
         rate = statistics.median(found["rates"][profile]) / 1e6
         print(f"{profile:27}{rate:6.1f}" + "".join(map(str.rjust, cells, widths)))
     for method, reason in found["refused"].items():
         print(f"  {method}: refused, {reason}")
-    if FP8 in found["errors"]:
-        print(f"  {FP8}: relative error {found['errors'][FP8]:.1e}")
+    for name in LOSSY:
+        if name in found["errors"]:
+            print(f"  {name}: relative error {found['errors'][name]:.1e}")
 
 
 def measure(cases: list[str], ranks: int, rounds: int, profiles: list[str]) -> Iterator[tuple[str, dict | None]]:

@@ -118,6 +118,7 @@ test('a plan is described with the field names of its Python class', () => {
   assert.equal(describePlans([{ ...one, cfg: 2 }, one], t), 'cfg=2, panel.planOneRank')
   assert.equal(describePlans([], t), 'auto')
   assert.equal(describePlan({ ...one, ring: 2, exchange_dtype: 'fp8' }, t), 'ring=2 × panel.planExchange fp8')
+  assert.equal(describePlan({ ...one, ring: 2, exchange_dtype: 'int8' }, t), 'ring=2 × panel.planExchange int8')
   assert.equal(describePlan({ ...one, ring: 2, exchange_dtype: 'model' }, t), 'ring=2')
   assert.equal(describePlan({ ...one, ring: 3, speeds: [4, 2, 1.3333] }, t), 'ring=3 × panel.planSpeeds 1:0.5:0.333')
 })

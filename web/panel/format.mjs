@@ -110,7 +110,8 @@ export function describePlan(plan, t) {
     parts.push(t(key, { name: plan.weights, blocks: plan.weight_blocks }))
   }
   if (plan.compile && plan.compile !== 'off') parts.push(t(`panel.planCompiled.${plan.compile}`))
-  if (plan.exchange_dtype === 'fp8') parts.push(t('panel.planExchange', { name: plan.exchange_dtype }))
+  if (plan.exchange_dtype && plan.exchange_dtype !== 'model')
+    parts.push(t('panel.planExchange', { name: plan.exchange_dtype }))
   if (plan.speeds?.length) parts.push(t('panel.planSpeeds', { speeds: formatSpeeds(plan.speeds) }))
   return parts.join(' × ') || t('panel.planOneRank')
 }

@@ -10,8 +10,9 @@ from typing import Any
 import diffusers
 import torch
 
-from parallel_backend.plan import ParallelPlan
+from parallel_backend.plan import FP8, INT8, MODEL, ParallelPlan
 from tests.support.cases.host import sdxl
+from tests.support.links.profiles import CARD_ITEMSIZE
 
 Conditions = dict[str, Any]
 TEXT_WIDTH = 256
@@ -53,15 +54,24 @@ class Case:
 @dataclass(frozen=True)
 class Method:
     """One way to run a step. plan: of the engine, of one rank without one. overlap: whether it computes while it
-    exchanges. sends: whether it exchanges at all; if not, its result means nothing. peer: diffusers' own context
-    parallel. tolerance: relative, to one rank."""
+    exchanges. sends: whether it exchanges at all; if not, its result means nothing. limited: whether the link is;
+    if not, gloo's own copying is all that an exchange takes. peer: diffusers' own context parallel. tolerance:
+    relative, to one rank."""
 
     name: str
     plan: dict[str, Any] | None = None
     overlap: bool = True
     sends: bool = True
+    limited: bool = True
     peer: bool = False
     tolerance: float = 1e-4
+
+    @property
+    def slower(self) -> float:
+        """By how much the link is slower for it. A byte of a lossy exchange is half of what a card sends in its place,
+        and a quarter of what a CPU rank does."""
+        is_lossy = (self.plan or {}).get("exchange_dtype", MODEL) != MODEL
+        return torch.float32.itemsize / CARD_ITEMSIZE if is_lossy else 1.0
 
 
 def text_of(tokens: int) -> Callable[[int], Conditions]:
@@ -141,8 +151,7 @@ CASES = {
 DEPTHS = {"Flux-shaped": 4, "Wan-shaped": 8, "PixArt-shaped, guided": 8}
 CASES |= {f"{name}, deep": replace(CASES[name], depth=depth, is_deep=True) for name, depth in DEPTHS.items()}
 ONE = Method("one rank")
-SYNCHRONOUS, SILENT = "no overlap", "nothing sent"
-FP8 = "fp8"
+SYNCHRONOUS, SILENT, COPYING = "no overlap", "nothing sent", "no limit"
 LOSSY = 0.1  # the tolerance of methods that change the result
 
 
@@ -162,9 +171,11 @@ def methods(case: Case, ranks: int) -> list[Method]:
     if case.guided and case.comfyui and ranks > 2:
         found.append(Method("cfg 2", {"cfg": 2, "dp": ranks // 2}))  # the other ranks have nothing to do
     if not case.comfyui:
-        found += [Method(FP8, heads | {"exchange_dtype": "fp8"}, tolerance=LOSSY), Method("diffusers", peer=True)]
+        found += [Method(name, heads | {"exchange_dtype": name}, tolerance=LOSSY) for name in (INT8, FP8)]
+        found.append(Method("diffusers", peer=True))
     return [
         *found,
         Method(SYNCHRONOUS, heads, overlap=False),
         Method(SILENT, heads, sends=False, tolerance=math.inf),
+        Method(COPYING, heads, limited=False),
     ]

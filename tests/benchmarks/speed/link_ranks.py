@@ -165,10 +165,12 @@ def run(case: Case, meshes: Meshes, namespace: str, rounds: int, profiles: list[
             set_rate(namespace, UNLIMITED)
             found[ONE.name].append(contest.measure_one())
             rates[profile].append(contest.rate(profile, case.shrink))
-            set_rate(namespace, rates[profile][-1])
             others = [name for name in contest.contenders if name != ONE.name]
             for name in order.sample(others, len(others)):
-                found[name].append(max(timed(contest.contenders[name].step)))
+                contender = contest.contenders[name]
+                rate = rates[profile][-1] / contender.method.slower
+                set_rate(namespace, rate if contender.method.limited else UNLIMITED)
+                found[name].append(max(timed(contender.step)))
     set_rate(namespace, UNLIMITED)
     return {
         "flops": statistics.median(contest.speeds),

@@ -58,7 +58,7 @@ def test_a_forward_is_counted_exactly_without_running():
     assert told.flops * 2 == flops
     assert told.weights == sum(each.nbytes for each in real.parameters()) == sizes_of_model(real).total
     assert told.count == 7 and told.activation == (33 + 7) * 48 * 4
-    assert told.prediction == 33 * 16 * 4
+    assert told.prediction == 33 * 16 * 4 and told.itemsize == 4
     # Attention by hand: two products of every token with every other, in each block.
     assert told.blocks.attention == 7 * 2 * 2 * (33 + 7) ** 2 * 48
 
@@ -154,6 +154,9 @@ def test_no_plan_is_chosen_that_is_predicted_slower_than_one_device():
             assert ranked(forward, 1, where)[0].seconds <= alone.seconds
 
 
+PLANS_BY_HAND = ({"ulysses": 4}, {"ring": 4})
+
+
 def test_seconds_by_hand():
     forward = ForwardCost(Cost(100, 50, 20, 10), Cost(10, 0, 0, 0), 5, 8.0, 40.0, 4.0, 4, 1000)
     link = Link(10.0, 0.5)
@@ -166,6 +169,24 @@ def test_seconds_by_hand():
     assert told.waiting == pytest.approx(5 * (a_block - min(a_block, 1.0) * 3 / 4) + 2 / 10 + 0.5)
     # Of the 40 bytes, 3 in 23 are of streams that both ranks have whole.
     assert told.bytes == pytest.approx(1000 + 40 * (3 + 20 / 2) / 23)
+
+
+def test_seconds_of_a_lossy_exchange_by_hand():
+    forward = ForwardCost(Cost(), Cost(), 5, 64.0, 0.0, 0.0, 4, 0.0, itemsize=4)
+    link = Link(10.0, 0.0)
+    where = Machine((Speed("", 1.0, 1.0, 2.0, 0.1),) * 4, link, link, link)
+    shared, ring = (predict(forward, 1, ParallelPlan(**plan, exchange_dtype="int8"), where) for plan in PLANS_BY_HAND)
+    # Of 64 bytes a rank has 16, which are 4 numbers. In each block it encodes and decodes 4 times as many, of queries,
+    # keys, values and results. To encode it reads or writes a number 8 times, once to decode, and each time its byte.
+    a_block = 4 * 16 * (8 + 1 / 4) + 4 * 16 * (1 + 1 / 4)
+    # In four parts: keys, values, four times queries and results; then all of them as they arrive.
+    operations = (3 + 4) * 9 + 4 * 4 * 3
+    assert shared.computing == pytest.approx(5 * (a_block / 2 + operations * 0.1))
+    # Each number travels as a byte, and a 32nd of one for its scale: 4 A (N - 1) / N² of a quarter of the bytes.
+    assert shared.waiting == pytest.approx(5 * 4 * 64 * 3 / 16 * (1 + 1 / 32) / 4 / 10)
+    # On a ring, keys and values are encoded once, and each rank decodes those of all.
+    a_block = 2 * 16 * (8 + 1 / 4) + 2 * 64 * (1 + 1 / 4) + 6 * 64
+    assert ring.computing == pytest.approx(5 * (a_block / 2 + (2 * 9 + 2 * 4 * 3) * 0.1))
 
 
 def room_of(device: float) -> Callable[[ParallelPlan, float], WeightRoom]:

@@ -41,7 +41,7 @@ class Case:
         return [turns.count(rank) for rank in range(degree)]
 
 
-FP8 = {"exchange_dtype": "fp8"}
+FP8, INT8 = {"exchange_dtype": "fp8"}, {"exchange_dtype": "int8"}
 # By the number of ranks.
 CASES: dict[int, dict[str, Case]] = {
     2: {
@@ -52,6 +52,7 @@ CASES: dict[int, dict[str, Case]] = {
         "ring, 6 heads on 2": Case({"ring": 2}, 6, 2),
         "ulysses, fp8": Case({"ulysses": 2, **FP8}, 5, 5, parts=2),
         "ring, fp8": Case({"ring": 2, **FP8}),
+        "ulysses, int8": Case({"ulysses": 2, **INT8}, 5, 5, parts=2),
         "ulysses, of unlike speed": Case({"ulysses": 2, "speeds": [1, 0.4]}, 5, 5, parts=2, heads_by_speed=(4, 1)),
     },
     3: {
@@ -70,6 +71,7 @@ CASES: dict[int, dict[str, Case]] = {
         "usp, 6 heads on 2": Case({"ring": 2, "ulysses": 2}, 6, 2, parts=2),
         "usp, of unlike speed": Case({"ring": 2, "ulysses": 2, "speeds": [1, 0.25, 0.5, 1]}, 6, 2, parts=2),
         "usp, 6 heads on 2, fp8": Case({"ring": 2, "ulysses": 2, **FP8}, 6, 2, parts=2),
+        "usp, 6 heads on 2, int8": Case({"ring": 2, "ulysses": 2, **INT8}, 6, 2, parts=2),
     },
     8: {
         "ulysses, 15 heads": Case({"ulysses": 8}, 15, 15, parts=2),

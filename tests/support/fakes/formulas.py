@@ -15,7 +15,7 @@ from tests.support.fakes.models import Model
 from tests.support.fakes.tally import ALL_GATHER, ALL_TO_ALL, SEND
 
 BYTES, LATENT_BYTES = 2, 4  # of bf16; of latents in a sampling, in fp32
-SCALE_BYTES = 4  # of a token's head in fp8
+SCALE_BYTES = 2 / 64  # of each number in a lossy exchange
 
 # By the model's name.
 PLANS: dict[str, list[dict[str, Any]]] = {
@@ -25,7 +25,7 @@ PLANS: dict[str, list[dict[str, Any]]] = {
         {"ring": 8},
         {"ring": 2, "ulysses": 4},
         {"ulysses": 5},
-        {"ring": 2, "ulysses": 4, "exchange_dtype": "fp8"},
+        {"ring": 2, "ulysses": 4, "exchange_dtype": "int8"},
         {"pipefusion": 4, "ulysses": 2},
         {"ring": 2, "ulysses": 8},
         {"ring": 8, "ulysses": 8},
@@ -94,7 +94,7 @@ def sent_bytes(model: Model, size: str, plan: ParallelPlan, blocks: int) -> dict
     tokens, samples = plan.token_ways, stages > 1
     heads = [model.heads // ulysses + (rank < model.heads % ulysses) for rank in range(ulysses)]
     scattered = (3 * (1 - min(heads) / sum(heads)) + (ulysses - 1) * max(heads) / sum(heads)) / ulysses
-    travels = (1 + SCALE_BYTES / model.head_dim) / BYTES if plan.exchange_dtype == "fp8" else 1
+    travels = 1 if plan.exchange_dtype == "model" else (1 + SCALE_BYTES) / BYTES
     whole = activation_bytes(model, size, plan)
     pixels = model.channels * math.prod(model.sizes[size])
     prediction = rows_of(model, plan) * pixels * BYTES
