@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 
 from .device import copier, is_accelerator, name_of, pin, synchronise
 from .groups.collectives import ALL_GATHER, gather_numbers
@@ -15,7 +17,8 @@ from .groups.mesh import Axis
 
 MEASURED = 32 << 20  # bytes sent to measure a link
 TIMES = 3
-HEAD_DIM = 64
+HEAD_DIMS = (32, 128)  # attention's time is linear in the head dim
+WIDTH = 512  # of a token, for operations that are no products
 TINY_OPERATIONS = 100
 NANOSECONDS = 1_000_000_000
 NAME_BYTES = 96
@@ -24,20 +27,25 @@ NAME_BYTES = 96
 class Amounts(NamedTuple):
     """The sizes of the measurements.
 
-    side: of the matrices of a product. tokens, heads: of attention. elements: of a sum. sent: bytes that a rank sends
-    over a link. few: so few bytes that their time is the link's latency.
+    side: tokens of a product; their width is half of it, and the result's width twice it.
+    tokens, heads: of attention.
+    elements: of what other operations read. repeats: how often they run.
+    sent: bytes that a rank sends over a link. few: so few bytes that their time is the link's latency.
     """
 
     side: int
     tokens: int
     heads: int
     elements: int
+    repeats: int
     sent: int
     few: int = 4096
 
 
-# On shared cores, a measurement must be long enough that no rank runs alone for all of it.
-OF_A_CARD, OF_CORES = Amounts(4096, 4096, 24, 1 << 26, MEASURED), Amounts(1024, 1024, 8, 1 << 23, 4 << 20)
+# On shared cores, a measurement must be long enough that no rank runs alone for all of it. Large results go
+# into tensors that exist: the system may give memory for new ones page by page, which takes longer than the operation.
+OF_A_CARD = Amounts(4096, 4096, 24, elements=1 << 26, repeats=1, sent=MEASURED)
+OF_CORES = Amounts(1024, 1024, 8, elements=1 << 21, repeats=4, sent=4 << 20)
 
 
 def measure_ranks(
@@ -64,26 +72,42 @@ def measure_ranks(
 
 
 def speeds_of(device: torch.device, dtype: torch.dtype, amounts: Amounts) -> dict[str, float]:
-    """Measures a device: FLOP/s of matrix products and of attention, the bytes a second that other operations read and
-    write, and, last, the nanoseconds of a tiny operation."""
-    side, tokens = amounts.side, amounts.tokens
-    matrix = torch.ones(side, side, dtype=dtype, device=device)
-    row = torch.ones(1, amounts.heads, tokens, HEAD_DIM, dtype=dtype, device=device)
-    numbers = torch.ones(amounts.elements, dtype=dtype, device=device)
-    result, tiny = torch.empty_like(numbers), torch.ones(8, device=device)
-    attend = torch.nn.functional.scaled_dot_product_attention
-    seconds = {
-        "linear": quickest(lambda: matrix @ matrix, device),
-        "attention": quickest(lambda: attend(row, row, row), device),
-        "memory": quickest(lambda: torch.add(numbers, numbers, out=result), device),
+    """Measures a device, see `Speed`. The last figure is `operation`, in nanoseconds."""
+    side = amounts.side
+    given, weight = (torch.ones(rows, side // 2, dtype=dtype, device=device) for rows in (side, 2 * side))
+    bias = weight[:, 0].contiguous()
+    tokens, others = (torch.ones(amounts.elements // WIDTH, WIDTH, dtype=dtype, device=device) for _ in range(2))
+    tiny, joined = torch.ones(8, device=device), torch.cat((tokens, others), 1)
+
+    def move() -> None:  # reads and writes 9 times the bytes of the tokens
+        for _ in range(amounts.repeats):
+            torch.mul(tokens, tokens[0], out=others)
+            torch.add(tokens, tokens, out=others)
+            torch.cat((tokens, others), 1, out=joined)
+
+    def activate() -> None:
+        for _ in range(amounts.repeats):
+            F.gelu(tokens, approximate="tanh")
+
+    few, many = (usual(attention_of(dim, dtype, device, amounts), device) for dim in HEAD_DIMS)
+    scores = amounts.tokens**2 * amounts.heads
+    by_dim = max(many - few, many / 2) / (HEAD_DIMS[1] - HEAD_DIMS[0])  # at least, if noise says less
+    softmax = max(many - by_dim * HEAD_DIMS[1], many / 100)
+    host = usual(lambda: [tiny + tiny for _ in range(TINY_OPERATIONS)], device) / TINY_OPERATIONS
+    return {
+        "linear": 2 * side**3 / usual(lambda: F.linear(given, weight, bias), device),
+        "attention": 4 * scores / by_dim,
+        "memory": 9 * amounts.repeats * tokens.nbytes / usual(move, device),
+        "scores": scores / softmax,
+        "functions": 2 * amounts.repeats * tokens.nbytes / usual(activate, device),
+        "operation": max(1, host * NANOSECONDS),
     }
-    work = {
-        "linear": 2 * side**3,
-        "attention": 4 * tokens**2 * HEAD_DIM * amounts.heads,
-        "memory": 3 * numbers.nbytes,
-    }
-    host = quickest(lambda: [tiny + tiny for _ in range(TINY_OPERATIONS)], device) / TINY_OPERATIONS
-    return {**{kind: work[kind] / seconds[kind] for kind in work}, "operation": max(1, host * NANOSECONDS)}
+
+
+def attention_of(dim: int, dtype: torch.dtype, device: torch.device, amounts: Amounts) -> Callable[[], Any]:
+    """Returns a function that computes attention with this head dim."""
+    query, key, value = (torch.ones(1, amounts.heads, amounts.tokens, dim, dtype=dtype, device=device) for _ in "qkv")
+    return lambda: F.scaled_dot_product_attention(query, key, value)
 
 
 def links_of(axis: Axis, device: torch.device, amounts: Amounts, fastest: float) -> dict[str, tuple[float, float]]:
@@ -138,7 +162,17 @@ def host_rate(device: torch.device) -> int:
 
 
 def quickest(action: Callable[[], Any], device: torch.device) -> float:
-    """Returns the seconds of the quickest run of a few. The first run is not counted."""
+    """Returns the seconds of the quickest run of a few."""
+    return min(time_runs(action, device))
+
+
+def usual(action: Callable[[], Any], device: torch.device) -> float:
+    """Returns the median seconds of a few runs."""
+    return statistics.median(time_runs(action, device))
+
+
+def time_runs(action: Callable[[], Any], device: torch.device) -> list[float]:
+    """Returns the seconds of a few runs. The first run is not counted."""
     seconds = []
     for _ in range(1 + TIMES):
         synchronise(device)
@@ -146,4 +180,4 @@ def quickest(action: Callable[[], Any], device: torch.device) -> float:
         action()
         synchronise(device)
         seconds.append(time.perf_counter() - start)
-    return min(seconds[1:])
+    return seconds[1:]

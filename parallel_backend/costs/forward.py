@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -31,21 +32,26 @@ class Cost(NamedTuple):
     """linear, attention: FLOPs of linear layers and other products, and of attention.
     moved: bytes that other operations read and write.
     operations: how many operations there are.
-    overlap: FLOPs of linear layers that can overlap attention's exchange."""
+    overlap: FLOPs of linear layers that can overlap attention's exchange.
+    scores: attention's scores, one for each query, key and head. Their softmax takes time beside the FLOPs.
+    functions: bytes that activation functions read and write. A CPU needs longer for them than for other operations."""
 
     linear: float = 0.0
     attention: float = 0.0
     moved: float = 0.0
     operations: float = 0.0
     overlap: float = 0.0
+    scores: float = 0.0
+    functions: float = 0.0
 
     def times(self, factor: float) -> Cost:
         """Returns the cost of as many operations on tensors `factor` times as large."""
-        linear, attention, moved, operations, overlap = self
-        return Cost(linear * factor, attention * factor, moved * factor, operations, overlap * factor)
+        return Cost(*(factor * each for each in self))._replace(operations=self.operations)
 
 
-OVERLAP = Cost._fields.index("overlap")
+PLACES = {name: place for place, name in enumerate(Cost._fields)}  # of `Cost`
+aten = torch.ops.aten
+FUNCTIONS = {aten.gelu, aten.silu, aten.silu_, aten.tanh, aten.sigmoid, aten.exp, aten.softplus, aten._softmax}
 
 
 class BandCost(NamedTuple):
@@ -119,7 +125,8 @@ class AttentionCounter(TorchFunctionMode):
         named = dict(zip(("query", "key", "value"), args, strict=False)) | (kwargs or {})
         query, key, value = (named[name] for name in ("query", "key", "value"))
         whole = (*query.shape[:-2], *key.shape[-2:])  # grouped queries: expand keys to the query heads
-        self.tally.add(attention=sdpa_flop(query.shape, whole, (*whole[:-1], value.shape[-1])))
+        flops = sdpa_flop(query.shape, whole, (*whole[:-1], value.shape[-1]))
+        self.tally.add(attention=flops, scores=math.prod(query.shape[:-1]) * key.shape[-2])
         return query.new_empty((*query.shape[:-1], value.shape[-1]))
 
 
@@ -134,10 +141,12 @@ class Tally(DispatchMode):
         self.known: dict[Any, tuple[list[float], Any]] = {}
         self.bands = BandCost()
 
-    def add(self, linear: float = 0.0, attention: float = 0.0, moved: float = 0.0) -> None:
+    def add(self, **amounts: float) -> None:
+        """Adds one operation. amounts: by name of `Cost`."""
         own = self.blocks if self.inside else self.rest
-        for place, value in enumerate((linear, attention, moved, 1)):
-            own[place] += value
+        own[PLACES["operations"]] += 1
+        for name, value in amounts.items():
+            own[PLACES[name]] += value
 
     def add_exchange(self, func: Any, given: torch.Tensor, other: Any, *args: Any, **kwargs: Any) -> None:
         """Adds what a convolution or group norm of a picture, or of frames (B, C, T, H, W), would exchange in
@@ -160,8 +169,8 @@ class Tally(DispatchMode):
             batched = packet in (torch.ops.aten.bmm, torch.ops.aten.baddbmm)  # attention written out as products
             self.add(**{"attention" if batched else "linear": flops})
         elif results and not func.is_view:
-            read = sum(each.nbytes for each in tensors_in(args))
-            self.add(moved=read + sum(each.nbytes for each in results))
+            touched = sum(each.nbytes for each in (*tensors_in(args), *results))
+            self.add(**{"functions" if packet in FUNCTIONS else "moved": touched})
         return result
 
     def run_block(self, forward: Callable[..., Any], kind: Any, *args: Any, **kwargs: Any) -> Any:
@@ -206,7 +215,7 @@ def plain_linear(
         given = given.new_empty((*given.shape[:-1], layer.in_features))
     weight = given.new_empty((layer.out_features, layer.in_features))
     bias = None if layer.bias is None else given.new_empty(layer.out_features)
-    tally.blocks[OVERLAP] += 2 * mlp_rows * given.numel()
+    tally.blocks[PLACES["overlap"]] += 2 * mlp_rows * given.numel()
     return torch.nn.functional.linear(given, weight, bias)
 
 

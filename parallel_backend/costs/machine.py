@@ -18,6 +18,8 @@ class Speed:
     linear, attention: FLOP/s of products and of attention, in the model's compute dtype.
     memory: bytes per second that other operations read and write.
     operation: the least seconds of one operation, however small.
+    scores: attention's scores per second, as their softmax allows. It adds to the time of attention's FLOPs.
+    functions: bytes per second that activation functions read and write.
     """
 
     name: str
@@ -25,6 +27,8 @@ class Speed:
     attention: float
     memory: float
     operation: float
+    scores: float
+    functions: float
 
 
 class Link(NamedTuple):
@@ -91,12 +95,12 @@ class Machine:
 
 
 LINKS = ("all_to_all", "all_gather", "send")
-SPEEDS = ("linear", "attention", "memory", "operation")
+SPEEDS = ("linear", "attention", "memory", "operation", "scores", "functions")
 
 # CARD is about an RTX 4090 with bf16 on PCIe 4.0 x16, where GPUs exchange through the host's memory. CORES is a share
 # of a desktop's cores, with ranks that exchange through the machine's memory.
-CARD = Speed("", 140e12, 120e12, 800e9, 5e-6)
-CORES = Speed("", 1e11, 8e10, 1e10, 1e-5)
+CARD = Speed("", 140e12, 140e12, 800e9, 5e-6, 5e12, 800e9)
+CORES = Speed("", 1e11, 1e11, 1e10, 1e-5, 1e9, 3e9)
 PCIE, HOST_MEMORY = Link(ASSUMED_LINKS.peers, 3e-5), Link(2e9, 1e-4)
 
 

@@ -153,12 +153,12 @@ def estimate_busy(forward: ForwardCost, plan: ParallelPlan, ranks: Sequence[tupl
     computes everything outside of the blocks in full."""
     attending, other, overlap = [], [], []
     for part, speed in ranks:
-        products = forward.blocks.linear * part.tokens
-        coding = count_coding(forward, plan)
-        moved = forward.blocks.moved * part.tokens + count_merged_bytes(forward, plan) + coding.moved
-        operations = forward.blocks.operations + count_band_operations(forward, plan) + coding.operations
-        blocks = Cost(products, 0.0, moved, operations)
-        attending.append(part.rows * forward.blocks.attention * part.heads * part.queries / speed.attention)
+        others = forward.blocks._replace(attention=0.0, scores=0.0).times(part.tokens)
+        coding, copied = count_coding(forward, plan), count_copied_bytes(forward, plan) * part.tokens
+        moved = others.moved + count_merged_bytes(forward, plan) + copied + coding.moved
+        operations = others.operations + count_band_operations(forward, plan) + coding.operations
+        blocks = others._replace(moved=moved, operations=operations)
+        attending.append(part.rows * part.heads * part.queries * estimate_attention(forward.blocks, speed))
         seconds = sum(estimate_seconds(each.times(part.rows), speed) for each in (blocks, forward.rest))
         other.append(seconds if part.rows else 0.0)
         overlap.append(part.rows * forward.blocks.overlap * part.tokens / speed.linear)
@@ -192,6 +192,12 @@ def count_coding(forward: ForwardCost, plan: ParallelPlan) -> Cost:
     return Cost(moved=moved * forward.count, operations=operations * forward.count)
 
 
+def count_copied_bytes(forward: ForwardCost, plan: ParallelPlan) -> float:
+    """Returns the bytes that Ulysses reads and writes to pack and unpack all tokens: queries, keys and values on their
+    way in, and the result twice on its way back."""
+    return forward.count * (6 + 4 * forward.kv) * forward.activation if plan.ulysses > 1 else 0.0
+
+
 def count_band_operations(forward: ForwardCost, plan: ParallelPlan) -> float:
     if forward.bands is None or plan.token_ways == 1:
         return 0.0
@@ -208,8 +214,12 @@ def estimate_bands(forward: ForwardCost, plan: ParallelPlan, rows: int, machine:
 
 
 def estimate_seconds(cost: Cost, speed: Speed) -> float:
-    products = cost.linear / speed.linear + cost.attention / speed.attention
-    return products + cost.moved / speed.memory + cost.operations * speed.operation
+    others = cost.moved / speed.memory + cost.functions / speed.functions + cost.operations * speed.operation
+    return cost.linear / speed.linear + estimate_attention(cost, speed) + others
+
+
+def estimate_attention(cost: Cost, speed: Speed) -> float:
+    return cost.attention / speed.attention + cost.scores / speed.scores
 
 
 def estimate_exchange(forward: ForwardCost, plan: ParallelPlan, rows: int, busy: Busy, machine: Machine) -> float:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 CPU_FACTS = Path("/proc/cpuinfo")
-VERSION = 1  # of the file format
+VERSION = 2  # of the file format
 Figures = dict[str, Any]
 
 

@@ -61,6 +61,10 @@ def test_a_forward_is_counted_exactly_without_running():
     assert told.prediction == 33 * 16 * 4 and told.itemsize == 4
     # Attention by hand: two products of every token with every other, in each block.
     assert told.blocks.attention == 7 * 2 * 2 * (33 + 7) ** 2 * 48
+    assert told.blocks.scores == 7 * 3 * (33 + 7) ** 2
+    # The GELU of each block's MLP, which is four times as wide, reads and writes its tokens.
+    gelu = 2 * 7 * (33 + 7) * 4 * 48 * 4
+    assert gelu <= told.blocks.functions < 1.2 * gelu
 
 
 def test_the_products_beside_attention_are_those_of_the_mlp_in_single_blocks():
@@ -115,7 +119,7 @@ def shaped_like_flux(tokens: int) -> ForwardCost:
 def machine(profile: str, ranks: int, latency: float = 2e-5) -> Machine:
     own = PROFILES[profile]
     link = Link(own.link, latency)
-    return Machine((Speed("card", own.card, own.card, 1e12, 4e-6),) * ranks, link, link, link, own.host)
+    return Machine((Speed("card", own.card, own.card, 1e12, 4e-6, 1e15, 1e12),) * ranks, link, link, link, own.host)
 
 
 def ranked(
@@ -158,15 +162,17 @@ PLANS_BY_HAND = ({"ulysses": 4}, {"ring": 4})
 
 
 def test_seconds_by_hand():
-    forward = ForwardCost(Cost(100, 50, 20, 10), Cost(10, 0, 0, 0), 5, 8.0, 40.0, 4.0, 4, 1000)
+    forward = ForwardCost(Cost(100, 50, 20, 10, 0, 12, 3), Cost(10, 0, 0, 0), 5, 8.0, 40.0, 4.0, 4, 1000)
     link = Link(10.0, 0.5)
-    where = Machine((Speed("", 10.0, 5.0, 2.0, 0.1),) * 2, link, link, link)
+    where = Machine((Speed("", 10.0, 5.0, 2.0, 0.1, 4.0, 0.5),) * 2, link, link, link)
     told = predict(forward, 1, ParallelPlan(ulysses=2), where)
-    assert told.computing == pytest.approx((100 / 10 + 50 / 5 + 20 / 2) / 2 + 10 * 0.1 + 10 / 10)
-    # In each block 4 A / 4 = 8 bytes in four parts there and back, three of them behind attention, which takes a
-    # second; then 2 bytes of 4.
+    # Ulysses copies 10 A in each of five blocks, half of them on each rank.
+    parts = 100 / 10 + 50 / 5 + 12 / 4 + 20 / 2 + 3 / 0.5 + 5 * 10 * 8 / 2
+    assert told.computing == pytest.approx(parts / 2 + 10 * 0.1 + 10 / 10)
+    # In each block 4 A / 4 = 8 bytes in four parts there and back, three of them behind attention, which takes 1.3
+    # seconds; then 2 bytes of 4.
     a_block = 8 / 10 + 8 * 0.5
-    assert told.waiting == pytest.approx(5 * (a_block - min(a_block, 1.0) * 3 / 4) + 2 / 10 + 0.5)
+    assert told.waiting == pytest.approx(5 * (a_block - min(a_block, 1.3) * 3 / 4) + 2 / 10 + 0.5)
     # Of the 40 bytes, 3 in 23 are of streams that both ranks have whole.
     assert told.bytes == pytest.approx(1000 + 40 * (3 + 20 / 2) / 23)
 
@@ -231,8 +237,9 @@ def test_a_plan_that_leaves_ranks_waiting_from_the_first_lasts_for_its_sampling(
 def of_speeds(where: Machine, *speeds: float) -> Machine:
     """With ranks so much slower than they are, in all that they do."""
     own = where.speeds[0]
-    slowed = (Speed("", own.linear * by, own.attention * by, own.memory * by, own.operation / by) for by in speeds)
-    return replace(where, speeds=tuple(slowed))
+    rates = ("linear", "attention", "memory", "scores", "functions")
+    slowed = ({each: getattr(own, each) * by for each in rates} | {"operation": own.operation / by} for by in speeds)
+    return replace(where, speeds=tuple(replace(own, name="", **each) for each in slowed))
 
 
 def test_ranks_of_unlike_speed_share_in_proportion():
