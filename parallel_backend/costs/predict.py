@@ -195,7 +195,8 @@ def count_coding(forward: ForwardCost, plan: ParallelPlan) -> Cost:
 def count_copied_bytes(forward: ForwardCost, plan: ParallelPlan) -> float:
     """Returns the bytes that Ulysses reads and writes to pack and unpack all tokens: queries, keys and values on their
     way in, and the result twice on its way back."""
-    return forward.count * (6 + 4 * forward.kv) * forward.activation if plan.ulysses > 1 else 0.0
+    sent = 1 if plan.exchange_dtype == MODEL else 1 / forward.itemsize
+    return forward.count * (6 + 4 * forward.kv) * sent * forward.activation if plan.ulysses > 1 else 0.0
 
 
 def count_band_operations(forward: ForwardCost, plan: ParallelPlan) -> float:

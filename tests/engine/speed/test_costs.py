@@ -180,11 +180,12 @@ def test_seconds_by_hand():
 def test_seconds_of_a_lossy_exchange_by_hand():
     forward = ForwardCost(Cost(), Cost(), 5, 64.0, 0.0, 0.0, 4, 0.0, itemsize=4)
     link = Link(10.0, 0.0)
-    where = Machine((Speed("", 1.0, 1.0, 2.0, 0.1),) * 4, link, link, link)
+    where = Machine((Speed("", 1.0, 1.0, 2.0, 0.1, 1.0, 1.0),) * 4, link, link, link)
     shared, ring = (predict(forward, 1, ParallelPlan(**plan, exchange_dtype="int8"), where) for plan in PLANS_BY_HAND)
     # Of 64 bytes a rank has 16, which are 4 numbers. In each block it encodes and decodes 4 times as many, of queries,
     # keys, values and results. To encode it reads or writes a number 8 times, once to decode, and each time its byte.
-    a_block = 4 * 16 * (8 + 1 / 4) + 4 * 16 * (1 + 1 / 4)
+    # Packing and unpacking reads and writes ten times as many bytes.
+    a_block = 4 * 16 * (8 + 1 / 4) + 4 * 16 * (1 + 1 / 4) + 10 * 16 / 4
     # In four parts: keys, values, four times queries and results; then all of them as they arrive.
     operations = (3 + 4) * 9 + 4 * 4 * 3
     assert shared.computing == pytest.approx(5 * (a_block / 2 + operations * 0.1))
