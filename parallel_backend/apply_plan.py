@@ -14,10 +14,10 @@ from .models.checks import AttentionSizes, attention_paths, check_class, check_m
 from .models.spec import BlockList, ModelSpec
 from .plan import ParallelPlan
 from .seams.attention import ParallelAttention, install_attention
-from .seams.backends import NATIVE, Backend, choose_backend
 from .seams.bands.model import share_rows
 from .seams.boundary import install_boundary
 from .seams.forward import ForwardSlot
+from .seams.kernels.backends import NATIVE, Backend, choose_backend
 from .seams.layout import TokenLayout
 from .seams.masks import attention_of
 from .seams.mlp_overlap import MlpOverlap

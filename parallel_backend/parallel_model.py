@@ -21,9 +21,9 @@ from .hooks import Hooks
 from .models.checks import check_module, patch_of, sizes_of
 from .models.spec import ALWAYS_WHOLE, spec_of
 from .plan import ParallelPlan
-from .seams.backends import Backend
 from .seams.compiled import CompiledBlocks
 from .seams.forward import Forward
+from .seams.kernels.backends import Backend
 from .seams.pipeline.regions import check_sizes
 from .seams.pipeline.stages import StageExit, StandIn
 from .seams.pipeline.step_pipeline import StepPipeline

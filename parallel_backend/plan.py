@@ -12,7 +12,8 @@ from .errors import PlanError
 
 MAX_DEGREE = 1024
 MAX_SPEED = 1e6
-ATTENTION = ("auto", "native", "flash3", "flash", "cudnn", "sage")
+LOSSY_ATTENTION = ("sage", "sage_fp8", "sage_fp16")  # they multiply in 8 bits
+ATTENTION = ("auto", "native", "flash3", "flash", "cudnn", *LOSSY_ATTENTION)
 AUTO, WHOLE, SHARED, HOST = WEIGHTS = ("auto", "whole", "shared", "host")
 OFF, ON, AUTO = COMPILE = ("off", "on", AUTO)
 COMPILED_STEPS = 16  # auto compiles from this many steps on; see docs/dev/10-decisions.md
@@ -44,7 +45,7 @@ class ParallelPlan:
     Execution:
     patches: how many parts PipeFusion cuts the image's tokens into; 0 means one per stage.
     sync_steps: how many steps run whole before patches use stale keys.
-    attention: the attention kernel; auto chooses the best that the device has.
+    attention: the attention kernel; auto chooses the best exact one that the device has.
     compile: whether blocks run through `torch.compile`. auto compiles on a GPU, for samplings of at least
     COMPILED_STEPS steps.
     exchange_dtype: the dtype in which ulysses and ring send keys, values, queries and results. It is the model's own,

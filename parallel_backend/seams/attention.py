@@ -20,12 +20,12 @@ from ..groups.mesh import Mesh
 from ..hooks import Hooks
 from ..plan import EXCHANGE_PARTS, MODEL
 from .attention_op import RUNNING, Attend, Attention
-from .backends import Backend
 from .exchange.formats import FORMATS
 from .exchange.heads import HeadPart, head_parts, repeat_heads
 from .exchange.ring import ring_attention
 from .exchange.ulysses import UlyssesExchange, view_heads
 from .forward import ForwardSlot
+from .kernels.backends import Backend
 from .layout import TokenLayout
 
 ATTENTION = "parallel_attention"  # attribute that marks a module whose attention is redirected

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,19 +13,26 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from diffusers.models import attention_dispatch
+from diffusers.utils import import_utils
+from packaging.version import Version
 
 from parallel_backend import apply_plan
 from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.errors import PlanError
 from parallel_backend.groups.mesh import Mesh, build_mesh
 from parallel_backend.plan import ATTENTION, ParallelPlan
-from parallel_backend.seams import backends
-from parallel_backend.seams.backends import BACKENDS, NATIVE, Backend, choose_backend
+from parallel_backend.seams.attention_op import attention_op
+from parallel_backend.seams.exchange.ring import merge
+from parallel_backend.seams.kernels import backends
+from parallel_backend.seams.kernels.backends import BACKENDS, NATIVE, Backend, choose_backend
+from parallel_backend.seams.kernels.sage import HOPPER_OPERATOR
 from parallel_backend.weights.loading import ModelSource
 from tests.support.cases.families import FAMILIES, UNEVEN
+from tests.support.fakes.sage import fake_package
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 BF16 = torch.bfloat16
+SAGE_ERROR = 0.04  # relative: 8 bits for queries and keys, and for values too
 
 
 @pytest.fixture
@@ -55,9 +64,9 @@ def test_every_backend_of_a_plan_exists() -> None:
 
 def test_auto_takes_the_best_that_the_device_has(gpu: set[str]) -> None:
     assert choose_backend("auto", CUDA, BF16, 64, ring=1).name == "native"
-    for name in ("sage", "cudnn", "flash", "flash3"):
+    for name in ("sage", "sage_fp8", "sage_fp16", "cudnn", "flash", "flash3"):
         gpu.add(name)
-        assert choose_backend("auto", CUDA, BF16, 64, ring=1).name == ("native" if name == "sage" else name)
+        assert choose_backend("auto", CUDA, BF16, 64, ring=1).name == ("native" if "sage" in name else name)
     assert choose_backend("auto", CPU, BF16, 64, ring=1).name == "native"
     assert choose_backend("auto", CUDA, torch.float32, 64, ring=1).name == "native"
 
@@ -78,8 +87,8 @@ def test_a_backend_that_cannot_is_refused_with_the_reason_and_another(
         PlanError, match=r"attention=flash needs the package flash-attn.*\n\nUse attention=cudnn or native"
     ):
         choose_backend("flash", CUDA, BF16, 64, ring=1)
-    with pytest.raises(PlanError, match=r"attention=sage returns no log-sum-exp, which ring=2 needs\.\n\nUse .*native"):
-        choose_backend("sage", CUDA, BF16, 64, ring=2)
+    with pytest.raises(PlanError, match=r"attention=cudnn returns no log-sum-exp, which ring=2 needs\.\n\nUse .*"):
+        choose_backend("cudnn", CUDA, BF16, 64, ring=2)
     with pytest.raises(
         PlanError, match=r"attention=cudnn computes in bf16 or fp16.*fp32\.\n\nUse attention=native, or"
     ):
@@ -89,6 +98,105 @@ def test_a_backend_that_cannot_is_refused_with_the_reason_and_another(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
     with pytest.raises(PlanError, match=r"attention=flash3 needs a device of compute capability 9\.0"):
         choose_backend("flash3", CUDA, BF16, 64, ring=1)
+
+
+SAGE = {name: next(backend for backend in BACKENDS if backend.name == name) for name in ATTENTION if "sage" in name}
+# By card, what each form calls; forms that are missing are refused.
+SAGE_FUNCTIONS = {
+    (8, 0): {"sage": "sageattn", "sage_fp16": "sageattn_qk_int8_pv_fp16_cuda"},
+    (8, 6): {"sage": "sageattn", "sage_fp16": "sageattn_qk_int8_pv_fp16_cuda"},
+    (8, 9): {
+        "sage": "sageattn",
+        "sage_fp8": "sageattn_qk_int8_pv_fp8_cuda",
+        "sage_fp16": "sageattn_qk_int8_pv_fp16_cuda",
+    },
+    (9, 0): {
+        "sage": "sageattn",
+        "sage_fp8": "sageattn_qk_int8_pv_fp8_cuda_sm90",
+        "sage_fp16": "sageattn_qk_int8_pv_fp16_cuda",
+    },
+    (10, 0): {},
+    (12, 0): {"sage": "sageattn", "sage_fp8": "sageattn"},
+}
+
+
+@pytest.fixture
+def sage_calls(gpu: set[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The functions of a pretended package sageattention, as they are called."""
+    gpu.update(SAGE)
+    calls: list[str] = []
+    for name, function in fake_package(calls.append).items():
+        monkeypatch.setattr(attention_dispatch, name, function)
+    pretend_release("2.2.0", monkeypatch)
+    return calls
+
+
+def pretend_release(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has diffusers find this release of sageattention."""
+    monkeypatch.setattr(import_utils, "is_sageattention_version", lambda _, least: Version(release) >= Version(least))
+
+
+@pytest.mark.parametrize("card", SAGE_FUNCTIONS, ids=str)
+def test_each_form_of_sage_calls_the_function_for_the_card(
+    card: tuple[int, int], sage_calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: card)
+    tensors = torch.randn(3, 1, 2, 4, 8)
+    for name in SAGE:
+        if name in SAGE_FUNCTIONS[card]:
+            choose_backend(name, CUDA, BF16, 64, ring=2).attend_with_lse(*tensors, None)
+            assert sage_calls.pop() == SAGE_FUNCTIONS[card][name]
+        else:
+            with pytest.raises(PlanError, match=f"attention={name} runs on devices .*, and this one has {card[0]}"):
+                choose_backend(name, CUDA, BF16, 64, ring=1)
+
+
+def test_the_page_of_gpus_lists_the_cards_of_each_form() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "gpus.md").read_text("utf-8")
+    for name, backend in SAGE.items():
+        (row,) = (line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
+        assert row.split("|")[-2].strip() == ", ".join(map(backends.format_capability, backend.cards))
+
+
+@pytest.mark.parametrize("name", SAGE)
+def test_sages_results_merge_as_a_ring_merges_them(name: str, sage_calls: list[str]) -> None:
+    """The keys of each block have another mean, which the kernel subtracts. A log-sum-exp without it would give blocks
+    wrong weights."""
+    query, key, value = torch.randn(3, 2, 4, 96, 16, generator=torch.Generator().manual_seed(0))
+    key = key + torch.arange(3).repeat_interleave(32).view(-1, 1) * 0.4
+    backend = choose_backend(name, CUDA, BF16, 16, ring=3)
+    exact, exact_lse = NATIVE.attend_with_lse(query, key, value, 0.3)
+    out = lse = None
+    for block in range(0, 96, 32):
+        places = slice(block, block + 32)
+        found, found_lse = backend.attend_with_lse(query, key[:, :, places], value[:, :, places], 0.3)
+        wanted, wanted_lse = NATIVE.attend_with_lse(query, key[:, :, places], value[:, :, places], 0.3)
+        assert 1e-4 < (found - wanted).norm() / wanted.norm() < SAGE_ERROR
+        torch.testing.assert_close(found_lse, wanted_lse, atol=SAGE_ERROR, rtol=0)
+        out, lse = merge(out, lse, found, found_lse)
+    assert out is not None
+    assert 1e-4 < (out - exact).norm() / exact.norm() < SAGE_ERROR
+    torch.testing.assert_close(lse, exact_lse, atol=SAGE_ERROR, rtol=0)
+    assert len(sage_calls) == 3
+
+
+def test_sage_is_refused_where_the_installed_release_is_wrong(
+    sage_calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_release("2.1.1", monkeypatch)
+    assert choose_backend("sage", CUDA, BF16, 64, ring=1).name == "sage"
+    with pytest.raises(PlanError, match=r"wrong log-sum-exp before sageattention 2\.2\.0, and ring=2 needs it"):
+        choose_backend("sage", CUDA, BF16, 64, ring=2)
+    pretend_release("2.2.0", monkeypatch)
+    module = types.ModuleType("sageattention.sm90_compile")
+    for name in ("sageattention", module.__name__):
+        monkeypatch.setitem(sys.modules, name, module)
+
+    setattr(module, HOPPER_OPERATOR, attention_op)  # any operator of torch.library
+    assert choose_backend("sage", CUDA, BF16, 64, ring=2).name == "sage"
+    setattr(module, HOPPER_OPERATOR, lambda *_: None)  # as in release 2.2.0
+    with pytest.raises(PlanError, match="attention=sage computes nothing in this build of sageattention"):
+        choose_backend("sage", CUDA, BF16, 64, ring=1)
 
 
 @pytest.mark.parametrize("name", [name for name in ATTENTION if name not in ("auto", "native")])

@@ -15,8 +15,8 @@ from parallel_backend.device import BACKENDS, CPU, Card, like_first
 from parallel_backend.errors import PlanError, RequestError, is_out_of_memory
 from parallel_backend.groups.mesh import start_distributed
 from parallel_backend.groups.timeline import COMMUNICATION, STEP, Timeline
-from parallel_backend.seams.backends import choose_backend
 from parallel_backend.seams.exchange import ring
+from parallel_backend.seams.kernels.backends import choose_backend
 from worker.rank.job_groups import JobGroups
 from worker.rank.memory.device_memory import DeviceMemory, memory_use
 
@@ -122,7 +122,7 @@ def test_a_ranks_card_is_the_first_then_those_like_it_then_the_others(
 
 def test_attention_is_left_to_torch_where_nvidias_kernels_do_not_run(machine: Machine) -> None:
     machine.patch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    machine.patch.setattr("parallel_backend.seams.backends.is_usable", lambda _: True)
+    machine.patch.setattr("parallel_backend.seams.kernels.backends.is_usable", lambda _: True)
     is_nvidia = machine.kind == "cuda" and torch.version.hip is None
     chosen = choose_backend("auto", machine.device, torch.bfloat16, 64, ring=2)
     assert chosen.name == ("flash3" if is_nvidia else "native")

@@ -23,8 +23,8 @@ from ...models.spec import ALWAYS_WHOLE
 from ...weights.loading import go_on
 from ..arguments import Arguments
 from ..attention import ParallelAttention, install_attention
-from ..backends import Backend
 from ..forward import ForwardSlot
+from ..kernels.backends import Backend
 from .functions import BandFunctions
 from .layout import WITHOUT_BANDS, RowLayout
 from .rows import RowBands

@@ -19,7 +19,7 @@ MASKS = ("none", "padding", "block", "bias", "square")
 class Case:
     """A plan, and the attention under it. shares: what each rank of the plan's one axis gets, where not as much as the
     others. parts: into how many the exchange is cut. heads_by_speed: what ranks get of
-    the heads under the plan's speeds."""
+    the heads under the plan's speeds. kernel: the attention backend."""
 
     plan: dict[str, Any]
     heads: int = 4
@@ -27,10 +27,11 @@ class Case:
     parts: int = 1
     shares: tuple[int, ...] = ()
     heads_by_speed: tuple[int, ...] = ()
+    kernel: str = "native"
 
-    @property
-    def is_lossy(self) -> bool:
-        return "exchange_dtype" in self.plan
+    def is_lossy(self, mask_name: str = "none") -> bool:
+        """Whether 8 bits are in use. Kernels that compute with them take no masks, so masked attention is torch's."""
+        return "exchange_dtype" in self.plan or (self.kernel != "native" and mask_name == "none")
 
     def share_out(self, size: int, degree: int) -> list[int]:
         """How many of so many each rank of an axis gets."""
@@ -53,6 +54,7 @@ CASES: dict[int, dict[str, Case]] = {
         "ulysses, fp8": Case({"ulysses": 2, **FP8}, 5, 5, parts=2),
         "ring, fp8": Case({"ring": 2, **FP8}),
         "ulysses, int8": Case({"ulysses": 2, **INT8}, 5, 5, parts=2),
+        "ring, sage": Case({"ring": 2}, kernel="sage"),
         "ulysses, of unlike speed": Case({"ulysses": 2, "speeds": [1, 0.4]}, 5, 5, parts=2, heads_by_speed=(4, 1)),
     },
     3: {
@@ -67,6 +69,7 @@ CASES: dict[int, dict[str, Case]] = {
         "ulysses, 6 heads": Case({"ulysses": 4}, 6, 6, parts=2),
         "ulysses, 10 heads on 5": Case({"ulysses": 4}, 10, 5),
         "ring": Case({"ring": 4}),
+        "usp, sage, 6 heads on 2": Case({"ring": 2, "ulysses": 2}, 6, 2, parts=2, kernel="sage"),
         "usp, 5 heads": Case({"ring": 2, "ulysses": 2}, 5, 5, parts=3),
         "usp, 6 heads on 2": Case({"ring": 2, "ulysses": 2}, 6, 2, parts=2),
         "usp, of unlike speed": Case({"ring": 2, "ulysses": 2, "speeds": [1, 0.25, 0.5, 1]}, 6, 2, parts=2),

@@ -18,7 +18,7 @@ import torch
 
 from parallel_backend.errors import RequestError
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.seams import backends
+from parallel_backend.seams.kernels import backends
 from tests.support.host.mounted import mount
 from worker.rank.model.attention_kernels import choose_kernel
 
@@ -70,7 +70,8 @@ def answers() -> dict[str, str]:
             "fp32": answer("sage", (9, 0), torch.float32),
             "an old card": answer("sage3", (9, 0)),
             "long heads": answer("sage", (9, 0), head_dim=256),
-            "ring": answer("flash", (9, 0), ring=2),
+            "ring": answer("sage3", (10, 0), ring=2),
+            "ring, by the engine": answer("sage", (9, 0), ring=2),
             "a plan's own": answer("sage", (9, 0), ulysses=2, attention="native"),
         }
     return found | {"split": answer("split", None, torch.float32), "split, ring": answer("split", None, ring=2)}

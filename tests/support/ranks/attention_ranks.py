@@ -13,10 +13,11 @@ from safetensors.torch import save_file
 from parallel_backend.groups.mesh import Axis, Mesh, build_mesh
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.attention import ParallelAttention
-from parallel_backend.seams.backends import NATIVE
 from parallel_backend.seams.forward import Forward, ForwardSlot, StaleCache
+from parallel_backend.seams.kernels.backends import backend_named
 from parallel_backend.seams.layout import TokenLayout
 from tests.support.cases.attention_cases import CASES, LENGTHS, MASKS, PATCHES, STREAMS, Case, mask, qkv
+from tests.support.fakes.sage import install_fake
 from tests.support.fakes.tally import Tally, sent
 from tests.support.ranks.leaving import leave
 
@@ -50,7 +51,7 @@ def mesh_of(case: Case) -> Mesh:
 def results_of(name: str, case: Case, patches: int, mesh: Mesh) -> dict[str, torch.Tensor]:
     slot = ForwardSlot(patches)
     layout = TokenLayout("hidden_states", mesh["sequence"], slot)
-    attention = ParallelAttention(mesh, layout, NATIVE, case.parts)
+    attention = ParallelAttention(mesh, layout, backend_named(case.kernel), case.parts)
     attention.rows = 1
     rank = range(mesh["sequence"].index, mesh["sequence"].index + 1)
     results = {}
@@ -77,6 +78,7 @@ def main(out_path: str) -> None:
     """Each rank saves its own tokens' results, with the positions of its tokens, by plan and mask."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
+    install_fake()
     results = {}
     for name, case in CASES[dist.get_world_size()].items():
         mesh = mesh_of(case)

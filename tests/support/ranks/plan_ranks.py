@@ -16,9 +16,9 @@ from parallel_backend.hooks import Hooks
 from parallel_backend.models.spec import BlockList
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.attention import ParallelAttention
-from parallel_backend.seams.backends import NATIVE
 from parallel_backend.seams.exchange.heads import head_parts
 from parallel_backend.seams.forward import ForwardSlot
+from parallel_backend.seams.kernels.backends import NATIVE
 from parallel_backend.seams.layout import TokenLayout
 from parallel_backend.seams.pipeline.stages import keep_stage
 from tests.support.ranks.leaving import leave

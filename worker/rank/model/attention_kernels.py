@@ -6,7 +6,7 @@ Shapes: B batch, h local heads, R query tokens, K key tokens, D head dim.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,22 +14,26 @@ import torch
 
 from parallel_backend.errors import RequestError
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.seams.backends import NATIVE, Backend
+from parallel_backend.seams.kernels.backends import NATIVE, Backend, backend_named
 
 AUTO = "auto"  # the plan's `attention` that leaves the choice to a node
 
 
 @dataclass(frozen=True)
 class HostKernel(Backend):
-    """A function of ComfyUI by the name under which ComfyUI has registered it. is_torchs: whether it computes with
-    torch's operations alone, on any device."""
+    """A function of ComfyUI by the name under which ComfyUI has registered it.
+
+    is_torchs: whether it computes with torch's operations alone, on any device.
+    engines: the same kernel as the engine calls it, if that computes shared attention in its place.
+    """
 
     is_torchs: bool = False
+    engines: Backend | None = None
 
     @property
     def backend(self) -> Backend:
-        """The kernel of shared attention. ComfyUI's `pytorch` is the engine's own."""
-        return NATIVE if self.name == "pytorch" else self
+        """The kernel of shared attention."""
+        return self.engines or self
 
     @cached_property
     def function(self) -> Callable[..., torch.Tensor]:
@@ -51,6 +55,8 @@ class HostKernel(Backend):
     def why_not(self, device: torch.device, dtype: torch.dtype, head_dim: int, ring: int) -> str | None:
         if self.backend is NATIVE:
             return None
+        if self.engines:
+            return self.engines.why_not(device, dtype, head_dim, ring)
         if not self.is_torchs:
             return super().why_not(device, dtype, head_dim, ring)
         return f"returns no log-sum-exp, which ring={ring} needs" if ring > 1 else None
@@ -64,6 +70,8 @@ class HostKernel(Backend):
         return out_BhRD.transpose(1, 2)
 
 
+# ComfyUI's functions return no log-sum-exp. These kernels do, if the engine calls them.
+ON_RING = ("sage", "flash")
 KERNELS = {
     each.name: each
     for each in (
@@ -71,7 +79,7 @@ KERNELS = {
         HostKernel("sage3", "sage3", (10, 0), 248, "the package sageattn3"),
         HostKernel("flash", "flash", (8, 0), 256, "the package flash-attn"),
         HostKernel("xformers", "xformers", (7, 0), 256, "the package xformers"),
-        HostKernel("pytorch", "pytorch", is_torchs=True),
+        HostKernel("pytorch", "pytorch", is_torchs=True, engines=NATIVE),
         HostKernel("sub_quad", "sub_quad", is_torchs=True),
         HostKernel("split", "split", is_torchs=True),
     )
@@ -82,6 +90,8 @@ def choose_kernel(name: str, plan: ParallelPlan, device: torch.device, dtype: to
     """Returns the kernel that a node asks for. Raises RequestError if this rank cannot use it under the plan. head_dim:
     0 if it is not known."""
     kernel = KERNELS.get(name)
+    if kernel and plan.ring > 1 and name in ON_RING:
+        kernel = replace(kernel, engines=backend_named(name).on(device))
     if kernel is None:
         why = "ComfyUI does not have"
     elif plan.attention != AUTO:

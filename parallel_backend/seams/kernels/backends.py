@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import functools
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
 
-from ..compat import check_attention_backend
-from ..device import name_of, nvidia_capability
-from ..errors import PlanError
-from .exchange.ring import attention_with_lse
+from ...compat import check_attention_backend
+from ...device import name_of, nvidia_capability
+from ...errors import PlanError
+from ...plan import LOSSY_ATTENTION
+from ..exchange.ring import attention_with_lse
+from .sage import FP8_KERNELS, FP16_KERNELS, PACKAGE, SAGE_KERNELS, find_fault
+
+Capability = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -27,14 +32,30 @@ class Backend:
     head_dim: the largest that it takes.
     package: what to install for it.
     lse_dims: the permutation of its log-sum-exp to BhR; None if it returns none that ring can merge.
+    cards: the only compute capabilities that it runs on, each with the kernel for it. If empty, `kernel` runs on all
+    from `capability` on.
+    find_fault: takes the card's capability and the ring's degree, and returns why results of the installed package
+    would be wrong; None if they are right.
     """
 
     name: str
     kernel: str
-    capability: tuple[int, int] = (8, 0)
+    capability: Capability = (8, 0)
     head_dim: int = 128
     package: str | None = None
     lse_dims: tuple[int, int, int] | None = None
+    cards: Mapping[Capability, str] = field(default_factory=dict, hash=False)
+    find_fault: Callable[[Capability, int], str | None] | None = None
+
+    @property
+    def exact(self) -> bool:
+        """Whether it computes in the model's dtype. One that does not is lossy, and runs only if somebody asks."""
+        return self.name not in LOSSY_ATTENTION
+
+    def on(self, device: torch.device) -> Backend:
+        """Returns this backend with the kernel for a device that it can run on."""
+        capability = nvidia_capability(device)
+        return replace(self, kernel=self.cards[capability]) if capability in self.cards else self
 
     def attend(
         self,
@@ -96,12 +117,15 @@ class Backend:
         if head_dim > self.head_dim or head_dim % 8:
             return f"takes head dims that are multiples of 8 up to {self.head_dim}, and the model's is {head_dim}"
         if capability < self.capability:
-            return f"needs a device of compute capability {'.'.join(map(str, self.capability))}"
+            return f"needs a device of compute capability {format_capability(self.capability)}"
+        if self.cards and capability not in self.cards:
+            cards = ", ".join(map(format_capability, self.cards))
+            return f"runs on devices of compute capability {cards}, and this one has {format_capability(capability)}"
         if not self.is_there():
             return f"needs {self.package}, which is missing here or too old"
         if ring > 1 and self.lse_dims is None:
             return f"returns no log-sum-exp, which ring={ring} needs"
-        return None
+        return self.find_fault(capability, ring) if self.find_fault else None
 
 
 @functools.cache
@@ -110,28 +134,45 @@ def notice_native(name: str) -> None:
     logging.warning("The attention backend %s takes no mask; native attention computes the masked calls.", name)
 
 
+def format_capability(capability: Capability) -> str:
+    return ".".join(map(str, capability))
+
+
+def sage(name: str, cards: Mapping[Capability, str]) -> Backend:
+    """Returns a form of SageAttention by its name in a plan. Queries and keys are multiplied in 8 bits."""
+    kernel = next(iter(cards.values()))
+    return Backend(name, kernel, (8, 0), 128, PACKAGE, (0, 1, 2), cards=cards, find_fault=find_fault)
+
+
 NATIVE = Backend("native", "native")
-BACKENDS = (  # the order in which auto tries them
+BACKENDS = (  # the order in which auto tries those that are exact
     Backend("flash3", "_flash_3", (9, 0), 256, "flash-attn 3 (flash_attn_interface)", (0, 2, 1)),
     Backend("flash", "flash", (8, 0), 256, "the package flash-attn", (0, 1, 2)),
     Backend("cudnn", "_native_cudnn", package="a torch with cuDNN"),
     NATIVE,
-    Backend("sage", "sage", package="the package sageattention"),  # 8 bits, not exact: only on request
+    sage("sage", SAGE_KERNELS),
+    sage("sage_fp8", FP8_KERNELS),
+    sage("sage_fp16", FP16_KERNELS),
 )
 
 
 def choose_backend(name: str, device: torch.device, dtype: torch.dtype, head_dim: int, ring: int) -> Backend:
-    """Returns the backend with this name in a plan. `auto` is the first that can run. Raises PlanError, which says what
-    to use instead."""
+    """Returns the backend with this name in a plan. `auto` is the first exact one that can run. Raises PlanError, which
+    says what to use instead."""
     able = [backend for backend in BACKENDS if backend.why_not(device, dtype, head_dim, ring) is None]
     if name == "auto":
-        return able[0]
-    backend = next(backend for backend in BACKENDS if backend.name == name)
+        return next(backend for backend in able if backend.exact)
+    backend = backend_named(name)
     if backend not in able:
         reason = backend.why_not(device, dtype, head_dim, ring)
         others = " or ".join(other.name for other in able)
         raise PlanError(f"attention={name} {reason}.", f"Use attention={others}, or auto.")
-    return backend
+    return backend.on(device)
+
+
+def backend_named(name: str) -> Backend:
+    """Returns the backend with this name in a plan, other than auto."""
+    return next(backend for backend in BACKENDS if backend.name == name)
 
 
 def is_usable(backend: Backend) -> bool:
