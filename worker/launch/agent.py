@@ -11,6 +11,7 @@ torchrun's would listen on every network. This one listens on the loopback, or o
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Explanation, WorkerGroupError
+from .forks import ForkedRank, fork_ranks, start_forked
 from .imports import pause_garbage_collector
 from .interface import use_interface_of
 from .lifetime import die_with_parent
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
 LOOPBACK = "127.0.0.1"
+RANK = "worker.rank.main"  # the module that a rank runs
 TRACEBACK_LINES = 12
 # What gloo, NCCL and the store say when another rank has gone.
 LOST_PEER = ("onnection", "Broken pipe", "Socket Timeout", "remote process exited", "Timed out waiting")
@@ -40,12 +43,13 @@ def main() -> None:
     die_with_parent()
     options = parse()
     report = Report(options.folder)
+    ranks = [] if options.machines or options.store else fork_ranks(options.ranks, RANK)
     try:
         place, listener = open_group(options, report)
     except WorkerGroupError as error:
         report.write(error.explanation)
         raise SystemExit(str(error)) from error
-    run_torchrun(options, place, listener, report)
+    run_torchrun(options, place, listener, report, ranks)
 
 
 def parse() -> argparse.Namespace:
@@ -100,18 +104,27 @@ def rendezvous(endpoint: str, node: int, nodes: int) -> list[str]:
     return [f"--nnodes={nodes}", f"--node-rank={node}", "--rdzv-backend=static", f"--rdzv-endpoint={endpoint}"]
 
 
-def run_torchrun(options: argparse.Namespace, place: list[str], listener: socket.socket | None, report: Report) -> None:
-    """Runs the ranks of this machine until they end. Raises if one of them fails."""
+def run_torchrun(
+    options: argparse.Namespace,
+    place: list[str],
+    listener: socket.socket | None,
+    report: Report,
+    ranks: list[ForkedRank],
+) -> None:
+    """Runs the ranks of this machine until they end. Raises if one of them fails. ranks: those already forked."""
     with pause_garbage_collector():
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.run import main as torchrun
 
+        from ..compat import torchrun_starts_by
+
     store = open_store(listener) if listener else None
     try:
-        torchrun([
-            f"--nproc-per-node={options.ranks}", "--max-restarts=0", *place,
-            f"--log-dir={options.folder / 'torchrun'}", "-m", "worker.rank.main",
-        ])  # fmt: skip
+        with torchrun_starts_by(start_forked(ranks)) if ranks else contextlib.nullcontext():
+            torchrun([
+                f"--nproc-per-node={options.ranks}", "--max-restarts=0", *place,
+                f"--log-dir={options.folder / 'torchrun'}", "-m", RANK,
+            ])  # fmt: skip
     except ChildFailedError as error:
         rank, reason, lost_peer = find_root_cause(error.failures)
         if lost_peer and options.machines:

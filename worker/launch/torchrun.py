@@ -102,6 +102,7 @@ def rank_environment(device: str, ranks: int, folder: Path, settings: Settings) 
         THREADS: str(count_threads(ranks, os.environ.get(THREADS, ""))),
         COMFYUI_THREADS: os.environ.get(THREADS, ""),
         "OMP_WAIT_POLICY": "PASSIVE",  # ranks on the CPU share the cores with ComfyUI; spinning threads stall both
+        "OPENBLAS_NUM_THREADS": "1",  # numpy's, which would start at its import: see `forks.py`
         "HF_HUB_OFFLINE": "1",
         **cuda_environment(os.environ),
     }

@@ -55,8 +55,9 @@ def answer(channel: socket.socket, reply: Header, results: Tensors | None) -> No
         send_frame(channel, {"id": reply["id"], "error": str(error)})
 
 
-def import_ahead(expected: str) -> None:
-    """Imports what the first model will need. expected: its source as JSON, or empty. Errors are left to the load."""
+def import_expected() -> None:
+    """Imports what the first model will need, if it is known. Errors are left to the load."""
+    expected = os.environ.get(EXPECTED, "")
     try:
         if expected:
             with pause_garbage_collector():
@@ -70,7 +71,7 @@ def run() -> None:
     log = open_log()
     die_with_parent()
     device = start_distributed(os.environ[DEVICE])
-    import_ahead(os.environ.get(EXPECTED, ""))  # before the heartbeat starts, since importing may delay it
+    import_expected()  # before the heartbeat starts, since importing may delay it
     rank, world = dist.get_rank(), dist.get_world_size()
     timeline = Timeline(device)
     groups = JobGroups(device, timeline)
