@@ -100,7 +100,8 @@ class ParallelPlanNode(io.ComfyNode):
                     EXCHANGE_DTYPES,
                     MODEL,
                     "The dtype in which ranks send each other tokens under ulysses and ring. model: the model's own, "
-                    "exact. int8 and fp8: half the bytes of bf16, lossy: the image differs a little, least with int8.",
+                    "exact. int8 and fp8: half the bytes of bf16, lossy: the image differs a little, least with int8. "
+                    "int4: a quarter, as differences to the step before, which are kept; ulysses only.",
                 ),
                 io.String.Input(
                     "speeds",

@@ -20,7 +20,7 @@ from .groups.mesh import Axis, Mesh
 from .hooks import Hooks
 from .models.checks import check_module, patch_of, sizes_of
 from .models.spec import ALWAYS_WHOLE, spec_of
-from .plan import ParallelPlan
+from .plan import INT4, ParallelPlan
 from .seams.compiled import CompiledBlocks
 from .seams.forward import Forward
 from .seams.kernels.backends import Backend
@@ -150,20 +150,23 @@ class ParallelModel:
         return latents[0] * math.prod(-(-size // side) for size, side in zip(latents[2:], sides, strict=False))
 
     def stale_bytes(self, latents: Sequence[Sequence[int]]) -> int:
-        """Returns the bytes of the keys and values that PipeFusion keeps on the rank with the most, for a step's calls
-        with latents of these shapes (B, C, …). Neither the text's are counted, nor those of another kind of steps. It
-        is equal on all ranks."""
+        """Returns the bytes of what PipeFusion or a lossy exchange keeps for later steps on the rank with the most, for
+        a step's calls with latents of these shapes (B, C, …). Neither the text's are counted, nor those of another kind
+        of steps. It is equal on all ranks."""
         plan = self.mesh.plan
-        if plan.patch_count == 1 or self.spec is None:
+        if (plan.patch_count == 1 and plan.exchange_dtype != INT4) or self.spec is None:
             return 0
         heads, head_dim, kv_heads = sizes_of(self.model, self.spec)
         blocks = max(map(len, self.sizes.by_stage(plan)))
         width = (kv_heads or heads) * head_dim * self.dtype.itemsize
+        kept = 2  # keys and values
+        if plan.exchange_dtype == INT4:  # and queries and results, each where it is sent and where it arrives
+            kept = 2 * (2 + 2 * heads / (kv_heads or heads))
         tokens = Counter[int]()
         for part in share_out([rows for rows, *_ in latents], self.mesh["batch"]):
             rows, *sizes = latents[part.call]
             tokens[part.group] += self.token_count([part.rows.own_size(rows), *sizes])
-        return 2 * max(tokens.values()) * width * blocks // plan.token_ways
+        return math.ceil(kept * max(tokens.values()) * width * blocks / plan.token_ways)
 
     def run_calls(self, calls: Sequence[Call], steps: int = 1) -> list[Output] | None:
         """Returns the forward's output, one or several tensors, for each call on global rank 0; None elsewhere.

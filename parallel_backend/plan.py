@@ -19,7 +19,7 @@ OFF, ON, AUTO = COMPILE = ("off", "on", AUTO)
 COMPILED_STEPS = 16  # auto compiles from this many steps on; see docs/dev/10-decisions.md
 # The most parts that heads are exchanged in. Attention waits only for the first part's way in and the last's way out.
 EXCHANGE_PARTS = 4
-MODEL, INT8, FP8 = EXCHANGE_DTYPES = ("model", "int8", "fp8")
+MODEL, INT8, FP8, INT4 = EXCHANGE_DTYPES = ("model", "int8", "fp8", "int4")
 EXCHANGE_BLOCK = 64  # the most numbers of a head that share a scale, in a lossy exchange
 CHOICES = {
     "attention": ATTENTION,
@@ -49,7 +49,8 @@ class ParallelPlan:
     compile: whether blocks run through `torch.compile`. auto compiles on a GPU, for samplings of at least
     COMPILED_STEPS steps.
     exchange_dtype: the dtype in which ulysses and ring send keys, values, queries and results. It is the model's own,
-    or lossy: int8 or fp8 (float8 e4m3), with a scale for each block of a token's head.
+    or lossy: int8 or fp8 (float8 e4m3), with a scale for each block of a token's head. int4 sends the differences to
+    the step before, and the first step in int8; ulysses only.
 
     Placement:
     weights: where the weights are kept: whole on each rank, split over the ranks that compute with the same weights, or
@@ -89,6 +90,13 @@ class ParallelPlan:
                 raise PlanError(
                     f"{name}={value!r} does not work.", f"Use a whole number from {least} to {MAX_DEGREE}.", name
                 )
+        if self.exchange_dtype == INT4 and (self.ring > 1 or self.patch_count > 1):
+            raise PlanError(
+                f"exchange_dtype={INT4} sends differences under ulysses alone, and this plan has "
+                f"{'ring' if self.ring > 1 else 'pipefusion or patches'}.",
+                f"Use exchange_dtype={INT8}, or ulysses in place of ring and pipefusion.",
+                "exchange_dtype",
+            )
         object.__setattr__(self, "speeds", self.normalise_speeds())
 
     def normalise_speeds(self) -> tuple[float, ...]:

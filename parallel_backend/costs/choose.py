@@ -20,8 +20,7 @@ from ..weights.fitting import WeightRoom, fit_weights
 from ..weights.sizes import WeightSizes
 from .forward import ForwardCost
 from .machine import Machine
-from .memory import rank_bytes
-from .predict import Prediction, compare_speeds, predict
+from .predict import Prediction, compare_speeds, count_working_bytes, predict
 
 Check = Callable[[ParallelPlan], object]  # raises PlanError if something does not allow the plan
 UNEVEN = Fraction(5, 4)  # the largest share of heads of one rank, relative to an even share, before a ring is better
@@ -111,7 +110,7 @@ def predict_fitted(
     """Predicts a plan with its weights as the ranks would decide them."""
     if weights is None:
         return predict(forward, rows, plan, machine)
-    sizes, room = weights.sizes, weights.room(plan, rank_bytes(forward.peak * rows, rows, plan))
+    sizes, room = weights.sizes, weights.room(plan, count_working_bytes(forward, rows, plan))
     if room is None:
         return predict(forward, rows, plan, machine, sizes)
     decided = fit_weights(plan, sizes, room, machine.links)

@@ -15,8 +15,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..axes import BATCH_AXES, TOKEN_AXES
-from ..groups.mesh_layout import axis_shares, fraction, own_heads, places_of_ranks, shard_sizes, split_sizes
-from ..plan import EXCHANGE_BLOCK, EXCHANGE_PARTS, HOST, MODEL, OFF, SHARED, ParallelPlan
+from ..groups.mesh_layout import (
+    axis_shares,
+    fraction,
+    largest_rows,
+    own_heads,
+    places_of_ranks,
+    shard_sizes,
+    split_sizes,
+)
+from ..plan import EXCHANGE_BLOCK, EXCHANGE_PARTS, FP8, HOST, INT4, INT8, OFF, SHARED, ParallelPlan
 from ..weights.sizes import WeightSizes
 from .forward import Cost, ForwardCost
 from .machine import Machine, Speed
@@ -25,11 +33,22 @@ from .memory import rank_bytes
 # Under ring, each part of the keys gives a result in fp32, which is merged with the result so far. These are the bytes
 # read and written for it, in multiples of A.
 MERGED = 6
-# In a lossy exchange, a number travels as a byte, and each block of a head has a scale of two bytes
-# (`seams/exchange/formats.py`). Encoding and decoding read and write each number so many times, and its byte once.
-LOSSY_BYTES = 1 + 2 / EXCHANGE_BLOCK
-ENCODED, DECODED = 8, 1
-ENCODE_OPERATIONS, DECODE_OPERATIONS = 9, 3
+SCALE_BYTES = 2 / EXCHANGE_BLOCK  # of a number in a lossy exchange
+
+
+class Coding(NamedTuple):
+    """What a lossy exchange costs for each number: bytes sent; and how often it is read or written to encode and to
+    decode it, besides its byte. And the operations for each tensor (`seams/exchange/formats.py`, `differences.py`)."""
+
+    sent: float
+    encoded: int
+    decoded: int
+    encode_operations: int
+    decode_operations: int
+
+
+BYTES = Coding(1 + SCALE_BYTES, 8, 1, 9, 3)
+CODINGS = {INT8: BYTES, FP8: BYTES, INT4: Coding(1 / 2 + SCALE_BYTES, 22, 8, 24, 8)}
 # The operations that bands of rows add to a padded convolution and to a group norm, see `seams/bands`.
 BORDER_OPERATIONS, NORM_OPERATIONS = 12, 32
 # Ranks share by speed if the slowest is slower than the fastest by this factor. It is larger for devices of one name:
@@ -129,7 +148,18 @@ def predict(
     if sizes and plan.weights in (SHARED, HOST):
         waiting += max(0.0, sizes.count_fetched_bytes(plan) / machine.links.of(plan.weights) - computing - waiting)
     kept = max(sizes.count_kept_bytes(plan)) if sizes else forward.weights
-    return Prediction(plan, computing, waiting, kept + rank_bytes(forward.peak * rows, rows, plan))
+    return Prediction(plan, computing, waiting, kept + count_working_bytes(forward, rows, plan))
+
+
+def count_working_bytes(forward: ForwardCost, rows: int, plan: ParallelPlan) -> float:
+    """Returns what the rank with the most needs beside the weights: for a forward, and for what is kept of one step for
+    the differences of the next."""
+    working = rank_bytes(forward.peak * rows, rows, plan)
+    if plan.exchange_dtype != INT4 or plan.token_ways == 1:
+        return working
+    # Queries, keys, values and results, where they are sent and where they arrive.
+    of_a_row = 2 * (2 + 2 * forward.kv) * forward.activation / plan.token_ways * forward.count
+    return working + of_a_row * largest_rows(plan, rows)
 
 
 def share_work(forward: ForwardCost, rows: int, plan: ParallelPlan) -> list[RankShare]:
@@ -181,21 +211,22 @@ def count_merged_bytes(forward: ForwardCost, plan: ParallelPlan) -> float:
 
 def count_coding(forward: ForwardCost, plan: ParallelPlan) -> Cost:
     """Returns the cost of encoding and decoding what a rank exchanges in a forward of one row."""
-    if plan.exchange_dtype == MODEL or plan.token_ways == 1:
+    coding = CODINGS.get(plan.exchange_dtype)
+    if coding is None or plan.token_ways == 1:
         return Cost()
     own, kv = forward.activation / plan.token_ways, 2 * forward.kv
     results, parts = (2, EXCHANGE_PARTS) if plan.ulysses > 1 else (0, 1)
     encoded, decoded = own * (results + kv), own * (results + kv * plan.ring)
-    moved = encoded * (ENCODED + 1 / forward.itemsize) + decoded * (DECODED + 1 / forward.itemsize)
+    moved = encoded * (coding.encoded + 1 / forward.itemsize) + decoded * (coding.decoded + 1 / forward.itemsize)
     encodings, decodings = 2 + results // 2 * (1 + parts), (results + 2 * plan.ring) * parts
-    operations = encodings * ENCODE_OPERATIONS + decodings * DECODE_OPERATIONS
+    operations = encodings * coding.encode_operations + decodings * coding.decode_operations
     return Cost(moved=moved * forward.count, operations=operations * forward.count)
 
 
 def count_copied_bytes(forward: ForwardCost, plan: ParallelPlan) -> float:
     """Returns the bytes that Ulysses reads and writes to pack and unpack all tokens: queries, keys and values on their
     way in, and the result twice on its way back."""
-    sent = 1 if plan.exchange_dtype == MODEL else 1 / forward.itemsize
+    sent = 1 / forward.itemsize if plan.exchange_dtype in CODINGS else 1
     return forward.count * (6 + 4 * forward.kv) * sent * forward.activation if plan.ulysses > 1 else 0.0
 
 
@@ -227,8 +258,8 @@ def estimate_exchange(forward: ForwardCost, plan: ParallelPlan, rows: int, busy:
     """Returns the exposed time of a step's exchanges in the model, and of gathering the result after it. rows: of the
     batch group with the most rows. busy: of the whole step."""
     all_tokens, exposed = forward.activation * rows, 0.0
-    if plan.exchange_dtype != MODEL:
-        all_tokens *= LOSSY_BYTES / forward.itemsize
+    if coding := CODINGS.get(plan.exchange_dtype):
+        all_tokens *= coding.sent / forward.itemsize
     for axis, exchange in EXCHANGES.items():
         if (degree := getattr(plan, axis)) == 1:
             continue

@@ -17,6 +17,8 @@ from ..diffusers_model import Conditions, DiffusersModel
 from ..groups.collectives import gather
 from ..groups.mesh import Axis
 from ..parallel_model import ParallelModel
+from ..plan import INT4
+from ..seams.exchange.differences import Differences
 from ..seams.forward import Forward, StaleCache
 from ..seams.pipeline.regions import part_of, patch_regions, put_part
 from ..seams.pipeline.stages import Message, StageLink
@@ -195,6 +197,7 @@ class _Run:
             self.regions = patch_regions(latents, model.patch(latents), len(self.patches), device)
         self.step_cache: StepCache | None = None
         self.caches = [StaleCache() if self.plan.patch_count > 1 else None for _ in self.passes]
+        self.differences = [Differences() if self.plan.exchange_dtype == INT4 else None for _ in self.passes]
         if self.link:
             self.link.expect(self.messages(), None if self.is_first else self.watch.proceed, self.own_passes[-1])
 
@@ -227,7 +230,7 @@ class _Run:
         mesh, predictions = self.model.mesh, []
         axis = mesh["dp" if self.splits_passes else "batch"]
         for index in self.own_passes:
-            forward = Forward(segments, self.caches[index], step, index)
+            forward = Forward(segments, self.caches[index], step, index, differences=self.differences[index])
             if self.step_cache:
                 self.step_cache.begin(index, axis)
                 forward.absent = self.step_cache.absent

@@ -20,7 +20,8 @@ from ..groups.mesh import Mesh
 from ..hooks import Hooks
 from ..plan import EXCHANGE_PARTS, MODEL
 from .attention_op import RUNNING, Attend, Attention
-from .exchange.formats import FORMATS
+from .exchange.differences import Differences
+from .exchange.formats import FORMATS, WireFormat
 from .exchange.heads import HeadPart, head_parts, repeat_heads
 from .exchange.ring import ring_attention
 from .exchange.ulysses import UlyssesExchange, view_heads
@@ -43,6 +44,8 @@ class SharedCall:
     ring_lengths: keys by rank of the ring.
     places: of fresh keys in the cache, if there is one.
     group: the number of query heads that share a key head.
+    format: in which tensors travel.
+    differences: what arrived in the steps before. If it is there, only what differs from that travels.
     """
 
     owner: object
@@ -56,6 +59,28 @@ class SharedCall:
     group: int
     head_dim: int
     dtype: torch.dtype
+    format: WireFormat
+    differences: Differences | None
+
+    def encode(self, what: object, values: torch.Tensor) -> torch.Tensor:
+        if self.differences is None:
+            return self.format.encode(values)
+        return self.differences.encode(self.format, (self.owner, what), values)
+
+    def decode(self, what: object, encoded: torch.Tensor) -> torch.Tensor:
+        if self.differences is None:
+            return self.format.decode(encoded, self.head_dim, self.dtype)
+        return self.differences.decode(self.format, (self.owner, what), encoded, self.head_dim, self.dtype)
+
+    def arrived_keys(self, index: int, *encoded: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Returns keys and values of a part as they stay until a kernel takes them. Only differences are decoded."""
+        if self.differences is None:
+            return encoded
+        return tuple(self.decode((what, index), each) for what, each in zip(("key", "value"), encoded, strict=True))
+
+    def taken_keys(self, kept: torch.Tensor) -> torch.Tensor:
+        """Decodes keys or values for a kernel."""
+        return self.format.decode(kept, self.head_dim, self.dtype) if self.differences is None else kept
 
     def own_mask(self, queries: range) -> torch.Tensor | None:
         """The mask of these heads."""
@@ -110,29 +135,28 @@ class ParallelAttention:
                 "Use ulysses=1, ring=1, pipefusion=1 and attention=native.",
             )
         call = self.shared_call(owner, streams, seen or streams, query, key, attn_mask, scale)
-        encode = self.format.encode
-        key, value = encode(key), encode(value)
+        key, value = call.encode("key", key), call.encode("value", value)
         if self.ulysses.degree == 1:
             (part,) = head_parts((call.heads,), call.group, 1)
             return self.attend(call, 0, part, query, key, value)
         shape_BLHD = (len(query), query.shape[2], call.heads, query.shape[3])
         out_BHLD = query.new_empty(shape_BLHD).transpose(1, 2)
         parts = head_parts(tuple(self.ulysses.sizes(call.heads)), call.group, self.part_count(query, streams))
-        query = encode(query)
+        query = call.encode("query", query)
         arriving = [self.scatter(call, part, query, key, value) for part in parts]
         self.layout.forward.run_deferred()
         leaving = []
         for index, (part, arrived) in enumerate(zip(parts, arriving, strict=True)):
-            q_BhRE, k_BhRE, v_BhRE = arrived()
-            out_BhRD = self.attend(call, index, part, self.decode(call, q_BhRE), k_BhRE, v_BhRE)
-            leaving.append(self.exchange.gather_heads(call.lengths, encode(out_BhRD), part.queries))
-        for part, arrived in zip(parts, leaving, strict=True):
+            q_BhRE, *keys = arrived()
+            q_BhRD = call.decode(("query", index), q_BhRE)
+            out_BhRD = self.attend(call, index, part, q_BhRD, *call.arrived_keys(index, *keys))
+            encoded = call.encode(("result", index), out_BhRD)
+            leaving.append(self.exchange.gather_heads(call.lengths, encoded, part.queries))
+        for index, (part, arrived) in enumerate(zip(parts, leaving, strict=True)):
             for run, received in arrived():
-                view_heads(out_BHLD, part.queries, run).copy_(self.decode(call, received))
+                decoded = call.decode(("result", index, run), received)
+                view_heads(out_BHLD, part.queries, run).copy_(decoded)
         return out_BHLD
-
-    def decode(self, call: SharedCall, encoded: torch.Tensor) -> torch.Tensor:
-        return self.format.decode(encoded, call.head_dim, call.dtype)
 
     def shared_call(
         self,
@@ -160,6 +184,8 @@ class ParallelAttention:
             heads // key.shape[1],
             query.shape[3],
             query.dtype,
+            self.format,
+            layout.forward.differences,
         )
 
     def part_count(self, query: torch.Tensor, streams: tuple[str, ...]) -> int:
@@ -187,7 +213,7 @@ class ParallelAttention:
             k_BhRE, v_BhRE = cache.refresh((call.owner, index), call.places, whole, k_BhRE, v_BhRE)
 
         def taken(kv_BhKE: torch.Tensor) -> torch.Tensor:
-            return repeat_heads(self.decode(call, kv_BhKE), queries, keys, call.group)
+            return repeat_heads(call.taken_keys(kv_BhKE), queries, keys, call.group)
 
         mask = call.own_mask(queries)
         if self.ring.degree > 1:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .deferred import Deferred
+from .exchange.differences import Differences
 
 
 class StaleCache:
@@ -52,6 +53,8 @@ class Forward:
     index: int = 0
     # How many tokens the image has, if it is split into patches.
     image_tokens: int = 0
+    # What arrived in the steps before, under exchange_dtype=int4; None if nothing is kept.
+    differences: Differences | None = None
     # What a rank without rows of the batch runs while the other ranks decide after their first block.
     absent: Callable[[], None] | None = None
     # By stream, the lengths of all its segments, known once the stream reaches a block.

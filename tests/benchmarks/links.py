@@ -21,14 +21,16 @@ each method's result is compared with one rank's, to 1e-4.
 ulysses, ring, cfg: ours, as a plan has them; a UNet shares its rows by ulysses and ring. cfg 2 alone splits cond and
 uncond, and two of four ranks are idle then. pipefusion: a step for a stock sampler, by so many patches; lossy. It is
 compared on deep models, with a fifth of the real one's blocks: it sends once for each stage, and other methods once for
-each block. int8, fp8: Ulysses that sends bytes, which is lossy, and which a CPU pays for; their link is half as fast,
-since a byte is half of what a card sends in its place, and a quarter of what a CPU rank does. no overlap: ours with
-Ulysses over all ranks in one part, so that nothing is computed while it travels. diffusers: its own context parallel
-(Ulysses) of the same model; its ring needs attention that tells the log-sum-exp, which it has for GPUs alone. left: of
-the seconds that the exchange adds without overlap, how many are left with it; "nothing sent" computes the same, and
-nothing travels in the model. copying: how many would be left if the link had no limit, for gloo's own copying alone. MB
-that a rank sends: counted in a step, of the rank that sends most. gloo's own copying takes a rank's CPU time and shows
-from some 100 MB/s on: NVLink's figures are lower than the real ones.
+each block. int8, fp8, int4: Ulysses with that exchange_dtype, which is lossy, and which a CPU pays for; their link is
+half as fast, since a byte is half of what a card sends in its place, and a quarter of what a CPU rank does. no overlap:
+ours with Ulysses over all ranks in one part, so that nothing is computed while it travels. diffusers: its own context
+parallel (Ulysses) of the same model; its ring needs attention that tells the log-sum-exp, which it has for GPUs alone.
+left: of the seconds that the exchange adds without overlap, how many are left with it; "nothing sent" computes the
+same, and nothing travels in the model. of the link: the same without gloo's own copying, which takes a CPU rank's time
+and which no overlap can hide. "no limit" does that copying over a link without limit, with overlap and without; of the
+seconds that the link adds to these, how many are left with overlap. MB that a rank sends: counted in a step, of the
+rank that sends most. gloo's own copying takes a rank's CPU time and shows from some 100 MB/s on: NVLink's figures are
+lower than the real ones.
 """
 
 from __future__ import annotations
@@ -44,7 +46,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from parallel_backend.plan import EXCHANGE_DTYPES, MODEL, ParallelPlan
-from tests.benchmarks.speed.link_cases import CASES, COPYING, ONE, SILENT, SYNCHRONOUS, Case, methods
+from tests.benchmarks.speed.link_cases import (
+    CASES,
+    COPYING,
+    ONE,
+    SILENT,
+    SYNCHRONOUS,
+    SYNCHRONOUS_COPYING,
+    Case,
+    methods,
+)
 from tests.benchmarks.speed.scaling import busy_share
 from tests.support.links.link import Link
 from tests.support.links.profiles import PROFILES
@@ -52,6 +63,7 @@ from tests.support.links.profiles import PROFILES
 SECONDS = 3600.0
 QUICK = ("PCIe 4.0 x16", "10 Gbit/s Ethernet")
 LOSSY = [name for name in EXCHANGE_DTYPES if name != MODEL]
+UNSEEN = (ONE.name, SILENT, COPYING, SYNCHRONOUS_COPYING)  # methods without a column
 LEAST_ADDED = 0.03  # of one rank's step: less than this is noise
 
 
@@ -60,14 +72,17 @@ def ratios(seconds: dict[str, list[float]], name: str) -> list[float]:
     return [this / one for this, one in zip(seconds[name], seconds[ONE.name], strict=True)]
 
 
-def left(seconds: dict[str, list[float]], name: str) -> float | None:
+def left(
+    seconds: dict[str, list[float]], name: str, free: str = SILENT, synchronous_free: str = SILENT
+) -> float | None:
     """Of what the exchange adds to a step without overlap, the part that this method adds; None where it is too little
-    to tell."""
-    if not {name, SYNCHRONOUS, SILENT} <= set(seconds):
+    to tell. free, synchronous_free: what it is added to, with and without overlap."""
+    names = (name, free, SYNCHRONOUS, synchronous_free)
+    if not {*names} <= set(seconds):
         return None
-    this, synchronous, silent = (statistics.median(ratios(seconds, each)) for each in (name, SYNCHRONOUS, SILENT))
-    added = synchronous - silent
-    return (this - silent) / added if added > LEAST_ADDED else None
+    this, alone, synchronous, synchronous_alone = (statistics.median(ratios(seconds, each)) for each in names)
+    added = synchronous - synchronous_alone
+    return (this - alone) / added if added > LEAST_ADDED else None
 
 
 def told(case: Case, ranks: int) -> dict[str, float]:
@@ -79,11 +94,11 @@ def told(case: Case, ranks: int) -> dict[str, float]:
 
 def print_case(name: str, ranks: int, found: dict) -> None:
     """found: as the ranks wrote it."""
-    asked = [method.name for method in methods(CASES[name], ranks) if method.name not in (ONE.name, SILENT, COPYING)]
+    asked = [method.name for method in methods(CASES[name], ranks) if method.name not in UNSEEN]
     one = statistics.median(second for runs in found["seconds"].values() for second in runs[ONE.name])
     print(f"\n{name}, {ranks} ranks: {found['flops'] / 1e9:.0f} GFLOP/s a rank, one rank's step {one:.2f} s")
     overlapped = f"ulysses {ranks}"
-    titles = [*asked, "left", "copying"]
+    titles = [*asked, "left", "of the link"]
     widths = [max(9, len(title) + 2) for title in titles]
     print(f"{'times faster than one rank':27}{'MB/s':>6}" + "".join(map(str.rjust, titles, widths)))
     for words, sent in (("MB that a rank sends a step", found["sent"]), ("by formula", told(CASES[name], ranks))):
@@ -93,7 +108,7 @@ def print_case(name: str, ranks: int, found: dict) -> None:
     for profile, seconds in found["seconds"].items():
         faster = [1 / statistics.median(ratios(seconds, each)) if each in seconds else None for each in asked]
         cells = ["–" if ratio is None else f"{ratio:.2f}" for ratio in faster]
-        parts = (left(seconds, each) for each in (overlapped, COPYING))
+        parts = (left(seconds, overlapped), left(seconds, overlapped, COPYING, SYNCHRONOUS_COPYING))
         cells += ["–" if part is None else f"{part:.0%}" for part in parts]
         rate = statistics.median(found["rates"][profile]) / 1e6
         print(f"{profile:27}{rate:6.1f}" + "".join(map(str.rjust, cells, widths)))
@@ -127,12 +142,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.links")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], choices=(2, 4))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="", help="profiles, or models, whose name contains this")
+    parser.add_argument("--only", default="", help="profiles, or models, whose name is this or contains it")
     parser.add_argument("--quick", action="store_true", help=f"{' and '.join(QUICK)} alone")
     parser.add_argument("--json", type=Path, help="a file for all that was measured")
     arguments = parser.parse_args()
     profiles = [name for name in (QUICK if arguments.quick else PROFILES) if arguments.only in name]
-    cases = [name for name in CASES if arguments.only in name]
+    cases = [arguments.only] if arguments.only in CASES else [name for name in CASES if arguments.only in name]
     if not profiles and not cases:
         parser.error(f"nothing has {arguments.only!r} in its name, there are {', '.join([*PROFILES, *CASES])}")
     profiles = profiles or list(QUICK if arguments.quick else PROFILES)

@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from parallel_backend.seams.exchange.formats import FORMATS
-from tests.support.cases.attention_cases import BATCH, CASES, HEAD_DIM, MASKS, PATCHES, mask, qkv
+from tests.support.cases.attention_cases import BATCH, CASES, HEAD_DIM, MASKS, PATCHES, STEPS, TOKENS, mask, qkv
 from tests.support.cases.references import relative_error
 from tests.support.ranks.pool import RankPool
 
 # Relative: 2 to 3 % of each of queries, keys, values and the result in fp8, and half a percent in int8.
-LOSSY_ERROR = {"fp8": 0.06, "int8": 0.015, "sage": 0.03}
+LOSSY_ERROR = {"fp8": 0.06, "int8": 0.015, "int4": 0.015, "sage": 0.03}
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +68,26 @@ def test_shared_tokens_attend_as_all_tokens_do(
                 assert 1e-3 < relative_error(rank[key], wanted) < most
             else:
                 assert torch.allclose(rank[key], wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_differences_to_the_step_before_take_half_a_byte_and_their_errors_do_not_add_up(
+    results: dict[int, list[dict[str, torch.Tensor]]],
+) -> None:
+    name = "ulysses, int4"
+    case = CASES[2][name]
+    for rank in results[2]:
+        sent = [int(rank[f"{name} step {step} sent"]) for step in range(STEPS)]
+        assert sent[1:] == [sent[0] * (HEAD_DIM // 2 + 2) // (HEAD_DIM + 2)] * (STEPS - 1)
+        for step in range(STEPS):
+            query, *keys = qkv(case, step)
+            key, value = (each.repeat_interleave(case.heads // case.kv_heads, 1) for each in keys)
+            wanted = F.scaled_dot_product_attention(query, key, value)[:, :, rank[f"{name} none 1 [0] positions"]]
+            assert relative_error(rank[f"{name} step {step}"], wanted) < 0.02  # in four bits by itself, 0.2
+        # A rank keeps queries, keys, values and results where it sent them and where they arrived. Both ranks need
+        # the second of three key heads here.
+        tokens = len(rank[f"{name} none 1 [0] positions"])
+        own, arrived = tokens * (6 + 2 * 2 + 6), TOKENS * (3 + 2 * 1 + 3)
+        assert int(rank[f"{name} kept"]) == BATCH * HEAD_DIM * 4 * (own + arrived)
 
 
 @pytest.mark.parametrize("world, name", [(world, name) for world, cases in CASES.items() for name in cases])

@@ -28,6 +28,17 @@ def test_ulysses_takes_any_number_of_ranks_up_to_the_heads() -> None:
         ParallelPlan(ulysses=9).check_model(heads=8)
 
 
+@pytest.mark.parametrize(
+    ("degrees", "has"), [({"ring": 2}, "ring"), ({"pipefusion": 2}, "pipefusion"), ({"patches": 3}, "pipefusion")]
+)
+def test_differences_to_the_step_before_are_refused_where_other_tokens_than_ulysses_exchange(
+    degrees: dict[str, int], has: str
+) -> None:
+    with pytest.raises(PlanError, match=rf"exchange_dtype=int4 .* has {has}.*\n\nUse exchange_dtype=int8"):
+        ParallelPlan(exchange_dtype="int4", **degrees)
+    assert ParallelPlan(exchange_dtype="int4", ulysses=2, cfg=2).ulysses == 2
+
+
 def test_more_stages_than_blocks_are_refused() -> None:
     with pytest.raises(PlanError, match=r"pipefusion=9 has more stages than the model has blocks\.\n\nUse 8 or less"):
         ParallelPlan(pipefusion=9).check_model(heads=8, blocks=8)

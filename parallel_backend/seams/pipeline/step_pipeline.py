@@ -19,7 +19,8 @@ from ...compat import tree_leaves
 from ...errors import RequestError
 from ...groups.calls import Call, Output
 from ...models.spec import ALWAYS_WHOLE
-from ...plan import ParallelPlan
+from ...plan import INT4, ParallelPlan
+from ..exchange.differences import Differences
 from ..forward import Forward, StaleCache
 from .regions import check_sizes, part_of, patch_regions, put_part
 from .stages import Message
@@ -39,12 +40,14 @@ class StepKind:
     """What the steps of one kind keep. They have calls of the same shapes and conditions, with the same nodes inside of
     the model.
 
-    caches: by this rank's part of the calls. regions: of each patch in the latents, by call. conditions: the tensors of
-    the calls, other than latents; kept, because the kind is known by them. whole: how many steps still run whole.
+    caches, differences: by this rank's part of the calls. regions: of each patch in the latents, by call. conditions:
+    the tensors of the calls, other than latents; kept, because the kind is known by them. whole: how many steps still
+    run whole.
     """
 
     def __init__(self, calls: Sequence[Call], regions: list[list[torch.Tensor]], parts: int, whole: int) -> None:
         self.caches = [StaleCache() for _ in range(parts)]
+        self.differences = [Differences() for _ in range(parts)]
         self.regions = regions
         self.conditions = conditions_of(calls)
         self.first = self.timestep = timestep_of(calls)
@@ -56,6 +59,7 @@ class StepKind:
         if self.timestep <= before + BACK * self.first:
             return False
         self.first = self.timestep
+        self.differences = [Differences() for _ in self.differences]
         return True
 
 
@@ -84,7 +88,9 @@ class StepPipeline:
         """
         self.why = ""
         if len(self.every_patch) == 1:
-            return StepRun([self.every_patch], [None] * parts, [], [])
+            nothing = [None] * parts
+            kept = self.find_differences(calls, parts) if self.plan.exchange_dtype == INT4 else nothing
+            return StepRun([self.every_patch], nothing, [], [], kept)
         tokens = [count_tokens(call, sides) for call in calls]
         name = kind_of(calls)
         kind = self.kinds.pop(name, None)
@@ -97,20 +103,36 @@ class StepPipeline:
                 self.why = "the shapes, the conditions, or the nodes inside of the model changed"
         elif kind.goes_back(calls):
             kind.whole, self.why = max(kind.whole, 1), "the sampler went back to an earlier timestep"
-        self.kinds[name] = kind  # the last one is the one that was used last
-        while len(self.kinds) > MOST_KINDS:
-            del self.kinds[next(iter(self.kinds))]
+        self.keep_kind(name, kind)
         is_whole = kind.whole > 0
         kind.whole -= is_whole
         turns = [self.every_patch] if is_whole else [[patch] for patch in self.every_patch]
         return StepRun(turns, [*kind.caches], kind.regions, tokens)
 
+    def find_differences(self, calls: Sequence[Call], parts: int) -> Sequence[Differences]:
+        """Returns what a step's exchanges kept of the steps before, by part. It is empty for the first step of a kind,
+        and for one that goes back to an earlier timestep."""
+        name = kind_of(calls)
+        kind = self.kinds.pop(name, None)
+        if kind is None:
+            kind = StepKind(calls, [], parts, 0)
+        else:
+            kind.goes_back(calls)
+        self.keep_kind(name, kind)
+        return kind.differences
+
+    def keep_kind(self, name: Any, kind: StepKind) -> None:
+        """Keeps a kind of steps as the one that was used last."""
+        self.kinds[name] = kind
+        while len(self.kinds) > MOST_KINDS:
+            del self.kinds[next(iter(self.kinds))]
+
 
 class StepRun:
     """A step that has begun.
 
-    turns: the patches that run together, one turn after the other. caches: by part. regions, tokens: by call; empty
-    without patches.
+    turns: the patches that run together, one turn after the other. caches, differences: by part. regions, tokens: by
+    call; empty without patches.
     """
 
     def __init__(
@@ -119,11 +141,13 @@ class StepRun:
         caches: Sequence[StaleCache | None],
         regions: list[list[torch.Tensor]],
         tokens: list[int],
+        differences: Sequence[Differences | None] = (),
     ) -> None:
         self.turns = turns
         self.caches = caches
         self.regions = regions
         self.tokens = tokens
+        self.differences = differences or [None] * len(caches)
         self.outputs: list[Any] = [None] * len(caches)
 
     def messages(self) -> list[Message]:
@@ -132,7 +156,8 @@ class StepRun:
 
     def forward(self, segments: list[int], index: int, call: int) -> Forward:
         """Returns the forward of these patches, for a part of a call."""
-        return Forward(segments, self.caches[index], 0, index, self.tokens[call] if self.tokens else 0)
+        tokens = self.tokens[call] if self.tokens else 0
+        return Forward(segments, self.caches[index], 0, index, tokens, self.differences[index])
 
     def keep(self, segments: list[int], index: int, call: int, output: Output | None) -> None:
         """Keeps what a forward returned for its patches. None: the tokens went to the next stage."""

@@ -10,7 +10,7 @@ from typing import Any
 import diffusers
 import torch
 
-from parallel_backend.plan import FP8, INT8, MODEL, ParallelPlan
+from parallel_backend.plan import FP8, INT4, INT8, MODEL, ParallelPlan
 from tests.support.cases.host import sdxl
 from tests.support.links.profiles import CARD_ITEMSIZE
 
@@ -151,7 +151,8 @@ CASES = {
 DEPTHS = {"Flux-shaped": 4, "Wan-shaped": 8, "PixArt-shaped, guided": 8}
 CASES |= {f"{name}, deep": replace(CASES[name], depth=depth, is_deep=True) for name, depth in DEPTHS.items()}
 ONE = Method("one rank")
-SYNCHRONOUS, SILENT, COPYING = "no overlap", "nothing sent", "no limit"
+SYNCHRONOUS, SILENT = "no overlap", "nothing sent"
+COPYING, SYNCHRONOUS_COPYING = "no limit", "no limit, no overlap"
 LOSSY = 0.1  # the tolerance of methods that change the result
 
 
@@ -171,11 +172,12 @@ def methods(case: Case, ranks: int) -> list[Method]:
     if case.guided and case.comfyui and ranks > 2:
         found.append(Method("cfg 2", {"cfg": 2, "dp": ranks // 2}))  # the other ranks have nothing to do
     if not case.comfyui:
-        found += [Method(name, heads | {"exchange_dtype": name}, tolerance=LOSSY) for name in (INT8, FP8)]
+        found += [Method(name, heads | {"exchange_dtype": name}, tolerance=LOSSY) for name in (INT8, FP8, INT4)]
         found.append(Method("diffusers", peer=True))
     return [
         *found,
         Method(SYNCHRONOUS, heads, overlap=False),
         Method(SILENT, heads, sends=False, tolerance=math.inf),
         Method(COPYING, heads, limited=False),
+        Method(SYNCHRONOUS_COPYING, heads, overlap=False, limited=False),
     ]

@@ -56,6 +56,24 @@ def test_any_other_step_runs_whole_and_says_why(pipeline: StepPipeline, calls: l
     assert why in pipeline.why
 
 
+def test_differences_are_kept_for_steps_of_one_kind_and_begin_anew_with_another_sampling() -> None:
+    made = StepPipeline(ParallelPlan(ulysses=2, exchange_dtype="int4"))
+
+    def kept(calls: list[Call]) -> Any:
+        run = made.begin(calls, 1, lambda latents: (2, 2), torch.device("cpu"))
+        assert run.turns == [[0]] and not made.why
+        return run.forward([0], 0, 0).differences
+
+    cond, uncond = kept(step(1000.0)), kept(step(1000.0, text=OTHER))
+    assert cond is not None and cond is not uncond
+    assert kept(step(900.0)) is cond and kept(step(900.0, text=OTHER)) is uncond
+    assert kept(step(900.0, rows=10)) is not cond
+    again = kept(step(1000.0))
+    assert again is not cond and kept(step(900.0)) is again
+    made.forget()
+    assert kept(step(800.0)) is not again
+
+
 def test_cond_and_uncond_in_turns_are_no_change(pipeline: StepPipeline) -> None:
     """As a sampler asks for them whose calls go one by one."""
     pipeline.forget()

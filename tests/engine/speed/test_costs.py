@@ -196,6 +196,16 @@ def test_seconds_of_a_lossy_exchange_by_hand():
     assert ring.computing == pytest.approx(5 * (a_block / 2 + (2 * 9 + 2 * 4 * 3) * 0.1))
 
 
+def test_differences_send_half_a_byte_and_keep_what_arrived():
+    forward, where = shaped_like_flux(4608), machine("10 Gbit/s Ethernet", 2, latency=0)
+    bytewise, differences = (
+        predict(forward, 1, ParallelPlan(ulysses=2, exchange_dtype=name), where) for name in ("int8", "int4")
+    )
+    assert differences.waiting < 0.6 * bytewise.waiting and differences.computing > bytewise.computing
+    # In each of 57 blocks queries, keys, values and results, where they are sent and where they arrive, by two ranks.
+    assert differences.bytes - bytewise.bytes == pytest.approx(57 * 8 * 4608 * 3072 * 2 / 2)
+
+
 def room_of(device: float) -> Callable[[ParallelPlan, float], WeightRoom]:
     return lambda _plan, working: WeightRoom(int(device - working), int(64e9))
 

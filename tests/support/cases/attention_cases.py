@@ -12,6 +12,7 @@ LENGTHS = {"encoder_hidden_states": 5, "hidden_states": 22}
 TOKENS = sum(LENGTHS.values())
 BATCH, HEAD_DIM = 2, 8
 PATCHES = 3
+STEPS, CHANGE = 6, 0.05  # of what travels as differences: the change from step to step
 MASKS = ("none", "padding", "block", "bias", "square")
 
 
@@ -42,7 +43,7 @@ class Case:
         return [turns.count(rank) for rank in range(degree)]
 
 
-FP8, INT8 = {"exchange_dtype": "fp8"}, {"exchange_dtype": "int8"}
+FP8, INT8, INT4 = ({"exchange_dtype": name} for name in ("fp8", "int8", "int4"))
 # By the number of ranks.
 CASES: dict[int, dict[str, Case]] = {
     2: {
@@ -55,6 +56,7 @@ CASES: dict[int, dict[str, Case]] = {
         "ring, fp8": Case({"ring": 2, **FP8}),
         "ulysses, int8": Case({"ulysses": 2, **INT8}, 5, 5, parts=2),
         "ring, sage": Case({"ring": 2}, kernel="sage"),
+        "ulysses, int4": Case({"ulysses": 2, **INT4}, 6, 2, parts=2),
         "ulysses, of unlike speed": Case({"ulysses": 2, "speeds": [1, 0.4]}, 5, 5, parts=2, heads_by_speed=(4, 1)),
     },
     3: {
@@ -83,11 +85,14 @@ CASES: dict[int, dict[str, Case]] = {
 }
 
 
-def qkv(case: Case) -> tuple[torch.Tensor, ...]:
-    """Query, key and value of all tokens, (B, H, S, D)."""
-    generator = torch.Generator().manual_seed(0)
+def qkv(case: Case, step: int = 0) -> tuple[torch.Tensor, ...]:
+    """Query, key and value of all tokens, (B, H, S, D). They change a little from step to step."""
     heads = (case.heads, case.kv_heads, case.kv_heads)
-    return tuple(torch.randn(BATCH, count, TOKENS, HEAD_DIM, generator=generator) for count in heads)
+    found = [torch.zeros(BATCH, count, TOKENS, HEAD_DIM) for count in heads]
+    for seed in range(step + 1):
+        generator = torch.Generator().manual_seed(seed)
+        found = [each + torch.randn(each.shape, generator=generator) * (CHANGE if seed else 1) for each in found]
+    return tuple(found)
 
 
 def mask(name: str, case: Case) -> torch.Tensor | None:

@@ -11,12 +11,13 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from parallel_backend.groups.mesh import Axis, Mesh, build_mesh
-from parallel_backend.plan import ParallelPlan
+from parallel_backend.plan import INT4, ParallelPlan
 from parallel_backend.seams.attention import ParallelAttention
+from parallel_backend.seams.exchange.differences import Differences
 from parallel_backend.seams.forward import Forward, ForwardSlot, StaleCache
 from parallel_backend.seams.kernels.backends import backend_named
 from parallel_backend.seams.layout import TokenLayout
-from tests.support.cases.attention_cases import CASES, LENGTHS, MASKS, PATCHES, STREAMS, Case, mask, qkv
+from tests.support.cases.attention_cases import CASES, LENGTHS, MASKS, PATCHES, STEPS, STREAMS, Case, mask, qkv
 from tests.support.fakes.sage import install_fake
 from tests.support.fakes.tally import Tally, sent
 from tests.support.ranks.leaving import leave
@@ -74,6 +75,24 @@ def results_of(name: str, case: Case, patches: int, mesh: Mesh) -> dict[str, tor
     return results
 
 
+def results_by_step(name: str, case: Case, mesh: Mesh) -> dict[str, torch.Tensor]:
+    """The results of forwards that keep what arrived in those before, the bytes sent, and the bytes kept at last."""
+    slot = ForwardSlot(1)
+    layout = TokenLayout("hidden_states", mesh["sequence"], slot)
+    attention = ParallelAttention(mesh, layout, backend_named(case.kernel), case.parts)
+    attention.rows, kept, results = 1, Differences(), {}
+    for step in range(STEPS):
+        with slot.enter(Forward([0], differences=kept)):
+            for stream, length in LENGTHS.items():
+                layout.learn((stream,), length)
+            parts = (take(layout, tensor) for tensor in qkv(case, step))
+            with Tally(of_cpu=True) as tally:
+                results[f"{name} step {step}"] = attention("module", STREAMS, *parts, enable_gqa=True).contiguous()
+        results[f"{name} step {step} sent"] = torch.tensor(sum(sent(tally.exchanges).values()))
+    results[f"{name} kept"] = torch.tensor(sum(each.nbytes for each in kept.arrived.values()))
+    return results
+
+
 def main(out_path: str) -> None:
     """Each rank saves its own tokens' results, with the positions of its tokens, by plan and mask."""
     torch.set_num_threads(1)
@@ -84,6 +103,8 @@ def main(out_path: str) -> None:
         mesh = mesh_of(case)
         for patches in (1, PATCHES):
             results |= results_of(name, case, patches, mesh)
+        if case.plan.get("exchange_dtype") == INT4:
+            results |= results_by_step(name, case, mesh)
         mesh.close()
     save_file(results, f"{out_path}.{dist.get_rank()}")
     leave()
