@@ -19,7 +19,7 @@ import latent_preview
 import torch
 
 from ..parallel_backend.errors import PlanError
-from ..parallel_backend.plan import MODEL, ParallelPlan
+from ..parallel_backend.plan import AUTO, LOSSY_ATTENTION, MODEL, OFF, ParallelPlan
 from ..parallel_backend.sampling.caches import NONE
 from ..worker.errors import RequestRefused
 from ..worker.wire.sampler_call import SamplerCall
@@ -128,10 +128,12 @@ def make_key(remote: RemoteModule, call: SamplerCall, shape: torch.Size) -> str:
 def find_exact_plan(remote: RemoteModule, steps: int) -> ParallelPlan:
     """Returns a plan that computes the exact image on the same number of ranks.
 
-    It sends tokens in the model's own dtype. If PipeFusion's patches make the plan lossy, the ranks share tokens
-    instead of blocks. If the model does not allow that, every step runs whole.
+    It sends tokens in the model's own dtype, and all of them attend to all, by an exact kernel. If PipeFusion's patches
+    make the plan lossy, the ranks share tokens instead of blocks. If the model does not allow that, every step runs
+    whole.
     """
-    plan = replace(remote.plan, exchange_dtype=MODEL)
+    attention = AUTO if remote.plan.attention in LOSSY_ATTENTION else remote.plan.attention
+    plan = replace(remote.plan, exchange_dtype=MODEL, sparse=OFF, attention=attention)
     if plan.patch_count == 1 or plan.sync_steps >= steps:
         return plan
     whole = replace(plan, pipefusion=1, patches=0, sync_steps=1, weights="auto", weight_blocks=0)

@@ -24,6 +24,7 @@ from ..parallel_backend.plan import (
     EXCHANGE_DTYPES,
     MODEL,
     OFF,
+    SPARSE,
     WEIGHTS,
     ParallelPlan,
 )
@@ -118,6 +119,14 @@ class ParallelPlanNode(io.ComfyNode):
                     "Whether the ranks run the model's blocks through torch.compile. The first steps at each size take "
                     f"longer then. auto: on a GPU, for samplings of {COMPILED_STEPS} steps or more.",
                 ),
+                choice_input(
+                    "sparse",
+                    SPARSE,
+                    OFF,
+                    "For video, lossy: whether tokens attend to a part of the tokens only. off: to all, exact. radial: "
+                    "to all of near frames and of the first, and to ever smaller windows of farther frames. "
+                    "radial_narrow: to windows a quarter as large. Not with ring and pipefusion.",
+                ),
             ],
             outputs=[PlanType.Output("plan", display_name="plan")],
         )
@@ -158,8 +167,8 @@ def pipefusion_inputs() -> list[io.Input]:
         ),
         number_input(
             "sync_steps",
-            "How many steps PipeFusion runs whole. After them, each patch sees the others as they were a step "
-            "before. More steps are slower and closer to the exact image.",
+            "How many steps run exactly. After them, PipeFusion's patches see the others as they were a step before, "
+            "and sparse attention leaves pairs of tokens out. More steps are slower and closer to the exact image.",
             default=1,
             least=1,
             most=1000,

@@ -12,12 +12,13 @@ from .groups.mesh_layout import stages_of
 from .hooks import Hooks
 from .models.checks import AttentionSizes, attention_paths, check_class, check_module, modules_at, sizes_of
 from .models.spec import BlockList, ModelSpec
-from .plan import ParallelPlan
+from .plan import OFF, ParallelPlan
 from .seams.attention import ParallelAttention, install_attention
 from .seams.bands.model import share_rows
 from .seams.boundary import install_boundary
 from .seams.forward import ForwardSlot
 from .seams.kernels.backends import NATIVE, Backend, choose_backend
+from .seams.kernels.flex import check_flex
 from .seams.layout import TokenLayout
 from .seams.masks import attention_of
 from .seams.mlp_overlap import MlpOverlap
@@ -64,7 +65,7 @@ def apply_plan(
     ends = StageEnds(layout, stage, link) if link else None
     install_boundary(model, spec, layout, hooks, ends)  # ulysses, ring, patches: blocks see this rank's tokens
     overlap_mlp(model, spec, sizes, mesh, slot, hooks)  # ulysses: the MLP is computed while attention's tokens travel
-    attention = ParallelAttention(mesh, layout, kernel)
+    attention = ParallelAttention(mesh, layout, kernel, sparse=plan.sparse)
     share_attention(model, spec, sizes, attention, hooks)  # ulysses, ring, patches: attention sees all tokens
     return AppliedPlan(slot, stage, link, attention, layout)
 
@@ -87,7 +88,7 @@ def apply_plan_inside(
 
 def can_share(model: torch.nn.Module, spec: ModelSpec, plan: ParallelPlan) -> bool:
     """Returns whether this package may run the attention. ComfyUI runs its own if no tokens are shared."""
-    return not spec.keeps_tokens(model) and (shares_tokens(plan) or not spec.is_comfyui)
+    return not spec.keeps_tokens(model) and (shares_tokens(plan) or plan.sparse != OFF or not spec.is_comfyui)
 
 
 def shares_tokens(plan: ParallelPlan) -> bool:
@@ -99,8 +100,9 @@ def choose_kernel(sizes: AttentionSizes | None, mesh: Mesh, dtype: torch.dtype) 
     """Returns the kernel of shared attention. None if blocks keep the model's own attention. Raises PlanError."""
     if sizes is None:
         return None
+    check_flex(mesh.plan, mesh.device, sizes.head_dim)
     kernel = choose_backend(mesh.plan.attention, mesh.device, dtype, sizes.head_dim, mesh.plan.ring)
-    return kernel if shares_tokens(mesh.plan) or kernel is not NATIVE else None
+    return kernel if shares_tokens(mesh.plan) or mesh.plan.sparse != OFF or kernel is not NATIVE else None
 
 
 def keep_own_blocks(

@@ -20,7 +20,7 @@ from .groups.collectives import gather_numbers
 from .groups.mesh import Axis, build_mesh, replica_axis
 from .models import adapter_for
 from .models.checks import check_module
-from .plan import ON, ParallelPlan
+from .plan import OFF, ON, ParallelPlan
 from .seams.batch import BatchSplit
 from .weights.folder import transformer_source
 from .weights.placement import WeightPlacement
@@ -71,6 +71,13 @@ def parallelize(pipeline: Any, plan: ParallelPlan) -> None:
             "step.",
             "Use compile=off, or load_transformer and Denoiser.",
             "compile",
+        )
+    if plan.sparse != OFF:
+        raise PlanError(
+            f"sparse={plan.sparse} counts the steps of a sampling, and the pipeline's own loop calls the transformer "
+            "step by step.",
+            f"Use sparse={OFF}, or load_transformer and Denoiser.",
+            "sparse",
         )
     for model in models:  # before any group exists
         adapter_for(type(model).__name__)  # raises for an unknown class

@@ -16,6 +16,8 @@ LOSSY_ATTENTION = ("sage", "sage_fp8", "sage_fp16")  # they multiply in 8 bits
 ATTENTION = ("auto", "native", "flash3", "flash", "cudnn", *LOSSY_ATTENTION)
 AUTO, WHOLE, SHARED, HOST = WEIGHTS = ("auto", "whole", "shared", "host")
 OFF, ON, AUTO = COMPILE = ("off", "on", AUTO)
+RADIAL, RADIAL_NARROW = "radial", "radial_narrow"
+SPARSE = (OFF, RADIAL, RADIAL_NARROW)  # patterns of self-attention in a video, see seams/kernels/sparse.py
 COMPILED_STEPS = 16  # auto compiles from this many steps on; see docs/dev/10-decisions.md
 # The most parts that heads are exchanged in. Attention waits only for the first part's way in and the last's way out.
 EXCHANGE_PARTS = 4
@@ -26,6 +28,7 @@ CHOICES = {
     "weights": WEIGHTS,
     "exchange_dtype": EXCHANGE_DTYPES,
     "compile": COMPILE,
+    "sparse": SPARSE,
 }
 FROM_ZERO = ("patches", "weight_blocks")
 
@@ -44,13 +47,16 @@ class ParallelPlan:
 
     Execution:
     patches: how many parts PipeFusion cuts the image's tokens into; 0 means one per stage.
-    sync_steps: how many steps run whole before patches use stale keys.
+    sync_steps: how many steps run exactly: whole before patches use stale keys, dense before attention is sparse.
     attention: the attention kernel; auto chooses the best exact one that the device has.
     compile: whether blocks run through `torch.compile`. auto compiles on a GPU, for samplings of at least
     COMPILED_STEPS steps.
     exchange_dtype: the dtype in which ulysses and ring send keys, values, queries and results. It is the model's own,
     or lossy: int8 or fp8 (float8 e4m3), with a scale for each block of a token's head. int4 sends the differences to
     the step before, and the first step in int8; ulysses only.
+
+    sparse: whether the tokens of a video attend to a part of them only, which is lossy: off, or a pattern in space and
+    time.
 
     Placement:
     weights: where the weights are kept: whole on each rank, split over the ranks that compute with the same weights, or
@@ -73,6 +79,7 @@ class ParallelPlan:
     attention: str = "auto"
     compile: str = OFF
     exchange_dtype: str = MODEL
+    sparse: str = OFF
     # Placement.
     weights: str = AUTO
     weight_blocks: int = 0
@@ -226,9 +233,8 @@ class ParallelPlan:
         if devices != 1 and not cores:
             self.check_devices(devices)
         weights = AUTO if self.weights == SHARED else self.weights
-        return ParallelPlan(
-            attention=self.attention, weights=weights, weight_blocks=self.weight_blocks, compile=self.compile
-        )
+        kept = {name: getattr(self, name) for name in ("attention", "weight_blocks", "compile", "sparse", "sync_steps")}
+        return ParallelPlan(weights=weights, **kept)
 
     @property
     def replicas(self) -> int:
@@ -246,6 +252,8 @@ class ParallelPlan:
             parts.append(f"{self.weights} weights{blocks}")
         if self.compile != OFF:
             parts.append("compiled" if self.compile == ON else f"compiled from {COMPILED_STEPS} steps on")
+        if self.sparse != OFF:
+            parts.append(f"{self.sparse} sparse attention after {self.sync_steps} dense")
         if self.exchange_dtype != MODEL:
             parts.append(f"{self.exchange_dtype} exchange")
         if self.speeds:

@@ -1229,6 +1229,7 @@ const NO_AXES = [
   'attention',
   'compile',
   'exchange_dtype',
+  'sparse',
   'weights',
   'weight_blocks',
   'speeds'
@@ -1330,6 +1331,9 @@ function describePlan(plan, t) {
     parts.push(t(key, { name: plan.weights, blocks: plan.weight_blocks }));
   }
   if (plan.compile && plan.compile !== 'off') parts.push(t(`panel.planCompiled.${plan.compile}`));
+  if (plan.sparse && plan.sparse !== 'off') {
+    parts.push(t('panel.planSparse', { name: plan.sparse, steps: plan.sync_steps }));
+  }
   if (plan.exchange_dtype && plan.exchange_dtype !== 'model')
     parts.push(t('panel.planExchange', { name: plan.exchange_dtype }));
   if (plan.speeds?.length) parts.push(t('panel.planSpeeds', { speeds: formatSpeeds(plan.speeds) }));

@@ -13,7 +13,7 @@ from ...parallel_backend.costs.choose import Weights, predict_fitted, rank_plans
 from ...parallel_backend.costs.correct import Correction, choose_prediction
 from ...parallel_backend.costs.forward import ForwardCost
 from ...parallel_backend.costs.predict import Prediction
-from ...parallel_backend.plan import ParallelPlan
+from ...parallel_backend.plan import OFF, ParallelPlan
 from ...parallel_backend.weights.loading import DTYPES
 from ...parallel_backend.weights.sizes import WeightSizes
 from ..workers.group import device_count
@@ -118,8 +118,9 @@ class ModelCosts:
 
 
 def is_covered(plan: ParallelPlan) -> bool:
-    """Whether a plan can be predicted. No formula here covers what PipeFusion sends."""
-    return plan.pipefusion == plan.patch_count == 1
+    """Whether a plan can be predicted. No formula here covers what PipeFusion sends, and what sparse attention leaves
+    out."""
+    return plan.pipefusion == plan.patch_count == 1 and plan.sparse == OFF
 
 
 def pick_usual_step(steps: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrapper
 
 from ...parallel_backend.costs.auto import PlanOfRun, Work
 from ...parallel_backend.models import spec_of
-from ...parallel_backend.plan import ParallelPlan
+from ...parallel_backend.plan import OFF, ParallelPlan
 from ...parallel_backend.sampling.caches import NONE as NO_CACHE
 from ...worker.comfyui.controls import CONTROL
 from ...worker.comfyui.model import dtype_name
@@ -309,8 +309,9 @@ class RemoteModule(PlannedModule):
             )
 
     def explain_whole_step(self, why: str) -> None:
-        """Says on the node why PipeFusion ran a step whole."""
-        self.sampling.say_once(f"PipeFusion runs some steps whole: {why}.")
+        """Says on the node why PipeFusion ran a step whole, or why attention was dense in it."""
+        dense = f"Attention is dense in some steps: {why}."
+        self.sampling.say_once(f"PipeFusion runs some steps whole: {why}." if self.plan.sparse == OFF else dense)
 
     def add_objects(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a call's arguments with those functions and objects that the ranks lack."""

@@ -71,6 +71,7 @@ def check_module(plan: ParallelPlan, model: torch.nn.Module) -> None:
             *(axis for axis in BATCH_AXES if getattr(plan, axis) > 1),
         )
     check_fetched(plan, model, spec)
+    check_sparse(plan, model, spec)
     if plan.pipefusion * plan.patch_count > 1:
         check_stages(plan, model, spec)
     shared = [axis for axis in TOKEN_AXES if getattr(plan, axis) > 1]
@@ -123,6 +124,38 @@ def check_class(model: torch.nn.Module, spec: ModelSpec, shared: list[str]) -> N
             f"This {known[0]}'s {type(model).__name__} is not the one that is known here: {'; '.join(changed)}.",
             f"Use cfg or dp in place of ulysses and ring, or the version of {known[0]} that {known[1]} names.{own}",
             *shared,
+        )
+
+
+def check_sparse(plan: ParallelPlan, model: torch.nn.Module, spec: ModelSpec | None) -> None:
+    """Raises PlanError if attention cannot be sparse under the plan, or in the model."""
+    if plan.sparse == OFF:
+        return
+    name = type(model).__name__
+    if spec is None or not spec.image or spec.keeps_tokens(model):
+        raise PlanError(
+            f"sparse={plan.sparse} does not work for {name}: the pack does not know which of its tokens are frames.",
+            f"Use sparse={OFF}.",
+            "sparse",
+        )
+    if plan.ring > 1:
+        raise PlanError(
+            f"sparse={plan.sparse} does not work with ring={plan.ring}: under ring, a rank has the keys of a part of "
+            "the tokens at a time.",
+            f"Use ring=1 and ulysses={plan.ring * plan.ulysses}, or sparse={OFF}.",
+            "sparse",
+            "ring",
+        )
+    if plan.pipefusion * plan.patch_count > 1:
+        raise PlanError(
+            f"sparse={plan.sparse} does not work with PipeFusion, whose patches attend by themselves.",
+            f"Use pipefusion=1 and patches=0, and ulysses in its place, or sparse={OFF}.",
+            "sparse",
+            "pipefusion",
+        )
+    if changed := changes_of(model):
+        raise PlanError(
+            f"sparse={plan.sparse} does not work for this {name}: {'; '.join(changed)}.", f"Use sparse={OFF}.", "sparse"
         )
 
 

@@ -17,9 +17,10 @@ from ..diffusers_model import Conditions, DiffusersModel
 from ..groups.collectives import gather
 from ..groups.mesh import Axis
 from ..parallel_model import ParallelModel
-from ..plan import INT4
+from ..plan import INT4, OFF
 from ..seams.exchange.differences import Differences
 from ..seams.forward import Forward, StaleCache
+from ..seams.kernels.video import video_of
 from ..seams.pipeline.regions import part_of, patch_regions, put_part
 from ..seams.pipeline.stages import Message, StageLink
 from .caches import NONE, CacheSettings
@@ -195,6 +196,7 @@ class _Run:
         self.regions: list[torch.Tensor] = []
         if len(self.patches) > 1:
             self.regions = patch_regions(latents, model.patch(latents), len(self.patches), device)
+        self.video = video_of(latents.shape, model.patch(latents)) if self.plan.sparse != OFF else None
         self.step_cache: StepCache | None = None
         self.caches = [StaleCache() if self.plan.patch_count > 1 else None for _ in self.passes]
         self.differences = [Differences() if self.plan.exchange_dtype == INT4 else None for _ in self.passes]
@@ -231,6 +233,7 @@ class _Run:
         axis = mesh["dp" if self.splits_passes else "batch"]
         for index in self.own_passes:
             forward = Forward(segments, self.caches[index], step, index, differences=self.differences[index])
+            forward.video = self.video if step >= self.plan.sync_steps else None
             if self.step_cache:
                 self.step_cache.begin(index, axis)
                 forward.absent = self.step_cache.absent

@@ -18,7 +18,7 @@ from ..device import is_accelerator
 from ..errors import RequestError
 from ..groups.mesh import Mesh
 from ..hooks import Hooks
-from ..plan import EXCHANGE_PARTS, MODEL
+from ..plan import EXCHANGE_PARTS, MODEL, OFF
 from .attention_op import RUNNING, Attend, Attention
 from .exchange.differences import Differences
 from .exchange.formats import FORMATS, WireFormat
@@ -27,6 +27,7 @@ from .exchange.ring import ring_attention
 from .exchange.ulysses import UlyssesExchange, view_heads
 from .forward import ForwardSlot
 from .kernels.backends import Backend
+from .kernels.sparse import SparsePattern, SparsePatterns
 from .layout import TokenLayout
 
 ATTENTION = "parallel_attention"  # attribute that marks a module whose attention is redirected
@@ -46,6 +47,7 @@ class SharedCall:
     group: the number of query heads that share a key head.
     format: in which tensors travel.
     differences: what arrived in the steps before. If it is there, only what differs from that travels.
+    pattern: which tokens attend to which, if not all to all.
     """
 
     owner: object
@@ -82,6 +84,8 @@ class SharedCall:
         """Decodes keys or values for a kernel."""
         return self.format.decode(kept, self.head_dim, self.dtype) if self.differences is None else kept
 
+    pattern: SparsePattern | None = None
+
     def own_mask(self, queries: range) -> torch.Tensor | None:
         """The mask of these heads."""
         mask = self.mask
@@ -98,8 +102,11 @@ class ParallelAttention:
     rank order. Ulysses exchanges the heads in parts, so that attention computes one part while others travel.
     """
 
-    def __init__(self, mesh: Mesh, layout: TokenLayout, backend: Backend, parts: int = EXCHANGE_PARTS) -> None:
-        """parts: the most parts that the exchange is cut into. Fewer are used if parts would be too small."""
+    def __init__(
+        self, mesh: Mesh, layout: TokenLayout, backend: Backend, parts: int = EXCHANGE_PARTS, sparse: str = OFF
+    ) -> None:
+        """parts: the most parts that the exchange is cut into. Fewer are used if parts would be too small. sparse: the
+        pattern of a video's tokens, see `ParallelPlan`."""
         self.ulysses = mesh["ulysses"]
         self.ring = mesh["ring"]
         self.exchange = UlyssesExchange(self.ulysses)
@@ -108,6 +115,7 @@ class ParallelAttention:
         self.layout = layout
         self.backend = backend
         self.parts = parts
+        self.patterns = SparsePatterns(sparse, layout)
         self.rows = ROWS_OF_CARD if is_accelerator(mesh.device) else ROWS_OF_CPU
 
     def __call__(
@@ -186,6 +194,7 @@ class ParallelAttention:
             query.dtype,
             self.format,
             layout.forward.differences,
+            self.patterns.find(streams, seen, ranks, query.device) if attn_mask is None else None,
         )
 
     def part_count(self, query: torch.Tensor, streams: tuple[str, ...]) -> int:
@@ -226,6 +235,8 @@ class ParallelAttention:
             )
         if not q_BhRD.numel():
             return q_BhRD
+        if call.pattern:
+            return call.pattern.attend(q_BhRD, taken(k_BhRE), taken(v_BhRE), call.scale)
         return self.backend.attend(q_BhRD, taken(k_BhRE), taken(v_BhRE), call.scale, mask)
 
     def scatter(

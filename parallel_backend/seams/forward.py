@@ -11,6 +11,7 @@ import torch
 
 from .deferred import Deferred
 from .exchange.differences import Differences
+from .kernels.video import Video
 
 
 class StaleCache:
@@ -55,6 +56,8 @@ class Forward:
     image_tokens: int = 0
     # What arrived in the steps before, under exchange_dtype=int4; None if nothing is kept.
     differences: Differences | None = None
+    # The grid of a video's tokens, if they attend sparsely. None: all attend to all.
+    video: Video | None = None
     # What a rank without rows of the batch runs while the other ranks decide after their first block.
     absent: Callable[[], None] | None = None
     # By stream, the lengths of all its segments, known once the stream reaches a block.

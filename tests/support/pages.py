@@ -5,7 +5,7 @@ from __future__ import annotations
 from demo.host import REPOSITORY
 
 MODELS, EXACTNESS = (REPOSITORY / "docs" / f"{name}.md" for name in ("models", "exactness"))
-PAGE_OF = {"classes": MODELS, "folders": MODELS, "templates": MODELS, "parity": EXACTNESS}
+PAGE_OF = {"classes": MODELS, "folders": MODELS, "templates": MODELS, "parity": EXACTNESS, "sparse": EXACTNESS}
 
 
 def parts(name: str) -> tuple[str, str, str]:

@@ -120,6 +120,9 @@ test('a plan is described with the field names of its Python class', () => {
   assert.equal(describePlan({ ...one, ring: 2, exchange_dtype: 'fp8' }, t), 'ring=2 × panel.planExchange fp8')
   assert.equal(describePlan({ ...one, ring: 2, exchange_dtype: 'int8' }, t), 'ring=2 × panel.planExchange int8')
   assert.equal(describePlan({ ...one, ring: 2, exchange_dtype: 'model' }, t), 'ring=2')
+  const sparse = { ...one, cfg: 2, sparse: 'radial', sync_steps: 4 }
+  assert.equal(describePlan(sparse, t), 'cfg=2 × panel.planSparse radial 4')
+  assert.equal(describePlan({ ...sparse, sparse: 'off' }, t), 'cfg=2')
   assert.equal(describePlan({ ...one, ring: 3, speeds: [4, 2, 1.3333] }, t), 'ring=3 × panel.planSpeeds 1:0.5:0.333')
 })
 

@@ -55,7 +55,8 @@ class Backend:
     def on(self, device: torch.device) -> Backend:
         """Returns this backend with the kernel for a device that it can run on."""
         capability = nvidia_capability(device)
-        return replace(self, kernel=self.cards[capability]) if capability in self.cards else self
+        kernel = self.cards.get(capability) if capability else None
+        return replace(self, kernel=kernel) if kernel else self
 
     def attend(
         self,

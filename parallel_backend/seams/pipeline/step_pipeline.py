@@ -19,9 +19,10 @@ from ...compat import tree_leaves
 from ...errors import RequestError
 from ...groups.calls import Call, Output
 from ...models.spec import ALWAYS_WHOLE
-from ...plan import INT4, ParallelPlan
+from ...plan import INT4, OFF, ParallelPlan
 from ..exchange.differences import Differences
 from ..forward import Forward, StaleCache
+from ..kernels.video import Video, video_of
 from .regions import check_sizes, part_of, patch_regions, put_part
 from .stages import Message
 
@@ -64,7 +65,7 @@ class StepKind:
 
 
 class StepPipeline:
-    """Runs the calls of a step under a plan with patches or stages, and keeps what later steps need.
+    """Runs the calls of a step under a plan with patches, stages or sparse attention, and keeps what later steps need.
 
     Every rank makes the same calls with the same values, so all decide alike.
     why: why the last step ran whole although it was not one of the first; else empty.
@@ -87,27 +88,50 @@ class StepPipeline:
         Raises RequestError for latents that cannot be cut into patches.
         """
         self.why = ""
-        if len(self.every_patch) == 1:
-            nothing = [None] * parts
-            kept = self.find_differences(calls, parts) if self.plan.exchange_dtype == INT4 else nothing
+        if len(self.every_patch) > 1:
+            return self.begin_patches(calls, parts, sides, device)
+        nothing, keeps = [None] * parts, self.plan.exchange_dtype == INT4
+        if self.plan.sparse == OFF:
+            kept = self.find_differences(calls, parts) if keeps else nothing
             return StepRun([self.every_patch], nothing, [], [], kept)
+        videos = [video_of(call.latents[0].shape, sides(call.latents[0])) for call in calls]
+        kind = self.find_kind(calls, parts, list)
+        run = StepRun([self.every_patch], nothing, [], [], kind.differences if keeps else nothing)
+        run.videos = [] if self.runs_whole(kind) else videos
+        return run
+
+    def begin_patches(self, calls: Sequence[Call], parts: int, sides: Sides, device: torch.device) -> StepRun:
+        """Begins a step under a plan with patches."""
         tokens = [count_tokens(call, sides) for call in calls]
+
+        def find_regions() -> list[list[torch.Tensor]]:
+            latents = [call.latents[0] for call in calls]
+            return [patch_regions(each, sides(each), len(self.every_patch), device) for each in latents]
+
+        kind = self.find_kind(calls, parts, find_regions)
+        turns = [self.every_patch] if self.runs_whole(kind) else [[patch] for patch in self.every_patch]
+        return StepRun(turns, [*kind.caches], kind.regions, tokens)
+
+    def find_kind(
+        self, calls: Sequence[Call], parts: int, find_regions: Callable[[], list[list[torch.Tensor]]]
+    ) -> StepKind:
+        """Returns what the steps of these calls' kind keep, and takes the calls' timestep into account."""
         name = kind_of(calls)
         kind = self.kinds.pop(name, None)
         if kind is None:
-            patches = len(self.every_patch)
-            latents = [call.latents[0] for call in calls]
-            regions = [patch_regions(each, sides(each), patches, device) for each in latents]
-            kind = StepKind(calls, regions, parts, self.plan.sync_steps)
+            kind = StepKind(calls, find_regions(), parts, self.plan.sync_steps)
             if self.kinds and not any(other.whole for other in self.kinds.values()):
                 self.why = "the shapes, the conditions, or the nodes inside of the model changed"
         elif kind.goes_back(calls):
             kind.whole, self.why = max(kind.whole, 1), "the sampler went back to an earlier timestep"
         self.keep_kind(name, kind)
+        return kind
+
+    def runs_whole(self, kind: StepKind) -> bool:
+        """Returns whether the kind's next step runs exactly, and counts it."""
         is_whole = kind.whole > 0
         kind.whole -= is_whole
-        turns = [self.every_patch] if is_whole else [[patch] for patch in self.every_patch]
-        return StepRun(turns, [*kind.caches], kind.regions, tokens)
+        return is_whole
 
     def find_differences(self, calls: Sequence[Call], parts: int) -> Sequence[Differences]:
         """Returns what a step's exchanges kept of the steps before, by part. It is empty for the first step of a kind,
@@ -132,7 +156,7 @@ class StepRun:
     """A step that has begun.
 
     turns: the patches that run together, one turn after the other. caches, differences: by part. regions, tokens: by
-    call; empty without patches.
+    call; empty without patches. videos: by call, the grid of its tokens if they attend sparsely; else empty.
     """
 
     def __init__(
@@ -148,6 +172,7 @@ class StepRun:
         self.regions = regions
         self.tokens = tokens
         self.differences = differences or [None] * len(caches)
+        self.videos: list[Video] = []
         self.outputs: list[Any] = [None] * len(caches)
 
     def messages(self) -> list[Message]:
@@ -156,8 +181,8 @@ class StepRun:
 
     def forward(self, segments: list[int], index: int, call: int) -> Forward:
         """Returns the forward of these patches, for a part of a call."""
-        tokens = self.tokens[call] if self.tokens else 0
-        return Forward(segments, self.caches[index], 0, index, tokens, self.differences[index])
+        tokens, video = self.tokens[call] if self.tokens else 0, self.videos[call] if self.videos else None
+        return Forward(segments, self.caches[index], 0, index, tokens, self.differences[index], video)
 
     def keep(self, segments: list[int], index: int, call: int, output: Output | None) -> None:
         """Keeps what a forward returned for its patches. None: the tokens went to the next stage."""

@@ -139,3 +139,16 @@ def test_a_model_runs_on_a_gpus_path(
         allowed = 0 if "pipefusion" in plan else inputs_of(library, name) + WAITS.get(f"{library} {name}", 0)
         assert sum(found["outside"].values()) <= allowed, found["outside"]
     assert by_rank[0]["error"] <= TOLERANCE[dtype]
+
+
+def test_sparse_attention_runs_on_a_gpus_path(own_ranks: None, tmp_path: Path) -> None:
+    """Its mask is built on the device, inside of the first sparse forward's blocks, where the host does not wait."""
+    with RankPool(tmp_path) as ranks:
+        ranks.run(2, "cuda.sparse_ranks", str(tmp_path / "told"))
+    by_rank = [json.loads((tmp_path / f"told.{rank}").read_text()) for rank in range(2)]
+    for told in by_rank:
+        assert len(told) == 4
+        for plan, found in told.items():
+            assert not found["inside"], f"{plan}: {found['inside']}"
+    for plan, found in by_rank[0].items():
+        assert len(found["errors"]) == 3 and max(found["errors"]) <= TOLERANCE["fp32"], plan

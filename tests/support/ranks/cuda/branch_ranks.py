@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from tests.support.labelled import branches
 from tests.support.labelled.card import card
+from tests.support.labelled.flex import flex_on_labelled
 from tests.support.labelled.tensors import GPU, on_gpu
 from tests.support.ranks.cuda.file_ranks import ADA, WHOLE, Case, of_case
 from tests.support.ranks.leaving import leave
@@ -36,6 +37,7 @@ def main(file: str, out: str) -> None:
     with on_gpu() as watch, card(watch.memory, WHOLE, ADA) as there:
         from tests.support.ranks.cuda.labelled_ranks import with_more
         from tests.support.ranks.cuda.libraries import Bench, of_diffusers
+        from tests.support.ranks.cuda.sparse_ranks import run_steps
 
         told = branches.watch()
         groups = JobGroups(GPU, Timeline(GPU))
@@ -44,6 +46,8 @@ def main(file: str, out: str) -> None:
             groups.mesh_of(plan)
         for name, plan in (("hunyuanvideo", ring), ("flux-dev", stages)):
             of_diffusers(Bench(GPU, Path(out).parent, partial(with_more, watch)), name, plan, "fp32")
+        with flex_on_labelled():
+            run_steps(ParallelPlan(ulysses=2, sparse="radial"), GPU)
         of_case(Case("gguf", file, "float32", "float32", {"ulysses": 2}, 0.75), watch, there)
         name_of(GPU)
         DeviceMemory.now(GPU)

@@ -16,6 +16,7 @@ from diffusers.models import attention_dispatch
 from diffusers.utils import import_utils
 from packaging.version import Version
 
+from demo.host import REPOSITORY
 from parallel_backend import apply_plan
 from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.errors import PlanError
@@ -152,7 +153,7 @@ def test_each_form_of_sage_calls_the_function_for_the_card(
 
 
 def test_the_page_of_gpus_lists_the_cards_of_each_form() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "gpus.md").read_text("utf-8")
+    page = (REPOSITORY / "docs" / "gpus.md").read_text("utf-8")
     for name, backend in SAGE.items():
         (row,) = (line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
         assert row.split("|")[-2].strip() == ", ".join(map(backends.format_capability, backend.cards))

@@ -1,0 +1,64 @@
+"""The grid of a video's tokens, and how many pairs of them attend under a plan's sparse attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...errors import RequestError
+from ...plan import OFF, RADIAL, RADIAL_NARROW
+
+# By the plan's `sparse`, how far a token sees to either side in frames two or three away, as a part of a frame. It
+# halves as the distance doubles.
+WIDTHS = {RADIAL: 0.5, RADIAL_NARROW: 0.125}
+LARGEST_TILE = 128  # tokens; a block of the GPU's kernel
+TILES_OF_A_FRAME = 8  # at least, so that small pictures are sparse, too
+
+
+@dataclass(frozen=True)
+class Video:
+    """The grid of a picture's tokens: frames, and tokens of a frame."""
+
+    frames: int
+    tokens: int
+
+    @property
+    def tile(self) -> int:
+        """Returns the tokens of a tile, a power of two."""
+        most = max(1, self.tokens // TILES_OF_A_FRAME)
+        return min(LARGEST_TILE, 1 << (most.bit_length() - 1))
+
+    def of_stream(self, tokens: int) -> Video:
+        """Returns the grid of a stream that may have more frames, such as reference frames. Raises RequestError if it
+        has other tokens beside frames."""
+        if tokens < self.frames * self.tokens or tokens % self.tokens:
+            raise RequestError(
+                f"Sparse attention needs a picture of whole frames, and this one has {tokens} tokens for {self.frames} "
+                f"frames of {self.tokens}.",
+                f"Use sparse={OFF}.",
+            )
+        return Video(tokens // self.tokens, self.tokens)
+
+
+def video_of(latents: Sequence[int], sides: Sequence[int]) -> Video:
+    """Returns the grid of latents of this shape (B, C, F, H, W). sides: of the pixels that become a token. Raises
+    RequestError, on every rank alike, for latents without frames."""
+    if len(latents) != 5 or latents[2] <= sides[0]:
+        raise RequestError(
+            f"Sparse attention is for video, and these latents ({'×'.join(map(str, latents))}) have no frames or one.",
+            f"Use sparse={OFF}.",
+        )
+    frames, rows, columns = (-(-size // side) for size, side in zip(latents[2:], sides, strict=True))
+    return Video(frames, rows * columns)
+
+
+def density(frames: int, sparse: str) -> float:
+    """Returns which part of the pairs of a video's tokens attend. Tiles add a little to it."""
+    attended = 0.0
+    for distance in range(frames):
+        share = 2 * WIDTHS[sparse] / 2 ** (max(1, distance).bit_length() - 1)
+        of_pair = 1.0 if distance <= 1 else min(1.0, 2 * share - share**2)
+        pairs = (frames - distance) * (2 if distance else 1)
+        to_first = 1 if distance > 1 else 0  # keys of the first frame are seen by all
+        attended += (pairs - to_first) * of_pair + to_first
+    return attended / frames**2
