@@ -203,11 +203,10 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     def add_patches(self, patches: dict, strength_patch: float = 1.0, strength_model: float = 1.0) -> list:
         """Keeps the patches for this model. `(None,)` only scales a weight; a list is a weight of another model, which
         may have some that this one lacks. Raises Refused if a LoRA has no weight of this model."""
-        known = self.model.state_dict().keys()
-        own = {key: value for key, value in patches.items() if (key if isinstance(key, str) else key[0]) in known}
-        if not own and strength_patch and not any(isinstance(value, list) for value in patches.values()):
+        added = super().add_patches(patches, strength_patch, strength_model)
+        if not added and strength_patch and not any(isinstance(value, list) for value in patches.values()):
             raise lora_error()
-        return super().add_patches(own, strength_patch, strength_model)
+        return added
 
     def pre_run(self) -> None:
         """Called before each sampling. Selects this patcher's LoRA among the patchers that share the model."""

@@ -8,7 +8,7 @@ import posixpath
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 Tree = Mapping[str, str]  # path in the repository to source
@@ -62,25 +62,26 @@ def is_in(module: str, package: str) -> bool:
 def imports_of(tree: Tree) -> list[Import]:
     """Every import of the product, one for each name."""
     modules = modules_of(tree)
-    names = frozenset(modules)
-    return [found for module, path in modules.items() for found in _imports(module, path, tree[path], names)]
+
+    def known(found: Import) -> Import:
+        """Of the module of ours that the imported name is, or lies in; else of the name."""
+        name = found.target
+        while name not in modules and "." in name:
+            name = name.rpartition(".")[0]
+        return replace(found, target=name) if name in modules and name != found.target else found
+
+    return [known(found) for module, path in modules.items() for found in _imports(module, path, tree[path])]
 
 
 @functools.cache  # the mutations change one file of many
-def _imports(module: str, path: str, source: str, modules: frozenset[str]) -> tuple[Import, ...]:
+def _imports(module: str, path: str, source: str) -> tuple[Import, ...]:
+    """With the full names that are imported as targets."""
     package = module if path.endswith("__init__.py") else module.rpartition(".")[0]
 
     def absolute(name: str, level: int) -> str:
         above = package.split(".") if package else []
         kept = above[: len(above) - level + 1] if level else []
         return ".".join([*kept, *([name] if name else [])])
-
-    def known(name: str) -> str:
-        """The module of ours that an imported name is, or lies in; else the name."""
-        whole = name
-        while name not in modules and "." in name:
-            name = name.rpartition(".")[0]
-        return name if name in modules else whole
 
     def walk(node: ast.AST, when: str) -> Iterator[Import]:
         names, level = [], 0
@@ -95,7 +96,7 @@ def _imports(module: str, path: str, source: str, modules: frozenset[str]) -> tu
             level = len(name) - len(name.lstrip("."))
             names = [absolute(name.lstrip("."), level)]
         for name in names:
-            yield Import(path, node.lineno, module, known(name), when, level > 0)
+            yield Import(path, node.lineno, module, name, when, level > 0)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and when == "import":
             when = "call"
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
