@@ -25,16 +25,14 @@ MORE = 1.02  # times the formulas: tokens do not divide evenly
 NEAR = 1e-3  # of the weights: buffers are none
 ALONE: dict[str, int] = {}
 FEW = 2  # blocks of each kind; with more stages, one a stage
-# The gate has each model whole under one plan, of which one rank is looked at. Under its other plans it has a few
-# blocks of each kind there: blocks of a kind are alike, and what a rank keeps and sends is a sum over them. Ranks that
-# meet in a few blocks meet in all.
+# The gate has each model whole by ComfyUI's class under one plan, of which one rank is looked at; and one by diffusers'
+# class. All others it has of a few blocks of each kind: blocks of a kind are alike, and what a rank keeps and sends is
+# a sum over them. Ranks that meet in a few blocks meet in all.
 WHOLE = {
     ("comfyui", "flux-dev"): {"ring": 2, "ulysses": 4},
     ("comfyui", "wan-14b"): {"ulysses": 8},
     ("comfyui", "qwen-image"): {"ulysses": 8},
     ("diffusers", "flux-dev"): {"ulysses": 2, "weights": "shared"},
-    ("diffusers", "wan-14b"): {"ulysses": 8},
-    ("diffusers", "qwen-image"): {"ulysses": 8},
 }
 QUICK = {
     ("figures", "comfyui", "flux-dev"): [ALONE, {"ulysses": 3}],
@@ -64,7 +62,7 @@ def cases(what: str) -> list[Any]:
                 few, is_quick = max(FEW, plan.pipefusion), degrees in QUICK.get((what, library, name), [])
                 blocks = [few] if what == "meeting" else [None, few] if is_quick else [None]
                 for count in blocks:
-                    is_of_gate = is_quick if count else degrees == WHOLE[library, name]
+                    is_of_gate = is_quick if count else degrees == WHOLE.get((library, name))
                     title = f"{library}-{name}-{plan}" + (f"-{count} blocks" if count else "")
                     marks = [] if is_of_gate else [pytest.mark.slow]
                     found.append(pytest.param(what, library, name, degrees, count, marks=marks, id=title))
