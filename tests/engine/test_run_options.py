@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
@@ -216,3 +217,13 @@ def test_what_a_change_does_not_touch_and_other_shards_run_is_left_out_and_said(
 def test_a_commit_that_there_is_not_is_refused() -> None:
     with pytest.raises(pytest.UsageError, match="no-such-commit"):
         changed.select(SimpleNamespace(), [], "no-such-commit")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="takes over processes whose parent has ended")
+def test_cpu_seconds_are_of_all_that_a_command_starts_even_if_its_parent_ends_first() -> None:
+    busy = "import time\nwhile time.process_time() < 1: pass"
+    command = ["sh", "-c", f"{sys.executable} -c '{busy}' & exit 3"]
+    counted = [sys.executable, "-m", "tests.support.runs.cpu_seconds", *command]
+    run = subprocess.run(counted, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert run.returncode == 3, "the command's own"
+    assert 1 <= float(run.stdout.split()[0]) < 10
