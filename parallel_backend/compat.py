@@ -55,6 +55,9 @@ def packet_of(operation: Any) -> Any:
     return operation._overloadpacket
 
 
+SOFTMAX = torch.ops.aten._softmax  # what torch.softmax runs. Since torch 1.0
+
+
 @contextlib.contextmanager
 def unbound() -> Iterator[None]:
     """While entered, the default group is bound to no device. Since torch 2.2.

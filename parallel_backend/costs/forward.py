@@ -18,7 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import flop_registry, sdpa_flop
 
-from ..compat import DispatchMode, packet_of
+from ..compat import SOFTMAX, DispatchMode, packet_of
 from .memory import device_bytes
 
 META = torch.device("meta")
@@ -51,7 +51,7 @@ class Cost(NamedTuple):
 
 PLACES = {name: place for place, name in enumerate(Cost._fields)}  # of `Cost`
 aten = torch.ops.aten
-FUNCTIONS = {aten.gelu, aten.silu, aten.silu_, aten.tanh, aten.sigmoid, aten.exp, aten.softplus, aten._softmax}
+FUNCTIONS = {aten.gelu, aten.silu, aten.silu_, aten.tanh, aten.sigmoid, aten.exp, aten.softplus, SOFTMAX}
 
 
 class BandCost(NamedTuple):
