@@ -64,7 +64,7 @@ def apply_plan(
     link = StageLink(mesh, slot) if plan.pipefusion > 1 else None  # pipefusion: passes tokens between stages
     ends = StageEnds(layout, stage, link) if link else None
     install_boundary(model, spec, layout, hooks, ends)  # ulysses, ring, patches: blocks see this rank's tokens
-    overlap_mlp(model, spec, sizes, mesh, slot, hooks)  # ulysses: the MLP is computed while attention's tokens travel
+    overlap_mlp(model, spec, sizes, mesh, slot, hooks)  # ulysses, ring: an MLP is computed while tokens travel
     attention = ParallelAttention(mesh, layout, kernel, sparse=plan.sparse)
     share_attention(model, spec, sizes, attention, hooks)  # ulysses, ring, patches: attention sees all tokens
     return AppliedPlan(slot, stage, link, attention, layout)
@@ -119,7 +119,7 @@ def overlap_mlp(
     model: torch.nn.Module, spec: ModelSpec, sizes: AttentionSizes, mesh: Mesh, slot: ForwardSlot, hooks: Hooks
 ) -> None:
     """Makes blocks with a parallel MLP compute it while attention's tokens travel."""
-    if mesh.plan.ulysses == 1:
+    if mesh.plan.ulysses * mesh.plan.ring == 1:
         return
     width = sizes.heads * sizes.head_dim
     for blocks, block in own_blocks(model, spec):

@@ -15,12 +15,14 @@ from comfy.ldm.modules.attention import attention_pytorch
 from ...parallel_backend.costs.forward import META, ForwardCost, count_forward
 from ...parallel_backend.models import spec_of
 from ...parallel_backend.models.checks import modules_at, sizes_of
-from ...parallel_backend.models.parallel_mlp import count_mlp_rows
+from ...parallel_backend.models.parallel_mlp import SPLITS, count_mlp_rows
+from ...worker.comfyui.quantised_rows import QUANTISED
 
 TEXT = 512  # tokens, while the text is unknown
 # Arguments that a class needs beside latents and timestep. The values are unknown yet; the model gives their width.
 TEXT_NAMES, COUNT_NAMES = ("context", "encoder_hidden_states"), ("num_tokens",)
 REPLACED = ("forward", "_forward")  # attributes that redirect a module's calls
+SPLITS.update(QUANTISED)
 
 
 def count_call_forward(

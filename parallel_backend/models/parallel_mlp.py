@@ -6,7 +6,7 @@ See `BlockList.parallel_mlp`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -29,9 +29,21 @@ def attention_rows(rows: str, width: int) -> int:
     return width * len(rows.removesuffix(OTHER))
 
 
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's rows are rows of its values."""
-    return type(tensor) in (torch.Tensor, torch.nn.Parameter)
+def split_plain_rows(weight: torch.Tensor, first: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns views of a weight's first rows and of its other rows."""
+    return weight[:first], weight[first:]
+
+
+Split = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor] | None]
+# By a weight's class, how its rows are split. A program that loads quantised weights adds their class.
+SPLITS: dict[type, Split] = {torch.Tensor: split_plain_rows, torch.nn.Parameter: split_plain_rows}
+
+
+def split_rows(weight: torch.Tensor, first: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Splits a weight before a row. A layer with the first part computes the whole layer's first outputs, and a layer
+    with the second part its other outputs. Returns None if the weight's class or form cannot be split there."""
+    split = SPLITS.get(type(weight))
+    return split(weight, first) if split else None
 
 
 def count_mlp_rows(block: torch.nn.Module, rows: Mapping[str, str], width: int) -> dict[torch.nn.Module, int]:
@@ -39,4 +51,8 @@ def count_mlp_rows(block: torch.nn.Module, rows: Mapping[str, str], width: int) 
     `BlockList.parallel_mlp`."""
     layers = {layer: attention_rows(rows[path], width) for path, layer in submodules(block, rows).items()}
     linear = {layer: first for layer, first in layers.items() if isinstance(layer, torch.nn.Linear)}
-    return {each: each.out_features - first for each, first in linear.items() if not first or is_plain(each.weight)}
+    return {
+        each: each.out_features - first
+        for each, first in linear.items()
+        if not first or split_rows(each.weight, first) is not None
+    }

@@ -230,9 +230,8 @@ class ParallelAttention:
             def attend_with_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: Any) -> Any:
                 return self.backend.attend_with_lse(q, taken(k), taken(v), *more)
 
-            return ring_attention(
-                q_BhRD, k_BhRE, v_BhRE, call.ring_lengths, self.ring, attend_with_lse, call.scale, mask
-            )
+            given = (q_BhRD, k_BhRE, v_BhRE, call.ring_lengths, self.ring, attend_with_lse, call.scale, mask)
+            return ring_attention(*given, meanwhile=layout.forward.run_deferred)
         if not q_BhRD.numel():
             return q_BhRD
         if call.pattern:

@@ -45,7 +45,7 @@ for operator in ("getitem", "neg", "add", "radd", "sub", "rsub", "mul", "rmul", 
 
 
 class DeferredTail(Deferred):
-    """A layer's output whose first rows are computed and whose other rows are deferred. first: BLC."""
+    """A layer's output whose first rows are computed and whose other rows are deferred. first: (…, C)."""
 
     def __init__(self, first: torch.Tensor, others: Deferred, rows: int) -> None:
         """rows: of the layer."""
@@ -53,6 +53,17 @@ class DeferredTail(Deferred):
         self.first = first
         self.others = others
         self.shape = torch.Size((*first.shape[:-1], rows))
+
+    def reshape(self, *sizes: Any) -> torch.Tensor | Deferred:
+        """Reshapes as torch does. Other shapes of the same rows compute nothing: layers with quantised inputs multiply
+        in two dims."""
+        shape = tuple(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
+        if not shape or shape[CHANNEL_DIM] != self.shape[CHANNEL_DIM]:
+            return self.get().reshape(shape)
+        before, rows, others = shape[:CHANNEL_DIM], self.shape[CHANNEL_DIM], self.others
+        first = self.first.reshape(*before, self.first.shape[CHANNEL_DIM])
+        rest = Deferred(lambda: others.get().reshape(*first.shape[:CHANNEL_DIM], -1))
+        return DeferredTail(first, rest, rows)
 
     def split(self, sizes: Sequence[int] | int, dim: int = 0) -> Sequence[torch.Tensor | Deferred]:
         """Splits as torch does. A split between the computed and the deferred rows computes nothing."""

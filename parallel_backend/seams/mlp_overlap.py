@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from ..hooks import Hooks
-from ..models.parallel_mlp import attention_rows, is_plain, submodules
+from ..models.parallel_mlp import attention_rows, split_rows, submodules
 from .attention_op import RUNNING
 from .deferred import Deferred, DeferredTail
 from .forward import ForwardSlot
@@ -68,15 +68,18 @@ class MlpOverlap:
         self, layer: torch.nn.Module, first: int, forward: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
         """Runs a layer's own forward, with the rows from `first` on deferred. All rows are computed at once if the
-        weights are not plain rows, as quantised ones may be, or if they are on the device for this call only."""
+        weight cannot be split there, or if it is on the device for this call only.
+
+        An input that the layer has quantised is used for both parts."""
 
         def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
-            if not (is_plain(x) and is_plain(weight)) or layer.weight.device != x.device:
+            parts = split_rows(weight, first) if layer.weight.device == x.device else None
+            if parts is None:
                 return F.linear(x, weight, bias)
-            own, others = ((weight[part], None if bias is None else bias[part]) for part in parts)
-            return DeferredTail(F.linear(x, *own), self.defer(partial(F.linear, x, *others)), len(weight))
+            (own, others), biases = parts, (None, None) if bias is None else (bias[:first], bias[first:])
+            rest = self.defer(partial(F.linear, x, others, biases[1]))
+            return DeferredTail(F.linear(x, own, biases[0]), rest, len(weight))
 
-        parts = slice(first), slice(first, None)
         with ReplaceLinear(linear):
             return forward(*args, **kwargs)
 

@@ -107,6 +107,12 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
     return rebuild_tensor(tensor, iter([part.detach() for part in list_plain_tensors(tensor)]))
 
 
+def aliases(model: torch.nn.Module, names: Collection[str]) -> dict[str, torch.Tensor]:
+    """Returns new tensors, by name, with the data of these parameters. They keep the data when a parameter's data is
+    set."""
+    return {name: alias(parameter) for name, parameter in model.named_parameters() if name in names}
+
+
 def rebuild_tensor(tensor: torch.Tensor, parts: Iterator[torch.Tensor]) -> torch.Tensor:
     """Returns a tensor of the same class, made of other plain tensors. They may be on another device."""
     flatten = getattr(tensor, "__tensor_flatten__", None)

@@ -30,12 +30,14 @@ def ring_attention(
     attend_with_lse: AttendWithLse,
     scale: float | None = None,
     mask: torch.Tensor | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> torch.Tensor:
     """Computes attention of this rank's queries to every rank's keys and values.
 
     lengths: tokens by rank of the ring.
     attend_with_lse: takes keys and values as they are sent. They may have fewer heads than the queries.
     mask: (…, R, all keys) as for `F.scaled_dot_product_attention`, with keys in the ring's order.
+    meanwhile: computes what else there is before the first keys are waited for.
 
     Two blocks are in memory: one is computed, the other arrives. Results are merged in fp32 by their log-sum-exp.
     """
@@ -53,6 +55,8 @@ def ring_attention(
             block_mask = masks[(axis.index - hop) % axis.degree]
             block_out, block_lse = attend_with_lse(q_BhRD, block[0], block[1], scale, block_mask)
             out, lse = merge(out, lse, block_out.float(), block_lse)
+        if not hop:
+            meanwhile()
         if works:
             with axis.timeline.communication("ring receive"):
                 for work in works:

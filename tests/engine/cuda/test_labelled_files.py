@@ -129,6 +129,8 @@ def test_a_file_runs_on_a_gpus_path_and_stays_quantised(
         work = passes * 4 * found["largest"]
         assert found["peak"] <= share * found["weights"] + found["factors"] + work
         assert not found["copied"], "what is put back has memory of its own, beside the file's pages"
+        if "ulysses" in plan:
+            assert found["beside"] == [0, *[1] * BLOCKS_OF_ONE], "rows of the MLP are computed while keys travel"
     first = by_rank[0]
     plain, adapted, plain_again = first["errors"]
     assert max(plain, plain_again) <= TOLERANCE

@@ -24,13 +24,17 @@ from tests.support.ranks.pool import RankPool
 
 WIDTH, MLP = 6, 8
 TOLERANCE = 1e-6
+WHOLE, SHARED, HOST = "whole", "shared", "host"
 CASES = [
-    ("flux-dev", "diffusers", "single_transformer_blocks"),
-    ("chroma", "diffusers", "single_transformer_blocks"),
-    ("hunyuanvideo", "diffusers", "single_transformer_blocks"),
-    ("flux2-dev", "diffusers", "single_transformer_blocks"),
-    ("flux-dev", "comfyui", "single_blocks"),
-    ("hunyuanvideo", "comfyui", "single_blocks"),
+    ("flux-dev", "diffusers", "single_transformer_blocks", "ulysses", WHOLE),
+    ("flux-dev", "diffusers", "single_transformer_blocks", "ring", SHARED),
+    ("chroma", "diffusers", "single_transformer_blocks", "ulysses", WHOLE),
+    ("hunyuanvideo", "diffusers", "single_transformer_blocks", "ulysses", HOST),
+    ("flux2-dev", "diffusers", "single_transformer_blocks", "ulysses", WHOLE),
+    ("flux2-dev", "diffusers", "single_transformer_blocks", "ring", WHOLE),
+    ("flux-dev", "comfyui", "single_blocks", "ulysses", SHARED),
+    ("flux-dev", "comfyui", "single_blocks", "ring", HOST),
+    ("hunyuanvideo", "comfyui", "single_blocks", "ulysses", WHOLE),
 ]
 
 

@@ -23,6 +23,8 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from parallel_backend.models.parallel_mlp import SPLITS, split_plain_rows
+
 from .memory import Memory
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -372,6 +374,7 @@ def on_gpu(counts_memory: bool = True) -> Iterator[Watch]:
             ("synchronize", lambda *_: None),
         ):  # fmt: skip
             stack.enter_context(patch.object(torch.cuda, name, value))
+        stack.enter_context(patch.dict(SPLITS, {Labelled: split_plain_rows}))
         stack.enter_context(Labelling())
         stack.enter_context(AttentionOfGpu())
         try:

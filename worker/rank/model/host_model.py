@@ -19,9 +19,10 @@ from parallel_backend.errors import ModelFileError, RequestError
 from parallel_backend.groups.calls import Call, Output, share_out
 from parallel_backend.groups.mesh import Axis, Mesh
 from parallel_backend.models.checks import sizes_of
+from parallel_backend.models.parallel_mlp import SPLITS
 from parallel_backend.parallel_model import ParallelModel, moved
 from parallel_backend.sampling.denoiser import Pass
-from parallel_backend.weights.flat_block import FlatBlock, Values, alias
+from parallel_backend.weights.flat_block import FlatBlock, Values, aliases
 from parallel_backend.weights.loading import Check, go_on
 from parallel_backend.weights.parking import Parking
 from parallel_backend.weights.prefetcher import BlockPrefetcher
@@ -89,6 +90,9 @@ class HostModel:
         import_comfyui(source)
         import comfy.model_patcher
 
+        from ...comfyui.quantised_rows import QUANTISED
+
+        SPLITS.update(QUANTISED)
         model, in_pages, dtypes = map_model(source, check)
         in_file = aliases(model, in_pages)
         uncast = dict(dtypes)
@@ -392,9 +396,3 @@ class HostModel:
             control = parse_field(partial(decode_control, self.decoder), kwargs[CONTROL], CONTROL)
             kwargs = {**kwargs, CONTROL: control}
         return {**kwargs, OPTIONS: options}, context
-
-
-def aliases(model: Any, names: Collection[str]) -> dict[str, torch.Tensor]:
-    """Returns new tensors, by name, with the data of these parameters. They keep the data when a parameter's data is
-    set."""
-    return {name: alias(parameter) for name, parameter in model.named_parameters() if name in names}

@@ -1,7 +1,7 @@
 """`torchrun -m tests.support.ranks.cuda.file_ranks CASES OUT`:
 loads tiny Flux files as `HostModel` does, on a labelled card, and saves by case: the relative errors against the same
 on the CPU, without and with an adapter; how often the host would have waited in a forward after the first; which
-operations there were; and how many bytes were on the card.
+operations there were; how many bytes were on the card; and how many layers were computed while keys travelled.
 
 CASES: a file of JSON: the card's compute capability, and cases, of a name, a file, what its weights are stored in and
 computed in, a plan, and the share of the weights that the card has room for.
@@ -16,8 +16,11 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -30,6 +33,7 @@ from parallel_backend.groups.mesh import build_mesh  # noqa: E402
 from parallel_backend.library import AllRanks  # noqa: E402
 from parallel_backend.models.checks import modules_at  # noqa: E402
 from parallel_backend.plan import ParallelPlan  # noqa: E402
+from parallel_backend.seams.forward import Forward  # noqa: E402
 from parallel_backend.weights.placement import WeightPlacement  # noqa: E402
 from parallel_backend.weights.tensors import list_plain_tensors  # noqa: E402
 from tests.support.cases.references import relative_error  # noqa: E402
@@ -83,6 +87,20 @@ def call(model: HostModel) -> torch.Tensor | None:
     return outputs[0] if outputs else None
 
 
+@contextmanager
+def noting_deferred() -> Iterator[list[int]]:
+    """While entered, notes by call of attention over the ranks how many layers are computed while keys travel."""
+    found: list[int] = []
+    run_deferred = Forward.run_deferred
+
+    def noted(forward: Forward) -> None:
+        found.append(len(forward.deferred))
+        run_deferred(forward)
+
+    with patch.object(Forward, "run_deferred", noted):
+        yield found
+
+
 def lora(model: HostModel) -> tuple[list[Patch], Tensors]:
     """For each matrix of the blocks."""
     from comfy.weight_adapter import LoRAAdapter
@@ -134,7 +152,8 @@ def of_case(case: Case, watch: Watch, there: Card) -> dict[str, Any]:
     told["largest"] = max(model.patcher.model.get_parameter(patch.name).numel() for patch in patches)
     made.append(call(model))
     model.patch([], {})
-    made.append(call(model))
+    with noting_deferred() as told["beside"]:
+        made.append(call(model))
     if dist.get_rank() == 0:
         plain, adapted = right
         told["errors"] = [

@@ -1,6 +1,7 @@
 """`torchrun -m tests.support.ranks.speed.mlp_overlap_ranks CASES OUT`:
-runs models of both libraries on as many Ulysses ranks, and saves how many products each block computes between the
-first exchange's start and the wait for it, block by block."""
+runs models of both libraries on as many ranks, and saves how many products each block computes between the first
+exchange's start and the wait for it, block by block. CASES: of a model, its library and blocks, an axis of the ranks,
+and where the weights wait."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import torch
 import torch.distributed as dist
@@ -17,12 +18,13 @@ from safetensors.torch import save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallel_backend.diffusers_model import DiffusersModel
-from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
+from parallel_backend.seams.exchange import ring
 from parallel_backend.seams.exchange.ulysses import UlyssesExchange
 from tests.support.cases.families import FAMILIES, UNEVEN
 from tests.support.ranks.host_ranks import CASES, ParallelModel, calls_of
 from tests.support.ranks.leaving import leave
+from tests.support.ranks.weights.fetching import Meshes, Way
 
 PRODUCTS = {torch.ops.aten.linear, torch.ops.aten.addmm, torch.ops.aten.mm}
 
@@ -57,13 +59,21 @@ class Events(TorchDispatchMode):
 
         return arrived
 
+    def noted_hops(self, begin: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        """What begins a hop of the ring, and returns what is waited for."""
+        return lambda *args: [self.wait_for_work(work) for work in begin(*args)]
+
+    def wait_for_work(self, work: dist.Work) -> Mock:
+        return Mock(wait=self.wait_for(work.wait))
+
     def under_way(self) -> list[int]:
         """By block, the products between the first that is sent and the first that is waited for."""
         return [row[row.index("sent") : row.index("arrived")].count("product") for row in self.blocks]
 
 
-def products(name: str, library: str, blocks: str, mesh: Any) -> list[int]:
+def products(name: str, library: str, blocks: str, meshes: Meshes, axis: str, weights: str) -> list[int]:
     """Of the blocks of one list."""
+    mesh = meshes.of(ParallelPlan(**{axis: dist.get_world_size()}))
     if library == "comfyui":
         model = ParallelModel(CASES[name].build(), mesh, torch.float32)
         run: Any = model.run_calls
@@ -72,8 +82,13 @@ def products(name: str, library: str, blocks: str, mesh: Any) -> list[int]:
         family = FAMILIES[name]
         run = model = DiffusersModel(family.build(), mesh)
         given = tuple(family.inputs(*family.shapes[UNEVEN]))
+    fetched = model.fetched
+    fetched.rearrange(Way(weights).places(len(fetched.blocks)), meshes.store(weights, mesh, fetched))
+    dist.barrier()  # each has written to the host's memory what the others read there
     events = Events([*model.model.get_submodule(blocks).children()])
-    with events, patch.object(UlyssesExchange, "exchange", events.noted(UlyssesExchange.exchange)):
+    sends = patch.object(UlyssesExchange, "exchange", events.noted(UlyssesExchange.exchange))
+    hops = patch.object(ring, "_pass_on", events.noted_hops(ring._pass_on))
+    with events, sends, hops:
         run(*given)
     return events.under_way()
 
@@ -81,10 +96,10 @@ def products(name: str, library: str, blocks: str, mesh: Any) -> list[int]:
 def main(cases_path: str, out_path: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    mesh = build_mesh(ParallelPlan(ulysses=dist.get_world_size()), torch.device("cpu"))
-    cases = json.loads(Path(cases_path).read_text())
+    meshes, cases = Meshes(), json.loads(Path(cases_path).read_text())
     found = {
-        f"{library} {name}": torch.tensor(products(name, library, blocks, mesh)) for name, library, blocks in cases
+        f"{library} {name} {axis}": torch.tensor(products(name, library, blocks, meshes, axis, weights))
+        for name, library, blocks, axis, weights in cases
     }
     if dist.get_rank() == 0:
         save_file(found, out_path)
