@@ -171,6 +171,21 @@ def why_no_compiler(is_cpu: bool) -> str | None:
     return None if is_cpu or has_triton() else "there is no Triton for this device"
 
 
+def graph_pass(function: Callable[[torch.fx.Graph], None]) -> Any:
+    """Returns a pass for inductor, which knows by its name and file whether a graph in its cache is one of this pass.
+    Since torch 2.6."""
+    from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+    class Pass(CustomGraphPass):
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            function(graph)
+
+        def uuid(self) -> Any:
+            return get_hash_for_files((function.__code__.co_filename,), function.__qualname__)
+
+    return Pass()
+
+
 def options_of_mode(mode: str) -> dict[str, Any]:
     """Returns the options that a mode of `torch.compile` stands for. Since torch 2.0."""
     from torch._inductor import list_mode_options

@@ -24,7 +24,7 @@ from ..groups.mesh_layout import (
     shard_sizes,
     split_sizes,
 )
-from ..plan import EXCHANGE_BLOCK, EXCHANGE_PARTS, FP8, HOST, INT4, INT8, OFF, SHARED, ParallelPlan
+from ..plan import EXCHANGE_BLOCK, EXCHANGE_PARTS, FP8, HOST, INT4, INT8, SHARED, ParallelPlan
 from ..weights.sizes import WeightSizes
 from .forward import Cost, ForwardCost
 from .machine import Machine, Speed
@@ -65,7 +65,8 @@ class Exchange(NamedTuple):
     link: which link they use.
     covered: how much of the exchange can overlap attention.
     during: for how much of attention's time that is possible, by N.
-    overlap: how much more can overlap in a block with an MLP beside attention, while the MLP is computed.
+    last: how much of the exchange follows attention and is waited for, also where an MLP beside attention overlaps it.
+    waits: how often ranks wait in the exchange, by N. The MLP is computed in the first wait.
     """
 
     sent: Callable[[float, int, float], float]
@@ -73,14 +74,16 @@ class Exchange(NamedTuple):
     link: str
     covered: float = 0.0
     during: Callable[[int], float] = lambda N: 0.0
-    overlap: float = 0.0
+    last: float = 0.0
+    waits: Callable[[int], int] = lambda N: 1
 
 
 # As in tests/support/fakes/formulas.py.
 # Ulysses exchanges queries, keys and values once, and the result once. Both go in parts (`seams/attention.py`): one
 # part travels while attention computes another. Attention waits for the first part to arrive and the last to leave. But
 # an MLP beside attention (`seams/mlp_overlap.py`) is computed while the first part arrives.
-# Ring: the next keys travel while attention computes with the present ones.
+# Ring: the next keys travel while attention computes with the present ones. Without Ulysses, the MLP is computed while
+# the first keys travel.
 EXCHANGES = {
     "ulysses": Exchange(
         lambda A, N, K: (2 + 2 * K) * A * (N - 1) / N**2,
@@ -88,9 +91,16 @@ EXCHANGES = {
         "all_to_all",
         1 - 1 / EXCHANGE_PARTS,
         lambda N: 1 - 1 / EXCHANGE_PARTS,
-        3 / 4 / EXCHANGE_PARTS,
+        1 / 4 / EXCHANGE_PARTS,
     ),
-    "ring": Exchange(lambda A, N, K: 2 * K * A * (N - 1) / N, lambda N: N - 1, "send", 1.0, lambda N: (N - 1) / N),
+    "ring": Exchange(
+        lambda A, N, K: 2 * K * A * (N - 1) / N,
+        lambda N: N - 1,
+        "send",
+        1.0,
+        lambda N: (N - 1) / N,
+        waits=lambda N: N - 1,
+    ),
 }
 
 
@@ -192,7 +202,7 @@ def estimate_busy(forward: ForwardCost, plan: ParallelPlan, ranks: Sequence[tupl
         seconds = sum(estimate_seconds(each.times(part.rows), speed) for each in (blocks, forward.rest))
         other.append(seconds if part.rows else 0.0)
         overlap.append(part.rows * forward.blocks.overlap * part.tokens / speed.linear)
-    return Busy(max(attending), max(other), min(overlap) if plan.compile == OFF else 0.0)
+    return Busy(max(attending), max(other), min(overlap))
 
 
 def compare_speeds(forward: ForwardCost, machine: Machine) -> tuple[float, ...]:
@@ -257,7 +267,7 @@ def estimate_attention(cost: Cost, speed: Speed) -> float:
 def estimate_exchange(forward: ForwardCost, plan: ParallelPlan, rows: int, busy: Busy, machine: Machine) -> float:
     """Returns the exposed time of a step's exchanges in the model, and of gathering the result after it. rows: of the
     batch group with the most rows. busy: of the whole step."""
-    all_tokens, exposed = forward.activation * rows, 0.0
+    all_tokens, exposed, beside = forward.activation * rows, 0.0, busy.overlap / forward.count
     if coding := CODINGS.get(plan.exchange_dtype):
         all_tokens *= coding.sent / forward.itemsize
     for axis, exchange in EXCHANGES.items():
@@ -268,11 +278,12 @@ def estimate_exchange(forward: ForwardCost, plan: ParallelPlan, rows: int, busy:
             exchange.sent(all_tokens * degree / plan.token_ways, degree, forward.kv), exchange.times(degree)
         )
         meanwhile = busy.attending / forward.count * exchange.during(degree)
-        parallel = forward.parallel if exchange.overlap and busy.overlap else 0.0
-        exposed += needed - min(needed * exchange.covered, meanwhile) * (1 - parallel)
-        if parallel:
-            more = busy.overlap / forward.count / parallel
-            exposed -= min(needed * (exchange.covered + exchange.overlap), meanwhile + more) * parallel
+        left = needed - min(needed * exchange.covered, meanwhile)
+        exposed += left
+        if beside:
+            first = max(0.0, left - needed * exchange.last) / exchange.waits(degree)
+            exposed -= forward.parallel * min(first, beside / forward.parallel)
+            beside = 0.0  # the MLP is computed once
     tokens = plan.token_ways
     ends = machine.all_gather.seconds(forward.prediction * rows * (tokens - 1) / tokens, 1) if tokens > 1 else 0.0
     return exposed * forward.count + ends + estimate_bands(forward, plan, rows, machine)

@@ -304,7 +304,7 @@ def install_attention(
     A module that attends in another way would see this rank's tokens only, so it raises an error. A module that a step
     cache skips raises none.
     """
-    module, attention = block.get_submodule(path), Attention(path, attends)
+    module, attention = block.get_submodule(path), Attention(path, attends, slot)
     seam = AttentionSeam(attention)
 
     def enter(*_: object) -> None:

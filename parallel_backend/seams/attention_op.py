@@ -1,4 +1,4 @@
-"""Attention of a compiled block, as one operator of its graph.
+"""Attention of a compiled block, as one operator of its graph, and the products that it computes meanwhile.
 
 A graph cannot contain running collectives, the state of a run, or lengths that differ between ranks. The operator hides
 them. So a block is one graph, similar blocks share it, and only tensors pass through it. torch's operators are global
@@ -10,27 +10,35 @@ Shapes: B batch, H heads, L local tokens, S keys, D head dim.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+
+from .deferred import Deferred
+from .forward import ForwardSlot
 
 Attend = Callable[..., torch.Tensor]  # like F.scaled_dot_product_attention
 
 NAME = "paralleldit::attention"
 SCHEMA = (
     "(Tensor query, Tensor key, Tensor value, Tensor? mask, float dropout_p, bool is_causal, float? scale, "
-    "bool enable_gqa, str path, int call) -> Tensor"
+    "bool enable_gqa, str path, int call, Tensor[] inputs, Tensor[] weights, Tensor?[] biases) -> (Tensor, Tensor[])"
 )
+LISTS = 3  # arguments for products
 plain_attention = F.scaled_dot_product_attention
 
 
 class Attention:
     """The functions that compute a module's attention calls, one per call in order. The last one computes all further
-    calls. path: of the module in its block. calls: how many calls the module's running forward has made."""
+    calls. path: of the module in its block. slot: of the model's running forward. calls: how many calls the module's
+    running forward has made."""
 
-    def __init__(self, path: str, attends: Sequence[Attend]) -> None:
+    def __init__(self, path: str, attends: Sequence[Attend], slot: ForwardSlot) -> None:
         self.path = path
         self.attends = attends
+        self.slot = slot
         self.calls = 0
 
     def turn(self) -> int:
@@ -70,21 +78,39 @@ def attention_op(
     enable_gqa: bool,
     path: str,
     call: int,
-) -> torch.Tensor:
-    """Computes the attention of the module at a path of the running block. Returns BLHD, contiguous in this order."""
-    attend, running = RUNNING.by_path[path].attends[call], RUNNING.module
+    inputs: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor | None],
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Computes the attention of the module at a path of the running block: BLHD, contiguous in this order. Computes
+    linear layers with these inputs, weights and biases while ranks exchange tokens, and returns their outputs."""
+    attention, running = RUNNING.by_path[path], RUNNING.module
+    layers = zip(inputs, weights, biases, strict=True)
+    products = [Deferred(partial(F.linear, *layer)) for layer in layers]
+    forward = attention.slot.forward
+    forward.deferred += products
     RUNNING.module = None  # its own kernel is torch's
     try:
+        attend = attention.attends[call]
         out_BHLD = attend(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        forward.run_deferred()  # what attention has not run
     finally:
         RUNNING.module = running
-    return out_BHLD.transpose(1, 2).clone(memory_format=torch.contiguous_format)
+        forward.deferred.clear()
+    return out_BHLD.transpose(1, 2).clone(memory_format=torch.contiguous_format), [each.get() for each in products]
+
+
+OPERATOR = torch.ops.paralleldit.attention
 
 
 @attention_op.register_fake
-def _(query: torch.Tensor, _key: torch.Tensor, value: torch.Tensor, *_others: object) -> torch.Tensor:
+def _(
+    query: torch.Tensor, _key: torch.Tensor, value: torch.Tensor, *others: Any
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
     batch, heads, tokens = query.shape[:3]
-    return query.new_empty(batch, tokens, heads, value.shape[-1])
+    inputs, weights, _ = others[-LISTS:]
+    products = [each.new_empty(*each.shape[:-1], len(weight)) for each, weight in zip(inputs, weights, strict=True)]
+    return query.new_empty(batch, tokens, heads, value.shape[-1]), products
 
 
 def traceable_attention(
@@ -103,4 +129,5 @@ def traceable_attention(
     if module is None:
         return plain_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     given = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, module.path, module.turn())
-    return attention_op(*given).transpose(1, 2)
+    out_BLHD, _ = attention_op(*given, [], [], [])  # `compiled_overlap` fills the lists
+    return out_BLHD.transpose(1, 2)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..compat import options_of_mode, why_no_compiler
+from ..compat import graph_pass, options_of_mode, why_no_compiler
 from ..device import CPU
 from ..errors import RequestError
 from ..hooks import Hooks
@@ -23,8 +23,11 @@ from ..models.spec import ALWAYS_WHOLE
 from ..plan import AUTO, ParallelPlan
 from .attention import ATTENTION
 from .attention_op import RUNNING, Attention, traceable_attention
+from .compiled_overlap import move_products
 
-BY_PLAN = {"backend": "inductor"}
+INDUCTOR = "inductor"
+BY_PLAN = {"backend": INDUCTOR}
+PASS = "pre_grad_custom_pass"  # inductor's option for a pass over a graph
 ALWAYS_CALLED = "_forward_hooks_always_called"
 
 
@@ -104,9 +107,12 @@ def in_order(value: Any) -> Any:
 
 
 def arguments_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings for `torch.compile`, with a mode turned into its options, and with `needed`."""
+    """Returns the settings for `torch.compile`, with a mode turned into its options, and with `needed`. Inductor's
+    graphs compute products while ranks exchange tokens."""
     mode, given = settings.get("mode"), {name: value for name, value in settings.items() if name != "mode"}
     options = {**(options_of_mode(mode) if mode else {}), **settings.get("options", {})}
+    if given.get("backend") == INDUCTOR:
+        options = {PASS: graph_pass(move_products), **options}
     return {**given, "options": {**options, "guard_filter_fn": needed}}
 
 

@@ -16,11 +16,8 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -33,7 +30,6 @@ from parallel_backend.groups.mesh import build_mesh  # noqa: E402
 from parallel_backend.library import AllRanks  # noqa: E402
 from parallel_backend.models.checks import modules_at  # noqa: E402
 from parallel_backend.plan import ParallelPlan  # noqa: E402
-from parallel_backend.seams.forward import Forward  # noqa: E402
 from parallel_backend.weights.placement import WeightPlacement  # noqa: E402
 from parallel_backend.weights.tensors import list_plain_tensors  # noqa: E402
 from tests.support.cases.references import relative_error  # noqa: E402
@@ -41,6 +37,7 @@ from tests.support.labelled.card import Card, card  # noqa: E402
 from tests.support.labelled.counting import counted  # noqa: E402
 from tests.support.labelled.tensors import GPU, Watch, on_gpu  # noqa: E402
 from tests.support.ranks.leaving import leave  # noqa: E402
+from tests.support.ranks.speed.deferring import noting_deferred  # noqa: E402
 from worker.comfyui.model import import_comfyui  # noqa: E402
 from worker.comfyui.patches import Patch, pack_patches  # noqa: E402
 from worker.comfyui.source import HostSource  # noqa: E402
@@ -85,20 +82,6 @@ def call(model: HostModel) -> torch.Tensor | None:
     kwargs = {"y": None, "guidance": None, "transformer_options": {}}
     outputs = model.call([Call((latents, torch.tensor([0.5]), text), kwargs)])
     return outputs[0] if outputs else None
-
-
-@contextmanager
-def noting_deferred() -> Iterator[list[int]]:
-    """While entered, notes by call of attention over the ranks how many layers are computed while keys travel."""
-    found: list[int] = []
-    run_deferred = Forward.run_deferred
-
-    def noted(forward: Forward) -> None:
-        found.append(len(forward.deferred))
-        run_deferred(forward)
-
-    with patch.object(Forward, "run_deferred", noted):
-        yield found
 
 
 def lora(model: HostModel) -> tuple[list[Patch], Tensors]:
