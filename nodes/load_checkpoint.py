@@ -8,10 +8,10 @@ import comfy.sd
 import folder_paths
 from comfy_api.latest import io
 
-from ..parallel_backend.plan import ParallelPlan
 from .load_model import common_inputs, load_listed
 from .model.host_file import HostFile
 from .model.model_files import explain_not_listed, list_checkpoints
+from .parallel_plan import AskedPlan
 
 
 class LoadCheckpointParallel(io.ComfyNode):
@@ -48,9 +48,7 @@ class LoadCheckpointParallel(io.ComfyNode):
         return True if model_name in list_checkpoints() else str(explain_not_listed(model_name, checkpoint=True))
 
     @classmethod
-    async def execute(
-        cls, model_name: str, dtype: str, plan: ParallelPlan | None = None, group: int = 1
-    ) -> io.NodeOutput:
+    async def execute(cls, model_name: str, dtype: str, plan: AskedPlan | None = None, group: int = 1) -> io.NodeOutput:
         """This is asynchronous, like the other loader, so that ComfyUI runs it first."""
         model, file = load_listed(list_checkpoints(), model_name, dtype, plan, group, checkpoint=True)
         return io.NodeOutput(model, *load_rest(file))

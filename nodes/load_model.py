@@ -10,15 +10,14 @@ from pathlib import Path
 from comfy_api.latest import io
 
 from ..parallel_backend.costs.auto import PlanOfRun
-from ..parallel_backend.plan import ParallelPlan
 from .errors import Refused
 from .model.host_file import WEIGHT_DTYPES, HostFile, describe_host_file
 from .model.model_files import explain_not_listed, list_models
 from .model.own_schedule import read_schedule
 from .model.remote_module import RemoteModule
 from .model.remote_patcher import RemoteModelPatcher, remote_patcher
-from .parallel_plan import PlanType, ResolvedPlan, choose_plan, resolve_plan
-from .plan_words import join_remarks
+from .parallel_plan import AskedPlan, PlanType, choose_plan, resolve_plan
+from .plan_words import ResolvedPlan, join_remarks
 from .workers.ahead import prepare_model
 from .workers.group import GROUPS, device_type, worker_group
 from .workers.installed import check_installed
@@ -54,9 +53,7 @@ class LoadDiffusionModelParallel(io.ComfyNode):
         return True if model_name in list_models() else str(explain_not_listed(model_name))
 
     @classmethod
-    async def execute(
-        cls, model_name: str, dtype: str, plan: ParallelPlan | None = None, group: int = 1
-    ) -> io.NodeOutput:
+    async def execute(cls, model_name: str, dtype: str, plan: AskedPlan | None = None, group: int = 1) -> io.NodeOutput:
         """This is asynchronous so that ComfyUI runs it before other ready nodes. The ranks start while those run."""
         model, _file = load_listed(list_models(), model_name, dtype, plan, group)
         return io.NodeOutput(model)
@@ -92,12 +89,12 @@ def load_listed(
     listed: Mapping[str, Path],
     model_name: str,
     dtype: str,
-    plan: ParallelPlan | None,
+    asked: AskedPlan | None,
     group: int,
     checkpoint: bool = False,
 ) -> tuple[RemoteModelPatcher, HostFile]:
     """Returns the MODEL of one of the listed files or folders, run by ComfyUI's own class, and what it was made from.
-    checkpoint: whether the checkpoint loader asks.
+    asked: None means auto. checkpoint: whether the checkpoint loader asks.
 
     Raises NotInstalled, Refused for a name that is not listed, ModelFileError and PlanError.
     """
@@ -105,12 +102,12 @@ def load_listed(
     if model_name not in listed:
         raise Refused(*explain_not_listed(model_name, checkpoint))
     file = describe_host_file(listed[model_name], WEIGHT_DTYPES[dtype])
-    auto, costs = None, file.costs()
-    if plan is None:
-        auto = PlanOfRun(functools.partial(choose_plan, costs=costs))
+    auto, costs, asked = None, file.costs(), asked or AskedPlan()
+    if asked.plan is None:
+        auto = PlanOfRun(functools.partial(choose_plan, costs=costs, lossy=asked.lossy))
         resolved, words = ResolvedPlan(auto.plan), "auto, decided by the first call of a sampling"
     else:
-        resolved = resolve_plan(plan, file.module)
+        resolved = resolve_plan(asked.plan, file.module, file.sizes)
         words = str(resolved.plan)
     logging.info("[ParallelDiT] %s (ComfyUI's own %s): %s", model_name, file.model_class, words)
     if resolved.note:
@@ -120,4 +117,5 @@ def load_listed(
     prepare_model(workers, plan.world_size, source.to_json(), source.files)
     schedule = read_schedule(file.folder)
     remote = RemoteModule(workers, source, plan, costs, resolved.note, auto, model_name, schedule)
+    remote.compares = asked.compare
     return remote_patcher(file.model, remote), file

@@ -28,26 +28,46 @@ from ..parallel_backend.plan import (
     WEIGHTS,
     ParallelPlan,
 )
+from ..parallel_backend.weights.sizes import WeightSizes
 from ..worker.launch.torchrun import ranks_a_machine
 from ..worker.settings import SettingsError
 from .costs.plans import ModelCosts
 from .plan_words import (
     Devices,
-    Remark,
+    ResolvedPlan,
     explain_call_plan,
     explain_devices,
     explain_idle_ranks,
+    explain_lossy_choice,
     explain_one_rank,
     remark,
 )
 from .workers.group import device_count, device_type, most_ranks, settings, split_cards
+from .workers.room import settle_stages
 
 MANUAL = "manual"
+NEVER, ALLOWED, ONCE = "never", "allowed", "once"
+OF_CHOICE = ("lossy", "compare")  # inputs that are no part of a plan
 MAX_DEGREE = 64
 MAX_BLOCKS = 1000
 ON_THE_CPU = (AUTO, "native")  # the attention kernels that need no GPU
 
 PlanType = io.Custom("PARALLEL_PLAN")
+
+
+class AskedPlan(NamedTuple):
+    """What a Parallel Plan node asks for. plan: None means auto. lossy: whether auto may choose a plan that changes the
+    image a little. compare: whether the first sampling under a lossy plan also runs exactly."""
+
+    plan: ParallelPlan | None = None
+    lossy: bool = False
+    compare: bool = False
+
+    @classmethod
+    def of(cls, mode: str, values: Mapping[str, int | str]) -> AskedPlan:
+        """Reads the node's values. Raises PlanError."""
+        plan = None if mode == AUTO else parse_plan(values)
+        return cls(plan, mode == AUTO and values.get("lossy") == ALLOWED, values.get("compare") == ONCE)
 
 
 def degree_input(axis: str) -> io.Input:
@@ -127,18 +147,44 @@ class ParallelPlanNode(io.ComfyNode):
                     "to all of near frames and of the first, and to ever smaller windows of farther frames. "
                     "radial_narrow: to windows a quarter as large. Not with ring and pipefusion.",
                 ),
+                *lossy_inputs(),
             ],
             outputs=[PlanType.Output("plan", display_name="plan")],
         )
 
     @classmethod
     def execute(cls, mode: str, **values: int | str) -> io.NodeOutput:
-        return io.NodeOutput(None if mode == AUTO else parse_plan(values))
+        return io.NodeOutput(AskedPlan.of(mode, values))
 
 
 def parse_plan(values: Mapping[str, int | str]) -> ParallelPlan:
     """Returns the plan for the node's values. Raises PlanError."""
-    return ParallelPlan.from_json({**values, "speeds": parse_speeds(values.get("speeds", ""))})
+    own = {name: value for name, value in values.items() if name not in OF_CHOICE}
+    return ParallelPlan.from_json({**own, "speeds": parse_speeds(values.get("speeds", ""))})
+
+
+def lossy_inputs() -> list[io.Input]:
+    """Returns the inputs about plans that change the image a little."""
+    return [
+        io.Combo.Input(
+            "lossy",
+            options=[NEVER, ALLOWED],
+            default=NEVER,
+            optional=True,
+            tooltip="Whether auto may use PipeFusion and an int8 exchange, which change the image a little, if they "
+            "are predicted to be clearly faster than every exact plan. The node says so then. Used in auto mode.",
+        ),
+        io.Combo.Input(
+            "compare",
+            options=[NEVER, ONCE],
+            default=NEVER,
+            optional=True,
+            tooltip="once: if the plan changes the image (PipeFusion, a lossy exchange, sparse attention, sage), the "
+            "first sampling also runs exactly. The sampler's node and the panel then say how much the latents differ, "
+            "and how long a step takes either way. Later samplings with the same setting say the same. Works with "
+            "every sampler.",
+        ),
+    ]
 
 
 def parse_speeds(words: int | str) -> tuple[float, ...]:
@@ -160,7 +206,8 @@ def pipefusion_inputs() -> list[io.Input]:
         degree_input("pipefusion"),
         number_input(
             "patches",
-            "How many patches PipeFusion cuts the image into. 0: one per stage.",
+            "How many patches PipeFusion cuts the image into. 0: as many as are predicted to be the fastest, or one "
+            "per stage if that is unknown.",
             default=0,
             least=0,
             most=MAX_DEGREE,
@@ -199,22 +246,16 @@ def placement_inputs() -> list[io.Input]:
     ]
 
 
-class ResolvedPlan(NamedTuple):
-    """The plan that runs. note: why it differs, or may differ, from the requested plan."""
-
-    plan: ParallelPlan
-    note: tuple[Remark, ...] = ()
-
-
-def resolve_plan(plan: ParallelPlan, module: torch.nn.Module) -> ResolvedPlan:
-    """The plan to run on this machine. module: the diffusion model, which may be on the meta device.
+def resolve_plan(plan: ParallelPlan, module: torch.nn.Module, sizes: WeightSizes) -> ResolvedPlan:
+    """The plan to run on this machine. module: the diffusion model, which may be on the meta device. sizes: of its
+    weights.
 
     Raises PlanError if the model or the machine forbids it.
     """
     resolved = fit_to_machine(plan)
     check_module(replace(plan, attention=AUTO), module)  # without a GPU, the plan falls back to the auto kernel
     check_module(resolved.plan, module)
-    return resolved
+    return resolved._replace(plan=settle_stages(resolved.plan, sizes))
 
 
 def describe_devices() -> Devices:
@@ -227,12 +268,38 @@ def describe_devices() -> Devices:
     return Devices(device_count(), bool(alike), is_set, chosen, str(alike[0]) if alike else "", unlike)
 
 
-def choose_plan(work: Work, costs: ModelCosts) -> ResolvedPlan:
+def choose_plan(work: Work, costs: ModelCosts, lossy: bool = False) -> ResolvedPlan:
     """Returns the automatic plan for a call to one of ComfyUI's own diffusion models.
 
     It is the first of the possible plans: by their predictions, or else in the order of `list_plans`. Its note says
-    why.
+    why. lossy: whether a lossy plan may take its place, if that is clearly faster.
     """
+    exact = choose_exact_plan(work, costs)
+    if not lossy or device_count() == 1:
+        return exact
+    if work.forward is None:
+        return exact._replace(note=(*exact.note, remark("lossy_unknown")))
+    best = costs.predict(work, exact.plan)
+    found, chosen = costs.rank_lossy_plans(work), costs.choose_lossy(work, best)
+    why = explain_lossy_choice(chosen, best, found, work.steps)
+    if reason := explain_no_stages(work, costs.module):
+        why.append(remark("no_stages", why=reason))
+    if chosen is None:
+        return exact._replace(note=(*exact.note, *why))
+    return ResolvedPlan(chosen.plan, (*explain_devices(describe_devices()), *why), exact.plan)
+
+
+def explain_no_stages(work: Work, module: torch.nn.Module) -> str:
+    """Says why PipeFusion cannot run this work of this model; empty if it can."""
+    try:
+        check_module(ParallelPlan(pipefusion=device_count(), patches=device_count()), module)
+    except PlanError as error:
+        return error.explanation.cause.rstrip(".")
+    return work.whole
+
+
+def choose_exact_plan(work: Work, costs: ModelCosts) -> ResolvedPlan:
+    """Returns the exact automatic plan, see `choose_plan`."""
     devices, module, found = device_count(), costs.module, costs.rank_plans(work)
     plan = found[0].plan if found else list_model_plans(devices, module, work)[0]
     why = explain_devices(describe_devices())

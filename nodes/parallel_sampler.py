@@ -4,8 +4,6 @@ plan.
 
 from __future__ import annotations
 
-import functools
-from dataclasses import replace
 from typing import Any
 
 import comfy.model_management
@@ -21,9 +19,10 @@ from server import PromptServer
 from ..parallel_backend.sampling.caches import CACHES, NONE, CacheSettings
 from ..parallel_backend.sampling.schedulers import MODELS_OWN, SCHEDULERS
 from ..worker.wire.sampler_call import SamplerCall
-from .comparison import NEVER, ONCE, StepClock, compare_with_exact
+from .compared_pictures import decode_pictures
 from .model.loop_mode import LoopSampler, require_remote_module
 from .model.own_schedule import choose_schedule
+from .parallel_plan import NEVER, ONCE
 
 MAX_SEED = 0xFFFFFFFFFFFFFFFF
 CACHE = CacheSettings()  # the defaults of the cache inputs
@@ -163,16 +162,16 @@ class ParallelSampler(io.ComfyNode):
             cache_interval=cache_interval,
         )
         latent = {**latent_image, "samples": samples}
-        sample = functools.partial(run_sampler, model, positive, negative, latent)
-        if compare == NEVER:
-            clock, shown = StepClock(), None
-            latents = sample(call, clock)
-            text = clock.text
-        else:
-            latents, text, shown = compare_with_exact(model, remote, call, sample, vae)
+        sampler = LoopSampler(call, compare == ONCE)
+        latents = run_sampler(model, positive, negative, latent, sampler)
+        compared = sampler.compared
+        text = " ".join(filter(None, (sampler.skipped, compared and compared.text)))
         if not text:
             return io.NodeOutput({**output, "samples": latents})
         PromptServer.instance.send_progress_text(text, cls.hidden.unique_id)
+        shown = None
+        if compared and compared.exact is not None:
+            shown = decode_pictures([latents, compared.exact], model, vae)
         pictures = {} if shown is None else ui.PreviewImage(shown, cls=cls).as_dict()
         return io.NodeOutput({**output, "samples": latents}, ui={**pictures, "text": (text,)})
 
@@ -185,9 +184,9 @@ def compare_inputs() -> list[io.Input]:
             options=[NEVER, ONCE],
             default=NEVER,
             optional=True,
-            tooltip="once: if PipeFusion or a cache makes the setting lossy, the first prompt also runs exactly. The "
-            "node shows both pictures, their difference and both times. Later prompts with the same setting show the "
-            "same result.",
+            tooltip="once: if PipeFusion, int8, fp8 or a cache makes it lossy, the first prompt also runs exactly. "
+            "The node shows both pictures, their difference and both times. Later prompts with the same setting show "
+            "the same result. Parallel Plan's compare does the same for every sampler, without pictures.",
         ),
         io.Vae.Input(
             "vae",
@@ -198,15 +197,10 @@ def compare_inputs() -> list[io.Input]:
 
 
 def run_sampler(
-    model: Any,
-    positive: list,
-    negative: list,
-    latent: dict[str, Any],
-    call: SamplerCall,
-    clock: StepClock,
+    model: Any, positive: list, negative: list, latent: dict[str, Any], sampler: LoopSampler
 ) -> torch.Tensor:
-    """Returns the denoised latents on ComfyUI's device and in its dtype. clock: records the steps."""
-    samples = latent["samples"]
+    """Returns the denoised latents on ComfyUI's device and in its dtype."""
+    samples, call = latent["samples"], sampler.call
     guider = comfy.samplers.CFGGuider(model)
     guider.set_conds(positive, negative)
     guider.set_cfg(call.guidance)
@@ -214,10 +208,10 @@ def run_sampler(
     denoised = guider.sample(
         comfy.sample.prepare_noise(samples, call.seed, latent.get("batch_index")),
         samples,
-        LoopSampler(lambda guidance: replace(call, guidance=guidance), clock.record_skipped),
+        sampler,
         torch.tensor([sigma_max, 0.0]),  # for the host's conditioning only: diffusers sets the schedule
         denoise_mask=latent.get("noise_mask"),
-        callback=clock.wrap(latent_preview.prepare_callback(model, call.steps)),
+        callback=latent_preview.prepare_callback(model, call.steps),
         disable_pbar=not comfy.utils.PROGRESS_BAR_ENABLED,
         seed=call.seed,
     )

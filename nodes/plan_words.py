@@ -30,6 +30,15 @@ class Remark(NamedTuple):
         return TEXTS[self.key].format(**self.values)
 
 
+class ResolvedPlan(NamedTuple):
+    """The plan that runs. note: why it differs, or may differ, from the requested plan. exact: the exact plan that auto
+    would use, if this one is lossy."""
+
+    plan: ParallelPlan
+    note: tuple[Remark, ...] = ()
+    exact: ParallelPlan | None = None
+
+
 class Devices(NamedTuple):
     """The devices of an automatic plan. count: ranks. is_set: whether the settings give the count.
 
@@ -115,6 +124,23 @@ def explain_call_plan(plan: ParallelPlan, work: Work, heads: int, couples: bool)
     if ways > work.parts:
         remarks.append(remark("batch_only", ranks=ways, parts=work.parts))
     return [*remarks, *explain_tokens(plan, heads)]
+
+
+def explain_lossy_choice(
+    chosen: Prediction | None, exact: Prediction, lossy: Sequence[Prediction], steps: int
+) -> list[Remark]:
+    """Says which lossy plan auto chose in place of the best exact one, or why it chose none. lossy: all of them, the
+    best first. steps: of the sampling; 0 if they are not known."""
+    if chosen and exact.fits:
+        factor = f"{exact.seconds / chosen.average(steps):.2f}"
+        seconds = format_seconds(exact.seconds)
+        return [remark("lossy_faster", plan=str(chosen.plan), factor=factor, exact=str(exact.plan), seconds=seconds)]
+    if chosen:
+        return [remark("lossy_fits", plan=str(chosen.plan), exact=str(exact.plan))]
+    if not lossy:
+        return []
+    best = lossy[0]
+    return [remark("lossy_slower", plan=str(best.plan), seconds=format_seconds(best.average(steps)))]
 
 
 def explain_idle_ranks(found: Sequence[Prediction]) -> Remark:

@@ -22,6 +22,7 @@ COMPILED_STEPS = 16  # auto compiles from this many steps on; see docs/dev/10-de
 # The most parts that heads are exchanged in. Attention waits only for the first part's way in and the last's way out.
 EXCHANGE_PARTS = 4
 MODEL, INT8, FP8, INT4 = EXCHANGE_DTYPES = ("model", "int8", "fp8", "int4")
+AUTO, TIME, MEMORY = BALANCES = (AUTO, "time", "memory")
 EXCHANGE_BLOCK = 64  # the most numbers of a head that share a scale, in a lossy exchange
 CHOICES = {
     "attention": ATTENTION,
@@ -29,6 +30,7 @@ CHOICES = {
     "exchange_dtype": EXCHANGE_DTYPES,
     "compile": COMPILE,
     "sparse": SPARSE,
+    "balance": BALANCES,
 }
 FROM_ZERO = ("patches", "weight_blocks")
 
@@ -59,6 +61,8 @@ class ParallelPlan:
     time.
 
     Placement:
+    balance: what the stages' parts of the blocks are balanced by: time or memory. auto counts as time. ComfyUI's
+    process makes it memory where stages balanced by time do not fit the devices, see `fit_stages`.
     weights: where the weights are kept: whole on each rank, split over the ranks that compute with the same weights, or
     in the host's memory. Split and host weights are fetched block by block for each forward. auto keeps them whole if
     they fit, and else fetches as few blocks as possible.
@@ -81,6 +85,7 @@ class ParallelPlan:
     exchange_dtype: str = MODEL
     sparse: str = OFF
     # Placement.
+    balance: str = AUTO
     weights: str = AUTO
     weight_blocks: int = 0
     speeds: tuple[float, ...] = ()
@@ -152,12 +157,8 @@ class ParallelPlan:
 
     @property
     def stages_by_time(self) -> bool:
-        """Whether the pipeline's stages are balanced by time on each device, and not by memory.
-
-        This is so if speeds are given. It is also so if all blocks are fetched, because then no stage keeps more blocks
-        on its device.
-        """
-        return bool(self.speeds) or (self.weights in (SHARED, HOST) and not self.weight_blocks)
+        """Whether the pipeline's stages are balanced by time on each device, and not by memory."""
+        return self.balance != MEMORY
 
     @property
     def world_size(self) -> int:
@@ -245,6 +246,8 @@ class ParallelPlan:
         parts = [f"{axis}={degree}" for axis, degree in self.degrees().items() if degree > 1]
         if self.patch_count > 1:
             parts.append(f"{self.patch_count} patches, {self.sync_steps} sync")
+        if self.pipefusion > 1 and self.balance == MEMORY:
+            parts.append("stages by memory")
         if self.attention != "auto":
             parts.append(f"{self.attention} attention")
         if self.weights != AUTO:

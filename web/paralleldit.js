@@ -1230,6 +1230,7 @@ const NO_AXES = [
   'compile',
   'exchange_dtype',
   'sparse',
+  'balance',
   'weights',
   'weight_blocks',
   'speeds'
@@ -1325,6 +1326,7 @@ function describePlan(plan, t) {
   const parts = axes.map((axis) => `${axis}=${plan[axis]}`);
   const patches = plan.patches || plan.pipefusion || 1;
   if (patches > 1) parts.push(t('panel.planPatches', { patches, steps: plan.sync_steps }));
+  if (plan.pipefusion > 1 && plan.balance === 'memory') parts.push(t('panel.planByMemory'));
   if (plan.attention && plan.attention !== 'auto') parts.push(t('panel.planAttention', { name: plan.attention }));
   if (plan.weights && plan.weights !== 'auto') {
     const key = plan.weight_blocks ? 'panel.planWeightsOf' : 'panel.planWeights';
@@ -2590,12 +2592,13 @@ class RunRow {
     this.outcome = element('span', { class: 'paralleldit-outcome' }, this.icon, this.word);
     this.about = element('p', { class: 'paralleldit-quiet' });
     this.reason = element('p', { class: 'paralleldit-quiet', 'data-testid': 'paralleldit-reason' });
+    this.comparison = element('p', { class: 'paralleldit-quiet', 'data-testid': 'paralleldit-compared' });
     this.numbers = element('span');
     this.factor = element('p', { class: 'paralleldit-factor', 'data-testid': 'paralleldit-factor' });
     this.share = element('span', { class: 'paralleldit-key paralleldit-communication' });
     this.timeline = new Timeline(t);
     const line = element('div', { class: 'paralleldit-line' }, this.model, this.outcome);
-    this.element = element('li', { 'data-testid': 'paralleldit-run' }, line, this.about, this.reason);
+    this.element = element('li', { 'data-testid': 'paralleldit-run' }, line, this.about, this.reason, this.comparison);
     const counted = element('p', { class: 'paralleldit-numbers' }, this.numbers, this.share);
     this.element.append(this.factor, this.timeline.element, counted);
   }
@@ -2614,6 +2617,8 @@ class RunRow {
     setText(this.about, [t(`panel.operation.${run.operation}`), how, time].join(' · '));
     setText(this.reason, run.reason);
     setShown(this.reason, run.reason);
+    setText(this.comparison, run.comparison);
+    setShown(this.comparison, run.comparison);
     setAttribute(this.about, 'title', describeNode(run, began));
     this.showNumbers(run, summarizeSteps(run.steps));
   }
@@ -3269,9 +3274,12 @@ function markWidgets(node, names) {
   }
 }
 
-// In auto mode a Parallel Plan node shows only its mode. The other widgets are hidden and keep their values.
+// In auto mode a Parallel Plan node shows only its mode and what auto looks at. The other widgets are hidden and keep
+// their values.
 
 
+const OF_AUTO = ['lossy'];
+const OF_BOTH = ['mode', 'compare'];
 const advancedWidgets = new WeakSet(); // widgets that are advanced when shown
 
 /**
@@ -3281,9 +3289,10 @@ const advancedWidgets = new WeakSet(); // widgets that are advanced when shown
 function showUsedWidgets(node) {
   const auto = isAuto(node);
   const isLinked = ({ name }) => node.inputs?.some((input) => input.widget?.name === name && input.link != null);
-  const isUnused = (widget) => (auto ? !isLinked(widget) : isFolded(node, widget));
-  const others = node.widgets.filter(({ name, serialize }) => name !== 'mode' && serialize !== false);
-  for (const widget of others) setAdvanced(widget, auto && !isLinked(widget));
+  const isOther = (widget) => !isLinked(widget) && OF_AUTO.includes(widget.name) !== auto;
+  const isUnused = (widget) => isOther(widget) || (!auto && isFolded(node, widget));
+  const others = node.widgets.filter(({ name, serialize }) => !OF_BOTH.includes(name) && serialize !== false);
+  for (const widget of others) setAdvanced(widget, isOther(widget));
   for (const hidden of [true, false]) {
     const turned = others.filter((widget) => isUnused(widget) === hidden && Boolean(widget.hidden) !== hidden);
     if (turned.length) setHidden(node, turned, hidden);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
+import math
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,8 +15,9 @@ from comfy.ldm.modules.attention import attention_pytorch
 
 from ...parallel_backend.costs.forward import META, ForwardCost, count_forward
 from ...parallel_backend.models import spec_of
-from ...parallel_backend.models.checks import modules_at, sizes_of
+from ...parallel_backend.models.checks import modules_at, patch_of, sizes_of
 from ...parallel_backend.models.parallel_mlp import SPLITS, count_mlp_rows
+from ...parallel_backend.models.spec import ModelSpec
 from ...worker.comfyui.quantised_rows import QUANTISED
 
 TEXT = 512  # tokens, while the text is unknown
@@ -53,10 +55,19 @@ def count_call_forward(
             mlp_rows=dict(ChainMap(*mlp_rows)),
             peak=peak,
             in_bands=bands is not None,
+            image_tokens=count_image_tokens(module, spec, args[0]),
         )
     except Exception as error:  # the class's own code may raise anything
         logging.debug("[ParallelDiT] a forward of %s cannot be counted: %s", type(module).__name__, error)
         return None
+
+
+def count_image_tokens(module: torch.nn.Module, spec: ModelSpec | None, latents: Any) -> int:
+    """Returns the tokens of a picture, for latents (B, C, …). 0 if they are not known."""
+    if spec is None or not spec.patch_size or not isinstance(latents, torch.Tensor):
+        return 0
+    sizes = latents.shape[2:]
+    return math.prod(-(-size // side) for size, side in zip(sizes, patch_of(module, spec, len(sizes)), strict=True))
 
 
 def count_latents_forward(

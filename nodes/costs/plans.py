@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ...parallel_backend.costs.auto import Work, list_model_plans
-from ...parallel_backend.costs.choose import Weights, predict_fitted, rank_plans
+from ...parallel_backend.costs.auto import Work, list_lossy_model_plans, list_model_plans
+from ...parallel_backend.costs.choose import Weights, choose_lossy, list_patches, predict_fitted, rank_plans
 from ...parallel_backend.costs.correct import Correction, choose_prediction
 from ...parallel_backend.costs.forward import ForwardCost
 from ...parallel_backend.costs.predict import Prediction
@@ -17,7 +17,7 @@ from ...parallel_backend.plan import OFF, ParallelPlan
 from ...parallel_backend.weights.loading import DTYPES
 from ...parallel_backend.weights.sizes import WeightSizes
 from ..workers.group import device_count
-from ..workers.room import room_for_weights
+from ..workers.room import room_for_weights, settle_stages
 from .forward import count_call_forward, count_latents_forward
 from .machine import file_of, machine_of
 
@@ -61,22 +61,46 @@ class ModelCosts:
         return self.forwards[key]
 
     def rank_plans(self, work: Work) -> list[Prediction]:
-        """Returns the corrected predictions of all plans that may run this work, the best first. Empty if the work's
-        cost is unknown."""
+        """Returns the corrected predictions of all exact plans that may run this work, the best first. Empty if the
+        work's cost is unknown."""
         if work.forward is None:
             return []
-        plans = list_model_plans(device_count(), self.module, work)
-        correction = self.correction(work)
-        found = rank_plans(
+        found = self.predict_all(work, list_model_plans(device_count(), self.module, work))
+        best = choose_prediction(found, self.correction(work))
+        return sorted(found, key=lambda each: each is not best)
+
+    def rank_lossy_plans(self, work: Work) -> list[Prediction]:
+        """Returns the same of the plans that change the image, the fastest first. Those that do not fit come last."""
+        if work.forward is None:
+            return []
+        plans = list_lossy_model_plans(device_count(), self.module, work)
+        found = self.predict_all(work, [settle_stages(plan, self.sizes) for plan in plans])
+        return sorted(found, key=lambda each: (not each.fits, each.average(work.steps)))
+
+    def choose_lossy(self, work: Work, exact: Prediction) -> Prediction | None:
+        """Returns the lossy plan that is clearly faster than this exact one, or fits where that does not; else None."""
+        return choose_lossy(exact, self.rank_lossy_plans(work), work.steps)
+
+    def choose_patches(self, work: Work, plan: ParallelPlan) -> ParallelPlan:
+        """Returns the plan with the number of patches that is predicted to be the fastest, if it leaves the number
+        open. Steps do not correct this choice: the number changes the image, which has to be the same again."""
+        if plan.patches or plan.pipefusion == 1 or work.forward is None:
+            return plan
+        found = [self.predict_uncorrected(work, each) for each in list_patches(plan)]
+        return min(found, key=lambda each: each.average(work.steps)).plan
+
+    def predict_all(self, work: Work, plans: Sequence[ParallelPlan]) -> list[Prediction]:
+        assert work.forward
+        return rank_plans(
             plans,
             work.forward,
             work.parts,
             machine_of(self.dtype),
             weights=self.weights,
-            corrected=correction.correct,
+            corrected=self.correction(work).correct,
+            calls=work.calls,
+            loops=work.loops,
         )
-        best = choose_prediction(found, correction)
-        return sorted(found, key=lambda each: each is not best)
 
     # These take work whose cost is known.
 
@@ -86,11 +110,12 @@ class ModelCosts:
 
     def has_run(self, work: Work, plan: ParallelPlan) -> bool:
         """Whether a prediction of this plan is what a step of it took here."""
-        return str(plan) in self.correction(work).plans
+        return self.predict_uncorrected(work, plan).words in self.correction(work).plans
 
     def predict_uncorrected(self, work: Work, plan: ParallelPlan) -> Prediction:
         assert work.forward
-        return predict_fitted(work.forward, work.parts, plan, machine_of(self.dtype), self.weights)
+        machine, weights = machine_of(self.dtype), self.weights
+        return predict_fitted(work.forward, work.parts, plan, machine, weights, work.calls, work.loops)
 
     @property
     def weights(self) -> Weights:
@@ -118,9 +143,8 @@ class ModelCosts:
 
 
 def is_covered(plan: ParallelPlan) -> bool:
-    """Whether a plan can be predicted. No formula here covers what PipeFusion sends, and what sparse attention leaves
-    out."""
-    return plan.pipefusion == plan.patch_count == 1 and plan.sparse == OFF
+    """Whether a plan can be predicted. No formula here covers what sparse attention leaves out."""
+    return plan.sparse == OFF
 
 
 def pick_usual_step(steps: Sequence[tuple[float, float]]) -> tuple[float, float]:

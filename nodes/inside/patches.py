@@ -115,7 +115,11 @@ def unshared(place: str, facts: Facts, plan: ParallelPlan) -> Iterator[str]:
 
 def limit_work(work: Work, asked: Sequence[Options]) -> Work:
     """Returns the work with what the nodes' functions allow to share. asked: the options of its calls."""
-    facts = [each for options in asked for _, each in list_facts(options)]
+    found = [each for options in asked for each in list_facts(options)]
+    facts = [each for _, each in found]
+    if found and not work.whole:
+        place, owner = found[0]
+        work = replace(work, whole=f"{place} of {owner.node} needs all blocks in one place")
     tokens, rows = all(each.tokens for each in facts), all(each.rows for each in facts)
     if rows or len(asked) == 1 or not all(each.apart for each in facts):
         return replace(work, tokens=tokens, rows=rows)

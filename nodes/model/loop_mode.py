@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from typing import Any
 
 import comfy.samplers
@@ -25,10 +26,11 @@ from ...worker.wire.tensors import Tensors
 from ..errors import Refused
 from ..inside.controls import add_control_facts, computes_here, record_for_all_steps, take_latents_from_steps
 from .call_batching import KEY, batches_calls
+from .compared_sampling import Compared
 from .remote_module import RemoteModule, remote_module
+from .sampling import Callback
 
 Guider = comfy.samplers.CFGGuider
-Callback = Callable[[int, torch.Tensor, torch.Tensor, int], None]
 
 GUIDANCE_OPTIONS = {
     "sampler_cfg_function": "another guidance function",
@@ -62,11 +64,24 @@ class LoopSampler(comfy.samplers.Sampler):
 
     needs_ranks = True
 
-    def __init__(self, call: Callable[[float], SamplerCall], report_skipped: Callable[[int, int], None]) -> None:
-        """call: returns the request for a guidance scale.
-        report_skipped: called at the end, if a cache is used, with the number of skipped forwards and of all
-        forwards."""
-        self.call, self.report_skipped = call, report_skipped
+    def __init__(self, call: SamplerCall, compares: bool = False) -> None:
+        """call: without the guidance scale, which the guider has. compares: see `sample_compared`."""
+        self.call, self.compares = call, compares
+        self.compared: Compared | None = None
+        self.skipped = ""  # what a cache skipped, in words
+
+    def exact(self) -> LoopSampler:
+        """Returns the same sampler without a step cache."""
+        return LoopSampler(replace(self.call, cache=NO_CACHE))
+
+    def describe(self, guidance: float) -> tuple[str, dict[str, Any]]:
+        """Returns the step cache, empty without one, and what tells calls apart."""
+        setting = asdict(replace(self.call, seed=0, previews=False, guidance=guidance))
+        return "" if self.call.cache == NO_CACHE else self.call.cache, setting
+
+    def report_skipped(self, skipped: int, forwards: int) -> None:
+        """Notes how many of the forwards skipped their blocks."""
+        self.skipped = f"Cache: {skipped} of {forwards} forwards skipped, {skipped / forwards:.0%}."
 
     def sample(
         self,
@@ -80,7 +95,7 @@ class LoopSampler(comfy.samplers.Sampler):
         disable_pbar: bool = False,
     ) -> torch.Tensor:
         """Returns the denoised latents in the model's own scale. Raises Refused for what the loop cannot honour."""
-        call = self.call(guider.cfg)
+        call = replace(self.call, guidance=guider.cfg)
         asked = list_unsupported(guider, extra_args["model_options"])
         if call.cache != NO_CACHE and any(one.get(CONTROL) for conds in guider.conds.values() for one in conds):
             asked.append("a ControlNet with a step cache, which skips the blocks that it adds to")

@@ -20,7 +20,7 @@ from ...worker.wire.protocol import Header
 from ..costs.machine import measure
 from ..costs.plans import ModelCosts, is_covered, pick_usual_step
 from ..inside.patches import join, limit_work, reasons_of_plan
-from ..plan_words import Remark, join_remarks
+from ..plan_words import Remark, ResolvedPlan, join_remarks
 from .remote_weights import RemoteWeights, check_interrupt
 from .sampling import show_on_node
 
@@ -29,7 +29,10 @@ ONE_DEVICE = ParallelPlan()
 
 class PlannedModule(RemoteWeights):
     """A module whose calls run under the user's plan or an automatic one. auto: decides the plan by the work of a call;
-    None if the user chose it. replaced: the user's plan, while a node's functions do not allow it."""
+    None if the user chose it. asked: the plan at the begin of a sampling. replaced: the plan that would run, while a
+    node's functions do not allow it. compares: whether lossy plans are compared with exact ones."""
+
+    compares = False
 
     def __init__(
         self,
@@ -38,11 +41,12 @@ class PlannedModule(RemoteWeights):
         plan: ParallelPlan,
         costs: ModelCosts,
         note: tuple[Remark, ...],
-        auto: PlanOfRun[tuple[Remark, ...]] | None,
+        auto: PlanOfRun[ResolvedPlan] | None,
         name: str,
     ) -> None:
         super().__init__(group, source, plan, costs.sizes, note, name)
         self.auto, self.costs, self.module = auto, costs, costs.module
+        self.asked = plan
         self.replaced: ParallelPlan | None = None
         self.last_work: Work | None = None  # of the last request
 
@@ -52,10 +56,10 @@ class PlannedModule(RemoteWeights):
 
     def begin_run(self) -> RunPlan | None:
         """Begins a sampling. Returns its plan; None if the plan depends on the work."""
-        replaced, self.replaced = self.replaced, None
+        self.replaced = None
         if self.auto is None:
-            self.plan = replaced or self.plan
-            return describe_plan(self.plan)
+            self.plan = self.asked
+            return None if leaves_patches(self.plan) else describe_plan(self.plan)
         self.auto.begin()
         return None
 
@@ -64,6 +68,7 @@ class PlannedModule(RemoteWeights):
         allow. The ranks keep the weights. options: of the calls."""
         work = limit_work(work, options)
         self.follow_work(work)
+        self.settle_patches(work)
         if reasons := [reason for each in options for reason in reasons_of_plan(each, self.plan)]:
             self.share_less(work, reasons)
         self.report_prediction(work)
@@ -85,8 +90,20 @@ class PlannedModule(RemoteWeights):
         if self.auto is None or not self.auto.follow(work):
             return
         self.plan = self.auto.plan
-        self.note = tuple(self.auto.why)
+        self.note = self.auto.choice.note
         logging.info("[ParallelDiT] %s: %s. %s", self.source["model_class"], self.plan, join_remarks(self.note))
+        self.group.runs.planned(describe_plan(self.plan))
+        if exact := self.auto.choice.exact:
+            said = f"This sampling runs under {self.plan}, which changes the image a little. The exact plan is {exact}."
+            show_on_node(said)
+            self.group.runs.explained(said, False)
+
+    def settle_patches(self, work: Work) -> None:
+        """Decides at the first request of a sampling how many patches a user's plan has, if it leaves that open."""
+        run = self.group.runs.current
+        if self.auto or self.replaced or not leaves_patches(self.plan) or run is None or run.plans:
+            return
+        self.plan = self.costs.choose_patches(work, self.plan)
         self.group.runs.planned(describe_plan(self.plan))
 
     def report_prediction(self, work: Work) -> None:
@@ -122,6 +139,11 @@ class PlannedModule(RemoteWeights):
         """Whether the ranks run the calls of one request at the same time, or in one pipeline. An automatic plan that
         is not decided yet counts as yes."""
         return bool(self.auto and self.auto.is_open) or self.plan.ways((*BATCH_AXES, *STAGE_AXES)) > 1
+
+
+def leaves_patches(plan: ParallelPlan) -> bool:
+    """Whether the number of patches is decided by the work."""
+    return plan.pipefusion > 1 and plan.patches == 0
 
 
 def describe_plan(plan: ParallelPlan) -> RunPlan:

@@ -38,12 +38,13 @@ from ...worker.wire.sampler_call import SamplerCall, SamplerPass
 from ...worker.wire.tensors import Tensors, UnsendableError
 from ..compat import has_inner_forward, inner_forward, runs_wrappers
 from ..costs.plans import ModelCosts
+from ..costs.whole_work import count_steps, explain_whole_calls, explain_whole_loop
 from ..errors import Refused
 from ..inside.controls import add_control_facts, encode_control, residuals_of
 from ..inside.describe import Inside, describe_changes
 from ..inside.module_guard import ModuleGuard, configs_of
 from ..inside.patches import encode_options, join
-from ..plan_words import Remark
+from ..plan_words import Remark, ResolvedPlan
 from .local_weights import DeferredParameter, LocalWeights, StandInPatcher
 from .merges import name_files
 from .own_schedule import Schedule
@@ -69,7 +70,7 @@ class RemoteModule(PlannedModule):
         plan: ParallelPlan,
         costs: ModelCosts,
         note: tuple[Remark, ...] = (),
-        auto: PlanOfRun[tuple[Remark, ...]] | None = None,
+        auto: PlanOfRun[ResolvedPlan] | None = None,
         name: str = "",
         schedule: Schedule | None = None,
     ) -> None:
@@ -276,6 +277,7 @@ class RemoteModule(PlannedModule):
         try:
             with self.group.turn(check_interrupt):
                 work = Work.of([call.size for call in calls], [call.branches for call in calls])
+                work = replace(work, steps=count_steps(options[0]), whole=explain_whole_calls(self.module, calls))
                 self.decide_plan(self.count_work(work, calls[0].args, calls[0].kwargs), options)
                 self.load()
                 self.choose_kernel(options[0])
@@ -324,6 +326,8 @@ class RemoteModule(PlannedModule):
         """Runs the whole sampler call, see WorkerGroup.sample. Returns the latents on the CPU."""
         rows = [len(tensors["noise"]) * len(each.branches) for each in passes]
         work = Work.of(rows, [each.branches for each in passes])
+        whole = explain_whole_loop(self.module, tensors["noise"], call)
+        work = replace(work, loops=True, steps=call.steps, whole=whole)
         noise, (first, *_) = tensors["noise"].to(self.costs.torch_dtype), passes
         latents = torch.cat([noise] * len(first.branches))
         if first.channels is not None:

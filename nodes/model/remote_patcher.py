@@ -17,13 +17,16 @@ from comfy_execution.utils import get_executing_context
 from ...worker.comfyui.model import cast_weights, map_model
 from ...worker.comfyui.patches import pack_patches
 from ...worker.comfyui.source import HostSource
+from ...worker.host.runs import RunRecord
 from ...worker.wire.tensors import UnsendableError
 from ..errors import Refused
 from ..inside.controls import networks_of, record_all
 from ..inside.patches import compile_settings
 from .call_batching import KEY, add_call_batching
+from .compared_sampling import sample_compared
 from .merges import name_files
 from .remote_module import MODULE, RemoteModule, remote_module
+from .sampling import Callback
 
 NONE: Mapping[str, list] = {}
 WHOLE = 1e32  # bytes: ComfyUI's value for all of a model
@@ -40,7 +43,7 @@ def record_run(
     *args: Any,
     **options: Any,
 ) -> torch.Tensor:
-    """Wraps a sampling. Its steps in the worker group belong to one run."""
+    """Wraps a sampling. Its steps in the worker group belong to one run; a comparison makes a second one."""
     patcher, node = executor.class_obj.model_patcher, get_executing_context()
     if isinstance(patcher, RemoteModelPatcher) and patcher.stand_in:
         asked = executor.class_obj.model_options.get("transformer_options", {})
@@ -48,17 +51,22 @@ def record_run(
     stand_in = patcher.stand_in if isinstance(patcher, RemoteModelPatcher) else None
     if stand_in is None:
         return executor(noise, latent_image, sampler, sigmas, denoise_mask, callback, *args, **options)
-    runs = stand_in.group.runs
+    runs, given = stand_in.group.runs, (node and node.node_id, stand_in.name)
 
-    def report_step(step: int, denoised: torch.Tensor, latents: torch.Tensor, total: int) -> None:
-        runs.reached(step + 1, total)
-        if callback is not None:
-            callback(step, denoised, latents, total)
+    def run(sampler: Any, callback: Callback | None) -> tuple[torch.Tensor, RunRecord]:
+        def report_step(step: int, denoised: torch.Tensor, latents: torch.Tensor, total: int) -> None:
+            runs.reached(step + 1, total)
+            if callback is not None:
+                callback(step, denoised, latents, total)
 
-    with runs.run(node and node.node_id, stand_in.name, stand_in.begin_run(), stand_in.source["model_class"]):
-        if stand_in.runs_here:
-            runs.explained(stand_in.why_here, True)
-        return executor(noise, latent_image, sampler, sigmas, denoise_mask, report_step, *args, **options)
+        with runs.run(*given, stand_in.begin_run(), stand_in.source["model_class"]) as record:
+            if stand_in.runs_here:
+                runs.explained(stand_in.why_here, True)
+            own_noise = noise.clone()  # a sampler may write into it, and a second run needs the same
+            found = executor(own_noise, latent_image, sampler, sigmas, denoise_mask, report_step, *args, **options)
+        return found, record
+
+    return sample_compared(executor.class_obj, stand_in, sampler, sigmas, noise, callback, run)
 
 
 def mark_preparation(

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from comfy_execution.utils import get_executing_context
 from server import PromptServer
 
 from ...worker.wire.tensors import Tensors
 from ...worker.wire.tree import pack
 from ..inside.describe import Inside
+
+Callback = Callable[[int, torch.Tensor, torch.Tensor, int], None]  # of a sampler: step, denoised, latents, steps
 
 
 class Sampling:

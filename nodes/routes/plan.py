@@ -26,18 +26,12 @@ from ..costs.plans import ModelCosts
 from ..load_model import DEFAULT
 from ..model.host_file import OWN_CHOICE, WEIGHT_DTYPES, describe_host_file
 from ..model.model_files import explain_not_listed, list_checkpoints, list_models
-from ..parallel_plan import (
-    ResolvedPlan,
-    describe_devices,
-    fit_to_machine,
-    parse_plan,
-    resolve_plan,
-)
-from ..plan_words import Remark, explain_auto, remark, remarks_to_json
+from ..parallel_plan import AskedPlan, describe_devices, fit_to_machine, resolve_plan
+from ..plan_words import Remark, ResolvedPlan, explain_auto, remark, remarks_to_json
 from ..workers.group import device_count, device_type
 from ..workers.room import list_plan_cards
 from .memory_estimate import MemoryEstimate, ModelMemory
-from .predicted import Sampled, expect_plan, predict_computing, predict_plans
+from .predicted import Sampled, choose_patches, expect_plan, predict_computing, predict_plans
 from .question import Loader, Question, Sampler, read_question
 from .remedies import list_remedies
 
@@ -54,7 +48,7 @@ class Bounds(NamedTuple):
 
     def resolve(self, plan: ParallelPlan) -> ResolvedPlan:
         """Turns the requested plan into the plan that runs. Raises PlanError."""
-        return resolve_plan(plan, self.costs.module)
+        return resolve_plan(plan, self.costs.module, self.costs.sizes)
 
 
 def add_plan_route() -> None:
@@ -99,13 +93,15 @@ def answer(question: Question) -> dict[str, Any]:
     nothing |= {"remarks": [], "note": []}
     sampled = Sampled.of(models[0].costs, models[0].memory, samplers) if models else None
     try:
-        asked = None if question.plan is None else parse_plan(question.plan)
+        asked = AskedPlan.of(question.mode, question.values)
         resolved, remarks = resolve(asked, models, sampled, bool(unknown))
     except PlanError as error:
         return {**common, **nothing, "error": str(error), "widgets": list(error.fields)}
     if resolved is None:
         return {**common, **nothing, "world": device_count(), "remarks": remarks_to_json(remarks)}
-    plan, note = resolved
+    plan, note = resolved.plan, resolved.note
+    if sampled:
+        plan = choose_patches(plan, sampled)
     if plan.cfg > 1 and samplers and all(sampler.cfg == 1 for sampler in samplers):
         remarks = [*remarks, explain_no_guidance(plan, models)]
     estimate = estimate_memory(plan, models[0], question.loaders) if models else None
@@ -118,7 +114,7 @@ def answer(question: Question) -> dict[str, Any]:
         "patches": plan.patch_count,
         "ranks": describe_ranks(plan, models[0] if models else None, has_branches(question.loaders)),
         "memory": estimate and {**estimate.to_json(), "remedies": remedies_to_json(estimate, models[0], samplers)},
-        "predicted": predict_plans(plan, sampled) if sampled else None,
+        "predicted": predict_plans(plan, sampled, asked.lossy) if sampled else None,
         "sized": sampled is not None and sampled.picture is not None,
         "remarks": remarks_to_json(remarks),
         "note": remarks_to_json(note),
@@ -159,20 +155,21 @@ def explain_no_guidance(plan: ParallelPlan, models: list[Bounds]) -> Remark:
 
 
 def resolve(
-    plan: ParallelPlan | None, models: list[Bounds], sampled: Sampled | None, lacks_file: bool
+    asked: AskedPlan, models: list[Bounds], sampled: Sampled | None, lacks_file: bool
 ) -> tuple[ResolvedPlan | None, list[Remark]]:
     """Returns the plan and the remarks on it. A requested plan must be allowed by every model. Raises PlanError.
 
     The plan is None if it is automatic and depends on something unknown.
     lacks_file: whether some loader's model is unknown.
     """
+    plan = asked.plan
     if plan is not None:
         plan.check_weights()
         if models:
             return [m.resolve(plan) for m in models][0], []
         return fit_to_machine(plan), [remark("unchecked_file" if lacks_file else "unchecked")]
     if models and sampled:
-        return expect_plan(sampled)
+        return expect_plan(sampled, asked.lossy)
     chosen = None if device_count() > 1 else ResolvedPlan(ParallelPlan())
     return chosen, explain_auto(describe_devices(), lacks_file)
 

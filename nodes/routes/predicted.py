@@ -10,8 +10,8 @@ from ...parallel_backend.costs.auto import Work
 from ...parallel_backend.costs.predict import Prediction
 from ...parallel_backend.plan import ParallelPlan
 from ..costs.plans import ModelCosts, is_covered
-from ..parallel_plan import ResolvedPlan, choose_plan, describe_devices
-from ..plan_words import Remark, explain_devices, remark
+from ..parallel_plan import choose_plan, describe_devices
+from ..plan_words import Remark, ResolvedPlan, explain_devices, remark
 from ..workers.group import device_count
 from .memory_estimate import ModelMemory, Picture
 from .question import Sampler
@@ -25,12 +25,14 @@ class Sampled(NamedTuple):
     costs: of its plans.
     picture: the largest one sampled; None if unknown.
     guided: whether both cond and uncond are computed; None if samplers differ or do not say.
+    loops: whether the ranks run every sampler's loop.
     """
 
     costs: ModelCosts
     memory: ModelMemory
     picture: Picture | None
     guided: bool | None
+    loops: bool = False
 
     @classmethod
     def of(cls, costs: ModelCosts, memory: ModelMemory, samplers: list[Sampler]) -> Sampled:
@@ -38,25 +40,27 @@ class Sampled(NamedTuple):
         known = {picture: math.prod(shape) for picture, shape in shapes.items() if shape}
         guided = {None if each.cfg is None else each.cfg != 1 for each in samplers}
         largest = max(known, key=known.__getitem__, default=None)
-        return cls(costs, memory, largest, guided.pop() if len(guided) == 1 else None)
+        loops = bool(samplers) and not any(each.is_stock for each in samplers)
+        return cls(costs, memory, largest, guided.pop() if len(guided) == 1 else None, loops)
 
     def work(self, guided: bool) -> Work:
         """Returns the work of a step, with the cost of a row if it can be counted."""
         shape = self.memory.latents(self.picture) if self.picture else None
         forward = self.costs.count_latents(shape) if shape else None
         images = self.picture.batch_size if self.picture else 1
-        return Work((1 + guided) * images, has_branches=guided, forward=forward)
+        return Work((1 + guided) * images, has_branches=guided, forward=forward, loops=self.loops)
 
 
-def expect_plan(sampled: Sampled) -> tuple[ResolvedPlan, list[Remark]]:
-    """Returns the automatic plan that a sampling will use, and the reasons for it.
+def expect_plan(sampled: Sampled, lossy: bool = False) -> tuple[ResolvedPlan, list[Remark]]:
+    """Returns the automatic plan that a sampling will use, and the reasons for it. lossy: whether it may be one that
+    changes the image a little.
 
     If guidance is unknown and decides the plan, it returns the plan for cond and uncond, which is the larger work, and
     a note that says so.
     """
     works = {guided: sampled.work(guided) for guided in (False, True) if sampled.guided in (guided, None)}
-    found = {guided: choose_plan(work, sampled.costs) for guided, work in works.items()}
-    guided, (plan, why) = list(found.items())[-1]
+    found = {guided: choose_plan(work, sampled.costs, lossy) for guided, work in works.items()}
+    guided, (plan, why, exact) = list(found.items())[-1]
     if len({each.plan for each in found.values()}) > 1:
         devices = explain_devices(describe_devices())
         either = remark("by_call", guided=str(plan), alone=str(found[False].plan))
@@ -64,6 +68,8 @@ def expect_plan(sampled: Sampled) -> tuple[ResolvedPlan, list[Remark]]:
         return ResolvedPlan(plan, (remark("counted_guided"),)), remarks
     if device_count() == 1:
         return ResolvedPlan(plan), [*why]
+    if exact:
+        return ResolvedPlan(plan, exact=exact), [*why]
     if sampled.picture is None:
         return ResolvedPlan(plan), [*why, *([remark("images_first")] if plan.dp == 1 else [])]
     return ResolvedPlan(plan), [*why, *explain_choice(sampled, works[guided])]
@@ -86,6 +92,11 @@ def explain_choice(sampled: Sampled, work: Work) -> list[Remark]:
     return [*remarks, remark("kept" if has_run else "tried", best=str(best.plan))]
 
 
+def choose_patches(plan: ParallelPlan, sampled: Sampled) -> ParallelPlan:
+    """Returns the plan with the number of patches that a sampling will choose, if it leaves that open."""
+    return sampled.costs.choose_patches(sampled.work(sampled.guided is not False), plan)
+
+
 def predict_computing(plan: ParallelPlan, sampled: Sampled) -> float:
     """Predicts how long a step of the plan computes; 0 if unknown."""
     costs, work = sampled.costs, sampled.work(sampled.guided is not False)
@@ -94,8 +105,9 @@ def predict_computing(plan: ParallelPlan, sampled: Sampled) -> float:
     return costs.predict(work, plan).computing
 
 
-def predict_plans(plan: ParallelPlan, sampled: Sampled) -> dict[str, Any] | None:
-    """Predicts the step of several plans. Returns None if it is unknown what is sampled.
+def predict_plans(plan: ParallelPlan, sampled: Sampled, lossy: bool = False) -> dict[str, Any] | None:
+    """Predicts the step of several plans. Returns None if it is unknown what is sampled. lossy: whether plans that
+    change the image count.
 
     plan: this plan; null if no formula covers it.
     best: the best plans for this machine.
@@ -119,6 +131,8 @@ def predict_plans(plan: ParallelPlan, sampled: Sampled) -> dict[str, Any] | None
         }
 
     found = costs.rank_plans(work)
+    if lossy and (chosen := costs.choose_lossy(work, found[0])):
+        found = [chosen, *found]
     return {
         "plan": describe(costs.predict(work, plan)) if is_covered(plan) else None,
         "best": [describe(each) for each in found[:BEST]],

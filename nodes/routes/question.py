@@ -38,9 +38,10 @@ class Loader(NamedTuple):
 
 
 class Question(NamedTuple):
-    """plan: None means auto."""
+    """mode, values: of the node. loaders: the plan goes to."""
 
-    plan: dict[str, Any] | None
+    mode: str
+    values: dict[str, Any]
     loaders: list[Loader]
 
     @property
@@ -75,7 +76,7 @@ def read_question(asked: dict[str, Any]) -> Question:
         checkpoint = read_field(loader, "checkpoint", bool, False)
         name, group = read_field(loader, "model_name", str), min(max(group, 1), GROUPS)
         loaders.append(Loader(name, samplers, dtype, group, checkpoint))
-    return Question(degrees if values["mode"] == MANUAL else None, loaders)
+    return Question(values["mode"], degrees, loaders)
 
 
 def read_picture(asked: dict[str, Any] | None) -> Picture | None:

@@ -13,7 +13,7 @@ import torch
 
 from ...parallel_backend.device import CPU, Card
 from ...parallel_backend.plan import AUTO, WHOLE, ParallelPlan
-from ...parallel_backend.weights.fitting import GB, OF_HOST, WeightRoom, fit_weights
+from ...parallel_backend.weights.fitting import GB, OF_HOST, WeightRoom, fit_stages, fit_weights
 from ...parallel_backend.weights.sizes import WeightSizes
 from .group import list_cards, settings
 
@@ -56,6 +56,13 @@ def room_for_weights(plan: ParallelPlan, working: float = 0) -> WeightRoom | Non
         card = 0
     in_ram: Any = management.get_free_memory(torch.device(CPU))
     return WeightRoom(max(0, card - free), int(OF_HOST * in_ram // GB * GB))
+
+
+def settle_stages(plan: ParallelPlan, sizes: WeightSizes) -> ParallelPlan:
+    """Returns the plan with the balance of its stages decided by the smallest card, see `fit_stages`. The ranks get it
+    with the plan, so all cut the stages alike."""
+    room = room_for_weights(plan)
+    return plan if room is None else fit_stages(plan, sizes, room)
 
 
 @functools.lru_cache(maxsize=64)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
@@ -17,12 +17,18 @@ from ..errors import PlanError
 from ..models.checks import changes_of, check_module, sizes_of
 from ..models.spec import ModelSpec, spec_of
 from ..plan import ParallelPlan
-from .choose import list_plans
+from .choose import Check, list_lossy_plans, list_plans
 from .forward import ForwardCost
 
 IDLE_REQUESTS = 2
 
-Reason = TypeVar("Reason")
+
+class HasPlan(Protocol):
+    @property
+    def plan(self) -> ParallelPlan: ...
+
+
+Choice = TypeVar("Choice", bound=HasPlan)
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,8 @@ class Work:
     tokens, rows: whether the nodes' functions allow sharing the tokens, or the rows of a call.
     whole_calls: if they do not allow the latter, how many calls may run at the same time.
     forward: the cost of one part, if known.
+    calls: in how many calls the parts come. loops: whether the ranks run the whole loop. steps: of the sampling; 0 if
+    they are not known. whole: why PipeFusion cannot cut this work into patches, in words; empty if it can.
     """
 
     parts: int = 1
@@ -41,13 +49,17 @@ class Work:
     rows: bool = True
     whole_calls: int = 1
     forward: ForwardCost | None = None
+    calls: int = 1
+    loops: bool = False
+    steps: int = 0
+    whole: str = ""
 
     @classmethod
     def of(cls, rows: Sequence[int], branches: Sequence[Sequence[int]]) -> Work:
         """rows: the number of rows in each call. branches: the branch of each row of a call, in order; 0 is cond."""
         known = {branch for each in branches for branch in each}
         apart = len(branches) == 1 or all(len(set(each)) == 1 for each in branches)
-        return cls(len(rows) * math.gcd(*rows), has_branches=apart and len(known) > 1)
+        return cls(len(rows) * math.gcd(*rows), has_branches=apart and len(known) > 1, calls=len(rows))
 
 
 def shareable(model: torch.nn.Module) -> ModelSpec | None:
@@ -70,6 +82,19 @@ def list_model_plans(devices: int, model: torch.nn.Module, work: Work) -> list[P
     All other plans use every device: another count would need a new process group.
     """
     tokens = shareable(model)
+    heads = sizes_of(model, tokens).heads if tokens else 1
+    check = checks_of(model, work)
+    return list_plans(devices, work.parts, check, branches=work.has_branches, heads=heads) or [ParallelPlan()]
+
+
+def list_lossy_model_plans(devices: int, model: torch.nn.Module, work: Work) -> list[ParallelPlan]:
+    """Returns the lossy plans that this model and work allow on all these devices, see `list_lossy_plans`."""
+    return list_lossy_plans(devices, work.parts, checks_of(model, work), branches=work.has_branches)
+
+
+def checks_of(model: torch.nn.Module, work: Work) -> Check:
+    """Returns what raises PlanError if the model or the work does not allow a plan."""
+    tokens = shareable(model)
 
     def check(plan: ParallelPlan) -> None:
         cuts_rows = not work.rows and work.whole_calls % plan.ways(BATCH_AXES)
@@ -77,13 +102,16 @@ def list_model_plans(devices: int, model: torch.nn.Module, work: Work) -> list[P
             raise PlanError("A node's function needs them together.")
         if plan.token_ways > 1 and tokens and tokens.bands and work.forward is None:
             raise PlanError("What sharing a picture in bands costs is unknown.")
+        if plan.pipefusion * plan.patch_count > 1 and work.whole:
+            raise PlanError(work.whole)
+        if work.forward and 0 < work.forward.image_tokens < plan.patch_count:
+            raise PlanError("There are fewer tokens than patches.")
         check_module(plan, model)
 
-    heads = sizes_of(model, tokens).heads if tokens else 1
-    return list_plans(devices, work.parts, check, branches=work.has_branches, heads=heads) or [ParallelPlan()]
+    return check
 
 
-class PlanOfRun(Generic[Reason]):
+class PlanOfRun(Generic[Choice]):
     """The automatic plan of a sampling. The first request decides it.
 
     After that, it only changes to a plan that shares the batch less, and only after ranks were idle for some requests
@@ -91,10 +119,10 @@ class PlanOfRun(Generic[Reason]):
     alternate.
     """
 
-    def __init__(self, choose: Callable[[Work], tuple[ParallelPlan, Reason]]) -> None:
-        """choose: returns a plan and the reason for it. All its plans have the same number of ranks."""
+    def __init__(self, choose: Callable[[Work], Choice]) -> None:
+        """choose: returns a plan and more about it. All its plans have the same number of ranks."""
         self.choose = choose
-        self.plan, self.why = choose(Work())
+        self.choice = choose(Work())
         self.is_open, self.idle = True, 0
         self.parts = 1  # that the plan was chosen for: ranks that idle from the start change nothing
 
@@ -108,9 +136,13 @@ class PlanOfRun(Generic[Reason]):
         self.idle = self.idle + 1 if work.parts < min(ways, self.parts) else 0
         if not is_first and self.idle < IDLE_REQUESTS:
             return False
-        plan, why = self.choose(work)
+        choice = self.choose(work)
         self.is_open, self.idle = False, 0
-        if not is_first and plan.ways(BATCH_AXES) >= ways:
+        if not is_first and choice.plan.ways(BATCH_AXES) >= ways:
             return False
-        self.plan, self.why, self.parts = plan, why, work.parts
+        self.choice, self.parts = choice, work.parts
         return True
+
+    @property
+    def plan(self) -> ParallelPlan:
+        return self.choice.plan

@@ -2,27 +2,31 @@
 
 The list has an order of its own. It decides where nothing is predicted.
 
-PipeFusion, caches and a lossy exchange change the image, so they are never chosen.
+PipeFusion and a lossy exchange change the image. They are in a list of their own, which auto uses only if the person
+allows it, and only where they are clearly faster.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import NamedTuple
 
 from ..axes import BATCH_AXES
 from ..errors import PlanError
-from ..plan import AUTO, ParallelPlan
+from ..plan import AUTO, INT8, ParallelPlan
 from ..weights.fitting import WeightRoom, fit_weights
 from ..weights.sizes import WeightSizes
 from .forward import ForwardCost
 from .machine import Machine
+from .pipeline import count_stale_bytes
 from .predict import Prediction, compare_speeds, count_working_bytes, predict
 
 Check = Callable[[ParallelPlan], object]  # raises PlanError if something does not allow the plan
+PATCHES = (1, 2, 4)  # how many patches for each stage are tried
+CLEARLY = 0.9  # a lossy plan's time must be below this share of the best exact plan's
 UNEVEN = Fraction(5, 4)  # the largest share of heads of one rank, relative to an even share, before a ring is better
 
 
@@ -75,6 +79,42 @@ def list_plans(
     return sorted(found, key=order)
 
 
+def list_lossy_plans(
+    ranks: int, rows: int, check: Check = lambda plan: None, *, branches: bool = False
+) -> list[ParallelPlan]:
+    """Returns the plans that change the image a little and that the model allows: PipeFusion with several numbers of
+    patches, alone and with other axes, and a lossy exchange in int8. See `list_plans` for the arguments."""
+    found = []
+    for stages, ring, ulysses in itertools.product(list_divisors(ranks), repeat=3):
+        ways, rest = divmod(ranks, stages * ring * ulysses)
+        if rest or ways > rows:
+            continue
+        cfg = 2 if branches and rows > 1 and ways % 2 == 0 else 1
+        plan = ParallelPlan(dp=ways // cfg, cfg=cfg, pipefusion=stages, ring=ring, ulysses=ulysses)
+        if plan.token_ways > 1:
+            found += list_patches(replace(plan, exchange_dtype=INT8))
+        if stages > 1:
+            found += list_patches(plan)
+    return [plan for plan in found if allows(check, plan)]
+
+
+def list_patches(plan: ParallelPlan) -> list[ParallelPlan]:
+    """Returns the plan with each number of patches that is tried; the plan itself if it has no stages."""
+    if plan.pipefusion == 1:
+        return [plan]
+    return [replace(plan, patches=each * plan.pipefusion) for each in PATCHES]
+
+
+def choose_lossy(exact: Prediction, lossy: Sequence[Prediction], steps: int) -> Prediction | None:
+    """Returns the best of the lossy plans if it is clearly faster than the best exact one, or fits where that one does
+    not. Else None. steps: of the sampling; 0 if they are not known."""
+    fitting = [each for each in lossy if each.fits]
+    best = min(fitting, key=lambda each: each.average(steps), default=None)
+    if best is None or exact.fits and best.average(steps) >= CLEARLY * exact.seconds:
+        return None
+    return best
+
+
 def rank_plans(
     plans: Iterable[ParallelPlan],
     forward: ForwardCost,
@@ -83,6 +123,8 @@ def rank_plans(
     *,
     weights: Weights | None = None,
     corrected: Callable[[Prediction], Prediction] = lambda predicted: predicted,
+    calls: int = 1,
+    loops: bool = False,
 ) -> list[Prediction]:
     """Returns the predictions of these plans: first those that fit, the fastest first, then those that lack the least
     memory. Equal ones keep their order. If ranks differ in speed, each plan is also tried with shares in proportion.
@@ -91,12 +133,13 @@ def rank_plans(
     rows: see `list_plans`.
     machine: see `Machine`. A benchmark makes one from its own measurements.
     corrected: corrects a prediction by what was measured of this model.
+    calls, loops: see `predict`.
     """
     found = []
     for plan in plans:
         speeds = compare_speeds(forward, machine.first(plan.world_size))
         for each in dict.fromkeys((plan, replace(plan, speeds=speeds))):
-            found.append(corrected(predict_fitted(forward, rows, each, machine, weights)))
+            found.append(corrected(predict_fitted(forward, rows, each, machine, weights, calls, loops)))
     return sorted(found, key=lambda each: (0.0 if each.fits else each.bytes, each.seconds))
 
 
@@ -105,15 +148,23 @@ def list_divisors(number: int) -> list[int]:
 
 
 def predict_fitted(
-    forward: ForwardCost, rows: int, plan: ParallelPlan, machine: Machine, weights: Weights | None
+    forward: ForwardCost,
+    rows: int,
+    plan: ParallelPlan,
+    machine: Machine,
+    weights: Weights | None,
+    calls: int = 1,
+    loops: bool = False,
 ) -> Prediction:
-    """Predicts a plan with its weights as the ranks would decide them."""
+    """Predicts a plan with its weights as the ranks would decide them. calls, loops: see `predict`."""
     if weights is None:
-        return predict(forward, rows, plan, machine)
-    sizes, room = weights.sizes, weights.room(plan, count_working_bytes(forward, rows, plan))
+        return predict(forward, rows, plan, machine, None, calls, loops)
+    sizes = weights.sizes
+    working = count_working_bytes(forward, rows, plan)
+    room = weights.room(plan, working + count_stale_bytes(forward, rows, plan, sizes))
     if room is None:
-        return predict(forward, rows, plan, machine, sizes)
+        return predict(forward, rows, plan, machine, sizes, calls, loops)
     decided = fit_weights(plan, sizes, room, machine.links)
-    predicted = predict(forward, rows, decided, machine, sizes)
+    predicted = predict(forward, rows, decided, machine, sizes, calls, loops)
     fits = max(sizes.count_kept_bytes(decided)) <= room.device
     return replace(predicted, plan=plan if plan.weights == AUTO else decided, fits=fits)

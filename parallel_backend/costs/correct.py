@@ -2,7 +2,8 @@
 
 The ranks report how long a step took, computing and communication apart. A plan that has run is predicted to take as
 long again. For other plans, both parts are scaled by the same error. If a plan sends next to nothing, its ranks only
-wait for each other. They do so under any plan with communication.
+wait for each other. They do so under any plan with communication. A pipeline of stages waits for other reasons, so its
+steps correct the predictions of pipelines only.
 """
 
 from __future__ import annotations
@@ -25,31 +26,38 @@ NEAR, TRIED, WORTH = 1.1, 3, 0.95
 class Correction:
     """computing, waiting: how many times as long as predicted.
     stall: seconds that ranks wait for each other on top.
-    plans: the seconds of each plan that has run, by its words."""
+    plans: the seconds of each plan that has run, by its words.
+    staged: how many times as long as predicted a step of a pipeline takes; 0 before one has run."""
 
     computing: float = 1.0
     waiting: float = 1.0
     stall: float = 0.0
     plans: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    staged: float = 0.0
 
     def correct(self, predicted: Prediction) -> Prediction:
         """Returns the corrected prediction."""
         stall = self.stall if predicted.waiting else 0.0
         expected = (predicted.computing * self.computing, predicted.waiting * self.waiting + stall)
-        computing, waiting = self.plans.get(str(predicted.plan), expected)
-        return replace(predicted, computing=computing, waiting=waiting)
+        if predicted.is_staged and self.staged:
+            expected = (predicted.computing * self.staged, predicted.waiting * self.staged)
+        computing, waiting = self.plans.get(predicted.words, expected)
+        longer = (computing + waiting) / predicted.seconds
+        return replace(predicted, computing=computing, waiting=waiting, whole=predicted.whole * longer)
 
     def add_step(self, predicted: Prediction, seconds: float, communication: float) -> Correction:
         """Returns the correction after one more step of this plan. predicted: the prediction before any correction."""
         waiting = min(communication, seconds)
         computing = seconds - waiting
-        taken = {**self.plans, str(predicted.plan): (computing, waiting)}
+        taken = {**self.plans, predicted.words: (computing, waiting)}
+        if predicted.is_staged:
+            return replace(self, plans=taken, staged=seconds / predicted.seconds)
         factor, stall = self.waiting, self.stall
         if predicted.waiting >= SHARE * predicted.seconds:
             factor, stall = waiting / predicted.waiting, 0.0
         elif predicted.waiting:
             stall = max(0.0, waiting - predicted.waiting * factor)
-        return Correction(computing / predicted.computing, factor, stall, taken)
+        return Correction(computing / predicted.computing, factor, stall, taken, self.staged)
 
     def least_seconds(self, corrected: Prediction) -> float:
         """Returns the seconds of a plan that shares no tokens, from its corrected prediction, if the plans that share
@@ -60,10 +68,11 @@ class Correction:
     def from_json(cls, values: Mapping[str, Any]) -> Correction:
         """Raises KeyError, TypeError or ValueError if the values are not a correction."""
         plans = {str(plan): (float(taken[0]), float(taken[1])) for plan, taken in values["plans"].items()}
-        return cls(parse_positive(values["computing"]), float(values["waiting"]), float(values["stall"]), plans)
+        numbers = (float(values["waiting"]), float(values["stall"]), plans, float(values.get("staged", 0.0)))
+        return cls(parse_positive(values["computing"]), *numbers)
 
     def to_json(self) -> dict[str, Any]:
-        return {"computing": self.computing, "waiting": self.waiting, "stall": self.stall, "plans": dict(self.plans)}
+        return vars(self) | {"plans": dict(self.plans)}
 
 
 def choose_prediction(found: Sequence[Prediction], correction: Correction) -> Prediction:
@@ -71,7 +80,7 @@ def choose_prediction(found: Sequence[Prediction], correction: Correction) -> Pr
     plans that may be as fast have been tried. Plans without shared tokens get more of the doubt,
     see `least_seconds`."""
     alike = [each for each in found if each.fits == found[0].fits]
-    has_run, others = ([each for each in alike if (str(each.plan) in correction.plans) == ran] for ran in (True, False))
+    has_run, others = ([each for each in alike if (each.words in correction.plans) == ran] for ran in (True, False))
     if not has_run or not others:
         return alike[0]
     best = has_run[0]

@@ -83,6 +83,7 @@ class ForwardCost:
     kv: key heads per query head; below one in models with grouped queries.
     parallel: the share of the blocks with layers that can overlap attention.
     itemsize: bytes of a number of the tokens.
+    image_tokens: of the picture; 0 if not known. text: the share of the tokens that are not the image's.
     bands: of a class whose ranks share a picture in bands of rows. Its blocks are all of the model; `count` and
     `activation` are of those with attention.
     """
@@ -99,6 +100,8 @@ class ForwardCost:
     parallel: float = 0.0
     bands: BandCost | None = None
     itemsize: float = 2.0
+    image_tokens: int = 0
+    text: float = 0.0
 
     @property
     def flops(self) -> float:
@@ -137,7 +140,7 @@ class Tally(DispatchMode):
         super().__init__()
         self.blocks, self.rest = ([0.0] * len(Cost._fields) for _ in range(2))
         self.inside = self.count = 0
-        self.streams = self.numbers = 0.0  # bytes and numbers of the tokens after each block
+        self.streams = self.numbers = self.tokens = 0.0  # bytes, numbers and tokens after each block
         self.known: dict[Any, tuple[list[float], Any]] = {}
         self.bands = BandCost()
 
@@ -191,8 +194,10 @@ class Tally(DispatchMode):
         else:
             self.blocks = [own + more for own, more in zip(self.blocks, known[0], strict=True)]
         if not self.inside:
-            self.streams += sum(each.nbytes for each in tensors_in(known[1]))
-            self.numbers += sum(each.numel() for each in tensors_in(known[1]))
+            streams = [*tensors_in(known[1])]
+            self.streams += sum(each.nbytes for each in streams)
+            self.numbers += sum(each.numel() for each in streams)
+            self.tokens += sum(each.numel() / each.shape[-1] for each in streams)
         return known[1]
 
 
@@ -271,6 +276,7 @@ def count_forward(
     itemsize: int | None = None,
     peak: float | None = None,
     in_bands: bool = False,
+    image_tokens: int = 0,
 ) -> ForwardCost:
     """Returns the cost of a forward, per row.
 
@@ -280,6 +286,7 @@ def count_forward(
     itemsize: of the compute dtype, if that differs from the parameters' dtype.
     peak: bytes beside the weights for one row, if the model states them.
     in_bands: whether ranks share its picture in bands of rows. Then the blocks are those with attention.
+    image_tokens: of one row, if known.
     Raises whatever the model's code raises when it looks at values.
     """
     mlp_rows = mlp_rows or {}
@@ -294,6 +301,7 @@ def count_forward(
     exchanged = tally.bands._replace(borders=tally.bands.borders / rows, norms=tally.bands.norms / rows)
     count = max(1, tally.count)
     activation = tally.streams / count / rows
+    others = 1 - image_tokens * count * rows / tally.tokens if image_tokens and tally.tokens else 0.0
     return ForwardCost(
         blocks_cost,
         rest,
@@ -307,4 +315,6 @@ def count_forward(
         parallel=len(parallel) / max(1, len(blocks)),
         bands=exchanged if in_bands else None,
         itemsize=tally.streams / max(1.0, tally.numbers) or ForwardCost.itemsize,
+        image_tokens=image_tokens,
+        text=max(0.0, others),
     )

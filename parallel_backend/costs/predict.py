@@ -4,7 +4,8 @@ All ranks of a plan wait for the slowest in each block, so a step takes
 
     the longest computing of any rank + the exposed part of the exchanges + the exposed part of fetched weights
 
-An exchange is exposed while the engine has nothing to compute meanwhile.
+An exchange is exposed while the engine has nothing to compute meanwhile. With stages or patches, a step is that of the
+pipeline in `pipeline.py`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,17 @@ from ..weights.sizes import WeightSizes
 from .forward import Cost, ForwardCost
 from .machine import Machine, Speed
 from .memory import rank_bytes
+from .pipeline import (
+    LATENT_BYTES,
+    PipelineTimes,
+    Turn,
+    count_stale_bytes,
+    list_turns,
+    run_pipeline,
+    share_blocks,
+    time_turns,
+    without_links,
+)
 
 # Under ring, each part of the keys gives a result in fp32, which is merged with the result so far. These are the bytes
 # read and written for it, in multiples of A.
@@ -107,23 +119,44 @@ EXCHANGES = {
 @dataclass(frozen=True)
 class Prediction:
     """The prediction for a plan. A step takes `computing` and `waiting`, in seconds. bytes: what the rank with the most
-    needs of its device, for kept weights and a forward. fits: whether the device has that much, as far as known."""
+    needs of its device, for kept weights and a forward. fits: whether the device has that much, as far as known.
+    whole: seconds of PipeFusion's first steps, which run whole; 0 if all steps are alike. loops: whether the steps
+    follow one another in the ranks, which matters to PipeFusion only."""
 
     plan: ParallelPlan
     computing: float
     waiting: float
     bytes: float
     fits: bool = True
+    whole: float = 0.0
+    loops: bool = False
 
     @property
     def seconds(self) -> float:
         return self.computing + self.waiting
 
+    @property
+    def is_staged(self) -> bool:
+        """Whether the step is one of a pipeline."""
+        return self.plan.pipefusion * self.plan.patch_count > 1
+
+    @property
+    def words(self) -> str:
+        """The plan in words that tell apart what takes differently long."""
+        return f"{self.plan} in a loop" if self.loops and self.is_staged else str(self.plan)
+
+    def average(self, steps: int) -> float:
+        """Returns the mean seconds of a step of a sampling. steps: 0 if they are not known."""
+        if not self.whole or not steps:
+            return self.seconds
+        whole = min(steps, self.plan.sync_steps)
+        return (whole * self.whole + (steps - whole) * self.seconds) / steps
+
 
 class RankShare(NamedTuple):
     """A rank's share of a step: rows of the batch, and shares of their tokens, attention's queries and its heads."""
 
-    rows: int
+    rows: float
     tokens: float
     queries: float
     heads: float
@@ -143,10 +176,18 @@ class Busy(NamedTuple):
 
 
 def predict(
-    forward: ForwardCost, rows: int, plan: ParallelPlan, machine: Machine, sizes: WeightSizes | None = None
+    forward: ForwardCost,
+    rows: int,
+    plan: ParallelPlan,
+    machine: Machine,
+    sizes: WeightSizes | None = None,
+    calls: int = 1,
+    loops: bool = False,
 ) -> Prediction:
     """Predicts a step in which the model sees `rows` rows at once. sizes: of the weights, if known. weights=auto counts
-    as whole."""
+    as whole. calls: in how many forwards of equal size the rows come. loops: see `Prediction`."""
+    if plan.pipefusion * plan.patch_count > 1:
+        return predict_pipeline(forward, rows, plan, machine, sizes, calls, loops)
     parts, members = share_work(forward, rows, plan), plan.token_ways
     ranks = [*zip(parts, machine.first(plan.world_size).speeds, strict=True)]
     groups = [ranks[start : start + members] for start in range(0, len(ranks), members)]
@@ -154,11 +195,85 @@ def predict(
     busy, own_rows = estimate_busy(forward, plan, slowest), slowest[0][0].rows
     computing = busy.seconds
     waiting = estimate_exchange(forward, plan, own_rows, busy, machine)
+    waiting += estimate_ends(forward, plan, own_rows, machine)
     waiting += estimate_collect(forward, rows - parts[0].rows, machine)
     if sizes and plan.weights in (SHARED, HOST):
         waiting += max(0.0, sizes.count_fetched_bytes(plan) / machine.links.of(plan.weights) - computing - waiting)
     kept = max(sizes.count_kept_bytes(plan)) if sizes else forward.weights
-    return Prediction(plan, computing, waiting, kept + count_working_bytes(forward, rows, plan))
+    return Prediction(plan, computing, waiting, kept + count_working_bytes(forward, rows, plan), loops=loops)
+
+
+def predict_pipeline(
+    forward: ForwardCost,
+    rows: int,
+    plan: ParallelPlan,
+    machine: Machine,
+    sizes: WeightSizes | None,
+    calls: int,
+    loops: bool,
+) -> Prediction:
+    """Predicts a plan with stages or patches, see `predict`. The time in which a stage waits for others to compute
+    counts as computing."""
+    parts, members = share_work(forward, rows, plan), plan.token_ways * plan.pipefusion
+    ranks = [*zip(parts, machine.first(plan.world_size).speeds, strict=True)]
+    groups = [ranks[start : start + members] for start in range(0, len(ranks), members)]
+    found = [
+        time_group(forward, rows, plan, machine, sizes, calls, loops, group) for group in groups if group[0][0].rows
+    ]
+    computing, seconds, whole = max(found, key=lambda each: each[1])
+    collected = 0.0 if loops else estimate_collect(forward, rows - parts[0].rows, machine)
+    if plan.pipefusion > 1 and not loops:
+        collected += machine.send.seconds(forward.prediction * rows, 1)
+    if sizes and plan.weights in (SHARED, HOST):
+        fetched = sizes.count_fetched_bytes(plan) * plan.patch_count * calls / machine.links.of(plan.weights)
+        seconds += max(0.0, fetched - seconds)
+    kept = max(sizes.count_kept_bytes(plan)) if sizes else forward.weights / plan.pipefusion
+    kept += count_stale_bytes(forward, parts[0].rows, plan, sizes) + count_working_bytes(forward, rows, plan)
+    is_stale = plan.patch_count > 1
+    return Prediction(
+        plan, computing, seconds - computing + collected, kept, True, is_stale * (whole + collected), loops
+    )
+
+
+def time_group(
+    forward: ForwardCost,
+    rows: int,
+    plan: ParallelPlan,
+    machine: Machine,
+    sizes: WeightSizes | None,
+    calls: int,
+    loops: bool,
+    ranks: Sequence[tuple[RankShare, Speed]],
+) -> tuple[float, float, float]:
+    """Returns the seconds of a batch group's step if nothing were sent, those of the step, and those of a step that
+    runs whole."""
+    own_rows, ways = ranks[0][0].rows, plan.token_ways
+    forwards = max(1, round(calls * own_rows / rows))
+    each_rows = own_rows / forwards
+    stages = [ranks[start : start + ways] for start in range(0, len(ranks), ways)]
+    shares = share_blocks(plan, sizes)
+
+    def estimate(part: ForwardCost, stage: int) -> tuple[float, float]:
+        own = [(share._replace(rows=each_rows), speed) for share, speed in stages[stage]]
+        busy = estimate_busy(part, plan, own)
+        exposed = estimate_exchange(part, plan, each_rows, busy, machine, forward.activation)
+        if stage == plan.pipefusion - 1:
+            exposed += estimate_ends(part, plan, each_rows, machine)
+            if loops and len(ranks) < plan.world_size:  # cond and uncond are on other ranks
+                others = plan.ways(BATCH_AXES) - 1
+                exposed += machine.all_gather.seconds(forward.prediction * each_rows * others, 1)
+        return busy.seconds, exposed
+
+    def run(turns: list[Turn], loops: bool) -> tuple[float, float]:
+        busy, seconds = time_turns(forward, plan, turns, shares, estimate)
+        messages = [machine.send.seconds(forward.activation * each.tokens * each_rows / ways, 1) for each in turns]
+        latents = forward.prediction / forward.itemsize * LATENT_BYTES * own_rows / plan.patch_count
+        times = PipelineTimes(seconds, messages, machine.send.seconds(latents, 1) if loops else 0.0)
+        return run_pipeline(without_links(times, busy), turns, loops), run_pipeline(times, turns, loops)
+
+    _, whole = run([Turn(1.0)] * forwards, False)
+    turns = list_turns(plan, forward.text, forwards)
+    return (*run(turns, loops and plan.patch_count > 1), whole)
 
 
 def count_working_bytes(forward: ForwardCost, rows: int, plan: ParallelPlan) -> float:
@@ -182,7 +297,7 @@ def share_work(forward: ForwardCost, rows: int, plan: ParallelPlan) -> list[Rank
         own_rows = (split_sizes(rows, by_batch) if by_batch else shard_sizes(rows, ways))[places["batch"]]
         start, stop = fraction(places["sequence"], plan.token_ways, by_tokens)
         heads = len(own_heads(forward.heads, plan, places)) / forward.heads
-        ring = tuple(places[axis] for axis in ("batch", "ring"))
+        ring = tuple(places[axis] for axis in ("batch", "pipefusion", "ring"))
         queries[ring] += stop - start
         found.append((own_rows, stop - start, ring, heads))
     return [RankShare(own_rows, tokens, queries[ring], heads) for own_rows, tokens, ring, heads in found]
@@ -246,7 +361,7 @@ def count_band_operations(forward: ForwardCost, plan: ParallelPlan) -> float:
     return BORDER_OPERATIONS * forward.bands.convolutions + NORM_OPERATIONS * forward.bands.group_norms
 
 
-def estimate_bands(forward: ForwardCost, plan: ParallelPlan, rows: int, machine: Machine) -> float:
+def estimate_bands(forward: ForwardCost, plan: ParallelPlan, rows: float, machine: Machine) -> float:
     """Returns the time of the exchanges of border rows and statistics. Next to none of it is hidden."""
     bands, others = forward.bands, plan.token_ways - 1
     if bands is None or not others:
@@ -264,19 +379,20 @@ def estimate_attention(cost: Cost, speed: Speed) -> float:
     return cost.attention / speed.attention + cost.scores / speed.scores
 
 
-def estimate_exchange(forward: ForwardCost, plan: ParallelPlan, rows: int, busy: Busy, machine: Machine) -> float:
-    """Returns the exposed time of a step's exchanges in the model, and of gathering the result after it. rows: of the
-    batch group with the most rows. busy: of the whole step."""
-    all_tokens, exposed, beside = forward.activation * rows, 0.0, busy.overlap / forward.count
-    if coding := CODINGS.get(plan.exchange_dtype):
-        all_tokens *= coding.sent / forward.itemsize
+def estimate_exchange(
+    forward: ForwardCost, plan: ParallelPlan, rows: float, busy: Busy, machine: Machine, kept: float | None = None
+) -> float:
+    """Returns the exposed time of a step's exchanges in the model. rows: of the batch group with the most rows. busy:
+    of the whole step. kept: A of the tokens whose keys go round a ring, if they are more than those that run."""
+    exposed, beside, coding = 0.0, busy.overlap / forward.count, CODINGS.get(plan.exchange_dtype)
+    travels = coding.sent / forward.itemsize if coding else 1.0
     for axis, exchange in EXCHANGES.items():
         if (degree := getattr(plan, axis)) == 1:
             continue
         link = getattr(machine, exchange.link)
-        needed = link.seconds(
-            exchange.sent(all_tokens * degree / plan.token_ways, degree, forward.kv), exchange.times(degree)
-        )
+        all_tokens = (kept if kept and axis == "ring" else forward.activation) * rows
+        sent = exchange.sent(all_tokens * degree / plan.token_ways, degree, forward.kv) * travels
+        needed = link.seconds(sent, exchange.times(degree))
         meanwhile = busy.attending / forward.count * exchange.during(degree)
         left = needed - min(needed * exchange.covered, meanwhile)
         exposed += left
@@ -284,11 +400,15 @@ def estimate_exchange(forward: ForwardCost, plan: ParallelPlan, rows: int, busy:
             first = max(0.0, left - needed * exchange.last) / exchange.waits(degree)
             exposed -= forward.parallel * min(first, beside / forward.parallel)
             beside = 0.0  # the MLP is computed once
+    return exposed * forward.count + estimate_bands(forward, plan, rows, machine)
+
+
+def estimate_ends(forward: ForwardCost, plan: ParallelPlan, rows: float, machine: Machine) -> float:
+    """Returns the time for the ranks that share tokens to gather the result."""
     tokens = plan.token_ways
-    ends = machine.all_gather.seconds(forward.prediction * rows * (tokens - 1) / tokens, 1) if tokens > 1 else 0.0
-    return exposed * forward.count + ends + estimate_bands(forward, plan, rows, machine)
+    return machine.all_gather.seconds(forward.prediction * rows * (tokens - 1) / tokens, 1) if tokens > 1 else 0.0
 
 
-def estimate_collect(forward: ForwardCost, others: int, machine: Machine) -> float:
+def estimate_collect(forward: ForwardCost, others: float, machine: Machine) -> float:
     """Returns the time for rank 0 to receive the other batch groups' results, `others` rows in all."""
     return machine.send.seconds(forward.prediction * others, 1) if others else 0.0

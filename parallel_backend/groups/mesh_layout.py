@@ -173,7 +173,8 @@ def stage_rule(plan: ParallelPlan) -> tuple[bool, tuple[float, ...]]:
 def stages_of(plan: ParallelPlan, sizes: Sequence[int]) -> list[range]:
     """Returns the blocks of each pipeline stage of a plan. sizes: the bytes of each block, in order.
 
-    By time, all blocks count alike: two-stream blocks have twice the bytes, but compute the same number of tokens.
+    By time, all blocks count alike: two-stream blocks have twice the bytes, but compute the same number of tokens, each
+    with one stream's weights.
     """
     by_time, shares = stage_rule(plan)
     return stage_ranges([1] * len(sizes) if by_time else sizes, plan.pipefusion, shares)

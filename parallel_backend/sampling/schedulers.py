@@ -192,14 +192,25 @@ WHOLE_IMAGE_OPTIONS = MappingProxyType(
 )
 
 
+def explain_whole_steps(name: str, config: Mapping[str, Any], default: Mapping[str, Any]) -> str:
+    """Says why the scheduler that `build_scheduler` would build cannot run patch by patch; empty if it can."""
+    config = dict(config or default)
+    class_name = SCHEDULERS[name].class_name or config.get("_class_name") or default["_class_name"]
+    reason = why_not_patchwise(class_name, config)
+    return f"{class_name} cannot run patch by patch: {reason}" if reason else ""
+
+
+def why_not_patchwise(class_name: str, config: Mapping[str, Any]) -> str | None:
+    """Returns why a scheduler of this class and config cannot run patch by patch; None if it can."""
+    reason = PATCHWISE.get(class_name, "this version of the engine does not know it")
+    reasons = [why for option, why in WHOLE_IMAGE_OPTIONS.items() if config.get(option)]
+    return reason or next(iter(reasons), None)
+
+
 def check_patchwise(scheduler: Any) -> None:
     """Raises PlanError if a diffusers scheduler cannot run patch by patch. Says why, and what to use."""
     class_name, config = type(scheduler).__name__, scheduler.config
-    unknown = "this version of the engine does not know it"
-    reason = PATCHWISE.get(class_name, unknown)
-    if reason is None:
-        reasons = [why for option, why in WHOLE_IMAGE_OPTIONS.items() if config.get(option)]
-        reason = reasons[0] if reasons else None
+    reason = why_not_patchwise(class_name, config)
     if reason is None:
         return
     kind = kind_of({**config, "_class_name": class_name})

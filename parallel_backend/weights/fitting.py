@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..plan import AUTO, HOST, SHARED, WHOLE, ParallelPlan
+from ..plan import AUTO, HOST, MEMORY, SHARED, WHOLE, ParallelPlan
 from .sizes import FETCHED, WeightSizes, fetched_places
 
 GB = 1e9
@@ -41,6 +41,18 @@ class WeightRoom:
     host: int
 
 
+def fit_stages(plan: ParallelPlan, sizes: WeightSizes, room: WeightRoom) -> ParallelPlan:
+    """Returns the plan with its stages balanced by memory, if what they keep does not fit when balanced by time. A
+    requested balance stays as it is, and stages that share by speed are always balanced by time.
+
+    The largest stage by time may keep more than the others: a block of two streams takes as long as one of one stream,
+    and has twice the bytes.
+    """
+    if plan.pipefusion == 1 or plan.balance != AUTO or plan.speeds or not sizes.blocks:
+        return plan
+    return plan if max(sizes.count_kept_bytes(plan)) <= room.device else replace(plan, balance=MEMORY)
+
+
 def fit_weights(plan: ParallelPlan, sizes: WeightSizes, room: WeightRoom, links: Links = ASSUMED) -> ParallelPlan:
     """Returns the plan with its weights decided.
 
@@ -58,7 +70,7 @@ def fit_weights(plan: ParallelPlan, sizes: WeightSizes, room: WeightRoom, links:
     fitting = [found for found in fewest if found]
     if fitting:
         return min(fitting, key=lambda found: estimate_fetch_seconds(found, sizes, links))
-    every = max(map(len, sizes.by_stage(plan)))  # as a number, so that stages stay as they are, see `stages_by_time`
+    every = max(map(len, sizes.by_stage(plan)))
     most = [whole, *(replace(plan, weights=way, weight_blocks=every) for way in ways)]
     return min(
         (each for each in most if count_host_bytes(each, sizes) <= room.host),

@@ -87,22 +87,22 @@ def test_the_node_shows_its_mesh_and_marks_what_is_wrong(renderer: str, shared_e
     assert not page.evaluate(STROKE) and page.evaluate(OUTLINED) == []
 
 
-def test_auto_shows_its_mode_alone_and_manual_what_it_has(renderer: str, shared_editor: Editor) -> None:
+def test_auto_shows_what_it_looks_at_and_manual_what_it_has(renderer: str, shared_editor: Editor) -> None:
     page = shared_editor.page
     saved = template("demo")
     prompt = shared_editor.prompt(saved)
     content = page.locator(".paralleldit-plan-content:not(:empty)")
     expect(content).to_contain_text("Guidance is split first")
-    assert page.evaluate(SEEN) == ["mode"]
+    assert page.evaluate(SEEN) == ["mode", "lossy", "compare"]
     rows = page.locator('[data-node-id="1"] [data-testid="widget-layout-field-label"]')
-    expect(rows).to_have_count(1 if renderer == "vue" else 0)
+    expect(rows).to_have_count(3 if renderer == "vue" else 0)
     expect(content).to_contain_text("Predicted to be fastest")
     short = page.evaluate(HEIGHT)
     shared_editor.screenshot(f"plan-auto-{renderer}")
     shared_editor.set_widgets("ParallelDiT_Plan", mode="manual", ulysses=2)
     expect(content).to_contain_text("2 ranks · ulysses=2")
-    assert page.evaluate(SEEN) == ["mode", "dp", "cfg", "ring", "ulysses", "pipefusion", "weights"]
-    expect(rows).to_have_count(7 if renderer == "vue" else 0)
+    assert page.evaluate(SEEN) == ["mode", "dp", "cfg", "ring", "ulysses", "pipefusion", "weights", "compare"]
+    expect(rows).to_have_count(8 if renderer == "vue" else 0)
     shared_editor.screenshot(f"plan-manual-{renderer}")
     if renderer == "canvas":
         assert page.evaluate(HAS_ADVANCED)
@@ -111,7 +111,7 @@ def test_auto_shows_its_mode_alone_and_manual_what_it_has(renderer: str, shared_
         page.evaluate(TOGGLE_ADVANCED)
     shared_editor.set_widgets("ParallelDiT_Plan", mode="auto", ulysses=1)
     expect(content).to_contain_text("Guidance is split first")
-    assert page.evaluate(SEEN) == ["mode"]
+    assert page.evaluate(SEEN) == ["mode", "lossy", "compare"]
     if renderer == "canvas":
         page.wait_for_function(f"() => Math.abs(({HEIGHT})() - {short}) <= 2", timeout=60_000)
         assert not page.evaluate(HAS_ADVANCED)

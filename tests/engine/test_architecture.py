@@ -62,7 +62,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("workers", "plan_words"),
         ("costs", "inside"),
         ("model",),
-        ("class_label", "comparison", "parallel_plan", "remote_vae"),
+        ("class_label", "compared_pictures", "parallel_plan", "remote_vae"),
         ("load_model", "parallel_sampler", "parallel_vae"),
         ("load_checkpoint",),
         ("routes",),

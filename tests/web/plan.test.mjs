@@ -239,7 +239,7 @@ test('the best plans are listed with their seconds and bytes, and how these are 
     told(best[0], { one_device: { ...one_device, fits: false } }).step,
     /one device does not have enough memory/
   )
-  assert.match(told(null, {}).step, /No time estimate for PipeFusion/)
+  assert.match(told(null, {}).step, /No time estimate for sparse attention/)
 })
 
 test('a known model without a prediction shows the reason', () => {

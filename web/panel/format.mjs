@@ -10,6 +10,7 @@ const NO_AXES = [
   'compile',
   'exchange_dtype',
   'sparse',
+  'balance',
   'weights',
   'weight_blocks',
   'speeds'
@@ -105,6 +106,7 @@ export function describePlan(plan, t) {
   const parts = axes.map((axis) => `${axis}=${plan[axis]}`)
   const patches = plan.patches || plan.pipefusion || 1
   if (patches > 1) parts.push(t('panel.planPatches', { patches, steps: plan.sync_steps }))
+  if (plan.pipefusion > 1 && plan.balance === 'memory') parts.push(t('panel.planByMemory'))
   if (plan.attention && plan.attention !== 'auto') parts.push(t('panel.planAttention', { name: plan.attention }))
   if (plan.weights && plan.weights !== 'auto') {
     const key = plan.weight_blocks ? 'panel.planWeightsOf' : 'panel.planWeights'

@@ -64,12 +64,13 @@ class RunRow {
     this.outcome = element('span', { class: 'paralleldit-outcome' }, this.icon, this.word)
     this.about = element('p', { class: 'paralleldit-quiet' })
     this.reason = element('p', { class: 'paralleldit-quiet', 'data-testid': 'paralleldit-reason' })
+    this.comparison = element('p', { class: 'paralleldit-quiet', 'data-testid': 'paralleldit-compared' })
     this.numbers = element('span')
     this.factor = element('p', { class: 'paralleldit-factor', 'data-testid': 'paralleldit-factor' })
     this.share = element('span', { class: 'paralleldit-key paralleldit-communication' })
     this.timeline = new Timeline(t)
     const line = element('div', { class: 'paralleldit-line' }, this.model, this.outcome)
-    this.element = element('li', { 'data-testid': 'paralleldit-run' }, line, this.about, this.reason)
+    this.element = element('li', { 'data-testid': 'paralleldit-run' }, line, this.about, this.reason, this.comparison)
     const counted = element('p', { class: 'paralleldit-numbers' }, this.numbers, this.share)
     this.element.append(this.factor, this.timeline.element, counted)
   }
@@ -88,6 +89,8 @@ class RunRow {
     setText(this.about, [t(`panel.operation.${run.operation}`), how, time].join(' · '))
     setText(this.reason, run.reason)
     setShown(this.reason, run.reason)
+    setText(this.comparison, run.comparison)
+    setShown(this.comparison, run.comparison)
     setAttribute(this.about, 'title', describeNode(run, began))
     this.showNumbers(run, summarizeSteps(run.steps))
   }

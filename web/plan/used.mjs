@@ -1,8 +1,11 @@
-// In auto mode a Parallel Plan node shows only its mode. The other widgets are hidden and keep their values.
+// In auto mode a Parallel Plan node shows only its mode and what auto looks at. The other widgets are hidden and keep
+// their values.
 
 import { isAuto } from './graph.mjs'
 import { setHidden } from './size.mjs'
 
+const OF_AUTO = ['lossy']
+const OF_BOTH = ['mode', 'compare']
 const advancedWidgets = new WeakSet() // widgets that are advanced when shown
 
 /**
@@ -12,9 +15,10 @@ const advancedWidgets = new WeakSet() // widgets that are advanced when shown
 export function showUsedWidgets(node) {
   const auto = isAuto(node)
   const isLinked = ({ name }) => node.inputs?.some((input) => input.widget?.name === name && input.link != null)
-  const isUnused = (widget) => (auto ? !isLinked(widget) : isFolded(node, widget))
-  const others = node.widgets.filter(({ name, serialize }) => name !== 'mode' && serialize !== false)
-  for (const widget of others) setAdvanced(widget, auto && !isLinked(widget))
+  const isOther = (widget) => !isLinked(widget) && OF_AUTO.includes(widget.name) !== auto
+  const isUnused = (widget) => isOther(widget) || (!auto && isFolded(node, widget))
+  const others = node.widgets.filter(({ name, serialize }) => !OF_BOTH.includes(name) && serialize !== false)
+  for (const widget of others) setAdvanced(widget, isOther(widget))
   for (const hidden of [true, false]) {
     const turned = others.filter((widget) => isUnused(widget) === hidden && Boolean(widget.hidden) !== hidden)
     if (turned.length) setHidden(node, turned, hidden)

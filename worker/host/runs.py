@@ -46,7 +46,7 @@ class RunRecord:
     the steps since the prediction. alone: the seconds of such a step on one device, predicted or as it ran
     (is_alone_run); None if the run itself is on one device. size: the size of its first step; only runs of equal size
     are compared. reason: why it is less parallel than asked, in words. is_stock: ComfyUI's own model runs it, in
-    ComfyUI's process.
+    ComfyUI's process. comparison: with the exact run, in words.
     """
 
     id: int
@@ -71,6 +71,7 @@ class RunRecord:
     seconds: float | None = None
     reason: str = ""
     is_stock: bool = False
+    comparison: str = ""
     ended: Explanation | None = None  # why its group has ended; then the run makes no more requests
 
     def to_json(self) -> dict[str, Any]:
@@ -94,7 +95,7 @@ class Runs:
         return next((run for run in list(self.kept) if run.state == "running"), None)
 
     @contextlib.contextmanager
-    def run(self, node: str | None, model: str, plan: RunPlan | None, model_class: str = "") -> Iterator[None]:
+    def run(self, node: str | None, model: str, plan: RunPlan | None, model_class: str = "") -> Iterator[RunRecord]:
         """While entered, steps belong to one run. node: the id of ComfyUI's node that samples. plan: None while it is
         not known, see `planned`."""
         plans = [plan] if plan else []
@@ -102,7 +103,7 @@ class Runs:
         self.kept.appendleft(run)
         self.changed.set()
         try:
-            yield
+            yield run
         except Exception:
             run.state = "failed"
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import diffusers
@@ -236,7 +237,7 @@ def test_a_plan_that_leaves_ranks_waiting_from_the_first_lasts_for_its_sampling(
     """One device is the faster; what is learnt of steps meanwhile is for the next sampling."""
     alone, shared = ParallelPlan(dp=2), ParallelPlan(ulysses=2)
     best = [alone]
-    run = PlanOfRun(lambda _work: (best[0], ()))
+    run = PlanOfRun(lambda _work: SimpleNamespace(plan=best[0]))
     run.begin()
     run.follow(Work())
     best[0] = shared

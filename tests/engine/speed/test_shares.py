@@ -112,23 +112,23 @@ def test_a_place_is_as_fast_as_all_behind_it() -> None:
     assert [part.rows for part in rank_parts(plan)][3:5] == [(0, 10 / 37), (10 / 37, 1)]
 
 
-def test_stages_go_by_time_where_speeds_are_given_or_no_stage_holds_its_blocks() -> None:
+def test_stages_take_as_long_as_each_other_unless_memory_is_to_be_even() -> None:
     """Flux's first 19 blocks have 2.4 times the bytes of the others, and take as long."""
     blocks = [36] * 19 + [15] * 38
     lengths = {
         plan: [len(stage) for stage in stages_of(plan, blocks)]
         for plan in (
             ParallelPlan(pipefusion=2),
-            ParallelPlan(pipefusion=2, weights="host"),
+            ParallelPlan(pipefusion=2, balance="memory"),
             ParallelPlan(pipefusion=2, weights="host", weight_blocks=4),
             ParallelPlan(pipefusion=2, speeds=(2, 1)),
         )
     }
-    assert [*lengths.values()] == [[17, 40], [28, 29], [17, 40], [38, 19]]
-    whole, host, some, unlike = lengths
-    assert same_weights(whole, replace(some, ring=1))
-    assert not same_weights(whole, host)
-    assert not same_weights(host, unlike)
+    assert [*lengths.values()] == [[28, 29], [17, 40], [28, 29], [38, 19]]
+    by_time, by_memory, host, unlike = lengths
+    assert same_weights(by_time, replace(host, patches=3))
+    assert not same_weights(by_time, by_memory)
+    assert not same_weights(by_time, unlike)
     assert same_weights(unlike, ParallelPlan(pipefusion=2, speeds=(1, 0.5)))
     assert same_weights(ParallelPlan(ulysses=2), ParallelPlan(ulysses=2, speeds=(2, 1)))
 

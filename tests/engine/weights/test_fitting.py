@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from parallel_backend.errors import PlanError
-from parallel_backend.plan import AUTO, HOST, SHARED, WHOLE, ParallelPlan
+from parallel_backend.plan import AUTO, HOST, MEMORY, SHARED, TIME, WHOLE, ParallelPlan
 from parallel_backend.weights.fitting import (
     ASSUMED,
     Links,
@@ -16,6 +16,7 @@ from parallel_backend.weights.fitting import (
     count_host_bytes,
     estimate_fetch_seconds,
     fit_fewest_blocks,
+    fit_stages,
     fit_weights,
 )
 from parallel_backend.weights.sizes import BUFFERS, WeightSizes, fetched_places
@@ -131,3 +132,16 @@ def test_a_forward_fetches_what_a_rank_does_not_keep() -> None:
     assert EVEN.count_fetched_bytes(four) == EVEN.count_fetched_bytes(replace(four, weights=WHOLE)) == 0
     plan = replace(four, weights=HOST, weight_blocks=10)
     assert estimate_fetch_seconds(plan, EVEN, ASSUMED) == pytest.approx(10 * GB / 4 / ASSUMED.host)
+
+
+def test_stages_are_balanced_by_memory_only_where_those_of_equal_time_do_not_fit() -> None:
+    """Of Flux's two stages of equal time, the first has 19 blocks of two streams, and keeps 65 % of the bytes."""
+    staged = ParallelPlan(pipefusion=2)
+    by_memory = replace(staged, balance=MEMORY)
+    needed = [max(FLUX.count_kept_bytes(each)) for each in (staged, by_memory)]
+    assert needed[0] > 1.2 * needed[1]
+    assert fit_stages(staged, FLUX, WeightRoom(needed[0], PLENTY)) == staged
+    assert fit_stages(staged, FLUX, WeightRoom(needed[0] - 1, PLENTY)) == by_memory
+    for own_way in (replace(staged, balance=TIME), replace(staged, speeds=(2, 1)), replace(staged, weights=HOST), TWO):
+        assert fit_stages(own_way, FLUX, WeightRoom(needed[1], PLENTY)) == own_way
+    assert str(by_memory) == "pipefusion=2 × 2 patches, 1 sync × stages by memory"

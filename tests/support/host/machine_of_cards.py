@@ -53,7 +53,7 @@ def planned(kind: str, cards: list[SimpleNamespace], settings: dict[str, str]) -
     machine.devices_of_ranks.cache_clear()
     try:
         devices = machine.devices_of_ranks(group.device_count())
-        answer = route.answer(route.Question(None, []))
+        answer = route.answer(route.Question("auto", {}, []))
         guided = plans.Work(2, has_branches=True)
         noted = plans.choose_plan(guided, costs)
     except group.SettingsError as error:

@@ -1,5 +1,5 @@
-"""What was measured of a machine whose links cost nothing, so that an automatic plan shares whatever can be shared, on
-every machine that tests run on."""
+"""What was measured of machines that are not there, so that an automatic plan is the same on every machine that tests
+run on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from parallel_backend.costs.machine import CORES, Link, Machine
+from parallel_backend.costs.machine import CORES, Link, Machine, Speed
 from parallel_backend.weights.loading import DTYPES
 from worker.host.measured import MeasuredFile, cpu_name
 
@@ -19,15 +19,30 @@ RANKS = (2, 3, 4, 8)
 FREE = Link(1e15, 1e-12)
 
 
+# On these, sharing a picture's tokens takes longer than one device, and PipeFusion does not.
+SLOW_LINK, SLOW_CORES = Link(1e5, 0.02), Speed("", 1e8, 1e8, 1e12, 1e-9, 1e12, 1e12)
+
+
 @functools.cache
 def quick_machine() -> str:
-    """A folder with its figures, for the setting `measured`."""
-    folder = Path(tempfile.mkdtemp(prefix="quick-machine-"))
+    """A folder, for the setting `measured`, with the figures of a machine whose links cost nothing. There auto shares
+    whatever can be shared."""
+    return write_machine(CORES, FREE)
+
+
+@functools.cache
+def slow_machine() -> str:
+    """The same of a machine whose links are too slow for exact plans."""
+    return write_machine(SLOW_CORES, SLOW_LINK)
+
+
+def write_machine(speed: Speed, link: Link) -> str:
+    folder = Path(tempfile.mkdtemp(prefix="pretended-machine-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for ranks in RANKS:
         for dtype in DTYPES:
-            speeds = (replace(CORES, name=cpu_name()),) * ranks
+            speeds = (replace(speed, name=cpu_name()),) * ranks
             kept = MeasuredFile(folder, [cpu_name()] * ranks, dtype)
-            kept.keep(Machine(speeds, FREE, FREE, FREE).to_json())
+            kept.keep(Machine(speeds, link, link, link).to_json())
             kept.path.write_text(json.dumps({**json.loads(kept.path.read_text()), "fixed": True}))
     return str(folder)
