@@ -283,9 +283,8 @@ class RemoteModule(PlannedModule):
                 self.choose_kernel(options[0])
                 self.explain_compilation()
                 given[0] = (calls[0].args, self.add_objects(calls[0].kwargs))
-                found = self.group.call(
-                    given, check_interrupt, on_state=self.sampling.inside.absorb, on_whole=self.explain_whole_step
-                )
+                absorb = self.sampling.inside.absorb
+                found = self.group.call(given, check_interrupt, on_state=absorb, on_whole=self.explain_whole_step)
                 self.learn_steps()
                 return found
         except OutOfMemory:

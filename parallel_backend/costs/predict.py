@@ -25,11 +25,12 @@ from ..groups.mesh_layout import (
     shard_sizes,
     split_sizes,
 )
-from ..plan import EXCHANGE_BLOCK, EXCHANGE_PARTS, FP8, HOST, INT4, INT8, SHARED, ParallelPlan
+from ..plan import EXCHANGE_PARTS, HOST, INT4, SHARED, ParallelPlan
 from ..weights.sizes import WeightSizes
 from .forward import Cost, ForwardCost
 from .machine import Machine, Speed
 from .memory import rank_bytes
+from .overhead import CODINGS, count_band_operations, count_coding, count_copied_bytes, count_merged_bytes
 from .pipeline import (
     LATENT_BYTES,
     PipelineTimes,
@@ -42,27 +43,6 @@ from .pipeline import (
     without_links,
 )
 
-# Under ring, each part of the keys gives a result in fp32, which is merged with the result so far. These are the bytes
-# read and written for it, in multiples of A.
-MERGED = 6
-SCALE_BYTES = 2 / EXCHANGE_BLOCK  # of a number in a lossy exchange
-
-
-class Coding(NamedTuple):
-    """What a lossy exchange costs for each number: bytes sent; and how often it is read or written to encode and to
-    decode it, besides its byte. And the operations for each tensor (`seams/exchange/formats.py`, `differences.py`)."""
-
-    sent: float
-    encoded: int
-    decoded: int
-    encode_operations: int
-    decode_operations: int
-
-
-BYTES = Coding(1 + SCALE_BYTES, 8, 1, 9, 3)
-CODINGS = {INT8: BYTES, FP8: BYTES, INT4: Coding(1 / 2 + SCALE_BYTES, 22, 8, 24, 8)}
-# The operations that bands of rows add to a padded convolution and to a group norm, see `seams/bands`.
-BORDER_OPERATIONS, NORM_OPERATIONS = 12, 32
 # Ranks share by speed if the slowest is slower than the fastest by this factor. It is larger for devices of one name:
 # those are alike, and only seem to differ if something else ran while they were measured.
 UNLIKE, UNLIKE_OF_A_NAME = 1.1, 1.5
@@ -328,37 +308,6 @@ def compare_speeds(forward: ForwardCost, machine: Machine) -> tuple[float, ...]:
     if max(seconds) < unlike * min(seconds):
         return ()
     return tuple(round(min(seconds) / each, 2) for each in seconds)
-
-
-def count_merged_bytes(forward: ForwardCost, plan: ParallelPlan) -> float:
-    return forward.count * MERGED * forward.activation / plan.ulysses if plan.ring > 1 else 0.0
-
-
-def count_coding(forward: ForwardCost, plan: ParallelPlan) -> Cost:
-    """Returns the cost of encoding and decoding what a rank exchanges in a forward of one row."""
-    coding = CODINGS.get(plan.exchange_dtype)
-    if coding is None or plan.token_ways == 1:
-        return Cost()
-    own, kv = forward.activation / plan.token_ways, 2 * forward.kv
-    results, parts = (2, EXCHANGE_PARTS) if plan.ulysses > 1 else (0, 1)
-    encoded, decoded = own * (results + kv), own * (results + kv * plan.ring)
-    moved = encoded * (coding.encoded + 1 / forward.itemsize) + decoded * (coding.decoded + 1 / forward.itemsize)
-    encodings, decodings = 2 + results // 2 * (1 + parts), (results + 2 * plan.ring) * parts
-    operations = encodings * coding.encode_operations + decodings * coding.decode_operations
-    return Cost(moved=moved * forward.count, operations=operations * forward.count)
-
-
-def count_copied_bytes(forward: ForwardCost, plan: ParallelPlan) -> float:
-    """Returns the bytes that Ulysses reads and writes to pack and unpack all tokens: queries, keys and values on their
-    way in, and the result twice on its way back."""
-    sent = 1 / forward.itemsize if plan.exchange_dtype in CODINGS else 1
-    return forward.count * (6 + 4 * forward.kv) * sent * forward.activation if plan.ulysses > 1 else 0.0
-
-
-def count_band_operations(forward: ForwardCost, plan: ParallelPlan) -> float:
-    if forward.bands is None or plan.token_ways == 1:
-        return 0.0
-    return BORDER_OPERATIONS * forward.bands.convolutions + NORM_OPERATIONS * forward.bands.group_norms
 
 
 def estimate_bands(forward: ForwardCost, plan: ParallelPlan, rows: float, machine: Machine) -> float:

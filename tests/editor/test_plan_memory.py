@@ -268,7 +268,9 @@ def test_a_step_is_told_beside_one_device_and_what_it_was_chosen_for(answers: di
     assert 1.5 < one["seconds"] / own["seconds"] <= 2
     assert not told["predicted"]["is_measured"] and not own["has_run"]
     assert said["for_guided"] == {"size": "1024 × 1024", "images": 4} and said["fastest_of"]["count"] == 3
-    assert answers["stages"]["predicted"]["plan"] is None and answers["stages"]["predicted"]["best"]
+    stages = answers["stages"]["predicted"]
+    assert stages["plan"]["plan"].startswith("pipefusion=2 × 2 patches") and stages["plan"]["seconds"] > 0
+    assert not any(each["values"]["pipefusion"] > 1 for each in stages["best"]), "auto has it only where it is allowed"
 
 
 def test_advice_can_be_followed_with_what_is_there(answers: dict) -> None:
