@@ -258,7 +258,7 @@ class Session:
             self.end(Explanation(silence, details=self.process.log_tail(0)))
             return
         except ConnectionError:
-            if not self.process.exited.wait(REPORT_SECONDS):
+            if not self._await_report():
                 self.end(Explanation("Rank 0 has closed its control channel."))
             return
         self.pids = status["pids"]

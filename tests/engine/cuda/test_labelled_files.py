@@ -55,6 +55,7 @@ UNASKED = {
     "worker.rank.memory.device_memory.own_bytes": "tells how much of the weights has been read",
     "worker.rank.memory.out_of_memory.count_devices": "is asked when memory lacks",
     "worker.host.client.WorkerGroup.device_bytes": ELSEWHERE,
+    "worker.launch.forks.fork_ranks": "forks ranks on a CPU alone: test_launch",
     "worker.host.client.WorkerGroup._park": ELSEWHERE,
 }
 
