@@ -187,7 +187,7 @@ def test_an_automatic_plan_follows_from_what_arrives(
 )
 def test_within_a_sampling_a_plan_goes_neither_to_nor_fro(works: list[Work], plans: list[str]) -> None:
     """It gives way once to one that leaves no rank idle; the next sampling decides anew."""
-    run = PlanOfRun(lambda work: (auto_plan(2, FLUX, work), None))
+    run = PlanOfRun(lambda work: SimpleNamespace(plan=auto_plan(2, FLUX, work)))
     found = [(run.follow(work), str(run.plan))[1] for work in works]
     assert found == plans
     run.begin()
@@ -196,7 +196,7 @@ def test_within_a_sampling_a_plan_goes_neither_to_nor_fro(works: list[Work], pla
 
 
 def test_a_plan_that_no_other_would_improve_stays() -> None:
-    run = PlanOfRun(lambda work: (auto_plan(2, UNKNOWN, work), None))
+    run = PlanOfRun(lambda work: SimpleNamespace(plan=auto_plan(2, UNKNOWN, work)))
     assert [run.follow(work) for work in (GUIDED, ALONE, ALONE, ALONE)] == [True, False, False, False]
 
 

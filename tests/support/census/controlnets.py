@@ -92,7 +92,7 @@ def looped(
             "model's own", schedule.config, schedule.default, schedule.linear_sigmas, row.steps, guidance=cfg,
             seed=SEED, timestep_scale=scale, cache=cache,
         )  # fmt: skip
-        found = node.run_sampler(model, positive, negative, census.latent(row), call, node.StepClock())
+        found = node.run_sampler(model, positive, negative, census.latent(row), node.LoopSampler(call))
         assert str(model.remote.plan) == asked
         return [found]
 

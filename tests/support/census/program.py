@@ -126,7 +126,8 @@ class Census(GivenNetworks):
     def auto(self, module: torch.nn.Module) -> Any:
         """Chooses among the plans of two ranks without predictions."""
         costs = importlib.import_module("pack.parallel_backend.costs.auto")
-        return costs.PlanOfRun(lambda work: (costs.list_model_plans(2, module, work)[0], ()))
+        words = importlib.import_module("pack.nodes.plan_words")
+        return costs.PlanOfRun(lambda work: words.ResolvedPlan(costs.list_model_plans(2, module, work)[0]))
 
     @cache  # noqa: B019
     def conditioning(self, name: str, which: str) -> list:
