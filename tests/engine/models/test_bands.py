@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from parallel_backend.costs.auto import Work, list_model_plans
 from parallel_backend.costs.forward import BandCost, Cost, ForwardCost, count_forward
 from parallel_backend.costs.machine import Link, Machine, Speed
-from parallel_backend.costs.predict import BORDER_OPERATIONS, NORM_OPERATIONS, predict
+from parallel_backend.costs.overhead import BORDER_OPERATIONS, NORM_OPERATIONS
+from parallel_backend.costs.predict import predict
 from parallel_backend.errors import PlanError, RequestError
 from parallel_backend.groups.mesh import Axis
 from parallel_backend.models.checks import changes_of, check_module
