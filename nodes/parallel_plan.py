@@ -174,17 +174,18 @@ def lossy_inputs() -> list[io.Input]:
             tooltip="Whether auto may use PipeFusion and an int8 exchange, which change the image a little, if they "
             "are predicted to be clearly faster than every exact plan. The node says so then. Used in auto mode.",
         ),
-        io.Combo.Input(
-            "compare",
-            options=[NEVER, ONCE],
-            default=NEVER,
-            optional=True,
-            tooltip="once: if the plan changes the image (PipeFusion, a lossy exchange, sparse attention, sage), the "
+        compare_input(
+            "once: if the plan changes the image (PipeFusion, a lossy exchange, sparse attention, sage), the "
             "first sampling also runs exactly. The sampler's node and the panel then say how much the latents differ, "
             "and how long a step takes either way. Later samplings with the same setting say the same. Works with "
             "every sampler.",
         ),
     ]
+
+
+def compare_input(tooltip: str) -> io.Input:
+    """Returns the input that compares a lossy setting with the exact one."""
+    return io.Combo.Input("compare", options=[NEVER, ONCE], default=NEVER, optional=True, tooltip=tooltip)
 
 
 def parse_speeds(words: int | str) -> tuple[float, ...]:

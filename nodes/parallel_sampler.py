@@ -22,7 +22,7 @@ from ..worker.wire.sampler_call import SamplerCall
 from .compared_pictures import decode_pictures
 from .model.loop_mode import LoopSampler, require_remote_module
 from .model.own_schedule import choose_schedule
-from .parallel_plan import NEVER, ONCE
+from .parallel_plan import NEVER, ONCE, compare_input
 
 MAX_SEED = 0xFFFFFFFFFFFFFFFF
 CACHE = CacheSettings()  # the defaults of the cache inputs
@@ -179,12 +179,8 @@ class ParallelSampler(io.ComfyNode):
 def compare_inputs() -> list[io.Input]:
     """Returns the inputs that compare a lossy setting with the exact one."""
     return [
-        io.Combo.Input(
-            "compare",
-            options=[NEVER, ONCE],
-            default=NEVER,
-            optional=True,
-            tooltip="once: if PipeFusion, int8, fp8 or a cache makes it lossy, the first prompt also runs exactly. "
+        compare_input(
+            "once: if PipeFusion, int8, fp8 or a cache makes it lossy, the first prompt also runs exactly. "
             "The node shows both pictures, their difference and both times. Later prompts with the same setting show "
             "the same result. Parallel Plan's compare does the same for every sampler, without pictures.",
         ),

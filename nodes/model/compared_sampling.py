@@ -9,14 +9,16 @@ import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import comfy.model_management
 import comfy.samplers
 import comfy.utils
 import torch
 
+from ...parallel_backend.device import generators
 from ...parallel_backend.errors import PlanError
 from ...parallel_backend.plan import AUTO, LOSSY_ATTENTION, MODEL, OFF, ParallelPlan
 from ...worker.errors import RequestRefused
@@ -131,15 +133,14 @@ def find_exact_plan(stand_in: RemoteModule, steps: int) -> ParallelPlan:
     """Returns a plan that computes the exact image on the same number of ranks.
 
     An automatic plan knows its own. Else tokens are sent in the model's own dtype, and all attend to all by an exact
-    kernel.
-    If PipeFusion's patches make the plan lossy, the ranks share tokens instead of blocks. If the model does not allow
-    that, every step runs whole.
+    kernel. If PipeFusion's patches make the plan lossy, the ranks share tokens instead of blocks. If the model does not
+    allow that, every step runs whole.
     """
+    if stand_in.auto and stand_in.auto.choice.exact and stand_in.plan == stand_in.auto.plan:
+        return stand_in.auto.choice.exact
     plan = replace(stand_in.plan, exchange_dtype=MODEL, sparse=OFF)
     if plan.attention in LOSSY_ATTENTION:
         plan = replace(plan, attention=AUTO)
-    if stand_in.auto and stand_in.auto.choice.exact and stand_in.plan == stand_in.auto.plan:
-        return stand_in.auto.choice.exact
     if plan.patch_count == 1 or plan.sync_steps >= steps:
         return plan
     whole = replace(plan, pipefusion=1, patches=0, sync_steps=1, weights=AUTO, weight_blocks=0)
@@ -160,23 +161,35 @@ def use_plan(stand_in: RemoteModule, plan: ParallelPlan) -> Iterator[None]:
 
 
 class GuiderState:
-    """What a sampling changes of its guider and of the noise that it draws, as it is before."""
+    """What a sampling changes of its guider and of the noise that it draws, as it is before.
+
+    The random numbers are the CPU's and those of ComfyUI's own device. Other devices belong to the ranks.
+    """
 
     def __init__(self, guider: Guider) -> None:
         self.guider = guider
         self.conds = {name: [each.copy() for each in conds] for name, conds in guider.conds.items()}
-        self.generator = torch.get_rng_state()
+        self.generators = generators(comfy.model_management.get_torch_device())
+        self.states = self.random_states()
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
         """Samplings inside the context find everything as it was. After them, random numbers go on as before them."""
         conds, self.guider.conds = self.guider.conds, self.conds
-        with torch.random.fork_rng():
-            torch.set_rng_state(self.generator)
-            try:
-                yield
-            finally:
-                self.guider.conds = conds
+        states = self.random_states()
+        self.set_random(self.states)
+        try:
+            yield
+        finally:
+            self.guider.conds = conds
+            self.set_random(states)
+
+    def random_states(self) -> list[torch.Tensor]:
+        return [each.get_state() for each in self.generators]
+
+    def set_random(self, states: Sequence[torch.Tensor]) -> None:
+        for generator, state in zip(self.generators, states, strict=True):
+            generator.set_state(state)
 
 
 def show_progress() -> Callback:

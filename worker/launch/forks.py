@@ -99,7 +99,7 @@ def be_rank(reader: int, module: str) -> NoReturn:
         code = 0
     except SystemExit as stop:
         print(stop.code, file=sys.stderr)
-    except BaseException:
+    except BaseException:  # whatever it is, it ends this rank: the log tells it, and torchrun sees the exit code
         traceback.print_exc()
     finally:
         sys.stdout.flush()
