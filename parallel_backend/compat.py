@@ -58,6 +58,21 @@ def packet_of(operation: Any) -> Any:
 SOFTMAX = torch.ops.aten._softmax  # what torch.softmax runs. Since torch 1.0
 
 
+def writes_to_arguments(operation: Any) -> bool:
+    """Returns whether an operator, such as one of a package, says that it writes to what it is given. Since torch
+    1.12."""
+    schema = getattr(getattr(operation, "default", operation), "_schema", None)
+    return schema is not None and schema.is_mutable
+
+
+def allow_recompiles(times: int) -> contextlib.AbstractContextManager[None]:
+    """While entered, torch may compile a function so many times. Without this, eight times, and then a whole graph
+    raises. Since torch 2.7."""
+    from torch._dynamo import config
+
+    return config.patch(recompile_limit=times)
+
+
 @contextlib.contextmanager
 def unbound() -> Iterator[None]:
     """While entered, the default group is bound to no device. Since torch 2.2.

@@ -20,7 +20,7 @@ from .groups.collectives import gather_numbers
 from .groups.mesh import Axis, build_mesh, replica_axis
 from .models import adapter_for
 from .models.checks import check_module
-from .plan import OFF, ON, ParallelPlan
+from .plan import INT4, INT8, OFF, ON, ParallelPlan
 from .seams.batch import BatchSplit
 from .weights.folder import transformer_source
 from .weights.placement import WeightPlacement
@@ -53,32 +53,7 @@ def parallelize(pipeline: Any, plan: ParallelPlan) -> None:
             "Call unparallelize(pipeline) first for another plan.",
         )
     check_world(plan)
-    if plan.patch_count > 1 or plan.ways(STAGE_AXES) > 1:
-        raise PlanError(
-            f"The plan {plan} has PipeFusion, which carries state from step to step, and the pipeline's own loop "
-            "calls the transformer one step at a time.",
-            "Use load_transformer and Denoiser, or ulysses, ring, cfg or dp.",
-        )
-    if plan.weights in FETCHED:
-        raise PlanError(
-            f"weights={plan.weights} fetches weights block by block, and the pipeline has loaded all of them.",
-            "Use weights=auto or whole, or load_transformer and Denoiser.",
-            "weights",
-        )
-    if plan.compile == ON:
-        raise PlanError(
-            "compile=on compiles the blocks for a sampling, and the pipeline's own loop calls the transformer step by "
-            "step.",
-            "Use compile=off, or load_transformer and Denoiser.",
-            "compile",
-        )
-    if plan.sparse != OFF:
-        raise PlanError(
-            f"sparse={plan.sparse} counts the steps of a sampling, and the pipeline's own loop calls the transformer "
-            "step by step.",
-            f"Use sparse={OFF}, or load_transformer and Denoiser.",
-            "sparse",
-        )
+    check_own_loop(plan)
     for model in models:  # before any group exists
         adapter_for(type(model).__name__)  # raises for an unknown class
         check_module(plan, model)
@@ -88,6 +63,35 @@ def parallelize(pipeline: Any, plan: ParallelPlan) -> None:
         BatchSplit(model, transformer.adapter, mesh["batch"], transformer.slot, transformer.hooks)
         transformer.hooks.replace(model, ATTRIBUTE, transformer)
     share_random_state(mesh.device)
+
+
+def check_own_loop(plan: ParallelPlan) -> None:
+    """Raises PlanError for a plan that the pipeline's own loop cannot run. It calls the transformer step by step, and
+    its weights are loaded whole."""
+    whole_loop = "load_transformer and Denoiser"
+    if plan.patch_count > 1 or plan.ways(STAGE_AXES) > 1:
+        raise PlanError(
+            f"The plan {plan} has PipeFusion, which carries state from step to step, and the pipeline's own loop "
+            "calls the transformer one step at a time.",
+            f"Use {whole_loop}, or ulysses, ring, cfg or dp.",
+        )
+    for field, refused, reason, allowed in (
+        (
+            "weights",
+            plan.weights in FETCHED,
+            "fetches weights block by block, and the pipeline has loaded them all",
+            "auto",
+        ),
+        ("compile", plan.compile == ON, "compiles the blocks for a whole sampling", OFF),
+        ("sparse", plan.sparse != OFF, "counts the steps of a sampling", OFF),
+        ("exchange_dtype", plan.exchange_dtype == INT4, "sends differences to the step before", INT8),
+    ):
+        if refused:
+            raise PlanError(
+                f"{field}={getattr(plan, field)} {reason}. The pipeline's own loop calls the transformer step by step.",
+                f"Use {field}={allowed}, or {whole_loop}.",
+                field,
+            )
 
 
 def unparallelize(pipeline: Any) -> None:

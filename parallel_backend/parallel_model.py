@@ -20,7 +20,7 @@ from .groups.mesh import Axis, Mesh
 from .hooks import Hooks
 from .models.checks import check_module, patch_of, sizes_of
 from .models.spec import ALWAYS_WHOLE, spec_of
-from .plan import INT4, ParallelPlan
+from .plan import ParallelPlan
 from .seams.compiled import CompiledBlocks
 from .seams.forward import Forward
 from .seams.kernels.backends import Backend
@@ -68,7 +68,7 @@ class ParallelModel:
         own = {path: block for path, block in lists.items() if not isinstance(block, StandIn)}
         shared = self.spec.shared if self.spec else ()
         self.fetched = BlockPrefetcher(model, own, mesh.device, shared, dtypes, mesh.timeline)
-        self.compiled = CompiledBlocks(self.stage.blocks or [model], mesh.device)
+        self.compiled = CompiledBlocks(self.stage.blocks or [model], mesh.device, mesh.plan.token_ways > 1)
 
     def install(self, mesh: Mesh) -> None:
         """Applies a mesh's plan to a model that has none. Raises PlanError and leaves the model unchanged then."""
@@ -154,13 +154,13 @@ class ParallelModel:
         a step's calls with latents of these shapes (B, C, …). Neither the text's are counted, nor those of another kind
         of steps. It is equal on all ranks."""
         plan = self.mesh.plan
-        if (plan.patch_count == 1 and plan.exchange_dtype != INT4) or self.spec is None:
+        if (plan.patch_count == 1 and not plan.keeps_differences) or self.spec is None:
             return 0
         heads, head_dim, kv_heads = sizes_of(self.model, self.spec)
         blocks = max(map(len, self.sizes.by_stage(plan)))
         width = (kv_heads or heads) * head_dim * self.dtype.itemsize
         kept = 2  # keys and values
-        if plan.exchange_dtype == INT4:  # and queries and results, each where it is sent and where it arrives
+        if plan.keeps_differences:  # and queries and results, each where it is sent and where it arrives
             kept = 2 * (2 + 2 * heads / (kv_heads or heads))
         tokens = Counter[int]()
         for part in share_out([rows for rows, *_ in latents], self.mesh["batch"]):

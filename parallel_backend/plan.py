@@ -157,8 +157,14 @@ class ParallelPlan:
 
     @property
     def stages_by_time(self) -> bool:
-        """Whether the pipeline's stages are balanced by time on each device, and not by memory."""
-        return self.balance != MEMORY
+        """Whether the pipeline's stages are balanced by time on each device, and not by memory. Stages that share by
+        speed always are."""
+        return bool(self.speeds) or self.balance != MEMORY
+
+    @property
+    def keeps_differences(self) -> bool:
+        """Whether ranks exchange what differs from the step before, and so keep that step."""
+        return self.exchange_dtype == INT4 and self.token_ways > 1
 
     @property
     def world_size(self) -> int:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 import comfy.model_management
@@ -21,15 +21,16 @@ import torch
 from ...parallel_backend.device import generators
 from ...parallel_backend.errors import PlanError
 from ...parallel_backend.plan import AUTO, LOSSY_ATTENTION, MODEL, OFF, ParallelPlan
-from ...worker.errors import RequestRefused
+from ...worker.errors import RequestRefused, WorkerGroupError
 from ...worker.host.runs import RunRecord
-from .comparison import Comparison, Comparisons, StepClock, relative_error
+from .comparison import Comparison, Comparisons, mean_step, relative_error
 from .remote_module import RemoteModule
 from .sampling import Callback, show_on_node
 
 Guider = comfy.samplers.CFGGuider
-# Runs the sampling with a sampler and a callback. Returns the latents and the record of the run.
-Run = Callable[[Any, Callback | None], tuple[torch.Tensor, RunRecord]]
+# Runs the sampling with a sampler, a callback, and what is special about the run, in words. Returns the latents and the
+# record of the run.
+Run = Callable[[Any, Callback | None, str], tuple[torch.Tensor, RunRecord]]
 EXACT_RUN = "The exact run of a comparison."
 
 
@@ -38,6 +39,63 @@ class Compared(NamedTuple):
 
     text: str
     exact: torch.Tensor | None = None
+
+
+class ComparableSampler:
+    """A sampler that knows how its samplings are compared. compares: whether it asks for it. compared: the result."""
+
+    compares = False
+    compared: Compared | None = None
+
+    def exact(self) -> Any:
+        """Returns the sampler for the exact run."""
+        raise NotImplementedError
+
+    def count_steps(self) -> int:
+        raise NotImplementedError
+
+    def lossy_cache(self) -> str:
+        """Returns the step cache in words; empty without one."""
+        raise NotImplementedError
+
+    def describe(self, guider: Guider) -> dict[str, Any]:
+        """Returns what tells samplings apart. Prompt and seed do not count."""
+        raise NotImplementedError
+
+
+class StockSampler(ComparableSampler):
+    """Any other sampler. sigmas: of the sampling."""
+
+    def __init__(self, sampler: Any, sigmas: torch.Tensor) -> None:
+        self.sampler, self.sigmas = sampler, sigmas
+
+    def exact(self) -> Any:
+        return self.sampler
+
+    def count_steps(self) -> int:
+        return len(self.sigmas) - 1
+
+    def lossy_cache(self) -> str:
+        return ""
+
+    def describe(self, guider: Guider) -> dict[str, Any]:
+        function = getattr(self.sampler, "sampler_function", None)
+        options = {key: name_of(value) for key, value in getattr(self.sampler, "extra_options", {}).items()}
+        return {
+            "sampler": [type(self.sampler).__name__, name_of(function), options],
+            "sigmas": [round(float(sigma), 4) for sigma in self.sigmas],
+            "guider": [type(guider).__name__, numbers_of(guider)],
+        }
+
+
+def name_of(value: Any) -> str:
+    """Returns a value in words that are the same in every process."""
+    return getattr(value, "__qualname__", type(value).__name__) if callable(value) else str(value)
+
+
+def numbers_of(guider: Guider) -> dict[str, float]:
+    """Returns a guider's scales, by name."""
+    return {name: value for name, value in sorted(vars(guider).items()) if isinstance(value, (int, float))}
 
 
 def sample_compared(
@@ -50,30 +108,23 @@ def sample_compared(
     run: Run,
 ) -> torch.Tensor:
     """Runs a sampling. If its plan or its sampler asks for a comparison and the setting is lossy, also runs it exactly,
-    with the same noise. Returns the latents of the setting itself.
+    with the same noise. Returns the latents of the setting itself."""
+    comparable = sampler if isinstance(sampler, ComparableSampler) else StockSampler(sampler, sigmas)
+    if not (stand_in.compares or comparable.compares):
+        return run(sampler, callback, "")[0]
+    state = GuiderState(guider)
+    latents, record = run(sampler, callback, "")
 
-    A Parallel Sampler's sampler has more: `compares`, whether it asks; `exact()`, the same without a step cache; and
-    `compared`, which gets the result.
-    """
-    if not (stand_in.compares or getattr(sampler, "compares", False)):
-        return run(sampler, callback)[0]
-    clock, state = StepClock(), GuiderState(guider)
-    latents, record = run(sampler, clock.wrap(callback))
-
-    def run_exactly(plan: ParallelPlan, clock: StepClock) -> torch.Tensor:
-        exact = sampler.exact() if hasattr(sampler, "exact") else sampler
+    def run_exactly(plan: ParallelPlan) -> tuple[torch.Tensor, RunRecord]:
         with use_plan(stand_in, plan), state.restored():
-            found, other = run(exact, clock.wrap(show_progress()))
-        other.reason = EXACT_RUN
-        return found
+            return run(comparable.exact(), show_progress(), EXACT_RUN)
 
-    compared = compare(guider, stand_in, sampler, sigmas, noise, latents, clock, run_exactly)
+    compared = compare(guider, stand_in, comparable, noise.shape, latents, record, run_exactly)
     record.comparison = compared.text
     stand_in.group.runs.changed.set()
-    if hasattr(sampler, "compared"):
-        sampler.compared = compared
-    else:
-        logging.info("[ParallelDiT] %s", compared.text)
+    logging.info("[ParallelDiT] %s", compared.text)
+    comparable.compared = compared
+    if comparable is not sampler:  # the Parallel Sampler shows it with its pictures
         show_on_node(compared.text)
     return latents
 
@@ -81,51 +132,40 @@ def sample_compared(
 def compare(
     guider: Guider,
     stand_in: RemoteModule,
-    sampler: Any,
-    sigmas: torch.Tensor,
-    noise: torch.Tensor,
+    sampler: ComparableSampler,
+    shape: torch.Size,
     latents: torch.Tensor,
-    clock: StepClock,
-    run_exactly: Callable[[ParallelPlan, StepClock], torch.Tensor],
+    record: RunRecord,
+    run_exactly: Callable[[ParallelPlan], tuple[torch.Tensor, RunRecord]],
 ) -> Compared:
-    """Compares latents with those of the exact setting, or finds an earlier comparison."""
+    """Compares latents with those of the exact setting, or finds an earlier comparison. shape, record: of the lossy
+    run."""
     if stand_in.runs_here:
         return Compared("Nothing to compare: the model ran as stock.")
-    cache, setting = describe_sampler(guider, sampler, sigmas)
-    lossy, plan = stand_in.plan, find_exact_plan(stand_in, len(sigmas) - 1 if cache is None else setting["steps"])
+    lossy, cache, plan = stand_in.plan, sampler.lossy_cache(), find_exact_plan(stand_in, sampler.count_steps())
     if plan == lossy and not cache:
         return Compared("Nothing to compare: this setting is exact.")
-    key, known = make_key(stand_in, setting, noise.shape), Comparisons()
+    key, known = make_key(stand_in, sampler.describe(guider), shape), Comparisons()
     if found := known.get(key):
         return Compared(f"{found.text} (Found on an earlier prompt.)")
-    words, exact_clock = f"{lossy}, {cache} cache" if cache else str(lossy), StepClock()
+    if refused := stand_in.refused_comparisons.get(key):
+        return Compared(f"{refused} (Tried on an earlier prompt.)")
+    words = f"{lossy}, {cache} cache" if cache else str(lossy)
     try:
-        exact = run_exactly(plan, exact_clock)
-    except (RequestRefused, PlanError) as error:
-        return Compared(f"The exact run under {plan} was refused: {error}")
-    error = relative_error(latents, exact)
-    comparison = Comparison(error, words, str(plan), clock.seconds, exact_clock.seconds)
+        exact, other = run_exactly(plan)
+    except (RequestRefused, PlanError, WorkerGroupError) as error:  # the latents of the setting itself are done
+        text = stand_in.refused_comparisons[key] = f"The exact run under {plan} failed: {error}"
+        return Compared(text)
+    comparison = Comparison(relative_error(latents, exact), words, str(plan), mean_step(record), mean_step(other))
     known.put(key, comparison)
     return Compared(comparison.text, exact)
 
 
-def describe_sampler(guider: Guider, sampler: Any, sigmas: torch.Tensor) -> tuple[str | None, dict[str, Any]]:
-    """Returns the step cache of a Parallel Sampler's call, empty without one; None for a stock sampler. Also returns
-    what tells samplings apart. Prompt and seed do not count."""
-    if hasattr(sampler, "describe"):
-        return sampler.describe(guider.cfg)
-    options = getattr(sampler, "extra_options", {})
-    function = getattr(getattr(sampler, "sampler_function", None), "__qualname__", "")
-    return None, {
-        "sampler": [type(sampler).__name__, function, {name: str(value) for name, value in options.items()}],
-        "sigmas": [round(float(sigma), 4) for sigma in sigmas],
-        "guider": [type(guider).__name__, guider.cfg],
-    }
-
-
 def make_key(stand_in: RemoteModule, setting: Mapping[str, Any], shape: torch.Size) -> str:
     """Identifies a setting by model, plan, sampling and size."""
-    text = json.dumps([stand_in.source, stand_in.plan.to_json(), setting, list(shape)], sort_keys=True, default=str)
+    plan = {each.name: getattr(stand_in.plan, each.name) for each in fields(ParallelPlan)}
+    asked = {name: value for name, value in plan.items() if value != getattr(ParallelPlan, name)}
+    text = json.dumps([stand_in.source, asked, setting, list(shape)], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

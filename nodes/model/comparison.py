@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-import time
+import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import folder_paths
 import torch
 
-from .sampling import Callback
+from ...worker.host.runs import RunRecord
 
 FOLDER, FILE = "paralleldit", "comparisons.json"  # in ComfyUI's user directory; a web page cannot read it
 KEPT = 200  # newest entries
@@ -75,27 +75,10 @@ class Comparisons:
             return {}
 
 
-class StepClock:
-    """Measures the time of a sampler's step."""
-
-    def __init__(self) -> None:
-        self.ends: list[float] = []
-
-    def wrap(self, callback: Callback | None) -> Callback:
-        """Returns a callback that records the time and then calls `callback`, if there is one."""
-
-        def timed(step: int, denoised: torch.Tensor, latents: torch.Tensor, steps: int) -> None:
-            self.ends.append(time.monotonic())
-            if callback is not None:
-                callback(step, denoised, latents, steps)
-
-        return timed
-
-    @property
-    def seconds(self) -> float | None:
-        """Returns the mean time of a step, without the first. None if there is only one step."""
-        counted = len(self.ends) - WARM_UP
-        return (self.ends[-1] - self.ends[WARM_UP - 1]) / counted if counted > 0 else None
+def mean_step(record: RunRecord) -> float | None:
+    """Returns the mean seconds of a run's steps in the ranks, without the first. None if there is only one step."""
+    counted = [seconds for seconds, _ in record.steps][WARM_UP:]
+    return statistics.mean(counted) if counted else None
 
 
 def relative_error(latents: torch.Tensor, exact: torch.Tensor) -> float:

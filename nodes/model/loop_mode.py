@@ -26,7 +26,7 @@ from ...worker.wire.tensors import Tensors
 from ..errors import Refused
 from ..inside.controls import add_control_facts, computes_here, record_for_all_steps, take_latents_from_steps
 from .call_batching import KEY, batches_calls
-from .compared_sampling import Compared
+from .compared_sampling import ComparableSampler
 from .remote_module import RemoteModule, remote_module
 from .sampling import Callback
 
@@ -59,7 +59,7 @@ REGIONAL_KEYS = {
 STEP_OPTIONS = ("sigmas", "sample_sigmas")
 
 
-class LoopSampler(comfy.samplers.Sampler):
+class LoopSampler(ComparableSampler, comfy.samplers.Sampler):
     """A ComfyUI sampler that sends its call to the worker group."""
 
     needs_ranks = True
@@ -67,17 +67,20 @@ class LoopSampler(comfy.samplers.Sampler):
     def __init__(self, call: SamplerCall, compares: bool = False) -> None:
         """call: without the guidance scale, which the guider has. compares: see `sample_compared`."""
         self.call, self.compares = call, compares
-        self.compared: Compared | None = None
         self.skipped = ""  # what a cache skipped, in words
 
     def exact(self) -> LoopSampler:
         """Returns the same sampler without a step cache."""
         return LoopSampler(replace(self.call, cache=NO_CACHE))
 
-    def describe(self, guidance: float) -> tuple[str, dict[str, Any]]:
-        """Returns the step cache, empty without one, and what tells calls apart."""
-        setting = asdict(replace(self.call, seed=0, previews=False, guidance=guidance))
-        return "" if self.call.cache == NO_CACHE else self.call.cache, setting
+    def count_steps(self) -> int:
+        return self.call.steps
+
+    def lossy_cache(self) -> str:
+        return "" if self.call.cache == NO_CACHE else self.call.cache
+
+    def describe(self, guider: Guider) -> dict[str, Any]:
+        return asdict(replace(self.call, seed=0, previews=False, guidance=guider.cfg))
 
     def report_skipped(self, skipped: int, forwards: int) -> None:
         """Notes how many of the forwards skipped their blocks."""

@@ -48,6 +48,7 @@ class PlannedModule(RemoteWeights):
         self.auto, self.costs, self.module = auto, costs, costs.module
         self.asked = plan
         self.replaced: ParallelPlan | None = None
+        self.refused_comparisons: dict[str, str] = {}  # by setting: why its exact run failed
         self.last_work: Work | None = None  # of the last request
 
     def allows(self, plan: ParallelPlan) -> bool:

@@ -53,15 +53,15 @@ def record_run(
         return executor(noise, latent_image, sampler, sigmas, denoise_mask, callback, *args, **options)
     runs, given = stand_in.group.runs, (node and node.node_id, stand_in.name)
 
-    def run(sampler: Any, callback: Callback | None) -> tuple[torch.Tensor, RunRecord]:
+    def run(sampler: Any, callback: Callback | None, reason: str) -> tuple[torch.Tensor, RunRecord]:
         def report_step(step: int, denoised: torch.Tensor, latents: torch.Tensor, total: int) -> None:
             runs.reached(step + 1, total)
             if callback is not None:
                 callback(step, denoised, latents, total)
 
         with runs.run(*given, stand_in.begin_run(), stand_in.source["model_class"]) as record:
-            if stand_in.runs_here:
-                runs.explained(stand_in.why_here, True)
+            if reason or stand_in.runs_here:
+                runs.explained(reason or stand_in.why_here, stand_in.runs_here)
             own_noise = noise.clone()  # a sampler may write into it, and a second run needs the same
             found = executor(own_noise, latent_image, sampler, sigmas, denoise_mask, report_step, *args, **options)
         return found, record

@@ -21,8 +21,8 @@ from ..weights.fitting import WeightRoom, fit_weights
 from ..weights.sizes import WeightSizes
 from .forward import ForwardCost
 from .machine import Machine
-from .pipeline import count_stale_bytes
-from .predict import Prediction, compare_speeds, count_working_bytes, predict
+from .pipeline import count_working_bytes
+from .predict import Prediction, compare_speeds, predict
 
 Check = Callable[[ParallelPlan], object]  # raises PlanError if something does not allow the plan
 PATCHES = (1, 2, 4)  # how many patches for each stage are tried
@@ -160,8 +160,7 @@ def predict_fitted(
     if weights is None:
         return predict(forward, rows, plan, machine, None, calls, loops)
     sizes = weights.sizes
-    working = count_working_bytes(forward, rows, plan)
-    room = weights.room(plan, working + count_stale_bytes(forward, rows, plan, sizes))
+    room = weights.room(plan, count_working_bytes(forward, rows, plan, sizes))
     if room is None:
         return predict(forward, rows, plan, machine, sizes, calls, loops)
     decided = fit_weights(plan, sizes, room, machine.links)

@@ -83,6 +83,7 @@ class ForwardCost:
     kv: key heads per query head; below one in models with grouped queries.
     parallel: the share of the blocks with layers that can overlap attention.
     itemsize: bytes of a number of the tokens.
+    cached: A of all tokens whose cached keys are read, if only a patch of them runs; else 0.
     image_tokens: of the picture; 0 if not known. text: the share of the tokens that are not the image's.
     bands: of a class whose ranks share a picture in bands of rows. Its blocks are all of the model; `count` and
     `activation` are of those with attention.
@@ -102,6 +103,7 @@ class ForwardCost:
     itemsize: float = 2.0
     image_tokens: int = 0
     text: float = 0.0
+    cached: float = 0.0
 
     @property
     def flops(self) -> float:

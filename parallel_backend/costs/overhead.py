@@ -40,8 +40,9 @@ def count_coding(forward: ForwardCost, plan: ParallelPlan) -> Cost:
     if coding is None or plan.token_ways == 1:
         return Cost()
     own, kv = forward.activation / plan.token_ways, 2 * forward.kv
+    seen = max(forward.cached, forward.activation) / plan.token_ways  # cached keys are decoded anew in each forward
     results, parts = (2, EXCHANGE_PARTS) if plan.ulysses > 1 else (0, 1)
-    encoded, decoded = own * (results + kv), own * (results + kv * plan.ring)
+    encoded, decoded = own * (results + kv), own * results + seen * kv * plan.ring
     moved = encoded * (coding.encoded + 1 / forward.itemsize) + decoded * (coding.decoded + 1 / forward.itemsize)
     encodings, decodings = 2 + results // 2 * (1 + parts), (results + 2 * plan.ring) * parts
     operations = encodings * coding.encode_operations + decodings * coding.decode_operations

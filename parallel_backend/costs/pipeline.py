@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ..groups.mesh_layout import stages_of
+from ..groups.mesh_layout import largest_rows, stages_of
 from ..plan import ParallelPlan
 from ..weights.sizes import WeightSizes
 from .forward import ForwardCost
+from .memory import rank_bytes
 
 STALE = 4  # in multiples of A: what `StaleCache` reads and writes for fresh keys and values in each block
 LOOPS = 4  # steps of a loop, after which each takes as long as the one before
@@ -66,16 +67,19 @@ def cut_forward(forward: ForwardCost, blocks: float, tokens: float, is_cached: b
         blocks=part,
         count=count,
         activation=forward.activation * tokens,
+        cached=forward.activation if is_cached else 0.0,
         prediction=forward.prediction * tokens,
     )
 
 
-def count_stale_bytes(forward: ForwardCost, rows: float, plan: ParallelPlan, sizes: WeightSizes | None) -> float:
-    """Returns the bytes of the keys and values that PipeFusion keeps on the rank with the most."""
-    if plan.patch_count == 1:
-        return 0.0
+def count_working_bytes(forward: ForwardCost, rows: int, plan: ParallelPlan, sizes: WeightSizes | None) -> float:
+    """Returns what the rank with the most needs beside the weights: for a forward of all rows, and what it keeps for
+    later steps. These are keys and values under PipeFusion, and under int4 also queries and results, each where it is
+    sent and where it arrives."""
+    kept = 2 * forward.kv if plan.patch_count > 1 else 2 * (2 + 2 * forward.kv) if plan.keeps_differences else 0.0
     blocks = max(share_blocks(plan, sizes)) * forward.count
-    return 2 * forward.kv * forward.activation * rows * blocks / plan.token_ways
+    tokens = forward.activation * largest_rows(plan, rows) / plan.token_ways
+    return rank_bytes(forward.peak * rows, rows, plan) + kept * tokens * blocks
 
 
 def run_pipeline(times: PipelineTimes, turns: Sequence[Turn], loops: bool) -> float:
@@ -83,14 +87,15 @@ def run_pipeline(times: PipelineTimes, turns: Sequence[Turn], loops: bool) -> fl
     stages, patches = times.stages, max(turn.patch for turn in turns) + 1
     free, links = [0.0] * len(stages), [0.0] * len(stages)
     back, ends = [0.0] * patches, []
+    last = {turn.patch: index for index, turn in enumerate(turns)}  # of a patch's forwards, which gives its latents
     for _ in range(LOOPS if loops else 1):
         arrived_back = [0.0] * patches
         for index, turn in enumerate(turns):
             arrived = back[turn.patch]
             for stage, seconds in enumerate(stages):
                 free[stage] = max(free[stage], arrived) + seconds[index]
-                is_last = stage == len(stages) - 1
-                needed = times.latents if is_last else times.messages[index]
+                is_sent = stage < len(stages) - 1
+                needed = times.messages[index] if is_sent else times.latents * (index == last[turn.patch])
                 links[stage] = max(links[stage], free[stage]) + needed
                 arrived = links[stage]
             arrived_back[turn.patch] = max(arrived_back[turn.patch], arrived)

@@ -19,23 +19,21 @@ from ..axes import BATCH_AXES, TOKEN_AXES
 from ..groups.mesh_layout import (
     axis_shares,
     fraction,
-    largest_rows,
     own_heads,
     places_of_ranks,
     shard_sizes,
     split_sizes,
 )
-from ..plan import EXCHANGE_PARTS, HOST, INT4, SHARED, ParallelPlan
+from ..plan import EXCHANGE_PARTS, HOST, SHARED, ParallelPlan
 from ..weights.sizes import WeightSizes
 from .forward import Cost, ForwardCost
 from .machine import Machine, Speed
-from .memory import rank_bytes
 from .overhead import CODINGS, count_band_operations, count_coding, count_copied_bytes, count_merged_bytes
 from .pipeline import (
     LATENT_BYTES,
     PipelineTimes,
     Turn,
-    count_stale_bytes,
+    count_working_bytes,
     list_turns,
     run_pipeline,
     share_blocks,
@@ -57,8 +55,8 @@ class Exchange(NamedTuple):
     link: which link they use.
     covered: how much of the exchange can overlap attention.
     during: for how much of attention's time that is possible, by N.
-    last: how much of the exchange follows attention and is waited for, also where an MLP beside attention overlaps it.
-    waits: how often ranks wait in the exchange, by N. The MLP is computed in the first wait.
+    last: the share that is sent after attention. No MLP can hide it.
+    waits: how many waits share the exposed time, by N. The MLP hides the first only.
     """
 
     sent: Callable[[float, int, float], float]
@@ -168,19 +166,20 @@ def predict(
     as whole. calls: in how many forwards of equal size the rows come. loops: see `Prediction`."""
     if plan.pipefusion * plan.patch_count > 1:
         return predict_pipeline(forward, rows, plan, machine, sizes, calls, loops)
-    parts, members = share_work(forward, rows, plan), plan.token_ways
-    ranks = [*zip(parts, machine.first(plan.world_size).speeds, strict=True)]
-    groups = [ranks[start : start + members] for start in range(0, len(ranks), members)]
+    parts, groups = group_ranks(forward, rows, plan, machine, plan.token_ways)
     slowest = max(groups, key=lambda group: estimate_busy(forward, plan, group).seconds)
-    busy, own_rows = estimate_busy(forward, plan, slowest), slowest[0][0].rows
-    computing = busy.seconds
-    waiting = estimate_exchange(forward, plan, own_rows, busy, machine)
-    waiting += estimate_ends(forward, plan, own_rows, machine)
+    own_rows = slowest[0][0].rows
+    forwards = count_forwards(calls, own_rows, rows)
+    each_rows = own_rows / forwards
+    busy = estimate_busy(forward, plan, [(part._replace(rows=part.rows / forwards), speed) for part, speed in slowest])
+    computing = forwards * busy.seconds
+    waiting = forwards * (
+        estimate_exchange(forward, plan, each_rows, busy, machine) + estimate_ends(forward, plan, each_rows, machine)
+    )
     waiting += estimate_collect(forward, rows - parts[0].rows, machine)
-    if sizes and plan.weights in (SHARED, HOST):
-        waiting += max(0.0, sizes.count_fetched_bytes(plan) / machine.links.of(plan.weights) - computing - waiting)
+    waiting += estimate_fetching(plan, sizes, forwards, computing + waiting, machine)
     kept = max(sizes.count_kept_bytes(plan)) if sizes else forward.weights
-    return Prediction(plan, computing, waiting, kept + count_working_bytes(forward, rows, plan), loops=loops)
+    return Prediction(plan, computing, waiting, kept + count_working_bytes(forward, rows, plan, sizes), loops=loops)
 
 
 def predict_pipeline(
@@ -194,9 +193,7 @@ def predict_pipeline(
 ) -> Prediction:
     """Predicts a plan with stages or patches, see `predict`. The time in which a stage waits for others to compute
     counts as computing."""
-    parts, members = share_work(forward, rows, plan), plan.token_ways * plan.pipefusion
-    ranks = [*zip(parts, machine.first(plan.world_size).speeds, strict=True)]
-    groups = [ranks[start : start + members] for start in range(0, len(ranks), members)]
+    parts, groups = group_ranks(forward, rows, plan, machine, plan.token_ways * plan.pipefusion)
     found = [
         time_group(forward, rows, plan, machine, sizes, calls, loops, group) for group in groups if group[0][0].rows
     ]
@@ -204,15 +201,38 @@ def predict_pipeline(
     collected = 0.0 if loops else estimate_collect(forward, rows - parts[0].rows, machine)
     if plan.pipefusion > 1 and not loops:
         collected += machine.send.seconds(forward.prediction * rows, 1)
-    if sizes and plan.weights in (SHARED, HOST):
-        fetched = sizes.count_fetched_bytes(plan) * plan.patch_count * calls / machine.links.of(plan.weights)
-        seconds += max(0.0, fetched - seconds)
+    forwards = plan.patch_count * max(count_forwards(calls, group[0][0].rows, rows) for group in groups)
+    seconds += estimate_fetching(plan, sizes, forwards, seconds, machine)
     kept = max(sizes.count_kept_bytes(plan)) if sizes else forward.weights / plan.pipefusion
-    kept += count_stale_bytes(forward, parts[0].rows, plan, sizes) + count_working_bytes(forward, rows, plan)
+    kept += count_working_bytes(forward, rows, plan, sizes)
     is_stale = plan.patch_count > 1
     return Prediction(
         plan, computing, seconds - computing + collected, kept, True, is_stale * (whole + collected), loops
     )
+
+
+def group_ranks(
+    forward: ForwardCost, rows: int, plan: ParallelPlan, machine: Machine, members: int
+) -> tuple[list[RankShare], list[list[tuple[RankShare, Speed]]]]:
+    """Returns each rank's share, and the same with its speed by batch group. members: of a group."""
+    parts = share_work(forward, rows, plan)
+    ranks = [*zip(parts, machine.first(plan.world_size).speeds, strict=True)]
+    return parts, [ranks[start : start + members] for start in range(0, len(ranks), members)]
+
+
+def count_forwards(calls: int, own_rows: float, rows: int) -> int:
+    """Returns how many of a step's calls a batch group with so many of all rows computes."""
+    return max(1, round(calls * own_rows / rows))
+
+
+def estimate_fetching(
+    plan: ParallelPlan, sizes: WeightSizes | None, forwards: int, meanwhile: float, machine: Machine
+) -> float:
+    """Returns the exposed time of fetching weights for so many forwards. meanwhile: the seconds of the step without
+    it."""
+    if sizes is None or plan.weights not in (SHARED, HOST):
+        return 0.0
+    return max(0.0, forwards * sizes.count_fetched_bytes(plan) / machine.links.of(plan.weights) - meanwhile)
 
 
 def time_group(
@@ -228,7 +248,7 @@ def time_group(
     """Returns the seconds of a batch group's step if nothing were sent, those of the step, and those of a step that
     runs whole."""
     own_rows, ways = ranks[0][0].rows, plan.token_ways
-    forwards = max(1, round(calls * own_rows / rows))
+    forwards = count_forwards(calls, own_rows, rows)
     each_rows = own_rows / forwards
     stages = [ranks[start : start + ways] for start in range(0, len(ranks), ways)]
     shares = share_blocks(plan, sizes)
@@ -236,7 +256,7 @@ def time_group(
     def estimate(part: ForwardCost, stage: int) -> tuple[float, float]:
         own = [(share._replace(rows=each_rows), speed) for share, speed in stages[stage]]
         busy = estimate_busy(part, plan, own)
-        exposed = estimate_exchange(part, plan, each_rows, busy, machine, forward.activation)
+        exposed = estimate_exchange(part, plan, each_rows, busy, machine)
         if stage == plan.pipefusion - 1:
             exposed += estimate_ends(part, plan, each_rows, machine)
             if loops and len(ranks) < plan.world_size:  # cond and uncond are on other ranks
@@ -247,24 +267,14 @@ def time_group(
     def run(turns: list[Turn], loops: bool) -> tuple[float, float]:
         busy, seconds = time_turns(forward, plan, turns, shares, estimate)
         messages = [machine.send.seconds(forward.activation * each.tokens * each_rows / ways, 1) for each in turns]
-        latents = forward.prediction / forward.itemsize * LATENT_BYTES * own_rows / plan.patch_count
-        times = PipelineTimes(seconds, messages, machine.send.seconds(latents, 1) if loops else 0.0)
+        latents = forward.prediction / forward.itemsize * LATENT_BYTES * each_rows / plan.patch_count
+        returns = loops and plan.pipefusion > 1
+        times = PipelineTimes(seconds, messages, machine.send.seconds(latents, 1) if returns else 0.0)
         return run_pipeline(without_links(times, busy), turns, loops), run_pipeline(times, turns, loops)
 
     _, whole = run([Turn(1.0)] * forwards, False)
     turns = list_turns(plan, forward.text, forwards)
     return (*run(turns, loops and plan.patch_count > 1), whole)
-
-
-def count_working_bytes(forward: ForwardCost, rows: int, plan: ParallelPlan) -> float:
-    """Returns what the rank with the most needs beside the weights: for a forward, and for what is kept of one step for
-    the differences of the next."""
-    working = rank_bytes(forward.peak * rows, rows, plan)
-    if plan.exchange_dtype != INT4 or plan.token_ways == 1:
-        return working
-    # Queries, keys, values and results, where they are sent and where they arrive.
-    of_a_row = 2 * (2 + 2 * forward.kv) * forward.activation / plan.token_ways * forward.count
-    return working + of_a_row * largest_rows(plan, rows)
 
 
 def share_work(forward: ForwardCost, rows: int, plan: ParallelPlan) -> list[RankShare]:
@@ -328,18 +338,16 @@ def estimate_attention(cost: Cost, speed: Speed) -> float:
     return cost.attention / speed.attention + cost.scores / speed.scores
 
 
-def estimate_exchange(
-    forward: ForwardCost, plan: ParallelPlan, rows: float, busy: Busy, machine: Machine, kept: float | None = None
-) -> float:
-    """Returns the exposed time of a step's exchanges in the model. rows: of the batch group with the most rows. busy:
-    of the whole step. kept: A of the tokens whose keys go round a ring, if they are more than those that run."""
+def estimate_exchange(forward: ForwardCost, plan: ParallelPlan, rows: float, busy: Busy, machine: Machine) -> float:
+    """Returns the exposed time of a forward's exchanges in the model. rows: of the batch group with the most rows.
+    busy: of the whole forward."""
     exposed, beside, coding = 0.0, busy.overlap / forward.count, CODINGS.get(plan.exchange_dtype)
     travels = coding.sent / forward.itemsize if coding else 1.0
     for axis, exchange in EXCHANGES.items():
         if (degree := getattr(plan, axis)) == 1:
             continue
         link = getattr(machine, exchange.link)
-        all_tokens = (kept if kept and axis == "ring" else forward.activation) * rows
+        all_tokens = (max(forward.cached, forward.activation) if axis == "ring" else forward.activation) * rows
         sent = exchange.sent(all_tokens * degree / plan.token_ways, degree, forward.kv) * travels
         needed = link.seconds(sent, exchange.times(degree))
         meanwhile = busy.attending / forward.count * exchange.during(degree)

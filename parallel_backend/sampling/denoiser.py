@@ -17,7 +17,7 @@ from ..diffusers_model import Conditions, DiffusersModel
 from ..groups.collectives import gather
 from ..groups.mesh import Axis
 from ..parallel_model import ParallelModel
-from ..plan import INT4, OFF
+from ..plan import OFF
 from ..seams.exchange.differences import Differences
 from ..seams.forward import Forward, StaleCache
 from ..seams.kernels.video import video_of
@@ -199,7 +199,7 @@ class _Run:
         self.video = video_of(latents.shape, model.patch(latents)) if self.plan.sparse != OFF else None
         self.step_cache: StepCache | None = None
         self.caches = [StaleCache() if self.plan.patch_count > 1 else None for _ in self.passes]
-        self.differences = [Differences() if self.plan.exchange_dtype == INT4 else None for _ in self.passes]
+        self.differences = [Differences() if self.plan.keeps_differences else None for _ in self.passes]
         if self.link:
             self.link.expect(self.messages(), None if self.is_first else self.watch.proceed, self.own_passes[-1])
 

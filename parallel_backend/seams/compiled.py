@@ -35,7 +35,9 @@ class CompiledBlocks:
     """asked: `torch.compile` arguments from a node, in place of the plan's; None without a node. The graphs stay valid
     under another plan. Each graph is valid for the attention paths with which it was compiled."""
 
-    def __init__(self, blocks: Iterable[torch.nn.Module], device: torch.device) -> None:
+    def __init__(self, blocks: Iterable[torch.nn.Module], device: torch.device, exchanges: bool = False) -> None:
+        """exchanges: whether ranks exchange tokens, while products can be computed."""
+        self.exchanges = exchanges
         self.blocks = list(blocks)
         self.device = device
         self.asked: Mapping[str, Any] | None = None
@@ -59,7 +61,7 @@ class CompiledBlocks:
             yield
             return
         if settings != self.settings:  # torch removes the arguments that it uses, so each block gets a copy
-            self.forwards = [torch.compile(block.forward, **arguments_of(settings)) for block in self.blocks]
+            self.forwards = [torch.compile(block.forward, **self.arguments_of(settings)) for block in self.blocks]
             self.settings = settings
             logging.info("%d blocks run through torch.compile (%s)", len(self.blocks), settings.get("backend"))
         hooks = Hooks()
@@ -72,6 +74,15 @@ class CompiledBlocks:
             yield
         finally:
             hooks.remove()
+
+    def arguments_of(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the settings for `torch.compile`, with a mode turned into its options, and with `needed`. Inductor's
+        graphs compute products while ranks exchange tokens."""
+        mode, given = settings.get("mode"), {name: value for name, value in settings.items() if name != "mode"}
+        options = {**(options_of_mode(mode) if mode else {}), **settings.get("options", {})}
+        if given.get("backend") == INDUCTOR and self.exchanges:
+            options = {PASS: graph_pass(move_products), **options}
+        return {**given, "options": {**options, "guard_filter_fn": needed}}
 
 
 def lack(device: torch.device) -> str | None:
@@ -104,16 +115,6 @@ def run(forward: Callable[..., Any], attentions: Mapping[str, Attention], *args:
 
 def in_order(value: Any) -> Any:
     return value.contiguous() if isinstance(value, torch.Tensor) else value
-
-
-def arguments_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings for `torch.compile`, with a mode turned into its options, and with `needed`. Inductor's
-    graphs compute products while ranks exchange tokens."""
-    mode, given = settings.get("mode"), {name: value for name, value in settings.items() if name != "mode"}
-    options = {**(options_of_mode(mode) if mode else {}), **settings.get("options", {})}
-    if given.get("backend") == INDUCTOR:
-        options = {PASS: graph_pass(move_products), **options}
-    return {**given, "options": {**options, "guard_filter_fn": needed}}
 
 
 def needed(entries: Iterable[Any]) -> list[bool]:

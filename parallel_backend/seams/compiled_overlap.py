@@ -12,11 +12,26 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from ..compat import writes_to_arguments
 from .attention_op import LISTS, OPERATOR
 
 TOKEN_DIMS = 3  # of the input of a layer of tokens; modulation has fewer and would gain nothing
 LAST = -1
-ASSIGNS = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
+IN_PLACE = (
+    "iadd",
+    "isub",
+    "imul",
+    "itruediv",
+    "ifloordiv",
+    "imod",
+    "ipow",
+    "iand",
+    "ior",
+    "ixor",
+    "imatmul",
+    "setitem",
+)
+ASSIGNS = {getattr(operator, name) for name in IN_PLACE}
 
 
 class Product(NamedTuple):
@@ -71,9 +86,11 @@ def ancestors(node: torch.fx.Node) -> set[torch.fx.Node]:
 
 
 def assigns(node: torch.fx.Node) -> bool:
-    """Whether a node writes to a tensor that it is given, by torch's names. A product is not moved across it."""
+    """Whether a node may write to a tensor that it is given: by torch's names, or as its operator says. A product is
+    not moved across it."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return node.target in ASSIGNS or "out" in node.kwargs or (name.endswith("_") and not name.endswith("__"))
+    by_name = name.endswith("_") and not name.endswith("__") or name.endswith("_mutation")
+    return node.target in ASSIGNS or "out" in node.kwargs or by_name or writes_to_arguments(node.target)
 
 
 def product_of(node: torch.fx.Node, needed: set[torch.fx.Node]) -> Product | None:

@@ -71,6 +71,7 @@ REFUSED = {
     "pipefusion": ("PlanError", "Denoiser"),
     "patches": ("PlanError", "Denoiser"),
     "stages": ("PlanError", "Denoiser"),
+    "int4": ("PlanError", "exchange_dtype=int8, or load_transformer and Denoiser"),
     "another world size": ("PlanError", "a world size of 4, and torchrun started 2"),
     "another world size, loading": ("PlanError", "a world size of 1, and torchrun started 2"),
     "no folder": ("ModelFileError", "nowhere/transformer/config.json"),

@@ -45,8 +45,8 @@ class RunRecord:
     predicted: the predicted seconds of a step. is_measured: the prediction uses this machine's measurements. of_plan:
     the steps since the prediction. alone: the seconds of such a step on one device, predicted or as it ran
     (is_alone_run); None if the run itself is on one device. size: the size of its first step; only runs of equal size
-    are compared. reason: why it is less parallel than asked, in words. is_stock: ComfyUI's own model runs it, in
-    ComfyUI's process. comparison: with the exact run, in words.
+    are compared. reason: what is special about it, in words, such as why it is less parallel than asked. is_stock:
+    ComfyUI's own model runs it, in ComfyUI's process. comparison: with the exact run, in words.
     """
 
     id: int
@@ -143,7 +143,7 @@ class Runs:
             self.changed.set()
 
     def explained(self, reason: str, is_stock: bool) -> None:
-        """Notes why the current run is less parallel than the plan from now on, see `RunRecord`."""
+        """Notes what is special about the current run from now on, see `RunRecord`."""
         run = self.current
         if run:
             run.reason, run.is_stock = reason, is_stock

@@ -8,6 +8,7 @@ started anew, because an accelerator that an import has started does not survive
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -33,7 +34,9 @@ def fork_ranks(count: int, module: str) -> list[ForkedRank]:
     if sys.platform != "linux" or os.environ[DEVICE] != "cpu":
         return []
     importlib.import_module(module).prepare()
-    if len(list(Path("/proc/self/task").iterdir())) > 1:  # a fork would have this thread alone, and the others' locks
+    threads = sorted(path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm"))
+    if len(threads) > 1:  # a fork would have this thread alone, and the others' locks
+        print(f"The ranks are started anew, because this process has threads: {', '.join(threads)}", file=sys.stderr)
         return []
     return [ForkedRank(module) for _ in range(count)]
 
@@ -64,11 +67,11 @@ class ForkedRank:
             self.returncode = os.waitstatus_to_exitcode(status) if ended else None
         return self.returncode
 
-    def wait(self, timeout: float) -> int:
+    def wait(self, timeout: float | None = None) -> int:
         """As of `subprocess.Popen`. Raises subprocess.TimeoutExpired."""
-        deadline = time.monotonic() + timeout
+        deadline = None if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
-            if time.monotonic() > deadline:
+            if timeout is not None and deadline is not None and time.monotonic() > deadline:
                 raise subprocess.TimeoutExpired("a rank", timeout)
             time.sleep(POLL_SECONDS)
         return code
@@ -79,7 +82,7 @@ class ForkedRank:
 
 
 def start_forked(ranks: list[ForkedRank]) -> Any:
-    """Returns what torchrun is to start its processes by: it gives each of these ranks its environment."""
+    """Returns a replacement for torchrun's start function. It hands each waiting rank its environment."""
 
     def start(*, env: Mapping[str, str], local_rank_id: int, **_: object) -> ForkedRank:
         return ranks[local_rank_id].start({**os.environ, **env})
@@ -98,10 +101,19 @@ def be_rank(reader: int, module: str) -> NoReturn:
             importlib.import_module(module).main()
         code = 0
     except SystemExit as stop:
-        print(stop.code, file=sys.stderr)
+        code = code_of(stop)
     except BaseException:  # whatever it is, it ends this rank: the log tells it, and torchrun sees the exit code
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # a full disk must not lead on into the agent's code
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(code)  # the agent's own clean-up is not the rank's
+
+
+def code_of(stop: SystemExit) -> int:
+    """Returns the exit code as Python would, and prints the reason if it is one."""
+    if stop.code is None or isinstance(stop.code, int):
+        return stop.code or 0
+    print(stop.code, file=sys.stderr)
+    return 1

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch.nn.attention import flex_attention as flex
 
-from ...compat import why_no_compiler
+from ...compat import allow_recompiles, why_no_compiler
 from ...device import is_accelerator
 from ...errors import PlanError
 from ...plan import OFF, ParallelPlan
 
 BLOCK = 128  # tokens; flex attention's own size
 LEAST_HEAD_DIM = 16
+MOST_KERNELS = 64  # by number of heads, head dim, dtype, and one row of the batch or several
 
 
 def check_flex(plan: ParallelPlan, device: torch.device, head_dim: int) -> None:
@@ -79,4 +80,5 @@ def flex_attention(
     q_BhSD: torch.Tensor, k_BhSD: torch.Tensor, v_BhSD: torch.Tensor, mask: flex.BlockMask, scale: float | None
 ) -> torch.Tensor:
     """Computes attention under a mask of `build_block_mask`, BhSD."""
-    return compile_flex()(q_BhSD, k_BhSD, v_BhSD, block_mask=mask, scale=scale)
+    with allow_recompiles(MOST_KERNELS):
+        return compile_flex()(q_BhSD, k_BhSD, v_BhSD, block_mask=mask, scale=scale)

@@ -19,7 +19,7 @@ from ...compat import tree_leaves
 from ...errors import RequestError
 from ...groups.calls import Call, Output
 from ...models.spec import ALWAYS_WHOLE
-from ...plan import INT4, OFF, ParallelPlan
+from ...plan import OFF, ParallelPlan
 from ..exchange.differences import Differences
 from ..forward import Forward, StaleCache
 from ..kernels.video import Video, video_of
@@ -90,7 +90,7 @@ class StepPipeline:
         self.why = ""
         if len(self.every_patch) > 1:
             return self.begin_patches(calls, parts, sides, device)
-        nothing, keeps = [None] * parts, self.plan.exchange_dtype == INT4
+        nothing, keeps = [None] * parts, self.plan.keeps_differences
         if self.plan.sparse == OFF:
             kept = self.find_differences(calls, parts) if keeps else nothing
             return StepRun([self.every_patch], nothing, [], [], kept)

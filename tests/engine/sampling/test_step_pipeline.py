@@ -119,3 +119,13 @@ def test_a_plan_without_patches_runs_every_step_whole_and_keeps_nothing() -> Non
     pipeline = StepPipeline(ParallelPlan(ulysses=2))
     run = pipeline.begin(step(700.0), 1, lambda latents: (2, 2), torch.device("cpu"))
     assert run.turns == [[0]] and run.caches == [None] and not pipeline.kinds
+
+
+@pytest.mark.parametrize("plan", [{"pipefusion": 2, "patches": 1}, {"cfg": 2}, {"cfg": 2, "sparse": "radial"}], ids=str)
+def test_ranks_that_exchange_no_tokens_keep_no_differences(plan: dict[str, Any]) -> None:
+    """They would take what nobody has sent for differences."""
+    made = StepPipeline(ParallelPlan(**plan, exchange_dtype="int4"))
+    for timestep in (1000.0, 900.0):
+        video = Call((torch.zeros(1, 4, 3, 8, 6), torch.tensor([timestep])), {"context": TEXT})
+        run = made.begin([video], 1, lambda latents: (1, 2, 2), torch.device("cpu"))
+        assert run.differences == [None]

@@ -78,6 +78,20 @@ def of_a_changed_input(block: Any, x: torch.Tensor) -> Any:
     return block.qkv(x), lambda _: mlp
 
 
+def of_a_filled_input(block: Any, x: torch.Tensor) -> Any:
+    x = x + 1
+    mlp = block.up(x)
+    x[:, :2] = 0
+    return block.qkv(x), lambda _: mlp
+
+
+def of_what_fills_an_input(block: Any, x: torch.Tensor) -> Any:
+    mlp = block.up(x)
+    buffer = torch.zeros_like(x)
+    buffer[..., :] = mlp[..., :WIDTH]
+    return block.qkv(buffer), lambda _: mlp
+
+
 def needed_whole(block: Any, x: torch.Tensor) -> Any:
     qkv, mlp = torch.split(block.both(x), [3 * WIDTH, MLP], dim=-1)
     return qkv + mlp.mean(), lambda _: mlp
@@ -89,7 +103,8 @@ def of_no_tokens(block: Any, x: torch.Tensor) -> Any:
 
 CASES = [
     (fused, 1), (read_before, 1), (read_after, 1), (one_of_another, 1), (two, 2),
-    (of_what_attends, 0), (of_a_changed_input, 0), (needed_whole, 0), (of_no_tokens, 0),
+    (of_what_attends, 0), (of_a_changed_input, 0), (of_a_filled_input, 0), (of_what_fills_an_input, 0),
+    (needed_whole, 0), (of_no_tokens, 0),
 ]  # fmt: skip
 
 

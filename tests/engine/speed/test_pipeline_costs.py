@@ -14,6 +14,7 @@ from parallel_backend.costs.choose import choose_lossy, list_lossy_plans, list_p
 from parallel_backend.costs.correct import Correction
 from parallel_backend.costs.forward import Cost, ForwardCost
 from parallel_backend.costs.machine import Link, Machine, Speed
+from parallel_backend.costs.overhead import CODINGS, count_coding
 from parallel_backend.costs.predict import Prediction, predict
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.sizes import WeightSizes
@@ -128,6 +129,29 @@ def test_weights_that_each_patch_fetches_take_longer() -> None:
     slow = replace(ranks(2), host=1e9)
     plan = ParallelPlan(pipefusion=2, patches=4, weights="host")
     assert predict(forward(), 1, plan, slow, sizes).seconds == pytest.approx(4 * 20)
+
+
+def test_weights_are_fetched_for_each_forward_without_stages_too() -> None:
+    sizes = WeightSizes(0, (10**9,) * 40)
+    plan, slow = ParallelPlan(weights="host"), replace(ranks(2), host=1e9)
+    assert predict(forward(), 2, plan, slow, sizes, calls=2).seconds == pytest.approx(2 * 40)
+    assert predict(forward(), 2, replace(plan, cfg=2), slow, sizes, calls=2).seconds == pytest.approx(40)
+
+
+def test_the_keys_of_a_group_are_those_of_its_own_rows() -> None:
+    sizes = WeightSizes(0, (10,) * 40)
+    told = replace(forward(), peak=0.0)
+    found = predict(told, 2, ParallelPlan(cfg=2, pipefusion=2, patches=2), ranks(4), sizes)
+    assert found.bytes == pytest.approx(200 + 2 * 8e6 * 20)
+
+
+def test_cached_keys_are_decoded_for_every_patch() -> None:
+    plan, whole = ParallelPlan(pipefusion=2, patches=4, ulysses=2, exchange_dtype="int8"), forward()
+    patch = replace(whole, activation=whole.activation / 4)
+    fresh, cached = (count_coding(replace(patch, cached=each), plan).moved for each in (0.0, whole.activation))
+    of_others = 2 * (whole.activation - patch.activation) / 2  # keys and values of the other patches, on two ranks
+    coding = CODINGS["int8"]
+    assert cached - fresh == pytest.approx(of_others * (coding.decoded + 1 / whole.itemsize) * whole.count)
 
 
 def test_lossy_plans_are_apart_from_exact_ones() -> None:

@@ -76,7 +76,7 @@ def describe(pack: SimpleNamespace, node_classes: Mapping[str, Any], kind: Model
             return {"refused": str(error)}
     if type(file.model.model_config).__name__ != kind.detected_as:
         return {"refused": f"ComfyUI takes it for {type(file.model.model_config).__name__}, not {kind.detected_as}"}
-    counted = pack.auto.Work(forward=SimpleNamespace())  # of a call whose cost is known
+    counted = pack.auto.Work(forward=SimpleNamespace(image_tokens=0))  # of a call whose cost is known
     plan = pack.auto.list_model_plans(DEVICES, file.module, counted)[0]
     group = pack.client.WorkerGroup("cpu", Path())  # of which nothing is asked, so that none starts
     remote = pack.module.RemoteModule(group, file.source(plan, True), plan, file.costs())

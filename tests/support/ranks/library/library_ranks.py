@@ -52,7 +52,7 @@ def forward(family_name: str) -> torch.Tensor:
         return family.reference(pipeline.transformer, *inputs).contiguous()
 
 
-def parallel(build: Callable, **plan: int) -> diffusers.DiffusionPipeline:
+def parallel(build: Callable, **plan: int | str) -> diffusers.DiffusionPipeline:
     pipeline = build()
     parallelize(pipeline, ParallelPlan(**plan))
     return pipeline
@@ -86,6 +86,7 @@ REFUSALS: dict[str, Callable[[], object]] = {
     "pipefusion": lambda: parallel(dit, pipefusion=2),
     "patches": lambda: parallel(dit, ulysses=2, patches=2),
     "stages": lambda: parallel(dit, pipefusion=2, patches=1),
+    "int4": lambda: parallel(dit, ulysses=2, exchange_dtype="int4"),
     "another world size": lambda: parallel(dit, ulysses=2, ring=2),
     "another world size, loading": lambda: load_transformer("nowhere", ParallelPlan(), torch.device("cpu")),
     "no folder": lambda: load_transformer("nowhere", ParallelPlan(pipefusion=2), torch.device("cpu")),
