@@ -42,7 +42,7 @@ from .plan_words import (
     explain_one_rank,
     remark,
 )
-from .workers.group import device_count, device_type, most_ranks, settings, split_cards
+from .workers.group import device_count, device_type, most_ranks, settings, split_cards, why_no_group
 from .workers.room import settle_stages
 
 MANUAL = "manual"
@@ -317,6 +317,8 @@ def choose_exact_plan(work: Work, costs: ModelCosts) -> ResolvedPlan:
 
 def fit_to_machine(plan: ParallelPlan) -> ResolvedPlan:
     """Applies ParallelPlan.fit_devices to this machine, or to all machines in the settings. Raises PlanError."""
+    if why := why_no_group():
+        return ResolvedPlan(ParallelPlan(), (remark("no_group", why=why.cause, advice=why.advice),))
     most, on_gpus, note = most_ranks(), device_type() != CPU, ()
     fitted = plan.fit_devices(most, cores=not on_gpus and not settings().machines)
     if fitted is not plan:

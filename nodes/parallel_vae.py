@@ -5,10 +5,13 @@ They run a VAE for images or videos on all ranks. Each rank computes one band of
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import comfy.sd
+import comfy.utils
 import folder_paths
 import torch
 from comfy_api.latest import io
@@ -17,8 +20,11 @@ from ..parallel_backend.errors import RequestError
 from ..parallel_backend.plan import AUTO
 from ..parallel_backend.weights.loading import DTYPES
 from ..worker.comfyui.vae import describe_vae
+from ..worker.errors import NoWorkerGroup
+from ..worker.settings import REFUSE
 from .errors import Refused
 from .model.model_files import read_header
+from .model.sampling import show_on_node
 from .remote_vae import remote_vae
 from .workers.group import device_count, worker_group
 from .workers.installed import check_installed
@@ -63,9 +69,12 @@ class ParallelVAEDecode(io.ComfyNode):
         latents = samples["samples"]
         if latents.is_nested:  # a video with its sound; VAE Decode accepts this too
             latents = latents.unbind()[0]
-        shared = vae_of(vae_name, dtype, vae)
-        check_latents(latents, shared)
-        images = shared.decode(latents)
+
+        def decode(shared: Any) -> torch.Tensor:
+            check_latents(latents, shared)
+            return shared.decode(latents)
+
+        images = run_shared(vae_name, dtype, vae, decode)
         return io.NodeOutput(images.flatten(0, -4))  # videos become their frames, as VAE Decode returns them
 
 
@@ -85,24 +94,38 @@ class ParallelVAEEncode(io.ComfyNode):
 
     @classmethod
     def execute(cls, pixels: torch.Tensor, vae_name: str, dtype: str, vae: Any = None) -> io.NodeOutput:
-        return io.NodeOutput({"samples": vae_of(vae_name, dtype, vae).encode(pixels)})
+        return io.NodeOutput({"samples": run_shared(vae_name, dtype, vae, lambda shared: shared.encode(pixels))})
 
 
-def vae_of(vae_name: str, dtype: str, vae: comfy.sd.VAE | None) -> Any:
-    """Returns one of ComfyUI's VAEs whose model runs on all ranks.
+def run_shared(vae_name: str, dtype: str, vae: comfy.sd.VAE | None, run: Callable[[Any], torch.Tensor]) -> torch.Tensor:
+    """Runs one of ComfyUI's VAEs, whose model is on all ranks; without a worker group as stock, on ComfyUI's device.
 
     Raises Refused for a missing file and for a VAE that cannot be split over ranks. Raises NotInstalled if diffusers is
-    missing.
+    missing, and NoWorkerGroup if the settings refuse to run as stock.
     """
     check_installed()
-    wanted, file = DTYPES.get(dtype), ""
-    if vae is None:
+    wanted, file, found = DTYPES.get(dtype), "", vae
+    if found is None:
         if vae_name not in list_vaes():
             raise Refused(f"There is no VAE {vae_name!r} among the safetensors files in ComfyUI's models/vae.")
         file = folder_paths.get_full_path_or_raise("vae", vae_name)
-        vae = file_vae(file, vae_name, wanted)
+        found = file_vae(file, vae_name, wanted)
     group = worker_group()
-    return remote_vae(vae, group, group.ranks or device_count(), wanted, file)
+    try:
+        return run(remote_vae(found, group, group.ranks or device_count(), wanted, file))
+    except NoWorkerGroup as error:
+        if group.settings.when_not_parallel == REFUSE:
+            raise
+        said = f"The VAE runs as stock, on ComfyUI's own device alone. {error.explanation.brief}"
+    logging.warning("[ParallelDiT] %s", said)
+    show_on_node(said)
+    return run(stock_vae(file, wanted) if vae is None else vae)
+
+
+def stock_vae(file: str, dtype: torch.dtype | None) -> comfy.sd.VAE:
+    """Returns ComfyUI's VAE of a file, as its own loader does."""
+    weights, metadata = comfy.utils.load_torch_file(file, return_metadata=True)
+    return comfy.sd.VAE(sd=weights, metadata=metadata, dtype=dtype)
 
 
 def check_latents(latents: torch.Tensor, vae: Any) -> None:

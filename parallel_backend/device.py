@@ -61,7 +61,7 @@ def group_backends(kind: str) -> str:
     import torch.distributed as dist
 
     backend = BACKENDS[kind]
-    if not dist.is_backend_available(backend):
+    if not dist.is_available() or not dist.is_backend_available(backend):
         raise RequestError(
             f"torch {torch.__version__} has no {backend}, which {kind} devices need to exchange data.",
             "Install a torch that has it (xccl: 2.8 or newer, for XPU), or set PARALLELDIT_DEVICE=cpu.",

@@ -47,6 +47,11 @@ class Explanation(NamedTuple):
         details = f"{DETAILS}\n{self.details}" if self.details else ""
         return "\n\n".join(filter(None, (one_paragraph(self.cause), one_paragraph(self.advice), details)))
 
+    @property
+    def brief(self) -> str:
+        """Cause and advice in one paragraph, without details."""
+        return " ".join(filter(None, (*self.cause.splitlines(), *self.advice.splitlines())))
+
     def because(self, said: str) -> Explanation:
         """Returns this explanation with these words put before its cause."""
         return self._replace(cause=f"{said}{self.cause}")

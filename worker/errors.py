@@ -14,6 +14,7 @@ __all__ = [
     "Explained",
     "Explanation",
     "ModelFileError",
+    "NoWorkerGroup",
     "OutOfMemory",
     "RequestRefused",
     "WorkerGroupError",
@@ -25,6 +26,10 @@ MAX_TRACEBACK = 8000  # characters, the last of them
 
 class WorkerGroupError(Explained, RuntimeError):
     """The worker group did not start, has died, or stays down after too many deaths."""
+
+
+class NoWorkerGroup(WorkerGroupError):
+    """No worker group can run here until somebody acts. Asking again does not help."""
 
 
 class RequestRefused(Explained, ValueError):

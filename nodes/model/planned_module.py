@@ -12,8 +12,8 @@ from ...parallel_backend.axes import BATCH_AXES, STAGE_AXES
 from ...parallel_backend.costs.auto import PlanOfRun, Work, list_model_plans
 from ...parallel_backend.costs.choose import allows
 from ...parallel_backend.models.checks import check_module
-from ...parallel_backend.plan import HOST, ParallelPlan
-from ...worker.comfyui.patched_options import CHANGES, OPTIONS
+from ...parallel_backend.plan import HOST, OFF, ParallelPlan
+from ...worker.comfyui.patched_options import CHANGES, KERNEL, OPTIONS
 from ...worker.host.client import WorkerGroup
 from ...worker.host.runs import RunPlan
 from ...worker.wire.protocol import Header
@@ -22,7 +22,7 @@ from ..costs.plans import ModelCosts, is_covered, pick_usual_step
 from ..inside.patches import join, limit_work, reasons_of_plan
 from ..plan_words import Remark, ResolvedPlan, join_remarks
 from .remote_weights import RemoteWeights, check_interrupt
-from .sampling import show_on_node
+from .sampling import Sampling, show_on_node
 
 ONE_DEVICE = ParallelPlan()
 
@@ -30,9 +30,13 @@ ONE_DEVICE = ParallelPlan()
 class PlannedModule(RemoteWeights):
     """A module whose calls run under the user's plan or an automatic one. auto: decides the plan by the work of a call;
     None if the user chose it. asked: the plan at the begin of a sampling. replaced: the plan that would run, while a
-    node's functions do not allow it. compares: whether lossy plans are compared with exact ones."""
+    node's functions do not allow it. compares: whether lossy plans are compared with exact ones. sampling: the current
+    one. compiled: see `compile_settings`. has_bands: whether ranks share a picture in bands of rows."""
 
     compares = False
+    sampling: Sampling
+    compiled: Mapping[str, Any]
+    has_bands: bool
 
     def __init__(
         self,
@@ -135,6 +139,25 @@ class PlannedModule(RemoteWeights):
         run, work = self.group.runs.current, self.last_work
         if work and work.forward and is_covered(self.plan) and run and (steps := run.of_plan):
             self.costs.learn(work, self.plan, *pick_usual_step(steps))
+
+    def choose_kernel(self, options: Mapping[str, Any]) -> None:
+        """Makes the ranks use the attention kernel that a node chose. If they cannot, says so on the node. options: of
+        a call."""
+        name = options.get(KERNEL)
+        if name and (why := self.group.choose_kernel(name, check_interrupt)):
+            self.sampling.say_once(why)
+
+    def explain_compilation(self) -> None:
+        """Says on the node that the ranks do not compile under this plan, if a node asks for compiled blocks."""
+        if self.compiled and self.has_bands and self.plan.token_ways > 1:
+            self.sampling.say_once(
+                f"{self.name} runs without torch.compile: the ranks share a picture's rows, which its layers exchange."
+            )
+
+    def explain_whole_step(self, why: str) -> None:
+        """Says on the node why PipeFusion ran a step whole, or why attention was dense in it."""
+        dense = f"Attention is dense in some steps: {why}."
+        self.sampling.say_once(f"PipeFusion runs some steps whole: {why}." if self.plan.sparse == OFF else dense)
 
     def shares_calls(self) -> bool:
         """Whether the ranks run the calls of one request at the same time, or in one pipeline. An automatic plan that

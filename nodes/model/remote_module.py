@@ -20,14 +20,14 @@ from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrapper
 
 from ...parallel_backend.costs.auto import PlanOfRun, Work
 from ...parallel_backend.models import spec_of
-from ...parallel_backend.plan import OFF, ParallelPlan
+from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.sampling.caches import NONE as NO_CACHE
 from ...worker.comfyui.controls import CONTROL
 from ...worker.comfyui.model import dtype_name
-from ...worker.comfyui.patched_options import CHANGES, COMPILED, FACTS, GRAPH, KERNEL, OPTIONS, RUN
+from ...worker.comfyui.patched_options import CHANGES, COMPILED, FACTS, GRAPH, OPTIONS, RUN
 from ...worker.comfyui.patches import pack_patches
 from ...worker.comfyui.source import METHODS, HostSource
-from ...worker.errors import OutOfMemory, RequestRefused
+from ...worker.errors import Explanation, NoWorkerGroup, OutOfMemory, RequestRefused
 from ...worker.host.call_batcher import Answer, CallBatcher, CallRecorded, ModelCall
 from ...worker.host.client import WorkerGroup
 from ...worker.host.session import OnStep
@@ -215,6 +215,8 @@ class RemoteModule(PlannedModule):
             raise Refused(f"The Parallel Sampler cannot honour {join(reasons)}.", "Use a stock sampler, or remove it.")
         if reasons or self.weights.is_changed:
             self.take_over(reasons or ["weights that a node has written over"], patcher)
+        elif (down := self.group.down) and not needs_ranks:
+            self.take_over([], patcher, down=down)
         else:
             self.give_back(patcher)
 
@@ -228,19 +230,28 @@ class RemoteModule(PlannedModule):
         reasons += [f"a change of its {name}" for name in here if name not in own]
         return [*reasons[:SHOWN], *encode_options(options, self.sampling.inside)[1]]
 
-    def take_over(self, reasons: Sequence[str], patcher: StandInPatcher | None, load: bool = False) -> None:
+    def take_over(
+        self,
+        reasons: Sequence[str],
+        patcher: StandInPatcher | None,
+        load: bool = False,
+        down: Explanation | None = None,
+    ) -> None:
         """Fills the stand-in with the file's weights, so that it is ComfyUI's own model and computes here from now on.
 
-        patcher: the one of the following calls. load: whether ComfyUI has already loaded it, but without weights.
-        Raises Refused if the settings ask for an error instead, and ModelFileError.
+        reasons: what the ranks cannot run. patcher: the one of the following calls. load: whether ComfyUI has already
+        loaded it, but without weights. down: why there are no ranks. Raises Refused or NoWorkerGroup if the settings
+        ask for an error instead, and ModelFileError.
         """
-        why = join(reasons)
+        why, said = join(reasons), f"{self.name} runs as stock, on ComfyUI's own device alone"
         if self.recording or self.group.settings.when_not_parallel == REFUSE:
+            if down:
+                raise NoWorkerGroup(*down)
             raise Refused(
                 f"The parallel model cannot honour {why}: its inside runs in worker processes.",
                 "Remove that node, or use the stock loader.",
             )
-        said = f"{self.name} runs as stock, on ComfyUI's own device alone: the worker processes cannot run {why}."
+        said += f". {down.brief}" if down else f": the worker processes cannot run {why}. Without it, they can."
         if said != self.why_here:
             logging.warning("[ParallelDiT] %s", said)
         self.why_here = said
@@ -289,30 +300,14 @@ class RemoteModule(PlannedModule):
                 return found
         except OutOfMemory:
             raise
+        except NoWorkerGroup as error:
+            self.take_over([], self.patcher(), load=True, down=error.explanation)
+            raise CallRecorded from error
         except RequestRefused as error:
             if not any(FACTS in each for each in options):
                 raise
             self.take_over([f"what nodes run inside of it ({error.explanation.cause})"], self.patcher(), load=True)
             raise CallRecorded from error
-
-    def choose_kernel(self, options: Mapping[str, Any]) -> None:
-        """Makes the ranks use the attention kernel that a node chose. If they cannot, says so on the node. options: of
-        a call."""
-        name = options.get(KERNEL)
-        if name and (why := self.group.choose_kernel(name, check_interrupt)):
-            self.sampling.say_once(why)
-
-    def explain_compilation(self) -> None:
-        """Says on the node that the ranks do not compile under this plan, if a node asks for compiled blocks."""
-        if self.compiled and self.has_bands and self.plan.token_ways > 1:
-            self.sampling.say_once(
-                f"{self.name} runs without torch.compile: the ranks share a picture's rows, which its layers exchange."
-            )
-
-    def explain_whole_step(self, why: str) -> None:
-        """Says on the node why PipeFusion ran a step whole, or why attention was dense in it."""
-        dense = f"Attention is dense in some steps: {why}."
-        self.sampling.say_once(f"PipeFusion runs some steps whole: {why}." if self.plan.sparse == OFF else dense)
 
     def add_objects(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a call's arguments with those functions and objects that the ranks lack."""
@@ -345,10 +340,14 @@ class RemoteModule(PlannedModule):
 
     def send_method(self, method: str, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Runs another method of the module in the ranks, one that computes with its weights."""
-        with self.group.turn(check_interrupt):
-            self.load()
-            ((result,),) = self.group.call([(args, kwargs)], check_interrupt, method)
-            return result.to(args[0].device)
+        try:
+            with self.group.turn(check_interrupt):
+                self.load()
+                ((result,),) = self.group.call([(args, kwargs)], check_interrupt, method)
+                return result.to(args[0].device)
+        except NoWorkerGroup as error:
+            self.take_over([], self.patcher(), load=True, down=error.explanation)
+            return getattr(self.module, method)(*args, **kwargs)
 
     def name_arguments(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Returns the arguments of a call by name."""

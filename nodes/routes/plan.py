@@ -28,7 +28,7 @@ from ..model.host_file import OWN_CHOICE, WEIGHT_DTYPES, describe_host_file
 from ..model.model_files import explain_not_listed, list_checkpoints, list_models
 from ..parallel_plan import AskedPlan, describe_devices, fit_to_machine, resolve_plan
 from ..plan_words import Remark, ResolvedPlan, explain_auto, remark, remarks_to_json
-from ..workers.group import device_count, device_type
+from ..workers.group import device_count, device_type, why_no_group
 from ..workers.room import list_plan_cards
 from .memory_estimate import MemoryEstimate, ModelMemory
 from .predicted import Sampled, choose_patches, expect_plan, predict_computing, predict_plans
@@ -91,6 +91,9 @@ def answer(question: Question) -> dict[str, Any]:
     common = {"device": device_type(), "unknown": unknown, "error": "", "widgets": []}
     nothing = {"plan": "", "world": 0, "ranks": [], "memory": None, "predicted": None, "sized": False}
     nothing |= {"remarks": [], "note": []}
+    if why_no_group():
+        alone = fit_to_machine(ParallelPlan())
+        return {**common, **nothing, "plan": str(alone.plan), "world": 1, "note": remarks_to_json(alone.note)}
     sampled = Sampled.of(models[0].costs, models[0].memory, samplers) if models else None
     try:
         asked = AskedPlan.of(question.mode, question.values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ import comfy.model_management
 import folder_paths
 from server import PromptServer
 
-from ...parallel_backend.device import CPU, Card, cards, check_kind, count, like_first
-from ...parallel_backend.errors import RequestError
+from ...parallel_backend.device import CPU, Card, cards, check_kind, count, group_backends, like_first
+from ...parallel_backend.errors import Explanation, RequestError
 from ...worker.host.client import WorkerGroup
 from ...worker.settings import FILE_NAME, Settings, SettingsError
 from ...worker.wire.private_folder import private_folder
@@ -35,7 +36,7 @@ def worker_group(number: int = 1) -> WorkerGroup:
     with _lock:
         if number not in _groups:
             folder = private_folder(f"group{number}")
-            group = _groups[number] = WorkerGroup(device_type(), folder, settings())
+            group = _groups[number] = WorkerGroup(device_type(), folder, settings(), why_no_group())
             atexit.register(group.stop)
             Feed(number, group, PromptServer.instance).start()
         return _groups[number]
@@ -59,20 +60,43 @@ def settings() -> Settings:
     return Settings.read(os.environ, Path(folder_paths.get_user_directory()) / FILE_NAME)
 
 
-def device_type() -> str:
-    """Returns the kind of device that the ranks compute on: from the settings, else ComfyUI's own kind.
+def wanted_device() -> str:
+    """Returns the kind of device that the ranks should compute on: from the settings, else ComfyUI's own kind.
 
-    Raises SettingsError if ranks cannot compute on it, or this machine has none.
+    Raises SettingsError if it is set and this machine has none.
     """
     set_to, management = settings().device, comfy.model_management
+    if set_to not in ("", CPU) and not count(set_to):
+        raise SettingsError(
+            f"The setting device is {set_to}, and torch finds none here.", "Take it out of the settings."
+        )
     on_cpu = management.cpu_state == management.CPUState.CPU
+    return set_to or (CPU if on_cpu else management.get_torch_device().type)
+
+
+def why_no_group() -> Explanation | None:
+    """Says why this system can have no worker group, so that every model runs as stock; None if it can have one.
+
+    Raises SettingsError.
+    """
+    if sys.platform == "win32":
+        return Explanation(
+            "On Windows, torch cannot connect the processes of a worker group.",
+            "Run ComfyUI in WSL2 to use several GPUs.",
+        )
     try:
-        kind = check_kind(set_to or (CPU if on_cpu else management.get_torch_device().type))
+        kind = check_kind(wanted_device())
+        if settings().python == sys.executable:  # the ranks have this torch
+            group_backends(kind)
     except RequestError as error:
-        raise SettingsError(*error.explanation) from error
-    if set_to not in ("", CPU) and not count(kind):
-        raise SettingsError(f"The setting device is {kind}, and torch finds none here.", "Take it out of the settings.")
-    return kind
+        return error.explanation
+    return None
+
+
+def device_type() -> str:
+    """Returns the kind of device that the ranks compute on. It is the CPU if there can be none. Raises SettingsError
+    if one is set that this machine does not have."""
+    return CPU if why_no_group() else wanted_device()
 
 
 def split_cards() -> tuple[list[Card], list[Card]]:
@@ -89,8 +113,10 @@ def list_cards() -> list[Card]:
 
 def device_count() -> int:
     """Returns how many ranks an automatic plan uses: as set, else ComfyUI's own GPU and those like it, or 2 CPU ranks,
-    of every machine.
+    of every machine. It is 1 if there can be no group.
     """
+    if why_no_group():
+        return 1
     here = len(split_cards()[0]) or CPU_RANKS
     return settings().ranks or here * max(1, len(settings().machines))
 

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from demo.host import REPOSITORY
+from tests.support.census.pack_rows import PACK
+from tests.support.host.graphs import TINY_MODELS
+from tests.support.host.stock_prompts import write_cases
 from tests.support.programs import run_program
 
+MODEL, VAE = "flux", "wan.safetensors"
 LEFT_OUT = "Not used: GPU 1 (GTX 1660, 6 GB)."
 OWN = "auto uses only ComfyUI’s own, GPU 0 (RTX 3090, 24 GB), and those like it"
 # By machine of `machine_of_cards`: the ranks of an automatic plan, the most of any, and what is said of it.
@@ -22,6 +31,7 @@ PLANNED = {
     "Intel's": (2, 2, ["auto_gpus", "needs_model"]),
     "set to the CPU": (2, None, ["auto_cpu", "needs_model"]),
     "Apple's, set to the CPU": (2, None, ["auto_cpu", "needs_model"]),
+    "of two cards, the ranks with their own Python": (2, 2, ["auto_gpus", "needs_model"]),
 }
 
 
@@ -54,12 +64,52 @@ def test_as_many_ranks_as_are_set_are_measured_on_unlike_gpus_too(machines: dict
     assert machines["one other"]["devices"] == ["RTX 3090", "RTX 3090"]
 
 
+def test_a_device_that_is_set_and_not_there_is_refused_with_what_to_do(machines: dict[str, Any]) -> None:
+    error = machines["set to what is not there"]["error"]
+    assert "device is xpu, and torch finds none here" in error and "out of the settings" in error
+
+
 @pytest.mark.parametrize(
     ("machine", "says"),
-    [("Apple's", "cannot compute on mps"), ("set to what is not there", "device is xpu, and torch finds none here")],
+    {"Apple's": "cannot compute on mps", "without NCCL": "has no nccl", "on Windows": "WSL2"}.items(),
 )
-def test_a_device_that_ranks_cannot_have_is_refused_with_what_to_do(
+def test_a_machine_without_worker_groups_runs_every_plan_as_stock_and_says_why(
     machine: str, says: str, machines: dict[str, Any]
 ) -> None:
-    error = machines[machine]["error"]
-    assert says in error and ("PARALLELDIT_DEVICE=cpu" in error or "out of the settings" in error)
+    found = machines[machine]
+    plan, note = found["asked"]
+    assert plan == found["plan"] == "one rank" and found["auto"] == 1
+    for text in (note, found["said"]):
+        assert "runs as stock here" in text and says in text
+
+
+@pytest.fixture(scope="module")
+def alone(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    base = tmp_path_factory.mktemp("alone")
+    write_cases(comfyui, base, [MODEL])
+    shutil.copytree(PACK, base / "custom_nodes" / PACK.name, ignore=shutil.ignore_patterns("__pycache__"))
+    (base / "models" / "vae").mkdir(parents=True)
+    run_program(comfyui, "tests.support.files.video_vaes", base / "models" / "vae")
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.support.census.no_group", str(comfyui), str(base), MODEL, VAE],
+        cwd=REPOSITORY,
+        env={**os.environ, **TINY_MODELS},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def test_without_torch_distributed_the_nodes_give_the_stock_nodes_bits_and_say_why(alone: dict[str, Any]) -> None:
+    assert alone["sampled"] == [True, True] and alone["decoded"] and not alone["read before"]
+    assert [run["is_stock"] for run in alone["runs"]] == [True, True]
+    for said in (*alone["said"], *(run["reason"] for run in alone["runs"])):
+        assert "runs as stock, on ComfyUI's own device alone. torch " in said and "has no gloo" in said
+    assert any(said.startswith("The VAE runs") for said in alone["said"])
+
+
+def test_who_asks_for_an_error_gets_it_without_torch_distributed(alone: dict[str, Any]) -> None:
+    for node in ("model", "vae"):
+        assert "has no gloo" in alone[node]

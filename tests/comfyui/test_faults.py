@@ -14,8 +14,33 @@ import pytest
 import torch
 
 from demo.host import ComfyHost
-from tests.support.host.faults import CASES, GOOD, LACKS, Case, end, frail_host, good, lack, spaced, suffer, wait_until
-from tests.support.host.graphs import alive, latents, post, ranks, status, worker_processes
+from tests.support.host.faults import (
+    CASES,
+    GOOD,
+    LACKS,
+    PATIENCE,
+    PYTHON,
+    Case,
+    end,
+    frail_host,
+    good,
+    lack,
+    remove_socket_folder,
+    spaced,
+    suffer,
+    wait_until,
+)
+from tests.support.host.graphs import (
+    alive,
+    latents,
+    post,
+    ranks,
+    relative_error,
+    runs,
+    saved_latents,
+    status,
+    worker_processes,
+)
 from tests.support.tiers import slow_but
 
 QUICK = ("kill rank 1, in a step", "stop rank 0, in a step of ComfyUI's loop")
@@ -46,6 +71,34 @@ def test_a_file_that_is_harmed_between_prompts_is_named_and_served_again_when_it
     for words in says:
         assert words in outcome.said
     assert not outcome.left
+
+
+@pytest.mark.slow  # the gate has it with an interpreter that fails once, in worker/faults/test_start_ahead.py
+def test_a_start_that_fails_once_is_tried_again(frail: ComfyHost) -> None:
+    reference = good(frail)
+    post(frail, "/paralleldit/stop")
+    prompt = frail.queue(spaced(GOOD).prompt())
+    wait_until(lambda: status(frail)["state"] == "starting")
+    remove_socket_folder(frail)
+    assert saved_latents(frail, frail.wait(prompt, timeout=PATIENCE)).equal(reference)
+    assert not status(frail)["deaths"]
+
+
+def test_models_run_as_stock_while_no_group_starts_and_in_the_ranks_after_a_restart(frail: ComfyHost) -> None:
+    reference, python = good(frail), frail.base / PYTHON
+    whole = python.read_text()
+    python.write_text("#!/bin/sh\nexit 7\n")
+    post(frail, "/paralleldit/stop")
+    for _ in range(2):  # the second one does not try to start the ranks again
+        assert relative_error(good(frail), reference) < 1e-5
+        assert runs(frail)[0]["is_stock"]
+        for words in ("runs as stock", "failed to start 3 times", "exit code 7", "restart the group"):
+            assert words in runs(frail)[0]["reason"]
+    assert status(frail)["state"] == "failed"
+    python.write_text(whole)
+    post(frail, "/paralleldit/restart")
+    assert good(frail).equal(reference)
+    assert not runs(frail)[0]["is_stock"]
 
 
 # The gate has it by the panel's buttons, in editor/test_editor.py.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..comfyui.patched_options import compile_key
-from ..errors import OutOfMemory, RequestRefused, WorkerGroupError
+from ..errors import Explanation, OutOfMemory, RequestRefused, WorkerGroupError
 from ..settings import Settings
 from ..wire import operations as ops
 from ..wire.protocol import MEMORY, Header
@@ -47,18 +47,21 @@ def decode_text(sent: torch.Tensor) -> str:
 class WorkerGroup:
     """One persistent torchrun group. Its first request starts it; it is restarted when it dies.
 
-    device: one of DEVICES. folder: for the ranks' logs.
+    device: one of DEVICES. folder: for the ranks' logs. impossible: why this system can have no group.
     Every method that waits takes `check` and calls it about twenty times a second. `check` may raise to stop waiting;
     the ranks then end their work at the next step. Any thread may call any method; requests take turns.
     """
 
-    def __init__(self, device: str, folder: Path, settings: Settings | None = None) -> None:
+    def __init__(
+        self, device: str, folder: Path, settings: Settings | None = None, impossible: Explanation | None = None
+    ) -> None:
         self.device = device
         self.folder = folder
         self.settings = settings or Settings()
         self.changed = threading.Event()  # set when the status changes; its reader clears it
         self.runs = Runs(self.changed)
         self.supervisor = Supervisor(device, folder, self.settings, self.changed, self._revive, self.runs.died)
+        self.supervisor.impossible = impossible
         self.resident: object | None = None  # the patcher that reports the model's memory to ComfyUI, kept alive
         self.loads = 0  # how many models were loaded; step times of different models are not compared
 
@@ -75,6 +78,11 @@ class WorkerGroup:
     def ranks(self) -> int:
         """How many ranks the session has, or the last one had; 0 before the first."""
         return self.supervisor.ranks
+
+    @property
+    def down(self) -> Explanation | None:
+        """See Supervisor."""
+        return self.supervisor.down
 
     @property
     def loaded(self) -> tuple[Header, Header] | None:

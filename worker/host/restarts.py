@@ -1,4 +1,4 @@
-"""Decides how often a worker group that dies is restarted, and after what pause."""
+"""Decides how often a worker group that dies or does not start is started again, and after what pause."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 WINDOW_SECONDS = 600.0
 PAUSES = (0.0, 1.0, 4.0)  # before the first restart, the second, and all others
+STARTS = 3  # failed starts in a row; after so many, no further one is tried in the window
 
 
 class Restarts:
@@ -17,6 +18,7 @@ class Restarts:
         self.most = most
         self.clock = clock
         self.deaths: deque[float] = deque()
+        self.failed_starts: list[float] = []  # in a row
 
     def note_death(self) -> None:
         self.deaths.append(self.clock())
@@ -27,15 +29,37 @@ class Restarts:
             self.deaths.popleft()
         return len(self.deaths)
 
-    def seconds_left(self) -> float:
-        """Returns the seconds until a restart is allowed; 0 if it is now."""
-        over = self.count() - self.most
-        return 0.0 if over <= 0 else self.deaths[over - 1] + WINDOW_SECONDS - self.clock()
+    def note_failed_start(self) -> None:
+        self.failed_starts.append(self.clock())
 
-    def pause(self) -> float:
-        """Returns the seconds to wait before the restart after the last death."""
-        return PAUSES[min(max(self.count(), 1), len(PAUSES)) - 1]
+    def note_start(self) -> None:
+        self.failed_starts.clear()
+
+    def seconds_left(self) -> float:
+        """Returns the seconds until a start is allowed; 0 if it is now."""
+        over, left = self.count() - self.most, 0.0
+        if over > 0:
+            left = self.deaths[over - 1] + WINDOW_SECONDS - self.clock()
+        if len(self.failed_starts) >= STARTS:
+            left = max(left, self.failed_starts[-1] + WINDOW_SECONDS - self.clock())
+            if left <= 0:
+                self.failed_starts.clear()
+        return max(0.0, left)
+
+    @property
+    def why(self) -> str:
+        """Says why no start is allowed, as the begin of a sentence."""
+        if len(self.failed_starts) >= STARTS:
+            return f"The worker group failed to start {len(self.failed_starts)} times"
+        return f"The worker group died {self.count()} times in ten minutes"
+
+    def pause(self, after_death: bool) -> float:
+        """Returns the seconds to wait before the next start. It grows with failed starts, and with deaths if the last
+        session has died."""
+        tries = max(self.count() - 1 if after_death else 0, len(self.failed_starts), 0)
+        return PAUSES[min(tries, len(PAUSES) - 1)]
 
     def forgive(self) -> None:
-        """Forgets the deaths, because the operator has asked for a restart."""
+        """Forgets deaths and failed starts, because the operator has asked for a restart."""
         self.deaths.clear()
+        self.failed_starts.clear()

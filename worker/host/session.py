@@ -34,7 +34,6 @@ SLOW_REPORT_SECONDS = 8.0  # additional time, once no rank is left
 MACHINE_SECONDS = 3.0
 LOADING_TIMES = 6  # factor for the allowed silence while weights move, which can block a rank's other threads
 WAS_STOPPED = Explanation("It was stopped.")
-FIX_AND_RETRY = "Correct the cause, then queue the prompt again."
 
 Check = Callable[[], None]
 OnStep = Callable[[Header, torch.Tensor | None], None]  # the event, and its estimate of the clean latents, if any
@@ -77,7 +76,7 @@ class Session:
         except (OSError, ProtocolError) as error:
             said = error.explanation if isinstance(error, ProtocolError) else Explanation(str(error))
             said = said.because("The worker group cannot be started: ")
-            raise WorkerGroupError(*said.advised(FIX_AND_RETRY)) from error
+            raise WorkerGroupError(*said) from error
         self.job_channel = endpoint.channels["job"]
         self.incoming = selectors.DefaultSelector()
         self.incoming.register(self.job_channel, selectors.EVENT_READ)
@@ -91,7 +90,7 @@ class Session:
                 check()
                 if self.process.exited.is_set():
                     reason = self.process.reason().because("The worker group did not start. ")
-                    raise WorkerGroupError(*reason.advised(FIX_AND_RETRY))
+                    raise WorkerGroupError(*reason)
                 if time.monotonic() > deadline:
                     raise WorkerGroupError(
                         f"The worker group did not start in {self.settings.start_seconds:g} s.",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import Explanation, RequestRefused, WorkerGroupError
+from ..errors import Explanation, NoWorkerGroup, RequestRefused, WorkerGroupError
 from ..launch.torchrun import ranks_a_machine
 from ..settings import Settings, SettingsError
 from ..wire.protocol import Header
@@ -20,6 +20,7 @@ from .restarts import Restarts
 from .session import POLL_SECONDS, WAS_STOPPED, Check, Session
 
 WATCH_SECONDS = 1.0
+FIX_AND_RESTART = "Correct the cause, then restart the group or ComfyUI."
 STATUS_SECONDS = 2.0
 
 
@@ -50,12 +51,13 @@ class Supervisor:
         self.restarts = Restarts(settings.restarts)
         self.session: Session | None = None
         self.phase = "stopped"  # or starting, restarting, failed; while a session runs, its ranks say more
+        self.impossible: Explanation | None = None  # why this system can have no session
         self.ranks = 0  # of this session, or of the last one
         self.last_death: Explanation | None = None
         self.stops = 0
         self.began: float | None = None  # when the current start began
         self.depth, self.asked = 0, 0.0  # how often the current turn is entered; when it was asked for
-        self.failed_ahead: tuple[float, Explanation] | None = None  # when and why the last `start_ahead` failed
+        self.failed_ahead: tuple[float, WorkerGroupError] | None = None  # when and why the last `start_ahead` failed
 
     @contextlib.contextmanager
     def turn(self, check: Check) -> Iterator[None]:
@@ -88,7 +90,8 @@ class Supervisor:
         exactly: no more ranks either; by default a plan leaves additional ranks idle. Several machines always need the
         exact number, because each has its share of the plan. source: of the model that will be loaded; ranks that
         imported ComfyUI with other arguments are restarted.
-        Raises WorkerGroupError, and RequestRefused for a number that the machines can't share.
+        A start that fails is retried. Raises NoWorkerGroup if no group can start, WorkerGroupError if the group is
+        stopped meanwhile, and RequestRefused for a number that the machines can't share.
         """
         try:
             ranks_a_machine(ranks, self.settings)
@@ -96,7 +99,7 @@ class Supervisor:
             raise RequestRefused(*error.explanation) from error
         failed, self.failed_ahead = self.failed_ahead, None
         if failed and failed[0] > self.asked:
-            raise WorkerGroupError(*failed[1])
+            raise type(failed[1])(*failed[1].explanation)
         exactly = exactly or len(self.settings.machines) > 1
         session = self.session
         if session and not session.is_over:
@@ -111,23 +114,34 @@ class Supervisor:
             session.close()
         if self.session:
             return
-        left = self.restarts.seconds_left()
-        if left:
+        if down := self.down:
             self._enter("failed")
-            last = (self.last_death or Explanation("")).because(
-                f"The worker group died {self.restarts.count()} times in ten minutes, so it stays down for another "
-                f"{left:.0f} s. The last time: "
-            )
-            raise WorkerGroupError(last.cause, "Correct the cause, then restart the group or ComfyUI.", last.details)
-        self._start(ranks, check, source)
+            raise NoWorkerGroup(*down)
+        self._start_in_tries(ranks, check, source)
+
+    @property
+    def down(self) -> Explanation | None:
+        """Why no session can start: on this system, for some minutes, or until a restart. None if one runs or can
+        start."""
+        if self.impossible:
+            return self.impossible
+        left = 0.0 if self.is_running else self.restarts.seconds_left()
+        if not left:
+            return None
+        last = self.last_death or Explanation("")
+        return last.because(f"{self.restarts.why}, so it stays down for another {left:.0f} s. The last time: ").advised(
+            FIX_AND_RESTART
+        )
 
     def start_ahead(self, ranks: int, wanted: Callable[[], bool], source: Header | None = None) -> None:
         """Starts a session of that many ranks in another thread, before it is needed.
 
         wanted: asked when the turn has come; if it returns False, nothing starts. If the start fails, callers that
-        already wait for their turn get the error. Later callers try again.
+        already wait for their turn get the error. Does nothing while no session can start.
         """
         stops = self.stops
+        if self.down:
+            return
 
         def check() -> None:
             if self.stops != stops:
@@ -141,7 +155,7 @@ class Supervisor:
                     try:
                         self.ensure(ranks, check, source=source)
                     except WorkerGroupError as error:
-                        self.failed_ahead = time.monotonic(), error.explanation
+                        self.failed_ahead = time.monotonic(), error
                         raise
             except (WorkerGroupError, RequestRefused) as error:
                 logging.error("[ParallelDiT] %s", error)
@@ -163,6 +177,7 @@ class Supervisor:
             if self.stops != stops:
                 raise WorkerGroupError("The worker group was stopped while it started.")
             self.failed_ahead = None  # an explicit start tries again
+            self.restarts.note_start()
             if not self.is_running:
                 self.ensure(self.ranks or ranks, check)
         finally:
@@ -244,6 +259,24 @@ class Supervisor:
         self._enter("restarting")
         logging.error("[ParallelDiT] the worker group died. %s", self.last_death)
 
+    def _start_in_tries(self, ranks: int, check: Check, source: Header | None) -> None:
+        """Starts a session. If that fails, tries again with back-off, but not after it has taken too long."""
+        stops = self.stops
+        while True:
+            began = time.monotonic()
+            try:
+                return self._start(ranks, check, source)
+            except WorkerGroupError as error:
+                if self.stops != stops:
+                    raise
+                self.last_death = error.explanation
+                self.restarts.note_failed_start()
+                down = self.down
+                if down or time.monotonic() - began >= self.settings.start_seconds:
+                    self._enter("failed")
+                    raise NoWorkerGroup(*(down or error.explanation.advised(FIX_AND_RESTART))) from error
+                logging.warning("[ParallelDiT] The worker group did not start, and is started again. %s", error)
+
     def _start(self, ranks: int, check: Check, source: Header | None) -> None:
         stops = self.stops
 
@@ -254,27 +287,22 @@ class Supervisor:
 
         self.began = time.monotonic()
         try:
-            if self.phase == "restarting":
-                resume = time.monotonic() + self.restarts.pause()
-                while time.monotonic() < resume:
-                    check_both()
-                    time.sleep(POLL_SECONDS)
-            else:
+            if self.phase != "restarting":
                 self._enter("starting")
+            resume = time.monotonic() + self.restarts.pause(self.phase == "restarting")
+            while time.monotonic() < resume:
+                check_both()
+                time.sleep(POLL_SECONDS)
             logging.info("[ParallelDiT] starting %d worker ranks on %s", ranks, self.device)
             self.ranks = ranks
             session = Session(ranks, self.device, self.settings, self.folder, check_both, source)
-        except WorkerGroupError as error:
-            if self.stops == stops:
-                self.last_death = error.explanation
-                self._enter("failed")
-            raise
         except BaseException:  # ComfyUI's interrupt is not an Exception
             self._enter("restarting" if self.phase == "restarting" else "stopped")
             raise
         finally:
             self.began = None
         self.session = session
+        self.restarts.note_start()
         self._enter("ready")
         if self.stops != stops:  # stopped at the last moment
             self._end_session()

@@ -15,7 +15,7 @@ import torch
 from demo.host import ComfyHost
 from tests.conftest import DEMO_MODEL, EXTRA_ARGS, HOST_ENV, NODE_PACKS
 from tests.support.files.deeper import deepen_folder
-from tests.support.host.graphs import Job, groups, latents, status
+from tests.support.host.graphs import Job, latents, runs, status
 from tests.support.host.quick_machine import slow_machine
 
 DEEP = "deep-shapes"
@@ -46,11 +46,6 @@ def asked(job: Job, **values: Any) -> dict[str, Any]:
     loader = next(each for each in prompt.values() if each["class_type"] == "ParallelDiT_LoadDiffusionModel")
     loader["inputs"]["plan"] = ["plan", 0]
     return prompt
-
-
-def runs(host: ComfyHost) -> list[dict[str, Any]]:
-    """The newest first."""
-    return next(each["runs"] for each in groups(host) if each["group"] == 1)
 
 
 def is_lossy(run: Mapping[str, Any]) -> bool:

@@ -79,7 +79,7 @@ def assert_equal(drawn: torch.Tensor, reference: torch.Tensor) -> None:
 def suffer(host: ComfyHost, moment: str, fault: Callable[[ComfyHost], None]) -> Outcome:
     """Brings the host to that moment, does the fault to it, and waits for the next good latents.
 
-    moment: idle, starting, loading, or in a step of step mode or of loop mode. Fails unless the latents are the same.
+    moment: idle, loading, or in a step of step mode or of loop mode. Fails unless the latents are the same.
     """
     reference = good(host)
     seen: list[float] = []
@@ -95,7 +95,7 @@ def suffer(host: ComfyHost, moment: str, fault: Callable[[ComfyHost], None]) -> 
         strike()
         wait_until(lambda: status(host)["last_death"] != last)
     else:
-        if moment in ("starting", "loading"):
+        if moment == "loading":
             post(host, "/paralleldit/stop")
             wait_until(lambda: not any(map(alive, before)))
         prompt_id = host.queue(long(None if moment == "step mode" else "Euler"))
@@ -104,9 +104,8 @@ def suffer(host: ComfyHost, moment: str, fault: Callable[[ComfyHost], None]) -> 
             if event["type"] == "progress" and event["data"]["value"] >= 3 and not seen:
                 strike()
 
-        if moment in ("starting", "loading"):
-            key, value = ("state", "starting") if moment == "starting" else ("operation", "load")
-            wait_until(lambda: status(host).get(key) == value)
+        if moment == "loading":
+            wait_until(lambda: status(host).get("operation") == "load")
             before = worker_processes(host)
             strike()
         try:
@@ -154,12 +153,11 @@ def frail_host(comfyui: Path, base: Path) -> ComfyHost:
 def lack(host: ComfyHost, file: Path, harm: Callable[[Path], None]) -> Outcome:
     """Has a file come to harm between two prompts of which the second has to read it; mends it after that.
 
-    Ranks on the CPU read weights again that they have parked, and stay. Only the workers' Python takes a new group.
+    Ranks on the CPU read weights again that they have parked.
     """
     reference, mode, whole = good(host), file.stat().st_mode, file.read_bytes()
-    before = worker_processes(host)
     harm(file)
-    post(host, f"/paralleldit/{'stop' if file.name == PYTHON else 'park'}")
+    post(host, "/paralleldit/park")
     started, said = time.monotonic(), ""
     try:
         good(host)
@@ -169,8 +167,7 @@ def lack(host: ComfyHost, file: Path, harm: Callable[[Path], None]) -> Outcome:
     file.write_bytes(whole)
     file.chmod(mode)
     assert_equal(good(host), reference)
-    left = [process for process in before if alive(process)] if file.name == PYTHON else []
-    return Outcome(said, to_error, time.monotonic() - started, left)
+    return Outcome(said, to_error, time.monotonic() - started, [])
 
 
 def end(host: ComfyHost, number: signal.Signals, sampling: bool) -> None:
@@ -219,7 +216,6 @@ SILENCE = SILENCE_SECONDS + 20.0
 CASES = {
     "kill torchrun, idle": Case("idle", kill_torchrun),
     "kill torchrun, in a step": Case("loop mode", kill_torchrun, ("torchrun .* was killed by SIGKILL",)),
-    "remove the socket's folder, starting": Case("starting", remove_socket_folder, ("did not start", "socket"), 30.0),
 }
 for _rank in (0, 1):
     _kill, _stop, _who = send(signal.SIGKILL, _rank), send(signal.SIGSTOP, _rank), f"Rank {_rank} "
@@ -242,5 +238,4 @@ WEIGHTS = f"models/diffusers/{GOOD.model}/transformer/diffusion_pytorch_model.sa
 LACKS = {
     "truncate the checkpoint": (WEIGHTS, truncate, ("cannot be read as safetensors", "Download it again")),
     "delete the checkpoint": (WEIGHTS, Path.unlink, ("safetensors",)),
-    "delete the workers' Python": (PYTHON, Path.unlink, ("cannot be started", PYTHON)),
 }

@@ -373,6 +373,11 @@ def groups(host: ComfyHost, listener: str = "") -> list[dict[str, Any]]:
         return json.loads(response.read())["groups"]
 
 
+def runs(host: ComfyHost, group: int = 1) -> list[dict[str, Any]]:
+    """A group's samplings, the newest first."""
+    return next(each["runs"] for each in groups(host) if each["group"] == group)
+
+
 def post(host: ComfyHost, path: str, headers: Mapping[str, str] | None = None) -> None:
     """An empty POST. Raises HTTPError for a refusal."""
     _open(urllib.request.Request(host.url + path, method="POST", headers=dict(headers or {})), timeout=120).close()

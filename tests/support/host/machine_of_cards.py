@@ -33,11 +33,14 @@ MACHINES: dict[str, tuple[str, list[SimpleNamespace], dict[str, str]]] = {
     "set to the CPU": ("cuda", [BIG, BIG], {"device": "cpu"}),
     "set to what is not there": ("cuda", [BIG, BIG], {"device": "xpu"}),
     "Apple's": ("mps", [], {}),
+    "without NCCL": ("cuda", [BIG, BIG], {}),
+    "on Windows": ("cuda", [BIG, BIG], {}),
+    "of two cards, the ranks with their own Python": ("cuda", [BIG, BIG], {"python": "/another/python"}),
     "Apple's, set to the CPU": ("mps", [], {"device": "cpu"}),
 }
 
 
-def planned(kind: str, cards: list[SimpleNamespace], settings: dict[str, str]) -> dict[str, Any]:
+def planned(machine_name: str, kind: str, cards: list[SimpleNamespace], settings: dict[str, str]) -> dict[str, Any]:
     group, route = (importlib.import_module(f"pack.nodes.{name}") for name in ("workers.group", "routes.plan"))
     plans, words = (importlib.import_module(f"pack.nodes.{name}") for name in ("parallel_plan", "plan_words"))
     machine = importlib.import_module("pack.nodes.costs.machine")
@@ -46,6 +49,11 @@ def planned(kind: str, cards: list[SimpleNamespace], settings: dict[str, str]) -
         module: Any = torch.get_device_module(each)
         module.device_count = lambda each=each: len(cards) if each == kind else 0
         module.get_device_properties = lambda index: cards[index]
+    lacking = {"without NCCL": "nccl", "of two cards, the ranks with their own Python": "nccl"}.get(machine_name)
+    torch.distributed.is_backend_available = lambda backend: backend != lacking
+    group.sys = SimpleNamespace(
+        platform="win32" if "Windows" in machine_name else sys.platform, executable=sys.executable
+    )
     group.comfy.model_management.cpu_state = group.comfy.model_management.CPUState.GPU
     group.comfy.model_management.get_torch_device = lambda: torch.device(kind, 0)
     os.environ |= {f"PARALLELDIT_{name.upper()}": value for name, value in settings.items()}
@@ -56,6 +64,7 @@ def planned(kind: str, cards: list[SimpleNamespace], settings: dict[str, str]) -
         answer = route.answer(route.Question("auto", {}, []))
         guided = plans.Work(2, has_branches=True)
         noted = plans.choose_plan(guided, costs)
+        asked = plans.fit_to_machine(plans.ParallelPlan(ulysses=3)) if group.why_no_group() else None
     except group.SettingsError as error:
         return {"error": str(error)}
     finally:
@@ -67,6 +76,8 @@ def planned(kind: str, cards: list[SimpleNamespace], settings: dict[str, str]) -
         "devices": devices,
         "most": group.most_ranks(),
         "remarks": [each["key"] for each in answer["remarks"]],
+        "asked": asked and [str(asked.plan), words.join_remarks(asked.note)],
+        "said": " ".join(each["text"] for each in answer["note"]),
         "text": " ".join(each["text"] for each in answer["remarks"]),
         "plan": str(noted.plan),
         "note": words.join_remarks(noted.note),
@@ -75,7 +86,7 @@ def planned(kind: str, cards: list[SimpleNamespace], settings: dict[str, str]) -
 
 def main(comfyui: str) -> None:
     mount(comfyui)
-    print(json.dumps({name: planned(*machine) for name, machine in MACHINES.items()}))
+    print(json.dumps({name: planned(name, *machine) for name, machine in MACHINES.items()}))
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def test_restarts_are_bounded_in_a_window_and_their_pauses_grow() -> None:
     for _ in range(3):
         restarts.note_death()
         assert restarts.seconds_left() == 0
-        pauses.append(restarts.pause())
+        pauses.append(restarts.pause(after_death=True))
         now[0] += 10
     assert pauses == [0.0, 1.0, 4.0]
     restarts.note_death()

@@ -11,7 +11,7 @@ import pytest
 
 from parallel_backend.plan import ParallelPlan
 from tests.support.group.direct_group import DIT, go_on, source_of, wait_until
-from worker.errors import WorkerGroupError
+from worker.errors import NoWorkerGroup, WorkerGroupError
 from worker.host.client import WorkerGroup
 from worker.host.runs import RunPlan
 from worker.settings import Settings
@@ -91,7 +91,7 @@ def test_ranks_that_start_are_stopped_and_who_waits_for_them_is_told(group: Work
 
 
 @pytest.mark.parametrize("how", ["started by hand", pytest.param("met later", marks=pytest.mark.slow), "waited for"])
-def test_why_ranks_did_not_start_is_told_to_who_waited_and_tried_again_for_who_comes_later(
+def test_why_ranks_did_not_start_is_told_to_who_waited_and_no_start_is_tried_before_a_restart(
     group: WorkerGroup, source: dict, python: Path, how: str
 ) -> None:
     """A start by hand fails again here, with its own exit code."""
@@ -101,7 +101,7 @@ def test_why_ranks_did_not_start_is_told_to_who_waited_and_tried_again_for_who_c
         group.start_ahead(1, source)
         assert wait_until(lambda: starts(group), SECONDS)
         if how == "waited for":
-            with pytest.raises(WorkerGroupError, match="did not start(.|\n)*exit code 7"):
+            with pytest.raises(NoWorkerGroup, match="failed to start 3 times(.|\n)*exit code 7"):
                 group.load(source, ONE, 1, go.touch)
             assert group.folder.is_dir()
             assert group.supervisor.failed_ahead is None, "told once"
@@ -110,14 +110,39 @@ def test_why_ranks_did_not_start_is_told_to_who_waited_and_tried_again_for_who_c
             assert wait_until(lambda: group.status()["state"] == "failed", SECONDS)
         if how == "started by hand":
             python.write_text("#!/bin/sh\nexit 8\n")
-            with pytest.raises(WorkerGroupError, match="did not start(.|\n)*exit code 8"):
+            with pytest.raises(NoWorkerGroup, match="failed to start 3 times(.|\n)*exit code 8"):
                 group.start(1, go_on)
     finally:
         python.write_text(GOOD)
         go.unlink(missing_ok=True)
-    if how != "started by hand":
+    with pytest.raises(NoWorkerGroup, match="failed to start 3 times(.|\n)*restart the group"):
+        group.load(source, ONE, 1, go_on)
+    if how == "met later":
+        group.restart(1, go_on)
         group.load(source, ONE, 1, go_on)
         assert group.status()["state"] == "ready"
+    group.supervisor.restarts.forgive()
+
+
+def test_a_start_that_fails_twice_is_tried_again(group: WorkerGroup, source: dict, python: Path) -> None:
+    tries = python.with_name("tries")
+    python.write_text(f"#!/bin/sh\necho >> {tries}\n[ $(wc -l < {tries}) -gt 2 ] || exit 7\n{GOOD.splitlines()[1]}\n")
+    try:
+        group.load(source, ONE, 1, go_on)
+    finally:
+        python.write_text(GOOD)
+    assert len(tries.read_text()) == 3 and not group.down and not group.status()["deaths"]
+
+
+def test_a_start_that_takes_too_long_is_not_tried_again(own_ranks: None, tmp_path: Path, source: dict) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho >> {tmp_path / 'tries'}\nexec sleep 600\n")
+    python.chmod(0o755)
+    late = WorkerGroup("cpu", tmp_path / "logs", Settings(python=str(python), start_seconds=1.0))
+    with pytest.raises(NoWorkerGroup, match=r"did not start in 1 s(.|\n)*start_seconds"):
+        late.load(source, ONE, 1, go_on)
+    assert len((tmp_path / "tries").read_text()) == 1
+    late.stop()
 
 
 def test_a_sampling_that_goes_on_is_not_disturbed(only_group: WorkerGroup, source: dict) -> None:

@@ -1,0 +1,60 @@
+"""`python -m tests.support.census.no_group COMFYUI BASE MODEL VAE`:
+a loader, a sampler and a VAE node on a system whose torch has no torch.distributed, against the stock ones.
+
+MODEL: a case that `write_cases` has written to the folder BASE. VAE: a file in its models/vae. Prints JSON: whether the
+results have the stock nodes' bits, what was said, and whether anything of the model's file was read before it sampled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from parallel_backend.plan import ParallelPlan
+from tests.support.census.program import Census
+from tests.support.census.rows import Row
+
+
+def main(comfyui: str, base: str, model: str, vae: str) -> None:
+    census, row = Census(comfyui, base), Row(model)
+    torch.distributed.is_available = lambda: False
+    loader, vaes = (importlib.import_module(f"pack.nodes.{name}") for name in ("load_model", "parallel_vae"))
+    asked = importlib.import_module("pack.nodes.parallel_plan").AskedPlan
+    plan = importlib.import_module("pack.parallel_backend.plan").ParallelPlan(**ParallelPlan(ulysses=4).to_json())
+    groups, said = importlib.import_module("pack.nodes.workers.group"), census.said
+    vaes.show_on_node = said.append
+    groups.Feed = lambda *_given: SimpleNamespace(start=lambda: None)
+    loader.list_models = lambda: {model: census.base / "models" / "diffusion_models" / f"{model}.safetensors"}
+    server: Any = importlib.import_module("server").PromptServer
+    server.instance = None
+
+    found: dict[str, Any] = {}
+    load = loader.LoadDiffusionModelParallel.execute(model, "default", asked(plan))
+    ours = asyncio.run(load).result[0]
+    found["read before"] = ours.stand_in.weights.is_here
+    found["sampled"] = [census.sample(row, ours).equal(census.sample(row, census.load(row, False))) for _ in range(2)]
+    latents = torch.randn((1, 16, 1, 6, 5), generator=torch.Generator().manual_seed(1))
+    (stock,) = census.run("VAELoader", vae_name=vae)
+    decoded = vaes.ParallelVAEDecode.execute({"samples": latents}, vae, "auto").result[0]
+    found["decoded"] = decoded.equal(stock.decode(latents).flatten(0, -4))
+    refused = dict(found)
+    object.__setattr__(ours.stand_in.group.settings, "when_not_parallel", "refuse")
+    for name, run in {
+        "model": lambda: census.sample(row, ours),
+        "vae": lambda: vaes.ParallelVAEDecode.execute({"samples": latents}, vae, "auto"),
+    }.items():
+        try:
+            run()
+        except importlib.import_module("pack.worker.errors").NoWorkerGroup as error:
+            refused[name] = str(error)
+    print(json.dumps({**refused, "said": said, "runs": ours.stand_in.group.runs.to_json()}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
