@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ..parallel_backend.axes import BATCH_AXES
 from ..parallel_backend.costs.auto import Work
 from ..parallel_backend.costs.predict import Prediction
-from ..parallel_backend.plan import ParallelPlan
+from ..parallel_backend.plan import LOSSY_ATTENTION, MODEL, OFF, ParallelPlan
 
 LOCALES = Path(__file__).parent.parent / "locales"
 TEXTS: dict[str, str] = json.loads((LOCALES / "en" / "main.json").read_text("utf-8"))["paralleldit"]["plan"]["remarks"]
@@ -173,5 +173,7 @@ def explain_one_rank(plan: ParallelPlan, most: int, on_gpus: bool) -> tuple[Rema
     machine = remark("one_device", asked=asked, ranks=ranks)
     if not on_gpus:
         machine = remark("few_cores", asked=asked, ranks=ranks, most=most)
-    image = remark("exact_image" if plan.patch_count > 1 else "same_image")
+    drops_error = plan.patch_count > 1 or plan.exchange_dtype != MODEL  # one rank exchanges nothing
+    keeps_error = plan.sparse != OFF or plan.attention in LOSSY_ATTENTION
+    image = remark("exact_image" if drops_error and not keeps_error else "same_image")
     return machine, image, remark("use_auto")

@@ -64,8 +64,9 @@ def expect_plan(sampled: Sampled, lossy: bool = False) -> tuple[ResolvedPlan, li
     if len({each.plan for each in found.values()}) > 1:
         devices = explain_devices(describe_devices())
         either = remark("by_call", guided=str(plan), alone=str(found[False].plan))
-        remarks = [*devices, either, *explain_choice(sampled, works[guided])]
-        return ResolvedPlan(plan, (remark("counted_guided"),)), remarks
+        reasons = [each for each in why if each.key.startswith("lossy")] if lossy else []
+        remarks = [*devices, either, *reasons, *([] if exact else explain_choice(sampled, works[guided]))]
+        return ResolvedPlan(plan, (remark("counted_guided"),), exact), remarks
     if device_count() == 1:
         return ResolvedPlan(plan), [*why]
     if exact:

@@ -13,6 +13,7 @@ import os
 import sys
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -70,7 +71,18 @@ def planned(machine_name: str, kind: str, cards: list[SimpleNamespace], settings
     finally:
         for name in settings:
             del os.environ[f"PARALLELDIT_{name.upper()}"]
+    lossy = {
+        "ulysses": {},
+        "int8": {"exchange_dtype": "int8"},
+        "sparse": {"exchange_dtype": "int8", "sparse": "radial"},
+    }
+    images = {
+        each: words.explain_one_rank(plans.ParallelPlan(ulysses=2, **more), 1, True)[1].key
+        for each, more in lossy.items()
+    }
     return {
+        "images": images,
+        "by call": lossy_by_call(plans, words),
         "device": answer["device"],
         "auto": group.device_count(),
         "devices": devices,
@@ -82,6 +94,22 @@ def planned(machine_name: str, kind: str, cards: list[SimpleNamespace], settings
         "plan": str(noted.plan),
         "note": words.join_remarks(noted.note),
     }
+
+
+def lossy_by_call(plans: Any, words: Any) -> list[Any]:
+    """What is said where guidance is unknown and auto would take a lossy plan with it."""
+    predicted = importlib.import_module("pack.nodes.routes.predicted")
+    guided = words.ResolvedPlan(
+        plans.ParallelPlan(ulysses=2, exchange_dtype="int8"),
+        (words.remark("auto_cpu", devices=2), words.remark("lossy_unknown")),
+        plans.ParallelPlan(cfg=2),
+    )
+    alone = words.ResolvedPlan(plans.ParallelPlan(ulysses=2))
+    chosen = patch.object(predicted, "choose_plan", lambda work, _costs, _lossy: guided if work else alone)
+    sampled: Any = SimpleNamespace(guided=None, work=lambda guided: guided, costs=None, picture=None)
+    with chosen:
+        found, remarks = predicted.expect_plan(sampled, lossy=True)
+    return [str(found.exact), [each.key for each in remarks[-2:]]]
 
 
 def main(comfyui: str) -> None:
