@@ -56,6 +56,7 @@ UNASKED = {
     "worker.rank.memory.out_of_memory.count_devices": "is asked when memory lacks",
     "worker.host.client.WorkerGroup.device_bytes": ELSEWHERE,
     "worker.launch.forks.fork_ranks": "forks ranks on a CPU alone: test_launch",
+    "worker.launch.torchrun.rank_environment": "gives CPU ranks one BLAS thread: test_launch",
     "worker.host.client.WorkerGroup._park": ELSEWHERE,
 }
 

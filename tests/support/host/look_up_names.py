@@ -32,7 +32,7 @@ def main(comfyui: str, base: str, names: str) -> None:
             "valid": loader.validate_inputs(name),
             "path": str(files.list_models().get(name, "")),
             "load": raised(asyncio.run, loader.execute(name, "fp32")),
-            "vae": raised(vae.vae_of, name, "fp32", None),
+            "vae": raised(vae.run_shared, name, "fp32", None, lambda _vae: None),
         }
         for name in json.loads(names)
     }
