@@ -150,7 +150,6 @@ def format_flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-@torch.inference_mode(False)  # else torch does not count what nodes write into the model's tensors
 def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile:
     """Returns the model that ComfyUI detects in a file, or in a diffusers folder. Raises ModelFileError if the file is
     broken, if ComfyUI finds no diffusion model to sample from in it, or if its weights do not fit the detected

@@ -11,7 +11,6 @@ import torch
 from ...parallel_backend.compat import buffers_of, parameters_of
 from ...worker.comfyui.model import cast_weights, map_model
 from ...worker.comfyui.source import HostSource
-from ...worker.compat import version_of
 from ..errors import Refused
 
 HARMLESS = ("requires_grad_", "detach_", "retain_grad")
@@ -58,20 +57,16 @@ class LocalWeights:
         self.mapped: torch.nn.Module | None = None
         self.dtypes: dict[str, torch.dtype] = {}  # by name, of the weights that the file has in another dtype
         self.parts = dict(module.named_modules())
-        self.defer_weights()
+        self.defer_parameters()
         self.empty = {
             path: Empty(dict(parameters_of(part)), dict(buffers_of(part))) for path, part in self.parts.items()
         }
         self.filled: dict[str, tuple[dict[str, Any], Any]] = {}  # by name: a part's own weights, and the empty one
-        self.versions = {id(each): version_of(each) for each in module.buffers() if not each.is_meta}
 
-    def defer_weights(self) -> None:
-        """Makes the module's weights, and its buffers without numbers, DeferredParameters. Quantised layers keep
-        theirs, which have a class of their own."""
+    def defer_parameters(self) -> None:
+        """Makes the module's weights DeferredParameters. Quantised layers keep theirs, which have a class of their
+        own."""
         for path, part in self.parts.items():
-            for name, buffer in buffers_of(part).items():
-                if type(buffer) is torch.Tensor and buffer.is_meta:
-                    buffers_of(part)[name] = self.without_numbers(join_path(path, name), buffer)
             for name, parameter in part.named_parameters(recurse=False):
                 if type(parameter) is torch.nn.Parameter and type(parameter.data) is torch.Tensor:
                     part.register_parameter(name, self.without_numbers(join_path(path, name), parameter.data))
@@ -126,13 +121,9 @@ class LocalWeights:
         self.is_here = True
 
     def fill(self, path: str, own: dict[str, Any], empty: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-        """own: a part's weights as they are. empty: its weights as they were built. found: their values. A buffer that
-        a node has written into keeps its numbers."""
+        """own: a part's weights as they are. empty: its weights as they were built. found: their values."""
         for name, value in found.items():
-            present = own.get(name)
-            before = self.versions.get(id(present))
-            is_written = present is not None and before is not None and version_of(present) != before
-            if present is empty.get(name) and not is_written:
+            if own.get(name) is empty.get(name):
                 own[name] = value
                 self.filled[join_path(path, name)] = (own, empty[name])
 

@@ -90,10 +90,6 @@ PACK_ROWS: dict[str, Row] = {
     "a pack's count on texts of two lengths": habit(
         replace(equal(), plan={}, shared="one rank"), of_pack_apart("a counting closure")
     ),
-    "a pack's derived class": habit(replace(equal(), shared="one rank"), of_pack("a derived class", "begin")),
-    "a pack's derived class in a call": habit(
-        replace(equal(), plan={"cfg": 2}, shared="one rank"), of_pack("a derived class", "call")
-    ),
     "a pack's count on a class": habit(replace(equal(), shared="one rank"), of_pack("a count on a class", "begin")),
     "a pack's class that draws random numbers": habit(
         as_stock(), of_pack("a class that draws random numbers", "begin")
