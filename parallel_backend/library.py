@@ -79,7 +79,7 @@ def check_own_loop(plan: ParallelPlan) -> None:
         (
             "weights",
             plan.weights in FETCHED,
-            "fetches weights block by block, and the pipeline has loaded them all",
+            "fetches weights block by block",
             "auto",
         ),
         ("compile", plan.compile == ON, "compiles the blocks for a whole sampling", OFF),
@@ -88,7 +88,8 @@ def check_own_loop(plan: ParallelPlan) -> None:
     ):
         if refused:
             raise PlanError(
-                f"{field}={getattr(plan, field)} {reason}. The pipeline's own loop calls the transformer step by step.",
+                f"{field}={getattr(plan, field)} {reason}. The pipeline has loaded its weights, and its own loop calls "
+                "the transformer step by step.",
                 f"Use {field}={allowed}, or {whole_loop}.",
                 field,
             )

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from demo.host import REPOSITORY
 from tests.support.census.pack_rows import PACK
 from tests.support.host.graphs import TINY_MODELS
 from tests.support.host.stock_prompts import write_cases
-from tests.support.programs import run_program
+from tests.support.programs import run_apart, run_program
 
 MODEL, VAE = "flux", "wan.safetensors"
 LEFT_OUT = "Not used: GPU 1 (GTX 1660, 6 GB)."
@@ -99,16 +95,8 @@ def alone(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     shutil.copytree(PACK, base / "custom_nodes" / PACK.name, ignore=shutil.ignore_patterns("__pycache__"))
     (base / "models" / "vae").mkdir(parents=True)
     run_program(comfyui, "tests.support.files.video_vaes", base / "models" / "vae")
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.support.census.no_group", str(comfyui), str(base), MODEL, VAE],
-        cwd=REPOSITORY,
-        env={**os.environ, **TINY_MODELS},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
-    return json.loads(run.stdout.splitlines()[-1])
+    said = run_apart(comfyui, "tests.support.census.no_group", base, MODEL, VAE, **TINY_MODELS)
+    return json.loads(said.splitlines()[-1])
 
 
 def test_without_torch_distributed_the_nodes_give_the_stock_nodes_bits_and_say_why(alone: dict[str, Any]) -> None:
@@ -117,6 +105,10 @@ def test_without_torch_distributed_the_nodes_give_the_stock_nodes_bits_and_say_w
     for said in (*alone["said"], *(run["reason"] for run in alone["runs"])):
         assert "runs as stock, on ComfyUI's own device alone. torch " in said and "has no gloo" in said
     assert any(said.startswith("The VAE runs") for said in alone["said"])
+    assert (
+        alone["connected"]
+        and "computes in torch.float32, as it is connected, and not in torch.bfloat16" in alone["said"][-1]
+    )
 
 
 def test_who_asks_for_an_error_gets_it_without_torch_distributed(alone: dict[str, Any]) -> None:

@@ -46,6 +46,21 @@ def run_program(comfyui: Path, module: str, *arguments: object, given: str = "")
         return Path(folder, "stdout").read_text()
 
 
+def run_apart(comfyui: Path, module: str, *arguments: object, **variables: str) -> str:
+    """What a program prints that has a process of its own, with these environment variables. Raises AssertionError with
+    what it said if it fails."""
+    run = subprocess.run(
+        [sys.executable, "-m", module, str(comfyui), *map(str, arguments)],
+        cwd=REPOSITORY,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=1.5 * SECONDS,
+    )
+    assert run.returncode == 0, run.stderr[-SAID_CHARACTERS:]
+    return run.stdout
+
+
 @functools.cache
 def forking_process(comfyui: Path) -> subprocess.Popen[str]:
     """Started by its first job; ends with this process, which closes its stdin."""

@@ -60,8 +60,9 @@ class WorkerGroup:
         self.settings = settings or Settings()
         self.changed = threading.Event()  # set when the status changes; its reader clears it
         self.runs = Runs(self.changed)
-        self.supervisor = Supervisor(device, folder, self.settings, self.changed, self._revive, self.runs.died)
-        self.supervisor.impossible = impossible
+        self.supervisor = Supervisor(
+            device, folder, self.settings, self.changed, self._revive, self.runs.died, impossible
+        )
         self.resident: object | None = None  # the patcher that reports the model's memory to ComfyUI, kept alive
         self.loads = 0  # how many models were loaded; step times of different models are not compared
 

@@ -29,6 +29,7 @@ class Supervisor:
 
     device, folder, settings, `check`: as in WorkerGroup. changed: set with each change. revive: called within the turn
     after a new session has replaced a dead one, with what the dead one's ranks held. on_death: called with the reason.
+    impossible: why this system can have no session; None if it can.
     Any thread may call any method.
     """
 
@@ -40,6 +41,7 @@ class Supervisor:
         changed: threading.Event,
         revive: Callable[[KnownState, Check], None],
         on_death: Callable[[Explanation], None],
+        impossible: Explanation | None,
     ) -> None:
         self.device = device
         self.folder = folder
@@ -51,7 +53,7 @@ class Supervisor:
         self.restarts = Restarts(settings.restarts)
         self.session: Session | None = None
         self.phase = "stopped"  # or starting, restarting, failed; while a session runs, its ranks say more
-        self.impossible: Explanation | None = None  # why this system can have no session
+        self.impossible = impossible
         self.ranks = 0  # of this session, or of the last one
         self.last_death: Explanation | None = None
         self.stops = 0

@@ -6,10 +6,7 @@ A few run on a model in a diffusers folder, too, beside the stock loader's of a 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,6 @@ from typing import Any
 import pytest
 from safetensors.torch import save_file
 
-from demo.host import REPOSITORY
 from tests.support.cases.files.single_file_cases import PUBLISHED, original
 from tests.support.census.habits import HABITS
 from tests.support.census.merges import MERGE_ROWS, ON_ONE_RANK
@@ -26,6 +22,7 @@ from tests.support.census.pack_rows import PACK
 from tests.support.census.rows import FOLDER_MODEL, ROWS
 from tests.support.host.graphs import TINY_MODELS
 from tests.support.host.stock_prompts import write_cases
+from tests.support.programs import run_apart
 from tests.support.tiers import running, slow_but
 
 TOLERANCE = 1e-5
@@ -51,15 +48,7 @@ def census(
     PUBLISHED[FOLDER_MODEL].family.save(base / "models" / "diffusers" / FOLDER_MODEL)
     shutil.copytree(PACK, base / "custom_nodes" / PACK.name, ignore=shutil.ignore_patterns("__pycache__"))
     out, wanted = base / "census.json", {name for (name,) in running(request, "name")}
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.support.census.program", str(comfyui), str(base), str(out), *wanted],
-        cwd=REPOSITORY,
-        env={**os.environ, **TINY_MODELS},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
+    run_apart(comfyui, "tests.support.census.program", base, out, *wanted, **TINY_MODELS)
     return json.loads(out.read_text())
 
 

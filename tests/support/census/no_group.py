@@ -43,7 +43,9 @@ def main(comfyui: str, base: str, model: str, vae: str) -> None:
     (stock,) = census.run("VAELoader", vae_name=vae)
     decoded = vaes.ParallelVAEDecode.execute({"samples": latents}, vae, "auto").result[0]
     found["decoded"] = decoded.equal(stock.decode(latents).flatten(0, -4))
-    refused = dict(found)
+    connected = vaes.ParallelVAEDecode.execute({"samples": latents}, vae, "bf16", stock).result[0]
+    found["connected"] = connected.equal(decoded)
+    refused, told = dict(found), list(said)
     object.__setattr__(ours.stand_in.group.settings, "when_not_parallel", "refuse")
     for name, run in {
         "model": lambda: census.sample(row, ours),
@@ -53,7 +55,7 @@ def main(comfyui: str, base: str, model: str, vae: str) -> None:
             run()
         except importlib.import_module("pack.worker.errors").NoWorkerGroup as error:
             refused[name] = str(error)
-    print(json.dumps({**refused, "said": said, "runs": ours.stand_in.group.runs.to_json()}))
+    print(json.dumps({**refused, "said": told, "runs": ours.stand_in.group.runs.to_json()}))
 
 
 if __name__ == "__main__":
