@@ -15,15 +15,16 @@ import comfy.model_management
 import torch
 
 from ...parallel_backend.compat import hooks_of, hooks_with_kwargs
-from ...worker.inside.changes import HOOK_AFTER, HOOK_BEFORE, OBJECT_PATCH
+from ...worker.inside.changes import CLASSES, HOOK_AFTER, HOOK_BEFORE, OBJECT_PATCH
 from ...worker.inside.code_files import CodeFiles, codes_in, file_of
 from ...worker.inside.encoder import Encoder
 from ...worker.inside.object_graph import Encoded, State
 from ...worker.wire.tensors import Tensors, UnsendableError
 from ...worker.wire.tree import PLAIN
 from .facts import Facts, find_facts
-from .module_guard import HOOKS, WEIGHTS, Change
+from .module_guard import Change
 from .origins import ORIGINS
+from .watched import HOOKS, TORCHS, WEIGHTS
 
 # Names in code that draws random numbers. The ranks' are others than ComfyUI's.
 RANDOM = frozenset(
@@ -92,9 +93,13 @@ class Inside:
         """Describes a change of the module, see `changes.py` of the ranks. Raises UnsendableError."""
         watched, key = change.watched, change.key
         value, present = watched.now.get(key), key in watched.now
+        if watched.kind == TORCHS:
+            raise UnsendableError("It is torch's, which the ranks' own code calls, too.")
         place = self.encoder.encode(watched.owner)
         if watched.kind == WEIGHTS:
             raise UnsendableError("It is a weight.")
+        if watched.kind == CLASSES and self.encoder.parts.get(id(watched.owner)) == "":
+            raise UnsendableError("It is the class of the whole model.")
         if watched.kind != HOOKS:
             return [watched.kind, place, key, present, self.describe(value, change.name, change.name)]
         if not present:

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from comfy.quant_ops import QuantizedTensor
 
 from ...parallel_backend.compat import buffers_of, parameters_of
 from ...worker.comfyui.model import cast_weights, map_model
 from ...worker.comfyui.source import HostSource
+from ...worker.compat import version_of
 from ..errors import Refused
 
 HARMLESS = ("requires_grad_", "detach_", "retain_grad")
@@ -57,19 +59,32 @@ class LocalWeights:
         self.mapped: torch.nn.Module | None = None
         self.dtypes: dict[str, torch.dtype] = {}  # by name, of the weights that the file has in another dtype
         self.parts = dict(module.named_modules())
-        self.defer_parameters()
+        self.defer_weights()
         self.empty = {
             path: Empty(dict(parameters_of(part)), dict(buffers_of(part))) for path, part in self.parts.items()
         }
         self.filled: dict[str, tuple[dict[str, Any], Any]] = {}  # by name: a part's own weights, and the empty one
+        self.versions = {id(each): version_of(each) for each in module.buffers() if not each.is_meta}
 
-    def defer_parameters(self) -> None:
-        """Makes the module's weights DeferredParameters. Quantised layers keep theirs, which have a class of their
-        own."""
+    def defer_weights(self) -> None:
+        """Makes the module's weights, and its buffers without numbers, DeferredParameters. Quantised layers keep
+        theirs, which refuse writes. Makes torch count what nodes write into other buffers."""
+        copies: dict[torch.Tensor, torch.Tensor] = {}
         for path, part in self.parts.items():
+            buffers = buffers_of(part)
+            for name, buffer in buffers.items():
+                if type(buffer) is torch.Tensor and buffer.is_meta:
+                    buffers[name] = self.without_numbers(join_path(path, name), buffer)
+            for slots in (vars(part), buffers):
+                for name, value in slots.items():
+                    if type(value) is torch.Tensor and value.is_inference() and not value.is_meta:
+                        slots[name] = copies.setdefault(value, count_writes(value))
             for name, parameter in part.named_parameters(recurse=False):
                 if type(parameter) is torch.nn.Parameter and type(parameter.data) is torch.Tensor:
                     part.register_parameter(name, self.without_numbers(join_path(path, name), parameter.data))
+                elif isinstance(parameter, QuantizedTensor):
+                    weight: Any = parameter
+                    weight.__class__ = QuantisedParameter
 
     def without_numbers(self, name: str, like: torch.Tensor) -> DeferredParameter:
         """like: has its shape and dtype."""
@@ -121,9 +136,13 @@ class LocalWeights:
         self.is_here = True
 
     def fill(self, path: str, own: dict[str, Any], empty: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-        """own: a part's weights as they are. empty: its weights as they were built. found: their values."""
+        """own: a part's weights as they are. empty: its weights as they were built. found: their values. A buffer that
+        a node has written into keeps its numbers."""
         for name, value in found.items():
-            if own.get(name) is empty.get(name):
+            present = own.get(name)
+            before = self.versions.get(id(present))
+            is_written = present is not None and before is not None and version_of(present) != before
+            if present is empty.get(name) and not is_written:
                 own[name] = value
                 self.filled[join_path(path, name)] = (own, empty[name])
 
@@ -141,6 +160,12 @@ class LocalWeights:
         weight = self.read(name)
         weight.data = weight.data.clone()  # the file's pages stay as they are
         return weight
+
+
+@torch.inference_mode(False)
+def count_writes(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a copy that knows how often it was written to. A tensor that was made in inference mode does not."""
+    return tensor.clone()
 
 
 def join_path(path: str, name: str) -> str:
@@ -236,6 +261,20 @@ class DeferredParameter(torch.nn.Parameter):
         deferred: DeferredParameter = result.as_subclass(cls)
         deferred.weight, deferred.compute = weight, compute
         return deferred
+
+
+class QuantisedParameter(QuantizedTensor):
+    """A quantised weight whose numbers are in the ranks. It refuses to be written over."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.is_mutable and isinstance(args[0], cls):
+            raise Refused(
+                "The parallel model cannot take a node that writes into a quantised weight: its weights are in worker "
+                "processes.",
+                "Remove that node, or use the stock loader.",
+            )
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

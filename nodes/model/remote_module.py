@@ -42,8 +42,9 @@ from ..costs.whole_work import count_steps, explain_whole_calls, explain_whole_l
 from ..errors import Refused
 from ..inside.controls import add_control_facts, encode_control, residuals_of
 from ..inside.describe import Inside, describe_changes
-from ..inside.module_guard import ModuleGuard, configs_of
+from ..inside.module_guard import ModuleGuard
 from ..inside.patches import encode_options, join
+from ..inside.watched import configs_of
 from ..plan_words import Remark, ResolvedPlan
 from .local_weights import DeferredParameter, LocalWeights, StandInPatcher
 from .merges import name_files

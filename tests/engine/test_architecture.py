@@ -76,6 +76,7 @@ BETWEEN: Mapping[str, tuple[str, ...]] = {
     "nodes": (
         "parallel_backend",
         "worker.errors",
+        "worker.compat",
         "worker.settings",
         "worker.wire",
         "worker.inside",

@@ -11,7 +11,7 @@ import torch
 from ..compat import parts_of
 from ..wire.tree import PLAIN
 
-ATTRIBUTES, PARTS, METHODS, FUNCTIONS = "attributes", "parts", "methods", "functions"
+ATTRIBUTES, PARTS, METHODS, FUNCTIONS, CLASSES = "attributes", "parts", "methods", "functions", "classes"
 HOOK_BEFORE, HOOK_AFTER, OBJECT_PATCH = "hook before", "hook after", "object patch"
 # Attributes that ComfyUI sets while it loads, moves or runs a model.
 COMFYUIS = (
@@ -54,6 +54,9 @@ def add_hook(
 
 
 def set_value(kind: str, _model: torch.nn.Module, owner: Any, key: str, present: bool, value: Any) -> Callable[[], Any]:
+    if kind == CLASSES:
+        cls, owner.__class__ = type(owner), value
+        return lambda: setattr(owner, "__class__", cls)
     if kind in (METHODS, FUNCTIONS):
         before = vars(owner).get(key, MISSING)
         setattr(owner, key, value) if present else delattr(owner, key)

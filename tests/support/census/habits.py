@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
+from tests.support.census.changes import (
+    CALLED,
+    DURING,
+    WITHOUT_CODE,
+    Does,
+    changed,
+    changed_in_wrapper,
+    changed_inside,
+    louder,
+    replace_a_buffer,
+    write_a_buffer,
+    write_a_quantised_weight,
+    write_numbers,
+)
 from tests.support.census.controlnets import CONTROLNET_HABITS
 from tests.support.census.merges import MERGE_ROWS
 from tests.support.census.network_files import NETWORK_HABITS
 from tests.support.census.pack_rows import PACK_ROWS
 from tests.support.census.rows import Row, as_stock, equal, habit, ignored, of_folder, refused
-
-Does = Callable[[Any, Row, Any], list[torch.Tensor]]
-
-
-def changed(change: Callable[[torch.nn.Module], None]) -> Does:
-    """A change of the module behind a MODEL."""
-
-    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-        change(model.model.diffusion_model)
-        return [census.sample(row, model)]
-
-    return does
 
 
 def sample(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
@@ -62,16 +62,6 @@ def wrapped(kind: str) -> Does:
         return [census.sample(row, patched)]
 
     return does
-
-
-def louder(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with a result that is a little larger, as it is or in each of its parts."""
-
-    def louder_function(*args: Any, **kwargs: Any) -> Any:
-        found = function(*args, **kwargs)
-        return tuple(1.1 * each for each in found) if isinstance(found, tuple) else 1.1 * found
-
-    return louder_function
 
 
 def replace_forward(module: Any) -> None:
@@ -302,78 +292,6 @@ def choosing(name: str) -> Does:
     return does
 
 
-def attention_louder(*args: Any, **kwargs: Any) -> Any:
-    return 1.1 * importlib.import_module("comfy.ldm.modules.attention").attention_pytorch(*args, **kwargs)
-
-
-# What packs change for the length of one call, and take back.
-Changes = Callable[[Any], AbstractContextManager[Any]]
-DURING: dict[str, Changes] = {
-    "forward_orig": lambda module: patch.multiple(module, forward_orig=louder(module.forward_orig)),
-    "the class's _forward": lambda module: patch.object(type(module), "_forward", louder(type(module)._forward)),
-    "a block's forward": lambda module: patch.object(
-        module.double_blocks[0], "forward", louder(module.double_blocks[0].forward)
-    ),
-    "a block's class": lambda module: patch.object(
-        type(module.single_blocks[0]), "forward", louder(type(module.single_blocks[0]).forward)
-    ),
-    "a hook": lambda module: removing(
-        module.single_blocks[0].register_forward_hook(lambda _b, _a, result: 1.1 * result)
-    ),
-    "fewer blocks": lambda module: patch.dict(
-        module._modules, single_blocks=torch.nn.ModuleList(list(module.single_blocks)[:1])
-    ),
-    "a function of ComfyUI": lambda _module: patch.object(
-        importlib.import_module("comfy.ldm.flux.math"), "optimized_attention", attention_louder
-    ),
-    "an attribute": lambda module: patch.object(module.double_blocks[0].img_norm1, "eps", 0.5),
-}
-
-
-WITHOUT_CODE = ("fewer blocks", "an attribute")  # the ranks have what they need
-
-
-@contextmanager
-def removing(handle: Any) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def changed_in_wrapper(change: Changes) -> Does:
-    """A change for the length of a call, in a function around it."""
-
-    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-        patched = model.clone()
-
-        def wrapper(apply_model: Any, given: dict[str, Any]) -> Any:
-            with change(model.model.diffusion_model):
-                return apply_model(given["input"], given["timestep"], **given["c"])
-
-        patched.set_model_unet_function_wrapper(wrapper)
-        return [census.sample(row, patched), census.sample(row, model)]
-
-    return does
-
-
-def changed_inside(change: Changes) -> Does:
-    """A change for the length of a call, in a wrapper right around the module, from the second step on."""
-
-    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-        patched, calls = model.clone(), []
-
-        def wrapper(executor: Any, *args: Any, **kwargs: Any) -> Any:
-            calls.append(1)
-            with change(model.model.diffusion_model) if len(calls) > 1 else nullcontext():
-                return executor(*args, **kwargs)
-
-        patched.add_wrapper_with_key("diffusion_model", "census", wrapper)
-        return [census.sample(row, patched), census.sample(row, model)]
-
-    return does
-
-
 WRAPPERS = ("outer_sample", "sampler_sample", "predict_noise", "calc_cond_batch", "apply_model", "diffusion_model")
 
 
@@ -407,6 +325,20 @@ HABITS: dict[str, Row] = {
         for name in DURING
         if name != "the class's _forward"  # ComfyUI has found the method by then
     },
+    **{
+        f"{name}, in a function around a call": habit(as_stock(), changed_in_wrapper(change))
+        for name, change in CALLED.items()
+    },
+    "a quantised weight written": replace(
+        habit(
+            replace(refused("writes into a quantised weight"), form="fp8"),
+            changed(write_a_quantised_weight),
+        ),
+        ours=True,
+    ),
+    "a buffer replaced": habit(as_stock("sd3"), changed(replace_a_buffer)),
+    "a buffer written": habit(as_stock("sd3"), changed(write_a_buffer)),
+    "a buffer of no file written": habit(as_stock("minimax"), changed(write_numbers)),
     **{f"a wrapper at {kind}": habit(equal(), wrapped(kind)) for kind in WRAPPERS},
     "apply_model replaced": habit(equal(), replace_apply_model),
     "a part replaced": habit(as_stock(), replaced("diffusion_model.img_in")),

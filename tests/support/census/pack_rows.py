@@ -82,6 +82,9 @@ PACK_ROWS: dict[str, Row] = {
     "a pack's patch of a UNet's attention": habit(
         replace(equal("unet"), shared="one rank"), of_pack("attention's output", "begin")
     ),
+    "a pack's hook in a quantised file": habit(
+        replace(equal(), form="fp8", shared="one rank"), of_pack("a hook", "begin")
+    ),
     "a pack's block": habit(replace(equal(), shared="one rank"), of_pack("a replaced block", "begin")),
     "a pack's patch that mixes rows": habit(
         replace(equal("unet"), shared="one rank"), of_pack("rows that mix", "begin")
@@ -89,6 +92,10 @@ PACK_ROWS: dict[str, Row] = {
     "a pack's hook on texts of two lengths": habit(replace(equal(), plan={}, shared="cfg=2"), of_pack_apart("a hook")),
     "a pack's count on texts of two lengths": habit(
         replace(equal(), plan={}, shared="one rank"), of_pack_apart("a counting closure")
+    ),
+    "a pack's derived class": habit(replace(equal(), shared="one rank"), of_pack("a derived class", "begin")),
+    "a pack's derived class in a call": habit(
+        replace(equal(), plan={"cfg": 2}, shared="one rank"), of_pack("a derived class", "call")
     ),
     "a pack's count on a class": habit(replace(equal(), shared="one rank"), of_pack("a count on a class", "begin")),
     "a pack's class that draws random numbers": habit(

@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from parallel_backend.plan import ParallelPlan
@@ -28,6 +29,7 @@ from tests.support.census.habits import HABITS
 from tests.support.census.networks import GivenNetworks
 from tests.support.census.pack_rows import HABIT_NODE, PACK
 from tests.support.census.rows import ROWS, Given, Row
+from tests.support.files.quantise import quantised
 from tests.support.host.graphs import relative_error
 from tests.support.host.mounted import mount
 from tests.support.host.stock_prompts import ALL
@@ -104,13 +106,18 @@ class Census(GivenNetworks):
 
     def loaded(self, row: Row, ours: bool) -> Any:
         """A row's MODEL, of a loader, for all that leave it whole."""
-        key = (row.model, row.dtype, ours, *((row.folder, *row.plan.items()) if ours else ()))
+        key = (row.model, row.dtype, row.form, ours, *((row.folder, *row.plan.items()) if ours else ()))
         if key not in self.models:
             self.models[key] = self.load(row, ours)
         return self.models[key]
 
     def load(self, row: Row, ours: bool) -> Any:
         path = self.base / "models" / "diffusion_models" / f"{row.model}.safetensors"
+        if row.form:
+            with safe_open(path, "pt") as file:
+                metadata = file.metadata()
+            weights, path = load_file(path), path.with_name(f"{row.model}-{row.form}.safetensors")
+            save_file(quantised(weights, row.form), path, metadata)
         if not ours:
             (model,) = self.run("UNETLoader", unet_name=path.name, weight_dtype=row.dtype)
             return model

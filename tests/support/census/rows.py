@@ -13,16 +13,16 @@ class Given(str):
 
 @dataclass(frozen=True)
 class Row:
-    """model: of `models`. inputs: beside the node's defaults. words: of the error, which stock raises too; None if it
-    equals stock's result. ignored: whether stock's model ignores it. masked: whether a part of the latent is kept.
-    costly: whether stock's model without the node stands for that with it. samples: whether the model can be sampled
-    from. latent: its shape, if not the model's. plan: of ours; empty is auto. node: if the row has a name of its own.
-    does: what is done in place of running a node. steps: of each sampling; more than one for what a node keeps from
-    step to step, or does to the schedule. folder: whether ours is of a diffusers folder with the same weights. dtype:
-    of the weights, as both loaders name it. as_stock: whether ComfyUI's own model takes a sampling, in ComfyUI's
-    process. numbers: what inputs of numbers get in place of their default. ours: whether the error is of ours alone.
-    shared: the plan that the first call ran under, if it matters. said: on the node, about attention. slow: whether it
-    is one more case of what the gate has."""
+    """model: of `models`. inputs: beside the node's defaults. words: of the error, which stock raises too; None if
+    it equals stock's result. ignored: whether stock's model ignores it. masked: whether a part of the latent is
+    kept. costly: whether stock's model without the node stands for that with it. samples: whether the model can be
+    sampled from. latent: its shape, if not the model's. plan: of ours; empty is auto. node: if the row has a name of
+    its own. does: what is done in place of running a node. steps: of each sampling; more than one for what a node
+    keeps from step to step, or does to the schedule. folder: whether ours is of a diffusers folder with the same
+    weights. dtype: of the weights, as both loaders name it. form: of `formats.py`, in which the file's blocks are.
+    as_stock: whether ComfyUI's own model takes a sampling, in ComfyUI's process. numbers: what inputs of numbers get
+    in place of their default. ours: whether the error is of ours alone. shared: the plan that the first call ran
+    under, if it matters. said: on the node, about attention. slow: whether it is one more case of what the gate has."""
 
     model: str
     inputs: Mapping[str, Any] = field(default_factory=dict)
@@ -39,6 +39,7 @@ class Row:
     steps: int = 1
     folder: bool = False
     dtype: str = "default"
+    form: str = ""
     as_stock: bool = False
     numbers: float | None = None
     ours: bool = False

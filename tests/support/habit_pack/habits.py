@@ -70,6 +70,11 @@ def replace_forward(model, make):
     model.enter(patch.object(model.block, "forward", made[model.block]))
 
 
+def derive_block(model):
+    before, model.block.__class__ = type(model.block), inside.LouderFlux
+    model.undo.callback(setattr, model.block, "__class__", before)
+
+
 def set_numbers(model):
     model.block.habit_factor, model.block._habit_more = 1.5, 0.25
     model.undo.callback(delattr, model.block, "habit_factor")
@@ -92,6 +97,7 @@ HABITS = {
     ),
     "a hook": Habit(lambda m: m.set_hook(inside.hook_after)),
     "a hook before": Habit(lambda m: m.set_hook_before(inside.hook_before)),
+    "a derived class": Habit(derive_block),
     "fewer blocks": Habit(shorten),
     "a block with weights": Habit(replace_block),
     "a block's forward as an object patch": Habit(patch=patch_block),

@@ -1,5 +1,6 @@
 """What runs inside of the model: functions, objects and modules."""
 
+import comfy.ldm.flux.layers
 import comfy.ldm.modules.attention
 import torch
 
@@ -64,6 +65,13 @@ class Adapter(torch.nn.Module):
         if isinstance(output, torch.Tensor):
             return output * (1 + self.beside(output))
         return (output[0] * (1 + self.beside(output[0])), *output[1:])
+
+
+class LouderFlux(comfy.ldm.flux.layers.DoubleStreamBlock):
+    """A class of the pack's own, which it derives from the block's."""
+
+    def forward(self, *args, **kwargs):
+        return scale(super().forward(*args, **kwargs))
 
 
 class Cache:

@@ -26,10 +26,13 @@ def detect_tiny_models(module: Any) -> None:
         if tiny is None:
             return detect(state_dict, prefix, *args, metadata=metadata, **options)
         import comfy.supported_models
+        import comfy.utils
 
-        return getattr(comfy.supported_models, tiny["class"])(
+        config = getattr(comfy.supported_models, tiny["class"])(
             {name: value_of(each) for name, each in tiny["config"].items()}
         )
+        config.quant_config = comfy.utils.detect_layer_quantization(state_dict, prefix)
+        return config
 
     module.model_config_from_unet = detect_tiny
 

@@ -1,0 +1,253 @@
+"""What is compared of a model at every call: its parts, their classes, and the functions that their code calls."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import sys
+import sysconfig
+import types
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import comfy.model_base
+import torch
+
+from ...parallel_backend.compat import buffers_of, hooks_of, parameters_of, parts_of
+from ...worker.compat import version_of
+from ...worker.inside.changes import ATTRIBUTES, CLASSES, COMFYUIS, FUNCTIONS, METHODS, PARTS
+from ...worker.inside.code_files import codes_in
+
+INSTALLED = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+COMFYUI = Path(comfy.model_base.__file__).resolve().parents[1]
+HOOKS, WEIGHTS, TORCHS = "hooks", "weights", "functions of torch"
+OWN_FOLDERS = ("comfy", "comfy_api", "comfy_extras")  # of ComfyUI's own code
+# They choose devices and memory, and not what is computed. Packs for several devices replace their functions.
+OF_DEVICES = (
+    *("comfy.model_management", "comfy.memory_management", "comfy.pinned_memory"),
+    *("comfy.cli_args", "comfy.internal_logging"),
+)
+TORCH: tuple[types.ModuleType, ...] = (torch, torch.nn.functional)
+CLASS = "__class__"
+
+
+class Watched(NamedTuple):
+    """A dict, list or set that a node may change. now: it. before: a copy of it. path: goes before the names of its
+    keys. kind: which changes matter. owner: the part, class or Python module that has it. names: the only keys that
+    matter; None if all do. attribute: the owner's name for it, if it is an attribute's value."""
+
+    now: Any
+    before: Any
+    path: str
+    kind: str
+    owner: Any
+    names: frozenset[str] | None = None
+    attribute: str = ""
+
+
+def watch(now: Any, path: str, kind: str, owner: Any, names: Iterable[str] | None = None) -> Watched:
+    return Watched(now, now.copy(), path, kind, owner, None if names is None else frozenset(names))
+
+
+def watch_structure(module: torch.nn.Module) -> Iterator[Watched]:
+    for path, part in paths_of(module):
+        yield watch(vars(part), path, ATTRIBUTES, part)
+        yield watch(parts_of(part), path, PARTS, part)
+        for hooks in hooks_of(part):
+            yield watch(hooks, path, HOOKS, part)
+        yield from watch_containers(part, path)
+    for path, config in configs_of(module).items():
+        yield watch(vars(config), f"{path}.", ATTRIBUTES, config)
+        yield from watch_containers(config, f"{path}.")
+
+
+def watch_containers(owner: Any, path: str) -> Iterator[Watched]:
+    """Watches the lists, dicts and sets that are attributes, and those in them: a node may write into one."""
+    for name, value in vars(owner).items():
+        if not name.startswith("_") and name not in COMFYUIS:
+            for each in containers_in(value):
+                yield watch(each, path, ATTRIBUTES, owner)._replace(attribute=name)
+
+
+def containers_in(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, dict, set)):
+        yield value
+    if isinstance(value, (list, tuple, dict)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from containers_in(each)
+
+
+def watch_weights(module: torch.nn.Module) -> Iterator[Watched]:
+    for path, part in paths_of(module):
+        for weights in (parameters_of(part), buffers_of(part)):
+            yield watch(weights, path, WEIGHTS, part)
+
+
+class WatchedTensors:
+    """The tensors with numbers that a module has here: a node may write into one. Weights notice it themselves, see
+    `local_weights.py`."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.tensors = [
+            (watch(slots, path, WEIGHTS, part), name, tensor, version_of(tensor))
+            for path, part in paths_of(module)
+            for slots in (vars(part), buffers_of(part))
+            for name, tensor in slots.items()
+            if isinstance(tensor, torch.Tensor) and not tensor.is_meta
+        ]
+
+    def find_written(self) -> Iterator[tuple[Watched, str]]:
+        return ((watched, name) for watched, name, tensor, before in self.tensors if version_of(tensor) != before)
+
+
+class WatchedTypes:
+    """The classes of a module's parts: a node may give a part another one."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.paths = [path for path, _ in paths_of(module)]
+        self.parts = [part for _, part in paths_of(module)]
+        self.before = list(map(type, self.parts))
+
+    def find_changed(self) -> Iterator[Watched]:
+        if list(map(type, self.parts)) != self.before:
+            for path, part, before in zip(self.paths, self.parts, self.before, strict=True):
+                if type(part) is not before:
+                    yield Watched({CLASS: type(part)}, {CLASS: before}, path, CLASSES, part)
+
+
+def configs_of(module: torch.nn.Module) -> dict[str, Any]:
+    """Returns the plain objects that parts have as attributes, such as a Flux's `params`, by path."""
+    parts = paths_of(module)
+    return {path + name: value for path, part in parts for name, value in vars(part).items() if is_config(value)}
+
+
+def is_config(value: Any) -> bool:
+    if isinstance(value, (type, enum.Enum, torch.nn.Module)) or not hasattr(value, "__dict__"):
+        return False
+    return is_dataclass(value) or not callable(value) and is_comfyuis(file_of(value))
+
+
+def paths_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    for name, part in module.named_modules():
+        yield f"{name}." if name else "", part
+
+
+def classes_of(module: torch.nn.Module) -> list[type]:
+    return list(dict.fromkeys(each for part in module.modules() for each in type(part).__mro__ if each is not object))
+
+
+def watch_classes(module: torch.nn.Module) -> Iterator[Watched]:
+    for each in classes_of(module):
+        yield Watched(vars(each), dict(vars(each)), f"{each.__name__}.", METHODS, each)
+
+
+def namespaces_of(module: torch.nn.Module) -> dict[str, types.ModuleType]:
+    """Returns ComfyUI's Python modules that define the classes, and all that these get functions or classes from."""
+    names = [each.__module__ for each in classes_of(module)]
+    found: dict[str, types.ModuleType] = {}
+    while names:
+        name = names.pop()
+        place = sys.modules.get(name)
+        if place is None or name in (*found, *OF_DEVICES) or not is_comfyuis(getattr(place, "__file__", None)):
+            continue
+        found[name] = place
+        names += [str(getattr(value, "__module__", "")) for value in vars(place).values() if callable(value)]
+    return found
+
+
+class NamedInCode:
+    """The names in a model's code that another module of ComfyUI's defines, or torch.
+
+    Code like `comfy.ldm.common_dit.pad_to_patch_size(…)` names a function without importing it. All of the other
+    module's functions may be replaced for other reasons, so only those that are named count.
+    """
+
+    def __init__(self, places: dict[str, types.ModuleType], classes: Iterable[type]) -> None:
+        """places: the modules with the model's code. classes: of the model's parts, torch's, too."""
+        self.others = {
+            name: (place, set(name.split(".")))
+            for name, place in list(sys.modules.items())
+            if name.startswith("comfy.") and name not in (*places, *OF_DEVICES) and isinstance(place, types.ModuleType)
+        }
+        self.found: dict[str, set[str]] = {}  # by module of ComfyUI's
+        self.names = {name for each in classes for names in names_in_code(each) for name in names}
+        waiting = [(place, value) for place in places.values() for value in own_values(place)]
+        while waiting:
+            place, value = waiting.pop()
+            for names in names_in_code(value):
+                self.names |= names
+                waiting += self.follow(place, names)
+
+    def follow(self, place: types.ModuleType, names: set[str]) -> Iterator[tuple[types.ModuleType, Any]]:
+        """Returns what a piece of code names for the first time in other modules of ComfyUI's. place: its module."""
+        reached = [name for name, (_, parts) in self.others.items() if parts <= names] if "comfy" in names else []
+        held = (vars(place).get(name) for name in names)
+        reached += [
+            each.__name__ for each in held if isinstance(each, types.ModuleType) and each.__name__ in self.others
+        ]
+        for name in reached:
+            other, _ = self.others[name]
+            before = self.found.setdefault(name, set())
+            new = (names & vars(other).keys()) - before
+            before |= new
+            for each in new:
+                yield other, vars(other)[each]
+
+
+def own_values(place: types.ModuleType) -> Iterator[Any]:
+    """Returns the functions and classes that a Python module defines."""
+    return (value for value in vars(place).values() if getattr(value, "__module__", None) == place.__name__)
+
+
+def names_in_code(value: Any) -> Iterator[set[str]]:
+    """Returns the names in the code of a function, or in that of each method of a class and of those inside of it."""
+    for each in vars(value).values() if isinstance(value, type) else [value]:
+        if isinstance(each, type) and each is not value and each.__qualname__.startswith(f"{value.__qualname__}."):
+            yield from names_in_code(each)
+        function: Any = getattr(each, "fget", getattr(each, "__func__", each))
+        code = getattr(inspect.unwrap(function), "__code__", None) if isinstance(function, Callable) else None
+        if isinstance(code, types.CodeType):
+            yield {name for own in codes_in(code) for name in own.co_names}
+
+
+def watch_functions(module: torch.nn.Module) -> Iterator[Watched]:
+    places = namespaces_of(module)
+    named = NamedInCode(places, classes_of(module))
+    for name, place in places.items():
+        yield watch(vars(place), f"{name}.", FUNCTIONS, place)
+    for name, names in named.found.items():
+        place, _ = named.others[name]
+        yield watch(vars(place), f"{name}.", FUNCTIONS, place, names)
+    for place in TORCH:
+        yield watch(vars(place), f"{place.__name__}.", TORCHS, place, named.names & vars(place).keys())
+
+
+def is_comfyuis(file: Any) -> bool:
+    """Whether a file belongs to ComfyUI's own code."""
+    path = Path(file or "/")
+    return path.is_relative_to(COMFYUI) and path.relative_to(COMFYUI).parts[0] in OWN_FOLDERS
+
+
+def file_of(value: Any) -> str | None:
+    return getattr(sys.modules.get(getattr(value, "__module__", None) or ""), "__file__", None)
+
+
+def is_foreign(value: Any) -> bool:
+    """Whether it is a node pack's code, that is, neither ComfyUI's nor an installed package's."""
+    if not is_code(value):
+        return False
+    code = getattr(value, "__code__", None)
+    file = Path(str(code.co_filename if code else file_of(value)))
+    return file.is_absolute() and not is_comfyuis(file) and not any(map(file.is_relative_to, INSTALLED))
+
+
+def is_not_torchs(value: Any) -> bool:
+    """Whether it is code of another package than torch, such as a kernel that a node pack put in place of torch's."""
+    name = str(getattr(value, "__module__", None) or "torch").partition(".")[0]
+    return isinstance(value, types.FunctionType) and name not in ("torch", *sys.stdlib_module_names)
+
+
+def is_code(value: Any) -> bool:
+    return callable(value) or isinstance(value, (property, staticmethod, classmethod))

@@ -1,0 +1,162 @@
+"""Changes of the module behind a MODEL, for good or for the length of a call."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from tests.support.census.rows import Row
+
+Does = Callable[[Any, Row, Any], list[torch.Tensor]]
+
+
+def changed(change: Callable[[torch.nn.Module], None]) -> Does:
+    """A change of the module behind a MODEL."""
+
+    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+        change(model.model.diffusion_model)
+        return [census.sample(row, model)]
+
+    return does
+
+
+def louder(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with a result that is a little larger, as it is or in each of its parts."""
+
+    def louder_function(*args: Any, **kwargs: Any) -> Any:
+        found = function(*args, **kwargs)
+        return tuple(1.1 * each for each in found) if isinstance(found, tuple) else 1.1 * found
+
+    return louder_function
+
+
+def attention_louder(*args: Any, **kwargs: Any) -> Any:
+    return 1.1 * importlib.import_module("comfy.ldm.modules.attention").attention_pytorch(*args, **kwargs)
+
+
+# What packs change for the length of one call, and take back.
+Changes = Callable[[Any], AbstractContextManager[Any]]
+DURING: dict[str, Changes] = {
+    "forward_orig": lambda module: patch.multiple(module, forward_orig=louder(module.forward_orig)),
+    "the class's _forward": lambda module: patch.object(type(module), "_forward", louder(type(module)._forward)),
+    "a block's forward": lambda module: patch.object(
+        module.double_blocks[0], "forward", louder(module.double_blocks[0].forward)
+    ),
+    "a block's class": lambda module: patch.object(
+        type(module.single_blocks[0]), "forward", louder(type(module.single_blocks[0]).forward)
+    ),
+    "a hook": lambda module: removing(
+        module.single_blocks[0].register_forward_hook(lambda _b, _a, result: 1.1 * result)
+    ),
+    "fewer blocks": lambda module: patch.dict(
+        module._modules, single_blocks=torch.nn.ModuleList(list(module.single_blocks)[:1])
+    ),
+    "a function of ComfyUI": lambda _module: patch.object(
+        importlib.import_module("comfy.ldm.flux.math"), "optimized_attention", attention_louder
+    ),
+    "an attribute": lambda module: patch.object(module.double_blocks[0].img_norm1, "eps", 0.5),
+    "a list's values": lambda module: other_values(module.pe_embedder.axes_dim, [4, 4, 8]),
+    "a part's class": lambda module: of_class(module.single_blocks[0], louder_class(module)),
+}
+# Functions that the code of a Flux names: of another module of ComfyUI's, and torch's own.
+CALLED: dict[str, Changes] = {
+    "a function of ComfyUI's helpers": lambda _module: replaced_function("comfy.ldm.common_dit", "pad_to_patch_size"),
+    "torch's GELU": lambda _module: replaced_function("torch.nn.functional", "gelu"),
+    "torch's cat": lambda _module: replaced_function("torch", "cat"),
+}
+WITHOUT_CODE = ("fewer blocks", "an attribute", "a list's values")  # the ranks have what they need
+
+
+def replaced_function(place: str, name: str) -> AbstractContextManager[Any]:
+    module = importlib.import_module(place)
+    return patch.object(module, name, louder(getattr(module, name)))
+
+
+def louder_class(module: Any) -> type:
+    cls: Any = type(module.single_blocks[0])
+    return type("LouderBlock", (cls,), {"forward": louder(cls.forward)})
+
+
+@contextmanager
+def of_class(part: torch.nn.Module, cls: type) -> Iterator[None]:
+    before, part.__class__ = type(part), cls
+    try:
+        yield
+    finally:
+        part.__class__ = before
+
+
+@contextmanager
+def other_values(target: list[Any], values: list[Any]) -> Iterator[None]:
+    before = list(target)
+    target[:] = values
+    try:
+        yield
+    finally:
+        target[:] = before
+
+
+def replace_a_buffer(module: Any) -> None:
+    module.pos_embed = torch.full(module.pos_embed.shape, 0.3)
+
+
+def write_a_buffer(module: Any) -> None:
+    module.pos_embed.mul_(-2.0)
+
+
+def write_numbers(module: torch.nn.Module) -> None:
+    """Writes into a buffer that is no weight of the file."""
+    for name, buffer in module.named_buffers():
+        if name.endswith("inv_freq"):
+            buffer.mul_(3.0)
+
+
+def write_a_quantised_weight(module: Any) -> None:
+    weight = module.double_blocks[0].img_mlp[0].weight
+    weight.copy_(weight.requantize_from_float(torch.full(weight.shape, 0.02)))
+
+
+@contextmanager
+def removing(handle: Any) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def changed_in_wrapper(change: Changes) -> Does:
+    """A change for the length of a call, in a function around it."""
+
+    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+        patched = model.clone()
+
+        def wrapper(apply_model: Any, given: dict[str, Any]) -> Any:
+            with change(model.model.diffusion_model):
+                return apply_model(given["input"], given["timestep"], **given["c"])
+
+        patched.set_model_unet_function_wrapper(wrapper)
+        return [census.sample(row, patched), census.sample(row, model)]
+
+    return does
+
+
+def changed_inside(change: Changes) -> Does:
+    """A change for the length of a call, in a wrapper right around the module, from the second step on."""
+
+    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+        patched, calls = model.clone(), []
+
+        def wrapper(executor: Any, *args: Any, **kwargs: Any) -> Any:
+            calls.append(1)
+            with change(model.model.diffusion_model) if len(calls) > 1 else nullcontext():
+                return executor(*args, **kwargs)
+
+        patched.add_wrapper_with_key("diffusion_model", "census", wrapper)
+        return [census.sample(row, patched), census.sample(row, model)]
+
+    return does
