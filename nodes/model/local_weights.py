@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from comfy.quant_ops import QuantizedTensor
 
-from ...parallel_backend.compat import buffers_of, parameters_of
+from ...parallel_backend.compat import buffers_of, parameters_of, writes_to_arguments
 from ...worker.comfyui.model import cast_weights, map_model
 from ...worker.comfyui.source import HostSource
 from ...worker.compat import version_of
@@ -268,7 +268,7 @@ class QuantisedParameter(QuantizedTensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func._schema.is_mutable and isinstance(args[0], cls):
+        if writes_to_arguments(func) and isinstance(args[0], cls):
             raise Refused(
                 "The parallel model cannot take a node that writes into a quantised weight: its weights are in worker "
                 "processes.",

@@ -114,6 +114,12 @@ def test_no_line_but_a_tables_is_wider_than_code(page: str) -> None:
     assert not wide, f"{page}: {wide[0]}"
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_every_item_and_heading_has_a_line_of_its_own(page: str) -> None:
+    inside = re.findall(r"\S (?:- \*\*|#{2,} ).*", BLOCK.sub("", text_of(page)))
+    assert not inside, f"{page}: {inside[0]}"
+
+
 def test_the_chinese_readme_says_as_much() -> None:
     """The same sections, tables, commands, pictures and links, in the same order."""
     english, chinese = text_of(README), text_of(CHINESE)
