@@ -20,7 +20,7 @@ from ...worker.wire.protocol import Header
 from ..costs.machine import measure
 from ..costs.plans import ModelCosts, is_covered, pick_usual_step
 from ..inside.patches import join, limit_work, reasons_of_plan
-from ..plan_words import Remark, ResolvedPlan, join_remarks
+from ..plan_words import Remark, ResolvedPlan, format_seconds, join_remarks
 from .remote_weights import RemoteWeights, check_interrupt
 from .sampling import Sampling, show_on_node
 
@@ -133,6 +133,15 @@ class PlannedModule(RemoteWeights):
         if self.auto and self.auto.is_open:
             measure(self.group, self.costs.dtype, check_interrupt)
         return replace(work, forward=self.costs.count_call(args, kwargs))
+
+    def explain_stock_time(self) -> str:
+        """Returns what one device takes in place of the ranks, for the size of the last request. Empty if there was
+        none, or if no prediction covers it."""
+        work, plan = self.last_work, self.replaced or self.plan
+        if not work or not work.forward or plan.world_size == 1 or not is_covered(plan):
+            return ""
+        alone, shared = (format_seconds(self.costs.predict(work, each).seconds) for each in (ONE_DEVICE, plan))
+        return f" A step takes about {alone} on one device and {shared} under {plan}."
 
     def learn_steps(self) -> None:
         """Corrects this plan's predictions by the measured steps of the run."""

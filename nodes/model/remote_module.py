@@ -253,6 +253,7 @@ class RemoteModule(PlannedModule):
                 "Remove that node, or use the stock loader.",
             )
         said += f". {down.brief}" if down else f": the worker processes cannot run {why}. Without it, they can."
+        said += self.explain_stock_time()
         if said != self.why_here:
             logging.warning("[ParallelDiT] %s", said)
         self.why_here = said

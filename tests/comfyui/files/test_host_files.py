@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from demo.host import ComfyHost, PromptError
 from tests.support.cases.files.formats import FORMATS
 from tests.support.cases.stock_cases import HOST_CASES
-from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, ranks, relative_error
+from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, ranks, relative_error, runs
 from tests.support.host.stock_prompts import STEPS, prompt, write_cases
 from tests.support.programs import run_program
 
@@ -287,7 +287,10 @@ def test_comfyuis_own_model_runs_what_the_ranks_cannot(how: str, host: ComfyHost
     changed = behind("Test_ChangeInside", how=how)
     right = latents(host, prompt(QUANTISED, patch=changed))
     assert relative_error(right, stock(QUANTISED)) > 1e-3, "nothing is changed"
+    latents(host, ours(QUANTISED, {"ulysses": 2}))
     assert torch.equal(latents(host, ours(QUANTISED, {"ulysses": 2}, patch=changed)), right), "not stock's bits"
+    why = runs(host)[0]["reason"]
+    assert "cannot run" in why and re.search(r"A step takes about .+ on one device and .+ under ulysses=2\.", why)
 
 
 @pytest.mark.parametrize("scheduler", ["", "model's own"], ids=["KSampler", "Parallel Sampler"])
