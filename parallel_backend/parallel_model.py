@@ -13,12 +13,13 @@ import torch
 from .apply_plan import apply_plan, apply_plan_inside
 from .axes import TOKEN_AXES
 from .compat import tree_map_only
+from .costs.memory import stale_bytes
 from .errors import PlanError, RequestError
 from .groups.calls import Call, Output, collect_calls, receive_output, send_output, share_out
 from .groups.collectives import gather
 from .groups.mesh import Axis, Mesh
 from .hooks import Hooks
-from .models.checks import check_module, patch_of, sizes_of
+from .models.checks import check_module, count_tokens, patch_of
 from .models.spec import ALWAYS_WHOLE, spec_of
 from .plan import ParallelPlan
 from .seams.compiled import CompiledBlocks
@@ -142,31 +143,14 @@ class ParallelModel:
         """Raises PlanError if the model's class does not allow the plan."""
         check_module(plan, self.model)
 
-    def token_count(self, latents: Sequence[int]) -> int:
-        """Returns the number of tokens of latents of this shape (B, C, …). 0 if the class has no spec."""
-        if self.spec is None:
-            return 0
-        sides = self.patch_sides(len(latents) - 2)
-        return latents[0] * math.prod(-(-size // side) for size, side in zip(latents[2:], sides, strict=False))
-
     def stale_bytes(self, latents: Sequence[Sequence[int]]) -> int:
-        """Returns the bytes of what PipeFusion or a lossy exchange keeps for later steps on the rank with the most, for
-        a step's calls with latents of these shapes (B, C, …). Neither the text's are counted, nor those of another kind
-        of steps. It is equal on all ranks."""
-        plan = self.mesh.plan
-        if (plan.patch_count == 1 and not plan.keeps_differences) or self.spec is None:
-            return 0
-        heads, head_dim, kv_heads = sizes_of(self.model, self.spec)
-        blocks = max(map(len, self.sizes.by_stage(plan)))
-        width = (kv_heads or heads) * head_dim * self.dtype.itemsize
-        kept = 2  # keys and values
-        if plan.keeps_differences:  # and queries and results, each where it is sent and where it arrives
-            kept = 2 * (2 + 2 * heads / (kv_heads or heads))
+        """Returns the bytes of what is kept for later steps, see `costs/memory.py`, for a step's calls with latents of
+        these shapes (B, C, …). It is equal on all ranks."""
         tokens = Counter[int]()
         for part in share_out([rows for rows, *_ in latents], self.mesh["batch"]):
             rows, *sizes = latents[part.call]
-            tokens[part.group] += self.token_count([part.rows.own_size(rows), *sizes])
-        return math.ceil(kept * max(tokens.values()) * width * blocks / plan.token_ways)
+            tokens[part.group] += count_tokens(self.model, [part.rows.own_size(rows), *sizes])
+        return stale_bytes(self.model, self.mesh.plan, self.sizes, self.dtype, max(tokens.values()))
 
     def run_calls(self, calls: Sequence[Call], steps: int = 1) -> list[Output] | None:
         """Returns the forward's output, one or several tensors, for each call on global rank 0; None elsewhere.

@@ -11,9 +11,12 @@ from typing import Any
 from ...parallel_backend.axes import BATCH_AXES, STAGE_AXES
 from ...parallel_backend.costs.auto import PlanOfRun, Work, list_model_plans
 from ...parallel_backend.costs.choose import allows
-from ...parallel_backend.models.checks import check_module
+from ...parallel_backend.costs.memory import stale_bytes
+from ...parallel_backend.groups.mesh_layout import largest_rows
+from ...parallel_backend.models.checks import check_module, count_tokens
 from ...parallel_backend.plan import HOST, OFF, ParallelPlan
 from ...worker.comfyui.patched_options import CHANGES, KERNEL, OPTIONS
+from ...worker.errors import Explanation
 from ...worker.host.client import WorkerGroup
 from ...worker.host.runs import RunPlan
 from ...worker.wire.protocol import Header
@@ -58,6 +61,10 @@ class PlannedModule(RemoteWeights):
     def allows(self, plan: ParallelPlan) -> bool:
         """Whether the model can run under this plan."""
         return allows(functools.partial(check_module, model=self.module), plan)
+
+    def stale_bytes(self, latents: Sequence[int]) -> int:
+        tokens = count_tokens(self.module, [largest_rows(self.plan, latents[0]), *latents[1:]])
+        return stale_bytes(self.module, self.plan, self.sizes, self.costs.torch_dtype, tokens)
 
     def begin_run(self) -> RunPlan | None:
         """Begins a sampling. Returns its plan; None if the plan depends on the work."""
@@ -134,14 +141,16 @@ class PlannedModule(RemoteWeights):
             measure(self.group, self.costs.dtype, check_interrupt)
         return replace(work, forward=self.costs.count_call(args, kwargs))
 
-    def explain_stock_time(self) -> str:
-        """Returns what one device takes in place of the ranks, for the size of the last request. Empty if there was
-        none, or if no prediction covers it."""
+    def explain_stock(self, why: str, down: Explanation | None) -> str:
+        """Says that ComfyUI's own model runs in place of the ranks. It says what a step takes if the last request was
+        predicted. why: what the ranks cannot run. down: why there are no ranks."""
+        said = f"{self.name} runs as stock, on ComfyUI's own device alone"
+        said += f". {down.brief}" if down else f": the worker processes cannot run {why}. Without it, they can."
         work, plan = self.last_work, self.replaced or self.plan
         if not work or not work.forward or plan.world_size == 1 or not is_covered(plan):
-            return ""
+            return said
         alone, shared = (format_seconds(self.costs.predict(work, each).seconds) for each in (ONE_DEVICE, plan))
-        return f" A step takes about {alone} on one device and {shared} under {plan}."
+        return f"{said} A step takes about {alone} on one device and {shared} under {plan}."
 
     def learn_steps(self) -> None:
         """Corrects this plan's predictions by the measured steps of the run."""

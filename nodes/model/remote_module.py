@@ -244,7 +244,7 @@ class RemoteModule(PlannedModule):
         loaded it, but without weights. down: why there are no ranks. Raises Refused or NoWorkerGroup if the settings
         ask for an error instead, and ModelFileError.
         """
-        why, said = join(reasons), f"{self.name} runs as stock, on ComfyUI's own device alone"
+        why = join(reasons)
         if self.recording or self.group.settings.when_not_parallel == REFUSE:
             if down:
                 raise NoWorkerGroup(*down)
@@ -252,8 +252,7 @@ class RemoteModule(PlannedModule):
                 f"The parallel model cannot honour {why}: its inside runs in worker processes.",
                 "Remove that node, or use the stock loader.",
             )
-        said += f". {down.brief}" if down else f": the worker processes cannot run {why}. Without it, they can."
-        said += self.explain_stock_time()
+        said = self.explain_stock(why, down)
         if said != self.why_here:
             logging.warning("[ParallelDiT] %s", said)
         self.why_here = said

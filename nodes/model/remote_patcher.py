@@ -364,7 +364,7 @@ def remote_patcher(model: comfy.model_base.BaseModel, remote: RemoteModule) -> R
         estimate = whole_call()
         if estimate and remote.runs_here:
             return estimate(input_shape, cond_shapes)
-        return remote.working_bytes(estimate(input_shape, cond_shapes), input_shape[0]) if estimate else 0
+        return remote.working_bytes(estimate(input_shape, cond_shapes), input_shape) if estimate else 0
 
     model.memory_required = memory_required
     patcher.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, record_run)

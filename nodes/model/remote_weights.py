@@ -4,7 +4,7 @@ memory."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -93,6 +93,10 @@ class RemoteWeights:
         """Makes the worker group apply these patches and no others."""
         raise NotImplementedError
 
+    def stale_bytes(self, latents: Sequence[int]) -> int:
+        """Returns the bytes that a rank keeps for later steps, for latents of this shape (B, C, …)."""
+        raise NotImplementedError
+
     @property
     def weight_bytes(self) -> int:
         """The bytes of weights that rank 0 keeps on its accelerator, parked ones included.
@@ -137,16 +141,16 @@ class RemoteWeights:
         finally:
             self.makes_room = False
 
-    def working_bytes(self, estimate: float, rows: int) -> float:
-        """Returns the bytes that rank 0 will take of ComfyUI's device for a call of `rows` rows, beyond the weights and
-        its cached memory.
+    def working_bytes(self, estimate: float, latents: Sequence[int]) -> float:
+        """Returns the bytes that rank 0 will take of ComfyUI's device for a call with latents of this shape (B, C, …),
+        beyond the weights and its cached memory.
 
         It is 0 if ComfyUI asks whether the rows fit into one batch, because the ranks share out the batch again.
         estimate: the bytes of the whole call.
         """
         if not self.makes_room or self.group.device == "cpu":
             return 0
-        working = rank_bytes(estimate, rows, self.plan) + self.networks
+        working = rank_bytes(estimate, latents[0], self.plan) + self.stale_bytes(latents) + self.networks
         self.working = max(self.working, working)
         ready = max(0, self.loaded_bytes() - self.weight_bytes)
         return max(0, working - ready)

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import comfy.model_base
 
 from ...parallel_backend.axes import BATCH_AXES, STAGE_AXES
-from ...parallel_backend.costs.memory import rank_bytes
+from ...parallel_backend.costs.memory import rank_bytes, stale_bytes
 from ...parallel_backend.device import CPU
-from ...parallel_backend.groups.mesh_layout import joint_place, places_of_ranks
+from ...parallel_backend.groups.mesh_layout import joint_place, largest_rows, places_of_ranks
+from ...parallel_backend.models.checks import count_tokens
 from ...parallel_backend.plan import AUTO, WHOLE, ParallelPlan
 from ...parallel_backend.weights.fitting import ASSUMED, WeightRoom
 from ...parallel_backend.weights.sizes import FETCHED, WeightSizes, fetched_places
@@ -59,11 +60,13 @@ def estimate_working_bytes(
 ) -> float | None:
     """Returns what the largest of these pictures needs on a rank beside the weights; None if unknown. rows: a forward's
     rows for each image: one, or two with guidance."""
-    known = []
+    known, model = [], memory.model
     for picture in pictures:
         if shape := memory.latents(picture):
             all_rows = rows * shape[0]
-            known.append(rank_bytes(memory.model.memory_required([all_rows, *shape[1:]]), all_rows, plan))
+            tokens = count_tokens(model.diffusion_model, [largest_rows(plan, all_rows), *shape[1:]])
+            kept = stale_bytes(model.diffusion_model, plan, memory.sizes, model.get_dtype_inference(), tokens)
+            known.append(rank_bytes(model.memory_required([all_rows, *shape[1:]]), all_rows, plan) + kept)
     return max(known, default=None)
 
 

@@ -7,9 +7,16 @@ classes, `device_bytes` for others. The plan gives the share of the rank with th
 
 from __future__ import annotations
 
+import math
+
+import torch
+
 from ..axes import TOKEN_AXES
 from ..groups.mesh_layout import largest_rows, largest_share
+from ..models.checks import sizes_of
+from ..models.spec import spec_of
 from ..plan import ParallelPlan
+from ..weights.sizes import WeightSizes
 
 # A is the bytes of all tokens between two blocks, and N ranks share the tokens. Then a rank needs at most
 # IN_BLOCKS × A / N in its blocks, and WHOLE × A for the streams that it has whole: before and after the blocks, and
@@ -32,3 +39,31 @@ def rank_bytes(whole: float, rows: int, plan: ParallelPlan) -> float:
     """Returns what the rank with the most needs for a call of `rows` rows. whole: what one device would need for all
     rows."""
     return whole * largest_rows(plan, rows) / rows * token_factor(plan)
+
+
+def kept_factor(plan: ParallelPlan, kv: float) -> float:
+    """Returns the bytes that a block keeps of its tokens for later steps, in those of their queries.
+
+    These are keys and values under PipeFusion, and under int4 also queries and results, each where it is sent and where
+    it arrives. kv: the bytes of keys in those of queries.
+    """
+    if plan.patch_count > 1:
+        return 2 * kv
+    return 2 * (2 + 2 * kv) if plan.keeps_differences else 0.0
+
+
+def stale_bytes(
+    model: torch.nn.Module, plan: ParallelPlan, sizes: WeightSizes, dtype: torch.dtype, tokens: float
+) -> int:
+    """Returns the bytes of what PipeFusion or a lossy exchange keeps for later steps on the rank with the most.
+
+    model: may be on the meta device. sizes: of its weights. dtype: of its activations. tokens: of the latents, of all
+    rows of one group that shares tokens. Neither the text's tokens are counted, nor those of another kind of steps.
+    """
+    spec = spec_of(type(model))
+    if spec is None or not kept_factor(plan, 1):
+        return 0
+    heads, head_dim, kv_heads = sizes_of(model, spec)
+    width = heads * head_dim * dtype.itemsize
+    blocks = max(map(len, sizes.by_stage(plan)))
+    return math.ceil(kept_factor(plan, (kv_heads or heads) / heads) * tokens * width * blocks / plan.token_ways)

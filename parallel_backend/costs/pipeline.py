@@ -15,7 +15,7 @@ from ..groups.mesh_layout import largest_rows, stages_of
 from ..plan import ParallelPlan
 from ..weights.sizes import WeightSizes
 from .forward import ForwardCost
-from .memory import rank_bytes
+from .memory import kept_factor, rank_bytes
 
 STALE = 4  # in multiples of A: what `StaleCache` reads and writes for fresh keys and values in each block
 LOOPS = 4  # steps of a loop, after which each takes as long as the one before
@@ -73,13 +73,11 @@ def cut_forward(forward: ForwardCost, blocks: float, tokens: float, is_cached: b
 
 
 def count_working_bytes(forward: ForwardCost, rows: int, plan: ParallelPlan, sizes: WeightSizes | None) -> float:
-    """Returns what the rank with the most needs beside the weights: for a forward of all rows, and what it keeps for
-    later steps. These are keys and values under PipeFusion, and under int4 also queries and results, each where it is
-    sent and where it arrives."""
-    kept = 2 * forward.kv if plan.patch_count > 1 else 2 * (2 + 2 * forward.kv) if plan.keeps_differences else 0.0
+    """Returns what the rank with the most needs beside the weights: for a forward of all rows, and for what it keeps
+    for later steps."""
     blocks = max(share_blocks(plan, sizes)) * forward.count
     tokens = forward.activation * largest_rows(plan, rows) / plan.token_ways
-    return rank_bytes(forward.peak * rows, rows, plan) + kept * tokens * blocks
+    return rank_bytes(forward.peak * rows, rows, plan) + kept_factor(plan, forward.kv) * tokens * blocks
 
 
 def run_pipeline(times: PipelineTimes, turns: Sequence[Turn], loops: bool) -> float:

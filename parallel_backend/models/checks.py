@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -194,6 +195,15 @@ def patch_of(model: torch.nn.Module, spec: ModelSpec, dims: int) -> tuple[int, .
     size = read_size(model, spec.patch_size)
     sizes = (size,) * 2 if isinstance(size, int) else tuple(size)
     return ((1,) * dims + sizes)[-dims:]
+
+
+def count_tokens(model: torch.nn.Module, latents: Sequence[int]) -> int:
+    """Returns the number of tokens of latents of this shape (B, C, …). 0 if the class has no spec."""
+    spec = spec_of(type(model))
+    if spec is None:
+        return 0
+    sides = patch_of(model, spec, len(latents) - 2)
+    return latents[0] * math.prod(-(-size // side) for size, side in zip(latents[2:], sides, strict=False))
 
 
 def changes_of(model: torch.nn.Module) -> list[str]:

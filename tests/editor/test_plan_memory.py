@@ -70,6 +70,8 @@ CASES = {
     "stages": Case(
         (24, 24), {"pipefusion": 2, "patches": 2, "weights": "host", "weight_blocks": 4}, sampler="ParallelDiT_Sampler"
     ),
+    "differences": Case((80, 80), {"ulysses": 2, "exchange_dtype": "int4"}),
+    "patches": Case((80, 80), {"pipefusion": 2, "patches": 2}),
     "no blocks known": Case((4, 4), {"cfg": 2}, "ace-step"),
     "no blocks to share": Case((4, 4), {"cfg": 2, "weights": "shared"}, "ace-step"),
     "a UNet in part": Case((4, 4), {"cfg": 2}, "sdxl"),
@@ -124,6 +126,13 @@ def test_the_working_memory_is_comfyuis_estimate_for_a_ranks_part_of_the_picture
     assert 0.3 * GIB < one < GIB and more == pytest.approx(8 * one)
     assert answers["no picture"]["memory"]["working"] is None
     assert [answers[name]["sized"] for name in ("fits", "no picture", "no file")] == [True, False, False]
+
+
+def test_the_working_memory_has_what_is_kept_for_later_steps(answers: dict) -> None:
+    tokens = 64 * 64 * 3072 * 2  # bytes of the queries of all the picture's tokens, in bf16
+    whole, differences, patches = (answers[name]["memory"]["working"] for name in ("fits", "differences", "patches"))
+    assert differences - whole == 8 * tokens / 2 * 57
+    assert patches > 2 * tokens * 57 / 2
 
 
 @pytest.mark.parametrize("name", ["does not fit", "the smaller card counts", "a larger picture", "no picture", "auto"])

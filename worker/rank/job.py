@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from parallel_backend.errors import GroupError, RequestError, is_out_of_memory, lack_of_memory, reasons
+from parallel_backend.models.checks import count_tokens
 
 from ..comfyui.source import HostSource
 from ..errors import Explained, Explanation, unforeseen
@@ -201,7 +202,7 @@ def describe_model(
         return {"weights": sum(map(os.path.getsize, files))}  # a stage may keep less
     return {
         "weights": max(model.sizes.count_kept_bytes(model.mesh.plan)) if loads else model.resident_bytes,
-        "tokens": model.module.token_count(latents) if latents else 0,
+        "tokens": count_tokens(model.module.model, latents) if latents else 0,
         "plan": model.mesh.plan,
         "check": model.module.check_plan,
         "sizes": model.sizes,
