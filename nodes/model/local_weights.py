@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from comfy.quant_ops import QuantizedTensor
 
-from ...parallel_backend.compat import buffers_of, parameters_of, writes_to_arguments
+from ...parallel_backend.compat import buffers_of, parameters_of, without_function_modes, writes_to_arguments
 from ...worker.comfyui.model import cast_weights, map_model
 from ...worker.comfyui.source import HostSource
 from ...worker.compat import version_of
@@ -201,6 +201,13 @@ class DeferredParameter(torch.nn.Parameter):
 
     def read(self) -> torch.Tensor:
         return self.weight.read() if self.weight else self.compute()
+
+    def detach(self) -> torch.Tensor:
+        """Returns an alias of the same weight. It is quick, because a merge of n weights calls it n² times."""
+        with without_function_modes():
+            found = super().detach().as_subclass(DeferredParameter)
+        found.weight, found.compute = self.weight, self.read
+        return found
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -20,6 +20,7 @@ from tests.support.census.merges import MERGE_ROWS, ON_ONE_RANK
 from tests.support.census.models import CENSUS_MODELS
 from tests.support.census.pack_rows import PACK
 from tests.support.census.rows import FOLDER_MODEL, ROWS
+from tests.support.census.saved import SAVED_ROWS
 from tests.support.host.graphs import TINY_MODELS
 from tests.support.host.stock_prompts import write_cases
 from tests.support.programs import run_apart
@@ -27,7 +28,7 @@ from tests.support.tiers import running, slow_but
 
 TOLERANCE = 1e-5
 EFFECT = 1e-4  # what a node that does something does at least
-RUN = {**ROWS, **HABITS}
+RUN = {**ROWS, **HABITS, **SAVED_ROWS}
 
 
 def named(names: Iterable[str]) -> list[Any]:
@@ -67,9 +68,17 @@ def test_it_gives_what_it_gives_on_the_stock_loaders_model(name: str, census: di
     assert found["said"] == ([RUN[name].said] if RUN[name].said else [])
 
 
-@pytest.mark.parametrize("name", [name for name in MERGE_ROWS if name.startswith(ON_ONE_RANK)])
+@pytest.mark.parametrize("name", named(name for name in MERGE_ROWS if name.startswith(ON_ONE_RANK)))
 def test_a_merge_on_one_rank_gives_the_stock_loaders_bits(name: str, census: dict[str, Any]) -> None:
     assert census["rows"][name]["error"] == 0.0
+
+
+@pytest.mark.parametrize("name", named(SAVED_ROWS))
+def test_what_is_written_of_the_weights_has_every_byte_of_the_stock_loaders_file(
+    name: str, census: dict[str, Any]
+) -> None:
+    found = census["rows"][name]
+    assert found.get("errors") == [0.0] * 5, found
 
 
 @pytest.mark.parametrize("name", [name for name, row in RUN.items() if row.words is not None])

@@ -14,12 +14,17 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from tests.support.census.rows import MERGED, Row, as_stock, habit, of_folder
+from tests.support.census.rows import MERGED, SD1_BLOCKS, SDXL_BLOCKS, Row, as_stock, habit, of_folder, refused
 
 Does = Callable[[Any, Row, Any], list[torch.Tensor]]
 Merge = Callable[[Any, Row, Any, Any, Any], Any]  # of the census, a row, and three models
 ON_ONE_RANK = "a merge on one rank: "
-OTHER, THIRD = "another", "a third"  # files of the row's model with other weights
+OTHER, THIRD = "another", "a third"
+
+
+def other(row: Row, which: str) -> str:
+    """The name of a file of the row's model with other weights."""
+    return f"{which} {row.model}"
 
 
 def write_other(census: Any, row: Row, name: str, seed: int = 0) -> Path:
@@ -110,6 +115,12 @@ MERGES: dict[str, Merge] = {
     "three models": three,
     "weights at other places": scaled,
 }
+# By the UNet.
+UNET_MERGES: dict[str, tuple[str, Merge]] = {
+    **{name: ("unet", MERGES[name]) for name in ("simple", "add", "subtract", "blocks", "three models")},
+    "SD1's blocks": ("unet", node("ModelMergeSD1", **SD1_BLOCKS)),
+    "SDXL's blocks": ("xl", node("ModelMergeSDXL", **SDXL_BLOCKS)),
+}
 
 
 @contextmanager
@@ -138,14 +149,15 @@ def merged(merge: Merge, **plan: Any) -> Does:
     def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
         if plan and is_ours(model):
             model = census.load(replace(row, plan={**row.plan, **plan}), True)
-        second, third = (load_other(census, row, model, name) for name in (OTHER, THIRD))
+        names = other(row, OTHER), other(row, THIRD)
+        second, third = (load_other(census, row, model, name) for name in names)
         with counted(census) as sent:
             found = [census.sample(row, merge(census, row, model, second, third))]
         if is_ours(model):
             lora = sum(tensor.nbytes for tensor in census.a_lora_model(row, model).values())
             assert len(sent) == 1 and sent[0] <= lora, "weights went through the socket"
             assert not second.stand_in.weights.mapped, "ComfyUI's process has read the second file"
-            assert not ranks_with(census, OTHER), "a rank still has the second file"
+            assert not ranks_with(census, names[0]), "a rank still has the second file"
         return [*found, census.sample(row, model)]
 
     return does
@@ -153,8 +165,8 @@ def merged(merge: Merge, **plan: Any) -> Does:
 
 def merged_with_stocks(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     """A second model of ComfyUI's loader."""
-    load_other(census, row, model, OTHER)
-    second = census.load(replace(row, model=OTHER), False)
+    load_other(census, row, model, other(row, OTHER))
+    second = census.load(replace(row, model=other(row, OTHER)), False)
     found = [census.sample(row, simple(census, row, model, second, None))]
     assert not is_ours(model) or "from another loader" in census.why[0]
     return found
@@ -162,7 +174,7 @@ def merged_with_stocks(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
 
 def merged_with_one_that_runs_here(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     """A second model that ComfyUI's own process runs."""
-    second = adapt(census, row, load_other(census, row, model, OTHER))
+    second = adapt(census, row, load_other(census, row, model, other(row, OTHER)))
     found = [census.sample(row, second)]
     if is_ours(model):
         second.take_over("a test")
@@ -174,7 +186,7 @@ def merged_with_one_that_runs_here(census: Any, row: Row, model: Any) -> list[to
 def merged_into_stocks(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     """A first model of ComfyUI's loader."""
     first = census.load(replace(row, model=row.model), False)
-    return [census.sample(row, simple(census, row, first, load_other(census, row, model, OTHER), None))]
+    return [census.sample(row, simple(census, row, first, load_other(census, row, model, other(row, OTHER)), None))]
 
 
 def merged_with_a_lost_file(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
@@ -213,6 +225,20 @@ PLAIN = replace(MERGED, inputs={})
 MERGE_ROWS: dict[str, Row] = {
     **{f"a merge: {name}": habit(PLAIN, merged(merge)) for name, merge in MERGES.items()},
     **{f"{ON_ONE_RANK}{name}": habit(one_rank(PLAIN), merged(MERGES[name])) for name in ("three models", "blocks")},
+    # Of UNets the gate has these of one rank, which agree to the bit, and ComfyUI's nodes for SD1 and SDXL.
+    **{
+        f"{ON_ONE_RANK}UNets, {name}": replace(
+            habit(one_rank(PLAIN), merged(merge)), model=model, slow=name not in ("three models", "SDXL's blocks")
+        )
+        for name, (model, merge) in UNET_MERGES.items()
+    },
+    **{
+        f"a merge of UNets: {name}": replace(habit(PLAIN, merged(merge)), model=model, slow=True)
+        for name, (model, merge) in UNET_MERGES.items()
+    },
+    "a merge of UNets in fp8": replace(
+        habit(replace(PLAIN, dtype="fp8_e4m3fn"), merged(second_adapted)), model="unet", slow=True
+    ),
     "a merge in fp8": habit(replace(PLAIN, dtype="fp8_e4m3fn"), merged(second_adapted)),
     f"{ON_ONE_RANK}fp8": habit(replace(one_rank(PLAIN), dtype="fp8_e4m3fn"), merged(second_adapted)),
     **{
@@ -225,5 +251,8 @@ MERGE_ROWS: dict[str, Row] = {
     "a merge with a model that runs in ComfyUI's process": habit(PLAIN, merged_with_one_that_runs_here),
     "a merge into a model of ComfyUI's loader": replace(habit(PLAIN, merged_into_stocks), shared=""),
     "a merge of folders": habit(of_folder(PLAIN), merged_with_itself),
+    "a merge of quantised weights": habit(
+        replace(refused("no attribute 'weight_scale'"), form="fp8"), merged_with_itself
+    ),
     "a merge with a file that is overwritten or gone": replace(habit(PLAIN, merged_with_a_lost_file), ignored=True),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.support.cases.host.audio import MINIMAX, TRIPOSPLAT
 from tests.support.cases.host.flux import FLUX, FLUX2, RADIANCE
-from tests.support.cases.host.image import SD3, UNET
+from tests.support.cases.host.image import SD3, UNET, UNET_XL_BASE
 from tests.support.cases.host.ltx import LTX
 from tests.support.cases.host.lumina import LUMINA, Z_IMAGE
 from tests.support.cases.host.qwen import QWEN
@@ -56,6 +56,21 @@ CENSUS_MODELS = {
         (1, 4, 16, 16),
         text(13, 24),
         detected_as="SD15",
+    ),
+    "xl": StockCase(
+        "modules.diffusionmodules.openaimodel.UNetModel",
+        UNET_XL_BASE
+        | {
+            "adm_in_channels": 2816,
+            "model_channels": 64,
+            "channel_mult": [1, 2, 2],
+            "transformer_depth": [0, 0, 1, 1, 1, 1],
+            "transformer_depth_output": [0, 0, 0, 1, 1, 1, 1, 1, 1],
+            "transformer_depth_middle": 1,
+        },
+        (1, 4, 16, 16),
+        text(13, 24, pooled=normal(1, 1280)),
+        detected_as="SDXL",
     ),
     "anima": StockCase(
         "anima.model.Anima",

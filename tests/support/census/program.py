@@ -29,6 +29,7 @@ from tests.support.census.habits import HABITS
 from tests.support.census.networks import GivenNetworks
 from tests.support.census.pack_rows import HABIT_NODE, PACK
 from tests.support.census.rows import ROWS, Given, Row
+from tests.support.census.saved import SAVED_ROWS
 from tests.support.files.quantise import quantised
 from tests.support.host.graphs import relative_error
 from tests.support.host.mounted import mount
@@ -413,7 +414,7 @@ def order(row: Row) -> tuple[Any, ...]:
 def main(comfyui: str, base: str, out: str, *names: str) -> None:
     census = Census(comfyui, base)
     results: dict[str, Any] = {"nodes": census.model_nodes(), "rows": {}}
-    rows = [(name, row) for name, row in {**ROWS, **HABITS}.items() if not names or name in names]
+    rows = [(name, row) for name, row in {**ROWS, **HABITS, **SAVED_ROWS}.items() if not names or name in names]
     try:
         for name, row in sorted(rows, key=lambda item: order(item[1])):
             try:

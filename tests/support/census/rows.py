@@ -92,8 +92,11 @@ FUN = {"model_patch": Given("fun"), "vae": Given("image_vae"), "image": Given("i
 WINDOWS = {"context_length": 9, "context_overlap": 5}
 MODEL_SPECIFIC = (
     "Auraflow", "Cosmos14B", "Cosmos7B", "CosmosPredict2_14B", "CosmosPredict2_2B", "Flux1", "Krea2", "LTXV",
-    "MochiPreview", "QwenImage", "SD1", "SD2", "SD35_Large", "SD3_2B", "SDXL", "WAN2_1",
+    "MochiPreview", "QwenImage", "SD2", "SD35_Large", "SD3_2B", "WAN2_1",
 )  # fmt: skip
+# Numbers of their own for some blocks of a UNet.
+SD1_BLOCKS = {"time_embed.": 0.2, "input_blocks.1.": 0.9, "middle_block.1.": 0.5, "output_blocks.3.": 0.7, "out.": 0.0}
+SDXL_BLOCKS = {"label_emb.": 0.2, "input_blocks.4": 0.9, "middle_block.1": 0.5, "output_blocks.2": 0.7, "out.": 0.0}
 
 MERGED = replace(equal(), shared="ulysses=2")
 
@@ -232,6 +235,8 @@ ROWS: dict[str, Row] = {
     "ModelMergeSimple": replace(MERGED, inputs={"ratio": 0.3}),
     "ModelMergeSubtract": MERGED,
     **{f"ModelMerge{model}": replace(MERGED, numbers=0.3) for model in MODEL_SPECIFIC},
+    "ModelMergeSD1": replace(MERGED, model="unet", inputs=SD1_BLOCKS, numbers=0.3),
+    "ModelMergeSDXL": replace(MERGED, model="xl", inputs=SDXL_BLOCKS, numbers=0.3),
     # Others.
     "GetICLoRAParameters": equal(),
     "MultiGPU_WorkUnits": ignored(),
