@@ -33,6 +33,10 @@ AS_STOCK = "loads; ComfyUI's own device runs it alone, as stock, for a node"
 REFUSED = "is refused"
 NO_MODEL = "has no diffusion model"
 WAYS = (TOKENS, BATCH, ONE)  # of a workflow's models, the last of these counts
+# Why the functions of these nodes need all tokens.
+NEEDS_ALL = {
+    "FluxKVCache": "it keeps keys and values of the reference's tokens, the last ones, and later steps lack these tokens"
+}
 
 
 def describe(comfyui: Path, *names: str) -> Mapping[str, Any]:
@@ -45,7 +49,7 @@ def describe(comfyui: Path, *names: str) -> Mapping[str, Any]:
 
 
 def outcome(workflow: Workflow, described: Mapping[str, Any]) -> tuple[str, str]:
-    """What comes of a workflow, and why, where it runs as stock, is refused, or has no diffusion model."""
+    """What comes of a workflow, and why, where not all of it is shared or it has no diffusion model."""
     files = [name for name in workflow.models if not other_use(name)]
     if not files:
         return NO_MODEL, "; ".join(sorted({other_use(name) for name in workflow.models})) or "it loads none"
@@ -55,20 +59,24 @@ def outcome(workflow: Workflow, described: Mapping[str, Any]) -> tuple[str, str]
             return REFUSED, each["refused"]
         for node in sorted(each["as_stock"].keys() & workflow.nodes):
             return AS_STOCK, node
-    ways = [way_of(each["plan"]) for each in found]
-    ways += [BATCH for each in found if workflow.nodes & set(each["whole_tokens"])]
-    return max(ways, key=WAYS.index), ""
+    ways = [way_of(each) for each in found]
+    whole = sorted({node for each in found for node in workflow.nodes & set(each["whole_tokens"])})
+    ways += [(BATCH, f"{node}: {NEEDS_ALL[node]}") for node in whole]
+    return max(ways, key=lambda way: WAYS.index(way[0]))
 
 
-def way_of(plan: Mapping[str, int]) -> str:
+def way_of(described: Mapping[str, Any]) -> tuple[str, str]:
+    """How a model is shared, and why not in more ways."""
+    plan, reasons = described["plan"], [described["unshared"], described["coupled"]]
     for way, axes in ((TOKENS, TOKEN_AXES), (BATCH, BATCH_AXES)):
         if any(plan[axis] > 1 for axis in axes):
-            return way
-    return ONE
+            return way, "" if way == TOKENS else f"{described['model_class']}: {reasons[0]}"
+    return ONE, f"{described['model_class']}: {'; '.join(filter(None, reasons))}"
 
 
 def table(outcomes: Iterable[tuple[Workflow, str, str]]) -> str:
-    """A row a kind of outcome, and one a node for which it runs as stock; uses are by the package's index."""
+    """A row a kind of outcome, and one a reason why less is shared, with the workflows' names; uses are by the
+    package's index."""
     rows = list(outcomes)
     with_model = [workflow for workflow, kind, _ in rows if kind != NO_MODEL]
     uses = sum(workflow.usage for workflow in with_model)
@@ -77,13 +85,12 @@ def table(outcomes: Iterable[tuple[Workflow, str, str]]) -> str:
         return f"| {words} | {len(found)} | {100 * sum(each.usage for each in found) / uses:.1f} % |"
 
     lines = [f"| of {len(with_model)} workflows with a diffusion model | workflows | of their uses |", "|---|---|---|"]
-    for way in WAYS:
+    for way in (*WAYS, AS_STOCK, REFUSED):
         lines.append(row(way, [workflow for workflow, kind, _ in rows if kind == way]))
-    as_stock = [(workflow, node) for workflow, kind, node in rows if kind == AS_STOCK]
-    lines.append(row(AS_STOCK, [workflow for workflow, _ in as_stock]))
-    for node in sorted({node for _, node in as_stock}):
-        lines.append(row(f"– {node}", [workflow for workflow, reason in as_stock if reason == node]))
-    lines.append(row(REFUSED, [workflow for workflow, kind, _ in rows if kind == REFUSED]))
+        for reason in sorted({why for _, kind, why in rows if kind == way and why}):
+            found = [workflow for workflow, kind, why in rows if (kind, why) == (way, reason)]
+            names = ", ".join(f"`{name}`" for name in sorted(workflow.name for workflow in found))
+            lines.append(row(f"– {reason} ({names})", found))
     return "\n".join(lines) + "\n"
 
 

@@ -4,8 +4,9 @@ in the workflows, as JSON.
 
 In place of the files stand names and shapes by published proportions (`model_files`); all else is the loader's and
 ComfyUI's own. FOLDER is a base folder for ComfyUI. By name, either "refused", or "model_class", what it "predicts", the
-"buffers" of its own that nodes can read, the "plan" that auto gives two devices, "as_stock": the nodes for which
-ComfyUI's own model runs, and why, and "whole_tokens": those whose functions need all tokens.
+"buffers" of its own that nodes can read, the "plan" that auto gives two devices, why its tokens are "unshared" and its
+rows are "coupled", if they are, "as_stock": the nodes for which ComfyUI's own model runs, and why, and "whole_tokens":
+those whose functions need all tokens.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from unittest.mock import patch
 
 import torch
 
+from parallel_backend.models.spec import spec_of
 from tests.support.host.mounted import mount
 from tests.support.templates.model_files import MODEL_FILES, ModelFile, model_file, other_use
 from tests.support.templates.model_nodes import DEVICES, PATCHES, executed, with_networks
@@ -81,6 +83,7 @@ def describe(pack: SimpleNamespace, node_classes: Mapping[str, Any], kind: Model
     group = pack.client.WorkerGroup("cpu", Path())  # of which nothing is asked, so that none starts
     remote = pack.module.RemoteModule(group, file.source(plan, True), plan, file.costs())
     patcher = pack.patcher.remote_patcher(file.model, remote)
+    spec = spec_of(type(file.module))
     as_stock, whole_tokens = {}, []
     for each in sorted(types):
         if reasons := reasons_of(node_classes, each, patcher):
@@ -92,6 +95,8 @@ def describe(pack: SimpleNamespace, node_classes: Mapping[str, Any], kind: Model
         "predicts": file.model.model_type.name,
         "buffers": [name for name, one in file.module.named_buffers(recurse=False) if not one.is_meta],
         "plan": plan.to_json(),
+        "unshared": spec.unshared if spec and spec.keeps_tokens(file.module) else "",
+        "coupled": spec.coupled if spec and spec.couples(file.module) else "",
         "as_stock": as_stock,
         "whole_tokens": whole_tokens,
     }
