@@ -10,7 +10,9 @@ import torch
 from comfy.quant_ops import QuantizedTensor
 
 from ...parallel_backend.compat import buffers_of, parameters_of, without_function_modes, writes_to_arguments
+from ...parallel_backend.models.parallel_mlp import SPLITS, split_plain_rows
 from ...worker.comfyui.model import cast_weights, map_model
+from ...worker.comfyui.quantised_rows import QUANTISED
 from ...worker.comfyui.source import HostSource
 from ...worker.compat import version_of
 from ..errors import Refused
@@ -282,6 +284,9 @@ class QuantisedParameter(QuantizedTensor):
                 "Remove that node, or use the stock loader.",
             )
         return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+SPLITS.update({DeferredParameter: split_plain_rows, QuantisedParameter: QUANTISED[QuantizedTensor]})
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

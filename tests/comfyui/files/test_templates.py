@@ -38,6 +38,12 @@ def test_every_workflow_with_a_diffusion_model_runs(described: Mapping[str, Any]
     assert with_model.count(AS_STOCK) <= 9, "more run on one device"
 
 
+def test_a_forward_costs_as_much_as_before_the_ranks_have_its_weights(described: Mapping[str, Any]) -> None:
+    counted = {name: each["counted alike"] for name, each in described.items() if each["counted alike"] is not None}
+    assert counted and all(counted.values()), counted
+    assert any("fp8" in name for name in counted)
+
+
 def test_what_a_checkpoint_says_beside_its_weights_is_heard(described: Mapping[str, Any]) -> None:
     """As of a model that predicts velocities, among others of its class that predict noise."""
     assert described[V_PREDICTION]["predicts"] == "V_PREDICTION"

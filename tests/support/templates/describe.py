@@ -6,7 +6,8 @@ In place of the files stand names and shapes by published proportions (`model_fi
 ComfyUI's own. FOLDER is a base folder for ComfyUI. By name, either "refused", or "model_class", what it "predicts", the
 "buffers" of its own that nodes can read, the "plan" that auto gives two devices, why its tokens are "unshared" and its
 rows are "coupled", if they are, "as_stock": the nodes for which ComfyUI's own model runs, and why, and "whole_tokens":
-those whose functions need all tokens.
+those whose functions need all tokens. "counted alike": of a Flux, whether a forward costs as much with the weights in
+the ranks as before.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from tests.support.host.mounted import mount
 from tests.support.templates.model_files import MODEL_FILES, ModelFile, model_file, other_use
 from tests.support.templates.model_nodes import DEVICES, PATCHES, executed, with_networks
 from tests.support.templates.workflows import workflows
+
+
+LATENTS = (1, 16, 64, 64)
 
 
 def main(comfyui: str, folder: str, *names: str) -> None:
@@ -80,9 +84,12 @@ def describe(pack: SimpleNamespace, node_classes: Mapping[str, Any], kind: Model
         return {"refused": f"ComfyUI takes it for {type(file.model.model_config).__name__}, not {kind.detected_as}"}
     counted = pack.auto.Work(forward=SimpleNamespace(image_tokens=0))  # of a call whose cost is known
     plan = pack.auto.list_model_plans(DEVICES, file.module, counted)[0]
+    is_counted = kind.detected_as == "Flux"
+    before = file.costs().count_latents(LATENTS) if is_counted else None
     group = pack.client.WorkerGroup("cpu", Path())  # of which nothing is asked, so that none starts
     remote = pack.module.RemoteModule(group, file.source(plan, True), plan, file.costs())
     patcher = pack.patcher.remote_patcher(file.model, remote)
+    is_alike = file.costs().count_latents(LATENTS) == before if is_counted else None
     spec = spec_of(type(file.module))
     as_stock, whole_tokens = {}, []
     for each in sorted(types):
@@ -97,6 +104,7 @@ def describe(pack: SimpleNamespace, node_classes: Mapping[str, Any], kind: Model
         "plan": plan.to_json(),
         "unshared": spec.unshared if spec and spec.keeps_tokens(file.module) else "",
         "coupled": spec.coupled if spec and spec.couples(file.module) else "",
+        "counted alike": is_alike,
         "as_stock": as_stock,
         "whole_tokens": whole_tokens,
     }
