@@ -116,6 +116,6 @@ def load_listed(
     workers = worker_group(group)
     prepare_model(workers, plan.world_size, source.to_json(), source.files)
     schedule = read_schedule(file.folder)
-    remote = RemoteModule(workers, source, plan, costs, resolved.note, auto, model_name, schedule)
-    remote.compares = asked.compare
+    note, compares = resolved.note, asked.compare
+    remote = RemoteModule(workers, source, plan, costs, note, auto, model_name, schedule, compares)
     return remote_patcher(file.model, remote), file

@@ -36,7 +36,6 @@ class PlannedModule(RemoteWeights):
     node's functions do not allow it. compares: whether lossy plans are compared with exact ones. sampling: the current
     one. compiled: see `compile_settings`. has_bands: whether ranks share a picture in bands of rows."""
 
-    compares = False
     sampling: Sampling
     compiled: Mapping[str, Any]
     has_bands: bool
@@ -50,10 +49,11 @@ class PlannedModule(RemoteWeights):
         note: tuple[Remark, ...],
         auto: PlanOfRun[ResolvedPlan] | None,
         name: str,
+        compares: bool,
     ) -> None:
         super().__init__(group, source, plan, costs.sizes, note, name)
         self.auto, self.costs, self.module = auto, costs, costs.module
-        self.asked = plan
+        self.asked, self.compares = plan, compares
         self.replaced: ParallelPlan | None = None
         self.refused_comparisons: dict[str, str] = {}  # by setting: why its exact run failed
         self.last_work: Work | None = None  # of the last request

@@ -74,12 +74,13 @@ class RemoteModule(PlannedModule):
         auto: PlanOfRun[ResolvedPlan] | None = None,
         name: str = "",
         schedule: Schedule | None = None,
+        compares: bool = False,
     ) -> None:
         """costs: of the module's plans.
         auto: decides the plan by the work of a call; None if the plan does not depend on it.
         name: of the model, as the user chose it.
         schedule: of a diffusers folder, if it has one."""
-        super().__init__(group, source.to_json(), plan, costs, note, auto, name)
+        super().__init__(group, source.to_json(), plan, costs, note, auto, name, compares)
         self.schedule = schedule
         module = self.module
         self.batcher = CallBatcher(self.call, lambda: not self.runs_here and self.shares_calls())

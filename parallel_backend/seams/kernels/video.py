@@ -50,15 +50,3 @@ def video_of(latents: Sequence[int], sides: Sequence[int]) -> Video:
         )
     frames, rows, columns = (-(-size // side) for size, side in zip(latents[2:], sides, strict=True))
     return Video(frames, rows * columns)
-
-
-def density(frames: int, sparse: str) -> float:
-    """Returns which part of the pairs of a video's tokens attend. Tiles add a little to it."""
-    attended = 0.0
-    for distance in range(frames):
-        share = 2 * WIDTHS[sparse] / 2 ** (max(1, distance).bit_length() - 1)
-        of_pair = 1.0 if distance <= 1 else min(1.0, 2 * share - share**2)
-        pairs = (frames - distance) * (2 if distance else 1)
-        to_first = 1 if distance > 1 else 0  # keys of the first frame are seen by all
-        attended += (pairs - to_first) * of_pair + to_first
-    return attended / frames**2

@@ -22,11 +22,11 @@ from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.forward import Forward, ForwardSlot
 from parallel_backend.seams.kernels import flex
 from parallel_backend.seams.kernels.sparse import SparsePattern, SparsePatterns, tile_pairs
-from parallel_backend.seams.kernels.video import WIDTHS, Video, density, video_of
+from parallel_backend.seams.kernels.video import WIDTHS, Video, video_of
 from parallel_backend.seams.layout import TokenLayout
 from tests.support.cases.families import FAMILIES
 from tests.support.cases.references import relative_error
-from tests.support.fakes.sparse_pattern import WIDTH, pattern, tile_length, token_pattern, with_text
+from tests.support.fakes.sparse_pattern import WIDTH, pattern, tile_length, with_text
 from tests.support.ranks.pool import RankPool
 
 CPU = torch.device("cpu")
@@ -118,12 +118,6 @@ def test_the_compiled_kernel_computes_the_pattern() -> None:
         found = flex.flex_attention(query, key, value, own.block_mask, 0.3)
     wanted = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.3)
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("sparse", WIDTHS)
-@pytest.mark.parametrize("frames", [2, 9, 21])
-def test_the_density_is_the_share_of_pairs_that_see_each_other(frames: int, sparse: str) -> None:
-    assert density(frames, sparse) == pytest.approx(float(token_pattern(frames, 64, sparse).float().mean()), abs=0.03)
 
 
 def test_a_pattern_is_built_once_for_each_size() -> None:

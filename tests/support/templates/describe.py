@@ -31,7 +31,6 @@ from tests.support.templates.model_files import MODEL_FILES, ModelFile, model_fi
 from tests.support.templates.model_nodes import DEVICES, PATCHES, executed, with_networks
 from tests.support.templates.workflows import workflows
 
-
 LATENTS = (1, 16, 64, 64)
 
 
