@@ -1,4 +1,4 @@
-"""The grid of a video's tokens, and how many pairs of them attend under a plan's sparse attention."""
+"""The grid of a video's tokens, and which pairs of them attend under a plan's sparse attention."""
 
 from __future__ import annotations
 
