@@ -36,6 +36,7 @@ os.environ["MKL_CBWR"] = "AUTO,STRICT"
 
 DEMO_MODEL = REPOSITORY / "demo" / "shapes-dit"
 HOST_SUPPORT = Path(__file__).parent / "support" / "host"
+UNET_PACK = HOST_SUPPORT.parent / "unet_pack"
 # Node packs of the tests' own, by the name of their folder.
 NODE_PACKS = {
     NODE_PACK: NODE_PACK_SOURCE,
@@ -44,7 +45,7 @@ NODE_PACKS = {
 }
 # Four ranks and more, however few cores there are; auto stays at two, for which links cost nothing.
 HOST_ENV = {"PARALLELDIT_CPU_RANKS": "8", "PARALLELDIT_MEASURED": quick_machine(), **TINY_MODELS}
-EXTRA_ARGS = ("--whitelist-custom-nodes", PACK_NAME, *NODE_PACKS, "--preview-method", "latent2rgb")
+EXTRA_ARGS = ("--whitelist-custom-nodes", PACK_NAME, *NODE_PACKS, UNET_PACK.name, "--preview-method", "latent2rgb")
 DIT_LABELS = (
     "tench, Tinca tinca",
     "goldfish, Carassius auratus",
@@ -229,6 +230,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, source in NODE_PACKS.items():
         (base / "custom_nodes" / name).mkdir(parents=True)
         (base / "custom_nodes" / name / "__init__.py").write_text(source)
+    # With the time of its files: the ranks run no code of a file that is newer than ComfyUI's process.
+    shutil.copytree(UNET_PACK, base / "custom_nodes" / UNET_PACK.name, ignore=shutil.ignore_patterns("__pycache__"))
     (base / "input").mkdir()
     width = FAMILIES["pixart-alpha"].config["caption_channels"]
     generator = torch.Generator().manual_seed(5)

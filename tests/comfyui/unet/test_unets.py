@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from functools import cache
@@ -14,15 +13,16 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from demo.host import ComfyHost
-from tests.support.cases.files.unet_cases import UNETS
+from tests.support.cases.files.unet_cases import SIZES_IN_USE, UNETS
 from tests.support.files.write_gguf import write_gguf
 from tests.support.host.graphs import GROUPS_BY_SIZE, latents, relative_error
 from tests.support.host.stock_prompts import prompt, write_cases
-from tests.support.tiers import slow_but
+from tests.support.tiers import running, slow_but
 
 pytestmark = pytest.mark.usefixtures("groups_by_size")
 
 TOLERANCE = 1e-5
+IN_GGUF = "sdxl"
 WAYS = {"one rank": {"cfg": 1}, "two ranks": {"ulysses": 2}, "four ranks": {"ring": 2, "ulysses": 2}}
 # The gate has one rank for each kind of layers, four ranks once, and on two ranks those that differ in their layers or
 # inputs. test_host_models.py has four ranks of each class.
@@ -33,9 +33,11 @@ GATE = [
 
 
 @pytest.fixture(scope="module")
-def stock(comfyui: Path, models: Path, host: ComfyHost) -> Callable[[str], torch.Tensor]:
+def stock(
+    request: pytest.FixtureRequest, comfyui: Path, models: Path, host: ComfyHost
+) -> Callable[[str], torch.Tensor]:
     """By case, what the stock loader's model draws."""
-    write_cases(comfyui, models, UNETS)
+    write_cases(comfyui, models, {IN_GGUF, *(name for (name,) in running(request, "name"))})
     return cache(lambda name: latents(host, prompt(name)))
 
 
@@ -53,10 +55,22 @@ def test_a_unet_in_bands_of_rows_draws_what_the_stock_loader_draws(
     assert relative_error(drawn, stock(name)) <= TOLERANCE
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", UNETS)
+def test_pictures_of_the_sizes_in_use_are_the_stock_loaders_on_four_ranks(
+    name: str, host: ComfyHost, stock: Callable[[str], torch.Tensor]
+) -> None:
+    asked = {"size": SIZES_IN_USE[name], "steps": 1}
+    right = latents(host, prompt(name, **asked))
+    assert right.std() > 0.01, "a model that draws nothing shows nothing"
+    drawn = latents(host, prompt(name, WAYS["four ranks"], group=GROUPS_BY_SIZE[4], **asked))
+    assert relative_error(drawn, right) <= TOLERANCE
+
+
 def test_a_unet_in_gguf_draws_what_the_stock_loader_draws_of_its_values(
     host: ComfyHost, models: Path, stock: Callable[[str], torch.Tensor]
 ) -> None:
-    name, folder = "sdxl", models / "models" / "diffusion_models"
+    name, folder = IN_GGUF, models / "models" / "diffusion_models"
     plain = folder / f"{name}.safetensors"
     with safe_open(plain, "pt") as file:
         metadata = file.metadata()
@@ -67,42 +81,3 @@ def test_a_unet_in_gguf_draws_what_the_stock_loader_draws_of_its_values(
     for plan in (WAYS["two ranks"], {**WAYS["two ranks"], "weights": "shared"}):
         drawn = latents(host, prompt(name, plan, model=f"{name}.gguf", group=GROUPS_BY_SIZE[2]))
         assert relative_error(drawn, right) <= TOLERANCE
-
-
-def write_t2i_adapter(file: Path, channels: tuple[int, ...] = (32, 64, 128, 128)) -> None:
-    """Random weights under the names of the adapters for Stable Diffusion 1."""
-    shapes = {"conv_in": (channels[0], 3 * 8**2, 3, 3)}
-    for place, (before, own) in enumerate(zip(channels[:1] + channels, channels, strict=False)):
-        if before != own:
-            shapes[f"body.{2 * place}.in_conv"] = (own, before, 1, 1)
-        for block, layer in itertools.product((2 * place, 2 * place + 1), ("block1", "block2")):
-            shapes[f"body.{block}.{layer}"] = (own, own, 3 if layer == "block1" else 1, 3 if layer == "block1" else 1)
-    generator, weights = torch.Generator().manual_seed(5), {}
-    for layer, shape in shapes.items():
-        weights[f"{layer}.weight"] = torch.randn(shape, generator=generator) / math.prod(shape[1:]) ** 0.5
-        weights[f"{layer}.bias"] = torch.zeros(shape[0])
-    file.parent.mkdir(exist_ok=True)
-    save_file(weights, file)
-
-
-def test_a_t2i_adapter_draws_what_it_draws_with_the_stock_loader(
-    host: ComfyHost, models: Path, stock: Callable[[str], torch.Tensor]
-) -> None:
-    write_t2i_adapter(models / "models" / "controlnet" / "t2i.safetensors")
-
-    def adapted(plan: dict[str, int] | None) -> dict:
-        made = prompt("sd15", plan, group=GROUPS_BY_SIZE[2])
-        (sampler,) = [node["inputs"] for node in made.values() if node["class_type"] == "KSampler"]
-        image = {"width": 64, "height": 48, "batch_size": 1, "color": 0x40A0E0}
-        made["image"] = {"class_type": "EmptyImage", "inputs": image}
-        made["adapter"] = {"class_type": "ControlNetLoader", "inputs": {"control_net_name": "t2i.safetensors"}}
-        given = {"control_net": ["adapter", 0], "image": ["image", 0]}
-        given |= {"strength": 1.0, "start_percent": 0.0, "end_percent": 1.0}
-        given |= {which: sampler[which] for which in ("positive", "negative")}
-        made["applied"] = {"class_type": "ControlNetApplyAdvanced", "inputs": given}
-        sampler.update(positive=["applied", 0], negative=["applied", 1])
-        return made
-
-    right = latents(host, adapted(None))
-    assert relative_error(right, stock("sd15")) > 1e-3, "the adapter changes nothing"
-    assert relative_error(latents(host, adapted(WAYS["two ranks"])), right) <= TOLERANCE

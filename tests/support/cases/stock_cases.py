@@ -22,6 +22,7 @@ class StockCase:
     metadata: what a file of the authors says of the model beside its weights.
     detected_as: the class of comfy.supported_models for a model that is smaller than ComfyUI takes for granted.
     dtype: of the weights in the file.
+    beside: the shapes of weights that the file has beside the diffusion model's, by name.
     """
 
     module: str
@@ -33,6 +34,7 @@ class StockCase:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     detected_as: str | None = None
     dtype: torch.dtype = torch.float32
+    beside: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def text(tokens: int, width: int, **others: Callable[[torch.Generator], torch.Tensor]) -> Callable[..., Tensors]:
@@ -344,12 +346,7 @@ CASES = {
         VIDEO,
         text(7, 4096, concat_latent_image=normal(1, 16, 2, 8, 12)),
     ),
-    "wan-2.2-5b": StockCase(
-        "wan.model.WanModel",
-        wan(in_dim=48, out_dim=48),
-        (1, 48, 2, 8, 12),
-        text(7, 4096),
-    ),
+    "wan-2.2-5b": StockCase("wan.model.WanModel", wan(in_dim=48, out_dim=48), (1, 48, 2, 8, 12), text(7, 4096)),
     "hunyuandit-1.1": StockCase(  # detected by the published width
         "hydit.models.HunYuanDiT",
         {"hidden_size": 1408, "depth": 1, "size_cond": True, "use_style_cond": True},

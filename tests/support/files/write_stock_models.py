@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -32,7 +33,7 @@ def main(comfyui: str, folder: str, *names: str) -> None:
         model = model_class(**case.config, dtype=torch.float32, device="meta", operations=operations)
         generator = torch.Generator().manual_seed(11)
         weights = {}
-        for key, tensor in model.state_dict().items():
+        for key, tensor in {**model.state_dict(), **meta_tensors(case.beside)}.items():
             for own, published in case.renamed.items():
                 key = key.replace(own, published)
             weights[key] = seeded(key, tensor, generator).to(case.dtype)
@@ -40,6 +41,10 @@ def main(comfyui: str, folder: str, *names: str) -> None:
         if case.detected_as:
             metadata["tiny"] = json.dumps({"class": case.detected_as, "config": dict(case.config)}, default=str)
         save_file(weights, Path(folder) / f"{name}.safetensors", metadata or None)
+
+
+def meta_tensors(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
 
 def seeded(name: str, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -41,7 +41,8 @@ from safetensors.torch import load_file
 class LoadConditioning:
     """Tensors "conditioning" and "pooled", and others by the names of options.
 
-    Those of "list" options are in any order, those of "string" options are bytes.
+    Those of "list" options are in any order, those of "string" options are bytes. Those of "unclip" options are
+    embeddings of images.
     """
 
     RETURN_TYPES = ("CONDITIONING",)
@@ -64,6 +65,9 @@ class LoadConditioning:
             *kind, name = name.split()
             if "image" in kind:
                 value = SimpleNamespace(penultimate_hidden_states=value)
+            elif "unclip" in kind:
+                image = SimpleNamespace(image_embeds=value)
+                value = [{"clip_vision_output": image, "strength": 1.0, "noise_augmentation": 0.1}]
             elif "list" in kind:
                 value = [*options.get(name, []), value]
             elif "string" in kind:
