@@ -309,7 +309,9 @@ def choose_exact_plan(work: Work, costs: ModelCosts) -> ResolvedPlan:
         heads = sizes_of(module, tokens).heads if tokens else 0
         idle = heads > 0 and plan.ways(BATCH_AXES) > work.parts
         apart = couples(module) or not work.rows
-        why += [explain_idle_ranks(found)] if idle and found else explain_call_plan(plan, work, heads, apart)
+        why += (
+            [explain_idle_ranks(found, work.parts)] if idle and found else explain_call_plan(plan, work, heads, apart)
+        )
         if changes := changes_of(module):
             why.append(remark("class_changed", model=type(module).__name__, changes="; ".join(changes)))
     return ResolvedPlan(plan, tuple(why))

@@ -143,16 +143,15 @@ def explain_lossy_choice(
     return [remark("lossy_slower", plan=str(best.plan), seconds=format_seconds(best.average(steps)))]
 
 
-def explain_idle_ranks(found: Sequence[Prediction]) -> Remark:
-    """Says that the fastest plan shares no tokens and leaves some ranks idle."""
-    alone = found[0]
+def explain_idle_ranks(found: Sequence[Prediction], parts: int) -> Remark:
+    """Says that the fastest plan shares no tokens and leaves some ranks idle. parts: rows of the batch, a rank each."""
+    own = found[0]
     shared = [each for each in found if each.plan.token_ways > 1]
     if not shared:
-        return remark("idle_ranks", seconds=format_seconds(alone.seconds))
+        return remark("idle_ranks", seconds=format_seconds(own.seconds))
     best = min(shared, key=lambda each: each.seconds)
-    return remark(
-        "one_faster", seconds=format_seconds(alone.seconds), plan=str(best.plan), more=format_seconds(best.seconds)
-    )
+    told = {"seconds": format_seconds(own.seconds), "plan": str(best.plan), "more": format_seconds(best.seconds)}
+    return remark("one_faster", **told) if parts == 1 else remark("some_faster", parts=parts, **told)
 
 
 def explain_tokens(plan: ParallelPlan, heads: int) -> list[Remark]:

@@ -138,6 +138,6 @@ def predict_plans(plan: ParallelPlan, sampled: Sampled, lossy: bool = False) -> 
         "plan": describe(costs.predict(work, plan)) if is_covered(plan) else None,
         "best": [describe(each) for each in found[:BEST]],
         "one_device": describe(costs.predict(work, ParallelPlan())),
-        "alone": found[0].plan.token_ways == 1 and found[0].plan.ways(BATCH_AXES) > work.parts,
+        "alone": found[0].plan.token_ways == 1 and found[0].plan.ways(BATCH_AXES) > work.parts == 1,
         "is_measured": costs.is_measured,
     }

@@ -2,7 +2,8 @@
 what is said of plans, for models of published sizes on cards that this machine has not.
 
 Cards, and what ComfyUI finds in the files, are pretended, as in `machine_of_cards` and `templates.describe`. Reads
-questions as JSON from its input: [cards' GB, what the group has told of weights, the question]. Prints the answers.
+questions as JSON from its input: [cards' GB, what the group has told of weights, the question], and behind these, if
+the cards' link has been measured, its bytes per second. Prints the answers.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +20,7 @@ from unittest.mock import patch
 
 import torch
 
+from parallel_backend.costs.machine import LINKS, Machine
 from tests.support.host.mounted import mount
 from tests.support.templates.describe import contents_of
 from tests.support.templates.model_files import flux, model_file
@@ -68,8 +72,22 @@ def header_of(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     return {name: torch.empty(each["shape"], dtype=torch.bfloat16, device="meta") for name, each in header.items()}, {}
 
 
-def answer(route: Any, contents: dict[str, Any], sizes: list[int], told: dict[str, Any], asked: Any) -> dict[str, Any]:
+def measured(find_machine: Callable[[str], Machine], rate: float) -> Callable[[str], Machine]:
+    """The machine's figures with a link of this rate."""
+
+    def find(dtype: str) -> Machine:
+        machine = find_machine(dtype)
+        links = {name: getattr(machine, name)._replace(rate=rate) for name in LINKS}
+        return replace(machine, is_measured=True, **links)
+
+    return find
+
+
+def answer(
+    route: Any, contents: dict[str, Any], sizes: list[int], told: dict[str, Any], asked: Any, link: float = 0
+) -> dict[str, Any]:
     pretend(route, sizes)
+    costs = sys.modules["pack.nodes.costs.plans"]
     group = SimpleNamespace(status=lambda: {"weights": told} if told else {})
     groups = sys.modules["pack.nodes.workers.group"]
     host_file = sys.modules["pack.nodes.model.host_file"]
@@ -80,6 +98,7 @@ def answer(route: Any, contents: dict[str, Any], sizes: list[int], told: dict[st
         patch.object(sys.modules["pack.nodes.model.model_files"], "read_header", lambda _: contents[name]),
         patch.dict(groups._groups, {1: group}),
         patch("torch.distributed.is_backend_available", lambda _backend: True),
+        patch.object(costs, "machine_of", measured(costs.machine_of, link) if link else costs.machine_of),
     ):
         return route.answer(route.read_question(asked))
 
@@ -88,7 +107,7 @@ def main(comfyui: str, folder: str) -> None:
     mount(comfyui)
     route = importlib.import_module("pack.nodes.routes.plan")
     questions = json.load(sys.stdin)
-    asked = {loader["model_name"] for *_, question in questions for loader in question["loaders"]}
+    asked = {loader["model_name"] for _, _, question, *_ in questions for loader in question["loaders"]}
     contents = {name: contents_of(MODELS[name]) for name in sorted(asked & {*MODELS})}
     paths = {name: Path(folder) / f"{name}.safetensors" for name in contents}
     for path in paths.values():
