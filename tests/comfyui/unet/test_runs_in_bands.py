@@ -1,0 +1,118 @@
+"""While two ranks share a UNet's rows, its run is told of, cancelled, and fails as that of any model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from demo.host import ComfyHost, PromptError
+from tests.support.cases.files.unet_cases import pictures
+from tests.support.group.memory import little_memory
+from tests.support.host.graphs import GROUPS_BY_SIZE, latents, ranks, runs
+from tests.support.host.stock_prompts import prompt, write_cases
+
+pytestmark = pytest.mark.usefixtures("groups_by_size")
+
+NAME = "sdxl"
+LARGE = pictures(1, 2048, 2048)
+GROUP = GROUPS_BY_SIZE[2]
+SECONDS_TO_CANCEL = 5
+
+
+def in_bands(**options: Any) -> dict:
+    return prompt(NAME, {"ulysses": 2}, group=GROUP, **options)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def files(comfyui: Path, models: Path) -> Path:
+    write_cases(comfyui, models, [NAME])
+    wide = {"conditioning": torch.zeros(1, 13, 99), "pooled": torch.zeros(1, 1280)}
+    save_file(wide, models / "input" / f"{NAME} wide.safetensors")
+    return models
+
+
+@pytest.fixture
+def good(host: ComfyHost) -> torch.Tensor:
+    return latents(host, in_bands())
+
+
+def assert_served(host: ComfyHost, good: torch.Tensor) -> None:
+    """The next prompt runs, in bands, and gives the same bits. At cfg 1 nothing reads the negative text."""
+    assert torch.equal(latents(host, in_bands(negative="positive")), good)
+    assert runs(host, GROUP)[0]["plan"] == "ulysses=2"
+
+
+def test_each_step_reports_progress_and_a_preview(host: ComfyHost) -> None:
+    events: list[dict] = []
+    host.run(in_bands(steps=6), on_event=events.append)
+    steps = [(event["data"]["value"], event["data"]["max"]) for event in events if event["type"] == "progress"]
+    assert steps == [(step, 6) for step in range(1, 7)]
+    previews = [event["bytes"] for event in events if event["type"] == "preview"]
+    assert len(previews) >= 6
+    assert min(previews) > 200, "too short for a picture"
+
+
+def test_cancel_ends_a_run_soon_and_the_same_ranks_run_the_next(host: ComfyHost, good: torch.Tensor) -> None:
+    before = ranks(host, GROUP)
+    prompt_id = host.queue(in_bands(steps=2000))
+    cancelled: list[float] = []
+
+    def cancel(event: dict) -> None:
+        if event["type"] == "progress" and not cancelled:
+            cancelled.append(time.monotonic())
+            host.interrupt(prompt_id)
+
+    entry = host.wait(prompt_id, on_event=cancel)
+    assert time.monotonic() - cancelled[0] < SECONDS_TO_CANCEL
+    assert "execution_interrupted" in [kind for kind, _ in entry["status"]["messages"]]
+    assert_served(host, good)
+    assert ranks(host, GROUP) == before
+
+
+def test_what_the_unets_code_raises_is_the_nodes_error_and_the_ranks_live_on(
+    host: ComfyHost, good: torch.Tensor
+) -> None:
+    """It is raised after the ranks have exchanged border rows and statistics of the layers before."""
+    before = ranks(host, GROUP)
+    with pytest.raises(PromptError, match="The model failed: RuntimeError: mat1 and mat2 shapes cannot be multiplied"):
+        host.run(in_bands(positive="wide"))
+    assert_served(host, good)
+    assert ranks(host, GROUP) == before
+
+
+# The gate has it of transformers, in worker/faults/test_out_of_memory.py.
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of another process are Linux's")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_lacks_memory_for_its_band_is_named_and_the_ranks_live_on(
+    rank: int, host: ComfyHost, good: torch.Tensor
+) -> None:
+    """The other rank waits for its rows."""
+    before = ranks(host, GROUP)
+    said = f"Rank {rank} ran out of memory"
+    with little_memory(before[rank]), pytest.raises(PromptError, match=said):
+        host.run(in_bands(size=LARGE, steps=1))
+    assert_served(host, good)
+    assert ranks(host, GROUP) == before
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_in_a_step_is_named_and_other_ranks_run_the_next(host: ComfyHost, good: torch.Tensor) -> None:
+    before = ranks(host, GROUP)
+
+    def kill(event: dict) -> None:
+        if event["type"] == "progress" and event["data"]["value"] == 3:
+            os.kill(before[1], signal.SIGKILL)
+
+    with pytest.raises(PromptError, match="Rank 1 .*was killed by SIGKILL"):
+        host.wait(host.queue(in_bands(steps=2000)), on_event=kill)
+    assert_served(host, good)
+    assert not {*ranks(host, GROUP)} & {*before}
