@@ -6,7 +6,7 @@ of ComfyUI for every model.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from .watched import (
     CLASS,
     HOOKS,
     TORCHS,
+    WEIGHTS,
     Watched,
     WatchedTensors,
     WatchedTypes,
@@ -51,8 +52,12 @@ class ModuleGuard:
     compares values by identity first. Only if the lists differ does it look for the names.
     """
 
-    def __init__(self, module: torch.nn.Module, own: Collection[str]) -> None:
-        """own: names of attributes that the stand-in has put on the module."""
+    def __init__(
+        self, module: torch.nn.Module, own: Collection[str], take_back_copies: Callable[[], None] = lambda: None
+    ) -> None:
+        """own: names of attributes that the stand-in has put on the module. take_back_copies: puts the module's weights
+        where nodes have put copies of them."""
+        self.take_back_copies = take_back_copies
         self.own = set(own)
         self.notes: dict[torch.nn.Module, set[str]] = {}  # by part, attributes that nodes set for their own code
         self.types, self.tensors = WatchedTypes(module), WatchedTensors(module)
@@ -71,6 +76,13 @@ class ModuleGuard:
 
         allowed: names of attributes that may change. is_filled: whether the module has its weights now.
         """
+        found = self.find(allowed, is_filled)
+        if any(each.watched.kind == WEIGHTS for each in found):
+            self.take_back_copies()
+            found = self.find(allowed, is_filled)
+        return found
+
+    def find(self, allowed: Collection[str], is_filled: bool) -> list[Change]:
         found = [*self.replaced]
         found += [Change(f"{each.path}{CLASS}", each, CLASS) for each in self.types.find_changed()]
         if not is_filled:

@@ -3,11 +3,12 @@ run in the ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from comfy.quant_ops import QuantizedTensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ...parallel_backend.compat import buffers_of, parameters_of, without_function_modes, writes_to_arguments
 from ...parallel_backend.models.parallel_mlp import SPLITS, split_plain_rows
@@ -20,6 +21,11 @@ from ..errors import Refused
 HARMLESS = ("requires_grad_", "detach_", "retain_grad")
 WRITES = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__")
 DATA: Any = torch.Tensor.data  # a property that reads and writes weights without torch's checks
+# What the stock loader's weights say of themselves while ComfyUI has not loaded them onto a device.
+CPU = torch.device("cpu")
+AT_REST = {torch.Tensor.device.__get__: CPU, torch.Tensor.is_meta.__get__: False}
+# They need numbers, which then stay.
+IN_MEMORY = ("data_ptr", "storage", "untyped_storage", "numpy", "tolist", "item")
 ALIASES = (DATA.__get__, torch.Tensor.detach, torch.Tensor.requires_grad_)  # their result is the same weight
 
 
@@ -135,6 +141,7 @@ class LocalWeights:
             for name, value in vars(real).items():
                 if isinstance(value, torch.Tensor) and getattr(vars(part).get(name), "is_meta", False):
                     vars(part)[name] = value
+        self.put_numbers()
         self.is_here = True
 
     def fill(self, path: str, own: dict[str, Any], empty: Mapping[str, Any], found: Mapping[str, Any]) -> None:
@@ -148,6 +155,26 @@ class LocalWeights:
                 own[name] = value
                 self.filled[join_path(path, name)] = (own, empty[name])
 
+    def put_numbers(self) -> None:
+        """Computes the weights that a node has put into the module without numbers. ComfyUI would fill them with
+        zeros."""
+        for part in self.parts.values():
+            slots = parameters_of(part)
+            for name, weight in slots.items():
+                if isinstance(weight, DeferredParameter):
+                    slots[name] = torch.nn.Parameter(weight.read(), requires_grad=False)
+
+    def take_back_copies(self) -> None:
+        """Puts the module's own weights where a node has put copies of them, as nodes do that change a weight for a
+        call."""
+        for path, part in self.parts.items():
+            slots, empty = parameters_of(part), self.empty[path].parameters
+            for name, weight in slots.items():
+                if weight is not empty.get(name) and isinstance(weight, DeferredParameter):
+                    original = weight.original
+                    if original and original.name == join_path(path, name):
+                        slots[name] = empty[name]
+
     def drop(self) -> None:
         """Empties the module. Changes that a node wrote to the weights are lost."""
         for name, (own, empty) in self.filled.items():
@@ -156,7 +183,10 @@ class LocalWeights:
         self.mapped, self.is_here = None, False
 
     def change(self, name: str) -> torch.Tensor:
-        """Returns a weight that a node is about to write over, in memory of its own. Raises ModelFileError."""
+        """Returns a weight that a node is about to write over, in memory of its own. What nodes have computed from
+        weights, such as copies, is computed first, because it has the numbers of before. Raises ModelFileError."""
+        for deferred in list(DEFERRED):
+            deferred.keep(deferred.read())
         self.bring()
         self.is_changed = True
         weight = self.read(name)
@@ -194,11 +224,12 @@ class DeferredParameter(torch.nn.Parameter):
     this class repeats the call with the file's numbers. Code that writes over a weight fills the module first.
 
     weight: the module's weight, if it is one. compute: otherwise, returns the numbers. is_copy: whether it is a clone,
-    with memory of its own.
+    with memory of its own. like: another one with the same numbers.
     """
 
     weight: Weight | None = None
     is_copy = False
+    like: DeferredParameter | None = None
     compute: Callable[[], torch.Tensor]
 
     def read(self) -> torch.Tensor:
@@ -208,13 +239,27 @@ class DeferredParameter(torch.nn.Parameter):
         """Returns an alias of the same weight. It is quick, because a merge of n weights calls it n² times."""
         with without_function_modes():
             found = super().detach().as_subclass(DeferredParameter)
-        found.weight, found.compute = self.weight, self.read
+        found.weight, found.compute, found.like = self.weight, self.read, self
         return found
+
+    def keep(self, numbers: torch.Tensor) -> None:
+        """Gives a tensor that is no weight its numbers."""
+        self.compute, self.like = (lambda: numbers), None
+        DEFERRED.pop(self, None)
+
+    @property
+    def original(self) -> Weight | None:
+        """The module's weight that has the same numbers, if it is known."""
+        return self.weight or (self.like.original if self.like is not None else None)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
 
+        if func in AT_REST:
+            return AT_REST[func]
+        if func == torch.Tensor.to and is_there(args, kwargs):
+            return args[0]
         others = [each for each in tensors_in((args, kwargs)) if not isinstance(each, cls)]
         if any(each.is_meta for each in others):  # the caller only asks for shapes
             return super().__torch_function__(func, types, args, kwargs)
@@ -224,11 +269,18 @@ class DeferredParameter(torch.nn.Parameter):
             return func(*with_numbers(args, device), **with_numbers(kwargs, device))
 
         name, first = getattr(func, "__name__", ""), args[0] if args else None
+        if name in IN_MEMORY and isinstance(first, cls):
+            numbers = first.read()
+            if not first.weight:
+                first.keep(numbers)
+            return func(numbers, *args[1:], **kwargs)
         in_place = name.endswith("_") and not name.startswith("_") and name not in HARMLESS
-        if func == DATA.__set__ and isinstance(first, cls) and first.weight:
-            value, present = with_numbers(args[1], None), first.weight.read()
-            if value.dtype == present.dtype and value.cpu().equal(present):  # a move to another device
+        if func == DATA.__set__ and isinstance(first, cls):
+            value, present = with_numbers(args[1], None), first.read()
+            if value.dtype == present.dtype and value.cpu().equal(present.cpu()):  # a move to another device
                 return None
+            if not first.weight:
+                return first.keep(value)
         if in_place or name in WRITES or func == DATA.__set__:
             if isinstance(first, cls) and first.weight:
                 return func(first.weight.change(), *with_numbers(args[1:], device), **with_numbers(kwargs, device))
@@ -242,7 +294,7 @@ class DeferredParameter(torch.nn.Parameter):
                 )
             target = first.read().clone()
             result = func(target, *with_numbers(args[1:], device), **with_numbers(kwargs, device))
-            first.compute = lambda: target
+            first.keep(target)
             return first if result is target else result
         if others:
             return run()
@@ -253,9 +305,12 @@ class DeferredParameter(torch.nn.Parameter):
             RuntimeError,
         ):  # it may lack numbers; if the caller is wrong, the repeated call fails, too
             return run()
+        if result is first:
+            return first
         found = cls.defer(result, run, first.weight if isinstance(first, cls) and func in ALIASES else None)
         if isinstance(found, cls):
             found.is_copy = func == torch.Tensor.clone or func == torch.clone
+            found.like = first if isinstance(first, cls) and (found.is_copy or func in ALIASES) else None
         return found
 
     @classmethod
@@ -269,6 +324,8 @@ class DeferredParameter(torch.nn.Parameter):
             return result
         deferred: DeferredParameter = result.as_subclass(cls)
         deferred.weight, deferred.compute = weight, compute
+        if not weight:
+            DEFERRED[deferred] = None
         return deferred
 
 
@@ -286,7 +343,17 @@ class QuantisedParameter(QuantizedTensor):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
+DEFERRED: Any = WeakIdKeyDictionary()  # those that are no weights and have no numbers yet
 SPLITS.update({DeferredParameter: split_plain_rows, QuantisedParameter: QUANTISED[QuantizedTensor]})
+
+
+def is_there(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether these arguments of `Tensor.to` ask for the tensor as it is."""
+    asked = [*args[1:], *(value for name, value in kwargs.items() if name not in ("non_blocking", "memory_format"))]
+    devices = [torch.device(each) for each in asked if isinstance(each, (str, torch.device))]
+    dtypes = [each for each in asked if isinstance(each, torch.dtype)]
+    plain = len(devices) + len(dtypes) == len([each for each in asked if each is not None and each is not False])
+    return plain and all(each == CPU for each in devices) and all(each == args[0].dtype for each in dtypes)
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

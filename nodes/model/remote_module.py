@@ -92,15 +92,14 @@ class RemoteModule(PlannedModule):
         self.stand_ins = self.methods()  # attributes of the module while the ranks run it
         vars(module).update(self.stand_ins)
         vars(module)[ATTRIBUTE] = self
-        self.guard = ModuleGuard(module, [ATTRIBUTE, *self.stand_ins])
+        self.guard = ModuleGuard(module, [ATTRIBUTE, *self.stand_ins], self.weights.take_back_copies)
         self.own_source = self.source
         self.object_patches: Mapping[str, Any] = {}  # nodes' changes of the module, by path
         self.parts = {id(part): path for path, part in {**self.weights.parts, **configs_of(module)}.items()}
         self.code_files = CodeFiles(source.comfyui, source.packs)
         self.compiled: Mapping[str, Any] = {}  # see `compile_settings`
         self.begin_sampling()
-        self.runs_here = False
-        self.why_here = ""  # why ComfyUI's own model runs in place of the ranks
+        self.runs_here, self.why_here = False, ""  # whether ComfyUI's own model runs in place of the ranks, and why
         self.patcher: Callable[[], StandInPatcher | None] = lambda: None  # the patcher that ComfyUI has loaded
 
     def methods(self) -> dict[str, Any]:
@@ -260,7 +259,7 @@ class RemoteModule(PlannedModule):
         self.group.runs.explained(said, True)
         show_on_node(said)
         if self.runs_here:
-            return
+            return self.weights.put_numbers()
         self.free()
         self.weights.bring()
         self.runs_here = True

@@ -77,6 +77,10 @@ class CallBatcher:
         self.gains = gains
         self.batch: CallBatch | None = None
 
+    def __deepcopy__(self, _memo: Any) -> CallBatcher:
+        """Nodes deep-copy the options of a model, which lead here."""
+        return self
+
     def answer(self, call: ModelCall) -> Answer:
         """Returns the model's result for a call. Raises CallRecorded where the caller has to call again."""
         found = self.batch and self.batch.take(call)

@@ -116,6 +116,38 @@ def write_numbers(module: torch.nn.Module) -> None:
             buffer.mul_(3.0)
 
 
+def scaled(*names: str) -> Changes:
+    """Replaces weights by larger ones for the length of a call, and then puts copies of them back."""
+
+    @contextmanager
+    def change(module: Any) -> Iterator[None]:
+        before = {name: module.get_parameter(name).clone() for name in names}
+        for name, weight in before.items():
+            put(module, name, weight * torch.tensor(1.5, device=weight.device))
+        try:
+            yield
+        finally:
+            for name, weight in before.items():
+                put(module, name, weight)
+
+    return change
+
+
+def put(module: Any, name: str, weight: torch.Tensor) -> None:
+    path, _, own = name.rpartition(".")
+    setattr(module.get_submodule(path), own, torch.nn.Parameter(weight))
+
+
+def written_and_written_back(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    """A weight is written over, after a copy of it was made, and then the copy is written into it."""
+    weight = model.model.diffusion_model.img_in.weight
+    before, twice = weight.clone(), weight * 2.0
+    weight.mul_(-1.0)
+    changed = census.sample(row, model)
+    weight.copy_(before)
+    return [changed, census.sample(row, model), before + 0.0, twice + 0.0]
+
+
 def write_a_quantised_weight(module: Any) -> None:
     weight = module.double_blocks[0].img_mlp[0].weight
     weight.copy_(weight.requantize_from_float(torch.full(weight.shape, 0.02)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 from collections.abc import Callable
@@ -21,9 +22,11 @@ from tests.support.census.changes import (
     changed_inside,
     louder,
     replace_a_buffer,
+    scaled,
     write_a_buffer,
     write_a_quantised_weight,
     write_numbers,
+    written_and_written_back,
 )
 from tests.support.census.controlnets import CONTROLNET_HABITS
 from tests.support.census.merges import MERGE_ROWS
@@ -62,6 +65,14 @@ def wrapped(kind: str) -> Does:
         return [census.sample(row, patched)]
 
     return does
+
+
+def of_plain_patcher(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    """A patcher of ComfyUI's own class with the same module, and a deep copy of the options."""
+    patcher = importlib.import_module("comfy.model_patcher").ModelPatcher
+    plain = patcher(model.model, model.load_device, model.offload_device, model.size)
+    plain.model_options = copy.deepcopy(model.model_options)
+    return [census.sample(row, plain), census.sample(row, model)]
 
 
 def replace_forward(module: Any) -> None:
@@ -329,6 +340,15 @@ HABITS: dict[str, Row] = {
         f"{name}, in a function around a call": habit(as_stock(), changed_in_wrapper(change))
         for name, change in CALLED.items()
     },
+    "a patcher of ComfyUI's own class": habit(replace(ignored(), shared="ulysses=2"), of_plain_patcher),
+    "weights replaced, in a function around a call": habit(
+        replace(as_stock(), shared="ulysses=2"), changed_in_wrapper(scaled("img_in.weight", "final_layer.linear.bias"))
+    ),
+    "weights of a UNet replaced, in a function around a call": habit(
+        replace(as_stock("unet"), shared="ulysses=2"),
+        changed_in_wrapper(scaled("input_blocks.0.0.weight", "out.2.bias")),
+    ),
+    "a weight written and written back": habit(as_stock(), written_and_written_back),
     "a quantised weight written": replace(
         habit(
             replace(refused("writes into a quantised weight"), form="fp8"),
