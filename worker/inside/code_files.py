@@ -5,6 +5,7 @@ ComfyUI's process names it. A rank loads it from the same file, which must be eq
 
 from __future__ import annotations
 
+import ast
 import collections
 import hashlib
 import importlib
@@ -65,7 +66,13 @@ class CodeFiles:
         place = self.place_of(file)
         if place.count("/") == 2 and place.endswith(f"/{INIT}") and place[0] != "0":
             raise UnsendableError(f"{file} is a node pack's {INIT}, which the ranks do not run.")
-        return {"file": place, "hash": hash_of_loaded(file)}
+        return {"file": place, "hash": hash_of_loaded(file), "package": self.hash_of_package(place)}
+
+    def hash_of_package(self, place: str) -> str:
+        """Returns the hash of the node pack's own package, see `read_constants`; empty if it has no file."""
+        number, name, *rest = place.split("/")
+        init = os.path.join(self.roots[int(number)], name, INIT)
+        return hash_of_loaded(init) if number != "0" and rest and os.path.exists(init) else ""
 
     def path_of(self, place: str) -> str:
         """Raises ValueError for what is in none of the folders."""
@@ -82,6 +89,8 @@ class CodeFiles:
         path = self.path_of(place)
         if hash_of(path) != named["hash"]:
             raise ValueError(f"{path} is another file here")
+        if self.hash_of_package(place) != named.get("package", ""):
+            raise ValueError(f"the {INIT} of {path}'s pack is another file here")
         number, *parts = place.removesuffix(".py").split("/")
         with first_on_path(self.roots[0]):
             if number == "0":
@@ -115,7 +124,8 @@ class CodeFiles:
 
 
 def load_of_pack(root: str, parts: Sequence[str]) -> types.ModuleType:
-    """Imports a module of a node pack. The pack's own package is there by name and path, and is not run."""
+    """Imports a module of a node pack. The pack's own package is there by name and path, with its plain values. It is
+    not run."""
     package = PACKAGE + hashlib.sha256(root.encode()).hexdigest()[:8]
     if package not in sys.modules:
         sys.modules[package] = types.ModuleType(package)
@@ -125,7 +135,24 @@ def load_of_pack(root: str, parts: Sequence[str]) -> types.ModuleType:
         if pack not in sys.modules:
             sys.modules[pack] = types.ModuleType(pack)
             sys.modules[pack].__path__ = [os.path.join(root, parts[0])]
+            vars(sys.modules[pack]).update(read_constants(os.path.join(root, parts[0], INIT)))
     return importlib.import_module(".".join([package, *parts]).removesuffix(".__init__"))
+
+
+def read_constants(file: str) -> dict[str, Any]:
+    """Returns the plain values that a file's code assigns once, by name. The code is not run. Empty if it is no file of
+    Python code."""
+    try:
+        tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return {}
+    names = [each.id for each in ast.walk(tree) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)]
+    found = {}
+    for each in tree.body:
+        value = each.value if isinstance(each, ast.Assign) and len(each.targets) == 1 else None
+        if isinstance(value, ast.Constant) and isinstance(target := each.targets[0], ast.Name):
+            found |= {target.id: value.value} if names.count(target.id) == 1 else {}
+    return found
 
 
 @contextmanager

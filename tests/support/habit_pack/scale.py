@@ -2,14 +2,16 @@
 
 import torch
 
+from . import TIMES
+
 STRENGTH = 1.0
 CALLS = {"count": 0}
 
 
 def scale(output):
     if isinstance(output, torch.Tensor):
-        return STRENGTH * output
-    return tuple(STRENGTH * each if isinstance(each, torch.Tensor) else each for each in output)
+        return TIMES * STRENGTH * output
+    return tuple(TIMES * STRENGTH * each if isinstance(each, torch.Tensor) else each for each in output)
 
 
 def first(output):

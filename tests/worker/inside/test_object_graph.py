@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from worker.inside.code_files import CodeFiles
+from worker.inside.code_files import CodeFiles, read_constants
 from worker.inside.decoder import Decoder
 from worker.inside.encoder import Encoder, Origin
 from worker.wire.tensors import Tensors, UnsendableError
@@ -212,6 +212,18 @@ def test_a_closure_counts_in_the_rank_and_its_count_comes_back(both: Both, code:
     assert count() == 15
     add()
     assert both.send(add) is there and there() == 19
+
+
+def test_a_packs_plain_values_are_read_without_running_it(tmp_path: Path) -> None:
+    file = tmp_path / "__init__.py"
+    file.write_text(
+        "ROOT = 'pack'\nLIMIT = 3\nTWICE = 1\nTWICE = 2\nMADE = print('ran')\n"
+        "if LIMIT:\n    LATER = 1\nfor LOOPED in (1,):\n    pass\n"
+    )
+    assert read_constants(str(file)) == {"ROOT": "pack", "LIMIT": 3}
+    file.write_text("ROOT = 'pack'\ndef change():\n    global ROOT\n    ROOT = 'other'\n")
+    assert read_constants(str(file)) == {}
+    assert read_constants(str(tmp_path / "none.py")) == {}
 
 
 def test_an_object_keeps_what_it_learned_and_takes_over_what_changed(both: Both, code: ModuleType) -> None:
