@@ -35,7 +35,7 @@ NO_MODEL = "has no diffusion model"
 WAYS = (TOKENS, BATCH, ONE)  # of a workflow's models, the last of these counts
 # Why the functions of these nodes need all tokens.
 NEEDS_ALL = {
-    "FluxKVCache": "it keeps keys and values of the reference's tokens, the last ones, and later steps lack these tokens"
+    "FluxKVCache": "it keeps keys and values of the references, whose tokens are the last ones, for later steps"
 }
 
 
