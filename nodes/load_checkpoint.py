@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import comfy.sd
 import folder_paths
 from comfy_api.latest import io
 
-from .load_model import common_inputs, load_listed
-from .model.host_file import HostFile
+from .load_model import common_inputs, explain_detector, load_listed
+from .model.host_file import HostFile, NoDenoiser
 from .model.model_files import explain_not_listed, list_checkpoints
 from .parallel_plan import AskedPlan
 
@@ -50,8 +51,19 @@ class LoadCheckpointParallel(io.ComfyNode):
     @classmethod
     async def execute(cls, model_name: str, dtype: str, plan: AskedPlan | None = None, group: int = 1) -> io.NodeOutput:
         """This is asynchronous, like the other loader, so that ComfyUI runs it first."""
-        model, file = load_listed(list_checkpoints(), model_name, dtype, plan, group, checkpoint=True)
+        listed = list_checkpoints()
+        try:
+            model, file = load_listed(listed, model_name, dtype, plan, group, checkpoint=True)
+        except NoDenoiser as error:
+            explain_detector(error, group)
+            return io.NodeOutput(*load_whole(listed[model_name]))
         return io.NodeOutput(model, *load_rest(file))
+
+
+def load_whole(path: Path) -> tuple[Any, ...]:
+    """Returns the MODEL, CLIP, VAE and CLIP vision that the stock Load Checkpoint reads from a file."""
+    embeddings = folder_paths.get_folder_paths("embeddings")
+    return comfy.sd.load_checkpoint_guess_config(str(path), output_clipvision=True, embedding_directory=embeddings)[:4]
 
 
 def load_rest(file: HostFile) -> tuple[Any, Any, Any]:

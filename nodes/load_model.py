@@ -7,15 +7,19 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
+import comfy.model_patcher
+import comfy.sd
 from comfy_api.latest import io
 
 from ..parallel_backend.costs.auto import PlanOfRun
+from ..worker.settings import REFUSE
 from .errors import Refused
-from .model.host_file import WEIGHT_DTYPES, HostFile, describe_host_file
+from .model.host_file import WEIGHT_DTYPES, HostFile, NoDenoiser, WeightDtype, describe_host_file
 from .model.model_files import explain_not_listed, list_models
 from .model.own_schedule import read_schedule
 from .model.remote_module import RemoteModule
 from .model.remote_patcher import RemoteModelPatcher, remote_patcher
+from .model.sampling import show_on_node
 from .parallel_plan import AskedPlan, PlanType, choose_plan, resolve_plan
 from .plan_words import ResolvedPlan, join_remarks
 from .workers.ahead import prepare_model
@@ -55,7 +59,12 @@ class LoadDiffusionModelParallel(io.ComfyNode):
     @classmethod
     async def execute(cls, model_name: str, dtype: str, plan: AskedPlan | None = None, group: int = 1) -> io.NodeOutput:
         """This is asynchronous so that ComfyUI runs it before other ready nodes. The ranks start while those run."""
-        model, _file = load_listed(list_models(), model_name, dtype, plan, group)
+        listed = list_models()
+        try:
+            model, _file = load_listed(listed, model_name, dtype, plan, group)
+        except NoDenoiser as error:
+            explain_detector(error, group)
+            model = load_detector(listed[model_name], WEIGHT_DTYPES[dtype])
         return io.NodeOutput(model)
 
 
@@ -96,7 +105,7 @@ def load_listed(
     """Returns the MODEL of one of the listed files or folders, run by ComfyUI's own class, and what it was made from.
     asked: None means auto. checkpoint: whether the checkpoint loader asks.
 
-    Raises NotInstalled, Refused for a name that is not listed, ModelFileError and PlanError.
+    Raises NotInstalled, Refused for a name that is not listed, NoDenoiser, ModelFileError and PlanError.
     """
     check_installed()
     if model_name not in listed:
@@ -119,3 +128,17 @@ def load_listed(
     note, compares = resolved.note, asked.compare
     remote = RemoteModule(workers, source, plan, costs, note, auto, model_name, schedule, compares)
     return remote_patcher(file.model, remote), file
+
+
+def load_detector(path: Path, wanted: WeightDtype) -> comfy.model_patcher.ModelPatcher:
+    """Returns the MODEL that the stock Load Diffusion Model returns. The model is in ComfyUI's process."""
+    fast = {"fp8_optimizations": True} if wanted.fast else {}
+    return comfy.sd.load_diffusion_model(str(path), model_options={"dtype": wanted.dtype, **fast})
+
+
+def explain_detector(error: NoDenoiser, group: int) -> None:
+    """Says on the node and in the log that a model runs as stock. Raises the error if the settings ask for one."""
+    if worker_group(group).settings.when_not_parallel == REFUSE:
+        raise error
+    logging.warning("[ParallelDiT] %s", error)
+    show_on_node(str(error))

@@ -70,6 +70,10 @@ WEIGHT_DTYPES = {
 }
 
 
+class NoDenoiser(ModelFileError):
+    """The file holds a model that is not sampled from."""
+
+
 @dataclass(frozen=True)
 class HostFile:
     """path: of the file, or of the folder of a diffusers transformer.
@@ -151,9 +155,9 @@ def format_flag(name: str) -> str:
 
 
 def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile:
-    """Returns the model that ComfyUI detects in a file, or in a diffusers folder. Raises ModelFileError if the file is
-    broken, if ComfyUI finds no diffusion model to sample from in it, or if its weights do not fit the detected
-    model."""
+    """Returns the model that ComfyUI detects in a file, or in a diffusers folder. Raises NoDenoiser for one that cannot
+    be sampled from, and ModelFileError if the file is broken, if ComfyUI finds no model in it, or if its weights do not
+    fit the detected model."""
     folder = describe_folder(path) if path.is_dir() else None
     if not folder and not is_gguf(path):
         refuse_others(path)
@@ -168,8 +172,9 @@ def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile
     if config is None:
         raise unknown_model_error(path)
     if type(config).__name__ in DETECTORS:
-        raise ModelFileError(
-            f"{path.name} holds a detector ({type(config).__name__}), not a diffusion model.", "Use the stock loader."
+        raise NoDenoiser(
+            f"{path.name} holds a detector ({type(config).__name__}), which has no steps that ranks could share. It "
+            "runs as stock, on ComfyUI's own device."
         )
     chosen, cast = choose_dtypes(config, weights, wanted.dtype)
     model = build(config, weights, others, chosen, cast, META, wanted.fast)

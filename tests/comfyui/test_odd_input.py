@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from demo.host import ComfyHost, PromptError
-from tests.support.host.graphs import latents, post, ranks, relative_error
+from tests.support.host.graphs import latents, post, ranks, relative_error, saved_latents
 from tests.support.host.stock_prompts import prompt, write_cases
 
 TOLERANCE = 1e-5
@@ -233,6 +233,62 @@ def test_ranks_never_take_the_file_that_overwrote_another_for_it(host: ComfyHost
         assert relative_error(latents(host, good(FLUX, plan, seed)), new) <= TOLERANCE
         assert ranks(host) == before
     latents(host, good(UNET, None, next(seeds)))
+
+
+@contextmanager
+def written_over(file: Path) -> Iterator[None]:
+    """While entered, other weights are in the file itself, as a copying tool leaves it."""
+    whole = file.read_bytes()
+    start = int.from_bytes(whole[:8], "little") + 8
+    with open(file, "r+b") as opened:
+        opened.seek(start)
+        opened.write((0.9 * torch.frombuffer(bytearray(whole[start:]), dtype=torch.float32)).numpy().tobytes())
+    try:
+        yield
+    finally:
+        with open(file, "r+b") as opened:
+            opened.write(whole)
+
+
+def test_a_file_that_is_written_over_in_place(host: ComfyHost, files: Path) -> None:
+    """Both loaders' models have its pages, so both are the new model."""
+    file, plan, drawn = files / f"{FLUX}.safetensors", {"ulysses": 2}, (next(seeds), next(seeds))
+    latents(host, good(FLUX, None, next(seeds)))
+    latents(host, good(FLUX, plan, next(seeds)))
+    before = ranks(host)
+    with written_over(file):
+        right, found = (latents(host, good(FLUX, each, drawn[0])) for each in (None, plan))
+        assert relative_error(found, right) <= TOLERANCE
+    right, found = (latents(host, good(FLUX, each, drawn[1])) for each in (None, plan))
+    assert relative_error(found, right) <= TOLERANCE
+    assert ranks(host) == before, "it cost the group its ranks"
+
+
+@pytest.mark.parametrize("plan", [None, {"ulysses": 2}], ids=["stock", "ours"])
+def test_a_file_that_is_deleted_while_its_model_runs(plan: dict[str, int] | None, host: ComfyHost, files: Path) -> None:
+    """What is queued runs. What is queued later is refused, until the file is back."""
+    file, seed = files / f"{FLUX}.safetensors", next(seeds)
+    right = latents(host, good(FLUX, None, seed))
+    latents(host, good(FLUX, {"ulysses": 2}, next(seeds)))
+    before = ranks(host)
+    running, waiting = good(FLUX, plan, next(seeds)), good(FLUX, plan, seed)
+    sampler_with(steps=30)(running)
+    first, second, whole = host.queue(running), host.queue(waiting), file.read_bytes()
+
+    def delete(event: dict[str, Any]) -> None:
+        if event["type"] == "progress":
+            file.unlink(missing_ok=True)
+
+    try:
+        host.wait(first, on_event=delete)
+        assert not file.exists()
+        assert relative_error(saved_latents(host, host.wait(second)), right) <= TOLERANCE
+        message = outcome(host, good(FLUX, plan, next(seeds)))
+        assert isinstance(message, str) and "failed validation" in message and file.name in message
+    finally:
+        file.write_bytes(whole)
+    assert latents(host, good(FLUX, plan, next(seeds))).isfinite().all()
+    assert ranks(host) == before, "it cost the group its ranks"
 
 
 def test_a_file_that_is_cut_short_in_place_while_it_is_in_use(host: ComfyHost, files: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 CONTROL = "control"  # among the arguments of ComfyUI's models
@@ -13,6 +14,10 @@ NETWORK, GIVEN, STRENGTH, PREVIOUS = "network", "given", "strength", "previous"
 # step's.
 RANGE, CHANNELS = "range", "channels"
 LATENTS, TIMESTEPS = "x", "timesteps"
+# The paths of tensors that change with each call of a model, see `pack_call`: its own arguments, what ControlNets
+# return, and what their networks get of the step. All other tensors may have been sent before.
+OF_ALL_STEPS = rf"(?:{PREVIOUS}\.)*{GIVEN}\.(?!(?:{LATENTS}|{TIMESTEPS})$)"
+NEW_EACH_CALL = re.compile(rf"\w+\.\d+\.(?:args|kwargs\.{CONTROL}\.(?!{OF_ALL_STEPS}))")
 
 
 def is_network_call(control: Any) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..comfyui.controls import NEW_EACH_CALL
 from ..comfyui.patched_options import compile_key
 from ..errors import Explanation, OutOfMemory, RequestRefused, WorkerGroupError
 from ..settings import Settings
@@ -19,7 +20,7 @@ from ..wire import operations as ops
 from ..wire.protocol import MEMORY, Header
 from ..wire.sampler_call import SamplerCall, SamplerPass
 from ..wire.tensors import Tensors, UnsendableError
-from ..wire.tree import NEW_EACH_CALL, PREDICTION, STATE, Arguments, pack_call
+from ..wire.tree import PREDICTION, STATE, Arguments, pack_call
 from .known_state import KnownState
 from .runs import Runs
 from .sent_conditions import SentConditions

@@ -23,6 +23,7 @@ from parallel_backend.weights.host_memory import agree_on_memory
 from parallel_backend.weights.loading import DTYPES
 from parallel_backend.weights.parking import Parking
 
+from ..comfyui.controls import NEW_EACH_CALL
 from ..comfyui.merges import MergedFile
 from ..comfyui.patches import Patch
 from ..comfyui.source import HostSource, VaeSource
@@ -30,7 +31,7 @@ from ..wire import operations as ops
 from ..wire.protocol import Header
 from ..wire.sampler_call import SAMPLER_TENSORS, SamplerCall
 from ..wire.tensors import Tensors
-from ..wire.tree import NEW_EACH_CALL, PREDICTION, STATE, unpack_call
+from ..wire.tree import PREDICTION, STATE, unpack_call
 from .agreement import DONE, REFUSED, Ended
 from .job import Cancelled, Job, ModelFailed
 from .memory.device_memory import memory_use, own_bytes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,9 +11,6 @@ from .tensors import Tensors, UnsendableError
 
 # The JSON keys that mark a tensor (by name), a tuple, and a dict.
 TENSOR, TUPLE, DICT = "tensor", "tuple", "dict"
-# The paths of tensors that change with each request. A path begins with the method and the number of the call. All
-# other tensors may have been sent before.
-NEW_EACH_CALL = re.compile(r"\w+\.\d+\.(args|kwargs\.control)\.")
 PREDICTION = "prediction"  # a result's path is PREDICTION, the number of the call, and the number of its tensor
 STATE = "state"  # a result: what functions of nodes changed, as JSON bytes
 PLAIN = (bool, int, float, str, type(None))

@@ -15,6 +15,7 @@ import pytest
 from safetensors.torch import save_file
 
 from tests.support.cases.files.single_file_cases import PUBLISHED, original
+from tests.support.census.detectors import DETECTOR_HABITS
 from tests.support.census.habits import HABITS
 from tests.support.census.merges import MERGE_ROWS, ON_ONE_RANK
 from tests.support.census.models import CENSUS_MODELS
@@ -28,7 +29,7 @@ from tests.support.tiers import running, slow_but
 
 TOLERANCE = 1e-5
 EFFECT = 1e-4  # what a node that does something does at least
-RUN = {**ROWS, **HABITS, **SAVED_ROWS}
+RUN = {**ROWS, **HABITS, **SAVED_ROWS, **DETECTOR_HABITS}
 
 
 def named(names: Iterable[str]) -> list[Any]:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -152,7 +153,29 @@ def overwritten(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     return [found]
 
 
+def sent_once(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    """The hint, which is the same in all steps, goes to the ranks with the first one."""
+    positive, negative = (census.conditioning(row.model, name) for name in ("positive", "negative"))
+    positive, negative = census.run(
+        "ControlNetApplyAdvanced", positive=positive, negative=negative,
+        control_net=census.a_controlnet("flux", row, model), image=census.a_image(row, model), strength=0.7,
+        start_percent=0.0, end_percent=1.0, vae=None,
+    )  # fmt: skip
+    sent, request = [], census.group._request
+
+    def noted(header: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if header["op"] == "call":
+            sent.append(sum(each.ndim == 4 and each.shape[1] == 3 for each in tensors.values()))
+        return request(header, tensors, *args, **kwargs)
+
+    with patch.object(census.group, "_request", noted):
+        found = census.sample(row, model, positive=positive, negative=negative)
+    assert not hasattr(model, "stand_in") or sent == [1, 0], sent
+    return [found]
+
+
 CONTROLNET_HABITS = {
+    "a ControlNet whose hint is sent once": habit(equal(), sent_once),
     "a ControlNet from 30 % on": habit(equal(), controlled("flux")),
     "a ControlNet under auto": replace(habit(equal(), controlled("flux")), plan={}),
     "a ControlNet of rows": replace(habit(equal(), controlled("flux")), plan={"cfg": 2}),

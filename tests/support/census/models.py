@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from tests.support.cases.host.audio import MINIMAX, TRIPOSPLAT
 from tests.support.cases.host.flux import FLUX, FLUX2, RADIANCE
 from tests.support.cases.host.image import SD3, UNET, UNET_XL_BASE
@@ -13,6 +15,7 @@ from tests.support.cases.host.wan import WAN
 from tests.support.cases.stock_cases import StockCase, mask, normal, text
 
 VIDEO = (1, 16, 5, 8, 12)
+SAM3 = {"embed_dim": 64, "depth": 1, "num_heads": 16, "d_model": 64, "num_queries": 8, "global_att_blocks": ()}
 SEEDVR2 = {
     "norm_eps": 1e-5, "num_layers": 2, "mlp_type": "normal", "vid_dim": 32, "heads": 2, "head_dim": 16, "mm_layers": 1,
     "rope_dim": 16,
@@ -91,7 +94,31 @@ CENSUS_MODELS = {
     "qwen": StockCase(
         "qwen_image.model.QwenImageTransformer2DModel", QWEN, (1, 16, 1, 14, 22), text(13, 32), detected_as="QwenImage"
     ),
-    "detector": StockCase("flux.model.Flux", FLUX, (1, 16, 14, 22), text(13, 64), detected_as="RT_DETR_v4"),
+    # What a detector of the published size has in its blocks is there in part. Its nodes give it pictures of one size.
+    "detector": StockCase(
+        "rt_detr.rtdetr_v4.RTv4",
+        {"enc_h": 64, "dec_h": 64, "enc_ff": 64, "dec_ff": 64, "num_queries": 10},
+        (),
+        text(13, 64),
+        detected_as="RT_DETR_v4",
+        dtype=torch.float16,
+    ),
+    "segmenter": StockCase(
+        "sam3.detector.SAM3Model",
+        SAM3 | {"patch_size": 84, "window_size": 4, "image_model": "SAM3"},
+        (),
+        text(13, 64),
+        detected_as="SAM3",
+        dtype=torch.float16,
+    ),
+    "tracker": StockCase(
+        "sam3.detector.SAM3Model",
+        SAM3 | {"mem_dim": 64, "image_model": "SAM31"},
+        (),
+        text(13, 64),
+        detected_as="SAM31",
+        dtype=torch.float16,
+    ),
     "pose": StockCase(
         "modules.diffusionmodules.openaimodel.UNetModel",
         UNET | {"heatmap_head": True, "context_dim": 1024},

@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file
 
 from parallel_backend.plan import ParallelPlan
 from tests.support.cases.host.base import fill_weights
+from tests.support.census.detectors import DETECTOR_HABITS
 from tests.support.census.habits import HABITS
 from tests.support.census.networks import GivenNetworks
 from tests.support.census.pack_rows import HABIT_NODE, PACK
@@ -124,7 +125,10 @@ class Census(GivenNetworks):
             return model
         chosen, files = ParallelPlan(**row.plan or {"ulysses": 2}), self.pack["host_file"]
         path = self.base / "models" / "diffusers" / row.model if row.folder else path
-        file = files.describe_host_file(path, files.WEIGHT_DTYPES[row.dtype])
+        try:
+            file = files.describe_host_file(path, files.WEIGHT_DTYPES[row.dtype])
+        except files.NoDenoiser:
+            return importlib.import_module("pack.nodes.load_model").load_detector(path, files.WEIGHT_DTYPES[row.dtype])
         source = file.source(chosen, True)
         auto = None if row.plan else self.auto(file.module)
         remote = self.pack["remote_module"].RemoteModule(self.group, source, chosen, file.costs(), auto=auto)
@@ -218,6 +222,9 @@ class Census(GivenNetworks):
             spacial_compression_encode=lambda: 8,
             temporal_compression_decode=lambda: 4,
         )
+
+    def a_mask(self, _row: Row, _model: Any) -> Any:
+        return torch.ones(1, 64, 64)
 
     def a_audio(self, _row: Row, _model: Any) -> Any:
         return {"waveform": torch.zeros(1, 2, 1000), "sample_rate": 44100}
@@ -334,10 +341,11 @@ class Census(GivenNetworks):
     def outputs(self, name: str, row: Row, ours: bool) -> Outputs:
         """What comes of a node behind a loader: numbers, and the latents that its MODEL, GUIDER or SAMPLER gives."""
         torch.manual_seed(SEED)
+        model = self.load(row, ours) if row.does else self.loaded(row, ours)
+        self.taken = ours and not hasattr(model, "stand_in")  # a model that is not sampled from
         if row.does:
-            return row.does(self, row, self.load(row, ours))
-        model = self.loaded(row, ours)
-        if ours:
+            return row.does(self, row, model)
+        if ours and not self.taken:
             model.stand_in.give_back(model)  # from ComfyUI's own model, if the row before left it there
         node = self.nodes.NODE_CLASS_MAPPINGS[name]
         before = set((self.base / "output").rglob("*.safetensors"))
@@ -356,10 +364,8 @@ class Census(GivenNetworks):
                 found += [value[0][0]]
             elif kind == "LATENT":
                 found.append(value["samples"])
-            elif isinstance(value, dict):
-                found += [torch.as_tensor(each, dtype=torch.float32) for each in value.values()]
-            elif isinstance(value, (torch.Tensor, float, int)):
-                found.append(torch.as_tensor(value, dtype=torch.float32))
+            else:
+                found += numbers_in(value)
         return found
 
     def plain(self, row: Row) -> torch.Tensor:
@@ -377,7 +383,7 @@ class Census(GivenNetworks):
             try:
                 is_plain = row.costly or row.ours  # as an error of ours alone is compared with nothing
                 stock = [self.plain(row)] if is_plain else self.outputs(name, row, ours=False)
-                plain = self.plain(row) if row.samples else stock[0][:0]
+                plain = self.plain(row) if row.samples else stock[0].new_empty(0)
                 found["effect"] = relative_error(stock[0], plain) if stock[0].shape == plain.shape else 1.0
             except Exception as error:
                 stock, found["stock raised"] = [], f"{type(error).__name__}: {error}"
@@ -396,8 +402,11 @@ class Census(GivenNetworks):
         return found
 
 
-def error_of(ours: torch.Tensor, stock: torch.Tensor) -> float:
-    return 0.0 if ours.equal(stock) else relative_error(ours, stock)
+def numbers_in(value: Any) -> Outputs:
+    """The tensors and numbers in what a node returns, if they are in dicts and lists."""
+    if isinstance(value, (dict, list, tuple)):
+        return [one for each in (value.values() if isinstance(value, dict) else value) for one in numbers_in(each)]
+    return [torch.as_tensor(value, dtype=torch.float32)] if isinstance(value, (torch.Tensor, float, int)) else []
 
 
 def kind_of(value: Any) -> Any:
@@ -414,7 +423,11 @@ def order(row: Row) -> tuple[Any, ...]:
 def main(comfyui: str, base: str, out: str, *names: str) -> None:
     census = Census(comfyui, base)
     results: dict[str, Any] = {"nodes": census.model_nodes(), "rows": {}}
-    rows = [(name, row) for name, row in {**ROWS, **HABITS, **SAVED_ROWS}.items() if not names or name in names]
+    rows = [
+        (name, row)
+        for name, row in {**ROWS, **HABITS, **SAVED_ROWS, **DETECTOR_HABITS}.items()
+        if not names or name in names
+    ]
     try:
         for name, row in sorted(rows, key=lambda item: order(item[1])):
             try:

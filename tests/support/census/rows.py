@@ -61,6 +61,11 @@ def as_stock(model: str = "flux", **inputs: Any) -> Row:
     return replace(equal(model, **inputs), as_stock=True)
 
 
+def detects(model: str, **inputs: Any) -> Row:
+    """A model that is not sampled from."""
+    return replace(as_stock(model, **inputs), samples=False)
+
+
 def over_steps(row: Row) -> Row:
     return replace(row, steps=3)
 
@@ -81,8 +86,6 @@ def refused(words: str, model: str = "flux", **inputs: Any) -> Row:
 
 # A tiny model that is there as a file and as a diffusers folder.
 FOLDER_MODEL = "flux-dev"
-DETECTOR = "holds a detector"
-DETECTORS = ("RTDETR_detect", "SAM3_Detect", "SAM3_VideoTrack")
 ALWAYS = {"start_percent": 0.0, "end_percent": 1.0}
 STEPS = {"steps": 3}
 TWICE = {"q": 2.0, "out": 1.5}
@@ -245,6 +248,10 @@ ROWS: dict[str, Row] = {
     "SeedVR2Conditioning": replace(
         equal("seedvr2", vae_conditioning=Given("latent")), plan={"cfg": 1}, samples=False
     ),
-    **{name: replace(refused(DETECTOR, "detector"), ours=True) for name in DETECTORS},
+    "RTDETR_detect": detects("detector", image=Given("image"), threshold=0.0),
+    "SAM3_Detect": detects(
+        "segmenter", image=Given("image"), conditioning=Given("positive"), threshold=0.0, refine_iterations=0
+    ),
+    "SAM3_VideoTrack": detects("tracker", images=Given("image"), initial_mask=Given("mask")),
     "SDPoseKeypointExtractor": refused("conv_transpose2d", "pose", vae=Given("vae"), image=Given("image")),
 }  # fmt: skip

@@ -50,6 +50,8 @@ def meta_tensors(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tenso
 def seeded(name: str, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Weights that keep the size of what goes through them; those of norms are about one, as are learned tokens."""
     values = torch.randn(tensor.shape, generator=generator)
+    if name.endswith("running_var"):
+        return values.abs()
     if "." not in name:
         return values
     if tensor.ndim < 2:

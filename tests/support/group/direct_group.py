@@ -15,6 +15,7 @@ import torch
 
 from parallel_backend.plan import ParallelPlan
 from tests.support.cases.families import FAMILIES, Family
+from worker.comfyui.controls import NEW_EACH_CALL
 from worker.comfyui.patches import PackedPatches, Patch
 from worker.comfyui.source import HostSource
 from worker.host.client import WorkerGroup
@@ -22,7 +23,7 @@ from worker.wire.operations import CALL, FORWARD, SAMPLE
 from worker.wire.protocol import Header
 from worker.wire.sampler_call import SamplerCall, SamplerPass
 from worker.wire.tensors import Tensors
-from worker.wire.tree import NEW_EACH_CALL, pack, pack_call
+from worker.wire.tree import pack, pack_call
 
 SHORT = SamplerCall(scheduler="DDIM", steps=3)
 # One for all plans, as ranks that imported ComfyUI with other arguments would have to restart.

@@ -1,0 +1,76 @@
+"""What the pack costs ComfyUI where none of its nodes runs: the start, its process's memory, and a stock prompt.
+
+COMFYUI_PATH=… python -m tests.benchmarks.host.unused [--packs OTHER_CHECKOUT .] [--runs 5]
+
+A ComfyUI without the pack, and with each of these checkouts of it, in turns. CPU seconds and memory are of ComfyUI's
+own process, until it answers and after prompts of the stock loader and sampler. Memory is what is no file's. Medians
+of the runs; the start's seconds on the clock count what else the machine does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from demo.host import PACK_NAME, REPOSITORY, ComfyHost
+from tests.support.host.graphs import NODE_PACK, NODE_PACK_SOURCE
+from tests.support.host.stock_prompts import prompt, write_cases
+
+MODEL, PROMPTS = "longcat-image", 3
+COLUMNS = ("seconds to start", "CPU seconds", "MB", "threads", "CPU seconds a prompt", "MB after prompts")
+
+
+def anonymous(pid: int) -> float:
+    """The MB of a process that are no file's."""
+    (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("RssAnon")]
+    return int(line.split()[1]) * 1024 / 1e6
+
+
+def measure(base: Path, pack: Path) -> tuple[float, ...]:
+    """The values of COLUMNS."""
+    arguments, began = ("--whitelist-custom-nodes", PACK_NAME, NODE_PACK), time.perf_counter()
+    with ComfyHost(Path(os.environ["COMFYUI_PATH"]), base, extra_args=arguments, pack=pack) as host:
+        seconds = time.perf_counter() - began
+        assert host.process is not None
+        process = psutil.Process(host.process.pid)
+        started, memory, threads = sum(process.cpu_times()[:2]), anonymous(process.pid), process.num_threads()
+        for seed in range(PROMPTS):
+            asked = prompt(MODEL)
+            for node in asked.values():
+                if node["class_type"] == "KSampler":
+                    node["inputs"]["seed"] = seed
+            host.run(asked)
+        ran = (sum(process.cpu_times()[:2]) - started) / PROMPTS
+        return seconds, started, memory, threads, ran, anonymous(process.pid)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--packs", type=Path, nargs="+", default=[REPOSITORY])
+    parser.add_argument("--runs", type=int, default=5)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        base, empty = Path(folder) / "base", Path(folder) / "no pack"
+        for path in (base / "custom_nodes" / NODE_PACK, empty):
+            path.mkdir(parents=True)
+        (base / "custom_nodes" / NODE_PACK / "__init__.py").write_text(NODE_PACK_SOURCE)
+        (empty / "__init__.py").write_text("NODE_CLASS_MAPPINGS = {}\n")
+        write_cases(Path(os.environ["COMFYUI_PATH"]), base, [MODEL])
+        packs = {"without the pack": empty, **{str(pack): pack for pack in options.packs}}
+        found: dict[str, list[tuple[float, ...]]] = {name: [] for name in packs}
+        for _ in range(options.runs):
+            for name, pack in packs.items():
+                found[name].append(measure(base, pack))
+    print("| |", " | ".join(COLUMNS), "|")
+    for name, runs in found.items():
+        print(f"| {name} |", " | ".join(f"{statistics.median(each):.2f}" for each in zip(*runs, strict=True)), "|")
+
+
+if __name__ == "__main__":
+    main()
