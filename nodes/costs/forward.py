@@ -8,6 +8,7 @@ import logging
 import math
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ TEXT = 512  # tokens, while the text is unknown
 # Arguments that a class needs beside latents and timestep. The values are unknown yet; the model gives their width.
 TEXT_NAMES, COUNT_NAMES = ("context", "encoder_hidden_states"), ("num_tokens",)
 REPLACED = ("forward", "_forward")  # attributes that redirect a module's calls
+COUNTING: ContextVar[bool] = ContextVar("COUNTING", default=False)  # whether a forward is being counted
 SPLITS.update(QUANTISED)
 
 
@@ -43,6 +45,7 @@ def count_call_forward(
     given["transformer_options"] = {"optimized_attention_override": attend}
     heads, head_dim, kv_heads = sizes_of(module, spec) if spec and spec.attends else (1, 0, None)
     mlp_rows = [count_mlp_rows(block, each.parallel_mlp, heads * head_dim) for each, block in blocks]
+    token = COUNTING.set(True)
     try:
         run = lambda: type(module).forward(own, *map(move_to_meta, args), **given)  # noqa: E731
         return count_forward(
@@ -60,6 +63,8 @@ def count_call_forward(
     except Exception as error:  # the class's own code may raise anything
         logging.debug("[ParallelDiT] a forward of %s cannot be counted: %s", type(module).__name__, error)
         return None
+    finally:
+        COUNTING.reset(token)
 
 
 def count_image_tokens(module: torch.nn.Module, spec: ModelSpec | None, latents: Any) -> int:

@@ -16,6 +16,7 @@ from ...worker.comfyui.model import cast_weights, map_model
 from ...worker.comfyui.quantised_rows import QUANTISED
 from ...worker.comfyui.source import HostSource
 from ...worker.compat import version_of
+from ..costs.forward import COUNTING
 from ..errors import Refused
 
 HARMLESS = ("requires_grad_", "detach_", "retain_grad")
@@ -256,7 +257,7 @@ class DeferredParameter(torch.nn.Parameter):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
 
-        if func in AT_REST:
+        if func in AT_REST and not COUNTING.get():
             return AT_REST[func]
         if func == torch.Tensor.to and is_there(args, kwargs):
             return args[0]

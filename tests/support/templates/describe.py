@@ -6,7 +6,7 @@ In place of the files stand names and shapes by published proportions (`model_fi
 ComfyUI's own. FOLDER is a base folder for ComfyUI. By name, either "refused", or "model_class", what it "predicts", the
 "buffers" of its own that nodes can read, the "plan" that auto gives two devices, why its tokens are "unshared" and its
 rows are "coupled", if they are, "as_stock": the nodes for which ComfyUI's own model runs, and why, and "whole_tokens":
-those whose functions need all tokens. "counted alike": of a Flux, whether a forward costs as much with the weights in
+those whose functions need all tokens. "counted alike": of a Flux or SD3, whether a forward costs as much with the weights in
 the ranks as before.
 """
 
@@ -83,7 +83,7 @@ def describe(pack: SimpleNamespace, node_classes: Mapping[str, Any], kind: Model
         return {"refused": f"ComfyUI takes it for {type(file.model.model_config).__name__}, not {kind.detected_as}"}
     counted = pack.auto.Work(forward=SimpleNamespace(image_tokens=0))  # of a call whose cost is known
     plan = pack.auto.list_model_plans(DEVICES, file.module, counted)[0]
-    is_counted = kind.detected_as == "Flux"
+    is_counted = kind.detected_as in ("Flux", "SD3")
     before = file.costs().count_latents(LATENTS) if is_counted else None
     group = pack.client.WorkerGroup("cpu", Path())  # of which nothing is asked, so that none starts
     remote = pack.module.RemoteModule(group, file.source(plan, True), plan, file.costs())
