@@ -6,8 +6,8 @@ In place of the files stand names and shapes by published proportions (`model_fi
 ComfyUI's own. FOLDER is a base folder for ComfyUI. By name, either "refused", or "model_class", what it "predicts", the
 "buffers" of its own that nodes can read, the "plan" that auto gives two devices, why its tokens are "unshared" and its
 rows are "coupled", if they are, "as_stock": the nodes for which ComfyUI's own model runs, and why, and "whole_tokens":
-those whose functions need all tokens. "counted alike": of a Flux or SD3, whether a forward costs as much with the weights in
-the ranks as before.
+those whose functions need all tokens. "counted alike": of a Flux or SD3, whether a forward costs as
+much with the weights in the ranks as before.
 """
 
 from __future__ import annotations
