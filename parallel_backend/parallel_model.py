@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -130,14 +130,19 @@ class ParallelModel:
             attention.backend = before
 
     def compiling(self, steps: int) -> AbstractContextManager[None]:
-        """Runs the blocks inside the context compiled or not, as suits a sampling of this many steps.
+        """Runs the blocks inside the context compiled or not, as suits a sampling of this many steps."""
+        return self.compiled.running(self.compile_settings(self.compiled.asked, steps))
+
+    def compile_settings(self, asked: Mapping[str, Any] | None, steps: int) -> Mapping[str, Any]:
+        """Returns the settings with which `compiling` compiles the blocks; none if it does not. asked: see
+        CompiledBlocks.
 
         For a class without a spec, this applies to the whole model. In bands of rows nothing is compiled: its layers
         exchange rows.
         """
         if self.spec and self.spec.bands and self.attention:
-            return nullcontext()
-        return self.compiled.running(self.compiled.settings_for(self.mesh.plan, steps))
+            return {}
+        return self.compiled.settings_for(self.mesh.plan, steps) if asked is None else asked
 
     def check_plan(self, plan: ParallelPlan) -> None:
         """Raises PlanError if the model's class does not allow the plan."""

@@ -17,6 +17,7 @@ from ...worker.inside.code_files import CodeFiles, file_of
 from ...worker.wire.tensors import UnsendableError
 
 COMFYUIS = "comfy/ldm/modules/attention.py"
+KJNODES = "comfyui-kjnodes/nodes/model_optimization_nodes.py"
 # By file and name of an attention function, the name under which ComfyUI registers the kernel that computes it.
 KNOWN = {
     f"{COMFYUIS}:attention_sage": "sage",
@@ -26,9 +27,10 @@ KNOWN = {
     f"{COMFYUIS}:attention_pytorch": "pytorch",
     f"{COMFYUIS}:attention_sub_quad": "sub_quad",
     f"{COMFYUIS}:attention_split": "split",
-    "comfyui-kjnodes/nodes/model_optimization_nodes.py:get_sage_func.<locals>.attention_sage": "sage",
+    f"{KJNODES}:get_sage_func.<locals>.attention_sage": "sage",
+    f"{KJNODES}:get_flash_func.<locals>.attention_flash": "flash",
 }
-SAGE3 = "sageattn3"  # the package whose functions the last of them may call instead
+SAGE3 = "sageattn3"  # the package whose functions the pack's Sage may call instead
 
 kernel: Any = None  # stands for a global name in the forms below
 

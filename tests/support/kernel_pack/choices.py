@@ -20,7 +20,7 @@ from parallel_backend.errors import RequestError
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.kernels import backends
 from tests.support.host.mounted import mount
-from worker.rank.model.attention_kernels import choose_kernel
+from worker.rank.model.attention_kernels import KERNELS, choose_kernel
 
 PLACES = {"overrides": "any_pack", "model_optimization_nodes": "ComfyUI-KJNodes/nodes"}
 BF16 = torch.bfloat16
@@ -103,7 +103,8 @@ def results() -> dict[str, float]:
 
 def main(comfyui: str, folder: str) -> None:
     mount(comfyui)
-    print(json.dumps({**choices(comfyui, Path(folder)), "answers": answers(), "results": results()}))
+    takes = {name: kernel.takes({"low_precision_attention": False}) for name, kernel in KERNELS.items()}
+    print(json.dumps({**choices(comfyui, Path(folder)), "answers": answers(), "results": results(), "takes": takes}))
 
 
 if __name__ == "__main__":

@@ -49,3 +49,7 @@ def test_a_rank_says_why_it_cannot_use_a_kernel(case: str, found: dict[str, Any]
 
 def test_a_ranks_kernel_is_comfyuis_function_and_masked_attention_is_torchs(found: dict[str, Any]) -> None:
     assert found["results"] == pytest.approx({"plain": 0, "scaled": 0, "masked": 0}, abs=1e-6)
+
+
+def test_only_sage_leaves_calls_that_need_precision_to_torch_as_comfyuis_function_does(found: dict[str, Any]) -> None:
+    assert [name for name, takes in found["takes"].items() if not takes] == ["sage"]

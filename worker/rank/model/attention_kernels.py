@@ -5,7 +5,7 @@ Shapes: B batch, h local heads, R query tokens, K key tokens, D head dim.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,9 +13,13 @@ from typing import Any
 import torch
 
 from parallel_backend.errors import RequestError
+from parallel_backend.parallel_model import ParallelModel
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.kernels.backends import NATIVE, Backend, backend_named
 
+from ...comfyui.patched_options import OVERRIDE
+
+PRECISE_BY_TORCH = "sage"  # whose function leaves calls that need precision to torch's kernel
 AUTO = "auto"  # the plan's `attention` that leaves the choice to a node
 
 
@@ -41,11 +45,24 @@ class HostKernel(Backend):
 
         return REGISTERED_ATTENTION_FUNCTIONS[self.name]
 
-    @cached_property
-    def override(self) -> Callable[..., torch.Tensor]:
-        """The function in the form in which a node puts it into the options of a call."""
-        function = self.function
-        return lambda _chosen, *args, **kwargs: function(*args, **kwargs)
+    def options_for(self, module: ParallelModel, compiles: bool) -> dict[str, Any]:
+        """Returns the option by which ComfyUI's classes call the kernel, where they would call a node's override.
+
+        In compiled blocks, whose graphs it would break, there is none: all shared attention is by the kernel.
+        """
+        if module.attention is None:
+            function = self.function
+            return {OVERRIDE: lambda _chosen, *args, **kwargs: function(*args, **kwargs)}
+
+        def override(chosen: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            with module.attending_by(self.backend if self.takes(kwargs) else None):
+                return chosen(*args, **kwargs)
+
+        return {} if compiles else {OVERRIDE: override}
+
+    def takes(self, given: Mapping[str, Any]) -> bool:
+        """Whether ComfyUI's function computes a call with these arguments by itself. It leaves some to torch's."""
+        return self.name != PRECISE_BY_TORCH or given.get("low_precision_attention", True) is not False
 
     def is_there(self) -> bool:
         from comfy.ldm.modules.attention import REGISTERED_ATTENTION_FUNCTIONS

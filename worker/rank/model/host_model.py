@@ -32,7 +32,7 @@ from parallel_backend.weights.stores import Store
 from ...comfyui.controls import CONTROL
 from ...comfyui.merges import PREFIX, MergedFile
 from ...comfyui.model import cast_weights, dtype_of, import_comfyui, map_model
-from ...comfyui.patched_options import COMPILED, GRAPH, OPTIONS, OVERRIDE, RUN, CallContext, decode_options
+from ...comfyui.patched_options import COMPILED, GRAPH, OPTIONS, RUN, CallContext, decode_options
 from ...comfyui.patches import Patch, offload_patched, patch_weight, restore_weight, set_patches
 from ...comfyui.source import METHODS, HostSource
 from ...inside.changes import Leftovers, apply_changes
@@ -368,7 +368,8 @@ class HostModel:
         if self.decoder.objects:
             self.leftovers.begin(self.module.model)
             self.inner.share(self.decoder.networks)
-        kernel = self.kernels.get(context.kernel)
+        compiles = self.module.compile_settings(context.compiled, context.steps)
+        kernel = self.kernels.get(context.kernel) if compiles else None
         attending = self.module.attending_by(kernel and kernel.backend)
         with apply_changes(self.module.model, context.changes), attending:
             self.module.compiled.asked = context.compiled
@@ -390,8 +391,9 @@ class HostModel:
         if OPTIONS not in kwargs:
             return kwargs, CallContext()
         options, context = parse_field(self.decode_options, kwargs[OPTIONS], "options")
-        if self.module.attention is None and (kernel := self.kernels.get(context.kernel)):
-            options = {**options, OVERRIDE: kernel.override}
+        if kernel := self.kernels.get(context.kernel):
+            compiles = self.module.compile_settings(context.compiled, context.steps)
+            options = {**options, **kernel.options_for(self.module, bool(compiles))}
         if CONTROL in kwargs:
             control = parse_field(partial(decode_control, self.decoder), kwargs[CONTROL], CONTROL)
             kwargs = {**kwargs, CONTROL: control}
