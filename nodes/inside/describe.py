@@ -24,6 +24,7 @@ from ...worker.wire.tree import PLAIN
 from .facts import Facts, find_facts
 from .module_guard import Change
 from .origins import ORIGINS
+from .pack_facts import find_read
 from .watched import HOOKS, TORCHS, WEIGHTS
 
 # Names in code that draws random numbers. The ranks' are others than ComfyUI's.
@@ -63,19 +64,20 @@ class Inside:
 
     @property
     def has_unknown(self) -> bool:
-        """Whether something runs inside that nobody has measured."""
-        return any(not (facts.tokens or facts.rows) for _, facts in self.asked)
+        """Whether something runs inside that may read what nobody knows of."""
+        return any(facts.is_of_pack or not (facts.tokens or facts.rows) for _, facts in self.asked)
 
     def describe(self, value: Any, place: str, owner: str, is_data: bool = False) -> Encoded:
         """Describes a value that runs inside. place, owner: in words. is_data: whether it matters only if there is code
         in it. Raises UnsendableError."""
-        known = find_facts(value, self.files)
+        known = find_facts(value, self.files) or find_read(value, self.files)
         self.encoder.forget_code()
         self.encoder.keeps_tensors = known is not None
         encoded = self.encoder.encode(value)
         if is_data and not self.encoder.has_code:
             return encoded
-        facts = known or Facts(owner, apart=not any(map(keeps_state, self.follow_code())))
+        codes = self.follow_code() if known is None or known.is_of_pack else []
+        facts = known or Facts(owner, apart=not any(map(keeps_state, codes)))
         self.asked.append(Asked(place, facts))
         return encoded
 

@@ -18,13 +18,15 @@ LOCALS = "<locals>"
 class Facts(NamedTuple):
     """node: that the function belongs to. tokens, rows: whether it computes the right result from a part of the tokens,
     or of a call's rows. apart: whether ranks can run different calls at the same time; not if it keeps something from
-    call to call. by_network: whether it computes from a part of the tokens only if its network does."""
+    call to call. by_network: whether it computes from a part of the tokens only if its network does. is_of_pack:
+    whether a node pack has it, so that it may read variables and options that nobody else does."""
 
     node: str
     tokens: bool = False
     rows: bool = False
     apart: bool = True
     by_network: bool = False
+    is_of_pack: bool = False
 
 
 def row(
@@ -69,16 +71,23 @@ SHARES = "paralleldit_shares_tokens"  # attribute of a network
 
 
 def find_facts(value: Any, files: CodeFiles) -> Facts | None:
-    """Returns the facts of a function or of an object's class; None if nobody has measured it."""
-    target = value if isinstance(value, (types.FunctionType, type)) else type(value)
-    try:
-        place = files.place_of(file_of(target))
-    except UnsendableError:
-        return None
-    facts = KNOWN.get(f"{place.partition('/')[2]}:{target.__qualname__}")
+    """Returns the facts of ComfyUI's function, or of an object's class; None if nobody has measured it."""
+    target, place = find_place(value, files)
+    facts = KNOWN.get(f"{place}:{target.__qualname__}")
     if facts and facts.by_network and not shares_tokens(network_of(value), files):
         return facts._replace(tokens=False)
     return facts
+
+
+def find_place(value: Any, files: CodeFiles) -> tuple[types.FunctionType | type, str]:
+    """Returns a function, or an object's class, and the place of its file in ComfyUI's folder or in that of the packs;
+    empty if it is in neither."""
+    function = getattr(value, "__func__", value)
+    target = function if isinstance(function, (types.FunctionType, type)) else type(value)
+    try:
+        return target, files.place_of(file_of(target)).partition("/")[2]
+    except UnsendableError:
+        return target, ""
 
 
 def network_of(patch: Any) -> torch.nn.Module:

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import torch
+
 from ...parallel_backend.axes import BATCH_AXES, STAGE_AXES, TOKEN_AXES
 from ...parallel_backend.costs.auto import Work
 from ...parallel_backend.plan import ParallelPlan
-from ...worker.comfyui.patched_options import FACTS, FUNCTIONS, KERNEL, OTHER_OPTIONS, OVERRIDE, PATCHES, REPLACED
+from ...worker.comfyui.patched_options import (
+    CHANGES,
+    FACTS,
+    FUNCTIONS,
+    KERNEL,
+    OTHER_OPTIONS,
+    OVERRIDE,
+    PATCHES,
+    REPLACED,
+)
 from ...worker.wire.tensors import UnsendableError
 from ...worker.wire.tree import PLAIN, pack
 from ..errors import Refused
 from .attention_kernels import find_kernel
-from .describe import Inside
+from .describe import Inside, describe_changes
 from .facts import Facts
+from .module_guard import Change
 
 # Options that have done their work in ComfyUI's process by now, or are of no use elsewhere.
 KEPT_HERE = ("wrappers", "callbacks", "uuids", "prefetch_dynamic_vbars")
@@ -39,6 +51,7 @@ WITH_CUDA_GRAPHS = (
     "triton.cudagraphs",
 )  # values of `torch.compile`'s arguments
 Options = Mapping[str, Any]
+SHOWN = 3  # the most changes of a module that are named
 
 
 def list_functions(options: Options) -> Iterator[tuple[str, Any]]:
@@ -49,6 +62,31 @@ def list_functions(options: Options) -> Iterator[tuple[str, Any]]:
     for name, functions in options.get(REPLACED, {}).items():
         for function in functions.values():
             yield name, function
+
+
+def describe_call(
+    inside: Inside,
+    options: Options,
+    changes: Iterable[Change],
+    patches: Mapping[str, Any],
+    notes: Mapping[torch.nn.Module, Iterable[str]],
+) -> tuple[dict[str, Any], list[str]]:
+    """Returns a call's options in the form that goes to the ranks, with the changes of the module, and why the ranks
+    cannot run the call; empty if they can.
+
+    patches: objects that a patcher put in, by path. notes: attributes that nodes keep on parts of the model.
+    """
+    inside.begin()
+    described, reasons = describe_changes(inside, changes, patches)
+    encoded, more = encode_options(options, inside)
+    if inside.has_unknown:
+        try:
+            inside.add_notes(notes)
+        except UnsendableError as error:
+            reasons.append(f"what a node keeps on its parts ({error})")
+    encoded |= {CHANGES: described} if described else {}
+    encoded |= {FACTS: [(place, tuple(facts)) for place, facts in inside.asked]} if inside.asked else {}
+    return encoded, [*reasons[:SHOWN], *more]
 
 
 def encode_options(options: Options, inside: Inside) -> tuple[dict[str, Any], list[str]]:
@@ -93,17 +131,19 @@ def list_facts(options: Options) -> Iterator[tuple[str, Facts]]:
     return ((place, Facts(*facts)) for place, facts in options.get(FACTS, []))
 
 
-def reasons_of_plan(options: Options, plan: ParallelPlan) -> list[str]:
-    """Returns the functions that would see only a part of what they need, by name."""
-    found = (reason for place, facts in list_facts(options) for reason in unshared(place, facts, plan))
+def reasons_of_plan(options: Options, plan: ParallelPlan, work: Work) -> list[str]:
+    """Returns the functions that would see only a part of what they need, by name. work: see `limit_work`."""
+    # Whether each rank runs calls with all their rows. Shares by speed cut them.
+    are_whole = not work.whole_calls % plan.ways(BATCH_AXES) and not plan.speeds
+    found = (reason for place, facts in list_facts(options) for reason in unshared(place, facts, plan, are_whole))
     return list(dict.fromkeys(found))
 
 
-def unshared(place: str, facts: Facts, plan: ParallelPlan) -> Iterator[str]:
+def unshared(place: str, facts: Facts, plan: ParallelPlan, are_whole: bool) -> Iterator[str]:
     needs = (
         (STAGE_AXES, False, "blocks"),
         (TOKEN_AXES, facts.tokens, "tokens"),
-        (BATCH_AXES, facts.rows, "rows of the batch"),
+        (BATCH_AXES, facts.rows or are_whole, "rows of the batch"),
     )
     for axes, is_right, what in needs:
         split = [f"{axis}={getattr(plan, axis)}" for axis in axes if getattr(plan, axis) > 1]

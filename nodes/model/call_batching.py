@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import comfy.model_base
@@ -48,7 +49,8 @@ def send_call(
     if remote := remote_module(executor.class_obj):
         remote.check_call(options)
     try:
-        return executor(x, t, c_concat, c_crossattn, control, options, **kwargs)
+        with remote.entries.send(remote.send) if remote else nullcontext():
+            return executor(x, t, c_concat, c_crossattn, control, options, **kwargs)
     except CallRecorded:
         return torch.zeros_like(x)
 
@@ -85,6 +87,8 @@ def is_repeatable(
     theirs = (calls for kind in WRAPPERS for key, calls in wrappers.get(kind, {}).items() if key != KEY)
     patcher = model.current_patcher
     if any(theirs) or any(options.get(name) for name in REPLACEMENTS):
+        return False
+    if (remote := remote_module(model)) and remote.entries.run_here():
         return False
     if any(patcher.get_all_callbacks(kind) for kind in CALLBACKS):
         return False

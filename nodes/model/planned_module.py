@@ -81,7 +81,7 @@ class PlannedModule(RemoteWeights):
         work = limit_work(work, options)
         self.follow_work(work)
         self.settle_patches(work)
-        if reasons := [reason for each in options for reason in reasons_of_plan(each, self.plan)]:
+        if reasons := [reason for each in options for reason in reasons_of_plan(each, self.plan, work)]:
             self.share_less(work, reasons)
         self.report_prediction(work)
 

@@ -24,7 +24,7 @@ from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.sampling.caches import NONE as NO_CACHE
 from ...worker.comfyui.controls import CONTROL
 from ...worker.comfyui.model import dtype_name
-from ...worker.comfyui.patched_options import CHANGES, COMPILED, FACTS, GRAPH, OPTIONS, RUN
+from ...worker.comfyui.patched_options import COMPILED, FACTS, GRAPH, OPTIONS, RUN
 from ...worker.comfyui.patches import pack_patches
 from ...worker.comfyui.source import METHODS, HostSource
 from ...worker.errors import Explanation, NoWorkerGroup, OutOfMemory, RequestRefused
@@ -42,8 +42,9 @@ from ..costs.whole_work import count_steps, explain_whole_calls, explain_whole_l
 from ..errors import Refused
 from ..inside.controls import add_control_facts, encode_control, residuals_of
 from ..inside.describe import Inside, describe_changes
+from ..inside.entries import Entries
 from ..inside.module_guard import ModuleGuard
-from ..inside.patches import encode_options, join
+from ..inside.patches import SHOWN, describe_call, encode_options, join
 from ..inside.watched import configs_of
 from ..plan_words import Remark, ResolvedPlan
 from .local_weights import DeferredParameter, LocalWeights, StandInPatcher
@@ -53,7 +54,6 @@ from .planned_module import PlannedModule
 from .remote_weights import Patches, check_interrupt
 from .sampling import Sampling, show_on_node
 
-SHOWN = 3  # the most changes of a module that are named
 ONE_DEVICE = ParallelPlan()
 BRANCHES = "cond_or_uncond"  # an option: for each part of the batch, 0 for cond and 1 for uncond
 MODULE, COMPUTE_DTYPE = "diffusion_model", "manual_cast_dtype"  # attributes of ComfyUI's model
@@ -93,6 +93,7 @@ class RemoteModule(PlannedModule):
         vars(module).update(self.stand_ins)
         vars(module)[ATTRIBUTE] = self
         self.guard = ModuleGuard(module, [ATTRIBUTE, *self.stand_ins], self.weights.take_back_copies)
+        self.entries = Entries(module, self.stand_ins, lambda: self.runs_here)
         self.own_source = self.source
         self.object_patches: Mapping[str, Any] = {}  # nodes' changes of the module, by path
         self.parts = {id(part): path for path, part in {**self.weights.parts, **configs_of(module)}.items()}
@@ -170,24 +171,16 @@ class RemoteModule(PlannedModule):
     def describe(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         """Returns a call's options as they are sent to the ranks, with the changes of the module. Also returns why the
         ranks cannot run the call; empty if they can."""
-        inside = self.sampling.inside
-        inside.begin()
-        changes, reasons = describe_changes(inside, self.guard.changes(self.object_patches), self.object_patches)
-        encoded, more = encode_options(options, inside)
-        if inside.has_unknown:
-            try:
-                inside.add_notes(self.guard.notes)
-            except UnsendableError as error:
-                reasons.append(f"what a node keeps on its parts ({error})")
-        encoded |= {RUN: self.sampling.name}
-        encoded |= {COMPILED: self.compiled} if self.compiled else {}
-        encoded |= {CHANGES: changes} if changes else {}
-        encoded |= {FACTS: [(place, tuple(facts)) for place, facts in inside.asked]} if inside.asked else {}
-        return encoded, [*reasons[:SHOWN], *more]
+        changes = self.entries.choose(self.guard.changes(self.object_patches), self.object_patches)
+        encoded, reasons = describe_call(self.sampling.inside, options, *changes, self.guard.notes)
+        compiled = {COMPILED: self.compiled} if self.compiled else {}
+        return {**encoded, **compiled, RUN: self.sampling.name}, reasons
 
     def check_call(self, options: Mapping[str, Any]) -> None:
         """Makes ComfyUI's own model run this call and all later ones, if the ranks cannot honour these options."""
-        if not self.runs_here and (reasons := self.describe(options)[1]):
+        with self.entries.send(self.send):
+            reasons = [] if self.runs_here else self.describe(options)[1]
+        if reasons:
             self.take_over(reasons, self.patcher(), load=True)
 
     def run_here(self, reasons: Sequence[str], args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -196,6 +189,8 @@ class RemoteModule(PlannedModule):
         reasons: why the ranks cannot run it; empty if ComfyUI's own model has taken over before."""
         if reasons:
             self.take_over(reasons, self.patcher(), load=True)
+        if name := self.entries.restore():
+            return getattr(self.module, name)(*args, **kwargs)
         if "_forward" in self.stand_ins:
             return inner_forward(self.module)(*args, **kwargs)
         bound = self.signature.bind(*args, **kwargs)
@@ -212,6 +207,8 @@ class RemoteModule(PlannedModule):
         """
         patcher.eject_clones()
         reasons = self.reasons_now(patcher, options) + patcher.reasons()
+        if needs_ranks:
+            reasons += [f"a change of its {each.name}" for each in self.entries.find()]
         if reasons and needs_ranks:
             raise Refused(f"The Parallel Sampler cannot honour {join(reasons)}.", "Use a stock sampler, or remove it.")
         if reasons or self.weights.is_changed:
@@ -226,7 +223,9 @@ class RemoteModule(PlannedModule):
         Attributes that a patcher has changed do not count, because it restores them."""
         self.begin_sampling()
         own = {name.removeprefix(f"{MODULE}.") for name in patcher.object_patches_backup}
-        _, reasons = describe_changes(self.sampling.inside, self.guard.changes(own, self.weights.is_here))
+        with self.entries.send(self.send):
+            changes = self.entries.choose(self.guard.changes(own, self.weights.is_here), {})
+            _, reasons = describe_changes(self.sampling.inside, *changes)
         here = [name for name in self.stand_ins if self.runs_here and name in vars(self.module)]
         reasons += [f"a change of its {name}" for name in here if name not in own]
         return [*reasons[:SHOWN], *encode_options(options, self.sampling.inside)[1]]

@@ -35,6 +35,7 @@ CLASSES = (
 )
 TORCH = os.path.dirname(str(torch.__file__))
 INIT = "__init__.py"
+SERVER = "server"  # ComfyUI's module
 OWN = [str(Path(__file__).resolve().parents[2] / name) for name in ("nodes", "worker", "parallel_backend")]
 PACKAGE = "paralleldit_pack_"  # before the name of a node pack's package in a rank
 
@@ -136,7 +137,26 @@ def load_of_pack(root: str, parts: Sequence[str]) -> types.ModuleType:
             sys.modules[pack] = types.ModuleType(pack)
             sys.modules[pack].__path__ = [os.path.join(root, parts[0])]
             vars(sys.modules[pack]).update(read_constants(os.path.join(root, parts[0], INIT)))
-    return importlib.import_module(".".join([package, *parts]).removesuffix(".__init__"))
+    name = ".".join([package, *parts]).removesuffix(".__init__")
+    try:
+        return importlib.import_module(name)
+    except AttributeError as error:
+        if error.name != "instance" or getattr(error.obj, "__module__", None) != SERVER:
+            raise
+        server: Any = error.obj
+        server.instance = NoServer()
+    return importlib.import_module(name)
+
+
+class NoServer:
+    """Stands for ComfyUI's server, which modules of node packs give their routes to. A rank has none."""
+
+    def __getattr__(self, _name: str) -> NoServer:
+        return self
+
+    def __call__(self, *args: Any, **_options: Any) -> Any:
+        """Returns the function that it decorates."""
+        return args[0] if len(args) == 1 and callable(args[0]) else self
 
 
 def read_constants(file: str) -> dict[str, Any]:

@@ -1,0 +1,146 @@
+"""The methods that a call of the model begins with, where nodes have replaced them.
+
+Such a function either holds the method that it replaces, and goes on to it. Then it runs here, and the call that it
+makes goes to the ranks. Or it takes the method's place. Then it would run the model's parts here, so the whole call
+goes to the ranks, and the function runs there.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from ...parallel_backend.compat import hooks_of
+from .module_guard import Change
+from .watched import HOOKS
+
+FORWARD, INNER = "forward", "_forward"
+
+
+class Entry(NamedTuple):
+    """A function in place of a method. goes_on: whether it holds that method. is_own: whether the module has it, not
+    its class."""
+
+    name: str
+    function: Any
+    goes_on: bool
+    is_own: bool = True
+
+
+class Entries:
+    """Finds them. sent: the one that runs in the ranks in the current call."""
+
+    def __init__(self, module: torch.nn.Module, stand_ins: Mapping[str, Any], runs_here: Callable[[], bool]) -> None:
+        """stand_ins: the methods of the module that become requests. runs_here: whether they are not there now."""
+        self.module, self.stand_ins, self.runs_here = module, stand_ins, runs_here
+        self.own_forward = type(module).forward
+        self.sent: Entry | None = None
+
+    def find(self) -> list[Entry]:
+        """Returns them in the order in which a call would run them, but for the one that is sent."""
+        if self.runs_here():
+            return []
+        own, found = vars(self.module), []
+        forward, before = own.get(FORWARD, type(self.module).forward), self.stand_ins.get(FORWARD, self.own_forward)
+        if function_of(forward) is not function_of(before):
+            found.append(Entry(FORWARD, forward, holds(forward, before), FORWARD in own))
+        inner, before = own.get(INNER), self.stand_ins.get(INNER)
+        if inner is not before:
+            found.append(Entry(INNER, inner, holds(inner, before)))
+        return [each for each in found if self.sent is None or each.name != self.sent.name]
+
+    def run_here(self) -> bool:
+        """Whether functions of nodes run here around each call of the module."""
+        return any(map(len, hooks_of(self.module))) or any(each.goes_on for each in self.find())
+
+    def choose(self, changes: list[Change], patches: Mapping[str, Any]) -> tuple[list[Change], dict[str, Any]]:
+        """Returns which changes of the module, and which objects that a patcher put in, go to the ranks."""
+        here, sent = {each.name for each in self.find()}, self.sent
+        chosen = {path: value for path, value in patches.items() if path not in here}
+        if sent and sent.is_own:
+            chosen[sent.name] = sent.function
+        return [each for each in changes if not self.stays(each, here)], chosen
+
+    def stays(self, change: Change, here: Collection[str]) -> bool:
+        """Whether a change has its effect here, so that the ranks may not make it, too."""
+        owner, key = change.watched.owner, change.key
+        if owner is self.module:
+            return change.watched.kind == HOOKS or key in here or self.sent is not None and key == self.sent.name
+        return key == FORWARD and key in here and FORWARD not in self.stand_ins and owner in type(self.module).__mro__
+
+    @contextmanager
+    def send(self, send: Callable[..., Any]) -> Iterator[None]:
+        """While entered, a call goes to the ranks where it would begin with a function in a method's place."""
+        entry = next((each for each in self.find() if not each.goes_on), None)
+        if entry is None or self.sent:
+            yield
+            return
+        vars(self.module)[entry.name], self.sent = send, entry
+        try:
+            yield
+        finally:
+            self.restore()
+
+    def restore(self) -> str:
+        """Puts the function back that was sent, if any. Returns the name of its method."""
+        entry, self.sent = self.sent, None
+        if entry is None:
+            return ""
+        if entry.is_own:
+            vars(self.module)[entry.name] = entry.function
+        else:
+            vars(self.module).pop(entry.name, None)
+        return entry.name
+
+
+def function_of(value: Any) -> Any:
+    return getattr(value, "__func__", value)
+
+
+def holds(value: Any, method: Any) -> bool:
+    """Whether a function holds a method, also in an object or a function that it holds."""
+    wanted = {id(method), id(function_of(method))}
+    seen: set[int] = set()
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if id(each) in wanted:
+            return True
+        if id(each) not in seen:
+            seen.add(id(each))
+            waiting += parts_of_callable(each)
+    return False
+
+
+def parts_of_callable(value: Any) -> list[Any]:
+    if isinstance(value, types.MethodType):
+        return [value.__func__, value.__self__]
+    if isinstance(value, types.FunctionType):
+        return [
+            *cells_of(value),
+            *(value.__defaults__ or ()),
+            *(value.__kwdefaults__ or {}).values(),
+            *vars(value).values(),
+        ]
+    if isinstance(value, functools.partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    if callable(value) and not isinstance(value, (type, torch.nn.Module)):
+        return list(getattr(value, "__dict__", {}).values())
+    return []
+
+
+def cells_of(function: types.FunctionType) -> list[Any]:
+    found = []
+    for cell in function.__closure__ or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:  # nothing is in it yet
+            continue
+    return found
