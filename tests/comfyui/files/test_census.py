@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from safetensors.torch import save_file
 
+from parallel_backend.plan import ParallelPlan
 from tests.support.cases.files.single_file_cases import PUBLISHED, original
 from tests.support.census.detectors import DETECTOR_HABITS
 from tests.support.census.habits import HABITS
@@ -30,6 +31,17 @@ from tests.support.tiers import running, slow_but
 TOLERANCE = 1e-5
 EFFECT = 1e-4  # what a node that does something does at least
 RUN = {**ROWS, **HABITS, **SAVED_ROWS, **DETECTOR_HABITS}
+# By row, what the node says of a plan that shares more than a node's function allows.
+UNDER, IN_ONE_PLACE = "This sampling runs under {}, not under {}, because of ", "(it needs all {} in one place)"
+LESS = {
+    "a pack's block": UNDER.format("one rank", "ulysses=2")
+    + f"the model patch 'dit' of Region under ulysses=2 {IN_ONE_PLACE.format('tokens')}.",
+    "NAGuidance with its rows apart": UNDER.format("ulysses=2", "cfg=2")
+    + f"the model patch 'attn1_output_patch' of NAGuidance under cfg=2 {IN_ONE_PLACE.format('rows of the batch')}.",
+    "fewer pixels in the depth, begin, unet, ulysses": UNDER.format("one rank", "ulysses=2")
+    + f"the model patch 'input_block_patch_after_skip' of Shrinking under ulysses=2 {IN_ONE_PLACE.format('tokens')}, "
+    f"the model patch 'output_block_patch' of Shrinking under ulysses=2 {IN_ONE_PLACE.format('tokens')}.",
+}
 
 
 def named(names: Iterable[str]) -> list[Any]:
@@ -67,6 +79,16 @@ def test_it_gives_what_it_gives_on_the_stock_loaders_model(name: str, census: di
     assert found["as stock"] == RUN[name].as_stock
     assert RUN[name].shared in ("", found["plan"])
     assert found["said"] == ([RUN[name].said] if RUN[name].said else [])
+    asked = str(ParallelPlan(**RUN[name].plan))
+    runs = RUN[name].less or RUN[name].shared
+    less = RUN[name].plan and runs and not runs.startswith(asked)
+    said = f"This sampling runs under {runs}, not under {asked}"
+    assert [text.partition(", because of ")[0] for text in found["replaced"]] == ([said] if less else [])
+
+
+@pytest.mark.parametrize("name", LESS)
+def test_the_node_says_which_plan_runs_in_place_of_which_and_why(name: str, census: dict[str, Any]) -> None:
+    assert census["rows"][name]["replaced"] == [LESS[name]]
 
 
 @pytest.mark.parametrize("name", named(name for name in MERGE_ROWS if name.startswith(ON_ONE_RANK)))

@@ -202,9 +202,11 @@ CONTROLNET_HABITS = {
     "a ControlNet under the Parallel Sampler on one rank": habit(
         replace(equal(), plan={"cfg": 1}), looped("flux", asked="one rank")
     ),
-    "a ControlNet under PipeFusion": habit(replace(equal(), plan={"pipefusion": 2}), looped("flux", asked="cfg=2")),
+    "a ControlNet under PipeFusion": habit(
+        replace(equal(), plan={"pipefusion": 2}, less="cfg=2"), looped("flux", asked="cfg=2")
+    ),
     "a ControlNet under PipeFusion and a stock sampler": habit(
-        replace(equal(), plan={"pipefusion": 2}), controlled("flux")
+        replace(equal(), plan={"pipefusion": 2}, less="cfg=2"), controlled("flux")
     ),
     "a Fun ControlNet of Qwen-Image under the Parallel Sampler": habit(equal("qwen"), looped("qwen fun")),
     "a ControlNet under the Parallel Sampler with a cache": habit(

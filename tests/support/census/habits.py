@@ -29,9 +29,12 @@ from tests.support.census.changes import (
     written_and_written_back,
 )
 from tests.support.census.controlnets import CONTROLNET_HABITS
+from tests.support.census.entry_rows import ENTRY_ROWS
 from tests.support.census.merges import MERGE_ROWS
 from tests.support.census.network_files import NETWORK_HABITS
 from tests.support.census.pack_rows import PACK_ROWS
+from tests.support.census.patch_rows import PATCH_ROWS
+from tests.support.census.read_rows import READ_ROWS
 from tests.support.census.rows import Row, as_stock, equal, habit, ignored, of_folder, refused
 
 
@@ -303,11 +306,23 @@ def choosing(name: str) -> Does:
     return does
 
 
+def choosing_bits(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    """Whether an override that chooses a kernel leaves every bit as it is. A class that gives its attention no options
+    never calls one."""
+    (chosen,) = choosing("attention_split")(census, row, model)
+    return [torch.tensor([float(chosen.equal(census.sample(row, model)))])]
+
+
 WRAPPERS = ("outer_sample", "sampler_sample", "predict_noise", "calc_cond_batch", "apply_model", "diffusion_model")
 
 
+ON_ONE_RANK = replace(equal(), less="one rank")  # in a wrapper of the module, from the second step on
+
 HABITS: dict[str, Row] = {
     **PACK_ROWS,
+    **PATCH_ROWS,
+    **ENTRY_ROWS,
+    **READ_ROWS,
     **MERGE_ROWS,
     **NETWORK_HABITS,
     "attributes, isinstance, hasattr, names": habit(equal(), look),
@@ -325,13 +340,13 @@ HABITS: dict[str, Row] = {
     "weights replaced": habit(as_stock(), changed(replace_weights)),
     **{
         f"{name}, in a function around a call": habit(
-            equal() if name in WITHOUT_CODE else as_stock(), changed_in_wrapper(DURING[name])
+            ON_ONE_RANK if name in WITHOUT_CODE else as_stock(), changed_in_wrapper(DURING[name])
         )
         for name in DURING
     },
     **{
         f"{name}, in a wrapper of the module": habit(
-            equal() if name in WITHOUT_CODE else as_stock(), changed_inside(DURING[name])
+            ON_ONE_RANK if name in WITHOUT_CODE else as_stock(), changed_inside(DURING[name])
         )
         for name in DURING
         if name != "the class's _forward"  # ComfyUI has found the method by then
@@ -381,6 +396,7 @@ HABITS: dict[str, Row] = {
         said="A node asks for attention by sage, which runs on NVIDIA's GPUs, and the ranks compute on cpu. The ranks "
         "attend by the plan's kernel native.",
     ),
+    "an attention override that its class never calls": habit(equal("pixart"), choosing_bits),
     "an attention override that is called Sage and does something else": habit(
         as_stock(), optioned(optimized_attention_override=attention_override_sage)
     ),

@@ -12,7 +12,7 @@ from tests.support.cases.host.lumina import LUMINA, Z_IMAGE
 from tests.support.cases.host.qwen import QWEN
 from tests.support.cases.host.video import COSMOS
 from tests.support.cases.host.wan import WAN
-from tests.support.cases.stock_cases import StockCase, mask, normal, text
+from tests.support.cases.stock_cases import CASES, StockCase, mask, normal, text
 
 VIDEO = (1, 16, 5, 8, 12)
 SAM3 = {"embed_dim": 64, "depth": 1, "num_heads": 16, "d_model": 64, "num_queries": 8, "global_att_blocks": ()}
@@ -30,6 +30,7 @@ CENSUS_MODELS = {
         text(13, 64, **{"list reference_latents": normal(1, 128, 5, 6)}),
         detected_as="Flux2",
     ),
+    "pixart": CASES["pixart-alpha"],
     "sd3": StockCase(
         "modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper",
         SD3 | {"x_block_self_attn_layers": [0, 1]},

@@ -90,6 +90,10 @@ PACK_ROWS: dict[str, Row] = {
         replace(equal("unet"), shared="one rank"), of_pack("rows that mix", "begin")
     ),
     "a pack's hook on texts of two lengths": habit(replace(equal(), plan={}, shared="cfg=2"), of_pack_apart("a hook")),
+    "a pack's patch that mixes rows on texts of two lengths, by speed": habit(
+        replace(equal("unet"), plan={"cfg": 2, "speeds": (1, 0.4)}, latent=(2, 4, 16, 16), shared="cfg=2"),
+        of_pack_apart("rows that mix"),
+    ),
     "a pack's count on texts of two lengths": habit(
         replace(equal(), plan={}, shared="one rank"), of_pack_apart("a counting closure")
     ),
@@ -102,5 +106,8 @@ PACK_ROWS: dict[str, Row] = {
         as_stock(), of_pack("a class that draws random numbers", "begin")
     ),
     "a pack's random numbers": habit(as_stock(), of_pack("random numbers", "begin")),
+    "a pack's function beside its routes": habit(
+        replace(equal(), shared="one rank"), of_pack("a function beside routes", "begin")
+    ),
     "a function of a pack's __init__": habit(as_stock(), of_pack("a function of the package itself", "begin")),
 }

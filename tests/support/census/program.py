@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
-import math
 import sys
 import time
 import traceback
@@ -20,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from aiohttp.web import RouteTableDef
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -29,8 +29,10 @@ from tests.support.census.detectors import DETECTOR_HABITS
 from tests.support.census.habits import HABITS
 from tests.support.census.networks import GivenNetworks
 from tests.support.census.pack_rows import HABIT_NODE, PACK
+from tests.support.census.patch_rows import NODE as PATCH_NODE
 from tests.support.census.rows import ROWS, Given, Row
 from tests.support.census.saved import SAVED_ROWS
+from tests.support.census.shown import REPLACED, as_node
 from tests.support.files.quantise import quantised
 from tests.support.host.graphs import relative_error
 from tests.support.host.mounted import mount
@@ -71,7 +73,7 @@ class Census(GivenNetworks):
     def load_pack(self) -> None:
         """Loads the pack of habits as ComfyUI loads one of its packs."""
         server: Any = importlib.import_module("server").PromptServer
-        server.instance = SimpleNamespace(routes=None)
+        server.instance = SimpleNamespace(routes=RouteTableDef())
         try:
             assert asyncio.run(self.nodes.load_custom_node(str(self.base / "custom_nodes" / PACK.name)))
         finally:
@@ -98,7 +100,7 @@ class Census(GivenNetworks):
         """The names of ComfyUI's own nodes that take a MODEL."""
         found = []
         for name, node in self.nodes.NODE_CLASS_MAPPINGS.items():
-            if name == HABIT_NODE:
+            if name in (HABIT_NODE, PATCH_NODE):
                 continue
             inputs = node.INPUT_TYPES()
             given = {**inputs.get("required", {}), **inputs.get("optional", {})}
@@ -377,9 +379,10 @@ class Census(GivenNetworks):
 
     def outcome(self, name: str, row: Row) -> dict[str, Any]:
         """error: of ours against stock's, of all outputs. effect: of the node on stock's. raised: by ours. stock
-        raised: by the stock loader's. as stock: whether ComfyUI's own model took over."""
+        raised: by the stock loader's. as stock: whether ComfyUI's own model took over. replaced: what the node says of
+        a plan in place of the one that was asked for."""
         started, found, self.taken, self.plans, self.said = time.monotonic(), {}, False, [], []
-        with torch.inference_mode():
+        with torch.inference_mode(), as_node() as shown:
             try:
                 is_plain = row.costly or row.ours  # as an error of ours alone is compared with nothing
                 stock = [self.plain(row)] if is_plain else self.outputs(name, row, ours=False)
@@ -398,6 +401,7 @@ class Census(GivenNetworks):
                 found["trace"] = traceback.format_exc()[-3000:]
             found |= {"as stock": self.taken, "plan": self.plans[0] if self.plans else "", "said": self.said}
             found |= {"why": self.why} if self.taken else {}
+            found["replaced"] = [text for text in shown if text.startswith(REPLACED)]
         found["seconds"] = round(time.monotonic() - started, 2)
         return found
 
@@ -416,7 +420,7 @@ def kind_of(value: Any) -> Any:
 def order(row: Row) -> tuple[Any, ...]:
     """Rows of one group follow each other, and within them those of one model under one plan. A group of two ranks is
     not started by a row under auto, whose first plan can be of one rank: others would need another group."""
-    is_of_one = bool(row.plan) and math.prod(row.plan.values()) == 1
+    is_of_one = bool(row.plan) and ParallelPlan(**row.plan).world_size == 1
     return is_of_one, row.model, not row.plan, sorted(row.plan)
 
 

@@ -33,7 +33,7 @@ class Row:
     samples: bool = True
     latent: tuple[int, ...] = ()
     cfg: float = 3.0
-    plan: Mapping[str, int] = field(default_factory=lambda: {"ulysses": 2})
+    plan: Mapping[str, Any] = field(default_factory=lambda: {"ulysses": 2})
     node: str = ""
     does: Callable[..., Any] | None = None
     steps: int = 1
@@ -44,6 +44,7 @@ class Row:
     numbers: float | None = None
     ours: bool = False
     shared: str = ""
+    less: str = ""
     said: str = ""
     slow: bool = False
 

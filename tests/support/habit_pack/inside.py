@@ -188,3 +188,13 @@ class Region:
 def mixing_rows(out, _options):
     """Needs all rows of its call."""
     return out + 0.1 * out.mean(0, keepdim=True)
+
+
+def own_forward(self, x, timesteps, context=None, **kwargs):
+    """In place of a model's forward. It runs a method of the class, as copies of forwards run the model's parts."""
+    forward = getattr(type(self), "_forward", type(self).forward)
+    return scale(forward(self, scale(x), timesteps, context, **kwargs))
+
+
+def own_inner_forward(self, *args, **kwargs):
+    return scale(type(self)._forward(self, *args, **kwargs))

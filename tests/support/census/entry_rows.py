@@ -1,0 +1,54 @@
+"""What node packs put in the place of the method that a call of the model begins with, on a model of both loaders."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tests.support.census.pack_rows import MOMENTS, of_pack
+from tests.support.census.rows import Row, equal, habit
+
+# By habit, whether the function goes on to the method that it replaces. If it does, it runs around the call, which is
+# shared. If it does not, it runs in the ranks.
+GO_ON = {
+    "the model's forward": True,
+    "the model's _forward": True,
+    "the forward of the model's class": True,
+    "a forward of the pack's own": False,
+    "a _forward of the pack's own": False,
+    "the model's forward as an object patch": True,
+    "a hook on the model": True,
+}
+MODELS = ("flux", "wan", "sd3", "unet")
+PLANS = ({"ulysses": 2}, {"cfg": 2}, {})
+# Each habit, each model and each moment. The others are slow.
+GATE = {
+    ("the model's forward", "flux", "call"),
+    ("the model's _forward", "wan", "begin"),
+    ("the model's _forward", "flux", "inside"),
+    ("the forward of the model's class", "unet", "callback"),
+    ("a forward of the pack's own", "sd3", "begin"),
+    ("a _forward of the pack's own", "unet", "call"),
+    ("the model's forward as an object patch", "flux", "begin"),
+    ("a hook on the model", "wan", "callback"),
+}
+
+
+def entry_rows() -> Iterator[tuple[str, Row]]:
+    """Each habit on each model at each moment. The plans take turns."""
+    for name, model, moment in itertools.product(GO_ON, MODELS, MOMENTS):
+        if model == "sd3" and ("_forward" in name or moment == "inside"):  # its class has neither
+            continue
+        plan = PLANS[(list(GO_ON).index(name) + MODELS.index(model) + MOMENTS.index(moment)) % len(PLANS)]
+        is_late = moment == "inside" and "object patch" not in name  # the call has begun by then
+        goes_on = GO_ON[name] and (model, name) != ("sd3", "the forward of the model's class")
+        as_asked = next((f"{axis}={degree}" for axis, degree in plan.items()), "cfg=2")
+        row = replace(
+            equal(model), plan=plan, ignored=is_late, shared=as_asked if goes_on or is_late else "one rank",
+            slow=(name, model, moment) not in GATE,
+        )  # fmt: skip
+        yield f"{name}, {moment}, {model}, {next(iter(plan), 'auto')}", habit(row, of_pack(name, moment))
+
+
+ENTRY_ROWS: dict[str, Row] = dict(entry_rows())

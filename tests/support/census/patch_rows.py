@@ -1,0 +1,64 @@
+"""What node packs put at ComfyUI's places for functions, on a model of both loaders: each habit on each model that has
+the place, at each moment, under each plan."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from tests.support.census.rows import Row, equal, habit
+
+NODE = "PatchHabit"
+PLANS: tuple[dict[str, int], ...] = ({}, {"ulysses": 2}, {"cfg": 2})
+MOMENTS = ("begin", "sampling", "call", "inside", "callback")
+MODELS = {
+    "before attention": ("flux", "wan", "unet"),
+    "before attention to the text": ("wan", "unet"),
+    "behind attention": ("flux", "unet"),
+    "behind attention to the text": ("unet",),
+    "attention in one block": ("unet",),
+    "attention to the text in one block": ("unet",),
+    "input blocks": ("unet",),
+    "input blocks behind the skip": ("unet",),
+    "the middle block": ("unet",),
+    "output blocks": ("unet",),
+    "fewer pixels in the depth": ("unet",),
+    "the time": ("unet",),
+    "a block that is skipped": ("flux", "wan", "sd3"),
+    "a block in its place": ("flux", "wan", "sd3"),
+    "a single block that is skipped": ("flux",),
+    "a single block in its place": ("flux",),
+    "behind each block": ("wan", "zimage"),
+    "before the blocks": ("flux",),
+    "a feed-forward in chunks": ("flux", "wan", "sd3", "zimage", "unet"),
+}
+
+
+def patched(name: str, moment: str) -> Any:
+    """A habit at a moment, and the model without it after that."""
+
+    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+        (changed,) = census.run(NODE, model=model, habit=name, of=row.model, moment=moment)
+        return [census.sample(row, changed), census.sample(row, model)]
+
+    return does
+
+
+def patch_rows() -> Iterator[tuple[str, Row]]:
+    """The gate has each habit once, and thereby each model, moment and plan several times: how a function comes to the
+    ranks does not depend on its place."""
+    for number, (name, models) in enumerate(MODELS.items()):
+        of_gate = models[number % len(models)], MOMENTS[number % len(MOMENTS)], PLANS[number % len(PLANS)]
+        for model, moment, plan in itertools.product(models, MOMENTS, PLANS):
+            if (model, moment) == ("sd3", "inside"):  # whose class runs no such wrapper
+                continue
+            said = f"{name}, {moment}, {model}, {next(iter(plan), 'auto')}"
+            row = replace(equal(model), plan=plan, shared="one rank", slow=(model, moment, plan) != of_gate)
+            yield said, habit(row, patched(name, moment))
+
+
+PATCH_ROWS: dict[str, Row] = dict(patch_rows())

@@ -1,0 +1,27 @@
+"""What the page of ComfyUI would show on a node that runs, in a process without a server."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+NODE = "5"
+REPLACED = "This sampling runs under "  # begins what the node says if another plan runs than was asked for
+
+
+@contextmanager
+def as_node() -> Iterator[list[str]]:
+    """Yields the texts that are shown on the node while it is entered."""
+    server: Any = importlib.import_module("server").PromptServer
+    shown: list[str] = []
+    server.instance = SimpleNamespace(
+        send_progress_text=lambda text, node: shown.append(text) if node == NODE else None
+    )
+    try:
+        with importlib.import_module("comfy_execution.utils").CurrentNodeContext("census", NODE):
+            yield shown
+    finally:
+        del server.instance

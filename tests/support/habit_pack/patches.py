@@ -1,0 +1,121 @@
+"""Functions that ComfyUI's classes call at places of the model: patches of attention, of blocks, and in their place."""
+
+import comfy.utils
+import torch
+from comfy.ldm.modules.attention import optimized_attention
+
+from . import scale as scales
+from .scale import scale
+
+
+def sharper(q, k, v, pe=None, attn_mask=None, extra_options=None):
+    """Of a Flux: before attention."""
+    return {"q": scale(q)}
+
+
+def sharper_with_mean(x, context, value, _options):
+    """Of a UNet: before attention."""
+    x = x + 0.3 * x.mean(1, keepdim=True)
+    return (x, x if value is None or value.shape == x.shape else context, scale(context if value is None else value))
+
+
+def louder_by_queries(given):
+    """Of a Wan: behind attention, with the queries that it had."""
+    return given["x"] * (1 + 0.3 * given["q"].mean((1, 2, 3), keepdim=True)[..., 0].sigmoid())
+
+
+def louder_entry(given):
+    return scale(given["x"])
+
+
+class Blurred:
+    """Attention with queries that are blurred along the tokens."""
+
+    def __init__(self, weight):
+        self.weight = weight
+
+    def __call__(self, q, k, v, extra_options, mask=None):
+        q = torch.lerp(q, q.mean(1, keepdim=True), self.weight)
+        return optimized_attention(q, k, v, heads=extra_options["n_heads"])
+
+
+class WithReference:
+    """Attention to the text, and to tokens of a picture beside it."""
+
+    def __init__(self, width, weight):
+        self.tokens = torch.randn(1, 4, width, generator=torch.Generator().manual_seed(5))
+        self.weight = weight
+
+    def __call__(self, q, k, v, extra_options):
+        heads, tokens = extra_options["n_heads"], self.tokens.to(q).expand(len(q), -1, -1)
+        beside = optimized_attention(q, tokens, tokens, heads=heads)
+        return optimized_attention(q, k, v, heads=heads) + self.weight * beside
+
+
+def louder_output(out, _options):
+    return out + 0.3 * out.mean(1, keepdim=True)
+
+
+def louder_block(h, options):
+    return scale(h) if options["block"][1] % 2 else h
+
+
+def louder_skip(h, skip, options):
+    return h, scale(skip) if options["block"][1] else skip
+
+
+def louder_middle(given):
+    return {"h": scale(given["h"])}
+
+
+def later(emb, _channels, _options):
+    return scale(emb)
+
+
+class Shrinking:
+    """Fewer pixels in the depth."""
+
+    def __init__(self, block, factor):
+        self.block, self.factor = block, factor
+
+    def down(self, h, options):
+        if options["block"][1] != self.block:
+            return h
+        height, width = (round(self.factor * size) for size in h.shape[-2:])
+        return comfy.utils.common_upscale(h, width, height, "bicubic", "disabled")
+
+    def up(self, h, skip, _options):
+        return comfy.utils.common_upscale(h, skip.shape[-1], skip.shape[-2], "bilinear", "disabled"), skip
+
+
+def skip_block(given, _extra):
+    return given
+
+
+def replacing(weight):
+    """A block whose result is mixed with what it was given."""
+
+    def replaced(given, extra):
+        before = given["img"].clone()  # some blocks write to it
+        found = extra["original_block"](given)
+        return {**found, "img": torch.lerp(before, found["img"], weight)}
+
+    return replaced
+
+
+def behind_block(given):
+    return {"img": scale(given["img"]) if given["block_index"] == 0 else given["img"]}
+
+
+def before_blocks(given):
+    return {**given, "img": scale(given["img"])}
+
+
+class Chunked:
+    """A feed-forward that gets its tokens in parts."""
+
+    def __init__(self, forward, parts):
+        self.forward, self.parts = forward, parts
+
+    def __call__(self, tokens):
+        return torch.cat([self.forward(each) + scales.STRENGTH * each for each in tokens.chunk(self.parts, 1)], 1)
