@@ -5,9 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
 
+import torch
+
+from tests.support.census.controlnets import looped
 from tests.support.census.pack_rows import MOMENTS, of_pack
-from tests.support.census.rows import Row, equal, habit
+from tests.support.census.rows import Row, equal, habit, refused
 
 # By habit, whether the function goes on to the method that it replaces. If it does, it runs around the call, which is
 # shared. If it does not, it runs in the ranks.
@@ -51,4 +56,17 @@ def entry_rows() -> Iterator[tuple[str, Row]]:
         yield f"{name}, {moment}, {model}, {next(iter(plan), 'auto')}", habit(row, of_pack(name, moment))
 
 
-ENTRY_ROWS: dict[str, Row] = dict(entry_rows())
+def looped_with_another_forward(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    """A function around the calls of the model, which the Parallel Sampler does not make one by one."""
+    module = model.model.diffusion_model
+    forward = module.forward
+    with patch.object(module, "forward", lambda *args, **kwargs: 1.1 * forward(*args, **kwargs)):
+        return looped()(census, row, model)
+
+
+ENTRY_ROWS: dict[str, Row] = {
+    **dict(entry_rows()),
+    "the model's forward under the Parallel Sampler": replace(
+        habit(refused("cannot honour a change of its forward"), looped_with_another_forward), ours=True
+    ),
+}
