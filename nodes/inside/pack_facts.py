@@ -74,6 +74,10 @@ READ: dict[str, Read] = dict(
             "LTXVChunkFeedForward", f"{KJ_LTXV}:LTXVffnChunkPatch.{BOUND}.wrapped_forward", "f7455ce52a8988e2",
             "ffn_chunked_forward", tokens=True, rows=True,
         ),
+        row(
+            "LTX2_NAG", f"{KJ_LTXV}:LTXVCrossAttentionPatch.{BOUND}.wrapped_attention", "abaa7cc9d97c0c41",
+            "ltxv_crossattn_forward_nag", "nag_attention", "normalized_attention_guidance", tokens=True,
+        ),
     ]
 )  # fmt: skip
 

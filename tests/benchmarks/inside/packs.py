@@ -11,6 +11,7 @@ read.
 from __future__ import annotations
 
 import importlib
+import os
 import shutil
 import sys
 import tempfile
@@ -24,11 +25,13 @@ import torch
 
 from tests.support.census.program import Census
 from tests.support.census.rows import Row, equal, habit
+from tests.support.host.graphs import TINY_MODELS
 from tests.support.host.stock_prompts import write_cases
 from tests.support.ranks.leaving import end
 
 Patched = Callable[[Any, Any, Any], Any]  # takes the pack's module, the census and a model
 KJ_MODELS, KJ_LTXV = "nodes.model_optimization_nodes", "nodes.ltxv_nodes"
+VIDEO_WITH_SOUND: Any = ((1, 128, 3, 5, 7), (1, 8, 11, 16))
 
 
 def perturb(module: Any, _census: Any, model: Any) -> Any:
@@ -83,6 +86,11 @@ def chunk_ltxv(module: Any, _census: Any, model: Any) -> Any:
     return module.LTXVChunkFeedForward.execute(model, 2, 8).result[0]
 
 
+def guide_ltx2(module: Any, census: Any, model: Any) -> Any:
+    texts = dict.fromkeys(("nag_cond_video", "nag_cond_audio"), census.conditioning("ltx-2", "negative"))
+    return module.LTX2_NAG.execute(model, 11.0, 0.25, 2.5, **texts).result[0]
+
+
 # By the node of a row: the file that has the node, what it does, and the model.
 NODES: Mapping[str, tuple[str, Patched, Row]] = {
     "PerturbedAttention": ("pag_nodes", perturb, equal("unet")),
@@ -91,6 +99,7 @@ NODES: Mapping[str, tuple[str, Patched, Row]] = {
     "WanVideoNAG": (KJ_MODELS, guide, replace(equal("wan"), cfg=1.0)),
     "WanChunkFeedForward": (KJ_MODELS, chunk_wan, equal("wan")),
     "LTXVChunkFeedForward": (KJ_LTXV, chunk_ltxv, equal("ltx")),
+    "LTX2_NAG": (KJ_LTXV, guide_ltx2, replace(equal("ltx-2"), latent=VIDEO_WITH_SOUND, cfg=1.0)),
 }
 
 
@@ -111,6 +120,7 @@ def measure(census: Census, row: Row, pack: Path, name: str, patched: Patched) -
 
 
 def main(comfyui: str, packs: str) -> None:
+    os.environ.update(TINY_MODELS)
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
         write_cases(Path(comfyui), base, {row.model for _, _, row in NODES.values()})
