@@ -35,12 +35,13 @@ MODELS = {
     "behind each block": ("wan", "zimage"),
     "before the blocks": ("flux",),
     "a feed-forward in chunks": ("flux", "wan", "sd3", "zimage", "unet"),
+    "attention in windows": ("unet",),
 }
 # Of each way in which functions reach the model's places, one or two.
 GATE = (
     "before attention", "before attention to the text", "behind attention", "attention to the text in one block",
     "fewer pixels in the depth", "a block that is skipped", "a block in its place", "a single block in its place",
-    "behind each block", "a feed-forward in chunks",
+    "behind each block", "a feed-forward in chunks", "attention in windows",
 )  # fmt: skip
 
 

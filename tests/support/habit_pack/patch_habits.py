@@ -12,7 +12,7 @@ from .habits import set_strength
 # that takes its place.
 FLUX, WAN, SD3, Z_IMAGE, UNET = "flux", "wan", "sd3", "zimage", "unet"
 DOUBLE, SINGLE = ("double_block", 1), ("single_block", 1)
-shrinking = patches.Shrinking(3, 0.5)
+shrinking, windows = patches.Shrinking(3, 0.5), patches.Windows(2)
 HABITS = {
     "before attention": {
         FLUX: [("attn1_patch", patches.sharper)],
@@ -34,6 +34,7 @@ HABITS = {
     "fewer pixels in the depth": {
         UNET: [("input_block_patch_after_skip", shrinking.down), ("output_block_patch", shrinking.up)]
     },
+    "attention in windows": {UNET: [("attn1_patch", windows.part), ("attn1_output_patch", windows.join)]},
     "the time": {UNET: [("emb_patch", patches.later)]},
     "a block that is skipped": dict.fromkeys((FLUX, WAN, SD3), [("dit", DOUBLE, patches.skip_block)]),
     "a block in its place": dict.fromkeys((FLUX, WAN, SD3), [("dit", DOUBLE, patches.replacing(0.7))]),
@@ -154,7 +155,9 @@ class PatchHabit:
         def prepare(_patcher, _timestep, model_options):
             if habit != CHUNKED:
                 options = model_options["transformer_options"] = dict(model_options.get("transformer_options", {}))
-                put(options, habit, of)
+                if not options.get("habit"):  # steps may share their options
+                    put(options, habit, of)
+                    options["habit"] = True
             elif "forward" not in vars(patched.model.diffusion_model.get_submodule(FEED_FORWARD[of])):
                 undo.enter_context(chunked(patched.model.diffusion_model, of))
 

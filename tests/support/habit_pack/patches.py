@@ -88,6 +88,20 @@ class Shrinking:
         return comfy.utils.common_upscale(h, skip.shape[-1], skip.shape[-2], "bilinear", "disabled"), skip
 
 
+class Windows:
+    """Attention within windows: before it the tokens of each window become a row, behind it they come back."""
+
+    def __init__(self, count):
+        self.count, self.rows = count, None
+
+    def part(self, x, context, value, _options):
+        self.rows = len(x)
+        return tuple(each.reshape(self.rows * self.count, -1, each.shape[-1]) for each in (x, context, value))
+
+    def join(self, out, _options):
+        return out.reshape(self.rows, -1, out.shape[-1])
+
+
 def skip_block(given, _extra):
     return given
 
