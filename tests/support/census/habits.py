@@ -33,8 +33,7 @@ from tests.support.census.entry_rows import ENTRY_ROWS
 from tests.support.census.merges import MERGE_ROWS
 from tests.support.census.network_files import NETWORK_HABITS
 from tests.support.census.pack_rows import PACK_ROWS
-from tests.support.census.patch_rows import PATCH_ROWS
-from tests.support.census.read_rows import READ_ROWS
+from tests.support.census.patch_rows import PATCH_ROWS, READ_ROWS
 from tests.support.census.rows import Row, as_stock, equal, habit, ignored, of_folder, refused
 
 
