@@ -32,7 +32,7 @@ from tests.support.census.pack_rows import HABIT_NODE, PACK
 from tests.support.census.patch_rows import NODE as PATCH_NODE
 from tests.support.census.rows import ROWS, Given, Row
 from tests.support.census.saved import SAVED_ROWS
-from tests.support.census.shown import REPLACED, as_node
+from tests.support.census.shown import as_node
 from tests.support.files.quantise import quantised
 from tests.support.host.graphs import relative_error
 from tests.support.host.mounted import mount
@@ -382,7 +382,7 @@ class Census(GivenNetworks):
         raised: by the stock loader's. as stock: whether ComfyUI's own model took over. replaced: what the node says of
         a plan in place of the one that was asked for."""
         started, found, self.taken, self.plans, self.said = time.monotonic(), {}, False, [], []
-        with torch.inference_mode(), as_node() as shown:
+        with torch.inference_mode(), as_node() as replaced:
             try:
                 is_plain = row.costly or row.ours  # as an error of ours alone is compared with nothing
                 stock = [self.plain(row)] if is_plain else self.outputs(name, row, ours=False)
@@ -400,8 +400,7 @@ class Census(GivenNetworks):
                 found["raised"] = f"{type(error).__name__}: {error}"
                 found["trace"] = traceback.format_exc()[-3000:]
             found |= {"as stock": self.taken, "plan": self.plans[0] if self.plans else "", "said": self.said}
-            found |= {"why": self.why} if self.taken else {}
-            found["replaced"] = [text for text in shown if text.startswith(REPLACED)]
+            found |= {"why": self.why if self.taken else [], "replaced": replaced}
         found["seconds"] = round(time.monotonic() - started, 2)
         return found
 

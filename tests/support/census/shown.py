@@ -1,4 +1,4 @@
-"""What the page of ComfyUI would show on a node that runs, in a process without a server."""
+"""What the page of ComfyUI would show on a node that runs of a plan in place of the one that was asked for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REPLACED = "This sampling runs under "  # begins what the node says if another p
 
 @contextmanager
 def as_node() -> Iterator[list[str]]:
-    """Yields the texts that are shown on the node while it is entered."""
+    """Yields these texts, of what is shown on the node while it is entered. There is no server."""
     server: Any = importlib.import_module("server").PromptServer
     shown: list[str] = []
     server.instance = SimpleNamespace(
