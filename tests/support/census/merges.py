@@ -225,10 +225,10 @@ PLAIN = replace(MERGED, inputs={})
 MERGE_ROWS: dict[str, Row] = {
     **{f"a merge: {name}": habit(PLAIN, merged(merge)) for name, merge in MERGES.items()},
     **{f"{ON_ONE_RANK}{name}": habit(one_rank(PLAIN), merged(MERGES[name])) for name in ("three models", "blocks")},
-    # Of UNets the gate has these of one rank, which agree to the bit, and ComfyUI's nodes for SD1 and SDXL.
+    # Of UNets the gate has one of one rank, which agrees to the bit, and ComfyUI's nodes for SD1 and SDXL.
     **{
         f"{ON_ONE_RANK}UNets, {name}": replace(
-            habit(one_rank(PLAIN), merged(merge)), model=model, slow=name not in ("three models", "SDXL's blocks")
+            habit(one_rank(PLAIN), merged(merge)), model=model, slow=name != "three models"
         )
         for name, (model, merge) in UNET_MERGES.items()
     },
