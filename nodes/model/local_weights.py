@@ -21,10 +21,11 @@ from ..errors import Refused
 
 HARMLESS = ("requires_grad_", "detach_", "retain_grad")
 WRITES = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__")
-DATA: Any = torch.Tensor.data  # a property that reads and writes weights without torch's checks
+TENSOR: Any = torch.Tensor
+DATA = TENSOR.data  # a property that reads and writes weights without torch's checks
 # What the stock loader's weights say of themselves while ComfyUI has not loaded them onto a device.
 CPU = torch.device("cpu")
-AT_REST = {torch.Tensor.device.__get__: CPU, torch.Tensor.is_meta.__get__: False}
+AT_REST = {TENSOR.device.__get__: CPU, TENSOR.is_meta.__get__: False}
 # They need numbers, which then stay.
 IN_MEMORY = ("data_ptr", "storage", "untyped_storage", "numpy", "tolist", "item")
 ALIASES = (DATA.__get__, torch.Tensor.detach, torch.Tensor.requires_grad_)  # their result is the same weight

@@ -14,8 +14,8 @@ import inspect
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -167,12 +167,27 @@ def read_constants(file: str) -> dict[str, Any]:
     except (OSError, SyntaxError, ValueError):
         return {}
     names = [each.id for each in ast.walk(tree) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)]
-    found = {}
+    found: dict[str, Any] = {}
     for each in tree.body:
-        value = each.value if isinstance(each, ast.Assign) and len(each.targets) == 1 else None
-        if isinstance(value, ast.Constant) and isinstance(target := each.targets[0], ast.Name):
-            found |= {target.id: value.value} if names.count(target.id) == 1 else {}
+        if isinstance(each, ast.Assign) and isinstance(target := each.targets[0], ast.Name):
+            if names.count(target.id) == len(each.targets) == 1:
+                with suppress(ValueError):
+                    found[target.id] = constant_of(each.value, found)
     return found
+
+
+def constant_of(node: ast.expr, known: Mapping[str, Any]) -> Any:
+    """Returns the value of a constant, of a known name, or of a text with these in it. Raises ValueError for other
+    code."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Name) and node.id in known:
+        return known[node.id]
+    if isinstance(node, ast.FormattedValue) and node.conversion == -1 and node.format_spec is None:
+        return str(constant_of(node.value, known))
+    if isinstance(node, ast.JoinedStr):
+        return "".join(constant_of(each, known) for each in node.values)
+    raise ValueError("It is no plain value.")
 
 
 @contextmanager
