@@ -217,7 +217,8 @@ def test_a_closure_counts_in_the_rank_and_its_count_comes_back(both: Both, code:
 def test_a_packs_plain_values_are_read_without_running_it(tmp_path: Path) -> None:
     file = tmp_path / "__init__.py"
     file.write_text(
-        "ROOT = 'pack'\nLIMIT = 3\nTITLE = f'{ROOT} of {LIMIT}'\nBOTH = ROOT + 'x'\nTWICE = 1\nTWICE = 2\nMADE = print('ran')\n"
+        "ROOT = 'pack'\nLIMIT = 3\nTITLE = f'{ROOT} of {LIMIT}'\nBOTH = ROOT + 'x'\n"
+        "TWICE = 1\nTWICE = 2\nMADE = print('ran')\n"
         "if LIMIT:\n    LATER = 1\nfor LOOPED in (1,):\n    pass\n"
     )
     assert read_constants(str(file)) == {"ROOT": "pack", "LIMIT": 3, "TITLE": "pack of 3"}
