@@ -21,16 +21,18 @@ each method's result is compared with one rank's, to 1e-4.
 ulysses, ring, cfg: ours, as a plan has them; a UNet shares its rows by ulysses and ring. cfg 2 alone splits cond and
 uncond, and two of four ranks are idle then. pipefusion: a step for a stock sampler, by so many patches; lossy. It is
 compared on deep models, with a fifth of the real one's blocks: it sends once for each stage, and other methods once for
-each block. int8, fp8, int4: Ulysses with that exchange_dtype, which is lossy, and which a CPU pays for; their link is
-half as fast, since a byte is half of what a card sends in its place, and a quarter of what a CPU rank does. no overlap:
-ours with Ulysses over all ranks in one part, so that nothing is computed while it travels. diffusers: its own context
-parallel (Ulysses) of the same model; its ring needs attention that tells the log-sum-exp, which it has for GPUs alone.
-left: of the seconds that the exchange adds without overlap, how many are left with it; "nothing sent" computes the
-same, and nothing travels in the model. of the link: the same without gloo's own copying, which takes a CPU rank's time
-and which no overlap can hide. "no limit" does that copying over a link without limit, with overlap and without; of the
-seconds that the link adds to these, how many are left with overlap. MB that a rank sends: counted in a step, of the
-rank that sends most. gloo's own copying takes a rank's CPU time and shows from some 100 MB/s on: NVLink's figures are
-lower than the real ones.
+each block. a step late: a ring whose border rows, statistics, keys and values are those that the step before has sent,
+as in DistriFusion; for a UNet. All steps are alike here, so its result is right. int8, fp8, int4: Ulysses with that
+exchange_dtype, which is lossy, and which a CPU pays for; their link is half as fast, since a byte is half of what a
+card sends in its place, and a quarter of what a CPU rank does. no overlap: ours with Ulysses over all ranks in one
+part, so that nothing is computed while it travels. diffusers: its own context parallel (Ulysses) of the same model; its
+ring needs attention that tells the log-sum-exp, which it has for GPUs alone. left: of the seconds that the exchange
+adds without overlap, how many are left with it; "nothing sent" computes the same, and nothing travels in the model. of
+the link: the same without gloo's own copying, which takes a CPU rank's time and which no overlap can hide. "no limit"
+does that copying over a link without limit, with overlap and without; of the seconds that the link adds to these, how
+many are left with overlap. MB that a rank sends: counted in a step, of the rank that sends most. rank 0 waits for: by
+the timeline, of a step in each round; all_gather is norms' statistics. gloo's own copying takes a rank's CPU time and
+shows from some 100 MB/s on: NVLink's figures are lower than the real ones.
 """
 
 from __future__ import annotations
@@ -112,11 +114,22 @@ def print_case(name: str, ranks: int, found: dict) -> None:
         cells += ["–" if part is None else f"{part:.0%}" for part in parts]
         rate = statistics.median(found["rates"][profile]) / 1e6
         print(f"{profile:27}{rate:6.1f}" + "".join(map(str.rjust, cells, widths)))
+    if CASES[name].sent:
+        print_waits(overlapped, found)
     for method, reason in found["refused"].items():
         print(f"  {method}: refused, {reason}")
     for name in LOSSY:
         if name in found["errors"]:
             print(f"  {name}: relative error {found['errors'][name]:.1e}")
+
+
+def print_waits(method: str, found: dict) -> None:
+    """What rank 0 waits for in a step, as parts of the step's time."""
+    print(f"of a step of {method}, rank 0 waits for")
+    for profile, runs in found["waits"].items():
+        names = sorted({name for run in runs[method] for name in run})
+        parts = {name: statistics.median(run.get(name, 0.0) for run in runs[method]) for name in names}
+        print(f"{profile:27}" + ", ".join(f"{name} {part:.1%}" for name, part in parts.items()))
 
 
 def measure(cases: list[str], ranks: int, rounds: int, profiles: list[str]) -> Iterator[tuple[str, dict | None]]:

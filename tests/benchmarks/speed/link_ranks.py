@@ -7,6 +7,7 @@ import json
 import random
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -16,11 +17,14 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
+from parallel_backend.groups.timeline import COMMUNICATION, Timeline
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.attention import ParallelAttention
 from parallel_backend.seams.bands.rows import BorderRows
 from tests.benchmarks.speed.contest import (
+    CPU,
     UNLIMITED,
+    LateExchanges,
     Meshes,
     agreed,
     apply_plan,
@@ -41,6 +45,7 @@ from tests.support.ranks.leaving import leave
 from tests.support.ranks.speed.scaling_ranks import enable_context_parallel
 
 WARM = 2
+GATHER, RESULT = "all_gather", "the result"
 
 
 class BordersFirst(BorderRows):
@@ -72,22 +77,39 @@ class Contender:
         self.method = method
         self.request = case.request()
         own = twin(model)
+        self.late = LateExchanges() if method.late else None
+        self.timeline = Timeline(CPU)
         if method.peer:
             enable_context_parallel(own)
         with self.ways():
-            self.model = apply_plan(own, meshes.of(ParallelPlan(**method.plan or {})))
+            self.model = apply_plan(own, meshes.of(ParallelPlan(**method.plan or {}), self.timeline))
+        if self.late:
+            self.step()  # which waits for what it sends
 
     @contextmanager
     def ways(self) -> Iterator[None]:
         """While entered, exchanges are as the method has them."""
         with nullcontext() if self.method.overlap else without_overlap():
             with nullcontext() if self.method.sends else nothing_sent():
-                yield
+                with self.late.step() if self.late else nullcontext():
+                    yield
 
     @torch.inference_mode()
     def step(self) -> torch.Tensor | None:
-        with self.ways():
+        with self.ways(), self.timeline.request("step"):
             return run_step(self.model, self.request)
+
+    def waits(self) -> dict[str, float]:
+        """What this rank waited for in the last step: parts of its time, by what it waited for. The last gather is that
+        of the result."""
+        spans = self.timeline.spans()
+        whole = spans[-1]
+        within = [each for each in spans if each.category == COMMUNICATION and each.begin >= whole.begin]
+        found = Counter({RESULT: 0.0})
+        for each in within:
+            is_result = each.name == GATHER and each is within[-1]
+            found[RESULT if is_result else each.name] += (each.end - each.begin) / (whole.end - whole.begin)
+        return dict(found)
 
     def sent_bytes(self) -> float:
         """What this rank sends in a step."""
@@ -157,6 +179,7 @@ def run(case: Case, meshes: Meshes, namespace: str, rounds: int, profiles: list[
     contest = Contest(case, meshes)
     rates = {profile: [] for profile in profiles}
     seconds = {profile: {name: [] for name in contest.contenders} for profile in profiles}
+    waits = {profile: {name: [] for name in contest.contenders} for profile in profiles}
     for turn in range(rounds):
         order = random.Random(turn)
         for place, profile in enumerate(order.sample(profiles, len(profiles))):
@@ -171,11 +194,13 @@ def run(case: Case, meshes: Meshes, namespace: str, rounds: int, profiles: list[
                 rate = rates[profile][-1] / contender.method.slower
                 set_rate(namespace, rate if contender.method.limited else UNLIMITED)
                 found[name].append(max(timed(contender.step)))
+                waits[profile][name].append(contender.waits())
     set_rate(namespace, UNLIMITED)
     return {
         "flops": statistics.median(contest.speeds),
         "rates": rates,
         "seconds": seconds,
+        "waits": waits,
         "errors": contest.errors,
         "sent": contest.sent,
         "refused": contest.refused,

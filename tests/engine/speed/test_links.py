@@ -104,7 +104,8 @@ def test_links_of_sdxl_are_measured_from_end_to_end(possible: None, comfyui: Pat
         "tests.benchmarks.links", tmp_path, "--only", "SDXL-shaped, guided", "--quick", "--ranks", "2"
     )
     case = found["SDXL-shaped, guided"]["2"]
-    assert case["refused"] == {} and "by formula" in said
+    assert case["refused"] == {} and "by formula" in said and "rank 0 waits for" in said
+    assert case["sent"]["a step late"] == case["sent"]["ring 2"]
     for name, plan in {"ulysses 2": {"ulysses": 2}, "ring 2": {"ring": 2}, "cfg 2": {"cfg": 2}}.items():
         wanted = unet_sent((2, 4, 48, 48), ParallelPlan(**plan))
         assert case["sent"][name] == pytest.approx(sum(wanted.values()))
