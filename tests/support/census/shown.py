@@ -17,9 +17,12 @@ def as_node() -> Iterator[list[str]]:
     """Yields these texts, of what is shown on the node while it is entered. There is no server."""
     server: Any = importlib.import_module("server").PromptServer
     shown: list[str] = []
-    server.instance = SimpleNamespace(
-        send_progress_text=lambda text, node: shown.append(text) if node == NODE else None
-    )
+
+    def show(text: str, node: str) -> None:
+        if node == NODE and text.startswith(REPLACED):
+            shown.append(text)
+
+    server.instance = SimpleNamespace(send_progress_text=show)
     try:
         with importlib.import_module("comfy_execution.utils").CurrentNodeContext("census", NODE):
             yield shown
