@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,7 +27,7 @@ from .call_batching import KEY, add_call_batching
 from .compared_sampling import sample_compared
 from .merges import name_files
 from .remote_module import MODULE, RemoteModule, remote_module
-from .sampling import Callback
+from .sampling import Callback, show_on_node
 
 NONE: Mapping[str, list] = {}
 WHOLE = 1e32  # bytes: ComfyUI's value for all of a model
@@ -210,10 +211,10 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
 
     def add_patches(self, patches: dict, strength_patch: float = 1.0, strength_model: float = 1.0) -> list:
         """Keeps the patches for this model. `(None,)` only scales a weight; a list is a weight of another model, which
-        may have some that this one lacks. Raises Refused if a LoRA has no weight of this model."""
+        may have some that this one lacks. Says on the node if a LoRA has no weight of this model."""
         added = super().add_patches(patches, strength_patch, strength_model)
         if not added and strength_patch and not any(isinstance(value, list) for value in patches.values()):
-            raise lora_error()
+            explain_useless_lora()
         return added
 
     def pre_run(self) -> None:
@@ -294,7 +295,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         """Keeps the weight changes for a part of the conditioning or of the steps."""
         added = super().add_hook_patches(hook, patches, strength_patch, strength_model)
         if not added and strength_patch:
-            raise lora_error()
+            explain_useless_lora()
         return added
 
     def patch_hooks(self, hooks: Any) -> None:
@@ -334,12 +335,11 @@ def weights_error(asked: str) -> Refused:
     )
 
 
-def lora_error() -> Refused:
-    return Refused(
-        "None of the LoRA's keys is a weight of the parallel model, so 0 would be applied: the LoRA is for another "
-        "model.",
-        "Remove that node; if only its text-encoder part is wanted, set strength_model to 0.",
-    )
+def explain_useless_lora() -> None:
+    """Says what ComfyUI says nowhere: that a LoRA is for another model."""
+    said = "This LoRA changes nothing: none of its keys is a weight of the model. It is for another model."
+    logging.warning("[ParallelDiT] %s", said)
+    show_on_node(said)
 
 
 def stock_patcher(source: HostSource, disable_dynamic: bool = False) -> comfy.model_patcher.ModelPatcher:

@@ -219,15 +219,16 @@ def test_a_second_model_that_comfyui_cannot_merge_is_the_same_error(host: ComfyH
             host.run(asked)
 
 
-def test_an_adapter_for_another_model_is_an_error(host: ComfyHost, files: Path) -> None:
+def test_an_adapter_for_another_model_changes_nothing_and_is_told_of(host: ComfyHost, files: Path) -> None:
     tensors = {f"diffusion_model.elsewhere.lora_{end}.weight": torch.ones(4, 4) for end in ("up", "down")}
     save_file(tensors, files.parent / "loras" / "elsewhere.safetensors")
 
     def adapted(graph: Graph, loaded: Link) -> Link:
         return graph.add("LoraLoaderModelOnly", model=loaded, lora_name="elsewhere.safetensors", strength_model=1.0)
 
-    with pytest.raises(PromptError, match="0 would be applied"):
-        host.run(ours(QUANTISED, {"ulysses": 2}, patch=adapted))
+    plain = latents(host, ours(QUANTISED, {"ulysses": 2}))
+    assert torch.equal(latents(host, ours(QUANTISED, {"ulysses": 2}, patch=adapted)), plain)
+    assert "This LoRA changes nothing: none of its keys is a weight of the model." in host.log.read_text()
 
 
 def behind(node: str, **inputs: Any) -> Callable[[Graph, Link], Link]:
