@@ -78,6 +78,11 @@ READ: dict[str, Read] = dict(
             "LTX2_NAG", f"{KJ_LTXV}:LTXVCrossAttentionPatch.{BOUND}.wrapped_attention", "abaa7cc9d97c0c41",
             "ltxv_crossattn_forward_nag", "nag_attention", "normalized_attention_guidance", tokens=True,
         ),
+        # It wraps the blocks of all UNets where the pack is installed.
+        row(
+            "layerdiffuse", "lib_layerdiffusion/attention_sharing:BasicTransformerBlock.forward", "0abb8be26815ece2",
+            tokens=True, rows=True,
+        ),
     ]
 )  # fmt: skip
 
@@ -96,7 +101,9 @@ def hash_text(target: types.FunctionType | type, helpers: tuple[str, ...]) -> st
     """Returns the hash of a function's or class's text, and of its helpers'; empty if one is not there."""
     module = sys.modules.get(target.__module__)
     try:
-        texts = [inspect.getsource(each) for each in (target, *(getattr(module, name) for name in helpers))]
+        parts = [target, *(getattr(module, name) for name in helpers)]
+        # A function that functools.wraps has named after another is found by its code.
+        texts = [inspect.getsource(getattr(each, "__code__", each)) for each in parts]
     except (AttributeError, OSError, TypeError):
         return ""
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]

@@ -100,6 +100,7 @@ NODES: Mapping[str, tuple[str, Patched, Row]] = {
     "WanChunkFeedForward": (KJ_MODELS, chunk_wan, equal("wan")),
     "LTXVChunkFeedForward": (KJ_LTXV, chunk_ltxv, equal("ltx")),
     "LTX2_NAG": (KJ_LTXV, guide_ltx2, replace(equal("ltx-2"), latent=VIDEO_WITH_SOUND, cfg=1.0)),
+    "layerdiffuse": ("lib_layerdiffusion.attention_sharing", lambda _module, _census, model: model, equal("unet")),
 }
 
 

@@ -24,7 +24,6 @@ from tests.support.host.graphs import (
     Patch,
     latents,
     ranks,
-    refusal,
     relative_error,
     status,
 )
@@ -302,14 +301,6 @@ def test_other_kinds_draw_what_they_draw_with_the_stock_loader(kind: str, host: 
     right = latents(host, stock_loader(job("sd3").prompt(patch)))
     assert relative_error(right, latents(host, stock_loader(job("sd3").prompt()))) > 1e-3, "it changes nothing"
     assert relative_error(latents(host, job("sd3").prompt(patch)), right) <= STOCK_TOLERANCE
-
-
-def test_a_lora_of_another_model_is_refused(host: ComfyHost, files: Path) -> None:
-    tensors = {"lora_unet_input_blocks_1_1_proj_in.lora_up.weight": torch.ones(4, 4)}
-    save_file(tensors, files / "models" / "loras" / "sd3, another.safetensors")
-    message = refusal(host, job("sd3").prompt(with_lora("sd3", (("another", 1.0),))), job("sd3"))
-    assert "None of the LoRA's keys" in message
-    assert "another model" in message
 
 
 def test_a_group_that_died_is_given_the_lora_again(host: ComfyHost, files: Path, stock: Callable) -> None:
