@@ -35,11 +35,13 @@ def row(
     *helpers: str,
     tokens: bool = False,
     rows: bool = False,
+    reads: bool = True,
     holds: Callable[[Any], bool] = lambda _value: True,
 ) -> tuple[str, Read]:
-    """node: for the user. name: of the file in the pack, without its suffix, and of the function or class there."""
+    """node: for the user. name: of the file in the pack, without its suffix, and of the function or class there. reads:
+    whether it may read variables of its pack."""
     file, _, path = name.partition(":")
-    return f"{file}.py:{path}", Read(Facts(node, tokens, rows, is_of_pack=True), helpers, text, holds)
+    return f"{file}.py:{path}", Read(Facts(node, tokens, rows, is_of_pack=reads), helpers, text, holds)
 
 
 def has_no_mask(patch: Any) -> bool:
@@ -81,7 +83,7 @@ READ: dict[str, Read] = dict(
         # It wraps the blocks of all UNets where the pack is installed.
         row(
             "layerdiffuse", "lib_layerdiffusion/attention_sharing:BasicTransformerBlock.forward", "0abb8be26815ece2",
-            tokens=True, rows=True,
+            tokens=True, rows=True, reads=False,
         ),
     ]
 )  # fmt: skip

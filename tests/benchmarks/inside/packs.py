@@ -5,7 +5,7 @@ python -m tests.benchmarks.inside.packs COMFYUI PACKS
 PACKS is a folder of clones, such as ComfyUI's custom_nodes. Each row's node runs on a tiny model of the stock loader
 and of ours, on two ranks that share tokens, and that share the rows of a batch if the row allows it. It prints the
 relative error, and what the node says if the plan was replaced, as it is if a function's text is not the one that was
-read.
+read, or why it ran as stock.
 """
 
 from __future__ import annotations
@@ -142,7 +142,8 @@ def main(comfyui: str, packs: str) -> None:
                     for asked in (row, replace(row, **batch)) if read.facts.rows else (row,):
                         found = measure(census, asked, pack, name, patched)
                         error = found.get("error", found.get("raised"))
-                        print(f"{read.facts.node}, {asked.plan}: {error}", *found["replaced"], sep="\n  ", flush=True)
+                        said = [*found["replaced"], *found.get("why", ())]
+                        print(f"{read.facts.node}, {asked.plan}: {error}", *said, sep="\n  ", flush=True)
         finally:
             census.group.stop()
     end()
