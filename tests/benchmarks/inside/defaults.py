@@ -2,10 +2,11 @@
 
 python -m tests.benchmarks.inside.defaults COMFYUI PACKS [--models flux unet] [--only NODE...]
 
-PACKS is a folder of clones, such as ComfyUI's custom_nodes. Every node that takes a MODEL and returns one runs on tiny
-models of both loaders, under an automatic plan of two ranks. A node that needs a file, or a kind of input that is not
-known here, fails alike on both. It prints a line for each node and model that differs or fails with ours alone, and the
-sums. A difference that a plan of one rank has not comes of rounding, in a node that compares numbers.
+PACKS is a folder of clones, such as ComfyUI's custom_nodes; what they require beside can be on the PYTHONPATH. Every
+node that takes a MODEL and returns one runs on tiny models of both loaders, under an automatic plan of two ranks. A
+node that needs a file, or a kind of input that is not known here, fails alike on both. It prints a line for each node
+and model that differs or fails with ours alone, and the sums. A difference that a plan of one rank has not comes of
+rounding, in a node that compares numbers.
 """
 
 from __future__ import annotations
@@ -136,7 +137,8 @@ def read_arguments() -> SimpleNamespace:
 
 
 if __name__ == "__main__":
-    if not TINY_MODELS.items() <= os.environ.items():  # which a process reads when it starts
+    path = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]  # where packages of the packs may be
+    if (tiny := TINY_MODELS["PYTHONPATH"]) not in path:  # which a process reads when it starts
         command = [sys.executable, "-m", "tests.benchmarks.inside.defaults", *sys.argv[1:]]
-        os.execve(sys.executable, command, {**os.environ, **TINY_MODELS})
+        os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": os.pathsep.join([tiny, *path])})
     main(**vars(read_arguments()))
