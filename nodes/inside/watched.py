@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import inspect
 import sys
-import sysconfig
 import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import is_dataclass
@@ -18,9 +17,9 @@ import torch
 from ...parallel_backend.compat import buffers_of, hooks_of, parameters_of, parts_of
 from ...worker.compat import version_of
 from ...worker.inside.changes import ATTRIBUTES, CLASSES, COMFYUIS, FUNCTIONS, METHODS, PARTS
-from ...worker.inside.code_files import codes_in
+from ...worker.inside.code_files import codes_in, find_package_folders
 
-INSTALLED = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+INSTALLED = find_package_folders(sys.path)
 COMFYUI = Path(comfy.model_base.__file__).resolve().parents[1]
 HOOKS, WEIGHTS, TORCHS = "hooks", "weights", "functions of torch"
 OWN_FOLDERS = ("comfy", "comfy_api", "comfy_extras")  # of ComfyUI's own code

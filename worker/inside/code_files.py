@@ -13,6 +13,7 @@ import importlib.util
 import inspect
 import os
 import sys
+import sysconfig
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -122,6 +123,13 @@ class CodeFiles:
         if code is None or os.path.realpath(code.co_filename) != os.path.realpath(str(module.__file__)):
             raise ValueError(f"{module.__file__} defines no function {path!r:.100}")
         return found
+
+
+def find_package_folders(paths: Sequence[str]) -> set[str]:
+    """Returns the folders with Python's own and installed packages. paths: where Python looks for modules, which may
+    have further ones, such as a user's own packages."""
+    found = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+    return found | {path for path in paths if path and any(Path(path).glob("*.dist-info"))}
 
 
 def load_of_pack(root: str, parts: Sequence[str]) -> types.ModuleType:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from worker.inside.code_files import CodeFiles, read_constants
+from worker.inside.code_files import CodeFiles, find_package_folders, read_constants
 from worker.inside.decoder import Decoder
 from worker.inside.encoder import Encoder, Origin
 from worker.wire.tensors import Tensors, UnsendableError
@@ -212,6 +212,14 @@ def test_a_closure_counts_in_the_rank_and_its_count_comes_back(both: Both, code:
     assert count() == 15
     add()
     assert both.send(add) is there and there() == 19
+
+
+def test_a_users_own_packages_are_installed_ones(tmp_path: Path) -> None:
+    (tmp_path / "own" / "einops-0.8.dist-info").mkdir(parents=True)
+    (tmp_path / "pack").mkdir()
+    found = find_package_folders(["", str(tmp_path / "own"), str(tmp_path / "pack"), str(tmp_path / "none")])
+    assert str(tmp_path / "own") in found and str(tmp_path / "pack") not in found
+    assert any(torch.__file__.startswith(folder) for folder in found) and "" not in found
 
 
 def test_a_packs_plain_values_are_read_without_running_it(tmp_path: Path) -> None:
