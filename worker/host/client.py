@@ -107,8 +107,9 @@ class WorkerGroup:
         Raises RequestRefused and WorkerGroupError.
         """
         with self.turn(check):
-            self.runs.check_ended()
-            self.supervisor.ensure(ranks, check, source=source)
+            stops = self.supervisor.stops
+            self.runs.check_ended()  # after the line above: a stop marks the run, then counts
+            self.supervisor.ensure(ranks, check, source=source, stops=stops)
             self.runs.check_ended()  # a death since the last step is known now
             known = self._known
             known.note_import(source)

@@ -86,15 +86,24 @@ class Supervisor:
             if has_come:
                 self.lock.release()
 
-    def ensure(self, ranks: int, check: Check, exactly: bool = False, source: Header | None = None) -> None:
+    def ensure(
+        self,
+        ranks: int,
+        check: Check,
+        exactly: bool = False,
+        source: Header | None = None,
+        stops: int | None = None,
+    ) -> None:
         """Makes sure that a session of that many ranks runs. Pauses first if the last one died. Called within a turn.
 
         exactly: no more ranks either; by default a plan leaves additional ranks idle. Several machines always need the
         exact number, because each has its share of the plan. source: of the model that will be loaded; ranks that
         imported ComfyUI with other arguments are restarted.
+        stops: how often the group had been stopped when the caller asked; by default, now.
         A start that fails is retried. Raises NoWorkerGroup if no group can start, WorkerGroupError if the group is
         stopped meanwhile, and RequestRefused for a number that the machines can't share.
         """
+        stops = self.stops if stops is None else stops
         try:
             ranks_a_machine(ranks, self.settings)
         except SettingsError as error:
@@ -109,6 +118,8 @@ class Supervisor:
                 session.await_cancelled(check)
             session.end_if_rank_gone()
         is_other = bool(session and source and session.known.needs_other_import(source))
+        if self.stops != stops:
+            raise WorkerGroupError("The worker group was stopped.", "Queue the prompt again to start it.")
         if session and session.is_over:
             self._record_death(session)
         elif session and (is_other or (session.ranks != ranks if exactly else session.ranks < ranks)):
@@ -119,7 +130,7 @@ class Supervisor:
         if down := self.down:
             self._enter("failed")
             raise NoWorkerGroup(*down)
-        self._start_in_tries(ranks, check, source)
+        self._start_in_tries(ranks, check, source, stops)
 
     @property
     def down(self) -> Explanation | None:
@@ -261,13 +272,13 @@ class Supervisor:
         self._enter("restarting")
         logging.error("[ParallelDiT] the worker group died. %s", self.last_death)
 
-    def _start_in_tries(self, ranks: int, check: Check, source: Header | None) -> None:
-        """Starts a session. If that fails, tries again with back-off, but not after it has taken too long."""
-        stops = self.stops
+    def _start_in_tries(self, ranks: int, check: Check, source: Header | None, stops: int) -> None:
+        """Starts a session. If that fails, tries again with back-off, but not after it has taken too long. stops: how
+        often the group had been stopped when the session was asked for."""
         while True:
             began = time.monotonic()
             try:
-                return self._start(ranks, check, source)
+                return self._start(ranks, check, source, stops)
             except WorkerGroupError as error:
                 if self.stops != stops:
                     raise
@@ -279,9 +290,7 @@ class Supervisor:
                     raise NoWorkerGroup(*(down or error.explanation.advised(FIX_AND_RESTART))) from error
                 logging.warning("[ParallelDiT] The worker group did not start, and is started again. %s", error)
 
-    def _start(self, ranks: int, check: Check, source: Header | None) -> None:
-        stops = self.stops
-
+    def _start(self, ranks: int, check: Check, source: Header | None, stops: int) -> None:
         def check_both() -> None:
             check()
             if self.stops != stops:
