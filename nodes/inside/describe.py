@@ -65,7 +65,7 @@ class Inside:
     @property
     def has_unknown(self) -> bool:
         """Whether something runs inside that may read what nobody knows of."""
-        return any(facts.is_of_pack or not (facts.tokens or facts.rows) for _, facts in self.asked)
+        return any(facts.reads_pack or not (facts.tokens or facts.rows) for _, facts in self.asked)
 
     def describe(self, value: Any, place: str, owner: str, is_data: bool = False) -> Encoded:
         """Describes a value that runs inside. place, owner: in words. is_data: whether it matters only if there is code
@@ -76,7 +76,7 @@ class Inside:
         encoded = self.encoder.encode(value)
         if is_data and not self.encoder.has_code:
             return encoded
-        codes = self.follow_code() if known is None or known.is_of_pack else []
+        codes = self.follow_code() if known is None or known.reads_pack else []
         facts = known or Facts(owner, apart=not any(map(keeps_state, codes)))
         self.asked.append(Asked(place, facts))
         return encoded

@@ -18,15 +18,15 @@ LOCALS = "<locals>"
 class Facts(NamedTuple):
     """node: that the function belongs to. tokens, rows: whether it computes the right result from a part of the tokens,
     or of a call's rows. apart: whether ranks can run different calls at the same time; not if it keeps something from
-    call to call. by_network: whether it computes from a part of the tokens only if its network does. is_of_pack:
-    whether a node pack has it, so that it may read variables and options that nobody else does."""
+    call to call. by_network: whether it computes from a part of the tokens only if its network does. reads_pack:
+    whether it may read variables of a node pack, and options that only the pack reads."""
 
     node: str
     tokens: bool = False
     rows: bool = False
     apart: bool = True
     by_network: bool = False
-    is_of_pack: bool = False
+    reads_pack: bool = False
 
 
 def row(

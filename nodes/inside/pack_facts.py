@@ -41,7 +41,7 @@ def row(
     """node: for the user. name: of the file in the pack, without its suffix, and of the function or class there. reads:
     whether it may read variables of its pack."""
     file, _, path = name.partition(":")
-    return f"{file}.py:{path}", Read(Facts(node, tokens, rows, is_of_pack=reads), helpers, text, holds)
+    return f"{file}.py:{path}", Read(Facts(node, tokens, rows, reads_pack=reads), helpers, text, holds)
 
 
 def has_no_mask(patch: Any) -> bool:

@@ -19,8 +19,8 @@ from ...worker.compat import version_of
 from ...worker.inside.changes import ATTRIBUTES, CLASSES, COMFYUIS, FUNCTIONS, METHODS, PARTS
 from ...worker.inside.code_files import codes_in, find_package_folders
 
-INSTALLED = find_package_folders(sys.path)
 COMFYUI = Path(comfy.model_base.__file__).resolve().parents[1]
+INSTALLED = find_package_folders([path for path in sys.path if not COMFYUI.is_relative_to(path)])  # with its packs
 HOOKS, WEIGHTS, TORCHS = "hooks", "weights", "functions of torch"
 OWN_FOLDERS = ("comfy", "comfy_api", "comfy_extras")  # of ComfyUI's own code
 # They choose devices and memory, and not what is computed. Packs for several devices replace their functions.
@@ -94,7 +94,7 @@ class WatchedTensors:
             for path, part in paths_of(module)
             for slots in (vars(part), buffers_of(part))
             for name, tensor in slots.items()
-            if isinstance(tensor, torch.Tensor) and not tensor.is_meta
+            if type(tensor) is torch.Tensor and not tensor.is_meta
         ]
 
     def find_written(self) -> Iterator[tuple[Watched, str]]:

@@ -26,7 +26,7 @@ DATA = TENSOR.data  # a property that reads and writes weights without torch's c
 # What the stock loader's weights say of themselves while ComfyUI has not loaded them onto a device.
 CPU = torch.device("cpu")
 AT_REST = {TENSOR.device.__get__: CPU, TENSOR.is_meta.__get__: False}
-# They need numbers, which then stay.
+# They need numbers that stay where they are.
 IN_MEMORY = ("data_ptr", "storage", "untyped_storage", "numpy", "tolist", "item")
 ALIASES = (DATA.__get__, torch.Tensor.detach, torch.Tensor.requires_grad_)  # their result is the same weight
 
@@ -74,7 +74,7 @@ class LocalWeights:
             path: Empty(dict(parameters_of(part)), dict(buffers_of(part))) for path, part in self.parts.items()
         }
         self.filled: dict[str, tuple[dict[str, Any], Any]] = {}  # by name: a part's own weights, and the empty one
-        self.versions = {id(each): version_of(each) for each in module.buffers() if not each.is_meta}
+        self.versions = {id(each): version_of(each) for each in module.buffers() if type(each) is torch.Tensor}
 
     def defer_weights(self) -> None:
         """Makes the module's weights, and its buffers without numbers, DeferredParameters. Quantised layers keep
@@ -226,16 +226,21 @@ class DeferredParameter(torch.nn.Parameter):
     this class repeats the call with the file's numbers. Code that writes over a weight fills the module first.
 
     weight: the module's weight, if it is one. compute: otherwise, returns the numbers. is_copy: whether it is a clone,
-    with memory of its own. like: another one with the same numbers.
+    with memory of its own. like: another one with the same numbers. held: numbers that somebody has the address of.
     """
 
     weight: Weight | None = None
     is_copy = False
     like: DeferredParameter | None = None
+    held: torch.Tensor | None = None
     compute: Callable[[], torch.Tensor]
 
     def read(self) -> torch.Tensor:
         return self.weight.read() if self.weight else self.compute()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Writes the numbers, for nodes that save weights by torch."""
+        return self.read().__reduce_ex__(protocol)
 
     def detach(self) -> torch.Tensor:
         """Returns an alias of the same weight. It is quick, because a merge of n weights calls it n² times."""
@@ -246,7 +251,7 @@ class DeferredParameter(torch.nn.Parameter):
 
     def keep(self, numbers: torch.Tensor) -> None:
         """Gives a tensor that is no weight its numbers."""
-        self.compute, self.like = (lambda: numbers), None
+        self.compute, self.like, self.held = (lambda: numbers), None, None
         DEFERRED.pop(self, None)
 
     @property
@@ -272,10 +277,9 @@ class DeferredParameter(torch.nn.Parameter):
 
         name, first = getattr(func, "__name__", ""), args[0] if args else None
         if name in IN_MEMORY and isinstance(first, cls):
-            numbers = first.read()
-            if not first.weight:
-                first.keep(numbers)
-            return func(numbers, *args[1:], **kwargs)
+            if first.held is None or first.weight and first.weight.weights.is_changed:
+                first.held = first.read()
+            return func(first.held, *args[1:], **kwargs)
         in_place = name.endswith("_") and not name.startswith("_") and name not in HARMLESS
         if func == DATA.__set__ and isinstance(first, cls):
             value, present = with_numbers(args[1], None), first.read()

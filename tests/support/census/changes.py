@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import io
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.support.census.rows import Row
 
@@ -146,6 +148,16 @@ def written_and_written_back(census: Any, row: Row, model: Any) -> list[torch.Te
     changed = census.sample(row, model)
     weight.copy_(before)
     return [changed, census.sample(row, model), before + 0.0, twice + 0.0]
+
+
+def save_by_itself(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    """What a node writes that saves the module's own state dict, by safetensors and by torch."""
+    weights, file, found = model.model.diffusion_model.state_dict(), census.base / "own.safetensors", io.BytesIO()
+    save_file(weights, file)
+    torch.save(weights, found)
+    found.seek(0)
+    written = (load_file(file), torch.load(found, weights_only=False))
+    return [census.sample(row, model), *(each[name].float() for each in written for name in sorted(each))]
 
 
 def write_a_quantised_weight(module: Any) -> None:

@@ -22,6 +22,7 @@ from tests.support.census.changes import (
     changed_inside,
     louder,
     replace_a_buffer,
+    save_by_itself,
     scaled,
     write_a_buffer,
     write_a_quantised_weight,
@@ -355,6 +356,7 @@ HABITS: dict[str, Row] = {
         for name, change in CALLED.items()
     },
     "a patcher of ComfyUI's own class": habit(replace(ignored(), shared="ulysses=2"), of_plain_patcher),
+    "a state dict that a node saves": habit(replace(equal(), dtype="fp8_e4m3fn"), save_by_itself),
     "weights replaced, in a function around a call": habit(
         replace(as_stock(), shared="ulysses=2"), changed_in_wrapper(scaled("img_in.weight", "final_layer.linear.bias"))
     ),
