@@ -196,7 +196,9 @@ class ParallelModel:
             self.link.expect([] if self.link.is_first else step.messages(), None, len(own) - 1)
         for segments in step.turns:
             for index, call in enumerate(own):
-                step.keep(segments, index, call, run(index, step.forward(segments, index, call)))
+                forward = step.forward(segments, index, call)
+                step.keep(segments, index, call, run(index, forward))
+                self.pipeline.learn_from(forward)
             for _ in range(idle):
                 self.fetched.serve()
         if self.link:

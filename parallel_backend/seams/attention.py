@@ -37,7 +37,7 @@ ATTENTION = "parallel_attention"  # attribute that marks a module whose attentio
 ROWS_OF_CARD, ROWS_OF_CPU = 96 * 128, 512
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SharedCall:
     """A call of attention over shared tokens: the values that its parts have in common.
 
@@ -63,6 +63,7 @@ class SharedCall:
     dtype: torch.dtype
     format: WireFormat
     differences: Differences | None
+    pattern: SparsePattern | None
 
     def encode(self, what: object, values: torch.Tensor) -> torch.Tensor:
         if self.differences is None:
@@ -83,8 +84,6 @@ class SharedCall:
     def taken_keys(self, kept: torch.Tensor) -> torch.Tensor:
         """Decodes keys or values for a kernel."""
         return self.format.decode(kept, self.head_dim, self.dtype) if self.differences is None else kept
-
-    pattern: SparsePattern | None = None
 
     def own_mask(self, queries: range) -> torch.Tensor | None:
         """The mask of these heads."""
@@ -181,20 +180,20 @@ class ParallelAttention:
         columns = layout.running if cache is None else layout.slot.every_segment()
         by_rank = layout.lengths_by_rank(seen, running=columns)
         return SharedCall(
-            owner,
-            layout.lengths_by_rank(streams)[ranks.start : ranks.stop],
-            layout.lengths_by_rank(seen)[ranks.start : ranks.stop],
-            [sum(by_rank[start : start + degree]) for start in range(0, len(by_rank), degree)],
-            [] if cache is None else layout.cache_places(seen, ranks),
-            None if attn_mask is None else self.local_mask(attn_mask, streams, seen, ranks, columns),
-            scale,
-            heads,
-            heads // key.shape[1],
-            query.shape[3],
-            query.dtype,
-            self.format,
-            layout.forward.differences,
-            self.patterns.find(streams, seen, ranks, query.device) if attn_mask is None else None,
+            owner=owner,
+            lengths=layout.lengths_by_rank(streams)[ranks.start : ranks.stop],
+            seen_lengths=layout.lengths_by_rank(seen)[ranks.start : ranks.stop],
+            ring_lengths=[sum(by_rank[start : start + degree]) for start in range(0, len(by_rank), degree)],
+            places=[] if cache is None else layout.cache_places(seen, ranks),
+            mask=None if attn_mask is None else self.local_mask(attn_mask, streams, seen, ranks, columns),
+            scale=scale,
+            heads=heads,
+            group=heads // key.shape[1],
+            head_dim=query.shape[3],
+            dtype=query.dtype,
+            format=self.format,
+            differences=layout.forward.differences,
+            pattern=self.patterns.find(streams, seen, ranks, query.device, attn_mask is not None),
         )
 
     def part_count(self, query: torch.Tensor, streams: tuple[str, ...]) -> int:

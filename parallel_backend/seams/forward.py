@@ -70,6 +70,8 @@ class Forward:
     skipped: bool = False
     # Whether an argument had an entry for each frame or token. The model may use it to modulate its output, too.
     by_frame: bool = False
+    # Whether attention was dense because the model masks it, although the plan has a sparse pattern.
+    is_masked: bool = False
     # Whether the tokens of all ranks have been gathered.
     gathered: bool = False
     # Skip connections to or from another stage, by the index of the block that returned them.

@@ -107,13 +107,22 @@ class SparsePatterns:
         self.kept: dict[tuple, SparsePattern] = {}
 
     def find(
-        self, streams: tuple[str, ...], seen: tuple[str, ...], ranks: range, device: torch.device
+        self,
+        streams: tuple[str, ...],
+        seen: tuple[str, ...],
+        ranks: range,
+        device: torch.device,
+        is_masked: bool = False,
     ) -> SparsePattern | None:
         """Returns the pattern of a call in which these ranks' tokens of `streams` attend to those of `seen`. None if
-        all attend to all: if the forward is dense, or the call is not self-attention of the picture. Raises
-        RequestError for a picture that has other tokens beside frames."""
+        the pattern leaves nothing out: if the forward is dense, if the call is not self-attention of the picture, or
+        if the model masks it, which the forward is told. Raises RequestError for a picture that has other tokens
+        beside frames."""
         forward = self.layout.forward
         if self.sparse == OFF or forward.video is None or streams != seen or self.layout.image not in streams:
+            return None
+        if is_masked:
+            forward.is_masked = True
             return None
         name = f"sparse.{'+'.join(streams)}"
         if name not in forward.sides:

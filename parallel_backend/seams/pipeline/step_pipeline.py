@@ -65,15 +65,18 @@ class StepKind:
 
 
 class StepPipeline:
-    """Runs the calls of a step under a plan with patches, stages or sparse attention, and keeps what later steps need.
+    """Runs the calls of a step, and keeps what later steps need under a plan with patches, sparse attention or int4.
 
     Every rank makes the same calls with the same values, so all decide alike.
-    why: why the last step ran whole although it was not one of the first; else empty.
+    why: why the last step ran whole, or its attention was dense, although it was not one of the first; else empty.
+    whole_steps: how many steps of a kind run whole before others.
     """
 
     def __init__(self, plan: ParallelPlan) -> None:
         self.plan = plan
         self.every_patch = list(range(plan.patch_count))
+        # Under int4 alone, no step runs whole: a tensor travels whole the first time.
+        self.whole_steps = plan.sync_steps if plan.patch_count > 1 or plan.sparse != OFF else 0
         self.forget()
 
     def forget(self) -> None:
@@ -90,12 +93,11 @@ class StepPipeline:
         self.why = ""
         if len(self.every_patch) > 1:
             return self.begin_patches(calls, parts, sides, device)
-        nothing, keeps = [None] * parts, self.plan.keeps_differences
-        if self.plan.sparse == OFF:
-            kept = self.find_differences(calls, parts) if keeps else nothing
-            return StepRun([self.every_patch], nothing, [], [], kept)
-        videos = [video_of(call.latents[0].shape, sides(call.latents[0])) for call in calls]
-        kind = self.find_kind(calls, parts, list)
+        nothing, keeps, sparse = [None] * parts, self.plan.keeps_differences, self.plan.sparse != OFF
+        if not keeps and not sparse:
+            return StepRun([self.every_patch], nothing, [], [])
+        videos = [video_of(call.latents[0].shape, sides(call.latents[0])) for call in calls] if sparse else []
+        kind = self.find_kind(calls, parts)
         run = StepRun([self.every_patch], nothing, [], [], kind.differences if keeps else nothing)
         run.videos = [] if self.runs_whole(kind) else videos
         return run
@@ -113,16 +115,16 @@ class StepPipeline:
         return StepRun(turns, [*kind.caches], kind.regions, tokens)
 
     def find_kind(
-        self, calls: Sequence[Call], parts: int, find_regions: Callable[[], list[list[torch.Tensor]]]
+        self, calls: Sequence[Call], parts: int, find_regions: Callable[[], list[list[torch.Tensor]]] = list
     ) -> StepKind:
         """Returns what the steps of these calls' kind keep, and takes the calls' timestep into account."""
         name = kind_of(calls)
         kind = self.kinds.pop(name, None)
         if kind is None:
-            kind = StepKind(calls, find_regions(), parts, self.plan.sync_steps)
-            if self.kinds and not any(other.whole for other in self.kinds.values()):
+            kind = StepKind(calls, find_regions(), parts, self.whole_steps)
+            if self.whole_steps and self.kinds and not any(other.whole for other in self.kinds.values()):
                 self.why = "the shapes, the conditions, or the nodes inside of the model changed"
-        elif kind.goes_back(calls):
+        elif kind.goes_back(calls) and self.whole_steps:
             kind.whole, self.why = max(kind.whole, 1), "the sampler went back to an earlier timestep"
         self.keep_kind(name, kind)
         return kind
@@ -133,17 +135,10 @@ class StepPipeline:
         kind.whole -= is_whole
         return is_whole
 
-    def find_differences(self, calls: Sequence[Call], parts: int) -> Sequence[Differences]:
-        """Returns what a step's exchanges kept of the steps before, by part. It is empty for the first step of a kind,
-        and for one that goes back to an earlier timestep."""
-        name = kind_of(calls)
-        kind = self.kinds.pop(name, None)
-        if kind is None:
-            kind = StepKind(calls, [], parts, 0)
-        else:
-            kind.goes_back(calls)
-        self.keep_kind(name, kind)
-        return kind.differences
+    def learn_from(self, forward: Forward) -> None:
+        """Takes into account what a forward of the step has found."""
+        if forward.is_masked:
+            self.why = "the model's own attention mask is not joined with the pattern"
 
     def keep_kind(self, name: Any, kind: StepKind) -> None:
         """Keeps a kind of steps as the one that was used last."""

@@ -185,3 +185,13 @@ def test_ranks_compute_the_first_step_densely_and_then_the_pattern(
         found = {name: results[world][f"{key} {place}{name}"] for name in ("", " dense", " sparse")}
         assert relative_error(found[""], found[f" {kind}"]) <= TOLERANCE
         assert relative_error(found[" sparse"], found[" dense"]) > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("world", PLANS)
+def test_a_model_that_masks_its_attention_stays_dense_and_says_so(
+    world: int, results: dict[int, dict[str, torch.Tensor]]
+) -> None:
+    found = results[world]
+    for place in range(3):
+        assert relative_error(found[f"masked {place}"], found[f"masked {place} dense"]) <= TOLERANCE
+    assert found["masked said"].bool().tolist() == [False, True, True], "the first step is dense anyway"

@@ -62,15 +62,19 @@ def masked(model: torch.nn.Module, spec: ModelSpec, sparse: str, run: Callable[[
             return run()
 
 
-def host_steps(row: str, mesh: Mesh | None) -> tuple[torch.nn.Module, ModelSpec, Step]:
-    """A row's model, its spec, and what runs a step of it: plain without a mesh."""
+def host_steps(
+    row: str, mesh: Mesh | None, is_masked: bool = False, said: list[str] | None = None
+) -> tuple[torch.nn.Module, ModelSpec, Step]:
+    """A row's model, its spec, and what runs a step of it: plain without a mesh. is_masked: whether the model masks its
+    attention. said: gets why a step was dense."""
     case = CASES[row]
     spec, model = spec_named(case.model_class), case.build()
     assert spec
     (latents, timestep, *rest), kwargs = case.inputs()
     latents = torch.randn(2, latents.shape[1], FRAMES, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(3))
     kwargs.setdefault("transformer_options", {})
-    kwargs.pop("attention_mask", None)  # masked attention stays dense
+    if not is_masked:
+        kwargs.pop("attention_mask", None)
     module = ParallelModel(model, mesh, torch.float32) if mesh else None
 
     def step(part: float) -> torch.Tensor | None:
@@ -78,6 +82,8 @@ def host_steps(row: str, mesh: Mesh | None) -> tuple[torch.nn.Module, ModelSpec,
         if module is None:
             return model(*args, **kwargs)
         found = module.run_calls([Call(args, kwargs)])
+        if said is not None:
+            said.append(module.pipeline.why)
         return found and found[0]
 
     return model, spec, step
@@ -110,6 +116,20 @@ def plain_results(
     return {name: found.float().contiguous() for name, found in results.items()}
 
 
+def masked_results(words: str) -> dict[str, torch.Tensor]:
+    """What a model with a mask of its own gives in each step, what the plain class does, and by step how many words say
+    why attention was dense."""
+    said: list[str] = []
+    mesh, row = build_mesh(ParallelPlan.from_json(json.loads(words)), torch.device("cpu")), "hunyuanvideo"
+    (_, _, step), (_, _, plain) = host_steps(row, mesh, True, said), host_steps(row, None, True)
+    found = {f"masked {place}": step(part) for place, part in enumerate(TIMESTEPS)}
+    mesh.close()
+    with torch.inference_mode():
+        found |= {f"masked {place} dense": plain(part) for place, part in enumerate(TIMESTEPS)}
+    found["masked said"] = torch.tensor([len(each.split()) for each in said])
+    return {name: each.contiguous() for name, each in found.items() if each is not None}
+
+
 def main(out_path: str, *plans: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -128,6 +148,7 @@ def main(out_path: str, *plans: str) -> None:
             if dist.get_rank():
                 continue
             results |= plain_results(f"{row} {words}", plan.sparse, *steps_of(name, None))
+    results |= masked_results(plans[0])
     if dist.get_rank() == 0:
         save_file(results, out_path)
     leave()
