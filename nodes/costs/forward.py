@@ -25,6 +25,7 @@ TEXT = 512  # tokens, while the text is unknown
 # Arguments that a class needs beside latents and timestep. The values are unknown yet; the model gives their width.
 TEXT_NAMES, COUNT_NAMES = ("context", "encoder_hidden_states"), ("num_tokens",)
 REPLACED = ("forward", "_forward")  # attributes that redirect a module's calls
+VIDEO_DIMS = 3  # frames, rows and columns
 COUNTING: ContextVar[bool] = ContextVar("COUNTING", default=False)  # whether a forward is being counted
 SPLITS.update(QUANTISED)
 
@@ -45,6 +46,7 @@ def count_call_forward(
     given["transformer_options"] = {"optimized_attention_override": attend}
     heads, head_dim, kv_heads = sizes_of(module, spec) if spec and spec.attends else (1, 0, None)
     mlp_rows = [count_mlp_rows(block, each.parallel_mlp, heads * head_dim) for each, block in blocks]
+    grid = count_tokens_by_dim(module, spec, args[0])
     token = COUNTING.set(True)
     try:
         run = lambda: type(module).forward(own, *map(move_to_meta, args), **given)  # noqa: E731
@@ -58,7 +60,8 @@ def count_call_forward(
             mlp_rows=dict(ChainMap(*mlp_rows)),
             peak=peak,
             in_bands=bands is not None,
-            image_tokens=count_image_tokens(module, spec, args[0]),
+            image_tokens=math.prod(grid),
+            frames=grid[0] if len(grid) == VIDEO_DIMS else 0,
         )
     except Exception as error:  # the class's own code may raise anything
         logging.debug("[ParallelDiT] a forward of %s cannot be counted: %s", type(module).__name__, error)
@@ -67,12 +70,12 @@ def count_call_forward(
         COUNTING.reset(token)
 
 
-def count_image_tokens(module: torch.nn.Module, spec: ModelSpec | None, latents: Any) -> int:
-    """Returns the tokens of a picture, for latents (B, C, …). 0 if they are not known."""
+def count_tokens_by_dim(module: torch.nn.Module, spec: ModelSpec | None, latents: Any) -> list[int]:
+    """Returns how many tokens a picture has along each dim, for latents (B, C, …). [0] if that is not known."""
     if spec is None or not spec.patch_size or not isinstance(latents, torch.Tensor):
-        return 0
+        return [0]
     sizes = latents.shape[2:]
-    return math.prod(-(-size // side) for size, side in zip(sizes, patch_of(module, spec, len(sizes)), strict=True))
+    return [-(-size // side) for size, side in zip(sizes, patch_of(module, spec, len(sizes)), strict=True)]
 
 
 def count_latents_forward(

@@ -142,9 +142,10 @@ class ModelCosts:
         return f"{name} of {self.sizes.total} bytes, {work.parts} × {work.forward.flops:.4g} FLOPs"
 
 
-def is_covered(plan: ParallelPlan) -> bool:
-    """Whether a plan can be predicted. No formula here covers what sparse attention leaves out."""
-    return plan.sparse == OFF
+def can_predict(work: Work, plan: ParallelPlan) -> bool:
+    """Whether this work can be predicted under a plan: whether its cost is known, and under sparse attention its
+    frames."""
+    return work.forward is not None and (plan.sparse == OFF or work.forward.frames > 0)
 
 
 def pick_usual_step(steps: Sequence[tuple[float, float]]) -> tuple[float, float]:

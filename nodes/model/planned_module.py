@@ -21,7 +21,7 @@ from ...worker.host.client import WorkerGroup
 from ...worker.host.runs import RunPlan
 from ...worker.wire.protocol import Header
 from ..costs.machine import measure
-from ..costs.plans import ModelCosts, is_covered, pick_usual_step
+from ..costs.plans import ModelCosts, can_predict, pick_usual_step
 from ..inside.patches import join, limit_work, reasons_of_plan
 from ..plan_words import Remark, ResolvedPlan, format_seconds, join_remarks
 from .remote_weights import RemoteWeights, check_interrupt
@@ -127,7 +127,7 @@ class PlannedModule(RemoteWeights):
             alone = self.costs.predict(work, ONE_DEVICE)
             has_run = self.costs.has_run(work, ONE_DEVICE)
             self.group.runs.compared(alone.seconds, has_run, self.costs.is_measured)
-        if work.forward and is_covered(self.plan):
+        if can_predict(work, self.plan):
             predicted = self.costs.predict(work, self.plan)
             self.group.runs.predicted(predicted.seconds, self.costs.is_measured)
 
@@ -147,7 +147,7 @@ class PlannedModule(RemoteWeights):
         said = f"{self.name} runs as stock, on ComfyUI's own device alone"
         said += f". {down.brief}" if down else f": the worker processes cannot run {why}. Without it, they can."
         work, plan = self.last_work, self.replaced or self.plan
-        if not work or not work.forward or plan.world_size == 1 or not is_covered(plan):
+        if work is None or plan.world_size == 1 or not can_predict(work, plan):
             return said
         alone, shared = (format_seconds(self.costs.predict(work, each).seconds) for each in (ONE_DEVICE, plan))
         return f"{said} A step takes about {alone} on one device and {shared} under {plan}."
@@ -155,7 +155,7 @@ class PlannedModule(RemoteWeights):
     def learn_steps(self) -> None:
         """Corrects this plan's predictions by the measured steps of the run."""
         run, work = self.group.runs.current, self.last_work
-        if work and work.forward and is_covered(self.plan) and run and (steps := run.of_plan):
+        if work and can_predict(work, self.plan) and run and (steps := run.of_plan):
             self.costs.learn(work, self.plan, *pick_usual_step(steps))
 
     def choose_kernel(self, options: Mapping[str, Any]) -> None:

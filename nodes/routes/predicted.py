@@ -9,7 +9,7 @@ from ...parallel_backend.axes import BATCH_AXES
 from ...parallel_backend.costs.auto import Work
 from ...parallel_backend.costs.predict import Prediction
 from ...parallel_backend.plan import ParallelPlan
-from ..costs.plans import ModelCosts, is_covered
+from ..costs.plans import ModelCosts, can_predict
 from ..parallel_plan import choose_plan, describe_devices
 from ..plan_words import Remark, ResolvedPlan, explain_devices, remark
 from ..workers.group import device_count
@@ -101,7 +101,7 @@ def choose_patches(plan: ParallelPlan, sampled: Sampled) -> ParallelPlan:
 def predict_computing(plan: ParallelPlan, sampled: Sampled) -> float:
     """Predicts how long a step of the plan computes; 0 if unknown."""
     costs, work = sampled.costs, sampled.work(sampled.guided is not False)
-    if work.forward is None or not is_covered(plan):
+    if not can_predict(work, plan):
         return 0.0
     return costs.predict(work, plan).computing
 
@@ -110,7 +110,7 @@ def predict_plans(plan: ParallelPlan, sampled: Sampled, lossy: bool = False) -> 
     """Predicts the step of several plans. Returns None if it is unknown what is sampled. lossy: whether plans that
     change the image count.
 
-    plan: this plan; null if no formula covers it.
+    plan: this plan; null if it cannot be predicted.
     best: the best plans for this machine.
     one_device: one device.
     Each has its words, values, seconds and bytes per rank, and whether it has run and took that long.
@@ -135,7 +135,7 @@ def predict_plans(plan: ParallelPlan, sampled: Sampled, lossy: bool = False) -> 
     if lossy and (chosen := costs.choose_lossy(work, found[0])):
         found = [chosen, *found]
     return {
-        "plan": describe(costs.predict(work, plan)) if is_covered(plan) else None,
+        "plan": describe(costs.predict(work, plan)) if can_predict(work, plan) else None,
         "best": [describe(each) for each in found[:BEST]],
         "one_device": describe(costs.predict(work, ParallelPlan())),
         "alone": found[0].plan.token_ways == 1 and found[0].plan.ways(BATCH_AXES) > work.parts == 1,

@@ -3,7 +3,8 @@
 The ranks report how long a step took, computing and communication apart. A plan that has run is predicted to take as
 long again. For other plans, both parts are scaled by the same error. If a plan sends next to nothing, its ranks only
 wait for each other. They do so under any plan with communication. A pipeline of stages waits for other reasons, so its
-steps correct the predictions of pipelines only.
+steps correct the predictions of pipelines only. Steps with sparse attention, whose kernel is another, correct those of
+their own plan only.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..plan import OFF
 from .machine import parse_positive
 from .predict import Prediction
 
@@ -50,6 +52,8 @@ class Correction:
         waiting = min(communication, seconds)
         computing = seconds - waiting
         taken = {**self.plans, predicted.words: (computing, waiting)}
+        if predicted.plan.sparse != OFF:
+            return replace(self, plans=taken)
         if predicted.is_staged:
             return replace(self, plans=taken, staged=seconds / predicted.seconds)
         factor, stall = self.waiting, self.stall

@@ -34,7 +34,8 @@ class Cost(NamedTuple):
     operations: how many operations there are.
     overlap: FLOPs of linear layers that can overlap attention's exchange.
     scores: attention's scores, one for each query, key and head. Their softmax takes time beside the FLOPs.
-    functions: bytes that activation functions read and write. A CPU needs longer for them than for other operations."""
+    functions: bytes that activation functions read and write. A CPU needs longer for them than for other operations.
+    own_scores: those of the scores whose queries and keys are of the same tokens."""
 
     linear: float = 0.0
     attention: float = 0.0
@@ -43,6 +44,7 @@ class Cost(NamedTuple):
     overlap: float = 0.0
     scores: float = 0.0
     functions: float = 0.0
+    own_scores: float = 0.0
 
     def times(self, factor: float) -> Cost:
         """Returns the cost of as many operations on tensors `factor` times as large."""
@@ -84,7 +86,8 @@ class ForwardCost:
     parallel: the share of the blocks with layers that can overlap attention.
     itemsize: bytes of a number of the tokens.
     cached: A of all tokens whose cached keys are read, if only a patch of them runs; else 0.
-    image_tokens: of the picture; 0 if not known. text: the share of the tokens that are not the image's.
+    image_tokens: of the picture; 0 if not known. frames: of a video; 0 if not known. text: the share of the tokens that
+    are not the image's.
     bands: of a class whose ranks share a picture in bands of rows. Its blocks are all of the model; `count` and
     `activation` are of those with attention.
     """
@@ -102,6 +105,7 @@ class ForwardCost:
     bands: BandCost | None = None
     itemsize: float = 2.0
     image_tokens: int = 0
+    frames: int = 0
     text: float = 0.0
     cached: float = 0.0
 
@@ -131,7 +135,9 @@ class AttentionCounter(TorchFunctionMode):
         query, key, value = (named[name] for name in ("query", "key", "value"))
         whole = (*query.shape[:-2], *key.shape[-2:])  # grouped queries: expand keys to the query heads
         flops = sdpa_flop(query.shape, whole, (*whole[:-1], value.shape[-1]))
-        self.tally.add(attention=flops, scores=math.prod(query.shape[:-1]) * key.shape[-2])
+        scores = math.prod(query.shape[:-1]) * key.shape[-2]
+        is_own = query.shape[-2] == key.shape[-2]
+        self.tally.add(attention=flops, scores=scores, own_scores=is_own * scores)
         return query.new_empty((*query.shape[:-1], value.shape[-1]))
 
 
@@ -279,6 +285,7 @@ def count_forward(
     peak: float | None = None,
     in_bands: bool = False,
     image_tokens: int = 0,
+    frames: int = 0,
 ) -> ForwardCost:
     """Returns the cost of a forward, per row.
 
@@ -288,7 +295,7 @@ def count_forward(
     itemsize: of the compute dtype, if that differs from the parameters' dtype.
     peak: bytes beside the weights for one row, if the model states them.
     in_bands: whether ranks share its picture in bands of rows. Then the blocks are those with attention.
-    image_tokens: of one row, if known.
+    image_tokens, frames: of one row, if known.
     Raises whatever the model's code raises when it looks at values.
     """
     mlp_rows = mlp_rows or {}
@@ -318,5 +325,6 @@ def count_forward(
         bands=exchanged if in_bands else None,
         itemsize=tally.streams / max(1.0, tally.numbers) or ForwardCost.itemsize,
         image_tokens=image_tokens,
+        frames=frames,
         text=max(0.0, others),
     )

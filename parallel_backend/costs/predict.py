@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ..axes import BATCH_AXES, TOKEN_AXES
@@ -24,7 +24,7 @@ from ..groups.mesh_layout import (
     shard_sizes,
     split_sizes,
 )
-from ..plan import EXCHANGE_PARTS, HOST, SHARED, ParallelPlan
+from ..plan import EXCHANGE_PARTS, HOST, OFF, SHARED, ParallelPlan
 from ..weights.sizes import WeightSizes
 from .forward import Cost, ForwardCost
 from .machine import Machine, Speed
@@ -40,6 +40,7 @@ from .pipeline import (
     time_turns,
     without_links,
 )
+from .sparse import leave_out_pairs
 
 # Ranks share by speed if the slowest is slower than the fastest by this factor. It is larger for devices of one name:
 # those are alike, and only seem to differ if something else ran while they were measured.
@@ -98,8 +99,8 @@ EXCHANGES = {
 class Prediction:
     """The prediction for a plan. A step takes `computing` and `waiting`, in seconds. bytes: what the rank with the most
     needs of its device, for kept weights and a forward. fits: whether the device has that much, as far as known.
-    whole: seconds of PipeFusion's first steps, which run whole; 0 if all steps are alike. loops: whether the steps
-    follow one another in the ranks, which matters to PipeFusion only."""
+    whole: seconds of the first steps, which PipeFusion runs whole, and in which sparse attention is dense; 0 if all
+    steps are alike. loops: whether the steps follow one another in the ranks, which matters to PipeFusion only."""
 
     plan: ParallelPlan
     computing: float
@@ -164,6 +165,12 @@ def predict(
 ) -> Prediction:
     """Predicts a step in which the model sees `rows` rows at once. sizes: of the weights, if known. weights=auto counts
     as whole. calls: in how many forwards of equal size the rows come. loops: see `Prediction`."""
+    if plan.sparse != OFF:
+        dense, sparse = (
+            predict(each, rows, replace(plan, sparse=OFF), machine, sizes, calls, loops)
+            for each in (forward, leave_out_pairs(forward, plan.sparse))
+        )
+        return replace(sparse, plan=plan, whole=dense.seconds)
     if plan.pipefusion * plan.patch_count > 1:
         return predict_pipeline(forward, rows, plan, machine, sizes, calls, loops)
     parts, groups = group_ranks(forward, rows, plan, machine, plan.token_ways)

@@ -20,9 +20,9 @@ from ..parallel_model import ParallelModel
 from ..plan import OFF
 from ..seams.exchange.differences import Differences
 from ..seams.forward import Forward, StaleCache
-from ..seams.kernels.video import video_of
 from ..seams.pipeline.regions import part_of, patch_regions, put_part
 from ..seams.pipeline.stages import Message, StageLink
+from ..video import video_of
 from .caches import NONE, CacheSettings
 from .schedulers import check_patchwise
 from .stepper import Stepper

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from ..video import Video
 from .deferred import Deferred
 from .exchange.differences import Differences
-from .kernels.video import Video
 
 
 class StaleCache:

@@ -102,7 +102,7 @@ def test_a_file_for_comfyuis_own_class_is_told_of_like_any_other(host: ComfyHost
 
 def test_what_a_step_is_predicted_to_take_is_told_before_the_run(host: ComfyHost, comfyui: Path, models: Path) -> None:
     """On links that cost nothing: cond and uncond apart, or else the tokens; and a plan by hand beside the best."""
-    write_cases(comfyui, models, ["longcat-image"])
+    write_cases(comfyui, models, ["longcat-image", "wan-2.1-t2v"])
     picture = {"picture": {"width": 512, "height": 384}}
     for cfg, best in ((2.0, "cfg=2"), (1.0, "ulysses=2")):
         answer = ask(host, about({}, {**KSAMPLER, "cfg": cfg, **picture}, model="longcat-image.safetensors"))
@@ -117,6 +117,13 @@ def test_what_a_step_is_predicted_to_take_is_told_before_the_run(host: ComfyHost
     answer = ask(host, about({"dp": 2}, {**KSAMPLER, "cfg": 1.0, **picture}, model="longcat-image.safetensors"))
     assert answer["predicted"]["plan"]["seconds"] > answer["predicted"]["best"][0]["seconds"]
     assert ask(host, about({}, KSAMPLER, model="longcat-image.safetensors"))["predicted"] is None
+    video = {**KSAMPLER, "picture": {"width": 256, "height": 192, "length": 81}}
+    steps = [
+        ask(host, about({"ulysses": 2, "sparse": sparse}, video, model="wan-2.1-t2v.safetensors"))["predicted"]["plan"]
+        for sparse in ("off", "radial", "radial_narrow")
+    ]
+    dense, radial, narrow = (each["seconds"] for each in steps)
+    assert dense > radial > narrow
 
 
 @pytest.mark.parametrize(

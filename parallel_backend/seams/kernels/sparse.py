@@ -23,41 +23,14 @@ import torch.nn.functional as F
 
 from ...device import is_accelerator
 from ...plan import OFF
+from ...video import WIDTHS, Video, tile_pairs
 from .flex import build_block_mask, flex_attention
-from .video import WIDTHS, Video
 
 if TYPE_CHECKING:
     from ..layout import TokenLayout
 
 QUERIES = 1024  # on a CPU, the mask of this many queries is in memory at a time
 MOST_PATTERNS = 4  # that are kept: cond and uncond may have other lengths, and so may a second model
-
-
-def tile_pairs(video: Video, width: float, device: torch.device) -> torch.Tensor:
-    """Returns which tiles attend to which, (T, T), computed on the device, so that the host does not wait.
-
-    width: see `WIDTHS`.
-    """
-    count = video.frames * video.tokens
-    starts = torch.arange(0, count, video.tile, device=device)
-    lasts = (starts + video.tile - 1).clamp(max=count - 1)
-    first, last = starts // video.tokens, lasts // video.tokens
-    crosses = first != last  # a tile is in one frame or in two
-    pieces = (
-        (first, starts % video.tokens, torch.where(crosses, video.tokens - 1, lasts % video.tokens)),
-        (last, torch.where(crosses, 0, starts % video.tokens), lasts % video.tokens),
-    )
-    found = torch.zeros(len(starts), len(starts), dtype=torch.bool, device=device)
-    for frame, low, high in ([each.unsqueeze(1) for each in piece] for piece in pieces):
-        for seen, least, most in pieces:
-            distance = (frame - seen).abs()
-            doubled = torch.zeros_like(distance)
-            for power in range(1, video.frames.bit_length()):
-                doubled += distance >= 1 << power
-            window = 2 * video.tokens * width / 2.0**doubled
-            gap = torch.maximum(least - high, low - most).clamp(min=0)
-            found |= (distance <= 1) | (seen == 0) | (gap < window)
-    return found
 
 
 class SparsePattern:

@@ -20,9 +20,9 @@ from ...errors import RequestError
 from ...groups.calls import Call, Output
 from ...models.spec import ALWAYS_WHOLE
 from ...plan import OFF, ParallelPlan
+from ...video import Video, video_of
 from ..exchange.differences import Differences
 from ..forward import Forward, StaleCache
-from ..kernels.video import Video, video_of
 from .regions import check_sizes, part_of, patch_regions, put_part
 from .stages import Message
 

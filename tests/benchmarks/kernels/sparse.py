@@ -23,9 +23,9 @@ from parallel_backend.groups.mesh import Axis, build_mesh
 from parallel_backend.plan import OFF, SPARSE, ParallelPlan
 from parallel_backend.sampling.denoiser import Denoiser
 from parallel_backend.seams.forward import Forward, ForwardSlot
-from parallel_backend.seams.kernels.sparse import SparsePattern, SparsePatterns, tile_pairs
-from parallel_backend.seams.kernels.video import WIDTHS, Video
+from parallel_backend.seams.kernels.sparse import SparsePattern, SparsePatterns
 from parallel_backend.seams.layout import TokenLayout
+from parallel_backend.video import WIDTHS, Video, tile_pairs
 from tests.support.cases.families import wan
 from tests.support.cases.references import relative_error
 from tests.support.pages import write_table

@@ -21,9 +21,9 @@ from parallel_backend.models.checks import check_module
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.forward import Forward, ForwardSlot
 from parallel_backend.seams.kernels import flex
-from parallel_backend.seams.kernels.sparse import SparsePattern, SparsePatterns, tile_pairs
-from parallel_backend.seams.kernels.video import WIDTHS, Video, video_of
+from parallel_backend.seams.kernels.sparse import SparsePattern, SparsePatterns
 from parallel_backend.seams.layout import TokenLayout
+from parallel_backend.video import WIDTHS, Video, tile_pairs, video_of
 from tests.support.cases.families import FAMILIES
 from tests.support.cases.references import relative_error
 from tests.support.fakes.sparse_pattern import WIDTH, pattern, tile_length, with_text

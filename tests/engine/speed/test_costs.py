@@ -12,8 +12,10 @@ import diffusers
 import pytest
 import torch
 
+from parallel_backend.compat import tree_map_only
 from parallel_backend.costs.auto import PlanOfRun, Work
 from parallel_backend.costs.choose import Weights, list_plans, rank_plans
+from parallel_backend.costs.correct import Correction
 from parallel_backend.costs.forward import Cost, ForwardCost, count_forward
 from parallel_backend.costs.machine import Link, Machine, Speed, assume_machine
 from parallel_backend.costs.predict import EXCHANGES, Prediction, predict
@@ -22,8 +24,10 @@ from parallel_backend.models.parallel_mlp import count_mlp_rows
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.fitting import WeightRoom
 from parallel_backend.weights.sizes import WeightSizes, sizes_of_model
+from tests.support.cases.families import FAMILIES
 from tests.support.fakes.formulas import sent_bytes
 from tests.support.fakes.models import DIFFUSERS
+from tests.support.fakes.sparse_pattern import pattern, with_text
 from tests.support.fakes.tally import ALL_TO_ALL, SEND
 from tests.support.links.profiles import PROFILES, counted_flops
 
@@ -205,6 +209,46 @@ def test_differences_send_half_a_byte_and_keep_what_arrived():
     assert differences.waiting < 0.6 * bytewise.waiting and differences.computing > bytewise.computing
     # In each of 57 blocks queries, keys, values and results, where they are sent and where they arrive, by two ranks.
     assert differences.bytes - bytewise.bytes == pytest.approx(57 * 8 * 4608 * 3072 * 2 / 2)
+
+
+@pytest.mark.parametrize("sparse", ["radial", "radial_narrow"])
+@pytest.mark.parametrize("text", [0, 20])
+def test_sparse_attention_computes_the_pairs_that_the_pattern_keeps(text: int, sparse: str):
+    """All that this machine takes time for is attention."""
+    video, count = (9, 35), 9 * 35
+    total = count + text
+    pairs = with_text(pattern(*video, sparse), text, 0)
+    assert not pairs.all()
+    scores = 5.0 * total**2
+    blocks = Cost(attention=4 * scores, scores=scores, own_scores=scores)
+    forward = ForwardCost(blocks, Cost(), 5, 8.0, 0.0, 0.0, 4, 0.0, image_tokens=count, frames=9, text=text / total)
+    where = Machine((Speed("", 1.0, 8.0, 1.0, 1.0, 2.0, 1.0),) * 2, *(Link(1e30, 0.0),) * 3)
+    plan = ParallelPlan(ulysses=2, sparse=sparse, sync_steps=3)
+    dense, told = (predict(forward, 1, each, where) for each in (ParallelPlan(ulysses=2), plan))
+    copied = dense.seconds - scores / 2
+    assert told.plan == plan and told.whole == dense.seconds
+    assert told.seconds - copied == pytest.approx(5 * int(pairs.sum()) / 2)
+    assert told.average(12) == pytest.approx((3 * dense.seconds + 9 * told.seconds) / 12)
+    half = predict(replace(forward, blocks=blocks._replace(own_scores=scores / 2)), 1, plan, where)
+    assert half.seconds == pytest.approx((told.seconds + dense.seconds) / 2), "text that is attended to stays dense"
+    noted = Correction().add_step(told, 3 * told.seconds, 0.0)
+    assert noted.correct(told).seconds == pytest.approx(3 * told.seconds)
+    assert noted.correct(dense) == dense, "its kernel is another"
+
+
+def test_self_attention_is_told_from_attention_to_text():
+    family = FAMILIES["wan-t2v"]
+    with torch.device("meta"):
+        model = family.build()
+    latents, timesteps, conditions = (
+        tree_map_only(torch.Tensor, lambda each: each.to("meta"), given) for given in family.inputs(1, 9, 10, 14)
+    )
+    blocks = [*model.blocks]
+    told = count_forward(
+        model, blocks, lambda: family.reference(model, latents, timesteps, conditions), rows=1, heads=2
+    )
+    heads, tokens = model.config.num_attention_heads, 9 * 35
+    assert told.blocks.own_scores == len(blocks) * heads * tokens**2 < told.blocks.scores
 
 
 def room_of(device: float) -> Callable[[ParallelPlan, float], WeightRoom]:
