@@ -6,6 +6,7 @@ import dis
 import inspect
 import sys
 import types
+import uuid
 from collections.abc import Iterable, Mapping
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from ...worker.wire.tensors import Tensors, UnsendableError
 from ...worker.wire.tree import PLAIN
 from .facts import Facts, find_facts
 from .module_guard import Change
-from .origins import ORIGINS
+from .origins import NOTED, ORIGINS
 from .pack_facts import find_read
 from .watched import HOOKS, TORCHS, WEIGHTS
 
@@ -36,7 +37,7 @@ RANDOM = frozenset(
 WRITES = ("STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL", "DELETE_ATTR", "DELETE_SUBSCR", "DELETE_GLOBAL")
 MUTATES = frozenset("add append clear extend insert pop popitem remove setattr delattr setdefault update".split())
 NONE: Mapping[str, Any] = {}
-HELD = (list, dict, set, tuple, torch.Tensor)
+HELD = (list, dict, set, tuple, torch.Tensor, uuid.UUID)
 NOT_SENT = (comfy.model_base.BaseModel,)
 
 
@@ -54,7 +55,7 @@ class Inside:
         """parts: of the module as it was loaded, by id. methods: of the module, replaced by the stand-in's."""
         self.files = files
         replaced = {id(method): ("", name) for name, method in methods.items()}
-        self.encoder = Encoder(files, parts, replaced, NOT_SENT, ORIGINS)
+        self.encoder = Encoder(files, parts, replaced, NOT_SENT, ORIGINS, NOTED)
         self.asked: list[Asked] = []
 
     def begin(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+import os
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,11 +13,14 @@ from typing import Any
 import comfy.controlnet
 import comfy.model_patcher
 import comfy.sd
+import comfy.utils
 import folder_paths
+import safetensors.torch
 import torch
 
 from ...worker.inside.encoder import Origin
 from ...worker.inside.loaded import OF_CONTROLNET, PATCHER, STAGE, check_files, find_files
+from ...worker.inside.weight_files import NotedFiles
 from ...worker.wire.file_marks import mark_files
 from ...worker.wire.tensors import UnsendableError
 
@@ -25,12 +29,30 @@ COMFYUIS_NODES = "nodes"  # ComfyUI's module, not this package
 LOADER, METHOD = "ModelPatchLoader", "load_model_patch"
 MARK = "paralleldit_mark"  # attribute of a network: the mark of its files
 LOADED_BY = "paralleldit_loaded_by"  # attribute of the patcher of a ControlNet's network: what loads it
+NOTED = NotedFiles()
 
 
 def keep_files_of_networks() -> None:
     """Has ComfyUI's loaders of networks note how to load one again."""
     keep_files_of_model_patches()
     keep_files_of_controlnets()
+    for place, name in ((comfy.utils, "load_torch_file"), (safetensors.torch, "load_file"), (torch, "load")):
+        keep_files_of_weights(place, name)
+
+
+def keep_files_of_weights(place: types.ModuleType, name: str) -> None:
+    """Has a function that reads a file's tensors note the file."""
+    whole = getattr(place, name)
+    if hasattr(whole, "__wrapped__"):
+        return
+
+    @functools.wraps(whole)
+    def load(file: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(file, (str, os.PathLike)):
+            NOTED.note(os.path.abspath(os.fsdecode(file)))
+        return whole(file, *args, **kwargs)
+
+    setattr(place, name, load)
 
 
 def keep_files_of_controlnets() -> None:
@@ -67,9 +89,11 @@ def keep_files_of_model_patches() -> None:
     setattr(loader, METHOD, load)
 
 
-def origin_of_network(patcher: comfy.model_patcher.ModelPatcher) -> Origin:
-    """Raises UnsendableError for a network that the ranks cannot load as it is here."""
-    return origin_of_patcher(patcher, patcher.cached_patcher_init)
+def origin_of_network(patcher: comfy.model_patcher.ModelPatcher) -> Origin | None:
+    """Returns None if nothing says how it was loaded. Raises UnsendableError for a network that the ranks cannot load
+    as it is here."""
+    check_unchanged(patcher)
+    return origin_of_patcher(patcher, patcher.cached_patcher_init) if patcher.cached_patcher_init else None
 
 
 def origin_of_controlnet(control: comfy.controlnet.ControlNet) -> Origin:
@@ -87,8 +111,7 @@ def origin_of_patcher(patcher: comfy.model_patcher.ModelPatcher, found: Sequence
     """found: what loads it, with which arguments, and its place in what is returned."""
     if not found:
         raise UnsendableError("The loader of a network does not say which file it is from.")
-    if patcher.patches or patcher.object_patches or patcher.hook_patches:
-        raise UnsendableError("A network was changed after it was loaded.")
+    check_unchanged(patcher)
     load, args, *index = found
     try:
         json.dumps(args)
@@ -96,6 +119,11 @@ def origin_of_patcher(patcher: comfy.model_patcher.ModelPatcher, found: Sequence
         raise UnsendableError(f"A network was loaded with what cannot be sent: {error}.") from error
     names = tuple(each for each in args if isinstance(each, str))
     return Origin(load, list(args), index[0] if index else None, folders_of(names), mark_network(patcher, names))
+
+
+def check_unchanged(patcher: comfy.model_patcher.ModelPatcher) -> None:
+    if patcher.patches or patcher.object_patches or patcher.hook_patches:
+        raise UnsendableError("A network was changed after it was loaded.")
 
 
 def mark_network(patcher: comfy.model_patcher.ModelPatcher, names: tuple[str, ...]) -> str:
@@ -114,7 +142,7 @@ def mark_network(patcher: comfy.model_patcher.ModelPatcher, names: tuple[str, ..
 def origin_of_vae(vae: comfy.sd.VAE) -> Origin:
     """Raises UnsendableError likewise."""
     attributes = {name: value for name, value in vars(vae).items() if name not in (PATCHER, STAGE)}
-    return origin_of_network(vae.patcher)._replace(attributes=attributes)
+    return origin_of_patcher(vae.patcher, vae.patcher.cached_patcher_init)._replace(attributes=attributes)
 
 
 @functools.cache  # each call of the model describes its networks
@@ -128,7 +156,7 @@ def is_file(kind: str, name: str) -> bool:
     return folder_paths.get_full_path(kind, name) is not None
 
 
-ORIGINS: Mapping[type, Callable[[Any], Origin]] = {
+ORIGINS: Mapping[type, Callable[[Any], Origin | None]] = {
     comfy.model_patcher.ModelPatcher: origin_of_network,
     comfy.sd.VAE: origin_of_vae,
     comfy.controlnet.ControlNet: origin_of_controlnet,

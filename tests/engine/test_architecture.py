@@ -92,7 +92,7 @@ FROM_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "parallel_backend": ("torch", "diffusers", "safetensors", "numpy"),
     "worker": ("torch", "psutil"),
     "worker.comfyui": ("comfy", "comfy_kitchen", "gguf", "numpy", "safetensors"),
-    "worker.inside": ("comfy", "folder_paths"),
+    "worker.inside": ("comfy", "folder_paths", "safetensors"),
     "worker.rank.model.attention_kernels": ("comfy",),
     "worker.rank.model.host_model": ("comfy",),
     "nodes": (

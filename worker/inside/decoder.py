@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from . import tags
 from .code_files import CodeFiles, find_code, find_installed
 from .loaded import LoadedFiles, patcher_of
 from .object_graph import DICTS, HOSTS, Encoded, State, alike, key_of, refs_in, set_slot, slots_of
+from .weight_files import OpenFiles
 
 
 class Decoder:
@@ -23,7 +25,7 @@ class Decoder:
     def __init__(self, files: CodeFiles, model: torch.nn.Module, device: Callable[[], torch.device]) -> None:
         """model: whose parts are named by path. device: of this rank."""
         self.files, self.model, self.device = files, model, device
-        self.loaded = LoadedFiles(files)
+        self.loaded, self.opened = LoadedFiles(files), OpenFiles()
         self.run = ""
         self.objects: dict[str, Any] = {}
         self.names: dict[int, str] = {}
@@ -43,7 +45,8 @@ class Decoder:
     @property
     def networks(self) -> list[Any]:
         """ComfyUI's patchers of the networks that run inside of the model or beside it."""
-        found = (patcher_of(self.objects[name]) for name, kind in self.kinds.items() if kind == tags.LOADED)
+        patchers = (tags.LOADED, tags.PATCHER)
+        found = (patcher_of(self.objects[name]) for name, kind in self.kinds.items() if kind in patchers)
         return list(dict.fromkeys(found))
 
     def apply(self, changes: Sequence[Mapping[str, Any]]) -> None:
@@ -73,6 +76,11 @@ class Decoder:
             for key in each[tags.GONE]:
                 set_slot(target, kind, self.decode(key), None, False)
                 known.pop(key_of(key), None)
+        self.opened.close()
+        for each in changes:
+            if tags.NEW in each and each[tags.NEW][0] == tags.PATCHER:  # its network has its weights now
+                patcher = self.objects[each[tags.REF]]
+                patcher.__init__(patcher.model, self.device(), HOSTS["cpu"])
 
     def add(self, name: str, kind: str, value: Any, keeps_tensors: bool) -> None:
         self.objects[name], self.kinds[name], self.known[name] = value, kind, {}
@@ -97,6 +105,10 @@ class Decoder:
             return self.decode(made)
         if kind == tags.LOADED:
             return self.loaded.load(**made)
+        if kind == tags.PATCHER:
+            from comfy.model_patcher import ModelPatcher
+
+            return ModelPatcher.__new__(ModelPatcher)
         if kind == tags.LAZY:
             cls: Any = self.loaded.lazy_class(self.decode(made[0]), made[1])
             return cls.__new__(cls)
@@ -105,8 +117,10 @@ class Decoder:
             return cls.__new__(cls)
         raise ValueError(f"{kind!r:.100} is not a kind of object")
 
-    def fill_tensor(self, target: torch.Tensor, value: torch.Tensor) -> None:
-        """Gives a tensor its values. It stays the same object."""
+    def fill_tensor(self, target: torch.Tensor, value: torch.Tensor | Mapping[str, Any]) -> None:
+        """Gives a tensor its values, or those that a file has. It stays the same object."""
+        if not isinstance(value, torch.Tensor):
+            value = self.opened.read(**value[tags.FILED]).to(self.device())
         if target.shape == value.shape and target.dtype == value.dtype and target.device == value.device:
             target.copy_(value)
         else:
@@ -177,6 +191,7 @@ class Decoder:
         tags.SIZE: lambda _self, value: torch.Size(value),
         tags.SLICE: lambda self, value: slice(*self.decode(value)),
         tags.MEMBER: lambda self, value: self.decode(value[0])[value[1]],
+        tags.UUID: lambda _self, value: uuid.UUID(value),
     }
 
     def state(self) -> tuple[State, dict[str, torch.Tensor]]:

@@ -7,6 +7,7 @@ import functools
 import inspect
 import json
 import types
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ from .object_graph import (
     unmarked,
     whole,
 )
+from .weight_files import NotedFiles
 
 NONE: Mapping[type, Any] = {}
 # What a class has whose body is empty, such as ComfyUI's model_sampling.
@@ -70,7 +72,8 @@ class Encoder:
 
     parts: by id, the modules of the model, by path. methods: by id, functions that stand in for a method of a module:
     its path and the method's name. not_sent: classes whose objects stay in ComfyUI's process. origins: for classes of
-    objects that were loaded from a file, what tells how.
+    objects that were loaded from a file, what tells how; None for a patcher whose network is described like any object.
+    noted: files that may have weights of such networks.
     """
 
     def __init__(
@@ -79,9 +82,11 @@ class Encoder:
         parts: Mapping[int, str],
         methods: Mapping[int, tuple[str, str]],
         not_sent: Sequence[type] = (),
-        origins: Mapping[type, Callable[[Any], Origin]] = NONE,
+        origins: Mapping[type, Callable[[Any], Origin | None]] = NONE,
+        noted: NotedFiles | None = None,
     ) -> None:
         self.files, self.parts, self.methods, self.not_sent, self.origins = files, parts, methods, not_sent, origins
+        self.noted = noted or NotedFiles()
         self.objects: dict[str, Any] = {}  # kept, so that no new object gets the id of one
         self.names: dict[int, str] = {}
         self.entries: dict[str, Entry] = {}
@@ -120,7 +125,10 @@ class Encoder:
                 found.append({tags.REF: name, tags.SLOTS: slots, tags.GONE: gone, **new})
             if known is None or slots or gone:
                 self.sent[name] = kept(entry.slots)
-        return unmarked(found)
+        try:
+            return unmarked(found, self.noted)
+        finally:
+            self.noted.close()
 
     def absorb(self, state: State, tensors: Mapping[str, torch.Tensor]) -> None:
         """Takes over what functions in the ranks changed. state: of `Decoder.state`, with the tensors that it names."""
@@ -210,6 +218,7 @@ class Encoder:
         types.MethodType: encode_method,
         functools.partial: encode_partial,
         types.ModuleType: encode_module,
+        uuid.UUID: lambda _self, value: {tags.UUID: value.hex},
     }
 
     def name(self, value: Any) -> str:
@@ -263,8 +272,10 @@ class Encoder:
             return self.encode(factory)
         raise UnsendableError("A defaultdict whose values a function makes cannot be sent to the ranks.")
 
-    def enter_loaded(self, value: Any, origin: Origin) -> Entry:
+    def enter_loaded(self, value: Any, origin: Origin | None) -> Entry:
         """The ranks load it from its file by the same code."""
+        if origin is None:
+            return Entry(tags.PATCHER, None, self.slots(slots_of(value, tags.PATCHER)))
         made = {
             "code": self.files.name(file_of(origin.load)),
             "name": origin.load.__qualname__,

@@ -17,10 +17,18 @@ from typing import Any, NamedTuple
 import torch
 
 from . import tags
+from .changes import COMFYUIS
+from .weight_files import NotedFiles
 
 HOSTS = {"cpu": torch.device("cpu")}  # by type, the devices that a rank has, too; of others it has its own
 DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 BUILT_IN = (list, dict, set, tuple, str, int, float)  # a class of a pack's that is one of these
+# Attributes of a network that its patcher sets. A rank's own patcher sets others.
+OF_PATCHERS = (
+    *("device", "model_loaded_weight_memory", "lowvram_patch_counter", "model_lowvram", "current_weight_patches_uuid"),
+    *("model_offload_buffer_memory", *(name for name in COMFYUIS if name != "training")),
+)
+MODEL = "model"  # of a patcher
 Encoded = Any  # JSON, with tensors in it
 State = dict[str, dict[str, Any]]
 
@@ -80,13 +88,14 @@ def kept(slots: dict[str, tuple[Encoded, Encoded]]) -> dict[str, tuple[Encoded, 
     return {key: (name, value.kept() if isinstance(value, Version) else value) for key, (name, value) in slots.items()}
 
 
-def unmarked(value: Any) -> Any:
-    """Returns an encoded value with its tensors themselves."""
+def unmarked(value: Any, files: NotedFiles) -> Any:
+    """Returns an encoded value with its tensors themselves. files: may have some of its weights."""
     if isinstance(value, Version):
-        return value.tensor
+        place = files.find(value.tensor) if isinstance(value.tensor, torch.nn.Parameter) else None
+        return {tags.FILED: place} if place else value.tensor
     if isinstance(value, (list, tuple)):
-        return [unmarked(each) for each in value]
-    return {key: unmarked(each) for key, each in value.items()} if isinstance(value, dict) else value
+        return [unmarked(each, files) for each in value]
+    return {key: unmarked(each, files) for key, each in value.items()} if isinstance(value, dict) else value
 
 
 def refs_in(encoded: Encoded) -> list[str]:
@@ -145,8 +154,9 @@ def slots_of(target: Any, kind: str) -> dict[Any, Any]:
         return {}
     if kind == tags.DICT:
         return dict(target)
+    if kind == tags.PATCHER:
+        return {MODEL: target.model}
     names = slot_names(type(target)) if kind == tags.OBJECT else []
-    return {
-        **{name: getattr(target, name) for name in names if hasattr(target, name)},
-        **getattr(target, "__dict__", {}),
-    }
+    found = {name: getattr(target, name) for name in names if hasattr(target, name)} | getattr(target, "__dict__", {})
+    is_network = kind == tags.OBJECT and isinstance(target, torch.nn.Module)
+    return {name: value for name, value in found.items() if name not in OF_PATCHERS} if is_network else found

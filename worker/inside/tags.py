@@ -6,11 +6,13 @@ from __future__ import annotations
 LIST, DICT, SET, OBJECT, FUNCTION, CELL, TENSOR = "list", "dict", "set", "object", "function", "cell", "tensor"
 NAMESPACE = "namespace"  # of a module or a class: some of its variables
 LOADED, LAZY = "loaded", "lazy"  # a network from a file; an object that loads its network when it is used
+PATCHER = "patcher"  # ComfyUI's, of a network that is described like any object
+FILED = "filed"  # in place of a tensor: where it is in a file
 # Kinds of encoded values. REF names an object.
 REF, TUPLE, PART, CLASS, NAMED, MODULE = "ref", "tuple", "part", "class", "named", "module"
 EMPTY_CLASS = "empty class"  # made in a function, of its bases
 METHOD, PARTIAL, NAMED_TUPLE, FROZEN_SET = "method", "partial", "named tuple", "frozen set"
-DTYPE, DEVICE, SIZE, SLICE, MEMBER = "dtype", "device", "size", "slice", "member"
+DTYPE, DEVICE, SIZE, SLICE, MEMBER, UUID = "dtype", "device", "size", "slice", "member", "uuid"
 PART_METHOD, CLASS_METHOD = "part method", "class method"  # of a part: as it is now; as its class has it
 WHOLE = "whole"  # the key of the only slot of a list, a set, a cell and a tensor
 NEW, SLOTS, GONE, KEEPS = "new", "slots", "gone", "keeps"  # fields of a change

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from tests.support.census.rows import ROWS, Given, Row, habit
+from tests.support.cases.host.base import fill_weights
+from tests.support.census.rows import ROWS, Given, Row, equal, habit
 
 NODE = "WanUni3CControlnetApply"
 FILE = "uni3c of these rows.safetensors"
@@ -80,7 +85,60 @@ def of_own_class(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     return [sample(census, row, model, census.run("NetworkLoader", file=str(own))[0])]
 
 
+def filled(suffix: str, dtype: torch.dtype = torch.float32, writes: str = "") -> Any:
+    """A network that a pack builds and fills itself. suffix: of its file. dtype: of the weights in it. writes: over
+    "the file" or "a weight", after that. Only then weights go through the socket."""
+
+    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+        functions: Any = sys.modules[census.nodes.NODE_CLASS_MAPPINGS["NetworkLoader"].__module__]
+        network, file = functions.Beside(64, 128), census.base / f"beside{suffix}"
+        fill_weights(network)
+        weights = {name: weight.to(dtype) for name, weight in network.state_dict().items()}
+        torch.save({"state_dict": weights}, file) if suffix == ".pt" else save_file(weights, file)
+        network = functions.fill_network(functions.Beside(64, 128), str(file))
+        if writes == "the file":
+            save_file({"up.weight": torch.zeros(64, 128)}, file)
+        elif writes:
+            network.up.weight.data = network.up.weight.data.neg()
+        with sent_bytes(census) as sent:
+            found = [census.sample(row, functions.run_beside(model, network))]
+        large = {"": 0, "a weight": 1, "the file": 2}[writes] if hasattr(model, "stand_in") else 0
+        assert sum(size >= 1 << 14 for size in sent) == large, sent
+        return found
+
+    return does
+
+
+@contextmanager
+def sent_bytes(census: Any) -> Iterator[list[int]]:
+    """The bytes of the tensors that are sent with what nodes put inside."""
+    found, call = [], census.group.call
+
+    def noted(given: Any, *args: Any, **kwargs: Any) -> Any:
+        for _, named in given:
+            found.extend(bytes_in(named["transformer_options"].get("paralleldit_graph")))
+        return call(given, *args, **kwargs)
+
+    with patch.object(census.group, "call", noted):
+        yield found
+
+
+def bytes_in(value: Any) -> Iterator[int]:
+    if isinstance(value, torch.Tensor):
+        yield value.nbytes
+    elif isinstance(value, (list, dict)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from bytes_in(each)
+
+
+OF_A_PACK = replace(equal(), shared="one rank")
 NETWORK_HABITS: dict[str, Row] = {
+    "a network that a pack fills from a file": habit(OF_A_PACK, filled(".safetensors")),
+    "a network that a pack fills from torch's file in half": habit(OF_A_PACK, filled(".pt", torch.float16)),
+    "a network that a pack fills, and then writes into": habit(OF_A_PACK, filled(".safetensors", writes="a weight")),
+    "a network that a pack fills from a file that is overwritten": habit(
+        OF_A_PACK, filled(".safetensors", writes="the file")
+    ),
     "a network whose file is overwritten": habit(replace(PLAIN, as_stock=True, shared=""), overwritten),
     "a network of a file that is loaded again": habit(PLAIN, loaded_again),
     "a network that ComfyUI's device does not load": habit(PLAIN, on_device),

@@ -2,10 +2,13 @@
 
 import importlib
 import json
+import uuid
 
 import comfy.model_management
 import comfy.model_patcher
 import comfy.ops
+import comfy.utils
+import torch
 from comfy.ldm.lumina.controlnet import ZImage_Control
 from safetensors import safe_open
 
@@ -41,3 +44,44 @@ class NetworkLoader:
         patcher = load_network(file)
         patcher.cached_patcher_init = (load_network, (file,))
         return (patcher,)
+
+
+class Beside(torch.nn.Module):
+    """A class of torch's parts, as packs write theirs."""
+
+    def __init__(self, width, inner):
+        super().__init__()
+        self.down, self.up = torch.nn.Linear(width, inner), torch.nn.Linear(inner, width)
+        self.norm = torch.nn.LayerNorm(width)
+
+    def forward(self, tokens):
+        return self.up(torch.nn.functional.silu(self.down(self.norm(tokens))))
+
+
+class BesideBlock:
+    """A block with a network beside it, in the patcher that its loader gave."""
+
+    KEY = uuid.uuid4()
+
+    def __init__(self, patcher):
+        self.patcher, self.key, self.weights = patcher, uuid.uuid4(), {self.KEY: 0.2}
+
+    def __call__(self, given, extra):
+        found = extra["original_block"](given)
+        weight = self.weights[type(self).KEY] if self.key != type(self).KEY else 0.0
+        return {**found, "img": found["img"] + weight * self.patcher.model(found["img"])}
+
+
+def run_beside(model, network):
+    patched, management = model.clone(), comfy.model_management
+    devices = management.get_torch_device(), management.unet_offload_device()
+    patcher = comfy.model_patcher.ModelPatcher(network, *devices)
+    management.load_models_gpu([patcher])
+    patched.set_model_patch_replace(BesideBlock(patcher), "dit", "double_block", 0)
+    return patched
+
+
+def fill_network(network, file):
+    """Its loader notes no file."""
+    network.load_state_dict(comfy.utils.load_torch_file(file, safe_load=True))
+    return network

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -212,6 +213,13 @@ def test_a_closure_counts_in_the_rank_and_its_count_comes_back(both: Both, code:
     assert count() == 15
     add()
     assert both.send(add) is there and there() == 19
+
+
+def test_a_uuid_is_a_key_as_it_was(both: Both, code: ModuleType) -> None:
+    key = uuid.uuid4()
+    keeper = code.Keeper(torch.ones(1))
+    keeper.by_pair[key] = "b"
+    assert both.send(keeper).by_pair == {(0, 1): "a", key: "b"}
 
 
 def test_a_users_own_packages_are_installed_ones(tmp_path: Path) -> None:
