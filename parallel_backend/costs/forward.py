@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import flop_registry, sdpa_flop
 
 from ..compat import SOFTMAX, DispatchMode, packet_of
+from ..models.parallel_mlp import count_plain_share
 from .memory import device_bytes
 
 META = torch.device("meta")
@@ -83,7 +84,8 @@ class ForwardCost:
     heads: attention heads.
     weights: bytes of all parameters.
     kv: key heads per query head; below one in models with grouped queries.
-    parallel: the share of the blocks with layers that can overlap attention.
+    parallel: the share of the blocks with layers that can overlap attention. plain: the share of these layers whose
+    weights are not quantised; in compiled blocks, others overlap nothing (`seams/compiled_overlap.py`).
     itemsize: bytes of a number of the tokens.
     cached: A of all tokens whose cached keys are read, if only a patch of them runs; else 0.
     image_tokens: of the picture; 0 if not known. frames: of a video; 0 if not known. text: the share of the tokens that
@@ -102,6 +104,7 @@ class ForwardCost:
     weights: float
     kv: float = 1.0
     parallel: float = 0.0
+    plain: float = 1.0
     bands: BandCost | None = None
     itemsize: float = 2.0
     image_tokens: int = 0
@@ -322,6 +325,7 @@ def count_forward(
         weights=weights,
         kv=(kv_heads or heads) / heads,
         parallel=len(parallel) / max(1, len(blocks)),
+        plain=count_plain_share(mlp_rows),
         bands=exchanged if in_bands else None,
         itemsize=tally.streams / max(1.0, tally.numbers) or ForwardCost.itemsize,
         image_tokens=image_tokens,

@@ -348,7 +348,8 @@ def estimate_attention(cost: Cost, speed: Speed) -> float:
 def estimate_exchange(forward: ForwardCost, plan: ParallelPlan, rows: float, busy: Busy, machine: Machine) -> float:
     """Returns the exposed time of a forward's exchanges in the model. rows: of the batch group with the most rows.
     busy: of the whole forward."""
-    exposed, beside, coding = 0.0, busy.overlap / forward.count, CODINGS.get(plan.exchange_dtype)
+    exposed, coding = 0.0, CODINGS.get(plan.exchange_dtype)
+    beside = busy.overlap / forward.count * (1.0 if plan.compile == OFF else forward.plain)
     travels = coding.sent / forward.itemsize if coding else 1.0
     for axis, exchange in EXCHANGES.items():
         if (degree := getattr(plan, axis)) == 1:

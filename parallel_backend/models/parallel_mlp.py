@@ -56,3 +56,11 @@ def count_mlp_rows(block: torch.nn.Module, rows: Mapping[str, str], width: int) 
         for each, first in linear.items()
         if not first or split_rows(each.weight, first) is not None
     }
+
+
+def count_plain_share(mlp_rows: Mapping[torch.nn.Module, int]) -> float:
+    """Returns which share of these layers' FLOPs is of weights that are not quantised; 1 without layers. mlp_rows: of
+    `count_mlp_rows`."""
+    sizes = {layer: rows * layer.in_features for layer, rows in mlp_rows.items() if isinstance(layer, torch.nn.Linear)}
+    plain = sum(size for layer, size in sizes.items() if SPLITS.get(type(layer.weight)) is split_plain_rows)
+    return plain / sum(sizes.values()) if sizes else 1.0

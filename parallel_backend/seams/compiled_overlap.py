@@ -2,6 +2,10 @@
 
 The operator of attention (`attention_op`) computes them while ranks exchange tokens, as `mlp_overlap` does in blocks
 that are not compiled. The pass reads the graph alone, so it finds every linear layer of tokens beside attention.
+
+Layers with quantised weights stay where they are. An operator of a graph takes plain tensors, and such a weight is
+several with a layout. Where ComfyUI quantises the input, too, as it does for fp8 on cards that multiply it, torch
+cannot trace how, and ends the graph there: then the product and attention are in different graphs.
 """
 
 from __future__ import annotations
@@ -100,7 +104,7 @@ def product_of(node: torch.fx.Node, needed: set[torch.fx.Node]) -> Product | Non
     given, weight, _ = arguments_of(node)
     values = [each.meta.get("example_value") for each in (given, weight)]
     if any(not isinstance(value, torch.Tensor) or hasattr(value, "__tensor_flatten__") for value in values):
-        return None  # quantised weights are split by their layout only
+        return None  # quantised
     if values[0].ndim < TOKEN_DIMS:
         return None
     if node not in needed:

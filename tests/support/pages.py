@@ -5,7 +5,12 @@ from __future__ import annotations
 from demo.host import REPOSITORY
 
 MODELS, EXACTNESS = (REPOSITORY / "docs" / f"{name}.md" for name in ("models", "exactness"))
-PAGE_OF = {"classes": MODELS, "folders": MODELS, "templates": MODELS, "parity": EXACTNESS, "sparse": EXACTNESS}
+OVERLAP = REPOSITORY / "docs" / "dev" / "14-overlap.md"
+PAGE_OF = {
+    **{"classes": MODELS, "folders": MODELS, "templates": MODELS},
+    **{"parity": EXACTNESS, "sparse": EXACTNESS},
+    **{"shares": OVERLAP, "overlap": OVERLAP},
+}
 
 
 def parts(name: str) -> tuple[str, str, str]:

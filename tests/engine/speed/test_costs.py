@@ -80,8 +80,14 @@ def test_the_products_beside_attention_are_those_of_the_mlp_in_single_blocks():
         empty, blocks_of(empty), lambda: empty(**flux_call("meta", 33)), rows=2, heads=3, mlp_rows=rows
     )
     single = len(empty.single_transformer_blocks)
-    assert told.parallel == single / 7
+    assert told.parallel == single / 7 and told.plain == 1
     assert told.blocks.overlap == single * 2 * (33 + 7) * 48 * 4 * 48
+    layer: Any = empty.single_transformer_blocks[0].proj_mlp
+    layer.weight = type("Quantised", (torch.nn.Parameter,), {})(layer.weight.detach())
+    again = count_forward(
+        empty, blocks_of(empty), lambda: empty(**flux_call("meta", 33)), rows=2, heads=3, mlp_rows=rows
+    )
+    assert again.plain == 1 - 1 / single and again.blocks.overlap == told.blocks.overlap
 
 
 def test_a_condition_of_unknown_width_is_as_wide_as_the_model_takes_it():
@@ -341,6 +347,9 @@ def test_what_is_beside_attention_hides_the_way_in():
     waiting, without = (predict(each, 1, plan, where).waiting for each in (beside, forward))
     assert 0 < waiting < without
     assert predict(beside, 1, replace(plan, compile="on"), where).waiting == waiting
+    quantised = replace(beside, plain=0.0)
+    assert predict(quantised, 1, plan, where).waiting == waiting
+    assert predict(quantised, 1, replace(plan, compile="on"), where).waiting == without, "compiled blocks hide none"
     ring = ParallelPlan(ring=4)
     slow = machine("PCIe 3.0 x8", 4)
     waiting, without = (predict(each, 1, ring, slow).waiting for each in (beside, forward))
