@@ -45,6 +45,11 @@ def flash_attention_with_lse(
     return out_BhRD, lse
 
 
+def writes_to(tensor: torch.Tensor) -> int:
+    """Returns how often a tensor was written to. A tensor that inference mode made does not know it. Since torch 1.9."""
+    return tensor._version
+
+
 def without_function_modes() -> contextlib.AbstractContextManager[None]:
     """While entered, no mode and no subclass of tensors sees torch's functions. Since torch 2.0."""
     return torch._C.DisableTorchFunction()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +22,7 @@ from .hooks import Hooks
 from .models.checks import check_module, count_tokens, patch_of
 from .models.spec import ALWAYS_WHOLE, spec_of
 from .plan import ParallelPlan
+from .seams.agreed_values import AgreedValues
 from .seams.compiled import CompiledBlocks
 from .seams.forward import Forward
 from .seams.kernels.backends import Backend
@@ -128,6 +129,18 @@ class ParallelModel:
             yield
         finally:
             attention.backend = before
+
+    @contextmanager
+    def showing_whole(self, sees_whole: bool) -> Iterator[None]:
+        """While entered, code between the blocks sees all tokens, if it needs them. Values that it reads from tensors
+        decide what it calls, so all ranks read those of the first."""
+        self.slot.sees_whole = sees_whole
+        agreed = AgreedValues(self.mesh["sequence"], self.slot) if sees_whole else nullcontext()
+        try:
+            with agreed:
+                yield
+        finally:
+            self.slot.sees_whole = False
 
     def compiling(self, steps: int) -> AbstractContextManager[None]:
         """Runs the blocks inside the context compiled or not, as suits a sampling of this many steps."""

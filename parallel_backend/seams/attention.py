@@ -308,12 +308,17 @@ def install_attention(
 
     def enter(*_: object) -> None:
         attention.calls = 0
+        attention.is_shared = not slot.is_between  # else all tokens are here, so the module's own attention is right
+        if not attention.is_shared:
+            return
         if RUNNING.compiles:
             RUNNING.module = attention
         else:
             seam.__enter__()
 
     def leave(_module: torch.nn.Module, _args: tuple, output: object) -> None:
+        if not attention.is_shared:
+            return
         if RUNNING.compiles:
             RUNNING.module = None
         else:

@@ -33,13 +33,14 @@ plain_attention = F.scaled_dot_product_attention
 class Attention:
     """The functions that compute a module's attention calls, one per call in order. The last one computes all further
     calls. path: of the module in its block. slot: of the model's running forward. calls: how many calls the module's
-    running forward has made."""
+    running forward has made. is_shared: whether they are redirected."""
 
     def __init__(self, path: str, attends: Sequence[Attend], slot: ForwardSlot) -> None:
         self.path = path
         self.attends = attends
         self.slot = slot
         self.calls = 0
+        self.is_shared = True
 
     def turn(self) -> int:
         """Returns the function for the next call."""

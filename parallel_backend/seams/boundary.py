@@ -2,6 +2,10 @@
 
 The tokens of all ranks are gathered after the last block, or after the head if the head works token by token. Between
 the blocks of a chained list nothing is copied, because streams stay local there (see `layout.py` for both words).
+
+If nodes' code runs between the blocks (`ForwardSlot.sees_whole`), the tokens are gathered after every block. So this
+code sees what it would see on one device, whatever it does. A block that it calls in a way that the spec does not know
+runs whole, on every rank.
 """
 
 from __future__ import annotations
@@ -11,10 +15,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
+from ..compat import writes_to
 from ..errors import RequestError
 from ..hooks import Hooks
 from ..models.checks import modules_at
@@ -27,6 +32,18 @@ from .pipeline.stages import StandIn
 Arrival = Callable[[dict[str, Any]], None]
 
 IMAGE_PLACES = "img_slice"  # a key of ComfyUI's options: where the image's tokens begin and end
+
+
+class GivenTokens(NamedTuple):
+    """Tokens of all ranks that a block was called with, and this rank's copy of its own."""
+
+    whole: torch.Tensor
+    local: torch.Tensor
+    streams: str
+
+    @property
+    def is_written(self) -> bool:
+        return writes_to(self.local) > 0
 
 
 class BlockBoundary:
@@ -67,6 +84,7 @@ class BlockBoundary:
             **{name: partial(own.cut_place, streams=names(streams)) for name, streams in blocks.places.items()},
         }
         self.sizes: torch.Size | None = None  # of the tokens' grid
+        self.given: list[GivenTokens] = []  # if code between the blocks needs all tokens
         self.is_checked = False  # whether the block's output was compared with its spec
 
     def install(self, block: torch.nn.Module, hooks: Hooks) -> None:
@@ -75,8 +93,25 @@ class BlockBoundary:
 
     def enter(self, block: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """Cuts the block's arguments to this rank's tokens. Raises RequestError for an unlisted argument."""
+        slot, given = self.layout.slot, Arguments(self.signature, args, kwargs)
+        if not slot.sees_whole:
+            return self.cut_arguments(block, given)
+        self.given = []
+        if self.leaves_out(given.values):
+            return args, kwargs
+        try:
+            found = self.cut_arguments(block, given)
+        except RequestError:  # all ranks find the same
+            return args, kwargs
+        slot.forward.in_block = True
+        return found
+
+    def leaves_out(self, values: dict[str, Any]) -> bool:
+        """Whether some of the tokens do not count, so that ranks do not compute them."""
+        return any(values[count] < values[tokens].shape[self.blocks.dim] for count, tokens in self.blocks.counts.items())
+
+    def cut_arguments(self, block: torch.nn.Module, given: Arguments) -> tuple[tuple, dict[str, Any]]:
         blocks = self.blocks
-        given = Arguments(self.signature, args, kwargs)
         unknown = [name for name in given.values if name not in self.known and given.is_given(name)]
         if unknown:
             raise RequestError(
@@ -102,10 +137,29 @@ class BlockBoundary:
 
     def leave(self, _block: torch.nn.Module, _args: tuple, output: Any) -> Any:
         """Brings the block's output to full length, or gathers it. Between chained blocks it stays local."""
+        slot = self.layout.slot
+        if slot.is_between:  # it has run whole
+            return output
         if not self.is_checked and output is not None:
             self.check_returned(output)
             self.is_checked = True
+        if slot.sees_whole:
+            return self.leave_whole(output)
         return output if self.chained() else each_stream(self.fill, output, self.blocks.returns)
+
+    def leave_whole(self, output: Any) -> Any:
+        """Gathers the block's output. What the block has written into the caller's tokens is written there, too."""
+        given, self.given = self.given, []
+        self.layout.slot.forward.in_block = False
+        for each in given:
+            if each.is_written:
+                each.whole.copy_(self.fill(each.local, each.streams))
+
+        def gather(local: torch.Tensor, streams: str) -> torch.Tensor:
+            same = next((each.whole for each in given if each.local is local), None)
+            return self.fill(local, streams) if same is None else same
+
+        return each_stream(gather, output, self.blocks.returns)
 
     def check_returned(self, output: Any) -> None:
         """Raises RequestError, on every rank alike, if the block's output has other streams than its spec says."""
@@ -147,8 +201,16 @@ class BlockBoundary:
         return each_stream(self.cut_tokens, value, streams)
 
     def cut_tokens(self, tokens: torch.Tensor, streams: str) -> torch.Tensor:
-        dim, grid = self.blocks.dim, self.blocks.grid
-        if self.blocks.chained and self.layout.is_local(names(streams), tokens.shape[dim]):
+        if not self.layout.slot.sees_whole:
+            return self.cut_part(tokens, streams)
+        with torch.inference_mode(False):  # a tensor of inference mode does not count what is written into it
+            local = self.cut_part(tokens, streams).clone()
+        self.given.append(GivenTokens(tokens, local, streams))
+        return local
+
+    def cut_part(self, tokens: torch.Tensor, streams: str) -> torch.Tensor:
+        dim, grid, sees_whole = self.blocks.dim, self.blocks.grid, self.layout.slot.sees_whole
+        if self.blocks.chained and not sees_whole and self.layout.is_local(names(streams), tokens.shape[dim]):
             return tokens
         if grid > 1:
             self.sizes = tokens.shape[dim : dim + grid]
@@ -162,7 +224,7 @@ class BlockBoundary:
         dim, grid = self.blocks.dim, self.blocks.grid
         if grid > 1:
             local = local.flatten(dim, dim + grid - 1)
-        if self.gathers:
+        if self.gathers or self.layout.slot.sees_whole:
             self.layout.forward.gathered = True
             tokens = self.layout.gather(local, names(streams), dim)
         else:
@@ -210,6 +272,8 @@ class BlockBoundary:
 
     def once(self, name: str, whole: Any, change: Callable[[Any], Any]) -> Any:
         """Changes an argument that is the same for every block only once per forward."""
+        if self.layout.slot.sees_whole:  # nodes' code may write into it
+            return change(whole)
         sides, key = self.layout.forward.sides, f"{self.blocks.path}.{name}.{id(whole)}"
         if key not in sides:
             sides[key] = (whole, change(whole))  # the id is valid as long as the whole tensor is kept
@@ -281,10 +345,15 @@ def restore_full_length(module: torch.nn.Module, streams: Mapping[str, str], lay
     signature, returned = inspect.signature(module.forward), names(next(iter(streams.values())))
 
     def enter(_module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        if layout.slot.is_between:
+            return args, kwargs
         given = Arguments(signature, args, kwargs)
         for name, own in streams.items():
             given.values[name] = layout.fill(given.values[name], names(own), 1)
         return given.passed()
 
+    def leave(_module: torch.nn.Module, _args: tuple, output: torch.Tensor) -> torch.Tensor:
+        return output if layout.slot.is_between else layout.cut(output, returned, 1)
+
     hooks.before(module, enter, with_kwargs=True)
-    hooks.after(module, lambda _module, _args, output: layout.cut(output, returned, 1))
+    hooks.after(module, leave)

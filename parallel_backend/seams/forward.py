@@ -66,6 +66,8 @@ class Forward:
     sides: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     # By streams and ranks, the positions of their tokens in the whole streams.
     orders: dict[tuple, torch.Tensor] = field(default_factory=dict)
+    # Whether a block runs on this rank's own tokens. Only `ForwardSlot.sees_whole` looks at it.
+    in_block: bool = False
     # Whether a step cache skips the block that was called last.
     skipped: bool = False
     # Whether an argument had an entry for each frame or token. The model may use it to modulate its output, too.
@@ -86,16 +88,25 @@ class Forward:
 
 
 class ForwardSlot:
-    """Holds the running forward. All hooks of one model share a slot, because forwards run one at a time. patches: how
-    many segments the image has."""
+    """Holds the running forward. All hooks of one model share a slot, because forwards run one at a time.
+
+    patches: how many segments the image has. sees_whole: whether code that is not the model's own runs between the
+    blocks, and needs all tokens there.
+    """
 
     def __init__(self, patches: int = 1) -> None:
         self.patches = patches
+        self.sees_whole = False
         self.begin()
 
     def begin(self) -> None:
         """Begins a forward of all segments without a `with` block, for a model that a pipeline calls."""
         self.forward = Forward(self.every_segment())
+
+    @property
+    def is_between(self) -> bool:
+        """Whether all tokens are here now, because code between the blocks needs them."""
+        return self.sees_whole and not self.forward.in_block
 
     def every_segment(self) -> list[int]:
         return list(range(self.patches))
