@@ -46,7 +46,7 @@ def flash_attention_with_lse(
 
 
 def writes_to(tensor: torch.Tensor) -> int:
-    """Returns how often a tensor was written to. A tensor that inference mode made does not know it. Since torch 1.9."""
+    """Returns how often a tensor was written to. A tensor of inference mode does not know it. Since torch 1.9."""
     return tensor._version
 
 

@@ -283,7 +283,7 @@ class ParallelModel:
                 output = self.model(*args, **kwargs)
         except StageExit:
             return None
-        if forward.segments and not forward.gathered:
+        if forward.segments and not forward.gathered and not self.slot.sees_whole:
             raise RequestError(
                 "A node makes the model skip its last block, but the ranks' tokens are gathered after that block.",
                 "Have it skip others, or use ulysses=1 and ring=1.",

@@ -26,6 +26,7 @@ from .facts import Facts, find_facts
 from .module_guard import Change
 from .origins import NOTED, ORIGINS
 from .pack_facts import find_read
+from .places import BlockPlaces
 from .watched import HOOKS, TORCHS, WEIGHTS
 
 # Names in code that draws random numbers. The ranks' are others than ComfyUI's.
@@ -51,9 +52,12 @@ class Asked(NamedTuple):
 class Inside:
     """The graph of what nodes put into the model, for one sampling."""
 
-    def __init__(self, parts: Mapping[int, str], files: CodeFiles, methods: Mapping[str, Any]) -> None:
-        """parts: of the module as it was loaded, by id. methods: of the module, replaced by the stand-in's."""
-        self.files = files
+    def __init__(
+        self, parts: Mapping[int, str], files: CodeFiles, methods: Mapping[str, Any], places: BlockPlaces
+    ) -> None:
+        """parts: of the module as it was loaded, by id. methods: of the module, replaced by the stand-in's. places: of
+        its blocks."""
+        self.files, self.places = files, places
         replaced = {id(method): ("", name) for name, method in methods.items()}
         self.encoder = Encoder(files, parts, replaced, NOT_SENT, ORIGINS, NOTED)
         self.asked: list[Asked] = []
@@ -68,9 +72,20 @@ class Inside:
         """Whether something runs inside that may read what nobody knows of."""
         return any(facts.reads_pack or not (facts.tokens or facts.rows) for _, facts in self.asked)
 
-    def describe(self, value: Any, place: str, owner: str, is_data: bool = False) -> Encoded:
-        """Describes a value that runs inside. place, owner: in words. is_data: whether it matters only if there is code
-        in it. Raises UnsendableError."""
+    @property
+    def sees_whole(self) -> bool:
+        """Whether something between the blocks needs all tokens."""
+        return any(facts.between and not facts.tokens for _, facts in self.asked)
+
+    def settle(self) -> None:
+        """Called after everything is described. If a network inside of the model shares its tokens, nothing between the
+        blocks gets all of them: the network takes a rank's own."""
+        if any(facts.by_network and facts.tokens for _, facts in self.asked):
+            self.asked = [asked._replace(facts=asked.facts._replace(between=False)) for asked in self.asked]
+
+    def describe(self, value: Any, place: str, owner: str, between: bool, is_data: bool = False) -> Encoded:
+        """Describes a value that runs inside. place, owner: in words. between: whether it runs between the blocks.
+        is_data: whether it matters only if there is code in it. Raises UnsendableError."""
         known = find_facts(value, self.files) or find_read(value, self.files)
         self.encoder.forget_code()
         self.encoder.keeps_tensors = known is not None
@@ -79,13 +94,15 @@ class Inside:
             return encoded
         codes = self.follow_code() if known is None or known.reads_pack else []
         facts = known or Facts(owner, apart=not any(map(keeps_state, codes)))
-        self.asked.append(Asked(place, facts))
+        self.asked.append(Asked(place, facts._replace(between=between)))
         return encoded
 
     def describe_object_patch(self, path: str, value: Any) -> Encoded:
         """Describes a value that a patcher puts into the model. A plain one is a setting, which is right for any part
         of the tokens. Raises UnsendableError."""
-        return [OBJECT_PATCH, path, value if type(value) in PLAIN else self.describe(value, path, path)]
+        if type(value) in PLAIN:
+            return [OBJECT_PATCH, path, value]
+        return [OBJECT_PATCH, path, self.describe(value, path, path, self.places.has_patch(path))]
 
     def absorb(self, state: State, tensors: Tensors) -> None:
         """Takes over what functions in the ranks changed, as if they had run on ComfyUI's device."""
@@ -103,14 +120,15 @@ class Inside:
             raise UnsendableError("It is a weight.")
         if watched.kind == CLASSES and self.encoder.parts.get(id(watched.owner)) == "":
             raise UnsendableError("It is the class of the whole model.")
+        between = self.places.has_change(watched)
         if watched.kind != HOOKS:
-            return [watched.kind, place, key, present, self.describe(value, change.name, change.name)]
+            return [watched.kind, place, key, present, self.describe(value, change.name, change.name, between)]
         if not present:
             raise UnsendableError("It is a hook that was removed.")
         is_before = watched.now is hooks_of(watched.owner)[0]
         with_kwargs = key in hooks_with_kwargs(watched.owner)[0 if is_before else 1]
         kind = HOOK_BEFORE if is_before else HOOK_AFTER
-        return [kind, place, with_kwargs, self.describe(value, f"a hook of {change.name}", change.name)]
+        return [kind, place, with_kwargs, self.describe(value, f"a hook of {change.name}", change.name, between)]
 
     def add_notes(self, notes: Mapping[torch.nn.Module, Iterable[str]]) -> None:
         """Takes along attributes that nodes set on parts of the model, for code of theirs that runs there. Raises

@@ -19,7 +19,8 @@ class Facts(NamedTuple):
     """node: that the function belongs to. tokens, rows: whether it computes the right result from a part of the tokens,
     or of a call's rows. apart: whether ranks can run different calls at the same time; not if it keeps something from
     call to call. by_network: whether it computes from a part of the tokens only if its network does. reads_pack:
-    whether it may read variables of a node pack, and options that only the pack reads."""
+    whether it may read variables of a node pack, and options that only the pack reads. between: whether it runs between
+    the blocks, where the ranks can have all tokens."""
 
     node: str
     tokens: bool = False
@@ -27,6 +28,7 @@ class Facts(NamedTuple):
     apart: bool = True
     by_network: bool = False
     reads_pack: bool = False
+    between: bool = False
 
 
 def row(

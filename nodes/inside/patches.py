@@ -22,6 +22,7 @@ from ...worker.comfyui.patched_options import (
     OVERRIDE,
     PATCHES,
     REPLACED,
+    SEES_WHOLE,
 )
 from ...worker.wire.tensors import UnsendableError
 from ...worker.wire.tree import PLAIN, pack
@@ -84,7 +85,9 @@ def describe_call(
             inside.add_notes(notes)
         except UnsendableError as error:
             reasons.append(f"what a node keeps on its parts ({error})")
+    inside.settle()
     encoded |= {CHANGES: described} if described else {}
+    encoded |= {SEES_WHOLE: True} if inside.sees_whole else {}
     encoded |= {FACTS: [(place, tuple(facts)) for place, facts in inside.asked]} if inside.asked else {}
     return encoded, [*reasons[:SHOWN], *more]
 
@@ -93,17 +96,21 @@ def encode_options(options: Options, inside: Inside) -> tuple[dict[str, Any], li
     """Returns the options in the form that goes to the ranks, and what cannot go there, by name."""
     reasons = [words for name, words in WRITTEN_BY_CLASSES.items() if name in options]
 
-    def describe(value: Any, place: str, is_data: bool = False) -> Any:
+    def describe(value: Any, place: str, between: bool, is_data: bool = False) -> Any:
         try:
-            return inside.describe(value, f"the model patch {place!r}", find_owner(value), is_data)
+            return inside.describe(value, f"the model patch {place!r}", find_owner(value), between, is_data)
         except UnsendableError as error:
             reasons.append(f"the model patch {place!r} of {find_owner(value)} ({error})")
             return None
 
+    between = inside.places.has_option
     functions = {
-        PATCHES: {name: [describe(each, name) for each in own] for name, own in options.get(PATCHES, {}).items()},
+        PATCHES: {
+            name: [describe(each, name, between(PATCHES, name)) for each in own]
+            for name, own in options.get(PATCHES, {}).items()
+        },
         REPLACED: {
-            name: [[list(key), describe(each, name)] for key, each in own.items()]
+            name: [[list(key), describe(each, name, between(REPLACED, name))] for key, each in own.items()]
             for name, own in options.get(REPLACED, {}).items()
         },
         OTHER_OPTIONS: {},
@@ -118,7 +125,8 @@ def encode_options(options: Options, inside: Inside) -> tuple[dict[str, Any], li
         elif name == OVERRIDE and (kernel := find_kernel(value, inside.files)):
             found[KERNEL] = kernel
         elif inside.has_unknown or name in READ_BY_CLASSES:
-            functions[OTHER_OPTIONS][name] = describe(value, name, name not in READ_BY_CLASSES)
+            is_nodes = name not in READ_BY_CLASSES  # then only nodes' functions read it, which are asked themselves
+            functions[OTHER_OPTIONS][name] = describe(value, name, is_nodes, is_nodes)
     return {**found, FUNCTIONS: functions} if any(functions.values()) else found, list(dict.fromkeys(reasons))
 
 
@@ -142,7 +150,7 @@ def reasons_of_plan(options: Options, plan: ParallelPlan, work: Work) -> list[st
 def unshared(place: str, facts: Facts, plan: ParallelPlan, are_whole: bool) -> Iterator[str]:
     needs = (
         (STAGE_AXES, False, "blocks"),
-        (TOKEN_AXES, facts.tokens, "tokens"),
+        (TOKEN_AXES, facts.tokens or facts.between, "tokens"),
         (BATCH_AXES, facts.rows or are_whole, "rows of the batch"),
     )
     for axes, is_right, what in needs:
@@ -160,7 +168,7 @@ def limit_work(work: Work, asked: Sequence[Options]) -> Work:
     if found and not work.whole:
         place, owner = found[0]
         work = replace(work, whole=f"{place} of {owner.node} needs all blocks in one place")
-    tokens, rows = all(each.tokens for each in facts), all(each.rows for each in facts)
+    tokens, rows = all(each.tokens or each.between for each in facts), all(each.rows for each in facts)
     if rows or len(asked) == 1 or not all(each.apart for each in facts):
         return replace(work, tokens=tokens, rows=rows)
     return replace(work, tokens=tokens, rows=rows, whole_calls=len(asked))

@@ -14,6 +14,7 @@ from ...parallel_backend.costs.choose import allows
 from ...parallel_backend.costs.memory import stale_bytes
 from ...parallel_backend.groups.mesh_layout import largest_rows
 from ...parallel_backend.models.checks import check_module, count_tokens
+from ...parallel_backend.models.spec import spec_of
 from ...parallel_backend.plan import HOST, OFF, ParallelPlan
 from ...worker.comfyui.patched_options import CHANGES, KERNEL, OPTIONS
 from ...worker.errors import Explanation
@@ -38,7 +39,6 @@ class PlannedModule(RemoteWeights):
 
     sampling: Sampling
     compiled: Mapping[str, Any]
-    has_bands: bool
 
     def __init__(
         self,
@@ -54,6 +54,8 @@ class PlannedModule(RemoteWeights):
         super().__init__(group, source, plan, costs.sizes, note, name)
         self.auto, self.costs, self.module = auto, costs, costs.module
         self.asked, self.compares = plan, compares
+        spec = spec_of(type(self.module))
+        self.has_bands = bool(spec and spec.bands)
         self.replaced: ParallelPlan | None = None
         self.refused_comparisons: dict[str, str] = {}  # by setting: why its exact run failed
         self.last_work: Work | None = None  # of the last request

@@ -45,6 +45,7 @@ from ..inside.describe import Inside, describe_changes
 from ..inside.entries import Entries
 from ..inside.module_guard import ModuleGuard
 from ..inside.patches import SHOWN, describe_call, encode_options, join
+from ..inside.places import BlockPlaces
 from ..inside.watched import configs_of
 from ..plan_words import Remark, ResolvedPlan
 from .local_weights import DeferredParameter, LocalWeights, StandInPatcher
@@ -87,7 +88,6 @@ class RemoteModule(PlannedModule):
         self.signature = inspect.signature(module.forward)
         spec = spec_of(type(module))
         self.computed = spec.computed if spec else {}
-        self.has_bands = bool(spec and spec.bands)
         self.weights = LocalWeights(module, source)
         self.stand_ins = self.methods()  # attributes of the module while the ranks run it
         vars(module).update(self.stand_ins)
@@ -96,8 +96,9 @@ class RemoteModule(PlannedModule):
         self.entries = Entries(module, self.stand_ins, lambda: self.runs_here)
         self.own_source = self.source
         self.object_patches: Mapping[str, Any] = {}  # nodes' changes of the module, by path
-        self.parts = {id(part): path for path, part in {**self.weights.parts, **configs_of(module)}.items()}
-        self.code_files = CodeFiles(source.comfyui, source.packs)
+        parts = {id(part): path for path, part in {**self.weights.parts, **configs_of(module)}.items()}
+        given = parts, CodeFiles(source.comfyui, source.packs), self.stand_ins, BlockPlaces(module)
+        self.new_inside = functools.partial(Inside, *given)
         self.compiled: Mapping[str, Any] = {}  # see `compile_settings`
         self.begin_sampling()
         self.runs_here, self.why_here = False, ""  # whether ComfyUI's own model runs in place of the ranks, and why
@@ -391,7 +392,7 @@ class RemoteModule(PlannedModule):
 
     def begin_sampling(self) -> None:
         """Called before a sampling."""
-        self.sampling = Sampling(Inside(self.parts, self.code_files, self.stand_ins))
+        self.sampling = Sampling(self.new_inside())
 
 
 def remote_module(model: comfy.model_base.BaseModel) -> RemoteModule | None:

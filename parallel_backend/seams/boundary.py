@@ -108,7 +108,8 @@ class BlockBoundary:
 
     def leaves_out(self, values: dict[str, Any]) -> bool:
         """Whether some of the tokens do not count, so that ranks do not compute them."""
-        return any(values[count] < values[tokens].shape[self.blocks.dim] for count, tokens in self.blocks.counts.items())
+        counts, dim = self.blocks.counts, self.blocks.dim
+        return any(values[count] < values[tokens].shape[dim] for count, tokens in counts.items())
 
     def cut_arguments(self, block: torch.nn.Module, given: Arguments) -> tuple[tuple, dict[str, Any]]:
         blocks = self.blocks

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from ..inside.decoder import Decoder
 
 # Names in the options that go to the ranks: encoded functions; the run during which objects live; changes of the
-# objects, and of the model; arguments of `torch.compile` for its blocks; facts that the plan is chosen by; and the name
-# of the attention kernel that a node chose.
+# objects, and of the model; arguments of `torch.compile` for its blocks; facts that the plan is chosen by; the name of
+# the attention kernel that a node chose; and whether code between the blocks needs all tokens.
 FUNCTIONS, RUN, GRAPH = "paralleldit_functions", "paralleldit_run", "paralleldit_graph"
 CHANGES, COMPILED, FACTS = "paralleldit_changes", "paralleldit_compiled", "paralleldit_facts"
-KERNEL = "paralleldit_kernel"
+KERNEL, SEES_WHOLE = "paralleldit_kernel", "paralleldit_sees_whole"
 OVERRIDE = "optimized_attention_override"  # in ComfyUI's own options: a function in place of each attention function
 PATCHES, REPLACED, OTHER_OPTIONS = "patches", "patches_replace", "others"  # the parts of FUNCTIONS
 OPTIONS = "transformer_options"  # among the arguments of a call
@@ -24,12 +24,14 @@ class CallContext(NamedTuple):
 
     changes: of the model, see `apply_changes`. compiled: arguments of `torch.compile` for the blocks; empty: do not
     compile; None: no node asks for either. steps: of the sampling. kernel: that a node chose for attention, by name.
+    sees_whole: whether code between the blocks needs all tokens.
     """
 
     changes: Sequence[Sequence[Any]] = ()
     compiled: Mapping[str, Any] | None = None
     steps: int = 1
     kernel: str = ""
+    sees_whole: bool = False
 
 
 def decode_options(options: dict[str, Any], decoder: Decoder) -> tuple[dict[str, Any], CallContext]:
@@ -41,9 +43,14 @@ def decode_options(options: dict[str, Any], decoder: Decoder) -> tuple[dict[str,
     compiled, asked = options.pop(COMPILED, None), options.pop(FUNCTIONS, None)
     if asked is not None or changes:
         compiled = {}  # a graph would keep the functions of one call
-    kernel = str(options.pop(KERNEL, ""))
-    context = CallContext(changes, compiled, len(options.get(SCHEDULE, (0, 0))) - 1, kernel)
+    kernel, sees_whole = str(options.pop(KERNEL, "")), bool(options.pop(SEES_WHOLE, False))
+    context = CallContext(changes, compiled, len(options.get(SCHEDULE, (0, 0))) - 1, kernel, sees_whole)
     return (options if asked is None else {**options, **decode_functions(asked, decoder)}), context
+
+
+def context_of(calls: Sequence[tuple[Any, CallContext]]) -> CallContext:
+    """Returns the context of calls that run together: that of the first, with all tokens if one of them needs them."""
+    return calls[0][1]._replace(sees_whole=any(context.sees_whole for _, context in calls))
 
 
 def decode_functions(asked: dict[str, Any], decoder: Decoder) -> dict[str, Any]:

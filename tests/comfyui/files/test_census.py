@@ -34,8 +34,8 @@ RUN = {**ROWS, **HABITS, **SAVED_ROWS, **DETECTOR_HABITS}
 # By row, what the node says of a plan that shares more than a node's function allows.
 UNDER, IN_ONE_PLACE = "This sampling runs under {}, not under {}, because of ", "(it needs all {} in one place)"
 LESS = {
-    "a pack's block": UNDER.format("one rank", "ulysses=2")
-    + f"the model patch 'dit' of Region under ulysses=2 {IN_ONE_PLACE.format('tokens')}.",
+    "a pack's patch of attention": UNDER.format("one rank", "ulysses=2")
+    + f"the model patch 'attn1_output_patch' of Region under ulysses=2 {IN_ONE_PLACE.format('tokens')}.",
     "NAGuidance with its rows apart": UNDER.format("ulysses=2", "cfg=2")
     + f"the model patch 'attn1_output_patch' of NAGuidance under cfg=2 {IN_ONE_PLACE.format('rows of the batch')}.",
     "fewer pixels in the depth, begin, unet, ulysses": UNDER.format("one rank", "ulysses=2")

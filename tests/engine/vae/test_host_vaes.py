@@ -33,7 +33,7 @@ def runs(
     runs = {}
     for world in {1} | {world for (world,) in running(request, "world")}:
         out = root / f"world{world}"
-        ranks.run(world, "host_vae_ranks", str(out))
+        ranks.run(world, "host.host_vae_ranks", str(out))
         held = [json.loads(Path(f"{out}.{rank}.json").read_text()) for rank in range(world)]
         runs[world] = load_file(f"{out}.safetensors"), held
     return runs

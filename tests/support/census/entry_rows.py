@@ -49,8 +49,9 @@ def entry_rows() -> Iterator[tuple[str, Row]]:
         is_late = moment == "inside" and "object patch" not in name  # the call has begun by then
         goes_on = GO_ON[name] and (model, name) != ("sd3", "the forward of the model's class")
         as_asked = next((f"{axis}={degree}" for axis, degree in plan.items()), "cfg=2")
+        between = "one rank" if model == "unet" else "ulysses=2"
         row = replace(
-            equal(model), plan=plan, ignored=is_late, shared=as_asked if goes_on or is_late else "one rank",
+            equal(model), plan=plan, ignored=is_late, shared=as_asked if goes_on or is_late else between,
             slow=(name, model, moment) not in GATE,
         )  # fmt: skip
         yield f"{name}, {moment}, {model}, {next(iter(plan), 'auto')}", habit(row, of_pack(name, moment))

@@ -316,7 +316,10 @@ def choosing_bits(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
 WRAPPERS = ("outer_sample", "sampler_sample", "predict_noise", "calc_cond_batch", "apply_model", "diffusion_model")
 
 
-ON_ONE_RANK = replace(equal(), less="one rank")  # in a wrapper of the module, from the second step on
+def shared_by(name: str) -> Row:
+    """How a change without code is shared, in a wrapper of the module from the second step on."""
+    return replace(equal(), less="one rank" if name == "an attribute" else "")  # which is a block's
+
 
 HABITS: dict[str, Row] = {
     **PACK_ROWS,
@@ -340,13 +343,13 @@ HABITS: dict[str, Row] = {
     "weights replaced": habit(as_stock(), changed(replace_weights)),
     **{
         f"{name}, in a function around a call": habit(
-            ON_ONE_RANK if name in WITHOUT_CODE else as_stock(), changed_in_wrapper(DURING[name])
+            shared_by(name) if name in WITHOUT_CODE else as_stock(), changed_in_wrapper(DURING[name])
         )
         for name in DURING
     },
     **{
         f"{name}, in a wrapper of the module": habit(
-            ON_ONE_RANK if name in WITHOUT_CODE else as_stock(), changed_inside(DURING[name])
+            shared_by(name) if name in WITHOUT_CODE else as_stock(), changed_inside(DURING[name])
         )
         for name in DURING
         if name != "the class's _forward"  # ComfyUI has found the method by then

@@ -143,7 +143,7 @@ NETWORK_HABITS: dict[str, Row] = {
     "a network of a file that is loaded again": habit(PLAIN, loaded_again),
     "a network that ComfyUI's device does not load": habit(PLAIN, on_device),
     "a network of a pack's own class": habit(
-        replace(ROWS["ZImageFunControlnet"], node="ZImageFunControlnet", shared="cfg=2"), of_own_class
+        replace(ROWS["ZImageFunControlnet"], node="ZImageFunControlnet", shared="ulysses=2"), of_own_class
     ),
     # Each token is compared with the whole first frame, and with all other tokens.
     "WanInfiniteTalkToVideo with two speakers": replace(

@@ -20,6 +20,7 @@ BLOCK_HABITS = (
     "a block with weights", "a block's forward as an object patch", "attention for everybody", "a cache",
     "a counting closure", "a count on the module", "an attention override", "numbers on the module",
 )  # fmt: skip
+BETWEEN = ("fewer blocks", "a block with weights")  # what runs between the blocks: the ranks share these
 OF_THE_PATCHER = ("a block's forward as an object patch", "an attention override")
 PACK_MODELS = ("flux", "wan", "sd3", "lumina", "unet")
 MOMENTS = ("begin", "call", "inside", "callback")
@@ -68,8 +69,9 @@ def pack_rows() -> Iterator[tuple[str, Row]]:
         said = f"{name}, {moment}, {model}, {'auto' if not plan else next(iter(plan))}"
         is_unseen = (model, moment) == ("sd3", "inside") and name not in OF_THE_PATCHER  # SD3 runs no such wrapper
         in_turn = PACK_MODELS[1 + BLOCK_HABITS.index(name) % (len(PACK_MODELS) - 1)]
+        shared = "ulysses=2" if name in BETWEEN else "one rank"
         row = replace(
-            equal(model), plan=plan, ignored=is_unseen, shared="" if is_unseen else "one rank",
+            equal(model), plan=plan, ignored=is_unseen, shared="" if is_unseen else shared,
             slow=model not in (PACK_MODELS[0], in_turn),
         )  # fmt: skip
         yield said, habit(row, of_pack(name, moment))
@@ -85,7 +87,7 @@ PACK_ROWS: dict[str, Row] = {
     "a pack's hook in a quantised file": habit(
         replace(equal(), form="fp8", shared="one rank"), of_pack("a hook", "begin")
     ),
-    "a pack's block": habit(replace(equal(), shared="one rank"), of_pack("a replaced block", "begin")),
+    "a pack's block": habit(replace(equal(), shared="ulysses=2"), of_pack("a replaced block", "begin")),
     "a pack's patch that mixes rows": habit(
         replace(equal("unet"), shared="one rank"), of_pack("rows that mix", "begin")
     ),

@@ -40,6 +40,11 @@ MODELS = {
     "a feed-forward in chunks": ("flux", "wan", "sd3", "zimage", "unet"),
     "attention in windows": ("unet",),
 }
+# What runs around blocks: the ranks share the tokens of the blocks.
+BETWEEN = (
+    "a block that is skipped", "a block in its place", "a single block that is skipped", "a single block in its place",
+    "behind each block", "before the blocks",
+)  # fmt: skip
 # Of each way in which functions reach the model's places, one or two.
 GATE = (
     "before attention", "before attention to the text", "behind attention", "attention to the text in one block",
@@ -67,8 +72,9 @@ def patch_rows() -> Iterator[tuple[str, Row]]:
             if (model, moment) == ("sd3", "inside"):  # whose class runs no such wrapper
                 continue
             said = f"{name}, {moment}, {model}, {next(iter(plan), 'auto')}"
+            shared = "ulysses=2" if name in BETWEEN else "one rank"
             row = replace(
-                equal(model), plan=plan, shared="one rank", slow=name not in GATE or (model, moment, plan) != of_gate
+                equal(model), plan=plan, shared=shared, slow=name not in GATE or (model, moment, plan) != of_gate
             )
             yield said, habit(row, patched(name, moment))
 
@@ -76,7 +82,7 @@ def patch_rows() -> Iterator[tuple[str, Row]]:
 PATCH_ROWS: dict[str, Row] = dict(patch_rows())
 
 REPLACING, REFERENCE, CHUNKED = "replacing.<locals>.replaced", "WithReference", "Chunked"
-CHUNKS = "a feed-forward in chunks"
+CHUNKS, TO_TEXT = "a feed-forward in chunks", "attention to the text in one block"
 
 
 def read(name: str, path: str, *, text: str = "", holds: bool = True, **facts: bool) -> Any:
@@ -107,14 +113,14 @@ READ_ROWS: dict[str, Row] = {
     "a block that was read, with its rows apart": habit(
         replace(equal(), plan={"cfg": 2}, shared="cfg=2"), read(IN_PLACE, REPLACING, tokens=True, rows=True)
     ),
-    "a block of a text that nobody has read": habit(
-        shared(equal(), "one rank"), read(IN_PLACE, REPLACING, tokens=True, rows=True, text="another")
+    "attention to the text of a text that nobody has read": habit(
+        shared(equal("unet"), "one rank"), read(TO_TEXT, REFERENCE, tokens=True, text="another")
     ),
-    "a block for which the row does not hold": habit(
-        shared(equal(), "one rank"), read(IN_PLACE, REPLACING, tokens=True, rows=True, holds=False)
+    "attention to the text for which the row does not hold": habit(
+        shared(equal("unet"), "one rank"), read(TO_TEXT, REFERENCE, tokens=True, holds=False)
     ),
     "attention to the text that was read": habit(
-        shared(equal("unet"), "ulysses=2"), read("attention to the text in one block", REFERENCE, tokens=True)
+        shared(equal("unet"), "ulysses=2"), read(TO_TEXT, REFERENCE, tokens=True)
     ),
     "a feed-forward that was read": habit(shared(equal("wan"), "ulysses=2"), read(CHUNKS, CHUNKED, tokens=True)),
 }

@@ -32,7 +32,7 @@ from parallel_backend.weights.stores import Store
 from ...comfyui.controls import CONTROL
 from ...comfyui.merges import PREFIX, MergedFile
 from ...comfyui.model import cast_weights, dtype_of, import_comfyui, map_model
-from ...comfyui.patched_options import COMPILED, GRAPH, OPTIONS, RUN, CallContext, decode_options
+from ...comfyui.patched_options import COMPILED, GRAPH, OPTIONS, RUN, CallContext, context_of, decode_options
 from ...comfyui.patches import Patch, offload_patched, patch_weight, restore_weight, set_patches
 from ...comfyui.source import METHODS, HostSource
 from ...inside.changes import Leftovers, apply_changes
@@ -331,9 +331,8 @@ class HostModel:
         """Returns the model's predictions on global rank 0, one per call; None elsewhere. Tensors may be on any
         device."""
         given = [self.prepare_kwargs(call.kwargs) for call in calls]
-        context = given[0][1]
-        with self.apply_context(context):
-            found = [call._replace(kwargs=kwargs) for call, (kwargs, _) in zip(calls, given, strict=True)]
+        found = [call._replace(kwargs=kwargs) for call, (kwargs, _) in zip(calls, given, strict=True)]
+        with self.apply_context(context := context_of(given)):
             return self.module.run_calls(found, context.steps)
 
     def prepare_passes(self, passes: Sequence[Pass]) -> tuple[list[Pass], CallContext]:
@@ -343,7 +342,7 @@ class HostModel:
             replace(each, conditions=each.conditions._replace(kwargs=kwargs))
             for each, (kwargs, _) in zip(passes, given, strict=True)
         ]
-        return found, given[0][1]
+        return found, context_of(given)
 
     @torch.inference_mode()
     def call_method(self, method: str, calls: Sequence[Call]) -> list[Output] | None:
@@ -371,7 +370,8 @@ class HostModel:
         compiles = self.module.compile_settings(context.compiled, context.steps)
         kernel = self.kernels.get(context.kernel) if compiles else None
         attending = self.module.attending_by(kernel and kernel.backend)
-        with apply_changes(self.module.model, context.changes), attending:
+        showing = self.module.showing_whole(context.sees_whole)
+        with apply_changes(self.module.model, context.changes), attending, showing:
             self.module.compiled.asked = context.compiled
             try:
                 yield

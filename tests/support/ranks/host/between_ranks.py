@@ -1,6 +1,6 @@
-"""`torchrun -m tests.support.ranks.between_ranks ROWS OUT`:
-runs ComfyUI's own classes with code between their blocks that needs all tokens, under plans and plain. Saves by row
-and plan the relative error on rank 0, what the code changes, and the share of the calls of blocks that ranks share.
+"""`torchrun -m tests.support.ranks.host.between_ranks ROWS OUT`:
+runs ComfyUI's own classes with code between their blocks that needs all tokens, under a plan and plain. Saves by row
+the relative error on rank 0, what the code changes, and the share of the calls of blocks that ranks share.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from parallel_backend.models.checks import modules_at
 from parallel_backend.models.spec import ModelSpec
 from parallel_backend.parallel_model import ParallelModel
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.seams.forward import ForwardSlot
 from tests.support.cases.host import CASES
 from tests.support.cases.references import relative_error
 from tests.support.ranks.host_ranks import calls_of, flat
@@ -80,10 +79,10 @@ def code_between(model: torch.nn.Module, spec: ModelSpec) -> Iterator[None]:
 
 
 @contextmanager
-def other_roundings(is_on: bool) -> Iterator[None]:
+def other_roundings() -> Iterator[None]:
     """While entered, this rank's device reads other values from tensors than the first rank's."""
     own: Callable[[torch.Tensor], Any] = torch.Tensor.item
-    if is_on and dist.get_rank():
+    if dist.get_rank():
         torch.Tensor.item = lambda tensor: -own(tensor)  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield
@@ -92,7 +91,7 @@ def other_roundings(is_on: bool) -> Iterator[None]:
             del torch.Tensor.item
 
 
-def run(row: str, plans: list[dict[str, Any]]) -> Iterator[tuple[str, list[float]]]:
+def run(row: str, plan: ParallelPlan) -> tuple[float, float, float] | None:
     case = CASES[row]
     model, spec = case.build(), spec_named(case.model_class)
     assert spec
@@ -105,33 +104,25 @@ def run(row: str, plans: list[dict[str, Any]]) -> Iterator[tuple[str, list[float
                     plain.append(flat(model(*args, **kwargs)))
             else:
                 plain.append(flat(model(*args, **kwargs)))
-    for degrees in plans:
-        plan = ParallelPlan.from_json(degrees)
-        module = ParallelModel(model, build_mesh(plan, torch.device("cpu")), torch.float32)
-        shared: list[bool] = []
-
-        def note(*_: object, slot: ForwardSlot = module.slot, shared: list[bool] = shared) -> None:
-            shared.append(slot.forward.in_block)
-
-        for blocks in spec.blocks:
-            for block in modules_at(model, blocks.path):
-                module.hooks.before(block, note)
-        try:
-            with other_roundings(row == "flux-dev"), module.showing_whole(True), code_between(model, spec):
-                outputs = module.run_calls(calls_of(case, 1))
-        finally:
-            module.remove()
-        if outputs:
-            error = relative_error(flat(outputs[0]), plain[1])
-            changed = relative_error(plain[0], plain[1])
-            yield f"{row} | {json.dumps(degrees)}", [error, changed, sum(shared) / len(shared)]
+    module = ParallelModel(model, build_mesh(plan, torch.device("cpu")), torch.float32)
+    shared: list[bool] = []
+    for blocks in spec.blocks:
+        for block in modules_at(model, blocks.path):
+            module.hooks.before(block, lambda *_: shared.append(module.slot.forward.in_block))
+    with other_roundings(), module.showing_whole(True), code_between(model, spec):
+        outputs = module.run_calls(calls_of(case, 1))
+    if outputs is None:
+        return None
+    error, changed = (relative_error(each, plain[1]) for each in (flat(outputs[0]), plain[0]))
+    return error, changed, sum(shared) / len(shared)
 
 
 def main(rows_path: str, out_path: str) -> None:
-    """ROWS: by row in CASES, its plans."""
+    """ROWS: by row in CASES, its plan."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    found = dict(each for row, plans in json.loads(Path(rows_path).read_text()).items() for each in run(row, plans))
+    rows = json.loads(Path(rows_path).read_text()).items()
+    found = {row: run(row, ParallelPlan.from_json(degrees)) for row, degrees in rows}
     if dist.get_rank() == 0:
         Path(out_path).write_text(json.dumps(found))
     leave()

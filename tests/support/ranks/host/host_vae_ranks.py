@@ -1,4 +1,4 @@
-"""`torchrun -m tests.support.ranks.host_vae_ranks OUT [TIMED]`:
+"""`torchrun -m tests.support.ranks.host.host_vae_ranks OUT [TIMED]`:
 decodes and encodes with every VAE of ComfyUI's own on all ranks; OUT.safetensors is what rank 0 gets, and OUT.RANK.json
 the most bytes that each rank held of the large case. TIMED: JSON of one call of a wide VAE instead, of which each rank
 writes its seconds and its peak.

@@ -1,0 +1,49 @@
+"""Which code runs between a model's blocks. There, the ranks can have all tokens, so it needs no facts of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...parallel_backend.costs.auto import shareable
+from ...parallel_backend.models.checks import modules_at
+from ...worker.comfyui.patched_options import PATCHES, REPLACED
+from ...worker.inside.changes import FUNCTIONS, METHODS
+from .watched import TORCHS, Watched
+
+# By part of ComfyUI's options, the places where its classes run functions before, around or after whole blocks.
+BETWEEN = {PATCHES: ("post_input", "noise_refiner", "double_block", "single_block"), REPLACED: ("dit",)}
+
+
+class BlockPlaces:
+    """The blocks of a model whose tokens ranks share, and what its parts are outside of them. A model in bands of rows
+    has none: its layers exchange rows."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        spec = shareable(module)
+        lists = spec.sharded if spec and not spec.bands else ()
+        blocks = {id(block) for each in lists for block in modules_at(module, each.path)}
+        self.paths = tuple(f"{path}." for path, part in module.named_modules() if id(part) in blocks)
+        inside, outside = set[type](), set[type]()
+        for path, part in module.named_modules():
+            (inside if self.is_in_block(path) else outside).update(type(part).__mro__)
+        self.outside = outside - inside
+
+    def is_in_block(self, path: str) -> bool:
+        return f"{path}.".startswith(self.paths)
+
+    def has_option(self, part: str, name: str) -> bool:
+        """Whether functions of this name in a part of the options run between the blocks."""
+        return bool(self.paths) and name in BETWEEN[part]
+
+    def has_patch(self, path: str) -> bool:
+        """Whether what a patcher puts at a path runs between the blocks. So does what takes the place of a block."""
+        return bool(self.paths) and (f"{path}." in self.paths or not self.is_in_block(path))
+
+    def has_change(self, watched: Watched) -> bool:
+        """Whether code that was put there runs between the blocks."""
+        if not self.paths or watched.kind in (FUNCTIONS, TORCHS):
+            return False
+        owner: Any = watched.owner
+        return owner in self.outside if watched.kind == METHODS else not watched.path.startswith(self.paths)
