@@ -167,6 +167,11 @@ class ParallelPlan:
         return self.exchange_dtype == INT4 and self.token_ways > 1
 
     @property
+    def whole_steps(self) -> int:
+        """How many of a sampling's first steps run exactly, before others that do not. 0 if all steps are alike."""
+        return self.sync_steps if self.patch_count > 1 or self.sparse != OFF else 0
+
+    @property
     def world_size(self) -> int:
         return math.prod(self.degrees().values())
 

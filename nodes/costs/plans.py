@@ -17,7 +17,7 @@ from ...parallel_backend.plan import OFF, ParallelPlan
 from ...parallel_backend.weights.loading import DTYPES
 from ...parallel_backend.weights.sizes import WeightSizes
 from ..workers.group import device_count
-from ..workers.room import room_for_weights, settle_stages
+from ..workers.room import room_for_weights, room_with_enough_ram, settle_stages
 from .forward import count_call_forward, count_latents_forward
 from .machine import file_of, machine_of
 
@@ -83,11 +83,14 @@ class ModelCosts:
 
     def choose_patches(self, work: Work, plan: ParallelPlan) -> ParallelPlan:
         """Returns the plan with the number of patches that is predicted to be the fastest, if it leaves the number
-        open. Steps do not correct this choice: the number changes the image, which has to be the same again."""
+        open. The number changes the image, which has to be the same again. So neither steps correct this choice, nor
+        does the RAM count that is free now."""
         if plan.patches or plan.pipefusion == 1 or work.forward is None:
             return plan
-        found = [self.predict_uncorrected(work, each) for each in list_patches(plan)]
-        return min(found, key=lambda each: each.average(work.steps)).plan
+        weights = Weights(self.sizes, room_with_enough_ram)
+        found = [self.predict_uncorrected(work, each, weights) for each in list_patches(plan)]
+        patches = min(found, key=lambda each: each.average(work.steps)).plan.patches
+        return replace(plan, patches=patches)
 
     def predict_all(self, work: Work, plans: Sequence[ParallelPlan]) -> list[Prediction]:
         assert work.forward
@@ -112,9 +115,10 @@ class ModelCosts:
         """Whether a prediction of this plan is what a step of it took here."""
         return self.predict_uncorrected(work, plan).words in self.correction(work).plans
 
-    def predict_uncorrected(self, work: Work, plan: ParallelPlan) -> Prediction:
+    def predict_uncorrected(self, work: Work, plan: ParallelPlan, weights: Weights | None = None) -> Prediction:
+        """weights: in place of the model's own."""
         assert work.forward
-        machine, weights = machine_of(self.dtype), self.weights
+        machine, weights = machine_of(self.dtype), weights or self.weights
         return predict_fitted(work.forward, work.parts, plan, machine, weights, work.calls, work.loops)
 
     @property
@@ -148,11 +152,11 @@ def can_predict(work: Work, plan: ParallelPlan) -> bool:
     return work.forward is not None and (plan.sparse == OFF or work.forward.frames > 0)
 
 
-def pick_usual_step(steps: Sequence[tuple[float, float]]) -> tuple[float, float]:
+def pick_usual_step(steps: Sequence[tuple[float, float]], whole: int = 0) -> tuple[float, float] | None:
     """Returns the seconds and communication of the median step. The first step lays out memory, so it only counts if
-    there is no other."""
-    usual = sorted(list(steps)[1:] or list(steps))
-    return usual[(len(usual) - 1) // 2]
+    there is no other. whole: how many of the first ones run whole, and say nothing of others. None if all do."""
+    usual = sorted(steps[max(1, whole) :] or steps[whole:])
+    return usual[(len(usual) - 1) // 2] if usual else None
 
 
 def list_shapes(value: Any) -> Any:

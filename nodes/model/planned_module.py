@@ -134,12 +134,12 @@ class PlannedModule(RemoteWeights):
             self.group.runs.predicted(predicted.seconds, self.costs.is_measured)
 
     def count_work(self, work: Work, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Work:
-        """Returns the work with the cost of one of its parts, counted from one of its calls. If the plan is not decided
-        yet, the ranks measure their speed first. Counting would run nodes' functions in the module. If there are any,
-        the cost stays unknown."""
+        """Returns the work with the cost of one of its parts, counted from one of its calls. If the plan or its patches
+        are not decided yet, the ranks measure their speed first. Counting would run nodes' functions in the module. If
+        there are any, the cost stays unknown."""
         if CHANGES in kwargs[OPTIONS]:
             return work
-        if self.auto and self.auto.is_open:
+        if self.auto and self.auto.is_open or not self.auto and leaves_patches(self.plan):
             measure(self.group, self.costs.dtype, check_interrupt)
         return replace(work, forward=self.costs.count_call(args, kwargs))
 
@@ -157,8 +157,10 @@ class PlannedModule(RemoteWeights):
     def learn_steps(self) -> None:
         """Corrects this plan's predictions by the measured steps of the run."""
         run, work = self.group.runs.current, self.last_work
-        if work and can_predict(work, self.plan) and run and (steps := run.of_plan):
-            self.costs.learn(work, self.plan, *pick_usual_step(steps))
+        if not work or not run or not can_predict(work, self.plan):
+            return
+        if usual := pick_usual_step(run.of_plan, self.plan.whole_steps):
+            self.costs.learn(work, self.plan, *usual)
 
     def choose_kernel(self, options: Mapping[str, Any]) -> None:
         """Makes the ranks use the attention kernel that a node chose. If they cannot, says so on the node. options: of

@@ -58,6 +58,12 @@ def room_for_weights(plan: ParallelPlan, working: float = 0) -> WeightRoom | Non
     return WeightRoom(max(0, card - free), int(OF_HOST * in_ram // GB * GB))
 
 
+def room_with_enough_ram(plan: ParallelPlan, working: float = 0) -> WeightRoom | None:
+    """Returns the same if RAM is no limit. So it is the same at each prompt."""
+    room = room_for_weights(plan, working)
+    return room and replace(room, host=sys.maxsize)
+
+
 def settle_stages(plan: ParallelPlan, sizes: WeightSizes) -> ParallelPlan:
     """Returns the plan with the balance of its stages decided by the smallest card, see `fit_stages`. The ranks get it
     with the plan, so all cut the stages alike."""

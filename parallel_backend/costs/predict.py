@@ -128,7 +128,7 @@ class Prediction:
         """Returns the mean seconds of a step of a sampling. steps: 0 if they are not known."""
         if not self.whole or not steps:
             return self.seconds
-        whole = min(steps, self.plan.sync_steps)
+        whole = min(steps, self.plan.whole_steps)
         return (whole * self.whole + (steps - whole) * self.seconds) / steps
 
 
@@ -183,7 +183,7 @@ def predict(
     waiting = forwards * (
         estimate_exchange(forward, plan, each_rows, busy, machine) + estimate_ends(forward, plan, each_rows, machine)
     )
-    waiting += estimate_collect(forward, rows - parts[0].rows, machine)
+    waiting += estimate_collect(forward, rows - parts[0].rows, machine, loops)
     waiting += estimate_fetching(plan, sizes, forwards, computing + waiting, machine)
     kept = max(sizes.count_kept_bytes(plan)) if sizes else forward.weights
     return Prediction(plan, computing, waiting, kept + count_working_bytes(forward, rows, plan, sizes), loops=loops)
@@ -205,7 +205,7 @@ def predict_pipeline(
         time_group(forward, rows, plan, machine, sizes, calls, loops, group) for group in groups if group[0][0].rows
     ]
     computing, seconds, whole = max(found, key=lambda each: each[1])
-    collected = 0.0 if loops else estimate_collect(forward, rows - parts[0].rows, machine)
+    collected = 0.0 if loops else estimate_collect(forward, rows - parts[0].rows, machine, loops)
     if plan.pipefusion > 1 and not loops:
         collected += machine.send.seconds(forward.prediction * rows, 1)
     forwards = plan.patch_count * max(count_forwards(calls, group[0][0].rows, rows) for group in groups)
@@ -374,6 +374,8 @@ def estimate_ends(forward: ForwardCost, plan: ParallelPlan, rows: float, machine
     return machine.all_gather.seconds(forward.prediction * rows * (tokens - 1) / tokens, 1) if tokens > 1 else 0.0
 
 
-def estimate_collect(forward: ForwardCost, others: float, machine: Machine) -> float:
-    """Returns the time for rank 0 to receive the other batch groups' results, `others` rows in all."""
-    return machine.send.seconds(forward.prediction * others, 1) if others else 0.0
+def estimate_collect(forward: ForwardCost, others: float, machine: Machine, loops: bool) -> float:
+    """Returns the time for rank 0 to receive the other batch groups' results, `others` rows in all. loops: every rank
+    receives them, for the next step."""
+    link = machine.all_gather if loops else machine.send
+    return link.seconds(forward.prediction * others, 1) if others else 0.0

@@ -39,7 +39,8 @@ LARGEST = 0.633
 
 
 class Case(NamedTuple):
-    """cards: their GB; none: the CPU. told: by the group, of its weights. plan: values of the node, {} being auto."""
+    """cards: their GB; none: the CPU. told: by the group, of its weights. plan: values of the node, {} being auto. ram:
+    what is free, in GB."""
 
     cards: tuple[int, ...]
     plan: dict[str, Any]
@@ -48,12 +49,13 @@ class Case(NamedTuple):
     cfg: float | None = 1.0
     sampler: str = "KSampler"
     told: dict[str, Any] = {}
+    ram: int = 64
 
     def question(self) -> list[Any]:
         values = {"mode": "manual", **self.plan} if self.plan else {"mode": "auto"}
         sampler = {"type": self.sampler, "cfg": self.cfg, "picture": self.picture}
         loader = {"model_name": self.model, "dtype": "default", "group": 1, "samplers": [sampler]}
-        return [self.cards, self.told, {"values": values, "loaders": [loader]}]
+        return [self.cards, self.told, {"values": values, "loaders": [loader]}, 0, self.ram]
 
 
 CASES = {
@@ -72,6 +74,9 @@ CASES = {
     ),
     "differences": Case((80, 80), {"ulysses": 2, "exchange_dtype": "int4"}),
     "patches": Case((80, 80), {"pipefusion": 2, "patches": 2}),
+    "open patches": Case((80, 80), {"pipefusion": 2}),
+    "open patches, fetched": Case((12, 12), {"pipefusion": 2}),
+    "open patches, little RAM": Case((12, 12), {"pipefusion": 2}, ram=2),
     "no blocks known": Case((4, 4), {"cfg": 2}, "ace-step"),
     "no blocks to share": Case((4, 4), {"cfg": 2, "weights": "shared"}, "ace-step"),
     "a UNet in part": Case((4, 4), {"cfg": 2}, "sdxl"),
@@ -133,6 +138,14 @@ def test_the_working_memory_has_what_is_kept_for_later_steps(answers: dict) -> N
     whole, differences, patches = (answers[name]["memory"]["working"] for name in ("fits", "differences", "patches"))
     assert differences - whole == 8 * tokens / 2 * 57
     assert patches > 2 * tokens * 57 / 2
+
+
+def test_the_number_of_patches_goes_by_the_cards_and_not_by_the_ram_that_is_free_now(answers: dict) -> None:
+    """It changes the image, so the same prompt has to give the same number again."""
+    names = ("open patches", "open patches, fetched", "open patches, little RAM")
+    room, fetched, little = (answers[name]["plan"].split(",")[0] for name in names)
+    assert (room, fetched) == ("pipefusion=2 × 8 patches", "pipefusion=2 × 2 patches")
+    assert little == fetched
 
 
 @pytest.mark.parametrize("name", ["does not fit", "the smaller card counts", "a larger picture", "no picture", "auto"])

@@ -69,14 +69,11 @@ class StepPipeline:
 
     Every rank makes the same calls with the same values, so all decide alike.
     why: why the last step ran whole, or its attention was dense, although it was not one of the first; else empty.
-    whole_steps: how many steps of a kind run whole before others.
     """
 
     def __init__(self, plan: ParallelPlan) -> None:
         self.plan = plan
         self.every_patch = list(range(plan.patch_count))
-        # Under int4 alone, no step runs whole: a tensor travels whole the first time.
-        self.whole_steps = plan.sync_steps if plan.patch_count > 1 or plan.sparse != OFF else 0
         self.forget()
 
     def forget(self) -> None:
@@ -121,10 +118,10 @@ class StepPipeline:
         name = kind_of(calls)
         kind = self.kinds.pop(name, None)
         if kind is None:
-            kind = StepKind(calls, find_regions(), parts, self.whole_steps)
-            if self.whole_steps and self.kinds and not any(other.whole for other in self.kinds.values()):
+            kind = StepKind(calls, find_regions(), parts, self.plan.whole_steps)
+            if self.plan.whole_steps and self.kinds and not any(other.whole for other in self.kinds.values()):
                 self.why = "the shapes, the conditions, or the nodes inside of the model changed"
-        elif kind.goes_back(calls) and self.whole_steps:
+        elif kind.goes_back(calls) and self.plan.whole_steps:
             kind.whole, self.why = max(kind.whole, 1), "the sampler went back to an earlier timestep"
         self.keep_kind(name, kind)
         return kind

@@ -43,3 +43,7 @@ def test_an_exact_run_that_fails_costs_no_latents_and_is_not_tried_again(found: 
     for said, reason in zip(found["told"], ("memory", "memory", "died", "died"), strict=True):
         assert said.startswith("The exact run under ulysses=2 failed: ") and reason in said
     assert [said.endswith("(Tried on an earlier prompt.)") for said in found["told"]] == [False, True] * 2
+
+
+def test_steps_that_run_whole_say_nothing_of_what_a_lossy_plan_takes(found: dict[str, Any]) -> None:
+    assert found["usual"] == {"0": [1.2, 0.5], "3": [1.1, 0.6], "6": None, "one": [9.0, 0.1]}

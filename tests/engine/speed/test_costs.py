@@ -169,6 +169,14 @@ def test_no_plan_is_chosen_that_is_predicted_slower_than_one_device():
             assert ranked(forward, 1, where)[0].seconds <= alone.seconds
 
 
+def test_in_a_loop_every_rank_gets_the_other_rows():
+    forward = ForwardCost(Cost(100, 0, 0, 0), Cost(), 5, 8.0, 40.0, 4.0, 4, 1000)
+    where = Machine((Speed("", 10.0, 5.0, 2.0, 0.1, 4.0, 0.5),) * 2, *(Link(rate, 0.0) for rate in (8.0, 4.0, 2.0)))
+    steps, loop = (predict(forward, 2, ParallelPlan(cfg=2), where, loops=loops) for loops in (False, True))
+    assert (steps.waiting, loop.waiting) == (4 / 2, 4 / 4), "one row to rank 0; or of each rank to all"
+    assert steps.computing == loop.computing
+
+
 PLANS_BY_HAND = ({"ulysses": 4}, {"ring": 4})
 
 

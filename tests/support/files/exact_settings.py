@@ -1,4 +1,5 @@
-"""What a comparison with the exact setting decides, without a sampling: the exact plan, the key, and what failed."""
+"""What a comparison with the exact setting decides, without a sampling: the exact plan, the key, and what failed. And
+which steps of a lossy plan correct its prediction."""
 
 from __future__ import annotations
 
@@ -71,7 +72,10 @@ def main(comfyui: str) -> None:
         guider = SimpleNamespace(cfg=1.0)
         for _ in range(2):
             told.append(compared.compare(guider, failing, sampler, SIZE, torch.ones(SIZE), record, run).text)
-    print(json.dumps({"exact": exact, "keys": keys, "told": told, "tries": len(tries)}))
+    pick = importlib.import_module("pack.nodes.costs.plans").pick_usual_step
+    steps = [(9.0, 0.1), (4.0, 0.2), (4.1, 0.3), (1.0, 0.4), (1.2, 0.5), (1.1, 0.6)]
+    usual = {str(whole): pick(steps, whole) for whole in (0, 3, len(steps))} | {"one": pick(steps[:1], 0)}
+    print(json.dumps({"exact": exact, "keys": keys, "told": told, "tries": len(tries), "usual": usual}))
 
 
 if __name__ == "__main__":

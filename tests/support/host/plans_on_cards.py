@@ -3,7 +3,7 @@ what is said of plans, for models of published sizes on cards that this machine 
 
 Cards, and what ComfyUI finds in the files, are pretended, as in `machine_of_cards` and `templates.describe`. Reads
 questions as JSON from its input: [cards' GB, what the group has told of weights, the question], and behind these, if
-the cards' link has been measured, its bytes per second. Prints the answers.
+the cards' link has been measured, its bytes per second, else 0, and the free RAM in GB. Prints the answers.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ MODELS = {
 }
 
 
-def pretend(route: Any, sizes: list[int]) -> None:
-    """Cards of these sizes, in GB, on which ComfyUI computes; none: it computes on the CPU."""
+def pretend(route: Any, sizes: list[int], ram: int) -> None:
+    """Cards of these sizes, in GB, on which ComfyUI computes; none: it computes on the CPU. ram: free, in GB."""
     cards = [SimpleNamespace(name=f"{size} GB", total_memory=size * GB, major=8, minor=9) for size in sizes]
     module: Any = torch.get_device_module("cuda")
     module.device_count = lambda: len(cards)
@@ -48,7 +48,7 @@ def pretend(route: Any, sizes: list[int]) -> None:
         route.read_bounds.cache_clear()  # by which dtype ComfyUI chooses for the device
     management.cpu_state, management.get_torch_device = state, lambda: torch.device("cuda" if cards else "cpu")
     management.pytorch_attention_flash_attention = lambda: bool(cards)
-    management.get_free_memory = lambda _device: 64 * GB
+    management.get_free_memory = lambda _device: ram * GB
     management.get_total_memory = lambda _device: sizes[0] * GB if sizes else 64 * GB
     management.supports_fp8_compute = lambda _device=None: bool(cards)  # of a card such as these
 
@@ -84,9 +84,15 @@ def measured(find_machine: Callable[[str], Machine], rate: float) -> Callable[[s
 
 
 def answer(
-    route: Any, contents: dict[str, Any], sizes: list[int], told: dict[str, Any], asked: Any, link: float = 0
+    route: Any,
+    contents: dict[str, Any],
+    sizes: list[int],
+    told: dict[str, Any],
+    asked: Any,
+    link: float = 0,
+    ram: int = 64,
 ) -> dict[str, Any]:
-    pretend(route, sizes)
+    pretend(route, sizes, ram)
     costs = sys.modules["pack.nodes.costs.plans"]
     group = SimpleNamespace(status=lambda: {"weights": told} if told else {})
     groups = sys.modules["pack.nodes.workers.group"]
