@@ -16,7 +16,7 @@ import comfy.model_management
 import torch
 
 from ...parallel_backend.compat import hooks_of, hooks_with_kwargs
-from ...worker.inside.changes import CLASSES, HOOK_AFTER, HOOK_BEFORE, OBJECT_PATCH
+from ...worker.inside.changes import HOOK_AFTER, HOOK_BEFORE, OBJECT_PATCH
 from ...worker.inside.code_files import CodeFiles, codes_in, file_of
 from ...worker.inside.encoder import Encoder
 from ...worker.inside.object_graph import Encoded, State
@@ -118,8 +118,6 @@ class Inside:
         place = self.encoder.encode(watched.owner)
         if watched.kind == WEIGHTS:
             raise UnsendableError("It is a weight.")
-        if watched.kind == CLASSES and self.encoder.parts.get(id(watched.owner)) == "":
-            raise UnsendableError("It is the class of the whole model.")
         between = self.places.has_change(watched)
         if watched.kind != HOOKS:
             return [watched.kind, place, key, present, self.describe(value, change.name, change.name, between)]

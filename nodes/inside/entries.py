@@ -2,12 +2,13 @@
 
 Such a function either holds the method that it replaces, and goes on to it. Then it runs here, and the call that it
 makes goes to the ranks. Or it takes the method's place. Then it would run the model's parts here, so the whole call
-goes to the ranks, and the function runs there.
+goes to the ranks, and the function runs there. Likewise if a node gives the whole model a class of its own.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...parallel_backend.compat import hooks_of
+from ..compat import runs_wrappers
 from .module_guard import Change
 from .watched import HOOKS
 
@@ -38,7 +40,8 @@ class Entries:
     def __init__(self, module: torch.nn.Module, stand_ins: Mapping[str, Any], runs_here: Callable[[], bool]) -> None:
         """stand_ins: the methods of the module that become requests. runs_here: whether they are not there now."""
         self.module, self.stand_ins, self.runs_here = module, stand_ins, runs_here
-        self.own_forward = type(module).forward
+        self.own_class, self.own_forward = type(module), type(module).forward
+        self.runs_wrappers = runs_wrappers(module)
         self.sent: Entry | None = None
 
     def find(self) -> list[Entry]:
@@ -53,6 +56,23 @@ class Entries:
         if inner is not before:
             found.append(Entry(INNER, inner, holds(inner, before)))
         return [each for each in found if self.sent is None or each.name != self.sent.name]
+
+    def explain_class(self) -> list[str]:
+        """Returns why the ranks cannot run the model as another class, which a node has given to it; empty if they
+        can. In the ranks, no wrapper of a node would run within the class's `forward`."""
+        cls: Any = type(self.module)
+        if cls is self.own_class:
+            return []
+        if not issubclass(cls, self.own_class):
+            return [f"the model's class {cls.__name__} (it is not derived from the model's own)"]
+        if cls.forward is self.own_forward:
+            return []
+        code = getattr(inspect.unwrap(cls.forward), "__code__", None)
+        if code is None or {FORWARD, INNER} & {*code.co_names}:
+            return [f"the model's class {cls.__name__} (its forward goes on to another)"]
+        if INNER not in self.stand_ins and self.runs_wrappers:
+            return [f"the model's class {cls.__name__} (its forward takes the place of one that runs nodes' wrappers)"]
+        return []
 
     def run_here(self) -> bool:
         """Whether functions of nodes run here around each call of the module."""

@@ -53,6 +53,7 @@ class PlannedModule(RemoteWeights):
     ) -> None:
         super().__init__(group, source, plan, costs.sizes, note, name)
         self.auto, self.costs, self.module = auto, costs, costs.module
+        self.own_class = type(self.module)
         self.asked, self.compares = plan, compares
         spec = spec_of(type(self.module))
         self.has_bands = bool(spec and spec.bands)
@@ -81,11 +82,15 @@ class PlannedModule(RemoteWeights):
         """Decides an automatic plan by the work. Replaces a user's plan that shares more than the nodes' functions
         allow. The ranks keep the weights. options: of the calls."""
         work = limit_work(work, options)
-        self.follow_work(work)
-        self.settle_patches(work)
-        if reasons := [reason for each in options for reason in reasons_of_plan(each, self.plan, work)]:
-            self.share_less(work, reasons)
-        self.report_prediction(work)
+        cls, self.module.__class__ = type(self.module), self.own_class  # a node may have given it another one
+        try:
+            self.follow_work(work)
+            self.settle_patches(work)
+            if reasons := [reason for each in options for reason in reasons_of_plan(each, self.plan, work)]:
+                self.share_less(work, reasons)
+            self.report_prediction(work)
+        finally:
+            self.module.__class__ = cls
 
     def share_less(self, work: Work, reasons: Sequence[str]) -> None:
         """Replaces the plan by one that the nodes' functions allow, for the same number of ranks."""

@@ -175,7 +175,7 @@ class RemoteModule(PlannedModule):
         changes = self.entries.choose(self.guard.changes(self.object_patches), self.object_patches)
         encoded, reasons = describe_call(self.sampling.inside, options, *changes, self.guard.notes)
         compiled = {COMPILED: self.compiled} if self.compiled else {}
-        return {**encoded, **compiled, RUN: self.sampling.name}, reasons
+        return {**encoded, **compiled, RUN: self.sampling.name}, self.entries.explain_class() + reasons
 
     def check_call(self, options: Mapping[str, Any]) -> None:
         """Makes ComfyUI's own model run this call and all later ones, if the ranks cannot honour these options."""
@@ -228,6 +228,7 @@ class RemoteModule(PlannedModule):
             changes = self.entries.choose(self.guard.changes(own, self.weights.is_here), {})
             _, reasons = describe_changes(self.sampling.inside, *changes)
         here = [name for name in self.stand_ins if self.runs_here and name in vars(self.module)]
+        reasons = [*self.entries.explain_class(), *reasons]
         reasons += [f"a change of its {name}" for name in here if name not in own]
         return [*reasons[:SHOWN], *encode_options(options, self.sampling.inside)[1]]
 

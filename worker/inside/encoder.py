@@ -37,6 +37,7 @@ from .object_graph import (
 from .weight_files import NotedFiles
 
 NONE: Mapping[type, Any] = {}
+COMFYUIS = "comfy."  # the package of its models' classes
 # What a class has whose body is empty, such as ComfyUI's model_sampling.
 OF_EMPTY_CLASS = {"__module__", "__qualname__", "__doc__", "__dict__", "__weakref__"}
 OF_EMPTY_CLASS |= {"__firstlineno__", "__static_attributes__"}  # from Python 3.13 on
@@ -317,8 +318,12 @@ class Encoder:
         return found
 
     def note_methods(self, cls: type) -> None:
-        """Remembers the methods of a class, which functions may call."""
+        """Remembers the methods of a class, which functions may call. ComfyUI's code calls those of its classes that
+        this class replaces."""
+        called = {name for each in cls.__mro__ if each.__module__.startswith(COMFYUIS) for name in vars(each)}
         for name, value in ((n, v) for each in cls.__mro__ if not is_installed(each) for n, v in vars(each).items()):
             function = getattr(value, "__func__", getattr(value, "fget", value))
             if isinstance(function, types.FunctionType):
                 self.methods_of.setdefault(name, []).append(inspect.unwrap(function))
+                if name in called and not name.startswith("__"):
+                    self.functions.append(inspect.unwrap(function))

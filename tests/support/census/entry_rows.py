@@ -11,8 +11,8 @@ from unittest.mock import patch
 import torch
 
 from tests.support.census.controlnets import looped
-from tests.support.census.pack_rows import MOMENTS, of_pack
-from tests.support.census.rows import Row, equal, habit, refused
+from tests.support.census.pack_rows import MOMENTS, Does, of_pack
+from tests.support.census.rows import Row, as_stock, equal, habit, refused
 
 # By habit, whether the function goes on to the method that it replaces. If it does, it runs around the call, which is
 # shared. If it does not, it runs in the ranks.
@@ -65,8 +65,25 @@ def looped_with_another_forward(census: Any, row: Row, model: Any) -> list[torch
         return looped()(census, row, model)
 
 
+def with_wrapper(name: str, moment: str) -> Does:
+    """A habit, and a wrapper of another node."""
+
+    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+        model = model.clone()
+        model.add_wrapper_with_key("diffusion_model", "rows", lambda run, *args, **given: 1.2 * run(*args, **given))
+        return of_pack(name, moment)(census, row, model)
+
+    return does
+
+
+WHOLE = "a class of the whole model"
 ENTRY_ROWS: dict[str, Row] = {
     **dict(entry_rows()),
+    f"{WHOLE}, call": habit(replace(equal(), shared="one rank"), with_wrapper(WHOLE, "call")),
+    f"{WHOLE} with its own forward": habit(
+        replace(equal(), plan={}, shared="one rank"), with_wrapper(f"{WHOLE} with its own forward", "begin")
+    ),
+    f"{WHOLE} around its forward": habit(as_stock(), with_wrapper(f"{WHOLE} around its forward", "begin")),
     "the model's forward under the Parallel Sampler": replace(
         habit(refused("cannot honour a change of its forward"), looped_with_another_forward), ours=True
     ),

@@ -21,7 +21,18 @@ def patch_forward(patcher):
     patcher.add_object_patch(path, inside.louder(patcher.get_model_object(path)))
 
 
+def derive(cls):
+    def change(model):
+        before, model.module.__class__ = type(model.module), cls
+        model.undo.callback(setattr, model.module, "__class__", before)
+
+    return Habit(change)
+
+
 ENTRY_HABITS = {
+    "a class of the whole model": derive(inside.LouderWhole),
+    "a class of the whole model with its own forward": derive(inside.OwnWhole),
+    "a class of the whole model around its forward": derive(inside.AroundWhole),
     "the model's forward": Habit(lambda m: m.enter(patch.object(m.module, "forward", inside.louder(m.module.forward)))),
     "the model's _forward": Habit(
         lambda m: m.enter(patch.object(m.module, "_forward", inside.louder(m.module._forward)))

@@ -1,6 +1,7 @@
 """What runs inside of the model: functions, objects and modules."""
 
 import comfy.ldm.flux.layers
+import comfy.ldm.flux.model
 import comfy.ldm.modules.attention
 import torch
 
@@ -72,6 +73,34 @@ class LouderFlux(comfy.ldm.flux.layers.DoubleStreamBlock):
 
     def forward(self, *args, **kwargs):
         return scale(super().forward(*args, **kwargs))
+
+
+class LouderWhole(comfy.ldm.flux.model.Flux):
+    """A class in place of the whole model's, with a part of its forward."""
+
+    def forward_orig(self, img, *args, **kwargs):
+        return scale(super().forward_orig(scale(img), *args, **kwargs))
+
+
+class OwnWhole(LouderWhole):
+    """One with a forward of its own, which runs no wrappers."""
+
+    def forward(self, x, timestep, context, y=None, guidance=None, ref_latents=None, control=None, **kwargs):
+        side, (height, width) = self.patch_size, x.shape[-2:]
+        img, img_ids = self.process_img(x)
+        ids = torch.zeros((len(x), context.shape[1], 3), device=x.device, dtype=torch.float32)
+        options = kwargs["transformer_options"]
+        out = self.forward_orig(img, img_ids, context, ids, timestep, y, guidance, control, transformer_options=options)
+        rows, columns = -(-height // side), -(-width // side)
+        out = out.reshape(len(x), rows, columns, -1, side, side).permute(0, 3, 1, 4, 2, 5)
+        return scale(out.reshape(len(x), -1, rows * side, columns * side)[..., :height, :width])
+
+
+class AroundWhole(comfy.ldm.flux.model.Flux):
+    """One whose forward goes on to the model's own."""
+
+    def forward(self, x, *args, **kwargs):
+        return super().forward(scale(x), *args, **kwargs)
 
 
 class Cache:
