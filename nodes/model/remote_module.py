@@ -228,9 +228,8 @@ class RemoteModule(PlannedModule):
             changes = self.entries.choose(self.guard.changes(own, self.weights.is_here), {})
             _, reasons = describe_changes(self.sampling.inside, *changes)
         here = [name for name in self.stand_ins if self.runs_here and name in vars(self.module)]
-        reasons = [*self.entries.explain_class(), *reasons]
         reasons += [f"a change of its {name}" for name in here if name not in own]
-        return [*reasons[:SHOWN], *encode_options(options, self.sampling.inside)[1]]
+        return [*self.entries.explain_class(), *reasons[:SHOWN], *encode_options(options, self.sampling.inside)[1]]
 
     def take_over(
         self,

@@ -79,9 +79,9 @@ def with_wrapper(name: str, moment: str) -> Does:
 WHOLE = "a class of the whole model"
 ENTRY_ROWS: dict[str, Row] = {
     **dict(entry_rows()),
-    f"{WHOLE}, call": habit(replace(equal(), shared="one rank"), with_wrapper(WHOLE, "call")),
+    f"{WHOLE}, call": habit(replace(equal(), shared="ulysses=2"), with_wrapper(WHOLE, "call")),
     f"{WHOLE} with its own forward": habit(
-        replace(equal(), plan={}, shared="one rank"), with_wrapper(f"{WHOLE} with its own forward", "begin")
+        replace(equal(), plan={}, shared="ulysses=2"), with_wrapper(f"{WHOLE} with its own forward", "begin")
     ),
     f"{WHOLE} around its forward": habit(as_stock(), with_wrapper(f"{WHOLE} around its forward", "begin")),
     "the model's forward under the Parallel Sampler": replace(

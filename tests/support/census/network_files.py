@@ -131,7 +131,7 @@ def bytes_in(value: Any) -> Iterator[int]:
             yield from bytes_in(each)
 
 
-OF_A_PACK = replace(equal(), shared="one rank")
+OF_A_PACK = replace(equal(), shared="ulysses=2")
 NETWORK_HABITS: dict[str, Row] = {
     "a network that a pack fills from a file": habit(OF_A_PACK, filled(".safetensors")),
     "a network that a pack fills from torch's file in half": habit(OF_A_PACK, filled(".pt", torch.float16)),
