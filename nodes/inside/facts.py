@@ -19,8 +19,8 @@ class Facts(NamedTuple):
     """node: that the function belongs to. tokens, rows: whether it computes the right result from a part of the tokens,
     or of a call's rows. apart: whether ranks can run different calls at the same time; not if it keeps something from
     call to call. by_network: whether it computes from a part of the tokens only if its network does. reads_pack:
-    whether it may read variables of a node pack, and options that only the pack reads. between: whether it runs between
-    the blocks, where the ranks can have all tokens."""
+    whether it may read variables of a node pack, and options that only the pack reads. between: whether it runs where
+    the ranks can have all tokens, such as between the blocks."""
 
     node: str
     tokens: bool = False

@@ -1,27 +1,33 @@
-"""Which code runs between a model's blocks. There, the ranks can have all tokens, so it needs no facts of its own."""
+"""Which code runs where the ranks can have all tokens: between a model's blocks, and at places of a UNet. It needs no
+facts of its own."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 
 from ...parallel_backend.costs.auto import shareable
+from ...parallel_backend.models.bands import PLACES
 from ...parallel_backend.models.checks import modules_at
+from ...parallel_backend.models.spec import ModelSpec
 from ...worker.comfyui.patched_options import PATCHES, REPLACED
 from ...worker.inside.changes import FUNCTIONS, METHODS
 from .watched import TORCHS, Watched
 
 # By part of ComfyUI's options, the places where its classes run functions before, around or after whole blocks.
 BETWEEN = {PATCHES: ("post_input", "noise_refiner", "double_block", "single_block"), REPLACED: ("dit",)}
+Places = Mapping[str, Collection[str]]
 
 
 class BlockPlaces:
     """The blocks of a model whose tokens ranks share, and what its parts are outside of them. A model in bands of rows
-    has none: its layers exchange rows."""
+    has no blocks, but places where the rows can be gathered for a function."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         spec = shareable(module)
+        self.options = options_of(module, spec) if spec else {}
         lists = spec.sharded if spec and not spec.bands else ()
         blocks = {id(block) for each in lists for block in modules_at(module, each.path)}
         self.paths = tuple(f"{path}." for path, part in module.named_modules() if id(part) in blocks)
@@ -35,7 +41,7 @@ class BlockPlaces:
 
     def has_option(self, part: str, name: str) -> bool:
         """Whether functions of this name in a part of the options run between the blocks."""
-        return bool(self.paths) and name in BETWEEN[part]
+        return name in self.options.get(part, ())
 
     def has_patch(self, path: str) -> bool:
         """Whether what a patcher puts at a path runs between the blocks. So does what takes the place of a block."""
@@ -47,3 +53,13 @@ class BlockPlaces:
             return False
         owner: Any = watched.owner
         return owner in self.outside if watched.kind == METHODS else not watched.path.startswith(self.paths)
+
+
+def options_of(module: torch.nn.Module, spec: ModelSpec) -> Places:
+    """Returns the places where functions can have all tokens, by part of the options. Layers over time see pixels as
+    rows of the batch."""
+    bands = spec.bands
+    if bands is None:
+        return BETWEEN
+    has_time = any(name.rpartition(".")[2] in bands.over_time for name, _ in module.named_modules())
+    return {} if has_time or bands.joint else PLACES

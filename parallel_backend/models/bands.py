@@ -9,13 +9,35 @@ import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 KERNELS, STRIDES = (1, 3), (1, 2)  # of padded convolutions, in rows
 CONVOLUTIONS = ("Conv2d", "Conv3d")
+
+
+class Place(NamedTuple):
+    """A place of ComfyUI's UNets for functions. given, returned: how many of the first arguments and of the first
+    results are pixels, as tokens (B, pixels, C) or as a picture (B, C, H, W). The last argument is the options."""
+
+    given: int
+    returned: int = 1
+
+
+# By part of ComfyUI's options, the places where rows are gathered for functions that need them. Functions at other
+# places may change how many pixels there are.
+PLACES: Mapping[str, Mapping[str, Place]] = {
+    "patches": {
+        "attn1_output_patch": Place(1),
+        "middle_patch": Place(1),
+        "attn2_patch": Place(1),  # then keys and values of the text
+        "attn2_output_patch": Place(1),
+        "output_block_patch": Place(2, 2),
+    },
+    "patches_replace": {"attn1": Place(3), "attn2": Place(1)},
+}
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from types import TracebackType
 
 import torch
 
+from ..compat import without_function_modes
 from ..groups.collectives import gather
 from ..groups.mesh import Axis
 from ..hooks import Hooks
@@ -58,6 +59,7 @@ class AgreedValues:
     def agree(self, value: Value, device: torch.device) -> Value:
         """Returns the first rank's value. It travels as bytes, because not every device has numbers of 64 bits."""
         form = "d" if isinstance(value, float) else "q"
-        own = torch.tensor(list(struct.pack(form, value)), dtype=torch.uint8, device=device)
-        first = gather(own[None], 0, self.axis.degree, self.axis)[0]
+        with without_function_modes():
+            own = torch.tensor(list(struct.pack(form, value)), dtype=torch.uint8, device=device)
+            first = gather(own[None], 0, self.axis.degree, self.axis)[0]
         return type(value)(struct.unpack(form, bytes(first.tolist()))[0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -80,6 +82,24 @@ class RowLayout(TokenLayout):
         rows = own.unflatten(-2, (-1, level.width)).flatten(-2)
         whole = self.bands.gather(rows, level.scale, level.height, rows.shape[-1])
         return whole.unflatten(-1, (level.width, -1)).flatten(-3, -2)
+
+    def cut_pixels(self, whole: torch.Tensor) -> torch.Tensor:
+        """The inverse of `gather_pixels`. Raises RequestError for tokens of no level."""
+        for level in self.levels:
+            if whole.shape[-2] == level.height * level.width:
+                rows = self.bands.cut(whole.unflatten(-2, (-1, level.width)).flatten(-2), level.scale)
+                return rows.unflatten(-1, (level.width, -1)).flatten(-3, -2)
+        raise RequestError(f"{whole.shape[-2]} tokens are the pixels of no level of the model.", WITHOUT_BANDS)
+
+    @contextmanager
+    def showing_whole(self) -> Iterator[None]:
+        """While entered, torch's functions take pictures with all rows."""
+        rows, forward = self.bands.rows, self.slot.forward
+        self.bands.rows, forward.in_block = 0, False
+        try:
+            yield
+        finally:
+            self.bands.rows, forward.in_block = rows, True
 
     def stream_of(self, tokens: int) -> str:
         """Returns the stream of which this rank has so many tokens. Raises RequestError if there is none."""

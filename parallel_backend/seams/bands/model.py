@@ -28,6 +28,7 @@ from ..kernels.backends import Backend
 from .functions import BandFunctions
 from .layout import WITHOUT_BANDS, RowLayout
 from .rows import RowBands
+from .whole import WholePicture
 
 LATENT_DIMS = 4
 
@@ -76,6 +77,9 @@ class BandedModel:
         for each, times in self.times.items():
             cut = partial(self.layout.cut_rows, times=times)
             values[each] = tree_map_only(torch.Tensor, cut, values.get(each))
+        if self.layout.slot.sees_whole and isinstance(options := values.get(ALWAYS_WHOLE), dict):
+            values[ALWAYS_WHOLE] = WholePicture(self.layout).wrap_options(options)
+            self.layout.slot.forward.in_block = True
         self.functions.__enter__()
         self.is_entered = True
         return given.passed()

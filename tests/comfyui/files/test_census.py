@@ -39,8 +39,7 @@ LESS = {
     "NAGuidance with its rows apart": UNDER.format("ulysses=2", "cfg=2")
     + f"the model patch 'attn1_output_patch' of NAGuidance under cfg=2 {IN_ONE_PLACE.format('rows of the batch')}.",
     "fewer pixels in the depth, begin, unet, ulysses": UNDER.format("one rank", "ulysses=2")
-    + f"the model patch 'input_block_patch_after_skip' of Shrinking under ulysses=2 {IN_ONE_PLACE.format('tokens')}, "
-    f"the model patch 'output_block_patch' of Shrinking under ulysses=2 {IN_ONE_PLACE.format('tokens')}.",
+    + f"the model patch 'input_block_patch_after_skip' of Shrinking under ulysses=2 {IN_ONE_PLACE.format('tokens')}.",
 }
 
 

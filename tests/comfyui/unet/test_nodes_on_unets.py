@@ -121,13 +121,13 @@ SHRUNK |= {"downscale_method": "bicubic", "upscale_method": "bicubic"}
 TILES = {"tile_size": 64, "swap_size": 2, "max_depth": 0, "scale_depth": False}
 # By name: the model, the change, and the plans of the last sampling, of which the run tells why it left the first.
 CHANGES: dict[str, tuple[str, Change, str]] = {
-    "IP-Adapter's attention": ("sd15", behind("Test_PatchUNet", kind="attn2_replace"), ALONE),
-    "a longer text": ("sd15", behind("Test_PatchUNet", kind="attn2_patch"), ALONE),
+    "IP-Adapter's attention": ("sd15", behind("Test_PatchUNet", kind="attn2_replace"), IN_BANDS),
+    "a longer text": ("sd15", behind("Test_PatchUNet", kind="attn2_patch"), IN_BANDS),
     "keys of the whole picture": ("sd15", behind("Test_PatchUNet", kind="attn1_patch"), ALONE),
-    "a function before skips": ("sd15", behind("Test_PatchUNet", kind="output_block_patch"), ALONE),
+    "a function before skips": ("sd15", behind("Test_PatchUNet", kind="output_block_patch"), IN_BANDS),
     "a function behind blocks": ("sd15", behind("Test_PatchUNet", kind="input_block_patch"), ALONE),
     "PAG": ("sd15", behind("PerturbedAttentionGuidance", scale=3.0), IN_BANDS),
-    "FreeU": ("sd15", behind("FreeU_V2", b1=1.3, b2=1.4, s1=0.9, s2=0.2), OF_ROWS),
+    "FreeU": ("sd15", behind("FreeU_V2", b1=1.3, b2=1.4, s1=0.9, s2=0.2), IN_BANDS),
     "Deep Shrink": ("sd15", behind("PatchModelAddDownscale", **WHOLE_RUN, **SHRUNK), OF_ROWS),
     "HyperTile": ("sd15", behind("HyperTile", **TILES), AS_STOCK),
     "texts of regions": ("sd15", of_regions, IN_BANDS),

@@ -82,7 +82,7 @@ PACK_ROWS: dict[str, Row] = {
     "a pack's count, read outside": habit(replace(equal(), shared="one rank"), counted),
     "a pack's patch of attention": habit(replace(equal(), shared="one rank"), of_pack("attention's output", "begin")),
     "a pack's patch of a UNet's attention": habit(
-        replace(equal("unet"), shared="one rank"), of_pack("attention's output", "begin")
+        replace(equal("unet"), shared="ulysses=2"), of_pack("attention's output", "begin")
     ),
     "a pack's hook in a quantised file": habit(
         replace(equal(), form="fp8", shared="one rank"), of_pack("a hook", "begin")

@@ -40,10 +40,14 @@ MODELS = {
     "a feed-forward in chunks": ("flux", "wan", "sd3", "zimage", "unet"),
     "attention in windows": ("unet",),
 }
-# What runs around blocks: the ranks share the tokens of the blocks.
+# What runs where the ranks can have all tokens: around blocks, and by the rows of a UNet.
 BETWEEN = (
     "a block that is skipped", "a block in its place", "a single block that is skipped", "a single block in its place",
     "behind each block", "before the blocks",
+)  # fmt: skip
+OF_UNETS = (
+    "before attention to the text", "behind attention", "behind attention to the text", "attention in one block",
+    "attention to the text in one block", "output blocks",
 )  # fmt: skip
 # Of each way in which functions reach the model's places, one or two.
 GATE = (
@@ -72,7 +76,8 @@ def patch_rows() -> Iterator[tuple[str, Row]]:
             if (model, moment) == ("sd3", "inside"):  # whose class runs no such wrapper
                 continue
             said = f"{name}, {moment}, {model}, {next(iter(plan), 'auto')}"
-            shared = "ulysses=2" if name in BETWEEN else "one rank"
+            sees_whole = name in (OF_UNETS if model == "unet" else BETWEEN)
+            shared = "ulysses=2" if sees_whole else "one rank"
             row = replace(
                 equal(model), plan=plan, shared=shared, slow=name not in GATE or (model, moment, plan) != of_gate
             )
@@ -82,7 +87,7 @@ def patch_rows() -> Iterator[tuple[str, Row]]:
 PATCH_ROWS: dict[str, Row] = dict(patch_rows())
 
 REPLACING, REFERENCE, CHUNKED = "replacing.<locals>.replaced", "WithReference", "Chunked"
-CHUNKS, TO_TEXT = "a feed-forward in chunks", "attention to the text in one block"
+CHUNKS = "a feed-forward in chunks"
 
 
 def read(name: str, path: str, *, text: str = "", holds: bool = True, **facts: bool) -> Any:
@@ -113,14 +118,15 @@ READ_ROWS: dict[str, Row] = {
     "a block that was read, with its rows apart": habit(
         replace(equal(), plan={"cfg": 2}, shared="cfg=2"), read(IN_PLACE, REPLACING, tokens=True, rows=True)
     ),
-    "attention to the text of a text that nobody has read": habit(
-        shared(equal("unet"), "one rank"), read(TO_TEXT, REFERENCE, tokens=True, text="another")
+    "a feed-forward of a text that nobody has read": habit(
+        shared(equal("wan"), "one rank"), read(CHUNKS, CHUNKED, tokens=True, text="another")
     ),
-    "attention to the text for which the row does not hold": habit(
-        shared(equal("unet"), "one rank"), read(TO_TEXT, REFERENCE, tokens=True, holds=False)
+    "a feed-forward for which the row does not hold": habit(
+        shared(equal("wan"), "one rank"), read(CHUNKS, CHUNKED, tokens=True, holds=False)
     ),
     "attention to the text that was read": habit(
-        shared(equal("unet"), "ulysses=2"), read(TO_TEXT, REFERENCE, tokens=True)
+        shared(equal("unet"), "ulysses=2"),
+        read("attention to the text in one block", REFERENCE, tokens=True),
     ),
     "a feed-forward that was read": habit(shared(equal("wan"), "ulysses=2"), read(CHUNKS, CHUNKED, tokens=True)),
 }

@@ -191,12 +191,12 @@ ROWS: dict[str, Row] = {
         said="UNetModel runs without torch.compile: the ranks share a picture's rows, which its layers exchange.",
     ),
     "PerturbedAttentionGuidance": replace(equal("unet"), shared="ulysses=2"),
-    "FreeU": replace(equal("unet"), shared="cfg=2"),
-    "FreeU_V2": replace(equal("unet"), shared="cfg=2"),
+    "FreeU": replace(equal("unet"), shared="ulysses=2"),
+    "FreeU_V2": replace(equal("unet"), shared="ulysses=2"),
     "PatchModelAddDownscale": replace(equal("unet", **ALWAYS), shared="cfg=2"),
     "HyperTile": as_stock("unet", tile_size=32),
     "HypernetworkLoader": as_stock("unet", hypernetwork_name=Given("hypernetwork")),
-    "SelfAttentionGuidance": replace(equal("unet"), shared="one rank"),
+    "SelfAttentionGuidance": replace(equal("unet"), shared="ulysses=2"),
     "TomePatchModel": as_stock("unet"),
     "AnimaLLLiteApply": replace(
         equal("anima", model_patch=Given("lllite"), image=Given("image")), shared="ulysses=2"
