@@ -1,5 +1,5 @@
 """Models with code between their blocks that needs all tokens give on ranks what they give in one process. The ranks
-share the tokens of the blocks."""
+share the tokens of the blocks. Likewise, UNets with functions that need the whole picture."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from parallel_backend.models import spec_named
+from parallel_backend.plan import ParallelPlan
 from tests.support.cases.host import CASES
 from tests.support.ranks.pool import RankPool
 
@@ -29,17 +30,30 @@ ROWS = {
     row: PLANS[place % 2]
     for place, row in enumerate(row for name, row in FIRST_ROWS.items() if shares_tokens(name))
 }  # fmt: skip
+# Odd sides; bands of unequal height; more ranks than rows of the deepest level; too narrow to be shared.
+UNETS = {
+    "sd15": {"ulysses": 2},
+    "sd15-controlnet-odd": {"ring": 2, "speeds": [1, 0.4]},
+    "sdxl-odd": {"ulysses": 2, "ring": 2},
+    "sdxl-low": {"ulysses": 4},
+    "sdxl-narrow": {"ring": 2},
+}
 
 
 @pytest.fixture(scope="module")
 def found(ranks: RankPool, comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
-    root = tmp_path_factory.mktemp("between")
-    (root / "rows.json").write_text(json.dumps(ROWS))
-    ranks.run(2, "host.between_ranks", str(root / "rows.json"), str(root / "out.json"), cases=len(ROWS))
-    return json.loads((root / "out.json").read_text())
+    root, found = tmp_path_factory.mktemp("between"), dict[str, list[float]]()
+    for world in (2, 4):
+        rows = {
+            row: plan for row, plan in {**ROWS, **UNETS}.items() if ParallelPlan.from_json(plan).world_size == world
+        }
+        (root / "rows.json").write_text(json.dumps(rows))
+        ranks.run(world, "host.between_ranks", str(root / "rows.json"), str(root / "out.json"), cases=len(rows))
+        found |= json.loads((root / "out.json").read_text())
+    return found
 
 
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", [*ROWS, *UNETS])
 def test_code_between_the_blocks_sees_all_tokens(row: str, found: dict[str, list[float]]) -> None:
     error, effect, share = found[row]
     assert error <= TOLERANCE

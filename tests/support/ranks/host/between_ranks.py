@@ -1,5 +1,6 @@
 """`torchrun -m tests.support.ranks.host.between_ranks ROWS OUT`:
-runs ComfyUI's own classes with code between their blocks that needs all tokens, under a plan and plain. Saves by row
+runs ComfyUI's own classes with code that needs all tokens, between their blocks or at a UNet's places, under a plan and
+plain. Saves by row
 the relative error on rank 0, what the code changes, and the share of the calls of blocks that ranks share.
 """
 
@@ -8,20 +9,22 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.models import spec_named
+from parallel_backend.models.bands import PLACES, Place
 from parallel_backend.models.checks import modules_at
-from parallel_backend.models.spec import ModelSpec
+from parallel_backend.models.spec import ALWAYS_WHOLE, ModelSpec
 from parallel_backend.parallel_model import ParallelModel
 from parallel_backend.plan import ParallelPlan
-from tests.support.cases.host import CASES
+from tests.support.cases.host import CASES, HostCase
 from tests.support.cases.references import relative_error
 from tests.support.ranks.host_ranks import calls_of, flat
 from tests.support.ranks.leaving import leave
@@ -63,6 +66,37 @@ class Around(torch.nn.Module):
         return change(self.block(*args, **kwargs), list(tensors_in([*args, *kwargs.values()])))
 
 
+def function_at(place: Place, is_patch: bool) -> Callable[..., Any]:
+    """A function for a place in a UNet. It reads the shape of the picture, and writes into what it is given."""
+
+    def run(*given: Any) -> Any:
+        *args, options = given
+        pixels = args[: place.given]
+        found = [change(each, pixels) * (1 + options["original_shape"][2] / 100) for each in pixels[: place.returned]]
+        found[0] = pixels[0].mul_(0.5).add_(0.5 * found[0])
+        return (*found, *args[place.returned :]) if len(args) > 1 and is_patch else found[0]
+
+    return run
+
+
+def functions_inside() -> dict[str, Any]:
+    """Functions at all places of a UNet where they can see the whole picture."""
+    keys = [("middle", 0), *((part, index) for part in ("input", "output") for index in range(12))]
+    return {
+        "patches": {name: [function_at(place, True)] for name, place in PLACES["patches"].items()},
+        "patches_replace": {
+            name: dict.fromkeys(keys, function_at(place, False)) for name, place in PLACES["patches_replace"].items()
+        },
+    }
+
+
+def call_of(case: HostCase, spec: ModelSpec, changed: bool) -> Call:
+    (call,) = calls_of(case, 1)
+    if not changed or not spec.bands:
+        return call
+    return call._replace(kwargs={**call.kwargs, ALWAYS_WHOLE: functions_inside()})
+
+
 @contextmanager
 def code_between(model: torch.nn.Module, spec: ModelSpec) -> Iterator[None]:
     """While entered, all blocks are within such code."""
@@ -98,19 +132,18 @@ def run(row: str, plan: ParallelPlan) -> tuple[float, float, float] | None:
     plain: list[torch.Tensor] = []
     with torch.inference_mode():
         for changed in (False, True):
-            ((args, kwargs, *_),) = calls_of(case, 1)
-            if changed:
-                with code_between(model, spec):
-                    plain.append(flat(model(*args, **kwargs)))
-            else:
+            args, kwargs, *_ = call_of(case, spec, changed)
+            with code_between(model, spec) if changed else nullcontext():
                 plain.append(flat(model(*args, **kwargs)))
     module = ParallelModel(model, build_mesh(plan, torch.device("cpu")), torch.float32)
     shared: list[bool] = []
     for blocks in spec.blocks:
         for block in modules_at(model, blocks.path):
             module.hooks.before(block, lambda *_: shared.append(module.slot.forward.in_block))
+    if spec.bands:
+        module.hooks.before(model, lambda *_: shared.append(module.slot.forward.in_block))
     with other_roundings(), module.showing_whole(True), code_between(model, spec):
-        outputs = module.run_calls(calls_of(case, 1))
+        outputs = module.run_calls([call_of(case, spec, True)])
     if outputs is None:
         return None
     error, changed = (relative_error(each, plain[1]) for each in (flat(outputs[0]), plain[0]))
