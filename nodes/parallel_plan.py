@@ -120,9 +120,9 @@ class ParallelPlanNode(io.ComfyNode):
                     "exchange_dtype",
                     EXCHANGE_DTYPES,
                     MODEL,
-                    "The dtype in which ranks send each other tokens under ulysses and ring. model: the model's own, "
-                    "exact. int8 and fp8: half the bytes of bf16, lossy: the image differs a little, least with int8. "
-                    "int4: a quarter, as differences to the step before, which are kept; ulysses only.",
+                    "The numbers that ranks send each other under ulysses and ring. model: as they are; exact. int8, "
+                    "fp8: half of bf16's bytes; the image changes a little, least with int8. int4: a quarter; sends "
+                    "what has changed since the step before, which takes memory; ulysses only. For slow links.",
                 ),
                 io.String.Input(
                     "speeds",
@@ -143,9 +143,9 @@ class ParallelPlanNode(io.ComfyNode):
                     "sparse",
                     SPARSE,
                     OFF,
-                    "For video, lossy: whether tokens attend to a part of the tokens only. off: to all, exact. radial: "
-                    "to all of near frames and of the first, and to ever smaller windows of farther frames. "
-                    "radial_narrow: to windows a quarter as large. Not with ring and pipefusion.",
+                    "For video: leaves out a part of attention; faster, and the video changes. off: exact. radial: a "
+                    "place sees the first frame and the next ones whole; of others what is near it, less the farther "
+                    "away they are. radial_narrow: a quarter of that. Not with ring and pipefusion.",
                 ),
                 *lossy_inputs(),
             ],
@@ -175,10 +175,10 @@ def lossy_inputs() -> list[io.Input]:
             "are predicted to be clearly faster than every exact plan. The node says so then. Used in auto mode.",
         ),
         compare_input(
-            "once: if the plan changes the image (PipeFusion, a lossy exchange, sparse attention, sage), the "
-            "first sampling also runs exactly. The sampler's node and the panel then say how much the latents differ, "
-            "and how long a step takes either way. Later samplings with the same setting say the same. Works with "
-            "every sampler.",
+            "once: shows what a plan that changes the image costs in quality. This is one with PipeFusion, sage, "
+            "sparse, or another exchange_dtype than model. The first sampling runs a second time, exactly. The "
+            "sampler's node and the panel then say how far apart the two results are, and how long a step takes in "
+            "each. Later samplings with the same setting repeat that. Works with every sampler.",
         ),
     ]
 

@@ -1,8 +1,9 @@
 """What travels under `exchange_dtype=int4`: differences to the step before, in half a byte a number.
 
-Queries, keys, values and results change little from step to step. The sender and its receivers keep what arrived last.
-The sender subtracts it from what it has, and whoever keeps it adds what arrives. They all compute the same from the
-same bytes, so they keep the same. The error is that of the last difference alone, and does not add up over the steps.
+Queries, keys, values and results change little from step to step. The sender and its receivers keep the values of the
+last step. The sender encodes how far its new values are from these. Then all of them add what was sent to what they
+keep. They add the same bytes, so they keep the same values. The error is that of the last difference alone, and does
+not add up over the steps.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ HALF_BYTES = in_blocks(PAIRS)
 
 
 class Differences:
-    """What arrived last on this rank, and of what it sent itself, by the tensor's key.
+    """The last values of each tensor that this rank has received or sent, by the tensor's key.
 
-    It belongs to the forwards of one kind of a sampling's steps. The first time, a tensor travels whole.
+    They belong to the forwards of one kind of a sampling's steps. The first time, a tensor travels whole.
     """
 
     def __init__(self) -> None:

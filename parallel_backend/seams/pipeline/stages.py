@@ -127,9 +127,9 @@ def keep_stage(
 class Inbox:
     """Messages from one rank, in an order known beforehand. Each receive is posted while the previous message is used.
 
-    A receive is not posted if its message depends on work that this rank has not launched. On a GPU, code in between
-    may wait for all posted work, and would then wait forever: a kernel that is loaded at its first run, an allocator
-    that retries.
+    A receive is not posted if its message depends on work that this rank has not launched. On a GPU, some calls wait
+    for all posted work, such as a kernel's first run, which loads it, or a retry of the allocator. They would wait
+    forever.
     is_due: whether a message depends on no such work.
     """
 

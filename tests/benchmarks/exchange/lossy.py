@@ -1,6 +1,6 @@
 """What a lossy exchange_dtype does to a whole sampling: to the demo model's pictures, and to families' latents.
 
-python -m tests.benchmarks.exchange.lossy [--model demo/shapes-dit] [--families flux-dev wan-t2v]
+python -m tests.benchmarks.exchange.lossy [--model demo/shapes-dit] [--families flux-dev wan-t2v] [--dtypes int4]
 
 On two ranks, by Ulysses and ring. The demo model is trained: every class once, 20 steps of FlowMatchEuler, guidance 3,
 read by the shape checker. Families are tiny, with random weights: 5 steps, guidance 3.
@@ -12,6 +12,7 @@ import argparse
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from parallel_backend.plan import EXCHANGE_DTYPES, INT4
 from tests.benchmarks.exactness import head, plan_name, row
@@ -20,7 +21,8 @@ from tests.engine.sampling import test_pipefusion as pipefusion
 from tests.support.cases.families import FAMILIES
 from tests.support.ranks.pool import RankPool
 
-PLANS = [
+Plan = dict[str, Any]
+PLANS: list[Plan] = [
     {axis: 2, "exchange_dtype": dtype}
     for dtype in EXCHANGE_DTYPES
     for axis in ("ulysses", "ring")
@@ -30,11 +32,11 @@ FAMILIES_SHOWN = ("flux-dev", "wan-t2v")
 LEAST_RIGHT = 0.95
 
 
-def print_demo(folder: Path) -> float:
+def print_demo(folder: Path, plans: list[Plan]) -> float:
     """Prints how the demo model's pictures differ; returns the least share that the checker finds right."""
     request = Request.of(folder)
     exact = request.serial()
-    drawn = request.parallel({plan_name(plan): plan for plan in PLANS})
+    drawn = request.parallel({plan_name(plan): plan for plan in plans})
     count = len(request.names)
     print(f"demo model, {STEPS} steps, guidance {GUIDANCE:g}, {count} pictures, fp32\n")
     print(head("exchange", "right", "PSNR to exact, dB", "worst picture, dB", "relative error"))
@@ -47,20 +49,20 @@ def print_demo(folder: Path) -> float:
     return min(shares)
 
 
-def print_families(names: list[str]) -> None:
+def print_families(names: list[str], plans: list[Plan]) -> None:
     """Prints the relative errors of families' latents against exact sampling in one process."""
     cases = [
         {**pipefusion.case(name, "flow", 1, 1), "name": f"{name} {plan_name(plan)}", "plan": plan, "world": 2}
         for name in names
-        for plan in PLANS
+        for plan in plans
     ]
     with tempfile.TemporaryDirectory(prefix="exchange-") as root, RankPool(Path(root)) as ranks:
         results = pipefusion.run_cases(cases, ranks, Path(root))
     print(f"\nfamilies, {pipefusion.STEPS} steps, guidance 3, fp32: relative error\n")
-    print(head("family", *map(plan_name, PLANS)))
+    print(head("family", *map(plan_name, plans)))
     for name in names:
         wanted = pipefusion.expected(name, "flow", 1, None)
-        errors = [relative_error(results[f"{name} {plan_name(plan)}"], wanted) for plan in PLANS]
+        errors = [relative_error(results[f"{name} {plan_name(plan)}"], wanted) for plan in plans]
         print(row(name, *(f"{error:.1e}" for error in errors)))
 
 
@@ -69,10 +71,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.exchange.lossy")
     parser.add_argument("--model", type=Path, default=MODEL)
     parser.add_argument("--families", nargs="*", default=list(FAMILIES_SHOWN), choices=list(FAMILIES))
+    parser.add_argument("--dtypes", nargs="+", default=list(EXCHANGE_DTYPES), choices=list(EXCHANGE_DTYPES))
     arguments = parser.parse_args()
-    least = print_demo(arguments.model)
+    plans = [plan for plan in PLANS if plan["exchange_dtype"] in arguments.dtypes]
+    least = print_demo(arguments.model, plans)
     if arguments.families:
-        print_families(arguments.families)
+        print_families(arguments.families, plans)
     return int(least < LEAST_RIGHT)
 
 

@@ -102,6 +102,21 @@ def test_a_block_gives_what_it_gives_anyway(fused: bool, sends: bool) -> None:
     assert "forward" not in vars(block.linear1)
 
 
+def test_a_subclass_that_reads_the_mlp_before_attention_gives_what_it_gives_anyway() -> None:
+    class Early(Block):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mlp = self.act(self.proj(x))
+            v = self.to_v(x) + mlp.mean(-1, keepdim=True)
+            self.sent()
+            return self.out(torch.cat((v, mlp), 2))
+
+    slot = ForwardSlot()
+    block, x = Early(False, slot.forward.run_deferred), torch.randn(2, 5, WIDTH)
+    alone = block(x)
+    MlpOverlap(block, ROWS, WIDTH, slot).install(Hooks())
+    torch.testing.assert_close(block(x), alone, rtol=TOLERANCE, atol=TOLERANCE)
+
+
 def test_a_block_that_fails_leaves_nothing_to_the_next() -> None:
     def fail() -> None:
         raise InterruptedError
