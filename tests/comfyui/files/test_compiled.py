@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from demo.host import ComfyHost
 from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, log, relative_error
 from tests.support.host.stock_prompts import prompt, write_cases
+from tests.support.programs import run_program
 from tests.support.ranks.pool import RankPool
 
 pytestmark = pytest.mark.usefixtures("groups_by_size")
@@ -51,6 +52,16 @@ def test_blocks_of_a_kind_share_graphs_whatever_the_options_say(
     assert first == KINDS[name]
     assert 0 < other_size <= first
     assert third_size == again == 0, "sizes are variables of a graph by then"
+
+
+@pytest.mark.parametrize("form", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
+def test_blocks_with_quantised_weights_compute_what_they_did(
+    form: str, comfyui: Path, folder: Path, ranks: RankPool, tmp_path: Path
+) -> None:
+    """Their linear layers may end a graph, and none of them is moved into attention."""
+    run_program(comfyui, "tests.support.files.quantise", folder / "flux-deep.safetensors", form)
+    errors, graphs = run(comfyui, folder / f"flux-deep-{form}.safetensors", ranks, 2, "eager", tmp_path / "found")
+    assert graphs[0] >= KINDS["flux-deep"] and max(errors) <= TOLERANCE
 
 
 @pytest.mark.slow

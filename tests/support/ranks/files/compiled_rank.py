@@ -1,6 +1,7 @@
 """`torchrun -m tests.support.ranks.files.compiled_rank COMFYUI FILE BACKEND OUT`:
 runs a case of a host with its blocks compiled and as they are, and saves the relative errors, and how many graphs
-each call brought. BACKEND is torch.compile's; of others than "eager" the graphs are not counted.
+each call brought. FILE: of a case, or the same in a format. BACKEND is torch.compile's; of others than "eager" the graphs
+are not counted.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def call(model: HostModel, name: str, size: tuple[int, ...], compiled: dict[str,
 def main(comfyui: str, file: str, backend: str, out: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    name, world, graphs = Path(file).stem, dist.get_world_size(), []
+    stem, world, graphs = Path(file).stem, dist.get_world_size(), []
+    name = stem if stem in ALL else stem.rpartition("-")[0]
 
     def counting(graph: torch.fx.GraphModule, _inputs: list[torch.Tensor]) -> Any:
         """What the backend "eager" does."""
@@ -51,7 +53,8 @@ def main(comfyui: str, file: str, backend: str, out: str) -> None:
 
     arguments = ("--cpu", "--use-pytorch-cross-attention")
     model_class = ALL[name].module.rpartition(".")[-1]
-    source = HostSource(comfyui, arguments, file, model_class, "float32", "")
+    dtypes = ("float32", "") if stem == name else ("", "float32")  # quantised weights as the file has them
+    source = HostSource(comfyui, arguments, file, model_class, *dtypes)
     model = HostModel.load(source, build_mesh(ParallelPlan(ulysses=world), CPU))
     settings = {"backend": counting if backend == "eager" else backend}
     errors, counts = [], []
