@@ -1,7 +1,7 @@
 """`torchrun -m tests.support.ranks.files.compiled_rank COMFYUI FILE BACKEND OUT`:
 runs a case of a host with its blocks compiled and as they are, and saves the relative errors, and how many graphs
-each call brought. FILE: of a case, or the same in a format. BACKEND is torch.compile's; of others than "eager" the graphs
-are not counted.
+each call brought. FILE: of a case, or the same in a format. BACKEND is torch.compile's; of others than "eager" the
+graphs are not counted.
 """
 
 from __future__ import annotations
