@@ -4,7 +4,7 @@ run in the ranks."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from comfy.quant_ops import QuantizedTensor
@@ -12,13 +12,17 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ...parallel_backend.compat import buffers_of, parameters_of, without_function_modes, writes_to_arguments
 from ...parallel_backend.models.parallel_mlp import SPLITS, split_plain_rows
+from ...parallel_backend.weights.tensors import list_plain_tensors
 from ...worker.comfyui.model import cast_weights, map_model
 from ...worker.comfyui.quantised_rows import QUANTISED
 from ...worker.comfyui.source import HostSource
 from ...worker.compat import version_of
+from ...worker.errors import ModelFileError
+from ...worker.inside.weight_files import are_equal
 from ..costs.forward import COUNTING
 from ..errors import Refused
 
+WRITTEN = "weights that a node has written over"
 HARMLESS = ("requires_grad_", "detach_", "retain_grad")
 WRITES = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__")
 TENSOR: Any = torch.Tensor
@@ -29,22 +33,6 @@ AT_REST = {TENSOR.device.__get__: CPU, TENSOR.is_meta.__get__: False}
 # They need numbers that stay where they are.
 IN_MEMORY = ("data_ptr", "storage", "untyped_storage", "numpy", "tolist", "item")
 ALIASES = (DATA.__get__, torch.Tensor.detach, torch.Tensor.requires_grad_)  # their result is the same weight
-
-
-class StandInPatcher(Protocol):
-    """ComfyUI's patcher of the model, see `remote_patcher.py`."""
-
-    object_patches_backup: dict[str, Any]
-
-    def reasons(self) -> list[str]: ...
-
-    def forget_load(self) -> None: ...
-
-    def eject_clones(self) -> None: ...
-
-    def unload_here(self) -> None: ...
-
-    def model_patches_models(self) -> list[Any]: ...
 
 
 class Empty(NamedTuple):
@@ -142,6 +130,7 @@ class LocalWeights:
             self.fill(path, buffers_of(part), empty.buffers, buffers_of(real))
             for name, value in vars(real).items():
                 if isinstance(value, torch.Tensor) and getattr(vars(part).get(name), "is_meta", False):
+                    self.filled[join_path(path, name)] = (vars(part), vars(part)[name])
                     vars(part)[name] = value
         self.put_numbers()
         self.is_here = True
@@ -177,8 +166,22 @@ class LocalWeights:
                     if original and original.name == join_path(path, name):
                         slots[name] = empty[name]
 
+    def find_written(self) -> bool:
+        """Compares the weights, without ComfyUI's patches of them, with the file's. Returns whether a node has written
+        over them, or whether nobody can tell because the file is another now."""
+        try:
+            model, _, dtypes = map_model(self.source)
+        except ModelFileError:
+            return True
+        for name, (own, _) in self.filled.items():
+            path, _, key = name.rpartition(".")
+            stored = getattr(model.diffusion_model.get_submodule(path), key)
+            if not are_same(own.get(key), stored, dtypes.get(name)):
+                return True
+        return False
+
     def drop(self) -> None:
-        """Empties the module. Changes that a node wrote to the weights are lost."""
+        """Empties the module."""
         for name, (own, empty) in self.filled.items():
             own[name.rpartition(".")[2]] = empty
         self.filled.clear()
@@ -194,6 +197,15 @@ class LocalWeights:
         weight = self.read(name)
         weight.data = weight.data.clone()  # the file's pages stay as they are
         return weight
+
+
+def are_same(present: Any, stored: Any, dtype: torch.dtype | None) -> bool:
+    """Whether a weight is the file's. dtype: that it has if it is another than the file's."""
+    if present is None or stored is None:
+        return present is stored
+    if type(present) is not type(stored) or present.shape != stored.shape or present.dtype != (dtype or stored.dtype):
+        return False
+    return all(map(are_equal, list_plain_tensors(stored), list_plain_tensors(present)))
 
 
 @torch.inference_mode(False)

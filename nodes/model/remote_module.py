@@ -48,11 +48,11 @@ from ..inside.patches import SHOWN, describe_call, encode_options, join
 from ..inside.places import BlockPlaces
 from ..inside.watched import configs_of
 from ..plan_words import Remark, ResolvedPlan
-from .local_weights import DeferredParameter, LocalWeights, StandInPatcher
+from .local_weights import WRITTEN, DeferredParameter, LocalWeights
 from .merges import name_files
 from .own_schedule import Schedule
 from .planned_module import PlannedModule
-from .remote_weights import Patches, check_interrupt
+from .remote_weights import Patches, StandInPatcher, check_interrupt
 from .sampling import Sampling, show_on_node
 
 ONE_DEVICE = ParallelPlan()
@@ -107,9 +107,8 @@ class RemoteModule(PlannedModule):
     def methods(self) -> dict[str, Any]:
         """Returns the methods of the module that become requests, by name."""
         parts = {name: functools.partial(self.send_method, name) for name in METHODS if hasattr(self.module, name)}
-        if has_inner_forward(self.module):
-            return {"_forward": self.send, **parts}
-        return {"forward": self.run_wrappers, **parts}
+        entry = {"_forward": self.send} if has_inner_forward(self.module) else {"forward": self.run_wrappers}
+        return {**entry, **parts}
 
     def run_wrappers(self, *args: Any, **kwargs: Any) -> Any:
         """Replaces the `forward` of a class without `_forward`. Runs the nodes' wrappers if the class runs them."""
@@ -212,12 +211,12 @@ class RemoteModule(PlannedModule):
             reasons += [f"a change of its {each.name}" for each in self.entries.find()]
         if reasons and needs_ranks:
             raise Refused(f"The Parallel Sampler cannot honour {join(reasons)}.", "Use a stock sampler, or remove it.")
-        if reasons or self.weights.is_changed:
-            self.take_over(reasons or ["weights that a node has written over"], patcher)
+        if reasons or self.weights.is_changed and not self.runs_here:
+            self.take_over(reasons or [WRITTEN], patcher)
         elif (down := self.group.down) and not needs_ranks:
             self.take_over([], patcher, down=down)
-        else:
-            self.give_back(patcher)
+        elif not self.give_back(patcher):
+            self.take_over([WRITTEN], patcher)
 
     def reasons_now(self, patcher: StandInPatcher, options: Mapping[str, Any]) -> list[str]:
         """Returns why the ranks cannot run a call with these options, as far as this is known before a sampling.
@@ -271,15 +270,17 @@ class RemoteModule(PlannedModule):
             if load:
                 comfy.model_management.load_models_gpu([patcher, *patcher.model_patches_models()])
 
-    def give_back(self, patcher: StandInPatcher) -> None:
-        """Makes the ranks compute from now on."""
-        if not self.runs_here:
-            return
-        patcher.unload_here()
-        self.weights.drop()
-        self.runs_here = False
-        vars(self.module).update(self.stand_ins)
-        self.why_here = ""
+    def give_back(self, patcher: StandInPatcher) -> bool:
+        """Makes the ranks compute from now on. Returns False if only the weights here are those that nodes wrote."""
+        if self.runs_here:
+            patcher.unload_here()
+            self.weights.is_changed = self.weights.find_written()
+            if self.weights.is_changed:
+                return False
+            self.weights.drop()
+            self.runs_here, self.why_here = False, ""
+            vars(self.module).update(self.stand_ins)
+        return True
 
     def call(self, calls: list[ModelCall]) -> list[Answer]:
         """Runs calls of the model in the ranks. If they cannot run nodes' functions, ComfyUI's own model takes over,
@@ -354,8 +355,7 @@ class RemoteModule(PlannedModule):
         """Returns the arguments of a call by name."""
         values = dict(self.signature.bind(*args, **kwargs).arguments)
         rest = next((p.name for p in self.signature.parameters.values() if p.kind is p.VAR_KEYWORD), "")
-        more = values.pop(rest, {})
-        return {**values, **more}
+        return {**values.pop(rest, {}), **values}
 
     def use_patches(
         self,

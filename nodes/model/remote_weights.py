@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import comfy.model_management
 import torch
@@ -22,6 +22,22 @@ from ..workers.room import expect_weights, room_for_weights
 check_interrupt = comfy.model_management.throw_exception_if_processing_interrupted
 # ComfyUI's list by name: (strength, what to add, strength of the weight itself, (dim, start, length), function).
 Patches = Mapping[Any, list[tuple]]
+
+
+class StandInPatcher(Protocol):
+    """ComfyUI's patcher of the model, see `remote_patcher.py`."""
+
+    object_patches_backup: dict[str, Any]
+
+    def reasons(self) -> list[str]: ...
+
+    def forget_load(self) -> None: ...
+
+    def eject_clones(self) -> None: ...
+
+    def unload_here(self) -> None: ...
+
+    def model_patches_models(self) -> list[Any]: ...
 
 
 class RecordedForward(NamedTuple):

@@ -150,6 +150,38 @@ def written_and_written_back(census: Any, row: Row, model: Any) -> list[torch.Te
     return [changed, census.sample(row, model), before + 0.0, twice + 0.0]
 
 
+def written_while_here(change: Callable[[Any], None]) -> Does:
+    """Weights that a node changes after a sampling has run as stock. What runs after that has them. A LoRA of a
+    sampling is no such change."""
+
+    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+        patched, lora = model.clone(), {"lora_name": census.a_lora(row, model), "strength_model": 1.0}
+        patched.set_model_attn1_output_patch(lambda out, _options: 1.1 * out)
+        (adapted,) = census.run("LoraLoaderModelOnly", model=patched, **lora)
+        found = [census.sample(row, adapted), census.sample(row, model)]
+        assert not hasattr(model, "stand_in") or not model.stand_in.runs_here, "the ranks should have it again"
+        found.append(census.sample(row, patched))
+        change(model.model.diffusion_model)
+        found += [census.sample(row, model), census.sample(row, model)]
+        assert not hasattr(model, "stand_in") or census.why == ["weights that a node has written over"]
+        return found
+
+    return does
+
+
+def negate_data(module: Any) -> None:
+    module.final_layer.linear.weight.data.neg_()
+
+
+def negate_a_part(module: Any) -> None:
+    module.final_layer.linear.weight[:1].neg_()
+
+
+def negate_a_quantised_weight(module: Any) -> None:
+    weight = module.double_blocks[0].img_mlp[0].weight
+    weight.copy_(weight.requantize_from_float(-weight.dequantize()))
+
+
 def save_by_itself(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     """What a node writes that saves the module's own state dict, by safetensors and by torch."""
     weights, file, found = model.model.diffusion_model.state_dict(), census.base / "own.safetensors", io.BytesIO()

@@ -21,6 +21,9 @@ from tests.support.census.changes import (
     changed_in_wrapper,
     changed_inside,
     louder,
+    negate_a_part,
+    negate_a_quantised_weight,
+    negate_data,
     replace_a_buffer,
     save_by_itself,
     scaled,
@@ -28,6 +31,7 @@ from tests.support.census.changes import (
     write_a_quantised_weight,
     write_numbers,
     written_and_written_back,
+    written_while_here,
 )
 from tests.support.census.controlnets import CONTROLNET_HABITS
 from tests.support.census.entry_rows import ENTRY_ROWS
@@ -366,6 +370,13 @@ HABITS: dict[str, Row] = {
     "weights of a UNet replaced, in a function around a call": habit(
         replace(as_stock("unet"), shared="ulysses=2"),
         changed_in_wrapper(scaled("input_blocks.0.0.weight", "out.2.bias")),
+    ),
+    **{
+        f"weights written while they are here, {name}": habit(as_stock(), written_while_here(change))
+        for name, change in {"their data": negate_data, "a part of one": negate_a_part}.items()
+    },
+    "weights written while they are here, quantised": habit(
+        replace(as_stock(), form="fp8"), written_while_here(negate_a_quantised_weight)
     ),
     "a weight written and written back": habit(as_stock(), written_and_written_back),
     "a quantised weight written": replace(
