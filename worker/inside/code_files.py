@@ -94,6 +94,8 @@ class CodeFiles:
         if self.hash_of_package(place) != named.get("package", ""):
             raise ValueError(f"the {INIT} of {path}'s pack is another file here")
         number, *parts = place.removesuffix(".py").split("/")
+        if comfyui := sys.modules.get(COMFYUIS[0]):
+            vars(comfyui).setdefault("__getattr__", import_comfyuis)
         with first_on_path(self.roots[0]):
             if number == "0":
                 module = importlib.import_module(".".join(parts).removesuffix(".__init__"))
@@ -123,6 +125,15 @@ class CodeFiles:
         if code is None or os.path.realpath(code.co_filename) != os.path.realpath(str(module.__file__)):
             raise ValueError(f"{module.__file__} defines no function {path!r:.100}")
         return found
+
+
+def import_comfyuis(name: str) -> types.ModuleType:
+    """Imports a module that code names as an attribute of ComfyUI's package. ComfyUI's process has imported all of
+    them, so code need not import it."""
+    try:
+        return importlib.import_module(f"{COMFYUIS[0]}.{name}")
+    except ModuleNotFoundError as error:
+        raise AttributeError(f"{COMFYUIS[0]} has no module {name!r}.") from error
 
 
 def find_package_folders(paths: Sequence[str]) -> set[str]:

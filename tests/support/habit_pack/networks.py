@@ -69,6 +69,7 @@ class BesideBlock:
     def __call__(self, given, extra):
         found = extra["original_block"](given)
         weight = self.weights[type(self).KEY] if self.key != type(self).KEY else 0.0
+        weight = comfy.sampler_helpers.prepare_mask(torch.full((8, 8), weight), (1, 1, 8, 8), "cpu").mean()
         return {**found, "img": found["img"] + weight * self.patcher.model(found["img"])}
 
 
