@@ -24,15 +24,16 @@ compared on deep models, with a fifth of the real one's blocks: it sends once fo
 each block. a step late: a ring whose border rows, statistics, keys and values are those that the step before has sent,
 as in DistriFusion; for a UNet. All steps are alike here, so its result is right. int8, fp8, int4: Ulysses with that
 exchange_dtype, which is lossy, and which a CPU pays for; their link is half as fast, since a byte is half of what a
-card sends in its place, and a quarter of what a CPU rank does. no overlap: ours with Ulysses over all ranks in one
-part, so that nothing is computed while it travels. diffusers: its own context parallel (Ulysses) of the same model; its
-ring needs attention that tells the log-sum-exp, which it has for GPUs alone. left: of the seconds that the exchange
-adds without overlap, how many are left with it; "nothing sent" computes the same, and nothing travels in the model. of
-the link: the same without gloo's own copying, which takes a CPU rank's time and which no overlap can hide. "no limit"
-does that copying over a link without limit, with overlap and without; of the seconds that the link adds to these, how
-many are left with overlap. MB that a rank sends: counted in a step, of the rank that sends most. rank 0 waits for: by
-the timeline, of a step in each round; all_gather is norms' statistics. gloo's own copying takes a rank's CPU time and
-shows from some 100 MB/s on: NVLink's figures are lower than the real ones.
+card sends in its place, and a quarter of what a CPU rank does. int4's error is that of a first step, which travels in
+int8. no overlap: ours with Ulysses over all ranks in one part, so that nothing is computed while it travels. diffusers:
+its own context parallel (Ulysses) of the same model; its ring needs attention that tells the log-sum-exp, which it has
+for GPUs alone. left: of the seconds that the exchange adds without overlap, how many are left with it; "nothing sent"
+computes the same, and nothing travels in the model. of the link: the same without gloo's own copying, which takes a CPU
+rank's time and which no overlap can hide. "no limit" does that copying over a link without limit, with overlap and
+without; of the seconds that the link adds to these, how many are left with overlap. MB that a rank sends: counted in a
+step, of the rank that sends most. rank 0 waits for: by the timeline, of a step in each round; all_gather is norms'
+statistics. gloo's own copying takes a rank's CPU time and shows from some 100 MB/s on: NVLink's figures are lower than
+the real ones.
 """
 
 from __future__ import annotations
