@@ -7,6 +7,7 @@ The rows of `rows`; without names, all of them.
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import json
 import sys
@@ -69,6 +70,7 @@ class Census(GivenNetworks):
         self.said: list[str] = []  # on the node, of this row's attention
         self.taken = False  # whether ComfyUI's own model has taken over from the ranks
         self.watch(self.pack["remote_module"].RemoteModule)
+        gc.freeze()  # what has been imported is not looked through for each row
 
     def load_pack(self) -> None:
         """Loads the pack of habits as ComfyUI loads one of its packs."""
