@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,6 +23,7 @@ from parallel_backend.plan import ParallelPlan
 from tests.support.group.direct_group import DIT, source_of
 from tests.support.group.one_rank import OneRank
 from tests.support.ranks.polishing_rank import POLISH
+from worker.comfyui.source import VaeSource
 from worker.host.client import WorkerGroup
 from worker.host.known_state import KnownState
 from worker.host.session import LOADING_TIMES, allowed_silence
@@ -200,3 +204,23 @@ def test_ranks_refuse_alike_where_each_runs_rows_of_the_only_call(
 ) -> None:
     module = SimpleNamespace(mesh={"batch": Axis(None, groups, 0)}, link=link)
     assert HostModel(None, None, module, None, None, None, None, {}, {}, {}).refuses_alike(sizes) == alike
+
+
+def test_modules_that_a_models_code_has_imported_are_scanned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the collections that free the memory of a model. What a rank holds is scanned by each of them."""
+
+    def is_scanned(module: ModuleType) -> bool:
+        return any(each is module for each in gc.get_objects())
+
+    state, first = RankState(CPU), ModuleType("first")
+    monkeypatch.setitem(sys.modules, "imported first", first)
+    assert is_scanned(first)
+    state.drop_model()
+    assert not is_scanned(first)
+    later = ModuleType("later")
+    monkeypatch.setitem(sys.modules, "imported later", later)
+    state.vae = (VaeSource("", (), "", "", ""), Mock())
+    state.drop_model()
+    assert is_scanned(later)
+    state.drop_all()
+    assert not is_scanned(later)

@@ -428,11 +428,8 @@ def order(row: Row) -> tuple[Any, ...]:
 def main(comfyui: str, base: str, out: str, *names: str) -> None:
     census = Census(comfyui, base)
     results: dict[str, Any] = {"nodes": census.model_nodes(), "rows": {}}
-    rows = [
-        (name, row)
-        for name, row in {**ROWS, **HABITS, **SAVED_ROWS, **DETECTOR_HABITS}.items()
-        if not names or name in names
-    ]
+    every = {**ROWS, **HABITS, **SAVED_ROWS, **DETECTOR_HABITS}
+    rows = [(name, row) for name, row in every.items() if not names or name in names]
     try:
         for name, row in sorted(rows, key=lambda item: order(item[1])):
             try:

@@ -11,7 +11,7 @@ import ast
 import gc
 import importlib
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +86,7 @@ def questions() -> list[str]:
 def watch() -> set[str]:
     """The places that are told that a device is a GPU from here on."""
     told: set[str] = set()
-    answers = answering()
-    gc.unfreeze()  # what was imported before the fork, whose functions `exchange` looks for
+    answers, codes = answering(), {}
 
     def note(answer: Any, place: str, expected: bool) -> Any:
         if bool(answer) == expected:
@@ -99,18 +98,22 @@ def watch() -> set[str]:
         noting = ast.fix_missing_locations(asked.visit(tree))
         if asked.places:
             vars(importlib.import_module(name))[NOTE] = note
-            exchange(path, compile(noting, str(path), "exec"))
+            codes |= {key_of(code): code for code in codes_in(compile(noting, str(path), "exec"))}
+    exchange(codes)
     return told
 
 
-def exchange(path: Path, module: types.CodeType) -> None:
-    """Gives a module's functions the code that this one, made of the same lines, has for them."""
-    new = {(code.co_name, code.co_firstlineno): code for code in codes_in(module)}
+def exchange(codes: Mapping[tuple[str, str, int], types.CodeType]) -> None:
+    """Gives the functions of this process the codes made of the same lines."""
+    gc.unfreeze()  # what was imported before the fork
     for function in gc.get_objects():
-        if type(function) is types.FunctionType and function.__code__.co_filename == str(path):
-            code = new.get((function.__code__.co_name, function.__code__.co_firstlineno))
-            if code is not None:
-                function.__code__ = code
+        if type(function) is types.FunctionType and (code := codes.get(key_of(function.__code__))):
+            function.__code__ = code
+    gc.freeze()
+
+
+def key_of(code: types.CodeType) -> tuple[str, str, int]:
+    return code.co_filename, code.co_name, code.co_firstlineno
 
 
 def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -18,13 +18,15 @@ SIGMA = 0.7
 @dataclass(frozen=True)
 class HostCase:
     """model_class: as in a spec. config: what its constructor takes. call: what makes random numbers of a shape, to a
-    call of the model. module: of the class, where its name in the spec does not say.
+    call of the model. module: of the class, where its name in the spec does not say. shorten: takes layers out of a
+    network that has a published size whatever the config says.
     """
 
     model_class: str
     config: Mapping[str, Any]
     call: Callable[[Callable[..., torch.Tensor]], Call]
     module: str = ""
+    shorten: Callable[[Any], None] = lambda _model: None
 
     def build(self, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
         """The model, its weights random but for norms, which are near 1. Only where ComfyUI can be imported."""
@@ -34,6 +36,7 @@ class HostCase:
         made = getattr(importlib.import_module(self.module or module), name)(
             **self.config, device="cpu", dtype=dtype, operations=comfy.ops.disable_weight_init
         )
+        self.shorten(made)
         fill_weights(made)
         return made.eval().requires_grad_(False)
 
