@@ -25,6 +25,7 @@ from .plan import ParallelPlan
 from .seams.agreed_values import AgreedValues
 from .seams.compiled import CompiledBlocks
 from .seams.forward import Forward
+from .seams.kept import KeptValues
 from .seams.kernels.backends import Backend
 from .seams.pipeline.regions import check_sizes
 from .seams.pipeline.stages import StageExit, StandIn
@@ -63,6 +64,7 @@ class ParallelModel:
         self.hooks = Hooks()
         self.spec = spec_of(type(model))
         self.sizes = sizes_of_model(model, dtypes)
+        self.kept = KeptValues(model, self.spec)
         # Replaces arguments of this rank's rows that networks beside the model compute.
         self.complete: Callable[[tuple, dict[str, Any]], dict[str, Any]] = lambda args, kwargs: kwargs
         self.install(mesh)
@@ -78,6 +80,7 @@ class ParallelModel:
         self.mesh, self.slot, self.stage, self.link = mesh, applied.slot, applied.stage, applied.link
         self.attention, self.layout = applied.attention, applied.layout
         self.pipeline = StepPipeline(mesh.plan)
+        self.kept.drop()
 
     def replan(self, mesh: Mesh) -> None:
         """Applies another plan with the same stages to the same weights. Runs no collectives.
@@ -277,7 +280,7 @@ class ParallelModel:
 
     def run(self, args: tuple, kwargs: dict[str, Any], forward: Forward) -> Any:
         """Runs the model on this rank's arguments. None if the tokens went to the next stage."""
-        kwargs = self.complete(args, kwargs)
+        kwargs = self.kept.identify(self.complete(args, kwargs))
         try:
             with self.slot.enter(forward), self.fetched.forward(StageExit):
                 output = self.model(*args, **kwargs)
@@ -306,6 +309,7 @@ class ParallelModel:
     def forget(self) -> None:
         """Drops what is cached for the last sampling."""
         self.pipeline.forget()
+        self.kept.drop()
 
 
 def rows_of(value: Any, size: int, axis: Axis) -> Any:

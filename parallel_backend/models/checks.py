@@ -214,7 +214,7 @@ def changes_of(model: torch.nn.Module) -> list[str]:
 
 def differences(model: torch.nn.Module, spec: ModelSpec) -> Iterator[str]:
     """Lists what the spec relies on and the model lacks, and which block arguments the spec does not know."""
-    paths = (spec.heads, spec.width or spec.head_dim, spec.kv_heads, spec.coupled_where, spec.patch_size)
+    paths = (spec.heads, spec.width or spec.head_dim, spec.kv_heads, spec.coupled_where, spec.patch_size, spec.drops)
     paths += (spec.bands.levels, spec.bands.patch_size) if spec.bands else ()
     lacks = [path for path in filter(None, paths) if not has_size(model, path)]
     yield from (f"it has no {path}" for path in lacks)
@@ -288,9 +288,9 @@ def differences_in_block(block: torch.nn.Module, blocks: BlockList) -> Iterator[
     takes = {parameter.name for parameter in parameters if parameter.kind not in VARIABLE}
     if len(takes) == len(parameters):
         named = {name for name in blocks.sharded if not name.isdigit()}  # the others are of `*args`
-        lacks = named - takes - set(blocks.optional)
+        lacks = (named | {blocks.kept} - {""}) - takes - set(blocks.optional)
         yield from (f"{blocks.path} has no argument {name}" for name in sorted(lacks))
-    known = {ALWAYS_WHOLE, *blocks.sharded, *blocks.whole, *blocks.refused}
+    known = {ALWAYS_WHOLE, *blocks.sharded, *blocks.whole, *blocks.refused, blocks.kept}
     yield from (f"{blocks.path} has an argument {name}, which its spec does not list" for name in sorted(takes - known))
     yield from lacking(block, (*attention_paths(block, blocks), *blocks.full_length), f"{blocks.path}: ")
     for path, attribute in blocks.windows.items():

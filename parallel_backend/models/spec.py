@@ -71,6 +71,10 @@ class BlockList:
     # Submodules that derive a token's frame from its place, with their arguments that have tokens. They get these in
     # full length (see `seams/layout.py`). They mix no tokens, and return the first of these streams.
     full_length: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    # The argument with the keys and values of tokens that came before, and their number: (BHND, BHND, N), which every
+    # rank has whole. The block joins them with the fresh ones, which follow. A call without them runs whole on every
+    # rank.
+    kept: str = ""
     # Arguments with tokens that only some of the blocks have. Any of them may return several tensors of its stream.
     optional: tuple[str, ...] = ()
     # Arguments that every rank takes as they are.
@@ -150,6 +154,11 @@ class ModelSpec:
     skips: bool = False
     # Why a step cache cannot skip its blocks together, if it cannot. An unstaged class cannot be cached, either.
     uncached: str = ""
+    # The method by which the model drops what it keeps from call to call, if it keeps something. All ranks drop it
+    # before a sampling and with each plan. So they have kept the same, and take the same way through the model.
+    drops: str = ""
+    # Arguments of the model by whose identity it finds what it has kept. Equal ones are the same tensor in a sampling.
+    by_identity: tuple[str, ...] = ()
     # Dict arguments of the model, and their entries that it computes if they are missing. These are not sent to ranks.
     computed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Whether the class's pipeline in diffusers gives a flow-matching scheduler sigmas from 1 to 1 / steps. Others leave

@@ -44,6 +44,7 @@ class SharedCall:
     lengths, seen_lengths: tokens of queries and of keys, by rank of the Ulysses group.
     ring_lengths: keys by rank of the ring.
     places: of fresh keys in the cache, if there is one.
+    kept: keys and values that every rank has, in the form in which others travel.
     group: the number of query heads that share a key head.
     format: in which tensors travel.
     differences: what arrived in the steps before. If it is there, only what differs from that travels.
@@ -57,6 +58,7 @@ class SharedCall:
     places: list[tuple[int, int]]
     mask: torch.Tensor | None
     scale: float | None
+    kept: Sequence[torch.Tensor]
     heads: int
     group: int
     head_dim: int
@@ -130,18 +132,20 @@ class ParallelAttention:
         scale: float | None = None,
         enable_gqa: bool = False,
         seen: tuple[str, ...] = (),
+        kept: Sequence[torch.Tensor] = (),
     ) -> torch.Tensor:
         """Computes `F.scaled_dot_product_attention` of the local tokens of `streams`, BHLD, to all of their tokens.
 
         owner: the attention module, or one of its calls, as the key of the cache.
         seen: the streams that are attended to, if they are others.
+        kept: keys and values that are attended to, too, and that every rank has: BHND, with the heads of `key`.
         """
         if dropout_p or is_causal:
             raise RequestError(
                 "Self-attention with dropout or a causal mask is not supported on shared tokens.",
                 "Use ulysses=1, ring=1, pipefusion=1 and attention=native.",
             )
-        call = self.shared_call(owner, streams, seen or streams, query, key, attn_mask, scale)
+        call = self.shared_call(owner, streams, seen or streams, query, key, attn_mask, scale, kept)
         key, value = call.encode("key", key), call.encode("value", value)
         if self.ulysses.degree == 1:
             (part,) = head_parts((call.heads,), call.group, 1)
@@ -174,6 +178,7 @@ class ParallelAttention:
         key: torch.Tensor,
         attn_mask: torch.Tensor | None,
         scale: float | None,
+        kept: Sequence[torch.Tensor],
     ) -> SharedCall:
         degree, layout, cache = self.ulysses.degree, self.layout, self.layout.forward.cache
         ranks, heads = range(self.ring.index * degree, (self.ring.index + 1) * degree), query.shape[1]
@@ -187,6 +192,7 @@ class ParallelAttention:
             places=[] if cache is None else layout.cache_places(seen, ranks),
             mask=None if attn_mask is None else self.local_mask(attn_mask, streams, seen, ranks, columns),
             scale=scale,
+            kept=kept if layout.forward.differences else [self.format.encode(each) for each in kept],
             heads=heads,
             group=heads // key.shape[1],
             head_dim=query.shape[3],
@@ -224,15 +230,18 @@ class ParallelAttention:
             return repeat_heads(call.taken_keys(kv_BhKE), queries, keys, call.group)
 
         mask = call.own_mask(queries)
+        kept = [each[:, keys.start : keys.stop] for each in call.kept]
         if self.ring.degree > 1:
 
             def attend_with_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: Any) -> Any:
                 return self.backend.attend_with_lse(q, taken(k), taken(v), *more)
 
             given = (q_BhRD, k_BhRE, v_BhRE, call.ring_lengths, self.ring, attend_with_lse, call.scale, mask)
-            return ring_attention(*given, meanwhile=layout.forward.run_deferred)
+            return ring_attention(*given, meanwhile=layout.forward.run_deferred, kept=kept)
         if not q_BhRD.numel():
             return q_BhRD
+        if kept:
+            k_BhRE, v_BhRE = (torch.cat(each, 2) for each in zip(kept, (k_BhRE, v_BhRE), strict=True))
         if call.pattern:
             return call.pattern.attend(q_BhRD, taken(k_BhRE), taken(v_BhRE), call.scale)
         return self.backend.attend(q_BhRD, taken(k_BhRE), taken(v_BhRE), call.scale, mask)

@@ -5,7 +5,7 @@ the blocks of a chained list nothing is copied, because streams stay local there
 
 If nodes' code runs between the blocks (`ForwardSlot.sees_whole`), the tokens are gathered after every block. So this
 code sees what it would see on one device, whatever it does. A block that it calls in a way that the spec does not know
-runs whole, on every rank.
+runs whole, on every rank. So does a block that is called without the keys that its spec says are kept.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class BlockBoundary:
         self.chained = chained
         self.gathers = gathers
         self.signature = block.signature if isinstance(block, StandIn) else inspect.signature(block.forward)
-        self.known = {ALWAYS_WHOLE, *blocks.whole, *blocks.sharded}
+        self.known = {ALWAYS_WHOLE, *blocks.whole, *blocks.sharded, blocks.kept}
         joined = list(blocks.tokens.values())
         self.joined = names(joined[0]) if len(joined) == 1 and isinstance(joined[0], str) else ()
         # Functions of this object and a value. They are not bound to it, because a reference cycle would keep its
@@ -94,6 +94,9 @@ class BlockBoundary:
     def enter(self, block: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """Cuts the block's arguments to this rank's tokens. Raises RequestError for an unlisted argument."""
         slot, given = self.layout.slot, Arguments(self.signature, args, kwargs)
+        slot.forward.is_whole = bool(self.blocks.kept) and not given.values.get(self.blocks.kept)
+        if slot.forward.is_whole:
+            return args, kwargs
         if not slot.sees_whole:
             return self.cut_arguments(block, given)
         self.given = []
@@ -123,6 +126,8 @@ class BlockBoundary:
         for name, convert in blocks.converters.items():
             if given.values.get(name) is not None:
                 given.values[name] = self.once(f"{name} converted", given.values[name], convert)
+        if blocks.kept:
+            _, _, self.layout.forward.kept = given.values[blocks.kept]
         self.learn_places(given.values)
         for name, tokens in blocks.counts.items():
             given.values[tokens] = given.values[tokens].narrow(blocks.dim, 0, given.values[name])

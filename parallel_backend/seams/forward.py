@@ -68,6 +68,9 @@ class Forward:
     orders: dict[tuple, torch.Tensor] = field(default_factory=dict)
     # Whether a block runs on this rank's own tokens. Only `ForwardSlot.sees_whole` looks at it.
     in_block: bool = False
+    # Whether the block that was called last runs whole, because it was given no kept keys. Else, how many it was given.
+    is_whole: bool = False
+    kept: int = 0
     # Whether a step cache skips the block that was called last.
     skipped: bool = False
     # Whether an argument had an entry for each frame or token. The model may use it to modulate its output, too.
@@ -105,8 +108,8 @@ class ForwardSlot:
 
     @property
     def is_between(self) -> bool:
-        """Whether all tokens are here now, because code between the blocks needs them."""
-        return self.sees_whole and not self.forward.in_block
+        """Whether all tokens are here now, because code between the blocks needs them, or the block that runs."""
+        return self.forward.is_whole or (self.sees_whole and not self.forward.in_block)
 
     def every_segment(self) -> list[int]:
         return list(range(self.patches))

@@ -36,6 +36,8 @@ def attention_of(
         attend = partial(with_unrepeated, attend, sizes.kv_heads)
     place = f"{path} of {blocks.path}" if path else blocks.path
     attend = partial(as_described, attend, place, layout, names(streams), names(seen or streams), sizes)
+    if blocks.kept:
+        attend = partial(after_kept, attend, layout)
     if path in blocks.local_masks:
         return partial(with_whole_mask, attend, owner, layout, names(seen or streams))
     reach = getattr(module, blocks.windows[path]) if path in blocks.windows else None
@@ -90,6 +92,21 @@ def without_padding(
     key, value = (layout.drop_padding(each, seen or streams, -2) for each in (key, value))
     attended = attention(owner, streams, query, key, value, *args, seen=seen, **more)
     return layout.put_padding(attended, streams, -2)
+
+
+def after_kept(
+    attend: Attend,
+    layout: TokenLayout,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *args: Any,
+    **more: Any,
+) -> torch.Tensor:
+    """Computes attention to keys of which the first are kept: every rank has them."""
+    count = layout.forward.kept
+    kept, fresh = zip(*((each[..., :count, :], each[..., count:, :]) for each in (key, value)), strict=True)
+    return attend(query, *fresh, *args, kept=kept, **more)
 
 
 def with_whole_mask(

@@ -1,4 +1,4 @@
-"""Models whose image and text attend together: HiDream I1, Lens, JoyImage, PixelDiT and PiD."""
+"""Models whose image and text attend together: HiDream I1 and O1, Lens, JoyImage, PixelDiT and PiD."""
 
 from dataclasses import replace
 
@@ -32,6 +32,30 @@ register(
         heads="num_attention_heads",
         head_dim="attention_head_dim",
         image="img",
+    )
+)
+
+# Text attends to itself alone, so its keys are the same in all steps. The first step computes them, with all tokens.
+HIDREAM_O1 = BlockList(
+    path="language_model.layers",
+    tokens={"x": "img"},
+    returns=("img", None),
+    attention={"self_attn": "img"},
+    sides={"freqs_cis": (1, "img")},
+    kept="past_key_value",
+    whole=("optimized_attention",),
+    refused=("attention_mask",),
+)
+register(
+    comfyui_spec(
+        "comfy.ldm.hidream_o1.model.HiDreamO1Transformer",
+        HIDREAM_O1,
+        heads="text_config.num_attention_heads",
+        head_dim="text_config.head_dim",
+        patch_size="patch_size",
+        drops="clear_kv_cache",
+        by_identity=("ref_pixel_values",),
+        unstaged="it keeps the keys and values of its text from step to step",
     )
 )
 

@@ -9,12 +9,6 @@ register(
         unshared="it attends within windows, whose tokens lie elsewhere in every second block",
     )
 )
-register(
-    ModelSpec(
-        "comfy.ldm.hidream_o1.model.HiDreamO1Transformer",
-        unshared="it keeps the keys and values of its text from step to step",
-    )
-)
 
 # The class-conditional DiT of `worker/comfyui/dit.py`, which ComfyUI lacks.
 register(

@@ -5,7 +5,7 @@ https://arxiv.org/abs/2310.01889. Shapes: B batch, h local heads, R this rank's 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,7 @@ def ring_attention(
     scale: float | None = None,
     mask: torch.Tensor | None = None,
     meanwhile: Callable[[], None] = lambda: None,
+    kept: Sequence[torch.Tensor] = (),
 ) -> torch.Tensor:
     """Computes attention of this rank's queries to every rank's keys and values.
 
@@ -38,6 +39,7 @@ def ring_attention(
     attend_with_lse: takes keys and values as they are sent. They may have fewer heads than the queries.
     mask: (…, R, all keys) as for `F.scaled_dot_product_attention`, with keys in the ring's order.
     meanwhile: computes what else there is before the first keys are waited for.
+    kept: keys and values that every rank has, attended to together with this rank's own. There is no mask then.
 
     Two blocks are in memory: one is computed, the other arrives. Results are merged in fp32 by their log-sum-exp.
     """
@@ -51,9 +53,10 @@ def ring_attention(
             shape = (*block.shape[:3], lengths[source], block.shape[4])
             arriving = block.new_empty(shape)
             works = _pass_on(block, arriving, axis)
-        if block.numel() and q_BhRD.numel():
+        attended = block if hop or not kept else torch.cat((torch.stack(tuple(kept)), block), 3)
+        if attended.numel() and q_BhRD.numel():
             block_mask = masks[(axis.index - hop) % axis.degree]
-            block_out, block_lse = attend_with_lse(q_BhRD, block[0], block[1], scale, block_mask)
+            block_out, block_lse = attend_with_lse(q_BhRD, attended[0], attended[1], scale, block_mask)
             out, lse = merge(out, lse, block_out.float(), block_lse)
         if not hop:
             meanwhile()

@@ -49,6 +49,12 @@ def flat(output: Any) -> torch.Tensor:
     return torch.cat([part.flatten().float() for part in parts])
 
 
+def steps_of(case: HostCase, count: int = 1) -> list[list[Call]]:
+    """The case's calls, step by step: latents and timesteps become less."""
+    first, rest = calls_of(case, count), range(1, case.steps)
+    return [first, *([call._replace(args=tuple(each * 0.8**step for each in call.args)) for call in first] for step in rest)]
+
+
 def calls_of(case: HostCase, count: int) -> list[Call]:
     """The case's call, and others of which each is narrower, with less text, than the one before."""
     args, kwargs = case.inputs()
@@ -118,7 +124,8 @@ class Bench:
 
         def run() -> None:
             with torch.inference_mode():
-                outputs.extend(self.model(*args, **kwargs) for args, kwargs in calls_of(self.case, count))
+                for calls in steps_of(self.case, count):
+                    outputs.extend(self.model(*call.args, **call.kwargs) for call in calls)
 
         if spec and spec.blocks:
             self.mistakes += mistakes_in(self.model, spec, run)
@@ -135,12 +142,12 @@ class Bench:
         try:
             if sampling:
                 return [sampling.parallel(module), sampling.step_by_step(module)]
-            outputs = module.run_calls(calls_of(self.case, count))
+            outputs = [module.run_calls(calls) for calls in steps_of(self.case, count)]
         finally:
             module.remove()
-        if (dist.get_rank() == 0) != (outputs is not None):
+        if any((dist.get_rank() == 0) != (found is not None) for found in outputs):
             raise SystemExit("Exactly rank 0 shall hold the result.")
-        return outputs
+        return [each for found in outputs for each in found or ()]
 
 
 def is_sampling(plan: ParallelPlan) -> bool:

@@ -19,7 +19,8 @@ SIGMA = 0.7
 class HostCase:
     """model_class: as in a spec. config: what its constructor takes. call: what makes random numbers of a shape, to a
     call of the model. module: of the class, where its name in the spec does not say. shorten: takes layers out of a
-    network that has a published size whatever the config says.
+    network that has a published size whatever the config says. steps: how many such calls are made one after the other,
+    of a model that keeps something from step to step.
     """
 
     model_class: str
@@ -27,6 +28,7 @@ class HostCase:
     call: Callable[[Callable[..., torch.Tensor]], Call]
     module: str = ""
     shorten: Callable[[Any], None] = lambda _model: None
+    steps: int = 1
 
     def build(self, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
         """The model, its weights random but for norms, which are near 1. Only where ComfyUI can be imported."""

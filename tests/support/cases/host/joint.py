@@ -80,7 +80,7 @@ CASES: dict[str, HostCase] = {
         ),
     ),
     "hidream-o1": HostCase(
-        "comfy.ldm.hidream_o1.model.HiDreamO1Transformer", HIDREAM_O1, with_(image(3, 160, 224), unified)
+        "comfy.ldm.hidream_o1.model.HiDreamO1Transformer", HIDREAM_O1, with_(image(3, 160, 224), unified), steps=2
     ),
     "omnigen2": HostCase(OMNIGEN_CLASS, OMNIGEN | {"text_feat_dim": 24}, with_(image(16), text(24, **TOKENS))),
     "omnigen2-reference": HostCase(

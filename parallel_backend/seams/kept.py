@@ -1,0 +1,44 @@
+"""What a model keeps from call to call by its own code. Every rank keeps the same, so that all ranks take the same way
+through the model.
+
+A rank of another plan has had other rows, and so it has kept other values. The identity of a tensor depends on the
+rank's own memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..models.spec import ModelSpec
+
+
+class KeptValues:
+    """given: by argument, the different tensors that the model has got in this sampling. It may have kept something for
+    each, so none of them may give its identity to another."""
+
+    def __init__(self, model: torch.nn.Module, spec: ModelSpec | None) -> None:
+        self.model = model
+        self.method = spec.drops if spec else ""
+        self.given: dict[str, list[torch.Tensor]] = {name: [] for name in (spec.by_identity if spec else ())}
+
+    def drop(self) -> None:
+        """Makes the model drop what it has kept."""
+        for each in self.given.values():
+            each.clear()
+        if self.method:
+            getattr(self.model, self.method)()
+
+    def identify(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the model's arguments, with the first of equal tensors in place of each later one."""
+        own = {name: kwargs[name] for name in self.given if isinstance(kwargs.get(name), torch.Tensor)}
+        return {**kwargs, **{name: self.first_of(self.given[name], value) for name, value in own.items()}}
+
+    def first_of(self, given: list[torch.Tensor], value: torch.Tensor) -> torch.Tensor:
+        for each in given:
+            if each.dtype == value.dtype and torch.equal(each, value):
+                return each
+        given.append(value)
+        return value
