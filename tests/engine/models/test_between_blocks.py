@@ -16,7 +16,9 @@ from tests.support.ranks.pool import RankPool
 TOLERANCE = 1e-5
 EFFECT = 1e-2  # what the code changes at least
 PLANS = [{"ulysses": 2}, {"ring": 2}]
-WHOLE = ("mochi",)  # its blocks leave out text that does not count, and the code sees it
+# Of the calls of blocks, the share that ranks share, if not all: of a class whose blocks leave out text that does not
+# count, and the code sees it; of one whose first step of two runs whole.
+SHARES = {"mochi": 0, "hidream-o1": 0.5}
 FIRST_ROWS = {model.model_class: row for row, model in reversed(CASES.items())}
 
 
@@ -58,4 +60,4 @@ def test_code_between_the_blocks_sees_all_tokens(row: str, found: dict[str, list
     error, effect, share = found[row]
     assert error <= TOLERANCE
     assert effect >= EFFECT, "the code does nothing"
-    assert share == (0 if row in WHOLE else 1), "of the calls of blocks, the ranks share"
+    assert share == SHARES.get(row, 1), "of the calls of blocks, the ranks share"

@@ -51,8 +51,12 @@ def flat(output: Any) -> torch.Tensor:
 
 def steps_of(case: HostCase, count: int = 1) -> list[list[Call]]:
     """The case's calls, step by step: latents and timesteps become less."""
-    first, rest = calls_of(case, count), range(1, case.steps)
-    return [first, *([call._replace(args=tuple(each * 0.8**step for each in call.args)) for call in first] for step in rest)]
+    first = calls_of(case, count)
+    factors = [0.8**step for step in range(1, case.steps)]
+    return [
+        first,
+        *([Call(tuple(each * factor for each in args), kwargs) for args, kwargs in first] for factor in factors),
+    ]
 
 
 def calls_of(case: HostCase, count: int) -> list[Call]:

@@ -26,7 +26,7 @@ from parallel_backend.parallel_model import ParallelModel
 from parallel_backend.plan import ParallelPlan
 from tests.support.cases.host import CASES, HostCase
 from tests.support.cases.references import relative_error
-from tests.support.ranks.host_ranks import calls_of, flat
+from tests.support.ranks.host_ranks import flat, steps_of
 from tests.support.ranks.leaving import leave
 
 
@@ -90,11 +90,12 @@ def functions_inside() -> dict[str, Any]:
     }
 
 
-def call_of(case: HostCase, spec: ModelSpec, changed: bool) -> Call:
-    (call,) = calls_of(case, 1)
+def calls_by_step(case: HostCase, spec: ModelSpec, changed: bool) -> list[Call]:
+    """The case's call in each step."""
+    calls = [call for (call,) in steps_of(case)]
     if not changed or not spec.bands:
-        return call
-    return call._replace(kwargs={**call.kwargs, ALWAYS_WHOLE: functions_inside()})
+        return calls
+    return [call._replace(kwargs={**call.kwargs, ALWAYS_WHOLE: functions_inside()}) for call in calls]
 
 
 @contextmanager
@@ -125,16 +126,19 @@ def other_roundings() -> Iterator[None]:
             del torch.Tensor.item
 
 
+def by_itself(model: torch.nn.Module, spec: ModelSpec, case: HostCase, changed: bool) -> torch.Tensor:
+    """What the model gives in one process, in all steps."""
+    if spec.drops:
+        getattr(model, spec.drops)()
+    with torch.inference_mode(), code_between(model, spec) if changed else nullcontext():
+        return torch.cat([flat(model(*args, **kwargs)) for args, kwargs in calls_by_step(case, spec, changed)])
+
+
 def run(row: str, plan: ParallelPlan) -> tuple[float, float, float] | None:
     case = CASES[row]
     model, spec = case.build(), spec_named(case.model_class)
     assert spec
-    plain: list[torch.Tensor] = []
-    with torch.inference_mode():
-        for changed in (False, True):
-            args, kwargs, *_ = call_of(case, spec, changed)
-            with code_between(model, spec) if changed else nullcontext():
-                plain.append(flat(model(*args, **kwargs)))
+    alone, wanted = (by_itself(model, spec, case, changed) for changed in (False, True))
     module = ParallelModel(model, build_mesh(plan, torch.device("cpu")), torch.float32)
     shared: list[bool] = []
     for blocks in spec.blocks:
@@ -143,10 +147,11 @@ def run(row: str, plan: ParallelPlan) -> tuple[float, float, float] | None:
     if spec.bands:
         module.hooks.before(model, lambda *_: shared.append(module.slot.forward.in_block))
     with other_roundings(), module.showing_whole(True), code_between(model, spec):
-        outputs = module.run_calls([call_of(case, spec, True)])
-    if outputs is None:
+        outputs = [module.run_calls([call]) for call in calls_by_step(case, spec, True)]
+    found = [flat(each) for of_step in outputs for each in of_step or ()]
+    if not found:
         return None
-    error, changed = (relative_error(each, plain[1]) for each in (flat(outputs[0]), plain[0]))
+    error, changed = (relative_error(each, wanted) for each in (torch.cat(found), alone))
     return error, changed, sum(shared) / len(shared)
 
 

@@ -15,17 +15,18 @@ import torch.distributed as dist
 from parallel_backend.parallel_model import ParallelModel
 from parallel_backend.plan import ParallelPlan
 from tests.support.cases.host import CASES, HostCase
-from tests.support.ranks.host_ranks import Sampling, calls_of, flat
+from tests.support.ranks.host_ranks import Sampling, flat, steps_of
 from tests.support.ranks.leaving import leave
 from tests.support.ranks.weights.fetching import Meshes, equal_by_way, poison_buffers, ways_from
 
 
 def outputs(model: ParallelModel, case: HostCase, count: int) -> list[torch.Tensor | None]:
-    """Of so many calls at once; with stages of a sampling."""
+    """Of so many calls at once, in all steps; with stages of a sampling."""
     if model.mesh.plan.pipefusion > 1:
         return [Sampling(case, case.build()).parallel(model)]
-    got = model.run_calls(calls_of(case, count))
-    return [torch.cat([flat(each) for each in got]) if got else None]
+    model.forget()
+    got = [flat(each) for calls in steps_of(case, count) for each in model.run_calls(calls) or ()]
+    return [torch.cat(got) if got else None]
 
 
 def main(cases: str, out: str) -> None:
