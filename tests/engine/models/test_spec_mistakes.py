@@ -134,7 +134,8 @@ def test_an_item_of_no_stream_is_not_cut() -> None:
     """Such as a table of frequencies that the positions of tokens, the next item, look up."""
     boundary = object.__new__(BlockBoundary)
     boundary.blocks = BlockList("blocks", {"x": "img"}, "img", sides={"rotary": (0, (None, "img"))})
-    halves: Any = SimpleNamespace(cut=lambda whole, *_: whole[: len(whole) // 2], forward=SimpleNamespace(sides={}))
+    forward, slot = SimpleNamespace(sides={}), SimpleNamespace(sees_whole=False)
+    halves: Any = SimpleNamespace(cut=lambda whole, *_: whole[: len(whole) // 2], forward=forward, slot=slot)
     boundary.layout = halves
     table, positions = (torch.zeros(6, 2), torch.ones(6, 2)), torch.arange(6)
     (cosines, sines), own = boundary.cut_side((table, positions), "rotary", boundary.blocks.sides["rotary"][1])
