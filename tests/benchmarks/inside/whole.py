@@ -37,6 +37,8 @@ from tests.support.host.stock_prompts import write_cases
 from tests.support.ranks.leaving import end
 
 STEPS = 16
+# As on GPUs. The attention that ComfyUI has on a CPU adds a mask of truth values as numbers.
+ATTENTION = "--use-pytorch-cross-attention"
 PLANS: tuple[dict[str, int], ...] = ({"ulysses": 2}, {})
 MENDS = {
     r"attn_mask: Tensor = None,?\s*\)": "attn_mask: Tensor = None, **_more)",
@@ -105,17 +107,35 @@ def identify(is_masked: bool) -> Callable[[Any, Any, Any], Any]:
     return patched
 
 
+def derive(module: Any, _census: Any, model: Any) -> Any:
+    """Fluxtapoz's classes of the whole model and of its blocks."""
+    return module.ConfigureModifiedFluxNode().apply(model)[0]
+
+
+def divide(module: Any, census: Any, model: Any) -> Any:
+    """A text of its own for a half of the picture, in every second block."""
+    nodes, (text, _) = sibling(module, "regional_cond_nodes"), census.conditioning("flux", "negative")[0]
+    mask = torch.zeros(1, 64, 64)
+    mask[..., 32:] = 1
+    (regions,) = nodes.CreateRegionalCondNode().create([[text, {}]], mask)
+    latent = census.latent(equal("flux"))
+    places = {"double": [1], "single": [0, 2]}
+    return nodes.ApplyRegionalCondsNode().patch(derive(module, census, model), regions, latent, 0.0, 0.7, places)[0]
+
+
 def sibling(module: Any, name: str) -> Any:
     return importlib.import_module(f"{module.__package__}.{name}")
 
 
 class Case(NamedTuple):
-    """file: of the pack, which has the node. counts: whether a step that is left out can be counted."""
+    """file: of the pack, which has the node. counts: whether a step that is left out can be counted. tokens: of the
+    text, if not the model's."""
 
     file: str
     patched: Callable[[Any, Any, Any], Any]
     row: Row
     counts: bool = True
+    tokens: int = 0
 
 
 def sampled(model: str, cfg: float) -> Row:
@@ -123,6 +143,7 @@ def sampled(model: str, cfg: float) -> Row:
 
 
 TEACACHE, WAVESPEED, PULID = "ComfyUI-TeaCache/nodes", "Comfy-WaveSpeed/fbcache_nodes", "PulidFluxHook"
+FLUXTAPOZ = "nodes/configure_modified_flux_node"
 CASES: dict[str, Case] = {
     "TeaCache on Flux": Case(TEACACHE, teacache("flux", 1.0), sampled("flux", 1.0)),
     "TeaCache on Flux, cfg 3": Case(TEACACHE, teacache("flux", 1.0), sampled("flux", 3.0)),
@@ -134,6 +155,8 @@ CASES: dict[str, Case] = {
     "WaveSpeed on a UNet": Case(WAVESPEED, first_block(0.2), sampled("unet", 3.0), counts=False),
     "PuLID on Flux": Case(PULID, identify(False), sampled("flux", 1.0), counts=False),
     "PuLID on Flux, with a mask": Case(PULID, identify(True), sampled("flux", 3.0), counts=False),
+    "Fluxtapoz's Flux": Case(FLUXTAPOZ, derive, sampled("flux", 3.0), counts=False),
+    "Fluxtapoz's Flux with regions": Case(FLUXTAPOZ, divide, sampled("flux", 1.0), counts=False, tokens=256),
 }
 
 
@@ -150,9 +173,9 @@ def mend(packs: Path) -> None:
 
 
 def find(packs: Path, file: str) -> Path | None:
-    """The folder of the pack with a file."""
-    found = sorted(packs.glob(f"{file}.py" if "/" in file else f"*/{file}.py"))
-    return found[0].parent if found else None
+    """The folder of the pack with a file, which is named by its path in the packs' folder or in the pack's."""
+    found = sorted(path for form in (f"{file}.py", f"*/{file}.py") for path in packs.glob(form))
+    return packs / found[0].relative_to(packs).parts[0] if found else None
 
 
 def measure(census: Census, name: str, case: Case, pack: Path, plan: dict[str, int]) -> None:
@@ -161,12 +184,14 @@ def measure(census: Census, name: str, case: Case, pack: Path, plan: dict[str, i
     ran: list[int] = []
 
     def does(census: Census, row: Row, model: Any) -> list[torch.Tensor]:
-        patched = case.patched(load(pack, case.file.rpartition("/")[2]), census, model)
+        patched = case.patched(load(pack, case.file.removeprefix(f"{pack.name}/").replace("/", ".")), census, model)
         if case.counts:
             patched = patched.clone()
             patched.set_model_patch_replace(patches.counted_block, "dit", *COUNTED)
         before = scales.CALLS["count"]
-        found = census.sample(row, patched)
+        text, options = census.conditioning(row.model, "positive")[0]
+        text = text.repeat(1, -(-case.tokens // text.shape[1]), 1)[:, : case.tokens] if case.tokens else text
+        found = census.sample(row, patched, positive=[[text, options]])
         ran.append(scales.CALLS["count"] - before)
         return [found]
 
@@ -189,7 +214,7 @@ def main(comfyui: str, packs: str, *only: str) -> None:
         shutil.copytree(packs, base / "custom_nodes", ignore=shutil.ignore_patterns(".git"))
         mend(base / "custom_nodes")
         shutil.copytree(Path(__file__).parents[2] / "support" / "habit_pack", base / "custom_nodes" / "habit_pack")
-        census = Census(comfyui, folder)
+        census = Census(comfyui, folder, ATTENTION)
         try:
             for name, case in cases.items():
                 pack = find(base / "custom_nodes", case.file)
