@@ -48,7 +48,6 @@ class Census(GivenNetworks):
     """ComfyUI in this process, its nodes, one worker group, and the models of both loaders."""
 
     def __init__(self, comfyui: str, base: str, *arguments: str) -> None:
-        """arguments: further ones of ComfyUI."""
         mount(comfyui, "--base-directory", base, *arguments)
         for name in [name for name in sys.modules if name == "nodes" or name.startswith("nodes.")]:
             del sys.modules[name]
