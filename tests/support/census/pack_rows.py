@@ -48,12 +48,19 @@ def of_pack_apart(name: str) -> Does:
     return does
 
 
-def counted(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-    """What a function inside counts, where its pack reads it."""
-    nodes = sys.modules[census.nodes.NODE_CLASS_MAPPINGS[HABIT_NODE].__module__]
-    before = nodes.count_calls()
-    sampled = of_pack("a count on the module", "call")(census, row, model)
-    return [*sampled, torch.tensor([float(nodes.count_calls() - before)])]
+def counted(name: str, steps: int) -> Does:
+    """A habit, and what its code inside counts, where its pack reads it."""
+
+    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+        nodes = sys.modules[census.nodes.NODE_CLASS_MAPPINGS[HABIT_NODE].__module__]
+        before = nodes.count_calls()
+        sampled = of_pack(name, "call")(census, replace(row, steps=steps), model)
+        return [*sampled, torch.tensor([float(nodes.count_calls() - before)])]
+
+    return does
+
+
+CACHE = counted("a first-block cache", 5)  # the count is of the steps in which it skips blocks
 
 
 def pack_rows() -> Iterator[tuple[str, Row]]:
@@ -79,7 +86,11 @@ def pack_rows() -> Iterator[tuple[str, Row]]:
 
 PACK_ROWS: dict[str, Row] = {
     **dict(pack_rows()),
-    "a pack's count, read outside": habit(replace(equal(), shared="one rank"), counted),
+    "a pack's count, read outside": habit(replace(equal(), shared="one rank"), counted("a count on the module", 2)),
+    "a pack's first-block cache, its weights by blocks": habit(
+        replace(equal(), shared="ulysses=2 × shared weights", plan={"ulysses": 2, "weights": "shared"}), CACHE
+    ),
+    "a pack's first-block cache on Wan": habit(replace(equal("wan"), shared="ulysses=2", plan={}), CACHE),
     "a pack's patch of attention": habit(replace(equal(), shared="one rank"), of_pack("attention's output", "begin")),
     "a pack's patch of a UNet's attention": habit(
         replace(equal("unet"), shared="ulysses=2"), of_pack("attention's output", "begin")

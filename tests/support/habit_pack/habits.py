@@ -70,6 +70,13 @@ def replace_forward(model, make):
     model.enter(patch.object(model.block, "forward", made[model.block]))
 
 
+def cache_first_block(model):
+    if model.blocks not in made:
+        made[model.blocks] = inside.FirstBlockCache(list(model.blocks))
+    cached = torch.nn.ModuleList([made[model.blocks]])
+    model.enter(patch.dict(model.module._modules, {model.name: cached}))
+
+
 def derive_block(model):
     before, model.block.__class__ = type(model.block), inside.LouderFlux
     model.undo.callback(setattr, model.block, "__class__", before)
@@ -103,6 +110,7 @@ HABITS = {
     "a block's forward as an object patch": Habit(patch=patch_block),
     "attention for everybody": Habit(replace_attention),
     "a cache": Habit(lambda m: replace_forward(m, inside.Cache)),
+    "a first-block cache": Habit(cache_first_block),
     "a counting closure": Habit(lambda m: replace_forward(m, inside.counting)),
     "a count on a class": Habit(
         lambda m: m.enter(patch.object(m.block, "forward", inside.by_class(inside.Tally, m.block.forward)))

@@ -124,6 +124,35 @@ class Cache:
         return self.kept[1]
 
 
+class FirstBlockCache(torch.nn.Module):
+    """In place of a model's blocks: runs the first one, and the others only if its change is another than before."""
+
+    def __init__(self, blocks):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(blocks)
+        self.change = self.rest = None
+
+    def run(self, block, tokens, text, args, kwargs):
+        if "img" not in kwargs:
+            return block(tokens, *args[1:], **kwargs), text
+        return block(**{**kwargs, "img": tokens, "txt": text})
+
+    def forward(self, *args, **kwargs):
+        tokens, text = (kwargs["img"], kwargs["txt"]) if "img" in kwargs else (args[0], None)
+        before = tokens.clone()
+        first, text = self.run(self.blocks[0], tokens, text, args, kwargs)
+        change = first - before
+        if self.change is not None and ((change - self.change).abs().mean() / self.change.abs().mean()).item() < 0.5:
+            scales.CALLS["count"] += 1
+            tokens = first + self.rest
+        else:
+            tokens = first.clone()
+            for block in self.blocks[1:]:
+                tokens, text = self.run(block, tokens, text, args, kwargs)
+            self.change, self.rest = change, tokens - first
+        return tokens if "img" not in kwargs else (tokens, text)
+
+
 def counting(function):
     """A closure that counts, and does something else each time."""
     calls = 0
