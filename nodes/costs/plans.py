@@ -25,7 +25,7 @@ Estimate = Callable[[Sequence[int]], float]
 
 
 class ModelCosts:
-    """module: on the meta device.
+    """module: on the meta device, as it was loaded.
     dtype: the compute dtype.
     estimate: ComfyUI's estimate of the bytes that one device needs beside the weights, for latents of a shape."""
 

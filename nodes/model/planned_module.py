@@ -23,6 +23,7 @@ from ...worker.host.runs import RunPlan
 from ...worker.wire.protocol import Header
 from ..costs.machine import measure
 from ..costs.plans import ModelCosts, can_predict, pick_usual_step
+from ..costs.structure import copy_structure
 from ..inside.patches import join, limit_work, reasons_of_plan
 from ..plan_words import Remark, ResolvedPlan, format_seconds, join_remarks
 from .remote_weights import RemoteWeights, check_interrupt
@@ -53,7 +54,7 @@ class PlannedModule(RemoteWeights):
     ) -> None:
         super().__init__(group, source, plan, costs.sizes, note, name)
         self.auto, self.costs, self.module = auto, costs, costs.module
-        self.own_class = type(self.module)
+        costs.module = copy_structure(self.module)
         self.asked, self.compares = plan, compares
         spec = spec_of(type(self.module))
         self.has_bands = bool(spec and spec.bands)
@@ -63,11 +64,11 @@ class PlannedModule(RemoteWeights):
 
     def allows(self, plan: ParallelPlan) -> bool:
         """Whether the model can run under this plan."""
-        return allows(functools.partial(check_module, model=self.module), plan)
+        return allows(functools.partial(check_module, model=self.costs.module), plan)
 
     def stale_bytes(self, latents: Sequence[int]) -> int:
-        tokens = count_tokens(self.module, [largest_rows(self.plan, latents[0]), *latents[1:]])
-        return stale_bytes(self.module, self.plan, self.sizes, self.costs.torch_dtype, tokens)
+        tokens = count_tokens(self.costs.module, [largest_rows(self.plan, latents[0]), *latents[1:]])
+        return stale_bytes(self.costs.module, self.plan, self.sizes, self.costs.torch_dtype, tokens)
 
     def begin_run(self) -> RunPlan | None:
         """Begins a sampling. Returns its plan; None if the plan depends on the work."""
@@ -82,20 +83,16 @@ class PlannedModule(RemoteWeights):
         """Decides an automatic plan by the work. Replaces a user's plan that shares more than the nodes' functions
         allow. The ranks keep the weights. options: of the calls."""
         work = limit_work(work, options)
-        cls, self.module.__class__ = type(self.module), self.own_class  # a node may have given it another one
-        try:
-            self.follow_work(work)
-            self.settle_patches(work)
-            if reasons := [reason for each in options for reason in reasons_of_plan(each, self.plan, work)]:
-                self.share_less(work, reasons)
-            self.report_prediction(work)
-        finally:
-            self.module.__class__ = cls
+        self.follow_work(work)
+        self.settle_patches(work)
+        if reasons := [reason for each in options for reason in reasons_of_plan(each, self.plan, work)]:
+            self.share_less(work, reasons)
+        self.report_prediction(work)
 
     def share_less(self, work: Work, reasons: Sequence[str]) -> None:
         """Replaces the plan by one that the nodes' functions allow, for the same number of ranks."""
         asked = self.replaced or self.plan
-        found = list_model_plans(self.plan.world_size, self.module, work)[0]
+        found = list_model_plans(self.plan.world_size, self.costs.module, work)[0]
         weights = asked.weights if asked.weights == HOST else found.weights
         self.plan, self.replaced = replace(found, attention=asked.attention, weights=weights), asked
         said = f"This sampling runs under {self.plan}, not under {asked}, because of {join(reasons)}."

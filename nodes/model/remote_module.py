@@ -290,7 +290,7 @@ class RemoteModule(PlannedModule):
         try:
             with self.group.turn(check_interrupt):
                 work = Work.of([call.size for call in calls], [call.branches for call in calls])
-                work = replace(work, steps=count_steps(options[0]), whole=explain_whole_calls(self.module, calls))
+                work = replace(work, steps=count_steps(options[0]), whole=explain_whole_calls(self.costs.module, calls))
                 self.decide_plan(self.count_work(work, calls[0].args, calls[0].kwargs), options)
                 self.load()
                 self.choose_kernel(options[0])
@@ -322,7 +322,7 @@ class RemoteModule(PlannedModule):
         """Runs the whole sampler call, see WorkerGroup.sample. Returns the latents on the CPU."""
         rows = [len(tensors["noise"]) * len(each.branches) for each in passes]
         work = Work.of(rows, [each.branches for each in passes])
-        whole = explain_whole_loop(self.module, tensors["noise"], call)
+        whole = explain_whole_loop(self.costs.module, tensors["noise"], call)
         work = replace(work, loops=True, steps=call.steps, whole=whole)
         noise, (first, *_) = tensors["noise"].to(self.costs.torch_dtype), passes
         latents = torch.cat([noise] * len(first.branches))

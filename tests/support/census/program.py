@@ -133,17 +133,17 @@ class Census(GivenNetworks):
             file = files.describe_host_file(path, files.WEIGHT_DTYPES[row.dtype])
         except files.NoDenoiser:
             return importlib.import_module("pack.nodes.load_model").load_detector(path, files.WEIGHT_DTYPES[row.dtype])
-        source = file.source(chosen, True)
-        auto = None if row.plan else self.auto(file.module)
-        remote = self.pack["remote_module"].RemoteModule(self.group, source, chosen, file.costs(), auto=auto)
+        source, costs = file.source(chosen, True), file.costs()
+        auto = None if row.plan else self.auto(costs)
+        remote = self.pack["remote_module"].RemoteModule(self.group, source, chosen, costs, auto=auto)
         self.remote = remote
         return self.pack["remote_patcher"].remote_patcher(file.model, remote)
 
-    def auto(self, module: torch.nn.Module) -> Any:
+    def auto(self, costs: Any) -> Any:
         """Chooses among the plans of two ranks without predictions."""
-        costs = importlib.import_module("pack.parallel_backend.costs.auto")
+        plans = importlib.import_module("pack.parallel_backend.costs.auto")
         words = importlib.import_module("pack.nodes.plan_words")
-        return costs.PlanOfRun(lambda work: words.ResolvedPlan(costs.list_model_plans(2, module, work)[0]))
+        return plans.PlanOfRun(lambda work: words.ResolvedPlan(plans.list_model_plans(2, costs.module, work)[0]))
 
     @cache  # noqa: B019
     def conditioning(self, name: str, which: str) -> list:
