@@ -228,7 +228,7 @@ MERGE_ROWS: dict[str, Row] = {
     # Of UNets the gate has one of one rank, which agrees to the bit, and ComfyUI's nodes for SD1 and SDXL.
     **{
         f"{ON_ONE_RANK}UNets, {name}": replace(
-            habit(one_rank(PLAIN), merged(merge)), model=model, slow=name != "three models"
+            habit(one_rank(PLAIN), merged(merge)), model=model, slow=name != "simple"
         )
         for name, (model, merge) in UNET_MERGES.items()
     },

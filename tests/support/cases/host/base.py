@@ -18,9 +18,9 @@ SIGMA = 0.7
 @dataclass(frozen=True)
 class HostCase:
     """model_class: as in a spec. config: what its constructor takes. call: what makes random numbers of a shape, to a
-    call of the model. module: of the class, where its name in the spec does not say. shorten: takes layers out of a
-    network that has a published size whatever the config says. steps: how many such calls are made one after the other,
-    of a model that keeps something from step to step.
+    call of the model. module: of the class, where its name in the spec does not say. shorten: makes a network small
+    that has its published size whatever the config says. steps: how many such calls are made one after the other, of a
+    model that keeps something from step to step.
     """
 
     model_class: str
