@@ -12,6 +12,7 @@ import torch
 
 from ...parallel_backend.axes import BATCH_AXES, STAGE_AXES, TOKEN_AXES
 from ...parallel_backend.costs.auto import Work
+from ...parallel_backend.costs.forward import ForwardCost
 from ...parallel_backend.plan import ParallelPlan
 from ...worker.comfyui.patched_options import (
     CHANGES,
@@ -169,9 +170,22 @@ def limit_work(work: Work, asked: Sequence[Options]) -> Work:
         place, owner = found[0]
         work = replace(work, whole=f"{place} of {owner.node} needs all blocks in one place")
     tokens, rows = all(each.tokens or each.between for each in facts), all(each.rows for each in facts)
+    if work.forward:
+        gathers = max((count_gathers(each, work.forward) for each in asked), default=0)
+        work = replace(work, forward=replace(work.forward, gathers=gathers))
     if rows or len(asked) == 1 or not all(each.apart for each in facts):
         return replace(work, tokens=tokens, rows=rows)
     return replace(work, tokens=tokens, rows=rows, whole_calls=len(asked))
+
+
+def count_gathers(options: Options, forward: ForwardCost) -> int:
+    """Returns how often a forward gathers all tokens for functions: after each block, or in each block of a UNet once
+    for each place."""
+    if SEES_WHOLE not in options:
+        return 0
+    functions = options.get(FUNCTIONS, {})
+    places = sum(len(functions.get(part, ())) for part in (PATCHES, REPLACED)) if forward.bands else 1
+    return forward.count * places
 
 
 def find_owner(function: Any) -> str:

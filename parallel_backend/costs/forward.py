@@ -88,6 +88,7 @@ class ForwardCost:
     weights are not quantised; in compiled blocks, others overlap nothing (`seams/compiled_overlap.py`).
     itemsize: bytes of a number of the tokens.
     cached: A of all tokens whose cached keys are read, if only a patch of them runs; else 0.
+    gathers: how often all tokens between two blocks are gathered for nodes' code.
     image_tokens: of the picture; 0 if not known. frames: of a video; 0 if not known. text: the share of the tokens that
     are not the image's.
     bands: of a class whose ranks share a picture in bands of rows. Its blocks are all of the model; `count` and
@@ -111,6 +112,7 @@ class ForwardCost:
     frames: int = 0
     text: float = 0.0
     cached: float = 0.0
+    gathers: int = 0
 
     @property
     def flops(self) -> float:

@@ -369,9 +369,11 @@ def estimate_exchange(forward: ForwardCost, plan: ParallelPlan, rows: float, bus
 
 
 def estimate_ends(forward: ForwardCost, plan: ParallelPlan, rows: float, machine: Machine) -> float:
-    """Returns the time for the ranks that share tokens to gather the result."""
-    tokens = plan.token_ways
-    return machine.all_gather.seconds(forward.prediction * rows * (tokens - 1) / tokens, 1) if tokens > 1 else 0.0
+    """Returns the time for the ranks that share tokens to gather the result, and the tokens between blocks."""
+    if plan.token_ways == 1:
+        return 0.0
+    gathered = forward.prediction + forward.gathers * forward.activation
+    return machine.all_gather.seconds(gathered * rows * (1 - 1 / plan.token_ways), 1 + forward.gathers)
 
 
 def estimate_collect(forward: ForwardCost, others: float, machine: Machine, loops: bool) -> float:

@@ -180,6 +180,17 @@ def test_in_a_loop_every_rank_gets_the_other_rows():
 PLANS_BY_HAND = ({"ulysses": 4}, {"ring": 4})
 
 
+def test_code_between_the_blocks_costs_a_gathering_after_each():
+    forward, where, plan = shaped_like_flux(4096), machine("PCIe 4.0 x16", 4), ParallelPlan(ulysses=4)
+    gathering = predict(replace(forward, gathers=57), 1, plan, where).seconds - predict(forward, 1, plan, where).seconds
+    link = where.all_gather
+    alone = link.seconds(forward.prediction * 3 / 4, 1)
+    assert gathering == pytest.approx(link.seconds((57 * forward.activation + forward.prediction) * 3 / 4, 58) - alone)
+    assert predict(replace(forward, gathers=57), 1, ParallelPlan(cfg=1), where) == predict(
+        forward, 1, ParallelPlan(cfg=1), where
+    )
+
+
 def test_seconds_by_hand():
     forward = ForwardCost(Cost(100, 50, 20, 10, 0, 12, 3), Cost(10, 0, 0, 0), 5, 8.0, 40.0, 4.0, 4, 1000)
     link = Link(10.0, 0.5)
