@@ -334,8 +334,8 @@ class RemoteModule(PlannedModule):
         with self.group.turn(check_interrupt):
             self.load()
             self.choose_kernel(first.kwargs[OPTIONS])
-            absorb = self.sampling.inside.absorb
-            found = self.group.sample(call, tensors, [first, *passes[1:]], check_interrupt, on_step, absorb)
+            told = (on_step, self.sampling.inside.absorb, self.explain_whole_step)
+            found = self.group.sample(call, tensors, [first, *passes[1:]], check_interrupt, *told)
         if call.cache == NO_CACHE:  # with a cache, some steps run only some of the blocks
             self.learn_steps()
         return found

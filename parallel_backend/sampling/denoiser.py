@@ -167,7 +167,7 @@ class _Run:
         to_first: bool,
     ) -> None:
         self.model, self.guidance, self.timestep_scale = model, guidance, timestep_scale
-        self.link = model.link
+        self.link, model.pipeline.why = model.link, ""
         self.plan = model.mesh.plan
         self.is_first, self.is_last = (self.link.is_first, self.link.is_last) if self.link else (True, True)
         self.watch = watch or Watch()
@@ -239,6 +239,7 @@ class _Run:
                 forward.absent = self.step_cache.absent
             arguments = self.arguments(step, self.passes[index])
             predictions.append(self.model.predict(*arguments, axis, forward))
+            self.model.pipeline.learn_from(forward)
         if predictions[0] is None or len(self.branches) == 1:
             return predictions[0]
         prediction = torch.cat(predictions)

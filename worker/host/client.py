@@ -194,12 +194,13 @@ class WorkerGroup:
         check: Check,
         on_step: OnStep,
         on_state: OnState = lambda state, tensors: None,
+        on_whole: Callable[[str], None] = lambda why: None,
     ) -> torch.Tensor:
         """Runs a whole sampler call on the loaded model, and returns the denoised latents.
 
         tensors: noise, and the others of SAMPLER_TENSORS that the call has. passes: the forwards of each step.
-        on_step: called after every step. An exception in it or in `check` cancels the call at its next step. on_state:
-        as in `call`. Raises RequestRefused, also for values that cannot be sent, and WorkerGroupError.
+        on_step: called after every step. An exception in it or in `check` cancels the call at its next step. on_state,
+        on_whole: as in `call`. Raises RequestRefused, also for values that cannot be sent, and WorkerGroupError.
         """
         given: Tensors = {}
         try:
@@ -218,6 +219,8 @@ class WorkerGroup:
 
             results = self._request(header, {**tensors, **new}, check, noted, size)
             on_state(*take_state(results))
+            if ops.WHY in results:
+                on_whole(decode_text(results.pop(ops.WHY)))
             return results["latents"]
 
     def run_vae(

@@ -167,8 +167,7 @@ class Operations:
             for call, output in enumerate(outputs)
             for place, part in enumerate(tensors_of(output))
         }
-        why = model.module.pipeline.why
-        return {**found, **state, **({ops.WHY: encode_text(why)} if why else {})}
+        return {**found, **state, **pack_why(model.module.pipeline.why)}
 
     def prepare_options(self, job: Job, model: HostModel, kwargs: Mapping[str, Any]) -> None:
         """Raises Ended on all ranks if one of them cannot compile blocks as a node asks, or lacks the code that a node
@@ -227,7 +226,8 @@ class Operations:
             raise
         watch.close()
         state = pack_state(model)
-        return None if latents is None or dist.get_rank() else {"latents": latents.cpu(), **state}
+        found = pack_why(model.module.pipeline.why) | state
+        return None if latents is None or dist.get_rank() else {"latents": latents.cpu(), **found}
 
     def choose_kernel(self, job: Job, _tensors: Tensors) -> Tensors | None:
         """Makes calls that name an attention kernel use it, if all ranks can. If not, returns why, and which kernel
@@ -372,3 +372,8 @@ def run_model_code(run: Callable[[], Output], refuses_alike: bool) -> Output:
         if isinstance(error, RequestError) and refuses_alike:
             raise
         raise ModelFailed(error) from error
+
+
+def pack_why(why: str) -> Tensors:
+    """Returns the part of a reply that says why steps were not as the plan has them."""
+    return {ops.WHY: encode_text(why)} if why else {}

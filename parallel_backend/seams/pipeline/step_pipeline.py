@@ -68,18 +68,19 @@ class StepPipeline:
     """Runs the calls of a step, and keeps what later steps need under a plan with patches, sparse attention or int4.
 
     Every rank makes the same calls with the same values, so all decide alike.
-    why: why the last step ran whole, or its attention was dense, although it was not one of the first; else empty.
+    why: why the last step ran whole, or its attention was dense, although it was not one of the first; else empty. Of
+    a loop, why any of its steps was so.
     """
 
     def __init__(self, plan: ParallelPlan) -> None:
         self.plan = plan
         self.every_patch = list(range(plan.patch_count))
+        self.why = ""
         self.forget()
 
     def forget(self) -> None:
         """Frees all keys and values. The next step begins a sampling."""
         self.kinds: dict[Any, StepKind] = {}
-        self.why = ""
 
     def begin(self, calls: Sequence[Call], parts: int, sides: Sides, device: torch.device) -> StepRun:
         """Begins a step. parts: how many of the calls' parts this rank runs. sides: returns the sides of the pixels

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
+import diffusers
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -23,8 +24,10 @@ from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import Mesh, build_mesh
 from parallel_backend.models import ModelSpec, adapter_for, spec_named
-from parallel_backend.parallel_model import ParallelModel
+from parallel_backend.parallel_model import ModelConditions, ParallelModel
 from parallel_backend.plan import ParallelPlan
+from parallel_backend.sampling.denoiser import Pass, denoise
+from parallel_backend.sampling.stepper import Stepper
 from tests.support.cases.families import FAMILIES
 from tests.support.cases.host import CASES
 from tests.support.cases.host_oracle import attending
@@ -116,13 +119,25 @@ def plain_results(
     return {name: found.float().contiguous() for name, found in results.items()}
 
 
+def words_of_loop(row: str, mesh: Mesh) -> str:
+    """Why attention was dense in a loop of a model with a mask of its own."""
+    (latents, *_), kwargs = CASES[row].inputs()
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
+    scheduler.set_timesteps(2)
+    module = ParallelModel(CASES[row].build(), mesh, torch.float32)
+    passes = [Pass((0,), ModelConditions({**kwargs, "transformer_options": {}}))]
+    denoise(module, latents, Stepper(scheduler), passes, 1.0, timestep_scale=1.0)
+    return module.pipeline.why
+
+
 def masked_results(words: str) -> dict[str, torch.Tensor]:
-    """What a model with a mask of its own gives in each step, what the plain class does, and by step how many words say
-    why attention was dense."""
+    """What a model with a mask of its own gives in each step, what the plain class does, and how many words say why
+    attention was dense: by step, and of a loop."""
     said: list[str] = []
     mesh, row = build_mesh(ParallelPlan.from_json(json.loads(words)), torch.device("cpu")), "hunyuanvideo"
     (_, _, step), (_, _, plain) = host_steps(row, mesh, True, said), host_steps(row, None, True)
     found = {f"masked {place}": step(part) for place, part in enumerate(TIMESTEPS)}
+    said.append(words_of_loop(row, mesh))
     mesh.close()
     with torch.inference_mode():
         found |= {f"masked {place} dense": plain(part) for place, part in enumerate(TIMESTEPS)}
