@@ -18,7 +18,7 @@ from ...parallel_backend.costs.forward import META, ForwardCost, count_forward
 from ...parallel_backend.models import spec_of
 from ...parallel_backend.models.checks import modules_at, patch_of, sizes_of
 from ...parallel_backend.models.parallel_mlp import SPLITS, count_mlp_rows
-from ...parallel_backend.models.spec import ModelSpec
+from ...parallel_backend.models.spec import BlockList, ModelSpec
 from ...worker.comfyui.quantised_rows import QUANTISED
 
 TEXT = 512  # tokens, while the text is unknown
@@ -33,8 +33,9 @@ SPLITS.update(QUANTISED)
 def count_call_forward(
     module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], rows: int, peak: float
 ) -> ForwardCost | None:
-    """Counts a call of the class with these arguments; only their shapes matter. Returns None if the class's code looks
-    at values, or if its weights are kept in a form that cannot be counted."""
+    """Counts a call of the class with these arguments; only their shapes matter. If the class keeps something from call
+    to call, counts a later call. Returns None if the class's code looks at values, or if its weights are kept in a form
+    that cannot be counted."""
     own = copy.copy(module)
     for name in REPLACED:
         vars(own).pop(name, None)
@@ -42,15 +43,18 @@ def count_call_forward(
     blocks = [(each, block) for each in (spec.blocks if spec else ()) for block in modules_at(module, each.path)]
     bands = spec.bands if spec and not spec.keeps_tokens(module) else None
     attending = bands.attending_blocks(module) if bands else [block for _, block in blocks]
-    given = {name: move_to_meta(value) for name, value in kwargs.items() if name != "transformer_options"}
+    left_out = ("transformer_options", *(spec.uncounted if spec else ()))
+    given = {name: move_to_meta(value) for name, value in kwargs.items() if name not in left_out}
     given["transformer_options"] = {"optimized_attention_override": attend}
     heads, head_dim, kv_heads = sizes_of(module, spec) if spec and spec.attends else (1, 0, None)
     mlp_rows = [count_mlp_rows(block, each.parallel_mlp, heads * head_dim) for each, block in blocks]
+    returned = {block: count for each, block in blocks if (count := count_returned(each))}
     grid = count_tokens_by_dim(module, spec, args[0])
+    steps = 2 if spec and spec.drops else 1  # what a model keeps, it computes in the first step only
     token = COUNTING.set(True)
     try:
         run = lambda: type(module).forward(own, *map(move_to_meta, args), **given)  # noqa: E731
-        return count_forward(
+        count = lambda: count_forward(  # noqa: E731
             module,
             attending,
             run,
@@ -58,16 +62,24 @@ def count_call_forward(
             heads=heads,
             kv_heads=kv_heads,
             mlp_rows=dict(ChainMap(*mlp_rows)),
+            returned=returned,
             peak=peak,
             in_bands=bands is not None,
             image_tokens=math.prod(grid),
             frames=grid[0] if len(grid) == VIDEO_DIMS else 0,
         )
+        return [count() for _ in range(steps)][-1]
     except Exception as error:  # the class's own code may raise anything
         logging.debug("[ParallelDiT] a forward of %s cannot be counted: %s", type(module).__name__, error)
         return None
     finally:
         COUNTING.reset(token)
+
+
+def count_returned(blocks: BlockList) -> int:
+    """Returns how many of the values that a block returns have tokens, if others follow; else 0."""
+    returns = blocks.returns
+    return returns.index(None) if isinstance(returns, tuple) and None in returns else 0
 
 
 def count_tokens_by_dim(module: torch.nn.Module, spec: ModelSpec | None, latents: Any) -> list[int]:

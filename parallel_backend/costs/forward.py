@@ -124,7 +124,7 @@ class ForwardCost:
 
 class AttentionCounter(TorchFunctionMode):
     """Counts attention as one operation, because the meta device runs a decomposition that no GPU runs. It also widens
-    the input of a norm over a condition whose width was unknown."""
+    the input of a norm over a condition whose width was unknown, and finds what a model has kept for equal inputs."""
 
     def __init__(self, tally: Tally) -> None:
         self.tally = tally
@@ -132,6 +132,8 @@ class AttentionCounter(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in NORMS and args[0].shape[-1] != (width := tuple(args[1])[-1]):
             args = (args[0].new_empty((*args[0].shape[:-1], width)), *args[1:])
+        if func is torch.equal:  # tensors without memory are equal if their shapes are
+            return args[0].shape == args[1].shape
         if func in WITH_EXCHANGE:
             self.tally.add_exchange(func, *args, **(kwargs or {}))
         if func is not torch.nn.functional.scaled_dot_product_attention:
@@ -189,9 +191,9 @@ class Tally(DispatchMode):
             self.add(**{"functions" if packet in FUNCTIONS else "moved": touched})
         return result
 
-    def run_block(self, forward: Callable[..., Any], kind: Any, *args: Any, **kwargs: Any) -> Any:
+    def run_block(self, forward: Callable[..., Any], kind: Any, returned: int | None, *args: Any, **kwargs: Any) -> Any:
         """Runs a block's forward. Of blocks with the same structure and input shapes, only one runs. The others count
-        the same and return the same."""
+        the same and return the same. returned: see `count_forward`; None if all."""
         key = (kind, *((*each.shape, each.dtype) for each in tensors_in([args, list(kwargs.values())])))
         known = self.known.get(key)
         self.count += not self.inside
@@ -207,7 +209,7 @@ class Tally(DispatchMode):
         else:
             self.blocks = [own + more for own, more in zip(self.blocks, known[0], strict=True)]
         if not self.inside:
-            streams = [*tensors_in(known[1])]
+            streams = [*tensors_in(known[1] if returned is None else known[1][:returned])]
             self.streams += sum(each.nbytes for each in streams)
             self.numbers += sum(each.numel() for each in streams)
             self.tokens += sum(each.numel() / each.shape[-1] for each in streams)
@@ -239,9 +241,13 @@ def plain_linear(
 
 @contextlib.contextmanager
 def count_operations(
-    model: torch.nn.Module, blocks: Sequence[torch.nn.Module], mlp_rows: Mapping[torch.nn.Module, int]
+    model: torch.nn.Module,
+    blocks: Sequence[torch.nn.Module],
+    mlp_rows: Mapping[torch.nn.Module, int],
+    returned: Mapping[torch.nn.Module, int],
 ) -> Iterator[Tally]:
-    """Counts what runs of the model while entered. These blocks are counted separately."""
+    """Counts what runs of the model while entered. These blocks are counted separately. returned: see
+    `count_forward`."""
     tally = Tally()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_counting)
@@ -254,9 +260,8 @@ def count_operations(
                 )
         for block in blocks:
             kind = (type(block), *((name, each.shape) for name, each in block.named_parameters()))
-            stack.enter_context(
-                replace_attribute(block, "forward", functools.partial(tally.run_block, block.forward, kind))
-            )
+            run = functools.partial(tally.run_block, block.forward, kind, returned.get(block))
+            stack.enter_context(replace_attribute(block, "forward", run))
         for mode in (torch.no_grad(), META, AttentionCounter(tally), tally):
             stack.enter_context(mode)
         yield tally
@@ -286,6 +291,7 @@ def count_forward(
     heads: int,
     kv_heads: int | None = None,
     mlp_rows: Mapping[torch.nn.Module, int] | None = None,
+    returned: Mapping[torch.nn.Module, int] | None = None,
     itemsize: int | None = None,
     peak: float | None = None,
     in_bands: bool = False,
@@ -297,6 +303,7 @@ def count_forward(
     model: on the meta device. It may be elsewhere if `run` gives it tensors of that device without memory.
     run: calls the model with tensors on the meta device, with `rows` rows in all, and returns its result.
     mlp_rows: `count_mlp_rows` of all blocks.
+    returned: of blocks that also return other values: how many of the first ones have tokens.
     itemsize: of the compute dtype, if that differs from the parameters' dtype.
     peak: bytes beside the weights for one row, if the model states them.
     in_bands: whether ranks share its picture in bands of rows. Then the blocks are those with attention.
@@ -305,7 +312,7 @@ def count_forward(
     """
     mlp_rows = mlp_rows or {}
     parallel = [block for block in blocks if not mlp_rows.keys().isdisjoint(block.modules())]
-    with count_operations(model, blocks, mlp_rows) as tally:
+    with count_operations(model, blocks, mlp_rows, returned or {}) as tally:
         result = run()
     result_bytes = sum(each.nbytes for each in tensors_in(getattr(result, "sample", result)))
     weights = sum(each.numel() * (itemsize or each.itemsize) for each in model.parameters())

@@ -24,7 +24,7 @@ OWN_ATTENTION = ("auto", "native")  # values of a plan that leave attention to C
 
 
 class AttentionSizes(NamedTuple):
-    """Sizes of a model's attention. kv_heads: of keys and values, if the model repeats them before it attends."""
+    """Sizes of a model's attention. kv_heads: of keys and values, if they are fewer."""
 
     heads: int
     head_dim: int

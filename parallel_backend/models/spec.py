@@ -122,8 +122,8 @@ class ModelSpec:
     # The path to the width of all heads together, or else of one head.
     width: str = ""
     head_dim: str = ""
-    # The path to the number of key and value heads, if attention repeats each of them for the query heads that share
-    # it, one after the other. They are sent unrepeated.
+    # The path to the number of key and value heads, if they are fewer: query heads share them, one group after the
+    # other. They are sent unrepeated, whether the model repeats them before attention or not.
     kv_heads: str = ""
     # What follows the blocks token by token, as if it were one more block. Tokens are gathered after it, because they
     # are narrow there. Without a head, they are gathered after the last block.
@@ -159,6 +159,9 @@ class ModelSpec:
     drops: str = ""
     # Arguments of the model by whose identity it finds what it has kept. Equal ones are the same tensor in a sampling.
     by_identity: tuple[str, ...] = ()
+    # Arguments at whose values the class looks, so that a forward with them cannot be counted. A step without them
+    # computes as much.
+    uncounted: tuple[str, ...] = ()
     # Dict arguments of the model, and their entries that it computes if they are missing. These are not sent to ranks.
     computed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Whether the class's pipeline in diffusers gives a flow-matching scheduler sigmas from 1 to 1 / steps. Others leave

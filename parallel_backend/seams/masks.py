@@ -66,8 +66,9 @@ def as_described(
                 "List its streams in `attention`, as parallel_backend/models/README.md says, or use ulysses=1 and "
                 "ring=1.",
             )
-    for what, heads in (("heads", query.shape[1]), *([("heads of keys", key.shape[1])] if sizes.kv_heads else [])):
-        if heads != sizes.heads:
+    of_keys = [("heads of keys", key.shape[1], (sizes.heads, sizes.kv_heads))] if sizes.kv_heads else []
+    for what, heads, known in (("heads", query.shape[1], (sizes.heads,)), *of_keys):
+        if heads not in known:
             raise RequestError(
                 f"{place} has {heads} {what}, and its spec says {sizes.heads}.",
                 "Correct `heads` or `kv_heads` of the spec, or use ulysses=1 and ring=1.",

@@ -52,9 +52,11 @@ register(
         HIDREAM_O1,
         heads="text_config.num_attention_heads",
         head_dim="text_config.head_dim",
+        kv_heads="text_config.num_key_value_heads",
         patch_size="patch_size",
         drops="clear_kv_cache",
         by_identity=("ref_pixel_values",),
+        uncounted=("vinput_mask", "ref_pixel_values"),
         unstaged="it keeps the keys and values of its text from step to step",
     )
 )
