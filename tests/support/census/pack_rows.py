@@ -98,6 +98,9 @@ PACK_ROWS: dict[str, Row] = {
     "a pack's hook in a quantised file": habit(
         replace(equal(), form="fp8", shared="one rank"), of_pack("a hook", "begin")
     ),
+    "a pack's block in place of all": habit(
+        replace(equal("ltx"), plan={}, shared="ulysses=2"), of_pack("one block in place of all", "call")
+    ),
     "a pack's block": habit(replace(equal(), shared="ulysses=2"), of_pack("a replaced block", "begin")),
     "a pack's patch that mixes rows": habit(
         replace(equal("unet"), shared="one rank"), of_pack("rows that mix", "begin")

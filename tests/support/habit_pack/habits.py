@@ -13,7 +13,7 @@ from . import inside
 from . import scale as scales
 
 made = WeakKeyDictionary()
-BLOCKS = ("double_blocks", "joint_blocks", "blocks", "layers", "input_blocks")
+BLOCKS = ("double_blocks", "joint_blocks", "transformer_blocks", "blocks", "layers", "input_blocks")
 
 
 class Model:
@@ -49,6 +49,11 @@ class Habit:
 def shorten(model):
     kept = torch.nn.ModuleList(list(model.blocks)[:1])
     model.enter(patch.dict(model.module._modules, {model.name: kept}))
+
+
+def join_blocks(model):
+    joined = torch.nn.ModuleList([inside.AllBlocks(model.blocks)])
+    model.enter(patch.dict(model.module._modules, {model.name: joined}))
 
 
 def replace_block(model):
@@ -106,6 +111,7 @@ HABITS = {
     "a hook before": Habit(lambda m: m.set_hook_before(inside.hook_before)),
     "a derived class": Habit(derive_block),
     "fewer blocks": Habit(shorten),
+    "one block in place of all": Habit(join_blocks),
     "a block with weights": Habit(replace_block),
     "a block's forward as an object patch": Habit(patch=patch_block),
     "attention for everybody": Habit(replace_attention),
