@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
+from parallel_backend.models import spec_named
+from parallel_backend.seams.kept import KeptValues
 from tests.support.cases.host.joint import HIDREAM_O1
 from tests.support.programs import run_program
 from tests.support.ranks.pool import RankPool
@@ -98,6 +101,16 @@ def test_from_the_second_step_on_ranks_share_the_tokens(
         later = [tokens[len(tokens) // STEPS :] for tokens in by_rank]
         assert sum(map(sum, later)) == (STEPS - 1) * prompts * fresh, name
         assert min(min(tokens[: len(tokens) // STEPS]) for tokens in by_rank) > fresh, "the first step runs whole"
+
+
+def test_a_class_that_has_lost_the_method_runs() -> None:
+    spec = spec_named("comfy.ldm.hidream_o1.model.HiDreamO1Transformer")
+    assert spec and spec.drops
+    kept = KeptValues(torch.nn.Linear(1, 1), spec)
+    kept.drop()
+    pixels = torch.ones(2)
+    assert kept.identify({"ref_pixel_values": pixels})["ref_pixel_values"] is pixels
+    assert kept.identify({"ref_pixel_values": pixels.clone()})["ref_pixel_values"] is pixels
 
 
 def test_auto_counts_a_step_that_finds_the_keys(comfyui: Path) -> None:
