@@ -136,6 +136,7 @@ HABITS = {
         patch=lambda p: p.set_model_patch_replace(inside.Region(0.5).block, "dit", "double_block", 0)
     ),
     "rows that mix": Habit(patch=lambda p: p.set_model_attn1_output_patch(inside.mixing_rows)),
+    "complex numbers": Habit(lambda m: m.set_hook(inside.Turned())),
     "random numbers": Habit(lambda m: m.set_hook(inside.random_hook)),
 }
 

@@ -36,6 +36,17 @@ def hook_before(_module, args, kwargs):
     return args, {**kwargs, name: scale(kwargs[name])}
 
 
+class Turned:
+    """Holds numbers of a kind that is not sent to a rank, as tables of positions are."""
+
+    def __init__(self):
+        self.turns = torch.polar(torch.full((4,), 1.1), torch.arange(4.0))
+
+    def __call__(self, _module, _args, output):
+        factor = self.turns.abs().mean()
+        return factor * output if isinstance(output, torch.Tensor) else tuple(factor * each for each in output)
+
+
 def random_hook(_module, _args, output):
     noise = 1 + 0.1 * torch.rand(1)
     return noise * output if isinstance(output, torch.Tensor) else tuple(noise * each for each in output)
