@@ -121,7 +121,7 @@ PACK_ROWS: dict[str, Row] = {
     "a pack's class that draws random numbers": habit(
         as_stock(), of_pack("a class that draws random numbers", "begin")
     ),
-    "a pack's complex numbers": habit(as_stock(), of_pack("complex numbers", "begin")),
+    "a pack's complex numbers": habit(replace(as_stock(), less="one rank"), of_pack("complex numbers", "begin")),
     "a pack's random numbers": habit(as_stock(), of_pack("random numbers", "begin")),
     "a pack's function beside its routes": habit(
         replace(equal(), shared="one rank"), of_pack("a function beside routes", "begin")
