@@ -103,7 +103,7 @@ PACK_ROWS: dict[str, Row] = {
     ),
     "a pack's block": habit(replace(equal(), shared="ulysses=2"), of_pack("a replaced block", "begin")),
     "a pack's patch that mixes rows": habit(
-        replace(equal("unet"), shared="one rank"), of_pack("rows that mix", "begin")
+        replace(equal("unet"), shared="ulysses=2"), of_pack("rows that mix", "begin")
     ),
     "a pack's hook on texts of two lengths": habit(replace(equal(), plan={}, shared="cfg=2"), of_pack_apart("a hook")),
     "a pack's patch that mixes rows on texts of two lengths, by speed": habit(
