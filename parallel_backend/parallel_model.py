@@ -275,7 +275,8 @@ class ParallelModel:
             self.fetched.serve(forward.absent)
             return None
         args = tuple(rows_of(value, size, axis) for value in args)
-        kwargs = {name: value if name == ALWAYS_WHOLE else rows_of(value, size, axis) for name, value in kwargs.items()}
+        whole = (ALWAYS_WHOLE, *(self.spec.first_rows if self.spec else ()))
+        kwargs = {name: value if name in whole else rows_of(value, size, axis) for name, value in kwargs.items()}
         return self.run(args, kwargs, forward)
 
     def run(self, args: tuple, kwargs: dict[str, Any], forward: Forward) -> Any:

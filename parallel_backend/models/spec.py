@@ -159,6 +159,8 @@ class ModelSpec:
     drops: str = ""
     # Arguments of the model by whose identity it finds what it has kept. Equal ones are the same tensor in a sampling.
     by_identity: tuple[str, ...] = ()
+    # Arguments of which the model takes the first row for all rows of a call.
+    first_rows: tuple[str, ...] = ()
     # Arguments at whose values the class looks, so that a forward with them cannot be counted. A step without them
     # computes as much.
     uncounted: tuple[str, ...] = ()

@@ -91,7 +91,7 @@ def older_host(older_comfyui: Path, models: Path) -> Iterator[ComfyHost]:
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
-@pytest.mark.parametrize("name", [name for name in HOST_CASES if name != CHANGED])
+@pytest.mark.parametrize("name", [name for name in HOST_CASES if name != CHANGED and not name.startswith((*BROKEN,))])
 def test_its_files_draw_what_its_own_loader_draws(name: str, plan: dict[str, int], older_host: ComfyHost) -> None:
     right = latents(older_host, prompt(name))
     assert relative_error(latents(older_host, prompt(name, plan)), right) <= TOLERANCE

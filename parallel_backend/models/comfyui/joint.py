@@ -56,6 +56,7 @@ register(
         patch_size="patch_size",
         drops="clear_kv_cache",
         by_identity=("ref_pixel_values",),
+        first_rows=("ref_pixel_values", "ref_image_grid_thw", "position_ids"),
         uncounted=("vinput_mask", "ref_pixel_values"),
         unstaged="it keeps the keys and values of its text from step to step",
     )

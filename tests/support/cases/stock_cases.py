@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from tests.support.cases.host.joint import HIDREAM_O1
+
 Tensors = dict[str, torch.Tensor]
 
 
@@ -53,6 +55,16 @@ def mask(tokens: int, used: int) -> Callable[[torch.Generator], torch.Tensor]:
 
 def string(value: str) -> Callable[[torch.Generator], torch.Tensor]:
     return lambda _: torch.tensor(list(value.encode()), dtype=torch.uint8)
+
+
+def tokens(last: int) -> Callable[[torch.Generator], torch.Tensor]:
+    """A text of 5 to 12 tokens, and the last one."""
+
+    def make(generator: torch.Generator) -> torch.Tensor:
+        count = int(torch.randint(5, 13, (1,), generator=generator))
+        return torch.cat([torch.randint(11, 99, (1, count), generator=generator), torch.tensor([[last]])], 1)
+
+    return make
 
 
 def normal(*shape: int) -> Callable[[torch.Generator], torch.Tensor]:
@@ -419,6 +431,16 @@ LTX_2 = {
     "caption_channels": 24, "audio_in_channels": 128, "audio_cross_attention_dim": 32, "audio_attention_head_dim": 8,
     "audio_num_attention_heads": 4, "connector_attention_head_dim": 8, "connector_num_attention_heads": 3,
 }  # fmt: skip
+
+
+def hidream_o1(**others: Callable[[torch.Generator], torch.Tensor]) -> StockCase:
+    """Its positive and its negative text have different numbers of tokens, or one number with these others."""
+    texts = text(1, 8, text_input_ids=tokens(151673), **others)
+    return StockCase(
+        "hidream_o1.model.HiDreamO1Transformer", HIDREAM_O1, (1, 3, 96, 160), texts, detected_as="HiDreamO1"
+    )
+
+
 # What the ranks run by ComfyUI's own class.
 HOST_CASES = {
     "longcat-image": StockCase(
@@ -443,4 +465,7 @@ HOST_CASES = {
     "ltx-2": StockCase(
         "lightricks.av_model.LTXAVModel", LTX_2, (1, 128, 3, 5, 7, "|", 1, 8, 11, 16), text(13, 24), metadata=LTX_2
     ),
+    "hidream-o1": hidream_o1(),
+    # In the call of both texts, the class takes the first one's reference for both.
+    "hidream-o1-reference": hidream_o1(**{"list reference_latents": normal(1, 64, 96, 3)}),
 }
