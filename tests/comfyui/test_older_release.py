@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 from demo.host import REPOSITORY, ComfyHost
 from tests.conftest import EXTRA_ARGS, HOST_ENV
 from tests.engine.test_host_models import allows
+from tests.support.cases.files.host_cases import HOST_CASES
 from tests.support.cases.references import relative_error
-from tests.support.cases.stock_cases import HOST_CASES
 from tests.support.host.graphs import latents, status
 from tests.support.host.stock_prompts import prompt, write_cases
 from tests.support.ranks.pool import RankPool

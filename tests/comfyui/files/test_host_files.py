@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from demo.host import ComfyHost, PromptError
 from tests.support.cases.files.formats import FORMATS
-from tests.support.cases.stock_cases import HOST_CASES
+from tests.support.cases.files.host_cases import HOST_CASES
 from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, ranks, relative_error, runs
 from tests.support.host.stock_prompts import STEPS, prompt, write_cases
 from tests.support.programs import run_program
