@@ -6,7 +6,7 @@ them, or moved them to a device. So no weight is taken from a file that it diffe
 
 from __future__ import annotations
 
-import pickle
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -23,24 +23,23 @@ SUFFIXES = (".safetensors", ".sft")
 
 
 class WeightFile:
-    """The tensors of a safetensors file, or of one that torch has written, in the file's pages."""
+    """The tensors of a safetensors file, in the file's pages, or of one that torch has written."""
 
     def __init__(self, path: str) -> None:
         """Raises OSError, ValueError or RuntimeError for a file that cannot be mapped."""
         self.path, self.mark = path, mark_files([path])
         self.opened: Any = None
         self.tensors: list[torch.Tensor] = []
-        try:
-            if path.lower().endswith(SUFFIXES):
+        if path.lower().endswith(SUFFIXES):
+            try:
                 self.opened = safe_open(path, "pt")
-                self.keys = sorted(self.opened.keys())
-                self.shapes = [tuple(self.opened.get_slice(key).get_shape()) for key in self.keys]
-            else:
-                found = torch.load(path, mmap=True, map_location="cpu", weights_only=True)
-                self.tensors = list(tensors_in(found))
-                self.shapes = [tuple(each.shape) for each in self.tensors]
-        except (SafetensorError, pickle.UnpicklingError) as error:
-            raise ValueError(f"{path} has no tensors: {error}") from error
+            except SafetensorError as error:
+                raise ValueError(f"{path} has no tensors: {error}") from error
+            self.keys = sorted(self.opened.keys())
+            self.shapes = [tuple(self.opened.get_slice(key).get_shape()) for key in self.keys]
+        else:
+            self.tensors = list(tensors_in(read_of_torch(path)))
+            self.shapes = [tuple(each.shape) for each in self.tensors]
         self.places: dict[tuple[int, ...], list[int]] = {}
         for place, shape in enumerate(self.shapes):
             self.places.setdefault(shape, []).append(place)
@@ -112,6 +111,18 @@ class OpenFiles:
 
     def close(self) -> None:
         self.opened = {}
+
+
+def read_of_torch(path: str) -> Any:
+    """Returns what ComfyUI reads of a file that torch has written. Raises ValueError for a file with code in it, and for
+    one that is none."""
+    import comfy.utils
+
+    read = inspect.unwrap(comfy.utils.load_torch_file)  # nodes' reading is noted, and this is not
+    try:
+        return read(path, safe_load=True)
+    except Exception as error:  # a damaged file raises anything
+        raise ValueError(f"{path} has no tensors: {error}") from error
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

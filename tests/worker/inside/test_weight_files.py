@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +25,17 @@ def weights(seed: int) -> dict[str, torch.Tensor]:
 def write(file: Path, found: dict[str, torch.Tensor]) -> str:
     torch.save({"step": 3, "nested": {"state": found}}, file) if file.suffix == ".pt" else save_file(found, file)
     return str(file)
+
+
+@pytest.fixture(autouse=True)
+def comfyui(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands in for ComfyUI's function that reads torch's files."""
+    utils: Any = ModuleType("comfy.utils")
+    utils.load_torch_file = lambda path, safe_load: torch.load(path, weights_only=safe_load)
+    package: Any = ModuleType("comfy")
+    package.utils = utils
+    monkeypatch.setitem(sys.modules, "comfy", package)
+    monkeypatch.setitem(sys.modules, "comfy.utils", utils)
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
