@@ -114,8 +114,8 @@ class OpenFiles:
 
 
 def read_of_torch(path: str) -> Any:
-    """Returns what ComfyUI reads of a file that torch has written. Raises ValueError for a file with code in it, and for
-    one that is none."""
+    """Returns what ComfyUI reads of a file that torch has written. Raises ValueError for one with code in it, and for
+    another file."""
     import comfy.utils
 
     read = inspect.unwrap(comfy.utils.load_torch_file)  # nodes' reading is noted, and this is not
