@@ -67,6 +67,16 @@ def controlled(*kinds: str, change: Callable[[Any], Any] = lambda model: model) 
     return does
 
 
+def beside(habit_name: str, kind: str) -> Callable[..., list[torch.Tensor]]:
+    """A ControlNet of a model that a pack changes, too."""
+
+    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+        (changed,) = census.run("ModelHabit", model=model, habit=habit_name, moment="begin")
+        return controlled(kind, change=lambda _model: changed)(census, row, model)
+
+    return does
+
+
 def looped(
     *kinds: str, cfg: float = 3.0, asked: str = "ulysses=2", cache: str = "none"
 ) -> Callable[..., list[torch.Tensor]]:
@@ -176,6 +186,10 @@ def sent_once(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
 
 CONTROLNET_HABITS = {
     "a ControlNet whose hint is sent once": habit(equal(), sent_once),
+    "a ControlNet and a pack's block": habit(replace(equal(), shared="ulysses=2"), beside("a replaced block", "flux")),
+    "a ControlNet and a pack's patch of a UNet's attention": habit(
+        replace(equal("unet"), shared="ulysses=2"), beside("attention's output", "unet")
+    ),
     "a ControlNet from 30 % on": habit(equal(), controlled("flux")),
     "a ControlNet under auto": replace(habit(equal(), controlled("flux")), plan={}),
     "a ControlNet of rows": replace(habit(equal(), controlled("flux")), plan={"cfg": 2}),
