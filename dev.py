@@ -128,8 +128,9 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-# A step is skipped when its stamp holds the digest of its inputs. The stamp is written last, so
-# whatever was interrupted runs again.
+# A step is skipped when its stamp holds the digest of its inputs. The stamp is written last, and the one before is set
+# aside meanwhile, so an interrupted step runs again. A step that fails by itself gets its earlier stamp back: a refusal
+# or a missing network costs no rebuild.
 def step(title: str, stamp: Path, inputs: Sequence[str], action: Callable[[], None]) -> None:
     """Run `action` unless `stamp` says that it succeeded with these `inputs`. Raises what it raises."""
     digest = hashlib.sha256("\0".join(inputs).encode()).hexdigest()
@@ -137,10 +138,20 @@ def step(title: str, stamp: Path, inputs: Sequence[str], action: Callable[[], No
         return
     say(f"{title} ...")
     began = time.monotonic()
-    stamp.unlink(missing_ok=True)
     shutil.rmtree(SETUP_TMP, ignore_errors=True)
     SETUP_TMP.mkdir(parents=True)
-    action()
+    earlier = stamp.with_name(stamp.name + ".earlier")
+    if stamp.is_file():
+        stamp.replace(earlier)
+    else:
+        earlier.unlink(missing_ok=True)  # of an interrupted run
+    try:
+        action()
+    except (SetupError, OSError):
+        if earlier.is_file():  # else the step has removed what it was for
+            earlier.replace(stamp)
+        raise
+    earlier.unlink(missing_ok=True)
     stamp.parent.mkdir(parents=True, exist_ok=True)
     fresh = stamp.with_name(stamp.name + ".new")
     fresh.write_text(digest)
@@ -235,6 +246,7 @@ class Setup:
 
     def run(self) -> None:
         """Do every step that is not done yet. Raises SetupError."""
+        check_own_folders()
         made_for = [str(VENV), self.torch]
         if not PYTHON.exists():
             (STAMPS / "venv").unlink(missing_ok=True)
@@ -473,6 +485,16 @@ def only_one() -> Iterator[int]:
             say("waiting for another set-up of this folder ...")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield file.fileno()
+
+
+def check_own_folders() -> None:
+    """Raise SetupError where a folder that set-up steps remove from is a link to somebody else's."""
+    for folder in (VENV, HOST):
+        if folder.is_symlink():
+            raise SetupError(
+                f"{folder} is a link to {folder.resolve()}, which another folder may use, and dev.py would change it: "
+                "remove the link, and run this again to have one made here."
+            )
 
 
 def check_python() -> None:
