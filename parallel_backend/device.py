@@ -19,6 +19,7 @@ from .errors import RequestError
 CPU = "cpu"
 BACKENDS = {CPU: "gloo", "cuda": "nccl", "xpu": "xccl"}  # torch.distributed's backend for each kind
 THROUGH_THE_HOST = {"cuda": "NCCL_P2P_DISABLE=1", "xpu": "CCL_TOPO_P2P_ACCESS=0"}  # make GPUs exchange over the host
+KIBIBYTE = 1024  # Linux counts a process's memory in these
 SAME_MEMORY = 0.05  # cards of one model report memory within this; models of one name differ by more
 
 
@@ -211,6 +212,15 @@ def allocated_bytes(device: torch.device) -> int:
 def reserved_bytes(device: torch.device) -> int:
     """Returns the memory that this process uses, including torch's cache."""
     return module_of(device).memory_reserved(device)
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Returns the most memory that this process's tensors have used. On the CPU: that the whole process has used."""
+    if is_accelerator(device):
+        return module_of(device).max_memory_allocated(device)
+    import resource  # Windows has none
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIBIBYTE
 
 
 def new_event(device: torch.device) -> torch.Event:

@@ -45,7 +45,8 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("parallel_model",),
         ("diffusers_model", "vae"),
         ("sampling", "library"),
-        ("__init__",),
+        ("command",),
+        ("__init__", "__main__"),
     ),
     "worker": (
         ("__init__", "errors", "compat"),

@@ -1,0 +1,117 @@
+"""Predicts what a plan costs for a pipeline's call, without the transformer's weights.
+
+The pipeline itself runs, for one step. A stand-in counts what its transformer would compute, and returns zeros.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..compat import tree_map_only
+from ..costs.forward import META, ForwardCost, count_forward
+from ..costs.machine import Machine
+from ..costs.predict import Prediction, predict
+from ..errors import RequestError
+from ..models import adapter_for
+from ..models.checks import check_module, modules_at, sizes_of
+from ..models.parallel_mlp import count_mlp_rows
+from ..plan import ParallelPlan
+from ..weights.folder import transformer_source
+from ..weights.loading import build_transformer
+from ..weights.sizes import sizes_of_model
+from .drawing import Order, draw, load_pipeline
+
+
+class CountedTransformer(torch.nn.Module):
+    """Stands in for a transformer on the meta device. It counts the cost of its first call, and returns zeros.
+
+    device: where the pipeline's other parts compute. rows: of each call.
+    """
+
+    def __init__(self, model: Any, device: torch.device) -> None:
+        super().__init__()
+        self.model, self.device = model, device
+        self.rows: list[int] = []
+        self.cost: ForwardCost | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("model"), name)
+
+    def to(self, *args: Any, **kwargs: Any) -> CountedTransformer:
+        """Returns itself: the model stays on the meta device."""
+        return self
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        latents = args[0] if args else next(iter(kwargs.values()))
+        self.rows.append(len(latents))
+        args, kwargs = (tree_map_only(torch.Tensor, to_meta, given) for given in (args, kwargs))
+        output: list[Any] = []
+
+        def run() -> Any:
+            output.append(self.model(*args, **kwargs))
+            return output[0]
+
+        if self.cost is None:
+            self.cost = self.count(run, len(latents))
+        else:
+            with torch.no_grad():
+                run()
+        return tree_map_only(torch.Tensor, lambda made: torch.zeros_like(made, device=self.device), output[0])
+
+    def count(self, run: Callable[[], Any], rows: int) -> ForwardCost:
+        """Returns the cost of a forward. run: calls the model with so many rows."""
+        spec = adapter_for(type(self.model).__name__).spec
+        heads, head_dim, kv_heads = sizes_of(self.model, spec)
+        blocks = [(each, block) for each in spec.blocks for block in modules_at(self.model, each.path)]
+        mlp_rows = [count_mlp_rows(block, each.parallel_mlp, heads * head_dim) for each, block in blocks]
+        return count_forward(
+            self.model,
+            [block for _, block in blocks],
+            run,
+            rows=rows,
+            heads=heads,
+            kv_heads=kv_heads,
+            mlp_rows=dict(ChainMap(*mlp_rows)),
+        )
+
+
+def to_meta(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(META)
+
+
+def predict_plans(
+    folder: str | Path, plans: list[ParallelPlan], order: Order, device: torch.device, dtype: str, machine: Machine
+) -> list[Prediction]:
+    """Returns the prediction of a step under each plan. Runs no collectives.
+
+    device: runs the pipeline's other parts. dtype: fp32, bf16 or fp16. Raises PlanError for a plan that the model does
+    not allow, and RequestError if the model's code looks at values, which do not exist here.
+    """
+    source = transformer_source(folder, dtype)
+    model = build_transformer(source)
+    for plan in plans:
+        check_module(plan, model)
+    sizes = sizes_of_model(model)
+    counted = CountedTransformer(model.to(META), device)
+    pipeline: Any = load_pipeline(folder, model.dtype, True, transformer=model)
+    pipeline.transformer = counted
+    pipeline.to(device)
+    first = replace(order, prompts=[order.prompts[0]] * order.batch, seeds=order.seeds[:1])
+    try:
+        draw(pipeline, replace(first, options={**order.options, "num_inference_steps": 1}), "latent")
+    except (RuntimeError, NotImplementedError, TypeError) as error:
+        raise RequestError(
+            f"The cost of {source.model_class} cannot be counted: {error}", "Leave out --dry-run, and time it."
+        ) from error
+    assert counted.cost
+    rows, calls = sum(counted.rows), len(counted.rows)
+    return [predict(counted.cost, rows, plan, machine, sizes, calls) for plan in plans]
