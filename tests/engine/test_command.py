@@ -195,6 +195,12 @@ def test_a_dry_run_predicts_the_cost_of_the_pipelines_own_forward(folder: Path, 
     assert re.search(r"3 steps: [\d.e-]+ s", told) and re.search(r"memory: \d+\.\d\d GiB a rank", told)
 
 
+def test_a_dry_run_under_torchrun_measures_the_ranks(on_ranks: Callable[..., list[Told]], folder: Path) -> None:
+    first, second = on_ranks(str(folder), "--prompt", PROMPTS[0], "--ulysses=2", "--dry-run", *OPTIONS)
+    assert first.code == second.code == 0 and second.printed == ""
+    assert "speeds of devices and links: measured\nulysses=2: " in first.printed
+
+
 def test_a_dry_run_counts_what_the_real_transformer_computes(folder: Path) -> None:
     pipeline: Any = sd3_with_encoders()
     flops: list[float] = []
