@@ -44,8 +44,10 @@ def describe_fields() -> dict[str, str]:
 def parse_value(text: str, default: object) -> object:
     """Returns a field's value. A text that is none stays as it is, and the plan says what would be one."""
     try:
-        return tuple(map(float, text.split(","))) if isinstance(default, tuple) else type(default)(text)
-    except (TypeError, ValueError):
+        if isinstance(default, tuple):
+            return tuple(map(float, text.split(",")))
+        return int(text) if isinstance(default, int) else text
+    except ValueError:
         return text
 
 
@@ -152,6 +154,18 @@ def dtype_of(options: argparse.Namespace, device: torch.device) -> str:
     return options.dtype or ("bf16" if is_accelerator(device) else "fp32")
 
 
+def join(kind: str | None, plan: ParallelPlan) -> torch.device:
+    """Joins torchrun's group, and returns this rank's device. Raises PlanError if the plan is for other ranks."""
+    from .groups.collectives import gather_numbers
+    from .groups.mesh import start_distributed
+    from .library import check_world
+
+    device = start_distributed(kind)
+    gather_numbers((0,), None)  # a rank that left before another had joined would break that one's start
+    check_world(plan)
+    return device
+
+
 def draw_on_ranks(options: argparse.Namespace, plan: ParallelPlan, order: Order) -> None:
     """Draws on torchrun's ranks, and reports. Raises what `parallelize` raises."""
     import torch.distributed as dist
@@ -159,14 +173,12 @@ def draw_on_ranks(options: argparse.Namespace, plan: ParallelPlan, order: Order)
     from .command import drawing
     from .device import peak_bytes
     from .groups.collectives import gather_numbers
-    from .groups.mesh import start_distributed
-    from .library import check_world, parallelize, unparallelize
+    from .library import parallelize, unparallelize
     from .weights.loading import DTYPES
 
     if options.output:
         drawing.check_output(options.output)
-    device = start_distributed(options.device)
-    check_world(plan)  # before the weights are read
+    device = join(options.device, plan)  # before the weights are read
     dtype = DTYPES[dtype_of(options, device)]
     pipeline: Any = drawing.load_pipeline(options.folder, dtype, not is_first()).to(device)
     parallelize(pipeline, plan)
@@ -228,12 +240,10 @@ def machine_of(kind: str | None, plan: ParallelPlan, device: torch.device, dtype
         return assume_machine([name_of(device)] * plan.world_size, not is_accelerator(device))
     import torch.distributed as dist
 
-    from .groups.mesh import start_distributed, world_axis
-    from .library import check_world
+    from .groups.mesh import world_axis
     from .rates import measure_ranks
 
-    own = start_distributed(kind)
-    check_world(plan)
+    own = join(kind, plan)
     machine = Machine.of(measure_ranks(world_axis(own), own, dtype, None))
     dist.destroy_process_group()
     return machine

@@ -101,7 +101,7 @@ def predict_plans(
     for plan in plans:
         check_module(plan, model)
     sizes = sizes_of_model(model)
-    counted = CountedTransformer(model.to(META), device)
+    counted = CountedTransformer(torch.nn.Module.to(model, META), device)
     pipeline: Any = load_pipeline(folder, model.dtype, True, transformer=model)
     pipeline.transformer = counted
     pipeline.to(device)
