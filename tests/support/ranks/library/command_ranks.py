@@ -13,9 +13,10 @@ import sys
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from parallel_backend.__main__ import main as command
-from tests.support.ranks.leaving import end
+from tests.support.ranks.leaving import end, leave
 
 
 def main(out: str, *arguments: str) -> None:
@@ -25,6 +26,8 @@ def main(out: str, *arguments: str) -> None:
         code = command(arguments, patience=0)
     told = {"code": code, "printed": printed.getvalue(), "errors": errors.getvalue()}
     Path(out, f"told.{os.environ['RANK']}.json").write_text(json.dumps(told))
+    if dist.is_initialized():  # it was refused: no rank leaves while another joins
+        leave()
     end()
 
 
