@@ -7,9 +7,12 @@ FILE: a tiny Flux in GGUF.
 from __future__ import annotations
 
 import json
+import os
 import sys
+from argparse import Namespace
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -23,6 +26,8 @@ from tests.support.ranks.leaving import leave
 
 
 def main(file: str, out: str) -> None:
+    from parallel_backend.__main__ import dtype_of, machine_of
+    from parallel_backend.device import peak_bytes
     from parallel_backend.groups.mesh import name_of
     from parallel_backend.groups.timeline import Timeline
     from parallel_backend.library import share_random_state
@@ -50,10 +55,14 @@ def main(file: str, out: str) -> None:
             run_steps(ParallelPlan(ulysses=2, sparse="radial"), GPU)
         of_case(Case("gguf", file, "float32", "float32", {"ulysses": 2}, 0.75), watch, there)
         name_of(GPU)
+        peak_bytes(GPU)
         DeviceMemory.now(GPU)
         memory_use(GPU)
         release_memory(GPU)
         share_random_state(GPU)
+        dtype_of(Namespace(dtype=None), GPU)
+        with patch.dict(os.environ, WORLD_SIZE="1"):
+            machine_of(None, ParallelPlan(), GPU, torch.bfloat16)
         parking = Parking(torch.nn.Module(), GPU)  # without weights: labelled ones have no storages to move
         parking.copy()
         parking.free_device()
