@@ -36,7 +36,7 @@ def keep_files_of_networks() -> None:
     """Has ComfyUI's loaders of networks note how to load one again."""
     keep_files_of_model_patches()
     keep_files_of_controlnets()
-    for place, name in ((comfy.utils, "load_torch_file"), (safetensors.torch, "load_file"), (torch, "load")):
+    for place, name in ((comfy.utils, "load_torch_file"), (safetensors.torch, "load_file")):
         keep_files_of_weights(place, name)
 
 

@@ -1,4 +1,5 @@
-"""Weights that nodes have read from files. The ranks read them from the same files, so they need not be sent.
+"""Weights that nodes have read from safetensors files. The ranks read them from the same files, so they need not be
+sent. Files that torch has written are pickles, which ranks do not read: their weights are sent.
 
 A weight is found by its numbers, whatever a node has done with the file's tensors: copied them into a module, cast
 them, or moved them to a device. So no weight is taken from a file that it differs from.
@@ -6,8 +7,7 @@ them, or moved them to a device. So no weight is taken from a file that it diffe
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -19,34 +19,26 @@ from ..wire.file_marks import check_mark, mark_files
 LARGE = 1 << 14  # bytes of a weight that is looked for
 SAMPLE = 64  # numbers that are compared first
 PIECE = 1 << 24  # numbers that are compared at once
-SUFFIXES = (".safetensors", ".sft")
 
 
 class WeightFile:
-    """The tensors of a safetensors file, in the file's pages, or of one that torch has written."""
+    """The tensors of a safetensors file, in the file's pages."""
 
     def __init__(self, path: str) -> None:
-        """Raises OSError, ValueError or RuntimeError for a file that cannot be mapped."""
+        """Raises OSError for a file that cannot be mapped, and ValueError for one that is no safetensors file."""
         self.path, self.mark = path, mark_files([path])
-        self.opened: Any = None
-        self.tensors: list[torch.Tensor] = []
-        if path.lower().endswith(SUFFIXES):
-            try:
-                self.opened = safe_open(path, "pt")
-            except SafetensorError as error:
-                raise ValueError(f"{path} has no tensors: {error}") from error
-            self.keys = sorted(self.opened.keys())
-            self.shapes = [tuple(self.opened.get_slice(key).get_shape()) for key in self.keys]
-        else:
-            self.tensors = list(tensors_in(read_of_torch(path)))
-            self.shapes = [tuple(each.shape) for each in self.tensors]
+        try:
+            self.opened = safe_open(path, "pt")
+        except SafetensorError as error:
+            raise ValueError(f"{path} has no tensors: {error}") from error
+        self.keys = sorted(self.opened.keys())
         self.places: dict[tuple[int, ...], list[int]] = {}
-        for place, shape in enumerate(self.shapes):
-            self.places.setdefault(shape, []).append(place)
+        for place, key in enumerate(self.keys):
+            self.places.setdefault(tuple(self.opened.get_slice(key).get_shape()), []).append(place)
 
     def read(self, place: int) -> torch.Tensor:
         """Raises IndexError."""
-        return self.opened.get_tensor(self.keys[place]) if self.opened else self.tensors[place]
+        return self.opened.get_tensor(self.keys[place])
 
     def find(self, tensor: torch.Tensor) -> int | None:
         """Returns the place of a tensor with the same numbers, if they are cast to its dtype."""
@@ -86,7 +78,7 @@ class NotedFiles:
         """Returns None for a file that cannot be mapped, or is another now."""
         if path not in self.opened:
             self.opened[path] = None
-            with suppress(OSError, ValueError, RuntimeError):
+            with suppress(OSError, ValueError):
                 file = WeightFile(path)
                 self.opened[path] = file if file.mark == self.marks[path] else None
         return self.opened[path]
@@ -111,26 +103,6 @@ class OpenFiles:
 
     def close(self) -> None:
         self.opened = {}
-
-
-def read_of_torch(path: str) -> Any:
-    """Returns what ComfyUI reads of a file that torch has written. Raises ValueError for one with code in it, and for
-    another file."""
-    import comfy.utils
-
-    read = inspect.unwrap(comfy.utils.load_torch_file)  # nodes' reading is noted, and this is not
-    try:
-        return read(path, safe_load=True)
-    except Exception as error:  # a damaged file raises anything
-        raise ValueError(f"{path} has no tensors: {error}") from error
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from tensors_in(each)
 
 
 def are_equal(stored: torch.Tensor, tensor: torch.Tensor) -> bool:

@@ -87,7 +87,7 @@ def of_own_class(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
 
 def filled(suffix: str, dtype: torch.dtype = torch.float32, writes: str = "") -> Any:
     """A network that a pack builds and fills itself. suffix: of its file. dtype: of the weights in it. writes: over
-    "the file" or "a weight", after that. Only then weights go through the socket."""
+    "the file" or "a weight", after that. Then weights go through the socket, and those of torch's file."""
 
     def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
         functions: Any = sys.modules[census.nodes.NODE_CLASS_MAPPINGS["NetworkLoader"].__module__]
@@ -102,7 +102,8 @@ def filled(suffix: str, dtype: torch.dtype = torch.float32, writes: str = "") ->
             network.up.weight.data = network.up.weight.data.neg()
         with sent_bytes(census) as sent:
             found = [census.sample(row, functions.run_beside(model, network))]
-        large = {"": 0, "a weight": 1, "the file": 2}[writes] if hasattr(model, "stand_in") else 0
+        large = 2 if suffix == ".pt" else {"": 0, "a weight": 1, "the file": 2}[writes]
+        large *= hasattr(model, "stand_in")
         assert sum(size >= 1 << 14 for size in sent) == large, sent
         return found
 
