@@ -19,7 +19,7 @@ from .json_object import parse_object
 from .tensors import ALIGNMENT, Buffer, Tensors, UnsendableError, WritableBuffer, from_buffer, to_buffers
 
 MAGIC = b"PDiT"
-VERSION = 16
+VERSION = 17
 FAILED, MEMORY = "failed", "memory"  # the kinds of errors after which the ranks have no model
 PREFIX = struct.Struct("!4sHIQ")
 MAX_HEADER = 8 << 20
