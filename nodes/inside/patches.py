@@ -104,14 +104,14 @@ def encode_options(options: Options, inside: Inside) -> tuple[dict[str, Any], li
             reasons.append(f"the model patch {place!r} of {find_owner(value)} ({error})")
             return None
 
-    between = inside.places.has_option
+    is_between = inside.places.has_option
     functions = {
         PATCHES: {
-            name: [describe(each, name, between(PATCHES, name)) for each in own]
+            name: [describe(each, name, is_between(PATCHES, name)) for each in own]
             for name, own in options.get(PATCHES, {}).items()
         },
         REPLACED: {
-            name: [[list(key), describe(each, name, between(REPLACED, name))] for key, each in own.items()]
+            name: [[list(key), describe(each, name, is_between(REPLACED, name))] for key, each in own.items()]
             for name, own in options.get(REPLACED, {}).items()
         },
         OTHER_OPTIONS: {},
@@ -126,8 +126,9 @@ def encode_options(options: Options, inside: Inside) -> tuple[dict[str, Any], li
         elif name == OVERRIDE and (kernel := find_kernel(value, inside.files)):
             found[KERNEL] = kernel
         elif inside.has_unknown or name in READ_BY_CLASSES:
-            is_nodes = name not in READ_BY_CLASSES  # then only nodes' functions read it, which are asked themselves
-            functions[OTHER_OPTIONS][name] = describe(value, name, is_nodes, is_nodes)
+            is_nodes = name not in READ_BY_CLASSES  # then only functions read it that were asked until now
+            between = is_nodes and all(facts.between for _, facts in inside.asked)
+            functions[OTHER_OPTIONS][name] = describe(value, name, between, is_nodes)
     return {**found, FUNCTIONS: functions} if any(functions.values()) else found, list(dict.fromkeys(reasons))
 
 
