@@ -45,7 +45,7 @@ def flash_attention_with_lse(
     return out_BhRD, lse
 
 
-def writes_to(tensor: torch.Tensor) -> int:
+def version_of(tensor: torch.Tensor) -> int:
     """Returns how often a tensor was written to. A tensor of inference mode does not know it. Since torch 1.9."""
     return tensor._version
 

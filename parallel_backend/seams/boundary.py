@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from ..compat import writes_to
+from ..compat import version_of
 from ..errors import RequestError
 from ..hooks import Hooks
 from ..models.checks import modules_at
@@ -43,7 +43,7 @@ class GivenTokens(NamedTuple):
 
     @property
     def is_written(self) -> bool:
-        return writes_to(self.local) > 0
+        return version_of(self.local) > 0
 
 
 class BlockBoundary:

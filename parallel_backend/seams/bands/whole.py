@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...compat import without_function_modes, writes_to
+from ...compat import version_of, without_function_modes
 from ...models.bands import PLACES, Place
 from .layout import RowLayout
 from .rows import ROWS
@@ -52,7 +52,7 @@ class WholePicture:
             options.update({name: value for name, value in shown.items() if name not in SHAPES})
             with without_function_modes():
                 for band, picture in zip(bands, pictures, strict=True):
-                    if isinstance(picture, torch.Tensor) and writes_to(picture):
+                    if isinstance(picture, torch.Tensor) and version_of(picture):
                         band.copy_(self.cut(picture))
                 if not isinstance(output, tuple):
                     return self.cut(output)
