@@ -19,7 +19,9 @@ MEASURED = 32 << 20  # bytes sent to measure a link
 TIMES = 3
 HEAD_DIMS = (32, 128)  # attention's time is linear in the head dim
 WIDTH = 512  # of a token, for operations that are no products
-TINY_OPERATIONS = 100
+TINY, TINY_TIMES = 8, 50  # how wide a tiny operation's token is, and how often it runs
+LEAST_HIDDEN = 0.01
+READ = 8  # matrices that are read in turn, so that no cache has them
 NANOSECONDS = 1_000_000_000
 NAME_BYTES = 96
 
@@ -64,20 +66,23 @@ def measure_ranks(
         for own, row in zip(names, gather_numbers([*map(int, computing.values())], control), strict=True)
     ]
     found = links_of(axis, device, amounts, computing["memory"])
-    rows = gather_numbers([host_rate(device), *(int(value) for link in found.values() for value in link)], control)
-    host, *values = (column for column in zip(*rows, strict=True))
+    hidden = int(hidden_share(axis, device, dtype, amounts) * NANOSECONDS)
+    of_links = [int(value) for link in found.values() for value in link]
+    rows = gather_numbers([hidden, host_rate(device), *of_links], control)
+    hides, host, *values = (column for column in zip(*rows, strict=True))
     pairs = zip(values[::2], values[1::2], strict=True)
     links = {kind: [min(rates), max(waits) / NANOSECONDS] for kind, (rates, waits) in zip(found, pairs, strict=True)}
-    return {"speeds": speeds, **links, "host": min(host)}
+    return {"speeds": speeds, **links, "host": min(host), "hides": statistics.median(hides) / NANOSECONDS}
 
 
+@torch.inference_mode()
 def speeds_of(device: torch.device, dtype: torch.dtype, amounts: Amounts) -> dict[str, float]:
     """Measures a device, see `Speed`. The last figure is `operation`, in nanoseconds."""
     side = amounts.side
     given, weight = (torch.ones(rows, side // 2, dtype=dtype, device=device) for rows in (side, 2 * side))
     bias = weight[:, 0].contiguous()
     tokens, others = (torch.ones(amounts.elements // WIDTH, WIDTH, dtype=dtype, device=device) for _ in range(2))
-    tiny, joined = torch.ones(8, device=device), torch.cat((tokens, others), 1)
+    joined = torch.cat((tokens, others), 1)
 
     def move() -> None:  # reads and writes 9 times the bytes of the tokens
         for _ in range(amounts.repeats):
@@ -93,15 +98,41 @@ def speeds_of(device: torch.device, dtype: torch.dtype, amounts: Amounts) -> dic
     scores = amounts.tokens**2 * amounts.heads
     by_dim = max(many - few, many / 2) / (HEAD_DIMS[1] - HEAD_DIMS[0])  # at least, if noise says less
     softmax = max(many - by_dim * HEAD_DIMS[1], many / 100)
-    host = usual(lambda: [tiny + tiny for _ in range(TINY_OPERATIONS)], device) / TINY_OPERATIONS
+    matrices = torch.ones(READ, 2 * side, side // 2, dtype=dtype, device=device)
     return {
         "linear": 2 * side**3 / usual(lambda: F.linear(given, weight, bias), device),
         "attention": 4 * scores / by_dim,
         "memory": 9 * amounts.repeats * tokens.nbytes / usual(move, device),
         "scores": scores / softmax,
         "functions": 2 * amounts.repeats * tokens.nbytes / usual(activate, device),
-        "operation": max(1, host * NANOSECONDS),
+        "weights": matrices.nbytes / usual(lambda: [F.linear(given[:1], each) for each in matrices], device),
+        "operation": max(1, operation_seconds(device) * NANOSECONDS),
     }
+
+
+def operation_seconds(device: torch.device) -> float:
+    """Measures how long a tiny operation takes: on a CPU with the Python of the modules around it, which a card's
+    queue hides."""
+    token = torch.ones(1, TINY, TINY, device=device)
+    if is_accelerator(device):
+        return usual(lambda: [token + token for _ in range(TINY_TIMES)], device) / TINY_TIMES
+    module = TinyModule()
+    return usual(lambda: [module(token) for _ in range(TINY_TIMES)], device) / TINY_TIMES / module.operations
+
+
+class TinyModule(torch.nn.Module):
+    """A few operations in a few modules, as in a transformer's block."""
+
+    operations = 6
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(TINY)
+        self.first, self.last = torch.nn.Linear(TINY, 3 * TINY), torch.nn.Linear(TINY, TINY)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        query, key, value = self.first(self.norm(tokens)).unflatten(-1, (3, TINY)).unbind(-2)
+        return tokens + self.last(query * key + value)
 
 
 def attention_of(dim: int, dtype: torch.dtype, device: torch.device, amounts: Amounts) -> Callable[[], Any]:
@@ -124,26 +155,61 @@ def links_of(axis: Axis, device: torch.device, amounts: Amounts, fastest: float)
     return found
 
 
+def hidden_share(axis: Axis, device: torch.device, dtype: torch.dtype, amounts: Amounts) -> float:
+    """Measures which share of an exchange takes no time while products are computed that take as long. Above zero."""
+    given, weight = (torch.ones(rows, WIDTH, dtype=dtype, device=device) for rows in (amounts.side, WIDTH))
+    result = torch.empty_like(given)
+    send = start_exchange("all_to_all", amounts.sent, axis, device)
+    sending = usual(lambda: send()(), device)
+    times = max(1, round(sending / usual(lambda: torch.mm(given, weight, out=result), device)))
+
+    def compute() -> None:
+        for _ in range(times):
+            torch.mm(given, weight, out=result)
+
+    def overlap() -> None:
+        finish = send()
+        compute()
+        finish()
+
+    computing, both = usual(compute, device), usual(overlap, device)
+    return min(1.0, max(LEAST_HIDDEN, (sending + computing - both) / min(sending, computing)))
+
+
 def exchange(kind: str, size: int, axis: Axis, device: torch.device) -> Callable[[], Any]:
     """Returns a function that sends this many bytes to the other ranks of an axis."""
+    start = start_exchange(kind, size, axis, device)
+    return lambda: start()()
+
+
+def start_exchange(kind: str, size: int, axis: Axis, device: torch.device) -> Callable[[], Callable[[], Any]]:
+    """Returns a function that starts to send this many bytes to the other ranks of an axis. It returns a function that
+    waits for them."""
     others = axis.degree - 1
     share = torch.zeros(size // others if kind == "all_gather" else size, dtype=torch.uint8, device=device)
     if kind == "all_gather":
         whole = share.new_empty(len(share) * axis.degree)
-        return lambda: getattr(dist, ALL_GATHER)(whole, share, group=axis.group)
+        return lambda: getattr(dist, ALL_GATHER)(whole, share, group=axis.group, async_op=True).wait
     if kind == "all_to_all":
         given = share.new_zeros(size // others * axis.degree)
-        return lambda: dist.all_to_all_single(torch.empty_like(given), given, group=axis.group)
+        arrived = torch.empty_like(given)
+
+        def swap() -> Callable[[], Any]:
+            work = dist.all_to_all_single(arrived, given, group=axis.group, async_op=True)
+            assert work
+            return work.wait
+
+        return swap
     following, preceding = (axis.global_rank((axis.index + step) % axis.degree) for step in (1, -1))
     arriving = torch.empty_like(share)
 
-    def pass_on() -> None:
+    def pass_on() -> Callable[[], Any]:
         transfers = [
             dist.P2POp(dist.isend, share, following, axis.group),
             dist.P2POp(dist.irecv, arriving, preceding, axis.group),
         ]
-        for transfer in dist.batch_isend_irecv(transfers):
-            transfer.wait()
+        works = dist.batch_isend_irecv(transfers)
+        return lambda: [work.wait() for work in works]
 
     return pass_on
 

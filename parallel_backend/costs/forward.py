@@ -23,6 +23,7 @@ from ..models.parallel_mlp import count_plain_share
 from .memory import device_bytes
 
 META = torch.device("meta")
+FEW_TOKENS = 16  # a product of so few is as fast as its weights are read
 NUMBERS_OF_A_GROUP = 3  # that ranks exchange for a group norm, see `seams/bands/norm.py`
 WITH_EXCHANGE = (torch.nn.functional.conv2d, torch.nn.functional.conv3d, torch.nn.functional.group_norm)  # in bands
 NORMS = (torch.nn.functional.rms_norm, torch.nn.functional.layer_norm)
@@ -36,7 +37,9 @@ class Cost(NamedTuple):
     overlap: FLOPs of linear layers that can overlap attention's exchange.
     scores: attention's scores, one for each query, key and head. Their softmax takes time beside the FLOPs.
     functions: bytes that activation functions read and write. A CPU needs longer for them than for other operations.
-    own_scores: those of the scores whose queries and keys are of the same tokens."""
+    own_scores: those of the scores whose queries and keys are of the same tokens.
+    read: bytes of weights that products of few tokens read (modulation). Each forward reads them once, however many
+    tokens and rows it has."""
 
     linear: float = 0.0
     attention: float = 0.0
@@ -46,14 +49,16 @@ class Cost(NamedTuple):
     scores: float = 0.0
     functions: float = 0.0
     own_scores: float = 0.0
+    read: float = 0.0
 
     def times(self, factor: float) -> Cost:
         """Returns the cost of as many operations on tensors `factor` times as large."""
-        return Cost(*(factor * each for each in self))._replace(operations=self.operations)
+        return Cost(*(factor * each for each in self))._replace(operations=self.operations, read=self.read)
 
 
 PLACES = {name: place for place, name in enumerate(Cost._fields)}  # of `Cost`
 aten = torch.ops.aten
+PRODUCTS = {aten.mm, aten.addmm}
 FUNCTIONS = {aten.gelu, aten.silu, aten.silu_, aten.tanh, aten.sigmoid, aten.exp, aten.softplus, SOFTMAX}
 
 
@@ -185,7 +190,8 @@ class Tally(DispatchMode):
         if (packet := packet_of(func)) in flop_registry:
             flops = flop_registry[packet](*args, **(kwargs or {}), out_val=result)
             batched = packet in (torch.ops.aten.bmm, torch.ops.aten.baddbmm)  # attention written out as products
-            self.add(**{"attention" if batched else "linear": flops})
+            is_small = packet in PRODUCTS and args[-2].shape[0] <= FEW_TOKENS
+            self.add(**{"attention" if batched else "linear": flops}, read=args[-1].nbytes if is_small else 0)
         elif results and not func.is_view:
             touched = sum(each.nbytes for each in (*tensors_in(args), *results))
             self.add(**{"functions" if packet in FUNCTIONS else "moved": touched})

@@ -17,9 +17,10 @@ class Speed:
 
     linear, attention: FLOP/s of products and of attention, in the model's compute dtype.
     memory: bytes per second that other operations read and write.
-    operation: the least seconds of one operation, however small.
+    operation: the least seconds of one operation, however small, with what the modules around it take.
     scores: attention's scores per second, as their softmax allows. It adds to the time of attention's FLOPs.
     functions: bytes per second that activation functions read and write.
+    weights: bytes per second of weights that products of few tokens read.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Speed:
     operation: float
     scores: float
     functions: float
+    weights: float
 
 
 class Link(NamedTuple):
@@ -48,6 +50,7 @@ class Machine:
     """speeds: of the ranks, in their order.
     all_to_all, all_gather, send: the links between ranks, by operation. An all-reduce is as fast as an all-gather.
     host: bytes per second that arrive at a rank from pinned host memory.
+    hides: the share of an exchange that takes no time while ranks compute. CPU ranks send with the cores that compute.
 
     A benchmark makes one from its own figures: `Machine((Speed(…),) * ranks, Link(rate, latency), …)`. Or it measures
     them with `parallel_backend.rates.measure_ranks` on its ranks and calls `Machine.of`.
@@ -58,6 +61,7 @@ class Machine:
     all_gather: Link
     send: Link
     host: float = ASSUMED_LINKS.host
+    hides: float = 1.0
     is_measured: bool = True
 
     @property
@@ -84,23 +88,24 @@ class Machine:
         )
         if not speeds:
             raise ValueError("no rank was measured")
-        return cls(speeds, *links, host=parse_positive(measured["host"]))
+        return cls(speeds, *links, host=parse_positive(measured["host"]), hides=parse_positive(measured["hides"]))
 
     def to_json(self) -> dict[str, Any]:
         return {
             "speeds": [vars(speed) for speed in self.speeds],
             **{name: list(getattr(self, name)) for name in LINKS},
             "host": self.host,
+            "hides": self.hides,
         }
 
 
 LINKS = ("all_to_all", "all_gather", "send")
-SPEEDS = ("linear", "attention", "memory", "operation", "scores", "functions")
+SPEEDS = ("linear", "attention", "memory", "operation", "scores", "functions", "weights")
 
 # CARD is about an RTX 4090 with bf16 on PCIe 4.0 x16, where GPUs exchange through the host's memory. CORES is a share
 # of a desktop's cores, with ranks that exchange through the machine's memory.
-CARD = Speed("", 140e12, 140e12, 800e9, 5e-6, 5e12, 800e9)
-CORES = Speed("", 1e11, 1e11, 1e10, 1e-5, 1e9, 3e9)
+CARD = Speed("", 140e12, 140e12, 800e9, 5e-6, 5e12, 800e9, 800e9)
+CORES = Speed("", 1e11, 1e11, 1e10, 1e-5, 1e9, 3e9, 1e10)
 PCIE, HOST_MEMORY = Link(ASSUMED_LINKS.peers, 3e-5), Link(2e9, 1e-4)
 
 

@@ -26,6 +26,9 @@ class Coding(NamedTuple):
 
 BYTES = Coding(1 + SCALE_BYTES, 8, 1, 9, 3)
 CODINGS = {INT8: BYTES, FP8: BYTES, INT4: Coding(1 / 2 + SCALE_BYTES, 22, 8, 24, 8)}
+# The operations that sharing tokens adds to a block (`seams/exchange`): under Ulysses, and for each hop of a ring.
+# Exchanges are not among them.
+ULYSSES_OPERATIONS, HOP_OPERATIONS = 20, 9
 # The operations that bands of rows add to a padded convolution and to a group norm, see `seams/bands`.
 BORDER_OPERATIONS, NORM_OPERATIONS = 12, 32
 
@@ -56,7 +59,11 @@ def count_copied_bytes(forward: ForwardCost, plan: ParallelPlan) -> float:
     return forward.count * (6 + 4 * forward.kv) * sent * forward.activation if plan.ulysses > 1 else 0.0
 
 
-def count_band_operations(forward: ForwardCost, plan: ParallelPlan) -> float:
-    if forward.bands is None or plan.token_ways == 1:
+def count_added_operations(forward: ForwardCost, plan: ParallelPlan) -> float:
+    """Returns how many operations a forward has more because its tokens are shared."""
+    if plan.token_ways == 1:
         return 0.0
-    return BORDER_OPERATIONS * forward.bands.convolutions + NORM_OPERATIONS * forward.bands.group_norms
+    added = forward.count * (ULYSSES_OPERATIONS * (plan.ulysses > 1) + HOP_OPERATIONS * (plan.ring - 1))
+    if forward.bands:
+        added += BORDER_OPERATIONS * forward.bands.convolutions + NORM_OPERATIONS * forward.bands.group_norms
+    return added

@@ -28,7 +28,7 @@ from ..plan import EXCHANGE_PARTS, HOST, OFF, SHARED, ParallelPlan
 from ..weights.sizes import WeightSizes
 from .forward import Cost, ForwardCost
 from .machine import Machine, Speed
-from .overhead import CODINGS, count_band_operations, count_coding, count_copied_bytes, count_merged_bytes
+from .overhead import CODINGS, count_added_operations, count_coding, count_copied_bytes, count_merged_bytes
 from .pipeline import (
     LATENT_BYTES,
     PipelineTimes,
@@ -308,7 +308,7 @@ def estimate_busy(forward: ForwardCost, plan: ParallelPlan, ranks: Sequence[tupl
         others = forward.blocks._replace(attention=0.0, scores=0.0).times(part.tokens)
         coding, copied = count_coding(forward, plan), count_copied_bytes(forward, plan) * part.tokens
         moved = others.moved + count_merged_bytes(forward, plan) + copied + coding.moved
-        operations = others.operations + count_band_operations(forward, plan) + coding.operations
+        operations = others.operations + count_added_operations(forward, plan) + coding.operations
         blocks = others._replace(moved=moved, operations=operations)
         attending.append(part.rows * part.heads * part.queries * estimate_attention(forward.blocks, speed))
         seconds = sum(estimate_seconds(each.times(part.rows), speed) for each in (blocks, forward.rest))
@@ -338,6 +338,7 @@ def estimate_bands(forward: ForwardCost, plan: ParallelPlan, rows: float, machin
 
 def estimate_seconds(cost: Cost, speed: Speed) -> float:
     others = cost.moved / speed.memory + cost.functions / speed.functions + cost.operations * speed.operation
+    others += cost.read / speed.weights
     return cost.linear / speed.linear + estimate_attention(cost, speed) + others
 
 
@@ -359,11 +360,11 @@ def estimate_exchange(forward: ForwardCost, plan: ParallelPlan, rows: float, bus
         sent = exchange.sent(all_tokens * degree / plan.token_ways, degree, forward.kv) * travels
         needed = link.seconds(sent, exchange.times(degree))
         meanwhile = busy.attending / forward.count * exchange.during(degree)
-        left = needed - min(needed * exchange.covered, meanwhile)
+        left = needed - machine.hides * min(needed * exchange.covered, meanwhile)
         exposed += left
         if beside:
             first = max(0.0, left - needed * exchange.last) / exchange.waits(degree)
-            exposed -= forward.parallel * min(first, beside / forward.parallel)
+            exposed -= forward.parallel * machine.hides * min(first, beside / forward.parallel)
             beside = 0.0  # the MLP is computed once
     return exposed * forward.count + estimate_bands(forward, plan, rows, machine)
 

@@ -70,6 +70,9 @@ def test_a_forward_is_counted_exactly_without_running():
     # The GELU of each block's MLP, which is four times as wide, reads and writes its tokens.
     gelu = 2 * 7 * (33 + 7) * 4 * 48 * 4
     assert gelu <= told.blocks.functions < 1.2 * gelu
+    # The weights of few tokens are read once for all rows: modulation's, and in double blocks the 2 × 7 text tokens'.
+    doubles, singles = (len(each) for each in (empty.transformer_blocks, empty.single_transformer_blocks))
+    assert told.blocks.read == (doubles * (2 * 6 + 12) + singles * 3) * 48 * 48 * 4
 
 
 def test_the_products_beside_attention_are_those_of_the_mlp_in_single_blocks():
@@ -130,7 +133,8 @@ def shaped_like_flux(tokens: int) -> ForwardCost:
 def machine(profile: str, ranks: int, latency: float = 2e-5) -> Machine:
     own = PROFILES[profile]
     link = Link(own.link, latency)
-    return Machine((Speed("card", own.card, own.card, 1e12, 4e-6, 1e15, 1e12),) * ranks, link, link, link, own.host)
+    speed = Speed("card", own.card, own.card, 1e12, 4e-6, 1e15, 1e12, 1e12)
+    return Machine((speed,) * ranks, link, link, link, own.host)
 
 
 def ranked(
@@ -171,7 +175,8 @@ def test_no_plan_is_chosen_that_is_predicted_slower_than_one_device():
 
 def test_in_a_loop_every_rank_gets_the_other_rows():
     forward = ForwardCost(Cost(100, 0, 0, 0), Cost(), 5, 8.0, 40.0, 4.0, 4, 1000)
-    where = Machine((Speed("", 10.0, 5.0, 2.0, 0.1, 4.0, 0.5),) * 2, *(Link(rate, 0.0) for rate in (8.0, 4.0, 2.0)))
+    speed = Speed("", 10.0, 5.0, 2.0, 0.1, 4.0, 0.5, 1e9)
+    where = Machine((speed,) * 2, *(Link(rate, 0.0) for rate in (8.0, 4.0, 2.0)))
     steps, loop = (predict(forward, 2, ParallelPlan(cfg=2), where, loops=loops) for loops in (False, True))
     assert (steps.waiting, loop.waiting) == (4 / 2, 4 / 4), "one row to rank 0; or of each rank to all"
     assert steps.computing == loop.computing
@@ -194,11 +199,12 @@ def test_code_between_the_blocks_costs_a_gathering_after_each():
 def test_seconds_by_hand():
     forward = ForwardCost(Cost(100, 50, 20, 10, 0, 12, 3), Cost(10, 0, 0, 0), 5, 8.0, 40.0, 4.0, 4, 1000)
     link = Link(10.0, 0.5)
-    where = Machine((Speed("", 10.0, 5.0, 2.0, 0.1, 4.0, 0.5),) * 2, link, link, link)
+    where = Machine((Speed("", 10.0, 5.0, 2.0, 0.1, 4.0, 0.5, 1e9),) * 2, link, link, link)
     told = predict(forward, 1, ParallelPlan(ulysses=2), where)
     # Ulysses copies 10 A in each of five blocks, half of them on each rank.
     parts = 100 / 10 + 50 / 5 + 12 / 4 + 20 / 2 + 3 / 0.5 + 5 * 10 * 8 / 2
-    assert told.computing == pytest.approx(parts / 2 + 10 * 0.1 + 10 / 10)
+    # And has 20 operations more in each.
+    assert told.computing == pytest.approx(parts / 2 + (10 + 5 * 20) * 0.1 + 10 / 10)
     # In each block 4 A / 4 = 8 bytes in four parts there and back, three of them behind attention, which takes 1.3
     # seconds; then 2 bytes of 4.
     a_block = 8 / 10 + 8 * 0.5
@@ -210,7 +216,7 @@ def test_seconds_by_hand():
 def test_seconds_of_a_lossy_exchange_by_hand():
     forward = ForwardCost(Cost(), Cost(), 5, 64.0, 0.0, 0.0, 4, 0.0, itemsize=4)
     link = Link(10.0, 0.0)
-    where = Machine((Speed("", 1.0, 1.0, 2.0, 0.1, 1.0, 1.0),) * 4, link, link, link)
+    where = Machine((Speed("", 1.0, 1.0, 2.0, 0.1, 1.0, 1.0, 1e9),) * 4, link, link, link)
     shared, ring = (predict(forward, 1, ParallelPlan(**plan, exchange_dtype="int8"), where) for plan in PLANS_BY_HAND)
     # Of 64 bytes a rank has 16, which are 4 numbers. In each block it encodes and decodes 4 times as many, of queries,
     # keys, values and results. To encode it reads or writes a number 8 times, once to decode, and each time its byte.
@@ -218,12 +224,12 @@ def test_seconds_of_a_lossy_exchange_by_hand():
     a_block = 4 * 16 * (8 + 1 / 4) + 4 * 16 * (1 + 1 / 4) + 10 * 16 / 4
     # In four parts: keys, values, four times queries and results; then all of them as they arrive.
     operations = (3 + 4) * 9 + 4 * 4 * 3
-    assert shared.computing == pytest.approx(5 * (a_block / 2 + operations * 0.1))
+    assert shared.computing == pytest.approx(5 * (a_block / 2 + (operations + 20) * 0.1))
     # Each number travels as a byte, and a 32nd of one for its scale: 4 A (N - 1) / N² of a quarter of the bytes.
     assert shared.waiting == pytest.approx(5 * 4 * 64 * 3 / 16 * (1 + 1 / 32) / 4 / 10)
     # On a ring, keys and values are encoded once, and each rank decodes those of all.
     a_block = 2 * 16 * (8 + 1 / 4) + 2 * 64 * (1 + 1 / 4) + 6 * 64
-    assert ring.computing == pytest.approx(5 * (a_block / 2 + (2 * 9 + 2 * 4 * 3) * 0.1))
+    assert ring.computing == pytest.approx(5 * (a_block / 2 + (2 * 9 + 2 * 4 * 3 + 3 * 9) * 0.1))
 
 
 def test_differences_send_half_a_byte_and_keep_what_arrived():
@@ -247,7 +253,7 @@ def test_sparse_attention_computes_the_pairs_that_the_pattern_keeps(text: int, s
     scores = 5.0 * total**2
     blocks = Cost(attention=4 * scores, scores=scores, own_scores=scores)
     forward = ForwardCost(blocks, Cost(), 5, 8.0, 0.0, 0.0, 4, 0.0, image_tokens=count, frames=9, text=text / total)
-    where = Machine((Speed("", 1.0, 8.0, 1.0, 1.0, 2.0, 1.0),) * 2, *(Link(1e30, 0.0),) * 3)
+    where = Machine((Speed("", 1.0, 8.0, 1.0, 1.0, 2.0, 1.0, 1e9),) * 2, *(Link(1e30, 0.0),) * 3)
     plan = ParallelPlan(ulysses=2, sparse=sparse, sync_steps=3)
     dense, told = (predict(forward, 1, each, where) for each in (ParallelPlan(ulysses=2), plan))
     copied = dense.seconds - scores / 2
@@ -318,7 +324,7 @@ def test_a_plan_that_leaves_ranks_waiting_from_the_first_lasts_for_its_sampling(
 def of_speeds(where: Machine, *speeds: float) -> Machine:
     """With ranks so much slower than they are, in all that they do."""
     own = where.speeds[0]
-    rates = ("linear", "attention", "memory", "scores", "functions")
+    rates = ("linear", "attention", "memory", "scores", "functions", "weights")
     slowed = ({each: getattr(own, each) * by for each in rates} | {"operation": own.operation / by} for by in speeds)
     return replace(where, speeds=tuple(replace(own, name="", **each) for each in slowed))
 
@@ -326,10 +332,11 @@ def of_speeds(where: Machine, *speeds: float) -> Machine:
 def test_ranks_of_unlike_speed_share_in_proportion():
     where = of_speeds(machine("NVLink", 2), 1, 0.5)
     found = ranked(shaped_like_flux(4608), 1, where)
-    assert found[0].plan == ParallelPlan(ulysses=2, speeds=(1, 0.5))
+    assert found[0].plan.speeds == (1, 0.5) and found[0].plan.token_ways == 2
     even = next(each for each in found if each.plan == ParallelPlan(ulysses=2))
     # 16 of 24 heads, and two thirds of the tokens, go to the faster; an even half takes the slower as long as all.
-    assert even.computing == pytest.approx(found[0].computing * 3 / 2, rel=0.05)
+    # What an operation takes at least does not shrink.
+    assert even.computing == pytest.approx(found[0].computing * 3 / 2, rel=0.08)
 
 
 def test_what_is_measured_of_like_ranks_differs_a_little_and_shares_evenly():

@@ -29,7 +29,7 @@ TOKENS, TEXT = 64 * 64 + 512, 512
 
 def ranks(count: int, link: Link = NOTHING, flops: float = 1e12) -> Machine:
     """Whose operations take no time but products."""
-    speed = Speed("", flops, flops, math.inf, 0.0, math.inf, math.inf)
+    speed = Speed("", flops, flops, math.inf, 0.0, math.inf, math.inf, math.inf)
     return Machine((speed,) * count, link, link, link, math.inf)
 
 

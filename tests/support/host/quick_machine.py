@@ -20,7 +20,7 @@ FREE = Link(1e15, 1e-12)
 
 
 # On these, sharing a picture's tokens takes longer than one device, and PipeFusion does not.
-SLOW_LINK, SLOW_CORES = Link(1e5, 0.02), Speed("", 1e8, 1e8, 1e12, 1e-9, 1e12, 1e12)
+SLOW_LINK, SLOW_CORES = Link(1e5, 0.02), Speed("", 1e8, 1e8, 1e12, 1e-9, 1e12, 1e12, 1e12)
 
 
 @functools.cache

@@ -31,7 +31,8 @@ def test_ranks_measure_what_they_can_and_keep_their_model(group_of_two: WorkerGr
     assert machine.names == ("cpu", "cpu") and machine.is_measured
     for speed in machine.speeds:
         assert 1e8 < speed.attention < 1e13 and 1e8 < speed.linear < 1e13
-        assert 1e-8 < speed.operation < 1e-2 and speed.memory > 1e7
+        assert 1e-8 < speed.operation < 1e-2 and speed.memory > 1e7 and speed.weights > 1e7
+    assert 0 < machine.hides <= 1
     for link in (machine.all_to_all, machine.all_gather, machine.send):
         assert 1e5 < link.rate <= max(speed.memory for speed in machine.speeds) and 1e-6 < link.latency < 1
     with pytest.raises(RequestRefused, match="none of them"):
