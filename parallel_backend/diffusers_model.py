@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from .apply_plan import own_blocks
 from .errors import RequestError
 from .groups.calls import Call, tensors_of
 from .groups.collectives import collect, shard
@@ -60,6 +61,9 @@ class DiffusersModel(ParallelModel):
     def install(self, mesh: Mesh) -> None:
         super().install(mesh)
         self.memos = memoise(self.model, self.adapter.memoised, self.hooks) if self.remembers else []
+        for path, processor in self.adapter.processors.items():
+            for _, block in own_blocks(self.model, self.adapter.spec):
+                self.hooks.replace(block.get_submodule(path), "processor", processor())
         if self.adapter.prepare:
             self.adapter.prepare(self.model, self.hooks)  # last, so that its hooks see all tokens
 

@@ -2,12 +2,14 @@
 
 # ruff: noqa: F401 (each file registers its classes)
 from . import (
+    allegro,
     auraflow,
     bria,
     chroma,
     cogvideox,
     cogview4,
     comfyui,
+    consisid,
     dit,
     easyanimate,
     flux,
@@ -16,6 +18,7 @@ from . import (
     hunyuanvideo,
     ltx,
     lumina2,
+    mochi,
     pixart,
     qwenimage,
     sd3,

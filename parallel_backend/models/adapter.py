@@ -90,7 +90,9 @@ class Adapter:
     timestep_by_frame: bool = False
     # Modules of the model or its blocks whose result only depends on the conditions. They run once per request.
     memoised: tuple[str, ...] = ()
-    # Adds what else the class needs to the loaded model, by removable hooks.
+    # By the path in a block, an attention processor of ours in place of the class's own.
+    processors: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+    # Adds what else the class needs to the loaded model, by removable hooks. Blocks of other stages are not there.
     prepare: Callable[[ModelMixin, Hooks], None] | None = None
 
     @property

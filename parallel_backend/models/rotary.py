@@ -44,7 +44,7 @@ def rotary_3d(config: Config, latents_BCFHW: torch.Tensor) -> tuple[torch.Tensor
     1.5."""
     from diffusers.models.embeddings import get_3d_rotary_pos_embed
 
-    patch, patch_t = config["patch_size"], config["patch_size_t"]
+    patch, patch_t = config["patch_size"], config.get("patch_size_t")
     frames, rows, columns = latents_BCFHW.shape[2] // (patch_t or 1), *(s // patch for s in latents_BCFHW.shape[-2:])
     base = config["sample_height"] // patch, config["sample_width"] // patch
     box = centred_box((rows, columns), base)
@@ -58,6 +58,22 @@ def rotary_3d(config: Config, latents_BCFHW: torch.Tensor) -> tuple[torch.Tensor
         device=latents_BCFHW.device,
     )
     return cosines_and_sines
+
+
+def rotary_of_axes(
+    config: Config, latents_BCFHW: torch.Tensor
+) -> tuple[tuple[tuple[torch.Tensor, torch.Tensor], ...], tuple[torch.Tensor, ...]]:
+    """Returns cosines and sines (positions, a third of the head dim) for frames, rows and columns, and each token's
+    position in these tables, (1, tokens), as in Allegro."""
+    import torch
+    from diffusers.models.embeddings import get_3d_rotary_pos_embed_allegro
+
+    frames, rows, columns = latents_BCFHW.shape[2], *(size // config["patch_size"] for size in latents_BCFHW.shape[-2:])
+    scales = config["interpolation_scale_t"], config["interpolation_scale_h"], config["interpolation_scale_w"]
+    box, grid, device = ((0, 0), (rows, columns)), (rows, columns), latents_BCFHW.device
+    made: Any = get_3d_rotary_pos_embed_allegro(config["attention_head_dim"], box, grid, frames, scales, device=device)
+    places = torch.cartesian_prod(*(places.long() for places in made[3:]))
+    return made[:3], tuple(places.T[:, None])
 
 
 def rotary_on_device(path: str) -> Callable[[ModelMixin, Hooks], None]:

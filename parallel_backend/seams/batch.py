@@ -34,6 +34,7 @@ BATCH_FIRST = (
     "inpaint_latents",
     "control_latents",
 )
+LAYERED = ("id_vit_hidden",)  # a batch for each of several layers of an encoder
 SHARED = ("img_ids", "txt_ids", "image_rotary_emb", "ofs", "rope_interpolation_scale")  # the same for all rows
 Batch = torch.Tensor | list[torch.Tensor]
 TOLERANCE = 1e-2  # relative difference of equal inputs that different hardware may cause
@@ -83,9 +84,17 @@ class BatchSplit:
         """Returns this rank's rows of an argument. Several entries per row, such as two images, stay together."""
         if isinstance(value, dict):
             return {key: self.take(key, inner) for key, inner in value.items()}
+        if name in LAYERED and value is not None:
+            return [self.take_rows(name, layer) for layer in value]
         if name in self.batch_first and isinstance(value, list):
             return value[self.axis.own(self.size)] or value[:1]
-        if name not in self.batch_first or not torch.is_tensor(value) or not value.ndim or len(value) == 1:
+        if name not in self.batch_first or not torch.is_tensor(value) or not value.ndim:
+            return value
+        return self.take_rows(name, value)
+
+    def take_rows(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """Returns this rank's rows of a tensor. One row is for all."""
+        if len(value) == 1:
             return value
         if len(value) % self.size:
             raise RequestError(f"{name} is for a batch of {len(value)}, hidden_states for one of {self.size}.")

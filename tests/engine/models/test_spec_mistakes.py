@@ -39,8 +39,10 @@ INSIDE_BLOCKS = {
 # By class, arguments that its pipelines do not pass, or that say in another way what its adapter passes.
 NOT_PASSED = {
     "BriaTransformer2DModel": {"guidance", "pooled_projections"},
+    "AllegroTransformer3DModel": {"attention_mask"},
     "CogVideoXTransformer3DModel": {"timestep_cond"},
     "CogView4Transformer2DModel": {"attention_mask", "image_rotary_emb"},
+    "ConsisIDTransformer3DModel": {"timestep_cond"},
     "EasyAnimateTransformer3DModel": {"control_latents", "encoder_hidden_states_t5", "timestep_cond"},
     "Flux2Transformer2DModel": {"kv_cache", "kv_cache_mode", "num_ref_tokens", "ref_fixed_timestep"},
     "PixArtTransformer2DModel": {"attention_mask", "encoder_attention_mask"},

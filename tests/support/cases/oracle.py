@@ -27,17 +27,17 @@ class Anatomy:
 
     blocks: block lists. attention: attention modules and the order in which they join "text" and "image"; none where
     the image cannot be cut to patches.
-    rotary: the argument with rotary embeddings, its token dim, and what it covers.
+    sides: arguments with an entry for each token, such as rotary embeddings: token dim, and what it covers.
     patch: latent pixels a token, over the latents' last dims. image_out: its place in a block's returned tuple.
-    text_cut: where the last block returns text and image joined, whether the model cuts off the "whole" text, by the
-    length that it has before the blocks, or what is "running" of it.
+    text_cut: where the last block returns text and image joined, or the model joins them, whether it cuts off the
+    "whole" text, by the length that it has before the blocks, or what is "running" of it.
     """
 
     blocks: tuple[str, ...]
     attention: dict[str, tuple[str, ...]]
     patch: tuple[int, ...] = (2, 2)
     has_text: bool = False
-    rotary: tuple[str, int, tuple[str, ...]] | None = None
+    sides: tuple[tuple[str, int, tuple[str, ...]], ...] = ()
     image_out: int | None = None
     text_cut: str | None = None
     timestep_scale: float = 1.0
@@ -53,7 +53,7 @@ ANATOMIES = {
         ("transformer_blocks", "single_transformer_blocks"),
         {"attn": ("text", "image")},
         has_text=True,
-        rotary=("image_rotary_emb", 0, ("text", "image")),
+        sides=(("image_rotary_emb", 0, ("text", "image")),),
         image_out=1,
         timestep_scale=1e-3,
     ),
@@ -61,7 +61,7 @@ ANATOMIES = {
         ("transformer_blocks", "single_transformer_blocks"),
         {"attn": ("text", "image")},
         has_text=True,
-        rotary=("image_rotary_emb", 0, ("text", "image")),
+        sides=(("image_rotary_emb", 0, ("text", "image")),),
         image_out=1,
     ),
     "cogvideox-5b": Anatomy(
@@ -69,14 +69,14 @@ ANATOMIES = {
         {"attn1": ("text", "image")},
         patch=(1, 2, 2),
         has_text=True,
-        rotary=("image_rotary_emb", 0, ("image",)),
+        sides=(("image_rotary_emb", 0, ("image",)),),
         image_out=0,
     ),
     "cogview4": Anatomy(
         ("transformer_blocks",),
         {"attn1": ("text", "image")},
         has_text=True,
-        rotary=("image_rotary_emb", 0, ("image",)),
+        sides=(("image_rotary_emb", 0, ("image",)),),
         image_out=0,
     ),
     "easyanimate": Anatomy(
@@ -84,24 +84,49 @@ ANATOMIES = {
         {"attn1": ("text", "image")},
         patch=(1, 2, 2),
         has_text=True,
-        rotary=("image_rotary_emb", 0, ("image",)),
+        sides=(("image_rotary_emb", 0, ("image",)),),
         image_out=0,
     ),
-    "hunyuandit-1.2": Anatomy(("blocks",), {"attn1": ("image",)}, rotary=("image_rotary_emb", 0, ("image",))),
-    "wan-t2v": Anatomy(("blocks",), {"attn1": ("image",)}, patch=(1, 2, 2), rotary=("rotary_emb", 1, ("image",))),
-    "skyreels-t2v": Anatomy(("blocks",), {"attn1": ("image",)}, patch=(1, 2, 2), rotary=("rotary_emb", 1, ("image",))),
+    "allegro": Anatomy(
+        ("transformer_blocks",),
+        {"attn1": ("image",)},
+        patch=(1, 2, 2),
+        sides=(("image_rotary_emb", 1, ("image",)),),
+    ),
+    "consisid": Anatomy(
+        ("transformer_blocks",),
+        {"attn1": ("text", "image")},
+        patch=(1, 2, 2),
+        has_text=True,
+        sides=(("image_rotary_emb", 0, ("image",)),),
+        image_out=0,
+        text_cut="whole",
+    ),
+    "mochi": Anatomy(
+        ("transformer_blocks",),
+        {"attn1": ("image", "text")},
+        patch=(1, 2, 2),
+        has_text=True,
+        sides=(("image_rotary_emb", 0, ("image",)), ("encoder_attention_mask", 1, ("text",))),
+        image_out=0,
+    ),
+    "hunyuandit-1.2": Anatomy(("blocks",), {"attn1": ("image",)}, sides=(("image_rotary_emb", 0, ("image",)),)),
+    "wan-t2v": Anatomy(("blocks",), {"attn1": ("image",)}, patch=(1, 2, 2), sides=(("rotary_emb", 1, ("image",)),)),
+    "skyreels-t2v": Anatomy(
+        ("blocks",), {"attn1": ("image",)}, patch=(1, 2, 2), sides=(("rotary_emb", 1, ("image",)),)
+    ),
     "ltx": Anatomy(
         ("transformer_blocks",),
         {"attn1": ("image",)},
         patch=(1, 1, 1),
-        rotary=("image_rotary_emb", 1, ("image",)),
+        sides=(("image_rotary_emb", 1, ("image",)),),
         timestep_scale=1e-3,
     ),
     "chroma": Anatomy(
         ("transformer_blocks", "single_transformer_blocks"),
         {"attn": ("text", "image")},
         has_text=True,
-        rotary=("image_rotary_emb", 0, ("text", "image")),
+        sides=(("image_rotary_emb", 0, ("text", "image")),),
         text_cut="running",
         timestep_scale=1e-3,
     ),
@@ -110,7 +135,7 @@ ANATOMIES = {
         {"attn": ("text", "image")},
         patch=(1, 1),
         has_text=True,
-        rotary=("image_rotary_emb", 0, ("text", "image")),
+        sides=(("image_rotary_emb", 0, ("text", "image")),),
         text_cut="whole",
         timestep_scale=1e-3,
     ),
@@ -139,8 +164,7 @@ class Oracle:
         blocks = [block for name in anatomy.blocks for block in getattr(model, name)]
         blocks[0].register_forward_pre_hook(self.cut, with_kwargs=True)
         for block in blocks:
-            if anatomy.rotary:
-                block.register_forward_pre_hook(self.cut_rotary, with_kwargs=True)
+            block.register_forward_pre_hook(self.cut_sides, with_kwargs=True)
             for name, order in anatomy.attention.items():
                 module = getattr(block, name, None)
                 if module is not None:
@@ -168,19 +192,19 @@ class Oracle:
         kwargs = {name: cut.get(name, value) for name, value in kwargs.items()}
         return tuple(cut.get(name, value) for name, value in zip(names, args, strict=False)) + args[2:], kwargs
 
-    def cut_rotary(self, block: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        name, dim, covers = self.anatomy.rotary
-        rows, start = [], 0
-        for kind in covers:
-            rows += [start + token for token in self.tokens_of(kind)]
-            start += self.counts[kind]
-        index = torch.tensor(rows)
-        if name in kwargs:
-            kwargs = {**kwargs, name: tuple(part.index_select(dim, index) for part in kwargs[name])}
-            return args, kwargs
-        place = [*inspect.signature(block.forward).parameters].index(name)
-        rotary = tuple(part.index_select(dim, index) for part in args[place])
-        return (*args[:place], rotary, *args[place + 1 :]), kwargs
+    def cut_sides(self, block: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        names = [*inspect.signature(block.forward).parameters]
+        for name, dim, covers in self.anatomy.sides:
+            rows, start = [], 0
+            for kind in covers:
+                rows += [start + token for token in self.tokens_of(kind)]
+                start += self.counts[kind]
+            if name in kwargs:
+                kwargs = {**kwargs, name: cut_side(kwargs[name], dim, rows, start)}
+            else:
+                place = names.index(name)
+                args = (*args[:place], cut_side(args[place], dim, rows, start), *args[place + 1 :])
+        return args, kwargs
 
     def enter(self, module: torch.nn.Module, _args: tuple) -> None:
         self.attending = module
@@ -191,14 +215,19 @@ class Oracle:
     def widen(self, _block: torch.nn.Module, _args: tuple, output: torch.Tensor | tuple) -> torch.Tensor | tuple:
         if self.range is None:
             return output
-        place = self.anatomy.image_out
-        part = output if place is None else output[place]
-        cut = self.anatomy.text_cut
-        text = 0 if cut is None else self.counts["text"] if cut == "whole" else len(self.tokens_of("text"))
+        place, cut = self.anatomy.image_out, self.anatomy.text_cut
+        text = self.counts["text"] if cut == "whole" else len(self.tokens_of("text")) if cut else 0
+        if place is None:
+            return self.in_place(output, text)
+        others = [out.new_zeros(len(out), text, out.shape[2]) if cut else out for out in output]
+        return (*others[:place], self.in_place(output[place], 0), *others[place + 1 :])
+
+    def in_place(self, part: torch.Tensor, text: int) -> torch.Tensor:
+        """The running image tokens at the end of a tensor, in their places among all, behind so many text tokens."""
         image = part[:, -len(self.tokens_of("image")) :]
         whole = part.new_zeros(len(part), text + self.counts["image"], part.shape[2])
         whole[:, [text + token for token in self.tokens_of("image")]] = image
-        return whole if place is None else tuple(whole if i == place else out for i, out in enumerate(output))
+        return whole
 
     def attend(self, plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def attention(query, key, value, *rest, **options):
@@ -222,6 +251,14 @@ class Oracle:
     def installed(self) -> Iterator[None]:
         with mock.patch.object(F, "scaled_dot_product_attention", self.attend(F.scaled_dot_product_attention)):
             yield
+
+
+def cut_side(value: torch.Tensor | tuple, dim: int, rows: list[int], tokens: int) -> torch.Tensor | tuple:
+    """These rows of each tensor that has an entry for each token."""
+    if isinstance(value, tuple):
+        return tuple(cut_side(part, dim, rows, tokens) for part in value)
+    index = torch.tensor(rows, dtype=torch.long)
+    return value.index_select(dim, index) if value.shape[dim] == tokens else value
 
 
 @torch.inference_mode()

@@ -17,6 +17,7 @@ DEPTHS = {
     "chroma": {"num_layers": 2, "num_single_layers": 3},
     "flux2-dev": {"num_layers": 2, "num_single_layers": 3},
     "z-image": {"n_layers": 5},
+    "consisid": {"num_layers": 6},
     "auraflow": {"num_mmdit_layers": 3, "num_single_dit_layers": 2},
 }
 SIZES = {
@@ -25,6 +26,9 @@ SIZES = {
     "wan-t2v": (3, 8, 12),
     "skyreels-t2v": (3, 8, 12),
     "ltx": (3, 4, 6),
+    "allegro": (3, 8, 12),
+    "consisid": (3, 8, 12),
+    "mochi": (3, 8, 12),
     "flux2-dev": (5, 7),
 }
 
