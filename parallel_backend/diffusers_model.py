@@ -63,7 +63,8 @@ class DiffusersModel(ParallelModel):
         self.memos = memoise(self.model, self.adapter.memoised, self.hooks) if self.remembers else []
         for path, processor in self.adapter.processors.items():
             for _, block in own_blocks(self.model, self.adapter.spec):
-                self.hooks.replace(block.get_submodule(path), "processor", processor())
+                attention = block.get_submodule(path)
+                self.hooks.replace(attention, "processor", processor(attention.processor))
         if self.adapter.prepare:
             self.adapter.prepare(self.model, self.hooks)  # last, so that its hooks see all tokens
 

@@ -28,6 +28,9 @@ class Processor:
     """Attention of a block, in one call for all rows. The class's own makes a call for each row, of tokens that count
     there. Here a mask leaves the others out."""
 
+    def __init__(self, _own: Any) -> None:
+        pass
+
     def __call__(
         self,
         attn: Any,
