@@ -11,7 +11,7 @@ import comfy.cli_args
 import torch
 from comfy_api.latest import io
 
-from ..parallel_backend.axes import BATCH_AXES, BY_NAME
+from ..parallel_backend.axes import BY_NAME
 from ..parallel_backend.costs.auto import Work, couples, list_model_plans, shareable
 from ..parallel_backend.device import CPU
 from ..parallel_backend.errors import PlanError
@@ -32,12 +32,11 @@ from ..parallel_backend.weights.sizes import WeightSizes
 from ..worker.launch.torchrun import ranks_a_machine
 from ..worker.settings import SettingsError
 from .costs.plans import ModelCosts
+from .costs.reasons import explain_choice, explain_work
 from .plan_words import (
     Devices,
     ResolvedPlan,
-    explain_call_plan,
     explain_devices,
-    explain_idle_ranks,
     explain_lossy_choice,
     explain_one_rank,
     remark,
@@ -301,20 +300,17 @@ def explain_no_stages(work: Work, module: torch.nn.Module) -> str:
 
 def choose_exact_plan(work: Work, costs: ModelCosts) -> ResolvedPlan:
     """Returns the exact automatic plan, see `choose_plan`."""
-    devices, module, found = device_count(), costs.module, costs.rank_plans(work)
-    plan = found[0].plan if found else list_model_plans(devices, module, work)[0]
+    (found, choice), devices, module = costs.rank_plans(work), device_count(), costs.module
+    plan = choice.plan if choice else list_model_plans(devices, module, work)[0]
     why = explain_devices(describe_devices())
     if devices > 1:
         tokens = shareable(module) if work.tokens else None
         heads = sizes_of(module, tokens).heads if tokens else 0
-        idle = heads > 0 and plan.ways(BATCH_AXES) > work.parts
-        apart = couples(module) or not work.rows
-        why += (
-            [explain_idle_ranks(found, work.parts)] if idle and found else explain_call_plan(plan, work, heads, apart)
-        )
+        why += explain_work(plan, found, work, devices, heads, couples(module) or not work.rows)
         if changes := changes_of(module):
             why.append(remark("class_changed", model=type(module).__name__, changes="; ".join(changes)))
-    return ResolvedPlan(plan, tuple(why))
+        why += explain_choice(choice, found) if choice else []
+    return ResolvedPlan(plan, tuple(why), tried=choice and choice.tried)
 
 
 def fit_to_machine(plan: ParallelPlan) -> ResolvedPlan:

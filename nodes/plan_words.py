@@ -10,8 +10,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..parallel_backend.axes import BATCH_AXES
-from ..parallel_backend.costs.auto import Work
 from ..parallel_backend.costs.predict import Prediction
 from ..parallel_backend.plan import LOSSY_ATTENTION, MODEL, OFF, ParallelPlan
 
@@ -32,11 +30,12 @@ class Remark(NamedTuple):
 
 class ResolvedPlan(NamedTuple):
     """The plan that runs. note: why it differs, or may differ, from the requested plan. exact: the exact plan that auto
-    would use, if this one is lossy."""
+    would use, if this one is lossy. tried: which of how many plans this is, while auto tries plans; else None."""
 
     plan: ParallelPlan
     note: tuple[Remark, ...] = ()
     exact: ParallelPlan | None = None
+    tried: tuple[int, int] | None = None
 
 
 class Devices(NamedTuple):
@@ -105,27 +104,6 @@ def explain_left_out(devices: Devices) -> list[Remark]:
     return [remark("left_out", cards=", ".join(devices.unlike), own=devices.own)]
 
 
-def explain_call_plan(plan: ParallelPlan, work: Work, heads: int, couples: bool) -> list[Remark]:
-    """Says why the automatic plan for one of ComfyUI's models suits this work.
-
-    heads: 0 if the model's tokens cannot be shared. couples: whether the rows of its batch depend on each other.
-    """
-    remarks, ways = [], plan.ways(BATCH_AXES)
-    if couples:
-        remarks.append(remark("coupled"))
-    elif plan.cfg > 1:
-        remarks.append(remark("guidance_first"))
-    elif not work.has_branches:
-        remarks.append(remark("no_branches"))
-    elif ways == 1 and work.parts % plan.world_size:
-        remarks.append(remark("uneven", parts=work.parts, ranks=plan.world_size))
-    if plan.dp > 1 and work.parts > plan.cfg:
-        remarks.append(remark("rows_apart", dp=plan.dp))
-    if ways > work.parts:
-        remarks.append(remark("batch_only", ranks=ways, parts=work.parts))
-    return [*remarks, *explain_tokens(plan, heads)]
-
-
 def explain_lossy_choice(
     chosen: Prediction | None, exact: Prediction, lossy: Sequence[Prediction], steps: int
 ) -> list[Remark]:
@@ -140,30 +118,9 @@ def explain_lossy_choice(
     if not lossy:
         return []
     best = lossy[0]
+    if not best.fits:
+        return [remark("lossy_lacks")]
     return [remark("lossy_slower", plan=str(best.plan), seconds=format_seconds(best.average(steps)))]
-
-
-def explain_idle_ranks(found: Sequence[Prediction], parts: int) -> Remark:
-    """Says that the fastest plan shares no tokens and leaves some ranks idle. parts: rows of the batch, a rank each."""
-    own = found[0]
-    shared = [each for each in found if each.plan.token_ways > 1]
-    if not shared:
-        return remark("idle_ranks", seconds=format_seconds(own.seconds))
-    best = min(shared, key=lambda each: each.seconds)
-    told = {"seconds": format_seconds(own.seconds), "plan": str(best.plan), "more": format_seconds(best.seconds)}
-    return remark("one_faster", **told) if parts == 1 else remark("some_faster", parts=parts, **told)
-
-
-def explain_tokens(plan: ParallelPlan, heads: int) -> list[Remark]:
-    """Says why the plan shares tokens as it does."""
-    remarks = []
-    if plan.ulysses > 1:
-        remarks.append(remark("ulysses", ulysses=plan.ulysses, heads=heads))
-    if plan.ring > 1:
-        is_even = heads % plan.token_ways == 0  # then Ulysses could share them too, but ring is predicted to be faster
-        key = "ring_even" if is_even else "ring" if plan.ulysses > 1 else "ring_alone"
-        remarks.append(remark(key, ring=plan.ring, ranks=plan.token_ways, heads=heads))
-    return remarks
 
 
 def explain_one_rank(plan: ParallelPlan, most: int, on_gpus: bool) -> tuple[Remark, ...]:

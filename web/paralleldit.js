@@ -1362,7 +1362,7 @@ const findLoaders = (prompt, types, group) =>
  * prediction; and one device. answer: of POST /paralleldit/plan, or null.
  */
 function listCandidates(answer) {
-  const best = (answer?.predicted?.best ?? []).filter(({ fits }) => fits);
+  const best = (answer?.predicted?.best ?? []).filter((each) => each.fits && !each.is_alone);
   const ofNode = (values) => ({ ...values, speeds: values.speeds.join(', '), mode: 'manual' });
   const found = best.map(({ values }) => ({ plans: [values], values: ofNode(values), isAlone: false }));
   const auto = { plans: [], values: { mode: 'auto' }, isAlone: false };

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 
 from ...parallel_backend.costs.auto import Work, list_lossy_model_plans, list_model_plans
 from ...parallel_backend.costs.choose import Weights, choose_lossy, list_patches, predict_fitted, rank_plans
-from ...parallel_backend.costs.correct import Correction, choose_prediction
+from ...parallel_backend.costs.correct import Choice, Correction, choose_prediction
 from ...parallel_backend.costs.forward import ForwardCost
 from ...parallel_backend.costs.predict import Prediction
 from ...parallel_backend.plan import OFF, ParallelPlan
@@ -22,6 +23,15 @@ from .forward import count_call_forward, count_latents_forward
 from .machine import file_of, machine_of
 
 Estimate = Callable[[Sequence[int]], float]
+SAME_AS = "same as"  # under the key of a size: the key of its last call
+ONE_DEVICE = ParallelPlan()
+
+
+@functools.cache
+def list_seen(_name: str, _total: int, _dtype: str) -> dict[Any, Work]:
+    """Returns the work of the last calls of a model with this class, bytes and dtype, by size. Its costs on other nodes
+    add to it, and the editor reads it."""
+    return {}
 
 
 class ModelCosts:
@@ -36,6 +46,8 @@ class ModelCosts:
         self.estimate = estimate
         self.dtype = next((name for name, one in DTYPES.items() if one == dtype), "bf16")
         self.forwards: dict[Any, ForwardCost | None] = {}
+        self.same_as: dict[str, str] = {}  # by the key of the editor's work: that of calls of this size
+        self.seen = list_seen(type(module).__name__, sizes.total, self.dtype)
 
     @property
     def is_measured(self) -> bool:
@@ -60,14 +72,32 @@ class ModelCosts:
             self.forwards[key] = count_latents_forward(self.module, own, self.torch_dtype, self.estimate(own))
         return self.forwards[key]
 
-    def rank_plans(self, work: Work) -> list[Prediction]:
-        """Returns the corrected predictions of all exact plans that may run this work, the best first. Empty if the
-        work's cost is unknown."""
+    def remember(self, work: Work) -> None:
+        """Remembers the work of a call, so that the editor counts the same for this size from now on."""
+        if work.forward and work.forward.image_tokens:
+            self.seen[size_of(work), work.has_branches] = work
+
+    def recall(self, work: Work) -> Work:
+        """Returns the editor's work as calls of this size had it: with their text, which the editor does not know, and
+        in as many calls. Of calls before ComfyUI started, only the times of steps are known."""
+        known = self.seen.get((size_of(work), work.has_branches))
+        if known:
+            return replace(work, forward=known.forward, calls=known.calls)
+        if same := file_of(self.dtype).steps.get(self.size_key(work)):
+            self.same_as[self.key(work)] = str(same.get(SAME_AS))
+        return work
+
+    def rank_plans(self, work: Work) -> tuple[list[Prediction], Choice | None]:
+        """Returns the corrected predictions of all exact plans that may run this work, and the choice among them, which
+        is the first. One device alone is one of them. Empty and None if the work's cost is unknown."""
         if work.forward is None:
-            return []
-        found = self.predict_all(work, list_model_plans(device_count(), self.module, work))
-        best = choose_prediction(found, self.correction(work))
-        return sorted(found, key=lambda each: each is not best)
+            return [], None
+        plans = list_model_plans(device_count(), self.module, work)
+        if work.parts > 1 and ONE_DEVICE not in plans:
+            plans.append(ONE_DEVICE)
+        found = self.predict_all(work, plans)
+        choice = choose_prediction(found, self.correction(work))
+        return sorted(found, key=lambda each: each is not choice.prediction), choice
 
     def rank_lossy_plans(self, work: Work) -> list[Prediction]:
         """Returns the same of the plans that change the image, the fastest first. Those that do not fit come last."""
@@ -127,7 +157,8 @@ class ModelCosts:
         return Weights(self.sizes, room_for_weights)
 
     def correction(self, work: Work) -> Correction:
-        stored = file_of(self.dtype).steps.get(self.key(work))
+        key = self.key(work)
+        stored = file_of(self.dtype).steps.get(self.same_as.get(key, key))
         try:
             return Correction.from_json(stored) if stored else Correction()
         except (KeyError, TypeError, ValueError, AttributeError):
@@ -138,12 +169,29 @@ class ModelCosts:
         predicted = self.predict_uncorrected(work, plan)
         corrected = self.correction(work).add_step(replace(predicted, plan=plan), seconds, communication)
         file_of(self.dtype).note(self.key(work), corrected.to_json())
+        if size_of(work):
+            file_of(self.dtype).note(self.size_key(work), {SAME_AS: self.key(work)})
 
     def key(self, work: Work) -> str:
         """Returns the key of this model and size."""
         assert work.forward
-        name = type(self.module).__name__
-        return f"{name} of {self.sizes.total} bytes, {work.parts} × {work.forward.flops:.4g} FLOPs"
+        return f"{self.name}, {work.parts} × {work.forward.flops:.4g} FLOPs"
+
+    def size_key(self, work: Work) -> str:
+        """Returns the key of this model and latents of this size, under which is the key of the last call of them."""
+        return f"{self.name}, {size_of(work)}"
+
+    @property
+    def name(self) -> str:
+        return f"{type(self.module).__name__} of {self.sizes.total} bytes"
+
+
+def size_of(work: Work) -> str:
+    """Returns the size of what is sampled, in words; empty if unknown."""
+    known = work.forward
+    if known is None or not known.image_tokens:
+        return ""
+    return f"{work.parts} × {known.image_tokens} tokens in {known.frames} frames"
 
 
 def can_predict(work: Work, plan: ParallelPlan) -> bool:

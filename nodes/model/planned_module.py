@@ -22,14 +22,12 @@ from ...worker.host.client import WorkerGroup
 from ...worker.host.runs import RunPlan
 from ...worker.wire.protocol import Header
 from ..costs.machine import measure
-from ..costs.plans import ModelCosts, can_predict, pick_usual_step
+from ..costs.plans import ONE_DEVICE, ModelCosts, can_predict, pick_usual_step
 from ..costs.structure import copy_structure
 from ..inside.patches import join, limit_work, reasons_of_plan
 from ..plan_words import Remark, ResolvedPlan, format_seconds, join_remarks
 from .remote_weights import RemoteWeights, check_interrupt
 from .sampling import Sampling, show_on_node
-
-ONE_DEVICE = ParallelPlan()
 
 
 class PlannedModule(RemoteWeights):
@@ -109,6 +107,8 @@ class PlannedModule(RemoteWeights):
         self.note = self.auto.choice.note
         logging.info("[ParallelDiT] %s: %s. %s", self.source["model_class"], self.plan, join_remarks(self.note))
         self.group.runs.planned(describe_plan(self.plan))
+        if tried := self.auto.choice.tried:
+            self.group.runs.explained(f"auto tries {self.plan}, {tried[0]} of {tried[1]}.", False)
         if exact := self.auto.choice.exact:
             said = f"This sampling runs under {self.plan}, which changes the image a little. The exact plan is {exact}."
             show_on_node(said)
@@ -127,13 +127,17 @@ class PlannedModule(RemoteWeights):
         if work == self.last_work and not self.group.runs.is_new:
             return
         self.last_work = work
+        self.report_alone(work)
+        if can_predict(work, self.plan):
+            predicted = self.costs.predict(work, self.plan)
+            self.group.runs.predicted(predicted.seconds, self.costs.is_measured)
+
+    def report_alone(self, work: Work) -> None:
+        """Reports what a step takes on one device, unless the plan is that."""
         if work.forward and self.plan.world_size > 1:
             alone = self.costs.predict(work, ONE_DEVICE)
             has_run = self.costs.has_run(work, ONE_DEVICE)
             self.group.runs.compared(alone.seconds, has_run, self.costs.is_measured)
-        if can_predict(work, self.plan):
-            predicted = self.costs.predict(work, self.plan)
-            self.group.runs.predicted(predicted.seconds, self.costs.is_measured)
 
     def count_work(self, work: Work, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Work:
         """Returns the work with the cost of one of its parts, counted from one of its calls. If the plan or its patches
@@ -143,7 +147,9 @@ class PlannedModule(RemoteWeights):
             return work
         if self.auto and self.auto.is_open or not self.auto and leaves_patches(self.plan):
             measure(self.group, self.costs.dtype, check_interrupt)
-        return replace(work, forward=self.costs.count_call(args, kwargs))
+        work = replace(work, forward=self.costs.count_call(args, kwargs))
+        self.costs.remember(work)
+        return work
 
     def explain_stock(self, why: str, down: Explanation | None) -> str:
         """Says that ComfyUI's own model runs in place of the ranks. It says what a step takes if the last request was
@@ -157,12 +163,14 @@ class PlannedModule(RemoteWeights):
         return f"{said} A step takes about {alone} on one device and {shared} under {plan}."
 
     def learn_steps(self) -> None:
-        """Corrects this plan's predictions by the measured steps of the run."""
+        """Corrects this plan's predictions by the measured steps of the run, and what the run says of one device."""
         run, work = self.group.runs.current, self.last_work
         if not work or not run or not can_predict(work, self.plan):
             return
         if usual := pick_usual_step(run.of_plan, self.plan.whole_steps):
             self.costs.learn(work, self.plan, *usual)
+            self.group.runs.learnt(usual[0])
+            self.report_alone(work)
 
     def choose_kernel(self, options: Mapping[str, Any]) -> None:
         """Makes the ranks use the attention kernel that a node chose. If they cannot, says so on the node. options: of

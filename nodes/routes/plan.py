@@ -77,6 +77,7 @@ def answer(question: Question) -> dict[str, Any]:
     """Returns what would run, or the error that the backend would raise, with the widgets that caused it.
 
     plan: in words.
+    tried: which of how many plans this is, while auto tries plans; else null.
     world: its number of ranks; `ranks` says what each of them holds.
     remarks: on it.
     memory: what the ranks keep of the weights and need, see `MemoryEstimate.to_json`; null if no model is known.
@@ -113,6 +114,7 @@ def answer(question: Question) -> dict[str, Any]:
     return {
         **common,
         "plan": str(plan),
+        "tried": resolved.tried,
         "world": plan.world_size,
         "patches": plan.patch_count,
         "ranks": describe_ranks(plan, models[0] if models else None, has_branches(question.loaders)),

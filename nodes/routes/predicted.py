@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from ...parallel_backend.axes import BATCH_AXES
 from ...parallel_backend.costs.auto import Work
 from ...parallel_backend.costs.predict import Prediction
 from ...parallel_backend.plan import ParallelPlan
 from ..costs.plans import ModelCosts, can_predict
+from ..costs.reasons import RULES
 from ..parallel_plan import choose_plan, describe_devices
 from ..plan_words import Remark, ResolvedPlan, explain_devices, remark
 from ..workers.group import device_count
@@ -48,7 +48,7 @@ class Sampled(NamedTuple):
         shape = self.memory.latents(self.picture) if self.picture else None
         forward = self.costs.count_latents(shape) if shape else None
         images = self.picture.batch_size if self.picture else 1
-        return Work((1 + guided) * images, has_branches=guided, forward=forward, loops=self.loops)
+        return self.costs.recall(Work((1 + guided) * images, has_branches=guided, forward=forward, loops=self.loops))
 
 
 def expect_plan(sampled: Sampled, lossy: bool = False) -> tuple[ResolvedPlan, list[Remark]]:
@@ -60,37 +60,29 @@ def expect_plan(sampled: Sampled, lossy: bool = False) -> tuple[ResolvedPlan, li
     """
     works = {guided: sampled.work(guided) for guided in (False, True) if sampled.guided in (guided, None)}
     found = {guided: choose_plan(work, sampled.costs, lossy) for guided, work in works.items()}
-    guided, (plan, why, exact) = list(found.items())[-1]
+    resolved = list(found.values())[-1]
+    plan, why = resolved.plan, resolved.note
     if len({each.plan for each in found.values()}) > 1:
         devices = explain_devices(describe_devices())
         either = remark("by_call", guided=str(plan), alone=str(found[False].plan))
-        reasons = [each for each in why if each.key.startswith("lossy")] if lossy else []
-        remarks = [*devices, either, *reasons, *([] if exact else explain_choice(sampled, works[guided]))]
-        return ResolvedPlan(plan, (remark("counted_guided"),), exact), remarks
+        reasons = [each for each in why if each.key.startswith("lossy") or each.key in RULES.values()]
+        remarks = [*devices, either, *explain_size(sampled), *reasons]
+        return resolved._replace(note=(remark("counted_guided"),)), remarks
+    resolved = resolved._replace(note=())
     if device_count() == 1:
-        return ResolvedPlan(plan), [*why]
-    if exact:
-        return ResolvedPlan(plan, exact=exact), [*why]
-    if sampled.picture is None:
-        return ResolvedPlan(plan), [*why, *([remark("images_first")] if plan.dp == 1 else [])]
-    return ResolvedPlan(plan), [*why, *explain_choice(sampled, works[guided])]
+        return resolved, [*why]
+    if sampled.picture is None and resolved.exact is None:
+        return resolved, [*why, *([remark("images_first")] if plan.dp == 1 else [])]
+    return resolved, [*why, *explain_size(sampled)]
 
 
-def explain_choice(sampled: Sampled, work: Work) -> list[Remark]:
-    """Says for which work an automatic plan was chosen, and by what."""
+def explain_size(sampled: Sampled) -> list[Remark]:
+    """Says for which size, batch and guidance an automatic plan was chosen."""
     if (picture := sampled.picture) is None:
         return []
     size = " × ".join(map(str, (picture.width, picture.height, *([picture.length] if picture.length > 1 else []))))
     key = "for_this" if sampled.guided is None else "for_guided" if sampled.guided else "for_unguided"
-    remarks = [remark(key, size=size, images=picture.batch_size)]
-    found = sampled.costs.rank_plans(work)
-    if work.forward is None or len(found) == 1:
-        return remarks
-    own, best = found[0], min((each for each in found if each.fits == found[0].fits), key=lambda each: each.seconds)
-    if own.seconds <= best.seconds:
-        return [*remarks, remark("fastest_of" if own.fits else "least_of", count=len(found))]
-    has_run = sampled.costs.has_run(work, own.plan)
-    return [*remarks, remark("kept" if has_run else "tried", best=str(best.plan))]
+    return [remark(key, size=size, images=picture.batch_size)]
 
 
 def choose_patches(plan: ParallelPlan, sampled: Sampled) -> ParallelPlan:
@@ -113,7 +105,8 @@ def predict_plans(plan: ParallelPlan, sampled: Sampled, lossy: bool = False) -> 
     plan: this plan; null if it cannot be predicted.
     best: the best plans for this machine.
     one_device: one device.
-    Each has its words, values, seconds and bytes per rank, and whether it has run and took that long.
+    Each has its words, values, seconds and bytes per rank, whether it has run and took that long, and whether it is one
+    device alone.
     is_measured: whether this machine was measured.
     alone: whether one device is the fastest.
     """
@@ -129,15 +122,16 @@ def predict_plans(plan: ParallelPlan, sampled: Sampled, lossy: bool = False) -> 
             "bytes": predicted.bytes,
             "fits": predicted.fits,
             "has_run": costs.has_run(work, predicted.plan),
+            "is_alone": predicted.is_alone,
         }
 
-    found = costs.rank_plans(work)
+    found, _ = costs.rank_plans(work)
     if lossy and (chosen := costs.choose_lossy(work, found[0])):
         found = [chosen, *found]
     return {
         "plan": describe(costs.predict(work, plan)) if can_predict(work, plan) else None,
         "best": [describe(each) for each in found[:BEST]],
         "one_device": describe(costs.predict(work, ParallelPlan())),
-        "alone": found[0].plan.token_ways == 1 and found[0].plan.ways(BATCH_AXES) > work.parts == 1,
+        "alone": found[0].is_alone and device_count() > 1,
         "is_measured": costs.is_measured,
     }

@@ -4,7 +4,7 @@ The ranks report how long a step took, computing and communication apart. A plan
 long again. For other plans, both parts are scaled by the same error. If a plan sends next to nothing, its ranks only
 wait for each other. They do so under any plan with communication. A pipeline of stages waits for other reasons, so its
 steps correct the predictions of pipelines only. Steps with sparse attention, whose kernel is another, correct those of
-their own plan only.
+their own plan only; so do those of one device, once ranks have shared the work and may have slowed each other down.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..plan import OFF
+from ..plan import OFF, ParallelPlan
 from .machine import parse_positive
 from .predict import Prediction
 
@@ -22,6 +22,8 @@ SHARE = 0.05  # of a predicted step: from this share on, waiting is ascribed to 
 # A plan is tried if its predicted time is below this share of the best plan's measured time: NEAR until TRIED plans
 # have run, because predictions of like plans differ by that much, and WORTH from then on.
 NEAR, TRIED, WORTH = 1.1, 3, 0.95
+# The rules that choose a plan, see `Choice`.
+FASTEST, MEASURED, KEPT, TRIED_NEXT, DOUBTED, LEAST = "fastest", "measured", "kept", "tried", "doubted", "least"
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Correction:
         waiting = min(communication, seconds)
         computing = seconds - waiting
         taken = {**self.plans, predicted.words: (computing, waiting)}
-        if predicted.plan.sparse != OFF:
+        if predicted.plan.sparse != OFF or predicted.is_alone and len(taken) > 1:
             return replace(self, plans=taken)
         if predicted.is_staged:
             return replace(self, plans=taken, staged=seconds / predicted.seconds)
@@ -68,6 +70,11 @@ class Correction:
         them computed for longer than predicted only because they share them. Of that, half is assumed."""
         return corrected.computing / math.sqrt(max(1.0, self.computing)) + corrected.waiting
 
+    def first_seconds(self, corrected: Prediction) -> float:
+        """Returns the seconds of one device before any plan computed for longer than predicted, from its corrected
+        prediction. If the fastest plan that has run takes longer, its ranks may slow each other down."""
+        return corrected.computing / max(1.0, self.computing) + corrected.waiting
+
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Correction:
         """Raises KeyError, TypeError or ValueError if the values are not a correction."""
@@ -79,19 +86,43 @@ class Correction:
         return vars(self) | {"plans": dict(self.plans)}
 
 
-def choose_prediction(found: Sequence[Prediction], correction: Correction) -> Prediction:
-    """Chooses the prediction to run from corrected ones, the best first. It is the best plan that has run, once the
-    plans that may be as fast have been tried. Plans without shared tokens get more of the doubt,
-    see `least_seconds`."""
-    alike = [each for each in found if each.fits == found[0].fits]
-    has_run, others = ([each for each in alike if (each.words in correction.plans) == ran] for ran in (True, False))
-    if not has_run or not others:
-        return alike[0]
-    best = has_run[0]
-    limit = NEAR if len(has_run) < TRIED else WORTH
-    if others[0].seconds < limit * best.seconds:
-        return others[0]
-    if all(each.plan.token_ways > 1 for each in has_run):
-        unshared = [each for each in others if each.plan.token_ways == 1]
-        return next((each for each in unshared if correction.least_seconds(each) < NEAR * best.seconds), best)
-    return best
+class Choice(NamedTuple):
+    """The plan to run, and the rule that chose it: `FASTEST` by prediction, `MEASURED` the fastest that has run,
+    `KEPT` as `MEASURED`, though another is predicted to be a little faster, `TRIED_NEXT` since it may be as fast as the
+    fastest that has run, `DOUBTED` since it shares less, and plans that share more computed for longer than predicted,
+    `LEAST` since nothing fits. best: the plan that it is compared with, under the last three of these. tried: which of
+    how many plans this is, while plans are tried; else None."""
+
+    prediction: Prediction
+    why: str
+    best: Prediction
+    tried: tuple[int, int] | None = None
+
+    @property
+    def plan(self) -> ParallelPlan:
+        return self.prediction.plan
+
+
+def choose_prediction(found: Sequence[Prediction], correction: Correction) -> Choice:
+    """Chooses the prediction to run from corrected ones, the best first. It is the fastest plan that has run, once the
+    plans that may be as fast have been tried. Plans that share less get more of the doubt, see `least_seconds` and
+    `first_seconds`. A plan that has run counts as one that fits."""
+    ran = [each for each in found if each.words in correction.plans]
+    others = [each for each in found if each.fits and each not in ran]
+    if not ran:
+        return Choice(found[0], FASTEST if found[0].fits else LEAST, found[0])
+    best = min(ran, key=lambda each: each.seconds)
+    near = [each for each in others if each.seconds < NEAR * best.seconds]
+    count = len({each.words for each in ran})
+    tried = count + 1, max(count + 1, min(TRIED, count + len(near)))
+    if others and others[0].seconds < (NEAR if count < TRIED else WORTH) * best.seconds:
+        return Choice(others[0], TRIED_NEXT, best, tried)
+    shared = all(each.plan.token_ways > 1 for each in ran)
+    is_first_alone = not any(each.is_alone for each in ran)
+    for each in others:
+        whole = shared and each.plan.token_ways == 1 and correction.least_seconds(each) < NEAR * best.seconds
+        if whole or is_first_alone and each.is_alone and correction.first_seconds(each) < best.seconds:
+            return Choice(each, DOUBTED, best, tried)
+    if near and near[0].seconds < best.seconds:
+        return Choice(best, KEPT, near[0])
+    return Choice(best, MEASURED, best)

@@ -100,7 +100,8 @@ class Prediction:
     """The prediction for a plan. A step takes `computing` and `waiting`, in seconds. bytes: what the rank with the most
     needs of its device, for kept weights and a forward. fits: whether the device has that much, as far as known.
     whole: seconds of the first steps, which PipeFusion runs whole, and in which sparse attention is dense; 0 if all
-    steps are alike. loops: whether the steps follow one another in the ranks, which matters to PipeFusion only."""
+    steps are alike. loops: whether the steps follow one another in the ranks, which matters to PipeFusion only.
+    is_alone: whether one device computes everything."""
 
     plan: ParallelPlan
     computing: float
@@ -109,6 +110,7 @@ class Prediction:
     fits: bool = True
     whole: float = 0.0
     loops: bool = False
+    is_alone: bool = False
 
     @property
     def seconds(self) -> float:
@@ -121,8 +123,10 @@ class Prediction:
 
     @property
     def words(self) -> str:
-        """The plan in words that tell apart what takes differently long."""
-        return f"{self.plan} in a loop" if self.loops and self.is_staged else str(self.plan)
+        """The plan in words that tell apart what takes differently long. One device has the same words whether others
+        have no rows of the batch or no part of the plan."""
+        plan = replace(self.plan, dp=1, cfg=1, speeds=()) if self.is_alone else self.plan
+        return f"{plan} in a loop" if self.loops and self.is_staged else str(plan)
 
     def average(self, steps: int) -> float:
         """Returns the mean seconds of a step of a sampling. steps: 0 if they are not known."""
@@ -186,7 +190,8 @@ def predict(
     waiting += estimate_collect(forward, rows - parts[0].rows, machine, loops)
     waiting += estimate_fetching(plan, sizes, forwards, computing + waiting, machine)
     kept = max(sizes.count_kept_bytes(plan)) if sizes else forward.weights
-    return Prediction(plan, computing, waiting, kept + count_working_bytes(forward, rows, plan, sizes), loops=loops)
+    needed, is_alone = kept + count_working_bytes(forward, rows, plan, sizes), plan.token_ways == 1 and own_rows == rows
+    return Prediction(plan, computing, waiting, needed, loops=loops, is_alone=is_alone)
 
 
 def predict_pipeline(

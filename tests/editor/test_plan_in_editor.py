@@ -69,7 +69,7 @@ def test_the_node_shows_its_mesh_and_marks_what_is_wrong(renderer: str, shared_e
     shared_editor.prompt(template("demo"))
     tiles = page.get_by_role("list", name="2 ranks").get_by_role("listitem")
     expect(tiles.last).to_have_attribute("aria-label", LAST)
-    expect(page.locator(".paralleldit-plan-content:not(:empty)")).to_contain_text("Guidance is split first")
+    expect(page.locator(".paralleldit-plan-content:not(:empty)")).to_contain_text("run side by side (cfg=2)")
     shared_editor.set_widgets("ParallelDiT_Plan", mode="manual", cfg=2, ulysses=2)
     expect(page.locator(".paralleldit-plan-title")).to_have_text("4 ranks · cfg=2 × ulysses=2")
     expect(page.locator(".paralleldit-plan-cell")).to_have_count(4)
@@ -92,7 +92,7 @@ def test_auto_shows_what_it_looks_at_and_manual_what_it_has(renderer: str, share
     saved = template("demo")
     prompt = shared_editor.prompt(saved)
     content = page.locator(".paralleldit-plan-content:not(:empty)")
-    expect(content).to_contain_text("Guidance is split first")
+    expect(content).to_contain_text("run side by side (cfg=2)")
     assert page.evaluate(SEEN) == ["mode", "lossy", "compare"]
     rows = page.locator('[data-node-id="1"] [data-testid="widget-layout-field-label"]')
     expect(rows).to_have_count(3 if renderer == "vue" else 0)
@@ -110,7 +110,7 @@ def test_auto_shows_what_it_looks_at_and_manual_what_it_has(renderer: str, share
         assert {"attention", "exchange_dtype", "speeds", "compile"} < {*page.evaluate(SEEN)}
         page.evaluate(TOGGLE_ADVANCED)
     shared_editor.set_widgets("ParallelDiT_Plan", mode="auto", ulysses=1)
-    expect(content).to_contain_text("Guidance is split first")
+    expect(content).to_contain_text("run side by side (cfg=2)")
     assert page.evaluate(SEEN) == ["mode", "lossy", "compare"]
     if renderer == "canvas":
         page.wait_for_function(f"() => Math.abs(({HEIGHT})() - {short}) <= 2", timeout=60_000)
@@ -261,4 +261,4 @@ def test_an_older_server_leaves_the_node_quiet(editor: Editor) -> None:
 def test_the_drawing_is_in_the_editors_language(browser: Browser, host: ComfyHost) -> None:
     with use_setting(host, "Comfy.Locale", "zh", "en"), open_editor(browser, host) as editor:
         editor.prompt(template("demo"))
-        expect(editor.page.locator(".paralleldit-plan-content:not(:empty)")).to_contain_text("先拆分引导")
+        expect(editor.page.locator(".paralleldit-plan-content:not(:empty)")).to_contain_text("并行计算（cfg=2）")

@@ -89,11 +89,11 @@ def test_where_one_card_is_fastest_without_guidance_it_is_said(answers: Answers)
         told, is_slow = answer["predicted"], link == LINKS[2]
         assert told["alone"] == is_slow
         assert (told["plan"]["seconds"] == pytest.approx(told["one_device"]["seconds"])) == is_slow
-        assert ("One device is faster here: a step is predicted to take" in said(answer)) == is_slow
+        assert ("One device is faster here: " in said(answer)) == is_slow
 
 
 def test_where_two_of_four_cards_are_fastest_it_is_said(answers: Answers) -> None:
     answer = answers[LINKS[2], 4, True]
     assert not answer["predicted"]["alone"]
-    assert "2 devices are faster here: a step is predicted to take" in said(answer)
+    assert "2 devices are faster here: " in said(answer)
     assert "One device" not in said(answer)

@@ -16,7 +16,7 @@ export const findLoaders = (prompt, types, group) =>
  * prediction; and one device. answer: of POST /paralleldit/plan, or null.
  */
 export function listCandidates(answer) {
-  const best = (answer?.predicted?.best ?? []).filter(({ fits }) => fits)
+  const best = (answer?.predicted?.best ?? []).filter((each) => each.fits && !each.is_alone)
   const ofNode = (values) => ({ ...values, speeds: values.speeds.join(', '), mode: 'manual' })
   const found = best.map(({ values }) => ({ plans: [values], values: ofNode(values), isAlone: false }))
   const auto = { plans: [], values: { mode: 'auto' }, isAlone: false }

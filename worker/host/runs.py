@@ -43,7 +43,8 @@ class RunRecord:
     ranks with one step.
 
     predicted: the predicted seconds of a step. is_measured: the prediction uses this machine's measurements. of_plan:
-    the steps since the prediction. alone: the seconds of such a step on one device, predicted or as it ran
+    the steps since the prediction. usual: the seconds of a usual one of them, by which later predictions are corrected;
+    None before there is one. alone: the seconds of such a step on one device, predicted or as it ran
     (is_alone_run); None if the run itself is on one device. size: the size of its first step; only runs of equal size
     are compared. reason: what is special about it, in words, such as why it is less parallel than asked. is_stock:
     ComfyUI's own model runs it, in ComfyUI's process. comparison: with the exact run, in words.
@@ -63,6 +64,7 @@ class RunRecord:
     is_measured: bool = False
     alone: float | None = None
     is_alone_run: bool = False
+    usual: float | None = None
     size: Any = None
     of_plan: list[tuple[float, float]] = field(default_factory=list)
     steps: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=STEPS))
@@ -159,7 +161,14 @@ class Runs:
         """Notes the predicted time of a step of the current run from now on."""
         run = self.current
         if run:
-            run.predicted, run.is_measured, run.of_plan = seconds, is_measured, []
+            run.predicted, run.is_measured, run.of_plan, run.usual = seconds, is_measured, [], None
+            self.changed.set()
+
+    def learnt(self, usual: float) -> None:
+        """Notes the seconds of a usual step of the current run."""
+        run = self.current
+        if run and run.usual != usual:
+            run.usual = usual
             self.changed.set()
 
     def compared(self, alone: float, is_alone_run: bool, is_measured: bool) -> None:

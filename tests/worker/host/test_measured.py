@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from parallel_backend import rates
-from parallel_backend.costs.correct import Correction, choose_prediction
+from parallel_backend.costs.correct import FASTEST, MEASURED, TRIED_NEXT, Correction, choose_prediction
 from parallel_backend.costs.machine import Machine
 from parallel_backend.costs.predict import Prediction
 from parallel_backend.groups.mesh import Axis
@@ -22,6 +22,7 @@ from worker.host.measured import MeasuredFile
 
 DEVICES = ["one card", "another"]
 ULYSSES, ALONE = ParallelPlan(ulysses=2), ParallelPlan(dp=2)
+CFG, RING = ParallelPlan(cfg=2), ParallelPlan(ring=2)
 
 
 def test_ranks_measure_what_they_can_and_keep_their_model(group_of_two: WorkerGroup, tmp_path: Path) -> None:
@@ -129,6 +130,48 @@ def test_one_device_is_tried_where_sharing_tokens_itself_may_have_made_a_step_sl
     noted = noted.add_step(told[1], 5.0, 0.0)
     found = sorted(map(noted.correct, told), key=lambda each: each.seconds)
     assert choose_prediction(found, noted).plan == ULYSSES, "one device has been measured, and is slower"
+
+
+@pytest.mark.parametrize("slower", [1.5, 1.9, 2.5, 4.0])
+@pytest.mark.parametrize("has_run", [True, False], ids=["compared", "not compared"])
+def test_a_plan_that_was_measured_slower_than_one_device_is_never_kept(slower: float, has_run: bool) -> None:
+    """A machine whose ranks slow each other down: the plans that share the work compute for longer than predicted. Auto
+    ends with the fastest plan that has run. One device has run if a person compared plans, or else if the plans take
+    clearly longer than predicted."""
+    one = ParallelPlan()
+    told = {CFG: (1.0, 0.01), ULYSSES: (1.05, 0.2), RING: (1.05, 0.3), one: (2.0, 0.0)}
+    raw = {plan: Prediction(plan, *parts, 10, is_alone=plan == one) for plan, parts in told.items()}
+    took = {CFG: 1.2 * slower, ULYSSES: 1.1 * slower, RING: 1.3 * slower, one: 2.0}
+    noted, ran = Correction(), []
+    if has_run:
+        noted = noted.add_step(raw[one], took[one], 0.0)
+    for _ in range(6):
+        choice = choose_prediction(sorted(map(noted.correct, raw.values()), key=lambda each: each.seconds), noted)
+        ran.append(choice.plan)
+        noted = noted.add_step(raw[choice.plan], took[choice.plan], 0.0)
+    known = {took[plan] for plan in raw if str(plan) in noted.plans}
+    assert took[ran[-1]] == min(known) and ran[-1] == ran[-2], "the fastest that has run is kept"
+    if has_run or slower > 2:
+        assert took[one] in known and (ran[-1] == one) == (took[ULYSSES] > took[one])
+
+
+def test_while_plans_are_tried_the_choice_says_which_of_how_many() -> None:
+    told = [Prediction(plan, 1.0, waiting, 10) for plan, waiting in ((CFG, 0.01), (ULYSSES, 0.02), (RING, 0.03))]
+    noted, said = Correction(), []
+    for _ in range(4):
+        choice = choose_prediction(sorted(map(noted.correct, told), key=lambda each: each.seconds), noted)
+        said.append((choice.plan, choice.why, choice.tried))
+        noted = noted.add_step(next(each for each in told if each.plan == choice.plan), 1.0, choice.prediction.waiting)
+    assert said[:3] == [(CFG, FASTEST, None), (ULYSSES, TRIED_NEXT, (2, 3)), (RING, TRIED_NEXT, (3, 3))]
+    assert said[3][1:] == (MEASURED, None)
+
+
+def test_one_device_that_has_run_is_known_however_it_is_written() -> None:
+    """By hand it is a plan of one rank; auto writes it for one image as dp, whose other ranks have no row."""
+    by_hand = Prediction(ParallelPlan(), 2.0, 0.0, 10, is_alone=True)
+    noted = Correction().add_step(by_hand, 3.0, 0.0)
+    assert noted.correct(Prediction(ALONE, 2.0, 0.0, 10, is_alone=True)).seconds == 3.0
+    assert Prediction(ALONE, 1.0, 0.0, 10).words == "dp=2", "whose rows are two"
 
 
 def test_once_three_have_run_another_has_to_be_faster_to_be_tried() -> None:

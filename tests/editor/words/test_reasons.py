@@ -1,0 +1,150 @@
+"""Each reason for an automatic plan names the rule that decided."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import pytest
+
+from parallel_backend.costs.auto import Work
+from parallel_backend.costs.choose import list_plans
+from parallel_backend.costs.correct import DOUBTED, FASTEST, KEPT, LEAST, MEASURED, TRIED_NEXT, Choice
+from parallel_backend.costs.predict import Prediction
+from parallel_backend.plan import INT8, ParallelPlan
+from tests.support.host.mounted import packages
+
+ONE, CFG, ULYSSES, RING = ParallelPlan(), ParallelPlan(cfg=2), ParallelPlan(ulysses=2), ParallelPlan(ring=2)
+GUIDED, SINGLE, FOUR = Work(2, has_branches=True), Work(1), Work(4)
+
+
+def predict(plan: ParallelPlan, seconds: float, fits: bool = True, alone: bool = False) -> Prediction:
+    return Prediction(plan, seconds, 0.0, 10, fits, is_alone=alone)
+
+
+@pytest.fixture
+def pack(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The pack's modules by name."""
+    for name, package in packages().items():
+        monkeypatch.setitem(sys.modules, name, package)
+    return lambda name: importlib.import_module(f"pack.nodes.{name}")
+
+
+ALONE = predict(ONE, 2.0, alone=True)
+CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "guidance": (["guidance_first"], {"plan": CFG, "work": GUIDED}),
+    "guidance that ulysses beat": (["ulysses"], {"plan": ULYSSES, "work": GUIDED}),
+    "no guidance": (["no_branches", "ulysses"], {"plan": ULYSSES, "work": SINGLE}),
+    "calls whose rows are mixed": (["ulysses"], {"plan": ULYSSES, "work": Work(2, calls=2)}),
+    "three parts": (["uneven", "ulysses"], {"plan": ULYSSES, "work": Work(3, has_branches=True)}),
+    "coupled": (["coupled", "ulysses"], {"plan": ULYSSES, "work": GUIDED, "couples": True}),
+    "coupled, of one row": (["no_branches", "ulysses"], {"plan": ULYSSES, "work": SINGLE, "couples": True}),
+    "images": (["rows_apart"], {"plan": ParallelPlan(dp=4), "work": FOUR, "ranks": 4}),
+    "images with guidance": (
+        ["guidance_first", "rows_apart"],
+        {"plan": ParallelPlan(dp=2, cfg=2), "work": Work(4, has_branches=True), "ranks": 4},
+    ),
+    "no tokens to share": (["batch_only"], {"plan": ParallelPlan(dp=2), "work": SINGLE, "heads": 0}),
+    "no tokens to share, predicted": (["batch_only"], {"found": [ALONE], "work": SINGLE, "heads": 0}),
+    "nothing to share": (["idle_ranks"], {"found": [ALONE], "work": SINGLE}),
+    "one is faster": (["one_faster"], {"found": [ALONE, predict(ULYSSES, 3.0)], "work": SINGLE}),
+    "one is faster with guidance": (["one_faster"], {"found": [ALONE, predict(CFG, 3.0)], "work": GUIDED}),
+    "one is tried": ([], {"found": [ALONE, predict(ULYSSES, 1.5)], "work": SINGLE}),
+    "only one fits": (["fuller_lacks"], {"found": [ALONE, predict(ULYSSES, 1.5, fits=False)], "work": SINGLE}),
+    "two of four are faster": (
+        ["some_faster"],
+        {
+            "found": [predict(ParallelPlan(dp=4), 2.0), predict(ParallelPlan(cfg=2, ulysses=2), 3.0)],
+            "work": GUIDED,
+            "ranks": 4,
+        },
+    ),
+    "ring is faster": (
+        ["no_branches", "ring_faster"],
+        {"found": [predict(RING, 1.0), predict(ULYSSES, 1.2)], "work": SINGLE, "heads": 2},
+    ),
+    "ring is tried": (
+        ["no_branches", "ring"],
+        {"found": [predict(RING, 1.1), predict(ULYSSES, 1.0)], "work": SINGLE, "heads": 2},
+    ),
+    "ulysses does not fit": (
+        ["no_branches", "ring"],
+        {"found": [predict(RING, 1.1), predict(ULYSSES, 1.0, fits=False)], "work": SINGLE, "heads": 2},
+    ),
+    "too few heads": (["no_branches", "ring_heads"], {"plan": RING, "work": SINGLE, "heads": 1}),
+    "too few heads, predicted": (
+        ["no_branches", "ring_heads"],
+        {"found": [predict(RING, 1.0), ALONE], "work": SINGLE, "heads": 1},
+    ),
+    "uneven heads": (["no_branches", "ring_uneven"], {"plan": RING, "work": SINGLE, "heads": 3}),
+    "another rule forbids ulysses": (["no_branches", "ring"], {"plan": RING, "work": SINGLE, "heads": 8}),
+    "both share tokens": (
+        ["no_branches", "ulysses", "ring_heads"],
+        {"plan": ParallelPlan(ulysses=2, ring=2), "work": SINGLE, "heads": 2, "ranks": 4},
+    ),
+}
+RULES = {
+    "fastest_of": Choice(predict(CFG, 1.0), FASTEST, predict(CFG, 1.0)),
+    "fastest_run": Choice(predict(CFG, 1.0), MEASURED, predict(CFG, 1.0)),
+    "kept": Choice(predict(CFG, 1.0), KEPT, predict(RING, 0.97)),
+    "tried": Choice(predict(RING, 1.05), TRIED_NEXT, predict(CFG, 1.0), (2, 3)),
+    "doubted": Choice(ALONE, DOUBTED, predict(CFG, 1.0), (2, 2)),
+    "least_of": Choice(predict(CFG, 1.0, fits=False), LEAST, predict(CFG, 1.0, fits=False)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_reason_is_that_of_its_branch(case: str, pack: Any) -> None:
+    keys, given = CASES[case]
+    found, ranks, heads = given.get("found", []), given.get("ranks", 2), given.get("heads", 8)
+    plan = found[0].plan if found else given["plan"]
+    said = pack("costs.reasons").explain_work(plan, found, given["work"], ranks, heads, given.get("couples", False))
+    assert [each.key for each in said] == keys
+    assert all("{" not in each.text for each in said)
+
+
+def test_two_heads_on_two_ranks_are_never_called_uneven(pack: Any) -> None:
+    """Nor are any heads that divide: the order of plans takes Ulysses for these."""
+    for heads, ranks in ((2, 2), (4, 4), (24, 8)):
+        plan = list_plans(ranks, 1, lambda plan, heads=heads: plan.check_model(heads), heads=heads)[0]
+        said = pack("costs.reasons").explain_tokens(plan, [], heads)
+        assert [each.key for each in said] == ["ulysses"]
+
+
+@pytest.mark.parametrize("key", RULES)
+def test_the_rule_that_chose_is_named(key: str, pack: Any) -> None:
+    found = [RULES[key].prediction, predict(ULYSSES, 1.5, fits=False)]
+    (said,) = pack("costs.reasons").explain_choice(RULES[key], found)
+    assert said.key == key
+    if key.startswith("fastest"):
+        assert said.values["count"] == 1, "of those that fit"
+    if key == "tried":
+        assert "2 of 3" in said.text and "cfg=2" in said.text
+    assert pack("costs.reasons").explain_choice(RULES[key], found[:1]) == [], "there is no other"
+
+
+def test_every_reason_and_rule_has_a_case(pack: Any) -> None:
+    source = pack("costs.reasons")
+    assert set(source.RULES.values()) == set(RULES)
+    text = importlib.util.find_spec(source.__name__).loader.get_source(source.__name__)
+    named = {key for key in pack("plan_words").TEXTS if f'"{key}"' in text}
+    assert named - set(RULES) == {key for keys, _ in CASES.values() for key in keys}
+
+
+@pytest.mark.parametrize(
+    ("key", "chosen", "exact_fits", "lossy_fits"),
+    [
+        ("lossy_faster", True, True, True),
+        ("lossy_fits", True, False, True),
+        ("lossy_slower", False, True, True),
+        ("lossy_lacks", False, True, False),
+    ],
+)
+def test_a_reason_for_a_lossy_plan_is_that_of_its_branch(
+    key: str, chosen: bool, exact_fits: bool, lossy_fits: bool, pack: Any
+) -> None:
+    lossy = predict(ParallelPlan(ulysses=2, exchange_dtype=INT8), 0.5, fits=lossy_fits)
+    exact = predict(ULYSSES, 1.0, fits=exact_fits)
+    said = pack("plan_words").explain_lossy_choice(lossy if chosen else None, exact, [lossy], 20)
+    assert [each.key for each in said] == [key]
