@@ -42,5 +42,7 @@ BATCH_AXES = axes_of(BATCH)
 STAGE_AXES = axes_of(BLOCKS)
 # The axes along which ranks compute with the same weights.
 REPLICA_AXES = tuple(axis.name for axis in AXES if axis.name not in STAGE_AXES)
+# The axes along which ranks work on the same pictures.
+PICTURE_AXES = tuple(axis.name for axis in AXES if axis.name != "dp")
 # Joint axes: each stands for several axes, by its joint name on the mesh.
 JOINT_AXES = {"batch": BATCH_AXES, "sequence": TOKEN_AXES}

@@ -17,11 +17,12 @@ from .device import generators
 from .diffusers_model import DiffusersModel
 from .errors import GroupError, PlanError, RequestError
 from .groups.collectives import gather_numbers
-from .groups.mesh import Axis, build_mesh, replica_axis
+from .groups.mesh import Axis, build_mesh, picture_axis, replica_axis
 from .models import adapter_for
 from .models.checks import check_module
 from .plan import INT4, INT8, OFF, ON, ParallelPlan
 from .seams.batch import BatchSplit
+from .vae.pipeline import PipelineVAE, check_vae, parallel_vae_of
 from .weights.folder import transformer_source
 from .weights.placement import WeightPlacement
 from .weights.sizes import FETCHED
@@ -33,12 +34,13 @@ ATTRIBUTE = "parallel_transformer"  # the attribute that marks a parallel model
 TRANSFORMERS = ("transformer", "transformer_2")  # Wan 2.2 has one for high noise and one for low noise
 
 
-def parallelize(pipeline: Any, plan: ParallelPlan) -> None:
+def parallelize(pipeline: Any, plan: ParallelPlan, vae: bool = False) -> None:
     """Makes the pipeline's transformer run on all ranks by the plan. The way to call the pipeline does not change.
 
     pipeline: a diffusers pipeline with whole weights, on this rank's device. Every rank calls it with the same
     arguments, runs text encoders and VAE itself, and returns the same images. Without a generator, all ranks draw the
     same numbers: this call copies rank 0's current random state to every rank.
+    vae: the ranks share the rows of what the VAE decodes and encodes, too.
     Raises PlanError, UnknownModelError, or RequestError for a pipeline without a transformer, on every rank alike.
     """
     models = transformers_of(pipeline)
@@ -57,11 +59,15 @@ def parallelize(pipeline: Any, plan: ParallelPlan) -> None:
     for model in models:  # before any group exists
         adapter_for(type(model).__name__)  # raises for an unknown class
         check_module(plan, model)
+    if vae:
+        check_vae(getattr(pipeline, "vae", None))
     mesh = build_mesh(plan, models[0].device)
     for model in models:
         transformer = DiffusersModel(model, mesh, remembers=False)
         BatchSplit(model, transformer.adapter, mesh["batch"], transformer.slot, transformer.hooks)
         transformer.hooks.replace(model, ATTRIBUTE, transformer)
+    if vae:
+        PipelineVAE(pipeline.vae, picture_axis(plan, mesh.device))
     share_random_state(mesh.device)
 
 
@@ -110,6 +116,8 @@ def unparallelize(pipeline: Any) -> None:
     for transformer in transformers:
         transformer.remove()
     transformers[0].mesh.close()  # all transformers share one mesh
+    if vae := parallel_vae_of(pipeline):
+        vae.remove()
 
 
 def transformers_of(pipeline: Any) -> list[ModelMixin]:

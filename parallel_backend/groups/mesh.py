@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..axes import JOINT_AXES, REPLICA_AXES, STAGE_AXES
+from ..axes import JOINT_AXES, PICTURE_AXES, REPLICA_AXES, STAGE_AXES
 from ..compat import unbound
 from ..device import (
     CPU,
@@ -218,10 +218,21 @@ def replica_axis(plan: ParallelPlan, device: torch.device, timeline: Timeline = 
 
     It has its own group, so that its traffic delays nothing else. All ranks call it together. Raises GroupError.
     """
-    axis = build_axis(plan, device, *REPLICA_AXES)
+    return replace(connected_axis(plan, device, *REPLICA_AXES), timeline=timeline)
+
+
+def picture_axis(plan: ParallelPlan, device: torch.device) -> Axis:
+    """Builds an axis over the ranks that work on the same pictures as this one, with its own group. All ranks call it
+    together. Raises GroupError."""
+    return connected_axis(plan, device, *PICTURE_AXES)
+
+
+def connected_axis(plan: ParallelPlan, device: torch.device, *names: str) -> Axis:
+    """Like `build_axis`, and connects the ranks."""
+    axis = build_axis(plan, device, *names)
     if axis.group:
         shake_hands(axis.group, device)
-    return replace(axis, timeline=timeline)
+    return axis
 
 
 def in_order(groups: Iterable[dist.ProcessGroup | None]) -> list[dist.ProcessGroup]:

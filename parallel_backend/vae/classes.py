@@ -1,4 +1,4 @@
-"""Lists the VAE classes that can be split over ranks, and the modules of each.
+"""Lists ComfyUI's VAE classes that can be split over ranks, and the modules of each.
 
 An unlisted class or module is refused: it may read rows outside of its band in a way that no handler of `seams/bands`
 knows. Tests compare every class with its run in one process (`tests/engine/vae/`).
@@ -6,8 +6,9 @@ knows. Tests compare every class with its run in one process (`tests/engine/vae/
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -18,23 +19,25 @@ from ..errors import RequestError
 class VaeClass:
     """A VAE class that can be split.
 
-    modules: the classes of its modules, by the Python module that defines them. latents_at: the attribute of `encode`'s
-    result whose `mode` returns the latents; pictures_at: the attribute of `decode`'s result with the pictures. None:
-    the result itself. attends_over_rows, whole_sizes: see `BandFunctions`. draws_noise: the ranks need the same random
-    state.
+    modules: the classes of its modules, by the Python module that defines them. attends_over_rows, whole_sizes,
+    by_size, causal_frames: see `BandFunctions`. draws_noise: the ranks need the same random state. least_rows: of a
+    latent, that each rank needs for the convolutions over them. replaced: by class of module and method, the function
+    that replaces it; it gets the module and the bands before the arguments.
     """
 
     modules: Mapping[str, tuple[str, ...]]
-    latents_at: str | None = None
-    pictures_at: str | None = None
     attends_over_rows: bool = True
     whole_sizes: bool = False
+    by_size: bool = False
+    causal_frames: bool = False
     draws_noise: bool = False
+    least_rows: int = 1
+    replaced: Mapping[str, Mapping[str, Callable[..., Any]]] = field(default_factory=dict)
 
 
-OPS = "disable_weight_init"
+STOCK = "Use the stock VAE nodes."
 TORCH = {
-    "torch.nn.modules.activation": ("SiLU",),
+    "torch.nn.modules.activation": ("ReLU", "SiLU"),
     "torch.nn.modules.batchnorm": ("BatchNorm2d",),
     "torch.nn.modules.container": ("ModuleList", "Sequential"),
     "torch.nn.modules.conv": ("Conv2d", "Conv3d"),
@@ -119,32 +122,17 @@ CLASSES: Mapping[str, VaeClass] = {
         },
         attends_over_rows=False,
     ),
-    "diffusers.models.autoencoders.autoencoder_kl.AutoencoderKL": VaeClass(
-        {
-            **TORCH,
-            "diffusers.models.attention_processor": ("Attention",),
-            "diffusers.models.autoencoders.autoencoder_kl": ("AutoencoderKL",),
-            "diffusers.models.autoencoders.vae": ("Encoder", "Decoder"),
-            "diffusers.models.downsampling": ("Downsample2D",),
-            "diffusers.models.resnet": ("ResnetBlock2D",),
-            "diffusers.models.unets.unet_2d_blocks": ("DownEncoderBlock2D", "UNetMidBlock2D", "UpDecoderBlock2D"),
-            "diffusers.models.upsampling": ("Upsample2D",),
-        },
-        latents_at="latent_dist",
-        pictures_at="sample",
-    ),
 }
 
 
-def class_of(vae: torch.nn.Module) -> VaeClass:
-    """Returns the description of a VAE's class. Raises RequestError if it cannot be split, and names the unknown
-    part."""
+def class_of(vae: torch.nn.Module, classes: Mapping[str, VaeClass] = CLASSES, advice: str = STOCK) -> VaeClass:
+    """Returns the description of a VAE's class. Raises RequestError with the advice if it cannot be split, and names
+    the unknown part."""
     kind = type(vae)
-    found = CLASSES.get(f"{kind.__module__}.{kind.__qualname__}")
+    found = classes.get(f"{kind.__module__}.{kind.__qualname__}")
     if found is None:
         raise RequestError(
-            f"A VAE of the class {kind.__name__} ({kind.__module__}) cannot be split over ranks.",
-            "Use the stock VAE nodes.",
+            f"A VAE of the class {kind.__name__} ({kind.__module__}) cannot be split over ranks.", advice
         )
     for name, module in vae.named_modules():
         kind = type(module)
@@ -152,6 +140,6 @@ def class_of(vae: torch.nn.Module) -> VaeClass:
             raise RequestError(
                 f"The VAE's layer {name} is a {kind.__qualname__} of {kind.__module__}, and ParallelDiT does not know "
                 "how to split that over ranks.",
-                "Use the stock VAE nodes.",
+                advice,
             )
     return found

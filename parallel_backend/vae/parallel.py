@@ -40,30 +40,21 @@ class Sizes:
     channels: int
     dims: int
 
-    @classmethod
-    def of_diffusers(cls, vae: Any) -> Sizes:
-        config = vae.config
-        return cls(2 ** (len(config.block_out_channels) - 1), config.latent_channels, config.in_channels, 4)
-
 
 class ParallelVAE:
-    """Decodes and encodes on all ranks of an axis together, each with its band of rows.
+    """Decodes and encodes with one of ComfyUI's VAEs on all ranks of an axis together, each with its band of rows.
 
     Every rank calls with the same tensors, and with the same random state if the class draws noise. The VAE's class is
     unchanged; outside of these calls the model computes as before. If a latent has fewer rows than there are ranks,
     only index 0 computes. Raises RequestError for a class that cannot be split or is unknown.
     """
 
-    def __init__(
-        self, vae: torch.nn.Module, axis: Axis, sizes: Sizes | None = None, results: Axis | None = None
-    ) -> None:
-        """sizes: needed for a VAE that is not diffusers'. results: an axis over the same ranks to collect results on
-        the CPU; without it, results stay on the device."""
+    def __init__(self, vae: torch.nn.Module, axis: Axis, sizes: Sizes, results: Axis | None = None) -> None:
+        """results: an axis over the same ranks to collect results on the CPU; without it, results stay on the
+        device."""
         self.kind = class_of(vae)
-        if getattr(vae, "use_tiling", False):
-            raise RequestError("A tiled VAE differs from a whole one.", "Call disable_tiling() before it is split.")
         self.vae: Any = vae
-        self.sizes = sizes or Sizes.of_diffusers(vae)
+        self.sizes = sizes
         self.bands = RowBands(axis)
         self.results = results
         self.hooks = Hooks()
@@ -120,10 +111,8 @@ class ParallelVAE:
             with functions:
                 return call(whole)
         with axis.timeline.step(direction), bands.of(rows):
-            sizes = [size * scale_in for size in bands.sizes]
-            sizes[-1] += whole.shape[ROWS] - rows * scale_in
             with functions:
-                band = call(whole.split(sizes, ROWS)[axis.index])
+                band = call(bands.cut_pixels(whole, scale_in))
             if band.shape[ROWS] != bands.local_rows * scale_out:
                 raise RuntimeError(
                     f"{type(self.vae).__name__} returned {band.shape[ROWS]} rows for {bands.local_rows} latent rows; "
@@ -132,14 +121,12 @@ class ParallelVAE:
             return self.assemble(band, scale_out)
 
     def run_decoder(self, latents: torch.Tensor) -> torch.Tensor:
-        pictures = self.vae.decode(latents.to(self.device, self.dtype))
-        return getattr(pictures, self.kind.pictures_at) if self.kind.pictures_at else pictures
+        return self.vae.decode(latents.to(self.device, self.dtype))
 
     def run_encoder(self, pictures: torch.Tensor) -> torch.Tensor:
         if getattr(self.vae, CHUNKED, False):
             return self.vae.encode(pictures.to(self.dtype), device=self.device)
-        latents = self.vae.encode(pictures.to(self.device, self.dtype))
-        return getattr(latents, self.kind.latents_at).mode() if self.kind.latents_at else latents
+        return self.vae.encode(pictures.to(self.device, self.dtype))
 
     def assemble(self, band: torch.Tensor, scale: int) -> torch.Tensor | None:
         """Joins all ranks' bands at index 0."""

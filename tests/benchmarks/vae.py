@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 
 from demo.host import REPOSITORY
 from tests.benchmarks.speed.scaling import busy_share
-from tests.support.cases.vae_cases import relative_error
+from tests.support.cases.vaes.vae_cases import relative_error
 
 MEMORY_TARGET = {2: 0.6, 4: 0.4}  # of one rank's
 ERROR_TARGET = 1e-5

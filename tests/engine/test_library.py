@@ -40,15 +40,16 @@ def ranks_of(case: dict) -> int:
     return ParallelPlan(**case["plan"]).world_size
 
 
-def case(call: str, batch: int = 1, seeded: bool = True, twice: bool = False, **plan: Any) -> dict:
-    note = ("" if seeded else ", unseeded") + (", second call" if twice else "")
+def case(call: str, batch: int = 1, seeded: bool = True, twice: bool = False, vae: bool = False, **plan: Any) -> dict:
+    note = ("" if seeded else ", unseeded") + (", second call" if twice else "") + (", VAE" if vae else "")
     name = f"{call}, batch {batch}{note}, {json.dumps(plan)}"
-    return {"name": name, "call": call, "batch": batch, "seeded": seeded, "twice": twice, "plan": plan}
+    return {"name": name, "call": call, "batch": batch, "seeded": seeded, "twice": twice, "vae": vae, "plan": plan}
 
 
 CASES = [
     *[case("DiT", 1, **plan) for plan in ({"ulysses": 2}, {"ring": 2}, {"cfg": 2}, {"cfg": 2, "ulysses": 2})],
     *[case("DiT", 3, dp=2), case("DiT", 3, dp=2, cfg=2), case("DiT", 1, seeded=False, cfg=2)],
+    *[case("DiT", 1, vae=True, ulysses=2), case("DiT", 3, vae=True, dp=2, cfg=2)],
     *[case("PixArt", 1, **plan) for plan in ({"ulysses": 2}, {"cfg": 2}, {"cfg": 2, "ring": 2})],
     *[case("PixArt", 3, dp=2), case("PixArt", 2, dp=2, cfg=2)],
     *[case("SD3", 1, **plan) for plan in ({"ring": 2}, {"cfg": 2}, {"cfg": 2, "ulysses": 2})],
@@ -79,6 +80,7 @@ REFUSED = {
     "no transformer": ("RequestError", "DDPMPipeline has no transformer"),
     "unknown transformer": ("UnknownModelError", "Linear"),
     "twice": ("RequestError", "parallel already"),
+    "no VAE": ("RequestError", "no VAE to make parallel"),
     "prompts of its own": ("RequestError", "different"),
     "noise of its own": ("RequestError", "different hidden_states"),
     "skipped layers": ("RequestError", "skip_layers"),

@@ -44,7 +44,8 @@ class BandFunctions(TorchFunctionMode):
     returns that of the whole, for a model that splits its work by size: all ranks must split it alike.
     resizes_conditions: whether bilinear interpolation is of whole conditions, to a picture's size. check: called
     between convolutions, at the same places on all ranks; it raises on all ranks or on none. by_size: whether the model
-    doubles rows by the size of the result, as UNets do; the last band may have one row less. model, advice: for errors.
+    repeats rows by the size of the result, as UNets do; the last band may have one row less. causal_frames: whether
+    attention's masks show a pixel those of its own and of earlier frames. model, advice: for errors.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class BandFunctions(TorchFunctionMode):
         check: Callable[[], None],
         *,
         by_size: bool = False,
+        causal_frames: bool = False,
         resizes_conditions: bool = False,
         model: str = "VAE",
         advice: str = "Use the stock node.",
@@ -62,6 +64,7 @@ class BandFunctions(TorchFunctionMode):
         super().__init__()
         self.bands = bands
         self.by_size = by_size
+        self.causal_frames = causal_frames
         self.resizes_conditions = resizes_conditions
         self.model, self.advice = model, advice
         self.attends_over_rows = attends_over_rows
@@ -216,12 +219,22 @@ class BandFunctions(TorchFunctionMode):
         """
         if not self.attends_over_rows:
             return func(query, key, value, attn_mask, dropout_p, is_causal, **options)
-        if attn_mask is not None or is_causal or dropout_p:
+        if is_causal or dropout_p or (attn_mask is not None and not self.causal_frames):
             raise self.refusal("attention with a mask")
         key, value = self.bands.gather_tokens(key), self.bands.gather_tokens(value)
         at_a_time = max(1, SCORE_BYTES // (key.shape[ROWS] * query.shape[:ROWS].numel() * query.itemsize))
-        parts = [func(part, key, value, **options) for part in query.split(at_a_time, ROWS)]
+        queries = query.split(at_a_time, ROWS)
+        masks = [None] * len(queries) if attn_mask is None else self.over_all(attn_mask).split(at_a_time, ROWS)
+        parts = [func(part, key, value, mask, **options) for part, mask in zip(queries, masks, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, ROWS)
+
+    def over_all(self, mask: torch.Tensor) -> torch.Tensor:
+        """Returns a mask (…, tokens, tokens) over this rank's frames, for the keys of all ranks. The first frame sees
+        itself alone, which shows how many of this rank's pixels a frame has."""
+        pixels = int((mask.flatten(0, -3)[0, 0] == 0).sum())
+        frames = mask[..., ::pixels]
+        each = pixels // self.bands.local_rows
+        return torch.cat([frames.repeat_interleave(each * rows, -1) for rows in self.bands.sizes], -1)
 
     def resize(self, func: Run, band: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
         """`F.interpolate` to whole multiples by repetition."""
@@ -230,7 +243,7 @@ class BandFunctions(TorchFunctionMode):
         mode = options.get("mode", mode)
         if self.resizes_conditions and mode == "bilinear" and size is not None and factor is None:
             return self.resize_condition(func, band, of_rows(size, band), **{**options, "size": size, "mode": mode})
-        if self.by_size and mode == "nearest" and size is not None and self.doubles(band, of_rows(size, band)):
+        if self.by_size and mode == "nearest" and size is not None and self.repeats(band, of_rows(size, band)):
             return func(band, *args, **options)
         factors = factor if isinstance(factor, (tuple, list)) else [factor]
         repeats = factor is not None and float(factors[max(ROWS, -len(factors))]).is_integer()
@@ -257,10 +270,10 @@ class BandFunctions(TorchFunctionMode):
         axis = self.bands.axis
         return gather(own.unsqueeze(0), 0, axis.degree, axis.evenly).sum(0).sqrt().to(band.dtype)
 
-    def doubles(self, band: torch.Tensor, rows: int) -> bool:
-        """Whether each row becomes two. At the border of the whole, the last one may become one."""
-        doubled = 2 * band.shape[ROWS]
-        return rows == doubled or self.bands.is_last and rows == doubled - 1
+    def repeats(self, band: torch.Tensor, rows: int) -> bool:
+        """Whether each row becomes as many. If they are two, the last one may become one at the border of the whole."""
+        own = band.shape[ROWS]
+        return rows % own == 0 or self.bands.is_last and rows == 2 * own - 1
 
     def pool(
         self,

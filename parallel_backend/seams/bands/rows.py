@@ -106,6 +106,13 @@ class RowBands:
             return whole.new_zeros((*whole.shape[:ROWS], scale, *whole.shape[ROWS + 1 :]))
         return whole.narrow(ROWS, sum(sizes[: self.axis.index]), sizes[self.axis.index]).contiguous()
 
+    def cut_pixels(self, whole: torch.Tensor, scale: int) -> torch.Tensor:
+        """Returns this rank's band of a tensor with so many rows for each of the level with the fewest. The last band
+        has the rows that are left, too."""
+        sizes = [size * scale for size in self.sizes]
+        sizes[-1] += whole.shape[ROWS] - sum(sizes)
+        return whole.split(sizes, ROWS)[self.axis.index]
+
     def gather(self, band: torch.Tensor, scale: int, rows: int, width: int) -> torch.Tensor:
         """The inverse of `cut`: returns all `rows` rows of that level, on every rank. width: of a row, in numbers."""
         if self.is_undivided:

@@ -12,7 +12,7 @@ from diffusers import AutoencoderKL
 from safetensors.torch import load_file, save_file
 
 from demo.host import ComfyHost, PromptError
-from tests.support.cases.vae_cases import config
+from tests.support.cases.vaes.vae_cases import config
 from tests.support.host.graphs import Graph, Job, Link, latents, ranks, relative_error
 from tests.support.programs import run_program
 

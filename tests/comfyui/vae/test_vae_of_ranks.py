@@ -12,8 +12,8 @@ import pytest
 import torch
 from diffusers import AutoencoderKL
 
-from tests.support.cases.host_vaes import VAES
-from tests.support.cases.vae_cases import Weights, config, relative_error, save_decoder
+from tests.support.cases.vaes.host_vaes import VAES
+from tests.support.cases.vaes.vae_cases import Weights, config, relative_error, save_decoder
 from tests.support.group.direct_group import go_on
 from tests.support.group.memory import little_memory
 from tests.support.programs import run_program

@@ -17,9 +17,9 @@ from torch.utils._pytree import tree_leaves
 
 from tests.support.cases.families import FAMILIES
 from tests.support.cases.host import CASES as ROWS
-from tests.support.cases.host_vaes import WITHOUT_NOISE
 from tests.support.cases.library_plans import plans
-from tests.support.cases.vae_cases import CASES as VAES
+from tests.support.cases.vaes.host_vaes import WITHOUT_NOISE
+from tests.support.cases.vaes.vae_cases import CASES as VAES
 from tests.support.ranks.pool import RankPool
 from tests.support.tiers import running
 

@@ -1,4 +1,4 @@
-"""diffusers' VAE, its rows split over ranks, gives what it gives on one, and a rank needs its share of the memory."""
+"""diffusers' VAEs, split by rows over ranks, give what they give on one, and a rank needs its share of the memory."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from safetensors.torch import load_file
 
 from parallel_backend.errors import RequestError
 from parallel_backend.groups.mesh import Axis
-from parallel_backend.vae.parallel import ParallelVAE
-from tests.support.cases.vae_cases import BF16, CASES, LARGE, Case, norm_input, relative_error
+from parallel_backend.vae.pipeline import PipelineVAE, check_vae
+from tests.support.cases.vaes.diffusers_vaes import VAES, latents_of
+from tests.support.cases.vaes.vae_cases import BF16, CASES, LARGE, Case, norm_input, relative_error
 from tests.support.ranks.pool import RankPool
+from tests.support.ranks.vae_ranks import SEED
 from tests.support.tiers import running
 
 # Of four ranks, the first and the last have one neighbour, as both of two have, and the others have two.
@@ -29,7 +31,7 @@ Run = tuple[dict[str, torch.Tensor], list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest, ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Run]:
-    """By world size: what rank 0 got, and what each rank measured on the large case."""
+    """By world size: what every rank got, and what each rank measured on the large case."""
     root = tmp_path_factory.mktemp("vae")
     runs = {}
     for world in {1} | {world for (world,) in running(request, "world")}:
@@ -57,6 +59,20 @@ def test_split_rows_encode_as_the_whole_image_does(world: int, name: str, runs: 
     case = CASES[name]
     expected = case.build().encode(case.image()).latent_dist.mean
     assert relative_error(runs[world][0][f"{name} encode"], expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", VAES)
+@pytest.mark.parametrize("world", WORLDS)
+@torch.no_grad()
+def test_each_class_decodes_and_encodes_in_bands_as_it_does_alone(world: int, name: str, runs: dict[int, Run]) -> None:
+    """Long convolutions run in parts there, and whole here."""
+    vae, case = VAES[name].build(), VAES[name]
+    torch.manual_seed(SEED)
+    decoded = vae.decode(case.latents(), **case.arguments()).sample
+    expected = {"decode": decoded, "encode": latents_of(vae.encode(case.pictures()))}
+    for direction, right in expected.items():
+        assert right.std() > 0.05, "what is all grey says nothing"
+        assert relative_error(runs[world][0][f"{name} {direction}"], right) <= TOLERANCE, direction
 
 
 @torch.inference_mode()
@@ -89,29 +105,15 @@ def test_norm_statistics_hold_far_from_zero(world: int, runs: dict[int, Run]) ->
     assert relative_error(F.group_norm(norm_input(), 4, eps=1e-5), expected) <= TOLERANCE, "torch's own, for comparison"
 
 
-@pytest.mark.parametrize(
-    "latents, says",
-    [
-        (torch.zeros(1, 16, 8, 8), r"shape \(1, 16, 8, 8\).*takes \(batch, 4, height, width\)"),
-        (torch.zeros(4, 8, 8), "takes"),
-        (torch.zeros(1, 4, 0, 8), "takes"),
-        (torch.full((1, 4, 2, 2), torch.nan), "NaN"),
-    ],
-)
-def test_latents_of_another_model_are_refused_in_words(latents: torch.Tensor, says: str) -> None:
-    with pytest.raises(RequestError, match=says):
-        ParallelVAE(Case().build(), ONE_RANK).decode(latents)
-
-
-def test_an_image_smaller_than_one_latent_pixel_is_refused() -> None:
-    with pytest.raises(RequestError, match="sides of 8 or more"):
-        ParallelVAE(Case().build(), ONE_RANK).encode(torch.zeros(1, 3, 7, 64))
-
-
-def test_a_tiled_vae_and_another_class_are_refused() -> None:
-    tiled = Case().build()
-    tiled.enable_tiling()
-    with pytest.raises(RequestError, match="disable_tiling"):
-        ParallelVAE(tiled, ONE_RANK)
-    with pytest.raises(RequestError, match="class Conv2d .* cannot be split"):
-        ParallelVAE(torch.nn.Conv2d(1, 1, 1), ONE_RANK)
+def test_a_vae_that_cannot_be_split_is_refused_with_advice_for_scripts() -> None:
+    vae = Case().build()
+    PipelineVAE(vae, ONE_RANK)
+    vae.enable_tiling()
+    with pytest.raises(RequestError, match=r"AutoencoderKL is tiled(.|\n)*pipeline\.vae\.disable_tiling"):
+        vae.decode(Case().latents())
+    with pytest.raises(RequestError, match="is tiled"):
+        check_vae(vae)
+    with pytest.raises(RequestError, match=r"class Conv2d .* cannot be split(.|\n)*without vae=True"):
+        check_vae(torch.nn.Conv2d(1, 1, 1))
+    with pytest.raises(RequestError, match="has no VAE"):
+        check_vae(None)

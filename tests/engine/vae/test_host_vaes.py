@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.support.cases.host_vaes import MEASURED, VAES
-from tests.support.cases.vae_cases import relative_error
+from tests.support.cases.vaes.host_vaes import MEASURED, VAES
+from tests.support.cases.vaes.vae_cases import relative_error
 from tests.support.ranks.pool import RankPool
 from tests.support.tiers import running
 

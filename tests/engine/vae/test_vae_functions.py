@@ -13,8 +13,8 @@ from parallel_backend.groups.mesh import Axis
 from parallel_backend.seams.bands.functions import CHECK_EVERY, BandFunctions
 from parallel_backend.seams.bands.rows import RowBands
 from parallel_backend.vae.classes import class_of
-from parallel_backend.vae.parallel import ParallelVAE
-from tests.support.cases.vae_cases import Case
+from parallel_backend.vae.pipeline import check_vae
+from tests.support.cases.vaes.vae_cases import Case
 
 BAND = torch.zeros(1, 4, 6, 8)  # of the three latent rows of one of two ranks, at a level of twice as many
 VIDEO = BAND.unsqueeze(2)
@@ -34,6 +34,7 @@ def functions(rows: int = 6, check: Callable[[], None] = lambda: None) -> BandFu
         ("interpolation of mode 'bilinear'", lambda: F.interpolate(BAND, scale_factor=2, mode="bilinear")),
         ("interpolation of mode 'nearest' by 1.5", lambda: F.interpolate(BAND, scale_factor=1.5)),
         ("interpolation", lambda: F.interpolate(BAND, (12, 16))),
+        ("interpolation of mode 'nearest'", lambda: F.interpolate(BAND, (9, 16))),
         ("interpolation", lambda: torch.nn.Upsample(scale_factor=(1.5, 2.0))(BAND)),
         ("pooling with overlaps", lambda: F.avg_pool2d(BAND, 3, 2)),
         ("pooling with overlaps", lambda: F.avg_pool3d(VIDEO, (1, 2, 2), (1, 1, 2))),
@@ -103,7 +104,7 @@ def test_a_layer_that_is_not_known_is_refused_by_its_name() -> None:
     vae = Case().build()
     vae.decoder.mid_block.resnets[0].conv1 = Blur()
     with pytest.raises(RequestError, match=r"decoder\.mid_block\.resnets\.0\.conv1 is a Blur of .*test_vae_functions"):
-        ParallelVAE(vae, Axis(None, 1, 0))
+        check_vae(vae)
 
 
 def test_a_class_that_is_not_known_is_refused_by_its_name() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from parallel_backend.vae.classes import class_of
-from tests.support.cases.host_vaes import HUNYUAN, REFINER, STABLE, class_at, engine, refined, stable
+from tests.support.cases.vaes.host_vaes import HUNYUAN, REFINER, STABLE, class_at, engine, refined, stable
 from worker.comfyui.vae import HostVae, build_vae, metadata_of, structure_of, weights_of
 
 META = torch.device("meta")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from tests.support.cases.host_vaes import VAES
+from tests.support.cases.vaes.host_vaes import VAES
 from tests.support.files.stock_files import wan
 
 

@@ -1,5 +1,5 @@
 """`torchrun -m tests.support.ranks.vae_ranks OUT`:
-the cases of vae_cases on all ranks; OUT.safetensors is what rank 0 gets.
+the cases of vae_cases and diffusers_vaes on all ranks; OUT.safetensors is what every rank gets.
 
 Each rank writes OUT.RANK.json: the most bytes of the large case.
 """
@@ -19,10 +19,15 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from parallel_backend.groups.collectives import collect, shard
 from parallel_backend.groups.mesh import Axis
 from parallel_backend.seams.bands.norm import band_group_norm
-from parallel_backend.vae.parallel import ParallelVAE
-from tests.support.cases.vae_cases import BF16, CASES, LARGE, Case, norm_input
+from parallel_backend.vae import replaced
+from parallel_backend.vae.pipeline import PipelineVAE
+from tests.support.cases.vaes.diffusers_vaes import VAES, latents_of
+from tests.support.cases.vaes.vae_cases import BF16, CASES, LARGE, Case, norm_input
 from tests.support.group.footprint import return_freed_memory
 from tests.support.ranks.leaving import leave
+
+SEED = 3  # of the noise that some draw
+PART = 1 << 12  # numbers: convolutions of even tiny videos run in parts then
 
 
 class PeakMemory:
@@ -46,28 +51,39 @@ class PeakMemory:
 def measured_decode(case: Case, axis: Axis) -> tuple[torch.Tensor | None, int]:
     """What the decode gives, and the peak in bytes of weights and activations together."""
     memory = PeakMemory()
-    vae = ParallelVAE(case.build(), axis)
+    vae = case.build()
+    PipelineVAE(vae, axis)
     batch, _, width = case.shape
     vae.decode(torch.zeros(batch, case.config["latent_channels"], axis.degree, width // 4))  # libraries warm up
     memory.restart()
     if axis.degree > 1:
         dist.barrier()
-    return vae.decode(case.latents()), memory.grown()
+    return vae.decode(case.latents()).sample, memory.grown()
 
 
 def small_cases(axis: Axis) -> dict[str, torch.Tensor]:
-    """What rank 0 gets of every case, and of a norm by itself."""
+    """What every rank gets of every case, and of a norm by itself."""
     results = {}
     for name, case in {**CASES, "bf16": BF16}.items():
-        vae = ParallelVAE(case.build(), axis)
-        images = {"decode": vae.decode(case.latents()), "encode": vae.encode(case.image())}
+        vae = case.build()
+        parallel = PipelineVAE(vae, axis)
+        latents, image = case.latents().to(case.dtype), case.image().to(case.dtype)
+        results[f"{name} decode"] = vae.decode(latents).sample
+        results[f"{name} encode"] = vae.encode(image).latent_dist.mode()
+        parallel.hooks.remove()
         with torch.inference_mode():
-            images["alone"] = vae.vae.decode(case.latents().to(case.dtype)).sample
-        for kind, image in images.items():
-            if (image is not None) != (axis.index == 0 or kind == "alone"):
-                raise SystemExit("Exactly index 0 shall hold the result.")
-            if image is not None:
-                results[f"{name} {kind}"] = image.contiguous()
+            results[f"{name} alone"] = vae.decode(latents).sample
+    for name, vae_case in VAES.items():
+        vae = vae_case.build()
+        PipelineVAE(vae, axis)
+        torch.manual_seed(SEED)
+        (results[f"{name} decode"],) = vae.decode(vae_case.latents(), **vae_case.arguments(), return_dict=False)
+        results[f"{name} encode"] = latents_of(vae.encode(vae_case.pictures()))
+    for name, result in results.items():
+        results[name] = result.contiguous()
+        dist.broadcast(first := results[name].clone(), 0)
+        if not torch.equal(first, results[name]):
+            raise SystemExit(f"Rank {axis.index} has another result than rank 0 in {name}.")
     rows = norm_input()
     with torch.inference_mode():
         band = band_group_norm(shard(rows, 2, axis), 4, None, None, 1e-5, axis)
@@ -81,6 +97,7 @@ def small_cases(axis: Axis) -> dict[str, torch.Tensor]:
 def main(out_path: str) -> None:
     return_freed_memory()
     torch.set_num_threads(1)
+    replaced.LARGEST = PART
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo")
     axis = Axis(dist.group.WORLD, world, rank) if world > 1 else Axis(None, 1, 0)

@@ -27,11 +27,12 @@ from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.denoiser import Denoiser
 from parallel_backend.sampling.stepper import Stepper
 from parallel_backend.vae.parallel import ParallelVAE
+from parallel_backend.vae.pipeline import PipelineVAE
 from parallel_backend.weights.loading import ModelSource
 from tests.support.cases.families import FAMILIES, SQUARE, UNEVEN, Family
 from tests.support.cases.host import CASES, HostCase
-from tests.support.cases.host_vaes import VAES as HOST_VAES
-from tests.support.cases.vae_cases import CASES as VAES
+from tests.support.cases.vaes.host_vaes import VAES as HOST_VAES
+from tests.support.cases.vaes.vae_cases import CASES as VAES
 from tests.support.labelled.tensors import off_gpu
 from tests.support.ranks.host_ranks import Sampling, calls_of, flat
 from worker.comfyui.vae import use_chunk_bytes
@@ -126,11 +127,11 @@ def of_vae(bench: Bench, name: str, _plan: ParallelPlan, _dtype: str) -> Results
     """A decode, by bands of rows where there are several ranks."""
     case = VAES[name]
     with off_gpu():
-        model = case.build()
-    vae = ParallelVAE(model.to(bench.device), world_axis(bench.device))
-    result = bench.run([vae.vae.decoder], lambda: vae.decode(case.latents()), None)
+        vae = case.build()
+    PipelineVAE(vae.to(bench.device), world_axis(bench.device))
+    result = bench.run([vae.decoder], lambda: vae.decode(case.latents().to(bench.device)).sample, None)
     with off_gpu(), torch.no_grad():
-        return result, None if result is None else case.build().decode(case.latents()).sample
+        return (None, None) if dist.get_rank() else (result, case.build().decode(case.latents()).sample)
 
 
 def of_host_vae(bench: Bench, name: str, _plan: ParallelPlan, _dtype: str) -> Results:

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 
 from parallel_backend.groups.mesh import Axis
 from parallel_backend.vae.parallel import ParallelVAE
-from tests.support.cases.host_vaes import MEASURED, VAES, WIDE, HostVae
+from tests.support.cases.vaes.host_vaes import MEASURED, VAES, WIDE, HostVae
 from tests.support.fakes.tally import Tally
 from tests.support.ranks.leaving import leave
 

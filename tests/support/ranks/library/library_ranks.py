@@ -30,7 +30,7 @@ def sampled(case: dict) -> torch.Tensor:
     call = CALLS[case["call"]]
     pipeline = call.pipeline()
     torch.manual_seed(SEED + dist.get_rank())
-    parallelize(pipeline, ParallelPlan.from_json(case["plan"]))
+    parallelize(pipeline, ParallelPlan.from_json(case["plan"]), vae=case["vae"])
     generator = torch.Generator().manual_seed(SEED) if case["seeded"] else None
     images = call.run(pipeline, case["batch"], generator)
     if case["twice"]:
@@ -52,9 +52,9 @@ def forward(family_name: str) -> torch.Tensor:
         return family.reference(pipeline.transformer, *inputs).contiguous()
 
 
-def parallel(build: Callable, **plan: int | str) -> diffusers.DiffusionPipeline:
+def parallel(build: Callable, vae: bool = False, **plan: int | str) -> diffusers.DiffusionPipeline:
     pipeline = build()
-    parallelize(pipeline, ParallelPlan(**plan))
+    parallelize(pipeline, ParallelPlan(**plan), vae)
     return pipeline
 
 
@@ -96,6 +96,7 @@ REFUSALS: dict[str, Callable[[], object]] = {
     "twice": lambda: parallelize(parallel(dit, ulysses=2), ParallelPlan(ulysses=2)),
     "prompts of its own": with_prompts_of_its_own,
     "noise of its own": with_noise_of_its_own,
+    "no VAE": lambda: parallel(flux, vae=True, ulysses=2),
     "skipped layers": with_skipped_layers,
     "IP-Adapter": with_ip_adapter,
 }
@@ -112,7 +113,7 @@ def refusal(call: Callable[[], object]) -> str:
 
 @record
 def main(out: str, cases_path: str) -> None:
-    """Cases are JSON objects of name, call, plan, batch, seeded, twice; the refusals are all of two ranks."""
+    """Cases are JSON objects of name, call, plan, batch, seeded, twice, vae; the refusals are all of two ranks."""
     torch.set_num_threads(1)
     start_distributed("cpu")
     cases = json.loads(Path(cases_path).read_text())

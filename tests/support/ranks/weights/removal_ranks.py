@@ -145,15 +145,21 @@ def pipeline(call_name: str, plans: list[dict[str, int]]) -> dict[str, bool]:
     def images() -> torch.Tensor:
         return call.run(made, 2, torch.Generator().manual_seed(SEED))
 
-    plain, before = images(), traces(made.transformer)
+    parts = [part for part in (made.transformer, made.vae) if part]
+
+    def marks() -> list[Any]:
+        return [traces(part) for part in parts]
+
+    plain, before = images(), marks()
     found = {}
     for degrees in plans:
-        parallelize(made, ParallelPlan.from_json(degrees))
+        parallelize(made, ParallelPlan.from_json(degrees), vae=made.vae is not None)
         parallel = images()
-        found[f"{degrees} is parallel"] = traces(made.transformer) != before
+        changed = [now != was for now, was in zip(marks(), before, strict=True)]
+        found[f"{degrees} is parallel"] = all(changed)
         found[f"{degrees} gives the images"] = bool((parallel - plain).norm() <= 1e-5 * plain.norm())
         unparallelize(made)
-        found[f"{degrees} leaves nothing"] = traces(made.transformer) == before
+        found[f"{degrees} leaves nothing"] = marks() == before
         found[f"{degrees} leaves the images"] = images().equal(plain)
     try:
         unparallelize(made)
