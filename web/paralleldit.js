@@ -416,12 +416,12 @@ const restoreSide = (side, before, least) => (Math.abs(side - Math.max(before, l
 
 const GAP$2 = 4; // LiteGraph leaves this below each widget
 
-const heights = new WeakMap(); // by node
+const heights$1 = new WeakMap(); // by node
 
 /** Returns the smallest size that the editor saves for such a node, without the content that comes and goes. */
 function getSmallestSize(node) {
   const [width, height] = node.computeSize();
-  return [width, heights.get(node)?.ofWidgets ?? height]
+  return [width, heights$1.get(node)?.ofWidgets ?? height]
 }
 
 /**
@@ -434,7 +434,7 @@ class Height {
     this.node = node;
     this.content = content;
     this.added = 0;
-    heights.set(node, this);
+    heights$1.set(node, this);
   }
 
   get ofWidgets() {
@@ -2045,7 +2045,7 @@ function formatRanges(numbers) {
 // Pure: describes how long steps are predicted to take, from the server's answer about a plan.
 
 
-const EVEN = 0.005; // a factor this close to 1 is shown as 1
+const EVEN$1 = 0.005; // a factor this close to 1 is shown as 1
 
 /** Returns a title, a line for each of the best plans, and a line for this plan if it is not among them; null without a
  * prediction. */
@@ -2080,7 +2080,7 @@ function describeStep({ plan, one_device, is_measured }, say) {
   if (plan.plan === one_device.plan) return say('plan.step', own)
   if (!one_device.fits) return say('plan.step_alone_lacks', own)
   const factor = one_device.seconds / plan.seconds;
-  const rounded = Math.abs(factor - 1) < EVEN ? '1' : factor.toFixed(factor < 10 ? 2 : 1);
+  const rounded = Math.abs(factor - 1) < EVEN$1 ? '1' : factor.toFixed(factor < 10 ? 2 : 1);
   const words = own.how === how(one_device) ? 'plan.step_factor_alike' : 'plan.step_factor';
   return say(words, { ...own, factor: rounded, one: formatSeconds(one_device.seconds), one_how: how(one_device) })
 }
@@ -2097,7 +2097,7 @@ const MAX_PATCHES_DRAWN = 16;
 function draw(target, answer, open, parts) {
   const isOpen = target.querySelector('details')?.open;
   if (open.length)
-    target.replaceChildren(makeLine('paralleldit-plan-remark', t('plan.open', { names: open.join(', ') })));
+    target.replaceChildren(makeLine$1('paralleldit-plan-remark', t('plan.open', { names: open.join(', ') })));
   else if (!answer) target.replaceChildren();
   else if (answer.error) target.replaceChildren(makeErrorBox(summarizeError(answer.error)));
   else target.replaceChildren(...parts(answer));
@@ -2106,13 +2106,13 @@ function draw(target, answer, open, parts) {
 
 /** Says that there is no answer. It does not look like an error. */
 function drawNoAnswer(target, reason) {
-  target.replaceChildren(makeLine('paralleldit-plan-remark', t('plan.unanswered', { reason })));
+  target.replaceChildren(makeLine$1('paralleldit-plan-remark', t('plan.unanswered', { reason })));
 }
 
 /** Makes the elements for a plan node, which include how the plan falls on the ranks. */
 function* makeWhole(answer) {
   const predicted = describePrediction(answer, t);
-  if (answer.plan) yield makeLine('paralleldit-plan-title', makeTitle(answer));
+  if (answer.plan) yield makeLine$1('paralleldit-plan-title', makeTitle(answer));
   if (answer.ranks.length) yield* makeMesh(answer);
   yield* makeFigures(answer, predicted);
   yield* makeBest(predicted);
@@ -2131,7 +2131,7 @@ const makePlanned = (answer) => makeFolded(answer, answer.plan ? makeTitle(answe
 /** Makes the figures, and below them the reasons, folded. */
 function* makeFolded(answer, title) {
   const predicted = describePrediction(answer, t);
-  if (title) yield makeLine('paralleldit-plan-title', title);
+  if (title) yield makeLine$1('paralleldit-plan-title', title);
   yield* makeFigures(answer, predicted);
   yield* makeNotes(answer);
   const reasons = [...makeBest(predicted), ...makeRemarks(answer)];
@@ -2149,33 +2149,33 @@ function makeTitle(answer) {
 
 /** Makes lines for the memory that the ranks need and have, for what would fit instead, and for a step's time. */
 function* makeFigures(answer, predicted) {
-  for (const words of describeMemory(answer, groupRanks(answer), t)) yield makeLine('paralleldit-plan-memory', words);
+  for (const words of describeMemory(answer, groupRanks(answer), t)) yield makeLine$1('paralleldit-plan-memory', words);
   for (const { text, lacks } of describeCards(answer, t)) {
-    yield makeLine(`paralleldit-plan-card${lacks ? ' paralleldit-plan-lacks' : ''}`, text);
+    yield makeLine$1(`paralleldit-plan-card${lacks ? ' paralleldit-plan-lacks' : ''}`, text);
   }
   const remedies = describeRemedies(answer, joinWithOr, t);
-  if (remedies) yield makeLine('paralleldit-plan-note', remedies);
+  if (remedies) yield makeLine$1('paralleldit-plan-note', remedies);
   const step = predicted?.step ?? explainNoPrediction(answer, t);
-  if (step) yield makeLine('paralleldit-plan-step', step);
-  if (predicted?.alone) yield makeLine('paralleldit-plan-note', predicted.alone);
+  if (step) yield makeLine$1('paralleldit-plan-step', step);
+  if (predicted?.alone) yield makeLine$1('paralleldit-plan-note', predicted.alone);
 }
 
 function* makeNotes(answer) {
-  for (const remark of answer.note) yield makeLine('paralleldit-plan-note', describeRemark(remark, t));
+  for (const remark of answer.note) yield makeLine$1('paralleldit-plan-note', describeRemark(remark, t));
 }
 
 function* makeRemarks(answer) {
-  for (const remark of answer.remarks) yield makeLine('paralleldit-plan-remark', describeRemark(remark, t));
+  for (const remark of answer.remarks) yield makeLine$1('paralleldit-plan-remark', describeRemark(remark, t));
 }
 
 function* makeUnknown(answer) {
-  for (const words of answer.unknown) yield makeLine('paralleldit-plan-remark', summarizeError(words));
+  for (const words of answer.unknown) yield makeLine$1('paralleldit-plan-remark', summarizeError(words));
 }
 
 function* makeBest(words) {
   if (!words) return
-  if (words.own) yield makeLine('paralleldit-plan-memory', words.own);
-  yield makeLine('paralleldit-plan-memory', words.title);
+  if (words.own) yield makeLine$1('paralleldit-plan-memory', words.own);
+  yield makeLine$1('paralleldit-plan-memory', words.title);
   const rows = words.best.map((each, place) => {
     const row = element('li', {}, each);
     if (place === words.chosen) row.setAttribute('aria-current', 'true');
@@ -2283,12 +2283,12 @@ function makeGrid(className, children, columns) {
 }
 
 function makeErrorBox(words) {
-  const alert = makeLine('paralleldit-plan-error', words);
+  const alert = makeLine$1('paralleldit-plan-error', words);
   alert.setAttribute('role', 'alert');
   return alert
 }
 
-function makeLine(className, words) {
+function makeLine$1(className, words) {
   return element('div', { class: className }, words)
 }
 
@@ -3147,6 +3147,152 @@ app.registerExtension({
   }
 });
 
+// In auto mode a Parallel Plan node shows only its mode and what auto looks at. The other widgets are hidden and keep
+// their values.
+
+
+const OF_AUTO = ['lossy'];
+const OF_BOTH = ['mode', 'compare'];
+const advancedWidgets = new WeakSet(); // widgets that are advanced when shown
+
+/**
+ * Hides the widgets that the node does not use, and shows the others. A linked widget stays, since its link needs an
+ * end.
+ */
+function showUsedWidgets(node) {
+  const auto = isAuto(node);
+  const isLinked = ({ name }) => node.inputs?.some((input) => input.widget?.name === name && input.link != null);
+  const isOther = (widget) => !isLinked(widget) && OF_AUTO.includes(widget.name) !== auto;
+  const isUnused = (widget) => isOther(widget) || (!auto && isFolded(node, widget));
+  const others = node.widgets.filter(({ name, serialize }) => !OF_BOTH.includes(name) && serialize !== false);
+  for (const widget of others) setAdvanced(widget, isOther(widget));
+  for (const hidden of [true, false]) {
+    const turned = others.filter((widget) => isUnused(widget) === hidden && Boolean(widget.hidden) !== hidden);
+    if (turned.length) setHidden(node, turned, hidden);
+  }
+}
+
+/**
+ * Returns whether an advanced widget is folded. The canvas leaves room for folded widgets unless they are also hidden.
+ */
+const isFolded = (node, widget) =>
+  !window.LiteGraph.vueNodesMode && !node.showAdvanced && Boolean(widget.advanced || advancedWidgets.has(widget));
+
+/** Sets whether a widget is advanced. A hidden one must not be: the editor would show a button that reveals nothing. */
+function setAdvanced(widget, hidden) {
+  if (widget.advanced || widget.options.advanced) advancedWidgets.add(widget);
+  if (!advancedWidgets.has(widget)) return
+  widget.advanced = !hidden;
+  widget.options.advanced = !hidden;
+}
+
+// A loader that was a stock one keeps its size: settings that the stock loader lacks are folded until a person asks for
+// them or sets them, and so is an output that it lacks.
+
+
+const FOLDED = ['dtype', 'group']; // by meaning
+const SHOWS_ALL = 'paralleldit_shows_all'; // a property of the node
+
+/** Returns whether a loader was a stock one, and so has settings to fold. */
+const canFold = (node) => Boolean(node.properties?.[ORIGIN]);
+
+/** Returns whether a person asked for all settings of the loader. */
+const showsAll = (node) => Boolean(node.properties?.[SHOWS_ALL]);
+
+/** Asks for all settings of a loader, or for no more of them than it needs. */
+function setShowsAll(node, yes) {
+  if (yes) node.properties[SHOWS_ALL] = true;
+  else delete node.properties[SHOWS_ALL];
+}
+
+/** Folds what a loader's stock one lacks, and unfolds what is to be seen. */
+function fold(node) {
+  if (!canFold(node)) return
+  const { widgets } = KINDS$1[node.type];
+  const isLinked = (name) => node.inputs?.some((input) => input.widget?.name === name && input.link != null);
+  const isFolded = ({ name, value }, meaning) => !showsAll(node) && value === DEFAULTS[meaning] && !isLinked(name);
+  const found = FOLDED.map((meaning) => [meaning, node.widgets.find(({ name }) => name === widgets[meaning])]);
+  for (const [meaning, widget] of found) {
+    const hidden = isFolded(widget, meaning);
+    setAdvanced(widget, hidden);
+    setHidden(node, [widget], hidden);
+  }
+  const last = node.outputs.at(-1);
+  const had = KINDS$1[node.properties[ORIGIN].type]?.outputs ?? [];
+  if (!had.includes(last.name) && had.length < node.outputs.length && !last.links?.length) {
+    node.removeOutput(node.outputs.length - 1);
+  }
+}
+
+// Pure: says in one line what a plan does: "2 GPUs · ulysses=2 · 1.7× faster".
+
+
+const EVEN = 0.05; // a factor this close to 1 says nothing
+
+/**
+ * Returns the line's `text`, and as `mark` whether something in it needs a person: 'bad' for what does not run or fit,
+ * 'warn' for what is not known, or null. Null if there is nothing to say. answer: the
+ * server's. summarize: shortens an error's text. say: `t`.
+ */
+function describeLine(answer, summarize, say) {
+  if (answer.error) return { text: summarize(answer.error), mark: 'bad' }
+  if (!answer.plan) {
+    const [unknown] = answer.unknown;
+    return unknown ? { text: summarize(unknown), mark: 'warn' } : { text: say('plan.auto_open'), mark: null }
+  }
+  const count = answer.world;
+  const kind = `plan.line.${answer.device === 'cpu' ? 'cpu' : 'gpu'}${count === 1 ? '' : 's'}`;
+  const lacks = answer.memory?.fits?.includes(false) || describeCards(answer, say).some((card) => card.lacks);
+  const parts = [
+    say(kind, { count }),
+    count > 1 && answer.plan,
+    lacks ? say('plan.line.lacks') : describeFactor(answer, say)
+  ];
+  const text = parts.filter(Boolean).join(' · ');
+  return { text, mark: lacks ? 'bad' : answer.unknown.length ? 'warn' : null }
+}
+
+/** Says how many times as fast as one device; '' if that is not known, or if the plan is one device. */
+function describeFactor({ predicted, world }, say) {
+  const { plan, one_device: alone } = predicted ?? {};
+  if (world === 1 || !plan || !alone?.fits || !plan.seconds) return ''
+  const factor = alone.seconds / plan.seconds;
+  if (Math.abs(factor - 1) < EVEN) return say('plan.line.even')
+  return say(factor > 1 ? 'plan.line.faster' : 'plan.line.slower', { times: formatSpeedup(factor) })
+}
+
+// The one line that a loader shows of its automatic plan. All else that is known stands in its tooltip, and in the panel.
+
+
+/** Replaces what the element shows. answer: the server's, or null. parts: makes the tooltip's elements, see `draw`. */
+function drawLine(target, answer, parts) {
+  const line = answer && describeLine(answer, summarizeError, t);
+  if (!line) return target.replaceChildren()
+  const words = element('div');
+  draw(words, answer, [], parts);
+  target.replaceChildren(makeLine(line, listLines(words).join('\n')));
+}
+
+/** Says that there is no answer. */
+function drawNoLine(target, reason) {
+  const text = t('plan.unanswered', { reason });
+  target.replaceChildren(makeLine({ text, mark: null }, text));
+}
+
+function makeLine({ text, mark }, title) {
+  const line = element('div', { class: 'paralleldit-plan-line', title, 'data-testid': 'paralleldit-plan-line' });
+  if (mark) {
+    line.dataset.mark = mark;
+    line.append(element('i', { class: 'pi pi-exclamation-triangle', 'aria-hidden': 'true' }));
+  }
+  line.append(element('span', {}, text));
+  return line
+}
+
+/** Lists the texts of the innermost elements, as lines. */
+const listLines = (target) =>
+  target.childElementCount ? [...target.children].flatMap(listLines) : target.textContent ? [target.textContent] : [];
+
 // Pure: asks after a pause, asks no question twice, and drops an answer if a newer question was sent since.
 
 /**
@@ -3186,26 +3332,34 @@ function makeAsker({ pause, read, send, show, fail }) {
 
 
 const PAUSE_MS = 150;
-const MARGIN = 10;
 
 /**
  * Adds the widget to a node. Returns the function that asks the server, and the node's height. makeQuestion: takes the
- * node and returns its question, null for none, and the names of values that only a run can tell. parts: see `draw`.
+ * node and returns its question, null for none, and the names of values that only a run can tell. view: `draw(target,
+ * answer, open)` and `fail(target, reason)` fill the widget; `margin` in pixels; `isBeside` whether it stands beside the
+ * node's outputs and takes no room of its own.
  */
-function addPlanWidget(node, makeQuestion, parts) {
+function addPlanWidget(node, makeQuestion, view) {
+  const { margin, isBeside } = view;
   const content = element('div', { class: 'paralleldit-plan-content' });
-  const frame = element('div', { class: 'paralleldit-plan' }, content);
+  const frame = element('div', { class: `paralleldit-plan${isBeside ? ' paralleldit-plan-beside' : ''}` }, content);
   let contentHeight = 0; // pixels
+  function measure() {
+    if (!isBeside) return contentHeight + 2 * margin
+    const above = node.widgets.filter((each) => each !== widget && !each.hidden).length;
+    frame.style.setProperty('--paralleldit-above', above);
+    return -GAP$2 // LiteGraph adds it to each widget
+  }
   const widget = node.addDOMWidget('mesh', 'paralleldit_plan', frame, {
     serialize: false,
     hideInPanel: true, // the panel of a node's properties would show a row without a value
-    margin: MARGIN,
-    getMinHeight: () => contentHeight + 2 * MARGIN,
-    getMaxHeight: () => contentHeight + 2 * MARGIN
+    margin,
+    getMinHeight: measure,
+    getMaxHeight: measure
   });
   widget.serialize = false;
   setHidden(node, [widget], true); // until there is an answer
-  const height = new Height(node, () => (widget.hidden ? 0 : contentHeight + 2 * MARGIN + GAP$2));
+  const height = new Height(node, () => (widget.hidden || isBeside ? 0 : measure() + GAP$2));
   let wrong = [];
   node.strokeStyles.paralleldit = () => {
     if (!content.querySelector('.paralleldit-plan-error')) return undefined
@@ -3221,12 +3375,12 @@ function addPlanWidget(node, makeQuestion, parts) {
       return { answer: open.length || !question ? null : await askServer(question), open }
     },
     show: ({ answer, open }) => {
-      draw(content, answer, open, parts);
+      view.draw(content, answer, open);
       noteAnswer(node, answer);
       finish(answer?.widgets ?? []);
     },
     fail: (error) => {
-      drawNoAnswer(content, error.message);
+      view.fail(content, error.message);
       noteAnswer(node, null);
       finish([]);
     }
@@ -3274,50 +3428,14 @@ function markWidgets(node, names) {
   }
 }
 
-// In auto mode a Parallel Plan node shows only its mode and what auto looks at. The other widgets are hidden and keep
-// their values.
-
-
-const OF_AUTO = ['lossy'];
-const OF_BOTH = ['mode', 'compare'];
-const advancedWidgets = new WeakSet(); // widgets that are advanced when shown
-
-/**
- * Hides the widgets that the node does not use, and shows the others. A linked widget stays, since its link needs an
- * end.
- */
-function showUsedWidgets(node) {
-  const auto = isAuto(node);
-  const isLinked = ({ name }) => node.inputs?.some((input) => input.widget?.name === name && input.link != null);
-  const isOther = (widget) => !isLinked(widget) && OF_AUTO.includes(widget.name) !== auto;
-  const isUnused = (widget) => isOther(widget) || (!auto && isFolded(node, widget));
-  const others = node.widgets.filter(({ name, serialize }) => !OF_BOTH.includes(name) && serialize !== false);
-  for (const widget of others) setAdvanced(widget, isOther(widget));
-  for (const hidden of [true, false]) {
-    const turned = others.filter((widget) => isUnused(widget) === hidden && Boolean(widget.hidden) !== hidden);
-    if (turned.length) setHidden(node, turned, hidden);
-  }
-}
-
-/**
- * Returns whether an advanced widget is folded. The canvas leaves room for folded widgets unless they are also hidden.
- */
-const isFolded = (node, widget) =>
-  !window.LiteGraph.vueNodesMode && !node.showAdvanced && Boolean(widget.advanced || advancedWidgets.has(widget));
-
-/** Sets whether a widget is advanced. A hidden one must not be: the editor would show a button that reveals nothing. */
-function setAdvanced(widget, hidden) {
-  if (widget.advanced || widget.options.advanced) advancedWidgets.add(widget);
-  if (!advancedWidgets.has(widget)) return
-  widget.advanced = !hidden;
-  widget.options.advanced = !hidden;
-}
-
 // Before anything is queued, the Parallel Plan node shows what its plan does. A loader without a plan shows what auto
 // does.
 
 
 const askers = new WeakMap(); // by node, the function that asks the server about it
+const heights = new WeakMap(); // by loader
+const WHOLE = { draw: (target, answer, open) => draw(target, answer, open, makeWhole), fail: drawNoAnswer, margin: 10 };
+const LINE = { draw: (target, answer) => drawLine(target, answer, makeBrief), fail: drawNoLine, margin: 2 };
 
 app.registerExtension({
   name: 'ParallelDiT.Plan',
@@ -3337,6 +3455,12 @@ app.registerExtension({
     if (LOADERS.includes(node.comfyClass)) explainLoader(node);
   },
 
+  getNodeMenuItems(node) {
+    if (!LOADERS.includes(node.type) || !canFold(node)) return []
+    const all = showsAll(node);
+    return [{ content: t(all ? 'plan.fewer_settings' : 'plan.all_settings'), callback: () => showSettings(node, !all) }]
+  },
+
   afterConfigureGraph() {
     askAll();
   },
@@ -3353,7 +3477,7 @@ function askAll(force) {
 }
 
 function explainPlan(node) {
-  const { ask, height } = addPlanWidget(node, makeQuestion, makeWhole);
+  const { ask, height } = addPlanWidget(node, makeQuestion, WHOLE);
   askers.set(node, ask);
   const updateWidgets = () => showUsedWidgets(node);
   const onChange = () => {
@@ -3374,11 +3498,21 @@ function explainPlan(node) {
 
 /** A change of a loader asks for all nodes, since the plans depend on what it loads. */
 function explainLoader(node) {
-  const { ask, height } = addPlanWidget(node, makeQuestionWithoutPlan, makeBrief);
+  const isBeside = node.comfyClass === CHECKPOINT; // there is room beside its outputs
+  const { ask, height } = addPlanWidget(node, makeQuestionWithoutPlan, { ...LINE, isBeside });
   askers.set(node, ask);
+  heights.set(node, height);
   callOnChange(node, () => askAll());
-  callAfter(node, 'onConfigure', (saved) => height.open(saved.size[1], () => {}));
+  callAfter(node, 'onConfigure', (saved) => {
+    fold(node);
+    height.open(saved.size[1], () => {});
+  });
   callAfter(node, 'onAdded', () => ask());
+}
+
+function showSettings(node, all) {
+  setShowsAll(node, all);
+  heights.get(node).change(() => fold(node));
 }
 
 /** Calls `onChange` when a widget of the node changes, or a link to or from it. */

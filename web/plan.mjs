@@ -4,14 +4,20 @@
 import { api } from '../../scripts/api.js'
 import { app } from '../../scripts/app.js'
 import { addStyle } from './elements.mjs'
+import { canFold, fold, setShowsAll, showsAll } from './loader/fold.mjs'
+import { drawLine, drawNoLine } from './loader/line.mjs'
 import { addPlanWidget } from './plan/explain.mjs'
-import { LOADERS, makeQuestion, makeQuestionWithoutPlan, PLAN } from './plan/graph.mjs'
+import { CHECKPOINT, LOADERS, makeQuestion, makeQuestionWithoutPlan, PLAN } from './plan/graph.mjs'
 import { listGraphs } from './plan/links.mjs'
 import { retryPlanRoute } from './plan/server.mjs'
 import { showUsedWidgets } from './plan/used.mjs'
-import { makeBrief, makeWhole } from './plan/view.mjs'
+import { draw, drawNoAnswer, makeBrief, makeWhole } from './plan/view.mjs'
+import { t } from './text.mjs'
 
 const askers = new WeakMap() // by node, the function that asks the server about it
+const heights = new WeakMap() // by loader
+const WHOLE = { draw: (target, answer, open) => draw(target, answer, open, makeWhole), fail: drawNoAnswer, margin: 10 }
+const LINE = { draw: (target, answer) => drawLine(target, answer, makeBrief), fail: drawNoLine, margin: 2 }
 
 app.registerExtension({
   name: 'ParallelDiT.Plan',
@@ -31,6 +37,12 @@ app.registerExtension({
     if (LOADERS.includes(node.comfyClass)) explainLoader(node)
   },
 
+  getNodeMenuItems(node) {
+    if (!LOADERS.includes(node.type) || !canFold(node)) return []
+    const all = showsAll(node)
+    return [{ content: t(all ? 'plan.fewer_settings' : 'plan.all_settings'), callback: () => showSettings(node, !all) }]
+  },
+
   afterConfigureGraph() {
     askAll()
   },
@@ -47,7 +59,7 @@ function askAll(force) {
 }
 
 function explainPlan(node) {
-  const { ask, height } = addPlanWidget(node, makeQuestion, makeWhole)
+  const { ask, height } = addPlanWidget(node, makeQuestion, WHOLE)
   askers.set(node, ask)
   const updateWidgets = () => showUsedWidgets(node)
   const onChange = () => {
@@ -68,11 +80,21 @@ function explainPlan(node) {
 
 /** A change of a loader asks for all nodes, since the plans depend on what it loads. */
 function explainLoader(node) {
-  const { ask, height } = addPlanWidget(node, makeQuestionWithoutPlan, makeBrief)
+  const isBeside = node.comfyClass === CHECKPOINT // there is room beside its outputs
+  const { ask, height } = addPlanWidget(node, makeQuestionWithoutPlan, { ...LINE, isBeside })
   askers.set(node, ask)
+  heights.set(node, height)
   callOnChange(node, () => askAll())
-  callAfter(node, 'onConfigure', (saved) => height.open(saved.size[1], () => {}))
+  callAfter(node, 'onConfigure', (saved) => {
+    fold(node)
+    height.open(saved.size[1], () => {})
+  })
   callAfter(node, 'onAdded', () => ask())
+}
+
+function showSettings(node, all) {
+  setShowsAll(node, all)
+  heights.get(node).change(() => fold(node))
 }
 
 /** Calls `onChange` when a widget of the node changes, or a link to or from it. */

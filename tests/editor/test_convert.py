@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -62,6 +63,49 @@ AT_NODE = """(id) => {
     canvas.draw(true, true)
     return window.app.canvasPosToClientPos([node.pos[0] + 60, node.pos[1] - 15])
 }"""
+# Of each loader in the first graph that has one, in the page's pixels: its box, that of what we say on it, and whether
+# that covers another node.
+LOADER_BOXES = """async (types) => {
+    const { canvas } = window.app
+    const graphs = [window.app.rootGraph, ...window.app.rootGraph.subgraphs.values()]
+    const isLoader = (node) => types.includes(node.type)
+    const graph = graphs.find(({ nodes }) => nodes.some(isLoader))
+    if (canvas.graph !== graph) canvas.setGraph(graph)
+    const nodes = graph.nodes.filter(isLoader)
+    const isVue = window.LiteGraph.vueNodesMode
+    const onCanvas = (node) => {
+        const [x, y, width, height] = node.getBounding()
+        const [left, top] = window.app.canvasPosToClientPos([x, y])
+        return new DOMRect(left, top, width * canvas.ds.scale, height * canvas.ds.scale)
+    }
+    const box = (node) => isVue
+        ? document.querySelector(`[data-node-id="${node.id}"]`)?.getBoundingClientRect() : onCanvas(node)
+    const frame = () => new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve, 50)))
+    const found = []
+    for (const node of nodes) {
+        canvas.ds.scale = 1
+        canvas.centerOnNode(node)
+        canvas.setDirty(true, true)
+        const line = () => node.widgets.find(({ name }) => name === 'mesh')?.element.querySelector('span')
+        const isOurs = node.type.startsWith('ParallelDiT_')
+        for (let n = 0; n < 60 && !(box(node) && (!isOurs || line()?.getBoundingClientRect().width)); n++) await frame()
+        for (let n = 0; n < 4; n++) await frame()
+        const [own, said] = [box(node), isOurs ? line()?.getBoundingClientRect() : null]
+        const covers = said && graph.nodes.some((other) => {
+            const there = other === node ? null : box(other)
+            return there && said.left < there.right && there.left < said.right
+                && said.top < there.bottom && there.top < said.bottom
+        })
+        const { scale } = canvas.ds
+        found.push({ box: [own.width / scale, own.height / scale], covers, text: line?.()?.textContent,
+            said: said && [said.left - own.left, said.top - own.top, own.right - said.right, own.bottom - said.bottom]
+        })
+    }
+    return found
+}"""
+PLAN_ROUTE = "**/paralleldit/plan"
+LONGEST = "16 GPUs · cfg=2 × ring=2 × ulysses=4 · 3.1× faster"
+FOUR = ("flux_dev_full_text_to_image", "image_z_image_turbo", "sdxl_simple_example", "video_wan2_2_14B_t2v")
 
 # What a new node of this type offers in its menu.
 NODE_MENU = """(type) => {
@@ -213,3 +257,41 @@ def test_the_library_shows_the_nodes_together_and_searching_finds_them(shared_ed
         search.fill(words)
         page.get_by_text(title, exact=True).first.wait_for()
     page.keyboard.press("Escape")
+
+
+@pytest.fixture(params=["canvas", "vue"])
+def renderer(request: pytest.FixtureRequest, shared_editor: Editor) -> Iterator[str]:
+    """Each of the editor's ways to draw nodes."""
+    setting = "(on) => window.app.extensionManager.setting.set('Comfy.VueNodes.Enabled', on)"
+    shared_editor.page.evaluate(setting, request.param == "vue")
+    yield request.param
+    shared_editor.page.evaluate(setting, False)
+
+
+def plan_of_sixteen() -> dict[str, Any]:
+    """The longest line that a loader shows: an answer of a machine with that many cards."""
+    known = {"values": {}, "bytes": 0, "fits": True, "has_run": False}
+    plans = {"plan": {"plan": "a", "seconds": 1, **known}, "one_device": {"plan": "b", "seconds": 3.1, **known}}
+    nothing = {"ranks": [], "memory": None, "remarks": [], "note": [], "unknown": [], "error": "", "widgets": []}
+    predicted = {**plans, "best": [], "alone": False, "is_measured": True}
+    plan = "cfg=2 × ring=2 × ulysses=4"
+    return {**nothing, "plan": plan, "world": 16, "device": "cuda", "predicted": predicted, "sized": True}
+
+
+def test_a_loader_made_parallel_keeps_its_size_and_covers_no_other(renderer: str, shared_editor: Editor) -> None:
+    page = shared_editor.page
+    page.route(PLAN_ROUTE, lambda route: route.fulfill(json=plan_of_sixteen()))
+    try:
+        for name in FOUR:
+            shared_editor.open_alone(template(name))
+            stock = page.evaluate(LOADER_BOXES, [*LOADERS])
+            page.evaluate(EXECUTE, PARALLEL)
+            parallel = page.evaluate(LOADER_BOXES, [UNET, CHECKPOINT])
+            shared_editor.screenshot(f"loader-{name}-{renderer}")
+            assert len(parallel) == len(stock) > 0
+            for before, after in zip(stock, parallel, strict=True):
+                width, height = (now - then for now, then in zip(after["box"], before["box"], strict=True))
+                assert abs(width) <= 1 and height <= 1, (name, before, after)
+                assert min(after["said"]) >= 0 and after["text"] == LONGEST and not after["covers"], (name, after)
+    finally:
+        page.unroute(PLAN_ROUTE)

@@ -210,7 +210,8 @@ def test_it_opens_whole_and_tidy_and_names_its_files(example: str, editor: Edito
     assert editor.page.evaluate(UNKNOWN) == []
     assert files_noted(example) == files_chosen(editor.page.evaluate(PROMPT))
     if not any(EXAMPLE_FILES[f"{model.folder}/{model.name}"] is unread for model in TABLE[example].files[:1]):
-        editor.page.locator(".paralleldit-plan-title").wait_for(timeout=ANSWER_MS)  # the node grows by its answer
+        said = editor.page.locator(".paralleldit-plan-title, .paralleldit-plan-line")
+        said.wait_for(timeout=ANSWER_MS)  # the node grows by its answer
     settle(editor)
     assert [(one[0], other[0]) for one, other in combinations(boxes(editor), 2) if overlaps(one, other)] == []
     assert problems(editor) == []

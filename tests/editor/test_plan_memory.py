@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -389,28 +390,28 @@ def test_what_does_not_fit_is_said_with_what_would(shared_editor: Editor, answer
         expect(content).to_contain_text("What would fit: fp8 weights")
 
 
-def test_a_loader_without_a_plan_says_what_auto_does(shared_editor: Editor, answers: dict) -> None:
-    """And nothing while a plan does."""
+def test_a_loader_without_a_plan_says_in_one_line_what_auto_does(shared_editor: Editor, answers: dict) -> None:
+    """All else is in its tooltip and in the panel; and it says nothing while a plan does."""
     page = shared_editor.page
-    content = page.locator(".paralleldit-plan-content", has_text="No plan is connected")
+    line = page.get_by_test_id("paralleldit-plan-line")
     with answering(shared_editor, answers["auto"]):
         open_demo(shared_editor)
         expect(page.locator(".paralleldit-plan-title")).to_have_count(1)
         page.evaluate(MAKE_ROOM)
         before = page.evaluate(SAVED)
         page.evaluate(LINK_PLAN, False)
-        expect(content).to_contain_text("auto takes 2 ranks · ")
-        expect(content).to_contain_text("as fast as one device")
-        expect(content).to_contain_text("The whole weights would fit with: fp8 weights.")
-        expect(content.get_by_text("auto uses all 2 GPUs.")).to_be_hidden()
-        content.get_by_text("Why, and other plans").click()
-        expect(content.get_by_text("auto uses all 2 GPUs.")).to_be_visible()
-        box, frame = content.bounding_box(), content.locator("..").bounding_box()
-        assert box["y"] + box["height"] <= frame["y"] + frame["height"] + 1, "the words are cut off"
+        expect(line).to_have_text(re.compile(r"2 GPUs · \S+=2 · [\d.]+× faster"))
+        whole = line.get_attribute("title")
+        assert "auto takes 2 ranks · " in whole and "auto uses all 2 GPUs." in whole and "fp8 weights." in whole
         shared_editor.screenshot("loader-without-plan")
         assert page.evaluate(SAVED) == before, "an answer is no change of the workflow"
+    with answering(shared_editor, answers["a folder does not fit"]):
+        open_demo(shared_editor)
+        page.evaluate(LINK_PLAN, False)
+        expect(line).to_contain_text("does not fit")
+        expect(line).to_have_attribute("data-mark", "bad")
         page.evaluate(LINK_PLAN, True)
-        expect(content).to_have_count(0)
+        expect(line).to_have_count(0)
     assert shared_editor.problems == []
 
 

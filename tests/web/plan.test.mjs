@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { readFileSync } from 'node:fs'
 import { test } from 'node:test'
+import { describeLine } from '../../web/loader/brief.mjs'
 import { makeAsker } from '../../web/plan/ask.mjs'
 import { describeCards, describeMemory, describeRemedies } from '../../web/plan/memory.mjs'
 import { countColumns, describeCell, describeMesh, describeRemark, groupRanks } from '../../web/plan/mesh.mjs'
@@ -248,4 +249,33 @@ test('a known model without a prediction shows the reason', () => {
   assert.match(told({}), /^No time estimate for this model/)
   assert.equal(told({ predicted: {} }), null)
   assert.equal(told({ memory: null }), null)
+})
+
+test('a loader says its plan in one line, and marks what does not run, fit or is not known', () => {
+  const costs = (seconds, fits = true) => ({ seconds, fits })
+  const told = (more) =>
+    describeLine(
+      {
+        ...{ error: '', unknown: [], plan: 'ulysses=2', world: 2, device: 'cuda', ranks: [], memory: null },
+        predicted: { plan: costs(1), one_device: costs(1.7) },
+        ...more
+      },
+      (text) => text,
+      say
+    )
+  const text = (more) => told(more).text
+  assert.deepEqual(told({}), { text: '2 GPUs · ulysses=2 · 1.7× faster', mark: null })
+  assert.equal(text({ device: 'cpu', predicted: null }), '2 CPU ranks · ulysses=2')
+  assert.equal(text({ plan: 'one rank', world: 1 }), '1 GPU')
+  assert.equal(
+    text({ predicted: { plan: costs(2), one_device: costs(1) } }),
+    '2 GPUs · ulysses=2 · 0.5× as fast as one'
+  )
+  assert.equal(text({ predicted: { plan: costs(1), one_device: costs(1.01) } }), '2 GPUs · ulysses=2 · as fast as one')
+  assert.equal(text({ predicted: { plan: costs(1), one_device: costs(3, false) } }), '2 GPUs · ulysses=2')
+  const lacks = told({ memory: { fits: [true, false], kept: [1], working: 1, reserve: 1 } })
+  assert.deepEqual(lacks, { text: '2 GPUs · ulysses=2 · does not fit', mark: 'bad' })
+  assert.deepEqual(told({ error: 'no' }), { text: 'no', mark: 'bad' })
+  assert.deepEqual(told({ plan: '', unknown: ['no file'] }), { text: 'no file', mark: 'warn' })
+  assert.equal(told({ plan: '' }).mark, null)
 })

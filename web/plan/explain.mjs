@@ -7,29 +7,36 @@ import { noteAnswer } from './answers.mjs'
 import { makeAsker } from './ask.mjs'
 import { askServer, hasPlanRoute } from './server.mjs'
 import { GAP, Height, setHidden } from './size.mjs'
-import { draw, drawNoAnswer } from './view.mjs'
 
 const PAUSE_MS = 150
-const MARGIN = 10
 
 /**
  * Adds the widget to a node. Returns the function that asks the server, and the node's height. makeQuestion: takes the
- * node and returns its question, null for none, and the names of values that only a run can tell. parts: see `draw`.
+ * node and returns its question, null for none, and the names of values that only a run can tell. view: `draw(target,
+ * answer, open)` and `fail(target, reason)` fill the widget; `margin` in pixels; `isBeside` whether it stands beside the
+ * node's outputs and takes no room of its own.
  */
-export function addPlanWidget(node, makeQuestion, parts) {
+export function addPlanWidget(node, makeQuestion, view) {
+  const { margin, isBeside } = view
   const content = element('div', { class: 'paralleldit-plan-content' })
-  const frame = element('div', { class: 'paralleldit-plan' }, content)
+  const frame = element('div', { class: `paralleldit-plan${isBeside ? ' paralleldit-plan-beside' : ''}` }, content)
   let contentHeight = 0 // pixels
+  function measure() {
+    if (!isBeside) return contentHeight + 2 * margin
+    const above = node.widgets.filter((each) => each !== widget && !each.hidden).length
+    frame.style.setProperty('--paralleldit-above', above)
+    return -GAP // LiteGraph adds it to each widget
+  }
   const widget = node.addDOMWidget('mesh', 'paralleldit_plan', frame, {
     serialize: false,
     hideInPanel: true, // the panel of a node's properties would show a row without a value
-    margin: MARGIN,
-    getMinHeight: () => contentHeight + 2 * MARGIN,
-    getMaxHeight: () => contentHeight + 2 * MARGIN
+    margin,
+    getMinHeight: measure,
+    getMaxHeight: measure
   })
   widget.serialize = false
   setHidden(node, [widget], true) // until there is an answer
-  const height = new Height(node, () => (widget.hidden ? 0 : contentHeight + 2 * MARGIN + GAP))
+  const height = new Height(node, () => (widget.hidden || isBeside ? 0 : measure() + GAP))
   let wrong = []
   node.strokeStyles.paralleldit = () => {
     if (!content.querySelector('.paralleldit-plan-error')) return undefined
@@ -45,12 +52,12 @@ export function addPlanWidget(node, makeQuestion, parts) {
       return { answer: open.length || !question ? null : await askServer(question), open }
     },
     show: ({ answer, open }) => {
-      draw(content, answer, open, parts)
+      view.draw(content, answer, open)
       noteAnswer(node, answer)
       finish(answer?.widgets ?? [])
     },
     fail: (error) => {
-      drawNoAnswer(content, error.message)
+      view.fail(content, error.message)
       noteAnswer(node, null)
       finish([])
     }

@@ -32,7 +32,7 @@ const isFolded = (node, widget) =>
   !window.LiteGraph.vueNodesMode && !node.showAdvanced && Boolean(widget.advanced || advancedWidgets.has(widget))
 
 /** Sets whether a widget is advanced. A hidden one must not be: the editor would show a button that reveals nothing. */
-function setAdvanced(widget, hidden) {
+export function setAdvanced(widget, hidden) {
   if (widget.advanced || widget.options.advanced) advancedWidgets.add(widget)
   if (!advancedWidgets.has(widget)) return
   widget.advanced = !hidden

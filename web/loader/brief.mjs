@@ -1,0 +1,38 @@
+// Pure: says in one line what a plan does: "2 GPUs · ulysses=2 · 1.7× faster".
+
+import { formatSpeedup } from '../panel/format.mjs'
+import { describeCards } from '../plan/memory.mjs'
+
+const EVEN = 0.05 // a factor this close to 1 says nothing
+
+/**
+ * Returns the line's `text`, and as `mark` whether something in it needs a person: 'bad' for what does not run or fit,
+ * 'warn' for what is not known, or null. Null if there is nothing to say. answer: the
+ * server's. summarize: shortens an error's text. say: `t`.
+ */
+export function describeLine(answer, summarize, say) {
+  if (answer.error) return { text: summarize(answer.error), mark: 'bad' }
+  if (!answer.plan) {
+    const [unknown] = answer.unknown
+    return unknown ? { text: summarize(unknown), mark: 'warn' } : { text: say('plan.auto_open'), mark: null }
+  }
+  const count = answer.world
+  const kind = `plan.line.${answer.device === 'cpu' ? 'cpu' : 'gpu'}${count === 1 ? '' : 's'}`
+  const lacks = answer.memory?.fits?.includes(false) || describeCards(answer, say).some((card) => card.lacks)
+  const parts = [
+    say(kind, { count }),
+    count > 1 && answer.plan,
+    lacks ? say('plan.line.lacks') : describeFactor(answer, say)
+  ]
+  const text = parts.filter(Boolean).join(' · ')
+  return { text, mark: lacks ? 'bad' : answer.unknown.length ? 'warn' : null }
+}
+
+/** Says how many times as fast as one device; '' if that is not known, or if the plan is one device. */
+function describeFactor({ predicted, world }, say) {
+  const { plan, one_device: alone } = predicted ?? {}
+  if (world === 1 || !plan || !alone?.fits || !plan.seconds) return ''
+  const factor = alone.seconds / plan.seconds
+  if (Math.abs(factor - 1) < EVEN) return say('plan.line.even')
+  return say(factor > 1 ? 'plan.line.faster' : 'plan.line.slower', { times: formatSpeedup(factor) })
+}
