@@ -50,6 +50,15 @@ def version_of(tensor: torch.Tensor) -> int:
     return tensor._version
 
 
+def is_traced() -> bool:
+    """Returns whether torch.compile traces the caller, or would trace what it calls. Since torch 2.6."""
+    if torch.compiler.is_compiling():
+        return True
+    from torch._C._dynamo import eval_frame
+
+    return eval_frame.get_eval_frame_callback() is not None
+
+
 def without_function_modes() -> contextlib.AbstractContextManager[None]:
     """While entered, no mode and no subclass of tensors sees torch's functions. Since torch 2.0."""
     return torch._C.DisableTorchFunction()

@@ -134,16 +134,17 @@ class ParallelModel:
             attention.backend = before
 
     @contextmanager
-    def showing_whole(self, sees_whole: bool) -> Iterator[None]:
+    def showing_whole(self, sees_whole: bool, is_plain: bool = False) -> Iterator[None]:
         """While entered, code between the blocks sees all tokens, if it needs them. Values that it reads from tensors
-        decide what it calls, so all ranks read those of the first."""
-        self.slot.sees_whole = sees_whole
+        decide what it calls, so all ranks read those of the first. is_plain: whether the model's own code runs
+        alone."""
+        self.slot.sees_whole, self.slot.is_plain = sees_whole, is_plain
         agreed = AgreedValues(self.mesh["sequence"], self.slot) if sees_whole else nullcontext()
         try:
             with agreed:
                 yield
         finally:
-            self.slot.sees_whole = False
+            self.slot.sees_whole = self.slot.is_plain = False
 
     def compiling(self, steps: int) -> AbstractContextManager[None]:
         """Runs the blocks inside the context compiled or not, as suits a sampling of this many steps."""

@@ -29,7 +29,7 @@ from ..hooks import Hooks
 from ..models.checks import modules_at
 from ..models.spec import ModelSpec, names
 from ..parallel_model import ParallelModel
-from ..seams.arguments import Arguments
+from ..seams.arguments import Arguments, Parameters
 from ..seams.forward import ForwardSlot
 from ..seams.layout import TokenLayout
 from .caches import FIRST_BLOCK, CacheSettings
@@ -57,9 +57,9 @@ class Streams(NamedTuple):
     arguments: tuple[str, ...]
     dim: int
 
-    def given(self, signature: inspect.Signature, args: tuple, kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
+    def given(self, parameters: Parameters, args: tuple, kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
         """Returns a block's inputs by stream."""
-        values = Arguments(signature, args, kwargs).values
+        values = Arguments(parameters, args, kwargs).values
         return {name: values[argument] for name, argument in zip(self.names, self.arguments, strict=True)}
 
     def order_in(self, joined: Streams) -> tuple[str, ...] | None:
@@ -114,15 +114,15 @@ class CopyOutput(ModelHook):
 class FillMissing(ModelHook):
     """Makes a last block return a stream as it was if the block returns None for it, which nobody reads then."""
 
-    def __init__(self, streams: Streams, signature: inspect.Signature) -> None:
+    def __init__(self, streams: Streams, parameters: Parameters) -> None:
         super().__init__()
-        self.streams, self.signature = streams, signature
+        self.streams, self.parameters = streams, parameters
 
     def new_forward(self, _module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         output = call_wrapped(self, *args, **kwargs)
         if not isinstance(output, tuple) or all(part is not None for part in output):
             return output
-        given = self.streams.given(self.signature, args, kwargs).values()
+        given = self.streams.given(self.parameters, args, kwargs).values()
         return tuple(old if part is None else part for part, old in zip(output, given, strict=True))
 
 
@@ -256,8 +256,8 @@ class StepCache:
         self.decision = SkipDecision(threshold, self.mesh, partial(self.own_tokens, image, lists[0].dim))
         apart: SplitStreams | None = None
         for streams, block in blocks:
-            signature = inspect.signature(block.forward)
-            given, places = partial(name_inputs, streams, signature, order), find_places(streams, order)
+            parameters = Parameters(inspect.signature(block.forward))
+            given, places = partial(name_inputs, streams, parameters, order), find_places(streams, order)
             if block is first:
                 untouched = partial(copy_image_input, given)
                 self.install(block, first_block_hook(states, untouched, places, self.decision), CopyOutput())
@@ -269,7 +269,7 @@ class StepCache:
                 self.install(block, self.computed, apart, tail, JoinStreams(apart))
             else:
                 tail = first_block_hook(states, given, places, is_tail=True)
-                self.install(block, self.computed, FillMissing(streams, signature), tail)
+                self.install(block, self.computed, FillMissing(streams, parameters), tail)
 
     def install_taylorseer(self, lists: Sequence[Streams], interval: int) -> None:
         spec, model = self.model.spec, self.model.model
@@ -283,7 +283,8 @@ class StepCache:
 
         for streams, block in blocks:
             if block is not kept:
-                self.install(block, FillMissing(streams, inspect.signature(block.forward)), predicted(inactive=True))
+                parameters = Parameters(inspect.signature(block.forward))
+                self.install(block, FillMissing(streams, parameters), predicted(inactive=True))
         self.install(kept, self.computed, predicted(inactive=False), CopyOutput())
 
     @property
@@ -319,11 +320,11 @@ def find_image_stream(spec: ModelSpec | None, streams: Streams) -> str:
 
 
 def name_inputs(
-    streams: Streams, signature: inspect.Signature, order: tuple[str, ...], args: tuple, kwargs: dict[str, Any]
+    streams: Streams, parameters: Parameters, order: tuple[str, ...], args: tuple, kwargs: dict[str, Any]
 ) -> dict[str, torch.Tensor]:
     """Returns a block's inputs by diffusers' names. order: of the streams. If all of them are joined, the tensor gets
     the first name."""
-    given = streams.given(signature, args, kwargs)
+    given = streams.given(parameters, args, kwargs)
     return dict(zip((HIDDEN, OTHER), [given[name] for name in order if name in given] or given.values(), strict=False))
 
 

@@ -14,12 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from ..compat import is_traced
 from ..device import is_accelerator
 from ..errors import RequestError
 from ..groups.mesh import Mesh
 from ..hooks import Hooks
 from ..plan import EXCHANGE_PARTS, MODEL, OFF
-from .attention_op import RUNNING, Attend, Attention
+from .attention_op import RUNNING, Attend, Attention, plain_attention
 from .exchange.differences import Differences
 from .exchange.formats import FORMATS, WireFormat
 from .exchange.heads import HeadPart, head_parts, repeat_heads
@@ -30,6 +31,7 @@ from .kernels.backends import Backend
 from .kernels.sparse import SparsePattern, SparsePatterns
 from .layout import TokenLayout
 
+NAME = "scaled_dot_product_attention"  # in torch.nn.functional
 ATTENTION = "parallel_attention"  # attribute that marks a module whose attention is redirected
 
 # The least queries times heads of a part. With fewer, a GPU's multiprocessors would be idle: 96 tiles of 128 queries
@@ -183,7 +185,7 @@ class ParallelAttention:
         degree, layout, cache = self.ulysses.degree, self.layout, self.layout.forward.cache
         ranks, heads = range(self.ring.index * degree, (self.ring.index + 1) * degree), query.shape[1]
         columns = layout.running if cache is None else layout.slot.every_segment()
-        by_rank = layout.lengths_by_rank(seen, running=columns)
+        by_rank = layout.lengths_by_rank(seen, cache is not None)
         return SharedCall(
             owner=owner,
             lengths=layout.lengths_by_rank(streams)[ranks.start : ranks.stop],
@@ -285,21 +287,70 @@ class ParallelAttention:
 
 
 class AttentionSeam(TorchFunctionMode):
-    """While entered, redirects the running module's `F.scaled_dot_product_attention` calls to `attention`."""
+    """While entered, redirects the running module's `F.scaled_dot_product_attention` calls to `attention`.
 
-    def __init__(self, attention: Attention) -> None:
+    A mode sees each of torch's functions, which takes the host 2 µs each. So if only the model's own code runs
+    (`ForwardSlot.is_plain`), and the module's first forward has called attention by its name in `F` alone, later ones
+    replace that name and do without the mode.
+    """
+
+    def __init__(self, attention: Attention, slot: ForwardSlot) -> None:
         super().__init__()
         self.attention = attention
+        self.slot = slot
+        self.is_named = False  # whether the module calls attention by that name alone
+        self.named = 0  # calls by that name
+        self.undo: list[Callable[[], object]] = []
+
+    def begin(self) -> None:
+        self.named = 0
+        if self.slot.is_plain:
+            self.replace_name(self.attend_by_name if self.is_named else self.count_by_name)
+        if not (self.slot.is_plain and self.is_named):
+            self.__enter__()
+            self.undo.append(lambda: self.__exit__(None, None, None))
+
+    def end(self) -> None:
+        self.is_named = self.slot.is_plain and 0 < self.attention.calls == self.named
+        while self.undo:
+            self.undo.pop()()
+
+    def replace_name(self, attend: Callable[..., torch.Tensor]) -> None:
+        before = getattr(F, NAME)
+        setattr(F, NAME, attend)
+        self.undo.append(lambda: setattr(F, NAME, before))
+
+    def count_by_name(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self.named += 1
+        return plain_attention(*args, **kwargs)  # the mode redirects it
+
+    def attend_by_name(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self.named += 1
+        return self.redirect(attend_by, args, kwargs)
+
+    def redirect(self, attend: Callable[..., torch.Tensor], args: Any, kwargs: Any) -> torch.Tensor:
+        """Attends while the name is torch's own, because kernels call it."""
+        if not self.slot.is_plain:
+            return attend(self.attention, *args, **kwargs)
+        before = getattr(F, NAME)
+        setattr(F, NAME, plain_attention)
+        try:
+            return attend(self.attention, *args, **kwargs)
+        finally:
+            setattr(F, NAME, before)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func is not F.scaled_dot_product_attention:
+        if func is not plain_attention:
             return func(*args, **(kwargs or {}))
-        return attend_by(self.attention, *args, **(kwargs or {}))  # pyright: ignore[reportArgumentType] (disable's own)
+        return self.redirect(attend_untraced if is_traced() else attend_by, args, kwargs or {})
 
 
-@torch.compiler.disable  # if a script has compiled the model itself, its graph ends here
 def attend_by(attention: Attention, *args: Any, **kwargs: Any) -> torch.Tensor:
     return attention.attends[attention.turn()](*args, **kwargs)
+
+
+# If a script has compiled the model itself, its graph ends here. This costs 30 µs, so others do without.
+attend_untraced: Any = torch.compiler.disable(attend_by)
 
 
 def install_attention(
@@ -313,7 +364,7 @@ def install_attention(
     cache skips raises none.
     """
     module, attention = block.get_submodule(path), Attention(path, attends, slot)
-    seam = AttentionSeam(attention)
+    seam = AttentionSeam(attention, slot)
 
     def enter(*_: object) -> None:
         attention.calls = 0
@@ -323,7 +374,7 @@ def install_attention(
         if RUNNING.compiles:
             RUNNING.module = attention
         else:
-            seam.__enter__()
+            seam.begin()
 
     def leave(_module: torch.nn.Module, _args: tuple, output: object) -> None:
         if not attention.is_shared:
@@ -331,7 +382,7 @@ def install_attention(
         if RUNNING.compiles:
             RUNNING.module = None
         else:
-            seam.__exit__(None, None, None)
+            seam.end()
         if output is not None and not attention.calls and not slot.forward.skipped:
             raise RuntimeError(f"{type(module).__name__} does not attend through scaled_dot_product_attention.")
 

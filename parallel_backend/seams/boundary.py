@@ -24,7 +24,7 @@ from ..errors import RequestError
 from ..hooks import Hooks
 from ..models.checks import modules_at
 from ..models.spec import ALWAYS_WHOLE, BlockList, ModelSpec, Streams, names
-from .arguments import Arguments
+from .arguments import Arguments, Parameters
 from .layout import TokenLayout
 from .pipeline.stage_ends import StageEnds
 from .pipeline.stages import StandIn
@@ -68,7 +68,8 @@ class BlockBoundary:
         self.arrivals = arrivals
         self.chained = chained
         self.gathers = gathers
-        self.signature = block.signature if isinstance(block, StandIn) else inspect.signature(block.forward)
+        signature = block.signature if isinstance(block, StandIn) else inspect.signature(block.forward)
+        self.parameters = Parameters(signature)
         self.known = {ALWAYS_WHOLE, *blocks.whole, *blocks.sharded, blocks.kept}
         joined = list(blocks.tokens.values())
         self.joined = names(joined[0]) if len(joined) == 1 and isinstance(joined[0], str) else ()
@@ -93,7 +94,7 @@ class BlockBoundary:
 
     def enter(self, block: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """Cuts the block's arguments to this rank's tokens. Raises RequestError for an unlisted argument."""
-        slot, given = self.layout.slot, Arguments(self.signature, args, kwargs)
+        slot, given = self.layout.slot, Arguments(self.parameters, args, kwargs)
         slot.forward.is_whole = bool(self.blocks.kept) and not given.values.get(self.blocks.kept)
         if slot.forward.is_whole:
             return args, kwargs
@@ -224,7 +225,7 @@ class BlockBoundary:
         local = self.layout.cut(tokens, names(streams), dim)
         if len(local) == 1:  # the dim of size 1 gets its usual stride, so that compiled blocks need no other graph
             local = local[0][None]
-        return local[(slice(None),) * (dim + 1) + (None,) * (grid - 1)]
+        return local[(slice(None),) * (dim + 1) + (None,) * (grid - 1)] if grid > 1 else local
 
     def fill(self, local: torch.Tensor, streams: str) -> torch.Tensor:
         dim, grid = self.blocks.dim, self.blocks.grid
@@ -348,12 +349,12 @@ def learn_streams(block: torch.nn.Module, blocks: BlockList, layout: TokenLayout
 
 def restore_full_length(module: torch.nn.Module, streams: Mapping[str, str], layout: TokenLayout, hooks: Hooks) -> None:
     """Gives a block's submodule its tokens in full length, and the block this rank's part of the result."""
-    signature, returned = inspect.signature(module.forward), names(next(iter(streams.values())))
+    parameters, returned = Parameters(inspect.signature(module.forward)), names(next(iter(streams.values())))
 
     def enter(_module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         if layout.slot.is_between:
             return args, kwargs
-        given = Arguments(signature, args, kwargs)
+        given = Arguments(parameters, args, kwargs)
         for name, own in streams.items():
             given.values[name] = layout.fill(given.values[name], names(own), 1)
         return given.passed()

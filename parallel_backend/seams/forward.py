@@ -62,6 +62,8 @@ class Forward:
     absent: Callable[[], None] | None = None
     # By stream, the lengths of all its segments, known once the stream reaches a block.
     segments: dict[str, list[int]] = field(default_factory=dict)
+    # By method and arguments, what `TokenLayout` has counted of the segments' tokens.
+    counts: dict[tuple, Any] = field(default_factory=dict)
     # By name, an argument of the blocks and this rank's part of it.
     sides: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     # By streams and ranks, the positions of their tokens in the whole streams.
@@ -94,12 +96,13 @@ class ForwardSlot:
     """Holds the running forward. All hooks of one model share a slot, because forwards run one at a time.
 
     patches: how many segments the image has. sees_whole: whether code that is not the model's own runs between the
-    blocks, and needs all tokens there.
+    blocks, and needs all tokens there. is_plain: whether it is known that no such code runs anywhere in the model.
     """
 
     def __init__(self, patches: int = 1) -> None:
         self.patches = patches
         self.sees_whole = False
+        self.is_plain = False
         self.begin()
 
     def begin(self) -> None:

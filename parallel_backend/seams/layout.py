@@ -12,8 +12,9 @@ Nothing attends to padding.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
@@ -24,6 +25,8 @@ from ..groups.mesh_layout import shard_sizes
 from .forward import Forward, ForwardSlot
 
 Names = tuple[str, ...]
+Given = ParamSpec("Given")
+Counted = TypeVar("Counted")
 
 
 class TokenRange(NamedTuple):
@@ -33,6 +36,22 @@ class TokenRange(NamedTuple):
     local: int
     length: int
     is_padding: bool = False
+
+
+def once_a_forward(
+    count: Callable[Concatenate[TokenLayout, Given], Counted],
+) -> Callable[Concatenate[TokenLayout, Given], Counted]:
+    """Keeps what a method counts until the forward ends, since a length that is known does not change. Blocks ask for
+    the same counts again and again, and the host must not keep a device waiting."""
+
+    @functools.wraps(count)
+    def counted(layout: TokenLayout, *args: Given.args, **kwargs: Given.kwargs) -> Counted:
+        known, key = layout.slot.forward.counts, (count, *args, *kwargs.values())
+        if key not in known:
+            known[key] = count(layout, *args, **kwargs)
+        return known[key]
+
+    return counted
 
 
 class TokenLayout:
@@ -88,10 +107,12 @@ class TokenLayout:
         """Returns the lengths of a stream's segments. The image's are equal, and the rest goes to the first segment."""
         return shard_sizes(length, self.patches) if stream == self.image else [length, *[0] * (self.patches - 1)]
 
+    @once_a_forward
     def total(self, streams: Names) -> int:
         """Returns the tokens of these streams on all ranks."""
         return sum(sum(self.segments[name]) for name in streams)
 
+    @once_a_forward
     def sizes(self, stream: str, segment: int) -> Sequence[int]:
         """Returns how many tokens of a stream's segment each rank of the sequence axis holds."""
         length = self.segments[stream][segment]
@@ -102,41 +123,57 @@ class TokenLayout:
             found.append(min(size, length - sum(found)))
         return found
 
-    def lengths_by_rank(self, streams: Names, running: list[int] | None = None) -> list[int]:
-        """Returns the tokens of these streams together, by rank, for the running segments or the given ones."""
-        chosen = self.running if running is None else running
+    @once_a_forward
+    def lengths_by_rank(self, streams: Names, every: bool = False) -> list[int]:
+        """Returns the tokens of these streams together, by rank, for the running segments or for every one."""
+        chosen = self.slot.every_segment() if every else self.running
         return [
             sum(self.sizes(name, index)[rank] for name in streams for index in chosen)
             for rank in range(self.axis.degree)
         ]
 
-    def running_segments(self, streams: Names) -> Iterator[tuple[int, int, int]]:
+    @once_a_forward
+    def running_segments(self, streams: Names) -> list[tuple[int, int, int]]:
         """Returns the running segments, stream by stream: the start among the joined streams, number and length."""
-        start = 0
+        found, start = [], 0
         for name in streams:
             for index, length in enumerate(self.segments[name]):
                 if index in self.running:
-                    yield start, index, length
+                    found.append((start, index, length))
                 start += length
+        return found
 
-    def local_ranges(self, streams: Names) -> Iterator[TokenRange]:
+    @once_a_forward
+    def local_ranges(self, streams: Names) -> list[TokenRange]:
         """Returns what blocks get on this rank, segment by segment, with padding."""
+        found: list[TokenRange] = []
         start = local = 0
         for name in streams:
             before = local
             for place, index, _ in self.running_segments((name,)):
                 sizes = self.sizes(name, index)
                 own = sizes[self.axis.index]
-                yield TokenRange(start + place + sum(sizes[: self.axis.index]), local, own)
+                found.append(TokenRange(start + place + sum(sizes[: self.axis.index]), local, own))
                 local += own
             if local == before and self.total((name,)):
-                yield TokenRange(start, local, 1, is_padding=True)
+                found.append(TokenRange(start, local, 1, is_padding=True))
                 local += 1
             start += self.total((name,))
+        return found
 
-    def token_ranges(self, streams: Names) -> Iterator[TokenRange]:
+    @once_a_forward
+    def token_ranges(self, streams: Names) -> list[TokenRange]:
         """Returns this rank's tokens, segment by segment, without padding."""
-        return (each for each in self.local_ranges(streams) if not each.is_padding)
+        return [each for each in self.local_ranges(streams) if not each.is_padding]
+
+    @once_a_forward
+    def count_local(self, streams: Names) -> int:
+        """Returns how many tokens of these streams blocks get on this rank, with padding."""
+        return sum(each.length for each in self.local_ranges(streams))
+
+    def is_padded(self, streams: Names) -> bool:
+        """Whether blocks get padding on this rank."""
+        return len(self.token_ranges(streams)) < len(self.local_ranges(streams))
 
     def local_length(self, segments: list[int], running: list[int]) -> int:
         """Returns how many tokens blocks get on this rank, of a stream with these segments, of which these run."""
@@ -147,24 +184,24 @@ class TokenLayout:
         """Whether this many tokens are what blocks get on this rank. It may be the full length, too; then both are the
         same."""
         known = all(name in self.segments for name in streams)
-        return known and length == sum(each.length for each in self.local_ranges(streams))
+        return known and length == self.count_local(streams)
 
     def describe_local(self) -> str:
         """Returns in words how many tokens of each stream blocks get on this rank."""
-        sizes = {name: sum(each.length for each in self.local_ranges((name,))) for name in self.segments}
+        sizes = {name: self.count_local((name,)) for name in self.segments}
         return ", ".join(f"{size} of {name}" for name, size in sizes.items()) or "no streams"
 
     def drop_padding(self, local: torch.Tensor, streams: Names, dim: int) -> torch.Tensor:
         """Returns a local tensor without padding."""
-        if not any(each.is_padding for each in self.local_ranges(streams)):
+        if not self.is_padded(streams):
             return local
         return torch.cat([local.narrow(dim, each.local, each.length) for each in self.token_ranges(streams)], dim)
 
     def put_padding(self, own: torch.Tensor, streams: Names, dim: int) -> torch.Tensor:
         """The inverse of `drop_padding`, with zeros."""
-        ranges = list(self.local_ranges(streams))
-        if not any(each.is_padding for each in ranges):
+        if not self.is_padded(streams):
             return own
+        ranges = self.local_ranges(streams)
         shape = [*own.shape[:dim], 1, *own.shape[dim + 1 :]]
         parts = iter(own.split([each.length for each in ranges if not each.is_padding], dim))
         return torch.cat([own.new_zeros(shape) if each.is_padding else next(parts) for each in ranges], dim)
@@ -244,6 +281,7 @@ class TokenLayout:
         self.forward.orders[key] = torch.cat(pieces)
         return self.forward.orders[key]
 
+    @once_a_forward
     def cache_places(self, streams: Names, ranks: range) -> list[tuple[int, int]]:
         """Returns the ranges (start, length) of the running segments' tokens among all segments' tokens of these ranks.
         The order is rank by rank, then stream by stream, then segment by segment."""

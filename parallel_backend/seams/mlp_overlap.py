@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from ..hooks import Hooks
+from ..hooks import NOTHING, Hooks
 from ..models.parallel_mlp import attention_rows, split_rows, submodules
 from .attention_op import RUNNING
 from .deferred import Deferred, DeferredTail
@@ -42,7 +42,8 @@ class MlpOverlap:
         self.layers = submodules(block, rows)
         self.first = {path: attention_rows(rows[path], width) for path in self.layers}
         self.slot = slot
-        self.while_running = Hooks()  # in a compiled block, each layer's hook would need a graph of its own
+        # While the block runs: in a compiled one, each layer's hook would need a graph of its own.
+        self.replaced: list[tuple[torch.nn.Module, Any]] = []
 
     def install(self, hooks: Hooks) -> None:
         if self.layers:
@@ -54,10 +55,17 @@ class MlpOverlap:
             return
         for path, layer in self.layers.items():
             run = partial(self.defer_others, layer, first) if (first := self.first[path]) else self.defer_layer
-            self.while_running.replace(layer, "forward", partial(run, layer.forward))
+            own = vars(layer)  # torch's way to set an attribute takes ten times as long
+            self.replaced.append((layer, own.get("forward", NOTHING)))
+            own["forward"] = partial(run, layer.forward)
 
     def leave(self, *_: object) -> None:
-        self.while_running.remove()
+        while self.replaced:
+            layer, before = self.replaced.pop()
+            if before is NOTHING:
+                del vars(layer)["forward"]
+            else:
+                vars(layer)["forward"] = before
         self.slot.forward.deferred.clear()
 
     def defer_layer(self, forward: Callable[..., torch.Tensor], x: torch.Tensor | Deferred) -> Deferred:

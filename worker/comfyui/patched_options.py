@@ -24,7 +24,8 @@ class CallContext(NamedTuple):
 
     changes: of the model, see `apply_changes`. compiled: arguments of `torch.compile` for the blocks; empty: do not
     compile; None: no node asks for either. steps: of the sampling. kernel: that a node chose for attention, by name.
-    sees_whole: whether code between the blocks needs all tokens.
+    sees_whole: whether code between the blocks needs all tokens. is_plain: whether no function of a node runs inside
+    of the model.
     """
 
     changes: Sequence[Sequence[Any]] = ()
@@ -32,6 +33,7 @@ class CallContext(NamedTuple):
     steps: int = 1
     kernel: str = ""
     sees_whole: bool = False
+    is_plain: bool = True
 
 
 def decode_options(options: dict[str, Any], decoder: Decoder) -> tuple[dict[str, Any], CallContext]:
@@ -44,13 +46,17 @@ def decode_options(options: dict[str, Any], decoder: Decoder) -> tuple[dict[str,
     if asked is not None or changes:
         compiled = {}  # a graph would keep the functions of one call
     kernel, sees_whole = str(options.pop(KERNEL, "")), bool(options.pop(SEES_WHOLE, False))
-    context = CallContext(changes, compiled, len(options.get(SCHEDULE, (0, 0))) - 1, kernel, sees_whole)
+    is_plain = asked is None and not (changes or kernel)
+    context = CallContext(changes, compiled, len(options.get(SCHEDULE, (0, 0))) - 1, kernel, sees_whole, is_plain)
     return (options if asked is None else {**options, **decode_functions(asked, decoder)}), context
 
 
 def context_of(calls: Sequence[tuple[Any, CallContext]]) -> CallContext:
-    """Returns the context of calls that run together: that of the first, with all tokens if one of them needs them."""
-    return calls[0][1]._replace(sees_whole=any(context.sees_whole for _, context in calls))
+    """Returns the context of calls that run together: that of the first, with all tokens if one of them needs them, and
+    with nodes' functions if one of them has any."""
+    contexts = [context for _, context in calls]
+    sees_whole, is_plain = (any(each.sees_whole for each in contexts), all(each.is_plain for each in contexts))
+    return contexts[0]._replace(sees_whole=sees_whole, is_plain=is_plain)
 
 
 def decode_functions(asked: dict[str, Any], decoder: Decoder) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from ...models.bands import Bands
 from ...models.checks import read_size
 from ...models.spec import ALWAYS_WHOLE
 from ...weights.loading import go_on
-from ..arguments import Arguments
+from ..arguments import Arguments, Parameters
 from ..attention import ParallelAttention, install_attention
 from ..forward import ForwardSlot
 from ..kernels.backends import Backend
@@ -40,8 +40,8 @@ class BandedModel:
         self.spec = spec
         self.layout = layout
         self.size = layout.patch_size
-        self.signature = inspect.signature(model.forward)
-        self.latents = next(iter(self.signature.parameters))
+        self.parameters = Parameters(inspect.signature(model.forward))
+        self.latents = next(iter(self.parameters.defaults))
         self.times = {self.latents: self.size, **dict.fromkeys(spec.rows, 1), **spec.scaled}  # of arguments with rows
         self.known = {ALWAYS_WHOLE, *self.times, *spec.whole}
         self.functions = BandFunctions(
@@ -62,7 +62,7 @@ class BandedModel:
 
     def enter(self, model: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """Cuts the model's arguments to this rank's band. Raises RequestError, on every rank alike."""
-        name, given = type(model).__name__, Arguments(self.signature, args, kwargs)
+        name, given = type(model).__name__, Arguments(self.parameters, args, kwargs)
         values = given.values
         if unknown := [each for each in values if each not in self.known and given.is_given(each)]:
             raise RequestError(

@@ -48,7 +48,7 @@ class StageEnds:
         local."""
 
         def leave(_block: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-            values = Arguments(block.signature, args, kwargs).values
+            values = Arguments(block.takes, args, kwargs).values
             tokens = [cut(values[name], blocks.tokens[name]) for name in block.returned]
             self.link.send([*tokens, *(self.layout.forward.skips[place] for place in self.stage.outgoing)])
 

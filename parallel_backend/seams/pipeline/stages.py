@@ -21,7 +21,7 @@ from ...groups.timeline import Timeline
 from ...hooks import Hooks
 from ...models.checks import modules_at
 from ...models.spec import BlockList
-from ..arguments import Arguments
+from ..arguments import Arguments, Parameters
 from ..forward import ForwardSlot
 
 
@@ -49,6 +49,7 @@ class StandIn(torch.nn.Module):
     def __init__(self, block: torch.nn.Module, returned: tuple[str, ...], keep: dict[str, torch.nn.Module]) -> None:
         super().__init__()
         self.signature = inspect.signature(block.forward)
+        self.takes = Parameters(self.signature)
         self.returned = returned
         for path, module in keep.items():
             *parents, name = path.split(".")
@@ -59,7 +60,7 @@ class StandIn(torch.nn.Module):
             holder.add_module(name, module)
 
     def forward(self, *args: object, **kwargs: object) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        given = Arguments(self.signature, args, kwargs).values
+        given = Arguments(self.takes, args, kwargs).values
         streams = tuple(given[name] for name in self.returned)
         return streams[0] if len(streams) == 1 else streams
 

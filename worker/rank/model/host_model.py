@@ -370,7 +370,7 @@ class HostModel:
         compiles = self.module.compile_settings(context.compiled, context.steps)
         kernel = self.kernels.get(context.kernel) if compiles else None
         attending = self.module.attending_by(kernel and kernel.backend)
-        showing = self.module.showing_whole(context.sees_whole)
+        showing = self.module.showing_whole(context.sees_whole, context.is_plain and not self.decoder.objects)
         with apply_changes(self.module.model, context.changes), attending, showing:
             self.module.compiled.asked = context.compiled
             try:

@@ -15,7 +15,7 @@ import torch
 
 from parallel_backend.models import BlockList, ModelSpec
 from parallel_backend.models.checks import modules_at
-from parallel_backend.seams.arguments import Arguments
+from parallel_backend.seams.arguments import Arguments, Parameters
 
 Run = Callable[[], torch.Tensor]
 WARM_UP = 3
@@ -70,11 +70,11 @@ class SerialFirstBlock:
         patches: list[AbstractContextManager] = []
         for place, (returned, block) in enumerate(self.blocks):
             forward = self.head if place == 0 else self.tail if place == len(self.blocks) - 1 else self.between
-            plain, signature = block.forward, inspect.signature(block.forward)
+            plain, parameters = block.forward, Parameters(inspect.signature(block.forward))
 
-            def stand_in(*args, _parts=(forward, plain, signature, returned), **kwargs):
-                forward, plain, signature, returned = _parts
-                values = Arguments(signature, args, kwargs).values
+            def stand_in(*args, _parts=(forward, plain, parameters, returned), **kwargs):
+                forward, plain, parameters, returned = _parts
+                values = Arguments(parameters, args, kwargs).values
                 given = [values[name].clone() for name in returned]  # blocks add to what they are given, in place
                 return forward(lambda: plain(*args, **kwargs), given, returned)
 

@@ -1,0 +1,151 @@
+"""`python -m tests.support.host_time COMFYUI [DOUBLE SINGLE]`: what a rank's host does for a forward, beside the model.
+
+ComfyUI's Flux of so many blocks, as narrow as it can be, so that what is left of a forward is the time in which a host
+asks a device for its work. It runs alone, and as rank 0 of two whose messages torch's fake process group leaves out.
+Prints JSON: by plan, the milliseconds of a forward beyond the model's own, those of them within shared attention (the
+exchange), and the Python functions that it calls, all beyond the model's own; and the model's own of each.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from parallel_backend.groups.calls import Call
+from parallel_backend.groups.mesh import build_mesh
+from parallel_backend.parallel_model import ParallelModel
+from parallel_backend.plan import ParallelPlan
+from parallel_backend.seams.attention import ParallelAttention
+from tests.support.host.mounted import import_comfyui
+
+CPU = torch.device("cpu")
+PLANS: dict[str, dict[str, int]] = {"one rank": {}, "ulysses=2": {"ulysses": 2}, "ring=2": {"ring": 2}}
+FLUX_BLOCKS = (19, 38)
+HEADS, WIDTH, TEXT = 4, 64, 16
+REPEATS = 9
+BY_NODES = "ulysses=2, beside nodes' functions"  # which the mode of attention watches
+
+
+def build(double: int, single: int) -> torch.nn.Module:
+    made: Any = importlib.import_module("comfy.ldm.flux.model").Flux
+    torch.manual_seed(0)
+    model = made(
+        dtype=torch.float32, device="cpu", operations=importlib.import_module("comfy.ops").disable_weight_init,
+        in_channels=16, out_channels=16, vec_in_dim=16, context_in_dim=32, hidden_size=WIDTH, mlp_ratio=4.0,
+        num_heads=HEADS, depth=double, depth_single_blocks=single, axes_dim=[4, 6, 6], theta=10000, patch_size=2,
+        qkv_bias=True, guidance_embed=True, txt_ids_dims=[],
+    ).eval().requires_grad_(False)  # fmt: skip
+    for parameter in model.parameters():
+        parameter.normal_(0, 0.02)
+    return model
+
+
+def milliseconds(run: Callable[[], object]) -> float:
+    """The least of some, after two that learn."""
+    found = []
+    for _ in range(REPEATS + 2):
+        began = time.thread_time()
+        run()
+        found.append(time.thread_time() - began)
+    return 1e3 * min(found[2:])
+
+
+def calls(run: Callable[[], object]) -> int:
+    """How many Python functions a run calls."""
+    count = 0
+
+    def note(_frame: object, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+class Meter:
+    """While entered, counts the milliseconds of shared attention."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+
+    def __enter__(self) -> Meter:
+        attend = ParallelAttention.__call__
+
+        def timed(*args: Any, **kwargs: Any) -> torch.Tensor:
+            began = time.thread_time()
+            try:
+                return attend(*args, **kwargs)
+            finally:
+                self.total += 1e3 * (time.thread_time() - began)
+
+        self.patched = patch.object(ParallelAttention, "__call__", timed)
+        self.patched.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.patched.stop()
+
+
+def measure(model: torch.nn.Module, degrees: dict[str, int], is_plain: bool, call: Call) -> dict[str, float]:
+    """Of a forward under a plan, all that it takes."""
+    plan = ParallelPlan.from_json(degrees)
+    dist.init_process_group("fake", rank=0, world_size=plan.world_size, store=FakeStore())
+    try:
+        with patch("parallel_backend.groups.mesh.shake_hands"):
+            mesh = build_mesh(plan, CPU)
+        parallel = ParallelModel(model, mesh, torch.float32)
+        parallel.slot.is_plain = is_plain
+
+        def run() -> None:
+            parallel.run_calls([call])
+
+        found: dict[str, float] = {"ms": milliseconds(run), "calls": calls(run)}
+        with Meter() as meter:
+            run()
+        found["exchange"] = meter.total
+        parallel.remove()
+        mesh.close()
+        return found
+    finally:
+        dist.destroy_process_group()
+
+
+def main(comfyui: str, *blocks: str) -> None:
+    torch.set_num_threads(1)
+    import_comfyui(comfyui)
+    attention: Any = importlib.import_module("comfy.ldm.modules.attention")
+    flux: Any = importlib.import_module("comfy.ldm.flux.math")
+    flux.optimized_attention = attention.attention_pytorch  # as on GPUs
+    model = build(*(map(int, blocks) if blocks else FLUX_BLOCKS))
+    latents, timestep = torch.randn(1, 16, 8, 8), torch.rand(1)
+    given: dict[str, Any] = {"context": torch.randn(1, TEXT, 32), "y": torch.randn(1, 16), "guidance": torch.rand(1)}
+    given["transformer_options"] = {}
+
+    def alone() -> None:
+        with torch.inference_mode():
+            model(latents, timestep, **given)
+
+    own = {"ms": milliseconds(alone), "calls": calls(alone)}
+    found = {"the model's own": own}
+    cases = [(name, plan, True) for name, plan in PLANS.items()]
+    for name, degrees, is_plain in [*cases, (BY_NODES, PLANS["ulysses=2"], False)]:
+        whole = measure(model, degrees, is_plain, Call((latents, timestep), given))
+        found[name] = {what: value - own.get(what, 0) for what, value in whole.items()}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
