@@ -191,6 +191,13 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
 
 
 @pytest.fixture(scope="session")
+def labelled_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
+    """Likewise for programs on labelled tensors, which have no inference mode: nothing else is to run there."""
+    with RankPool(tmp_path_factory.mktemp("labelled-ranks")) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="session")
 def own_ranks() -> None:
     """To be asked for by what starts ranks of its own: that is how they are known to be no fast tests."""
 

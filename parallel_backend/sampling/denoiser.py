@@ -285,8 +285,9 @@ class _Run:
         if not self.link:
             self.note(step, segments, denoised)
         elif self.to_first or not is_final:
-            values = part_of(self.inputs, region)
-            self.link.send_latents(values if denoised is None else torch.cat([values, denoised]), step, segments)
+            values = [part_of(self.inputs, region), *(() if denoised is None else (denoised,))]
+            # A copy: the next step writes to the inputs, perhaps before these have left.
+            self.link.send_latents(torch.cat(values), step, segments)
 
     def receive_latents(self, link: StageLink, step: int, segments: list[int]) -> None:
         """Receives, on the first stage, the segments that the last stage made in a step; after a whole step, all of

@@ -21,6 +21,7 @@ NEEDS = {
     "comfyui": "ComfyUI",
     "older_comfyui": "ComfyUI",
     "ranks": "ranks",
+    "labelled_ranks": "ranks",
     "own_ranks": "ranks",
     "drawn": "the demo model's pictures",
 }

@@ -109,22 +109,23 @@ def inputs_of(library: str, name: str) -> int:
 
 @pytest.fixture(scope="module")
 def told(
-    request: pytest.FixtureRequest, comfyui: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    comfyui: Path,
+    labelled_ranks: RankPool,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, list[dict]]:
     """What each rank tells of the cases that this session runs."""
     root = tmp_path_factory.mktemp("labelled")
     found = {}
     wanted = running(request, "library", "name", "plan", "dtype")
-    # Of their own: without inference mode nothing else is to run.
-    with RankPool(tmp_path_factory.mktemp("ranks")) as ranks:
-        for world in sorted({2 if case[2] else 1 for case in wanted}):
-            own = [case for case in wanted if (2 if case[2] else 1) == world]
-            folder = root / str(world)
-            folder.mkdir()
-            (folder / "cases.json").write_text(json.dumps(own))
-            ranks.run(world, "cuda.labelled_ranks", str(folder / "cases.json"), str(folder / "told"))
-            by_rank = [json.loads((folder / f"told.{rank}").read_text()) for rank in range(world)]
-            found |= {case: [told[case] for told in by_rank] for case in by_rank[0]}
+    for world in sorted({2 if case[2] else 1 for case in wanted}):
+        own = [case for case in wanted if (2 if case[2] else 1) == world]
+        folder = root / str(world)
+        folder.mkdir()
+        (folder / "cases.json").write_text(json.dumps(own))
+        labelled_ranks.run(world, "cuda.labelled_ranks", str(folder / "cases.json"), str(folder / "told"))
+        by_rank = [json.loads((folder / f"told.{rank}").read_text()) for rank in range(world)]
+        found |= {case: [told[case] for told in by_rank] for case in by_rank[0]}
     return found
 
 
@@ -141,10 +142,9 @@ def test_a_model_runs_on_a_gpus_path(
     assert by_rank[0]["error"] <= TOLERANCE[dtype]
 
 
-def test_sparse_attention_runs_on_a_gpus_path(own_ranks: None, tmp_path: Path) -> None:
+def test_sparse_attention_runs_on_a_gpus_path(labelled_ranks: RankPool, tmp_path: Path) -> None:
     """Its mask is built on the device, inside of the first sparse forward's blocks, where the host does not wait."""
-    with RankPool(tmp_path) as ranks:
-        ranks.run(2, "cuda.sparse_ranks", str(tmp_path / "told"))
+    labelled_ranks.run(2, "cuda.sparse_ranks", str(tmp_path / "told"))
     by_rank = [json.loads((tmp_path / f"told.{rank}").read_text()) for rank in range(2)]
     for told in by_rank:
         assert len(told) == 4

@@ -48,8 +48,10 @@ class Watch:
     """Between `begin` and `end`, how often the host would wait, by kind and place in the engine or in a model.
 
     inside: of a block, which `enter` and `leave` tell. kernels: of attention, which ran. operations: their
-    names. memory: what tensors take.
+    names. memory: what tensors take. observer: is told of each operation, and of each wait; see `support/streams`.
     """
+
+    observer: Any = None
 
     def __init__(self, counts_memory: bool = True) -> None:
         self.is_on, self.depth = False, 0
@@ -76,6 +78,8 @@ class Watch:
             self.operations.add(name)
 
     def note(self, kind: str) -> None:
+        if self.observer:
+            self.observer.wait()
         if self.is_on:
             (self.inside if self.depth else self.outside)[f"{kind} at {place()}"] += 1
 
@@ -167,7 +171,10 @@ def run(func: Any, types: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         check_devices(name, leaves)
         count_waits(name, func, args, goes_to_gpu, kwargs)
     elif not goes_to_gpu:
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if WATCH.observer:
+            WATCH.observer.on_host(func, args, kwargs, result)
+        return result
     elif name in CASTS:
         count_copy(args[0], True, kwargs)
 
@@ -192,7 +199,10 @@ def run(func: Any, types: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
             return known[id(value)]
         return Labelled(value.clone() if id(value) in given else value)
 
-    return mapped(made, where_it_goes)
+    result = mapped(made, where_it_goes)
+    if WATCH.observer:
+        WATCH.observer.operation(func, args, kwargs, result)
+    return result
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:

@@ -13,7 +13,13 @@ from xdist.workermanage import WorkerController
 
 TESTS = Path(__file__).resolve().parents[2]
 # What takes long to start and serves many files, by its fixture.
-SHARED = {"host": "ComfyUI", "browser": "a browser", "group_of_two": "a worker group", "ranks": "forked ranks"}
+SHARED = {
+    "host": "ComfyUI",
+    "browser": "a browser",
+    "group_of_two": "a worker group",
+    "ranks": "forked ranks",
+    "labelled_ranks": "forked ranks without inference mode",
+}
 UNKNOWN_S = 15.0  # of a file that no run has been kept of
 
 Needs = Mapping[str, frozenset[str]]  # by a test file's path in tests/

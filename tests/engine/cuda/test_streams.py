@@ -1,0 +1,142 @@
+"""Order on a GPU's streams, without a GPU: see `tests/support/streams`.
+
+Shown for every way to share work and weights: nothing reads or overwrites memory that other work may still use, and
+ranks do not wait for each other for ever, in whatever order their cards begin what they may begin.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support.ranks.pool import RankPool
+from tests.support.streams import deadlock
+from tests.support.streams.deadlock import Deadlock
+from tests.support.streams.waits import WAITS
+from tests.support.tiers import running
+
+SHARED, HOST = {"weights": "shared"}, {"weights": "host"}
+STAGES = {"pipefusion": 2, "patches": 2, "sync_steps": 1}
+# What runs, under which plan, on how many ranks. The gate has each way to share work, each place of weights, and each
+# thing that a model or a sampling goes through.
+CASES: list[tuple[str, dict[str, Any], int]] = [
+    ("forwards", {"ulysses": 2}, 2),
+    ("forwards", {"ulysses": 2, **SHARED}, 2),
+    ("forwards", {"ring": 2, **HOST}, 2),
+    ("forwards", {"dp": 2, **SHARED}, 2),
+    ("forwards", {"ulysses": 2, "exchange_dtype": "int4"}, 2),
+    ("loop", {**STAGES, **HOST}, 2),
+    ("loop", {"cfg": 2, **SHARED}, 2),
+    ("steps", STAGES, 2),
+    ("first_block_cache", {"cfg": 2, **SHARED}, 2),
+    ("taylorseer", {"ring": 2, **HOST}, 2),
+    ("parking", {"ulysses": 2}, 2),
+    ("parking", {"ulysses": 2, **SHARED}, 2),
+    ("adapter", {"ulysses": 2, **SHARED}, 2),
+    ("adapter", {"ulysses": 2, **HOST}, 2),
+    ("changes", {"ulysses": 2}, 2),
+    ("cancel", {**STAGES, **HOST}, 2),
+    ("failure", {"ulysses": 2, **SHARED}, 2),
+    ("decode", {}, 2),
+    ("forwards", {"ring": 2, "ulysses": 2, **SHARED}, 4),
+    ("loop", {**STAGES, "ulysses": 2, **SHARED}, 4),
+    ("loop", {"cfg": 2, **STAGES, "ulysses": 2, **SHARED}, 8),
+]
+OTHERS: list[tuple[str, dict[str, Any], int]] = [
+    ("forwards", {"ulysses": 2, **HOST}, 2),
+    ("forwards", {"ring": 2, **SHARED}, 2),
+    ("forwards", {"cfg": 2, **HOST}, 2),
+    ("loop", {"pipefusion": 2, "patches": 1, **SHARED}, 2),
+    ("first_block_cache", {"ulysses": 2, **HOST}, 2),
+    ("taylorseer", {"ulysses": 2, **SHARED}, 2),
+    ("parking", {"ulysses": 2, **HOST}, 2),
+    ("failure", {"ring": 2, **HOST}, 2),
+    ("cancel", {"cfg": 2, **SHARED}, 2),
+    ("forwards", {"cfg": 2, "ulysses": 2, **SHARED}, 4),
+    ("steps", {"cfg": 2, **STAGES, **SHARED}, 4),
+    ("steps", {**STAGES, "pipefusion": 4, "patches": 4}, 4),
+    ("changes", {"ulysses": 4}, 4),
+    ("decode", {}, 4),
+    ("forwards", {"ring": 2, "ulysses": 4, **SHARED}, 8),
+    ("forwards", {"dp": 2, "cfg": 2, "ring": 2, **SHARED}, 8),
+    ("loop", {**STAGES, "ring": 2, "ulysses": 2, **SHARED}, 8),
+]
+SWAPPED = (*CASES[0], "")  # whose calls a test swaps
+Told = dict[tuple[str, int], list[dict[str, Any]]]
+
+
+def cases() -> list[Any]:
+    return [
+        pytest.param(what, plan, world, "", marks=marks, id=f"{what} {plan} {world}")
+        for rows, marks in ((CASES, []), (OTHERS, [pytest.mark.slow]))
+        for what, plan, world in rows
+    ]
+
+
+@pytest.fixture(scope="module")
+def told(request: pytest.FixtureRequest, labelled_ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Told:
+    """What the simulator of each rank tells of the cases that this session runs."""
+    wanted, found = {(json.dumps([*SWAPPED[:2], ""]), SWAPPED[2])}, {}
+    for what, plan, world, missing in running(request, "what", "plan", "world", "missing"):
+        wanted.add((json.dumps([what, plan, missing]), world))
+    for world in sorted({world for _, world in wanted}):
+        folder = tmp_path_factory.mktemp("streams")
+        own = [json.loads(case) for case, of in sorted(wanted) if of == world]
+        (folder / "cases.json").write_text(json.dumps(own))
+        labelled_ranks.run(world, "cuda.stream_ranks", str(folder / "cases.json"), str(folder / "told"))
+        by_rank = [json.loads((folder / f"told.{rank}").read_text()) for rank in range(world)]
+        found |= {(case, world): [each[case] for each in by_rank] for case in by_rank[0]}
+    return found
+
+
+def of_case(told: Told, what: str, plan: dict[str, Any], world: int, missing: str) -> list[dict[str, Any]]:
+    by_rank = told[json.dumps([what, plan, missing]), world]
+    for rank, found in enumerate(by_rank):
+        assert not found["failed"], f"rank {rank}: {found['failed']}"
+    return by_rank
+
+
+@pytest.mark.parametrize(("what", "plan", "world", "missing"), cases())
+def test_work_on_streams_is_ordered(what: str, plan: dict[str, Any], world: int, missing: str, told: Told) -> None:
+    for rank, found in enumerate(of_case(told, what, plan, world, missing)):
+        assert found["accesses"] > 100, "the simulator is told of the work"
+        assert not found["findings"], f"rank {rank}: " + "\n".join(found["findings"])
+
+
+@pytest.mark.parametrize(
+    ("what", "plan", "world", "missing"), [pytest.param(*wait.run, 2, name, id=name) for name, wait in WAITS.items()]
+)
+def test_a_wait_that_is_taken_away_is_missed(
+    what: str, plan: dict[str, Any], world: int, missing: str, told: Told
+) -> None:
+    found = [finding for rank in of_case(told, what, plan, world, missing) for finding in rank["findings"]]
+    assert found
+
+
+@pytest.mark.parametrize(("what", "plan", "world", "missing"), cases())
+def test_ranks_do_not_wait_for_each_other_for_ever(
+    what: str, plan: dict[str, Any], world: int, missing: str, told: Told
+) -> None:
+    calls = deadlock.calls_of([rank["kernels"] for rank in of_case(told, what, plan, world, missing)])
+    deadlock.check(calls)
+
+
+def test_two_swapped_calls_of_a_plan_are_named(told: Told) -> None:
+    """On one rank, the last exchange of attention and the gathering of all tokens, which share a communicator."""
+    what, plan, world, _ = SWAPPED
+    traces = [rank["kernels"] for rank in of_case(told, what, plan, world, "")]
+    group = next(each["group"] for each in traces[0] if each["kind"] == "all_to_all")
+    own = [each for each in traces[1] if each["group"] == group]
+    pairs = [pair for pair in zip(own, own[1:], strict=False) if pair[0]["kind"] != pair[1]["kind"]]
+    assert pairs
+    for pair in pairs:
+        one, other = ({name: each[name] for name in ("kind", "what")} for each in pair)
+        pair[0].update(other)
+        pair[1].update(one)
+        with pytest.raises(Deadlock, match="meets") as said:
+            deadlock.calls_of(traces)
+        assert one["what"] in str(said.value) and other["what"] in str(said.value)
+        pair[0].update(one)
+        pair[1].update(other)

@@ -1,0 +1,226 @@
+"""`torchrun -m tests.support.ranks.cuda.stream_ranks CASES OUT`:
+runs the engine on labelled tensors in simulated streams, and saves by case what the simulator finds and which
+collectives it was told of.
+
+CASES: a file of JSON, of [what runs, plan, a wait that is taken away or ""]; of `RUNS` and `WAITS`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+
+# Inference tensors cannot be labelled ones. What is imported from here on is decorated with this.
+torch.inference_mode = torch.no_grad
+
+from parallel_backend.diffusers_model import DiffusersModel  # noqa: E402
+from parallel_backend.groups.collectives import gather_numbers  # noqa: E402
+from parallel_backend.groups.mesh import build_mesh, replica_axis, world_axis  # noqa: E402
+from parallel_backend.plan import HOST, SHARED, WHOLE, ParallelPlan  # noqa: E402
+from parallel_backend.sampling.caches import CacheSettings  # noqa: E402
+from parallel_backend.sampling.denoiser import Denoiser, LoopStopped, Watch  # noqa: E402
+from parallel_backend.seams import attention  # noqa: E402
+from parallel_backend.vae.parallel import ParallelVAE  # noqa: E402
+from parallel_backend.weights.adapters import Addition  # noqa: E402
+from parallel_backend.weights.host_memory import agree_on_memory  # noqa: E402
+from parallel_backend.weights.loading import ModelSource  # noqa: E402
+from parallel_backend.weights.parking import Parking  # noqa: E402
+from parallel_backend.weights.stores import HostStore, ShardedStore, Store  # noqa: E402
+from tests.support.cases.pipefusion_cases import case_inputs, family_of, scheduler_of  # noqa: E402
+from tests.support.cases.vae_cases import CASES as VAES  # noqa: E402
+from tests.support.labelled.tensors import GPU, off_gpu, on_gpu  # noqa: E402
+from tests.support.ranks.leaving import leave  # noqa: E402
+from tests.support.streams.device import on_streams  # noqa: E402
+from tests.support.streams.waits import WAITS  # noqa: E402
+
+MODEL = "flux-dev"  # with blocks of two kinds and MLPs that are put off
+ADAPTED = "single_transformer_blocks.1.proj_out.weight"
+VAE = "no attention"
+TIMES = (1.0, 0.8, 0.6)
+
+
+class Rig:
+    """A model under a plan, with its weights where the plan has them."""
+
+    def __init__(self, plan: ParallelPlan, folder: Path) -> None:
+        self.plan, self.mesh = plan, build_mesh(plan, GPU, link_groups=True)
+        self.latents, self.conditions, self.negative = case_inputs(MODEL)
+        file = folder / "diffusion_pytorch_model.safetensors"
+        family = family_of(MODEL)
+        if dist.get_rank() == 0 and not file.exists():
+            with off_gpu():
+                family.save(folder)
+        gather_numbers((0,), None)
+        self.model = DiffusersModel.build(
+            ModelSource(family.model_class, family.config, (str(file),), "fp32"), self.mesh
+        )
+        self.place(plan.weights)
+
+    def place(self, weights: str) -> None:
+        """Keeps all blocks there."""
+        fetched = self.model.fetched
+        store: Store | None = None
+        if weights == SHARED:
+            store = ShardedStore(replica_axis(self.plan, GPU), GPU)
+        if weights == HOST:
+            what = (self.mesh.weight_places, fetched.sizes)
+            memory = agree_on_memory(what, HostStore.total(fetched.sizes), None)
+            store = HostStore(fetched.sizes, GPU, memory)
+        self.model.bring(range(len(fetched.blocks)) if store else (), store)
+        gather_numbers((0,), None)  # each has written to the host's memory what the others read there
+
+    def forward(self, rows: int = 2, time: float = 1.0) -> None:
+        conditions = {name: torch.cat([value] * rows) for name, value in self.conditions.items()}
+        self.model(torch.cat([self.latents] * rows), torch.full((rows,), time), conditions)
+
+    def sample(self, watch: Watch | None = None, cache: str | None = None) -> None:
+        settings = CacheSettings(cache) if cache else None
+        Denoiser(self.model).sample(
+            self.latents, scheduler_of("flow"), self.conditions, self.negative, 3.0, watch=watch, cache=settings
+        )
+
+
+def forwards(rig: Rig) -> None:
+    """A step with two rows, and one with a single row."""
+    rig.forward(2)
+    rig.forward(1)
+
+
+def steps(rig: Rig) -> None:
+    for time in TIMES:
+        rig.forward(1, time)
+
+
+def loop(rig: Rig) -> None:
+    rig.sample()
+
+
+def first_block_cache(rig: Rig) -> None:
+    rig.sample(cache="first block")
+
+
+def taylorseer(rig: Rig) -> None:
+    rig.sample(cache="taylorseer")
+
+
+def parking(rig: Rig) -> None:
+    """The weights go to RAM and back between two forwards; the second time no RAM is left to keep."""
+    rig.forward()
+    parked: Parking = rig.model.parking
+    for left in (sys.maxsize, 0):
+        parked.copy(agree_on_memory(parked.layout(), parked.size, None, parked.memory))
+        gather_numbers((0,), None)
+        parked.free_device()
+        with patch("parallel_backend.weights.parking.available_bytes", lambda left=left: left):
+            parked.restore()
+        gather_numbers((0,), None)
+        rig.forward()
+
+
+def adapter(rig: Rig) -> None:
+    rig.forward()
+    rows = rig.model.model.state_dict()[ADAPTED].shape[0]
+    with off_gpu():
+        tensors = {"up": torch.ones(rows, 2), "down": torch.ones(2, rig.model.model.state_dict()[ADAPTED].shape[1])}
+    rig.model.adapt([Addition(ADAPTED, 0, 0, rows, 0.1, "up", "down")], tensors)
+    gather_numbers((0,), None)
+    rig.forward()
+
+
+def changes(rig: Rig) -> None:
+    """The weights go from where they are to each other place, and the model to another plan."""
+    for weights in (HOST, SHARED, WHOLE, SHARED, HOST, WHOLE):
+        rig.forward()
+        rig.place(weights)
+    ring = ParallelPlan(ring=rig.plan.ulysses, weights=rig.plan.weights)
+    rig.plan, rig.mesh = ring, build_mesh(ring, GPU)
+    rig.model.replan(rig.mesh)
+    rig.forward()
+
+
+class Cancel(Watch):
+    def proceed(self, step: int) -> bool:
+        return step < 2
+
+
+def cancel(rig: Rig) -> None:
+    try:
+        rig.sample(Cancel())
+    except LoopStopped:
+        rig.sample()
+    else:
+        raise AssertionError("The sampling went on.")
+
+
+def failure(rig: Rig) -> None:
+    """A block fails in a forward; the next one succeeds."""
+    block = rig.model.stage.blocks[-2]
+
+    def fail(*_: object) -> None:
+        raise ArithmeticError
+
+    handle = block.register_forward_pre_hook(fail)
+    try:
+        rig.forward()
+    except ArithmeticError:
+        handle.remove()
+    rig.forward()
+
+
+RUNS: dict[str, Callable[[Rig], None]] = {
+    each.__name__: each
+    for each in (
+        forwards, steps, loop, first_block_cache, taylorseer, parking, adapter, changes, cancel, failure,
+    )
+}  # fmt: skip
+
+
+def decode() -> None:
+    """A VAE's picture in bands of rows."""
+    case = VAES[VAE]
+    with off_gpu():
+        model = case.build()
+    vae = ParallelVAE(model.to(GPU), world_axis(GPU))
+    for _ in range(2):
+        vae.decode(case.latents())
+
+
+def run_case(what: str, degrees: dict[str, Any], missing: str, folder: Path) -> dict[str, Any]:
+    without = WAITS[missing].codes if missing else ()
+    with on_gpu(counts_memory=False) as watch, on_streams(watch, without) as simulator:
+        told: dict[str, Any] = {"failed": ""}
+        try:
+            if what == "decode":
+                decode()
+            else:
+                RUNS[what](Rig(ParallelPlan(**degrees), folder))
+        except Exception:  # whatever it is fails that case's test; the others still run
+            told["failed"] = "\n".join(traceback.format_exc().splitlines()[-12:])
+    told["findings"] = list(simulator.findings.values())
+    told["accesses"] = simulator.count
+    told["kernels"] = [dataclasses.asdict(each) for each in simulator.kernels]
+    return told
+
+
+def main(cases: str, out: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    found = {}
+    with patch.object(attention, "ROWS_OF_CARD", 1):  # so that small forwards are exchanged in parts, too
+        for case in json.loads(Path(cases).read_text()):
+            found[json.dumps(case)] = run_case(*case, Path(out).parent / "model")
+    Path(f"{out}.{dist.get_rank()}").write_text(json.dumps(found))
+    leave()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,58 @@
+"""Waits of the engine that a test takes away, one at a time, to see that the simulator misses each."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from parallel_backend import device
+from parallel_backend.groups import calls, collectives
+from parallel_backend.seams.bands.rows import BorderRows
+from parallel_backend.seams.exchange.ring import ring_attention
+from parallel_backend.seams.exchange.ulysses import UlyssesExchange
+from parallel_backend.seams.pipeline.stages import Inbox
+from parallel_backend.weights.parking import Parking
+from parallel_backend.weights.prefetcher import BlockPrefetcher
+
+
+class Wait(NamedTuple):
+    """A wait in the product. codes: of the functions that wait, the innermost first. run: a case that needs it: what
+    runs, and its plan."""
+
+    codes: Sequence[types.CodeType]
+    run: tuple[str, dict[str, Any]]
+
+
+def inside(function: Callable[..., Any], *names: str) -> types.CodeType:
+    """The code of a function, or of one within it. Raises StopIteration if there is none of that name."""
+    code = function.__code__
+    for name in names:
+        code = next(each for each in code.co_consts if isinstance(each, types.CodeType) and each.co_name == name)
+    return code
+
+
+ARRIVE = inside(UlyssesExchange.exchange, "arrive")
+ULYSSES, SHARED, ON_HOST = {"ulysses": 2}, {"ulysses": 2, "weights": "shared"}, {"ulysses": 2, "weights": "host"}
+STAGES = {"pipefusion": 2, "patches": 2, "sync_steps": 1}
+
+WAITS = {
+    "a copy of weights for the block before": Wait([inside(device.copier, "copy")], ("forwards", ON_HOST)),
+    "a block for its copied weights": Wait([inside(device.copier, "copy", "<lambda>")], ("forwards", ON_HOST)),
+    "a block for its gathered weights": Wait([inside(BlockPrefetcher._arrive)], ("forwards", SHARED)),
+    "weights that move for their shards": Wait([inside(BlockPrefetcher.rearrange)], ("changes", SHARED)),
+    "attention for its tokens": Wait([ARRIVE, inside(UlyssesExchange.scatter_heads, "arrived")], ("forwards", ULYSSES)),
+    "a block for attention's results": Wait(
+        [ARRIVE, inside(UlyssesExchange.gather_heads, "arrived")], ("forwards", ULYSSES)
+    ),
+    "attention for the ring's keys": Wait([inside(ring_attention)], ("forwards", {"ring": 2})),
+    "a stage for its tokens": Wait([inside(Inbox.take)], ("steps", STAGES)),
+    "a forward for all ranks' tokens": Wait([inside(collectives.gather)], ("forwards", ULYSSES)),
+    "a result for another rank's rows": Wait([inside(collectives.collect)], ("forwards", {"dp": 2})),
+    "a result for the last stage's prediction": Wait([inside(calls.receive_output)], ("steps", STAGES)),
+    "a layer for its border rows": Wait([inside(BorderRows.wait)], ("decode", {})),
+    "ranks for parked weights": Wait([inside(device.synchronise), inside(Parking.copy)], ("parking", ULYSSES)),
+    "parked memory for its last copy": Wait(
+        [inside(device.synchronise), inside(Parking.fill_device)], ("parking", ULYSSES)
+    ),
+}
