@@ -206,10 +206,8 @@ def predict(options: argparse.Namespace, plan: ParallelPlan, order: Order) -> No
 
     from .command.cost import predict_plans
     from .device import check_kind, default_kind
-    from .library import check_own_loop
     from .weights.loading import DTYPES
 
-    check_own_loop(plan)
     kind = check_kind(options.device) if options.device else default_kind()
     device = torch.device(kind)
     machine = machine_of(options.device, plan, device, DTYPES[dtype_of(options, device)])

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _python_dispatch, _pytree
+
+if TYPE_CHECKING:
+    from .hooks import Hooks
 
 DispatchMode = _python_dispatch.TorchDispatchMode  # sees each operation; torch has no public one
 tree_map_only, tree_leaves = _pytree.tree_map_only, _pytree.tree_leaves
@@ -135,6 +138,25 @@ def set_parts(module: torch.nn.Module, parts: dict[str, torch.nn.Module | None])
 def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     """Returns a module's own buffers, to be replaced likewise. Since torch 1.0."""
     return module._buffers
+
+
+def replace_call(module: torch.nn.Module, call: Callable[..., Any], hooks: Hooks) -> Callable[..., Any]:
+    """Makes `call` run when a module is called, until the hooks are removed. Returns what ran before, with the module's
+    own hooks. accelerate and others replace `forward`, and put back what they have found there. Since torch 2.0."""
+    before = module._call_impl
+    hooks.replace(module, "_call_impl", call)
+    return before
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether `module.compile()` was called. Such a module is not called as others are. Since torch 2.2."""
+    return module._compiled_call_impl is not None
+
+
+def execution_device(pipeline: Any) -> torch.device | None:
+    """Returns where a diffusers pipeline computes, also if its models wait elsewhere; None for anything else. Since
+    diffusers 0.18."""
+    return getattr(pipeline, "_execution_device", None)
 
 
 def kept_in_fp32(model: torch.nn.Module) -> Collection[str]:

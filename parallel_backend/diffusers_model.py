@@ -183,7 +183,7 @@ class DiffusersModel(ParallelModel):
             return self.predict_rows(latents, timestep_B, conditions, axis, forward)
 
         with torch.inference_mode(), self.mesh.timeline.step("forward"), self.compiling(steps):
-            (local,) = self.run_step(calls, [0], run)
+            (local,) = self.run_step(self.pipeline.begin(calls, 1, self.count_tokens, self.find_grid), [0], run)
             if not self.has_result:
                 return None
             whole = None

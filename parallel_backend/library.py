@@ -1,10 +1,11 @@
 """Uses the engine in a plain script under torchrun.
 
-It makes a diffusers pipeline parallel in place, or loads a transformer in parts for the loop that PipeFusion needs.
+It makes a diffusers pipeline parallel in place, and loads a transformer in parts.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from .axes import STAGE_AXES
+from .compat import execution_device, is_compiled
 from .device import generators
 from .diffusers_model import DiffusersModel
 from .errors import GroupError, PlanError, RequestError
 from .groups.collectives import gather_numbers
-from .groups.mesh import Axis, build_mesh, picture_axis, replica_axis
+from .groups.mesh import Axis, Mesh, build_mesh, in_order, picture_axis, replica_axis
 from .models import adapter_for
 from .models.checks import check_module
-from .plan import INT4, INT8, OFF, ON, ParallelPlan
-from .seams.batch import BatchSplit
+from .pipelines.transformer import PipelineTransformer
+from .plan import ParallelPlan
 from .vae.pipeline import PipelineVAE, check_vae, parallel_vae_of
 from .weights.folder import transformer_source
 from .weights.placement import WeightPlacement
@@ -31,15 +32,17 @@ if TYPE_CHECKING:
     from diffusers import ModelMixin
 
 ATTRIBUTE = "parallel_transformer"  # the attribute that marks a parallel model
+LOADED = "loaded_transformer"  # marks a model of which `load_transformer` has read this rank's part
 TRANSFORMERS = ("transformer", "transformer_2")  # Wan 2.2 has one for high noise and one for low noise
 
 
 def parallelize(pipeline: Any, plan: ParallelPlan, vae: bool = False) -> None:
     """Makes the pipeline's transformer run on all ranks by the plan. The way to call the pipeline does not change.
 
-    pipeline: a diffusers pipeline with whole weights, on this rank's device. Every rank calls it with the same
-    arguments, runs text encoders and VAE itself, and returns the same images. Without a generator, all ranks draw the
-    same numbers: this call copies rank 0's current random state to every rank.
+    pipeline: a diffusers pipeline on this rank's device. Its transformers have whole weights, or are the `model` of
+    what `load_transformer` returned for the same plan. Every rank calls the pipeline with the same arguments, runs text
+    encoders and VAE itself, and returns the same images. Without a generator, all ranks draw the same numbers: this
+    call copies rank 0's current random state to every rank.
     vae: the ranks share the rows of what the VAE decodes and encodes, too.
     Raises PlanError, UnknownModelError, or RequestError for a pipeline without a transformer, on every rank alike.
     """
@@ -55,56 +58,106 @@ def parallelize(pipeline: Any, plan: ParallelPlan, vae: bool = False) -> None:
             "Call unparallelize(pipeline) first for another plan.",
         )
     check_world(plan)
-    check_own_loop(plan)
     for model in models:  # before any group exists
         adapter_for(type(model).__name__)  # raises for an unknown class
-        check_module(plan, model)
+        check_model(model, plan)
     if vae:
         check_vae(getattr(pipeline, "vae", None))
-    mesh = build_mesh(plan, models[0].device)
+    whole = [model for model in models if LOADED not in vars(model)]
+    device = execution_device(pipeline) or models[0].device
+    mesh = build_mesh(plan, device) if whole else None
     for model in models:
-        transformer = DiffusersModel(model, mesh, remembers=False)
-        BatchSplit(model, transformer.adapter, mesh["batch"], transformer.slot, transformer.hooks)
+        transformer = place_whole(model, plan, mesh) if mesh and model in whole else reuse_loaded(model)
+        calls = PipelineTransformer(transformer, pipeline)
         transformer.hooks.replace(model, ATTRIBUTE, transformer)
+        forget_after(pipeline, calls, transformer)
+        logging.info("%s", describe(transformer))
     if vae:
-        PipelineVAE(pipeline.vae, picture_axis(plan, mesh.device))
-    share_random_state(mesh.device)
+        PipelineVAE(pipeline.vae, picture_axis(plan, device))
+    share_random_state(device)
 
 
-def check_own_loop(plan: ParallelPlan) -> None:
-    """Raises PlanError for a plan that the pipeline's own loop cannot run. It calls the transformer step by step, and
-    its weights are loaded whole."""
-    whole_loop = "load_transformer and Denoiser"
-    if plan.patch_count > 1 or plan.ways(STAGE_AXES) > 1:
-        raise PlanError(
-            f"The plan {plan} has PipeFusion, which carries state from step to step, and the pipeline's own loop "
-            "calls the transformer one step at a time.",
-            f"Use {whole_loop}, or ulysses, ring, cfg or dp.",
+def check_model(model: ModelMixin, plan: ParallelPlan) -> None:
+    """Raises PlanError or RequestError if a pipeline's transformer cannot run by the plan."""
+    loaded: DiffusersModel | None = vars(model).get(LOADED)
+    if loaded and loaded.mesh.plan != plan:
+        raise RequestError(
+            f"load_transformer has read this rank's part for the plan {loaded.mesh.plan}, and this one is {plan}.",
+            "Give both the same plan.",
         )
-    for field, refused, reason, allowed in (
-        (
-            "weights",
-            plan.weights in FETCHED,
-            "fetches weights block by block",
-            "auto",
-        ),
-        ("compile", plan.compile == ON, "compiles the blocks for a whole sampling", OFF),
-        ("sparse", plan.sparse != OFF, "counts the steps of a sampling", OFF),
-        ("exchange_dtype", plan.exchange_dtype == INT4, "sends differences to the step before", INT8),
-    ):
-        if refused:
-            raise PlanError(
-                f"{field}={getattr(plan, field)} {reason}. The pipeline has loaded its weights, and its own loop calls "
-                "the transformer step by step.",
-                f"Use {field}={allowed}, or {whole_loop}.",
-                field,
-            )
+    if is_compiled(model):
+        raise RequestError(
+            f"This {type(model).__name__} was compiled as a whole, so that its blocks cannot be shared.",
+            "Leave out its compile(), and use compile=on in the plan.",
+        )
+    if not loaded:
+        check_module(plan, model)
+
+
+def place_whole(model: ModelMixin, plan: ParallelPlan, mesh: Mesh) -> DiffusersModel:
+    """Applies the plan to a model with whole weights, and moves them to where the plan keeps them."""
+    transformer = DiffusersModel(model, mesh, remembers=False)
+    if plan.weights in FETCHED:
+        WeightPlacement().place(AllRanks(mesh.device), transformer, plan)
+        stay_in_place(transformer)
+    return transformer
+
+
+def reuse_loaded(model: ModelMixin) -> DiffusersModel:
+    """Returns the parallel model that `load_transformer` has made, as a pipeline needs it."""
+    transformer: DiffusersModel = vars(model)[LOADED]
+    transformer.remembers = False  # a pipeline may write into its conditions
+    transformer.replan(transformer.mesh)
+    transformer.hooks.replace(model, LOADED, transformer)
+    if transformer.fetched.store:
+        stay_in_place(transformer)
+    return transformer
+
+
+def stay_in_place(transformer: DiffusersModel) -> None:
+    """Keeps `to`, which pipelines and their offload hooks call, from moving weights that are fetched."""
+
+    def stay(*args: Any, **kwargs: Any) -> ModelMixin:
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, torch.dtype) and value != transformer.dtype:
+                raise RequestError(
+                    f"The weights are fetched as {transformer.dtype}, and cannot be cast to {value}.",
+                    "Load the pipeline in that dtype, and call parallelize then.",
+                )
+        return transformer.model
+
+    transformer.hooks.replace(transformer.model, "to", stay)
+
+
+def forget_after(pipeline: Any, calls: PipelineTransformer, transformer: DiffusersModel) -> None:
+    """Drops what is kept for a sampling when the pipeline's call ends. diffusers' pipelines free their models then."""
+    free = getattr(pipeline, "maybe_free_model_hooks", None)
+    if free is None:
+        return
+
+    def forget() -> None:
+        calls.forget()
+        free()
+
+    transformer.hooks.replace(pipeline, "maybe_free_model_hooks", forget)
+
+
+def describe(transformer: DiffusersModel) -> str:
+    """Says in a line what is parallel, and how."""
+    plan, blocks, stage = transformer.mesh.plan, len(transformer.sizes.blocks), transformer.stage
+    parts = [f"{type(transformer.model).__name__} runs by {plan}"]
+    if plan.pipefusion > 1:
+        parts.append(f"this rank has blocks {stage.first + 1} to {stage.first + len(stage.blocks)} of {blocks}")
+    if transformer.fetched.store:
+        parts.append(f"{len(transformer.fetched.flat_blocks)} blocks are fetched ({transformer.fetched.store.kind})")
+    return "; ".join(parts)
 
 
 def unparallelize(pipeline: Any) -> None:
     """Undoes `parallelize`: every rank's pipeline computes alone again, with whole weights.
 
-    Every rank calls it. Random states stay as they are. Raises RequestError for a pipeline that is not parallel.
+    Every rank calls it. Random states stay as they are. Raises RequestError for a pipeline that is not parallel, or of
+    which this rank has read a stage alone.
     """
     models = [model for model in transformers_of(pipeline) if ATTRIBUTE in vars(model)]
     if not models:
@@ -113,9 +166,13 @@ def unparallelize(pipeline: Any) -> None:
             "Call unparallelize with the pipeline that parallelize was called with.",
         )
     transformers: list[DiffusersModel] = [getattr(model, ATTRIBUTE) for model in models]
+    groups = [transformer.fetched.store.group for transformer in transformers if transformer.fetched.store]
     for transformer in transformers:
         transformer.remove()
-    transformers[0].mesh.close()  # all transformers share one mesh
+    for mesh in {id(transformer.mesh): transformer.mesh for transformer in transformers}.values():
+        mesh.close()
+    for group in in_order(groups):
+        dist.destroy_process_group(group)
     if vae := parallel_vae_of(pipeline):
         vae.remove()
 
@@ -125,16 +182,17 @@ def transformers_of(pipeline: Any) -> list[ModelMixin]:
 
 
 def load_transformer(
-    folder: str | Path, plan: ParallelPlan, device: torch.device, dtype: str = "fp32"
+    folder: str | Path, plan: ParallelPlan, device: torch.device, dtype: str = "fp32", name: str = TRANSFORMERS[0]
 ) -> DiffusersModel:
     """Returns this rank's part of the transformer in a diffusers pipeline folder. Reads no other weights.
 
-    device: the result of `start_distributed`. dtype: fp32, bf16 or fp16. Raises PlanError, UnknownModelError,
-    ModelFileError.
+    device: the result of `start_distributed`. dtype: fp32, bf16 or fp16. name: of the transformer's own folder. A
+    pipeline may get the `model` of the result as its transformer. Raises PlanError, UnknownModelError, ModelFileError.
     """
     check_world(plan)
-    transformer = DiffusersModel.build(transformer_source(folder, dtype), build_mesh(plan, device))
+    transformer = DiffusersModel.build(transformer_source(folder, dtype, name), build_mesh(plan, device))
     WeightPlacement().place(AllRanks(device), transformer, plan)
+    transformer.hooks.replace(transformer.model, LOADED, transformer)
     return transformer
 
 

@@ -29,7 +29,8 @@ from .seams.kept import KeptValues
 from .seams.kernels.backends import Backend
 from .seams.pipeline.regions import check_sizes
 from .seams.pipeline.stages import StageExit, StandIn
-from .seams.pipeline.step_pipeline import StepPipeline
+from .seams.pipeline.step_pipeline import StepPipeline, StepRun, count_picture_tokens
+from .video import Video, video_of
 from .weights.prefetcher import BlockPrefetcher, blocks_at
 from .weights.sizes import sizes_of_model
 
@@ -193,7 +194,8 @@ class ParallelModel:
                 (args, kwargs), part = given[index], own[index]
                 return self.run_rows(args, kwargs, sizes[part.call], part.rows, forward)
 
-            outputs = self.run_step(calls, [part.call for part in own], run, idle)
+            step = self.pipeline.begin(calls, len(own), self.count_tokens, self.find_grid)
+            outputs = self.run_step(step, [part.call for part in own], run, idle)
             if not self.has_result:
                 return None
             is_last = not self.link or self.link.is_last
@@ -201,20 +203,20 @@ class ParallelModel:
             return self.return_to_first(found, len(calls))
 
     def run_step(
-        self, calls: Sequence[Call], own: Sequence[int], run: Callable[[int, Forward], Output | None], idle: int = 0
+        self, step: StepRun, own: Sequence[int], run: Callable[[int, Forward], Output | None], idle: int = 0
     ) -> list[Any]:
         """Runs this rank's parts of the calls of a step: at once, or patch by patch. Returns the parts' outputs on the
         last stage, and None in their place elsewhere.
 
-        own: the call of each part. run: runs a part's forward. idle: how many more parts other ranks have.
+        step: from `StepPipeline.begin`. own: the call of each part. run: runs a part's forward. idle: how many more
+        parts other ranks have.
         """
-        step = self.pipeline.begin(calls, len(own), self.patch, self.mesh.device)
         if self.link:
             self.link.expect([] if self.link.is_first else step.messages(), None, len(own) - 1)
         for segments in step.turns:
             for index, call in enumerate(own):
                 forward = step.forward(segments, index, call)
-                step.keep(segments, index, call, run(index, forward))
+                step.outputs[index] = run(index, forward)
                 self.pipeline.learn_from(forward)
             for _ in range(idle):
                 self.fetched.serve()
@@ -294,6 +296,14 @@ class ParallelModel:
                 "Have it skip others, or use ulysses=1 and ring=1.",
             )
         return output
+
+    def count_tokens(self, call: Call) -> int:
+        """Returns the tokens of a call's picture. Raises RequestError if it has no whole tokens, or several parts."""
+        return count_picture_tokens(call, self.patch)
+
+    def find_grid(self, call: Call) -> Video:
+        """Returns the grid of a video's tokens. Raises RequestError for other latents."""
+        return video_of(call.latents[0].shape, self.patch(call.latents[0]))
 
     def patch(self, latents: torch.Tensor) -> tuple[int, ...]:
         """Returns the sides of the patch of latents that becomes a token, over their last dims. All 1 if not known."""

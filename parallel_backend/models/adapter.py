@@ -88,6 +88,8 @@ class Adapter:
     timestep_scale: float = 1.0
     # Whether `inputs` takes a timestep for each frame too, (B, F).
     timestep_by_frame: bool = False
+    # Whether the class takes a video as (B, F, C, H, W).
+    frames_first: bool = False
     # Modules of the model or its blocks whose result only depends on the conditions. They run once per request.
     memoised: tuple[str, ...] = ()
     # By the path in a block, what takes the class's attention processor and returns one of ours in its place.

@@ -37,6 +37,7 @@ register_adapter(
         usual_spec("CogVideoXTransformer3DModel", BLOCKS, head=None),
         conditions=("encoder_hidden_states", "image_latents"),
         optional=("image_latents",),
+        frames_first=True,
         widths={"encoder_hidden_states": "text_embed_dim"},
         geometry=lambda config: (
             config["out_channels"],

@@ -233,7 +233,7 @@ class BlockBoundary:
             local = local.flatten(dim, dim + grid - 1)
         if self.gathers or self.layout.slot.sees_whole:
             self.layout.forward.gathered = True
-            tokens = self.layout.gather(local, names(streams), dim)
+            tokens = self.layout.gather(local, names(streams), dim, (self, streams) if self.gathers else None)
         else:
             tokens = self.layout.fill(local, names(streams), dim)
         return tokens.unflatten(dim, self.sizes) if grid > 1 and self.sizes is not None else tokens

@@ -52,14 +52,16 @@ class Forward:
     step: int = 0
     # Which of the step's forwards this is: cond and uncond may run apart.
     index: int = 0
-    # How many tokens the image has, if it is split into patches.
-    image_tokens: int = 0
+    # How many tokens the image has, if it is split into patches. None: its stream may have others, too.
+    image_tokens: int | None = 0
     # What arrived in the steps before, under exchange_dtype=int4; None if nothing is kept.
     differences: Differences | None = None
     # The grid of a video's tokens, if they attend sparsely. None: all attend to all.
     video: Video | None = None
     # What a rank without rows of the batch runs while the other ranks decide after their first block.
     absent: Callable[[], None] | None = None
+    # By place in the model, tokens in full length of the patches that have run in this step; None if nobody reads them.
+    finished: dict[object, torch.Tensor] | None = None
     # By stream, the lengths of all its segments, known once the stream reaches a block.
     segments: dict[str, list[int]] = field(default_factory=dict)
     # By method and arguments, what `TokenLayout` has counted of the segments' tokens.

@@ -96,7 +96,7 @@ class TokenLayout:
             )
         for name in unknown:
             segments[name] = self.segments_of(name, rest)
-            if name == self.image and self.patches > 1 and rest != self.forward.image_tokens:
+            if name == self.image and self.patches > 1 and self.forward.image_tokens not in (None, rest):
                 raise RequestError(
                     f"PipeFusion's patches are of the image's {self.forward.image_tokens} tokens alone, and this model "
                     f"has {rest} of them: reference images or padding are with them.",
@@ -226,17 +226,21 @@ class TokenLayout:
             whole.narrow(dim, each.whole, each.length).copy_(local.narrow(dim, each.local, each.length))
         return whole
 
-    def gather(self, local: torch.Tensor, streams: Names, dim: int) -> torch.Tensor:
+    def gather(self, local: torch.Tensor, streams: Names, dim: int, place: object = None) -> torch.Tensor:
         """Returns the streams in full length with every rank's tokens of the running segments, on every rank. Segments
-        that do not run are zeros."""
+        that do not run are zeros, or what they were when they ran at this place of the model in the same step."""
         segments = [(start, length) for start, _, length in self.running_segments(streams)]
         parts = [local.narrow(dim, each.local, each.length) for each in self.token_ranges(streams)]
         found = [gather(part, dim, length, self.axis) for part, (_, length) in zip(parts, segments, strict=True)]
-        if len(found) == 1 and segments[0] == (0, self.total(streams)):
+        kept = None if place is None else self.forward.finished
+        if kept is None and len(found) == 1 and segments[0] == (0, self.total(streams)):
             return found[0].contiguous()
-        whole = self.zeros(local, streams, dim)
+        whole = self.zeros(local, streams, dim) if kept is None or place not in kept else kept[place]
         for part, (start, length) in zip(found, segments, strict=True):
             whole.narrow(dim, start, length).copy_(part)
+        if kept is not None:
+            kept[place] = whole
+            return whole.clone()  # the model may write into it
         return whole
 
     def zeros(self, local: torch.Tensor, streams: Names, dim: int) -> torch.Tensor:

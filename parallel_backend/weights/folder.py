@@ -18,10 +18,10 @@ CLASS_BY_NORM = {"ada_norm_zero": "DiTTransformer2DModel", "ada_norm_single": "P
 SHARD = re.compile(r"[^/\\\0]+\.safetensors")
 
 
-def transformer_source(folder: str | Path, dtype: str = "fp32") -> ModelSource:
-    """Describes the weights in `folder`/transformer: one safetensors file, or several with an index. dtype: the dtype
-    to cast weights to; a key of DTYPES. Raises ModelFileError if the folder is something else."""
-    transformer = Path(folder) / "transformer"
+def transformer_source(folder: str | Path, dtype: str = "fp32", name: str = "transformer") -> ModelSource:
+    """Describes the weights in `folder`/`name`: one safetensors file, or several with an index. dtype: the dtype to
+    cast weights to; a key of DTYPES. Raises ModelFileError if the folder is something else."""
+    transformer = Path(folder) / name
     config = read_json(transformer / "config.json")
     index = transformer / f"{WEIGHTS}.index.json"
     names = shard_names(index) if index.exists() else [WEIGHTS]

@@ -27,13 +27,14 @@ class Store(ABC):
 
     kind: the plan's `weights=` value.
     is_collective: whether a fetch needs the other ranks.
-    index: which shard of each block this rank keeps; 0 if it has whole blocks.
+    index: which shard of each block this rank keeps; 0 if it has whole blocks. group: of the ranks that keep the others.
     blocks: what this rank keeps or maps of each block.
     """
 
     kind: str
     is_collective = False
     index = 0
+    group: dist.ProcessGroup | None = None
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -74,7 +75,7 @@ class ShardedStore(Store):
 
     def __init__(self, axis: Axis, device: torch.device) -> None:
         super().__init__(device)
-        self.axis, self.index = axis, axis.index
+        self.axis, self.index, self.group = axis, axis.index, axis.group
 
     def length(self, block: FlatBlock) -> int:
         unit = ALIGNMENT * self.axis.degree

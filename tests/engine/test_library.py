@@ -46,6 +46,7 @@ def case(call: str, batch: int = 1, seeded: bool = True, twice: bool = False, va
     return {"name": name, "call": call, "batch": batch, "seeded": seeded, "twice": twice, "vae": vae, "plan": plan}
 
 
+TWICE = ("Flux, two forwards", "Qwen-Image", "Chroma")
 CASES = [
     *[case("DiT", 1, **plan) for plan in ({"ulysses": 2}, {"ring": 2}, {"cfg": 2}, {"cfg": 2, "ulysses": 2})],
     *[case("DiT", 3, dp=2), case("DiT", 3, dp=2, cfg=2), case("DiT", 1, seeded=False, cfg=2)],
@@ -67,12 +68,15 @@ CASES = [
     *[case("Z-Image", 1, ulysses=2), case("Z-Image", 1, cfg=2), case("Z-Image", 3, dp=2, ring=2)],
     *[case("Flux", batch, dp=2, ulysses=2, speeds=[1, 0.5, 0.2, 0.2]) for batch in (1, 3)],
     *[case("Flux, as many tokens as rows", 4, dp=2), case("Flux, as many tokens as rows", 4, dp=2, ulysses=2)],
+    *[case(call, 3, pipefusion=2, patches=1) for call in ("DiT", "Z-Image")],  # stages alone are exact
+    case("Qwen-Image", 1, pipefusion=2, patches=1, cfg=2),
+    *[case("SD3", 1, cfg=2, weights=weights) for weights in ("shared", "host")],
+    case("Flux", 1, pipefusion=2, patches=1, ulysses=2, weights="shared"),
+    case("Flux", 1, ulysses=2, compile="on"),
+    *[case(call, 1, cfg=2) for call in TWICE],
+    *[case("Flux, two forwards", 3, dp=2, cfg=2), case("Qwen-Image", 1, cfg=2, ulysses=2)],
 ]
 REFUSED = {
-    "pipefusion": ("PlanError", "Denoiser"),
-    "patches": ("PlanError", "Denoiser"),
-    "stages": ("PlanError", "Denoiser"),
-    "int4": ("PlanError", "exchange_dtype=int8, or load_transformer and Denoiser"),
     "another world size": ("PlanError", "a world size of 4, and torchrun started 2"),
     "another world size, loading": ("PlanError", "a world size of 1, and torchrun started 2"),
     "no folder": ("ModelFileError", "nowhere/transformer/config.json"),

@@ -4,7 +4,9 @@ In each step, patch after patch goes through the stages. A patch attends to its 
 stale ones of the other patches (`StaleCache`). The sampler gets a whole prediction, so every sampler works. The price
 is that the pipeline fills and drains in each step: (stages − 1) of (patches × forwards + stages − 1) turns.
 
-The result is that of the loop in `sampling/denoiser.py`, where a patch does not wait for the others' step.
+The result is that of the loop in `sampling/denoiser.py`, where a patch does not wait for the others' step. The tokens
+that come out of a patch's last block are kept until the step ends (`Forward.finished`). So the forward of the last
+patch returns the whole prediction.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ from ...errors import RequestError
 from ...groups.calls import Call, Output
 from ...models.spec import ALWAYS_WHOLE
 from ...plan import OFF, ParallelPlan
-from ...video import Video, video_of
+from ...video import Video
 from ..exchange.differences import Differences
 from ..forward import Forward, StaleCache
-from .regions import check_sizes, part_of, patch_regions, put_part
+from .regions import check_sizes
 from .stages import Message
 
 # How many kinds of steps keep their keys and values at the same time. A node such as perturbed attention guidance makes
@@ -41,15 +43,15 @@ class StepKind:
     """What the steps of one kind keep. They have calls of the same shapes and conditions, with the same nodes inside of
     the model.
 
-    caches, differences: by this rank's part of the calls. regions: of each patch in the latents, by call. conditions:
-    the tensors of the calls, other than latents; kept, because the kind is known by them. whole: how many steps still
-    run whole.
+    caches, differences: by this rank's part of the calls. conditions: the tensors of the calls, other than latents;
+    kept, because the kind is known by them. whole: how many steps still run whole. rises: whether timesteps go from low
+    to high; None if not known yet.
     """
 
-    def __init__(self, calls: Sequence[Call], regions: list[list[torch.Tensor]], parts: int, whole: int) -> None:
+    def __init__(self, calls: Sequence[Call], parts: int, whole: int, rises: bool | None) -> None:
         self.caches = [StaleCache() for _ in range(parts)]
         self.differences = [Differences() for _ in range(parts)]
-        self.regions = regions
+        self.rises = rises
         self.conditions = conditions_of(calls)
         self.first = self.timestep = timestep_of(calls)
         self.whole = whole
@@ -57,7 +59,10 @@ class StepKind:
     def goes_back(self, calls: Sequence[Call]) -> bool:
         """Takes the next step into account. Returns whether it goes back to an earlier timestep."""
         before, self.timestep = self.timestep, timestep_of(calls)
-        if self.timestep <= before + BACK * self.first:
+        moved, self.first = self.timestep - before, max(self.first, self.timestep)
+        if self.rises is None and moved:
+            self.rises = moved > 0
+        if (-moved if self.rises else moved) <= BACK * self.first:
             return False
         self.first = self.timestep
         self.differences = [Differences() for _ in self.differences]
@@ -69,11 +74,13 @@ class StepPipeline:
 
     Every rank makes the same calls with the same values, so all decide alike.
     why: why the last step ran whole, or its attention was dense, although it was not one of the first; else empty. Of
-    a loop, why any of its steps was so.
+    a loop, why any of its steps was so. rises: whether a sampling's timesteps go from low to high; None to learn it
+    from the steps.
     """
 
     def __init__(self, plan: ParallelPlan) -> None:
         self.plan = plan
+        self.rises: bool | None = False
         self.every_patch = list(range(plan.patch_count))
         self.why = ""
         self.forget()
@@ -82,44 +89,38 @@ class StepPipeline:
         """Frees all keys and values. The next step begins a sampling."""
         self.kinds: dict[Any, StepKind] = {}
 
-    def begin(self, calls: Sequence[Call], parts: int, sides: Sides, device: torch.device) -> StepRun:
-        """Begins a step. parts: how many of the calls' parts this rank runs. sides: returns the sides of the pixels
-        that become a token.
-
-        Raises RequestError for latents that cannot be cut into patches.
+    def begin(
+        self,
+        calls: Sequence[Call],
+        parts: int,
+        count: Callable[[Call], int | None],
+        grid: Callable[[Call], Video],
+    ) -> StepRun:
+        """Begins a step. parts: how many of the calls' parts this rank runs. count: returns the tokens of a call's
+        picture, or raises RequestError if they cannot be cut into patches; None if the image's stream may have others.
+        grid: returns those of a video.
         """
         self.why = ""
-        if len(self.every_patch) > 1:
-            return self.begin_patches(calls, parts, sides, device)
         nothing, keeps, sparse = [None] * parts, self.plan.keeps_differences, self.plan.sparse != OFF
+        if len(self.every_patch) > 1:
+            tokens = [count(call) for call in calls]
+            kind = self.find_kind(calls, parts)
+            turns = [self.every_patch] if self.runs_whole(kind) else [[patch] for patch in self.every_patch]
+            return StepRun(turns, kind.caches, tokens)
         if not keeps and not sparse:
-            return StepRun([self.every_patch], nothing, [], [])
-        videos = [video_of(call.latents[0].shape, sides(call.latents[0])) for call in calls] if sparse else []
+            return StepRun([self.every_patch], nothing)
+        videos = [grid(call) for call in calls] if sparse else []
         kind = self.find_kind(calls, parts)
-        run = StepRun([self.every_patch], nothing, [], [], kind.differences if keeps else nothing)
+        run = StepRun([self.every_patch], nothing, (), kind.differences if keeps else nothing)
         run.videos = [] if self.runs_whole(kind) else videos
         return run
 
-    def begin_patches(self, calls: Sequence[Call], parts: int, sides: Sides, device: torch.device) -> StepRun:
-        """Begins a step under a plan with patches."""
-        tokens = [count_tokens(call, sides) for call in calls]
-
-        def find_regions() -> list[list[torch.Tensor]]:
-            latents = [call.latents[0] for call in calls]
-            return [patch_regions(each, sides(each), len(self.every_patch), device) for each in latents]
-
-        kind = self.find_kind(calls, parts, find_regions)
-        turns = [self.every_patch] if self.runs_whole(kind) else [[patch] for patch in self.every_patch]
-        return StepRun(turns, [*kind.caches], kind.regions, tokens)
-
-    def find_kind(
-        self, calls: Sequence[Call], parts: int, find_regions: Callable[[], list[list[torch.Tensor]]] = list
-    ) -> StepKind:
+    def find_kind(self, calls: Sequence[Call], parts: int) -> StepKind:
         """Returns what the steps of these calls' kind keep, and takes the calls' timestep into account."""
         name = kind_of(calls)
         kind = self.kinds.pop(name, None)
         if kind is None:
-            kind = StepKind(calls, find_regions(), parts, self.plan.whole_steps)
+            kind = StepKind(calls, parts, self.plan.whole_steps, self.rises)
             if self.plan.whole_steps and self.kinds and not any(other.whole for other in self.kinds.values()):
                 self.why = "the shapes, the conditions, or the nodes inside of the model changed"
         elif kind.goes_back(calls) and self.plan.whole_steps:
@@ -148,23 +149,23 @@ class StepPipeline:
 class StepRun:
     """A step that has begun.
 
-    turns: the patches that run together, one turn after the other. caches, differences: by part. regions, tokens: by
-    call; empty without patches. videos: by call, the grid of its tokens if they attend sparsely; else empty.
+    turns: the patches that run together, one turn after the other. caches, differences: by part. tokens: by call; empty
+    without patches. finished: by part, the tokens of the patches that have run. videos: by call, the grid of its tokens
+    if they attend sparsely; else empty. outputs: by part, what the forward of its last turn returned.
     """
 
     def __init__(
         self,
         turns: list[list[int]],
         caches: Sequence[StaleCache | None],
-        regions: list[list[torch.Tensor]],
-        tokens: list[int],
+        tokens: Sequence[int | None] = (),
         differences: Sequence[Differences | None] = (),
     ) -> None:
         self.turns = turns
         self.caches = caches
-        self.regions = regions
         self.tokens = tokens
         self.differences = differences or [None] * len(caches)
+        self.finished: list[dict[object, torch.Tensor] | None] = [{} if len(turns) > 1 else None for _ in caches]
         self.videos: list[Video] = []
         self.outputs: list[Any] = [None] * len(caches)
 
@@ -175,28 +176,15 @@ class StepRun:
     def forward(self, segments: list[int], index: int, call: int) -> Forward:
         """Returns the forward of these patches, for a part of a call."""
         tokens, video = self.tokens[call] if self.tokens else 0, self.videos[call] if self.videos else None
-        return Forward(segments, self.caches[index], 0, index, tokens, self.differences[index], video)
-
-    def keep(self, segments: list[int], index: int, call: int, output: Output | None) -> None:
-        """Keeps what a forward returned for its patches. None: the tokens went to the next stage."""
-        if output is None:
-            return
-        if len(self.turns) == 1:
-            self.outputs[index] = output
-            return
-        if not isinstance(output, torch.Tensor):
-            raise RequestError("The model returns several tensors, and PipeFusion's patches are of one.", WITHOUT)
-        if self.outputs[index] is None:
-            self.outputs[index] = output.clone(memory_format=torch.contiguous_format)
-        else:
-            region = self.regions[call][segments[0]]
-            put_part(self.outputs[index], region, part_of(output, region))
+        return Forward(
+            segments, self.caches[index], 0, index, tokens, self.differences[index], video, finished=self.finished[index]
+        )
 
 
 WITHOUT = "Use patches=1, or ulysses, ring, cfg or dp in place of pipefusion."
 
 
-def count_tokens(call: Call, sides: Sides) -> int:
+def count_picture_tokens(call: Call, sides: Sides) -> int:
     """Returns the tokens of a call's picture. Raises RequestError if it has no whole tokens, or several parts."""
     if len(call.latents) != 1:
         raise RequestError("PipeFusion's patches are of one latent, and this one has several parts.", WITHOUT)

@@ -10,7 +10,8 @@ import torch
 from parallel_backend.errors import RequestError
 from parallel_backend.groups.calls import Call
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.seams.pipeline.step_pipeline import MOST_KINDS, StepPipeline
+from parallel_backend.seams.pipeline.step_pipeline import MOST_KINDS, StepPipeline, count_picture_tokens
+from parallel_backend.video import Video, video_of
 
 TEXT, OTHER = torch.zeros(1, 5, 8), torch.ones(1, 5, 8)
 WHOLE, PATCHES = [[0, 1, 2]], [[0], [1], [2]]
@@ -21,8 +22,16 @@ def step(timestep: float, rows: int = 8, text: torch.Tensor = TEXT, **options: A
     return [Call((latents, torch.tensor([timestep])), {"context": text, "transformer_options": options})]
 
 
+def count(call: Call) -> int:
+    return count_picture_tokens(call, lambda latents: (2, 2))
+
+
+def grid(call: Call) -> Video:
+    return video_of(call.latents[0].shape, (1, 2, 2))
+
+
 def turns(pipeline: StepPipeline, calls: list[Call]) -> list[list[int]]:
-    return pipeline.begin(calls, 1, lambda latents: (2, 2), torch.device("cpu")).turns
+    return pipeline.begin(calls, 1, count, grid).turns
 
 
 @pytest.fixture
@@ -60,7 +69,7 @@ def test_differences_are_kept_for_steps_of_one_kind_and_begin_anew_with_another_
     made = StepPipeline(ParallelPlan(ulysses=2, exchange_dtype="int4"))
 
     def kept(calls: list[Call]) -> Any:
-        run = made.begin(calls, 1, lambda latents: (2, 2), torch.device("cpu"))
+        run = made.begin(calls, 1, count, grid)
         assert run.turns == [[0]] and not made.why
         return run.forward([0], 0, 0).differences
 
@@ -84,6 +93,17 @@ def test_cond_and_uncond_in_turns_are_no_change(pipeline: StepPipeline) -> None:
 
 def test_after_a_step_back_the_next_ones_run_patch_by_patch(pipeline: StepPipeline) -> None:
     assert [turns(pipeline, step(timestep)) for timestep in (950.0, 940.0, 880.0)] == [WHOLE, PATCHES, PATCHES]
+
+
+def test_the_way_that_timesteps_go_is_learned_where_models_differ_in_it(pipeline: StepPipeline) -> None:
+    """As for a pipeline's own loop: Z-Image's timesteps rise."""
+    pipeline.forget()
+    pipeline.rises = None
+    for timestep, wanted in ((0.0, WHOLE), (0.1, WHOLE), (0.2, PATCHES), (0.5, PATCHES), (0.9, PATCHES), (0.1, WHOLE)):
+        assert turns(pipeline, step(timestep)) == wanted
+    pipeline.forget()
+    for timestep, wanted in ((1.0, WHOLE), (0.9, WHOLE), (0.5, PATCHES), (0.1, PATCHES), (0.9, WHOLE)):
+        assert turns(pipeline, step(timestep)) == wanted
 
 
 def test_two_kinds_of_steps_in_turns_keep_their_own_keys(pipeline: StepPipeline) -> None:
@@ -117,7 +137,7 @@ def test_latents_that_cannot_be_cut_into_patches_are_refused(pipeline: StepPipel
 
 def test_a_plan_without_patches_runs_every_step_whole_and_keeps_nothing() -> None:
     pipeline = StepPipeline(ParallelPlan(ulysses=2))
-    run = pipeline.begin(step(700.0), 1, lambda latents: (2, 2), torch.device("cpu"))
+    run = pipeline.begin(step(700.0), 1, count, grid)
     assert run.turns == [[0]] and run.caches == [None] and not pipeline.kinds
 
 
@@ -127,5 +147,5 @@ def test_ranks_that_exchange_no_tokens_keep_no_differences(plan: dict[str, Any])
     made = StepPipeline(ParallelPlan(**plan, exchange_dtype="int4"))
     for timestep in (1000.0, 900.0):
         video = Call((torch.zeros(1, 4, 3, 8, 6), torch.tensor([timestep])), {"context": TEXT})
-        run = made.begin([video], 1, lambda latents: (1, 2, 2), torch.device("cpu"))
+        run = made.begin([video], 1, count, grid)
         assert run.differences == [None]

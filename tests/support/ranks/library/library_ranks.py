@@ -83,10 +83,6 @@ def with_ip_adapter() -> None:
 
 
 REFUSALS: dict[str, Callable[[], object]] = {
-    "pipefusion": lambda: parallel(dit, pipefusion=2),
-    "patches": lambda: parallel(dit, ulysses=2, patches=2),
-    "stages": lambda: parallel(dit, pipefusion=2, patches=1),
-    "int4": lambda: parallel(dit, ulysses=2, exchange_dtype="int4"),
     "another world size": lambda: parallel(dit, ulysses=2, ring=2),
     "another world size, loading": lambda: load_transformer("nowhere", ParallelPlan(), torch.device("cpu")),
     "no folder": lambda: load_transformer("nowhere", ParallelPlan(pipefusion=2), torch.device("cpu")),

@@ -1,0 +1,120 @@
+"""Pairs the calls that a pipeline makes of its transformer one after the other, as for guidance in two calls.
+
+Ranks can run two calls side by side only if both are known when the first is made. The first step teaches which
+arguments follow which with the same latents and timestep. From the second step on, both run when the first is made.
+What was computed ahead is used only if the pipeline then asks for exactly that, value by value. Else it is dropped, and
+the call runs by itself. So a pipeline that does something else gets the right prediction, a little later.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from ..compat import tree_leaves, version_of
+from .agreement import all_agree
+from .arguments import TIMESTEP, ModelCall, is_equal
+
+
+class Made(NamedTuple):
+    """A call that was made. changed: copies of its latents and timestep. versions: how often its other tensors had been
+    written to."""
+
+    call: ModelCall
+    changed: dict[str, Any]
+    versions: list[int]
+
+    @classmethod
+    def of(cls, call: ModelCall) -> Made:
+        return cls(call, {name: copy_of(value) for name, value in call.changing.items()}, versions_of(call))
+
+    def has_inputs_of(self, call: ModelCall) -> bool:
+        """Whether another call has the same latents and timestep."""
+        names = self.changed.keys()
+        return names == call.changing.keys() and all(same(self.changed[name], call.changing[name]) for name in names)
+
+    def is_the_same(self, call: ModelCall) -> bool:
+        """Whether another call has the same arguments, and nobody has written into them."""
+        return self.call.key == call.key and self.versions == versions_of(call) and self.has_inputs_of(call)
+
+
+class CallsAhead:
+    """What a pipeline is expected to ask for next.
+
+    most: how many calls are made at the same time. why: why the pipeline's calls do not run side by side, once that is
+    known; empty if they do. expected: calls that were made ahead, with their predictions.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.forget()
+
+    def forget(self) -> None:
+        """Begins a sampling."""
+        self.followers: dict[tuple, ModelCall] = {}
+        self.expected: list[tuple[Made, torch.Tensor]] = []
+        self.last: Made | None = None
+        self.why = ""
+
+    def take(self, call: ModelCall) -> torch.Tensor | None:
+        """Returns the prediction of a call if it was made ahead. All ranks decide alike."""
+        if not self.expected:
+            return None
+        (made, prediction), *self.expected = self.expected
+        if all_agree(made.is_the_same(call)):
+            return prediction
+        self.expected, self.followers = [], {}
+        return None
+
+    def with_followers(self, call: ModelCall) -> list[ModelCall]:
+        """Returns the calls to make now: this one, and those that are expected to follow it in the same step."""
+        if self.most == 1:
+            return [call]
+        self.learn(call)
+        calls = [call]
+        while len(calls) < self.most and (follower := self.followers.get(calls[-1].key)):
+            calls.append(call.with_constant(follower.constant))
+        return calls
+
+    def learn(self, call: ModelCall) -> None:
+        """Learns what follows the call before this one."""
+        before, self.last = self.last, Made.of(call)
+        if before is None:
+            return
+        if all_agree(before.call.key != call.key and before.has_inputs_of(call)):
+            self.followers[before.call.key] = call
+        elif before.call.key == call.key:
+            self.why = self.why or "it calls the model once a step"
+        else:
+            other = [name for name, value in before.changed.items() if not same(value, call.changing.get(name))]
+            if not any(name in TIMESTEP for name in other):
+                self.why = f"its calls of a step differ in {' and '.join(other)}"
+
+    def keep(self, calls: list[ModelCall], predictions: list[torch.Tensor]) -> None:
+        """Keeps the predictions of calls that were made ahead."""
+        self.expected = [(Made.of(call), each) for call, each in zip(calls, predictions, strict=True)]
+        if calls:
+            self.last, self.why = None, ""
+
+
+def copy_of(value: Any) -> Any:
+    if torch.is_tensor(value):
+        return value.clone()
+    return list(map(copy_of, value)) if isinstance(value, list) else value
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two arguments are equal: tensors, lists of them, or numbers."""
+    if type(one) is not type(other):
+        return False
+    if torch.is_tensor(one):
+        return is_equal(one, other)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def versions_of(call: ModelCall) -> list[int]:
+    tensors = [each for each in tree_leaves(call.constant) if torch.is_tensor(each)]
+    return [-1 if each.is_inference() else version_of(each) for each in tensors]

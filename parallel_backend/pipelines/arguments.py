@@ -1,0 +1,179 @@
+"""The arguments with which a pipeline calls its transformer: which have a row for each picture, and which stay the same
+from step to step.
+
+Names decide which arguments have the batch in their first dim. Sizes cannot: four position ids may meet a batch of
+four. A tensor with an unknown name is refused, because we do not know how to cut it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..compat import tree_leaves, tree_map_only
+from ..errors import RequestError
+from ..groups.calls import Call
+from ..groups.mesh import Axis
+from ..models import Adapter
+from .agreement import Batch, check_same, is_batch, parts_of
+
+BATCH_DIM = 0
+LATENTS = ("hidden_states", "x")
+TIMESTEP = ("timestep", "t")
+NEW_EACH_STEP = (*LATENTS, *TIMESTEP)
+# In addition to the adapter's conditions.
+BATCH_FIRST = (
+    *NEW_EACH_STEP,
+    "cap_feats",
+    "attention_mask",
+    "encoder_attention_mask",
+    "img_shapes",
+    "inpaint_latents",
+    "control_latents",
+)
+LAYERED = ("id_vit_hidden",)  # a batch for each of several layers of an encoder
+SHARED = ("img_ids", "txt_ids", "image_rotary_emb", "ofs", "rope_interpolation_scale")  # the same for all rows
+MOST_VALUES = 8  # how many values of an argument are known at the same time
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """A call of the transformer.
+
+    changing: latents and timestep, by name. constant: the other arguments; equal values are the same objects in all
+    calls of a sampling.
+    """
+
+    changing: dict[str, Any]
+    constant: dict[str, Any]
+
+    @property
+    def latents(self) -> Batch:
+        return next(self.changing[name] for name in LATENTS if name in self.changing)
+
+    @property
+    def size(self) -> int:
+        """The batch size."""
+        return len(self.latents)
+
+    @property
+    def key(self) -> tuple:
+        """What the constant arguments are known by."""
+        leaves = tree_leaves(self.constant)
+        return (*self.constant, *(id(each) if torch.is_tensor(each) else repr(each) for each in leaves))
+
+    @property
+    def shapes(self) -> tuple:
+        """The shapes of its tensors."""
+        return tuple(each.shape for each in tree_leaves((self.changing, self.constant)) if torch.is_tensor(each))
+
+    def with_constant(self, constant: dict[str, Any]) -> ModelCall:
+        """Returns the call of the same latents and timestep with other constant arguments."""
+        return ModelCall(self.changing, constant)
+
+    def for_step(self) -> Call:
+        """Returns the call as `StepPipeline` takes it."""
+        timestep = next((self.changing[name] for name in TIMESTEP if name in self.changing), 0.0)
+        parts = parts_of(self.latents)
+        latents = parts[0] if isinstance(self.latents, torch.Tensor) else torch.stack(parts)
+        return Call((latents, torch.as_tensor(timestep)), self.constant)
+
+
+class ModelArguments:
+    """Reads the arguments of a model's calls, checks them, and cuts them to rows."""
+
+    def __init__(self, model: torch.nn.Module, adapter: Adapter) -> None:
+        self.adapter = adapter
+        self.batch_first = tuple(dict.fromkeys((*BATCH_FIRST, *adapter.conditions)))
+        self.signature = inspect.signature(model.forward)
+        self.agreed: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops the values of the last sampling."""
+        self.known: list[torch.Tensor] = []
+
+    def read(self, args: tuple, kwargs: dict[str, Any]) -> ModelCall:
+        """Returns a call. Raises RequestError, on every rank alike. All arguments are passed by name, because
+        decorators of diffusers look for some of them there."""
+        arguments = self.signature.bind(*args, **kwargs).arguments
+        given = flatten(arguments)
+        self.check_names(given)
+        self.check_agreement({name: given[name] for name in self.batch_first if is_batch(given.get(name))})
+        changing = {name: value for name, value in arguments.items() if name in NEW_EACH_STEP}
+        constant = {name: value for name, value in arguments.items() if name not in NEW_EACH_STEP}
+        return ModelCall(changing, tree_map_only(torch.Tensor, self.identify, constant))
+
+    def identify(self, value: torch.Tensor) -> torch.Tensor:
+        """Returns the tensor of an earlier call with the same values, or this one if there is none."""
+        found = next((each for each in self.known if each is value), None)  # comparing values makes the host wait
+        if found is None:
+            found = next((each for each in self.known if is_equal(each, value)), None)
+        if found is not None:
+            return found
+        most = MOST_VALUES * len(self.signature.parameters)
+        self.known = [value, *self.known[: most - 1]]
+        return value
+
+    def cut(self, call: ModelCall, rows: Axis) -> dict[str, Any]:
+        """Returns this rank's rows of a call's arguments. rows: the batch as an axis splits it."""
+        given = {**call.changing, **call.constant}
+        return {name: self.take(name, value, call.size, rows) for name, value in given.items()}
+
+    def take(self, name: str, value: Any, size: int, rows: Axis) -> Any:
+        """Returns this rank's rows of an argument. Several entries per row, such as two images, stay together."""
+        if isinstance(value, dict):
+            return {key: self.take(key, inner, size, rows) for key, inner in value.items()}
+        if name in LAYERED and value is not None:
+            return [self.take_rows(name, layer, size, rows) for layer in value]
+        if name in self.batch_first and isinstance(value, list):
+            return value[rows.own(size)]
+        if name not in self.batch_first or not torch.is_tensor(value) or not value.ndim:
+            return value
+        return self.take_rows(name, value, size, rows)
+
+    def take_rows(self, name: str, value: torch.Tensor, size: int, rows: Axis) -> torch.Tensor:
+        """Returns this rank's rows of a tensor. One row is for all."""
+        if len(value) == 1:
+            return value
+        if len(value) % size:
+            raise RequestError(f"{name} is for a batch of {len(value)}, hidden_states for one of {size}.")
+        return value.unflatten(BATCH_DIM, (size, -1))[rows.own(size)].flatten(0, 1).contiguous()
+
+    def check_names(self, given: dict[str, Any]) -> None:
+        """Raises RequestError for an unknown argument that is more than a number."""
+        for name, value in given.items():
+            plain = value is None or isinstance(value, (bool, int, float, str))
+            if not plain and name not in (*self.batch_first, *SHARED):
+                raise RequestError(
+                    f"{self.adapter.model_class} was called with {name}, which cannot be split over ranks yet.",
+                    "Leave out what brings it (IP-Adapter, ControlNet, skipped layers), or use the plain pipeline.",
+                )
+
+    def check_agreement(self, tensors: dict[str, Batch]) -> None:
+        """Raises RequestError if ranks got different prompts or noise. It runs when a call of the pipeline begins,
+        which the new conditions show. After that, each step passes the same tensors."""
+        conditions = [row for name, value in tensors.items() if name not in NEW_EACH_STEP for row in parts_of(value)]
+        if all(self.agreed.get(id(value)) is value for value in conditions):
+            return
+        device = next(parts_of(tensors[name])[0].device for name in LATENTS if name in tensors)
+        check_same(tensors, self.batch_first, device)
+        self.agreed.update({id(value): value for value in conditions})
+
+
+def is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have the same form and values."""
+    same = one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
+    return same and torch.equal(one, other)
+
+
+def flatten(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments by name, including those inside of dicts."""
+    flat = {}
+    for name, value in arguments.items():
+        flat.update(flatten(value) if isinstance(value, dict) else {name: value})
+    return flat
