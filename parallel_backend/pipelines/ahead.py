@@ -43,7 +43,8 @@ class CallsAhead:
     """What a pipeline is expected to ask for next.
 
     most: how many calls are made at the same time. why: why the pipeline's calls do not run side by side, once that is
-    known; empty if they do. expected: calls that were made ahead, with their predictions.
+    known; empty if they do. expected: calls that were made ahead, with their predictions. last: the call before, which
+    nobody expected. is_useful: whether calls were made ahead in this sampling.
     """
 
     def __init__(self, most: int) -> None:
@@ -55,6 +56,7 @@ class CallsAhead:
         self.followers: dict[tuple, ModelCall] = {}
         self.expected: list[tuple[Made, torch.Tensor]] = []
         self.last: Made | None = None
+        self.is_useful = False
         self.why = ""
 
     def take(self, call: ModelCall) -> torch.Tensor | None:
@@ -63,39 +65,45 @@ class CallsAhead:
             return None
         (made, prediction), *self.expected = self.expected
         if all_agree(made.is_the_same(call)):
+            self.last = None
             return prediction
         self.expected, self.followers = [], {}
         return None
 
     def with_followers(self, call: ModelCall) -> list[ModelCall]:
         """Returns the calls to make now: this one, and those that are expected to follow it in the same step."""
-        if self.most == 1:
-            return [call]
-        self.learn(call)
         calls = [call]
+        if self.most == 1 or self.learn(call):
+            return calls
         while len(calls) < self.most and (follower := self.followers.get(calls[-1].key)):
             calls.append(call.with_constant(follower.constant))
         return calls
 
-    def learn(self, call: ModelCall) -> None:
-        """Learns what follows the call before this one."""
+    def learn(self, call: ModelCall) -> bool:
+        """Learns what follows the call before this one. Returns whether this one is of the same step."""
         before, self.last = self.last, Made.of(call)
         if before is None:
-            return
+            return False
         if all_agree(before.call.key != call.key and before.has_inputs_of(call)):
             self.followers[before.call.key] = call
-        elif before.call.key == call.key:
+            return True
+        if not self.is_useful:
+            self.explain(before, call)
+        return False
+
+    def explain(self, before: Made, call: ModelCall) -> None:
+        """Notes why two calls, one after the other, are not of the same step."""
+        if before.call.key == call.key:
             self.why = self.why or "it calls the model once a step"
-        else:
-            other = [name for name, value in before.changed.items() if not same(value, call.changing.get(name))]
-            if not any(name in TIMESTEP for name in other):
-                self.why = f"its calls of a step differ in {' and '.join(other)}"
+            return
+        other = [name for name, value in before.changed.items() if not same(value, call.changing.get(name))]
+        if not any(name in TIMESTEP for name in other):
+            self.why = f"its calls of a step differ in {' and '.join(other)}"
 
     def keep(self, calls: list[ModelCall], predictions: list[torch.Tensor]) -> None:
         """Keeps the predictions of calls that were made ahead."""
         self.expected = [(Made.of(call), each) for call, each in zip(calls, predictions, strict=True)]
-        if calls:
-            self.last, self.why = None, ""
+        self.is_useful = self.is_useful or bool(calls)
 
 
 def copy_of(value: Any) -> Any:

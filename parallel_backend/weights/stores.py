@@ -27,7 +27,8 @@ class Store(ABC):
 
     kind: the plan's `weights=` value.
     is_collective: whether a fetch needs the other ranks.
-    index: which shard of each block this rank keeps; 0 if it has whole blocks. group: of the ranks that keep the others.
+    index: which shard of each block this rank keeps; 0 if it has whole blocks.
+    group: of the ranks that keep the others.
     blocks: what this rank keeps or maps of each block.
     """
 

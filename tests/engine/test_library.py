@@ -46,7 +46,7 @@ def case(call: str, batch: int = 1, seeded: bool = True, twice: bool = False, va
     return {"name": name, "call": call, "batch": batch, "seeded": seeded, "twice": twice, "vae": vae, "plan": plan}
 
 
-TWICE = ("Flux, two forwards", "Qwen-Image", "Chroma")
+TWICE = ("Flux, two forwards", "Qwen-Image", "Chroma", "Wan", "CogView4")
 CASES = [
     *[case("DiT", 1, **plan) for plan in ({"ulysses": 2}, {"ring": 2}, {"cfg": 2}, {"cfg": 2, "ulysses": 2})],
     *[case("DiT", 3, dp=2), case("DiT", 3, dp=2, cfg=2), case("DiT", 1, seeded=False, cfg=2)],

@@ -19,7 +19,7 @@ import torch
 
 from ...compat import tree_leaves
 from ...errors import RequestError
-from ...groups.calls import Call, Output
+from ...groups.calls import Call
 from ...models.spec import ALWAYS_WHOLE
 from ...plan import OFF, ParallelPlan
 from ...video import Video
@@ -176,9 +176,9 @@ class StepRun:
     def forward(self, segments: list[int], index: int, call: int) -> Forward:
         """Returns the forward of these patches, for a part of a call."""
         tokens, video = self.tokens[call] if self.tokens else 0, self.videos[call] if self.videos else None
-        return Forward(
-            segments, self.caches[index], 0, index, tokens, self.differences[index], video, finished=self.finished[index]
-        )
+        forward = Forward(segments, self.caches[index], 0, index, tokens, self.differences[index], video)
+        forward.finished = self.finished[index]
+        return forward
 
 
 WITHOUT = "Use patches=1, or ulysses, ring, cfg or dp in place of pipefusion."

@@ -16,6 +16,7 @@ from tests.support.cases.families import FAMILIES, SQUARE, UNEVEN, Family
 IMAGE_SIDE = 128  # 16 latent pixels where there is no VAE to say so
 TEXT_TOKENS = 6
 SEED = 3
+STEPS = 3
 Arguments = dict[str, Any]
 
 
@@ -162,8 +163,8 @@ class Call:
 
     def run(self, pipeline: diffusers.DiffusionPipeline, batch: int, generator: torch.Generator | None) -> torch.Tensor:
         pipeline.set_progress_bar_config(disable=True)
-        images = pipeline(**self.arguments(batch), generator=generator, num_inference_steps=3).images
-        return images.detach().contiguous()
+        result = pipeline(**self.arguments(batch), generator=generator, num_inference_steps=STEPS)
+        return (result.frames if hasattr(result, "frames") else result.images).detach().contiguous()
 
 
 def flux() -> diffusers.FluxPipeline:
@@ -201,6 +202,26 @@ def qwenimage() -> diffusers.QwenImagePipeline:
     return without_encoders(diffusers.QwenImagePipeline, FAMILIES["qwenimage"], scheduler)
 
 
+def wan_call(batch: int) -> Arguments:
+    texts = {"prompt_embeds": embeddings(1, batch, TEXT_TOKENS, 16)}
+    negative = {"negative_prompt_embeds": embeddings(3, batch, TEXT_TOKENS, 16), "guidance_scale": 3.0}
+    return {**texts, **negative, "height": 64, "width": 96, "num_frames": 9, "output_type": "latent"}
+
+
+def cogview4_call(batch: int) -> Arguments:
+    return text_call(batch, negative_prompt_embeds=embeddings(3, batch, TEXT_TOKENS, 32), guidance_scale=3.0)
+
+
+def wan() -> diffusers.WanPipeline:
+    scheduler = diffusers.UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True)
+    return without_encoders(diffusers.WanPipeline, FAMILIES["wan-t2v"], scheduler)
+
+
+def cogview4() -> diffusers.CogView4Pipeline:
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, time_shift_type="linear")
+    return without_encoders(diffusers.CogView4Pipeline, FAMILIES["cogview4"], scheduler)
+
+
 CALLS = {
     "DiT": Call(dit, dit_call),
     "Flux": Call(flux, flux_call),
@@ -212,4 +233,6 @@ CALLS = {
     "SD3": Call(sd3, sd3_call),
     "PixArt": Call(pixart, pixart_call),
     "Qwen-Image": Call(qwenimage, qwenimage_call),
+    "Wan": Call(wan, wan_call),
+    "CogView4": Call(cogview4, cogview4_call),
 }

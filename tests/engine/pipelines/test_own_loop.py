@@ -1,0 +1,72 @@
+"""diffusers' own loops under plans that keep something from step to step, or make two calls at the same time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.support.cases import oracle
+from tests.support.cases.own_loop_cases import LOOPS, PATCHES, PatchCase, noise, scheduler_of
+from tests.support.cases.references import relative_error
+from tests.support.ranks.pool import RankPool
+
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def out(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("own_loop")
+    for world in (2, 4):
+        ranks.run(world, "library.own_loop_ranks", str(root))
+    return root
+
+
+def expected_of(case: PatchCase) -> torch.Tensor:
+    """By the oracle, a serial program."""
+    loop = LOOPS[case.loop]
+    return oracle.sample(
+        loop.model.build(), oracle.ANATOMIES[loop.family], loop.model.reference, scheduler_of(loop, case.scheduler),
+        noise(), loop.conditions, loop.negative, loop.guidance, case.plan.patch_count, case.plan.sync_steps,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PATCHES, ids=str)
+def test_pipefusion_by_the_pipelines_own_call_is_that_of_a_loop_of_patches(case: PatchCase, out: Path) -> None:
+    found = load_file(out / f"world{case.plan.world_size}.safetensors")
+    got, expected = found[str(case)], expected_of(case)
+    assert relative_error(got, expected) <= TOLERANCE
+    assert relative_error(got, found[f"{case}, Denoiser"]) <= TOLERANCE
+    assert torch.equal(got, found[f"{case}, again"])
+    loop = LOOPS[case.loop]
+    exact = oracle.sample(
+        loop.model.build(), oracle.ANATOMIES[loop.family], loop.model.reference, scheduler_of(loop, case.scheduler),
+        noise(), loop.conditions, loop.negative, loop.guidance,
+    )  # fmt: skip
+    assert relative_error(got, exact) > 10 * TOLERANCE  # patches were stale: nothing else is equal to the oracle
+
+
+def loops_of(out: Path) -> list[dict[str, Any]]:
+    return [json.loads((out / f"found.2.{rank}.json").read_text()) for rank in range(2)]
+
+
+# By what the loop does, the blocks that run on each rank in each step.
+RAN = {
+    "two calls": ([2, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1]),
+    "other prompt": ([2, 1, 1, 2, 1, 1], [0, 1, 1, 1, 1, 1]),
+    "one call": ([2, 1, 1, 1, 2, 1], [0, 1, 1, 0, 0, 1]),
+    "other latents": ([2, 1, 1, 2, 2, 2], [0, 1, 1, 1, 0, 0]),
+    "written": ([2, 1, 1, 2, 1, 1], [0, 1, 1, 1, 1, 1]),
+    "other order": ([2, 1, 1, 1, 2, 1], [0, 1, 1, 1, 0, 1]),
+}
+
+
+@pytest.mark.parametrize("name", RAN)
+def test_two_calls_of_a_step_run_side_by_side_only_where_both_are_known(name: str, out: Path) -> None:
+    found = [each[name] for each in loops_of(out)]
+    assert max(each["worst"] for each in found) <= TOLERANCE
+    assert [each["ran"] for each in found] == [*RAN[name]]

@@ -1,0 +1,111 @@
+"""Calls of pipelines under plans that keep something from step to step, for the tests and their ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import diffusers
+import numpy as np
+import torch
+
+from parallel_backend.plan import ParallelPlan
+from tests.support.cases.families import FAMILIES, Family
+from tests.support.cases.library_cases import CALLS, SEED, STEPS, TEXT_TOKENS, embeddings
+
+Tensors = dict[str, torch.Tensor]
+SIDE = 16  # latent pixels
+CHANNELS = 4
+
+
+@dataclass(frozen=True)
+class Loop:
+    """The same sampling as a pipeline's call and as a loop around the model.
+
+    call: of CALLS. family: of its model. conditions: of a batch of one. packed: whether the pipeline returns tokens.
+    """
+
+    call: str
+    family: str
+    conditions: Tensors
+    negative: Tensors | None = None
+    guidance: float = 1.0
+    packed: bool = False
+
+    @property
+    def model(self) -> Family:
+        return FAMILIES[self.family]
+
+    def latents(self, result: torch.Tensor) -> torch.Tensor:
+        """(B, C, H, W) of what the pipeline returns."""
+        if not self.packed:
+            return result
+        unpack: Any = diffusers.FluxPipeline._unpack_latents
+        return unpack(result, 8 * SIDE, 8 * SIDE, 8)
+
+
+def noise() -> torch.Tensor:
+    """What the pipeline draws for its first latents."""
+    return torch.randn(1, CHANNELS, SIDE, SIDE, generator=torch.Generator().manual_seed(SEED))
+
+
+def texts(text: int, pooled: int) -> Tensors:
+    tokens = embeddings(text, 1, TEXT_TOKENS, 32)
+    return {"encoder_hidden_states": tokens, "pooled_projections": embeddings(pooled, 1, 16)}
+
+
+def flux_texts(text: int, pooled: int) -> Tensors:
+    return {**texts(text, pooled), "guidance": torch.tensor([3.5])}
+
+
+LOOPS = {
+    "SD3": Loop("SD3", "sd3.5", texts(1, 2), texts(3, 4), 3.0),
+    "Flux": Loop("Flux", "flux-dev", flux_texts(1, 2), packed=True),
+    "Flux, two forwards": Loop("Flux, two forwards", "flux-dev", flux_texts(1, 2), flux_texts(3, 4), 3.0, packed=True),
+}
+FLOW = {"prediction_type": "flow_prediction", "use_flow_sigmas": True}
+SCHEDULERS: dict[str, Callable[[], Any]] = {
+    "Euler": diffusers.FlowMatchEulerDiscreteScheduler,
+    "Heun": diffusers.FlowMatchHeunDiscreteScheduler,
+    "DPM++ 2M": lambda: diffusers.DPMSolverMultistepScheduler(**FLOW),
+    "UniPC": lambda: diffusers.UniPCMultistepScheduler(**FLOW),
+}
+
+
+def scheduler_of(loop: Loop, name: str) -> Any:
+    """With the timesteps that the loop's pipeline sets."""
+    scheduler = SCHEDULERS[name]()
+    linear = {"sigmas": np.linspace(1.0, 1 / STEPS, STEPS)} if loop.packed else {"num_inference_steps": STEPS}
+    scheduler.set_timesteps(**linear)
+    return scheduler
+
+
+@dataclass(frozen=True)
+class PatchCase:
+    """PipeFusion by a pipeline's own call."""
+
+    loop: str
+    scheduler: str
+    plan: ParallelPlan
+
+    def __str__(self) -> str:
+        return f"{self.loop}, {self.scheduler}, {self.plan}"
+
+
+PATCHES = [
+    PatchCase("SD3", "Euler", ParallelPlan(pipefusion=2)),
+    PatchCase("Flux", "Euler", ParallelPlan(pipefusion=2, patches=3)),
+    PatchCase("Flux, two forwards", "Euler", ParallelPlan(pipefusion=2)),
+    PatchCase("SD3", "Heun", ParallelPlan(ulysses=2, patches=3, sync_steps=2)),
+    PatchCase("SD3", "DPM++ 2M", ParallelPlan(pipefusion=2)),
+    PatchCase("SD3", "UniPC", ParallelPlan(ring=2, patches=2)),
+    PatchCase("SD3", "Euler", ParallelPlan(pipefusion=2, cfg=2)),
+    PatchCase("Flux", "Euler", ParallelPlan(pipefusion=2, ulysses=2)),
+]
+
+
+def pipeline_of(case: PatchCase) -> diffusers.DiffusionPipeline:
+    pipeline = CALLS[LOOPS[case.loop].call].pipeline()
+    pipeline.scheduler = SCHEDULERS[case.scheduler]()
+    return pipeline

@@ -1,0 +1,132 @@
+"""`torchrun -m tests.support.ranks.library.own_loop_ranks OUT`: what pipelines' own loops do under a plan.
+
+Rank 0's latents are in OUT/worldN.safetensors, by case: those of the pipeline, and those of a Denoiser with the same
+plan. What each rank found is in OUT/found.N.RANK.json.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from parallel_backend import Denoiser, ParallelPlan, parallelize, start_distributed, unparallelize
+from parallel_backend.diffusers_model import DiffusersModel
+from parallel_backend.groups.mesh import build_mesh
+from tests.support.cases.families import FAMILIES
+from tests.support.cases.library_cases import CALLS, SEED
+from tests.support.cases.own_loop_cases import LOOPS, PATCHES, PatchCase, noise, pipeline_of, scheduler_of
+from tests.support.ranks.leaving import leave
+
+CPU = torch.device("cpu")
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(SEED)
+
+
+def patches(case: PatchCase) -> dict[str, torch.Tensor]:
+    """Latents of a pipeline's call, of the same call again, and of a Denoiser."""
+    loop, pipeline = LOOPS[case.loop], pipeline_of(case)
+    parallelize(pipeline, case.plan)
+    first, again = (CALLS[loop.call].run(pipeline, 1, seeded()) for _ in range(2))
+    transformer: DiffusersModel = pipeline.transformer.parallel_transformer
+    if transformer.pipeline.kinds:
+        raise SystemExit(f"{case} keeps keys and values when its call has ended.")
+    unparallelize(pipeline)
+    mesh = build_mesh(case.plan, CPU)
+    denoiser = Denoiser(DiffusersModel(pipeline.transformer, mesh))
+    scheduler = scheduler_of(loop, case.scheduler)
+    found = denoiser.sample(noise(), scheduler, loop.conditions, loop.negative, loop.guidance, to_first=True)
+    mesh.close()
+    result = {f"{case}": loop.latents(first), f"{case}, again": loop.latents(again)}
+    return result if found is None else {**result, f"{case}, Denoiser": found}
+
+
+class Loop:
+    """A loop around Flux's model that does what a test wants. It counts what runs in this rank."""
+
+    def __init__(self, plan: ParallelPlan) -> None:
+        self.transformer: Any = FAMILIES["flux-dev"].build()
+        self.scheduler = SimpleNamespace(timesteps=torch.tensor([1.0, 0.5]))
+        self.plain: Any = FAMILIES["flux-dev"].build()
+        self.counted: Counter[str] = Counter()
+        self.transformer.transformer_blocks[0].register_forward_hook(lambda *_: self.counted.update(["block"]))
+        parallelize(self, plan)
+        self.worst = 0.0
+
+    def conditions(self, seed: int, tokens: int = 6) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        return {
+            "encoder_hidden_states": torch.randn(1, tokens, 32, generator=generator),
+            "pooled_projections": torch.randn(1, 16, generator=generator),
+            "txt_ids": torch.zeros(tokens, 3),
+        }
+
+    def ask(self, step: int, conditions: dict[str, torch.Tensor], shift: float = 0.0) -> None:
+        """Calls the model, and compares with the plain one. shift: of the latents."""
+        generator = torch.Generator().manual_seed(100 + step)
+        ids = torch.cat([torch.zeros(12, 1), torch.cartesian_prod(torch.arange(3.0), torch.arange(4.0))], 1)
+        given = {
+            "hidden_states": torch.randn(1, 12, 16, generator=generator) + shift,
+            "timestep": torch.tensor([1.0 - step / 10]),
+            "guidance": torch.ones(1),
+            "img_ids": ids,
+            **conditions,
+        }
+        with torch.no_grad():
+            expected = self.plain(**given, return_dict=False)[0]
+            got = self.transformer(**given, return_dict=False)[0]
+        self.worst = max(self.worst, ((got - expected).norm() / expected.norm()).item())
+
+
+def loops() -> dict[str, Any]:
+    """What loops with guidance in two calls found: the worst error, and how many blocks ran here by step."""
+    found: dict[str, Any] = {}
+    for name in ("two calls", "other prompt", "one call", "other latents", "written", "other order"):
+        loop = Loop(ParallelPlan(cfg=2))
+        cond, uncond, other = (loop.conditions(seed) for seed in range(3))
+        ran = []
+        for step in range(6):
+            before = loop.counted["block"]
+            loop.ask(step, cond)
+            if name == "other prompt" and step == 3:
+                uncond = other
+            if name == "written" and step == 3:
+                uncond["encoder_hidden_states"].mul_(2)
+            if name != "one call" or step not in (2, 3):
+                loop.ask(step, uncond, 0.1 if name == "other latents" and step > 2 else 0.0)
+            if name == "other order" and step == 3:
+                cond, uncond = uncond, cond
+            ran.append(loop.counted["block"] - before)
+        unparallelize(loop)
+        found[name] = {"worst": loop.worst, "ran": ran}
+    return found
+
+
+@record
+def main(out: str) -> None:
+    torch.set_num_threads(1)
+    start_distributed("cpu")
+    world, rank = dist.get_world_size(), dist.get_rank()
+    results: dict[str, torch.Tensor] = {}
+    for case in PATCHES:
+        if case.plan.world_size == world:
+            results.update(patches(case))
+    found = loops() if world == 2 else {}
+    if rank == 0:
+        save_file({name: each.contiguous() for name, each in results.items()}, f"{out}/world{world}.safetensors")
+    Path(out, f"found.{world}.{rank}.json").write_text(json.dumps(found))
+    leave()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
