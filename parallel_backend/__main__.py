@@ -173,14 +173,16 @@ def draw_on_ranks(options: argparse.Namespace, plan: ParallelPlan, order: Order)
     from .command import drawing
     from .device import peak_bytes
     from .groups.collectives import gather_numbers
-    from .library import parallelize, unparallelize
+    from .library import TRANSFORMERS, load_transformer, parallelize
     from .weights.loading import DTYPES
 
     if options.output:
         drawing.check_output(options.output)
     device = join(options.device, plan)  # before the weights are read
-    dtype = DTYPES[dtype_of(options, device)]
-    pipeline: Any = drawing.load_pipeline(options.folder, dtype, not is_first()).to(device)
+    dtype, folder = dtype_of(options, device), options.folder
+    names = [name for name in TRANSFORMERS if name == TRANSFORMERS[0] or Path(folder, name).is_dir()]
+    parts = {name: load_transformer(folder, plan, device, dtype, name).model for name in names}
+    pipeline: Any = drawing.load_pipeline(folder, DTYPES[dtype], not is_first(), **parts).to(device)
     parallelize(pipeline, plan)
     timed = drawing.time_runs(lambda: drawing.draw(pipeline, order), options.repeat, device)
     say(f"{len(timed.pictures)} pictures with {plan}: {timed}")
@@ -188,10 +190,11 @@ def draw_on_ranks(options: argparse.Namespace, plan: ParallelPlan, order: Order)
     say(f"peak memory by rank: {', '.join(peaks)} GiB")
     if options.output and is_first():
         say(f"saved {', '.join(map(str, drawing.save(timed.pictures, options.output, options.fps)))}")
-    unparallelize(pipeline)
     dist.destroy_process_group()
     if not options.compare or not is_first():  # the other ranks are done, and leave the machine to rank 0
         return
+    del parts
+    pipeline = drawing.load_pipeline(folder, DTYPES[dtype], False).to(device)
     alone = drawing.time_runs(lambda: drawing.draw(pipeline, order), options.repeat, device)
     say(f"one device: {alone}; the plan is {alone.seconds / timed.seconds:.2f} times as fast")
     for number, (got, expected) in enumerate(zip(timed.pictures, alone.pictures, strict=True), 1):

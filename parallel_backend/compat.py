@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils import _python_dispatch, _pytree
-
-if TYPE_CHECKING:
-    from .hooks import Hooks
 
 DispatchMode = _python_dispatch.TorchDispatchMode  # sees each operation; torch has no public one
 tree_map_only, tree_leaves = _pytree.tree_map_only, _pytree.tree_leaves
@@ -140,12 +137,9 @@ def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     return module._buffers
 
 
-def replace_call(module: torch.nn.Module, call: Callable[..., Any], hooks: Hooks) -> Callable[..., Any]:
-    """Makes `call` run when a module is called, until the hooks are removed. Returns what ran before, with the module's
-    own hooks. accelerate and others replace `forward`, and put back what they have found there. Since torch 2.0."""
-    before = module._call_impl
-    hooks.replace(module, "_call_impl", call)
-    return before
+# The attribute that runs when a module is called, with the module's own hooks. It may be replaced on an instance.
+# accelerate and others replace `forward`, and put back what they have found there. Since torch 2.0.
+CALL = "_call_impl"
 
 
 def is_compiled(module: torch.nn.Module) -> bool:

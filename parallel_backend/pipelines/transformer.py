@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
-from ..compat import replace_call
+from ..compat import CALL
 from ..diffusers_model import DiffusersModel
 from ..groups.calls import Call, share_out
 from ..seams.forward import Forward
@@ -43,7 +43,8 @@ class PipelineTransformer:
         self.is_inside = False  # whether this object calls the model
         self.is_told = False  # whether it was said that the calls do not run side by side
         transformer.pipeline.rises = None
-        self.plain = replace_call(transformer.model, self, transformer.hooks)
+        self.plain = getattr(transformer.model, CALL)
+        transformer.hooks.replace(transformer.model, CALL, self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the prediction for all rows, on every rank, in the form that the caller asked for. Raises

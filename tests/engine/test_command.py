@@ -106,7 +106,7 @@ def test_the_command_draws_each_prompt_with_each_seed_as_one_process_does(
     prompts.write_text(f"{PROMPTS[1]}\n\n")
     seeds = ("--seeds", *map(str, SEEDS))
     measured = ("--batch=3", "--repeat=2", "--compare", f"--output={output}")
-    plan = ("--cfg=2", "--prompt", PROMPTS[0], f"--prompt-file={prompts}")
+    plan = ("--cfg=2", "--weights=shared", "--prompt", PROMPTS[0], f"--prompt-file={prompts}")
     first, second = on_ranks(str(folder), *plan, *seeds, *OPTIONS, *measured)
     assert first.code == second.code == 0 and second.printed == ""
     expected = [plain(prompt, seed) for prompt in PROMPTS for seed in SEEDS]
@@ -115,7 +115,10 @@ def test_the_command_draws_each_prompt_with_each_seed_as_one_process_does(
         assert picture.std() > 5 * ONE_LEVEL
         got = np.asarray(Image.open(tmp_path / f"out-{number}.png"), dtype=float)
         assert got.shape == picture.shape and np.abs(got - picture).max() <= ONE_LEVEL
-    assert re.search(r"4 pictures with cfg=2: [\d.]+ s \(median\), first run [\d.]+ s with the warm-up", first.printed)
+    assert re.search(
+        r"4 pictures with cfg=2 × shared weights: [\d.]+ s \(median\), first run [\d.]+ s with the warm-up",
+        first.printed,
+    )
     assert re.search(r"peak memory by rank: \d+\.\d\d, \d+\.\d\d GiB", first.printed)
     assert re.search(r"one device: .*; the plan is [\d.]+ times as fast", first.printed)
     errors = re.findall(r"picture \d: relative error ([\d.e+-]+), PSNR ([\d.]+|inf) dB", first.printed)
@@ -140,7 +143,6 @@ def test_a_plan_for_other_ranks_is_refused_with_cause_and_advice(
         (["--speeds=1,fast", "--dp=2"], "speeds='1,fast' does not work", "a positive number for each rank"),
         (["--exchange-dtype=int4", "--ring=2"], "exchange_dtype=int4 sends differences", "exchange_dtype=int8"),
         (["--ulysses=5", "--dry-run"], "ulysses=5 is more than the model's 4 heads", "Lower it to 4 or less"),
-        (["--pipefusion=2", "--dry-run"], "The plan pipefusion=2", "ulysses, ring, cfg or dp"),
         (["--argument=strength=1", "--dry-run"], "StableDiffusion3Pipeline takes no strength", "It takes prompt"),
         (["--argument=strength"], "names no argument", "NAME=VALUE"),
         (["--prompt-file=missing.txt"], "missing.txt cannot be read", ""),
@@ -191,6 +193,8 @@ def test_the_options_left_out_make_the_plan_of_one_rank() -> None:
 def test_a_dry_run_predicts_the_cost_of_the_pipelines_own_forward(folder: Path, capsys: pytest.CaptureFixture) -> None:
     assert main([str(folder), "--prompt", PROMPTS[0], "--cfg=2", "--dry-run", *OPTIONS]) == 0
     told = capsys.readouterr().out
+    assert main([str(folder), "--prompt", PROMPTS[0], "--pipefusion=2", "--dry-run", *OPTIONS]) == 0
+    assert re.search(r"pipefusion=2 × 2 patches, 1 sync: [\d.e-]+ s a step", capsys.readouterr().out)
     assert "assumed" in told and re.search(r"cfg=2: [\d.e-]+ s a step of 1 pictures", told)
     assert re.search(r"3 steps: [\d.e-]+ s", told) and re.search(r"memory: \d+\.\d\d GiB a rank", told)
 
@@ -285,7 +289,16 @@ def test_pip_installs_the_engine_and_its_command_alone(installed: Path) -> None:
 def test_the_installed_command_draws_under_torchrun(own_ranks: None, installed: Path, folder: Path) -> None:
     """With the dependencies of this venv."""
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "parallel_backend"]
-    options = (str(folder), "--prompt", PROMPTS[0], "--seeds=1", "--ulysses=2", *OPTIONS, "--output=out.png")
+    options = (
+        str(folder),
+        "--prompt",
+        PROMPTS[0],
+        "--seeds=1",
+        "--pipefusion=2",
+        "--patches=1",
+        *OPTIONS,
+        "--output=out.png",
+    )
     packages = sysconfig.get_path("purelib")
     told = run_installed(installed, *launch, *options, PYTHONPATH=packages, OMP_NUM_THREADS="1")
     assert "saved out.png" in told
