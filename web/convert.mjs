@@ -4,6 +4,7 @@
 import { app } from '../../scripts/app.js'
 import { findParallelType, findStockType, isDeprecated, isStock, KINDS, readValues } from './convert/loaders.mjs'
 import { convert } from './convert/workflow.mjs'
+import { listInner } from './loader/hosts.mjs'
 import { LOADERS } from './plan/graph.mjs'
 import { listGraphs } from './plan/links.mjs'
 import { getSmallestSize } from './plan/size.mjs'
@@ -18,12 +19,13 @@ app.registerExtension({
 
   // `commands.json` translates these labels, and `menuLabels` of `main.json` translates them in the editor's menu.
   commands: [
-    { id: PARALLEL, label: 'Make this workflow parallel', icon: 'pi pi-server', function: makeWorkflowParallel },
-    { id: STOCK, label: 'Make this workflow stock', icon: 'pi pi-undo', function: makeWorkflowStock }
+    { id: PARALLEL, label: 'Make this workflow parallel', icon: 'pi pi-server', function: () => makeParallel() },
+    { id: STOCK, label: 'Make this workflow stock', icon: 'pi pi-undo', function: () => makeStock() }
   ],
   menuCommands: [{ path: ['Edit'], commands: [PARALLEL, STOCK] }],
 
   getNodeMenuItems(live) {
+    if (live.subgraph) return makeItems(listInner(live), 'convert.parallel', 'convert.stock')
     if (isDeprecated(live)) return [null, { content: t('convert.old'), disabled: true }]
     if (!(live.type in KINDS)) return []
     const node = live.serialize()
@@ -34,12 +36,7 @@ app.registerExtension({
   },
 
   getCanvasMenuItems() {
-    const nodes = listNodes()
-    const items = []
-    if (nodes.some(isStock)) items.push({ content: t('convert.workflowParallel'), callback: makeWorkflowParallel })
-    if (nodes.some(({ type }) => LOADERS.includes(type)))
-      items.push({ content: t('convert.workflowStock'), callback: makeWorkflowStock })
-    return items.length ? [null, ...items] : []
+    return makeItems(listNodes(), 'convert.workflowParallel', 'convert.workflowStock')
   }
 })
 
@@ -56,31 +53,49 @@ const EDITOR = {
 const listNodes = () => listGraphs(app.rootGraph).flatMap(({ nodes }) => nodes)
 const clone = (value) => JSON.parse(JSON.stringify(value))
 
+/** Makes the menu's items that change all loaders among these nodes. */
+function makeItems(nodes, parallelKey, stockKey) {
+  const items = []
+  if (nodes.some(isStock)) items.push({ content: t(parallelKey), callback: () => makeParallel(nodes) })
+  if (nodes.some(({ type }) => LOADERS.includes(type)))
+    items.push({ content: t(stockKey), callback: () => makeStock(nodes) })
+  return items.length ? [null, ...items] : []
+}
+
 async function makeNode({ id, graph }, type) {
   const isNode = (node, graphId) => String(node.id) === String(id) && graphId === graph.id
   const { lost } = await change((node, graphId) => (isNode(node, graphId) ? type : null))
   warnAboutLost(lost)
 }
 
-async function makeWorkflowParallel() {
+/** Makes the stock loaders among these nodes parallel. */
+async function makeParallel(nodes = listNodes()) {
   await textsLoaded
-  const stock = listNodes().filter(isStock)
-  const saved = stock.map((live) => live.serialize())
+  const saved = nodes.filter(isStock).map((live) => live.serialize())
   const pickles = saved.filter((node) => !findParallelType(node)).map((node) => readValues(node).file)
-  const { count, lost } = await change(findParallelType)
+  const isMeant = among(nodes)
+  const { count, lost } = await change((node, graphId) => (isMeant(node, graphId) ? findParallelType(node) : null))
   if (count) showToast('success', 'convert.madeParallel', { count })
   else if (!pickles.length) showToast('info', 'convert.noneToMakeParallel')
   if (pickles.length) showToast('warn', 'convert.leftPickles', { files: pickles.join(', ') })
   warnAboutLost(lost)
 }
 
-async function makeWorkflowStock() {
+/** Makes the parallel loaders among these nodes stock. */
+async function makeStock(nodes = listNodes()) {
   await textsLoaded
-  const { count, lost } = await change((node) => findStockType(node, EDITOR))
-  const left = listNodes().filter(({ type }) => LOADERS.includes(type))
+  const isMeant = among(nodes)
+  const { count, lost } = await change((node, graphId) => (isMeant(node, graphId) ? findStockType(node, EDITOR) : null))
+  const left = listNodes().filter((live) => LOADERS.includes(live.type) && isMeant(live, live.graph.id))
   showToast(count ? 'success' : 'info', count ? 'convert.madeStock' : 'convert.noneToMakeStock', { count })
   if (left.length) showToast('warn', 'convert.leftParallel', { nodes: left.map(({ title }) => title).join(', ') })
   warnAboutLost(lost)
+}
+
+/** Returns whether a saved node of the graph with that id is one of these. */
+function among(nodes) {
+  const keys = new Set(nodes.map(({ id, graph }) => `${graph.id} ${id}`))
+  return ({ id }, graphId) => keys.has(`${graphId} ${id}`)
 }
 
 function warnAboutLost(lost) {

@@ -11,7 +11,7 @@ const BYPASSED$1 = 4;
 const listGraphs = (root) => [root, ...root.subgraphs.values()];
 
 /** Lists the nodes that show a subgraph in other graphs. */
-const listHosts = (graph) =>
+const listHosts$1 = (graph) =>
   listGraphs(graph.rootGraph)
     .flatMap(({ nodes }) => nodes)
     .filter(({ subgraph }) => subgraph === graph);
@@ -23,7 +23,7 @@ function* listTargets(graph, ids) {
     const link = graph.getLink(id);
     const target = link && graph.getNodeById(link.target_id);
     if (link?.targetIsIoNode) {
-      for (const host of listHosts(graph)) yield* listTargets(host.graph, host.outputs[link.target_slot]?.links);
+      for (const host of listHosts$1(graph)) yield* listTargets(host.graph, host.outputs[link.target_slot]?.links);
     } else if (target?.subgraph && !target.mode) {
       yield* listTargets(target.subgraph, target.subgraph.inputs[link.target_slot]?.linkIds);
     } else if (target) yield target;
@@ -65,7 +65,7 @@ function findSource(graph, input) {
 
 function findStart(graph, link) {
   if (link.originIsIoNode) {
-    const [host, ...others] = listHosts(graph);
+    const [host, ...others] = listHosts$1(graph);
     const input = host?.inputs[link.origin_slot];
     if (!input || others.length) return { isOpen: true }
     return findSource(host.graph, input) ?? { value: host.getWidgetFromSlot(input)?.value }
@@ -411,6 +411,36 @@ function setProperties(node, type, least, left) {
 /** Returns the side that the stock node had, if only the editor has made it longer since; else the present side. */
 const restoreSide = (side, before, least) => (Math.abs(side - Math.max(before, least)) < 1 ? before : side);
 
+// Pure: finds the subgraph nodes that hold parallel loaders, and the nodes on the way to a node inside of subgraphs.
+
+
+/** Lists the nodes inside of a subgraph's node, at any depth. A subgraph that is used more than once counts once. */
+function listInner(host, seen = new Set()) {
+  if (!host.subgraph || seen.has(host.subgraph)) return []
+  seen.add(host.subgraph);
+  return host.subgraph.nodes.flatMap((node) => [node, ...listInner(node, seen)])
+}
+
+/** Lists each subgraph's node of a workflow that holds parallel loaders, as `host` and `loaders`. */
+const listHosts = (root) =>
+  listGraphs(root)
+    .flatMap(({ nodes }) => nodes.filter(({ subgraph }) => subgraph))
+    .map((host) => ({ host, loaders: listInner(host).filter(({ type }) => LOADERS.includes(type)) }))
+    .filter(({ loaders }) => loaders.length);
+
+/** Lists the subgraph nodes around the node of an execution id, such as "5:12", the outermost first. */
+function listAround(root, id) {
+  const around = [];
+  let graph = root;
+  for (const part of String(id).split(':').slice(0, -1)) {
+    const host = graph?.getNodeById(part) ?? graph?.getNodeById(Number(part));
+    if (!host?.subgraph) break
+    around.push(host);
+    graph = host.subgraph;
+  }
+  return around
+}
+
 // Sets the height of a node whose content comes and goes, and shows or hides its widgets. Both work whether the editor
 // draws nodes on the canvas or as DOM.
 
@@ -640,12 +670,13 @@ app.registerExtension({
 
   // `commands.json` translates these labels, and `menuLabels` of `main.json` translates them in the editor's menu.
   commands: [
-    { id: PARALLEL, label: 'Make this workflow parallel', icon: 'pi pi-server', function: makeWorkflowParallel },
-    { id: STOCK, label: 'Make this workflow stock', icon: 'pi pi-undo', function: makeWorkflowStock }
+    { id: PARALLEL, label: 'Make this workflow parallel', icon: 'pi pi-server', function: () => makeParallel() },
+    { id: STOCK, label: 'Make this workflow stock', icon: 'pi pi-undo', function: () => makeStock() }
   ],
   menuCommands: [{ path: ['Edit'], commands: [PARALLEL, STOCK] }],
 
   getNodeMenuItems(live) {
+    if (live.subgraph) return makeItems(listInner(live), 'convert.parallel', 'convert.stock')
     if (isDeprecated(live)) return [null, { content: t('convert.old'), disabled: true }]
     if (!(live.type in KINDS$1)) return []
     const node = live.serialize();
@@ -656,12 +687,7 @@ app.registerExtension({
   },
 
   getCanvasMenuItems() {
-    const nodes = listNodes();
-    const items = [];
-    if (nodes.some(isStock)) items.push({ content: t('convert.workflowParallel'), callback: makeWorkflowParallel });
-    if (nodes.some(({ type }) => LOADERS.includes(type)))
-      items.push({ content: t('convert.workflowStock'), callback: makeWorkflowStock });
-    return items.length ? [null, ...items] : []
+    return makeItems(listNodes(), 'convert.workflowParallel', 'convert.workflowStock')
   }
 });
 
@@ -678,31 +704,49 @@ const EDITOR = {
 const listNodes = () => listGraphs(app.rootGraph).flatMap(({ nodes }) => nodes);
 const clone = (value) => JSON.parse(JSON.stringify(value));
 
+/** Makes the menu's items that change all loaders among these nodes. */
+function makeItems(nodes, parallelKey, stockKey) {
+  const items = [];
+  if (nodes.some(isStock)) items.push({ content: t(parallelKey), callback: () => makeParallel(nodes) });
+  if (nodes.some(({ type }) => LOADERS.includes(type)))
+    items.push({ content: t(stockKey), callback: () => makeStock(nodes) });
+  return items.length ? [null, ...items] : []
+}
+
 async function makeNode({ id, graph }, type) {
   const isNode = (node, graphId) => String(node.id) === String(id) && graphId === graph.id;
   const { lost } = await change((node, graphId) => (isNode(node, graphId) ? type : null));
   warnAboutLost(lost);
 }
 
-async function makeWorkflowParallel() {
+/** Makes the stock loaders among these nodes parallel. */
+async function makeParallel(nodes = listNodes()) {
   await textsLoaded;
-  const stock = listNodes().filter(isStock);
-  const saved = stock.map((live) => live.serialize());
+  const saved = nodes.filter(isStock).map((live) => live.serialize());
   const pickles = saved.filter((node) => !findParallelType(node)).map((node) => readValues(node).file);
-  const { count, lost } = await change(findParallelType);
+  const isMeant = among(nodes);
+  const { count, lost } = await change((node, graphId) => (isMeant(node, graphId) ? findParallelType(node) : null));
   if (count) showToast('success', 'convert.madeParallel', { count });
   else if (!pickles.length) showToast('info', 'convert.noneToMakeParallel');
   if (pickles.length) showToast('warn', 'convert.leftPickles', { files: pickles.join(', ') });
   warnAboutLost(lost);
 }
 
-async function makeWorkflowStock() {
+/** Makes the parallel loaders among these nodes stock. */
+async function makeStock(nodes = listNodes()) {
   await textsLoaded;
-  const { count, lost } = await change((node) => findStockType(node, EDITOR));
-  const left = listNodes().filter(({ type }) => LOADERS.includes(type));
+  const isMeant = among(nodes);
+  const { count, lost } = await change((node, graphId) => (isMeant(node, graphId) ? findStockType(node, EDITOR) : null));
+  const left = listNodes().filter((live) => LOADERS.includes(live.type) && isMeant(live, live.graph.id));
   showToast(count ? 'success' : 'info', count ? 'convert.madeStock' : 'convert.noneToMakeStock', { count });
   if (left.length) showToast('warn', 'convert.leftParallel', { nodes: left.map(({ title }) => title).join(', ') });
   warnAboutLost(lost);
+}
+
+/** Returns whether a saved node of the graph with that id is one of these. */
+function among(nodes) {
+  const keys = new Set(nodes.map(({ id, graph }) => `${graph.id} ${id}`));
+  return ({ id }, graphId) => keys.has(`${graphId} ${id}`)
 }
 
 function warnAboutLost(lost) {
@@ -2999,6 +3043,12 @@ function noteAnswer(node, answer) {
 /** Calls `listener` after each answer. */
 const onAnswer = (listener) => listeners.push(listener);
 
+/** Returns the last answer about a loader's plan; null or undefined if there is none. */
+function findAnswer(loader) {
+  const { asks } = findRun$1(loader) ?? {};
+  return asks && answers.get(asks)
+}
+
 /**
  * Returns, by worker group, what is known about its next run in the workflow with this graph: each answer, the names of
  * the `models` that it is about, and whether a plan is connected.
@@ -3530,6 +3580,74 @@ function callAfter(object, name, after) {
   };
 }
 
+// A badge at each subgraph node that holds a parallel loader: the loader's line, or what its workers do before they
+// sample. Whoever has not opened the subgraph sees nothing else of either.
+
+
+const COLOURS = {
+  bad: { fgColor: '#fff', bgColor: '#a02020' },
+  waiting: { fgColor: '#fff', bgColor: '#2060b0' }
+};
+
+const TRIES = 60; // frames
+const shown = new WeakMap(); // by node, its badge of ours
+const waiting = new Map(); // by a node's execution id, what its workers do
+let frame = 0;
+
+/** Says what the workers of a sampling node do before they sample; '' once they sample. id: the node's execution id. */
+function noteWaiting(id, text) {
+  if (text) waiting.set(id, text);
+  else if (!waiting.delete(id)) return
+  updateBadges();
+}
+
+/** Brings all badges of the open workflow up to date. */
+function updateBadges() {
+  const texts = new Map(); // by host
+  for (const { host, loaders } of listHosts(app.rootGraph)) texts.set(host, chooseLine(loaders));
+  for (const [id, text] of waiting) {
+    for (const host of listAround(app.rootGraph, id)) texts.set(host, { text, mark: 'waiting' });
+  }
+  for (const graph of [app.rootGraph, ...app.rootGraph.subgraphs.values()]) {
+    for (const node of graph.nodes) if (node.subgraph) setBadge(node, texts.get(node));
+  }
+  markElements();
+}
+
+/** Chooses what to say of several loaders: what is wrong, or else the first line. */
+function chooseLine(loaders) {
+  const answers = loaders.map(findAnswer).filter(Boolean);
+  const lines = answers.map((answer) => describeLine(answer, summarizeError, t));
+  return lines.find(({ mark }) => mark === 'bad') ?? lines[0] ?? { text: t('panel.title'), mark: null }
+}
+
+function setBadge(node, line) {
+  const old = shown.get(node);
+  if (old?.text === line?.text && old?.mark === line?.mark) return
+  const others = node.badges.filter((badge) => badge !== old?.badge);
+  const badge = line && new window.LGraphBadge({ text: line.text, ...COLOURS[line.mark] });
+  node.badges = badge ? [...others, badge] : others;
+  if (badge) shown.set(node, { ...line, badge });
+  else shown.delete(node);
+  node.graph?.setDirtyCanvas(true, true);
+}
+
+/** Puts the badges at nodes that are DOM, which have none of their own. The editor may have yet to make these. */
+function markElements(tries = TRIES) {
+  cancelAnimationFrame(frame);
+  if (!window.LiteGraph.vueNodesMode) return
+  let isMissing = false;
+  for (const node of app.canvas.graph?.nodes ?? []) {
+    if (!node.subgraph) continue
+    const target = document.querySelector(`.lg-node[data-node-id="${node.id}"]`);
+    const { text, mark } = shown.get(node) ?? {};
+    if (!target) isMissing ||= Boolean(text);
+    else if (text) Object.assign(target.dataset, { paralleldit: text, paralleldit_mark: mark ?? '' });
+    else delete target.dataset.paralleldit;
+  }
+  if (isMissing && tries) frame = requestAnimationFrame(() => markElements(tries - 1));
+}
+
 // Pure: makes the text of a node that waits for its workers, and of one whose wait is over.
 
 
@@ -3571,13 +3689,17 @@ function updateWaiting(before, group, now, t) {
   return { ...emptyNotice(), node, text: done.filter(Boolean).join('\n') }
 }
 
-// While a sampler waits for its workers, its node shows what they do: start, or read the weights.
+// While a sampler waits for its workers, its node shows what they do: start, or read the weights. So do the subgraphs
+// around it.
 
 
 app.registerExtension({
   name: 'ParallelDiT.Waiting',
   async setup() {
     await textsLoaded;
+    onAnswer(updateBadges);
+    api.addEventListener('graphChanged', updateBadges);
+    app.canvas.canvas.addEventListener('litegraph:set-graph', updateBadges);
     const notices = new Map(); // by group
     let model = createModel();
     api.addEventListener('paralleldit.group', ({ detail }) => {
@@ -3586,10 +3708,14 @@ app.registerExtension({
       const before = notices.get(detail.group) ?? emptyNotice();
       const now = updateWaiting(before, group, performance.now() / 1000, t);
       notices.set(detail.group, now);
+      if (before.node && before.node !== now.node) noteWaiting(before.node, '');
+      if (now.node) noteWaiting(now.node, now.starting !== null || now.since !== null ? now.text : '');
       // The editor shows this like ComfyUI's own progress texts: on the node while it runs, in every view.
       if (now.text && now.text !== before.text) {
         api.dispatchCustomEvent('progress_text', { nodeId: now.node, text: now.text });
       }
     });
-  }
+  },
+
+  afterConfigureGraph: updateBadges
 });

@@ -13,6 +13,7 @@ from playwright.sync_api import expect
 
 from demo.host import ComfyHost
 from tests.support.editor.editor import Editor, insist
+from tests.support.editor.groups import event, run, tell
 from tests.support.templates.workflows import LOADERS, templates_folder, workflows
 
 FOLDER = templates_folder()
@@ -106,6 +107,25 @@ LOADER_BOXES = """async (types) => {
 PLAN_ROUTE = "**/paralleldit/plan"
 LONGEST = "16 GPUs · cfg=2 × ring=2 × ulysses=4 · 3.1× faster"
 FOUR = ("flux_dev_full_text_to_image", "image_z_image_turbo", "sdxl_simple_example", "video_wan2_2_14B_t2v")
+
+# The first subgraph's node: its id, and what its menu offers of ours. With an item's name: chooses it.
+SUBGRAPH_MENU = """(choice) => {
+    const { canvas, rootGraph } = window.app
+    canvas.setGraph(rootGraph)
+    const host = rootGraph.nodes.find((node) => node.subgraph)
+    const items = canvas.getNodeMenuOptions(host).filter((item) => /^Make /.test(item?.content))
+    items.find(({ content }) => content === choice)?.callback()
+    return [String(host.id), items.map(({ content }) => content)]
+}"""
+# The badge of ours above a subgraph's node, as either of the editor's ways to draw nodes shows it.
+BADGE = """(id) => {
+    if (window.LiteGraph.vueNodesMode) {
+        const target = document.querySelector(`.lg-node[data-node-id="${id}"]`)
+        return target && getComputedStyle(target, '::after').content.replace(/^"|"$/g, '')
+    }
+    const badges = window.app.rootGraph.getNodeById(id).badges.map((badge) => badge.text ?? badge().text)
+    return badges.at(-1)
+}"""
 
 # What a new node of this type offers in its menu.
 NODE_MENU = """(type) => {
@@ -295,3 +315,32 @@ def test_a_loader_made_parallel_keeps_its_size_and_covers_no_other(renderer: str
                 assert min(after["said"]) >= 0 and after["text"] == LONGEST and not after["covers"], (name, after)
     finally:
         page.unroute(PLAN_ROUTE)
+
+
+def test_a_subgraph_is_made_parallel_by_its_menu_and_its_badge_says_the_plan_and_what_workers_do(
+    renderer: str, shared_editor: Editor, host: ComfyHost
+) -> None:
+    page = shared_editor.page
+    page.route(PLAN_ROUTE, lambda route: route.fulfill(json=plan_of_sixteen()))
+
+    def shows(text: str) -> None:
+        page.wait_for_function(f"([id, text]) => ({BADGE})(id) === text", arg=[outer, text])
+
+    try:
+        shared_editor.open_alone(template("image_z_image_turbo"))
+        outer, items = page.evaluate(SUBGRAPH_MENU, "Make parallel")
+        assert items == ["Make parallel"]
+        wait_for(shared_editor, UNET)
+        shows(LONGEST)
+        node = f"{outer}:{page.evaluate(LOADED, [UNET])[0]['id']}"
+        tell(host, event([run(40, 0, node=node)], 0, state="starting", starting=12.0))
+        shows("Starting the workers, 12 s")
+        shared_editor.screenshot(f"subgraph-{renderer}")
+        tell(host, event([run(40, 1, node=node)], state="busy", operation="call"))
+        shows(LONGEST)
+        assert page.evaluate(SUBGRAPH_MENU, "Make stock")[1] == ["Make stock"]
+        wait_for(shared_editor, "UNETLoader")
+        page.wait_for_function(f"(id) => ['none', ''].includes(({BADGE})(id))", arg=outer)
+    finally:
+        page.unroute(PLAN_ROUTE)
+        tell(host, event([], 0, state="stopped", model=None))

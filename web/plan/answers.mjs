@@ -15,6 +15,12 @@ export function noteAnswer(node, answer) {
 /** Calls `listener` after each answer. */
 export const onAnswer = (listener) => listeners.push(listener)
 
+/** Returns the last answer about a loader's plan; null or undefined if there is none. */
+export function findAnswer(loader) {
+  const { asks } = findRun(loader) ?? {}
+  return asks && answers.get(asks)
+}
+
 /**
  * Returns, by worker group, what is known about its next run in the workflow with this graph: each answer, the names of
  * the `models` that it is about, and whether a plan is connected.
