@@ -29,14 +29,14 @@ from parallel_backend.plan import HOST, SHARED, WHOLE, ParallelPlan  # noqa: E40
 from parallel_backend.sampling.caches import CacheSettings  # noqa: E402
 from parallel_backend.sampling.denoiser import Denoiser, LoopStopped, Watch  # noqa: E402
 from parallel_backend.seams import attention  # noqa: E402
-from parallel_backend.vae.parallel import ParallelVAE  # noqa: E402
+from parallel_backend.vae.pipeline import PipelineVAE  # noqa: E402
 from parallel_backend.weights.adapters import Addition  # noqa: E402
 from parallel_backend.weights.host_memory import agree_on_memory  # noqa: E402
 from parallel_backend.weights.loading import ModelSource  # noqa: E402
 from parallel_backend.weights.parking import Parking  # noqa: E402
 from parallel_backend.weights.stores import HostStore, ShardedStore, Store  # noqa: E402
 from tests.support.cases.pipefusion_cases import case_inputs, family_of, scheduler_of  # noqa: E402
-from tests.support.cases.vae_cases import CASES as VAES  # noqa: E402
+from tests.support.cases.vaes.vae_cases import CASES as VAES  # noqa: E402
 from tests.support.labelled.tensors import GPU, off_gpu, on_gpu  # noqa: E402
 from tests.support.ranks.leaving import leave  # noqa: E402
 from tests.support.streams.device import on_streams  # noqa: E402
@@ -189,9 +189,9 @@ def decode() -> None:
     case = VAES[VAE]
     with off_gpu():
         model = case.build()
-    vae = ParallelVAE(model.to(GPU), world_axis(GPU))
+    PipelineVAE(model.to(GPU), world_axis(GPU))
     for _ in range(2):
-        vae.decode(case.latents())
+        model.decode(case.latents().to(GPU))
 
 
 def run_case(what: str, degrees: dict[str, Any], missing: str, folder: Path) -> dict[str, Any]:
