@@ -20,6 +20,9 @@ IMAGE = {
     f"{MODELS}.unets.unet_2d_blocks": ("DownEncoderBlock2D", "UNetMidBlock2D", "UpDecoderBlock2D"),
     f"{MODELS}.upsampling": ("Upsample2D",),
 }
+TIMESTEP = {
+    f"{MODELS}.embeddings": ("PixArtAlphaCombinedTimestepSizeEmbeddings", "TimestepEmbedding", "Timesteps"),
+}
 CAUSAL = f"{AUTOENCODERS}.autoencoder_kl_cogvideox"
 COGVIDEOX_CONVOLUTIONS = ("CogVideoXCausalConv3d", "CogVideoXSafeConv3d")
 COGVIDEOX_PARTS = {"CogVideoXSafeConv3d": {"forward": convolve_in_parts}}
@@ -99,10 +102,52 @@ CLASSES: Mapping[str, VaeClass] = {
         },
         causal_frames=True,
     ),
+    f"{AUTOENCODERS}.autoencoder_kl_hunyuanvideo15.AutoencoderKLHunyuanVideo15": VaeClass(
+        {
+            **TORCH,
+            f"{AUTOENCODERS}.autoencoder_kl_hunyuanvideo15": (
+                "AutoencoderKLHunyuanVideo15",
+                *named("HunyuanVideo15", "AttnBlock", "CausalConv3d", "Decoder3D", "DownBlock3D", "Downsample"),
+                *named("HunyuanVideo15", "Encoder3D", "MidBlock", "RMS_norm", "ResnetBlock", "UpBlock3D", "Upsample"),
+            ),
+        },
+        causal_frames=True,
+    ),
+    f"{AUTOENCODERS}.autoencoder_kl_magvit.AutoencoderKLMagvit": VaeClass(
+        {
+            **TORCH,
+            f"{AUTOENCODERS}.autoencoder_kl_magvit": (
+                "AutoencoderKLMagvit",
+                *named("EasyAnimate", "CausalConv3d", "Decoder", "DownBlock3D", "Downsampler3D", "Encoder"),
+                *named("EasyAnimate", "MidBlock3d", "ResidualBlock3D", "UpBlock3d", "Upsampler3D"),
+            ),
+        }
+    ),
+    f"{AUTOENCODERS}.autoencoder_kl_temporal_decoder.AutoencoderKLTemporalDecoder": VaeClass(
+        {
+            **IMAGE,
+            f"{AUTOENCODERS}.autoencoder_kl_temporal_decoder": ("AutoencoderKLTemporalDecoder", "TemporalDecoder"),
+            f"{MODELS}.resnet": ("AlphaBlender", "ResnetBlock2D", "SpatioTemporalResBlock", "TemporalResnetBlock"),
+            f"{MODELS}.unets.unet_3d_blocks": ("MidBlockTemporalDecoder", "UpBlockTemporalDecoder"),
+        }
+    ),
+    f"{AUTOENCODERS}.autoencoder_kl_ltx2.AutoencoderKLLTX2Video": VaeClass(
+        {
+            **TORCH,
+            **TIMESTEP,
+            f"{AUTOENCODERS}.autoencoder_kl_ltx2": (
+                "AutoencoderKLLTX2Video",
+                "PerChannelRMSNorm",
+                *named("LTX2Video", "CausalConv3d", "Decoder3d", "DownBlock3D", "Downsampler3d", "Encoder3d"),
+                *named("LTX2Video", "MidBlock3d", "ResnetBlock3d", "UpBlock3d", "Upsampler3d"),
+            ),
+        },
+        draws_noise=True,
+    ),
     f"{AUTOENCODERS}.autoencoder_kl_ltx.AutoencoderKLLTXVideo": VaeClass(
         {
             **TORCH,
-            f"{MODELS}.embeddings": (*("PixArtAlphaCombinedTimestepSizeEmbeddings", "TimestepEmbedding", "Timesteps"),),
+            **TIMESTEP,
             f"{MODELS}.normalization": ("RMSNorm",),
             f"{AUTOENCODERS}.autoencoder_kl_ltx": (
                 "AutoencoderKLLTXVideo",

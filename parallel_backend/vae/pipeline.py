@@ -110,7 +110,7 @@ def check_vae(vae: Any) -> VaeClass:
 
 def check_tiling(vae: Any) -> None:
     """Raises RequestError for a VAE that is tiled."""
-    if vae.use_tiling:
+    if getattr(vae, "use_tiling", False):
         raise RequestError(
             f"This {type(vae).__name__} is tiled. Its tiles differ from a whole picture, and cannot be split.",
             "Call pipeline.vae.disable_tiling(). A rank only needs memory for its own rows.",

@@ -13,7 +13,7 @@ import torch
 @dataclass(frozen=True)
 class DiffusersVae:
     """config: of the class. scale: how many pixels wide a latent pixel is. frames, shots: of latents and of videos;
-    none of images. temb: a timestep that `decode` takes."""
+    none of images. temb, num_frames: that `decode` takes."""
 
     model_class: str
     config: Mapping[str, Any]
@@ -25,6 +25,7 @@ class DiffusersVae:
     batch: int = 1
     channels: int = 3
     temb: float | None = None
+    num_frames: int | None = None
 
     def build(self) -> Any:
         """The model with weights that keep values near 1; norms scale and shift, as trained ones do."""
@@ -51,7 +52,8 @@ class DiffusersVae:
 
     def arguments(self) -> dict[str, Any]:
         """What `decode` takes beside the latents."""
-        return {} if self.temb is None else {"temb": torch.full((self.batch,), self.temb)}
+        timestep = {} if self.temb is None else {"temb": torch.full((self.batch,), self.temb)}
+        return timestep if self.num_frames is None else {"num_frames": self.num_frames}
 
     def draw(self, seed: int, channels: int, frames: int, *sides: int) -> torch.Tensor:
         shape = (self.batch, channels, *([frames] if frames else []), *sides)
@@ -98,6 +100,15 @@ LTX_NOISY = {
     "timestep_conditioning": True,
     "encoder_causal": True,
     "decoder_causal": False,
+    "spatial_compression_ratio": 32,
+    "temporal_compression_ratio": 8,
+}
+LTX_2 = {
+    "latent_channels": 16,
+    "block_out_channels": (8, 16, 32, 64),
+    "decoder_block_out_channels": (16, 32, 64),
+    "layers_per_block": (1, 1, 1, 1, 1),
+    "decoder_layers_per_block": (1, 1, 1, 1),
     "spatial_compression_ratio": 32,
     "temporal_compression_ratio": 8,
 }
@@ -189,6 +200,32 @@ VAES: Mapping[str, DiffusersVae] = {
         frames=2,
         shots=9,
         temb=0.05,
+    ),
+    "ltx-2": DiffusersVae("AutoencoderKLLTX2Video", LTX_2, 16, 32, frames=2, shots=9),
+    "hunyuan-video-1.5": DiffusersVae(
+        "AutoencoderKLHunyuanVideo15",
+        {"latent_channels": 8, "block_out_channels": (16, 16, 16, 16, 16), "layers_per_block": 1},
+        *(8, 16),
+        rows=4,
+        frames=2,
+        shots=5,
+    ),
+    "easyanimate": DiffusersVae(
+        "AutoencoderKLMagvit",
+        {"latent_channels": 4, "block_out_channels": (8, 8, 16, 16), "layers_per_block": 1, "norm_num_groups": 4},
+        *(4, 8),
+        frames=3,
+        shots=9,
+    ),
+    "svd": DiffusersVae(
+        "AutoencoderKLTemporalDecoder",
+        {
+            "down_block_types": ("DownEncoderBlock2D",) * 2,
+            "block_out_channels": (32, 32),
+        },
+        *(4, 2),
+        batch=3,
+        num_frames=3,
     ),
     "mochi": DiffusersVae("AutoencoderKLMochi", MOCHI, 12, 8, frames=2, shots=7),
 }
