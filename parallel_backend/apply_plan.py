@@ -134,7 +134,7 @@ def share_attention(
         for path in attention_paths(block, blocks):
             module, streams = block.get_submodule(path), blocks.attention[path]
             calls = (streams,) if isinstance(streams, str) else streams
-            attends = [attention_of(attention, module, blocks, path, call, sizes) for call in calls]
+            attends = [attention_of(attention, model, module, blocks, path, call, sizes) for call in calls]
             install_attention(block, path, attends, hooks, attention.layout.slot)
 
 

@@ -17,6 +17,7 @@ import torch
 from ..axes import BATCH_AXES, TOKEN_AXES
 from ..errors import PlanError
 from ..plan import AUTO, HOST, OFF, ON, SHARED, ParallelPlan
+from .attention_checks import HeadSizes, differences_in_attention
 from .bands import VARIABLE, differences_in_bands, lacking
 from .spec import ALWAYS_WHOLE, BlockList, ModelSpec, Streams, spec_of
 
@@ -218,8 +219,11 @@ def differences(model: torch.nn.Module, spec: ModelSpec) -> Iterator[str]:
     paths += (spec.bands.levels, spec.bands.patch_size) if spec.bands else ()
     lacks = [path for path in filter(None, paths) if not has_size(model, path)]
     yield from (f"it has no {path}" for path in lacks)
+    sizes = None
     if spec.heads and not lacks:
-        yield from differences_in_heads(model, spec)
+        wrong = list(differences_in_heads(model, spec))
+        sizes = None if wrong else sizes_of(model, spec)
+        yield from wrong
     if spec.bands and not spec.keeps_tokens(model):
         yield from differences_in_bands(model, spec.bands)
     for blocks in spec.sharded:
@@ -231,6 +235,9 @@ def differences(model: torch.nn.Module, spec: ModelSpec) -> Iterator[str]:
         for block in modules:
             if not is_stand_in(block):
                 yield from differences_in_block(block, blocks)
+                if sizes:
+                    of_spec = HeadSizes(sizes.heads, sizes.head_dim, sizes.kv_heads or sizes.heads)
+                    yield from differences_in_attention(block, attention_paths(block, blocks), blocks, spec, of_spec)
         if not spec.inside:  # else the other streams are the model's
             yield from unknown_streams(blocks)
 

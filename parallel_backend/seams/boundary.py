@@ -25,7 +25,7 @@ from ..hooks import Hooks
 from ..models.checks import modules_at
 from ..models.spec import ALWAYS_WHOLE, BlockList, ModelSpec, Streams, names
 from .arguments import Arguments, Parameters
-from .layout import TokenLayout
+from .layout import SPEC, Said, TokenLayout
 from .pipeline.stage_ends import StageEnds
 from .pipeline.stages import StandIn
 
@@ -49,6 +49,7 @@ class GivenTokens(NamedTuple):
 class BlockBoundary:
     """The hooks on one block.
 
+    owner: the class of its model.
     arrivals: puts the tokens that other stages send into the block's arguments.
     chained: whether a chained block follows, so that streams stay local.
     gathers: whether the tokens of all ranks are gathered after the block.
@@ -59,12 +60,14 @@ class BlockBoundary:
         block: torch.nn.Module,
         blocks: BlockList,
         layout: TokenLayout,
+        owner: str,
         arrivals: Sequence[Arrival] = (),
         chained: Callable[[], bool] = lambda: False,
         gathers: bool = False,
     ) -> None:
         self.blocks = blocks
         self.layout = layout
+        self.owner = owner
         self.arrivals = arrivals
         self.chained = chained
         self.gathers = gathers
@@ -77,8 +80,14 @@ class BlockBoundary:
         # plan's groups.
         own = BlockBoundary
         self.cuts: Mapping[str, Callable[[BlockBoundary, Any], Any]] = {
-            **{name: partial(own.cut, streams=streams) for name, streams in blocks.tokens.items()},
-            **{name: partial(own.cut_side, name=name, streams=streams) for name, (_, streams) in blocks.sides.items()},
+            **{
+                name: partial(own.cut, streams=streams, said=self.said("tokens", name))
+                for name, streams in blocks.tokens.items()
+            },
+            **{
+                name: partial(own.cut_side, name=name, streams=streams, said=self.said("sides", name))
+                for name, (_, streams) in blocks.sides.items()
+            },
             **{name: partial(own.cut_frames, name=name) for name in blocks.frames},
             **{name: partial(own.cut_last, name=name) for name in blocks.last},
             **{name: partial(own.cut_ranges, streams=names(streams)) for name, streams in blocks.ranges.items()},
@@ -182,7 +191,7 @@ class BlockBoundary:
             for stream, length in zip(streams, lengths, strict=True)
         ):
             raise RequestError(
-                f"The blocks {self.blocks.path} return {' and '.join(map(str, lengths))} tokens, and their spec says "
+                f"{self.owner}: {self.blocks.path} return {' and '.join(map(str, lengths))} tokens, and `returns` says "
                 f"{' and '.join(map(str, streams))}; this rank has {self.layout.describe_local()}.",
                 "Correct `returns`, as parallel_backend/models/README.md says, or use ulysses=1 and ring=1.",
             )
@@ -204,25 +213,28 @@ class BlockBoundary:
             places = [self.layout.cut_place(place, self.joined) for place in options[IMAGE_PLACES]]
             values[ALWAYS_WHOLE] = {**options, IMAGE_PLACES: places}
 
-    def cut(self, value: Any, streams: Streams) -> Any:
-        return each_stream(self.cut_tokens, value, streams)
+    def cut(self, value: Any, streams: Streams, said: Said = SPEC) -> Any:
+        return each_stream(partial(self.cut_tokens, said=said), value, streams)
 
-    def cut_tokens(self, tokens: torch.Tensor, streams: str) -> torch.Tensor:
+    def said(self, field: str, name: str) -> Said:
+        return Said(f"{self.owner}: {name} of {self.blocks.path}", f"`{field}`")
+
+    def cut_tokens(self, tokens: torch.Tensor, streams: str, said: Said) -> torch.Tensor:
         if not self.layout.slot.sees_whole:
-            return self.cut_part(tokens, streams)
+            return self.cut_part(tokens, streams, said)
         with torch.inference_mode(False):  # a tensor of inference mode does not count what is written into it
-            local = self.cut_part(tokens, streams).clone()
+            local = self.cut_part(tokens, streams, said).clone()
         self.given.append(GivenTokens(tokens, local, streams))
         return local
 
-    def cut_part(self, tokens: torch.Tensor, streams: str) -> torch.Tensor:
+    def cut_part(self, tokens: torch.Tensor, streams: str, said: Said) -> torch.Tensor:
         dim, grid, sees_whole = self.blocks.dim, self.blocks.grid, self.layout.slot.sees_whole
         if self.blocks.chained and not sees_whole and self.layout.is_local(names(streams), tokens.shape[dim]):
             return tokens
         if grid > 1:
             self.sizes = tokens.shape[dim : dim + grid]
             tokens = tokens.flatten(dim, dim + grid - 1)
-        local = self.layout.cut(tokens, names(streams), dim)
+        local = self.layout.cut(tokens, names(streams), dim, said)
         if len(local) == 1:  # the dim of size 1 gets its usual stride, so that compiled blocks need no other graph
             local = local[0][None]
         return local[(slice(None),) * (dim + 1) + (None,) * (grid - 1)] if grid > 1 else local
@@ -238,18 +250,18 @@ class BlockBoundary:
             tokens = self.layout.fill(local, names(streams), dim)
         return tokens.unflatten(dim, self.sizes) if grid > 1 and self.sizes is not None else tokens
 
-    def cut_side(self, value: Any, name: str, streams: Streams | None) -> Any:
+    def cut_side(self, value: Any, name: str, streams: Streams | None, said: Said = SPEC) -> Any:
         """Cuts a per-token argument, or each tensor of a list. A tensor that applies to all tokens stays as it is, as
         does an item of no stream."""
         if streams is None:
             return value
         if isinstance(value, (tuple, list)):
             each = streams if isinstance(streams, tuple) else (streams,) * len(value)
-            return type(value)(self.cut_side(item, name, own) for item, own in zip(value, each, strict=True))
+            return type(value)(self.cut_side(item, name, own, said) for item, own in zip(value, each, strict=True))
         dim = self.blocks.sides[name][0]
         if not isinstance(value, torch.Tensor) or value.ndim <= dim or value.shape[dim] == 1:
             return value
-        return self.once(name, value, lambda whole: self.layout.cut(whole, names(str(streams)), dim))
+        return self.once(name, value, lambda whole: self.layout.cut(whole, names(str(streams)), dim, said))
 
     def cut_ranges(self, value: Any, streams: tuple[str, ...]) -> Any:
         return self.layout.cut_ranges(value, streams)
@@ -305,12 +317,13 @@ def install_boundary(
 
     layout: of the model; of the other model for a network inside of it.
     """
+    owner = type(model).__name__
     every = [(blocks, block) for blocks in spec.blocks for block in modules_at(model, blocks.path)]
     own = [(place, *each) for place, each in enumerate(every) if not isinstance(each[1], StandIn)]
     follows = {block: blocks.chained and blocks is after for (blocks, block), (after, _) in pairwise(every)}
     for blocks, block in every[: own[0][0]]:
         if block is modules_at(model, blocks.path)[0]:
-            learn_streams(block, blocks, layout, hooks)
+            learn_streams(block, blocks, layout, owner, hooks)
     for place, blocks, block in own:
         arrivals: list[Arrival] = []
         if ends:
@@ -321,15 +334,15 @@ def install_boundary(
         is_last = block is every[-1][1]
         chained = partial(reaches_head, spec, layout) if is_last else partial(follows.__getitem__, block)
         gathers = blocks.gathered or (is_last and not spec.head and not spec.inside)
-        BlockBoundary(block, blocks, layout, arrivals, chained, gathers).install(block, hooks)
+        BlockBoundary(block, blocks, layout, owner, arrivals, chained, gathers).install(block, hooks)
         for path, streams in blocks.full_length.items():
             restore_full_length(block.get_submodule(path), streams, layout, hooks)
     if ends and not ends.link.is_last:
         blocks, block = every[own[-1][0] + 1]
-        ends.send_before(cast("StandIn", block), blocks, BlockBoundary(block, blocks, layout).cut, hooks)
+        ends.send_before(cast("StandIn", block), blocks, BlockBoundary(block, blocks, layout, owner).cut, hooks)
     if spec.head:
         head = model.get_submodule(spec.head.path)
-        BlockBoundary(head, spec.head, layout, gathers=True).install(head, hooks)
+        BlockBoundary(head, spec.head, layout, owner, gathers=True).install(head, hooks)
 
 
 def reaches_head(spec: ModelSpec, layout: TokenLayout) -> bool:
@@ -337,9 +350,9 @@ def reaches_head(spec: ModelSpec, layout: TokenLayout) -> bool:
     return spec.head is not None and spec.head.chained and not layout.forward.by_frame
 
 
-def learn_streams(block: torch.nn.Module, blocks: BlockList, layout: TokenLayout, hooks: Hooks) -> None:
+def learn_streams(block: torch.nn.Module, blocks: BlockList, layout: TokenLayout, owner: str, hooks: Hooks) -> None:
     """Learns the streams' lengths from the arguments of another stage's block."""
-    boundary = BlockBoundary(block, blocks, layout)
+    boundary = BlockBoundary(block, blocks, layout, owner)
 
     def learn(block: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         boundary.enter(block, args, kwargs)

@@ -54,6 +54,16 @@ def once_a_forward(
     return counted
 
 
+class Said(NamedTuple):
+    """What a spec says a tensor's streams by: the tensor, and the field."""
+
+    what: str = "A tensor"
+    field: str = "its spec"
+
+
+SPEC = Said()
+
+
 class TokenLayout:
     """The lengths of the streams' segments in the running forward, and this rank's share of them.
 
@@ -83,7 +93,7 @@ class TokenLayout:
     def segments(self) -> dict[str, list[int]]:
         return self.slot.forward.segments
 
-    def learn(self, streams: Names, length: int) -> None:
+    def learn(self, streams: Names, length: int, said: Said = SPEC) -> None:
         """Learns that the streams have this many tokens together. At most one stream may be new. Raises RequestError
         if that contradicts what is known, and for an image that cannot be split into patches."""
         segments = self.segments
@@ -91,7 +101,8 @@ class TokenLayout:
         rest = length - sum(sum(segments[name]) for name in streams if name in segments)
         if len(unknown) > 1 or rest < 0 or (rest and not unknown):
             raise RequestError(
-                f"A tensor has {length} tokens, and its spec says {'+'.join(streams)}; known lengths are {segments}.",
+                f"{said.what} has {length} tokens, and {said.field} says {'+'.join(streams)}; known lengths are "
+                f"{segments}.",
                 "Correct its streams, as parallel_backend/models/README.md says, or use ulysses=1 and ring=1.",
             )
         for name in unknown:
@@ -206,9 +217,9 @@ class TokenLayout:
         parts = iter(own.split([each.length for each in ranges if not each.is_padding], dim))
         return torch.cat([own.new_zeros(shape) if each.is_padding else next(parts) for each in ranges], dim)
 
-    def cut(self, whole: torch.Tensor, streams: Names, dim: int) -> torch.Tensor:
-        """Returns this rank's tokens of joined streams of full length, with padding."""
-        self.learn(streams, whole.shape[dim])
+    def cut(self, whole: torch.Tensor, streams: Names, dim: int, said: Said = SPEC) -> torch.Tensor:
+        """Returns this rank's tokens of joined streams of full length, with padding. said: for the error."""
+        self.learn(streams, whole.shape[dim], said)
         parts = [whole.narrow(dim, each.whole, each.length) for each in self.local_ranges(streams)]
         return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts, dim)
 

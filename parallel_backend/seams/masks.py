@@ -21,20 +21,21 @@ from .layout import Names, TokenLayout
 
 def attention_of(
     attention: ParallelAttention,
+    model: torch.nn.Module,
     module: torch.nn.Module,
     blocks: BlockList,
     path: str,
     call: str,
     sizes: AttentionSizes,
 ) -> Attend:
-    """Returns the function for one attention call of a module: between the streams of its spec, under the mask of the
-    whole model. sizes: by the spec."""
+    """Returns the function for one attention call of a model's module: between the streams of its spec, under the mask
+    of the whole model. sizes: by the spec."""
     streams, _, seen = call.partition("|")
     layout, owner = attention.layout, (module, call)
     attend = partial(without_padding, attention, owner, layout, names(streams), names(seen) if seen else ())
     if sizes.kv_heads:
         attend = partial(with_unrepeated, attend, sizes.kv_heads)
-    place = f"{path} of {blocks.path}" if path else blocks.path
+    place = f"{type(model).__name__}: {f'{path} of {blocks.path}' if path else blocks.path}"
     attend = partial(as_described, attend, place, layout, names(streams), names(seen or streams), sizes)
     if blocks.kept:
         attend = partial(after_kept, attend, layout)
@@ -61,17 +62,17 @@ def as_described(
     for what, own, tokens in (("attends from", streams, query.shape[-2]), ("attends to", seen, key.shape[-2])):
         if not layout.is_local(own, tokens):
             raise RequestError(
-                f"{place} {what} {tokens} tokens, and its spec says {'+'.join(own)}; this rank has "
+                f"{place} {what} {tokens} tokens, and `attention` says {'+'.join(own)}; this rank has "
                 f"{layout.describe_local()}.",
                 "List its streams in `attention`, as parallel_backend/models/README.md says, or use ulysses=1 and "
                 "ring=1.",
             )
-    of_keys = [("heads of keys", key.shape[1], (sizes.heads, sizes.kv_heads))] if sizes.kv_heads else []
-    for what, heads, known in (("heads", query.shape[1], (sizes.heads,)), *of_keys):
+    of_keys = [("kv_heads", key.shape[1], (sizes.heads, sizes.kv_heads))] if sizes.kv_heads else []
+    for field, heads, known in (("heads", query.shape[1], (sizes.heads,)), *of_keys):
         if heads not in known:
             raise RequestError(
-                f"{place} has {heads} {what}, and its spec says {sizes.heads}.",
-                "Correct `heads` or `kv_heads` of the spec, or use ulysses=1 and ring=1.",
+                f"{place} has {heads} heads{'' if field == 'heads' else ' of keys'}, and `{field}` says {known[-1]}.",
+                f"Correct `{field}` of the spec, or use ulysses=1 and ring=1.",
             )
     return attend(query, key, *args, **more)
 

@@ -12,10 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from parallel_backend.models import Adapter
+from parallel_backend.models import Adapter, adapter_for
 from parallel_backend.models.checks import modules_at, sizes_of
 from parallel_backend.models.spec import BlockList, ModelSpec
 from tests.support.cases.families import UNEVEN, Family, Tensors
+from tests.support.stream_probe import misplaced_streams
 
 
 class Seen(NamedTuple):
@@ -69,8 +70,20 @@ def lengths_of(blocks: BlockList, values: list[Any]) -> set[int]:
 
 
 def mistakes_in_family(family: Family, spec: ModelSpec) -> list[str]:
-    model, inputs = family.build(), family.inputs(*family.shapes[UNEVEN])
-    return mistakes_in(model, spec, lambda: family.reference(model, *inputs))
+    """What the family's class does in another way than the spec says, in words."""
+    model, (batch, *grid, height, width) = family.build(), family.shapes[UNEVEN]
+    inputs, turned = family.inputs(batch, *grid, height, width), family.inputs(batch, *grid, width, height)
+    for path, processor in adapter_for(family.model_class).processors.items():
+        for block in (block for blocks in spec.blocks for block in modules_at(model, blocks.path)):
+            block.get_submodule(path).processor = processor(block.get_submodule(path).processor)
+    found = mistakes_in(model, spec, lambda: family.reference(model, *inputs))
+    return found + misplaced_streams(
+        model,
+        spec,
+        lambda: family.reference(model, *inputs),
+        lambda: family.reference(model, inputs[0] + 1, *inputs[1:]),
+        lambda: family.reference(model, *turned),
+    )
 
 
 def mistakes_in(model: torch.nn.Module, spec: ModelSpec, call: Callable[[], object]) -> list[str]:

@@ -17,6 +17,7 @@ register(
         REFINER,
         blocks("layers", "rest+img"),
         heads="layers.0.attn.heads",
+        kv_heads="layers.0.attn.kv_heads",
         width="hidden_size",
         image="img",
     )
@@ -37,6 +38,7 @@ register(
         DOUBLE,
         blocks("single_stream_layers", "txt+ref+img"),
         heads="single_stream_layers.0.attn.heads",
+        kv_heads="single_stream_layers.0.attn.kv_heads",
         width="hidden_size",
     )
 )

@@ -7,6 +7,7 @@ run: each family's class runs in one process and is compared with its spec, and 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -103,15 +104,15 @@ def test_a_spec_without_mistakes_is_run(name: str) -> None:
         (
             {"tokens": IMAGE, "whole": TEXT_WHOLE, "returns": "img", "attention": {"attn1": "img"}},
             RequestError,
-            r"attn1 of transformer_blocks attends from 30 tokens, and its spec says img; this rank has 23 of img",
+            r"attn1 of transformer_blocks attends from 30 tokens, and `attention` says img; this rank has 23 of img",
         ),
         (
             {"attention": {"attn1": "img"}},
             RequestError,
-            "attn1 of transformer_blocks attends from 27 tokens, and its spec says img; this rank has 23 of img, 4 of",
+            "Model: attn1 of transformer_blocks attends from 27 tokens, and `attention` says img; this rank has 23",
         ),
-        ({"returns": "img"}, RequestError, "transformer_blocks return 23 and 4 tokens, and their spec says img; this"),
-        ({"returns": ("txt", "img")}, RequestError, "return 23 and 4 tokens, and their spec says txt and img; this"),
+        ({"returns": "img"}, RequestError, "transformer_blocks return 23 and 4 tokens, and `returns` says img; this"),
+        ({"returns": ("txt", "img")}, RequestError, "return 23 and 4 tokens, and `returns` says txt and img; this"),
     ],
     ids=[
         "an argument",
@@ -128,13 +129,16 @@ def test_a_stream_forgotten_is_named(fields: dict[str, Any], error: type[Request
 
 
 def test_a_stream_forgotten_in_a_rotary_embedding_is_named() -> None:
-    with pytest.raises(RequestError, match=r"has 42 tokens, and its spec says img; known lengths are \{'img': \[35\]"):
+    with pytest.raises(
+        RequestError, match="Model: image_rotary_emb of transformer_blocks has 42 tokens, and `sides` says img; known"
+    ):
         run_first_of_two("bria", with_blocks("bria", sides={"image_rotary_emb": (0, "img")}))
 
 
 def test_an_item_of_no_stream_is_not_cut() -> None:
     """Such as a table of frequencies that the positions of tokens, the next item, look up."""
     boundary = object.__new__(BlockBoundary)
+    boundary.owner = "Model"
     boundary.blocks = BlockList("blocks", {"x": "img"}, "img", sides={"rotary": (0, (None, "img"))})
     forward, slot = SimpleNamespace(sides={}), SimpleNamespace(sees_whole=False)
     halves: Any = SimpleNamespace(cut=lambda whole, *_: whole[: len(whole) // 2], forward=forward, slot=slot)
@@ -181,11 +185,26 @@ def test_a_condition_that_an_adapter_does_not_pass_on_is_named() -> None:
     [
         ("easyanimate", {"heads": "config.heads"}, PlanError, "known here: it has no config.heads"),
         ("easyanimate", {"heads": "config.activation_fn"}, PlanError, "gelu-approximate, which is no number of heads"),
+        *(
+            (name, {"heads": other}, PlanError, f"{module} has {own} heads, and `heads` .{other}. is ")
+            for name, other, module, own in (
+                ("easyanimate", "config.attention_head_dim", "attn1 of transformer_blocks", 4),
+                ("wan-t2v", "config.attention_head_dim", "attn1 of blocks", 5),
+                ("lumina2", "config.num_kv_heads", "attn of layers", 6),
+            )
+        ),
         (
-            "easyanimate",
-            {"heads": "config.attention_head_dim"},
-            RequestError,
-            "attn1 of transformer_blocks has 4 heads, and its spec says 16",
+            "lumina2",
+            {"kv_heads": "config.patch_size"},
+            PlanError,
+            "attn of layers has 3 heads of keys, and `kv_heads` .config.patch_size. is 2",
+        ),
+        ("lumina2", {"kv_heads": ""}, PlanError, "attn of layers has 3 heads of keys, and `kv_heads` is not set"),
+        (
+            "bria",
+            {"head_dim": "config.num_attention_heads"},
+            PlanError,
+            "attn of transformer_blocks has queries of 64 dims, and `head_dim` .config.num_attention_heads. makes 4×4",
         ),
         ("lumina2", {"kv_heads": "config.in_channels"}, PlanError, "num_attention_heads is no multiple of config.in_"),
     ],
@@ -193,6 +212,75 @@ def test_a_condition_that_an_adapter_does_not_pass_on_is_named() -> None:
 def test_a_wrong_number_of_heads_is_named(name: str, fields: dict, error: type[RequestError], said: str) -> None:
     with pytest.raises(error, match=said):
         run_first_of_two(name, with_spec(name, **fields))
+
+
+def swapped(streams: Any) -> Any:
+    """The same streams in another order."""
+    return streams[::-1] if isinstance(streams, tuple) else "+".join(reversed(streams.split("+")))
+
+
+def swapped_returns(blocks: BlockList) -> dict[str, Any]:
+    return {"returns": swapped(blocks.returns)}
+
+
+def swapped_attention(blocks: BlockList) -> dict[str, Any]:
+    return {"attention": {path: swapped(streams) for path, streams in blocks.attention.items()}}
+
+
+def swapped_tokens(blocks: BlockList) -> dict[str, Any]:
+    return {"tokens": {name: swapped(streams) for name, streams in blocks.tokens.items()}}
+
+
+def swapped_sides(blocks: BlockList) -> dict[str, Any]:
+    return {"sides": {name: (dim, swapped(streams)) for name, (dim, streams) in blocks.sides.items()}}
+
+
+def sides_of_all(blocks: BlockList) -> dict[str, Any]:
+    return {"sides": {name: (dim, "txt+img") for name, (dim, _) in blocks.sides.items()}}
+
+
+def whole_sides(blocks: BlockList) -> dict[str, Any]:
+    return {"sides": {}, "whole": (*blocks.whole, *blocks.sides)}
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "place", "said"),
+    [
+        (
+            swapped_returns,
+            "sd3.5",
+            0,
+            "what transformer_blocks return has 35 entries, and `returns` says txt, which has 7",
+        ),
+        (swapped_returns, "flux-dev", 0, "what transformer_blocks return has 7 entries, and `returns` says img, whi"),
+        (swapped_returns, "mochi", 0, "what transformer_blocks return has 45 entries, and `returns` says txt, whi"),
+        (swapped_returns, "cogvideox-5b", 0, "what transformer_blocks return has 45 entries, and `returns` says txt"),
+        (
+            swapped_attention,
+            "flux-dev",
+            0,
+            "what attn of transformer_blocks attends to: the image is where `attention`",
+        ),
+        (swapped_attention, "mochi", 0, "what attn1 of transformer_blocks attends to: the image is where `attention`"),
+        (swapped_attention, "hunyuanvideo", 1, "attn of single_transformer_blocks attends to: the image is where"),
+        (swapped_tokens, "flux2-dev", 1, "hidden_states of single_transformer_blocks: the image is where `tokens`, wh"),
+        (swapped_tokens, "auraflow", 1, "hidden_states of single_transformer_blocks: the image is where `tokens`, wh"),
+        (swapped_sides, "flux-dev", 1, "image_rotary_emb of single_transformer_blocks: the image is where `sides`, wh"),
+        (swapped_sides, "bria", 0, "image_rotary_emb of transformer_blocks: the image is where `sides`, which says im"),
+        (sides_of_all, "mochi", 0, "image_rotary_emb of transformer_blocks has 45 entries, and `sides` says txt+img"),
+        (whole_sides, "flux-dev", 0, "image_rotary_emb of transformer_blocks has an entry for each token of img+txt"),
+        (whole_sides, "wan-t2v", 0, "rotary_emb of blocks has an entry for each token of img, and `whole` lists it"),
+        (whole_sides, "ltx", 0, "image_rotary_emb of transformer_blocks has an entry for each token of img, and `wh"),
+    ],
+)
+def test_a_stream_elsewhere_than_its_spec_says_is_named(
+    change: Callable[[BlockList], dict[str, Any]], name: str, place: int, said: str
+) -> None:
+    """No forward can tell it where streams are as long as one another."""
+    blocks = [*adapter_for(FAMILIES[name].model_class).spec.blocks]
+    blocks[place] = replace(blocks[place], **change(blocks[place]))
+    found = mistakes_in_family(FAMILIES[name], with_spec(name, blocks=tuple(blocks)).spec)
+    assert any(each.startswith(f"{FAMILIES[name].model_class}: ") and said in each for each in found), found
 
 
 def test_a_wrong_number_of_repeated_heads_is_named() -> None:

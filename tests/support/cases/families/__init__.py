@@ -54,7 +54,12 @@ FAMILIES = {
     "cogvideox-2b": cogvideox(),
     "cogvideox-5b": cogvideox(use_rotary_positional_embeddings=True),
     "cogvideox-1.5-i2v": cogvideox(
-        image=True, use_rotary_positional_embeddings=True, patch_size_t=2, ofs_embed_dim=8, patch_bias=False
+        image=True,
+        use_rotary_positional_embeddings=True,
+        patch_size_t=2,
+        ofs_embed_dim=8,
+        patch_bias=False,
+        sample_height=10,
     ),
     "cogview4": cogview4(),
     "easyanimate": easyanimate(),
