@@ -37,15 +37,23 @@ def list_seen(_name: str, _total: int, _dtype: str) -> dict[Any, Work]:
 class ModelCosts:
     """module: on the meta device, as it was loaded.
     dtype: the compute dtype.
-    estimate: ComfyUI's estimate of the bytes that one device needs beside the weights, for latents of a shape."""
+    estimate: ComfyUI's estimate of the bytes that one device needs beside the weights, for latents of a shape.
+    forwards: what was counted of equal models, by size."""
 
-    def __init__(self, module: torch.nn.Module, sizes: WeightSizes, dtype: torch.dtype, estimate: Estimate) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        sizes: WeightSizes,
+        dtype: torch.dtype,
+        estimate: Estimate,
+        forwards: dict[Any, ForwardCost | None],
+    ) -> None:
         self.module = module
         self.sizes = sizes
         self.torch_dtype = dtype
         self.estimate = estimate
         self.dtype = next((name for name, one in DTYPES.items() if one == dtype), "bf16")
-        self.forwards: dict[Any, ForwardCost | None] = {}
+        self.forwards = forwards
         self.same_as: dict[str, str] = {}  # by the key of the editor's work: that of calls of this size
         self.seen = list_seen(type(module).__name__, sizes.total, self.dtype)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import inspect
 import sys
 import types
@@ -223,6 +224,7 @@ def watch_functions(module: torch.nn.Module) -> Iterator[Watched]:
         yield watch(vars(place), f"{place.__name__}.", TORCHS, place, named.names & vars(place).keys())
 
 
+@functools.cache
 def is_comfyuis(file: Any) -> bool:
     """Whether a file belongs to ComfyUI's own code."""
     path = Path(file or "/")

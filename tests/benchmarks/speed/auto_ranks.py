@@ -63,10 +63,10 @@ CORRECTING = 3  # steps of a plan that correct its prediction, by their median
 LOOP_STEPS = 5  # of a sampling in the ranks
 # Blocks, and latents, smaller ones of them first; a step takes a rank some tenths of a second.
 SIZES: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
-    "Flux-shaped": (1, {"512²": (1, 4, 26, 26), "1024²": (1, 4, 52, 52)}),
+    "Flux-shaped": (1, {"512²": (1, 4, 24, 32), "1024²": (1, 4, 48, 64)}),
     "Wan-shaped": (2, {"21 frames": (1, 4, 2, 32, 32), "81 frames": (1, 4, 8, 32, 32)}),
     "Z-Image-shaped": (4, {"512²": (1, 4, 20, 20), "1024²": (1, 4, 44, 44)}),
-    "PixArt-shaped, guided": (3, {"512²": (2, 4, 32, 32), "1024²": (2, 4, 64, 64)}),
+    "PixArt-shaped, guided": (3, {"512²": (2, 4, 30, 30), "1024²": (2, 4, 60, 60)}),
     "SDXL-shaped": (1, {"512²": (1, 4, 24, 24), "1024²": (1, 4, 48, 48)}),
     "SDXL-shaped, guided": (1, {"512²": (2, 4, 24, 24), "1024²": (2, 4, 48, 48)}),
 }

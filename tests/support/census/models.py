@@ -102,7 +102,6 @@ CENSUS_MODELS = {
         (),
         text(13, 64),
         detected_as="RT_DETR_v4",
-        dtype=torch.float16,
     ),
     "segmenter": StockCase(
         "sam3.detector.SAM3Model",
