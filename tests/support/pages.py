@@ -9,7 +9,7 @@ OVERLAP = REPOSITORY / "docs" / "dev" / "14-overlap.md"
 PAGE_OF = {
     **{"classes": MODELS, "folders": MODELS, "templates": MODELS},
     **{"parity": EXACTNESS, "sparse": EXACTNESS},
-    **{"shares": OVERLAP, "overlap": OVERLAP},
+    **{"shares": OVERLAP, "left": OVERLAP, "overlap": OVERLAP},
 }
 
 

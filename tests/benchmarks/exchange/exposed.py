@@ -6,24 +6,29 @@ It runs nothing on ranks and measures nothing: it asks the code. For each of Com
 with each list of blocks. "beside attention" is what `BlockList.parallel_mlp` lets `mlp_overlap` defer, with the weight
 formats of which ComfyUI's can be split at the published width (`quantised_rows.STEPS`). "compiled" is what the pass of
 `compiled_overlap` moves into attention, in the graph that torch makes of such a block. The shares of an exchange are
-those of `costs.predict.EXCHANGES`, which predictions go by.
+those of `costs.predict.EXCHANGES`, which predictions go by. "left" is what these predict for models of published sizes
+on links as `profiles` has them: the seconds of an exchange in which a rank has nothing to compute.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import math
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from parallel_backend.costs.predict import EXCHANGES
+from parallel_backend.costs.forward import Cost, ForwardCost
+from parallel_backend.costs.machine import Link, Machine, Speed
+from parallel_backend.costs.predict import EXCHANGES, predict
 from parallel_backend.hooks import Hooks
 from parallel_backend.models.checks import attention_paths, modules_at
 from parallel_backend.models.parallel_mlp import attention_rows, submodules
 from parallel_backend.models.spec import BlockList, spec_named
+from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.attention import install_attention
 from parallel_backend.seams.attention_op import plain_attention
 from parallel_backend.seams.compiled import CompiledBlocks
@@ -31,6 +36,7 @@ from parallel_backend.seams.compiled_overlap import arguments_of, is_attention, 
 from parallel_backend.seams.forward import ForwardSlot
 from tests.support.cases.host import CASES
 from tests.support.fakes.measure import import_comfyui
+from tests.support.links.profiles import CARD_ITEMSIZE, PROFILES, Profile
 from tests.support.pages import write_table
 
 # By family, the row of `CASES`, and the published width of all heads.
@@ -53,6 +59,29 @@ FAMILIES = {
     "Cosmos Predict 2": ("cosmos-predict2", 2048),
 }
 NOTHING = "–"
+
+
+class Published(NamedTuple):
+    """A model of a published size. tokens: of a picture or video, and of text that its blocks have beside it. mlp: the
+    MLP's width beside attention, by that of a token. beside: the share of its blocks with such an MLP."""
+
+    name: str
+    tokens: int
+    hidden: int
+    heads: int
+    blocks: int
+    mlp: float = 0.0
+    beside: float = 0.0
+
+
+PUBLISHED = (
+    Published("Flux.1, 1024²", 4608, 3072, 24, 57, 4, 38 / 57),
+    Published("Wan 14B, 81 frames, 832 × 480", 32760, 5120, 40, 40),
+    Published("Z-Image, 1024²", 4224, 3840, 30, 30),
+)
+LINKS = ("PCIe 4.0 x16", "PCIe 4.0 x16, peer-to-peer")
+RANKS = 4
+LATENCY = 2e-5  # seconds, of an exchange over PCIe
 LAYER = re.compile(r"(?<=modules_)(.+?)(?=_modules_|_parameters_)")
 
 
@@ -148,13 +177,44 @@ def families_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def left_table() -> str:
+    lines = [
+        "| of a block, in ms | attention | exchange | left | exchange, peer-to-peer | left |",
+        "|---|---|---|---|---|---|",
+    ]
+    for model in PUBLISHED:
+        cells = [model.name]
+        for link in LINKS:
+            exchange, attention, left = estimate_left(model, RANKS, PROFILES[link])
+            cells += [f"{exchange:.1f}", f"{left:.0%}"]
+        lines.append(f"| {' | '.join([cells[0], f'{attention:.1f}', *cells[1:]])} |")
+    return "\n".join(lines) + "\n"
+
+
+def estimate_left(model: Published, ranks: int, profile: Profile) -> tuple[float, float, float]:
+    """Returns the milliseconds of a block's exchange and of its attention on a rank, and the share of the exchange that
+    nothing hides."""
+    activation = model.tokens * model.hidden * CARD_ITEMSIZE
+    attention = 4.0 * model.tokens**2 * model.hidden * model.blocks
+    overlap = 2.0 * model.tokens * model.hidden**2 * model.mlp * model.blocks * model.beside
+    blocks = Cost(linear=overlap, attention=attention, overlap=overlap)
+    forward = ForwardCost(blocks, Cost(), model.blocks, activation, 0, 0, model.heads, 0, parallel=model.beside)
+    free = Speed("", profile.card, profile.card, math.inf, 0.0, math.inf, math.inf, math.inf)
+    link, plan = Link(profile.link, LATENCY), ParallelPlan(ulysses=ranks)
+    waiting = predict(forward, 1, plan, Machine((free,) * ranks, link, link, link)).waiting - link.latency
+    ulysses = EXCHANGES["ulysses"]
+    needed = link.seconds(ulysses.sent(activation, ranks, 1.0), ulysses.times(ranks))
+    computing = attention / model.blocks / ranks / profile.card
+    return 1000 * needed, 1000 * computing, waiting / model.blocks / needed
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="put the tables into the page")
     options = parser.parse_args()
     torch.set_num_threads(1)
     import_comfyui()
-    for name, made in (("shares", shares_table()), ("overlap", families_table())):
+    for name, made in (("shares", shares_table()), ("left", left_table()), ("overlap", families_table())):
         print(made)
         if options.write:
             write_table(name, made)
