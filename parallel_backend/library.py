@@ -34,23 +34,24 @@ if TYPE_CHECKING:
 ATTRIBUTE = "parallel_transformer"  # the attribute that marks a parallel model
 LOADED = "loaded_transformer"  # marks a model of which `load_transformer` has read this rank's part
 TRANSFORMERS = ("transformer", "transformer_2")  # Wan 2.2 has one for high noise and one for low noise
+MODELS = (*TRANSFORMERS, "unet")  # in pipelines
 
 
 def parallelize(pipeline: Any, plan: ParallelPlan, vae: bool = False) -> None:
-    """Makes the pipeline's transformer run on all ranks by the plan. The way to call the pipeline does not change.
+    """Makes the pipeline's transformer or UNet run on all ranks by the plan. The pipeline is called as before.
 
     pipeline: a diffusers pipeline on this rank's device. Its transformers have whole weights, or are the `model` of
     what `load_transformer` returned for the same plan. Every rank calls the pipeline with the same arguments, runs text
     encoders and VAE itself, and returns the same images. Without a generator, all ranks draw the same numbers: this
     call copies rank 0's current random state to every rank.
     vae: the ranks share the rows of what the VAE decodes and encodes, too.
-    Raises PlanError, UnknownModelError, or RequestError for a pipeline without a transformer, on every rank alike.
+    Raises PlanError, UnknownModelError, or RequestError for a pipeline without either, on every rank alike.
     """
     models = transformers_of(pipeline)
     if not models:
         raise RequestError(
-            f"{type(pipeline).__name__} has no transformer to make parallel.",
-            "Use a pipeline whose denoiser is a diffusion transformer.",
+            f"{type(pipeline).__name__} has no transformer or UNet to make parallel.",
+            "Use a pipeline whose denoiser is one of them.",
         )
     if any(ATTRIBUTE in vars(model) for model in models):
         raise RequestError(
@@ -178,7 +179,7 @@ def unparallelize(pipeline: Any) -> None:
 
 
 def transformers_of(pipeline: Any) -> list[ModelMixin]:
-    return [model for name in TRANSFORMERS if (model := getattr(pipeline, name, None)) is not None]
+    return [model for name in MODELS if (model := getattr(pipeline, name, None)) is not None]
 
 
 def load_transformer(

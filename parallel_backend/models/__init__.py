@@ -23,6 +23,7 @@ from . import (
     qwenimage,
     sd3,
     skyreels,
+    unet,
     wan,
     zimage,
 )

@@ -166,8 +166,8 @@ def register_adapter(adapter: Adapter) -> None:
 
 
 def model_classes() -> list[str]:
-    """Returns the diffusers classes that have an adapter."""
-    return sorted(_ADAPTERS)
+    """Returns the diffusers classes of transformers that have an adapter."""
+    return sorted(name for name, adapter in _ADAPTERS.items() if not adapter.spec.bands)
 
 
 def adapter_for(model_class: str) -> Adapter:

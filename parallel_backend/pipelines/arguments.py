@@ -22,7 +22,7 @@ from ..models import Adapter
 from .agreement import Batch, check_same, is_batch, parts_of
 
 BATCH_DIM = 0
-LATENTS = ("hidden_states", "x")
+LATENTS = ("hidden_states", "x", "sample")
 TIMESTEP = ("timestep", "t")
 NEW_EACH_STEP = (*LATENTS, *TIMESTEP)
 # In addition to the adapter's conditions.

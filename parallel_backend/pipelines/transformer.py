@@ -58,7 +58,7 @@ class PipelineTransformer:
             calls = self.ahead.with_followers(call)
             sample, *others = self.run(calls)
             self.ahead.keep(calls[1:], others)
-            self.tell_why()
+            self.tell_why(call)
         whole: Any = sample if torch.is_tensor(call.latents) else list(sample)
         return (whole,) if call.constant.get("return_dict") is False else Transformer2DModelOutput(sample=whole)
 
@@ -115,9 +115,9 @@ class PipelineTransformer:
             shape[1:3] = shape[2], shape[1]
         return video_of(shape, adapter.geometry(config)[1])
 
-    def tell_why(self) -> None:
+    def tell_why(self, call: ModelCall) -> None:
         """Says once why guidance's branches do not run side by side, if there are ranks without a row."""
-        if self.ahead.why and not self.is_told:
+        if self.ahead.why and not self.is_told and call.size < self.transformer.mesh["batch"].degree:
             self.is_told = True
             logging.warning(
                 "cfg=%d does not run calls of %s side by side: %s. Ranks share its rows alone.",

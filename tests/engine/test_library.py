@@ -27,7 +27,17 @@ from parallel_backend.weights.folder import transformer_source
 from parallel_backend.weights.loading import build_transformer, load_weights
 from tests.support.cases import oracle
 from tests.support.cases.families import FAMILIES
-from tests.support.cases.library_cases import CALLS, SEED, dit, dit_family, save_dit, shape_name
+from tests.support.cases.library_cases import (
+    CALLS,
+    SDXL_UNET,
+    SEED,
+    dit,
+    dit_family,
+    save_dit,
+    shape_name,
+    unet,
+    unet_inputs,
+)
 from tests.support.cases.references import plain_diffusers, relative_error
 from tests.support.ranks.pool import RankPool
 
@@ -68,6 +78,10 @@ CASES = [
     *[case("Z-Image", 1, ulysses=2), case("Z-Image", 1, cfg=2), case("Z-Image", 3, dp=2, ring=2)],
     *[case("Flux", batch, dp=2, ulysses=2, speeds=[1, 0.5, 0.2, 0.2]) for batch in (1, 3)],
     *[case("Flux, as many tokens as rows", 4, dp=2), case("Flux, as many tokens as rows", 4, dp=2, ulysses=2)],
+    *[case("Stable Diffusion", 1, vae=True, **plan) for plan in ({"ulysses": 2}, {"ring": 2}, {"cfg": 2, "ring": 2})],
+    *[case("Stable Diffusion", 3, dp=2), case("Stable Diffusion", 3, ring=4)],
+    *[case("SDXL", 1, ulysses=2), case("SDXL", 1, ring=2), case("SDXL", 2, cfg=2), case("SDXL", 3, dp=2)],
+    *[case("SDXL", 3, vae=True, ulysses=2, ring=2), case("SDXL", 1, cfg=2, ulysses=2, speeds=[1, 0.5, 1, 0.5])],
     *[case(call, 3, pipefusion=2, patches=1) for call in ("DiT", "Z-Image")],  # stages alone are exact
     case("Qwen-Image", 1, pipefusion=2, patches=1, cfg=2),
     *[case("SD3", 1, cfg=2, weights=weights) for weights in ("shared", "host")],
@@ -81,9 +95,13 @@ REFUSED = {
     "another world size, loading": ("PlanError", "a world size of 1, and torchrun started 2"),
     "no folder": ("ModelFileError", "nowhere/transformer/config.json"),
     "heads": ("PlanError", "ulysses=2 is more than the model's 1 heads"),
-    "no transformer": ("RequestError", "DDPMPipeline has no transformer"),
+    "no transformer": ("RequestError", "DDPMPipeline has no transformer or UNet"),
     "unknown transformer": ("UnknownModelError", "Linear"),
     "twice": ("RequestError", "parallel already"),
+    "an unknown layer of a UNet": ("PlanError", "is of the class AttnDownBlock2D (diffusers"),
+    "fetched weights of a UNet": ("PlanError", "the blocks of UNet2DConditionModel are not known here"),
+    "a UNet in stages": ("PlanError", "they skip from the first half to the second"),
+    "ControlNet of a UNet": ("RequestError", "was called with mid_block_additional_residual"),
     "no VAE": ("RequestError", "no VAE to make parallel"),
     "prompts of its own": ("RequestError", "different"),
     "noise of its own": ("RequestError", "different hidden_states"),
@@ -130,6 +148,15 @@ def test_a_parallel_pipeline_returns_the_plain_pipelines_images(case: dict, out:
 def test_every_family_as_its_pipeline_calls_it_shares_out_its_batch(name: str, out: Path) -> None:
     expected = plain_diffusers(name, shape_name(name))
     assert relative_error(load_file(out / "world2.safetensors")[name], expected) <= TOLERANCE
+
+
+@torch.no_grad()
+def test_a_unet_of_a_folder_predicts_in_bands_what_it_does_alone(out: Path) -> None:
+    """Without a pipeline, by the engine's names of its conditions."""
+    latents, timesteps, conditions = unet_inputs(2)
+    added = {name: conditions.pop(name) for name in ("text_embeds", "time_ids")}
+    expected = unet(**SDXL_UNET)(latents, timesteps, **conditions, added_cond_kwargs=added).sample
+    assert relative_error(load_file(out / "world2.safetensors")["UNet of a folder"], expected) <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", REFUSED)

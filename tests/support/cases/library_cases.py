@@ -222,6 +222,69 @@ def cogview4() -> diffusers.CogView4Pipeline:
     return without_encoders(diffusers.CogView4Pipeline, FAMILIES["cogview4"], scheduler)
 
 
+# Of Stable Diffusion 1's form and of SDXL's. Latents of 13 × 9 do not halve evenly.
+SD_UNET = {
+    "block_out_channels": (8, 16, 16),
+    "down_block_types": ("CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"),
+    "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D"),
+    "attention_head_dim": 2,
+    **{"cross_attention_dim": 32, "norm_num_groups": 4, "layers_per_block": 1},
+}
+SDXL_UNET = {
+    "block_out_channels": (8, 16, 16),
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+    "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+    "attention_head_dim": (2, 2, 4),
+    "transformer_layers_per_block": (1, 1, 2),
+    **{"cross_attention_dim": 32, "norm_num_groups": 4, "layers_per_block": 1, "use_linear_projection": True},
+    **{"addition_embed_type": "text_time", "addition_time_embed_dim": 4},
+    "projection_class_embeddings_input_dim": 6 * 4 + 16,
+}
+
+
+def unet(**config: Any) -> diffusers.UNet2DConditionModel:
+    torch.manual_seed(4)
+    return diffusers.UNet2DConditionModel(**config).eval()
+
+
+def unet_pipeline(pipeline_class: type, scheduler: Any, **config: Any) -> diffusers.DiffusionPipeline:
+    model = unet(**config)
+    levels = {"down_block_types": ("DownEncoderBlock2D",) * 4, "up_block_types": ("UpDecoderBlock2D",) * 4}
+    vae = diffusers.AutoencoderKL(block_out_channels=(8,) * 4, norm_num_groups=4, latent_channels=4, **levels)
+    absent = {part for part in pipeline_class._get_signature_types() if part.startswith(("text_", "tokenizer"))}
+    absent |= {"safety_checker", "feature_extractor"} if pipeline_class is diffusers.StableDiffusionPipeline else set()
+    checks = {"requires_safety_checker": False} if "safety_checker" in absent else {}
+    return pipeline_class(unet=model, vae=vae.eval(), scheduler=scheduler, **dict.fromkeys(absent), **checks)
+
+
+def stable_diffusion() -> diffusers.DiffusionPipeline:
+    scheduler = diffusers.DDIMScheduler.from_config(LINEAR_BETAS, steps_offset=1)
+    return unet_pipeline(diffusers.StableDiffusionPipeline, scheduler, **SD_UNET)
+
+
+def sdxl() -> diffusers.DiffusionPipeline:
+    return unet_pipeline(diffusers.StableDiffusionXLPipeline, diffusers.EulerDiscreteScheduler(), **SDXL_UNET)
+
+
+def unet_call(batch: int, **others: Any) -> Arguments:
+    """With guidance in one forward, and decoded."""
+    negative = embeddings(3, batch, TEXT_TOKENS, 32)
+    sizes = {"height": 104, "width": 72, "output_type": "pt"}
+    return {**text_call(batch), **sizes, "negative_prompt_embeds": negative, "guidance_scale": 3.0, **others}
+
+
+def sdxl_call(batch: int) -> Arguments:
+    pooled, negative = (embeddings(seed, batch, 16) for seed in (2, 4))
+    return unet_call(batch, pooled_prompt_embeds=pooled, negative_pooled_prompt_embeds=negative)
+
+
+def unet_inputs(batch: int) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+    """Latents, timesteps and SDXL's conditions, of a UNet without a pipeline."""
+    conditions = {"text_embeds": embeddings(2, batch, 16), "time_ids": embeddings(4, batch, 6).abs() * 100}
+    latents, timesteps = embeddings(5, batch, 4, 13, 9), torch.tensor([500.0, 20.0, 900.0])[:batch]
+    return latents, timesteps, {"encoder_hidden_states": embeddings(1, batch, TEXT_TOKENS, 32), **conditions}
+
+
 CALLS = {
     "DiT": Call(dit, dit_call),
     "Flux": Call(flux, flux_call),
@@ -234,5 +297,7 @@ CALLS = {
     "PixArt": Call(pixart, pixart_call),
     "Qwen-Image": Call(qwenimage, qwenimage_call),
     "Wan": Call(wan, wan_call),
+    "Stable Diffusion": Call(stable_diffusion, unet_call),
+    "SDXL": Call(sdxl, sdxl_call),
     "CogView4": Call(cogview4, cogview4_call),
 }

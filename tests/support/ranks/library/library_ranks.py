@@ -21,7 +21,20 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from parallel_backend import ParallelPlan, load_transformer, parallelize, start_distributed
 from parallel_backend.errors import RequestError
 from tests.support.cases.families import FAMILIES
-from tests.support.cases.library_cases import CALLS, SEED, dit, family_with, flux, sd3, shape_name
+from tests.support.cases.library_cases import (
+    CALLS,
+    SD_UNET,
+    SDXL_UNET,
+    SEED,
+    dit,
+    family_with,
+    flux,
+    sd3,
+    shape_name,
+    stable_diffusion,
+    unet,
+    unet_inputs,
+)
 from tests.support.ranks.leaving import leave
 
 
@@ -82,6 +95,27 @@ def with_ip_adapter() -> None:
     pipeline(**CALLS["Flux"].arguments(1), joint_attention_kwargs=adapter, num_inference_steps=1)
 
 
+def unet_of_a_folder(folder: Path) -> torch.Tensor | None:
+    """What `load_transformer` predicts with a UNet, on rank 0."""
+    if dist.get_rank() == 0:
+        unet(**SDXL_UNET).save_pretrained(folder / "unet")
+    dist.barrier()
+    model = load_transformer(folder, ParallelPlan(ulysses=2), torch.device("cpu"), name="unet")
+    found = model(*unet_inputs(2))
+    return None if found is None else found.contiguous()
+
+
+def with_unknown_layers() -> None:
+    kinds = {"down_block_types": ("AttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D")}
+    parallel(lambda: SimpleNamespace(unet=unet(**{**SD_UNET, **kinds})), ulysses=2)
+
+
+def with_residuals() -> None:
+    model = parallel(stable_diffusion, ulysses=2).unet
+    text = torch.zeros(1, 6, 32)
+    model(torch.zeros(1, 4, 8, 8), 5, text, mid_block_additional_residual=torch.zeros(1, 16, 2, 2))
+
+
 REFUSALS: dict[str, Callable[[], object]] = {
     "another world size": lambda: parallel(dit, ulysses=2, ring=2),
     "another world size, loading": lambda: load_transformer("nowhere", ParallelPlan(), torch.device("cpu")),
@@ -92,6 +126,10 @@ REFUSALS: dict[str, Callable[[], object]] = {
     "twice": lambda: parallelize(parallel(dit, ulysses=2), ParallelPlan(ulysses=2)),
     "prompts of its own": with_prompts_of_its_own,
     "noise of its own": with_noise_of_its_own,
+    "an unknown layer of a UNet": with_unknown_layers,
+    "fetched weights of a UNet": lambda: parallel(stable_diffusion, ulysses=2, weights="shared"),
+    "a UNet in stages": lambda: parallel(stable_diffusion, pipefusion=2),
+    "ControlNet of a UNet": with_residuals,
     "no VAE": lambda: parallel(flux, vae=True, ulysses=2),
     "skipped layers": with_skipped_layers,
     "IP-Adapter": with_ip_adapter,
@@ -116,6 +154,7 @@ def main(out: str, cases_path: str) -> None:
     results = {case["name"]: sampled(case) for case in cases}
     if dist.get_world_size() == 2:
         results.update({name: forward(name) for name in FAMILIES})
+        results["UNet of a folder"] = unet_of_a_folder(Path(out))
     if dist.get_rank() == 0:
         save_file(results, Path(out) / f"world{dist.get_world_size()}.safetensors")
     if dist.get_world_size() == 2:
