@@ -7,6 +7,7 @@ import functools
 import inspect
 import sys
 import types
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ OF_DEVICES = (
 )
 TORCH: tuple[types.ModuleType, ...] = (torch, torch.nn.functional)
 CLASS = "__class__"
+PLAIN = {bool, int, float, str, type(None), dict, OrderedDict, list, tuple, set, torch.Tensor, torch.dtype}
 
 
 class Watched(NamedTuple):
@@ -124,6 +126,8 @@ def configs_of(module: torch.nn.Module) -> dict[str, Any]:
 
 
 def is_config(value: Any) -> bool:
+    if type(value) in PLAIN:  # nearly all
+        return False
     if isinstance(value, (type, enum.Enum, torch.nn.Module)) or not hasattr(value, "__dict__"):
         return False
     return is_dataclass(value) or not callable(value) and is_comfyuis(file_of(value))

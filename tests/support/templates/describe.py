@@ -84,11 +84,11 @@ def describe(pack: SimpleNamespace, node_classes: Mapping[str, Any], kind: Model
     counted = pack.auto.Work(forward=SimpleNamespace(image_tokens=0))  # of a call whose cost is known
     plan = pack.auto.list_model_plans(DEVICES, file.module, counted)[0]
     is_counted = kind.detected_as in ("Flux", "SD3")
-    before = file.costs().count_latents(LATENTS) if is_counted else None
+    before = count_anew(pack, file) if is_counted else None
     group = pack.client.WorkerGroup("cpu", Path())  # of which nothing is asked, so that none starts
     remote = pack.module.RemoteModule(group, file.source(plan, True), plan, file.costs())
     patcher = pack.patcher.remote_patcher(file.model, remote)
-    is_alike = file.costs().count_latents(LATENTS) == before if is_counted else None
+    is_alike = count_anew(pack, file) == before if is_counted else None
     spec = spec_of(type(file.module))
     as_stock, whole_tokens = {}, []
     for each in sorted(types):
@@ -107,6 +107,12 @@ def describe(pack: SimpleNamespace, node_classes: Mapping[str, Any], kind: Model
         "as_stock": as_stock,
         "whole_tokens": whole_tokens,
     }
+
+
+def count_anew(pack: SimpleNamespace, file: Any) -> Any:
+    """Counts a forward, whatever was counted of a file with this name."""
+    pack.file.counted_forwards.cache_clear()
+    return file.costs().count_latents(LATENTS)
 
 
 def reasons_of(node_classes: Mapping[str, Any], node: str, patcher: Any) -> list[str]:
