@@ -96,9 +96,11 @@ const SIZES = [...NEEDED, 'length', 'batch_size']; // length: frames; batch_size
 /** Returns the question about a plan node, and the names of the values that other nodes compute when they run. */
 function makeQuestion(plan) {
   const { values, open } = readWidgets(plan);
-  const loaders = [];
-  for (const node of followOutputs(plan, ['PARALLEL_PLAN'], new Set())) loaders.push(...describeLoader(node));
-  return { question: { values, loaders }, open: values.mode === 'auto' ? [] : open }
+  const nodes = [...followOutputs(plan, ['PARALLEL_PLAN'], new Set())];
+  return {
+    question: { values, loaders: sortByRun(nodes).flatMap(describeLoader) },
+    open: values.mode === 'auto' ? [] : open
+  }
 }
 
 /** Returns the question about an automatic plan for a loader. */
@@ -124,25 +126,33 @@ function findRun$1(loader) {
 function describeLoader(node) {
   const { model_name, dtype, group } = LOADERS.includes(node.type) ? readWidgets(node).values : {};
   if (typeof model_name !== 'string') return []
-  const samplers = findSamplers(node, new Set(), null);
+  const samplers = [...listSamplers(node, new Set(), null)].map(({ target, guidance }) => ({
+    type: target.type,
+    cfg: keepType('number', guidance),
+    picture: readPictureSize(target)
+  }));
   const checkpoint = node.type === CHECKPOINT ? { checkpoint: true } : {};
   return [{ model_name, dtype: keepType('string', dtype), group: keepType('number', group), samplers, ...checkpoint }]
 }
 
-/** Finds the nodes that sample with a node's model, also behind LoRAs, guiders and the like. cfg: a guider's. */
-function findSamplers(node, seen, cfg) {
-  const samplers = [];
+/** Lists the nodes that sample with a node's model, also behind LoRAs, guiders and the like. cfg: a guider's. */
+function* listSamplers(node, seen, cfg) {
   for (const target of followOutputs(node, CARRIES_MODEL, seen)) {
     const { values } = readWidgets(target);
     const guidance = target.type === 'BasicGuider' ? 1 : (values.cfg ?? cfg);
     const gives = (target.outputs ?? []).map((output) => output.type);
-    if (gives.some((type) => CARRIES_MODEL.includes(type))) {
-      samplers.push(...findSamplers(target, seen, guidance));
-    } else if (gives.some((type) => SAMPLED.includes(type))) {
-      samplers.push({ type: target.type, cfg: keepType('number', guidance), picture: readPictureSize(target) });
-    }
+    if (gives.some((type) => CARRIES_MODEL.includes(type))) yield* listSamplers(target, seen, guidance);
+    else if (gives.some((type) => SAMPLED.includes(type))) yield { target, guidance };
   }
-  return samplers
+}
+
+/** Returns the loaders in the order in which their models run, as the editor orders the nodes that sample. */
+function sortByRun(loaders) {
+  const first = (loader) =>
+    Math.min(...[...listSamplers(loader, new Set(), null)].map(({ target }) => target.order ?? Number.MAX_VALUE));
+  const order = new Map(loaders.map((loader) => [loader, first(loader)]));
+  const compare = (one, other) => (one === other ? 0 : one < other ? -1 : 1);
+  return [...loaders].sort((one, other) => compare(order.get(one), order.get(other)))
 }
 
 /** Reads the sizes of what a node samples, from the node that makes its empty latent; null if they are not known. */
@@ -1342,12 +1352,6 @@ function summarizeSteps(steps) {
   return { median: computeMedian(steps.map(([length]) => length)), share: sum(0) > 0 ? sum(1) / sum(0) : 0 }
 }
 
-/** Returns how many times as fast as on one device a run's median step was; null if unknown. */
-function computeSpeedup({ alone, steps }) {
-  const known = summarizeSteps(steps);
-  return alone && known?.median ? alone / known.median : null
-}
-
 /** Formats a speedup: "0.04", "1.8", "12". */
 const formatSpeedup = (factor) => factor.toFixed(factor < 0.095 ? 2 : factor < 9.95 ? 1 : 0);
 
@@ -2012,6 +2016,16 @@ function describeMesh(groups, world, say) {
   return `${count}: ${say('plan.summary', { shares: groups.length, stages: groups[0].stages.length, each })}`
 }
 
+/** Returns the plan in one line: "Automatic plan: 2 GPUs, ulysses=2". While auto tries plans, it says which this is. */
+function describeTitle({ plan, world, device, is_auto: isAuto, tried }, say) {
+  const kind = `plan.line.${device === 'cpu' ? 'cpu' : 'gpu'}${world === 1 ? '' : 's'}`;
+  const [at, of] = tried ?? [];
+  const which = at ? say('plan.trying', { plan: world > 1 ? plan : say(kind, { count: 1 }), at, of }) : plan;
+  const words = [world > 1 || !at ? say(kind, { count: world }) : '', world > 1 || at ? which : ''];
+  const line = words.filter(Boolean).join(say('plan.comma'));
+  return isAuto ? say('plan.automatic', { words: line }) : line
+}
+
 /** Returns a remark in the editor's language, or in the server's words if it is not translated. */
 function describeRemark(remark, say) {
   const path = `plan.remarks.${remark.key}`;
@@ -2032,40 +2046,21 @@ function formatRange(start, stop) {
   return start === 0 ? `0–${rounded(stop)}` : `${rounded(start)}–${rounded(stop)}`
 }
 
-// Pure: describes what a plan's ranks keep and need in memory, and what their cards have, from the server's answer.
+// Pure: says in one line whether a plan fits, and what would fit instead, from the server's answer.
 
 
-/** Returns one line for all ranks, or one for each stage if stages differ. groups: see `groupRanks`. say: `t`. */
-function describeMemory({ memory, device }, groups, say) {
-  if (!memory || !groups.length) return []
-  const { kept, working } = memory;
-  const line = (who, rest) => {
-    if (working !== null)
-      return say('plan.with_forward', { who, kept: formatBytes(rest), peak: formatBytes(rest + working) })
-    return say(device === 'cpu' ? 'plan.at_rest' : 'plan.forward_unknown', { who, kept: formatBytes(rest) })
-  };
-  if (kept.every((rest) => formatBytes(rest) === formatBytes(kept[0]))) return [line(say('plan.each_rank'), kept[0])]
-  return groups[0].stages.map((stage, place) => line(captionStage(stage, say), kept[place]))
-}
-
-/** Returns a line for each kind of card: its memory, and whether the plan fits. `lacks` is true if it does not. */
-function describeCards({ memory, ranks }, say) {
-  const kinds = new Map();
-  for (const [place, fits] of (memory?.fits ?? []).entries()) {
-    const card = ranks[place]?.card;
-    if (!card) continue
-    const kind = JSON.stringify([card.name, formatBytes(card.total), fits]);
-    kinds.set(kind, [...(kinds.get(kind) ?? []), card.index]);
-  }
-  return [...kinds].map(([kind, indices]) => {
-    const [name, total, fits] = JSON.parse(kind);
-    const cards = say('plan.gpus_named', { indices: formatRanges(indices), name });
-    const verdict = fits === null ? 'card' : fits ? 'card_fits' : 'card_lacks';
-    return {
-      text: say(`plan.${verdict}`, { cards, total, reserve: formatBytes(memory.reserve) }),
-      lacks: fits === false
-    }
-  })
+/**
+ * Says what the plan needs where the least memory is left: the line's `text`, and whether it `lacks` memory. Null if no
+ * model is known. say: `t`.
+ */
+function describeFit({ memory, device }, say) {
+  if (!memory) return null
+  const { needs, usable, card, fits } = memory.tight;
+  const sizes = formatBytesOf(needs, usable, (used, total) => say('panel.memory', { used, total }));
+  const where = card ? say('plan.gpus_named', { indices: card.index, name: card.name }) : say('plan.fit.ram');
+  const isOpen = fits && memory.working === null && device !== 'cpu';
+  const verdict = fits === null ? 'part' : fits ? (isOpen ? 'open' : 'fits') : 'lacks';
+  return { text: say(`plan.fit.${verdict}`, { sizes, where }), lacks: fits === false }
 }
 
 /** Names what would fit instead; null if the plan fits. either: joins words as in "a, b or c". */
@@ -2075,21 +2070,33 @@ function describeRemedies({ memory }, either, say) {
   return say(`plan.${remedies.words}`, { remedies: either(remedies.found.map((each) => describeRemark(each, say))) })
 }
 
-/** Formats numbers as in "0–3, 6". */
-function formatRanges(numbers) {
-  const runs = [];
-  for (const number of [...numbers].sort((one, other) => one - other)) {
-    const last = runs.at(-1);
-    if (last && number === last[1] + 1) last[1] = number;
-    else runs.push([number, number]);
-  }
-  return runs.map(([first, last]) => (first === last ? first : `${first}–${last}`)).join(', ')
+// Pure: says how long a step takes, and how many times as fast as on one device that is. All views use these words.
+
+
+const EVEN = 0.05; // a factor this close to 1 says nothing
+
+/** Returns a factor's words under a path, which has `faster`, `slower` and `even`. */
+function describeFactor$1(factor, path, say) {
+  if (Math.abs(factor - 1) < EVEN) return say(`${path}.even`)
+  return say(`${path}.${factor > 1 ? 'faster' : 'slower'}`, { times: formatSpeedup(factor) })
+}
+
+/**
+ * Describes a step: "0.42 s a step, 1.7× faster than one device (measured)". seconds: of the step. alone: of a step on
+ * one device; null if it is not to be compared. isRun, isAloneRun: whether each has run, and took that long. isMeasured:
+ * whether predictions use this machine's measurements.
+ */
+function describeSpeed({ seconds, alone, isRun, isAloneRun, isMeasured }, say) {
+  const step = say('plan.speed.step', { seconds: formatSeconds(seconds) });
+  const factor = alone ? describeFactor$1(alone / seconds, 'plan.speed', say) : null;
+  const words = factor ? say('plan.speed.both', { step, factor }) : step;
+  const predicted = isMeasured ? 'predicted' : 'assumed';
+  const how = isRun ? (factor && !isAloneRun ? 'part' : 'measured') : predicted;
+  return say(`plan.speed.${how}`, { words })
 }
 
 // Pure: describes how long steps are predicted to take, from the server's answer about a plan.
 
-
-const EVEN$1 = 0.005; // a factor this close to 1 is shown as 1
 
 /** Returns a title, a line for each of the best plans, and a line for this plan if it is not among them; null without a
  * prediction. */
@@ -2101,12 +2108,11 @@ function describePrediction({ predicted }, say) {
   };
   const chosen = predicted.best.findIndex(({ plan }) => plan === predicted.plan?.plan);
   return {
-    step: describeStep(predicted, say),
+    step: describeStep$1(predicted, say),
     title: say(predicted.is_measured ? 'plan.fastest' : 'plan.fastest_assumed'),
     best: predicted.best.map(line),
     chosen,
-    own: chosen < 0 && predicted.plan ? say('plan.this_plan', { words: line(predicted.plan) }) : null,
-    alone: predicted.alone ? say('plan.alone') : null
+    own: chosen < 0 && predicted.plan ? say('plan.this_plan', { words: line(predicted.plan) }) : null
   }
 }
 
@@ -2116,17 +2122,30 @@ function explainNoPrediction({ memory, predicted, sized }, say) {
   return say(sized ? 'plan.step_uncounted' : 'plan.step_unsized')
 }
 
-/** Says how long a step takes with the plan and on one device, and how each is known. */
-function describeStep({ plan, one_device, is_measured }, say) {
+/** Says how long a step takes with the plan, and how many times as fast as on one device, if that has the memory. */
+function describeStep$1({ plan, one_device: one, is_measured: isMeasured }, say) {
   if (!plan) return say('plan.step_unknown')
-  const how = ({ has_run }) => say(has_run ? 'plan.has_run' : is_measured ? 'plan.is_predicted' : 'plan.is_assumed');
-  const own = { seconds: formatSeconds(plan.seconds), how: how(plan) };
-  if (plan.plan === one_device.plan) return say('plan.step', own)
-  if (!one_device.fits) return say('plan.step_alone_lacks', own)
-  const factor = one_device.seconds / plan.seconds;
-  const rounded = Math.abs(factor - 1) < EVEN$1 ? '1' : factor.toFixed(factor < 10 ? 2 : 1);
-  const words = own.how === how(one_device) ? 'plan.step_factor_alike' : 'plan.step_factor';
-  return say(words, { ...own, factor: rounded, one: formatSeconds(one_device.seconds), one_how: how(one_device) })
+  const alone = !plan.is_alone && (one.fits || one.has_run) ? one.seconds : null;
+  const known = { seconds: plan.seconds, alone, isRun: plan.has_run, isAloneRun: one.has_run, isMeasured };
+  const words = describeSpeed(known, say);
+  return plan.is_alone || alone ? words : say('plan.step_alone_lacks', { words })
+}
+
+// Pure: says which model files are missing, and finds where a template says that they can be had.
+
+
+/** Says which files are missing, in the order in which they run; null if none is. answer: the server's. say: `t`. */
+function describeMissing({ missing = [] }, say) {
+  if (!missing.length) return null
+  const folder = [...new Set(missing.map((each) => each.folder))].join(', ');
+  return say('plan.missing', { folder, files: missing.map(({ model }) => getFileName(model)).join(', ') })
+}
+
+/** Returns the address of a file by its name, as the nodes of these graphs have it from a template; null if unknown. */
+function findAddress(graphs, model) {
+  const known = graphs.flatMap(({ nodes }) => nodes).flatMap(({ properties }) => properties?.models ?? []);
+  const address = known.find(({ name }) => name === getFileName(model))?.url;
+  return typeof address === 'string' && address.startsWith('https://') ? address : null
 }
 
 // Draws an answer about a plan into an element: the mesh and its remarks, or the error.
@@ -2136,7 +2155,7 @@ const MAX_PATCHES_DRAWN = 16;
 
 /**
  * Replaces what the element shows. answer: the server's, or null if nothing was asked. open: names of values that only
- * a run can tell. parts: makes the elements: `makeWhole`, or `makeBrief` or `makePlanned` for little room.
+ * a run can tell. parts: makes the elements: `makeWhole`, or `makeBrief` for little room.
  */
 function draw(target, answer, open, parts) {
   const isOpen = target.querySelector('details')?.open;
@@ -2155,65 +2174,57 @@ function drawNoAnswer(target, reason) {
 
 /** Makes the elements for a plan node, which include how the plan falls on the ranks. */
 function* makeWhole(answer) {
-  const predicted = describePrediction(answer, t);
-  if (answer.plan) yield makeLine$1('paralleldit-plan-title', makeTitle(answer));
+  yield* makeSummary(answer);
   if (answer.ranks.length) yield* makeMesh(answer);
-  yield* makeFigures(answer, predicted);
-  yield* makeBest(predicted);
-  yield* makeNotes(answer);
-  yield* makeRemarks(answer);
-  yield* makeUnknown(answer);
+  yield* makeReasons(answer);
 }
 
-/** Makes the elements for a loader without a plan: what auto does with it. */
-const makeBrief = (answer) =>
-  makeFolded(answer, answer.plan ? t('plan.auto', { plan: makeTitle(answer) }) : t('plan.auto_open'));
+/** Makes the elements for little room: without the ranks. */
+function* makeBrief(answer) {
+  yield* makeSummary(answer);
+  yield* makeReasons(answer);
+}
 
-/** Makes the elements for a loader with a plan. */
-const makePlanned = (answer) => makeFolded(answer, answer.plan ? makeTitle(answer) : '');
+/** Makes what is missing, then the plan, whether it fits, how fast it is, and what a person should know first. */
+function* makeSummary(answer) {
+  const missing = describeMissing(answer, t);
+  if (missing) yield makeMissing(missing, answer.missing);
+  for (const words of answer.unknown) yield makeLine$1('paralleldit-plan-note', summarizeError(words));
+  if (answer.plan) yield makeLine$1('paralleldit-plan-title', describeTitle(answer, t));
+  const fit = describeFit(answer, t);
+  if (fit) yield makeLine$1(`paralleldit-plan-fit${fit.lacks ? ' paralleldit-plan-lacks' : ''}`, fit.text);
+  const step = describePrediction(answer, t)?.step ?? explainNoPrediction(answer, t);
+  if (step) yield makeLine$1('paralleldit-plan-step', step);
+  if (fit?.lacks) yield* makeRemedies(answer, 'paralleldit-plan-note');
+  for (const remark of answer.note) yield makeLine$1('paralleldit-plan-note', describeRemark(remark, t));
+}
 
-/** Makes the figures, and below them the reasons, folded. */
-function* makeFolded(answer, title) {
-  const predicted = describePrediction(answer, t);
-  if (title) yield makeLine$1('paralleldit-plan-title', title);
-  yield* makeFigures(answer, predicted);
-  yield* makeNotes(answer);
-  const reasons = [...makeBest(predicted), ...makeRemarks(answer)];
+/** Makes a line about missing files, with a link to each that a template tells of. */
+function makeMissing(words, missing) {
+  const line = makeLine$1('paralleldit-plan-note paralleldit-plan-missing', words);
+  for (const { model } of missing) {
+    const address = findAddress(listGraphs(app.rootGraph), model);
+    if (!address) continue
+    const attributes = { href: address, target: '_blank', rel: 'noreferrer', title: address };
+    line.append(' ', element('a', attributes, t('plan.download', { file: getFileName(model) })));
+  }
+  return line
+}
+
+/** Makes the reasons and the best plans: folded where a plan is known, which is more important. */
+function* makeReasons(answer) {
+  const remarks = answer.remarks.map((remark) => makeLine$1('paralleldit-plan-remark', describeRemark(remark, t)));
+  const whole = describeFit(answer, t)?.lacks ? [] : makeRemedies(answer, 'paralleldit-plan-remark');
+  const reasons = [...makeBest(describePrediction(answer, t)), ...whole, ...remarks];
   if (!answer.plan) yield* reasons;
   else if (reasons.length) {
     yield element('details', { class: 'paralleldit-plan-why' }, element('summary', {}, t('plan.why')), ...reasons);
   }
-  yield* makeUnknown(answer);
 }
 
-function makeTitle(answer) {
-  const count = t(answer.world === 1 ? 'plan.one_rank' : 'plan.ranks', { count: answer.world });
-  return answer.world === 1 ? count : `${count} · ${answer.plan}`
-}
-
-/** Makes lines for the memory that the ranks need and have, for what would fit instead, and for a step's time. */
-function* makeFigures(answer, predicted) {
-  for (const words of describeMemory(answer, groupRanks(answer), t)) yield makeLine$1('paralleldit-plan-memory', words);
-  for (const { text, lacks } of describeCards(answer, t)) {
-    yield makeLine$1(`paralleldit-plan-card${lacks ? ' paralleldit-plan-lacks' : ''}`, text);
-  }
+function* makeRemedies(answer, className) {
   const remedies = describeRemedies(answer, joinWithOr, t);
-  if (remedies) yield makeLine$1('paralleldit-plan-note', remedies);
-  const step = predicted?.step ?? explainNoPrediction(answer, t);
-  if (step) yield makeLine$1('paralleldit-plan-step', step);
-  if (predicted?.alone) yield makeLine$1('paralleldit-plan-note', predicted.alone);
-}
-
-function* makeNotes(answer) {
-  for (const remark of answer.note) yield makeLine$1('paralleldit-plan-note', describeRemark(remark, t));
-}
-
-function* makeRemarks(answer) {
-  for (const remark of answer.remarks) yield makeLine$1('paralleldit-plan-remark', describeRemark(remark, t));
-}
-
-function* makeUnknown(answer) {
-  for (const words of answer.unknown) yield makeLine$1('paralleldit-plan-remark', summarizeError(words));
+  if (remedies) yield makeLine$1(className, remedies);
 }
 
 function* makeBest(words) {
@@ -2344,24 +2355,23 @@ class NextView {
     this.runs = element('div', { class: 'paralleldit-next' });
     this.element = makeFold(t('panel.next'), true, this.runs).element;
     this.element.dataset.testid = 'paralleldit-next';
-    this.drawn = [];
+    this.drawn = '';
   }
 
   update(_group, { runs }) {
     setShown(this.element, runs.length);
-    const isDrawn = ({ answer, models }, place) =>
-      answer === this.drawn[place]?.answer && `${models}` === `${this.drawn[place].models}`;
-    if (runs.length === this.drawn.length && runs.every(isDrawn)) return
-    this.drawn = runs;
+    const drawn = JSON.stringify(runs);
+    if (drawn === this.drawn) return
+    this.drawn = drawn;
     this.runs.replaceChildren(...runs.map(makeRun));
   }
 }
 
-function makeRun({ answer, models, isPlanned }) {
+function makeRun({ answer, models }) {
   const names = [...new Set(models)].map(getFileName).join(', ');
   const name = element('p', { class: 'paralleldit-strong paralleldit-cut-off', title: models.join(', ') }, names);
   const content = element('div', { class: 'paralleldit-plan-content' });
-  draw(content, answer, [], isPlanned ? makePlanned : makeBrief);
+  draw(content, answer, [], makeBrief);
   return element('div', {}, name, element('div', { class: 'paralleldit-plan' }, content))
 }
 
@@ -2670,13 +2680,12 @@ class RunRow {
   /** known: the summary of the run's steps; null without steps. */
   showNumbers(run, known) {
     const numbers = [countSteps(run)];
-    if (known) numbers.push(t('panel.pace', { seconds: formatSeconds(known.median) }));
     const key = run.is_measured ? 'panel.predicted' : 'panel.predicted_assumed';
     if (run.predicted) numbers.push(t(key, { seconds: formatSeconds(run.predicted) }));
     if (run.seconds) numbers.push(t('panel.inAll', { seconds: formatSeconds(run.seconds) }));
     if (run.residuals) numbers.push(t('panel.residuals', { size: formatBytes(run.residuals) }));
     setText(this.numbers, numbers.join(' · '));
-    const factor = describeSpeedup(run);
+    const factor = describeStep(run, known);
     setText(this.factor, factor);
     setShown(this.factor, factor);
     setShown(this.timeline.element, known);
@@ -2702,12 +2711,11 @@ function countSteps({ at, made, total }) {
   return !total || done === total ? t('panel.steps', { made: done }) : t('panel.stepsOf', { made: done, total })
 }
 
-/** Formats "×1.8 as fast as one device", and how that is known; '' if it is not. */
-function describeSpeedup(run) {
-  const factor = computeSpeedup(run);
-  if (!factor) return ''
-  const by = run.is_alone_run ? 'timesMeasured' : run.is_measured ? 'timesPredicted' : 'timesAssumed';
-  return t(`panel.${by}`, { times: formatSpeedup(factor), seconds: formatSeconds(run.alone) })
+/** Describes a usual step, and how many times as fast as on one device it was; '' before there is one. */
+function describeStep(run, known) {
+  const seconds = run.usual ?? known?.median;
+  if (!seconds) return ''
+  return describeSpeed({ seconds, alone: run.alone, isRun: true, isAloneRun: run.is_alone_run }, t)
 }
 
 const findSlowest = (run) => formatSeconds(Math.max(...run.steps.map(([length]) => length)));
@@ -3050,24 +3058,33 @@ function findAnswer(loader) {
 }
 
 /**
- * Returns, by worker group, what is known about its next run in the workflow with this graph: each answer, the names of
- * the `models` that it is about, and whether a plan is connected.
+ * Returns, by worker group, what is known about its next run in the workflow with this graph: each answer, and the names
+ * of the `models` that it is about, in the order in which they run. Answers that lack files are one.
  */
 function findNextRuns(root) {
   const groups = new Map();
   const loaders = listGraphs(root).flatMap(({ nodes }) => nodes.filter(({ type }) => LOADERS.includes(type)));
-  for (const loader of loaders) {
+  for (const loader of sortByRun(loaders)) {
     const { asks, group, model } = findRun$1(loader) ?? {};
     const answer = asks && answers.get(asks);
     if (!answer) continue
     const runs = groups.get(group) ?? [];
     groups.set(group, runs);
-    const known = runs.find((run) => run.answer === answer);
-    if (known) known.models.push(model);
-    else runs.push({ answer, models: [model], isPlanned: asks !== loader });
+    const known = runs.find((run) => run.answer === answer || (lacksFiles(run.answer) && lacksFiles(answer)));
+    if (!known) {
+      runs.push({ answer, models: [model] });
+      continue
+    }
+    known.models.push(model);
+    if (known.answer !== answer) {
+      const others = answer.missing.filter((each) => !known.answer.missing.some((file) => file.model === each.model));
+      known.answer = { ...known.answer, missing: [...known.answer.missing, ...others] };
+    }
   }
   return groups
 }
+
+const lacksFiles = ({ missing }) => Boolean(missing?.length);
 
 // The sidebar panel of the worker groups. It asks the server when the page loads, and again when a lost connection is
 // back. From then on, events bring all changes.
@@ -3277,8 +3294,6 @@ function fold(node) {
 // Pure: says in one line what a plan does: "2 GPUs · ulysses=2 · 1.7× faster".
 
 
-const EVEN = 0.05; // a factor this close to 1 says nothing
-
 /**
  * Returns the line's `text`, and as `mark` whether something in it needs a person: 'bad' for what does not run or fit,
  * 'warn' for what is not known, or null. Null if there is nothing to say. answer: the
@@ -3286,16 +3301,19 @@ const EVEN = 0.05; // a factor this close to 1 says nothing
  */
 function describeLine(answer, summarize, say) {
   if (answer.error) return { text: summarize(answer.error), mark: 'bad' }
+  const missing = describeMissing(answer, say);
+  if (missing) return { text: missing, mark: 'warn' }
   if (!answer.plan) {
     const [unknown] = answer.unknown;
     return unknown ? { text: summarize(unknown), mark: 'warn' } : { text: say('plan.auto_open'), mark: null }
   }
   const count = answer.world;
   const kind = `plan.line.${answer.device === 'cpu' ? 'cpu' : 'gpu'}${count === 1 ? '' : 's'}`;
-  const lacks = answer.memory?.fits?.includes(false) || describeCards(answer, say).some((card) => card.lacks);
+  const lacks = describeFit(answer, say)?.lacks;
+  const [at, of] = answer.tried ?? [];
   const parts = [
     say(kind, { count }),
-    count > 1 && answer.plan,
+    count > 1 && (at ? say('plan.trying', { plan: answer.plan, at, of }) : answer.plan),
     lacks ? say('plan.line.lacks') : describeFactor(answer, say)
   ];
   const text = parts.filter(Boolean).join(' · ');
@@ -3305,10 +3323,8 @@ function describeLine(answer, summarize, say) {
 /** Says how many times as fast as one device; '' if that is not known, or if the plan is one device. */
 function describeFactor({ predicted, world }, say) {
   const { plan, one_device: alone } = predicted ?? {};
-  if (world === 1 || !plan || !alone?.fits || !plan.seconds) return ''
-  const factor = alone.seconds / plan.seconds;
-  if (Math.abs(factor - 1) < EVEN) return say('plan.line.even')
-  return say(factor > 1 ? 'plan.line.faster' : 'plan.line.slower', { times: formatSpeedup(factor) })
+  if (world === 1 || !plan || !(alone?.fits || alone?.has_run) || !plan.seconds) return ''
+  return describeFactor$1(alone.seconds / plan.seconds, 'plan.line', say)
 }
 
 // The one line that a loader shows of its automatic plan. All else that is known stands in its tooltip, and in the panel.

@@ -55,7 +55,7 @@ def explain_work(
     elif plan.cfg > 1:
         remarks.append(remark("guidance_first"))
     elif not work.has_branches and work.calls == 1 and ways < ranks:
-        remarks.append(remark("no_branches"))
+        remarks.append(remark("one_pass"))
     elif ways == 1 and work.parts % ranks:
         remarks.append(remark("uneven", parts=work.parts, ranks=ranks))
     if plan.dp > 1:

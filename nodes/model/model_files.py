@@ -94,6 +94,17 @@ def list_gguf_files() -> dict[str, Path]:
     return found
 
 
+def list_kinds(name: str) -> list[str]:
+    """Returns ComfyUI's folders that have a file of this name."""
+    kinds = folder_paths.folder_names_and_paths if os.path.normpath(name) == name else ()
+    return [kind for kind in kinds if folder_paths.get_full_path(kind, name)]
+
+
+def is_nowhere(name: str) -> bool:
+    """Whether a name is of a file that may be loaded, and that none of ComfyUI's folders has."""
+    return not name.lower().endswith(PICKLE_SUFFIXES) and name not in list_models() and not list_kinds(name)
+
+
 def explain_not_listed(name: str, checkpoint: bool = False) -> Explanation:
     """Says why a loader does not offer a name. checkpoint: whether it is the checkpoint loader."""
     if name.lower().endswith(PICKLE_SUFFIXES):
@@ -101,8 +112,7 @@ def explain_not_listed(name: str, checkpoint: bool = False) -> Explanation:
             f"{name!r} is a pickle checkpoint. Loading one can run any code, so it is refused.",
             "Use the model's safetensors file, or convert it.",
         )
-    kinds = folder_paths.folder_names_and_paths if os.path.normpath(name) == name else ()
-    kinds = [kind for kind in kinds if folder_paths.get_full_path(kind, name)]
+    kinds = list_kinds(name)
     if checkpoint:
         return explain_no_checkpoint(name, kinds)
     if kinds:

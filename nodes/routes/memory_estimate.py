@@ -12,17 +12,19 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import comfy.model_base
+import comfy.model_management
+import torch
 
 from ...parallel_backend.axes import BATCH_AXES, STAGE_AXES
 from ...parallel_backend.costs.memory import rank_bytes, stale_bytes
-from ...parallel_backend.device import CPU
+from ...parallel_backend.device import CPU, Card
 from ...parallel_backend.groups.mesh_layout import joint_place, largest_rows, places_of_ranks
 from ...parallel_backend.models.checks import count_tokens
 from ...parallel_backend.plan import AUTO, WHOLE, ParallelPlan
-from ...parallel_backend.weights.fitting import ASSUMED, WeightRoom
+from ...parallel_backend.weights.fitting import ASSUMED, OF_HOST, WeightRoom, count_host_bytes
 from ...parallel_backend.weights.sizes import FETCHED, WeightSizes, fetched_places
 from ..plan_words import Remark, format_bytes, format_seconds, remark
-from ..workers.group import device_type, reported_weights
+from ..workers.group import device_type, reported_weights, settings
 from ..workers.room import count_reserved_bytes, expect_weights, list_plan_cards, room_for_weights, settle_stages
 
 
@@ -70,6 +72,24 @@ def estimate_working_bytes(
     return max(known, default=None)
 
 
+class MemoryPlace(NamedTuple):
+    """needs, usable: bytes of a rank's card, or of RAM (card is None)."""
+
+    needs: int
+    usable: int
+    card: Card | None
+
+    @property
+    def fits(self) -> bool:
+        return self.needs <= self.usable
+
+    def to_json(self, is_whole: bool) -> dict[str, Any]:
+        """is_whole: whether ComfyUI's partial loading cannot help."""
+        card = self.card and {"index": self.card.index, "name": self.card.name}
+        fits = self.fits if self.fits or is_whole or card is None else None
+        return {"needs": self.needs, "usable": max(0, self.usable), "card": card, "fits": fits}
+
+
 @dataclass(frozen=True)
 class MemoryEstimate:
     """What a plan's ranks keep, need and fetch.
@@ -103,18 +123,48 @@ class MemoryEstimate:
         expected = expect_weights(plan, memory.sizes, room)
         return cls(plan, expected, memory, (*pictures,), is_guided, working, room, group)
 
+    @staticmethod
+    def usable_ram() -> int:
+        """Returns the bytes of this machine's RAM that weights may fill."""
+        total: Any = comfy.model_management.get_total_memory(torch.device(CPU))
+        return int(OF_HOST * total)
+
+    def count_ram(self) -> int:
+        """Returns the bytes of weights in this machine's RAM: of all its CPU ranks, and those that wait there for
+        GPUs."""
+        waiting = count_host_bytes(self.plan, self.memory.sizes)
+        if device_type() != CPU:
+            return waiting
+        kept, stages = self.memory.sizes.count_kept_bytes(self.plan), self.list_stages()
+        here = stages[: math.ceil(len(stages) / max(1, len(settings().machines)))]
+        return waiting + sum(kept[min(stage, len(kept) - 1)] for stage in here)
+
+    def list_stages(self) -> list[int]:
+        """Returns each rank's stage."""
+        degrees = self.plan.degrees()
+        return [joint_place(STAGE_AXES, degrees, places) for places in places_of_ranks(self.plan)]
+
+    def list_places(self) -> list[MemoryPlace]:
+        """Returns what the plan needs in each place, and what is usable there: of each rank's card, and of RAM."""
+        kept, free = self.memory.sizes.count_kept_bytes(self.plan), count_reserved_bytes(self.working or 0)
+        working = math.ceil(self.working or 0)
+        found = [
+            MemoryPlace(kept[min(stage, len(kept) - 1)] + working, card.total - free + working, card)
+            for card, stage in zip(list_plan_cards(self.plan), self.list_stages(), strict=False)
+        ]
+        if in_ram := self.count_ram():
+            found.append(MemoryPlace(in_ram, self.usable_ram(), None))
+        return found
+
     def fits_by_rank(self) -> list[bool]:
         """Whether each rank's card on this machine has enough memory. It needs the rank's kept weights, a forward, and
         what ComfyUI keeps free. The list is empty on the CPU."""
-        kept, free = self.memory.sizes.count_kept_bytes(self.plan), count_reserved_bytes(self.working or 0)
-        degrees, cards = self.plan.degrees(), list_plan_cards(self.plan)
-        stages = (joint_place(STAGE_AXES, degrees, places) for places in places_of_ranks(self.plan)[: len(cards)])
-        return [kept[min(stage, len(kept) - 1)] + free <= card.total for card, stage in zip(cards, stages, strict=True)]
+        return [place.fits for place in self.list_places() if place.card]
 
     @property
     def fits(self) -> bool:
-        """Whether every known card has enough memory."""
-        return all(self.fits_by_rank())
+        """Whether every known card has enough memory, and RAM has."""
+        return all(place.fits for place in self.list_places())
 
     @property
     def is_fetched_by_auto(self) -> bool:
@@ -122,32 +172,33 @@ class MemoryEstimate:
         return self.asked.weights == AUTO and self.plan.weights in FETCHED
 
     def to_json(self) -> dict[str, Any]:
-        """kept: bytes of weights at rest on a rank, by stage.
+        """tight: the place with the least memory left: its `needs` and `usable` bytes, its `card` (index and name; null
+        for RAM), and `fits`; null where ComfyUI's partial loading handles what does not fit.
+        kept: bytes of weights at rest on a rank, by stage.
         working: bytes of a forward; null if unknown.
         fetched: bytes that a rank fetches in a forward.
-        fits: see `fits_by_rank`; null where it does not fit and ComfyUI's partial loading handles that.
-        reserve: further bytes that ComfyUI keeps free on a card."""
+        fits: see `fits_by_rank`; null where it does not fit and ComfyUI's partial loading handles that."""
         sizes, fits = self.memory.sizes, self.fits_by_rank()
         return {
+            "tight": min(self.list_places(), key=lambda place: place.usable - place.needs).to_json(bool(sizes.blocks)),
             "kept": sizes.count_kept_bytes(self.plan),
             "working": self.working and math.ceil(self.working),
             "fetched": sizes.count_fetched_bytes(self.plan),
             "fits": [each if each or sizes.blocks else None for each in fits],
-            "reserve": count_reserved_bytes(self.working or 0) - math.ceil(self.working or 0) if fits else 0,
         }
 
     def remarks(self, computing: float = 0) -> list[Remark]:
         """Says what is fetched, how long that takes, how often and why. Also says what does not fit. computing: seconds
         of a step; 0 if unknown."""
         if self.plan.weights not in FETCHED:
-            return self.explain_too_large("whole_too_large" if self.memory.sizes.blocks else "partly_in_ram")
+            return self.explain_partial_loading()
         stages = self.memory.sizes.by_stage(self.plan)
         size = format_bytes(self.memory.sizes.count_fetched_bytes(self.plan))
         going, blocks = max((len(fetched_places(stage, self.plan)), len(stage)) for stage in stages)
         found = [remark(f"weights_{self.plan.weights}", going=going, blocks=blocks, size=size)]
         found += self.explain_fetching() if self.asked.weights == AUTO else []
         found += self.explain_link(computing) if device_type() != CPU else []
-        return [*found, self.explain_forwards(), *self.explain_too_large("fetched_too_large")]
+        return [*found, self.explain_forwards()]
 
     def explain_link(self, computing: float) -> list[Remark]:
         """Says how long the weights take on the link, and whether that exceeds the computing time."""
@@ -177,9 +228,6 @@ class MemoryEstimate:
         plan = str(replace(self.plan, weights=AUTO, weight_blocks=0))
         return [remark("whole_does_not_fit", whole=whole, room=format_bytes(self.room.device), plan=plan)]
 
-    def explain_too_large(self, key: str) -> list[Remark]:
-        """Says that the weights do not fit even so, if that is the case."""
-        kept = max(self.memory.sizes.count_kept_bytes(self.plan))
-        if self.room is None or kept <= self.room.device:
-            return []
-        return [remark(key, kept=format_bytes(kept), room=format_bytes(self.room.device))]
+    def explain_partial_loading(self) -> list[Remark]:
+        """Says that ComfyUI keeps a part of the weights in RAM, if it does."""
+        return [remark("partly_in_ram")] if not self.memory.sizes.blocks and not all(self.fits_by_rank()) else []

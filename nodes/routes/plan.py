@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from aiohttp import web
 from server import PromptServer
 
-from ...parallel_backend.costs.choose import allows
+from ...parallel_backend.axes import BATCH_AXES
+from ...parallel_backend.costs.choose import allows, list_divisors
 from ...parallel_backend.device import Card
 from ...parallel_backend.errors import PlanError, RequestError
 from ...parallel_backend.groups.mesh_layout import RankPart, rank_parts
@@ -25,8 +26,8 @@ from ...worker.wire.json_object import parse_object
 from ..costs.plans import ModelCosts
 from ..load_model import DEFAULT
 from ..model.host_file import OWN_CHOICE, WEIGHT_DTYPES, describe_host_file
-from ..model.model_files import explain_not_listed, list_checkpoints, list_models
-from ..parallel_plan import AskedPlan, describe_devices, fit_to_machine, resolve_plan
+from ..model.model_files import explain_not_listed, is_nowhere, list_checkpoints, list_models
+from ..parallel_plan import AUTO, AskedPlan, describe_devices, fit_to_machine, resolve_plan
 from ..plan_words import Remark, ResolvedPlan, explain_auto, remark, remarks_to_json
 from ..workers.group import device_count, device_type, why_no_group
 from ..workers.room import list_plan_cards
@@ -83,13 +84,16 @@ def answer(question: Question) -> dict[str, Any]:
     memory: what the ranks keep of the weights and need, see `MemoryEstimate.to_json`; null if no model is known.
     predicted: see `predict_plans`.
     sized: whether the sampled size is known.
-    note: why the plan differs from the requested one, or may differ in the run.
-    unknown: why a loader's model is not known.
+    note: what a person should know first: why the plan differs from the requested one, or what leaves ranks idle.
+    missing: the models whose files are not there, each with its folder in models/.
+    unknown: why another loader's model is not known.
+    is_auto: whether auto chooses the plan.
     Raises SettingsError.
     """
     samplers = question.samplers
-    models, unknown = find_models(question.loaders)
-    common = {"device": device_type(), "unknown": unknown, "error": "", "widgets": []}
+    models, missing, unknown = find_models(question.loaders)
+    common = {"device": device_type(), "missing": missing, "unknown": unknown, "error": "", "widgets": []}
+    common |= {"is_auto": question.mode == AUTO}
     nothing = {"plan": "", "world": 0, "ranks": [], "memory": None, "predicted": None, "sized": False}
     nothing |= {"remarks": [], "note": []}
     if why_no_group():
@@ -98,16 +102,16 @@ def answer(question: Question) -> dict[str, Any]:
     sampled = Sampled.of(models[0].costs, models[0].memory, samplers) if models else None
     try:
         asked = AskedPlan.of(question.mode, question.values)
-        resolved, remarks = resolve(asked, models, sampled, bool(unknown))
+        resolved, remarks = resolve(asked, models, sampled, bool(missing or unknown))
     except PlanError as error:
         return {**common, **nothing, "error": str(error), "widgets": list(error.fields)}
     if resolved is None:
         return {**common, **nothing, "world": device_count(), "remarks": remarks_to_json(remarks)}
-    plan, note = resolved.plan, resolved.note
+    plan, note = resolved.plan, [*resolved.note]
     if sampled:
         plan = choose_patches(plan, sampled)
-    if plan.cfg > 1 and samplers and all(sampler.cfg == 1 for sampler in samplers):
-        remarks = [*remarks, explain_no_guidance(plan, models)]
+    if asked.plan is not None:
+        note += explain_idle_axes(plan, models, samplers)
     estimate = estimate_memory(plan, models[0], question.loaders) if models else None
     if estimate and sampled:
         remarks = [*remarks, *estimate.remarks(predict_computing(plan, sampled))]
@@ -117,7 +121,7 @@ def answer(question: Question) -> dict[str, Any]:
         "tried": resolved.tried,
         "world": plan.world_size,
         "patches": plan.patch_count,
-        "ranks": describe_ranks(plan, models[0] if models else None, has_branches(question.loaders)),
+        "ranks": describe_ranks(plan, models[0] if models else None, list_branches(samplers)),
         "memory": estimate and {**estimate.to_json(), "remedies": remedies_to_json(estimate, models[0], samplers)},
         "predicted": predict_plans(plan, sampled, asked.lossy) if sampled else None,
         "sized": sampled is not None and sampled.picture is not None,
@@ -152,11 +156,27 @@ def remedies_to_json(estimate: MemoryEstimate, model: Bounds, samplers: list[Sam
     return {"words": words, "found": remarks_to_json(found)}
 
 
-def explain_no_guidance(plan: ParallelPlan, models: list[Bounds]) -> Remark:
-    """Says that there is no uncond to run beside cond, and how the ranks could be used instead."""
-    others = (replace(plan, cfg=1, speeds=(), **{axis: getattr(plan, axis) * plan.cfg}) for axis in ("ulysses", "ring"))
+def explain_idle_axes(plan: ParallelPlan, models: list[Bounds], samplers: list[Sampler]) -> list[Remark]:
+    """Says which axis of a person's plan has nothing to split, and how its ranks could be used instead."""
+    guided = not samplers or any(sampler.cfg != 1 for sampler in samplers)
+    if plan.cfg > 1 and not guided:
+        return [explain_idle_axis(plan, models, "cfg", 1, "no_guidance")]
+    pictures = [sampler.picture for sampler in samplers if sampler.picture]
+    parts = max((picture.batch_size for picture in pictures), default=0) * (1 + guided)
+    if plan.dp == 1 or plan.ways(BATCH_AXES) <= parts or len(pictures) < max(1, len(samplers)):
+        return []
+    used = max(each for each in list_divisors(plan.dp) if each * plan.cfg <= max(parts, plan.cfg))
+    return [explain_idle_axis(plan, models, "dp", used, "no_batch", parts=parts, ways=plan.ways(BATCH_AXES))]
+
+
+def explain_idle_axis(
+    plan: ParallelPlan, models: list[Bounds], axis: str, used: int, key: str, **values: int
+) -> Remark:
+    """Says that an axis has work for `used` of its groups only, and with which plan the model would use all ranks."""
+    rest = getattr(plan, axis) // used
+    others = (replace(plan, speeds=(), **{axis: used, to: getattr(plan, to) * rest}) for to in ("ulysses", "ring"))
     other = next((each for each in others if models and allows(models[0].resolve, each)), None)
-    return remark("no_guidance", plan=str(other)) if other else remark("no_guidance_alone")
+    return remark(key, plan=str(other), **values) if other else remark(f"{key}_alone", **values)
 
 
 def resolve(
@@ -179,21 +199,25 @@ def resolve(
     return chosen, explain_auto(describe_devices(), lacks_file)
 
 
-def has_branches(loaders: list[Loader]) -> bool:
-    """Whether every sampler has guidance and hands over its whole loop. Then half of the batch is cond and half is
-    uncond. A stock sampler's forwards hold either, in any order."""
-    samplers = [sampler for loader in loaders for sampler in loader.samplers]
-    return bool(samplers) and not any(one.is_stock or one.cfg in (None, 1) for one in samplers)
+def list_branches(samplers: list[Sampler]) -> tuple[str, ...]:
+    """Returns what the halves of a step's batch are under guidance, in order. Empty without guidance, or if samplers
+    differ. A loop begins with cond, and a stock sampler's step with uncond."""
+    orders = {("uncond", "cond") if one.is_stock else ("cond", "uncond") for one in samplers}
+    return orders.pop() if len(orders) == 1 and all(one.cfg != 1 for one in samplers) else ()
 
 
-def describe_ranks(plan: ParallelPlan, model: Bounds | None, has_branches: bool) -> list[dict[str, Any]]:
-    """Describes in JSON what each rank holds. The list is empty if there are too many ranks to look at."""
+def describe_ranks(plan: ParallelPlan, model: Bounds | None, branches: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Describes in JSON what each rank holds. The list is empty if there are too many ranks to look at. branches: see
+    `list_branches`."""
     if plan.world_size > MAX_RANKS:
         return []
     parts = rank_parts(plan, model.heads if model else None, (model.memory.sizes.blocks or None) if model else None)
-    branches = ("cond", "uncond") if has_branches and (plan.dp, plan.cfg) == (1, 2) else None
+    if (plan.dp, plan.cfg) != (1, 2):
+        branches = ()
     pairs = itertools.zip_longest(parts, list_plan_cards(plan)[: len(parts)])
-    return [rank_json(part, card) | {"branch": branches and branches[part.places["cfg"]]} for part, card in pairs]
+    return [
+        rank_json(part, card) | {"branch": branches[part.places["cfg"]] if branches else None} for part, card in pairs
+    ]
 
 
 def rank_json(part: RankPart, card: Card | None) -> dict[str, Any]:
@@ -216,18 +240,21 @@ def rank_json(part: RankPart, card: Card | None) -> dict[str, Any]:
     }
 
 
-def find_models(loaders: list[Loader]) -> tuple[list[Bounds], list[str]]:
-    """Returns each model of the loaders once, and why others are unknown."""
-    known, unknown = [], []
+def find_models(loaders: list[Loader]) -> tuple[list[Bounds], list[dict[str, str]], list[str]]:
+    """Returns each model of the loaders once, those whose files are missing, and why others are unknown."""
+    known, missing, unknown = [], [], []
     for name, dtype, checkpoint in dict.fromkeys((one.model_name, one.dtype, one.checkpoint) for one in loaders):
         listed = list_checkpoints() if checkpoint else list_models()
         try:
+            if name not in listed and is_nowhere(name):
+                missing.append({"model": name, "folder": "checkpoints" if checkpoint else "diffusion_models"})
+                continue
             if name not in listed:
                 raise RequestError(*explain_not_listed(name, checkpoint))
             known.append(read_bounds(listed[name], stamp_files(listed[name]), dtype))
         except (RequestError, OSError) as error:
             unknown.append(str(error))
-    return known, unknown
+    return known, missing, unknown
 
 
 def stamp_files(path: Path) -> tuple[tuple[str, int, int], ...]:

@@ -62,12 +62,14 @@ def expect_plan(sampled: Sampled, lossy: bool = False) -> tuple[ResolvedPlan, li
     found = {guided: choose_plan(work, sampled.costs, lossy) for guided, work in works.items()}
     resolved = list(found.values())[-1]
     plan, why = resolved.plan, resolved.note
+    if sampled.guided is False:  # then it is known why there is one pass
+        why = tuple(remark("no_branches") if each.key == "one_pass" else each for each in why)
     if len({each.plan for each in found.values()}) > 1:
         devices = explain_devices(describe_devices())
         either = remark("by_call", guided=str(plan), alone=str(found[False].plan))
         reasons = [each for each in why if each.key.startswith("lossy") or each.key in RULES.values()]
-        remarks = [*devices, either, *explain_size(sampled), *reasons]
-        return resolved._replace(note=(remark("counted_guided"),)), remarks
+        remarks = [*devices, either, remark("counted_guided"), *explain_size(sampled), *reasons]
+        return resolved._replace(note=()), remarks
     resolved = resolved._replace(note=())
     if device_count() == 1:
         return resolved, [*why]

@@ -63,13 +63,21 @@ def test_a_plan_is_told_rank_by_rank_with_the_blocks_and_heads_of_the_model(host
 
 
 @pytest.mark.parametrize(
-    ("sampler", "known"),
-    [(PARALLEL, True), (KSAMPLER, False), ({**PARALLEL, "cfg": 1.0}, False)],
-    ids=["loop", "step", "no guidance"],
+    ("samplers", "branches"),
+    [
+        ([PARALLEL], ["cond", "uncond"]),
+        ([KSAMPLER], ["uncond", "cond"]),
+        ([{**KSAMPLER, "cfg": None}], ["uncond", "cond"]),
+        ([{**PARALLEL, "cfg": 1.0}], [None, None]),
+        ([PARALLEL, KSAMPLER], [None, None]),
+    ],
+    ids=["loop", "step", "guidance unknown", "no guidance", "both"],
 )
-def test_a_rank_is_said_to_hold_cond_only_where_that_is_certain(sampler: dict, known: bool, host: ComfyHost) -> None:
-    answer = ask(host, about({"cfg": 2}, sampler))
-    assert [rank["branch"] for rank in answer["ranks"]] == (["cond", "uncond"] if known else [None, None])
+def test_the_halves_of_a_guided_step_are_told_by_name_where_their_order_is_certain(
+    samplers: list[dict], branches: list[str | None], host: ComfyHost
+) -> None:
+    answer = ask(host, about({"cfg": 2}, *samplers))
+    assert [rank["branch"] for rank in answer["ranks"]] == branches
 
 
 def test_auto_says_what_it_chose_and_why(host: ComfyHost) -> None:
@@ -90,9 +98,13 @@ def test_a_file_for_comfyuis_own_class_is_told_of_like_any_other(host: ComfyHost
     assert keys(answer) == ["auto_cpu", "no_branches", "ulysses", "images_first"]
     for samplers in [], [{**KSAMPLER, "cfg": None}], [KSAMPLER, {**KSAMPLER, "cfg": 1}]:
         answer = ask(host, about({}, *samplers, model="longcat-image.safetensors"))
-        assert (answer["plan"], answer["world"], keys(answer)) == ("cfg=2", 2, ["auto_cpu", "by_call"])
-        assert keys(answer, "note") == ["counted_guided"] and answer["memory"] is not None
-        assert "cfg=2 with cond and uncond, ulysses=2 without uncond" in answer["remarks"][1]["text"]
+        assert (answer["plan"], answer["world"], keys(answer)) == (
+            "cfg=2",
+            2,
+            ["auto_cpu", "by_call", "counted_guided"],
+        )
+        assert answer["note"] == [] and answer["memory"] is not None
+        assert "cfg=2 with a negative pass, ulysses=2 without one" in answer["remarks"][1]["text"]
     answer = ask(host, about({"ulysses": 3}, KSAMPLER, model="longcat-image.safetensors"))
     assert answer["widgets"] == ["ulysses"] and "is more than the model's 2 heads" in answer["error"]
 
@@ -151,7 +163,8 @@ def test_without_a_loader_what_can_be_said_is_said(host: ComfyHost) -> None:
 
 def test_a_model_that_is_not_there_is_named_and_is_no_fault_of_the_plan(host: ComfyHost) -> None:
     answer = ask(host, about({"cfg": 2}, model="no-such-model"))
-    assert answer["error"] == "" and "'no-such-model'" in answer["unknown"][0]
+    assert (answer["error"], answer["unknown"]) == ("", [])
+    assert answer["missing"] == [{"model": "no-such-model", "folder": "diffusion_models"}]
     question = about({"cfg": 2})
     question["loaders"][0]["checkpoint"] = True
     assert "Use Load Diffusion Model (Parallel) for it" in ask(host, question)["unknown"][0]
@@ -219,11 +232,11 @@ def test_where_there_is_one_device_a_plan_for_four_runs_on_it_and_says_so(single
     assert status(single_host)["note"] == ""
     assert torch.equal(latents(single_host, job.under({"cfg": 2, "ulysses": 2}).prompt()), alone[0])
     note = status(single_host)["note"]
-    assert "the plan cfg=2 × ulysses=2 needs 4" in note and "The image is the same" in note
+    assert "The plan cfg=2 × ulysses=2 needs 4" in note and "The image is the same" in note
     assert torch.equal(latents(single_host, looped.under({"cfg": 2, "pipefusion": 2}).prompt()), alone[1])
-    assert "The image is exact" in status(single_host)["note"]
+    assert "The image lacks the plan's small errors" in status(single_host)["note"]
     assert torch.equal(latents(single_host, job.under({"attention": "flash"}).prompt()), alone[0])
-    assert status(single_host)["note"] == "flash attention needs a GPU. Here the CPU's own kernel computes it."
+    assert status(single_host)["note"] == "flash attention needs a GPU. The CPU uses its own."
     assert len(ranks(single_host)) == 1
     assert note in single_host.log.read_text()
     answer = ask(single_host, about({"cfg": 2, "ulysses": 2}, KSAMPLER))
@@ -238,7 +251,7 @@ def test_gpus_that_comfyui_hides_from_the_ranks_are_told_of(monkeypatch: pytest.
         monkeypatch.setitem(sys.modules, name, package)
     words = importlib.import_module("pack.nodes.plan_words")
     said = words.explain_devices(words.Devices(1, on_gpus=True, is_set=False, chosen="--cuda-device=1"))
-    assert "--cuda-device=1, which hides the other GPUs from the ranks" in words.join_remarks(said)
+    assert "--cuda-device=1, which hides the other GPUs." in words.join_remarks(said)
     assert [each.key for each in words.explain_devices(words.Devices(2, True, False, ""))] == ["auto_gpus"]
 
 
@@ -248,10 +261,10 @@ def test_the_panel_says_why_one_rank_runs_in_place_of_two(single_host: ComfyHost
         note = panel.get_by_test_id("paralleldit-note")
         open_demo(editor, {"mode": "manual", "cfg": 2}, steps=2, seed=73)
         editor.run()
-        expect(note).to_contain_text("the plan cfg=2 needs 2: one rank runs the whole model.")
+        expect(note).to_contain_text("The plan cfg=2 needs 2 ranks")
         expect(panel.get_by_text("Plan: one rank")).to_be_visible()
         editor.screenshot("panel-one-device")
         open_demo(editor, steps=2, seed=74)
         editor.run()
-        expect(note).to_contain_text("auto has only one device")
+        expect(note).to_contain_text("auto has one device")
         assert editor.problems == []

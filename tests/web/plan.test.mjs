@@ -1,11 +1,19 @@
 import assert from 'node:assert/strict'
 import { readFileSync } from 'node:fs'
 import { test } from 'node:test'
+import { describeFit, describeRemedies } from '../../web/figures/memory.mjs'
+import { describePrediction, explainNoPrediction } from '../../web/figures/predicted.mjs'
 import { describeLine } from '../../web/loader/brief.mjs'
 import { makeAsker } from '../../web/plan/ask.mjs'
-import { describeCards, describeMemory, describeRemedies } from '../../web/plan/memory.mjs'
-import { countColumns, describeCell, describeMesh, describeRemark, groupRanks } from '../../web/plan/mesh.mjs'
-import { describePrediction, explainNoPrediction } from '../../web/plan/predicted.mjs'
+import { describeMissing, findAddress } from '../../web/plan/files.mjs'
+import {
+  countColumns,
+  describeCell,
+  describeMesh,
+  describeRemark,
+  describeTitle,
+  groupRanks
+} from '../../web/plan/mesh.mjs'
 import { findText } from '../../web/words.mjs'
 
 const texts = (language) =>
@@ -61,8 +69,8 @@ test('ranks are grouped into branches, stages and cells, and described in words'
   assert.deepEqual(groups[1].stages[1].cells[1].heads, [0.5, 1])
   assert.equal(describeMesh(groups, answer.world, say), '8 ranks')
   const [first, last] = [toldOf(answer)[0], toldOf(answer)[7]]
-  assert.equal(first, 'Rank 0 on CPU: cond, blocks 0–3, tokens 0–50 %, heads 0–1 in attention')
-  assert.equal(last, 'Rank 7 on CPU: uncond, blocks 4–7, tokens 50–100 %, heads 2–3 in attention')
+  assert.equal(first, 'Rank 0 on CPU: positive, blocks 0–3, tokens 0–50 %, heads 0–1 in attention')
+  assert.equal(last, 'Rank 7 on CPU: negative, blocks 4–7, tokens 50–100 %, heads 2–3 in attention')
 })
 
 test('a rank is described with its card, and with the weights that it keeps if known', () => {
@@ -79,17 +87,23 @@ test('the number of columns fills all rows if a small number does', () => {
   assert.deepEqual(columns, [1, 2, 3, 4, 4, 3, 4, 4, 3, 4, 4])
 })
 
-test('like cards share one line, and if they lack memory the view names what would fit', () => {
+test('one line says whether a plan fits, where the least memory is left, and another what would fit', () => {
   const GIB = 2 ** 30
-  const card = (index, name, size) => ({ card: { index, name, total: size * GIB } })
-  const ranks = [card(0, 'A', 24), card(2, 'A', 24), card(3, 'A', 24), card(1, 'B', 12)]
-  const memory = { fits: [true, true, true, false], reserve: 0.5 * GIB }
-  const found = describeCards({ ranks, memory }, say)
-  assert.deepEqual(found, [
-    { text: 'GPU 0, 2–3 (A): 24.0 GiB, of which ComfyUI keeps 512 MiB free: fits', lacks: false },
-    { text: 'GPU 1 (B): 12.0 GiB, of which ComfyUI keeps 512 MiB free: does not fit', lacks: true }
-  ])
-  assert.deepEqual(describeCards({ ranks, memory: { fits: [] } }, say), [])
+  const card = { index: 1, name: 'B' }
+  const told = (tight, working = GIB, device = 'cuda') =>
+    describeFit({ memory: { tight: { card, fits: true, ...tight }, working }, device }, say)
+  const sizes = { needs: 24.2 * GIB, usable: 23.6 * GIB }
+  assert.deepEqual(told({ needs: 12 * GIB, usable: 23.6 * GIB }), {
+    text: 'Fits: needs 12.0 of 23.6 GiB usable',
+    lacks: false
+  })
+  const lacks = { text: 'Does not fit: needs 24.2 of 23.6 GiB usable (GPU 1 (B))', lacks: true }
+  assert.deepEqual(told({ ...sizes, fits: false }), lacks)
+  assert.match(told({ ...sizes, fits: false, card: null }).text, /usable \(RAM\)$/)
+  assert.match(told({ ...sizes, fits: null }).text, /^Needs 24\.2 .* ComfyUI keeps the rest in RAM\.$/)
+  assert.match(told({ needs: 1, usable: GIB }, null).text, /^Weights fit: .* known once/)
+  assert.match(told({ needs: 1, usable: GIB, card: null }, null, 'cpu').text, /^Fits: /)
+  assert.equal(describeFit({ memory: null }, say), null)
   const remedies = {
     words: 'would_fit',
     found: [
@@ -103,6 +117,33 @@ test('like cards share one line, and if they lack memory the view names what wou
     'What would fit: fp8 weights or weights in RAM.'
   )
   assert.equal(describeRemedies({ memory: { remedies: null } }, either, say), null)
+})
+
+test('the plan is one line, which says so while auto tries plans', () => {
+  const told = (more) =>
+    describeTitle({ plan: 'ulysses=2', world: 2, device: 'cuda', is_auto: true, tried: null, ...more }, say)
+  assert.equal(told({}), 'Automatic plan: 2 GPUs, ulysses=2')
+  assert.equal(told({ is_auto: false, device: 'cpu' }), '2 CPU ranks, ulysses=2')
+  assert.equal(told({ tried: [2, 3] }), 'Automatic plan: 2 GPUs, trying ulysses=2, 2 of 3')
+  assert.equal(told({ plan: 'one rank', world: 1 }), 'Automatic plan: 1 GPU')
+  assert.equal(told({ plan: 'one rank', world: 1, tried: [2, 2] }), 'Automatic plan: trying 1 GPU, 2 of 2')
+})
+
+test('missing files are one line, in the order in which they run, with the address that a template has', () => {
+  const missing = ['high', 'low'].map((name) => ({ model: `sub/${name}.safetensors`, folder: 'diffusion_models' }))
+  assert.equal(
+    describeMissing({ missing }, say),
+    'Missing in models/diffusion_models: high.safetensors, low.safetensors'
+  )
+  assert.equal(describeMissing({ missing: [] }, say), null)
+  const models = [
+    { name: 'high.safetensors', url: 'https://example.org/high' },
+    { name: 'low.safetensors', url: 'javascript:alert()' }
+  ]
+  const graphs = [{ nodes: [{}, { properties: { models } }] }]
+  assert.equal(findAddress(graphs, missing[0].model), 'https://example.org/high')
+  assert.equal(findAddress(graphs, missing[1].model), null)
+  assert.equal(findAddress(graphs, 'other'), null)
 })
 
 test("a group's share of the batch is shown if speeds decide it", () => {
@@ -126,27 +167,11 @@ test('one rank holds everything, and more than sixteen ranks are counted', () =>
   assert.equal(told, '64 ranks: shares of the batch: 2, stages a share: 4, ranks a stage: 8')
 })
 
-test('memory has one line for all ranks or one for each stage, with the peak if the latents are known', () => {
-  const GIB = 2 ** 30
-  const lines = (answer, memory) => describeMemory({ ...answer, memory }, groupRanks(answer), say)
-  assert.deepEqual(lines(answerOf(2, 1, 1), { kept: [12 * GIB], working: 1.5 * GIB, fetched: 0 }), [
-    'Each rank: 12.0 GiB of weights at rest, 13.5 GiB with a forward (estimate)'
-  ])
-  const told = lines(answerOf(1, 2, 2), { kept: [3 * GIB, 4 * GIB], working: null, fetched: 0 })
-  assert.equal(told.length, 2)
-  assert.match(told[0], /^blocks 0–3: 3\.0 GiB of weights at rest\. A forward's memory is known once/)
-  assert.match(told[1], /^blocks 4–7: 4\.0 GiB/)
-  assert.deepEqual(lines(answerOf(1, 2, 2), { kept: [3 * GIB, 3 * GIB], working: 0, fetched: 0 }).length, 1)
-  const onCpu = lines({ ...answerOf(1, 1, 1), device: 'cpu' }, { kept: [3 * GIB], working: null, fetched: 0 })
-  assert.deepEqual(onCpu, ['Each rank: 3.0 GiB of weights'])
-  for (const nothing of [null, undefined]) assert.deepEqual(lines(answerOf(1, 1, 1), nothing), [])
-})
-
 test("a remark is in the editor's language if it is translated, else in the server's words", () => {
   const remark = { key: 'auto_gpus', values: { devices: 4 }, text: 'auto uses all 4 GPUs.' }
   assert.equal(describeRemark(remark, say), remark.text)
   const inChinese = (path, values) => findText([texts('zh'), en], path, values)
-  assert.equal(describeRemark(remark, inChinese), '自动：使用全部 4 块 GPU。')
+  assert.equal(describeRemark(remark, inChinese), 'auto 使用全部 4 块 GPU。')
 })
 
 const after = (ms) => new Promise((resolve) => setTimeout(resolve, ms))
@@ -211,42 +236,42 @@ test('the best plans are listed with their seconds and bytes, and how these are 
     return { plan, values: { [axis]: Number(degree) }, seconds, bytes: 12 * GIB, fits, has_run: false }
   }
   const best = [row('dp=2', 1.25), row('ulysses=2', 1.5), row('ring=2', 2, false)]
-  const one_device = { ...row('one rank', 2.25), has_run: true }
+  const one_device = { ...row('one rank', 2.25), has_run: true, is_alone: true }
   const told = (plan, more) =>
-    describePrediction({ predicted: { plan, best, one_device, alone: true, is_measured: true, ...more } }, say)
+    describePrediction({ predicted: { plan, best, one_device, is_measured: true, ...more } }, say)
   const first = told(best[0], {})
   assert.deepEqual(first.best.slice(0, 2), [
     'dp=2: 1.25 s a step, 12.0 GiB a rank',
     'ulysses=2: 1.50 s a step, 12.0 GiB a rank'
   ])
   assert.match(first.best[2], /does not fit/)
-  assert.match(first.alone, /One device is faster here/)
   assert.match(first.title, /measured here/)
   assert.deepEqual([first.chosen, first.own], [0, null])
-  const other = told(row('cfg=2', 3), { alone: false, is_measured: false })
+  const other = told(row('cfg=2', 3), { is_measured: false })
   assert.equal(other.own, 'This plan: cfg=2: 3.00 s a step, 12.0 GiB a rank')
-  assert.match(other.title, /assumed/)
-  assert.deepEqual([other.chosen, other.alone], [-1, null])
+  assert.match(other.title, /not measured yet/)
+  assert.equal(other.chosen, -1)
   assert.equal(describePrediction({ predicted: null }, say), null)
-  assert.equal(first.step, '1.25 s a step (predicted), ×1.80 as fast as one device with 2.25 s (measured here)')
-  assert.match(
-    other.step,
-    /^3\.00 s a step \(predicted by assumed speeds\), ×0\.75 as fast as one device with 2\.25 s \(measured here\)/
+  assert.equal(first.step, 'About 1.25 s a step, 1.8× faster than one device (predicted)')
+  assert.equal(other.step, 'About 3.00 s a step, 0.8× as fast as one device (not measured yet)')
+  const ran = { ...best[0], has_run: true }
+  assert.equal(told(ran, {}).step, '1.25 s a step, 1.8× faster than one device (measured)')
+  const part = told(ran, { one_device: { ...one_device, has_run: false } }).step
+  assert.equal(part, '1.25 s a step, 1.8× faster than one device (measured; one device predicted)')
+  assert.equal(told({ ...ran, seconds: 2.25 }, {}).step, '2.25 s a step, as fast as one device (measured)')
+  assert.equal(told(one_device, {}).step, '2.25 s a step (measured)')
+  const lacking = { ...one_device, fits: false, has_run: false }
+  assert.equal(
+    told(best[0], { one_device: lacking }).step,
+    'About 1.25 s a step (predicted). One device lacks the memory.'
   )
-  const alike = told(best[0], { one_device: { ...one_device, has_run: false } }).step
-  assert.equal(alike, '1.25 s a step, ×1.80 as fast as one device with 2.25 s (both predicted)')
-  assert.equal(told(one_device, {}).step, '2.25 s a step (measured here)')
-  assert.match(
-    told(best[0], { one_device: { ...one_device, fits: false } }).step,
-    /one device does not have enough memory/
-  )
-  assert.match(told(null, {}).step, /No time estimate for sparse attention/)
+  assert.match(told(null, {}).step, /No estimate for sparse attention/)
 })
 
 test('a known model without a prediction shows the reason', () => {
   const told = (answer) => explainNoPrediction({ memory: {}, predicted: null, sized: true, ...answer }, say)
   assert.match(told({ sized: false }), /it needs the latent's size/)
-  assert.match(told({}), /^No time estimate for this model/)
+  assert.match(told({}), /^No estimate for this model/)
   assert.equal(told({ predicted: {} }), null)
   assert.equal(told({ memory: null }), null)
 })
@@ -273,9 +298,14 @@ test('a loader says its plan in one line, and marks what does not run, fit or is
   )
   assert.equal(text({ predicted: { plan: costs(1), one_device: costs(1.01) } }), '2 GPUs · ulysses=2 · as fast as one')
   assert.equal(text({ predicted: { plan: costs(1), one_device: costs(3, false) } }), '2 GPUs · ulysses=2')
-  const lacks = told({ memory: { fits: [true, false], kept: [1], working: 1, reserve: 1 } })
+  const lacks = told({ memory: { tight: { needs: 2, usable: 1, card: null, fits: false }, working: 1 } })
   assert.deepEqual(lacks, { text: '2 GPUs · ulysses=2 · does not fit', mark: 'bad' })
   assert.deepEqual(told({ error: 'no' }), { text: 'no', mark: 'bad' })
   assert.deepEqual(told({ plan: '', unknown: ['no file'] }), { text: 'no file', mark: 'warn' })
   assert.equal(told({ plan: '' }).mark, null)
+  assert.equal(text({ tried: [2, 3], predicted: null }), '2 GPUs · trying ulysses=2, 2 of 3')
+  assert.deepEqual(told({ missing: [{ model: 'a', folder: 'checkpoints' }] }), {
+    text: 'Missing in models/checkpoints: a',
+    mark: 'warn'
+  })
 })

@@ -230,12 +230,38 @@ test('the answers about loaders that run are listed by worker group', () => {
       [
         2,
         [
-          { answer: answers[0], models: ['flux', 'flux'], isPlanned: true },
-          { answer: answers[1], models: ['flux'], isPlanned: false }
+          { answer: answers[0], models: ['flux', 'flux'] },
+          { answer: answers[1], models: ['flux'] }
         ]
       ]
     ]
   )
   noteAnswer(nodes.plan, null)
   assert.equal(findNextRuns(root).get(2).length, 1)
+})
+
+test('models whose files are missing are one answer, in the order in which they are sampled', () => {
+  const named = (model_name) => ({ ...LOADER, widgets: { ...LOADER.widgets, model_name } })
+  const nodes = graphOf({ low: named('low'), high: named('high'), second: sampler(3), first: sampler(3), plan: PLAN }, [
+    ['low', 0, 'second', 'model'],
+    ['high', 0, 'first', 'model'],
+    ['plan', 0, 'low', 'nothing'],
+    ['plan', 0, 'high', 'nothing']
+  ])
+  Object.assign(nodes.first, { order: 3 })
+  Object.assign(nodes.second, { order: 4 })
+  assert.deepEqual(
+    makeQuestion(nodes.plan).question.loaders.map((loader) => loader.model_name),
+    ['high', 'low']
+  )
+  const root = Object.assign(nodes.low.graph, { nodes: Object.values(nodes), subgraphs: new Map() })
+  const missing = (model) => ({ plan: '', missing: [{ model, folder: 'diffusion_models' }] })
+  noteAnswer(nodes.low, missing('low'))
+  noteAnswer(nodes.high, missing('high'))
+  const [run, ...others] = findNextRuns(root).get(2)
+  assert.deepEqual([run.models, others], [['high', 'low'], []])
+  assert.deepEqual(
+    run.answer.missing.map((each) => each.model),
+    ['high', 'low']
+  )
 })

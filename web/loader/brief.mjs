@@ -1,9 +1,8 @@
 // Pure: says in one line what a plan does: "2 GPUs · ulysses=2 · 1.7× faster".
 
-import { formatSpeedup } from '../panel/format.mjs'
-import { describeCards } from '../plan/memory.mjs'
-
-const EVEN = 0.05 // a factor this close to 1 says nothing
+import { describeFit } from '../figures/memory.mjs'
+import * as speed from '../figures/speed.mjs'
+import { describeMissing } from '../plan/files.mjs'
 
 /**
  * Returns the line's `text`, and as `mark` whether something in it needs a person: 'bad' for what does not run or fit,
@@ -12,16 +11,19 @@ const EVEN = 0.05 // a factor this close to 1 says nothing
  */
 export function describeLine(answer, summarize, say) {
   if (answer.error) return { text: summarize(answer.error), mark: 'bad' }
+  const missing = describeMissing(answer, say)
+  if (missing) return { text: missing, mark: 'warn' }
   if (!answer.plan) {
     const [unknown] = answer.unknown
     return unknown ? { text: summarize(unknown), mark: 'warn' } : { text: say('plan.auto_open'), mark: null }
   }
   const count = answer.world
   const kind = `plan.line.${answer.device === 'cpu' ? 'cpu' : 'gpu'}${count === 1 ? '' : 's'}`
-  const lacks = answer.memory?.fits?.includes(false) || describeCards(answer, say).some((card) => card.lacks)
+  const lacks = describeFit(answer, say)?.lacks
+  const [at, of] = answer.tried ?? []
   const parts = [
     say(kind, { count }),
-    count > 1 && answer.plan,
+    count > 1 && (at ? say('plan.trying', { plan: answer.plan, at, of }) : answer.plan),
     lacks ? say('plan.line.lacks') : describeFactor(answer, say)
   ]
   const text = parts.filter(Boolean).join(' · ')
@@ -31,8 +33,6 @@ export function describeLine(answer, summarize, say) {
 /** Says how many times as fast as one device; '' if that is not known, or if the plan is one device. */
 function describeFactor({ predicted, world }, say) {
   const { plan, one_device: alone } = predicted ?? {}
-  if (world === 1 || !plan || !alone?.fits || !plan.seconds) return ''
-  const factor = alone.seconds / plan.seconds
-  if (Math.abs(factor - 1) < EVEN) return say('plan.line.even')
-  return say(factor > 1 ? 'plan.line.faster' : 'plan.line.slower', { times: formatSpeedup(factor) })
+  if (world === 1 || !plan || !(alone?.fits || alone?.has_run) || !plan.seconds) return ''
+  return speed.describeFactor(alone.seconds / plan.seconds, 'plan.line', say)
 }

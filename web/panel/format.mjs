@@ -78,12 +78,6 @@ export function summarizeSteps(steps) {
   return { median: computeMedian(steps.map(([length]) => length)), share: sum(0) > 0 ? sum(1) / sum(0) : 0 }
 }
 
-/** Returns how many times as fast as on one device a run's median step was; null if unknown. */
-export function computeSpeedup({ alone, steps }) {
-  const known = summarizeSteps(steps)
-  return alone && known?.median ? alone / known.median : null
-}
-
 /** Formats a speedup: "0.04", "1.8", "12". */
 export const formatSpeedup = (factor) => factor.toFixed(factor < 0.095 ? 2 : factor < 9.95 ? 1 : 0)
 

@@ -1,16 +1,15 @@
 // Shows the last runs, newest first: the model, the time of a step, and the outcome.
 
 import { element } from '../elements.mjs'
+import { describeSpeed } from '../figures/speed.mjs'
 import { getLanguage, t } from '../text.mjs'
 import { Children, makeFold, setAttribute, setShown, setText } from './dom.mjs'
 import {
-  computeSpeedup,
   describePlans,
   formatBytes,
   formatDateAndTime,
   formatPercent,
   formatSeconds,
-  formatSpeedup,
   formatTime,
   getFileName,
   summarizeSteps
@@ -98,13 +97,12 @@ class RunRow {
   /** known: the summary of the run's steps; null without steps. */
   showNumbers(run, known) {
     const numbers = [countSteps(run)]
-    if (known) numbers.push(t('panel.pace', { seconds: formatSeconds(known.median) }))
     const key = run.is_measured ? 'panel.predicted' : 'panel.predicted_assumed'
     if (run.predicted) numbers.push(t(key, { seconds: formatSeconds(run.predicted) }))
     if (run.seconds) numbers.push(t('panel.inAll', { seconds: formatSeconds(run.seconds) }))
     if (run.residuals) numbers.push(t('panel.residuals', { size: formatBytes(run.residuals) }))
     setText(this.numbers, numbers.join(' · '))
-    const factor = describeSpeedup(run)
+    const factor = describeStep(run, known)
     setText(this.factor, factor)
     setShown(this.factor, factor)
     setShown(this.timeline.element, known)
@@ -130,12 +128,11 @@ function countSteps({ at, made, total }) {
   return !total || done === total ? t('panel.steps', { made: done }) : t('panel.stepsOf', { made: done, total })
 }
 
-/** Formats "×1.8 as fast as one device", and how that is known; '' if it is not. */
-function describeSpeedup(run) {
-  const factor = computeSpeedup(run)
-  if (!factor) return ''
-  const by = run.is_alone_run ? 'timesMeasured' : run.is_measured ? 'timesPredicted' : 'timesAssumed'
-  return t(`panel.${by}`, { times: formatSpeedup(factor), seconds: formatSeconds(run.alone) })
+/** Describes a usual step, and how many times as fast as on one device it was; '' before there is one. */
+function describeStep(run, known) {
+  const seconds = run.usual ?? known?.median
+  if (!seconds) return ''
+  return describeSpeed({ seconds, alone: run.alone, isRun: true, isAloneRun: run.is_alone_run }, t)
 }
 
 const findSlowest = (run) => formatSeconds(Math.max(...run.steps.map(([length]) => length)))

@@ -18,9 +18,11 @@ const SIZES = [...NEEDED, 'length', 'batch_size'] // length: frames; batch_size:
 /** Returns the question about a plan node, and the names of the values that other nodes compute when they run. */
 export function makeQuestion(plan) {
   const { values, open } = readWidgets(plan)
-  const loaders = []
-  for (const node of followOutputs(plan, ['PARALLEL_PLAN'], new Set())) loaders.push(...describeLoader(node))
-  return { question: { values, loaders }, open: values.mode === 'auto' ? [] : open }
+  const nodes = [...followOutputs(plan, ['PARALLEL_PLAN'], new Set())]
+  return {
+    question: { values, loaders: sortByRun(nodes).flatMap(describeLoader) },
+    open: values.mode === 'auto' ? [] : open
+  }
 }
 
 /** Returns the question about an automatic plan for a loader. */
@@ -46,25 +48,33 @@ export function findRun(loader) {
 function describeLoader(node) {
   const { model_name, dtype, group } = LOADERS.includes(node.type) ? readWidgets(node).values : {}
   if (typeof model_name !== 'string') return []
-  const samplers = findSamplers(node, new Set(), null)
+  const samplers = [...listSamplers(node, new Set(), null)].map(({ target, guidance }) => ({
+    type: target.type,
+    cfg: keepType('number', guidance),
+    picture: readPictureSize(target)
+  }))
   const checkpoint = node.type === CHECKPOINT ? { checkpoint: true } : {}
   return [{ model_name, dtype: keepType('string', dtype), group: keepType('number', group), samplers, ...checkpoint }]
 }
 
-/** Finds the nodes that sample with a node's model, also behind LoRAs, guiders and the like. cfg: a guider's. */
-function findSamplers(node, seen, cfg) {
-  const samplers = []
+/** Lists the nodes that sample with a node's model, also behind LoRAs, guiders and the like. cfg: a guider's. */
+function* listSamplers(node, seen, cfg) {
   for (const target of followOutputs(node, CARRIES_MODEL, seen)) {
     const { values } = readWidgets(target)
     const guidance = target.type === 'BasicGuider' ? 1 : (values.cfg ?? cfg)
     const gives = (target.outputs ?? []).map((output) => output.type)
-    if (gives.some((type) => CARRIES_MODEL.includes(type))) {
-      samplers.push(...findSamplers(target, seen, guidance))
-    } else if (gives.some((type) => SAMPLED.includes(type))) {
-      samplers.push({ type: target.type, cfg: keepType('number', guidance), picture: readPictureSize(target) })
-    }
+    if (gives.some((type) => CARRIES_MODEL.includes(type))) yield* listSamplers(target, seen, guidance)
+    else if (gives.some((type) => SAMPLED.includes(type))) yield { target, guidance }
   }
-  return samplers
+}
+
+/** Returns the loaders in the order in which their models run, as the editor orders the nodes that sample. */
+export function sortByRun(loaders) {
+  const first = (loader) =>
+    Math.min(...[...listSamplers(loader, new Set(), null)].map(({ target }) => target.order ?? Number.MAX_VALUE))
+  const order = new Map(loaders.map((loader) => [loader, first(loader)]))
+  const compare = (one, other) => (one === other ? 0 : one < other ? -1 : 1)
+  return [...loaders].sort((one, other) => compare(order.get(one), order.get(other)))
 }
 
 /** Reads the sizes of what a node samples, from the node that makes its empty latent; null if they are not known. */

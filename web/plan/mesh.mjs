@@ -83,6 +83,16 @@ export function describeMesh(groups, world, say) {
   return `${count}: ${say('plan.summary', { shares: groups.length, stages: groups[0].stages.length, each })}`
 }
 
+/** Returns the plan in one line: "Automatic plan: 2 GPUs, ulysses=2". While auto tries plans, it says which this is. */
+export function describeTitle({ plan, world, device, is_auto: isAuto, tried }, say) {
+  const kind = `plan.line.${device === 'cpu' ? 'cpu' : 'gpu'}${world === 1 ? '' : 's'}`
+  const [at, of] = tried ?? []
+  const which = at ? say('plan.trying', { plan: world > 1 ? plan : say(kind, { count: 1 }), at, of }) : plan
+  const words = [world > 1 || !at ? say(kind, { count: world }) : '', world > 1 || at ? which : '']
+  const line = words.filter(Boolean).join(say('plan.comma'))
+  return isAuto ? say('plan.automatic', { words: line }) : line
+}
+
 /** Returns a remark in the editor's language, or in the server's words if it is not translated. */
 export function describeRemark(remark, say) {
   const path = `plan.remarks.${remark.key}`

@@ -1,8 +1,13 @@
 // Draws an answer about a plan into an element: the mesh and its remarks, or the error.
 
+import { app } from '../../../scripts/app.js'
 import { element } from '../elements.mjs'
+import { describeFit, describeRemedies } from '../figures/memory.mjs'
+import { describePrediction, explainNoPrediction } from '../figures/predicted.mjs'
+import { getFileName } from '../panel/format.mjs'
 import { summarizeError as inBrief, joinWithOr, t } from '../text.mjs'
-import { describeCards, describeMemory, describeRemedies } from './memory.mjs'
+import { describeMissing, findAddress } from './files.mjs'
+import { listGraphs } from './links.mjs'
 import {
   COMPACT_ABOVE,
   captionGroup,
@@ -11,16 +16,16 @@ import {
   describeCell,
   describeMesh,
   describeRemark,
+  describeTitle,
   groupRanks,
   labelDevice
 } from './mesh.mjs'
-import { describePrediction, explainNoPrediction } from './predicted.mjs'
 
 const MAX_PATCHES_DRAWN = 16
 
 /**
  * Replaces what the element shows. answer: the server's, or null if nothing was asked. open: names of values that only
- * a run can tell. parts: makes the elements: `makeWhole`, or `makeBrief` or `makePlanned` for little room.
+ * a run can tell. parts: makes the elements: `makeWhole`, or `makeBrief` for little room.
  */
 export function draw(target, answer, open, parts) {
   const isOpen = target.querySelector('details')?.open
@@ -39,65 +44,57 @@ export function drawNoAnswer(target, reason) {
 
 /** Makes the elements for a plan node, which include how the plan falls on the ranks. */
 export function* makeWhole(answer) {
-  const predicted = describePrediction(answer, t)
-  if (answer.plan) yield makeLine('paralleldit-plan-title', makeTitle(answer))
+  yield* makeSummary(answer)
   if (answer.ranks.length) yield* makeMesh(answer)
-  yield* makeFigures(answer, predicted)
-  yield* makeBest(predicted)
-  yield* makeNotes(answer)
-  yield* makeRemarks(answer)
-  yield* makeUnknown(answer)
+  yield* makeReasons(answer)
 }
 
-/** Makes the elements for a loader without a plan: what auto does with it. */
-export const makeBrief = (answer) =>
-  makeFolded(answer, answer.plan ? t('plan.auto', { plan: makeTitle(answer) }) : t('plan.auto_open'))
+/** Makes the elements for little room: without the ranks. */
+export function* makeBrief(answer) {
+  yield* makeSummary(answer)
+  yield* makeReasons(answer)
+}
 
-/** Makes the elements for a loader with a plan. */
-export const makePlanned = (answer) => makeFolded(answer, answer.plan ? makeTitle(answer) : '')
+/** Makes what is missing, then the plan, whether it fits, how fast it is, and what a person should know first. */
+function* makeSummary(answer) {
+  const missing = describeMissing(answer, t)
+  if (missing) yield makeMissing(missing, answer.missing)
+  for (const words of answer.unknown) yield makeLine('paralleldit-plan-note', inBrief(words))
+  if (answer.plan) yield makeLine('paralleldit-plan-title', describeTitle(answer, t))
+  const fit = describeFit(answer, t)
+  if (fit) yield makeLine(`paralleldit-plan-fit${fit.lacks ? ' paralleldit-plan-lacks' : ''}`, fit.text)
+  const step = describePrediction(answer, t)?.step ?? explainNoPrediction(answer, t)
+  if (step) yield makeLine('paralleldit-plan-step', step)
+  if (fit?.lacks) yield* makeRemedies(answer, 'paralleldit-plan-note')
+  for (const remark of answer.note) yield makeLine('paralleldit-plan-note', describeRemark(remark, t))
+}
 
-/** Makes the figures, and below them the reasons, folded. */
-function* makeFolded(answer, title) {
-  const predicted = describePrediction(answer, t)
-  if (title) yield makeLine('paralleldit-plan-title', title)
-  yield* makeFigures(answer, predicted)
-  yield* makeNotes(answer)
-  const reasons = [...makeBest(predicted), ...makeRemarks(answer)]
+/** Makes a line about missing files, with a link to each that a template tells of. */
+function makeMissing(words, missing) {
+  const line = makeLine('paralleldit-plan-note paralleldit-plan-missing', words)
+  for (const { model } of missing) {
+    const address = findAddress(listGraphs(app.rootGraph), model)
+    if (!address) continue
+    const attributes = { href: address, target: '_blank', rel: 'noreferrer', title: address }
+    line.append(' ', element('a', attributes, t('plan.download', { file: getFileName(model) })))
+  }
+  return line
+}
+
+/** Makes the reasons and the best plans: folded where a plan is known, which is more important. */
+function* makeReasons(answer) {
+  const remarks = answer.remarks.map((remark) => makeLine('paralleldit-plan-remark', describeRemark(remark, t)))
+  const whole = describeFit(answer, t)?.lacks ? [] : makeRemedies(answer, 'paralleldit-plan-remark')
+  const reasons = [...makeBest(describePrediction(answer, t)), ...whole, ...remarks]
   if (!answer.plan) yield* reasons
   else if (reasons.length) {
     yield element('details', { class: 'paralleldit-plan-why' }, element('summary', {}, t('plan.why')), ...reasons)
   }
-  yield* makeUnknown(answer)
 }
 
-function makeTitle(answer) {
-  const count = t(answer.world === 1 ? 'plan.one_rank' : 'plan.ranks', { count: answer.world })
-  return answer.world === 1 ? count : `${count} · ${answer.plan}`
-}
-
-/** Makes lines for the memory that the ranks need and have, for what would fit instead, and for a step's time. */
-function* makeFigures(answer, predicted) {
-  for (const words of describeMemory(answer, groupRanks(answer), t)) yield makeLine('paralleldit-plan-memory', words)
-  for (const { text, lacks } of describeCards(answer, t)) {
-    yield makeLine(`paralleldit-plan-card${lacks ? ' paralleldit-plan-lacks' : ''}`, text)
-  }
+function* makeRemedies(answer, className) {
   const remedies = describeRemedies(answer, joinWithOr, t)
-  if (remedies) yield makeLine('paralleldit-plan-note', remedies)
-  const step = predicted?.step ?? explainNoPrediction(answer, t)
-  if (step) yield makeLine('paralleldit-plan-step', step)
-  if (predicted?.alone) yield makeLine('paralleldit-plan-note', predicted.alone)
-}
-
-function* makeNotes(answer) {
-  for (const remark of answer.note) yield makeLine('paralleldit-plan-note', describeRemark(remark, t))
-}
-
-function* makeRemarks(answer) {
-  for (const remark of answer.remarks) yield makeLine('paralleldit-plan-remark', describeRemark(remark, t))
-}
-
-function* makeUnknown(answer) {
-  for (const words of answer.unknown) yield makeLine('paralleldit-plan-remark', inBrief(words))
+  if (remedies) yield makeLine(className, remedies)
 }
 
 function* makeBest(words) {

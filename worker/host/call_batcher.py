@@ -95,6 +95,8 @@ class CallBatcher:
             result = step()
             if not batch.calls:
                 return result
+            # As in a batch of ComfyUI's, uncond comes first. So each rank always gets the same of them.
+            batch.calls.sort(key=lambda call: call.branches, reverse=True)
             batch.answers = self.send(batch.calls)
             return step()
         except CallRecorded:  # from a model whose `apply_model` is not ComfyUI's

@@ -35,11 +35,11 @@ ALONE = predict(ONE, 2.0, alone=True)
 CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
     "guidance": (["guidance_first"], {"plan": CFG, "work": GUIDED}),
     "guidance that ulysses beat": (["ulysses"], {"plan": ULYSSES, "work": GUIDED}),
-    "no guidance": (["no_branches", "ulysses"], {"plan": ULYSSES, "work": SINGLE}),
+    "no guidance": (["one_pass", "ulysses"], {"plan": ULYSSES, "work": SINGLE}),
     "calls whose rows are mixed": (["ulysses"], {"plan": ULYSSES, "work": Work(2, calls=2)}),
     "three parts": (["uneven", "ulysses"], {"plan": ULYSSES, "work": Work(3, has_branches=True)}),
     "coupled": (["coupled", "ulysses"], {"plan": ULYSSES, "work": GUIDED, "couples": True}),
-    "coupled, of one row": (["no_branches", "ulysses"], {"plan": ULYSSES, "work": SINGLE, "couples": True}),
+    "coupled, of one row": (["one_pass", "ulysses"], {"plan": ULYSSES, "work": SINGLE, "couples": True}),
     "images": (["rows_apart"], {"plan": ParallelPlan(dp=4), "work": FOUR, "ranks": 4}),
     "images with guidance": (
         ["guidance_first", "rows_apart"],
@@ -61,26 +61,26 @@ CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
         },
     ),
     "ring is faster": (
-        ["no_branches", "ring_faster"],
+        ["one_pass", "ring_faster"],
         {"found": [predict(RING, 1.0), predict(ULYSSES, 1.2)], "work": SINGLE, "heads": 2},
     ),
     "ring is tried": (
-        ["no_branches", "ring"],
+        ["one_pass", "ring"],
         {"found": [predict(RING, 1.1), predict(ULYSSES, 1.0)], "work": SINGLE, "heads": 2},
     ),
     "ulysses does not fit": (
-        ["no_branches", "ring"],
+        ["one_pass", "ring"],
         {"found": [predict(RING, 1.1), predict(ULYSSES, 1.0, fits=False)], "work": SINGLE, "heads": 2},
     ),
-    "too few heads": (["no_branches", "ring_heads"], {"plan": RING, "work": SINGLE, "heads": 1}),
+    "too few heads": (["one_pass", "ring_heads"], {"plan": RING, "work": SINGLE, "heads": 1}),
     "too few heads, predicted": (
-        ["no_branches", "ring_heads"],
+        ["one_pass", "ring_heads"],
         {"found": [predict(RING, 1.0), ALONE], "work": SINGLE, "heads": 1},
     ),
-    "uneven heads": (["no_branches", "ring_uneven"], {"plan": RING, "work": SINGLE, "heads": 3}),
-    "another rule forbids ulysses": (["no_branches", "ring"], {"plan": RING, "work": SINGLE, "heads": 8}),
+    "uneven heads": (["one_pass", "ring_uneven"], {"plan": RING, "work": SINGLE, "heads": 3}),
+    "another rule forbids ulysses": (["one_pass", "ring"], {"plan": RING, "work": SINGLE, "heads": 8}),
     "both share tokens": (
-        ["no_branches", "ulysses", "ring_heads"],
+        ["one_pass", "ulysses", "ring_heads"],
         {"plan": ParallelPlan(ulysses=2, ring=2), "work": SINGLE, "heads": 2, "ranks": 4},
     ),
 }

@@ -37,7 +37,7 @@ MODELS = {
 
 
 def pretend(route: Any, sizes: list[int], ram: int) -> None:
-    """Cards of these sizes, in GB, on which ComfyUI computes; none: it computes on the CPU. ram: free, in GB."""
+    """Cards of these sizes, in GB, on which ComfyUI computes; none: it computes on the CPU. ram: GB, all of it free."""
     cards = [SimpleNamespace(name=f"{size} GB", total_memory=size * GB, major=8, minor=9) for size in sizes]
     module: Any = torch.get_device_module("cuda")
     module.device_count = lambda: len(cards)
@@ -49,7 +49,7 @@ def pretend(route: Any, sizes: list[int], ram: int) -> None:
     management.cpu_state, management.get_torch_device = state, lambda: torch.device("cuda" if cards else "cpu")
     management.pytorch_attention_flash_attention = lambda: bool(cards)
     management.get_free_memory = lambda _device: ram * GB
-    management.get_total_memory = lambda _device: sizes[0] * GB if sizes else 64 * GB
+    management.get_total_memory = lambda device: (ram if device.type == "cpu" else sizes[0]) * GB
     management.supports_fp8_compute = lambda _device=None: bool(cards)  # of a card such as these
 
 

@@ -1,8 +1,7 @@
 // Pure: describes how long steps are predicted to take, from the server's answer about a plan.
 
 import { describePlan, formatBytes, formatSeconds } from '../panel/format.mjs'
-
-const EVEN = 0.005 // a factor this close to 1 is shown as 1
+import { describeSpeed } from './speed.mjs'
 
 /** Returns a title, a line for each of the best plans, and a line for this plan if it is not among them; null without a
  * prediction. */
@@ -18,8 +17,7 @@ export function describePrediction({ predicted }, say) {
     title: say(predicted.is_measured ? 'plan.fastest' : 'plan.fastest_assumed'),
     best: predicted.best.map(line),
     chosen,
-    own: chosen < 0 && predicted.plan ? say('plan.this_plan', { words: line(predicted.plan) }) : null,
-    alone: predicted.alone ? say('plan.alone') : null
+    own: chosen < 0 && predicted.plan ? say('plan.this_plan', { words: line(predicted.plan) }) : null
   }
 }
 
@@ -29,15 +27,11 @@ export function explainNoPrediction({ memory, predicted, sized }, say) {
   return say(sized ? 'plan.step_uncounted' : 'plan.step_unsized')
 }
 
-/** Says how long a step takes with the plan and on one device, and how each is known. */
-function describeStep({ plan, one_device, is_measured }, say) {
+/** Says how long a step takes with the plan, and how many times as fast as on one device, if that has the memory. */
+function describeStep({ plan, one_device: one, is_measured: isMeasured }, say) {
   if (!plan) return say('plan.step_unknown')
-  const how = ({ has_run }) => say(has_run ? 'plan.has_run' : is_measured ? 'plan.is_predicted' : 'plan.is_assumed')
-  const own = { seconds: formatSeconds(plan.seconds), how: how(plan) }
-  if (plan.plan === one_device.plan) return say('plan.step', own)
-  if (!one_device.fits) return say('plan.step_alone_lacks', own)
-  const factor = one_device.seconds / plan.seconds
-  const rounded = Math.abs(factor - 1) < EVEN ? '1' : factor.toFixed(factor < 10 ? 2 : 1)
-  const words = own.how === how(one_device) ? 'plan.step_factor_alike' : 'plan.step_factor'
-  return say(words, { ...own, factor: rounded, one: formatSeconds(one_device.seconds), one_how: how(one_device) })
+  const alone = !plan.is_alone && (one.fits || one.has_run) ? one.seconds : null
+  const known = { seconds: plan.seconds, alone, isRun: plan.has_run, isAloneRun: one.has_run, isMeasured }
+  const words = describeSpeed(known, say)
+  return plan.is_alone || alone ? words : say('plan.step_alone_lacks', { words })
 }
