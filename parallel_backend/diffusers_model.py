@@ -20,6 +20,7 @@ from .models import adapter_for
 from .models.input_checks import check_inputs
 from .parallel_model import BATCH_DIM, ParallelModel
 from .seams.forward import Forward
+from .seams.pipeline.stages import without_stand_ins
 from .weights.adapters import Addition, write_weights
 from .weights.flat_block import FlatBlock, Values
 from .weights.loading import Check, ModelSource, build_transformer, go_on, load_weights, read_tensors
@@ -66,7 +67,8 @@ class DiffusersModel(ParallelModel):
                 attention = block.get_submodule(path)
                 self.hooks.replace(attention, "processor", processor(attention.processor))
         if self.adapter.prepare:
-            self.adapter.prepare(self.model, self.hooks)  # last, so that its hooks see all tokens
+            with without_stand_ins(self.model, self.adapter.spec.blocks):
+                self.adapter.prepare(self.model, self.hooks)  # last, so that its hooks see all tokens
 
     @property
     def weight_bytes(self) -> int:

@@ -139,6 +139,8 @@ ANATOMIES = {
         text_cut="whole",
         timestep_scale=1e-3,
     ),
+    "hunyuanvideo": Anatomy(("transformer_blocks", "single_transformer_blocks"), {}, patch=(1, 2, 2)),
+    "qwenimage": Anatomy(("transformer_blocks",), {}, patch=(1, 2, 2), timestep_scale=1e-3),
     "z-image": Anatomy(("layers",), {}, timestep_scale=1e-3),
     "lumina2": Anatomy(("layers",), {}, timestep_scale=1e-3),
     "auraflow": Anatomy(

@@ -16,6 +16,7 @@ DEPTHS = {
     "bria": {"num_layers": 2, "num_single_layers": 3},
     "chroma": {"num_layers": 2, "num_single_layers": 3},
     "flux2-dev": {"num_layers": 2, "num_single_layers": 3},
+    "hunyuanvideo": {"num_layers": 2, "num_single_layers": 3},
     "z-image": {"n_layers": 5},
     "consisid": {"num_layers": 6},
     "auraflow": {"num_mmdit_layers": 3, "num_single_dit_layers": 2},
@@ -26,6 +27,8 @@ SIZES = {
     "wan-t2v": (3, 8, 12),
     "skyreels-t2v": (3, 8, 12),
     "ltx": (3, 4, 6),
+    "hunyuanvideo": (3, 8, 12),
+    "qwenimage": (1, 10, 14),
     "allegro": (3, 8, 12),
     "consisid": (3, 8, 12),
     "mochi": (3, 8, 12),
@@ -49,7 +52,8 @@ def case_inputs(name: str, short_negative: bool = False) -> tuple[torch.Tensor, 
     latents, _, conditions = family.inputs(1, *size)
     torch.manual_seed(2)
     negative = {
-        key: value + (1 if value.dtype == torch.long else 0) for key, value in family.conditions(1, *size).items()
+        key: value + (value.dtype == torch.long and "mask" not in key)
+        for key, value in family.conditions(1, *size).items()
     }
     if short_negative:
         negative["encoder_hidden_states"] = negative["encoder_hidden_states"][:, :-3]
