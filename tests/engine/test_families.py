@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from safetensors.torch import load_file
 from parallel_backend.plan import ParallelPlan
 from tests.support.cases.families import FAMILIES, SQUARE, UNEVEN
 from tests.support.cases.references import plain_diffusers, relative_error
-from tests.support.ranks.pool import RankPool
+from tests.support.ranks.pool import RankPool, Results, run_apart
 from tests.support.tiers import running
 
 Degrees = dict[str, Any]  # a plan in JSON
@@ -77,9 +78,7 @@ def case_name(family: str, plan: Degrees, shape: str, dtype: str = "fp32") -> st
 
 
 @pytest.fixture(scope="module")
-def predictions(
-    request: pytest.FixtureRequest, ranks: RankPool, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, torch.Tensor]:
+def predictions(request: pytest.FixtureRequest, ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Results:
     """The cases of the tests that run: rank 0's prediction by case name."""
     wanted = [(*case, "fp32") for case in running(request, "family", "plan", "shape")]
     for family, plan in running(request, "bf16_family", "plan"):
@@ -88,33 +87,42 @@ def predictions(
     return run_cases(wanted, ranks, tmp_path_factory.mktemp("predictions"))
 
 
-def run_cases(wanted: list[tuple[str, Degrees, str, str]], ranks: RankPool, root: Path) -> dict[str, torch.Tensor]:
+def run_cases(wanted: list[tuple[str, Degrees, str, str]], ranks: RankPool, root: Path) -> Results:
     """Cases of family, plan, shape and dtype, all of a world size at once: rank 0's prediction by case name."""
-    folders = {name: FAMILIES[name].save(root / name) for name in {family for family, *_ in wanted}}
-    results: dict[str, torch.Tensor] = {}
+    results = Results()
     for world in sorted({world_size(plan) for _, plan, *_ in wanted}):
-        cases = [
-            {
-                "name": case_name(family, plan, shape, dtype),
-                "family": family,
-                "folder": str(folders[family]),
-                "plan": plan,
-                "shape": FAMILIES[family].shapes[shape],
-                "dtype": dtype,
-            }
-            for family, plan, shape, dtype in wanted
-            if world_size(plan) == world
-        ]
-        (root / "cases.json").write_text(json.dumps(cases))
-        out = root / f"world{world}.safetensors"
-        ranks.run(world, "model_ranks", str(root / "cases.json"), str(out))
-        results.update(load_file(out))
+
+        def run(cases: Sequence[tuple[str, Degrees, str, str]], world: int = world) -> dict[str, torch.Tensor]:
+            described = [
+                {
+                    "name": case_name(family, plan, shape, dtype),
+                    "family": family,
+                    "folder": str(saved(family, root)),
+                    "plan": plan,
+                    "shape": FAMILIES[family].shapes[shape],
+                    "dtype": dtype,
+                }
+                for family, plan, shape, dtype in cases
+            ]
+            (root / "cases.json").write_text(json.dumps(described))
+            out = root / f"world{world}.safetensors"
+            ranks.run(world, "model_ranks", str(root / "cases.json"), str(out))
+            return load_file(out)
+
+        results |= run_apart(
+            run, [case for case in wanted if world_size(case[1]) == world], lambda case: case_name(*case)
+        )
     return results
+
+
+def saved(family: str, root: Path) -> Path:
+    """The folder of a family's model, which is saved once."""
+    return root / family if (root / family).exists() else FAMILIES[family].save(root / family)
 
 
 @pytest.mark.parametrize(("family", "plan", "shape"), CASES, ids=lambda value: str(value))
 def test_sharded_prediction_equals_plain_diffusers(
-    family: str, plan: Degrees, shape: str, predictions: dict[str, torch.Tensor]
+    family: str, plan: Degrees, shape: str, predictions: Results
 ) -> None:
     expected = plain_diffusers(family, shape)
     got = predictions[case_name(family, plan, shape)]
@@ -123,10 +131,19 @@ def test_sharded_prediction_equals_plain_diffusers(
 
 
 @pytest.mark.parametrize(("bf16_family", "plan"), BF16_CASES, ids=lambda value: str(value))
-def test_sharding_in_bf16_costs_no_more_than_bf16_itself(
-    bf16_family: str, plan: Degrees, predictions: dict[str, torch.Tensor]
-) -> None:
+def test_sharding_in_bf16_costs_no_more_than_bf16_itself(bf16_family: str, plan: Degrees, predictions: Results) -> None:
     one, sharded = (predictions[case_name(bf16_family, degrees, UNEVEN, "bf16")] for degrees in ({}, plan))
     exact = plain_diffusers(bf16_family, UNEVEN)
     assert relative_error(sharded, one) <= BF16_TOLERANCE
     assert relative_error(sharded, exact) <= 1.5 * relative_error(one, exact)
+
+
+def test_a_case_that_fails_fails_alone() -> None:
+    def run(cases: Sequence[str]) -> dict[str, str]:
+        assert "broken" not in cases, "the ranks ended"
+        return {case: case for case in cases}
+
+    found = run_apart(run, ["one", "broken", "two", "three", "four"], str)
+    assert [found[name] for name in ("one", "two", "three", "four")] == ["one", "two", "three", "four"]
+    with pytest.raises(AssertionError, match="the ranks ended"):
+        found["broken"]

@@ -146,6 +146,7 @@ def test_a_parallel_pipeline_returns_the_plain_pipelines_images(case: dict, out:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_as_its_pipeline_calls_it_shares_out_its_batch(name: str, out: Path) -> None:
+    assert json.loads((out / "failed.0.json").read_text()).get(name) is None
     expected = plain_diffusers(name, shape_name(name))
     assert relative_error(load_file(out / "world2.safetensors")[name], expected) <= TOLERANCE
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from safetensors.torch import load_file
 from parallel_backend.models import adapter_for, model_classes
 from tests.support.cases import oracle
 from tests.support.cases.pipefusion_cases import STEPS, case_inputs, family_of, scheduler_of
-from tests.support.ranks.pool import RankPool
+from tests.support.ranks.pool import RankPool, Results, run_apart
 from tests.support.tiers import running
 
 TOLERANCE = 1e-5
@@ -98,25 +99,28 @@ ALL_SYNC += [
 
 
 @pytest.fixture(scope="module")
-def results(
-    request: pytest.FixtureRequest, ranks: RankPool, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, torch.Tensor]:
+def results(request: pytest.FixtureRequest, ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Results:
     """The cases of the tests selected: the latents by case name."""
     selected = [case for (case,) in running(request, "case")]
     return run_cases(selected, ranks, tmp_path_factory.mktemp("pipefusion"))
 
 
-def run_cases(selected: list[dict], ranks: RankPool, root: Path) -> dict[str, torch.Tensor]:
+def run_cases(selected: list[dict], ranks: RankPool, root: Path) -> Results:
     """Cases, all of a world size at once: the latents by case name."""
-    folders = {name: family_of(name).save(root / name) for name in {case["family"] for case in selected}}
-    results: dict[str, torch.Tensor] = {}
+    results = Results()
     for world in sorted({case["world"] for case in selected}):
-        cases = [{**case, "folder": str(folders[case["family"]])} for case in selected if case["world"] == world]
-        (root / "cases.json").write_text(json.dumps(cases))
-        out = root / f"world{world}"
-        ranks.run(world, "pipefusion_ranks", str(root / "cases.json"), str(out))
-        for rank in range(world):
-            results.update(load_file(f"{out}.{rank}"))
+
+        def run(cases: Sequence[dict], world: int = world) -> dict[str, torch.Tensor]:
+            for name in {case["family"] for case in cases}:
+                if not (root / name).exists():
+                    family_of(name).save(root / name)
+            described = [{**case, "folder": str(root / case["family"])} for case in cases]
+            (root / "cases.json").write_text(json.dumps(described))
+            out = root / f"world{world}"
+            ranks.run(world, "pipefusion_ranks", str(root / "cases.json"), str(out))
+            return {name: latents for rank in range(world) for name, latents in load_file(f"{out}.{rank}").items()}
+
+        results |= run_apart(run, [case for case in selected if case["world"] == world], lambda case: case["name"])
     return results
 
 
@@ -137,7 +141,7 @@ def relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_pipefusion_equals_its_serial_oracle(case: dict, results: dict[str, torch.Tensor]) -> None:
+def test_pipefusion_equals_its_serial_oracle(case: dict, results: Results) -> None:
     plan = case["plan"]
     wanted = expected(case["family"], case["scheduler"], plan["patches"], plan["sync_steps"], case["short_negative"])
     assert relative_error(results[case["name"]], wanted) <= TOLERANCE
@@ -149,7 +153,7 @@ def test_every_class_has_an_oracle_of_its_patches_or_of_its_stages() -> None:
 
 
 @pytest.mark.parametrize("case", ALL_SYNC, ids=lambda case: case["name"])
-def test_steps_that_are_all_sync_are_exact_sampling(case: dict, results: dict[str, torch.Tensor]) -> None:
+def test_steps_that_are_all_sync_are_exact_sampling(case: dict, results: Results) -> None:
     assert relative_error(results[case["name"]], expected(case["family"], case["scheduler"], 1, None)) <= TOLERANCE
 
 

@@ -1,13 +1,15 @@
 """`torchrun -m tests.support.ranks.library.library_ranks OUT CASES`: pipelines made parallel, as a script does it.
 
 Rank 0's images are saved in OUT/worldN.safetensors, by case name, and on two ranks every family's prediction; what each
-rank was told of the calls that are to be refused, in OUT/refusals.RANK.json.
+rank was told of the calls that are to be refused, in OUT/refusals.RANK.json, and of families that failed, in
+OUT/failed.RANK.json.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -152,14 +154,20 @@ def main(out: str, cases_path: str) -> None:
     start_distributed("cpu")
     cases = json.loads(Path(cases_path).read_text())
     results = {case["name"]: sampled(case) for case in cases}
+    failed: dict[str, str] = {}
+    for name in FAMILIES if dist.get_world_size() == 2 else ():
+        try:
+            results[name] = forward(name)
+        except Exception:  # all ranks fail alike, and the others' cases go on
+            failed[name] = traceback.format_exc()
     if dist.get_world_size() == 2:
-        results.update({name: forward(name) for name in FAMILIES})
         results["UNet of a folder"] = unet_of_a_folder(Path(out))
     if dist.get_rank() == 0:
         save_file(results, Path(out) / f"world{dist.get_world_size()}.safetensors")
     if dist.get_world_size() == 2:
         told = {name: refusal(call) for name, call in REFUSALS.items()}
         (Path(out) / f"refusals.{dist.get_rank()}.json").write_text(json.dumps(told))
+        (Path(out) / f"failed.{dist.get_rank()}.json").write_text(json.dumps(failed))
     leave()
 
 
