@@ -48,7 +48,7 @@ OTHERS: list[tuple[str, dict[str, Any], int]] = [
     ("forwards", {"ulysses": 2, **HOST}, 2),
     ("forwards", {"ring": 2, **SHARED}, 2),
     ("forwards", {"cfg": 2, **HOST}, 2),
-    ("loop", {"pipefusion": 2, "patches": 1, **SHARED}, 2),
+    ("loop", {"pipefusion": 2, "patches": 1, **HOST}, 2),
     ("first_block_cache", {"ulysses": 2, **HOST}, 2),
     ("taylorseer", {"ulysses": 2, **SHARED}, 2),
     ("parking", {"ulysses": 2, **HOST}, 2),
@@ -101,7 +101,7 @@ def of_case(told: Told, what: str, plan: dict[str, Any], world: int, missing: st
 @pytest.mark.parametrize(("what", "plan", "world", "missing"), cases())
 def test_work_on_streams_is_ordered(what: str, plan: dict[str, Any], world: int, missing: str, told: Told) -> None:
     for rank, found in enumerate(of_case(told, what, plan, world, missing)):
-        assert found["accesses"] > 100, "the simulator is told of the work"
+        assert found["accesses"] > 50, "the simulator is told of the work"
         assert not found["findings"], f"rank {rank}: " + "\n".join(found["findings"])
 
 
