@@ -7,10 +7,8 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from .handshake import ALL_GATHER
 from .mesh import Axis
-
-# Gathers into one tensor, because NCCL would copy a list. Older torch has only the other name.
-ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
 
 
 def shard(tensor: torch.Tensor, dim: int, axis: Axis) -> torch.Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -13,25 +12,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..axes import JOINT_AXES, PICTURE_AXES, REPLICA_AXES, STAGE_AXES
+from ..axes import JOINT_AXES, PICTURE_AXES, STAGE_AXES
 from ..compat import unbound
 from ..device import (
     CPU,
-    THROUGH_THE_HOST,
     check_kind,
     count,
     default_kind,
     group_backends,
     is_accelerator,
-    name_of,
     select,
 )
 from ..errors import GroupError, PlanError
 from ..plan import ParallelPlan
+from .communicators import Communicator, list_axes, list_links, list_replicas, over_all
+from .handshake import shake_hands
 from .mesh_layout import axis_shares, rows_along, shard_range, shard_sizes
 from .timeline import SILENT, Timeline
-
-HANDSHAKE_SECONDS, HANDSHAKE_PAUSE = 60.0, 0.0005
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,8 @@ class Axis:
     """One axis of the mesh as this rank sees it: its group, its degree, and this rank's place on it.
 
     timeline: records the waits on this axis. shares: the relative speed of each place; what the axis splits is shared
-    in this proportion. Empty: all places are alike. least: what each place gets at least, if there is enough.
+    in this proportion. Empty: all places are alike. least: what each place gets at least, if there is enough. ranks:
+    the global numbers of its places, if they are not those of the group.
     """
 
     group: dist.ProcessGroup | None  # None for a degree of one
@@ -48,6 +46,7 @@ class Axis:
     timeline: Timeline = field(default=SILENT, compare=False, repr=False)
     shares: tuple[float, ...] = ()
     least: int = 0
+    ranks: tuple[int, ...] = ()
 
     @property
     def evenly(self) -> Axis:
@@ -69,6 +68,8 @@ class Axis:
 
     def global_rank(self, index: int) -> int:
         """Returns the global rank of the rank at `index` on this axis."""
+        if self.ranks:
+            return self.ranks[index]
         return dist.get_rank() if self.group is None else dist.get_global_rank(self.group, index)
 
 
@@ -78,7 +79,7 @@ class Mesh:
 
     axes: the plan's axes, and the joint ones, whose index counts row by row.
     link_in, link_out: the links from the previous stage and to the next one, from the last stage back to the first;
-    None without stages.
+    None without stages. own_groups: those that end with the mesh.
     """
 
     plan: ParallelPlan
@@ -87,6 +88,7 @@ class Mesh:
     link_in: dist.ProcessGroup | None = None
     link_out: dist.ProcessGroup | None = None
     timeline: Timeline = SILENT
+    own_groups: tuple[dist.ProcessGroup, ...] = ()
 
     def __getitem__(self, axis: str) -> Axis:
         return self.axes[axis]
@@ -101,8 +103,9 @@ class Mesh:
         return in_order([*(axis.group for axis in self.axes.values()), self.link_in, self.link_out])
 
     def close(self) -> None:
-        """Destroys the groups. All ranks call it together, with nothing in flight. The mesh is unusable afterwards."""
-        for group in self.groups():
+        """Destroys its own groups. All ranks call it together, with nothing in flight. The mesh is unusable
+        afterwards."""
+        for group in in_order(self.own_groups):
             dist.destroy_process_group(group)
 
 
@@ -129,58 +132,78 @@ def start_distributed(device_type: str | None = None) -> torch.device:
 
 
 def build_mesh(
-    plan: ParallelPlan, device: torch.device, link_groups: bool | None = None, timeline: Timeline = SILENT
+    plan: ParallelPlan,
+    device: torch.device,
+    link_groups: bool | None = None,
+    timeline: Timeline = SILENT,
+    world: Axis | None = None,
 ) -> Mesh:
     """Builds the plan's groups from the first ranks of the default group. Raises GroupError.
 
-    All ranks of the default group call it together, even those outside of the plan. Only axes of a degree above one get
-    a group, because each group costs threads and sockets on every rank. No axis uses the default group, so that it
+    All ranks of the default group call it together, even those outside of the plan. `communicators.py` says which
+    groups there are. Each costs memory, threads and sockets on every rank. No axis uses the default group, so that it
     survives when the mesh's groups break.
     link_groups: gives each link between stages a group of its own; by default, on GPUs. NCCL needs this, because
     messages of one group wait for each other: a receive posted early would block the send that it depends on.
     timeline: records the steps that run on the mesh.
+    world: an axis over the plan's ranks, whose group serves the plan's axes over all of them. It outlives the mesh.
     """
-    axes = {name: build_axis(plan, device, name) for name in plan.degrees()}
-    for name, parts in JOINT_AXES.items():
+    has_links = plan.pipefusion > 1 and (is_accelerator(device) if link_groups is None else link_groups)
+    rank, built = dist.get_rank(), Groups(device, world)
+    groups = {each.ranks: built.add(each) for each in list_axes(plan, has_links)}
+    links = {each.pairs: built.add(each) for each in (list_links(plan) if has_links else ())}
+    link_in, link_out = (
+        next((group for pairs, group in links.items() if any(pair[end] == rank for pair in pairs)), None)
+        for end in (1, 0)
+    )
+    axes: dict[str, Axis] = {}
+    for name, parts in ({name: (name,) for name in plan.degrees()} | JOINT_AXES).items():
         split = [part for part in parts if getattr(plan, part) > 1]
-        axes[name] = build_axis(plan, device, *split) if len(split) > 1 else axes[(split or parts)[0]]
+        row = next((tuple(row) for row in rows_along(plan, *split) if rank in row), ()) if split else ()
+        axes[name] = Axis(groups.get(row), len(row), row.index(rank), ranks=row) if row else Axis(None, 1, 0)
     stages = axes["pipefusion"]
-    link_in = link_out = stages.group
-    if plan.pipefusion > 1 and (is_accelerator(device) if link_groups is None else link_groups):
-        link_in, link_out = build_links(plan, device)
+    if has_links:  # the last stage returns the result to the first by its link to it
+        ends = {0: link_in, stages.degree - 1: link_out}
+        axes["pipefusion"] = replace(stages, group=ends.get(stages.index))
+    else:
+        link_in = link_out = stages.group
     places = {name: axis.index for name, axis in axes.items()}
     shares = {name: axis_shares(plan, JOINT_AXES.get(name, (name,)), places) for name in axes}
     axes = {name: replace(axis, timeline=timeline, shares=shares[name]) for name, axis in axes.items()}
     axes["sequence"] = replace(axes["sequence"], least=1)  # diffusers' blocks cannot run on zero tokens
-    mesh = Mesh(plan, device, axes, link_in, link_out, timeline)
-    for group in mesh.groups():
-        shake_hands(group, device)
-    return mesh
+    built.connect()
+    return Mesh(plan, device, axes, link_in, link_out, timeline, built.own)
 
 
-def build_axis(plan: ParallelPlan, device: torch.device, *names: str) -> Axis:
-    """Builds these axes of a plan as one, with their group. All ranks build the groups of all rows, in one order."""
-    own = Axis(None, 1, 0)
-    for row in rows_along(plan, *names):
-        group = new_group(device, row) if len(row) > 1 else None
-        if group and dist.get_rank() in row:
-            own = Axis(group, len(row), row.index(dist.get_rank()))
-    return own
+class Groups:
+    """Builds groups for communicators. All ranks add the same, in one order. world: see `build_mesh`. own: the groups
+    that are new, of this rank."""
+
+    def __init__(self, device: torch.device, world: Axis | None = None) -> None:
+        self.device, self.world = device, world
+        self.own: tuple[dist.ProcessGroup, ...] = ()
+        self.joined: list[tuple[dist.ProcessGroup, Communicator]] = []
+
+    def add(self, each: Communicator) -> dist.ProcessGroup | None:
+        """Builds a group. Returns None on a rank outside of it."""
+        shared = self.world if self.world and len(each.ranks) == self.world.degree else None
+        group = shared.group if shared else new_group(self.device, [*each.ranks])
+        if group is None or dist.get_rank() not in each.ranks:
+            return None
+        self.own += () if shared else (group,)
+        self.joined.append((group, each))
+        return group
+
+    def connect(self) -> None:
+        """Connects the ranks of each group. Raises GroupError."""
+        for group, each in self.joined:
+            shake_hands(group, self.device, each)
 
 
-def build_links(plan: ParallelPlan, device: torch.device) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
-    """Builds this rank's links from the previous stage and to the next one, from the last stage to the first.
-
-    Both are None on a rank outside of the plan. All ranks build all links, in one order.
-    """
-    link_in = link_out = None
-    for row in rows_along(plan, "pipefusion"):
-        for place, sender in enumerate(row):
-            receiver = row[(place + 1) % len(row)]
-            group = new_group(device, [sender, receiver])
-            link_out = group if dist.get_rank() == sender else link_out
-            link_in = group if dist.get_rank() == receiver else link_in
-    return link_in, link_out
+def build_axis(each: Communicator, built: Groups) -> Axis:
+    """Adds a communicator's group, and returns its axis; on a rank outside of it, one of a degree of one."""
+    group, rank = built.add(each), dist.get_rank()
+    return Axis(group, len(each.ranks), each.ranks.index(rank)) if group else Axis(None, 1, 0)
 
 
 def new_group(
@@ -204,13 +227,7 @@ def world_axis(device: torch.device, ranks: int | None = None) -> Axis:
     It does not depend on the plan. All ranks call it together. Raises GroupError.
     """
     ranks = ranks or dist.get_world_size()
-    if ranks == 1:
-        return Axis(None, 1, 0)
-    group = new_group(device, list(range(ranks)))
-    if dist.get_rank() >= ranks:
-        return Axis(None, 1, 0)
-    shake_hands(group, device)
-    return Axis(group, ranks, dist.get_rank())
+    return connected_axis(device, [over_all(range(ranks))] if ranks > 1 else [])
 
 
 def replica_axis(plan: ParallelPlan, device: torch.device, timeline: Timeline = SILENT) -> Axis:
@@ -218,48 +235,25 @@ def replica_axis(plan: ParallelPlan, device: torch.device, timeline: Timeline = 
 
     It has its own group, so that its traffic delays nothing else. All ranks call it together. Raises GroupError.
     """
-    return replace(connected_axis(plan, device, *REPLICA_AXES), timeline=timeline)
+    return replace(connected_axis(device, list_replicas(plan)), timeline=timeline)
 
 
 def picture_axis(plan: ParallelPlan, device: torch.device) -> Axis:
     """Builds an axis over the ranks that work on the same pictures as this one, with its own group. All ranks call it
     together. Raises GroupError."""
-    return connected_axis(plan, device, *PICTURE_AXES)
+    rows = rows_along(plan, *PICTURE_AXES)
+    return connected_axis(device, [over_all(row) for row in rows if len(row) > 1])
 
 
-def connected_axis(plan: ParallelPlan, device: torch.device, *names: str) -> Axis:
-    """Like `build_axis`, and connects the ranks."""
-    axis = build_axis(plan, device, *names)
-    if axis.group:
-        shake_hands(axis.group, device)
-    return axis
+def connected_axis(device: torch.device, rows: Iterable[Communicator]) -> Axis:
+    """Builds the groups of these rows of ranks, connects the ranks, and returns this rank's axis."""
+    built = Groups(device)
+    axes = [build_axis(row, built) for row in rows]
+    built.connect()
+    return next((axis for axis in axes if axis.group), Axis(None, 1, 0))
 
 
 def in_order(groups: Iterable[dist.ProcessGroup | None]) -> list[dist.ProcessGroup]:
     """Returns each group once, in the order of their creation. All ranks must destroy them in this order."""
     unique = {id(group): group for group in groups if group is not None}
     return sorted(unique.values(), key=lambda group: int(group.group_name))
-
-
-def shake_hands(group: dist.ProcessGroup, device: torch.device) -> None:
-    """Runs one tiny collective, so that NCCL connects and takes its memory before weights fill the device.
-
-    Raises GroupError.
-    """
-    ranks = dist.get_process_group_ranks(group)
-    work = dist.all_reduce(torch.zeros(1, device=device), group=group, async_op=True)
-    deadline = time.monotonic() + HANDSHAKE_SECONDS
-    try:
-        while work is not None and not work.is_completed():
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"nothing came within {HANDSHAKE_SECONDS:.0f} s")
-            time.sleep(HANDSHAKE_PAUSE)
-    except (RuntimeError, TimeoutError) as error:
-        cause = (
-            f"The devices of the ranks {', '.join(map(str, ranks))} cannot exchange data (this one is rank "
-            f"{dist.get_rank()}'s, {name_of(device)}): {error}"
-        )
-        if variable := THROUGH_THE_HOST.get(device.type):
-            advice = f"Start ComfyUI with {variable} in its environment: these GPUs may not reach one another directly."
-            raise GroupError(cause, advice) from error
-        raise GroupError(cause, "Check whether a firewall blocks the connections between the ranks.") from error

@@ -55,7 +55,9 @@ class JobGroups:
         if self.mesh is None or self.mesh.plan != plan:
             if self.mesh:
                 self.mesh.close()
-            self.mesh = self._build(self.device, lambda: build_mesh(plan, self.device, timeline=self.timeline))
+            world = self.whole() if plan.world_size == dist.get_world_size() > 1 else None
+            build = lambda: build_mesh(plan, self.device, timeline=self.timeline, world=world)  # noqa: E731
+            self.mesh = self._build(self.device, build)
         return self.mesh
 
     def whole(self, device: torch.device | None = None, ranks: int | None = None) -> Axis:

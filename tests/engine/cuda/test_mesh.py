@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 from parallel_backend.errors import GroupError
-from parallel_backend.groups import mesh
+from parallel_backend.groups import handshake, mesh
+from parallel_backend.groups.communicators import Communicator
 from parallel_backend.groups.timeline import Timeline
 from tests.support.ranks.pool import RankPool
 from worker.rank import job_groups
@@ -92,13 +93,14 @@ def test_gloos_groups_split_nothing_of_nccls(alone: None, monkeypatch: pytest.Mo
 def test_devices_that_cannot_exchange_data_are_named_with_what_to_try(
     is_completed: object, words: str, alone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mesh, "HANDSHAKE_SECONDS", 0.05)
+    monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 0.05)
     work = SimpleNamespace(is_completed=is_completed)
-    monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: work)
+    monkeypatch.setattr(dist, handshake.ALL_GATHER, lambda *_, **__: work)
+    one = Communicator(("all",), (0,), gathers=True)
     with pytest.raises(GroupError, match=rf"of the ranks 0 cannot exchange data .*rank 0's, cpu.*{words}") as raised:
-        mesh.shake_hands(dist.group.WORLD, CPU)
+        handshake.shake_hands(dist.group.WORLD, CPU, one)
     assert "a firewall" in str(raised.value)
     with monkeypatch.context() as labelled, pytest.raises(GroupError, match="NCCL_P2P_DISABLE=1"):
         labelled.setattr(torch, "zeros", lambda *_, **__: torch.ones(1))
-        labelled.setattr(mesh, "name_of", str)
-        mesh.shake_hands(dist.group.WORLD, torch.device("cuda", 0))
+        labelled.setattr(handshake, "name_of", str)
+        handshake.shake_hands(dist.group.WORLD, torch.device("cuda", 0), one)

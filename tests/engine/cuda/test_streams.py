@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from parallel_backend.groups.communicators import count_side_by_side
+from parallel_backend.plan import ParallelPlan
 from tests.support.ranks.pool import RankPool
 from tests.support.streams import deadlock
 from tests.support.streams.deadlock import Deadlock
@@ -62,6 +64,12 @@ OTHERS: list[tuple[str, dict[str, Any], int]] = [
     ("forwards", {"ring": 2, "ulysses": 4, **SHARED}, 8),
     ("forwards", {"dp": 2, "cfg": 2, "ring": 2, **SHARED}, 8),
     ("loop", {**STAGES, "ring": 2, "ulysses": 2, **SHARED}, 8),
+]
+# In which all that may run side by side does.
+TIGHT = [
+    case
+    for case in CASES
+    if (case[0] == "loop" and "pipefusion" in case[1]) or ("ulysses" in case[1] and SHARED.items() <= case[1].items())
 ]
 SWAPPED = (*CASES[0], "")  # whose calls a test swaps
 Told = dict[tuple[str, int], list[dict[str, Any]]]
@@ -119,8 +127,13 @@ def test_a_wait_that_is_taken_away_is_missed(
 def test_ranks_do_not_wait_for_each_other_for_ever(
     what: str, plan: dict[str, Any], world: int, missing: str, told: Told
 ) -> None:
+    """Not on cards that run as many kernels side by side as are counted beforehand."""
     calls = deadlock.calls_of([rank["kernels"] for rank in of_case(told, what, plan, world, missing)])
-    deadlock.check(calls)
+    # Changes come to shared weights, whatever they began with.
+    counted = ParallelPlan(**plan, **(SHARED if what == "changes" else {}))
+    needed = max(deadlock.room_needed(calls).values())
+    assert needed <= count_side_by_side(counted)
+    assert needed == count_side_by_side(counted) or (what, plan, world) not in TIGHT
 
 
 def test_two_swapped_calls_of_a_plan_are_named(told: Told) -> None:

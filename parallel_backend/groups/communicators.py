@@ -1,0 +1,138 @@
+"""Lists the communicators of a plan's ranks, what each is for, and the memory that a card gives to their buffers.
+
+A communicator serves all axes over the same ranks, except for traffic that is in flight beside theirs: fetched weights,
+and the links between stages. This module is pure: ComfyUI's process estimates with it, and `mesh.py` builds what it
+lists.
+
+NCCL connects two ranks when they first exchange something, once for gathers and once for messages. `shake_hands` does
+it before weights fill the card, so that memory that is measured then has it. Each connection has buffers for three
+protocols on each of its channels, on the receiver's card: 0.5, 4.7 and 4 MiB, in pages of 2 MiB; and a page on the
+sender's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ..axes import JOINT_AXES, REPLICA_AXES
+from ..plan import SHARED, ParallelPlan
+from .mesh_layout import rows_along
+
+MIB = 1 << 20
+RECEIVER, SENDER = 10 * MIB, 2 * MIB  # of a connection's channel
+Pairs = frozenset[tuple[int, int]]  # the sender's and the receiver's global numbers
+
+
+class Channels(NamedTuple):
+    """How many channels NCCL uses between cards: of a ring for gathers, and of a message to one rank."""
+
+    ring: int
+    message: int
+
+
+PCIE, NVLINK = Channels(4, 2), Channels(24, 32)
+
+
+@dataclass(frozen=True)
+class Communicator:
+    """purposes: axes, or what else it serves. ranks: global numbers, in ascending order. gathers: whether all of them
+    gather. pairs: which of them send messages to which."""
+
+    purposes: tuple[str, ...]
+    ranks: tuple[int, ...]
+    gathers: bool = False
+    pairs: Pairs = frozenset()
+
+    def __or__(self, other: Communicator) -> Communicator:
+        purposes = tuple(dict.fromkeys((*self.purposes, *other.purposes)))
+        return Communicator(purposes, self.ranks, self.gathers or other.gathers, self.pairs | other.pairs)
+
+    def count_bytes(self, rank: int, channels: Channels = PCIE) -> int:
+        """Estimates the memory of its buffers on a rank's card."""
+        sent = sum(sender == rank for sender, _ in self.pairs)
+        received = sum(receiver == rank for _, receiver in self.pairs)
+        messages = channels.message * (received * RECEIVER + sent * SENDER)
+        return messages + (channels.ring * (RECEIVER + SENDER) if self.gathers else 0)
+
+
+def over_all(ranks: Iterable[int]) -> Communicator:
+    """Returns the communicator of ranks that share pictures in bands of rows."""
+    row = tuple(ranks)
+    below = {*zip(row, row[1:], strict=False)}
+    return Communicator(("vae",), row, True, frozenset(below | {(lower, upper) for upper, lower in below}))
+
+
+def of_axis(name: str, row: Iterable[int]) -> Communicator:
+    """Returns the communicator of one row of ranks along an axis."""
+    ranks = tuple(row)
+    following = frozenset(zip(ranks, (*ranks[1:], ranks[0]), strict=True))
+    if name == "ulysses":
+        return Communicator(
+            (name,), ranks, pairs=frozenset((one, other) for one in ranks for other in ranks if one != other)
+        )
+    if name in ("ring", "pipefusion"):
+        return Communicator((name,), ranks, pairs=following)
+    if name == "sequence":
+        return Communicator((name,), ranks, gathers=True)
+    return Communicator((name,), ranks, True, frozenset((rank, ranks[0]) for rank in ranks[1:]))
+
+
+def list_axes(plan: ParallelPlan, has_links: bool) -> list[Communicator]:
+    """Lists the communicators of all rows of a plan's axes, in the order in which the ranks build them.
+
+    has_links: whether stages have links. Then their axis needs no other: the last stage's link to the first returns the
+    result.
+    """
+    found: dict[tuple[int, ...], Communicator] = {}
+    for name, parts in ({name: (name,) for name in plan.degrees()} | JOINT_AXES).items():
+        split = [part for part in parts if getattr(plan, part) > 1]
+        if not split or (has_links and name == "pipefusion"):
+            continue
+        for row in rows_along(plan, *split):
+            each = of_axis(name, row)
+            found[each.ranks] = found[each.ranks] | each if each.ranks in found else each
+    return [*found.values()]
+
+
+def list_links(plan: ParallelPlan) -> list[Communicator]:
+    """Lists the links from each stage to the next one, and from the last to the first."""
+    rows = rows_along(plan, "pipefusion") if plan.pipefusion > 1 else []
+    following = [(sender, row[(place + 1) % len(row)]) for row in rows for place, sender in enumerate(row)]
+    return [Communicator(("link",), tuple(sorted(pair)), pairs=frozenset((pair,))) for pair in following]
+
+
+def list_replicas(plan: ParallelPlan) -> list[Communicator]:
+    """Lists the communicators for fetched weights, which are in flight beside all others."""
+    rows = rows_along(plan, *REPLICA_AXES)
+    return [Communicator(("weights",), tuple(row), gathers=True) for row in rows if len(row) > 1]
+
+
+def list_communicators(plan: ParallelPlan, rank: int) -> list[Communicator]:
+    """Lists the communicators of a rank on a GPU. The first is torch's own, which nothing uses."""
+    if plan.world_size == 1:
+        return []
+    every = range(plan.world_size)
+    axes, world = list_axes(plan, True), over_all(every)
+    world = next((each | replace(world, purposes=("vae",)) for each in axes if each.ranks == world.ranks), world)
+    others = [each for each in axes if each.ranks != world.ranks]
+    weights = list_replicas(plan) if plan.weights == SHARED else []
+    found = [Communicator(("default",), tuple(every)), world, *others, *list_links(plan), *weights]
+    return [each for each in found if rank in each.ranks]
+
+
+def count_communicator_bytes(plan: ParallelPlan, channels: Channels = PCIE) -> int:
+    """Estimates the memory of communicators on the card of the rank with the most."""
+    return max(
+        sum(each.count_bytes(rank, channels) for each in list_communicators(plan, rank))
+        for rank in range(plan.world_size)
+    )
+
+
+def count_side_by_side(plan: ParallelPlan) -> int:
+    """Counts the kernels of communicators that a card may have to run side by side, so that ranks never wait for each
+    other for ever, see docs/dev/16-streams.md: each axis over tokens, both links of a stage, fetched weights."""
+    tokens = sum(degree > 1 for degree in (plan.ring, plan.ulysses))
+    links = 2 if plan.pipefusion > 1 else 0
+    return max(1, tokens + links) + (plan.weights == SHARED and plan.replicas > 1)

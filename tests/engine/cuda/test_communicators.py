@@ -1,0 +1,74 @@
+"""Communicators of a rank on GPUs: as many as are listed, and as the page says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from demo.host import REPOSITORY
+from parallel_backend.groups import mesh
+from parallel_backend.groups.communicators import Communicator, count_communicator_bytes, list_communicators
+from parallel_backend.groups.timeline import Timeline
+from parallel_backend.plan import SHARED, ParallelPlan
+from tests.support.labelled.tensors import GPU
+from tests.support.streams.table import PLANS, table
+from worker.rank.job_groups import JobGroups
+
+WORLD = 8
+
+
+@pytest.fixture
+def as_rank(request: pytest.FixtureRequest) -> Iterator[int]:
+    """This process as one of eight ranks."""
+    dist.init_process_group("fake", rank=request.param, world_size=WORLD, store=FakeStore())
+    yield request.param
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("as_rank", (0, 3, 7), indirect=True)
+def test_a_rank_has_the_communicators_that_are_listed(as_rank: int) -> None:
+    """And connects each as it is used. Plans one after the other keep the group of all ranks."""
+    connected: list[tuple[tuple[int, ...], Communicator]] = []
+
+    def shake_hands(group: dist.ProcessGroup, _device: torch.device, each: Communicator) -> None:
+        connected.append((tuple(dist.get_process_group_ranks(group)), each))
+
+    groups = JobGroups(GPU, Timeline(torch.device("cpu")))
+    with patch.object(mesh, "shake_hands", shake_hands):
+        for degrees in PLANS:
+            plan = ParallelPlan(**degrees)
+            plan = replace(plan, weights=SHARED) if plan.replicas > 1 else plan
+            connected.clear()
+            groups.replica_axes.clear()
+            built = groups.of_plan(plan)
+            if plan.weights == SHARED:
+                groups.replicas(plan)
+            listed = [each for each in list_communicators(plan, as_rank) if each.purposes != ("default",)]
+            own = [tuple(dist.get_process_group_ranks(group)) for group in groups._groups()]
+            assert sorted(own) == sorted(each.ranks for each in listed), plan
+            for ranks, each in connected:
+                assert ranks == each.ranks and any(
+                    each.pairs <= other.pairs for other in listed if other.ranks == ranks
+                )
+            assert all(built[axis].global_rank(built[axis].index) == as_rank for axis in plan.degrees())
+    groups.close()
+
+
+def test_the_page_has_the_table() -> None:
+    page = (REPOSITORY / "docs" / "dev" / "16-streams.md").read_text(encoding="utf-8")
+    assert table() in page
+
+
+def test_buffers_take_memory_where_ranks_exchange_something() -> None:
+    """Of a message the receiver's card has most; who only sends has a page for each channel."""
+    link = Communicator(("link",), (0, 1), pairs=frozenset({(0, 1)}))
+    assert link.count_bytes(0) == 2 * (2 << 20)
+    assert link.count_bytes(1) == 2 * (10 << 20)
+    assert Communicator(("default",), (0, 1)).count_bytes(0) == 0
+    assert count_communicator_bytes(ParallelPlan()) == 0
