@@ -21,6 +21,7 @@ from .groups.collectives import gather_numbers
 from .groups.mesh import Axis, Mesh, build_mesh, in_order, picture_axis, replica_axis
 from .models import adapter_for
 from .models.checks import check_module
+from .pipelines.components import ALL, IMAGES, PipelineComponents, components_of, encoders_of
 from .pipelines.transformer import PipelineTransformer
 from .plan import ParallelPlan
 from .vae.pipeline import PipelineVAE, check_vae, parallel_vae_of
@@ -37,14 +38,16 @@ TRANSFORMERS = ("transformer", "transformer_2")  # Wan 2.2 has one for high nois
 MODELS = (*TRANSFORMERS, "unet")  # in pipelines
 
 
-def parallelize(pipeline: Any, plan: ParallelPlan, vae: bool = False) -> None:
-    """Makes the pipeline's transformer or UNet run on all ranks by the plan. The pipeline is called as before.
+def parallelize(pipeline: Any, plan: ParallelPlan, vae: bool = False, images: str = ALL) -> None:
+    """Makes the pipeline run on all ranks by the plan, with its transformer or UNet. The pipeline is called as before.
 
     pipeline: a diffusers pipeline on this rank's device. Its transformers have whole weights, or are the `model` of
-    what `load_transformer` returned for the same plan. Every rank calls the pipeline with the same arguments, runs text
-    encoders and VAE itself, and returns the same images. Without a generator, all ranks draw the same numbers: this
-    call copies rank 0's current random state to every rank.
+    what `load_transformer` returned for the same plan. Every rank calls the pipeline with the same arguments. Of
+    several prompts or pictures, each rank encodes and decodes its own. Without a generator, all ranks draw the same
+    numbers: this call copies rank 0's current random state to every rank.
     vae: the ranks share the rows of what the VAE decodes and encodes, too.
+    images: which ranks return all images, in order: all, or the first. Other ranks then return those that they have
+    decoded.
     Raises PlanError, UnknownModelError, or RequestError for a pipeline without either, on every rank alike.
     """
     models = transformers_of(pipeline)
@@ -58,24 +61,27 @@ def parallelize(pipeline: Any, plan: ParallelPlan, vae: bool = False) -> None:
             f"This {type(pipeline).__name__} is parallel already.",
             "Call unparallelize(pipeline) first for another plan.",
         )
+    if images not in IMAGES:
+        raise RequestError(f"There is no images={images!r}.", f"Use {' or '.join(IMAGES)}.")
     check_world(plan)
     for model in models:  # before any group exists
         adapter_for(type(model).__name__)  # raises for an unknown class
         check_model(model, plan)
     if vae:
         check_vae(getattr(pipeline, "vae", None))
-    whole = [model for model in models if LOADED not in vars(model)]
-    device = execution_device(pipeline) or models[0].device
-    mesh = build_mesh(plan, device) if whole else None
+    loaded = next((transformer for model in models if (transformer := vars(model).get(LOADED))), None)
+    mesh = loaded.mesh if loaded else build_mesh(plan, execution_device(pipeline) or models[0].device)
     for model in models:
-        transformer = place_whole(model, plan, mesh) if mesh and model in whole else reuse_loaded(model)
+        transformer = reuse_loaded(model) if LOADED in vars(model) else place_whole(model, plan, mesh)
         calls = PipelineTransformer(transformer, pipeline)
         transformer.hooks.replace(model, ATTRIBUTE, transformer)
         forget_after(pipeline, calls, transformer)
         logging.info("%s", describe(transformer))
     if vae:
-        PipelineVAE(pipeline.vae, picture_axis(plan, device))
-    share_random_state(device)
+        PipelineVAE(pipeline.vae, picture_axis(plan, mesh.device))
+    if encoders_of(pipeline) or getattr(pipeline, "vae", None):
+        PipelineComponents(pipeline, mesh, vae, images)
+    share_random_state(mesh.device)
 
 
 def check_model(model: ModelMixin, plan: ParallelPlan) -> None:
@@ -167,15 +173,20 @@ def unparallelize(pipeline: Any) -> None:
             "Call unparallelize with the pipeline that parallelize was called with.",
         )
     transformers: list[DiffusersModel] = [getattr(model, ATTRIBUTE) for model in models]
+    components, vae = components_of(pipeline), parallel_vae_of(pipeline)
     groups = [transformer.fetched.store.group for transformer in transformers if transformer.fetched.store]
+    if components:
+        components.remove()  # before the VAE's, which it was put on
     for transformer in transformers:
         transformer.remove()
     for mesh in {id(transformer.mesh): transformer.mesh for transformer in transformers}.values():
         mesh.close()
     for group in in_order(groups):
         dist.destroy_process_group(group)
-    if vae := parallel_vae_of(pipeline):
+    if vae:
         vae.remove()
+    if components:
+        components.close()
 
 
 def transformers_of(pipeline: Any) -> list[ModelMixin]:

@@ -17,11 +17,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import diffusers
 import numpy as np
 import pytest
 import torch
-import transformers
 from PIL import Image
 
 from demo.host import REPOSITORY
@@ -31,8 +29,7 @@ from parallel_backend.command.cost import predict_plans
 from parallel_backend.costs.machine import Link, Machine, Speed
 from parallel_backend.errors import RequestError
 from parallel_backend.plan import ParallelPlan
-from tests.support.cases.families import FAMILIES
-from tests.support.cases.library_cases import save_dit
+from tests.support.cases.library_cases import save_dit, sd3_with_encoders
 from tests.support.links.profiles import counted_flops
 from tests.support.ranks.pool import RankPool
 
@@ -50,28 +47,6 @@ class Told(NamedTuple):
     code: int
     printed: str
     errors: str
-
-
-def sd3_with_encoders() -> diffusers.StableDiffusion3Pipeline:
-    """A whole pipeline, from words to pixels, as small as can be. Its words are letters; it has no T5."""
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    words = ["<|startoftext|>", "<|endoftext|>", *letters, *(f"{letter}</w>" for letter in letters)]
-    config = transformers.CLIPTextConfig(
-        vocab_size=len(words), hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
-        projection_dim=8, bos_token_id=0, eos_token_id=1, pad_token_id=1,
-    )  # fmt: skip
-    torch.manual_seed(4)
-    encoders = [transformers.CLIPTextModelWithProjection(config).eval() for _ in range(2)]
-    vocabulary = {word: place for place, word in enumerate(words)}
-    tokenizer = transformers.CLIPTokenizer(vocab=vocabulary, merges=[], model_max_length=16)
-    vae = diffusers.AutoencoderKL(
-        block_out_channels=(8, 8), norm_num_groups=4, latent_channels=4, shift_factor=0.0,
-        down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
-    )  # fmt: skip
-    return diffusers.StableDiffusion3Pipeline(
-        FAMILIES["sd3.5"].build(), diffusers.FlowMatchEulerDiscreteScheduler(), vae.eval(),
-        encoders[0], tokenizer, encoders[1], tokenizer, None, None,
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from tests.support.cases import oracle
-from tests.support.cases.own_loop_cases import LOOPS, PATCHES, PatchCase, noise, scheduler_of
+from tests.support.cases.library_cases import sd3_with_encoders
+from tests.support.cases.own_loop_cases import LOOPS, OWN_CALLS, PATCHES, PatchCase, noise, scheduler_of
 from tests.support.cases.references import relative_error
 from tests.support.ranks.pool import RankPool
 
@@ -37,7 +38,7 @@ def expected_of(case: PatchCase) -> torch.Tensor:
 
 @pytest.mark.parametrize("case", PATCHES, ids=str)
 def test_pipefusion_by_the_pipelines_own_call_is_that_of_a_loop_of_patches(case: PatchCase, out: Path) -> None:
-    found = load_file(out / f"world{case.plan.world_size}.safetensors")
+    found = load_file(out / f"world{case.plan.world_size}.0.safetensors")
     got, expected = found[str(case)], expected_of(case)
     assert relative_error(got, expected) <= TOLERANCE
     assert relative_error(got, found[f"{case}, Denoiser"]) <= TOLERANCE
@@ -70,3 +71,32 @@ def test_two_calls_of_a_step_run_side_by_side_only_where_both_are_known(name: st
     found = [each[name] for each in loops_of(out)]
     assert max(each["worst"] for each in found) <= TOLERANCE
     assert [each["ran"] for each in found] == [*RAN[name]]
+
+
+def found_of(name: str, out: Path) -> list[dict[str, torch.Tensor]]:
+    """What a whole pipeline's call returned on each rank, by name."""
+    every = [load_file(out / f"world2.{rank}.safetensors") for rank in range(2)]
+    start = f"{name}, "
+    return [{key.removeprefix(start): each[key] for key in each if key.startswith(start)} for each in every]
+
+
+@pytest.mark.parametrize("name", OWN_CALLS)
+def test_a_pipelines_own_call_returns_what_the_plain_one_does(name: str, out: Path) -> None:
+    call = OWN_CALLS[name]
+    expected = call.run(sd3_with_encoders())
+    for rank, found in enumerate(found_of(name, out)):
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            wanted = value[2:] if rank and call.images == "first" else value  # of three pictures, it decodes the last
+            assert relative_error(found[key].double(), wanted.double()) <= TOLERANCE
+
+
+def test_each_rank_encodes_and_decodes_its_own_rows(out: Path) -> None:
+    """Of three prompts, without and with guidance, and of three or six pictures."""
+    rows = [json.loads((out / f"found.2.{rank}.json").read_text()) for rank in range(2)]
+    for name in ("arrays", "on the first rank", "with a shared VAE"):
+        assert [each[name] for each in rows] == [
+            {"text_encoder": [2, 2], "decoder": [2]}, {"text_encoder": [1, 1], "decoder": [1]}
+        ]  # fmt: skip
+    assert [each["image to image"]["decoder"] for each in rows] == [[3], [3]]
+    assert [each["callbacks"] for each in rows] == [{"text_encoder": [1, 1], "decoder": [1]}] * 2

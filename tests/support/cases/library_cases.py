@@ -9,6 +9,7 @@ from typing import Any
 
 import diffusers
 import torch
+import transformers
 
 from tests.conftest import LINEAR_BETAS
 from tests.support.cases.families import FAMILIES, SQUARE, UNEVEN, Family
@@ -190,6 +191,28 @@ def zimage() -> diffusers.ZImagePipeline:
 def sd3() -> diffusers.StableDiffusion3Pipeline:
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
     return without_encoders(diffusers.StableDiffusion3Pipeline, FAMILIES["sd3.5"], scheduler)
+
+
+def sd3_with_encoders() -> diffusers.StableDiffusion3Pipeline:
+    """A whole pipeline, from words to pixels, as small as can be. Its words are letters; it has no T5."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words = ["<|startoftext|>", "<|endoftext|>", *letters, *(f"{letter}</w>" for letter in letters)]
+    config = transformers.CLIPTextConfig(
+        vocab_size=len(words), hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+        projection_dim=8, bos_token_id=0, eos_token_id=1, pad_token_id=1,
+    )  # fmt: skip
+    torch.manual_seed(4)
+    encoders = [transformers.CLIPTextModelWithProjection(config).eval() for _ in range(2)]
+    vocabulary = {word: place for place, word in enumerate(words)}
+    tokenizer = transformers.CLIPTokenizer(vocab=vocabulary, merges=[], model_max_length=16)
+    vae = diffusers.AutoencoderKL(
+        block_out_channels=(8, 8), norm_num_groups=4, latent_channels=4, shift_factor=0.0,
+        down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
+    )  # fmt: skip
+    return diffusers.StableDiffusion3Pipeline(
+        FAMILIES["sd3.5"].build(), diffusers.FlowMatchEulerDiscreteScheduler(), vae.eval(),
+        encoders[0], tokenizer, encoders[1], tokenizer, None, None,
+    )  # fmt: skip
 
 
 def pixart() -> diffusers.PixArtAlphaPipeline:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -109,3 +110,65 @@ def pipeline_of(case: PatchCase) -> diffusers.DiffusionPipeline:
     pipeline = CALLS[LOOPS[case.loop].call].pipeline()
     pipeline.scheduler = SCHEDULERS[case.scheduler]()
     return pipeline
+
+
+PROMPTS = ["a red cat", "two dogs", "a boat"]
+SMALL = {"num_inference_steps": STEPS, "guidance_scale": 3.0, "height": 32, "width": 48, "max_sequence_length": 16}
+
+
+@dataclass(frozen=True)
+class OwnCall:
+    """A call of a whole pipeline, from words to pixels. run: returns its tensors by name."""
+
+    run: Callable[[diffusers.DiffusionPipeline], Tensors]
+    plan: ParallelPlan
+    images: str = "all"
+    vae: bool = False
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(SEED)
+
+
+def with_callbacks(pipeline: Any) -> Tensors:
+    """One that changes the latents, and ends the loop before its last step; and the progress bar."""
+    steps, written = [], io.StringIO()
+
+    def callback(pipeline: Any, step: int, timestep: torch.Tensor, given: Tensors) -> Tensors:
+        steps.append([step, float(timestep)])
+        pipeline._interrupt = step + 2 == STEPS
+        return {"latents": 0.9 * given["latents"]}
+
+    pipeline.set_progress_bar_config(file=written, mininterval=0, disable=False)
+    images = pipeline(
+        PROMPTS[0], generator=generator(), callback_on_step_end=callback, output_type="pt", **SMALL
+    ).images
+    shown = float(f"{STEPS - 1}/{STEPS}" in written.getvalue())
+    return {"images": images, "steps": torch.tensor(steps), "progress": torch.tensor(shown)}
+
+
+def from_an_image(pipeline: Any) -> Tensors:
+    """Two pictures of each of three prompts, as PIL's."""
+    other = diffusers.StableDiffusion3Img2ImgPipeline(**pipeline.components)
+    other.set_progress_bar_config(disable=True)
+    image = embeddings(5, 1, 3, 32, 48).sigmoid()
+    pictures = other(
+        PROMPTS, image=image, strength=0.7, generator=generator(), num_images_per_prompt=2, **SMALL
+    ).images  # fmt: skip
+    return {"images": torch.stack([torch.tensor(np.asarray(each)) for each in pictures]).float()}
+
+
+def as_arrays(pipeline: Any) -> Tensors:
+    """With a generator for each picture."""
+    generators = [torch.Generator().manual_seed(seed) for seed in range(3)]
+    pipeline.set_progress_bar_config(disable=True)
+    return {"images": torch.tensor(pipeline(PROMPTS, generator=generators, output_type="np", **SMALL).images)}
+
+
+OWN_CALLS = {
+    "callbacks": OwnCall(with_callbacks, ParallelPlan(pipefusion=2, patches=1)),
+    "image to image": OwnCall(from_an_image, ParallelPlan(dp=2)),
+    "arrays": OwnCall(as_arrays, ParallelPlan(ulysses=2)),
+    "on the first rank": OwnCall(as_arrays, ParallelPlan(cfg=2), images="first"),
+    "with a shared VAE": OwnCall(as_arrays, ParallelPlan(dp=2), vae=True),
+}

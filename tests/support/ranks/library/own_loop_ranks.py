@@ -1,7 +1,7 @@
 """`torchrun -m tests.support.ranks.library.own_loop_ranks OUT`: what pipelines' own loops do under a plan.
 
-Rank 0's latents are in OUT/worldN.safetensors, by case: those of the pipeline, and those of a Denoiser with the same
-plan. What each rank found is in OUT/found.N.RANK.json.
+The latents of each rank are in OUT/worldN.RANK.safetensors, by case: those of the pipeline, and rank 0's those of a
+Denoiser with the same plan. What each rank found is in OUT/found.N.RANK.json.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from parallel_backend import Denoiser, ParallelPlan, parallelize, start_distribu
 from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.mesh import build_mesh
 from tests.support.cases.families import FAMILIES
-from tests.support.cases.library_cases import CALLS, SEED
-from tests.support.cases.own_loop_cases import LOOPS, PATCHES, PatchCase, noise, pipeline_of, scheduler_of
+from tests.support.cases.library_cases import CALLS, SEED, sd3_with_encoders
+from tests.support.cases.own_loop_cases import LOOPS, OWN_CALLS, PATCHES, PatchCase, noise, pipeline_of, scheduler_of
 from tests.support.ranks.leaving import leave
 
 CPU = torch.device("cpu")
@@ -49,6 +49,19 @@ def patches(case: PatchCase) -> dict[str, torch.Tensor]:
     mesh.close()
     result = {f"{case}": loop.latents(first), f"{case}, again": loop.latents(again)}
     return result if found is None else {**result, f"{case}, Denoiser": found}
+
+
+def own_call(name: str) -> tuple[dict[str, torch.Tensor], dict[str, list[int]]]:
+    """What a whole pipeline's call returns, and how many rows its encoders and its decoder had here, by call."""
+    call, pipeline = OWN_CALLS[name], sd3_with_encoders()
+    rows: dict[str, list[int]] = {"text_encoder": [], "decoder": []}
+    watched = {"text_encoder": pipeline.text_encoder.text_model.encoder.layers[0], "decoder": pipeline.vae.decoder}
+    for part, module in watched.items():
+        module.register_forward_pre_hook(lambda _, args, part=part: rows[part].append(len(args[0])))
+    parallelize(pipeline, call.plan, vae=call.vae, images=call.images)
+    found = call.run(pipeline)
+    unparallelize(pipeline)
+    return found, rows
 
 
 class Loop:
@@ -122,8 +135,10 @@ def main(out: str) -> None:
         if case.plan.world_size == world:
             results.update(patches(case))
     found = loops() if world == 2 else {}
-    if rank == 0:
-        save_file({name: each.contiguous() for name, each in results.items()}, f"{out}/world{world}.safetensors")
+    for name in OWN_CALLS if world == 2 else ():
+        tensors, found[name] = own_call(name)
+        results.update({f"{name}, {key}": each for key, each in tensors.items()})
+    save_file({name: each.contiguous() for name, each in results.items()}, f"{out}/world{world}.{rank}.safetensors")
     Path(out, f"found.{world}.{rank}.json").write_text(json.dumps(found))
     leave()
 
