@@ -141,6 +141,9 @@ def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
 # accelerate and others replace `forward`, and put back what they have found there. Since torch 2.0.
 CALL = "_call_impl"
 
+# The attribute that a module moves or casts its tensors by, whichever of its methods was called. Since torch 1.0.
+MOVE = "_apply"
+
 
 def is_compiled(module: torch.nn.Module) -> bool:
     """Whether `module.compile()` was called. Such a module is not called as others are. Since torch 2.2."""

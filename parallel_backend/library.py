@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from .compat import execution_device, is_compiled
+from .compat import MOVE, execution_device, is_compiled
 from .device import generators
 from .diffusers_model import DiffusersModel
 from .errors import GroupError, PlanError, RequestError
@@ -122,18 +122,18 @@ def reuse_loaded(model: ModelMixin) -> DiffusersModel:
 
 
 def stay_in_place(transformer: DiffusersModel) -> None:
-    """Keeps `to`, which pipelines and their offload hooks call, from moving weights that are fetched."""
+    """Keeps pipelines and their offload hooks from moving weights that are fetched."""
 
-    def stay(*args: Any, **kwargs: Any) -> ModelMixin:
-        for value in (*args, *kwargs.values()):
-            if isinstance(value, torch.dtype) and value != transformer.dtype:
-                raise RequestError(
-                    f"The weights are fetched as {transformer.dtype}, and cannot be cast to {value}.",
-                    "Load the pipeline in that dtype, and call parallelize then.",
-                )
+    def stay(change: Callable[[torch.Tensor], torch.Tensor], _recurse: bool = True) -> ModelMixin:
+        dtype = change(torch.empty(0, dtype=transformer.dtype)).dtype
+        if dtype != transformer.dtype:
+            raise RequestError(
+                f"The weights are fetched as {transformer.dtype}, and cannot be cast to {dtype}.",
+                "Load the pipeline in that dtype, and call parallelize then.",
+            )
         return transformer.model
 
-    transformer.hooks.replace(transformer.model, "to", stay)
+    transformer.hooks.replace(transformer.model, MOVE, stay)
 
 
 def forget_after(pipeline: Any, calls: PipelineTransformer, transformer: DiffusersModel) -> None:

@@ -30,7 +30,7 @@ FRAMES = ("num_frames", "height", "width")  # the arguments of a model that is g
 class PipelineTransformer:
     """Replaces the call of a pipeline's transformer until the hooks of the model are removed.
 
-    scheduler: returns the pipeline's, which tells samplings apart: each sets new timesteps.
+    timesteps: of the running sampling. Each sampling sets new ones.
     """
 
     def __init__(self, transformer: DiffusersModel, pipeline: Any) -> None:
@@ -67,9 +67,14 @@ class PipelineTransformer:
         """How many calls a sampling has, or a part of them."""
         return 1 if self.timesteps is None else len(self.timesteps)
 
+    @property
+    def scheduler(self) -> Any:
+        """The pipeline's, which may be replaced between two calls."""
+        return getattr(self.pipeline, "scheduler", None)
+
     def notice_sampling(self) -> None:
         """Begins anew if the pipeline has set timesteps since the last call."""
-        timesteps = getattr(getattr(self.pipeline, "scheduler", None), "timesteps", None)
+        timesteps = getattr(self.scheduler, "timesteps", None)
         if timesteps is not self.timesteps:
             self.forget()
             self.timesteps = timesteps
@@ -92,6 +97,7 @@ class PipelineTransformer:
             output = transformer.run((), self.arguments.cut(calls[own[index].call], own[index].rows), forward)
             return None if output is None else rows_of(output)
 
+        transformer.pipeline.done = getattr(self.scheduler, "step_index", None) or 0
         step = transformer.pipeline.begin([call.for_step() for call in calls], len(own), lambda call: None, self.grid)
         with self.inside(), transformer.compiling(self.steps):
             outputs = transformer.run_step(step, [part.call for part in own], run_part, idle)
@@ -120,7 +126,7 @@ class PipelineTransformer:
         if self.ahead.why and not self.is_told and call.size < self.transformer.mesh["batch"].degree:
             self.is_told = True
             logging.warning(
-                "cfg=%d does not run calls of %s side by side: %s. Ranks share its rows alone.",
+                "cfg=%d cannot run calls of %s side by side, so that some ranks wait: %s.",
                 self.transformer.mesh.plan.cfg,
                 type(self.pipeline).__name__,
                 self.ahead.why,

@@ -75,7 +75,7 @@ class StepPipeline:
     Every rank makes the same calls with the same values, so all decide alike.
     why: why the last step ran whole, or its attention was dense, although it was not one of the first; else empty. Of
     a loop, why any of its steps was so. rises: whether a sampling's timesteps go from low to high; None to learn it
-    from the steps.
+    from the steps. done: how many steps the sampling has made, if its caller knows.
     """
 
     def __init__(self, plan: ParallelPlan) -> None:
@@ -88,6 +88,7 @@ class StepPipeline:
     def forget(self) -> None:
         """Frees all keys and values. The next step begins a sampling."""
         self.kinds: dict[Any, StepKind] = {}
+        self.done = 0
 
     def begin(
         self,
@@ -120,7 +121,9 @@ class StepPipeline:
         name = kind_of(calls)
         kind = self.kinds.pop(name, None)
         if kind is None:
-            kind = StepKind(calls, parts, self.plan.whole_steps, self.rises)
+            least = int(len(self.every_patch) > 1)  # patches need the keys of a whole step
+            whole = max(min(least, self.plan.whole_steps), self.plan.whole_steps - self.done)
+            kind = StepKind(calls, parts, whole, self.rises)
             if self.plan.whole_steps and self.kinds and not any(other.whole for other in self.kinds.values()):
                 self.why = "the shapes, the conditions, or the nodes inside of the model changed"
         elif kind.goes_back(calls) and self.plan.whole_steps:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from tests.support.cases import oracle
 from tests.support.cases.library_cases import sd3_with_encoders
-from tests.support.cases.own_loop_cases import LOOPS, OWN_CALLS, PATCHES, PatchCase, noise, scheduler_of
+from tests.support.cases.own_loop_cases import LOOPS, OTHERS, OWN_CALLS, PATCHES, LoopCase, scheduler_of
 from tests.support.cases.references import relative_error
 from tests.support.ranks.pool import RankPool
 
@@ -27,28 +27,28 @@ def out(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def expected_of(case: PatchCase) -> torch.Tensor:
-    """By the oracle, a serial program."""
+def by_oracle(case: LoopCase, *patches: int) -> torch.Tensor:
+    """By a serial program. patches: how many, and the steps that run whole; all steps without them."""
     loop = LOOPS[case.loop]
     return oracle.sample(
         loop.model.build(), oracle.ANATOMIES[loop.family], loop.model.reference, scheduler_of(loop, case.scheduler),
-        noise(), loop.conditions, loop.negative, loop.guidance, case.plan.patch_count, case.plan.sync_steps,
+        loop.noise(), loop.conditions, loop.negative, loop.guidance, *patches,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [*PATCHES, *OTHERS], ids=str)
+def test_what_a_pipelines_own_call_keeps_from_step_to_step_is_what_a_denoiser_keeps(case: LoopCase, out: Path) -> None:
+    found = load_file(out / f"world{case.plan.world_size}.0.safetensors")
+    got = found[str(case)]
+    assert relative_error(got, found[f"{case}, Denoiser"]) <= TOLERANCE
+    assert torch.equal(got, found[f"{case}, again"])
+    assert relative_error(got, by_oracle(case)) > 10 * TOLERANCE  # it was kept
 
 
 @pytest.mark.parametrize("case", PATCHES, ids=str)
-def test_pipefusion_by_the_pipelines_own_call_is_that_of_a_loop_of_patches(case: PatchCase, out: Path) -> None:
-    found = load_file(out / f"world{case.plan.world_size}.0.safetensors")
-    got, expected = found[str(case)], expected_of(case)
-    assert relative_error(got, expected) <= TOLERANCE
-    assert relative_error(got, found[f"{case}, Denoiser"]) <= TOLERANCE
-    assert torch.equal(got, found[f"{case}, again"])
-    loop = LOOPS[case.loop]
-    exact = oracle.sample(
-        loop.model.build(), oracle.ANATOMIES[loop.family], loop.model.reference, scheduler_of(loop, case.scheduler),
-        noise(), loop.conditions, loop.negative, loop.guidance,
-    )  # fmt: skip
-    assert relative_error(got, exact) > 10 * TOLERANCE  # patches were stale: nothing else is equal to the oracle
+def test_pipefusion_by_a_pipelines_own_call_is_that_of_a_loop_of_patches(case: LoopCase, out: Path) -> None:
+    got = load_file(out / f"world{case.plan.world_size}.0.safetensors")[str(case)]
+    assert relative_error(got, by_oracle(case, case.plan.patch_count, case.plan.sync_steps)) <= TOLERANCE
 
 
 def loops_of(out: Path) -> list[dict[str, Any]]:

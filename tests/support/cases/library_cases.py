@@ -228,7 +228,7 @@ def qwenimage() -> diffusers.QwenImagePipeline:
 def wan_call(batch: int) -> Arguments:
     texts = {"prompt_embeds": embeddings(1, batch, TEXT_TOKENS, 16)}
     negative = {"negative_prompt_embeds": embeddings(3, batch, TEXT_TOKENS, 16), "guidance_scale": 3.0}
-    return {**texts, **negative, "height": 64, "width": 96, "num_frames": 9, "output_type": "latent"}
+    return {**texts, **negative, "height": 64, "width": 96, "num_frames": 17, "output_type": "latent"}
 
 
 def cogview4_call(batch: int) -> Arguments:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,6 @@ from tests.support.cases.library_cases import CALLS, SEED, STEPS, TEXT_TOKENS, e
 
 Tensors = dict[str, torch.Tensor]
 SIDE = 16  # latent pixels
-CHANNELS = 4
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Loop:
     """The same sampling as a pipeline's call and as a loop around the model.
 
     call: of CALLS. family: of its model. conditions: of a batch of one. packed: whether the pipeline returns tokens.
+    shape: of the latents.
     """
 
     call: str
@@ -33,6 +34,7 @@ class Loop:
     negative: Tensors | None = None
     guidance: float = 1.0
     packed: bool = False
+    shape: tuple[int, ...] = (1, 4, SIDE, SIDE)
 
     @property
     def model(self) -> Family:
@@ -45,10 +47,9 @@ class Loop:
         unpack: Any = diffusers.FluxPipeline._unpack_latents
         return unpack(result, 8 * SIDE, 8 * SIDE, 8)
 
-
-def noise() -> torch.Tensor:
-    """What the pipeline draws for its first latents."""
-    return torch.randn(1, CHANNELS, SIDE, SIDE, generator=torch.Generator().manual_seed(SEED))
+    def noise(self) -> torch.Tensor:
+        """What the pipeline draws for its first latents."""
+        return torch.randn(self.shape, generator=torch.Generator().manual_seed(SEED))
 
 
 def texts(text: int, pooled: int) -> Tensors:
@@ -64,6 +65,14 @@ LOOPS = {
     "SD3": Loop("SD3", "sd3.5", texts(1, 2), texts(3, 4), 3.0),
     "Flux": Loop("Flux", "flux-dev", flux_texts(1, 2), packed=True),
     "Flux, two forwards": Loop("Flux, two forwards", "flux-dev", flux_texts(1, 2), flux_texts(3, 4), 3.0, packed=True),
+    "Wan": Loop(
+        "Wan",
+        "wan-t2v",
+        {"encoder_hidden_states": embeddings(1, 1, TEXT_TOKENS, 16)},
+        {"encoder_hidden_states": embeddings(3, 1, TEXT_TOKENS, 16)},
+        3.0,
+        shape=(1, 4, 5, 8, 12),
+    ),
 }
 FLOW = {"prediction_type": "flow_prediction", "use_flow_sigmas": True}
 SCHEDULERS: dict[str, Callable[[], Any]] = {
@@ -83,8 +92,8 @@ def scheduler_of(loop: Loop, name: str) -> Any:
 
 
 @dataclass(frozen=True)
-class PatchCase:
-    """PipeFusion by a pipeline's own call."""
+class LoopCase:
+    """A pipeline's own call by a plan that keeps something from step to step."""
 
     loop: str
     scheduler: str
@@ -94,19 +103,23 @@ class PatchCase:
         return f"{self.loop}, {self.scheduler}, {self.plan}"
 
 
+OTHERS = [
+    LoopCase("Flux", "Euler", ParallelPlan(ulysses=2, exchange_dtype="int4")),
+    LoopCase("Wan", "UniPC", ParallelPlan(cfg=2, sparse="radial_narrow")),
+]
 PATCHES = [
-    PatchCase("SD3", "Euler", ParallelPlan(pipefusion=2)),
-    PatchCase("Flux", "Euler", ParallelPlan(pipefusion=2, patches=3)),
-    PatchCase("Flux, two forwards", "Euler", ParallelPlan(pipefusion=2)),
-    PatchCase("SD3", "Heun", ParallelPlan(ulysses=2, patches=3, sync_steps=2)),
-    PatchCase("SD3", "DPM++ 2M", ParallelPlan(pipefusion=2)),
-    PatchCase("SD3", "UniPC", ParallelPlan(ring=2, patches=2)),
-    PatchCase("SD3", "Euler", ParallelPlan(pipefusion=2, cfg=2)),
-    PatchCase("Flux", "Euler", ParallelPlan(pipefusion=2, ulysses=2)),
+    LoopCase("SD3", "Euler", ParallelPlan(pipefusion=2)),
+    LoopCase("Flux", "Euler", ParallelPlan(pipefusion=2, patches=3)),
+    LoopCase("Flux, two forwards", "Euler", ParallelPlan(pipefusion=2)),
+    LoopCase("SD3", "Heun", ParallelPlan(ulysses=2, patches=3, sync_steps=2)),
+    LoopCase("SD3", "DPM++ 2M", ParallelPlan(pipefusion=2)),
+    LoopCase("SD3", "UniPC", ParallelPlan(ring=2, patches=2)),
+    LoopCase("SD3", "Euler", ParallelPlan(pipefusion=2, cfg=2)),
+    LoopCase("Flux", "Euler", ParallelPlan(pipefusion=2, ulysses=2)),
 ]
 
 
-def pipeline_of(case: PatchCase) -> diffusers.DiffusionPipeline:
+def pipeline_of(case: LoopCase) -> diffusers.DiffusionPipeline:
     pipeline = CALLS[LOOPS[case.loop].call].pipeline()
     pipeline.scheduler = SCHEDULERS[case.scheduler]()
     return pipeline
@@ -165,10 +178,25 @@ def as_arrays(pipeline: Any) -> Tensors:
     return {"images": torch.tensor(pipeline(PROMPTS, generator=generators, output_type="np", **SMALL).images)}
 
 
+def offloaded(pipeline: Any) -> Tensors:
+    """With hooks that replace `forward` and `to`, put back what they found, and move weights, as accelerate's do."""
+    model = pipeline.transformer
+    before = model.forward
+    model.forward = functools.wraps(before)(lambda *args, **kwargs: before(*args, **kwargs))
+    model.to = lambda *args, **kwargs: model
+    as_arrays(pipeline)
+    model.forward = before
+    del model.to
+    if vars(model).get("parallel_transformer"):
+        model.to("meta")  # its weights stay where the plan keeps them
+    return as_arrays(pipeline)
+
+
 OWN_CALLS = {
     "callbacks": OwnCall(with_callbacks, ParallelPlan(pipefusion=2, patches=1)),
     "image to image": OwnCall(from_an_image, ParallelPlan(dp=2)),
     "arrays": OwnCall(as_arrays, ParallelPlan(ulysses=2)),
     "on the first rank": OwnCall(as_arrays, ParallelPlan(cfg=2), images="first"),
+    "offloaded": OwnCall(offloaded, ParallelPlan(cfg=2, weights="host")),
     "with a shared VAE": OwnCall(as_arrays, ParallelPlan(dp=2), vae=True),
 }

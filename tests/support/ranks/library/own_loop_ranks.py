@@ -23,7 +23,7 @@ from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.mesh import build_mesh
 from tests.support.cases.families import FAMILIES
 from tests.support.cases.library_cases import CALLS, SEED, sd3_with_encoders
-from tests.support.cases.own_loop_cases import LOOPS, OWN_CALLS, PATCHES, PatchCase, noise, pipeline_of, scheduler_of
+from tests.support.cases.own_loop_cases import LOOPS, OTHERS, OWN_CALLS, PATCHES, LoopCase, pipeline_of, scheduler_of
 from tests.support.ranks.leaving import leave
 
 CPU = torch.device("cpu")
@@ -33,7 +33,7 @@ def seeded() -> torch.Generator:
     return torch.Generator().manual_seed(SEED)
 
 
-def patches(case: PatchCase) -> dict[str, torch.Tensor]:
+def looped(case: LoopCase) -> dict[str, torch.Tensor]:
     """Latents of a pipeline's call, of the same call again, and of a Denoiser."""
     loop, pipeline = LOOPS[case.loop], pipeline_of(case)
     parallelize(pipeline, case.plan)
@@ -45,7 +45,7 @@ def patches(case: PatchCase) -> dict[str, torch.Tensor]:
     mesh = build_mesh(case.plan, CPU)
     denoiser = Denoiser(DiffusersModel(pipeline.transformer, mesh))
     scheduler = scheduler_of(loop, case.scheduler)
-    found = denoiser.sample(noise(), scheduler, loop.conditions, loop.negative, loop.guidance, to_first=True)
+    found = denoiser.sample(loop.noise(), scheduler, loop.conditions, loop.negative, loop.guidance, to_first=True)
     mesh.close()
     result = {f"{case}": loop.latents(first), f"{case}, again": loop.latents(again)}
     return result if found is None else {**result, f"{case}, Denoiser": found}
@@ -131,9 +131,9 @@ def main(out: str) -> None:
     start_distributed("cpu")
     world, rank = dist.get_world_size(), dist.get_rank()
     results: dict[str, torch.Tensor] = {}
-    for case in PATCHES:
+    for case in (*PATCHES, *OTHERS):
         if case.plan.world_size == world:
-            results.update(patches(case))
+            results.update(looped(case))
     found = loops() if world == 2 else {}
     for name in OWN_CALLS if world == 2 else ():
         tensors, found[name] = own_call(name)
