@@ -32,11 +32,13 @@ from tests.support.cases.library_cases import (
     family_with,
     flux,
     sd3,
+    sd3_with_encoders,
     shape_name,
     stable_diffusion,
     unet,
     unet_inputs,
 )
+from tests.support.cases.own_loop_cases import SMALL
 from tests.support.ranks.leaving import leave
 
 
@@ -79,6 +81,20 @@ def one_head() -> SimpleNamespace:
 
 def with_prompts_of_its_own() -> None:
     CALLS["DiT"].run(parallel(dit, dp=2), 1 + dist.get_rank(), torch.Generator().manual_seed(SEED))
+
+
+def with_words_of_its_own() -> None:
+    parallel(sd3_with_encoders, dp=2)(["a cat", f"a {'dog' if dist.get_rank() else 'boat'}"], **SMALL)
+
+
+def compiled() -> diffusers.DiffusionPipeline:
+    pipeline = dit()
+    pipeline.transformer.compile()
+    return pipeline
+
+
+def cast() -> None:
+    parallel(dit, ulysses=2, weights="host").to(torch.float16)
 
 
 def with_noise_of_its_own() -> None:
@@ -127,11 +143,15 @@ REFUSALS: dict[str, Callable[[], object]] = {
     "unknown transformer": lambda: parallel(lambda: SimpleNamespace(transformer=torch.nn.Linear(1, 1)), ulysses=2),
     "twice": lambda: parallelize(parallel(dit, ulysses=2), ParallelPlan(ulysses=2)),
     "prompts of its own": with_prompts_of_its_own,
+    "words of its own": with_words_of_its_own,
     "noise of its own": with_noise_of_its_own,
     "an unknown layer of a UNet": with_unknown_layers,
     "fetched weights of a UNet": lambda: parallel(stable_diffusion, ulysses=2, weights="shared"),
     "a UNet in stages": lambda: parallel(stable_diffusion, pipefusion=2),
     "ControlNet of a UNet": with_residuals,
+    "images elsewhere": lambda: parallelize(dit(), ParallelPlan(dp=2), images="last"),
+    "compiled": lambda: parallel(compiled, ulysses=2),
+    "cast": cast,
     "no VAE": lambda: parallel(flux, vae=True, ulysses=2),
     "skipped layers": with_skipped_layers,
     "IP-Adapter": with_ip_adapter,
