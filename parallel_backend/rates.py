@@ -148,7 +148,7 @@ def links_of(axis: Axis, device: torch.device, amounts: Amounts, fastest: float)
     long as the many, which would make the link look unlimited.
     """
     found = {}
-    for kind in ("all_to_all", "all_gather", "send"):
+    for kind in ("all_to_all", "all_gather", "send", "collect"):
         waits, seconds = (quickest(exchange(kind, size, axis, device), device) for size in (amounts.few, amounts.sent))
         least = (amounts.sent - amounts.few) / fastest
         found[kind] = ((amounts.sent - amounts.few) / max(seconds - waits, least), max(1, waits * NANOSECONDS))
@@ -200,18 +200,24 @@ def start_exchange(kind: str, size: int, axis: Axis, device: torch.device) -> Ca
             return work.wait
 
         return swap
-    following, preceding = (axis.global_rank((axis.index + step) % axis.degree) for step in (1, -1))
     arriving = torch.empty_like(share)
 
     def pass_on() -> Callable[[], Any]:
-        transfers = [
-            dist.P2POp(dist.isend, share, following, axis.group),
-            dist.P2POp(dist.irecv, arriving, preceding, axis.group),
-        ]
-        works = dist.batch_isend_irecv(transfers)
+        transfers = list_transfers(kind, share, arriving, axis)
+        works = dist.batch_isend_irecv(transfers) if transfers else []
         return lambda: [work.wait() for work in works]
 
     return pass_on
+
+
+def list_transfers(kind: str, share: torch.Tensor, arriving: torch.Tensor, axis: Axis) -> list[dist.P2POp]:
+    """Returns what this rank sends and receives: round a ring, or to the first rank from the second alone."""
+    following, preceding = (axis.global_rank((axis.index + step) % axis.degree) for step in (1, -1))
+    if kind == "collect":
+        receives = [dist.P2POp(dist.irecv, arriving, following, axis.group)] * (axis.index == 0)
+        return receives or [dist.P2POp(dist.isend, share, preceding, axis.group)] * (axis.index == 1)
+    send = dist.P2POp(dist.isend, share, following, axis.group)
+    return [send, dist.P2POp(dist.irecv, arriving, preceding, axis.group)]
 
 
 def peer_rate(axis: Axis, device: torch.device) -> int:

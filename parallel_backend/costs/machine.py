@@ -34,8 +34,7 @@ class Speed:
 
 
 class Link(NamedTuple):
-    """rate: bytes per second that each rank sends while all of them send. latency: seconds of one exchange without
-    bytes."""
+    """rate: bytes per second that a rank sends. latency: seconds of one exchange without bytes."""
 
     rate: float
     latency: float
@@ -48,7 +47,8 @@ class Link(NamedTuple):
 @dataclass(frozen=True)
 class Machine:
     """speeds: of the ranks, in their order.
-    all_to_all, all_gather, send: the links between ranks, by operation. An all-reduce is as fast as an all-gather.
+    all_to_all, all_gather, send: the links between ranks while all of them send, by operation. An all-reduce is as fast
+    as an all-gather. collect: while only one rank sends, to rank 0.
     host: bytes per second that arrive at a rank from pinned host memory.
     hides: the share of an exchange that takes no time while ranks compute. CPU ranks send with the cores that compute.
 
@@ -60,6 +60,7 @@ class Machine:
     all_to_all: Link
     all_gather: Link
     send: Link
+    collect: Link
     host: float = ASSUMED_LINKS.host
     hides: float = 1.0
     is_measured: bool = True
@@ -99,7 +100,7 @@ class Machine:
         }
 
 
-LINKS = ("all_to_all", "all_gather", "send")
+LINKS = ("all_to_all", "all_gather", "send", "collect")
 SPEEDS = ("linear", "attention", "memory", "operation", "scores", "functions", "weights")
 
 # CARD is about an RTX 4090 with bf16 on PCIe 4.0 x16, where GPUs exchange through the host's memory. CORES is a share
@@ -113,7 +114,7 @@ def assume_machine(names: Sequence[str], on_cpu: bool) -> Machine:
     """Returns an assumed machine with ranks on these devices. Nothing of it is measured."""
     speed, link = (CORES, HOST_MEMORY) if on_cpu else (CARD, PCIE)
     speeds = tuple(replace(speed, name=name) for name in names)
-    return Machine(speeds, link, link, link, is_measured=False)
+    return Machine(speeds, link, link, link, link, is_measured=False)
 
 
 def parse_positive(value: Any) -> float:

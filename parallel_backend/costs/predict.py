@@ -212,7 +212,7 @@ def predict_pipeline(
     computing, seconds, whole = max(found, key=lambda each: each[1])
     collected = 0.0 if loops else estimate_collect(forward, rows - parts[0].rows, machine, loops)
     if plan.pipefusion > 1 and not loops:
-        collected += machine.send.seconds(forward.prediction * rows, 1)
+        collected += machine.collect.seconds(forward.prediction * rows, 1)
     forwards = plan.patch_count * max(count_forwards(calls, group[0][0].rows, rows) for group in groups)
     seconds += estimate_fetching(plan, sizes, forwards, seconds, machine)
     kept = max(sizes.count_kept_bytes(plan)) if sizes else forward.weights / plan.pipefusion
@@ -385,5 +385,5 @@ def estimate_ends(forward: ForwardCost, plan: ParallelPlan, rows: float, machine
 def estimate_collect(forward: ForwardCost, others: float, machine: Machine, loops: bool) -> float:
     """Returns the time for rank 0 to receive the other batch groups' results, `others` rows in all. loops: every rank
     receives them, for the next step."""
-    link = machine.all_gather if loops else machine.send
+    link = machine.all_gather if loops else machine.collect
     return link.seconds(forward.prediction * others, 1) if others else 0.0

@@ -201,7 +201,7 @@ def estimate_left(model: Published, ranks: int, profile: Profile) -> tuple[float
     forward = ForwardCost(blocks, Cost(), model.blocks, activation, 0, 0, model.heads, 0, parallel=model.beside)
     free = Speed("", profile.card, profile.card, math.inf, 0.0, math.inf, math.inf, math.inf)
     link, plan = Link(profile.link, LATENCY), ParallelPlan(ulysses=ranks)
-    waiting = predict(forward, 1, plan, Machine((free,) * ranks, link, link, link)).waiting - link.latency
+    waiting = predict(forward, 1, plan, Machine((free,) * ranks, link, link, link, link)).waiting - link.latency
     ulysses = EXCHANGES["ulysses"]
     needed = link.seconds(ulysses.sent(activation, ranks, 1.0), ulysses.times(ranks))
     computing = attention / model.blocks / ranks / profile.card

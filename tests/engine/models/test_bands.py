@@ -209,7 +209,7 @@ FORWARD = ForwardCost(
 
 
 def machine(link: Link) -> Machine:
-    return Machine((Speed("", 10.0, 5.0, 2.0, 0.1, 1e9, 1e9, 1e9),) * 2, link, link, link)
+    return Machine((Speed("", 10.0, 5.0, 2.0, 0.1, 1e9, 1e9, 1e9),) * 2, link, link, link, link)
 
 
 def test_what_bands_exchange_is_counted() -> None:

@@ -134,7 +134,7 @@ def machine(profile: str, ranks: int, latency: float = 2e-5) -> Machine:
     own = PROFILES[profile]
     link = Link(own.link, latency)
     speed = Speed("card", own.card, own.card, 1e12, 4e-6, 1e15, 1e12, 1e12)
-    return Machine((speed,) * ranks, link, link, link, own.host)
+    return Machine((speed,) * ranks, link, link, link, link, own.host)
 
 
 def ranked(
@@ -176,7 +176,7 @@ def test_no_plan_is_chosen_that_is_predicted_slower_than_one_device():
 def test_in_a_loop_every_rank_gets_the_other_rows():
     forward = ForwardCost(Cost(100, 0, 0, 0), Cost(), 5, 8.0, 40.0, 4.0, 4, 1000)
     speed = Speed("", 10.0, 5.0, 2.0, 0.1, 4.0, 0.5, 1e9)
-    where = Machine((speed,) * 2, *(Link(rate, 0.0) for rate in (8.0, 4.0, 2.0)))
+    where = Machine((speed,) * 2, *(Link(rate, 0.0) for rate in (8.0, 4.0, 1.0, 2.0)))
     steps, loop = (predict(forward, 2, ParallelPlan(cfg=2), where, loops=loops) for loops in (False, True))
     assert (steps.waiting, loop.waiting) == (4 / 2, 4 / 4), "one row to rank 0; or of each rank to all"
     assert steps.computing == loop.computing
@@ -199,7 +199,7 @@ def test_code_between_the_blocks_costs_a_gathering_after_each():
 def test_seconds_by_hand():
     forward = ForwardCost(Cost(100, 50, 20, 10, 0, 12, 3), Cost(10, 0, 0, 0), 5, 8.0, 40.0, 4.0, 4, 1000)
     link = Link(10.0, 0.5)
-    where = Machine((Speed("", 10.0, 5.0, 2.0, 0.1, 4.0, 0.5, 1e9),) * 2, link, link, link)
+    where = Machine((Speed("", 10.0, 5.0, 2.0, 0.1, 4.0, 0.5, 1e9),) * 2, link, link, link, link)
     told = predict(forward, 1, ParallelPlan(ulysses=2), where)
     # Ulysses copies 10 A in each of five blocks, half of them on each rank.
     parts = 100 / 10 + 50 / 5 + 12 / 4 + 20 / 2 + 3 / 0.5 + 5 * 10 * 8 / 2
@@ -216,7 +216,7 @@ def test_seconds_by_hand():
 def test_seconds_of_a_lossy_exchange_by_hand():
     forward = ForwardCost(Cost(), Cost(), 5, 64.0, 0.0, 0.0, 4, 0.0, itemsize=4)
     link = Link(10.0, 0.0)
-    where = Machine((Speed("", 1.0, 1.0, 2.0, 0.1, 1.0, 1.0, 1e9),) * 4, link, link, link)
+    where = Machine((Speed("", 1.0, 1.0, 2.0, 0.1, 1.0, 1.0, 1e9),) * 4, link, link, link, link)
     shared, ring = (predict(forward, 1, ParallelPlan(**plan, exchange_dtype="int8"), where) for plan in PLANS_BY_HAND)
     # Of 64 bytes a rank has 16, which are 4 numbers. In each block it encodes and decodes 4 times as many, of queries,
     # keys, values and results. To encode it reads or writes a number 8 times, once to decode, and each time its byte.
@@ -253,7 +253,7 @@ def test_sparse_attention_computes_the_pairs_that_the_pattern_keeps(text: int, s
     scores = 5.0 * total**2
     blocks = Cost(attention=4 * scores, scores=scores, own_scores=scores)
     forward = ForwardCost(blocks, Cost(), 5, 8.0, 0.0, 0.0, 4, 0.0, image_tokens=count, frames=9, text=text / total)
-    where = Machine((Speed("", 1.0, 8.0, 1.0, 1.0, 2.0, 1.0, 1e9),) * 2, *(Link(1e30, 0.0),) * 3)
+    where = Machine((Speed("", 1.0, 8.0, 1.0, 1.0, 2.0, 1.0, 1e9),) * 2, *(Link(1e30, 0.0),) * 4)
     plan = ParallelPlan(ulysses=2, sparse=sparse, sync_steps=3)
     dense, told = (predict(forward, 1, each, where) for each in (ParallelPlan(ulysses=2), plan))
     copied = dense.seconds - scores / 2

@@ -30,7 +30,7 @@ TOKENS, TEXT = 64 * 64 + 512, 512
 def ranks(count: int, link: Link = NOTHING, flops: float = 1e12) -> Machine:
     """Whose operations take no time but products."""
     speed = Speed("", flops, flops, math.inf, 0.0, math.inf, math.inf, math.inf)
-    return Machine((speed,) * count, link, link, link, math.inf)
+    return Machine((speed,) * count, link, link, link, link, math.inf)
 
 
 def forward(text: float = 0.0, rest: float = 0.0, blocks: int = 40) -> ForwardCost:
@@ -92,7 +92,8 @@ def test_the_bytes_of_stages_are_those_of_the_formulas(degrees: dict[str, int]) 
     activation = activation_bytes(FLUX, SIZE, ParallelPlan())
     pixels = FLUX.channels * math.prod(FLUX.sizes[SIZE])
     told = ForwardCost(Cost(1.0), Cost(), FLUX.blocks, activation, 0.0, 2 * pixels, FLUX.heads, 1.0, text=TEXT / TOKENS)
-    slow = replace(ranks(plan.world_size), send=Link(1e6, 0.0))
+    link = Link(1e6, 0.0)
+    slow = replace(ranks(plan.world_size), send=link, collect=link)
     found = predict(told, 1, plan, slow)
     assert found.waiting == pytest.approx((sent[SEND]["stage"] + 2 * pixels) / 1e6)
 

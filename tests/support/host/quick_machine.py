@@ -43,6 +43,6 @@ def write_machine(speed: Speed, link: Link) -> str:
         for dtype in DTYPES:
             speeds = (replace(speed, name=cpu_name()),) * ranks
             kept = MeasuredFile(folder, [cpu_name()] * ranks, dtype)
-            kept.keep(Machine(speeds, link, link, link).to_json())
+            kept.keep(Machine(speeds, link, link, link, link).to_json())
             kept.path.write_text(json.dumps({**json.loads(kept.path.read_text()), "fixed": True}))
     return str(folder)
