@@ -1,8 +1,9 @@
 """What PipeFusion's stale keys and values do to pictures: the demo model's, read by the shape checker.
 
-python -m tests.benchmarks.pipefusion_demo [--model demo/shapes-dit]
+python -m tests.benchmarks.pipefusion_demo [--model demo/shapes-dit] [--schedulers]
 
 Two stages, four patches, 20 steps of FlowMatchEuler, guidance 3, every class once; one, two and four sync steps.
+--schedulers: with one sync step, by each scheduler for flow matching, compared with its own exact run.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from demo.host import REPOSITORY
+from parallel_backend.sampling.schedulers import MODELS_OWN, SCHEDULERS, build_scheduler
 from tests.support.cases import oracle
 from tests.support.cases.families import FAMILIES
 from tests.support.host.shape_checker import judge
@@ -28,6 +30,7 @@ from tests.support.host.shape_checker import judge
 MODEL = REPOSITORY / "demo" / "shapes-dit"
 STAGES, PATCHES, STEPS, GUIDANCE = 2, 4, 20, 3.0
 SYNC_STEPS = (1, 2, 4, STEPS)
+FLOW_SCHEDULERS = tuple(name for name, choice in SCHEDULERS.items() if choice.flow)
 LEAST_RIGHT = 0.95
 
 
@@ -49,12 +52,13 @@ class Request:
         noise = torch.randn(len(names), config["in_channels"], side, side, generator=torch.Generator().manual_seed(0))
         return cls(folder, names, noise, torch.arange(len(names)), torch.full((len(names),), len(names)))
 
-    def parallel(self, plans: dict[str, dict[str, int]]) -> dict[str, torch.Tensor]:
-        """What the engine draws under each plan, in a real group."""
+    def parallel(self, plans: dict[str, dict[str, int]], scheduler: str = MODELS_OWN) -> dict[str, torch.Tensor]:
+        """What the engine draws under each plan, in a real group. scheduler: a name of SCHEDULERS."""
         with tempfile.TemporaryDirectory(prefix="demo-") as root:
             inputs, cases, out = (Path(root) / name for name in ("inputs", "cases", "out"))
             save_file({"latents": self.latents, "asked": self.asked, "unasked": self.unasked}, inputs)
-            cases.write_text(json.dumps({"inputs": str(inputs), "steps": STEPS, "guidance": GUIDANCE, "plans": plans}))
+            sampling = {"steps": STEPS, "guidance": GUIDANCE, "scheduler": scheduler}
+            cases.write_text(json.dumps({"inputs": str(inputs), **sampling, "plans": plans}))
             launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={STAGES}"]
             ranks = ["-m", "tests.support.ranks.demo_ranks", str(self.folder), str(cases), str(out)]
             run = subprocess.run(
@@ -65,11 +69,12 @@ class Request:
             drawn = load_file(out)
             return {name: drawn[name] for name in plans}
 
-    def serial(self, patches: int = 1, sync_steps: int | None = None) -> torch.Tensor:
+    def serial(self, patches: int = 1, sync_steps: int | None = None, scheduler_name: str = MODELS_OWN) -> torch.Tensor:
         """What one process on plain diffusers draws: exactly, or by the oracle of PipeFusion."""
         folder = self.folder / "transformer"
         model = diffusers.DiTTransformer2DModel.from_pretrained(folder, dtype=torch.float32, low_cpu_mem_usage=False)
-        scheduler = diffusers.FlowMatchEulerDiscreteScheduler.from_pretrained(self.folder / "scheduler")
+        config = json.loads((self.folder / "scheduler" / "scheduler_config.json").read_text())
+        scheduler = build_scheduler(scheduler_name, config)
         scheduler.set_timesteps(STEPS)
         side = model.config.patch_size
         anatomy = replace(oracle.ANATOMIES["dit"], patch=(side, side))
@@ -104,11 +109,28 @@ def relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((got - wanted).norm() / wanted.norm())
 
 
+def print_schedulers(request: Request) -> int:
+    """Prints what one sync step does by each scheduler. Returns 0."""
+    print("| scheduler | right, exact | right, PipeFusion | PSNR to exact, dB | worst picture, dB |")
+    print("| --- | ---: | ---: | ---: | ---: |")
+    for name in FLOW_SCHEDULERS:
+        exact = request.serial(scheduler_name=name)
+        drawn = request.parallel({name: plan(1)}, name)[name]
+        right = (f"{1 - len(request.misses(images)) / len(images):.1%}" for images in (exact, drawn))
+        worst = min(psnr(*pair) for pair in zip(drawn, exact, strict=True))
+        print(f"| {name} | {' | '.join(right)} | {psnr(drawn, exact):.1f} | {worst:.1f} |", flush=True)
+    return 0
+
+
 def main() -> int:
     """Prints the table; returns 1 where PipeFusion with one sync step draws too few pictures right."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.pipefusion_demo")
     parser.add_argument("--model", type=Path, default=MODEL)
-    request = Request.of(parser.parse_args().model)
+    parser.add_argument("--schedulers", action="store_true")
+    options = parser.parse_args()
+    request = Request.of(options.model)
+    if options.schedulers:
+        return print_schedulers(request)
     count = len(request.names)
     exact = request.serial()
     drawn = request.parallel({str(sync_steps): plan(sync_steps) for sync_steps in SYNC_STEPS})

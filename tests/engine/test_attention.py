@@ -7,7 +7,10 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
+from parallel_backend.hooks import Hooks
+from parallel_backend.seams.attention import install_attention
 from parallel_backend.seams.exchange.formats import FORMATS
+from parallel_backend.seams.forward import ForwardSlot
 from tests.support.cases.attention_cases import BATCH, CASES, HEAD_DIM, MASKS, PATCHES, STEPS, TOKENS, mask, qkv
 from tests.support.cases.references import relative_error
 from tests.support.ranks.pool import RankPool
@@ -109,3 +112,19 @@ def test_a_rank_sends_the_heads_that_others_need_and_no_more(
         passed_on = sum(held) - held[(rank // ulysses + 1) % ring]  # each block but that of the rank after
         wanted = tokens[rank] * heads + back + (2 * len(needed[rank % ulysses]) * passed_on if ring > 1 else 0)
         assert found[f"{key} sent"] == BATCH * number * wanted
+
+
+class OwnAttention(torch.nn.Module):
+    """Attends by matrix products."""
+
+    def forward(self, tokens_BSD: torch.Tensor) -> torch.Tensor:
+        return (tokens_BSD @ tokens_BSD.mT).softmax(-1) @ tokens_BSD
+
+
+def test_a_module_that_attends_in_its_own_way_is_named() -> None:
+    """It would see this rank's tokens alone."""
+    block, slot = torch.nn.Sequential(OwnAttention()), ForwardSlot()
+    install_attention(block, "0", [F.scaled_dot_product_attention], Hooks(), slot)
+    slot.begin()
+    with pytest.raises(RuntimeError, match="OwnAttention does not attend through scaled_dot_product_attention"):
+        block(torch.zeros(1, 4, 8))

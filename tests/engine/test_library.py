@@ -197,7 +197,7 @@ def assert_same_picture(got: np.ndarray, expected: np.ndarray) -> None:
 
 def test_the_pages_parallel_pipeline_draws_the_plain_pipelines_image(own_ranks: None, tmp_path: Path) -> None:
     """By torchrun, as a person does."""
-    script, _ = scripts_of_the_page()
+    script, *_ = scripts_of_the_page()
     got = run_script(script, tmp_path, lambda *arguments: torchrun(2, [*arguments], tmp_path))
     generator = torch.Generator().manual_seed(0)
     pipeline = dit()
@@ -205,7 +205,7 @@ def test_the_pages_parallel_pipeline_draws_the_plain_pipelines_image(own_ranks: 
 
 
 def test_the_pages_pipefusion_draws_the_oracles_image(ranks: RankPool, tmp_path: Path) -> None:
-    _, script = scripts_of_the_page()
+    _, script, _ = scripts_of_the_page()
     got = run_script(
         script, tmp_path, lambda *arguments: ranks.run(2, "library.script_ranks", str(tmp_path), *arguments)
     )

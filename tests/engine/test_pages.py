@@ -12,6 +12,7 @@ from demo.host import REPOSITORY
 from parallel_backend.plan import ParallelPlan
 
 README, CHINESE = "README.md", "README.zh.md"
+SEEDS = "docs/dev/17-seeds.md"
 PAGES = (
     README,
     CHINESE,
@@ -65,6 +66,14 @@ def anchors(page: str) -> set[str]:
 @pytest.mark.parametrize("page", PAGES)
 def test_every_file_that_a_page_names_is_there(page: str) -> None:
     missing = [name for name in named_files(page) if not is_there(name, page) and "FAMILY" not in name]
+    assert not missing, f"{page} names {', '.join(missing)}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_test_that_a_page_names_is_there(page: str) -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text_of(page))
+    assert named or page != SEEDS
+    missing = [name for path, name in named if f"def {name}(" not in text_of(path)]
     assert not missing, f"{page} names {', '.join(missing)}"
 
 
