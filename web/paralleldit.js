@@ -454,7 +454,7 @@ function listAround(root, id) {
 // Sets the height of a node whose content comes and goes, and shows or hides its widgets. Both work whether the editor
 // draws nodes on the canvas or as DOM.
 
-const GAP$2 = 4; // LiteGraph leaves this below each widget
+const GAP$3 = 4; // LiteGraph leaves this below each widget
 
 const heights$1 = new WeakMap(); // by node
 
@@ -497,7 +497,7 @@ class Height {
     act();
     const now = this.ofWidgets;
     const isOld = saved >= before && before > now;
-    this.added = Math.max(0, saved - (isOld ? before + folded * (window.LiteGraph.NODE_WIDGET_HEIGHT + GAP$2) : now));
+    this.added = Math.max(0, saved - (isOld ? before + folded * (window.LiteGraph.NODE_WIDGET_HEIGHT + GAP$3) : now));
     this.apply();
   }
 
@@ -859,9 +859,9 @@ function makeButton$1(className, label, attributes, onclick, ...children) {
 
 /**
  * Makes an alert. kind: see `classifyError`. text: {cause, advice, details}. node: the node's name. onDismiss is called
- * to take the card away, and onShow to go to the node.
+ * to take the card away, onShow to go to the node, and onRun to run the workflow again.
  */
-function makeErrorCard(kind, text, node, { onDismiss, onShow }) {
+function makeErrorCard(kind, text, node, { onDismiss, onShow, onRun }) {
   const title = t(`errors.titles.${kind}`);
   const words = { copy: t('errors.copy'), copied: t('errors.copied') };
   const copyButton = makeButton$1('paralleldit-error-action', '', makeTestId('copy'), null, words.copy);
@@ -897,6 +897,7 @@ function makeErrorCard(kind, text, node, { onDismiss, onShow }) {
       'footer',
       {},
       makeButton$1('paralleldit-error-action paralleldit-error-node', '', {}, onShow, node),
+      makeButton$1('paralleldit-error-action', '', makeTestId('run'), onRun, t('errors.run')),
       copyButton
     )
   );
@@ -915,7 +916,7 @@ function makeIcon(name) {
 
 // Pure: finds the node of an error and the place of its card on the canvas. Rectangles are {x, y, width, height}.
 
-const GAP$1 = 10;
+const GAP$2 = 10;
 
 /**
  * Finds the node of an execution id, such as '6', or '12:5' in a subgraph, in the graph on the screen; null if none.
@@ -965,17 +966,17 @@ function placeInView(node, card, foldedSize, view) {
   const bottom = view.y + view.height;
   if (!node) return moveInside({ x: view.x, y: bottom }, card, view)
   const sides = [
-    [node.y + node.height + 2 * GAP$1 + foldedSize.height <= bottom, { x: node.x, y: node.y + node.height + GAP$1 }],
-    [node.x + node.width + 2 * GAP$1 + foldedSize.width <= right, { x: node.x + node.width + GAP$1, y: node.y }],
-    [node.x - 2 * GAP$1 - foldedSize.width >= view.x, { x: node.x - GAP$1 - card.width, y: node.y }],
-    [node.y - 2 * GAP$1 - foldedSize.height >= view.y, { x: node.x, y: node.y - GAP$1 - card.height }]
+    [node.y + node.height + 2 * GAP$2 + foldedSize.height <= bottom, { x: node.x, y: node.y + node.height + GAP$2 }],
+    [node.x + node.width + 2 * GAP$2 + foldedSize.width <= right, { x: node.x + node.width + GAP$2, y: node.y }],
+    [node.x - 2 * GAP$2 - foldedSize.width >= view.x, { x: node.x - GAP$2 - card.width, y: node.y }],
+    [node.y - 2 * GAP$2 - foldedSize.height >= view.y, { x: node.x, y: node.y - GAP$2 - card.height }]
   ];
   const [, corner] = sides.find(([fits]) => fits) ?? sides[0];
   return moveInside(corner, card, view)
 }
 
 function moveInside({ x, y }, card, view) {
-  const inside = (value, from, size, own) => Math.max(from + GAP$1, Math.min(value, from + size - own - GAP$1));
+  const inside = (value, from, size, own) => Math.max(from + GAP$2, Math.min(value, from + size - own - GAP$2));
   return { x: inside(x, view.x, view.width, card.width), y: inside(y, view.y, view.height, card.height) }
 }
 
@@ -1016,7 +1017,8 @@ class Notice {
     const text = describeError(this.event, this.kind);
     return makeErrorCard(this.kind, { ...text, advice: translateAdvice(text.advice) }, name, {
       onDismiss: () => this.dismiss(),
-      onShow: () => this.goToNode()
+      onShow: () => this.goToNode(),
+      onRun: () => app.queuePrompt(0)
     })
   }
 
@@ -1210,68 +1212,6 @@ app.registerExtension({
   }
 });
 
-// Changes elements in place instead of making them anew, so that focus, selection and scroll position stay.
-
-
-/** Sets an element's text, if it differs. */
-function setText(target, words) {
-  if (target.textContent !== words) target.textContent = words;
-}
-
-/** Sets an attribute, if it differs; null removes it. */
-function setAttribute(target, name, value) {
-  if (value === null) target.removeAttribute(name);
-  else if (target.getAttribute(name) !== String(value)) target.setAttribute(name, value);
-}
-
-/** Shows an element, or hides it. */
-function setShown(target, yes) {
-  target.hidden = !yes;
-}
-
-/**
- * Keeps one child element for each item of a list: makes it once for the item's key, updates, orders and removes it.
- */
-class Children {
-  /** make: takes an item and returns an object with `element` and `update(item)`. */
-  constructor(parent, keyOf, make) {
-    this.parent = parent;
-    this.keyOf = keyOf;
-    this.make = make;
-    this.views = new Map();
-  }
-
-  update(items) {
-    const gone = new Set(this.views.keys());
-    items.forEach((item, at) => {
-      const key = this.keyOf(item);
-      gone.delete(key);
-      if (!this.views.has(key)) this.views.set(key, this.make(item));
-      const view = this.views.get(key);
-      const there = this.parent.children[at];
-      if (there !== view.element) this.parent.insertBefore(view.element, there ?? null);
-      view.update(item);
-    });
-    for (const key of gone) {
-      this.views.get(key).element.remove();
-      this.views.delete(key);
-    }
-  }
-}
-
-let lastId = 0;
-
-/** Makes a unique id for `aria-labelledby` and `for`. */
-const makeId = (name) => `paralleldit-${name}-${++lastId}`;
-
-/** Makes a part of the panel that folds. `aside` is for a few words next to its heading. */
-function makeFold(title, open, ...children) {
-  const aside = element('span', { class: 'paralleldit-aside' });
-  const summary = element('summary', {}, element('h4', {}, title), aside);
-  const details = element('details', { class: 'paralleldit-fold', ...(open ? { open: '' } : {}) }, summary, ...children);
-  return { element: details, aside }
-}
-
 // Pure: formats numbers, names and plans for the panel.
 
 const MEBIBYTE = 2 ** 20;
@@ -1405,14 +1345,18 @@ const findLoaders = (prompt, types, group) =>
     return types.includes(type) && (inputs.group ?? 1) === group
   });
 
+/** Returns a plan's values as a Plan node has them. values: of a plan in JSON. */
+function makeNodeValues({ speeds, ...values }) {
+  return { ...values, ...(speeds ? { speeds: speeds.join(', ') } : {}), mode: 'manual' }
+}
+
 /**
  * Returns the plans to compare, as values of a Plan node: those with the fastest predictions, or auto without a
  * prediction; and one device. answer: of POST /paralleldit/plan, or null.
  */
 function listCandidates(answer) {
   const best = (answer?.predicted?.best ?? []).filter((each) => each.fits && !each.is_alone);
-  const ofNode = (values) => ({ ...values, speeds: values.speeds.join(', '), mode: 'manual' });
-  const found = best.map(({ values }) => ({ plans: [values], values: ofNode(values), isAlone: false }));
+  const found = best.map(({ values }) => ({ plans: [values], values: makeNodeValues(values), isAlone: false }));
   const auto = { plans: [], values: { mode: 'auto' }, isAlone: false };
   return [...(found.length ? found : [auto]), { plans: [{}], values: { mode: 'manual' }, isAlone: true }]
 }
@@ -1445,14 +1389,134 @@ function addSpeedups(rows) {
   })
 }
 
+// Gives loaders a plan: sets their Parallel Plan node, or adds one to a loader without. One undo takes it back.
+
+
+const ONE_DEVICE = { dp: 1, cfg: 1, ring: 1, ulysses: 1, pipefusion: 1 };
+const INPUT = 'plan';
+const GAP$1 = 40;
+const TITLE = 30;
+
+/** Makes a button that gives the loaders of a worker group this plan. values: of the plan in JSON; {} for one device. */
+function makeUseButton(values, group) {
+  const attributes = { type: 'button', class: 'paralleldit-use', 'data-testid': 'paralleldit-use' };
+  const button = element('button', { ...attributes, title: t('plan.use_help') }, t('plan.use'));
+  button.addEventListener('click', () => usePlan(values, group));
+  return button
+}
+
+/** Gives the loaders of a worker group in the open workflow a plan. */
+function usePlan(values, group) {
+  const tracker = app.extensionManager.workflow.activeWorkflow.changeTracker;
+  tracker.beforeChange();
+  const loaders = listGraphs(app.rootGraph).flatMap(({ nodes }) => nodes.filter(isOf(group)));
+  const plans = new Set(loaders.map((loader) => findOrigin(loader, INPUT)?.node ?? addPlan(loader)));
+  for (const plan of plans) if (plan.type === PLAN) setWidgets(plan, makeNodeValues({ ...ONE_DEVICE, ...values }));
+  app.canvas.setDirty(true, true);
+  tracker.afterChange();
+}
+
+const isOf = (group) => (node) => LOADERS.includes(node.type) && !node.mode && getWidget(node, 'group')?.value === group;
+
+const getWidget = (node, name) => node.widgets?.find((widget) => widget.name === name);
+
+function setWidgets(plan, values) {
+  for (const [name, value] of Object.entries(values)) {
+    const widget = getWidget(plan, name);
+    if (!widget) continue
+    widget.value = value;
+    widget.callback?.(value, app.canvas, plan);
+  }
+}
+
+/** Adds a Plan node beside a loader, where no node is, and connects it. */
+function addPlan(loader) {
+  const plan = window.LiteGraph.createNode(PLAN);
+  loader.graph.add(plan);
+  const left = loader.pos[0] - plan.size[0] - GAP$1;
+  const isFree = (y) =>
+    loader.graph.nodes.every((other) => {
+      const [x, top, width, height] = other.getBounding();
+      const isApart = x + width <= left || left + plan.size[0] <= x;
+      return other === plan || isApart || top + height <= y - TITLE || y + plan.size[1] <= top
+    });
+  let y = loader.pos[1];
+  for (let tries = 0; tries < 100 && !isFree(y); tries++) y -= GAP$1;
+  plan.pos = [left, y];
+  plan.connect(0, loader, loader.findInputSlot(INPUT));
+  return plan
+}
+
+// Changes elements in place instead of making them anew, so that focus, selection and scroll position stay.
+
+
+/** Sets an element's text, if it differs. */
+function setText(target, words) {
+  if (target.textContent !== words) target.textContent = words;
+}
+
+/** Sets an attribute, if it differs; null removes it. */
+function setAttribute(target, name, value) {
+  if (value === null) target.removeAttribute(name);
+  else if (target.getAttribute(name) !== String(value)) target.setAttribute(name, value);
+}
+
+/** Shows an element, or hides it. */
+function setShown(target, yes) {
+  target.hidden = !yes;
+}
+
+/**
+ * Keeps one child element for each item of a list: makes it once for the item's key, updates, orders and removes it.
+ */
+class Children {
+  /** make: takes an item and returns an object with `element` and `update(item)`. */
+  constructor(parent, keyOf, make) {
+    this.parent = parent;
+    this.keyOf = keyOf;
+    this.make = make;
+    this.views = new Map();
+  }
+
+  update(items) {
+    const gone = new Set(this.views.keys());
+    items.forEach((item, at) => {
+      const key = this.keyOf(item);
+      gone.delete(key);
+      if (!this.views.has(key)) this.views.set(key, this.make(item));
+      const view = this.views.get(key);
+      const there = this.parent.children[at];
+      if (there !== view.element) this.parent.insertBefore(view.element, there ?? null);
+      view.update(item);
+    });
+    for (const key of gone) {
+      this.views.get(key).element.remove();
+      this.views.delete(key);
+    }
+  }
+}
+
+let lastId = 0;
+
+/** Makes a unique id for `aria-labelledby` and `for`. */
+const makeId = (name) => `paralleldit-${name}-${++lastId}`;
+
+/** Makes a part of the panel that folds. `aside` is for a few words next to its heading. */
+function makeFold(title, open, ...children) {
+  const aside = element('span', { class: 'paralleldit-aside' });
+  const summary = element('summary', {}, element('h4', {}, title), aside);
+  const details = element('details', { class: 'paralleldit-fold', ...(open ? { open: '' } : {}) }, summary, ...children);
+  return { element: details, aside }
+}
+
 // Runs the open workflow once under each of a few plans, one after the other, through ComfyUI's queue.
 
 
 class Comparison {
   /**
    * queue: see queue.mjs. host: asks the page and its server. `prompt()` returns the open workflow as a prompt,
-   * `answer(loader)` what POST /paralleldit/plan says about the loader of that id, `runs(group)` the runs that the
-   * server keeps. types: the loaders' node types. onChange: called after `rows`, `isRunning` or `problem` changed.
+   * `about(loader)` the open workflow's name and what the loader's sampler draws, `answer(loader)` what POST
+   * /paralleldit/plan says about the loader of that id, `runs(group)` the runs that the server keeps. types: the loaders' node types. onChange: called after `rows`, `isRunning` or `problem` changed.
    */
   constructor(queue, host, types, onChange) {
     this.queue = queue;
@@ -1462,6 +1526,7 @@ class Comparison {
     this.rows = []; // each {plans, isAlone, state: waiting, running, done, failed or leftOut, result, times}
     this.isRunning = false;
     this.problem = '';
+    this.about = null; // {workflow, picture}, once it runs
   }
 
   /** group: the worker group's number. noLoader: the problem to show if the workflow has no loader of this group. */
@@ -1472,6 +1537,7 @@ class Comparison {
       const { output, workflow } = await this.host.prompt();
       const loaders = findLoaders(output, this.types, group);
       if (!loaders.length) throw new Error(noLoader)
+      this.set({ about: this.host.about(loaders[0]) });
       const plans = listCandidates(await this.host.answer(loaders[0]));
       this.set({ rows: plans.map((plan) => ({ ...plan, state: 'waiting', result: null, times: null })) });
       for (const [at, { values }] of plans.entries()) {
@@ -1546,6 +1612,11 @@ async function askServer(question) {
 function makeHost(app, api) {
   return {
     prompt: () => app.graphToPrompt(),
+    about: (loader) => {
+      const [{ samplers } = { samplers: [] }] = makeLoaderQuestion(findNode(app.rootGraph, loader)).loaders;
+      const { picture } = samplers.find((sampler) => sampler.picture) ?? {};
+      return { workflow: app.extensionManager.workflow.activeWorkflow.filename, picture: picture ?? null }
+    },
     answer: async (loader) => askServer(makeLoaderQuestion(findNode(app.rootGraph, loader))),
     async runs(group) {
       const { groups } = await (await api.fetchApi('/paralleldit/groups')).json();
@@ -1613,32 +1684,36 @@ class Queue {
   }
 }
 
-// The button that compares plans, and the table of their times.
+// The button that compares plans, and the table of their times. Each workflow has a table of its own, shown while it is
+// open.
 
 
-/** Makes the view of a comparison of the open workflow. app, api: the editor's. */
+/** Makes the view of comparisons of the open workflow. app, api: the editor's. */
 function makeComparisonView(app, api) {
-  const comparison = new Comparison(new Queue(api), makeHost(app, api), LOADERS, () => view.draw());
-  const view = new ComparisonView(comparison);
-  return view
+  const make = (onChange) => new Comparison(new Queue(api), makeHost(app, api), LOADERS, onChange);
+  return new ComparisonView(make, () => app.extensionManager.workflow.activeWorkflow)
 }
 
 const COLUMNS = ['plan', 'seconds', 'step', 'times'];
 
 class ComparisonView {
-  /** comparison: see comparison.mjs. Its `onChange` must call this view's `draw`. */
-  constructor(comparison) {
-    this.comparison = comparison;
+  /** make: makes a Comparison that calls a function after each change. getWorkflow: returns the open workflow. */
+  constructor(make, getWorkflow) {
+    this.make = make;
+    this.getWorkflow = getWorkflow;
+    this.comparisons = new WeakMap(); // by workflow
+    this.running = null;
     const attributes = { type: 'button', class: 'paralleldit-small', 'data-testid': 'paralleldit-compare' };
     this.button = element('button', { ...attributes, title: t('panel.compare.help') }, t('panel.compare.start'));
-    this.button.addEventListener('click', () => comparison.run(this.group, t('panel.compare.noLoader')));
+    this.button.addEventListener('click', () => this.compare());
     this.problem = element('p', { class: 'paralleldit-notice paralleldit-bad', role: 'alert' });
+    this.about = element('caption', { class: 'paralleldit-quiet' });
     this.body = element('tbody');
     const heads = COLUMNS.map((column) => element('th', { scope: 'col' }, t(`panel.compare.${column}`)));
     heads[COLUMNS.indexOf('seconds')].title = t('panel.compare.ofAll');
+    const head = element('thead', {}, element('tr', {}, ...heads, element('td')));
     const table = { class: 'paralleldit-table', 'data-testid': 'paralleldit-comparison' };
-    this.table = element('table', table, element('thead', {}, element('tr', {}, ...heads)), this.body);
-    setAttribute(this.table, 'aria-label', t('panel.compare.start'));
+    this.table = element('table', table, this.about, head, this.body);
     this.element = element('div', {}, this.problem, this.table);
     this.draw();
   }
@@ -1646,20 +1721,43 @@ class ComparisonView {
   /** group: the worker group's number. */
   update(group) {
     this.group = group;
+    if (this.drawn !== this.getWorkflow()) this.draw();
+  }
+
+  async compare() {
+    const workflow = this.getWorkflow();
+    const comparison = this.comparisons.get(workflow) ?? this.make(() => this.draw());
+    this.comparisons.set(workflow, comparison);
+    this.running = comparison;
+    try {
+      await comparison.run(this.group, t('panel.compare.noLoader'));
+    } finally {
+      this.running = null;
+      this.draw();
+    }
   }
 
   draw() {
-    const { isRunning, problem, rows } = this.comparison;
-    setAttribute(this.button, 'aria-busy', isRunning ? 'true' : null);
-    this.button.disabled = isRunning;
+    this.drawn = this.getWorkflow();
+    const { problem = '', rows = [], about = null } = this.comparisons.get(this.drawn) ?? {};
+    setAttribute(this.button, 'aria-busy', this.running ? 'true' : null);
+    this.button.disabled = Boolean(this.running);
     setText(this.problem, problem);
     setShown(this.problem, problem);
     setShown(this.table, rows.length);
-    this.body.replaceChildren(...rows.map(makeRow));
+    setText(this.about, about ? describeAbout(about) : '');
+    this.body.replaceChildren(...rows.map((row) => makeRow(row, this.group)));
   }
 }
 
-function makeRow({ plans, isAlone, state, result, times: factor }) {
+/** Says what was compared: "flux · 1024 × 1024 · batch of 2". */
+function describeAbout({ workflow, picture }) {
+  const { width, height, length = 1, batch_size: images = 1 } = picture ?? {};
+  const size = picture && [width, height, ...(length > 1 ? [length] : [])].join(' × ');
+  return [workflow, size, images > 1 && t('panel.compare.images', { images })].filter(Boolean).join(' · ')
+}
+
+function makeRow({ plans, values, isAlone, state, result, times: factor }, group) {
   const name = isAlone ? t('panel.compare.alone') : describePlans(result?.plans ?? plans, t);
   const cells = [
     state === 'done' ? formatSeconds(result.seconds) : t(`panel.compare.state.${state}`),
@@ -1667,7 +1765,8 @@ function makeRow({ plans, isAlone, state, result, times: factor }) {
     factor ? `×${formatSpeedup(factor)}` : ''
   ];
   const head = element('th', { scope: 'row' }, name);
-  return element('tr', { 'data-state': state }, head, ...cells.map((words) => element('td', {}, words)))
+  const use = element('td', {}, ...(values.mode === 'manual' ? [makeUseButton(plans[0], group)] : []));
+  return element('tr', { 'data-state': state }, head, ...cells.map((words) => element('td', {}, words)), use)
 }
 
 // Sends the server what a button asks for. While a job runs, it asks the person first. It shows a refusal as a toast.
@@ -1862,19 +1961,22 @@ function getReadPercent({ memory = [] }) {
 
 /**
  * Lists the running ranks. Memory is in bytes; `placed` is the part of the weights on the device. `silent` is the
- * seconds since the last sign of life if they are too many, else 0. index, name: of the rank's device. isSame: whether
- * another rank's device has the same index, as on another machine.
+ * seconds since the last sign of life if they are too many, else 0. busy (percent), celsius: null if the driver does not
+ * tell. index, name: of the rank's device. isSame: whether another rank's device has the same index, as on another
+ * machine.
  */
 function listRanks({ status }) {
   const { pids = [], memory = [], beats = [], devices = [], device } = status;
   const indexes = devices.map(({ index }) => index);
   return pids.map((pid, rank) => {
-    const { resident = 0, accelerator = 0, total = 0, weights = 0, resident_weights = 0 } = memory[rank] ?? {};
+    const held = memory[rank] ?? {};
+    const { resident = 0, accelerator = 0, total = 0, weights = 0, resident_weights = 0 } = held;
+    const { busy = null, celsius = null } = held;
     const silent = beats[rank] > SILENT_SECONDS ? beats[rank] : 0;
     const [used, placed] = device === 'cpu' ? [resident, weights] : [accelerator, resident_weights];
     const { index = null, name = '' } = devices[rank] ?? {};
     const isSame = index === null || indexes.indexOf(index) !== indexes.lastIndexOf(index);
-    return { rank, pid, device, index, name, isSame, used, total, weights, placed, silent }
+    return { rank, pid, device, index, name, isSame, used, total, weights, placed, silent, busy, celsius }
   })
 }
 
@@ -2358,27 +2460,32 @@ class NextView {
     this.drawn = '';
   }
 
-  update(_group, { runs }) {
+  update({ number, status }, { runs }) {
     setShown(this.element, runs.length);
-    const drawn = JSON.stringify(runs);
+    const drawn = JSON.stringify([status.name, runs]);
     if (drawn === this.drawn) return
     this.drawn = drawn;
-    this.runs.replaceChildren(...runs.map(makeRun));
+    this.runs.replaceChildren(...runs.map((run) => makeRun(run, number, status.name)));
   }
 }
 
-function makeRun({ answer, models }) {
+/** loaded: the model that the panel names above; it is not named again. */
+function makeRun({ answer, models }, group, loaded) {
   const names = [...new Set(models)].map(getFileName).join(', ');
   const name = element('p', { class: 'paralleldit-strong paralleldit-cut-off', title: models.join(', ') }, names);
   const content = element('div', { class: 'paralleldit-plan-content' });
   draw(content, answer, [], makeBrief);
+  for (const [place, row] of content.querySelectorAll('[data-testid="paralleldit-plan-predicted"] li').entries())
+    row.append(makeUseButton(answer.predicted.best[place].values, group));
+  name.hidden = models.every((model) => model === loaded);
   return element('div', {}, name, element('div', { class: 'paralleldit-plan' }, content))
 }
 
-// Shows the last lines of a rank's log. The box is as high as its lines: the panel scrolls, not the box.
+// Shows the last lines of a rank's log. The box is as high as its lines: the panel scrolls, not the box, and the newest
+// line comes into view when the log is opened.
 
 
-const LAST = 15; // lines to show before a person asks for all
+const LAST$1 = 15; // lines to show before a person asks for all
 
 class LogView {
   /** openLog: called with the group's number and a rank whose log has yet to be read. */
@@ -2386,6 +2493,7 @@ class LogView {
     this.openLog = openLog;
     this.rank = 0;
     this.showsAll = false;
+    this.isOpening = false;
     const id = makeId('log-rank');
     this.select = element('select', { id });
     const attributes = { class: 'paralleldit-log', tabindex: 0, role: 'region', 'data-testid': 'paralleldit-log' };
@@ -2397,7 +2505,10 @@ class LogView {
     const label = element('label', { for: id }, t('panel.logOf'));
     this.choice = element('div', { class: 'paralleldit-choice' }, label, this.select, this.whole, this.copy);
     this.element = makeFold(t('panel.log'), false, this.choice, this.nothing, this.lines).element;
-    this.element.addEventListener('toggle', () => this.refresh());
+    this.element.addEventListener('toggle', () => {
+      this.isOpening = this.element.open;
+      this.refresh();
+    });
     this.select.addEventListener('change', () => this.choose(Number(this.select.value)));
     this.whole.addEventListener('click', () => {
       this.showsAll = !this.showsAll;
@@ -2430,11 +2541,15 @@ class LogView {
     if (!log && hasLogs(this.group)) queueMicrotask(() => this.openLog(this.group.number, this.rank));
     const lines = this.getLines();
     setAttribute(this.lines, 'aria-label', t('panel.logName', { rank: this.rank }));
-    setText(this.lines, (this.showsAll ? lines : lines.slice(-LAST)).join('\n'));
+    setText(this.lines, (this.showsAll ? lines : lines.slice(-LAST$1)).join('\n'));
     setText(this.whole, this.showsAll ? t('panel.logEnd') : t('panel.logAll', { count: lines.length }));
-    setShown(this.whole, lines.length > LAST);
+    setShown(this.whole, lines.length > LAST$1);
     for (const part of [this.lines, this.copy]) setShown(part, lines.length);
     setShown(this.nothing, !lines.length);
+    if (this.isOpening && lines.length) {
+      this.isOpening = false;
+      this.lines.scrollIntoView({ block: 'end' });
+    }
     setText(this.nothing, t(log?.state === 'reading' ? 'panel.logReading' : 'panel.logEmpty'));
   }
 }
@@ -2443,7 +2558,8 @@ function makeButton(testId, words) {
   return element('button', { type: 'button', class: 'paralleldit-small', 'data-testid': testId }, words)
 }
 
-// Shows a row for each rank: its device, its memory, and a warning if it gives no sign of life.
+// Shows a line for each rank: its device, what the driver tells of it, and its memory, as a bar behind the words. The
+// weights are the bar's darker part.
 
 
 const NEARLY_FULL = 0.92;
@@ -2464,58 +2580,67 @@ class RankList {
   update(group) {
     const ranks = listRanks(group);
     setShown(this.element, ranks.length);
-    setText(this.aside, String(ranks.length));
-    this.rows.update(ranks);
+    const [name, ...others] = new Set(ranks.map((row) => (row.index === null ? '' : shortenCardName(row.name))));
+    const isOne = Boolean(name) && !others.length; // said once, and not in each row
+    setText(this.aside, isOne ? `${ranks.length} × ${name}` : String(ranks.length));
+    this.rows.update(ranks.map((row) => ({ ...row, isNamed: !isOne })));
   }
 }
 
 class RankRow {
   constructor(rank) {
     this.name = element('span', { class: 'paralleldit-strong paralleldit-cut-off' });
+    this.sensors = element('span', { class: 'paralleldit-sensors' });
     this.memory = element('span', { class: 'paralleldit-aside' });
-    this.fill = element('div');
-    this.bar = element('div', { class: 'paralleldit-bar', role: 'meter', 'aria-valuemin': 0 }, this.fill);
     this.weights = element('div', { class: 'paralleldit-weights' });
-    this.silence = element('span');
-    const icon = element('i', { class: 'pi pi-exclamation-triangle', 'aria-hidden': 'true' });
-    this.silentLine = element('p', {}, icon, this.silence);
-    const line = element('div', { class: 'paralleldit-line' }, this.name, this.memory);
-    const parts = [line, this.bar, this.weights, this.silentLine];
-    this.element = element('li', { 'data-testid': `paralleldit-rank-${rank}` }, ...parts);
+    this.fill = element('div', { class: 'paralleldit-used' });
+    this.bar = element(
+      'div',
+      { class: 'paralleldit-meter', role: 'meter', 'aria-valuemin': 0 },
+      this.fill,
+      this.weights
+    );
+    const line = element('div', { class: 'paralleldit-line' }, this.name, this.sensors, this.memory);
+    this.element = element('li', { 'data-testid': `paralleldit-rank-${rank}` }, this.bar, line);
   }
 
   update(row) {
-    const { rank, device, used, total, weights, placed, silent } = row;
+    const { rank, device, used, total, placed, silent } = row;
     setText(this.name, nameRank(row));
     setAttribute(this.element, 'title', describeRank(row));
     const words = formatBytesOf(used, total, (some, all) => t('panel.memory', { used: some, total: all }));
     const share = total ? Math.min(used / total, 1) : 0;
-    setText(this.memory, words);
+    setText(this.sensors, describeSensors(row));
+    setText(this.memory, silent ? t('panel.silent', { seconds: Math.floor(silent) }) : total ? words : '');
+    setAttribute(this.element, 'data-silent', silent ? '' : null);
     setAttribute(this.bar, 'aria-label', t(`panel.memoryOf.${device}`, { rank }));
     setAttribute(this.bar, 'aria-valuemax', total);
     setAttribute(this.bar, 'aria-valuenow', used);
     setAttribute(this.bar, 'aria-valuetext', words);
-    setAttribute(this.bar, 'class', share > NEARLY_FULL ? 'paralleldit-bar paralleldit-full' : 'paralleldit-bar');
+    setAttribute(this.element, 'data-full', share > NEARLY_FULL ? '' : null);
     setAttribute(this.fill, 'style', `width: ${(100 * share).toFixed(1)}%`);
+    setAttribute(this.weights, 'style', `width: ${total ? (100 * Math.min(placed / total, share)).toFixed(1) : 0}%`);
     setShown(this.bar, total); // 0 means that the system does not report it
-    setShown(this.memory, total);
-    const part = placed < weights ? 'weightsInRam' : 'weights';
-    setText(this.weights, t(`panel.${part}`, { placed: formatBytes(placed), weights: formatBytes(weights) }));
-    setShown(this.weights, weights);
-    setShown(this.silentLine, silent);
-    setText(this.silence, silent ? t('panel.silent', { seconds: Math.floor(silent) }) : '');
   }
 }
 
-/** Names a rank: "GPU 1 · RTX 4090", or "Rank 1 · GPU 1 · RTX 4090" if the GPU's number does not identify the rank. */
-function nameRank({ rank, device, index, name, isSame }) {
+/** Names a rank: "GPU 1", "GPU 1 · RTX 4090", or "Rank 1 · GPU 1" if the GPU's number does not identify the rank. */
+function nameRank({ rank, device, index, name, isSame, isNamed }) {
   const kind = t(`panel.device.${device}`);
-  const own = index === null ? [kind] : [`${kind} ${index}`, shortenCardName(name)];
+  const own = index === null ? [kind] : [`${kind} ${index}`, ...(isNamed ? [shortenCardName(name)] : [])];
   return (isSame ? [t('panel.rank', { rank }), ...own] : own).join(' · ')
 }
 
-const describeRank = ({ rank, pid, index, name }) =>
-  [t('panel.rank', { rank }), ...(index === null ? [] : [name]), t('panel.process', { pid })].join(' · ');
+/** Describes what the driver tells: "98 % · 71 °C"; '' if it tells nothing. */
+const describeSensors = ({ busy, celsius }) =>
+  [busy !== null && `${busy} %`, celsius !== null && `${celsius} °C`].filter(Boolean).join(' · ');
+
+function describeRank({ rank, pid, index, name, placed, weights }) {
+  const part = placed < weights ? 'weightsInRam' : 'weights';
+  const sizes = { placed: formatBytes(placed), weights: formatBytes(weights) };
+  const parts = [t('panel.rank', { rank }), ...(index === null ? [] : [name]), t('panel.process', { pid })];
+  return [...parts, ...(weights ? [t(`panel.${part}`, sizes)] : [])].join(' · ')
+}
 
 // Draws a run's steps as bars. The lower part of a bar is the step's communication.
 // `layOutBars` and `makePaths` are pure. `Timeline` draws one path for all bars of a colour, however many there are.
@@ -2600,6 +2725,7 @@ class Timeline {
 // Shows the last runs, newest first: the model, the time of a step, and the outcome.
 
 
+const LAST = 3; // runs to show before a person asks for all
 const OUTCOMES = {
   running: 'pi pi-play',
   done: 'pi pi-check',
@@ -2619,8 +2745,14 @@ class RunList {
     setAttribute(this.trace, 'data-testid', 'paralleldit-trace');
     setAttribute(this.trace, 'title', t('panel.help.trace'));
     this.trace.addEventListener('click', () => onTrace(this.number));
-    const legend = element('div', { class: 'paralleldit-legend' }, ...keys, this.trace, comparison.button);
-    const folded = makeFold(t('panel.runs'), true, legend, comparison.element, this.list);
+    this.all = element('button', { type: 'button', class: 'paralleldit-small', 'data-testid': 'paralleldit-runs-all' });
+    this.showsAll = false;
+    this.all.addEventListener('click', () => {
+      this.showsAll = !this.showsAll;
+      this.update(this.group);
+    });
+    const legend = element('div', { class: 'paralleldit-legend' }, ...keys, this.all, this.trace, comparison.button);
+    const folded = makeFold(t('panel.runs'), true, this.list, legend, comparison.element);
     this.element = folded.element;
     this.rows = new Children(
       this.list,
@@ -2630,11 +2762,14 @@ class RunList {
   }
 
   update(group) {
-    this.number = group.number;
+    Object.assign(this, { group, number: group.number });
     this.comparison.update(group.number);
     setShown(this.element, group.runs.length);
     setShown(this.trace, ['ready', 'parked'].includes(getState(group)));
-    this.rows.update(group.runs);
+    setShown(this.all, group.runs.length > LAST);
+    setText(this.all, this.showsAll ? t('panel.runsLast') : t('panel.runsAll', { count: group.runs.length }));
+    const shown = this.showsAll ? group.runs : group.runs.slice(0, LAST);
+    this.rows.update(shown.map((run) => ({ run, id: run.id, isNamed: run.model !== group.status.name })));
   }
 }
 
@@ -2657,18 +2792,19 @@ class RunRow {
     this.element.append(this.factor, this.timeline.element, counted);
   }
 
-  update(run) {
-    if (this.run === run) return
-    this.run = run;
+  /** isNamed: whether the run names its model, as one that is not the loaded model. */
+  update({ run, isNamed }) {
+    if (this.run === run && this.isNamed === isNamed) return
+    Object.assign(this, { run, isNamed });
     setAttribute(this.element, 'data-state', run.state);
-    setText(this.model, getFileName(run.model));
+    const how = run.is_stock ? t('panel.asStock') : describePlans(run.plans, t);
+    setText(this.model, isNamed ? getFileName(run.model) : how);
     setAttribute(this.model, 'title', [...new Set([run.model, run.model_class])].filter(Boolean).join(' · '));
     setAttribute(this.icon, 'class', OUTCOMES[run.state] ?? '');
     setText(this.word, t(`panel.outcome.${run.state}`));
     const began = new Date(run.began * 1000);
     const time = formatTime(began, getLanguage());
-    const how = run.is_stock ? t('panel.asStock') : describePlans(run.plans, t);
-    setText(this.about, [t(`panel.operation.${run.operation}`), how, time].join(' · '));
+    setText(this.about, [t(`panel.operation.${run.operation}`), isNamed && how, time].filter(Boolean).join(' · '));
     setText(this.reason, run.reason);
     setShown(this.reason, run.reason);
     setText(this.comparison, run.comparison);
@@ -2788,24 +2924,28 @@ class GroupView {
     this.actions = actions;
     this.heading = element('h3', { id: makeId('group') }, t('panel.group', { number }));
     const press = (action) => this.press(action);
-    this.parts = [new StateView(press), new ButtonRow(press), new JobView()];
-    this.folds = [
-      new NextView(),
+    const head = [new StateView(), new ButtonRow(press), new JobView()];
+    const rest = [
+      new AboutView(press),
       new ModelView(),
       new RankList(),
-      new LogView(openLog),
-      new RunList((number) => actions.saveTrace(number), comparison)
+      new NextView(),
+      new RunList((number) => actions.saveTrace(number), comparison),
+      new LogView(openLog)
     ];
+    this.parts = [...head, ...rest];
     const attributes = { class: 'paralleldit-group', 'data-group': number, 'aria-labelledby': this.heading.id };
-    this.element = element('section', attributes, this.heading);
-    this.element.append(...[...this.parts, ...this.folds].map((part) => part.element));
+    // The head stays in sight while its group scrolls.
+    const top = element('header', { class: 'paralleldit-top', 'data-testid': 'paralleldit-top' }, this.heading);
+    top.append(...head.map((part) => part.element));
+    this.element = element('section', attributes, top, ...rest.map((part) => part.element));
   }
 
   update({ group, many, device, devices, runs }) {
     this.group = group;
     setAttribute(this.heading, 'class', many ? 'paralleldit-group-name' : 'paralleldit-unseen');
     const pending = (action) => this.actions.isPending(action, this.number);
-    for (const part of [...this.parts, ...this.folds]) part.update(group, { device, devices, pending, runs });
+    for (const part of this.parts) part.update(group, { device, devices, pending, runs });
   }
 
   press(action) {
@@ -2813,12 +2953,28 @@ class GroupView {
   }
 }
 
-/** The group's state and what it means, how often the group died and why, and the remarks on its plan. */
+/** The group's state. */
 class StateView {
-  constructor(press) {
+  constructor() {
     this.icon = element('i', { 'aria-hidden': 'true' });
     this.word = element('span', { role: 'status', 'data-testid': 'paralleldit-state', class: 'paralleldit-state-word' });
     this.size = element('span', { class: 'paralleldit-aside' });
+    this.element = element('div', { class: 'paralleldit-state' }, this.icon, this.word, this.size);
+  }
+
+  update(group, { device, devices }) {
+    const state = getState(group);
+    setAttribute(this.element, 'data-state', state);
+    setAttribute(this.icon, 'class', ICONS[state] ?? ICONS.stopped);
+    setText(this.word, describeState(group, state));
+    const count = group.status.pids?.length ?? devices;
+    setText(this.size, count ? t(`panel.size.${group.status.device ?? device}`, { count }) : '');
+  }
+}
+
+/** What the state means, how often the group died and why, and the remarks on its plan. */
+class AboutView {
+  constructor(press) {
     this.hint = element('p', { class: 'paralleldit-quiet' });
     this.note = element('p', { class: 'paralleldit-notice', 'data-testid': 'paralleldit-note' });
     this.deaths = element('summary');
@@ -2829,20 +2985,15 @@ class StateView {
     this.dismiss.addEventListener('click', () => press('dismiss'));
     const why = element('details', attributes, this.deaths, this.death);
     this.why = element('div', { class: 'paralleldit-over' }, why, this.dismiss);
-    const line = element('div', { class: 'paralleldit-state' }, this.icon, this.word, this.size);
-    this.element = element('div', { class: 'paralleldit-about' }, line, this.hint, this.note, this.why);
+    this.element = element('div', { class: 'paralleldit-about' }, this.hint, this.note, this.why);
   }
 
-  update(group, { device, devices }) {
+  update(group, { device }) {
     const state = getState(group);
-    const { remarks, deaths, last_death: death, pids } = group.status;
-    setAttribute(this.element, 'data-state', state);
-    setAttribute(this.icon, 'class', ICONS[state] ?? ICONS.stopped);
-    setText(this.word, describeState(group, state));
-    const count = pids?.length ?? devices;
-    setText(this.size, count ? t(`panel.size.${group.status.device ?? device}`, { count }) : '');
+    const { remarks, deaths, last_death: death } = group.status;
     const isNew = state === 'stopped' && !group.runs.length && !death;
-    const hint = t(isNew ? 'panel.newcomer' : `panel.hint.${state}`);
+    const isOnCpu = state === 'parked' && (group.status.device ?? device) === 'cpu';
+    const hint = t(isNew ? 'panel.newcomer' : isOnCpu ? 'panel.hint.parkedCpu' : `panel.hint.${state}`);
     setText(this.hint, hint.startsWith('panel.') ? '' : hint);
     setShown(this.hint, this.hint.textContent);
     const note = (remarks ?? []).map((remark) => describeRemark(remark, t)).join(' ');
@@ -2851,6 +3002,7 @@ class StateView {
     setText(this.deaths, describeDeaths(deaths));
     setText(this.death, death ?? '');
     setShown(this.why, death);
+    setShown(this.element, this.hint.textContent || note || death);
     setShown(this.dismiss, isDismissible(group));
   }
 }
@@ -2918,17 +3070,18 @@ class JobView {
   }
 }
 
-/** The loaded model: its plan, where its weights are kept, and its files. */
+/** The loaded model: its plan, and where its weights are kept. Its class and files are its name's tooltip. */
 class ModelView {
   constructor() {
-    this.element = makeFold(t('panel.model'), true).element;
-    setAttribute(this.element, 'data-testid', 'paralleldit-model');
     this.name = element('p', { class: 'paralleldit-strong paralleldit-cut-off' });
-    this.computes = element('p', { class: 'paralleldit-quiet paralleldit-cut-off' });
-    this.plan = element('p');
+    this.plan = element('p', { class: 'paralleldit-quiet' });
     this.weights = element('div', { 'data-testid': 'paralleldit-weights' });
-    this.files = element('ul', { class: 'paralleldit-files', 'aria-label': t('panel.files') });
-    this.element.append(this.name, this.computes, this.plan, this.weights, this.files);
+    const attributes = {
+      class: 'paralleldit-model',
+      'data-testid': 'paralleldit-model',
+      'aria-label': t('panel.model')
+    };
+    this.element = element('section', attributes, this.name, this.plan, this.weights);
   }
 
   update(group) {
@@ -2936,10 +3089,7 @@ class ModelView {
     setShown(this.element, model);
     if (!model) return
     setText(this.name, getFileName(name || model));
-    setAttribute(this.name, 'title', name || model);
-    setText(this.computes, model);
-    setShown(this.computes, name && name !== model);
-    setShown(this.files, files.length > 1 || files.some((path) => getFileName(path) !== this.name.textContent));
+    setAttribute(this.name, 'title', [...new Set([name || model, model, ...files])].join('\n'));
     setText(this.plan, plan ? describePlanInUse(plan, group.status.pids?.length ?? 0) : '');
     const words = describeWeights(group, t);
     setShown(this.weights, words.length);
@@ -2949,9 +3099,6 @@ class ModelView {
       for (const line of more) line.className = 'paralleldit-quiet';
       this.weights.replaceChildren(where, ...more);
     }
-    if (this.paths === files.join('\n')) return
-    this.paths = files.join('\n');
-    this.files.replaceChildren(...files.map((path) => element('li', { title: path }, getFileName(path))));
   }
 }
 
@@ -2994,7 +3141,7 @@ function describePace(run) {
   return left ? `${pace} · ${t('panel.left', { seconds: formatWholeSeconds(left) })}` : pace
 }
 
-// The whole panel: its heading, a notice about the connection, and the groups.
+// The whole panel: its heading, a notice about the connection, and the groups, those of the open workflow first.
 
 
 class PanelView {
@@ -3030,9 +3177,9 @@ class PanelView {
     const many = model.groups.length > 1;
     const { device, devices } = model;
     const next = this.findNextRuns();
-    this.views.update(
-      model.groups.map((group) => ({ group, many, device, devices, runs: next.get(group.number) ?? [] }))
-    );
+    const isOpen = ({ number }) => next.has(number);
+    const groups = [...model.groups.filter(isOpen), ...model.groups.filter((group) => !isOpen(group))];
+    this.views.update(groups.map((group) => ({ group, many, device, devices, runs: next.get(group.number) ?? [] })));
   }
 }
 
@@ -3414,7 +3561,7 @@ function addPlanWidget(node, makeQuestion, view) {
     if (!isBeside) return contentHeight + 2 * margin
     const above = node.widgets.filter((each) => each !== widget && !each.hidden).length;
     frame.style.setProperty('--paralleldit-above', above);
-    return -GAP$2 // LiteGraph adds it to each widget
+    return -GAP$3 // LiteGraph adds it to each widget
   }
   const widget = node.addDOMWidget('mesh', 'paralleldit_plan', frame, {
     serialize: false,
@@ -3425,7 +3572,7 @@ function addPlanWidget(node, makeQuestion, view) {
   });
   widget.serialize = false;
   setHidden(node, [widget], true); // until there is an answer
-  const height = new Height(node, () => (widget.hidden || isBeside ? 0 : measure() + GAP$2));
+  const height = new Height(node, () => (widget.hidden || isBeside ? 0 : measure() + GAP$3));
   let wrong = [];
   node.strokeStyles.paralleldit = () => {
     if (!content.querySelector('.paralleldit-plan-error')) return undefined

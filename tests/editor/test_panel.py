@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -29,7 +30,7 @@ IS_IN_WINDOW = """(row) => {
 SET_WIDTH = "(panel, width) => { panel.style.width = `${width}px` }"
 # Of each rank's row: whether name and memory are side by side in it, and the name is whole.
 ROWS = """(group) => [...group.querySelectorAll('[data-testid^=paralleldit-rank-]')].map((row) => {
-    const [name, memory] = row.querySelector('.paralleldit-line').children
+    const [name, , memory] = row.querySelector('.paralleldit-line').children
     const [left, right, frame] = [name, memory, row].map((each) => each.getBoundingClientRect())
     const overlap = Math.min(left.bottom, right.bottom) - Math.max(left.top, right.top)
     const isBeside = left.right <= right.left && overlap > left.height / 2
@@ -61,6 +62,8 @@ SET_HIDDEN = """(hidden) => {
     else delete document.hidden
     document.dispatchEvent(new Event('visibilitychange'))
 }"""
+OF_PLAN = """() => ['mode', 'cfg', 'ulysses'].map((name) => window.app.graph.nodes
+    .find((node) => node.type === 'ParallelDiT_Plan').widgets.find((widget) => widget.name === name).value)"""
 PAUSE_MS = 1000  # more than is between two drawings
 WINDOW, ROUNDS, TRIES = 0.75, 2, 10  # seconds, in turn, and how often where the machine had other things to do
 SHARE = 0.9  # of the closed panel's frames
@@ -97,6 +100,8 @@ def share_of_frames(editor: Editor) -> float:
 def test_an_open_panel_leaves_the_editor_its_frames(shared_editor: Editor, panel: Locator, host: ComfyHost) -> None:
     tell(host, *sampling(), seconds=1 / EVENTS_A_SECOND)
     try:
+        expect(panel.get_by_test_id("paralleldit-run")).to_have_count(3)
+        panel.get_by_test_id("paralleldit-runs-all").click()
         expect(panel.get_by_test_id("paralleldit-run")).to_have_count(10)
         expect(panel.get_by_test_id("paralleldit-state")).to_have_text("Running")
         assert panel.evaluate(MOVING) == []
@@ -107,14 +112,41 @@ def test_an_open_panel_leaves_the_editor_its_frames(shared_editor: Editor, panel
         assert max(shares) >= SHARE, shares
     finally:
         tell(host)
+        panel.get_by_test_id("paralleldit-runs-all").click()
 
 
 def test_a_ranks_device_and_memory_are_on_one_line(themed: Editor, panel: Locator, host: ComfyHost) -> None:
     for ranks in holds_at_all_widths(themed, panel, host, themed.theme()):
         row = panel.get_by_test_id(f"paralleldit-rank-{ranks - 1}")
-        expect(row).to_contain_text(f"GPU {ranks - 1} · RTX 4090")
-        expect(row).to_have_attribute("title", f"Rank {ranks - 1} · NVIDIA GeForce RTX 4090 · process {4710 + ranks}")
+        expect(row).to_contain_text(f"GPU {ranks - 1}")
+        expect(row).to_contain_text("97 % · 71 °C")
+        expect(panel).to_contain_text(f"{ranks} × RTX 4090")
+        expect(row).to_have_attribute("title", re.compile(rf"Rank {ranks - 1} · NVIDIA GeForce RTX 4090 · .*11\.0 GiB"))
     expect(panel.get_by_test_id("paralleldit-rank-0")).to_contain_text("of 23.6 GiB")
+
+
+def test_eight_ranks_are_in_sight_and_state_and_buttons_stay_so(
+    shared_editor: Editor, panel: Locator, host: ComfyHost
+) -> None:
+    page = shared_editor.page
+    shared_editor.resize({"width": 900, "height": 700})
+    try:
+        for each in sampling(8)[:6]:
+            tell(host, each)
+        row = panel.get_by_test_id("paralleldit-rank-7")
+        expect(row).to_be_visible()
+        top = panel.get_by_test_id("paralleldit-top")
+        first, last = top.bounding_box(), row.bounding_box()
+        assert first and last and last["y"] + last["height"] - first["y"] <= 600
+        panel.get_by_test_id("paralleldit-run").last.scroll_into_view_if_needed()
+        for part in ("state", "stop", "step"):
+            assert panel.get_by_test_id(f"paralleldit-{part}").evaluate(IS_IN_WINDOW), part
+        scrolled = row.bounding_box()
+        assert scrolled and scrolled["y"] < last["y"] - 50, "nothing was scrolled"
+        shared_editor.screenshot("panel-scrolled")
+        page.get_by_test_id("paralleldit-panel").evaluate("(panel) => panel.scrollIntoView()")
+    finally:
+        shared_editor.resize(VIEWPORT)
 
 
 def test_they_are_in_chinese_too(browser: Browser, host: ComfyHost) -> None:
@@ -224,7 +256,7 @@ def test_a_run_tells_how_much_faster_than_one_device_it_was_and_by_what_that_is_
     row = panel.get_by_test_id("paralleldit-run").first
     factor = row.get_by_test_id("paralleldit-factor")
     expect(factor).to_have_text("0.49 s a step, 1.6× faster than one device (measured; one device predicted)")
-    expect(row).to_contain_text("flux1-dev-fp8.safetensors")
+    expect(row).not_to_contain_text("flux1-dev-fp8.safetensors")  # it is named above
     expect(row).to_contain_text("11.1 s in all")
     tell(host, event([run(21, is_alone_run=True, usual=0.54)]))
     expect(factor).to_have_text("0.54 s a step, 1.5× faster than one device (measured)")
@@ -244,6 +276,12 @@ def test_a_run_says_why_it_is_less_parallel_than_asked(shared_editor: Editor, pa
     expect(rows.nth(2).get_by_test_id(reason)).to_be_hidden()
     rows.nth(2).scroll_into_view_if_needed()
     shared_editor.screenshot("panel-as-stock", panel)
+
+
+def test_cpu_ranks_that_were_parked_say_so(panel: Locator, host: ComfyHost) -> None:
+    tell(host, event([run(50)], state="parked", device="cpu", model=None))
+    expect(panel.get_by_test_id("paralleldit-state")).to_have_text("Parked")
+    expect(panel).to_contain_text("The model is unloaded. The next prompt reads it again.")
 
 
 def test_the_log_fits_its_lines_and_is_copied_whole(shared_editor: Editor, panel: Locator) -> None:
@@ -268,6 +306,7 @@ def test_the_log_fits_its_lines_and_is_copied_whole(shared_editor: Editor, panel
 
 def test_plans_are_compared_with_one_device_by_running_each_once(shared_editor: Editor) -> None:
     open_demo(shared_editor, steps=3, seed=120)
+    page = shared_editor.page
     panel = shared_editor.open_panel()
     shared_editor.run()
     expect(panel.get_by_test_id("paralleldit-run").first).to_contain_text("done", timeout=3 * PATIENCE_MS)
@@ -276,12 +315,22 @@ def test_plans_are_compared_with_one_device_by_running_each_once(shared_editor: 
     expect(lines).to_have_count(4)  # the three fastest plans, and one device
     for line in lines.all():
         expect(line).to_have_attribute("data-state", "done", timeout=3 * PATIENCE_MS)
-        assert len(line.get_by_role("cell").all_inner_texts()) == 3
+        assert len(line.get_by_role("cell").all_inner_texts()) == 4  # the last is the button
         expect(line).to_contain_text("×")
     expect(lines.last).to_contain_text("×1.0")
     *names, alone = lines.get_by_role("rowheader").all_inner_texts()
     assert alone == "One device" and "cfg=2" in names and len(set(names)) == 3
+    panel.get_by_test_id("paralleldit-runs-all").click()
     plans = [each.inner_text() for each in panel.get_by_test_id("paralleldit-run").all()[:4]]
+    panel.get_by_test_id("paralleldit-runs-all").click()
     assert all(name in plan for name, plan in zip(["one rank", *reversed(names)], plans, strict=True)), plans
     assert panel.get_by_test_id("paralleldit-compare").is_enabled() and shared_editor.problems == []
+    name = page.evaluate("() => window.app.extensionManager.workflow.activeWorkflow.filename")
+    expect(panel.get_by_test_id("paralleldit-comparison").locator("caption")).to_have_text(f"{name} · 64 × 64")
     shared_editor.screenshot("compared")
+    lines.filter(has_text="ulysses=2").get_by_test_id("paralleldit-use").click()
+    assert page.evaluate(OF_PLAN) == ["manual", 1, 2]
+    page.keyboard.press("Control+z")
+    page.wait_for_function(f"() => ({OF_PLAN})()[0] === 'auto'")
+    open_demo(shared_editor)
+    expect(panel.get_by_test_id("paralleldit-comparison")).to_be_hidden()

@@ -52,8 +52,8 @@ class Machine:
             self.answers(name, lambda *of, name=name: self.asked.append((name, *of)))
 
     def answers(self, name: str, answer: Callable[..., Any]) -> None:
-        """Raises AttributeError where torch has no such name for this kind."""
-        self.patch.setattr(self.module, name, answer)
+        """Raises AttributeError where torch has no such name for this kind, unless that is a sensor's."""
+        self.patch.setattr(self.module, name, answer, raising=name not in ("utilization", "temperature"))
 
 
 @pytest.fixture(params=[("cuda", None), ("cuda", "6.4"), ("xpu", None)], ids=["cuda", "rocm", "xpu"])
@@ -68,6 +68,11 @@ def test_the_kind_that_is_there_is_asked_for_everything(machine: Machine) -> Non
     assert device.name_of(own) == "GTX 1660"
     assert DeviceMemory.now(own) == DeviceMemory(small, 2 * GB, 6 * GB)
     assert memory_use(own)["accelerator"] == 3 * GB and memory_use(own)["total"] == small
+    assert device.read_sensors(own) == {}, "no library for it"
+    machine.answers("utilization", lambda of: 97.0 if of == own else 0)
+    assert memory_use(own)["busy"] == 97 and "celsius" not in memory_use(own)
+    machine.answers("temperature", lambda _: 71)
+    assert device.read_sensors(own) == {"busy": 97, "celsius": 71}
     device.synchronise(own)
     device.empty_caches(own)
     assert machine.asked == [("synchronize", own), ("empty_cache",), ("empty_host_cache",)]

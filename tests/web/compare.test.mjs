@@ -86,6 +86,7 @@ function comparing(ends) {
   const asked = []
   const host = {
     prompt: async () => ({ output: PROMPT, workflow: {} }),
+    about: () => ({ workflow: 'flux', picture: { width: 64, height: 64 } }),
     answer: async (loader) => {
       asked.push(loader)
       return { predicted: { best: [{ values: { dp: 2, speeds: [] }, fits: true }] } }

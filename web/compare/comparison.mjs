@@ -5,8 +5,8 @@ import { addSpeedups, applyPlan, findLoaders, listCandidates, summarizeRuns } fr
 export class Comparison {
   /**
    * queue: see queue.mjs. host: asks the page and its server. `prompt()` returns the open workflow as a prompt,
-   * `answer(loader)` what POST /paralleldit/plan says about the loader of that id, `runs(group)` the runs that the
-   * server keeps. types: the loaders' node types. onChange: called after `rows`, `isRunning` or `problem` changed.
+   * `about(loader)` the open workflow's name and what the loader's sampler draws, `answer(loader)` what POST
+   * /paralleldit/plan says about the loader of that id, `runs(group)` the runs that the server keeps. types: the loaders' node types. onChange: called after `rows`, `isRunning` or `problem` changed.
    */
   constructor(queue, host, types, onChange) {
     this.queue = queue
@@ -16,6 +16,7 @@ export class Comparison {
     this.rows = [] // each {plans, isAlone, state: waiting, running, done, failed or leftOut, result, times}
     this.isRunning = false
     this.problem = ''
+    this.about = null // {workflow, picture}, once it runs
   }
 
   /** group: the worker group's number. noLoader: the problem to show if the workflow has no loader of this group. */
@@ -26,6 +27,7 @@ export class Comparison {
       const { output, workflow } = await this.host.prompt()
       const loaders = findLoaders(output, this.types, group)
       if (!loaders.length) throw new Error(noLoader)
+      this.set({ about: this.host.about(loaders[0]) })
       const plans = listCandidates(await this.host.answer(loaders[0]))
       this.set({ rows: plans.map((plan) => ({ ...plan, state: 'waiting', result: null, times: null })) })
       for (const [at, { values }] of plans.entries()) {

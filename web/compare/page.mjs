@@ -7,6 +7,11 @@ import { askServer } from '../plan/server.mjs'
 export function makeHost(app, api) {
   return {
     prompt: () => app.graphToPrompt(),
+    about: (loader) => {
+      const [{ samplers } = { samplers: [] }] = makeLoaderQuestion(findNode(app.rootGraph, loader)).loaders
+      const { picture } = samplers.find((sampler) => sampler.picture) ?? {}
+      return { workflow: app.extensionManager.workflow.activeWorkflow.filename, picture: picture ?? null }
+    },
     answer: async (loader) => askServer(makeLoaderQuestion(findNode(app.rootGraph, loader))),
     async runs(group) {
       const { groups } = await (await api.fetchApi('/paralleldit/groups')).json()

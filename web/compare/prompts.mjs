@@ -11,14 +11,18 @@ export const findLoaders = (prompt, types, group) =>
     return types.includes(type) && (inputs.group ?? 1) === group
   })
 
+/** Returns a plan's values as a Plan node has them. values: of a plan in JSON. */
+export function makeNodeValues({ speeds, ...values }) {
+  return { ...values, ...(speeds ? { speeds: speeds.join(', ') } : {}), mode: 'manual' }
+}
+
 /**
  * Returns the plans to compare, as values of a Plan node: those with the fastest predictions, or auto without a
  * prediction; and one device. answer: of POST /paralleldit/plan, or null.
  */
 export function listCandidates(answer) {
   const best = (answer?.predicted?.best ?? []).filter((each) => each.fits && !each.is_alone)
-  const ofNode = (values) => ({ ...values, speeds: values.speeds.join(', '), mode: 'manual' })
-  const found = best.map(({ values }) => ({ plans: [values], values: ofNode(values), isAlone: false }))
+  const found = best.map(({ values }) => ({ plans: [values], values: makeNodeValues(values), isAlone: false }))
   const auto = { plans: [], values: { mode: 'auto' }, isAlone: false }
   return [...(found.length ? found : [auto]), { plans: [{}], values: { mode: 'manual' }, isAlone: true }]
 }

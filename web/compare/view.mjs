@@ -1,6 +1,8 @@
-// The button that compares plans, and the table of their times.
+// The button that compares plans, and the table of their times. Each workflow has a table of its own, shown while it is
+// open.
 
 import { element } from '../elements.mjs'
+import { makeUseButton } from '../loader/use.mjs'
 import { setAttribute, setShown, setText } from '../panel/dom.mjs'
 import { describePlans, formatSeconds, formatSpeedup } from '../panel/format.mjs'
 import { LOADERS } from '../plan/graph.mjs'
@@ -9,29 +11,32 @@ import { Comparison } from './comparison.mjs'
 import { makeHost } from './page.mjs'
 import { Queue } from './queue.mjs'
 
-/** Makes the view of a comparison of the open workflow. app, api: the editor's. */
+/** Makes the view of comparisons of the open workflow. app, api: the editor's. */
 export function makeComparisonView(app, api) {
-  const comparison = new Comparison(new Queue(api), makeHost(app, api), LOADERS, () => view.draw())
-  const view = new ComparisonView(comparison)
-  return view
+  const make = (onChange) => new Comparison(new Queue(api), makeHost(app, api), LOADERS, onChange)
+  return new ComparisonView(make, () => app.extensionManager.workflow.activeWorkflow)
 }
 
 const COLUMNS = ['plan', 'seconds', 'step', 'times']
 
 export class ComparisonView {
-  /** comparison: see comparison.mjs. Its `onChange` must call this view's `draw`. */
-  constructor(comparison) {
-    this.comparison = comparison
+  /** make: makes a Comparison that calls a function after each change. getWorkflow: returns the open workflow. */
+  constructor(make, getWorkflow) {
+    this.make = make
+    this.getWorkflow = getWorkflow
+    this.comparisons = new WeakMap() // by workflow
+    this.running = null
     const attributes = { type: 'button', class: 'paralleldit-small', 'data-testid': 'paralleldit-compare' }
     this.button = element('button', { ...attributes, title: t('panel.compare.help') }, t('panel.compare.start'))
-    this.button.addEventListener('click', () => comparison.run(this.group, t('panel.compare.noLoader')))
+    this.button.addEventListener('click', () => this.compare())
     this.problem = element('p', { class: 'paralleldit-notice paralleldit-bad', role: 'alert' })
+    this.about = element('caption', { class: 'paralleldit-quiet' })
     this.body = element('tbody')
     const heads = COLUMNS.map((column) => element('th', { scope: 'col' }, t(`panel.compare.${column}`)))
     heads[COLUMNS.indexOf('seconds')].title = t('panel.compare.ofAll')
+    const head = element('thead', {}, element('tr', {}, ...heads, element('td')))
     const table = { class: 'paralleldit-table', 'data-testid': 'paralleldit-comparison' }
-    this.table = element('table', table, element('thead', {}, element('tr', {}, ...heads)), this.body)
-    setAttribute(this.table, 'aria-label', t('panel.compare.start'))
+    this.table = element('table', table, this.about, head, this.body)
     this.element = element('div', {}, this.problem, this.table)
     this.draw()
   }
@@ -39,20 +44,43 @@ export class ComparisonView {
   /** group: the worker group's number. */
   update(group) {
     this.group = group
+    if (this.drawn !== this.getWorkflow()) this.draw()
+  }
+
+  async compare() {
+    const workflow = this.getWorkflow()
+    const comparison = this.comparisons.get(workflow) ?? this.make(() => this.draw())
+    this.comparisons.set(workflow, comparison)
+    this.running = comparison
+    try {
+      await comparison.run(this.group, t('panel.compare.noLoader'))
+    } finally {
+      this.running = null
+      this.draw()
+    }
   }
 
   draw() {
-    const { isRunning, problem, rows } = this.comparison
-    setAttribute(this.button, 'aria-busy', isRunning ? 'true' : null)
-    this.button.disabled = isRunning
+    this.drawn = this.getWorkflow()
+    const { problem = '', rows = [], about = null } = this.comparisons.get(this.drawn) ?? {}
+    setAttribute(this.button, 'aria-busy', this.running ? 'true' : null)
+    this.button.disabled = Boolean(this.running)
     setText(this.problem, problem)
     setShown(this.problem, problem)
     setShown(this.table, rows.length)
-    this.body.replaceChildren(...rows.map(makeRow))
+    setText(this.about, about ? describeAbout(about) : '')
+    this.body.replaceChildren(...rows.map((row) => makeRow(row, this.group)))
   }
 }
 
-function makeRow({ plans, isAlone, state, result, times: factor }) {
+/** Says what was compared: "flux · 1024 × 1024 · batch of 2". */
+function describeAbout({ workflow, picture }) {
+  const { width, height, length = 1, batch_size: images = 1 } = picture ?? {}
+  const size = picture && [width, height, ...(length > 1 ? [length] : [])].join(' × ')
+  return [workflow, size, images > 1 && t('panel.compare.images', { images })].filter(Boolean).join(' · ')
+}
+
+function makeRow({ plans, values, isAlone, state, result, times: factor }, group) {
   const name = isAlone ? t('panel.compare.alone') : describePlans(result?.plans ?? plans, t)
   const cells = [
     state === 'done' ? formatSeconds(result.seconds) : t(`panel.compare.state.${state}`),
@@ -60,5 +88,6 @@ function makeRow({ plans, isAlone, state, result, times: factor }) {
     factor ? `×${formatSpeedup(factor)}` : ''
   ]
   const head = element('th', { scope: 'row' }, name)
-  return element('tr', { 'data-state': state }, head, ...cells.map((words) => element('td', {}, words)))
+  const use = element('td', {}, ...(values.mode === 'manual' ? [makeUseButton(plans[0], group)] : []))
+  return element('tr', { 'data-state': state }, head, ...cells.map((words) => element('td', {}, words)), use)
 }

@@ -18,9 +18,9 @@ function makeButton(className, label, attributes, onclick, ...children) {
 
 /**
  * Makes an alert. kind: see `classifyError`. text: {cause, advice, details}. node: the node's name. onDismiss is called
- * to take the card away, and onShow to go to the node.
+ * to take the card away, onShow to go to the node, and onRun to run the workflow again.
  */
-export function makeErrorCard(kind, text, node, { onDismiss, onShow }) {
+export function makeErrorCard(kind, text, node, { onDismiss, onShow, onRun }) {
   const title = t(`errors.titles.${kind}`)
   const words = { copy: t('errors.copy'), copied: t('errors.copied') }
   const copyButton = makeButton('paralleldit-error-action', '', makeTestId('copy'), null, words.copy)
@@ -56,6 +56,7 @@ export function makeErrorCard(kind, text, node, { onDismiss, onShow }) {
       'footer',
       {},
       makeButton('paralleldit-error-action paralleldit-error-node', '', {}, onShow, node),
+      makeButton('paralleldit-error-action', '', makeTestId('run'), onRun, t('errors.run')),
       copyButton
     )
   )

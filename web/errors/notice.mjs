@@ -40,7 +40,8 @@ export class Notice {
     const text = describeError(this.event, this.kind)
     return makeErrorCard(this.kind, { ...text, advice: translateAdvice(text.advice) }, name, {
       onDismiss: () => this.dismiss(),
-      onShow: () => this.goToNode()
+      onShow: () => this.goToNode(),
+      onRun: () => app.queuePrompt(0)
     })
   }
 

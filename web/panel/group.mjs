@@ -4,7 +4,7 @@ import { element } from '../elements.mjs'
 import { describeRemark } from '../plan/mesh.mjs'
 import { NextView } from '../plan/next.mjs'
 import { t } from '../text.mjs'
-import { makeFold, makeId, setAttribute, setShown, setText } from './dom.mjs'
+import { makeId, setAttribute, setShown, setText } from './dom.mjs'
 import {
   countRanks,
   describePlan,
@@ -55,24 +55,28 @@ export class GroupView {
     this.actions = actions
     this.heading = element('h3', { id: makeId('group') }, t('panel.group', { number }))
     const press = (action) => this.press(action)
-    this.parts = [new StateView(press), new ButtonRow(press), new JobView()]
-    this.folds = [
-      new NextView(),
+    const head = [new StateView(), new ButtonRow(press), new JobView()]
+    const rest = [
+      new AboutView(press),
       new ModelView(),
       new RankList(),
-      new LogView(openLog),
-      new RunList((number) => actions.saveTrace(number), comparison)
+      new NextView(),
+      new RunList((number) => actions.saveTrace(number), comparison),
+      new LogView(openLog)
     ]
+    this.parts = [...head, ...rest]
     const attributes = { class: 'paralleldit-group', 'data-group': number, 'aria-labelledby': this.heading.id }
-    this.element = element('section', attributes, this.heading)
-    this.element.append(...[...this.parts, ...this.folds].map((part) => part.element))
+    // The head stays in sight while its group scrolls.
+    const top = element('header', { class: 'paralleldit-top', 'data-testid': 'paralleldit-top' }, this.heading)
+    top.append(...head.map((part) => part.element))
+    this.element = element('section', attributes, top, ...rest.map((part) => part.element))
   }
 
   update({ group, many, device, devices, runs }) {
     this.group = group
     setAttribute(this.heading, 'class', many ? 'paralleldit-group-name' : 'paralleldit-unseen')
     const pending = (action) => this.actions.isPending(action, this.number)
-    for (const part of [...this.parts, ...this.folds]) part.update(group, { device, devices, pending, runs })
+    for (const part of this.parts) part.update(group, { device, devices, pending, runs })
   }
 
   press(action) {
@@ -80,12 +84,28 @@ export class GroupView {
   }
 }
 
-/** The group's state and what it means, how often the group died and why, and the remarks on its plan. */
+/** The group's state. */
 class StateView {
-  constructor(press) {
+  constructor() {
     this.icon = element('i', { 'aria-hidden': 'true' })
     this.word = element('span', { role: 'status', 'data-testid': 'paralleldit-state', class: 'paralleldit-state-word' })
     this.size = element('span', { class: 'paralleldit-aside' })
+    this.element = element('div', { class: 'paralleldit-state' }, this.icon, this.word, this.size)
+  }
+
+  update(group, { device, devices }) {
+    const state = getState(group)
+    setAttribute(this.element, 'data-state', state)
+    setAttribute(this.icon, 'class', ICONS[state] ?? ICONS.stopped)
+    setText(this.word, describeState(group, state))
+    const count = group.status.pids?.length ?? devices
+    setText(this.size, count ? t(`panel.size.${group.status.device ?? device}`, { count }) : '')
+  }
+}
+
+/** What the state means, how often the group died and why, and the remarks on its plan. */
+class AboutView {
+  constructor(press) {
     this.hint = element('p', { class: 'paralleldit-quiet' })
     this.note = element('p', { class: 'paralleldit-notice', 'data-testid': 'paralleldit-note' })
     this.deaths = element('summary')
@@ -96,20 +116,15 @@ class StateView {
     this.dismiss.addEventListener('click', () => press('dismiss'))
     const why = element('details', attributes, this.deaths, this.death)
     this.why = element('div', { class: 'paralleldit-over' }, why, this.dismiss)
-    const line = element('div', { class: 'paralleldit-state' }, this.icon, this.word, this.size)
-    this.element = element('div', { class: 'paralleldit-about' }, line, this.hint, this.note, this.why)
+    this.element = element('div', { class: 'paralleldit-about' }, this.hint, this.note, this.why)
   }
 
-  update(group, { device, devices }) {
+  update(group, { device }) {
     const state = getState(group)
-    const { remarks, deaths, last_death: death, pids } = group.status
-    setAttribute(this.element, 'data-state', state)
-    setAttribute(this.icon, 'class', ICONS[state] ?? ICONS.stopped)
-    setText(this.word, describeState(group, state))
-    const count = pids?.length ?? devices
-    setText(this.size, count ? t(`panel.size.${group.status.device ?? device}`, { count }) : '')
+    const { remarks, deaths, last_death: death } = group.status
     const isNew = state === 'stopped' && !group.runs.length && !death
-    const hint = t(isNew ? 'panel.newcomer' : `panel.hint.${state}`)
+    const isOnCpu = state === 'parked' && (group.status.device ?? device) === 'cpu'
+    const hint = t(isNew ? 'panel.newcomer' : isOnCpu ? 'panel.hint.parkedCpu' : `panel.hint.${state}`)
     setText(this.hint, hint.startsWith('panel.') ? '' : hint)
     setShown(this.hint, this.hint.textContent)
     const note = (remarks ?? []).map((remark) => describeRemark(remark, t)).join(' ')
@@ -118,6 +133,7 @@ class StateView {
     setText(this.deaths, describeDeaths(deaths))
     setText(this.death, death ?? '')
     setShown(this.why, death)
+    setShown(this.element, this.hint.textContent || note || death)
     setShown(this.dismiss, isDismissible(group))
   }
 }
@@ -185,17 +201,18 @@ class JobView {
   }
 }
 
-/** The loaded model: its plan, where its weights are kept, and its files. */
+/** The loaded model: its plan, and where its weights are kept. Its class and files are its name's tooltip. */
 class ModelView {
   constructor() {
-    this.element = makeFold(t('panel.model'), true).element
-    setAttribute(this.element, 'data-testid', 'paralleldit-model')
     this.name = element('p', { class: 'paralleldit-strong paralleldit-cut-off' })
-    this.computes = element('p', { class: 'paralleldit-quiet paralleldit-cut-off' })
-    this.plan = element('p')
+    this.plan = element('p', { class: 'paralleldit-quiet' })
     this.weights = element('div', { 'data-testid': 'paralleldit-weights' })
-    this.files = element('ul', { class: 'paralleldit-files', 'aria-label': t('panel.files') })
-    this.element.append(this.name, this.computes, this.plan, this.weights, this.files)
+    const attributes = {
+      class: 'paralleldit-model',
+      'data-testid': 'paralleldit-model',
+      'aria-label': t('panel.model')
+    }
+    this.element = element('section', attributes, this.name, this.plan, this.weights)
   }
 
   update(group) {
@@ -203,10 +220,7 @@ class ModelView {
     setShown(this.element, model)
     if (!model) return
     setText(this.name, getFileName(name || model))
-    setAttribute(this.name, 'title', name || model)
-    setText(this.computes, model)
-    setShown(this.computes, name && name !== model)
-    setShown(this.files, files.length > 1 || files.some((path) => getFileName(path) !== this.name.textContent))
+    setAttribute(this.name, 'title', [...new Set([name || model, model, ...files])].join('\n'))
     setText(this.plan, plan ? describePlanInUse(plan, group.status.pids?.length ?? 0) : '')
     const words = describeWeights(group, t)
     setShown(this.weights, words.length)
@@ -216,9 +230,6 @@ class ModelView {
       for (const line of more) line.className = 'paralleldit-quiet'
       this.weights.replaceChildren(where, ...more)
     }
-    if (this.paths === files.join('\n')) return
-    this.paths = files.join('\n')
-    this.files.replaceChildren(...files.map((path) => element('li', { title: path }, getFileName(path))))
   }
 }
 

@@ -1,4 +1,5 @@
-// Shows the last lines of a rank's log. The box is as high as its lines: the panel scrolls, not the box.
+// Shows the last lines of a rank's log. The box is as high as its lines: the panel scrolls, not the box, and the newest
+// line comes into view when the log is opened.
 
 import { copyOnClick } from '../clipboard.mjs'
 import { element } from '../elements.mjs'
@@ -14,6 +15,7 @@ export class LogView {
     this.openLog = openLog
     this.rank = 0
     this.showsAll = false
+    this.isOpening = false
     const id = makeId('log-rank')
     this.select = element('select', { id })
     const attributes = { class: 'paralleldit-log', tabindex: 0, role: 'region', 'data-testid': 'paralleldit-log' }
@@ -25,7 +27,10 @@ export class LogView {
     const label = element('label', { for: id }, t('panel.logOf'))
     this.choice = element('div', { class: 'paralleldit-choice' }, label, this.select, this.whole, this.copy)
     this.element = makeFold(t('panel.log'), false, this.choice, this.nothing, this.lines).element
-    this.element.addEventListener('toggle', () => this.refresh())
+    this.element.addEventListener('toggle', () => {
+      this.isOpening = this.element.open
+      this.refresh()
+    })
     this.select.addEventListener('change', () => this.choose(Number(this.select.value)))
     this.whole.addEventListener('click', () => {
       this.showsAll = !this.showsAll
@@ -63,6 +68,10 @@ export class LogView {
     setShown(this.whole, lines.length > LAST)
     for (const part of [this.lines, this.copy]) setShown(part, lines.length)
     setShown(this.nothing, !lines.length)
+    if (this.isOpening && lines.length) {
+      this.isOpening = false
+      this.lines.scrollIntoView({ block: 'end' })
+    }
     setText(this.nothing, t(log?.state === 'reading' ? 'panel.logReading' : 'panel.logEmpty'))
   }
 }

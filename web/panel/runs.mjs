@@ -17,6 +17,7 @@ import {
 import { getState } from './state.mjs'
 import { Timeline } from './timeline.mjs'
 
+const LAST = 3 // runs to show before a person asks for all
 const OUTCOMES = {
   running: 'pi pi-play',
   done: 'pi pi-check',
@@ -36,8 +37,14 @@ export class RunList {
     setAttribute(this.trace, 'data-testid', 'paralleldit-trace')
     setAttribute(this.trace, 'title', t('panel.help.trace'))
     this.trace.addEventListener('click', () => onTrace(this.number))
-    const legend = element('div', { class: 'paralleldit-legend' }, ...keys, this.trace, comparison.button)
-    const folded = makeFold(t('panel.runs'), true, legend, comparison.element, this.list)
+    this.all = element('button', { type: 'button', class: 'paralleldit-small', 'data-testid': 'paralleldit-runs-all' })
+    this.showsAll = false
+    this.all.addEventListener('click', () => {
+      this.showsAll = !this.showsAll
+      this.update(this.group)
+    })
+    const legend = element('div', { class: 'paralleldit-legend' }, ...keys, this.all, this.trace, comparison.button)
+    const folded = makeFold(t('panel.runs'), true, this.list, legend, comparison.element)
     this.element = folded.element
     this.rows = new Children(
       this.list,
@@ -47,11 +54,14 @@ export class RunList {
   }
 
   update(group) {
-    this.number = group.number
+    Object.assign(this, { group, number: group.number })
     this.comparison.update(group.number)
     setShown(this.element, group.runs.length)
     setShown(this.trace, ['ready', 'parked'].includes(getState(group)))
-    this.rows.update(group.runs)
+    setShown(this.all, group.runs.length > LAST)
+    setText(this.all, this.showsAll ? t('panel.runsLast') : t('panel.runsAll', { count: group.runs.length }))
+    const shown = this.showsAll ? group.runs : group.runs.slice(0, LAST)
+    this.rows.update(shown.map((run) => ({ run, id: run.id, isNamed: run.model !== group.status.name })))
   }
 }
 
@@ -74,18 +84,19 @@ class RunRow {
     this.element.append(this.factor, this.timeline.element, counted)
   }
 
-  update(run) {
-    if (this.run === run) return
-    this.run = run
+  /** isNamed: whether the run names its model, as one that is not the loaded model. */
+  update({ run, isNamed }) {
+    if (this.run === run && this.isNamed === isNamed) return
+    Object.assign(this, { run, isNamed })
     setAttribute(this.element, 'data-state', run.state)
-    setText(this.model, getFileName(run.model))
+    const how = run.is_stock ? t('panel.asStock') : describePlans(run.plans, t)
+    setText(this.model, isNamed ? getFileName(run.model) : how)
     setAttribute(this.model, 'title', [...new Set([run.model, run.model_class])].filter(Boolean).join(' · '))
     setAttribute(this.icon, 'class', OUTCOMES[run.state] ?? '')
     setText(this.word, t(`panel.outcome.${run.state}`))
     const began = new Date(run.began * 1000)
     const time = formatTime(began, getLanguage())
-    const how = run.is_stock ? t('panel.asStock') : describePlans(run.plans, t)
-    setText(this.about, [t(`panel.operation.${run.operation}`), how, time].join(' · '))
+    setText(this.about, [t(`panel.operation.${run.operation}`), isNamed && how, time].filter(Boolean).join(' · '))
     setText(this.reason, run.reason)
     setShown(this.reason, run.reason)
     setText(this.comparison, run.comparison)

@@ -94,19 +94,22 @@ export function getReadPercent({ memory = [] }) {
 
 /**
  * Lists the running ranks. Memory is in bytes; `placed` is the part of the weights on the device. `silent` is the
- * seconds since the last sign of life if they are too many, else 0. index, name: of the rank's device. isSame: whether
- * another rank's device has the same index, as on another machine.
+ * seconds since the last sign of life if they are too many, else 0. busy (percent), celsius: null if the driver does not
+ * tell. index, name: of the rank's device. isSame: whether another rank's device has the same index, as on another
+ * machine.
  */
 export function listRanks({ status }) {
   const { pids = [], memory = [], beats = [], devices = [], device } = status
   const indexes = devices.map(({ index }) => index)
   return pids.map((pid, rank) => {
-    const { resident = 0, accelerator = 0, total = 0, weights = 0, resident_weights = 0 } = memory[rank] ?? {}
+    const held = memory[rank] ?? {}
+    const { resident = 0, accelerator = 0, total = 0, weights = 0, resident_weights = 0 } = held
+    const { busy = null, celsius = null } = held
     const silent = beats[rank] > SILENT_SECONDS ? beats[rank] : 0
     const [used, placed] = device === 'cpu' ? [resident, weights] : [accelerator, resident_weights]
     const { index = null, name = '' } = devices[rank] ?? {}
     const isSame = index === null || indexes.indexOf(index) !== indexes.lastIndexOf(index)
-    return { rank, pid, device, index, name, isSame, used, total, weights, placed, silent }
+    return { rank, pid, device, index, name, isSame, used, total, weights, placed, silent, busy, celsius }
   })
 }
 

@@ -1,4 +1,4 @@
-// The whole panel: its heading, a notice about the connection, and the groups.
+// The whole panel: its heading, a notice about the connection, and the groups, those of the open workflow first.
 
 import { element } from '../elements.mjs'
 import { t } from '../text.mjs'
@@ -38,8 +38,8 @@ export class PanelView {
     const many = model.groups.length > 1
     const { device, devices } = model
     const next = this.findNextRuns()
-    this.views.update(
-      model.groups.map((group) => ({ group, many, device, devices, runs: next.get(group.number) ?? [] }))
-    )
+    const isOpen = ({ number }) => next.has(number)
+    const groups = [...model.groups.filter(isOpen), ...model.groups.filter((group) => !isOpen(group))]
+    this.views.update(groups.map((group) => ({ group, many, device, devices, runs: next.get(group.number) ?? [] })))
   }
 }

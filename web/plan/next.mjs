@@ -1,6 +1,7 @@
 // The panel's part about the next run: its memory and time, as the open workflow's nodes show them, too.
 
 import { element } from '../elements.mjs'
+import { makeUseButton } from '../loader/use.mjs'
 import { makeFold, setShown } from '../panel/dom.mjs'
 import { getFileName } from '../panel/format.mjs'
 import { t } from '../text.mjs'
@@ -14,19 +15,23 @@ export class NextView {
     this.drawn = ''
   }
 
-  update(_group, { runs }) {
+  update({ number, status }, { runs }) {
     setShown(this.element, runs.length)
-    const drawn = JSON.stringify(runs)
+    const drawn = JSON.stringify([status.name, runs])
     if (drawn === this.drawn) return
     this.drawn = drawn
-    this.runs.replaceChildren(...runs.map(makeRun))
+    this.runs.replaceChildren(...runs.map((run) => makeRun(run, number, status.name)))
   }
 }
 
-function makeRun({ answer, models }) {
+/** loaded: the model that the panel names above; it is not named again. */
+function makeRun({ answer, models }, group, loaded) {
   const names = [...new Set(models)].map(getFileName).join(', ')
   const name = element('p', { class: 'paralleldit-strong paralleldit-cut-off', title: models.join(', ') }, names)
   const content = element('div', { class: 'paralleldit-plan-content' })
   draw(content, answer, [], makeBrief)
+  for (const [place, row] of content.querySelectorAll('[data-testid="paralleldit-plan-predicted"] li').entries())
+    row.append(makeUseButton(answer.predicted.best[place].values, group))
+  name.hidden = models.every((model) => model === loaded)
   return element('div', {}, name, element('div', { class: 'paralleldit-plan' }, content))
 }

@@ -6,6 +6,7 @@ process builds it without weights, and the ranks map theirs from the file's page
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from collections.abc import Callable, Mapping
@@ -32,11 +33,16 @@ META = torch.device("meta")
 
 
 def import_comfyui(source: HostSource | VaeSource) -> None:
-    """Makes ComfyUI's modules importable in a rank, as if ComfyUI had been started with these arguments."""
+    """Makes ComfyUI's modules importable in a rank, as if ComfyUI had been started with these arguments. What they and
+    their libraries tell of themselves as they are imported is left out of the rank's log; warnings are not."""
     if "comfy.cli_args" in sys.modules:
         return
     sys.path.append(source.comfyui)
-    with patch.object(sys, "argv", [sys.argv[0], *source.arguments]):
+    before = logging.root.manager.disable
+    logging.disable(logging.INFO)
+    with contextlib.ExitStack() as stack:
+        stack.callback(logging.disable, before)
+        stack.enter_context(patch.object(sys, "argv", [sys.argv[0], *source.arguments]))
         import comfy.options
 
         comfy.options.enable_args_parsing()

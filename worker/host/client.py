@@ -355,7 +355,7 @@ class WorkerGroup:
                 return True
             except RequestRefused as refusal:
                 logging.warning("[ParallelDiT] the worker group unloads its model: %s", refusal)
-        session.known = session.known.emptied()
+        session.known = session.known.emptied(is_parked=not unload)
         self._request(ops.UNLOAD.header(), {}, lambda: None)
         return True
 

@@ -17,6 +17,7 @@ class KnownState:
     its weights; None for no changes, empty while it is uncertain. remarks: sentences about the plan, for the status.
     name: of the model, as the person chose it, for the status. arguments: ComfyUI's arguments when the ranks imported
     it; None before that. kernels: by name, why the ranks do not attend by a kernel under this plan; empty if they do.
+    is_parked: whether the ranks dropped the model because it was parked, as CPU ranks do.
     """
 
     model: tuple[Header, Header] | None = None
@@ -26,10 +27,11 @@ class KnownState:
     name: str = ""
     arguments: list[str] | None = None
     kernels: dict[str, str] = field(default_factory=dict)
+    is_parked: bool = False
 
-    def emptied(self) -> KnownState:
+    def emptied(self, is_parked: bool = False) -> KnownState:
         """Returns the state of the same ranks without model and conditions. What they imported stays."""
-        return KnownState(arguments=self.arguments)
+        return KnownState(arguments=self.arguments, is_parked=is_parked)
 
     def note_import(self, source: Header) -> None:
         """Notes ComfyUI's arguments, if this source is loaded by ComfyUI's code."""

@@ -237,7 +237,9 @@ class Supervisor:
             return own
         try:
             session.last_status = session.control.ask({"op": "status"}, STATUS_SECONDS)
-            return {**own, **session.last_status}
+            is_parked = session.known.is_parked and session.known.model is None
+            parked = {"state": "parked"} if is_parked and session.last_status["state"] == "ready" else {}
+            return {**own, **session.last_status, **parked}
         except ConnectionError:  # it has died
             return {**own, "state": "restarting" if session.is_over else "busy"}
         except TimeoutError:

@@ -72,7 +72,7 @@ def test_a_group_is_parked_when_asked(host: ComfyHost) -> None:
     follow(host, JOB)
     assert "model" in status(host)
     post(host, "/paralleldit/park")
-    assert status(host)["state"] == "ready" and "model" not in status(host)  # on the CPU, park is unload
+    assert status(host)["state"] == "parked" and "model" not in status(host)  # on the CPU, park is unload
     follow(host, JOB)
 
 

@@ -33,6 +33,7 @@ def status(ranks: int, **changes: Any) -> dict[str, Any]:
     """Of so many ranks, a card each."""
     used = [int((20.5 - rank / 10) * GIB) for rank in range(ranks)]
     memory = {"resident": 2 * GIB, "total": CARD["bytes"], "weights": 11 * GIB, "resident_weights": 11 * GIB}
+    memory |= {"busy": 97, "celsius": 71}
     return {
         "state": "ready",
         "deaths": 0,

@@ -10,7 +10,14 @@ from pathlib import Path
 
 import torch
 
-from parallel_backend.device import allocated_bytes, available_bytes, is_accelerator, reserved_bytes, total_bytes
+from parallel_backend.device import (
+    allocated_bytes,
+    available_bytes,
+    is_accelerator,
+    read_sensors,
+    reserved_bytes,
+    total_bytes,
+)
 
 # The messages of torch's own allocator, and of CUDA's (cudaMallocAsync).
 ASKED = re.compile(r"(?:[Tt]r(?:ied|y) to allocate|Requested +:) ([\d.]+) ?(bytes|KiB|MiB|GiB|TiB)")
@@ -66,13 +73,14 @@ def kibibytes(path: str) -> dict[str, int]:
 
 def memory_use(device: torch.device) -> dict[str, int]:
     """Returns what this process holds in bytes: resident in RAM (0 if the system does not say), and on the accelerator.
-    total: the size of the memory that it computes in, accelerator or RAM."""
+    total: the size of the memory that it computes in, accelerator or RAM. Also what `read_sensors` returns."""
     try:
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         resident = 0
     if is_accelerator(device):
-        return {"resident": resident, "accelerator": reserved_bytes(device), "total": total_bytes(device)}
+        held = {"resident": resident, "accelerator": reserved_bytes(device), "total": total_bytes(device)}
+        return held | read_sensors(device)
     return {"resident": resident, "accelerator": 0, "total": kibibytes("/proc/meminfo").get("MemTotal", 0)}
 
 
