@@ -71,17 +71,20 @@ def parallelize(pipeline: Any, plan: ParallelPlan, vae: bool = False, images: st
         check_vae(getattr(pipeline, "vae", None))
     loaded = next((transformer for model in models if (transformer := vars(model).get(LOADED))), None)
     mesh = loaded.mesh if loaded else build_mesh(plan, execution_device(pipeline) or models[0].device)
+    said = []
     for model in models:
         transformer = reuse_loaded(model) if LOADED in vars(model) else place_whole(model, plan, mesh)
         calls = PipelineTransformer(transformer, pipeline)
         transformer.hooks.replace(model, ATTRIBUTE, transformer)
         forget_after(pipeline, calls, transformer)
-        logging.info("%s", describe(transformer))
+        said.append(describe(transformer))
     if vae:
         PipelineVAE(pipeline.vae, picture_axis(plan, mesh.device))
+        said.append("ranks share the rows of the VAE's pictures")
     if encoders_of(pipeline) or getattr(pipeline, "vae", None):
-        PipelineComponents(pipeline, mesh, vae, images)
+        said.append(PipelineComponents(pipeline, mesh, vae, images).describe())
     share_random_state(mesh.device)
+    logging.info("%s is parallel: %s", type(pipeline).__name__, "; ".join(said))
 
 
 def check_model(model: ModelMixin, plan: ParallelPlan) -> None:
@@ -150,14 +153,14 @@ def forget_after(pipeline: Any, calls: PipelineTransformer, transformer: Diffuse
 
 
 def describe(transformer: DiffusersModel) -> str:
-    """Says in a line what is parallel, and how."""
+    """Says in words how a model is parallel."""
     plan, blocks, stage = transformer.mesh.plan, len(transformer.sizes.blocks), transformer.stage
-    parts = [f"{type(transformer.model).__name__} runs by {plan}"]
+    parts = [f"{type(transformer.model).__name__} by {plan}"]
     if plan.pipefusion > 1:
         parts.append(f"this rank has blocks {stage.first + 1} to {stage.first + len(stage.blocks)} of {blocks}")
     if transformer.fetched.store:
         parts.append(f"{len(transformer.fetched.flat_blocks)} blocks are fetched ({transformer.fetched.store.kind})")
-    return "; ".join(parts)
+    return ", ".join(parts)
 
 
 def unparallelize(pipeline: Any) -> None:
@@ -175,10 +178,10 @@ def unparallelize(pipeline: Any) -> None:
     transformers: list[DiffusersModel] = [getattr(model, ATTRIBUTE) for model in models]
     components, vae = components_of(pipeline), parallel_vae_of(pipeline)
     groups = [transformer.fetched.store.group for transformer in transformers if transformer.fetched.store]
-    if components:
-        components.remove()  # before the VAE's, which it was put on
     for transformer in transformers:
         transformer.remove()
+    if components:
+        components.remove()  # before the VAE's, which it was put on
     for mesh in {id(transformer.mesh): transformer.mesh for transformer in transformers}.values():
         mesh.close()
     for group in in_order(groups):

@@ -50,12 +50,17 @@ class PipelineComponents:
             self.group = self.rows.group
         self.pictures = mesh["dp"].evenly if shares_vae else self.rows
         self.images = images
+        self.names = [*encoders_of(pipeline), *(["vae"] if getattr(pipeline, "vae", None) else [])]
         for name, encoder in encoders_of(pipeline).items():
             before, parameters = getattr(encoder, CALL), Parameters(inspect.signature(encoder.forward))
             self.hooks.replace(encoder, CALL, partial(self.encode, name, before, parameters))
         if vae := getattr(pipeline, "vae", None):
             self.hooks.replace(vae, "decode", partial(self.decode, vae.decode))
         self.hooks.replace(pipeline, ATTRIBUTE, self)
+
+    def describe(self) -> str:
+        """Says in words what is shared."""
+        return f"{self.rows.degree} ranks share the batch of {' and '.join(self.names)}"
 
     def remove(self) -> None:
         """Removes everything from the pipeline."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -40,6 +41,7 @@ from tests.support.cases.library_cases import (
 )
 from tests.support.cases.references import plain_diffusers, relative_error
 from tests.support.ranks.pool import RankPool
+from tests.support.tiers import running
 
 TOLERANCE = 1e-5
 ONE_LEVEL = 1  # of 255: what rounding to pixels can make of a smaller difference
@@ -56,7 +58,7 @@ def case(call: str, batch: int = 1, seeded: bool = True, twice: bool = False, va
     return {"name": name, "call": call, "batch": batch, "seeded": seeded, "twice": twice, "vae": vae, "plan": plan}
 
 
-TWICE = ("Flux, two forwards", "Qwen-Image", "Chroma", "Wan", "CogView4")
+TWICE = ("Flux, two forwards", "Qwen-Image", "Chroma", "Wan 2.2", "CogView4")
 CASES = [
     *[case("DiT", 1, **plan) for plan in ({"ulysses": 2}, {"ring": 2}, {"cfg": 2}, {"cfg": 2, "ulysses": 2})],
     *[case("DiT", 3, dp=2), case("DiT", 3, dp=2, cfg=2), case("DiT", 1, seeded=False, cfg=2)],
@@ -86,9 +88,26 @@ CASES = [
     case("Qwen-Image", 1, pipefusion=2, patches=1, cfg=2),
     *[case("SD3", 1, cfg=2, weights=weights) for weights in ("shared", "host")],
     case("Flux", 1, pipefusion=2, patches=1, ulysses=2, weights="shared"),
-    case("Flux", 1, ulysses=2, compile="on"),
     *[case(call, 1, cfg=2) for call in TWICE],
     *[case("Flux, two forwards", 3, dp=2, cfg=2), case("Qwen-Image", 1, cfg=2, ulysses=2)],
+]
+# Each pipeline under every axis and two hybrids. The gate has a part of them above.
+UNETS = ("Stable Diffusion", "SDXL")
+EVERY: list[dict[str, Any]] = [
+    *({axis: 2} for axis in ("dp", "cfg", "ring", "ulysses")),
+    {"pipefusion": 2, "patches": 1},
+    {"cfg": 2, "weights": "shared"},
+    {"ulysses": 2, "weights": "host"},
+    {"cfg": 2, "ulysses": 2},
+    {"pipefusion": 2, "patches": 1, "ring": 2},
+]
+SLOW = [case("Flux", 1, ulysses=2, compile="on")]
+SLOW += [
+    made
+    for call in CALLS
+    for batch, plan in itertools.product((1, 2), EVERY)
+    if (made := case(call, batch, **plan)) not in CASES
+    and not (call in UNETS and plan.keys() & {"pipefusion", "weights"})
 ]
 REFUSED = {
     "another world size": ("PlanError", "a world size of 4, and torchrun started 2"),
@@ -122,11 +141,12 @@ def torchrun(world: int, arguments: list[str], cwd: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def out(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with what the ranks saved of all cases and refusals."""
+def out(request: pytest.FixtureRequest, ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with what the ranks saved of all cases that run, and of refusals."""
     root = tmp_path_factory.mktemp("library")
+    cases = [case for (case,) in running(request, "case")]
     for world in (2, 4):
-        (root / "cases.json").write_text(json.dumps([case for case in CASES if ranks_of(case) == world]))
+        (root / "cases.json").write_text(json.dumps([case for case in cases if ranks_of(case) == world]))
         ranks.run(world, "library.library_ranks", str(root), str(root / "cases.json"))
     return root
 
@@ -140,7 +160,9 @@ def plain(call: str, batch: int, seeded: bool) -> torch.Tensor:
     return CALLS[call].run(pipeline, batch, generator)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+@pytest.mark.parametrize(
+    "case", [*CASES, *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)], ids=lambda case: case["name"]
+)
 def test_a_parallel_pipeline_returns_the_plain_pipelines_images(case: dict, out: Path) -> None:
     got = load_file(out / f"world{ranks_of(case)}.safetensors")[case["name"]]
     expected = plain(case["call"], case["batch"], case["seeded"])

@@ -95,8 +95,21 @@ def test_each_rank_encodes_and_decodes_its_own_rows(out: Path) -> None:
     """Of three prompts, without and with guidance, and of three or six pictures."""
     rows = [json.loads((out / f"found.2.{rank}.json").read_text()) for rank in range(2)]
     for name in ("arrays", "on the first rank", "with a shared VAE"):
-        assert [each[name] for each in rows] == [
-            {"text_encoder": [2, 2], "decoder": [2]}, {"text_encoder": [1, 1], "decoder": [1]}
-        ]  # fmt: skip
+        assert [(each[name]["text_encoder"], each[name]["decoder"]) for each in rows] == [([2, 2], [2]), ([1, 1], [1])]
     assert [each["image to image"]["decoder"] for each in rows] == [[3], [3]]
-    assert [each["callbacks"] for each in rows] == [{"text_encoder": [1, 1], "decoder": [1]}] * 2
+    assert [each["callbacks"]["text_encoder"] for each in rows] == [[1, 1], [1, 1]]
+
+
+def test_a_line_of_the_log_says_what_became_parallel_and_how(out: Path) -> None:
+    rows = [json.loads((out / f"found.2.{rank}.json").read_text()) for rank in range(2)]
+    start, end = (
+        "StableDiffusion3Pipeline is parallel: SD3Transformer2DModel by ",
+        "text_encoder and text_encoder_2 and vae",
+    )
+    parts = f"; 2 ranks share the batch of {end}"
+    blocks = [f"pipefusion=2, this rank has blocks {own} of 3{parts}" for own in ("1 to 1", "2 to 3")]
+    assert [each["callbacks"]["told"] for each in rows] == [[start + each] for each in blocks]
+    (fetched,) = rows[0]["offloaded"]["told"]
+    assert fetched == f"{start}cfg=2 × host weights, 3 blocks are fetched (host){parts}"
+    (shared,) = rows[0]["with a shared VAE"]["told"]
+    assert shared == f"{start}dp=2; ranks share the rows of the VAE's pictures{parts}"

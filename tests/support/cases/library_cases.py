@@ -240,6 +240,15 @@ def wan() -> diffusers.WanPipeline:
     return without_encoders(diffusers.WanPipeline, FAMILIES["wan-t2v"], scheduler)
 
 
+def wan22() -> diffusers.WanPipeline:
+    """With a second transformer for low noise, of other weights."""
+    pipeline = wan()
+    other = FAMILIES["wan-t2v"].build()
+    for weight in other.parameters():
+        weight.data.mul_(0.9)
+    return diffusers.WanPipeline(**{**pipeline.components, "transformer_2": other}, boundary_ratio=0.9)
+
+
 def cogview4() -> diffusers.CogView4Pipeline:
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, time_shift_type="linear")
     return without_encoders(diffusers.CogView4Pipeline, FAMILIES["cogview4"], scheduler)
@@ -320,6 +329,7 @@ CALLS = {
     "PixArt": Call(pixart, pixart_call),
     "Qwen-Image": Call(qwenimage, qwenimage_call),
     "Wan": Call(wan, wan_call),
+    "Wan 2.2": Call(wan22, wan_call),
     "Stable Diffusion": Call(stable_diffusion, unet_call),
     "SDXL": Call(sdxl, sdxl_call),
     "CogView4": Call(cogview4, cogview4_call),

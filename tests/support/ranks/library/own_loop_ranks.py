@@ -6,7 +6,9 @@ Denoiser with the same plan. What each rank found is in OUT/found.N.RANK.json.
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import sys
 from collections import Counter
 from pathlib import Path
@@ -51,17 +53,23 @@ def looped(case: LoopCase) -> dict[str, torch.Tensor]:
     return result if found is None else {**result, f"{case}, Denoiser": found}
 
 
-def own_call(name: str) -> tuple[dict[str, torch.Tensor], dict[str, list[int]]]:
-    """What a whole pipeline's call returns, and how many rows its encoders and its decoder had here, by call."""
+def own_call(name: str) -> tuple[dict[str, torch.Tensor], dict[str, list]]:
+    """What a whole pipeline's call returns, how many rows its encoders and its decoder had here, by call, and what the
+    log says of it."""
     call, pipeline = OWN_CALLS[name], sd3_with_encoders()
     rows: dict[str, list[int]] = {"text_encoder": [], "decoder": []}
     watched = {"text_encoder": pipeline.text_encoder.text_model.encoder.layers[0], "decoder": pipeline.vae.decoder}
     for part, module in watched.items():
         module.register_forward_pre_hook(lambda _, args, part=part: rows[part].append(len(args[0])))
+    told = io.StringIO()
+    handler = logging.StreamHandler(told)
+    logging.getLogger().addHandler(handler)
+    logging.getLogger().setLevel(logging.INFO)
     parallelize(pipeline, call.plan, vae=call.vae, images=call.images)
+    logging.getLogger().removeHandler(handler)
     found = call.run(pipeline)
     unparallelize(pipeline)
-    return found, rows
+    return found, {**rows, "told": [line for line in told.getvalue().splitlines() if "is parallel" in line]}
 
 
 class Loop:
