@@ -90,6 +90,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         metavar="NAME=VALUE",
         help="another argument of the pipeline's call, such as num_frames=33; the value as JSON, or a text",
     )
+    parser.add_argument("--vae", action="store_true", help="share the rows of what the VAE decodes, too")
     parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), help="default: bf16 on a GPU, fp32 on a CPU")
     parser.add_argument("--device", help="a kind of device by its name in torch; default: the accelerator")
     parser.add_argument("--output", type=Path, help="out.png; several pictures are out-1.png, out-2.png, …")
@@ -173,17 +174,17 @@ def draw_on_ranks(options: argparse.Namespace, plan: ParallelPlan, order: Order)
     from .command import drawing
     from .device import peak_bytes
     from .groups.collectives import gather_numbers
-    from .library import TRANSFORMERS, load_transformer, parallelize
+    from .library import MODELS, load_transformer, parallelize
     from .weights.loading import DTYPES
 
     if options.output:
         drawing.check_output(options.output)
     device = join(options.device, plan)  # before the weights are read
     dtype, folder = dtype_of(options, device), options.folder
-    names = [name for name in TRANSFORMERS if name == TRANSFORMERS[0] or Path(folder, name).is_dir()]
+    names = [name for name in MODELS if Path(folder, name).is_dir()] or [MODELS[0]]
     parts = {name: load_transformer(folder, plan, device, dtype, name).model for name in names}
     pipeline: Any = drawing.load_pipeline(folder, DTYPES[dtype], not is_first(), **parts).to(device)
-    parallelize(pipeline, plan)
+    parallelize(pipeline, plan, options.vae)
     timed = drawing.time_runs(lambda: drawing.draw(pipeline, order), options.repeat, device)
     say(f"{len(timed.pictures)} pictures with {plan}: {timed}")
     peaks = [f"{size / GIGABYTE:.2f}" for (size,) in gather_numbers((peak_bytes(device),), None)]

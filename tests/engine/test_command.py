@@ -29,7 +29,7 @@ from parallel_backend.command.cost import predict_plans
 from parallel_backend.costs.machine import Link, Machine, Speed
 from parallel_backend.errors import RequestError
 from parallel_backend.plan import ParallelPlan
-from tests.support.cases.library_cases import save_dit, sd3_with_encoders
+from tests.support.cases.library_cases import save_dit, sd3_with_encoders, stable_diffusion_with_encoder
 from tests.support.links.profiles import counted_flops
 from tests.support.ranks.pool import RankPool
 
@@ -81,7 +81,7 @@ def test_the_command_draws_each_prompt_with_each_seed_as_one_process_does(
     prompts.write_text(f"{PROMPTS[1]}\n\n")
     seeds = ("--seeds", *map(str, SEEDS))
     measured = ("--batch=3", "--repeat=2", "--compare", f"--output={output}")
-    plan = ("--cfg=2", "--weights=shared", "--prompt", PROMPTS[0], f"--prompt-file={prompts}")
+    plan = ("--cfg=2", "--weights=shared", "--vae", "--prompt", PROMPTS[0], f"--prompt-file={prompts}")
     first, second = on_ranks(str(folder), *plan, *seeds, *OPTIONS, *measured)
     assert first.code == second.code == 0 and second.printed == ""
     expected = [plain(prompt, seed) for prompt in PROMPTS for seed in SEEDS]
@@ -98,6 +98,15 @@ def test_the_command_draws_each_prompt_with_each_seed_as_one_process_does(
     assert re.search(r"one device: .*; the plan is [\d.]+ times as fast", first.printed)
     errors = re.findall(r"picture \d: relative error ([\d.e+-]+), PSNR ([\d.]+|inf) dB", first.printed)
     assert len(errors) == 4 and all(float(error) <= TOLERANCE and float(noise) > 90 for error, noise in errors)
+
+
+def test_the_command_draws_with_a_unet(on_ranks: Callable[..., list[Told]], tmp_path: Path) -> None:
+    stable_diffusion_with_encoder().save_pretrained(tmp_path / "sd")
+    sizes = ("--steps=2", "--height=104", "--width=72", "--device=cpu")
+    first, second = on_ranks(str(tmp_path / "sd"), "--prompt", PROMPTS[0], "--ulysses=2", "--vae", "--compare", *sizes)
+    assert first.code == second.code == 0, first.errors
+    (error,) = re.findall(r"picture 1: relative error ([\d.e+-]+)", first.printed)
+    assert float(error) <= TOLERANCE
 
 
 def test_a_plan_for_other_ranks_is_refused_with_cause_and_advice(

@@ -195,16 +195,9 @@ def sd3() -> diffusers.StableDiffusion3Pipeline:
 
 def sd3_with_encoders() -> diffusers.StableDiffusion3Pipeline:
     """A whole pipeline, from words to pixels, as small as can be. Its words are letters; it has no T5."""
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    words = ["<|startoftext|>", "<|endoftext|>", *letters, *(f"{letter}</w>" for letter in letters)]
-    config = transformers.CLIPTextConfig(
-        vocab_size=len(words), hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
-        projection_dim=8, bos_token_id=0, eos_token_id=1, pad_token_id=1,
-    )  # fmt: skip
+    config, tokenizer = clip(hidden_size=16)
     torch.manual_seed(4)
     encoders = [transformers.CLIPTextModelWithProjection(config).eval() for _ in range(2)]
-    vocabulary = {word: place for place, word in enumerate(words)}
-    tokenizer = transformers.CLIPTokenizer(vocab=vocabulary, merges=[], model_max_length=16)
     vae = diffusers.AutoencoderKL(
         block_out_channels=(8, 8), norm_num_groups=4, latent_channels=4, shift_factor=0.0,
         down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
@@ -213,6 +206,18 @@ def sd3_with_encoders() -> diffusers.StableDiffusion3Pipeline:
         FAMILIES["sd3.5"].build(), diffusers.FlowMatchEulerDiscreteScheduler(), vae.eval(),
         encoders[0], tokenizer, encoders[1], tokenizer, None, None,
     )  # fmt: skip
+
+
+def clip(hidden_size: int) -> tuple[transformers.CLIPTextConfig, transformers.CLIPTokenizer]:
+    """A tiny encoder's config, and its tokenizer, whose words are letters."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words = ["<|startoftext|>", "<|endoftext|>", *letters, *(f"{letter}</w>" for letter in letters)]
+    config = transformers.CLIPTextConfig(
+        vocab_size=len(words), hidden_size=hidden_size, intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=2, projection_dim=8, bos_token_id=0, eos_token_id=1, pad_token_id=1,
+    )  # fmt: skip
+    vocabulary = {word: place for place, word in enumerate(words)}
+    return config, transformers.CLIPTokenizer(vocab=vocabulary, merges=[], model_max_length=16)
 
 
 def pixart() -> diffusers.PixArtAlphaPipeline:
@@ -292,6 +297,14 @@ def unet_pipeline(pipeline_class: type, scheduler: Any, **config: Any) -> diffus
 def stable_diffusion() -> diffusers.DiffusionPipeline:
     scheduler = diffusers.DDIMScheduler.from_config(LINEAR_BETAS, steps_offset=1)
     return unet_pipeline(diffusers.StableDiffusionPipeline, scheduler, **SD_UNET)
+
+
+def stable_diffusion_with_encoder() -> diffusers.DiffusionPipeline:
+    """From words to pixels."""
+    config, tokenizer = clip(hidden_size=32)
+    pipeline = stable_diffusion()
+    pipeline.register_modules(text_encoder=transformers.CLIPTextModel(config).eval(), tokenizer=tokenizer)
+    return pipeline
 
 
 def sdxl() -> diffusers.DiffusionPipeline:
