@@ -1,4 +1,4 @@
-"""What each of ComfyUI's own classes can do, what it is compared by, and what diffusers' can: tables of docs/models.md.
+"""What each of ComfyUI's own classes can do, what it is compared by, and what diffusers' can, for docs/classes.md.
 
 python -m tests.benchmarks.host_classes [--write]
 

@@ -6,10 +6,12 @@ import re
 from dataclasses import fields
 
 import pytest
+from PIL import Image
 
 import dev
 from demo.host import REPOSITORY
 from parallel_backend.plan import ParallelPlan
+from tests.support import chart
 
 README, CHINESE = "README.md", "README.zh.md"
 SEEDS = "docs/dev/17-seeds.md"
@@ -132,6 +134,18 @@ def test_no_line_but_a_tables_is_wider_than_code(page: str) -> None:
 def test_every_item_and_heading_has_a_line_of_its_own(page: str) -> None:
     inside = re.findall(r"\S (?:- \*\*|#{2,} ).*", BLOCK.sub("", text_of(page)))
     assert not inside, f"{page}: {inside[0]}"
+
+
+def test_the_first_screen_has_a_film_and_a_chart_of_the_figures_in_the_docs() -> None:
+    film = REPOSITORY / "web" / "docs" / "film.webp"
+    with Image.open(film) as shown:
+        assert shown.format == "WEBP" and getattr(shown, "n_frames", 1) > 5
+    assert film.stat().st_size <= 2 << 20
+    made = chart.draw(chart.rows_of(text_of("docs/benchmarks.md")))
+    assert chart.CHART.read_text(encoding="utf-8") == made, "run python -m tests.support.chart"
+    assert "simulated links" in made
+    for page in (README, CHINESE):
+        assert re.findall(r"!\[.*\]\((.+)\)", text_of(page)) == ["web/docs/film.webp", "docs/speed.svg"]
 
 
 def test_the_chinese_readme_says_as_much() -> None:

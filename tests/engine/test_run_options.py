@@ -52,7 +52,7 @@ ALL = {path for path in SOURCES if "test_" in path}
         "tests/support/pool.py": {"test_ranks"},
         "tests/test_plan.py": {"test_plan"},
         "tests/conftest.py": {"test_plan", "test_ranks", "test_group", "test_host", "test_words"},
-        "docs/models.md": {"test_words"},
+        "docs/classes.md": {"test_words"},
         "web/panel.mjs": {"test_host"},
         "LICENSE": set(),
     }.items(),

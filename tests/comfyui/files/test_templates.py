@@ -1,4 +1,4 @@
-"""The workflows that ComfyUI ships: their model files are taken, what comes of them is a table of docs/models.md."""
+"""The workflows that ComfyUI ships: their model files are taken, what comes of them is a table of docs/classes.md."""
 
 from __future__ import annotations
 
