@@ -18,6 +18,7 @@ import torch
 from ...parallel_backend.axes import BATCH_AXES, STAGE_AXES
 from ...parallel_backend.costs.memory import rank_bytes, stale_bytes
 from ...parallel_backend.device import CPU, Card
+from ...parallel_backend.groups.communicators import count_communicator_bytes
 from ...parallel_backend.groups.mesh_layout import joint_place, largest_rows, places_of_ranks
 from ...parallel_backend.models.checks import count_tokens
 from ...parallel_backend.plan import AUTO, WHOLE, ParallelPlan
@@ -145,11 +146,12 @@ class MemoryEstimate:
         return [joint_place(STAGE_AXES, degrees, places) for places in places_of_ranks(self.plan)]
 
     def list_places(self) -> list[MemoryPlace]:
-        """Returns what the plan needs in each place, and what is usable there: of each rank's card, and of RAM."""
+        """Returns what the plan needs in each place, communicators included, and what is usable there: of each rank's
+        card, and of RAM."""
         kept, free = self.memory.sizes.count_kept_bytes(self.plan), count_reserved_bytes(self.working or 0)
-        working = math.ceil(self.working or 0)
+        working, communicators = math.ceil(self.working or 0), count_communicator_bytes(self.plan)
         found = [
-            MemoryPlace(kept[min(stage, len(kept) - 1)] + working, card.total - free + working, card)
+            MemoryPlace(kept[min(stage, len(kept) - 1)] + communicators + working, card.total - free + working, card)
             for card, stage in zip(list_plan_cards(self.plan), self.list_stages(), strict=False)
         ]
         if in_ram := self.count_ram():

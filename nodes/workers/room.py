@@ -12,6 +12,7 @@ import comfy.model_management
 import torch
 
 from ...parallel_backend.device import CPU, Card
+from ...parallel_backend.groups.communicators import count_communicator_bytes, count_weights_communicator
 from ...parallel_backend.plan import AUTO, WHOLE, ParallelPlan
 from ...parallel_backend.weights.fitting import GB, OF_HOST, WeightRoom, fit_stages, fit_weights
 from ...parallel_backend.weights.sizes import WeightSizes
@@ -41,21 +42,23 @@ def count_reserved_bytes(working: float) -> int:
 def room_for_weights(plan: ParallelPlan, working: float = 0) -> WeightRoom | None:
     """Returns the room for weights on the smallest card and in RAM. None on the CPU.
 
-    The card's room is its memory without `count_reserved_bytes`. ComfyUI's other models do not count, because ComfyUI
-    unloads them when it frees memory. With --highvram all weights have room on the card, with --novram none.
+    The card's room is its memory without `count_reserved_bytes` and communicators. ComfyUI's other models do not count,
+    because ComfyUI unloads them when it frees memory. With --highvram all weights have room on the card, with --novram
+    none.
 
     Free RAM is rounded down to whole GB, because it changes all the time and is a key of `expect_weights`' cache.
     """
     management = comfy.model_management
     if not (card := smallest_card(plan)):
         return None
-    free = count_reserved_bytes(working)
+    free = count_reserved_bytes(working) + count_communicator_bytes(replace(plan, weights=WHOLE, weight_blocks=0))
     if management.vram_state in (management.VRAMState.HIGH_VRAM, management.VRAMState.SHARED):
         card, free = sys.maxsize, 0
     if management.vram_state == management.VRAMState.NO_VRAM:
         card = 0
     in_ram: Any = management.get_free_memory(torch.device(CPU))
-    return WeightRoom(max(0, card - free), int(OF_HOST * in_ram // GB * GB))
+    in_ram = int(OF_HOST * in_ram // GB * GB)
+    return WeightRoom(max(0, card - free), in_ram, count_weights_communicator(plan))
 
 
 def room_with_enough_ram(plan: ParallelPlan, working: float = 0) -> WeightRoom | None:

@@ -165,5 +165,5 @@ def predict_fitted(
         return predict(forward, rows, plan, machine, sizes, calls, loops)
     decided = fit_weights(plan, sizes, room, machine.links)
     predicted = predict(forward, rows, decided, machine, sizes, calls, loops)
-    fits = max(sizes.count_kept_bytes(decided)) <= room.device
+    fits = room.holds(decided, sizes)
     return replace(predicted, plan=plan if plan.weights == AUTO else decided, fits=fits)

@@ -12,12 +12,15 @@ sender's.
 
 from __future__ import annotations
 
+import functools
+import itertools
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..axes import JOINT_AXES, REPLICA_AXES
-from ..plan import SHARED, ParallelPlan
+from ..plan import SHARED, WHOLE, ParallelPlan
 from .mesh_layout import rows_along
 
 MIB = 1 << 20
@@ -49,12 +52,15 @@ class Communicator:
         purposes = tuple(dict.fromkeys((*self.purposes, *other.purposes)))
         return Communicator(purposes, self.ranks, self.gathers or other.gathers, self.pairs | other.pairs)
 
-    def count_bytes(self, rank: int, channels: Channels = PCIE) -> int:
-        """Estimates the memory of its buffers on a rank's card."""
-        sent = sum(sender == rank for sender, _ in self.pairs)
-        received = sum(receiver == rank for _, receiver in self.pairs)
-        messages = channels.message * (received * RECEIVER + sent * SENDER)
-        return messages + (channels.ring * (RECEIVER + SENDER) if self.gathers else 0)
+    def count_bytes(self, channels: Channels = PCIE) -> Counter[int]:
+        """Estimates the memory of its buffers on each rank's card, by the rank's global number."""
+        found = Counter[int]()
+        for sender, receiver in self.pairs:
+            found[sender] += channels.message * SENDER
+            found[receiver] += channels.message * RECEIVER
+        if self.gathers:
+            found.update(dict.fromkeys(self.ranks, channels.ring * (RECEIVER + SENDER)))
+        return found
 
 
 def over_all(ranks: Iterable[int]) -> Communicator:
@@ -67,13 +73,10 @@ def over_all(ranks: Iterable[int]) -> Communicator:
 def of_axis(name: str, row: Iterable[int]) -> Communicator:
     """Returns the communicator of one row of ranks along an axis."""
     ranks = tuple(row)
-    following = frozenset(zip(ranks, (*ranks[1:], ranks[0]), strict=True))
     if name == "ulysses":
-        return Communicator(
-            (name,), ranks, pairs=frozenset((one, other) for one in ranks for other in ranks if one != other)
-        )
+        return Communicator((name,), ranks, pairs=frozenset(itertools.permutations(ranks, 2)))
     if name in ("ring", "pipefusion"):
-        return Communicator((name,), ranks, pairs=following)
+        return Communicator((name,), ranks, pairs=frozenset(zip(ranks, (*ranks[1:], ranks[0]), strict=True)))
     if name == "sequence":
         return Communicator((name,), ranks, gathers=True)
     return Communicator((name,), ranks, True, frozenset((rank, ranks[0]) for rank in ranks[1:]))
@@ -109,8 +112,8 @@ def list_replicas(plan: ParallelPlan) -> list[Communicator]:
     return [Communicator(("weights",), tuple(row), gathers=True) for row in rows if len(row) > 1]
 
 
-def list_communicators(plan: ParallelPlan, rank: int) -> list[Communicator]:
-    """Lists the communicators of a rank on a GPU. The first is torch's own, which nothing uses."""
+def list_communicators(plan: ParallelPlan) -> list[Communicator]:
+    """Lists all communicators of a plan's ranks on GPUs. The first is torch's own, which nothing uses."""
     if plan.world_size == 1:
         return []
     every = range(plan.world_size)
@@ -118,16 +121,27 @@ def list_communicators(plan: ParallelPlan, rank: int) -> list[Communicator]:
     world = next((each | replace(world, purposes=("vae",)) for each in axes if each.ranks == world.ranks), world)
     others = [each for each in axes if each.ranks != world.ranks]
     weights = list_replicas(plan) if plan.weights == SHARED else []
-    found = [Communicator(("default",), tuple(every)), world, *others, *list_links(plan), *weights]
-    return [each for each in found if rank in each.ranks]
+    return [Communicator(("default",), tuple(every)), world, *others, *list_links(plan), *weights]
 
 
 def count_communicator_bytes(plan: ParallelPlan, channels: Channels = PCIE) -> int:
     """Estimates the memory of communicators on the card of the rank with the most."""
-    return max(
-        sum(each.count_bytes(rank, channels) for each in list_communicators(plan, rank))
-        for rank in range(plan.world_size)
-    )
+    return count_most_bytes(tuple(plan.degrees().items()), plan.weights == SHARED, channels)
+
+
+@functools.lru_cache(maxsize=256)
+def count_most_bytes(degrees: tuple[tuple[str, int], ...], is_shared: bool, channels: Channels) -> int:
+    given: dict[str, Any] = dict(degrees)
+    plan = ParallelPlan(**given, weights=SHARED if is_shared else WHOLE)
+    found = Counter[int]()
+    for each in list_communicators(plan):
+        found.update(each.count_bytes(channels))
+    return max(found.values(), default=0)
+
+
+def count_weights_communicator(plan: ParallelPlan) -> int:
+    """Estimates the memory of the communicator that fetched weights need with weights=shared."""
+    return max((each.count_bytes()[each.ranks[0]] for each in list_replicas(plan)), default=0)
 
 
 def count_side_by_side(plan: ParallelPlan) -> int:

@@ -35,10 +35,17 @@ ASSUMED = Links()
 @dataclass(frozen=True)
 class WeightRoom:
     """Memory for weights, in bytes. device: on the smallest device of the ranks, beside a forward. host: in the RAM of
-    the machine that has the least, for one copy of its ranks' weights."""
+    the machine that has the least, for one copy of its ranks' weights. communicator: what weights=shared takes of the
+    device for a communicator of its own."""
 
     device: int
     host: int
+    communicator: int = 0
+
+    def holds(self, plan: ParallelPlan, sizes: WeightSizes) -> bool:
+        """Whether what the plan's ranks keep fits the device."""
+        communicator = self.communicator if plan.weights == SHARED else 0
+        return max(sizes.count_kept_bytes(plan)) + communicator <= self.device
 
 
 def fit_stages(plan: ParallelPlan, sizes: WeightSizes, room: WeightRoom) -> ParallelPlan:
@@ -50,7 +57,7 @@ def fit_stages(plan: ParallelPlan, sizes: WeightSizes, room: WeightRoom) -> Para
     """
     if plan.pipefusion == 1 or plan.balance != AUTO or plan.speeds or not sizes.blocks:
         return plan
-    return plan if max(sizes.count_kept_bytes(plan)) <= room.device else replace(plan, balance=MEMORY)
+    return plan if room.holds(plan, sizes) else replace(plan, balance=MEMORY)
 
 
 def fit_weights(plan: ParallelPlan, sizes: WeightSizes, room: WeightRoom, links: Links = ASSUMED) -> ParallelPlan:
@@ -63,7 +70,7 @@ def fit_weights(plan: ParallelPlan, sizes: WeightSizes, room: WeightRoom, links:
     if plan.weights != AUTO:
         return plan
     whole = replace(plan, weights=WHOLE, weight_blocks=0)
-    if max(sizes.count_kept_bytes(whole)) <= room.device or not sizes.blocks:
+    if room.holds(whole, sizes) or not sizes.blocks:
         return whole
     ways = [way for way in FETCHED if way == HOST or plan.replicas > 1]
     fewest = (fit_fewest_blocks(replace(plan, weights=way), sizes, room) for way in ways)
@@ -82,7 +89,7 @@ def fit_fewest_blocks(plan: ParallelPlan, sizes: WeightSizes, room: WeightRoom) 
     """Returns the plan with the fewest fetched blocks that fits; None if none fits."""
     for count in range(1, max(map(len, sizes.by_stage(plan))) + 1):
         found = replace(plan, weight_blocks=count)
-        if max(sizes.count_kept_bytes(found)) <= room.device:
+        if room.holds(found, sizes):
             return found if count_host_bytes(found, sizes) <= room.host else None
     return None
 

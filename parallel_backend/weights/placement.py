@@ -17,6 +17,7 @@ import torch.distributed as dist
 from ..device import available_bytes as device_bytes
 from ..device import is_accelerator
 from ..groups.collectives import gather_numbers
+from ..groups.communicators import count_weights_communicator
 from ..groups.mesh import Axis, Mesh
 from ..plan import AUTO, HOST, SHARED, WHOLE, ParallelPlan
 from ..rates import host_rate, peer_rate
@@ -124,10 +125,10 @@ class WeightPlacement:
             return plan
         if not is_accelerator(device):
             return replace(plan, weights=WHOLE)
-        room = measure_room(ranks, model)
+        room = measure_room(ranks, model, plan)
         if before:
             kept = replace(plan, weights=before.weights, weight_blocks=before.weight_blocks)
-            if max(model.sizes.count_kept_bytes(kept)) <= room.device:
+            if room.holds(kept, model.sizes):
                 return kept
         decided = fit_weights(plan, model.sizes, room)
         if decided.weights == WHOLE:
@@ -200,9 +201,11 @@ def of_weights(plan: ParallelPlan) -> tuple[str, int]:
     return plan.weights, plan.weight_blocks
 
 
-def measure_room(ranks: Ranks, model: PlacedModel) -> WeightRoom:
-    """Returns the least memory that any rank has for weights, beside its largest request."""
+def measure_room(ranks: Ranks, model: PlacedModel, plan: ParallelPlan) -> WeightRoom:
+    """Returns the least memory that any rank has for weights, beside its largest request. The plan's communicators have
+    theirs, but for that of fetched weights."""
     device = model.mesh.device
     free = device_bytes(device) + model.resident_bytes - model.working_bytes
     own = (min(max(0, model.limit_weights(free)), sys.maxsize), int(OF_HOST * available_bytes()))
-    return WeightRoom(*(min(column) for column in zip(*gather_numbers(own, ranks.control_group), strict=True)))
+    device, host = (min(column) for column in zip(*gather_numbers(own, ranks.control_group), strict=True))
+    return WeightRoom(device, host, count_weights_communicator(plan))

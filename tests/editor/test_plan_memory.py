@@ -37,6 +37,7 @@ MEASURED = {"kind": "host", "link": 2e10, "is_measured": True}
 FLUX = 22.2  # GiB in bf16: 11.9 billion weights
 # In 57 blocks; two blocks of two streams, which are the largest, are the buffers that others come to.
 LARGEST = 0.633
+COMMUNICATORS = 72 / 1024  # GiB, of two ranks that gather and send messages, see docs/dev/16-streams.md
 
 
 class Case(NamedTuple):
@@ -160,7 +161,7 @@ def test_auto_has_as_few_blocks_fetched_as_must_be_and_says_why(name: str, answe
     """What stays is no more than there is room for, and with a block less it would be."""
     memory, said = answers[name]["memory"], remarks(answers[name])
     beside = max(0.8 * GIB, memory["working"] or 0) + 0.4 * GIB  # what ComfyUI keeps free, reserved memory included
-    room = 20 - beside / GIB
+    room = 20 - beside / GIB - COMMUNICATORS
     assert room - LARGEST < kept(answers[name])[0] <= room
     assert float(said["whole_does_not_fit"]["room"].split()[0]) == pytest.approx(room, abs=0.06)
     assert said["whole_does_not_fit"]["plan"] == "ulysses=2" and said["whole_does_not_fit"]["whole"] == "22.2 GiB"
@@ -352,7 +353,7 @@ def check_weights_in(editor: Editor) -> None:
     page = editor.page
     open_demo(editor)
     content = page.locator(".paralleldit-plan-content:not(:empty)")
-    for said in ("Fits: needs 1", "12 of 57 blocks wait in RAM", "ulysses=2 needs 22.2 GiB", "20.0 GB/s (measured)"):
+    for said in ("Fits: needs 1", "13 of 57 blocks wait in RAM", "ulysses=2 needs 22.2 GiB", "20.0 GB/s (measured)"):
         expect(content).to_contain_text(said)
     editor.open_panel()
     row = page.locator("[data-group='8']").get_by_test_id("paralleldit-weights")

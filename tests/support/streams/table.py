@@ -32,7 +32,8 @@ PLANS = [
 
 def most(plan: ParallelPlan) -> int:
     """The communicators of the rank with the most."""
-    return max(len(list_communicators(plan, rank)) for rank in range(plan.world_size))
+    every = list_communicators(plan)
+    return max(sum(rank in each.ranks for each in every) for rank in range(plan.world_size))
 
 
 def row(degrees: dict[str, int]) -> str:
