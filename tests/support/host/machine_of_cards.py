@@ -45,7 +45,7 @@ def planned(machine_name: str, kind: str, cards: list[SimpleNamespace], settings
     group, route = (importlib.import_module(f"pack.nodes.{name}") for name in ("workers.group", "routes.plan"))
     plans, words = (importlib.import_module(f"pack.nodes.{name}") for name in ("parallel_plan", "plan_words"))
     machine = importlib.import_module("pack.nodes.costs.machine")
-    costs = SimpleNamespace(module=torch.nn.Identity(), rank_plans=lambda _work: [])
+    costs = SimpleNamespace(module=torch.nn.Identity(), rank_plans=lambda _work: ([], None))
     for each in ("cuda", "xpu"):
         module: Any = torch.get_device_module(each)
         module.device_count = lambda each=each: len(cards) if each == kind else 0
