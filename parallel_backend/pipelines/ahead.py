@@ -16,6 +16,8 @@ from ..compat import tree_leaves, version_of
 from .agreement import all_agree
 from .arguments import TIMESTEP, ModelCall, is_equal
 
+MOST_FOLLOWERS = 4  # of which none was asked for twice
+
 
 class Made(NamedTuple):
     """A call that was made. changed: copies of its latents and timestep. versions: how often its other tensors had been
@@ -85,6 +87,9 @@ class CallsAhead:
         if before is None:
             return False
         if all_agree(before.call.key != call.key and before.has_inputs_of(call)):
+            if len(self.followers) == MOST_FOLLOWERS and not self.is_useful:
+                self.followers = {}
+                self.why = "more than latents and timestep changes from step to step"
             self.followers[before.call.key] = call
             return True
         if not self.is_useful:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from tests.support.cases import oracle
 from tests.support.cases.library_cases import sd3_with_encoders
-from tests.support.cases.own_loop_cases import LOOPS, OTHERS, OWN_CALLS, PATCHES, LoopCase, scheduler_of
+from tests.support.cases.own_loop_cases import LOOPS, LOOPS_OF_TWO, OTHERS, OWN_CALLS, PATCHES, LoopCase, scheduler_of
 from tests.support.cases.references import relative_error
 from tests.support.ranks.pool import RankPool
 
@@ -55,22 +55,14 @@ def loops_of(out: Path) -> list[dict[str, Any]]:
     return [json.loads((out / f"found.2.{rank}.json").read_text()) for rank in range(2)]
 
 
-# By what the loop does, the blocks that run on each rank in each step.
-RAN = {
-    "two calls": ([2, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1]),
-    "other prompt": ([2, 1, 1, 2, 1, 1], [0, 1, 1, 1, 1, 1]),
-    "one call": ([2, 1, 1, 1, 2, 1], [0, 1, 1, 0, 0, 1]),
-    "other latents": ([2, 1, 1, 2, 2, 2], [0, 1, 1, 1, 0, 0]),
-    "written": ([2, 1, 1, 2, 1, 1], [0, 1, 1, 1, 1, 1]),
-    "other order": ([2, 1, 1, 1, 2, 1], [0, 1, 1, 1, 0, 1]),
-}
-
-
-@pytest.mark.parametrize("name", RAN)
+@pytest.mark.parametrize("name", LOOPS_OF_TWO)
 def test_two_calls_of_a_step_run_side_by_side_only_where_both_are_known(name: str, out: Path) -> None:
+    """Else the prediction is right all the same, and the log says why."""
     found = [each[name] for each in loops_of(out)]
+    *ran, told = LOOPS_OF_TWO[name]
     assert max(each["worst"] for each in found) <= TOLERANCE
-    assert [each["ran"] for each in found] == [*RAN[name]]
+    assert [each["ran"] for each in found] == ran
+    assert [each["told"] for each in found] == [told, told]
 
 
 def found_of(name: str, out: Path) -> list[dict[str, torch.Tensor]]:

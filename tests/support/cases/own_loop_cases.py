@@ -125,6 +125,22 @@ def pipeline_of(case: LoopCase) -> diffusers.DiffusionPipeline:
     return pipeline
 
 
+# What a loop that calls the model twice a step does; by rank, how many blocks run in each step; and why its calls do
+# not run side by side.
+APART = "cfg=2 cannot run calls of Loop side by side, so that some ranks wait: "
+LOOPS_OF_TWO: dict[str, tuple[list[int], list[int], str]] = {
+    "two calls": ([2, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1], ""),
+    "other prompt": ([2, 1, 1, 2, 1, 1], [0, 1, 1, 1, 1, 1], ""),
+    "one call": ([2, 1, 1, 1, 2, 1], [0, 1, 1, 0, 0, 1], ""),
+    "other latents": ([2, 1, 1, 2, 2, 2], [0, 1, 1, 1, 0, 0], ""),
+    "written": ([2, 1, 1, 2, 1, 1], [0, 1, 1, 1, 1, 1], ""),
+    "other order": ([2, 1, 1, 1, 2, 1], [0, 1, 1, 1, 0, 1], ""),
+    "never two": ([1] * 6, [0] * 6, f"{APART}it calls the model once a step.\n"),
+    "always other latents": ([2] * 6, [0] * 6, f"{APART}its calls of a step differ in hidden_states.\n"),
+    "other conditions each step": (
+        [2] * 6, [0] * 6, f"{APART}more than latents and timestep changes from step to step.\n"
+    ),
+}  # fmt: skip
 PROMPTS = ["a red cat", "two dogs", "a boat"]
 SMALL = {"num_inference_steps": STEPS, "guidance_scale": 3.0, "height": 32, "width": 48, "max_sequence_length": 16}
 

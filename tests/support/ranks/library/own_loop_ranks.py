@@ -11,6 +11,8 @@ import json
 import logging
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +27,16 @@ from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.mesh import build_mesh
 from tests.support.cases.families import FAMILIES
 from tests.support.cases.library_cases import CALLS, SEED, sd3_with_encoders
-from tests.support.cases.own_loop_cases import LOOPS, OTHERS, OWN_CALLS, PATCHES, LoopCase, pipeline_of, scheduler_of
+from tests.support.cases.own_loop_cases import (
+    LOOPS,
+    LOOPS_OF_TWO,
+    OTHERS,
+    OWN_CALLS,
+    PATCHES,
+    LoopCase,
+    pipeline_of,
+    scheduler_of,
+)
 from tests.support.ranks.leaving import leave
 
 CPU = torch.device("cpu")
@@ -61,12 +72,8 @@ def own_call(name: str) -> tuple[dict[str, torch.Tensor], dict[str, list]]:
     watched = {"text_encoder": pipeline.text_encoder.text_model.encoder.layers[0], "decoder": pipeline.vae.decoder}
     for part, module in watched.items():
         module.register_forward_pre_hook(lambda _, args, part=part: rows[part].append(len(args[0])))
-    told = io.StringIO()
-    handler = logging.StreamHandler(told)
-    logging.getLogger().addHandler(handler)
-    logging.getLogger().setLevel(logging.INFO)
-    parallelize(pipeline, call.plan, vae=call.vae, images=call.images)
-    logging.getLogger().removeHandler(handler)
+    with logged(logging.INFO) as told:
+        parallelize(pipeline, call.plan, vae=call.vae, images=call.images)
     found = call.run(pipeline)
     unparallelize(pipeline)
     return found, {**rows, "told": [line for line in told.getvalue().splitlines() if "is parallel" in line]}
@@ -109,28 +116,52 @@ class Loop:
         self.worst = max(self.worst, ((got - expected).norm() / expected.norm()).item())
 
 
+@contextmanager
+def logged(level: int) -> Iterator[io.StringIO]:
+    """What the log says meanwhile."""
+    told, log = io.StringIO(), logging.getLogger()
+    handler, before = logging.StreamHandler(told), log.level
+    log.addHandler(handler)
+    log.setLevel(level)
+    try:
+        yield told
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
+
+
 def loops() -> dict[str, Any]:
-    """What loops with guidance in two calls found: the worst error, and how many blocks ran here by step."""
+    """What loops with guidance in two calls found: the worst error, how many blocks ran here by step, and what the log
+    says."""
     found: dict[str, Any] = {}
-    for name in ("two calls", "other prompt", "one call", "other latents", "written", "other order"):
-        loop = Loop(ParallelPlan(cfg=2))
-        cond, uncond, other = (loop.conditions(seed) for seed in range(3))
-        ran = []
-        for step in range(6):
-            before = loop.counted["block"]
-            loop.ask(step, cond)
-            if name == "other prompt" and step == 3:
-                uncond = other
-            if name == "written" and step == 3:
-                uncond["encoder_hidden_states"].mul_(2)
-            if name != "one call" or step not in (2, 3):
-                loop.ask(step, uncond, 0.1 if name == "other latents" and step > 2 else 0.0)
-            if name == "other order" and step == 3:
-                cond, uncond = uncond, cond
-            ran.append(loop.counted["block"] - before)
-        unparallelize(loop)
-        found[name] = {"worst": loop.worst, "ran": ran}
+    for name in LOOPS_OF_TWO:
+        with logged(logging.WARNING) as told:
+            found[name] = {**loop_of_two(name), "told": told.getvalue()}
     return found
+
+
+def loop_of_two(name: str) -> dict[str, Any]:
+    loop = Loop(ParallelPlan(cfg=2))
+    cond, uncond, other = (loop.conditions(seed) for seed in range(3))
+    ran = []
+    for step in range(6):
+        before = loop.counted["block"]
+        if name == "other conditions each step":
+            cond, uncond = (loop.conditions(10 * step + seed) for seed in range(2))
+        loop.ask(step, cond)
+        if name == "other prompt" and step == 3:
+            uncond = other
+        if name == "written" and step == 3:
+            uncond["encoder_hidden_states"].mul_(2)
+        skips = name == "never two" or name == "one call" and step in (2, 3)
+        if not skips:
+            apart = name == "always other latents" or name == "other latents" and step > 2
+            loop.ask(step, uncond, 0.1 if apart else 0.0)
+        if name == "other order" and step == 3:
+            cond, uncond = uncond, cond
+        ran.append(loop.counted["block"] - before)
+    unparallelize(loop)
+    return {"worst": loop.worst, "ran": ran}
 
 
 @record
