@@ -42,10 +42,9 @@ class LoadDiffusionModelParallel(io.ComfyNode):
                 io.Combo.Input(
                     "model_name",
                     options=list(list_models()),
-                    tooltip="A safetensors or GGUF file in models/diffusion_models, a checkpoint in "
-                    "models/checkpoints (only its diffusion model is read), a diffusers folder in models/diffusers or "
-                    "models/diffusion_models, or the demo model. Pickle files (ckpt, pt, bin) are not offered: "
-                    "loading one can run any code.",
+                    tooltip="A safetensors or GGUF file in models/diffusion_models, a safetensors file in "
+                    "models/checkpoints, a diffusers folder, or the demo model. Of a checkpoint, only the diffusion "
+                    "model is read. Pickle files (ckpt, pt, bin) are not offered: loading one can run any code.",
                 ),
                 *common_inputs(),
             ],

@@ -102,8 +102,8 @@ class ParallelPlanNode(io.ComfyNode):
                     "mode",
                     options=[AUTO, MANUAL],
                     default=AUTO,
-                    tooltip="auto: uses ComfyUI's GPU and all GPUs like it (2 CPU ranks without a GPU), and the plan "
-                    "that is predicted or measured to be the fastest here. manual: uses the degrees below.",
+                    tooltip="auto: the fastest plan, as predicted or measured here, on ComfyUI's GPU and all GPUs like "
+                    "it (without a GPU, on 2 CPU ranks). manual: the degrees below.",
                 ),
                 *(degree_input(axis) for axis in ("dp", "cfg", "ring", "ulysses")),
                 choice_input(
@@ -170,14 +170,14 @@ def lossy_inputs() -> list[io.Input]:
             options=[NEVER, ALLOWED],
             default=NEVER,
             optional=True,
-            tooltip="Whether auto may use PipeFusion and an int8 exchange, which change the image a little, if they "
-            "are predicted to be clearly faster than every exact plan. The node says so then. Used in auto mode.",
+            tooltip="Whether auto may use PipeFusion and an int8 exchange, which change the image a little. It does so "
+            "only where they are clearly faster, and says so. Used in auto mode.",
         ),
         compare_input(
             "once: shows what a plan that changes the image costs in quality. This is one with PipeFusion, sage, "
-            "sparse, or another exchange_dtype than model. The first sampling runs a second time, exactly. The "
-            "sampler's node and the panel then say how far apart the two results are, and how long a step takes in "
-            "each. Later samplings with the same setting repeat that. Works with every sampler.",
+            "sparse, or another exchange_dtype than model. The first sampling runs a second time, exactly. The node "
+            "and the panel say how far apart the two results are, and how long a step takes in each. Later samplings "
+            "with the same setting repeat that. Works with every sampler.",
         ),
     ]
 

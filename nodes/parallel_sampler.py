@@ -98,8 +98,8 @@ class ParallelSampler(io.ComfyNode):
                     default=MODELS_OWN,
                     tooltip="A diffusers scheduler, with the settings in the model's folder. model's own: the "
                     "scheduler that the folder names; for a file, Euler flow or DPM++ with ComfyUI's own shift or "
-                    "betas. Schedulers with flow in their names are for flow matching (SD3, Flux, Wan and others), "
-                    "CogVideoX ones for CogVideoX, the rest for DiT, PixArt and HunyuanDiT.",
+                    "betas. Schedulers with flow in their names are for flow matching (SD3, Flux, Wan and others). "
+                    "CogVideoX ones are for CogVideoX, the rest for DiT, PixArt and HunyuanDiT.",
                 ),
                 io.Conditioning.Input("positive", tooltip="What the image should show."),
                 io.Conditioning.Input("negative", tooltip="What the image should not show."),

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import errno
 import itertools
+import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
+MODULE = "paralleldit"  # `web/errors/message.mjs` repeats this, too
 DETAILS = "Details:"  # `web/errors/message.mjs` repeats this word
 # The texts of memory errors for which torch and safetensors have no class of their own.
 NO_MEMORY = (
@@ -66,7 +68,16 @@ def one_paragraph(text: str) -> str:
 
 
 class Explained(Exception):
-    """An error whose text comes from an Explanation."""
+    """An error whose text comes from an Explanation.
+
+    ComfyUI names the modules of a node pack by their path. The history of its API has an error's full name, so these
+    errors give the name `MODULE` instead, on every machine the same.
+    """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if os.sep in cls.__module__:
+            cls.__module__ = MODULE
 
     def __init__(self, cause: str, advice: str = "", details: str = "") -> None:
         self.explanation = Explanation(cause, advice, details)

@@ -75,7 +75,7 @@ async function makeParallel(nodes = listNodes()) {
   const pickles = saved.filter((node) => !findParallelType(node)).map((node) => readValues(node).file)
   const isMeant = among(nodes)
   const { count, lost } = await change((node, graphId) => (isMeant(node, graphId) ? findParallelType(node) : null))
-  if (count) showToast('success', 'convert.madeParallel', { count })
+  if (count) showToast('success', `convert.madeParallel${count === 1 ? 'One' : ''}`, { count })
   else if (!pickles.length) showToast('info', 'convert.noneToMakeParallel')
   if (pickles.length) showToast('warn', 'convert.leftPickles', { files: pickles.join(', ') })
   warnAboutLost(lost)

@@ -546,18 +546,20 @@ function splitFields(text) {
   return { cause, advice: advice.join('\n'), details: details.join(DETAILS) }
 }
 
-/** The kind of each error class, by the end of the class's full name. */
+/** The kind of each error class, by its name in `exception_type`. */
 const KINDS = {
-  'worker.errors.WorkerGroupError': 'group',
-  'worker.errors.OutOfMemory': 'memory',
-  'worker.errors.RequestRefused': 'refused',
-  'worker.settings.SettingsError': 'settings',
-  'parallel_backend.errors.PlanError': 'plan',
-  'parallel_backend.errors.ModelFileError': 'file',
-  'parallel_backend.errors.UnknownModelError': 'model',
-  'parallel_backend.errors.RequestError': 'refused',
-  'nodes.errors.Refused': 'refused',
-  'nodes.errors.NotInstalled': 'refused'
+  'paralleldit.WorkerGroupError': 'group',
+  'paralleldit.NoWorkerGroup': 'group',
+  'paralleldit.OutOfMemory': 'memory',
+  'paralleldit.RequestRefused': 'refused',
+  'paralleldit.SettingsError': 'settings',
+  'paralleldit.PlanError': 'plan',
+  'paralleldit.ModelFileError': 'file',
+  'paralleldit.NoDenoiser': 'file',
+  'paralleldit.UnknownModelError': 'model',
+  'paralleldit.RequestError': 'refused',
+  'paralleldit.Refused': 'refused',
+  'paralleldit.NotInstalled': 'refused'
 };
 
 /**
@@ -566,7 +568,7 @@ const KINDS = {
  * pack: the name of its folder. Any other error in the pack's code, or at one of its nodes, is `unforeseen`.
  */
 function classifyError({ exception_type: type, node_type: node, traceback = [] }, pack) {
-  for (const [name, kind] of Object.entries(KINDS)) if (type.endsWith(`.${name}`)) return kind
+  if (KINDS[type]) return KINDS[type]
   const own = (traceback.at(-1) ?? '').replaceAll('\\', '/').includes(`/custom_nodes/${pack}/`);
   return own || (traceback.length && node.startsWith('ParallelDiT_')) ? 'unforeseen' : null
 }
@@ -736,7 +738,7 @@ async function makeParallel(nodes = listNodes()) {
   const pickles = saved.filter((node) => !findParallelType(node)).map((node) => readValues(node).file);
   const isMeant = among(nodes);
   const { count, lost } = await change((node, graphId) => (isMeant(node, graphId) ? findParallelType(node) : null));
-  if (count) showToast('success', 'convert.madeParallel', { count });
+  if (count) showToast('success', `convert.madeParallel${count === 1 ? 'One' : ''}`, { count });
   else if (!pickles.length) showToast('info', 'convert.noneToMakeParallel');
   if (pickles.length) showToast('warn', 'convert.leftPickles', { files: pickles.join(', ') });
   warnAboutLost(lost);
@@ -1635,7 +1637,7 @@ function findNode(rootGraph, id) {
 // Queues prompts and waits until they have ended, or until somebody has removed them from the queue.
 
 const START = 'execution_start';
-const ENDS = { execution_success: 'success', execution_error: 'error', execution_interrupted: 'interrupted' };
+const ENDS$1 = { execution_success: 'success', execution_error: 'error', execution_interrupted: 'interrupted' };
 const WAKING = ['status', 'reconnected']; // the server sends a status whenever the length of its queue changes
 
 class Queue {
@@ -1679,8 +1681,8 @@ class Queue {
     const { [id]: entry } = await (await this.api.fetchApi(`/history/${id}`)).json();
     const messages = entry?.status?.messages ?? [];
     const at = (names) => messages.findLast(([name]) => names.includes(name)) ?? [];
-    const [name, last] = at(Object.keys(ENDS));
-    return { end: ENDS[name] ?? 'gone', from: at([START])[1]?.timestamp ?? 0, to: last?.timestamp ?? 0 }
+    const [name, last] = at(Object.keys(ENDS$1));
+    return { end: ENDS$1[name] ?? 'gone', from: at([START])[1]?.timestamp ?? 0, to: last?.timestamp ?? 0 }
   }
 }
 
@@ -3458,9 +3460,11 @@ function describeLine(answer, summarize, say) {
   const kind = `plan.line.${answer.device === 'cpu' ? 'cpu' : 'gpu'}${count === 1 ? '' : 's'}`;
   const lacks = describeFit(answer, say)?.lacks;
   const [at, of] = answer.tried ?? [];
+  const devices = say(kind, { count });
+  const plan = count > 1 ? answer.plan : devices;
   const parts = [
-    say(kind, { count }),
-    count > 1 && (at ? say('plan.trying', { plan: answer.plan, at, of }) : answer.plan),
+    (count > 1 || !at) && devices,
+    at ? say('plan.trying', { plan, at, of }) : count > 1 && plan,
     lacks ? say('plan.line.lacks') : describeFactor(answer, say)
   ];
   const text = parts.filter(Boolean).join(' · ');
@@ -3645,6 +3649,7 @@ function markWidgets(node, names) {
 // does.
 
 
+const ENDS = ['execution_success', 'execution_error', 'execution_interrupted'];
 const askers = new WeakMap(); // by node, the function that asks the server about it
 const heights = new WeakMap(); // by loader
 const WHOLE = { draw: (target, answer, open) => draw(target, answer, open, makeWhole), fail: drawNoAnswer, margin: 10 };
@@ -3656,7 +3661,7 @@ app.registerExtension({
   setup() {
     addStyle(new URL('./plan/style.css', import.meta.url));
     api.addEventListener('graphChanged', () => askAll());
-    api.addEventListener('execution_success', () => askAll(true)); // the run may have measured speeds
+    for (const end of ENDS) api.addEventListener(end, () => askAll(true)); // the run may have measured speeds
     api.addEventListener('reconnected', () => {
       retryPlanRoute();
       askAll(true);

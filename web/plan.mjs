@@ -14,6 +14,7 @@ import { showUsedWidgets } from './plan/used.mjs'
 import { draw, drawNoAnswer, makeBrief, makeWhole } from './plan/view.mjs'
 import { t } from './text.mjs'
 
+const ENDS = ['execution_success', 'execution_error', 'execution_interrupted']
 const askers = new WeakMap() // by node, the function that asks the server about it
 const heights = new WeakMap() // by loader
 const WHOLE = { draw: (target, answer, open) => draw(target, answer, open, makeWhole), fail: drawNoAnswer, margin: 10 }
@@ -25,7 +26,7 @@ app.registerExtension({
   setup() {
     addStyle(new URL('./plan/style.css', import.meta.url))
     api.addEventListener('graphChanged', () => askAll())
-    api.addEventListener('execution_success', () => askAll(true)) // the run may have measured speeds
+    for (const end of ENDS) api.addEventListener(end, () => askAll(true)) // the run may have measured speeds
     api.addEventListener('reconnected', () => {
       retryPlanRoute()
       askAll(true)

@@ -358,7 +358,7 @@ def check_weights_in(editor: Editor) -> None:
     editor.open_panel()
     row = page.locator("[data-group='8']").get_by_test_id("paralleldit-weights")
     expect(row).to_contain_text("Shared weights: 17 of 57 blocks")
-    expect(row).to_contain_text("A forward fetches 3.0 GiB: 0.27 s at 12.0 GB/s (assumed)")
+    expect(row).to_contain_text("A forward fetches 3.0 GiB: 0.27 s at 12.0 GB/s (not measured yet)")
     following = page.locator("[data-group='1']").get_by_test_id("paralleldit-next")
     for said in (
         "demo: coloured shapes",

@@ -152,6 +152,7 @@ def test_an_error_is_told_in_the_words_that_the_run_ends_with(
     with pytest.raises(PromptError) as caught:
         host.run(job.under(plan).prompt())
     assert answer["error"] and answer["error"] in caught.value.message
+    assert caught.value.exception_type == "paralleldit.PlanError", "the class's name, without a path"
 
 
 def test_without_a_loader_what_can_be_said_is_said(host: ComfyHost) -> None:

@@ -31,7 +31,7 @@ test('fetched weights show their blocks, what a rank keeps, and what a forward c
   assert.deepEqual(told(SHARED), [
     'Shared weights: 17 of 57 blocks',
     'Each rank keeps 19.5 GiB of 22.2 GiB',
-    'A forward fetches 3.6 GiB: 0.32 s at 12.0 GB/s (assumed)'
+    'A forward fetches 3.6 GiB: 0.32 s at 12.0 GB/s (not measured yet)'
   ])
   const [, stay] = told({ ...SHARED, working: 1.5 * GIB })
   assert.equal(stay, 'Each rank keeps 19.5 GiB of 22.2 GiB, and needs 21.0 GiB with a forward (estimate)')
@@ -43,7 +43,7 @@ test('fetched weights show their blocks, what a rank keeps, and what a forward c
 test('a link that is busy for most of a step is called the bottleneck, or the likely one if its speed is assumed', () => {
   assert.equal(told(SHARED, [1.4, 0.2], [1.5, 0.2]).length, 3)
   const [, , , likely] = told(SHARED, [0.35, 0.2], [9, 0.2], [0.36, 0.1])
-  assert.match(likely, /^The link is likely the bottleneck: at the assumed speed .* for 89% of a step\.$/)
+  assert.match(likely, /^The link is likely the bottleneck: at the assumed speed, weights use it for 89% of a step\.$/)
   const [, , , sure] = told({ ...SHARED, is_measured: true }, [0.3, 0.1])
   assert.match(sure, /^The link is the bottleneck: .* for 100% of a step\.$/)
 })

@@ -12,18 +12,20 @@ export function splitFields(text) {
   return { cause, advice: advice.join('\n'), details: details.join(DETAILS) }
 }
 
-/** The kind of each error class, by the end of the class's full name. */
+/** The kind of each error class, by its name in `exception_type`. */
 export const KINDS = {
-  'worker.errors.WorkerGroupError': 'group',
-  'worker.errors.OutOfMemory': 'memory',
-  'worker.errors.RequestRefused': 'refused',
-  'worker.settings.SettingsError': 'settings',
-  'parallel_backend.errors.PlanError': 'plan',
-  'parallel_backend.errors.ModelFileError': 'file',
-  'parallel_backend.errors.UnknownModelError': 'model',
-  'parallel_backend.errors.RequestError': 'refused',
-  'nodes.errors.Refused': 'refused',
-  'nodes.errors.NotInstalled': 'refused'
+  'paralleldit.WorkerGroupError': 'group',
+  'paralleldit.NoWorkerGroup': 'group',
+  'paralleldit.OutOfMemory': 'memory',
+  'paralleldit.RequestRefused': 'refused',
+  'paralleldit.SettingsError': 'settings',
+  'paralleldit.PlanError': 'plan',
+  'paralleldit.ModelFileError': 'file',
+  'paralleldit.NoDenoiser': 'file',
+  'paralleldit.UnknownModelError': 'model',
+  'paralleldit.RequestError': 'refused',
+  'paralleldit.Refused': 'refused',
+  'paralleldit.NotInstalled': 'refused'
 }
 
 /**
@@ -32,7 +34,7 @@ export const KINDS = {
  * pack: the name of its folder. Any other error in the pack's code, or at one of its nodes, is `unforeseen`.
  */
 export function classifyError({ exception_type: type, node_type: node, traceback = [] }, pack) {
-  for (const [name, kind] of Object.entries(KINDS)) if (type.endsWith(`.${name}`)) return kind
+  if (KINDS[type]) return KINDS[type]
   const own = (traceback.at(-1) ?? '').replaceAll('\\', '/').includes(`/custom_nodes/${pack}/`)
   return own || (traceback.length && node.startsWith('ParallelDiT_')) ? 'unforeseen' : null
 }

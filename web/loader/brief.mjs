@@ -21,9 +21,11 @@ export function describeLine(answer, summarize, say) {
   const kind = `plan.line.${answer.device === 'cpu' ? 'cpu' : 'gpu'}${count === 1 ? '' : 's'}`
   const lacks = describeFit(answer, say)?.lacks
   const [at, of] = answer.tried ?? []
+  const devices = say(kind, { count })
+  const plan = count > 1 ? answer.plan : devices
   const parts = [
-    say(kind, { count }),
-    count > 1 && (at ? say('plan.trying', { plan: answer.plan, at, of }) : answer.plan),
+    (count > 1 || !at) && devices,
+    at ? say('plan.trying', { plan, at, of }) : count > 1 && plan,
     lacks ? say('plan.line.lacks') : describeFactor(answer, say)
   ]
   const text = parts.filter(Boolean).join(' · ')

@@ -1,0 +1,86 @@
+"""`python -m tests.support.messages`: prints every message, tooltip, note and line of a log that a user can see.
+
+Read it as one text. The texts of `locales` come first, each with its key and the Chinese one; then those in the code,
+by module; then the phrases of the templates' notes. Placeholders are in braces.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.support.templates.notes import EN, ZH
+
+ROOT = Path(__file__).parents[2]
+FILES = ("main", "nodeDefs", "commands")
+PRODUCT = ("nodes", "worker", "parallel_backend", "demo")
+LEAST_WORDS = 3  # shorter ones are names, keys and values
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def flatten(texts: dict, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yields the path and the text of each leaf."""
+    for key, value in texts.items():
+        if isinstance(value, dict):
+            yield from flatten(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
+
+
+def list_texts(language: str) -> dict[str, str]:
+    """Returns the texts of a language by file and key."""
+    found = {}
+    for name in FILES:
+        texts = json.loads((ROOT / "locales" / language / f"{name}.json").read_text("utf-8"))
+        found |= {f"{name}: {key}": text for key, text in flatten(texts)}
+    return found
+
+
+def list_in_code() -> Iterator[tuple[str, str]]:
+    """Yields each text in the code that is no docstring, with its place. Texts that stand side by side are one."""
+    for folder in PRODUCT:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for line, text in read_texts(path.read_text("utf-8")):
+                yield f"{path.relative_to(ROOT)}:{line}", text
+
+
+def read_texts(source: str) -> Iterator[tuple[int, str]]:
+    tree = ast.parse(source)
+    nodes, skipped = [*ast.walk(tree)], set()
+    for node in nodes:
+        if isinstance(node, DOCUMENTED) and node.body and isinstance(node.body[0], ast.Expr):
+            skipped.add(node.body[0].value)
+        if isinstance(node, ast.JoinedStr):
+            skipped |= {*ast.walk(node)} - {node}
+    for node in nodes:
+        if node in skipped or not isinstance(node, (ast.Constant, ast.JoinedStr)):
+            continue
+        text = show(node)
+        if len(text.split()) >= LEAST_WORDS and any(letter.isalpha() for letter in text):
+            yield node.lineno, text
+
+
+def show(node: ast.Constant | ast.JoinedStr) -> str:
+    """Returns a text as it is read; expressions are in braces."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else ""
+    return "".join(
+        str(part.value) if isinstance(part, ast.Constant) else f"{{{ast.unparse(part.value)}}}" for part in node.values
+    )
+
+
+def main() -> None:
+    english, chinese = list_texts("en"), list_texts("zh")
+    for key, text in english.items():
+        print(f"{key}\n    {text}\n    {chinese.get(key, '')}")
+    for place, text in list_in_code():
+        print(f"{place}\n    {text}")
+    for phrases in (EN, ZH):
+        for name, phrase in phrases._asdict().items():
+            print(f"note.{name}\n    {phrase}")
+
+
+if __name__ == "__main__":
+    main()
