@@ -20,6 +20,7 @@ from .errors import RequestError
 CPU = "cpu"
 BACKENDS = {CPU: "gloo", "cuda": "nccl", "xpu": "xccl"}  # torch.distributed's backend for each kind
 THROUGH_THE_HOST = {"cuda": "NCCL_P2P_DISABLE=1", "xpu": "CCL_TOPO_P2P_ACCESS=0"}  # make GPUs exchange over the host
+CHANNELS = 32  # the most that NCCL uses by itself
 KIBIBYTE = 1024  # Linux counts a process's memory in these
 SAME_MEMORY = 0.05  # cards of one model report memory within this; models of one name differ by more
 
@@ -69,6 +70,24 @@ def group_backends(kind: str) -> str:
             "Install a torch that has it (xccl: 2.8 or newer, for XPU), or set PARALLELDIT_DEVICE=cpu.",
         )
     return backend if kind == CPU else f"{CPU}:{BACKENDS[CPU]},{kind}:{backend}"
+
+
+def group_options(device: torch.device, backend: str, side_by_side: int) -> Any:
+    """Returns options for a group whose kernels run beside those of others, so that as many fit the device. None if
+    they fit anyway, and for other backends than NCCL.
+
+    A channel takes a multiprocessor. NCCL rounds channels for messages up to a power of two.
+    """
+    if backend != BACKENDS["cuda"]:
+        return None
+    import torch.distributed as dist
+
+    channels = max(1, module_of(device).get_device_properties(device).multi_processor_count // side_by_side)
+    if channels >= CHANNELS:
+        return None
+    options = dist.ProcessGroupNCCL.Options()
+    options.config.max_ctas = 1 << (channels.bit_length() - 1)
+    return options
 
 
 def module_of(kind: torch.device | str) -> Any:

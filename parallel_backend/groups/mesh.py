@@ -20,12 +20,13 @@ from ..device import (
     count,
     default_kind,
     group_backends,
+    group_options,
     is_accelerator,
     select,
 )
 from ..errors import GroupError, PlanError
-from ..plan import ParallelPlan
-from .communicators import Communicator, list_axes, list_links, list_replicas, over_all
+from ..plan import SHARED, ParallelPlan
+from .communicators import Communicator, count_side_by_side, list_axes, list_links, list_replicas, over_all
 from .handshake import shake_hands
 from .mesh_layout import axis_shares, rows_along, shard_range, shard_sizes
 from .timeline import SILENT, Timeline
@@ -149,7 +150,7 @@ def build_mesh(
     world: an axis over the plan's ranks, whose group serves the plan's axes over all of them. It outlives the mesh.
     """
     has_links = plan.pipefusion > 1 and (is_accelerator(device) if link_groups is None else link_groups)
-    rank, built = dist.get_rank(), Groups(device, world)
+    rank, built = dist.get_rank(), Groups(device, world, most_side_by_side(plan))
     groups = {each.ranks: built.add(each) for each in list_axes(plan, has_links)}
     links = {each.pairs: built.add(each) for each in (list_links(plan) if has_links else ())}
     link_in, link_out = (
@@ -179,15 +180,16 @@ class Groups:
     """Builds groups for communicators. All ranks add the same, in one order. world: see `build_mesh`. own: the groups
     that are new, of this rank."""
 
-    def __init__(self, device: torch.device, world: Axis | None = None) -> None:
-        self.device, self.world = device, world
+    def __init__(self, device: torch.device, world: Axis | None = None, side_by_side: int = 1) -> None:
+        """side_by_side: kernels of groups that the device runs at a time."""
+        self.device, self.world, self.side_by_side = device, world, side_by_side
         self.own: tuple[dist.ProcessGroup, ...] = ()
         self.joined: list[tuple[dist.ProcessGroup, Communicator]] = []
 
     def add(self, each: Communicator) -> dist.ProcessGroup | None:
         """Builds a group. Returns None on a rank outside of it."""
         shared = self.world if self.world and len(each.ranks) == self.world.degree else None
-        group = shared.group if shared else new_group(self.device, [*each.ranks])
+        group = shared.group if shared else new_group(self.device, [*each.ranks], side_by_side=self.side_by_side)
         if group is None or dist.get_rank() not in each.ranks:
             return None
         self.own += () if shared else (group,)
@@ -207,7 +209,7 @@ def build_axis(each: Communicator, built: Groups) -> Axis:
 
 
 def new_group(
-    device: torch.device, ranks: list[int] | None = None, timeout: timedelta | None = None
+    device: torch.device, ranks: list[int] | None = None, timeout: timedelta | None = None, side_by_side: int = 1
 ) -> dist.ProcessGroup:
     """Creates a group of these ranks, or of all, for tensors on a device.
 
@@ -217,7 +219,9 @@ def new_group(
     """
     backends = dict(pair.split(":") for pair in dist.get_backend_config().split(","))
     with nullcontext() if is_accelerator(device) else unbound():
-        group: Any = dist.new_group(ranks, timeout, backends[device.type])  # `int` in torch's type is for outsiders
+        options = group_options(device, backends[device.type], side_by_side)
+        # `int` in torch's type is for outsiders.
+        group: Any = dist.new_group(ranks, timeout, backends[device.type], pg_options=options)
     return group
 
 
@@ -235,7 +239,7 @@ def replica_axis(plan: ParallelPlan, device: torch.device, timeline: Timeline = 
 
     It has its own group, so that its traffic delays nothing else. All ranks call it together. Raises GroupError.
     """
-    return replace(connected_axis(device, list_replicas(plan)), timeline=timeline)
+    return replace(connected_axis(device, list_replicas(plan), most_side_by_side(plan)), timeline=timeline)
 
 
 def picture_axis(plan: ParallelPlan, device: torch.device) -> Axis:
@@ -245,9 +249,14 @@ def picture_axis(plan: ParallelPlan, device: torch.device) -> Axis:
     return connected_axis(device, [over_all(row) for row in rows if len(row) > 1])
 
 
-def connected_axis(device: torch.device, rows: Iterable[Communicator]) -> Axis:
+def most_side_by_side(plan: ParallelPlan) -> int:
+    """Counts the kernels that the plan may run side by side with any weights."""
+    return count_side_by_side(replace(plan, weights=SHARED) if plan.replicas > 1 else plan)
+
+
+def connected_axis(device: torch.device, rows: Iterable[Communicator], side_by_side: int = 1) -> Axis:
     """Builds the groups of these rows of ranks, connects the ranks, and returns this rank's axis."""
-    built = Groups(device)
+    built = Groups(device, side_by_side=side_by_side)
     axes = [build_axis(row, built) for row in rows]
     built.connect()
     return next((axis for axis in axes if axis.group), Axis(None, 1, 0))

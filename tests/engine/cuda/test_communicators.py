@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from demo.host import REPOSITORY
+from parallel_backend.device import group_options
 from parallel_backend.groups import mesh
 from parallel_backend.groups.communicators import Communicator, count_communicator_bytes, list_communicators
 from parallel_backend.groups.timeline import Timeline
@@ -63,6 +65,21 @@ def test_a_rank_has_the_communicators_that_are_listed(as_rank: int) -> None:
 def test_the_page_has_the_table() -> None:
     page = (REPOSITORY / "docs" / "dev" / "16-streams.md").read_text(encoding="utf-8")
     assert table() in page
+
+
+@pytest.mark.parametrize(
+    ("multiprocessors", "side_by_side", "channels"), [(132, 4, None), (108, 4, 16), (24, 3, 8), (16, 5, 2)]
+)
+def test_kernels_that_run_side_by_side_fit_a_card(
+    multiprocessors: int, side_by_side: int, channels: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = SimpleNamespace(multi_processor_count=multiprocessors)
+    nccl = SimpleNamespace(Options=lambda: SimpleNamespace(config=SimpleNamespace()))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: said)
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", nccl, raising=False)
+    options = group_options(GPU, "nccl", side_by_side)
+    assert (options and options.config.max_ctas) == channels
+    assert group_options(GPU, "gloo", side_by_side) is None
 
 
 def test_buffers_take_memory_where_ranks_exchange_something() -> None:

@@ -26,7 +26,6 @@ PLANS = [
     {"pipefusion": 8},
     {"pipefusion": 2, "ulysses": 4},
     {"cfg": 2, "pipefusion": 2, "ulysses": 2},
-    {"cfg": 2, "pipefusion": 4},
 ]
 
 
