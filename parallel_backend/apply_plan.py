@@ -56,14 +56,17 @@ def apply_plan(
     sizes = sizes_of(model, spec) if spec and can_share(model, spec, plan) else None
     kernel = choose_kernel(sizes, mesh, dtype)
     stage = keep_own_blocks(model, spec, mesh, weights, hooks)  # pipefusion: removes other stages' blocks
-    if spec is None or sizes is None or kernel is None:
+    stages_alone = spec is not None and spec.keeps_tokens(model) and plan.pipefusion > 1
+    if spec is None or (not stages_alone and (sizes is None or kernel is None)):
         return AppliedPlan(slot, stage)
-    if spec.bands:  # ulysses, ring: layers see this rank's rows, and attention sees all pixels
+    if spec.bands and kernel:  # ulysses, ring: layers see this rank's rows, and attention sees all pixels
         return AppliedPlan(slot, stage, attention=share_rows(model, spec.bands, mesh, slot, kernel, hooks))
     layout = TokenLayout(spec.image, mesh["sequence"], slot)
     link = StageLink(mesh, slot) if plan.pipefusion > 1 else None  # pipefusion: passes tokens between stages
     ends = StageEnds(layout, stage, link) if link else None
     install_boundary(model, spec, layout, hooks, ends)  # ulysses, ring, patches: blocks see this rank's tokens
+    if sizes is None or kernel is None:
+        return AppliedPlan(slot, stage, link, layout=layout)
     overlap_mlp(model, spec, sizes, mesh, slot, hooks)  # ulysses, ring: an MLP is computed while tokens travel
     attention = ParallelAttention(mesh, layout, kernel, sparse=plan.sparse)
     share_attention(model, spec, sizes, attention, hooks)  # ulysses, ring, patches: attention sees all tokens

@@ -206,7 +206,9 @@ class DiffusersModel(ParallelModel):
         own = {name: self.local_condition(name, value, axis) for name, value in conditions.items()}
         inputs = self.adapter.inputs(config, rows, shard(timestep_B, BATCH_DIM, axis).to(device), own)
         output = self.run((), {**inputs, "return_dict": False}, forward)
-        return None if output is None else self.adapter.output(config, output[0], rows)
+        if output is None:
+            return None
+        return self.adapter.output(config, output[0] if isinstance(output, tuple) else output, rows)
 
     def patch_sides(self, dims: int) -> tuple[int, ...]:
         """Returns the sides of the patch of latents that becomes one token, over their last dims."""

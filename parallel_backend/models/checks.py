@@ -101,7 +101,7 @@ def check_shared(plan: ParallelPlan, model: torch.nn.Module, spec: ModelSpec | N
             f"Use {shared[0]}=1, and cfg or dp in its place.",
             *shared,
         )
-    if spec.keeps_tokens(model):
+    if shared and spec.keeps_tokens(model):
         raise PlanError(
             f"The tokens of {name} cannot be shared: {spec.unshared}.",
             f"Use {shared[0]}=1" + ("." if spec.couples(model) else ", and cfg or dp in its place."),
@@ -183,7 +183,9 @@ def check_fetched(plan: ParallelPlan, model: torch.nn.Module, spec: ModelSpec | 
 
 def check_stages(plan: ParallelPlan, model: torch.nn.Module, spec: ModelSpec | None) -> None:
     """Raises PlanError if the class's blocks cannot be split into pipeline stages."""
-    reason = "the pack does not know how they run" if spec is None else spec.unstaged or spec.unshared
+    reason = "the pack does not know how they run"
+    if spec is not None:
+        reason = spec.unstaged or ("" if spec.blocks else spec.unshared)
     if reason:
         degree = max(plan.pipefusion, 2)
         raise PlanError(

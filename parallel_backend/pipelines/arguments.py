@@ -23,7 +23,7 @@ from .agreement import Batch, check_same, is_batch, parts_of
 
 BATCH_DIM = 0
 LATENTS = ("hidden_states", "x", "sample")
-TIMESTEP = ("timestep", "t")
+TIMESTEP = ("timestep", "timesteps", "t")
 NEW_EACH_STEP = (*LATENTS, *TIMESTEP)
 # In addition to the adapter's conditions.
 BATCH_FIRST = (
@@ -35,8 +35,19 @@ BATCH_FIRST = (
     "inpaint_latents",
     "control_latents",
 )
-LAYERED = ("id_vit_hidden",)  # a batch for each of several layers of an encoder
-SHARED = ("img_ids", "txt_ids", "image_rotary_emb", "ofs", "rope_interpolation_scale")  # the same for all rows
+LAYERED = ("id_vit_hidden", "encoder_hidden_states_llama3")  # a batch for each of several layers of an encoder
+SHARED = (  # the same for all rows
+    "img_ids",
+    "txt_ids",
+    "image_rotary_emb",
+    "ofs",
+    "rope_interpolation_scale",
+    "padding_mask",
+    "visual_rope_pos",
+    "text_rope_pos",
+    "scale_factor",
+    "input_img_latents",
+)
 MOST_VALUES = 8  # how many values of an argument are known at the same time
 
 

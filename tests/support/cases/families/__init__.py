@@ -22,6 +22,7 @@ from .image import (
     sd3,
     zimage,
 )
+from .newer import cosmos, hidream, kandinsky5, latte, omnigen, sana
 from .video import allegro, cogvideox, consisid, easyanimate, hunyuanvideo, ltx, mochi, skyreels, wan
 
 FAMILIES = {
@@ -95,6 +96,15 @@ FAMILIES = {
     "consisid": consisid(),
     "mochi": mochi(mask=False),
     "mochi-masked": mochi(mask=True),
+    "kandinsky5": kandinsky5(),
+    "kandinsky5-i2v": kandinsky5(visual_cond=True),
+    "cosmos-predict2": cosmos(fps=True),
+    "cosmos-predict2-v2w": cosmos(mask=True, fps=True, by_frame=True),
+    "hidream": hidream(),
+    "omnigen": omnigen(),
+    "sana": sana(),
+    "sana-sprint": sana(guidance_embeds=True),
+    "latte": latte(),
 }
 # 310 MB in fp32.
 WIDE = replace(

@@ -1,0 +1,204 @@
+"""Families of classes that came later, see `image.py` and `video.py`."""
+
+from __future__ import annotations
+
+import torch
+
+from .family import SQUARE, TEXT_TOKENS, UNEVEN, VIDEOS, Family, Tensors, text_mask
+
+
+def kandinsky5(visual_cond: bool = False) -> Family:
+    config = {
+        "in_visual_dim": 4,
+        "out_visual_dim": 4,
+        "in_text_dim": 16,
+        "in_text_dim2": 12,
+        "time_dim": 16,
+        "model_dim": 64,
+        "ff_dim": 96,
+        "num_text_blocks": 1,
+        "num_visual_blocks": 3,
+        "axes_dims": (4, 6, 6),
+        "visual_cond": visual_cond,
+    }
+
+    def conditions(batch: int, *sizes: int) -> Tensors:
+        given = {
+            "encoder_hidden_states": torch.randn(batch, TEXT_TOKENS, 16),
+            "pooled_projections": torch.randn(batch, 12),
+            "position_scale": torch.tensor([[1.0, 2.0, 2.0]]).repeat(batch, 1),
+        }
+        return {**given, "image_latents": torch.randn(batch, 5, *sizes)} if visual_cond else given
+
+    def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
+        frames, height, width = latents.shape[2:]
+        seen = torch.cat([latents, given["image_latents"]], dim=1) if visual_cond else latents
+        return model(
+            hidden_states=seen.permute(0, 2, 3, 4, 1),
+            encoder_hidden_states=given["encoder_hidden_states"],
+            timestep=timestep,
+            pooled_projections=given["pooled_projections"],
+            visual_rope_pos=[torch.arange(frames), torch.arange(height // 2), torch.arange(width // 2)],
+            text_rope_pos=torch.arange(TEXT_TOKENS),
+            scale_factor=(1, 2, 2),
+        ).sample.permute(0, 4, 1, 2, 3)
+
+    return Family("Kandinsky5Transformer3DModel", config, conditions, reference, VIDEOS, channels=4)
+
+
+def cosmos(mask: bool = False, fps: bool = False, by_frame: bool = False) -> Family:
+    config = {
+        "in_channels": 5 if mask else 4,
+        "out_channels": 4,
+        "num_attention_heads": 4,
+        "attention_head_dim": 24,
+        "num_layers": 3,
+        "mlp_ratio": 2,
+        "text_embed_dim": 16,
+        "adaln_lora_dim": 8,
+        "max_size": (4, 32, 32),
+        "extra_pos_embed_type": None,
+    }
+
+    def conditions(batch: int, *sizes: int) -> Tensors:
+        given = {"encoder_hidden_states": torch.randn(batch, TEXT_TOKENS, 16)}
+        if fps:
+            given["fps"] = torch.full((batch,), 16.0)
+        return {**given, "condition_mask": (torch.rand(batch, 1, *sizes) > 0.5).float()} if mask else given
+
+    def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
+        return model(
+            hidden_states=latents,
+            timestep=timestep[:, None, :, None, None] if by_frame else timestep,
+            encoder_hidden_states=given["encoder_hidden_states"],
+            fps=16 if fps else None,
+            condition_mask=given.get("condition_mask"),
+            padding_mask=torch.zeros(1, 1, 64, 64),
+        ).sample
+
+    times = {"timesteps": (0, 0.5), "by_frame": by_frame}
+    return Family("CosmosTransformer3DModel", config, conditions, reference, VIDEOS, channels=4, **times)
+
+
+def hidream() -> Family:
+    config = {
+        "patch_size": 2,
+        "in_channels": 4,
+        "num_layers": 2,
+        "num_single_layers": 2,
+        "attention_head_dim": 16,
+        "num_attention_heads": 4,
+        "caption_channels": [16, 20],
+        "text_emb_dim": 12,
+        "num_routed_experts": 2,
+        "num_activated_experts": 1,
+        "axes_dims_rope": (4, 6, 6),
+        "max_resolution": (14, 14),
+        "llama_layers": [0, 1, 1, 2],
+    }
+
+    def conditions(batch: int, _height: int, _width: int) -> Tensors:
+        return {
+            "encoder_hidden_states_t5": torch.randn(batch, TEXT_TOKENS, 16),
+            "encoder_hidden_states_llama3": torch.randn(batch, 3, TEXT_TOKENS - 2, 20),
+            "pooled_embeds": torch.randn(batch, 12),
+        }
+
+    def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
+        return -model(
+            hidden_states=latents,
+            timesteps=timestep,
+            encoder_hidden_states_t5=given["encoder_hidden_states_t5"],
+            encoder_hidden_states_llama3=given["encoder_hidden_states_llama3"].transpose(0, 1),
+            pooled_embeds=given["pooled_embeds"],
+        ).sample
+
+    return Family("HiDreamImageTransformer2DModel", config, conditions, reference)
+
+
+def omnigen() -> Family:
+    config = {
+        "in_channels": 4,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "intermediate_size": 96,
+        "num_layers": 3,
+        "pad_token_id": 0,
+        "vocab_size": 40,
+        "max_position_embeddings": 1024,
+        "original_max_position_embeddings": 1024,
+        "rope_scaling": {"short_factor": [1.0] * 8, "long_factor": [1.0] * 8},
+        "pos_embed_max_size": 16,
+        "time_step_dim": 16,
+    }
+
+    def conditions(batch: int, height: int, width: int) -> Tensors:
+        tokens = TEXT_TOKENS + 1 + height * width // 4
+        text = torch.ones(batch, tokens, tokens, dtype=torch.long)
+        text[:, : TEXT_TOKENS + 1] = torch.ones(tokens, tokens, dtype=torch.long).tril()[: TEXT_TOKENS + 1]
+        return {
+            "input_ids": torch.arange(batch * TEXT_TOKENS).reshape(batch, TEXT_TOKENS) % 39 + 1,
+            "attention_mask": text,
+            "position_ids": torch.arange(tokens).repeat(batch, 1),
+        }
+
+    def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
+        return model(latents, timestep, input_img_latents=[], input_image_sizes={}, **given).sample
+
+    return Family("OmniGenTransformer2DModel", config, conditions, reference, timesteps=(0, 0.5))
+
+
+def sana(guidance_embeds: bool = False) -> Family:
+    config = {
+        "in_channels": 4,
+        "out_channels": 4,
+        "num_attention_heads": 4,
+        "attention_head_dim": 8,
+        "num_layers": 3,
+        "num_cross_attention_heads": 2,
+        "cross_attention_head_dim": 16,
+        "cross_attention_dim": 32,
+        "caption_channels": 16,
+        "guidance_embeds": guidance_embeds,
+        "timestep_scale": 1.0 if guidance_embeds else 0.5,
+    }
+
+    def conditions(batch: int, _height: int, _width: int) -> Tensors:
+        text = {
+            "encoder_hidden_states": torch.randn(batch, TEXT_TOKENS, 16),
+            "encoder_attention_mask": text_mask(batch),
+        }
+        return {**text, "guidance": torch.tensor([1.0, 2.0, 4.0])[:batch]} if guidance_embeds else text
+
+    def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
+        return model(latents, timestep=timestep * config["timestep_scale"], **given).sample
+
+    return Family("SanaTransformer2DModel", config, conditions, reference)
+
+
+def latte() -> Family:
+    config = {
+        "num_attention_heads": 4,
+        "attention_head_dim": 8,
+        "in_channels": 4,
+        "out_channels": 8,
+        "num_layers": 2,
+        "cross_attention_dim": 32,
+        "sample_size": 8,
+        "patch_size": 2,
+        "num_embeds_ada_norm": 1000,
+        "norm_type": "ada_norm_single",
+        "norm_elementwise_affine": False,
+        "caption_channels": 16,
+        "video_length": 3,
+    }
+
+    def conditions(batch: int, *_sizes: int) -> Tensors:
+        return {"encoder_hidden_states": torch.randn(batch, TEXT_TOKENS, 16)}
+
+    def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
+        return model(latents, timestep, given["encoder_hidden_states"]).sample[:, :4]
+
+    shapes = {SQUARE: (2, 3, 8, 8), UNEVEN: (3, 3, 8, 8)}
+    return Family("LatteTransformer3DModel", config, conditions, reference, shapes)
