@@ -44,10 +44,12 @@ def short_name(model_class: str) -> str:
 
 def folders() -> str:
     """One row a class of diffusers'."""
-    lines = ["| diffusers' class | dp, cfg, ulysses, ring | pipefusion |", "|---|---|---|"]
+    lines = ["| diffusers' class | dp, cfg | ulysses, ring | pipefusion |", "|---|---|---|---|"]
     for model_class in model_classes():
-        stages = "yes" if adapter_for(model_class).spec.image else "stages"
-        lines.append(f"| {model_class} | yes | {stages} |")
+        spec = adapter_for(model_class).spec
+        tokens = f"no: {spec.unshared}" if spec.unshared else "yes"
+        stages = "yes" if spec.image else "stages" if spec.blocks else "no"
+        lines.append(f"| {model_class} | yes | {tokens} | {stages} |")
     return "\n".join(lines) + "\n"
 
 

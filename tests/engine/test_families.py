@@ -11,10 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from parallel_backend.axes import TOKEN_AXES
-from parallel_backend.models import adapter_for
 from parallel_backend.plan import ParallelPlan
 from tests.support.cases.families import FAMILIES, SQUARE, UNEVEN
+from tests.support.cases.library_plans import family_allows
 from tests.support.cases.references import plain_diffusers, relative_error
 from tests.support.ranks.pool import RankPool, Results, run_apart
 from tests.support.tiers import running
@@ -59,15 +58,10 @@ def world_size(plan: Degrees) -> int:
     return ParallelPlan.from_json(plan).world_size
 
 
-def allows(family: str, plan: Degrees) -> bool:
-    """Whether the class's tokens can be shared, or need not be."""
-    return not adapter_for(FAMILIES[family].model_class).spec.unshared or not plan.keys() & TOKEN_AXES
-
-
 def is_quick(family: str, plan: Degrees, shape: str) -> bool:
     if family in UNDER_EVERY_PLAN:
         return shape != SQUARE or family == UNDER_EVERY_PLAN[0]
-    turns = [each for each in IN_TURN.get(shape, IN_TURN[UNEVEN]) if allows(family, each)] or [{}]
+    turns = [each for each in IN_TURN.get(shape, IN_TURN[UNEVEN]) if family_allows(family, each)] or [{}]
     return plan == turns[list(FAMILIES).index(family) % len(turns)]
 
 
@@ -75,10 +69,10 @@ CASES = [
     pytest.param(family, plan, shape, marks=[] if is_quick(family, plan, shape) else [pytest.mark.slow])
     for family in FAMILIES
     for plan in PLANS + SPEED_PLANS
-    if allows(family, plan)
+    if family_allows(family, plan)
     for shape in FAMILIES[family].shapes
 ]
-BF16_CASES = [(family, plan) for family in FAMILIES for plan in BF16_PLANS if allows(family, plan)]
+BF16_CASES = [(family, plan) for family in FAMILIES for plan in BF16_PLANS if family_allows(family, plan)]
 
 
 def case_name(family: str, plan: Degrees, shape: str, dtype: str = "fp32") -> str:

@@ -31,6 +31,9 @@ WAITS = {
     **dict.fromkeys(("diffusers qwenimage-mask", "diffusers chroma", "diffusers chroma-masked"), 1),
     **dict.fromkeys(("diffusers qwenimage-edit", "diffusers cogview4"), 2),
     **dict.fromkeys(("diffusers easyanimate", "diffusers easyanimate-inp"), 2),
+    **dict.fromkeys(("diffusers kandinsky5", "diffusers kandinsky5-i2v"), 1),
+    "diffusers omnigen": 2,
+    "diffusers hidream": 22,  # it looks at each row's size
     "diffusers z-image-masked": 3,
     **dict.fromkeys(("diffusers lumina2", "diffusers lumina2-masked"), 4),
     **{f"comfyui {name}": 1 for name in ROWS if name.startswith(("cosmos", "wan-"))},
@@ -44,7 +47,7 @@ WAITS = {
 }
 # Classes that look at values in their blocks, by themselves; and LTX's VAE, which puts each part of a video into the
 # host's memory.
-WAITS_INSIDE = {"hunyuan3d-21": 36, "hidream-i1": 32, "ltx-0.9": 9}
+WAITS_INSIDE = {"hunyuan3d-21": 36, "hidream-i1": 32, "hidream": 4, "ltx-0.9": 9}
 HALVES = [  # with masks, whose strides half precision is strict about, and without
     ("diffusers", name, {"ring": 2})
     for name in ("hunyuanvideo", "chroma-masked", "qwenimage-mask", "lumina2-masked", "flux-dev", "wan-t2v")

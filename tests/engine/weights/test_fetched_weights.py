@@ -16,7 +16,7 @@ from parallel_backend.models import spec_named
 from parallel_backend.plan import HOST, SHARED, ParallelPlan
 from tests.support.cases.families import FAMILIES
 from tests.support.cases.host import CASES as ROWS
-from tests.support.cases.library_plans import LONG, Plan, allows
+from tests.support.cases.library_plans import LONG, Plan, allows, family_allows
 from tests.support.ranks.pool import RankPool, split_into_jobs
 from tests.support.tiers import running
 
@@ -38,9 +38,10 @@ Cases = Iterator[tuple[str, Plan, str]]
 
 
 def families() -> Cases:
-    for name in FAMILIES:
+    for name in (name for name in FAMILIES if family_allows(name, {"pipefusion": 2})):  # which have blocks
         plans = [*ON_TWO, *ON_FOUR, *(STAGES if name in CUT_TO_PATCHES else ())]
-        yield from ((name, plan, kind) for plan in plans for kind in KINDS if is_possible(plan, kind))
+        able = [plan for plan in plans if family_allows(name, plan)]
+        yield from ((name, plan, kind) for plan in able for kind in KINDS if is_possible(plan, kind))
 
 
 def has_lists(name: str) -> bool:

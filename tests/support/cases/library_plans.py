@@ -6,6 +6,7 @@ from typing import Any
 
 from parallel_backend.axes import BATCH_AXES, TOKEN_AXES
 from parallel_backend.models import spec_named
+from tests.support.cases.families import FAMILIES
 from tests.support.cases.host import CASES as ROWS
 
 Plan = dict[str, Any]
@@ -37,8 +38,15 @@ def allows(row: str, plan: Plan) -> bool:
     return not (couples and plan.keys() & BATCH_AXES or unshared and plan.keys() & TOKEN_AXES)
 
 
+def family_allows(name: str, plan: Plan) -> bool:
+    """Whether the spec of a family's class has nothing against the plan."""
+    spec = spec_named(FAMILIES[name].model_class)
+    assert spec
+    return not (spec.unshared and plan.keys() & TOKEN_AXES or "pipefusion" in plan and not spec.blocks)
+
+
 def plans(library: str, name: str) -> list[Plan]:
     """Each way to split a forward between two ranks."""
     if library == "diffusers":
-        return [*EACH]
+        return [plan for plan in EACH if family_allows(name, plan)]
     return [plan for plan in EACH if allows(name, plan)]

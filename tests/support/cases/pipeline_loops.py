@@ -24,16 +24,23 @@ FLOW = diffusers.FlowMatchEulerDiscreteScheduler
 Latents = Callable[[torch.Tensor], torch.Tensor]
 
 
-class Vae(torch.nn.Module):
-    """What pipelines ask of one beside its work. It encodes any image as the same latents."""
+class Part(torch.nn.Module):
+    """Stands for a part of a pipeline that does nothing here."""
 
     dtype, device = torch.float32, torch.device("cpu")
+
+
+class Vae(Part):
+    """What pipelines ask of one beside its work. It encodes any image as the same latents."""
+
     spatial_compression_ratio, temporal_compression_ratio = 8, 4
+    temperal_downsample = (False, True, True)
 
     def __init__(self) -> None:
         super().__init__()
         sizes = {"block_out_channels": (1,) * 4, "temporal_compression_ratio": 4, "latent_channels": 4}
-        self.config = SimpleNamespace(**sizes, scaling_factor=1.0, shift_factor=0.0)
+        scales = {"scaling_factor": 1.0, "shift_factor": 0.0, "latents_mean": [0.0], "latents_std": [1.0], "z_dim": 1}
+        self.config = SimpleNamespace(**sizes, **scales)
         self.decoded = torch.zeros(0)
 
     def encode(self, _image: torch.Tensor) -> SimpleNamespace:
@@ -49,6 +56,18 @@ def image_latents() -> torch.Tensor:
     return torch.linspace(-1, 1, 256).reshape(1, 4, 1, 8, 8)
 
 
+class Processor:
+    """In place of OmniGen's: the conditions, and what guidance by 1 leaves out."""
+
+    max_image_size = 1024
+
+    def __init__(self, conditions: Tensors) -> None:
+        self.rows = {name: torch.cat([value, value]) for name, value in conditions.items()}
+
+    def __call__(self, *_: Any, **__: Any) -> dict[str, Any]:
+        return {**self.rows, "input_pixel_values": [], "input_image_sizes": {}}
+
+
 def unchanged(latents: torch.Tensor) -> torch.Tensor:
     return latents
 
@@ -60,7 +79,8 @@ class Loop:
     pipeline: the name of its class, with its module if diffusers does not export it here. size: of the latents, (H, W)
     or (F, H, W), that its arguments ask for. arguments: of the call, by the family's conditions. conditions: what the
     family has in another form. given, taken: from the engine's latents to the pipeline's, and back. has_vae: it needs
-    one. draws: the module in which it draws its noise, if it takes none; then its latents are what it decodes.
+    one. draws: the module in which it draws its noise, if it takes none; then its latents are what it decodes. ready:
+    gives the pipeline what stands for its other parts, from the conditions.
     """
 
     family: str
@@ -73,11 +93,13 @@ class Loop:
     taken: Latents = unchanged
     has_vae: bool = False
     draws: str = ""
+    ready: Callable[[Any, Tensors], None] = lambda _pipeline, _conditions: None
 
     def build(self) -> diffusers.DiffusionPipeline:
         module, _, name = self.pipeline.rpartition(".")
         pipeline_class = getattr(importlib.import_module(f"diffusers.{module}") if module else diffusers, name)
         absent = dict.fromkeys(pipeline_class._get_signature_types())
+        absent.update({"safety_checker": Part()} if "safety_checker" in absent and self.has_vae else {})
         parts = {"transformer": FAMILIES[self.family].build(), "scheduler": self.scheduler()}
         pipeline = pipeline_class(**{**absent, **parts, **({"vae": Vae()} if self.has_vae else {})})
         pipeline.set_progress_bar_config(disable=True)
@@ -90,9 +112,10 @@ class Loop:
 
     def run(self, pipeline: diffusers.DiffusionPipeline, noise: torch.Tensor, conditions: Tensors) -> torch.Tensor:
         """The pipeline's latents, in the engine's form."""
+        self.ready(pipeline, conditions)
         call = partial(pipeline, **self.arguments(conditions), num_inference_steps=STEPS, return_dict=False)
         if not self.draws:
-            return self.taken(call(latents=self.given(noise))[0].detach())
+            return self.taken(call(latents=self.given(noise.clone()))[0].detach())
         with patch(f"diffusers.{self.draws}.randn_tensor", lambda *_, **__: noise):
             call()
         return pipeline.vae.decoded[:1]
@@ -270,5 +293,64 @@ LOOPS = [
     ),
     Loop(
         "mochi", "MochiPipeline", lambda given: video(given, prompt_attention_mask=mask(given).bool()), size=(2, 8, 8)
+    ),
+    Loop(
+        "kandinsky5",
+        "Kandinsky5T2VPipeline",
+        lambda given: {
+            "prompt_embeds_qwen": given["encoder_hidden_states"],
+            "prompt_embeds_clip": given["pooled_projections"],
+            "prompt_cu_seqlens": torch.tensor([0, given["encoder_hidden_states"].shape[1]]),
+            **without(video(given), "prompt_embeds"),
+        },
+        size=(3, 8, 8),
+        conditions=lambda given: {**given, "position_scale": torch.tensor([[1.0, 3.16, 3.16]])},
+        given=lambda latents: latents.permute(0, 2, 3, 4, 1),
+        taken=lambda latents: latents.permute(0, 4, 1, 2, 3),
+    ),
+    Loop(
+        "cosmos-predict2.5",
+        "Cosmos2_5_PredictBasePipeline",
+        lambda given: video(given, conditional_frame_timestep=-1.0),
+        size=(3, 8, 8),
+        conditions=lambda given: {**given, "condition_mask": torch.zeros_like(given["condition_mask"])},
+        has_vae=True,
+    ),
+    Loop(
+        "hidream",
+        "HiDreamImagePipeline",
+        lambda given: {
+            "prompt_embeds_t5": given["encoder_hidden_states_t5"],
+            "prompt_embeds_llama3": given["encoder_hidden_states_llama3"].transpose(0, 1),
+            "pooled_prompt_embeds": given["pooled_embeds"],
+            **without(text({"encoder_hidden_states": torch.zeros(0)}), "prompt_embeds"),
+        },
+        ready=lambda pipeline, _: setattr(pipeline, "default_sample_size", 16),
+    ),
+    Loop(
+        "sana",
+        "SanaPipeline",
+        lambda given: text(
+            given,
+            prompt_attention_mask=given["encoder_attention_mask"],
+            use_resolution_binning=False,
+            height=512,
+            width=512,
+        ),
+    ),
+    Loop(
+        "latte",
+        "LattePipeline",
+        lambda given: without(video(given, video_length=3, clean_caption=False, mask_feature=False), "num_frames"),
+        size=(3, 8, 8),
+        scheduler=diffusers.DDIMScheduler,
+    ),
+    Loop(
+        "omnigen",
+        "OmniGenPipeline",
+        lambda _: {"prompt": [""], "height": SIDE, "width": SIDE, "guidance_scale": 1.0, "output_type": "latent"},
+        scheduler=partial(FLOW, invert_sigmas=True, num_train_timesteps=1),
+        has_vae=True,
+        ready=lambda pipeline, given: setattr(pipeline, "multimodal_processor", Processor(given)),
     ),
 ]

@@ -99,6 +99,7 @@ FAMILIES = {
     "kandinsky5": kandinsky5(),
     "kandinsky5-i2v": kandinsky5(visual_cond=True),
     "cosmos-predict2": cosmos(fps=True),
+    "cosmos-predict2.5": cosmos(mask=True),
     "cosmos-predict2-v2w": cosmos(mask=True, fps=True, by_frame=True),
     "hidream": hidream(),
     "omnigen": omnigen(),

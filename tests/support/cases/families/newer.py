@@ -69,7 +69,7 @@ def cosmos(mask: bool = False, fps: bool = False, by_frame: bool = False) -> Fam
     def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
         return model(
             hidden_states=latents,
-            timestep=timestep[:, None, :, None, None] if by_frame else timestep,
+            timestep=timestep[:, None, :, None, None] if timestep.ndim == 2 else timestep,
             encoder_hidden_states=given["encoder_hidden_states"],
             fps=16 if fps else None,
             condition_mask=given.get("condition_mask"),
