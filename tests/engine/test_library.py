@@ -27,9 +27,10 @@ from parallel_backend.errors import PlanError
 from parallel_backend.weights.folder import transformer_source
 from parallel_backend.weights.loading import build_transformer, load_weights
 from tests.support.cases import oracle
-from tests.support.cases.families import FAMILIES
+from tests.support.cases.families import FAMILIES, UNEVEN
 from tests.support.cases.library_cases import (
     CALLS,
+    COSMOS_1,
     SDXL_UNET,
     SEED,
     dit,
@@ -175,6 +176,12 @@ def test_every_family_as_its_pipeline_calls_it_shares_out_its_batch(name: str, o
     assert json.loads((out / "failed.0.json").read_text()).get(name) is None
     expected = plain_diffusers(name, shape_name(name))
     assert relative_error(load_file(out / "world2.safetensors")[name], expected) <= TOLERANCE
+
+
+@torch.no_grad()
+def test_cosmos_1_as_its_pipeline_calls_it_shares_tokens(out: Path) -> None:
+    expected = COSMOS_1.reference(COSMOS_1.build(), *COSMOS_1.inputs(*COSMOS_1.shapes[UNEVEN]))
+    assert relative_error(load_file(out / "world2.safetensors")["Cosmos 1"], expected) <= TOLERANCE
 
 
 @torch.no_grad()

@@ -57,6 +57,37 @@ def test_a_model_of_diffusion_forcing(config: dict[str, Any]) -> None:
         check({"inject_sample_info": False, "num_frame_per_block": 1, **config}, {})
 
 
+def test_a_model_whose_noise_schedule_the_loop_does_not_have() -> None:
+    check = adapter_for("CosmosTransformer3DModel").check
+    assert check
+    with pytest.raises(
+        RequestError, match=r"Cosmos 1 has a noise schedule of its own.*\n\nUse its pipeline's own call"
+    ):
+        check({"extra_pos_embed_type": "learnable"}, {})
+
+
+def test_a_model_with_attention_that_reorders_tokens() -> None:
+    check = adapter_for("Kandinsky5Transformer3DModel").check
+    assert check
+    with pytest.raises(RequestError, match="attention of the kind nabla, which takes tokens in another order"):
+        check({"attention_type": "nabla"}, {})
+
+
+@pytest.mark.parametrize("plan", [{"ulysses": 2}, {"ring": 2, "pipefusion": 2, "patches": 1}])
+def test_tokens_that_linear_attention_mixes(plan: dict[str, Any]) -> None:
+    """Stages alone are exact."""
+    model = FAMILIES["sana"].build()
+    with pytest.raises(
+        PlanError, match="The tokens of SanaTransformer2DModel cannot be shared: its attention is linear"
+    ):
+        check_module(ParallelPlan(**plan), model)
+    check_module(ParallelPlan(pipefusion=2, patches=1, cfg=2), model)
+    with pytest.raises(
+        PlanError, match="LatteTransformer3DModel cannot be shared out over pipeline stages: its blocks"
+    ):
+        check_module(ParallelPlan(pipefusion=2, patches=1), FAMILIES["latte"].build())
+
+
 def auto_plan(devices: int, model: torch.nn.Module, work: Work) -> ParallelPlan:
     """Of a model whose forward is not counted."""
     return list_model_plans(devices, model, work)[0]

@@ -36,6 +36,10 @@ def dit_family() -> Family:
     return family_with("dit", sample_size=32, num_embeds_ada_norm=1000)
 
 
+# Its pipeline's noise schedule is its own, so that the engine's loop does not take it.
+COSMOS_1 = family_with("cosmos-predict2", extra_pos_embed_type="learnable")
+
+
 def ddim() -> diffusers.DDIMScheduler:
     return diffusers.DDIMScheduler.from_config(LINEAR_BETAS)
 

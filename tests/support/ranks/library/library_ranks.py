@@ -22,9 +22,10 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from parallel_backend import ParallelPlan, load_transformer, parallelize, start_distributed
 from parallel_backend.errors import RequestError
-from tests.support.cases.families import FAMILIES
+from tests.support.cases.families import FAMILIES, UNEVEN, Family
 from tests.support.cases.library_cases import (
     CALLS,
+    COSMOS_1,
     SD_UNET,
     SDXL_UNET,
     SEED,
@@ -59,13 +60,12 @@ def sampled(case: dict) -> torch.Tensor:
     return images
 
 
-def forward(family_name: str) -> torch.Tensor:
-    """A family's model, called as its pipeline does, with the batch shared out."""
-    family = FAMILIES[family_name]
+def forward(family: Family, shape: str, plan: ParallelPlan) -> torch.Tensor:
+    """A family's model, called as its pipeline does."""
     pipeline = SimpleNamespace(transformer=family.build())
-    parallelize(pipeline, ParallelPlan(dp=dist.get_world_size()))
+    parallelize(pipeline, plan)
     with torch.inference_mode():
-        inputs = family.inputs(*family.shapes[shape_name(family_name)])
+        inputs = family.inputs(*family.shapes[shape])
         return family.reference(pipeline.transformer, *inputs).contiguous()
 
 
@@ -177,10 +177,11 @@ def main(out: str, cases_path: str) -> None:
     failed: dict[str, str] = {}
     for name in FAMILIES if dist.get_world_size() == 2 else ():
         try:
-            results[name] = forward(name)
+            results[name] = forward(FAMILIES[name], shape_name(name), ParallelPlan(dp=2))
         except Exception:  # all ranks fail alike, and the others' cases go on
             failed[name] = traceback.format_exc()
     if dist.get_world_size() == 2:
+        results["Cosmos 1"] = forward(COSMOS_1, UNEVEN, ParallelPlan(ulysses=2))
         results["UNet of a folder"] = unet_of_a_folder(Path(out))
     if dist.get_rank() == 0:
         save_file(results, Path(out) / f"world{dist.get_world_size()}.safetensors")
