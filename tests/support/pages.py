@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from demo.host import REPOSITORY
 
-MODELS, EXACTNESS = (REPOSITORY / "docs" / f"{name}.md" for name in ("models", "exactness"))
+CLASSES, EXACTNESS = (REPOSITORY / "docs" / f"{name}.md" for name in ("classes", "exactness"))
 OVERLAP = REPOSITORY / "docs" / "dev" / "14-overlap.md"
 PAGE_OF = {
-    **{"classes": MODELS, "folders": MODELS, "templates": MODELS},
+    **{"classes": CLASSES, "folders": CLASSES, "templates": CLASSES},
     **{"parity": EXACTNESS, "sparse": EXACTNESS},
     **{"shares": OVERLAP, "left": OVERLAP, "overlap": OVERLAP},
 }
