@@ -7,16 +7,19 @@ import argparse
 import json
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 from collections.abc import Sequence
 from pathlib import Path
 
+from . import left_out
 from .host import PACK_NAME, HostError, environment, open_url, prepare_base
 from .run import BASE
 
 PORT = 8188
-LEFT_OUT = "If ComfyUI reports missing packages above, ignore it: the set-up leaves out what the demo does not need."
+JOIN_SECONDS = 2.0  # to show the last words
+LEFT_OUT = "This set-up leaves out ComfyUI's own templates and its GLSL nodes, which the demo does not need."
 SEEN = "Comfy.TutorialCompleted"  # without it, the editor opens on nothing in place of a workflow that lacks its files
 
 
@@ -49,7 +52,10 @@ def run(comfyui: Path, gpu: bool, arguments: Sequence[str], base: Path = BASE) -
     """Runs ComfyUI to its end; its exit code. Raises HostError."""
     prepare(base)
     url = address(arguments)
-    process = subprocess.Popen(command(comfyui, base, gpu, arguments), env=environment(comfyui))
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = subprocess.Popen(command(comfyui, base, gpu, arguments), env=environment(comfyui), **output)
+    shown = threading.Thread(target=left_out.show, args=(process.stdout, sys.stdout.buffer), daemon=True)
+    shown.start()
     try:
         while process.poll() is None:
             try:
@@ -63,6 +69,7 @@ def run(comfyui: Path, gpu: bool, arguments: Sequence[str], base: Path = BASE) -
     finally:
         process.terminate()
         process.wait()
+        shown.join(JOIN_SECONDS)
 
 
 def main() -> int:
