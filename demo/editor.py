@@ -52,8 +52,8 @@ def run(comfyui: Path, gpu: bool, arguments: Sequence[str], base: Path = BASE) -
     """Runs ComfyUI to its end; its exit code. Raises HostError."""
     prepare(base)
     url = address(arguments)
-    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    process = subprocess.Popen(command(comfyui, base, gpu, arguments), env=environment(comfyui), **output)
+    start, env = command(comfyui, base, gpu, arguments), environment(comfyui)
+    process = subprocess.Popen(start, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     shown = threading.Thread(target=left_out.show, args=(process.stdout, sys.stdout.buffer), daemon=True)
     shown.start()
     try:
