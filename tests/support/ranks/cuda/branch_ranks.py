@@ -27,8 +27,7 @@ from tests.support.ranks.leaving import leave
 
 def main(file: str, out: str) -> None:
     from parallel_backend.__main__ import dtype_of, machine_of
-    from parallel_backend.device import peak_bytes
-    from parallel_backend.groups.mesh import name_of
+    from parallel_backend.device import name_of, peak_bytes
     from parallel_backend.groups.timeline import Timeline
     from parallel_backend.library import share_random_state
     from parallel_backend.plan import ParallelPlan
