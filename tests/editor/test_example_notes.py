@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.support.editor.examples import EXAMPLES, FOLDER
 from tests.support.templates.examples import TABLE
-from tests.support.templates.make import NOTICE, make, text_of
+from tests.support.templates.make import NOTICE, TRANSLATED, make, text_of
 from tests.support.templates.notes import EN, ZH
 from tests.support.templates.stock_graph import opened, settled
 from tests.support.templates.two_cards import CARDS, FILE, asked
@@ -28,9 +28,11 @@ needs_templates = pytest.mark.skipif(templates_folder() is None, reason="needs C
 
 
 def notes(name: str) -> dict[str, str]:
-    """By title."""
+    """By title: the note, and what it is in Chinese."""
     workflow = json.loads((FOLDER / f"{name}.json").read_text())
-    return {node["title"]: node["widgets_values"][0] for node in workflow["nodes"] if node["type"] == "MarkdownNote"}
+    (node,) = [node for node in workflow["nodes"] if node["type"] == "MarkdownNote"]
+    other = node["properties"][TRANSLATED][ZH.language]
+    return {node["title"]: node["widgets_values"][0], other["title"]: other["text"]}
 
 
 def test_the_table_has_every_workflow() -> None:
@@ -45,7 +47,7 @@ def test_a_workflow_is_what_its_base_and_the_table_make(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_notes_name_every_file_in_both_languages(name: str) -> None:
+def test_a_note_names_every_file_in_both_languages(name: str) -> None:
     english, chinese = notes(name)[EN.title], notes(name)[ZH.title]
     assert CHINESE.search(chinese) and not CHINESE.search(english)
     assert ROW.findall(english) == ROW.findall(chinese)

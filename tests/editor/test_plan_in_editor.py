@@ -31,6 +31,8 @@ TURN_RING = """() => {
         widget.callback?.(value)
     }
 }"""
+NOTES = """() => window.app.graph.nodes.filter((node) => node.type === 'MarkdownNote').map((node) => ({
+    title: node.title, text: node.widgets[0].value, isTranslated: 'paralleldit_translated' in node.properties }))"""
 PLAN_NODE = "window.app.graph.nodes.find((node) => node.type === 'ParallelDiT_Plan')"
 SEEN = f"""() => {PLAN_NODE}.widgets
     .filter((widget) => !widget.hidden && (!widget.advanced || {PLAN_NODE}.showAdvanced) && widget.name !== 'mesh')
@@ -67,6 +69,8 @@ def renderer(request: pytest.FixtureRequest, shared_editor: Editor) -> Iterator[
 def test_the_node_shows_its_mesh_and_marks_what_is_wrong(renderer: str, shared_editor: Editor) -> None:
     page = shared_editor.page
     shared_editor.prompt(template("demo"))
+    (note,) = page.evaluate(NOTES)
+    assert note["title"] == "Files and cards" and "Press **Run**" in note["text"] and not note["isTranslated"]
     tiles = page.get_by_role("list", name="2 ranks").get_by_role("listitem")
     expect(tiles.last).to_have_attribute("aria-label", LAST)
     expect(page.locator(".paralleldit-plan-content:not(:empty)")).to_contain_text("run side by side (cfg=2)")
@@ -265,7 +269,9 @@ def test_an_older_server_leaves_the_node_quiet(editor: Editor) -> None:
     assert len(ours) == 1 and ours[0].startswith("HTTP 404"), "asked once, and never again"
 
 
-def test_the_drawing_is_in_the_editors_language(browser: Browser, host: ComfyHost) -> None:
+def test_the_drawing_and_the_templates_note_are_in_the_editors_language(browser: Browser, host: ComfyHost) -> None:
     with use_setting(host, "Comfy.Locale", "zh", "en"), open_editor(browser, host) as editor:
         editor.prompt(template("demo"))
+        (note,) = editor.page.evaluate(NOTES)
+        assert note["title"] == "文件与显卡" and "工作进程" in note["text"] and not note["isTranslated"]
         expect(editor.page.locator(".paralleldit-plan-content:not(:empty)")).to_contain_text("并行计算（cfg=2）")

@@ -42,7 +42,7 @@ class Example:
     """base: the template of ComfyUI's that it is; empty where its graph is drawn here. values, links: what is otherwise
     in it, see `stock_graph.settled`. names: of files, to what is taken in their place.
 
-    notes: where they are: left, top, width and height of each; empty for below the nodes.
+    note: where it is: left, top, width and height; empty for below the nodes.
 
     files: the diffusion model first. counted: what `sampled` stands for, where it is not what the words of it say.
     """
@@ -53,7 +53,7 @@ class Example:
     values: Mapping[str, Any] = field(default_factory=dict)
     links: Mapping[str, str | None] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[tuple[int, int, int, int], ...] = ()
+    note: tuple[int, ...] = ()
     files: tuple[File, ...] = ()
     sampled: Sampled | None = None
     counted: Words | None = None

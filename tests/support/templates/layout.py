@@ -91,14 +91,13 @@ def columns(graph: Graph) -> Mapping[str, int]:
     return depths
 
 
-def note_boxes(graph: Mapping[str, Box], texts: Sequence[str]) -> list[Box]:
-    """Of notes side by side, below the nodes and right of the plan, whose node may grow."""
+def note_box(graph: Mapping[str, Box], texts: Sequence[str]) -> Box:
+    """Of a note that has room for each of these texts, below the nodes and right of the plan, whose node may grow."""
     left = LEFT + PLAN_COLUMN + GAP
     right = max(box.left + box.width for box in graph.values())
     top = max(box.top + box.height for box in graph.values())
-    width = max(NOTE_WIDTH, (right - left - GAP * (len(texts) - 1)) // len(texts))
-    height = max(note_height(text, width) for text in texts)
-    return [Box(left + place * (width + GAP), top + ABOVE, width, height) for place in range(len(texts))]
+    width = max(NOTE_WIDTH, (right - left - GAP) // 2)
+    return Box(left, top + ABOVE, width, max(note_height(text, width) for text in texts))
 
 
 def note_height(text: str, width: int) -> int:

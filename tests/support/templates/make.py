@@ -3,7 +3,7 @@
 python -m tests.support.templates.make [--previews FOLDER]
 
 Each template of `examples.json` is ComfyUI's, opened and settled (`stock_graph`), with our loader in place of the stock
-one, a Parallel Plan, and two notes. Those without a base keep their graph and get their notes. With --previews, the
+one, a Parallel Plan, and a note. Those without a base keep their graph and get their note. With --previews, the
 folder of the pictures that ComfyUI ships with its templates, the thumbnails are made of them.
 """
 
@@ -21,7 +21,7 @@ from PIL import Image, ImageSequence
 
 from demo.host import REPOSITORY
 from tests.support.templates.examples import HERE, TABLE, Example
-from tests.support.templates.layout import PLAN, Box, boxes, note_boxes
+from tests.support.templates.layout import PLAN, Box, boxes, note_box
 from tests.support.templates.notes import EN, ZH, note
 from tests.support.templates.stock_graph import NOTES, Graph, Node, Output, opened, settled
 from tests.support.templates.two_cards import FILE
@@ -30,6 +30,7 @@ from tests.support.templates.workflows import templates_folder
 FOLDER = REPOSITORY / "example_workflows"
 NOTICE = FOLDER / "NOTICE.md"
 PACK = "paralleldit"
+TRANSLATED = "paralleldit_translated"  # a note's property, as `web/notes.mjs` reads it
 PLAN_NODE, PLAN_TYPE = "ParallelDiT_Plan", "PARALLEL_PLAN"
 # Ours, whose outputs have the places of the stock one's, by that.
 LOADERS = {"UNETLoader": "ParallelDiT_LoadDiffusionModel", "CheckpointLoaderSimple": "ParallelDiT_LoadCheckpoint"}
@@ -39,7 +40,7 @@ THUMBNAIL, QUALITY = 512, 85  # pixels of the longer side
 def make(name: str, example: Example, cards: Mapping[str, Any]) -> dict[str, Any]:
     """The workflow."""
     if not example.base:
-        return with_notes(json.loads((FOLDER / f"{name}.json").read_text()), example, cards)
+        return with_note(json.loads((FOLDER / f"{name}.json").read_text()), example, cards)
     folder = templates_folder()
     assert folder, "ComfyUI's templates package is not installed."
     graph = opened(json.loads((folder / f"{example.base}.json").read_text()))
@@ -67,7 +68,7 @@ def make(name: str, example: Example, cards: Mapping[str, Any]) -> dict[str, Any
         "extra": {},
         "version": 0.4,
     }
-    return with_notes(made, example, cards)
+    return with_note(made, example, cards)
 
 
 def renamed(graph: Graph, example: Example) -> Graph:
@@ -158,31 +159,30 @@ def as_saved(graph: Graph, name: str, place: Box, ids: Mapping[str, int], links:
     }
 
 
-def with_notes(workflow: dict[str, Any], example: Example, cards: Mapping[str, Any]) -> dict[str, Any]:
-    """With the notes of this example, and no others."""
+def with_note(workflow: dict[str, Any], example: Example, cards: Mapping[str, Any]) -> dict[str, Any]:
+    """With the note of this example, and no others. It is in English, and has the Chinese one for `web/notes.mjs`."""
     nodes = [node for node in workflow["nodes"] if node["type"] not in NOTES]
-    texts = [note(example, cards, phrases) for phrases in (EN, ZH)]
-    given = [Box(*box) for box in example.notes]
-    places = given or note_boxes({node["id"]: Box(*node["pos"], *node["size"]) for node in nodes}, texts)
-    number = max(node["id"] for node in nodes)
-    for phrases, text, place in zip((EN, ZH), texts, places, strict=True):
-        number += 1
-        nodes.append(
-            {
-                "id": number,
-                "type": "MarkdownNote",
-                "pos": [place.left, place.top],
-                "size": [place.width, place.height],
-                "flags": {},
-                "order": len(nodes),
-                "mode": 0,
-                "inputs": [],
-                "outputs": [],
-                "title": phrases.title,
-                "properties": {"Node name for S&R": "MarkdownNote", "cnr_id": "comfy-core"},
-                "widgets_values": [text],
-            }
-        )
+    english, chinese = (note(example, cards, phrases) for phrases in (EN, ZH))
+    graph = {node["id"]: Box(*node["pos"], *node["size"]) for node in nodes}
+    place = Box(*example.note) if example.note else note_box(graph, [english, chinese])
+    number = max(node["id"] for node in nodes) + 1
+    translated = {ZH.language: {"title": ZH.title, "text": chinese}}
+    nodes.append(
+        {
+            "id": number,
+            "type": "MarkdownNote",
+            "pos": [place.left, place.top],
+            "size": [place.width, place.height],
+            "flags": {},
+            "order": len(nodes),
+            "mode": 0,
+            "inputs": [],
+            "outputs": [],
+            "title": EN.title,
+            "properties": {"Node name for S&R": "MarkdownNote", "cnr_id": "comfy-core", TRANSLATED: translated},
+            "widgets_values": [english],
+        }
+    )
     return workflow | {"nodes": nodes, "last_node_id": number}
 
 
