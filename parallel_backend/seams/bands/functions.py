@@ -229,12 +229,12 @@ class BandFunctions(TorchFunctionMode):
         return parts[0] if len(parts) == 1 else torch.cat(parts, ROWS)
 
     def over_all(self, mask: torch.Tensor) -> torch.Tensor:
-        """Returns a mask (…, tokens, tokens) over this rank's frames, for the keys of all ranks. The first frame sees
-        itself alone, which shows how many of this rank's pixels a frame has."""
-        pixels = int((mask.flatten(0, -3)[0, 0] == 0).sum())
-        frames = mask[..., ::pixels]
-        each = pixels // self.bands.local_rows
-        return torch.cat([frames.repeat_interleave(each * rows, -1) for rows in self.bands.sizes], -1)
+        """Returns a mask over this rank's frames (…, tokens, tokens) for the keys of all ranks. The first frame sees
+        itself alone. So what a token sees, in units of that, is the number of its frame."""
+        seen = (mask.reshape(-1, *mask.shape[ROWS:])[0] == 0).sum(-1)
+        frames = (seen // seen[0]).unsqueeze(-1)
+        hidden = self.bands.gather_tokens(frames).mT > frames
+        return torch.zeros_like(hidden, dtype=mask.dtype).masked_fill(hidden, float("-inf"))
 
     def resize(self, func: Run, band: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
         """`F.interpolate` to whole multiples by repetition."""

@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves
 from tests.support.cases.families import FAMILIES
 from tests.support.cases.host import CASES as ROWS
 from tests.support.cases.library_plans import plans
+from tests.support.cases.vaes.diffusers_vaes import ON_DEVICES as VAES
 from tests.support.cases.vaes.host_vaes import WITHOUT_NOISE
-from tests.support.cases.vaes.vae_cases import CASES as VAES
 from tests.support.ranks.pool import RankPool
 from tests.support.tiers import running
 
@@ -61,7 +61,7 @@ STAGES = [
 QUICK_STAGES = (STAGES[1], STAGES[2])  # each family, and each number of patches
 # Of each kind one, or what differs on a GPU: which rows a rank has, and attention.
 QUICK_VAES = {
-    "vae": ("odd height, batch of 2", "more ranks than rows", "no attention"),
+    "vae": ("odd height, batch of 2", "more ranks than rows", "no attention", "dc", "cogvideox", "hunyuan-video"),
     "host-vae": ("hunyuan-video", "wan-2.1", "ltx-0.9", "cosmos"),
 }
 

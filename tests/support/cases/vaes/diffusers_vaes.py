@@ -9,6 +9,8 @@ from typing import Any
 import diffusers
 import torch
 
+from tests.support.cases.vaes.vae_cases import CASES, Case
+
 
 @dataclass(frozen=True)
 class DiffusersVae:
@@ -228,4 +230,9 @@ VAES: Mapping[str, DiffusersVae] = {
         num_frames=3,
     ),
     "mochi": DiffusersVae("AutoencoderKLMochi", MOCHI, 12, 8, frames=2, shots=7),
+}
+# Those of which two devices decode the same.
+ON_DEVICES: Mapping[str, Case | DiffusersVae] = {
+    **CASES,
+    **{name: case for name, case in VAES.items() if name != "ltx, noisy"},
 }

@@ -50,6 +50,10 @@ class Case:
                 torch.nn.init.normal_(module.bias, 0, 0.3)
         return (vae if self.dtype == torch.float32 else vae.to(self.dtype)).eval()
 
+    def arguments(self) -> dict[str, Any]:
+        """What `decode` takes beside the latents."""
+        return {}
+
     def latents(self) -> torch.Tensor:
         batch, height, width = self.shape
         return torch.randn(batch, self.config["latent_channels"], height, width, generator=seeded(1))

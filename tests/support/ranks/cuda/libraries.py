@@ -31,8 +31,8 @@ from parallel_backend.vae.pipeline import PipelineVAE
 from parallel_backend.weights.loading import ModelSource
 from tests.support.cases.families import FAMILIES, SQUARE, UNEVEN, Family
 from tests.support.cases.host import CASES, HostCase
+from tests.support.cases.vaes.diffusers_vaes import ON_DEVICES as VAES
 from tests.support.cases.vaes.host_vaes import VAES as HOST_VAES
-from tests.support.cases.vaes.vae_cases import CASES as VAES
 from tests.support.labelled.tensors import off_gpu
 from tests.support.ranks.host_ranks import Sampling, calls_of, flat
 from worker.comfyui.vae import use_chunk_bytes
@@ -129,9 +129,14 @@ def of_vae(bench: Bench, name: str, _plan: ParallelPlan, _dtype: str) -> Results
     with off_gpu():
         vae = case.build()
     PipelineVAE(vae.to(bench.device), world_axis(bench.device))
-    result = bench.run([vae.decoder], lambda: vae.decode(case.latents().to(bench.device)).sample, None)
+
+    def decode(vae: Any, device: torch.device) -> torch.Tensor:
+        arguments = moved(case.arguments(), device)
+        return vae.decode(case.latents().to(device), **arguments).sample
+
+    result = bench.run([vae.decoder], lambda: decode(vae, bench.device), None)
     with off_gpu(), torch.no_grad():
-        return (None, None) if dist.get_rank() else (result, case.build().decode(case.latents()).sample)
+        return (None, None) if dist.get_rank() else (result, decode(case.build(), CPU))
 
 
 def of_host_vae(bench: Bench, name: str, _plan: ParallelPlan, _dtype: str) -> Results:
