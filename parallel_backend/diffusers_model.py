@@ -202,9 +202,10 @@ class DiffusersModel(ParallelModel):
             self.fetched.serve(forward.absent)
             return None
         device, config = self.mesh.device, self.model.config
-        rows = shard(latents, BATCH_DIM, axis).to(device, self.dtype)
+        rows = shard(latents, BATCH_DIM, axis).to(device, self.dtype, non_blocking=True)
         own = {name: self.local_condition(name, value, axis) for name, value in conditions.items()}
-        inputs = self.adapter.inputs(config, rows, shard(timestep_B, BATCH_DIM, axis).to(device), own)
+        times = shard(timestep_B, BATCH_DIM, axis).to(device, non_blocking=True)
+        inputs = self.adapter.inputs(config, rows, times, own)
         output = self.run((), {**inputs, "return_dict": False}, forward)
         if output is None:
             return None

@@ -266,10 +266,10 @@ class ParallelModel:
         self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Any, axis: Axis, forward: Forward
     ) -> torch.Tensor | None:
         """Returns the prediction for this rank's rows. None if it has no rows, or its tokens went to the next stage."""
-        given = latents.to(self.mesh.device, self.dtype)
+        given = latents.to(self.mesh.device, self.dtype, non_blocking=True)
         if conditions.channels is not None:
             given = torch.cat([given, conditions.channels.to(given)], CHANNEL_DIM)
-        args = (given, timestep_B.to(self.mesh.device))
+        args = (given, timestep_B.to(self.mesh.device, non_blocking=True))
         return self.run_rows(args, conditions.kwargs, len(latents), axis, forward)
 
     def run_rows(self, args: tuple, kwargs: dict[str, Any], size: int, axis: Axis, forward: Forward) -> Any:
@@ -332,5 +332,6 @@ def rows_of(value: Any, size: int, axis: Axis) -> Any:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """Returns a value with all its tensors on a device."""
-    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), value)
+    """Returns a value with all its tensors on a device. The host does not wait for copies from pinned memory, which
+    must stay as it is until the device has run what follows."""
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=True), value)

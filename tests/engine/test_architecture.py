@@ -87,6 +87,7 @@ BETWEEN: Mapping[str, tuple[str, ...]] = {
         "worker.host",
     ),
     "worker.errors": ("parallel_backend.errors",),
+    "worker.wire.job_channel": ("parallel_backend.device", "parallel_backend.weights.shared_memory"),
     "worker.rank": ("parallel_backend",),
 }
 # What a package may import besides the standard library.
@@ -114,9 +115,9 @@ FROM_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
 # stand.
 RANKS_ALONE = ("torch.distributed", "diffusers")
 # The ranks' working root is the pack's folder; everything else runs under the name that ComfyUI gives the pack, and
-# `worker.errors` under either.
+# these modules under either.
 BY_FULL_NAME = "worker.rank"
-BY_EITHER_NAME = "worker.errors"
+BY_EITHER_NAME = ("worker.errors", "worker.wire.job_channel")
 
 # Where a kind of accelerator is named: in the module that answers for all of them, and in what an operator may set.
 NAME_KINDS = ("parallel_backend/device.py", "worker/settings.py")
@@ -176,7 +177,7 @@ def names_survive_comfyuis_loading(tree: Tree) -> Iterator[str]:
     modules = modules_of(tree)
     for found in imports_of(tree):
         crosses = found.module.partition(".")[0] != found.target.partition(".")[0]
-        if is_in(found.module, BY_EITHER_NAME):
+        if any(is_in(found.module, name) for name in BY_EITHER_NAME):
             continue
         if found.target in modules and found.relative == (crosses and is_in(found.module, BY_FULL_NAME)):
             how = "by its full name" if found.relative else "relatively: ComfyUI loads the pack under a name of its own"

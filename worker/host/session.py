@@ -20,8 +20,9 @@ from ..launch.process import WorkerProcess, is_alive
 from ..launch.torchrun import EXPECTED, rank_environment, ranks_a_machine, torchrun_command
 from ..settings import Settings
 from ..wire.endpoint import Endpoint
+from ..wire.job_channel import HostChannel
 from ..wire.operations import OPERATIONS, operation_of
-from ..wire.protocol import FAILED, MEMORY, Header, ProtocolError, decode, encode, receive_frame, send_pieces
+from ..wire.protocol import FAILED, MEMORY, Header, ProtocolError, encode
 from ..wire.tensors import Tensors
 from .control_client import ControlClient
 from .known_state import KnownState
@@ -77,9 +78,9 @@ class Session:
             said = error.explanation if isinstance(error, ProtocolError) else Explanation(str(error))
             said = said.because("The worker group cannot be started: ")
             raise WorkerGroupError(*said) from error
-        self.job_channel = endpoint.channels["job"]
+        self.job_channel = HostChannel(endpoint.channels["job"], endpoint.memory)
         self.incoming = selectors.DefaultSelector()
-        self.incoming.register(self.job_channel, selectors.EVENT_READ)
+        self.incoming.register(self.job_channel.connection, selectors.EVENT_READ)
         self.control = ControlClient(endpoint.channels["control"])
         logging.info("[ParallelDiT] worker group ready after %.1f s", time.monotonic() - started)
 
@@ -155,7 +156,8 @@ class Session:
         on_step: OnStep | None = None,
         kind: Hashable | None = None,
     ) -> tuple[Header, Tensors]:
-        """Sends a request and returns its reply. kind: requests of one kind have steps of the same length.
+        """Sends a request and returns its reply. kind: requests of one kind have steps of the same length. Large
+        latents arrive on the device of the request's first tensor.
 
         Raises WorkerGroupError if the group dies. An exception in `check` or `on_step` cancels the request.
         """
@@ -169,12 +171,13 @@ class Session:
             self.operation, self.known.conditions = None, SentConditions()
             raise
         try:
-            send_pieces(self.job_channel, frame)
-            reply, results = self._next_reply(check, kind)
+            self.job_channel.send(frame)
+            device = next((tensor.device for tensor in tensors.values()), None)
+            reply, results = self._next_reply(check, kind, device)
             while "event" in reply:
                 if on_step:
                     on_step(reply, results.get("denoised"))
-                reply, results = self._next_reply(check, kind)
+                reply, results = self._next_reply(check, kind, device)
         except (ConnectionError, ProtocolError) as error:
             raise self._ended(error) from error
         except BaseException:  # ComfyUI's interrupt is not an Exception
@@ -198,7 +201,7 @@ class Session:
                     check()
                     if time.monotonic() > deadline:
                         return
-                reply, _ = decode(receive_frame(self.job_channel))
+                reply, _ = self.job_channel.receive()
                 if "event" not in reply:
                     self.given_up = False
                     self._end_request(reply)
@@ -225,7 +228,7 @@ class Session:
         doing = operation_of({"op": self.operation}).doing
         return WorkerGroupError(*why.because(f"The worker group ended while it was {doing}.\n"))
 
-    def _next_reply(self, check: Check, kind: Hashable | None) -> tuple[Header, Tensors]:
+    def _next_reply(self, check: Check, kind: Hashable | None, device: torch.device | None) -> tuple[Header, Tensors]:
         """Returns the next event or reply of the last request."""
         check()  # at least once, even if the answer is already there
         began = time.monotonic()
@@ -235,7 +238,7 @@ class Session:
             if time.monotonic() - began > patience:
                 reason = f"A step took more than {patience:.0f} s, far longer than earlier ones: its ranks are stuck."
                 self.end(Explanation(reason))
-        reply, results = decode(receive_frame(self.job_channel))
+        reply, results = self.job_channel.receive(device)
         self.pace.note(kind, time.monotonic() - began)
         return reply, results
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import socket
 
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -24,8 +23,9 @@ from ..launch.imports import pause_garbage_collector
 from ..launch.lifetime import die_with_parent
 from ..launch.logs import open_log
 from ..launch.torchrun import DEVICE, EXPECTED
-from ..wire.endpoint import connect
-from ..wire.protocol import Header, decode, send_frame
+from ..wire.endpoint import connect, connect_job
+from ..wire.job_channel import RankChannel
+from ..wire.protocol import Header, decode
 from ..wire.tensors import Tensors, UnsendableError
 from .agreement import Control
 from .channels.control_server import ControlServer
@@ -36,10 +36,10 @@ from .job_groups import JobGroups
 from .state import RankState
 
 
-def serve(channel: socket.socket | None, executor: Executor, relay: FrameRelay) -> None:
+def serve(channel: RankChannel | None, executor: Executor, relay: FrameRelay) -> None:
     """Runs requests until ComfyUI closes the job channel. The channel is None on ranks other than 0."""
     while True:
-        header, tensors = decode(relay.receive(channel))
+        header, tensors = decode(relay.receive(channel and channel.connection))
         if header.get("op") == "stop":
             return
         reply, results = executor.execute(header, tensors)
@@ -47,12 +47,12 @@ def serve(channel: socket.socket | None, executor: Executor, relay: FrameRelay) 
             answer(channel, {"id": header.get("id"), **reply}, results)
 
 
-def answer(channel: socket.socket, reply: Header, results: Tensors | None) -> None:
+def answer(channel: RankChannel, reply: Header, results: Tensors | None) -> None:
     """Sends a reply. If no frame can carry it, sends what is wrong with it instead."""
     try:
-        send_frame(channel, reply, results)
+        channel.send(reply, results)
     except UnsendableError as error:
-        send_frame(channel, {"id": reply["id"], "error": str(error)})
+        channel.send({"id": reply["id"], "error": str(error)})
 
 
 def import_expected() -> None:
@@ -77,13 +77,13 @@ def run() -> None:
     groups = JobGroups(device, timeline)
     state = RankState(device)
     heartbeat = Heartbeat(agent_store, rank, world, state.memory, groups.cut, log.rotate)
-    relay = FrameRelay()
+    relay = FrameRelay(device)
     heartbeat.start()  # every rank has created its own by now
-    channel = connect("job") if rank == 0 else None
+    channel = connect_job(relay.offered) if rank == 0 else None
 
     def emit(event: Header, tensors: Tensors) -> None:
         if channel:
-            send_frame(channel, event, tensors)
+            channel.send(event, tensors)
 
     executor = Executor(state, Control(relay.group), groups, heartbeat, timeline, emit)
     if channel:

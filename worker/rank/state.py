@@ -98,7 +98,8 @@ class RankState:
         """
         for key in header["drop"]:
             self.conditions.pop(key, None)
-        self.conditions.update({key: tensor.to(self.device, copy=True) for key, tensor in tensors.items()})
+        copies = {key: tensor.to(self.device, copy=True, non_blocking=True) for key, tensor in tensors.items()}
+        self.conditions.update(copies)
         unknown = [key for key in header["conditions"].values() if key not in self.conditions]
         if unknown:
             raise RequestError(f"The worker group does not hold {', '.join(unknown):.100}.", "Load the model again.")

@@ -1,7 +1,8 @@
 """The socket at which ComfyUI waits for rank 0: AF_UNIX where the system has it, else TCP on the loopback with a token.
 
-A channel begins with a handshake: rank 0 sends a hello, {"channel", "token"}, and ComfyUI an empty welcome. The prefix
-of each has the sender's version, so that both sides can report different versions.
+A channel begins with a handshake: rank 0 sends a hello, {"channel", "token"}, and ComfyUI a welcome. The job channel's
+hello also says where rank 0's memory is, and its welcome, {"memory"}, whether ComfyUI maps it. The prefix of each has
+the sender's version, so that both sides can report different versions.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ import selectors
 import shutil
 import socket
 import time
+from collections.abc import Sequence
+from typing import Any
 
+from .job_channel import FrameMemory, RankChannel, SharedMemory
 from .json_object import parse_object
 from .private_folder import private_folder
-from .protocol import PREFIX, ProtocolError, check_version, decode, read_any_prefix, receive_frame, send_frame
+from .protocol import PREFIX, Header, ProtocolError, check_version, decode, read_any_prefix, receive_frame, send_frame
 
 ADDRESS = "PARALLELDIT_ADDRESS"
 TOKEN = "PARALLELDIT_TOKEN"
@@ -56,6 +60,7 @@ class Endpoint:
         self.selector.register(self.listener, selectors.EVENT_READ)
         self.hellos: dict[socket.socket, Hello] = {}  # the oldest first
         self.channels: dict[str, socket.socket] = {}
+        self.memory: FrameMemory | None = None
 
     def environment(self) -> dict[str, str]:
         """Returns the variables that a rank needs to connect."""
@@ -112,8 +117,12 @@ class Endpoint:
         self.selector.unregister(connection)
         del self.hellos[connection]
         prepare(connection)
+        welcome = {}
+        if hello.memory:
+            self.memory = FrameMemory.open(hello.memory, self.token)
+            welcome = {"memory": self.memory is not None}
         with contextlib.suppress(ConnectionError):  # the first use of the channel will report it
-            send_frame(connection, {})
+            send_frame(connection, welcome)
         self.channels[hello.channel] = connection
         check_version(hello.version)
 
@@ -131,6 +140,7 @@ class Hello:
         self.received = bytearray()
         self.version = 0
         self.channel, self.token = "", ""
+        self.memory: Any = None
 
     def read(self, connection: socket.socket) -> bool:
         """Reads the bytes that have arrived, up to the end of the hello. Returns whether the hello is complete.
@@ -158,6 +168,7 @@ class Hello:
         except ValueError as error:
             raise ProtocolError(f"A malformed hello: {error}.") from error
         self.channel, self.token = str(said.get("channel")), str(said.get("token"))
+        self.memory = said.get("memory")
         return True
 
 
@@ -169,8 +180,24 @@ def prepare(connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
+def connect_job(requests: Sequence[SharedMemory]) -> RankChannel:
+    """Connects the job channel. requests: the memory that the ranks read requests from, if there is any. Raises what
+    `connect` raises."""
+    memory = None
+    if requests:
+        with contextlib.suppress(OSError):  # no descriptors are left
+            memory = FrameMemory.create(requests, os.environ[TOKEN])
+    connection, welcome = greet({"channel": "job", **({"memory": memory.addresses} if memory else {})})
+    return RankChannel(connection, memory if welcome.get("memory") else None)
+
+
 def connect(channel: str) -> socket.socket:
-    """Connects rank 0's end of a channel to the endpoint that the environment names.
+    """Connects rank 0's end of a channel without memory. Raises what `greet` raises."""
+    return greet({"channel": channel})[0]
+
+
+def greet(hello: Header) -> tuple[socket.socket, Header]:
+    """Connects to the endpoint that the environment names. Returns the connection and the endpoint's welcome.
 
     Raises ProtocolError for a ComfyUI of another version, and ConnectionError if it refuses this rank.
     """
@@ -184,6 +211,6 @@ def connect(channel: str) -> socket.socket:
     except OSError as error:
         raise ConnectionError(f"ComfyUI cannot be reached at its socket {where}: {error.strerror}.") from error
     prepare(connection)
-    send_frame(connection, {"channel": channel, "token": os.environ[TOKEN]})
-    decode(receive_frame(connection, HELLO_BYTES))
-    return connection
+    send_frame(connection, {**hello, "token": os.environ[TOKEN]})
+    welcome, _ = decode(receive_frame(connection, HELLO_BYTES))
+    return connection, welcome

@@ -2,6 +2,9 @@
 
     magic 4s | version u16 | header length u32 | payload length u64 | header | payload     (big-endian)
 
+Where both sides map memory (`job_channel.py`), the whole of a large frame is there. The socket then carries its prefix,
+with a magic of its own.
+
 Nothing is pickled. Both lengths are checked against their caps before memory is allocated. The prefix and the JSON of a
 channel's first frames (see `endpoint`) are the same in every version, so that two versions can recognise each other.
 """
@@ -11,29 +14,35 @@ from __future__ import annotations
 import json
 import socket
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+import torch
 
 from ..errors import ConnectionClosed, Explained
 from .json_object import parse_object
 from .tensors import ALIGNMENT, Buffer, Tensors, UnsendableError, WritableBuffer, from_buffer, to_buffers
 
-MAGIC = b"PDiT"
-VERSION = 17
+MAGIC, IN_MEMORY = b"PDiT", b"PDiM"
+VERSION = 18
 FAILED, MEMORY = "failed", "memory"  # the kinds of errors after which the ranks have no model
 PREFIX = struct.Struct("!4sHIQ")
 MAX_HEADER = 8 << 20
 MAX_PAYLOAD = 8 << 30
+SOCKET_BYTES = 1 << 20  # a larger frame goes through memory, if both sides have it
 
 Header = dict[str, Any]
+Piece = Buffer | torch.Tensor
+Memory = Callable[[int, torch.device | None], memoryview]
 
 
 class ProtocolError(Explained, RuntimeError):
     """A frame is of another version, over a cap, or malformed."""
 
 
-def encode(header: Header, tensors: Tensors | None = None) -> list[Buffer]:
-    """Returns one frame, in pieces. Tensors may be on any device; they arrive contiguous on the CPU.
+def encode(header: Header, tensors: Tensors | None = None) -> list[Piece]:
+    """Returns one frame, in pieces. Tensors may be on any device; they arrive contiguous on the CPU. A piece that is a
+    row of bytes on a device is copied when it is sent.
 
     Raises UnsendableError for what a frame cannot carry, before anything is sent.
     """
@@ -55,10 +64,29 @@ def send_frame(connection: socket.socket, header: Header, tensors: Tensors | Non
     send_pieces(connection, encode(header, tensors))
 
 
-def send_pieces(connection: socket.socket, frame: Iterable[Buffer]) -> None:
-    """Sends a frame from `encode`. Raises ConnectionError if the other side is gone."""
+def send_pieces(connection: socket.socket, frame: Sequence[Piece], memory: Memory | None = None) -> None:
+    """Sends a frame from `encode`. memory: returns so many bytes for a large frame, for copies from this device.
+    Raises ConnectionError if the other side is gone."""
+    if memory is None or not is_large(frame):
+        for piece in frame:
+            connection.sendall(piece.cpu().numpy().data if isinstance(piece, torch.Tensor) else piece)
+        return
+    device = next((piece.device for piece in frame if isinstance(piece, torch.Tensor)), None)
+    view, start = memory(sum(map(len, frame)), device), 0
     for piece in frame:
-        connection.sendall(piece)
+        stop = start + len(piece)
+        if isinstance(piece, torch.Tensor):
+            torch.frombuffer(view[start:stop], dtype=torch.uint8).copy_(piece)
+        else:
+            view[start:stop] = piece
+        start = stop
+    first = bytes(view[: PREFIX.size])
+    connection.sendall(IN_MEMORY + first[len(MAGIC) :])
+
+
+def is_large(frame: Iterable[Piece]) -> bool:
+    """Whether a frame goes through memory, if both sides have it."""
+    return sum(map(len, frame)) > SOCKET_BYTES
 
 
 def read_prefix(prefix: Buffer) -> tuple[int, int]:
@@ -73,7 +101,7 @@ def read_any_prefix(prefix: Buffer) -> tuple[int, int, int]:
     if len(prefix) < PREFIX.size:
         raise ProtocolError(f"A frame of {len(prefix)} bytes is cut off.")
     magic, version, header_length, payload_length = PREFIX.unpack(prefix)
-    if magic != MAGIC:
+    if magic not in (MAGIC, IN_MEMORY):
         raise ProtocolError(f"Not a frame of this protocol: it starts with {magic!r}.")
     if header_length > MAX_HEADER or payload_length > MAX_PAYLOAD:
         raise ProtocolError(
@@ -96,6 +124,8 @@ def decode(frame: Buffer) -> tuple[Header, Tensors]:
     """Returns header and tensors of a frame. The tensors are views of its memory. Raises ProtocolError if malformed."""
     view = memoryview(frame)
     header_length, payload_length = read_prefix(view[: PREFIX.size])
+    if bytes(view[: len(MAGIC)]) != MAGIC:
+        raise ProtocolError("A frame's body is elsewhere.")
     body = view[PREFIX.size :]
     if len(body) != header_length + payload_length:
         raise ProtocolError(f"A frame of {len(body)} bytes announces {header_length + payload_length}.")
@@ -111,8 +141,10 @@ def receive_frame(
     connection: socket.socket,
     max_length: int = MAX_HEADER + MAX_PAYLOAD,
     allocate: Callable[[int], WritableBuffer] = bytearray,
+    in_memory: Callable[[int], memoryview] | None = None,
 ) -> WritableBuffer:
-    """Reads one frame, blocking, into memory from `allocate`.
+    """Reads one frame, blocking, into memory from `allocate`. in_memory: returns so many bytes of the memory in which a
+    large frame is.
 
     Raises ConnectionClosed if the other side is gone, and ProtocolError for a frame that must not be read.
     """
@@ -121,6 +153,10 @@ def receive_frame(
     length = sum(read_prefix(prefix))
     if length > max_length:
         raise ProtocolError(f"A frame of {length} bytes is over the cap of {max_length}.")
+    if prefix.startswith(IN_MEMORY):
+        if in_memory is None:
+            raise ProtocolError("A frame is in memory that this side does not have.")
+        return in_memory(PREFIX.size + length)
     frame = allocate(PREFIX.size + length)
     frame[: PREFIX.size] = prefix
     _receive_into(connection, memoryview(frame)[PREFIX.size :])

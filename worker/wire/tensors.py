@@ -37,8 +37,8 @@ class UnsendableError(Explained, ValueError):
     """A value that a frame cannot carry."""
 
 
-def to_buffers(tensors: Tensors) -> list[Buffer]:
-    """Returns the blob in pieces: its header, then each tensor's own memory. Tensors on a device are copied to the CPU.
+def to_buffers(tensors: Tensors) -> list[Buffer | torch.Tensor]:
+    """Returns the blob in pieces: its header, then each tensor's own memory; on a device, as a row of bytes.
 
     Raises UnsendableError for a dtype that is not in DTYPES.
     """
@@ -49,15 +49,16 @@ def to_buffers(tensors: Tensors) -> list[Buffer]:
             raise UnsendableError(f"The tensor {name} has dtype {tensor.dtype}, which cannot be sent to the ranks.")
         start, end = end, end + tensor.nbytes
         header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-        pieces.append(bytes_of(tensor).numpy().data)
+        row = bytes_of(tensor)
+        pieces.append(row.numpy().data if row.is_cpu else row)
     text = json.dumps(header).encode()
     text += b" " * (-(LENGTH.size + len(text)) % ALIGNMENT)
     return [LENGTH.pack(len(text)) + text, *pieces]
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor's memory as a row of bytes. Copies it if it is on a device or not contiguous."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    """Returns a tensor's memory as a row of bytes. Copies it if it is not contiguous."""
+    flat = tensor.detach().contiguous().reshape(-1)
     # A row of one element counts as contiguous with any stride. An expanded one has stride 0, and torch refuses to view
     # that as bytes.
     return flat.as_strided(flat.shape, (1,)).view(torch.uint8)

@@ -1,4 +1,4 @@
-"""Passes ComfyUI's frames to the ranks: rank 0 reads them from the job channel, and the others read shared memory.
+"""Passes ComfyUI's frames to the ranks: rank 0 takes them from the job channel, and the others read shared memory.
 
 All ranks get the same requests in the same order. Otherwise their collectives would deadlock.
 """
@@ -17,6 +17,7 @@ from parallel_backend.groups.mesh import new_group
 from parallel_backend.weights.shared_memory import IS_SHAREABLE, NOWHERE, Address, SharedMemory
 
 from ...errors import ConnectionClosed
+from ...wire.job_channel import SLOTS, Slot
 from ...wire.protocol import encode, receive_frame
 from ...wire.tensors import Buffer, WritableBuffer
 
@@ -25,12 +26,19 @@ FOREVER = timedelta(days=3650)
 
 class FrameRelay:
     """Passes rank 0's frames to every rank, over a process group of its own, which may be idle for any time. On one
-    Linux machine, a frame is read from the socket directly into memory that all ranks map. Elsewhere its bytes are
-    broadcast."""
+    Linux machine, a frame is in memory that all ranks map, and ComfyUI, too. Elsewhere its bytes are broadcast.
 
-    def __init__(self) -> None:
+    device: to which this rank copies what a frame brings. offered: rank 0's memory, for ComfyUI to write to.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.group = new_group(torch.device(CPU), timeout=FOREVER)
-        self.slots = self._share_memory()
+        is_first = dist.get_rank() == 0
+        self.offered = [SharedMemory.create("frames") for _ in range(SLOTS)] if is_first and IS_SHAREABLE else []
+        mapped = self._share_memory()
+        self.is_mapped = mapped is not None  # whether every rank maps it
+        self.slots = [Slot(each) for each in mapped or self.offered]
         self.count = 0
 
     def receive(self, channel: socket.socket | None) -> Buffer:
@@ -40,11 +48,11 @@ class FrameRelay:
         frame: WritableBuffer = bytearray()
         if channel:
             try:
-                frame = receive_frame(channel, allocate=self._allocate)
+                frame = receive_frame(channel, allocate=self._allocate, in_memory=self._slot if self.slots else None)
             except ConnectionClosed:
-                stop = b"".join(encode({"op": "stop"}))
+                (stop,) = encode({"op": "stop"})
                 frame = self._allocate(len(stop))
-                frame[:] = stop
+                frame[:] = bytes(stop)
         if dist.get_world_size() == 1:
             return frame
         # This also tells rank 0 that every rank is done with the last frame, so its memory may be overwritten.
@@ -52,20 +60,23 @@ class FrameRelay:
         dist.all_reduce(length, dist.ReduceOp.MAX, group=self.group)
         if channel is None:
             frame = self._allocate(int(length))
-        if self.slots is None:
+        if not self.is_mapped:
             dist.broadcast(torch.frombuffer(frame, dtype=torch.uint8), 0, group=self.group)
         return frame
 
     def _allocate(self, length: int) -> WritableBuffer:
-        return self.slots[self.count % len(self.slots)].view(length) if self.slots else bytearray(length)
+        return self._slot(length) if self.slots else bytearray(length)
+
+    def _slot(self, length: int) -> memoryview:
+        return self.slots[self.count % SLOTS].view(length, self.device)
 
     def _share_memory(self) -> list[SharedMemory] | None:
         """Returns rank 0's memory, which every rank maps. Returns None if one of them can't."""
         world, one_machine = os.environ["WORLD_SIZE"], os.environ["LOCAL_WORLD_SIZE"]
         if not IS_SHAREABLE or world != one_machine or world == "1":
             return None
-        slots = [SharedMemory.create("frames") for _ in range(2)] if dist.get_rank() == 0 else []
-        addresses = torch.tensor([slot.address for slot in slots] or [NOWHERE] * 2)
+        slots = self.offered
+        addresses = torch.tensor([slot.address for slot in slots] or [NOWHERE] * SLOTS)
         dist.broadcast(addresses, 0, group=self.group)
         opened = torch.tensor([1])
         try:

@@ -1,0 +1,152 @@
+"""Large frames between ComfyUI and rank 0 go through memory that both map, and small ones through the socket."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from parallel_backend.weights.shared_memory import IS_SHAREABLE, Address, SharedMemory
+from tests.support.labelled.tensors import GPU, Labelled, on_gpu
+from worker.wire.job_channel import SLOTS, FrameMemory, HostChannel, RankChannel
+from worker.wire.protocol import PREFIX, SOCKET_BYTES, ProtocolError, decode, encode, receive_frame
+
+pytestmark = pytest.mark.skipif(not IS_SHAREABLE, reason="memfd is Linux's")
+TOKEN = "a" * 64
+LARGE, SMALL = SOCKET_BYTES // 4 + 1, 5  # numbers in fp32
+
+
+class Ends:
+    """Both ends of a channel in this process, each with a mapping of its own, and rank 0's way to read requests."""
+
+    def __init__(self) -> None:
+        self.theirs, self.ours = socket.socketpair()
+        rank = FrameMemory.create([SharedMemory.create("test") for _ in range(SLOTS)], TOKEN)
+        host = FrameMemory.open([list(each) for each in rank.addresses], TOKEN)
+        assert host
+        self.rank, self.host, self.memory = RankChannel(self.theirs, rank), HostChannel(self.ours, host), rank
+        self.count = 0
+
+    def request(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        """Sends tensors from ComfyUI's end; what rank 0 gets."""
+        self.host.send(encode({"op": "x"}, {str(place): tensor for place, tensor in enumerate(tensors)}))
+        self.count += 1
+        slot = self.memory.requests[self.count % SLOTS]
+        header, found = decode(receive_frame(self.theirs, in_memory=slot.view))
+        assert header == {"op": "x"}
+        return [found[str(place)] for place in range(len(tensors))]
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    ends = Ends()
+    with ends.theirs, ends.ours:
+        yield ends
+
+
+def waiting(connection: socket.socket) -> int:
+    """The bytes that are to be read."""
+    return len(connection.recv(1 << 22, socket.MSG_PEEK))
+
+
+@pytest.mark.parametrize("size", (SMALL, LARGE, 5 * LARGE))
+def test_what_is_sent_arrives_whole_and_no_large_payload_goes_through_the_socket(ends: Ends, size: int) -> None:
+    for _ in range(2 * SLOTS):
+        sent = torch.randn(size)
+        ends.host.send(encode({"id": 1}, {"latents": sent}))
+        assert waiting(ends.theirs) <= SOCKET_BYTES
+        assert (waiting(ends.theirs) == PREFIX.size) == (size >= LARGE)
+        ends.count += 1
+        in_memory = ends.memory.requests[ends.count % SLOTS].view
+        assert torch.equal(decode(receive_frame(ends.theirs, in_memory=in_memory))[1]["latents"], sent)
+        ends.rank.send({"id": 1}, {"prediction.0.0": sent + 1})
+        assert waiting(ends.ours) <= SOCKET_BYTES
+        header, found = ends.host.receive(sent.device)
+        assert header == {"id": 1} and torch.equal(found["prediction.0.0"], sent + 1)
+
+
+def test_a_request_stays_until_the_second_one_after_it_and_a_reply_for_ever(ends: Ends) -> None:
+    sent = [torch.full((size,), float(size)) for size in (LARGE, SMALL, 3 * LARGE, LARGE)]
+    got = []
+    for one, other in itertools.pairwise(sent):
+        (first,), (second,) = ends.request(one), ends.request(other)
+        assert torch.equal(first, one) and torch.equal(second, other)
+        ends.rank.send({}, {"result": one})
+        got.append(ends.host.receive()[1]["result"])
+    assert all(torch.equal(found, one) for found, one in zip(got, sent, strict=False))
+
+
+def test_a_rank_waits_until_comfyui_has_read_what_is_in_its_way(ends: Ends) -> None:
+    tensors = [torch.full((LARGE,), float(place)) for place in range(SLOTS + 1)]
+    sender = threading.Thread(target=lambda: [ends.rank.send({}, {"denoised": each}) for each in tensors])
+    sender.start()
+    sender.join(0.3)
+    assert sender.is_alive() and waiting(ends.ours) == SLOTS * PREFIX.size
+    for each in tensors:
+        assert torch.equal(ends.host.receive()[1]["denoised"], each)
+    sender.join(10)
+    assert not sender.is_alive()
+
+
+def test_a_rank_that_waits_learns_that_comfyui_is_gone(ends: Ends) -> None:
+    for _ in range(SLOTS):
+        ends.rank.send({}, {"denoised": torch.zeros(LARGE)})
+    ends.ours.close()
+    with pytest.raises(ConnectionError):
+        ends.rank.send({}, {"denoised": torch.zeros(LARGE)})
+
+
+@pytest.mark.parametrize("change", ("token", "descriptor", "process", "fewer", "text"))
+def test_memory_that_is_not_the_ranks_is_not_opened(change: str) -> None:
+    rank = FrameMemory.create([SharedMemory.create("test") for _ in range(SLOTS)], TOKEN)
+    addresses: list = [list(each) for each in rank.addresses]
+    wrong = {
+        "token": addresses,
+        "descriptor": [*addresses[:-1], [addresses[-1][0], 1 << 20]],
+        "process": [*addresses[:-1], Address(1 << 22, 3)],
+        "fewer": addresses[1:],
+        "text": "memory",
+    }
+    assert FrameMemory.open(wrong[change], "b" * 64 if change == "token" else TOKEN) is None
+
+
+def test_a_frame_that_lies_about_its_length_is_refused(ends: Ends) -> None:
+    ends.host.send(encode({}, {"x": torch.zeros(LARGE)}))
+    prefix = bytearray(ends.theirs.recv(PREFIX.size))
+    for length in (16 * LARGE, 1 << 33):
+        ends.ours.sendall(PREFIX.pack(*PREFIX.unpack(prefix)[:3], length))
+        with pytest.raises(ProtocolError):
+            decode(receive_frame(ends.theirs, in_memory=ends.memory.requests[1].view))
+    ends.ours.sendall(prefix)
+    with pytest.raises(ProtocolError, match="does not have"):
+        receive_frame(ends.theirs)
+
+
+def test_latents_of_a_gpu_are_copied_once_and_come_back_to_it(ends: Ends) -> None:
+    """On labelled tensors: from the device into the slot, and from the slot to the device."""
+    values = torch.randn(LARGE)
+    with torch.no_grad(), on_gpu(counts_memory=False) as watch:
+        watch.begin()
+        (got,) = ends.request(values.to(GPU, non_blocking=True))
+        assert sum(watch.outside.values()) == 1, "the host waits for the copy into the slot"
+        assert torch.equal(got, values)
+        ends.rank.send({}, {"prediction.0.0": values, "state": values})
+        found = ends.host.receive(GPU)[1]
+        watch.end()
+        assert isinstance(found["prediction.0.0"], Labelled) and not isinstance(found["state"], Labelled)
+        assert torch.equal(found["prediction.0.0"].held, values)
+
+
+def test_without_memory_all_goes_through_the_socket() -> None:
+    theirs, ours = socket.socketpair()
+    sent = torch.randn(LARGE)
+    with theirs, ours, contextlib.ExitStack() as stack:
+        sender = threading.Thread(target=RankChannel(theirs, None).send, args=({}, {"latents": sent}))
+        sender.start()
+        stack.callback(sender.join)
+        assert torch.equal(HostChannel(ours, None).receive()[1]["latents"], sent)

@@ -1,0 +1,174 @@
+"""The job channel between ComfyUI and rank 0: small frames go through its socket, large ones through shared memory.
+
+Rank 0 creates the memory, and its hello says where it is. ComfyUI opens it, unless the system cannot. The socket then
+carries only the prefix of a large frame, see `protocol.py`. Slots are used in turn. If a GPU is involved they are
+pinned, so a latent is copied once on its way from the device, and once on its way to the other.
+"""
+
+from __future__ import annotations
+
+import hmac
+import socket
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..errors import ConnectionClosed
+from .protocol import Header, Piece, decode, encode, is_large, receive_frame, send_pieces
+from .tensors import Tensors
+from .tree import PREDICTION
+
+try:
+    from ...parallel_backend.device import is_accelerator, pin
+    from ...parallel_backend.weights.shared_memory import Address, SharedMemory
+except ImportError:  # in the ranks, where the pack's folder is not a package
+    from parallel_backend.device import is_accelerator, pin
+    from parallel_backend.weights.shared_memory import Address, SharedMemory
+
+SLOTS = 2
+MOST_PINNED = 256 << 20  # bytes of a slot; a VAE's weights come once, and pinning them takes longer than the copy
+COUNT_BYTES = 8
+LATENTS = (PREDICTION, "latents", "denoised")  # what their names begin with
+WAIT_SECONDS = 0.0005
+
+
+class Slot:
+    """Memory for one frame, pinned for a device if it can be."""
+
+    def __init__(self, memory: SharedMemory) -> None:
+        self.memory = memory
+        self.pinned: torch.Tensor | None = None
+
+    def view(self, length: int, device: torch.device | None = None) -> memoryview:
+        """Returns the first `length` bytes. device: of the tensors that are copied to or from them."""
+        before = self.memory.map
+        view, mapped = self.memory.view(length), self.memory.map
+        if mapped is not before:
+            self.pinned = None
+        if device and mapped and self.pinned is None and len(mapped) <= MOST_PINNED:
+            self.pinned = torch.frombuffer(mapped, dtype=torch.uint8)
+            pin(self.pinned, device)
+        return view
+
+
+class FrameMemory:
+    """What ComfyUI and rank 0 map: slots for requests, which all ranks of the machine may map, and for replies.
+
+    flow: the session's token, and how many replies ComfyUI has taken out of their slots.
+    """
+
+    def __init__(self, requests: Sequence[SharedMemory], replies: Sequence[SharedMemory], flow: SharedMemory) -> None:
+        self.requests, self.replies = [list(map(Slot, each)) for each in (requests, replies)]
+        self.flow = flow
+
+    @classmethod
+    def create(cls, requests: Sequence[SharedMemory], token: str) -> FrameMemory:
+        """Creates the memory for replies, beside that of requests. Raises OSError."""
+        found = cls(requests, [SharedMemory.create("replies") for _ in range(SLOTS)], SharedMemory.create("flow"))
+        found.flow.view(len(token) + COUNT_BYTES)[: len(token)] = token.encode()
+        return found
+
+    @classmethod
+    def open(cls, addresses: Any, token: str) -> FrameMemory | None:
+        """Opens rank 0's memory. Returns None if that is not possible, or if it does not have the session's token."""
+        try:
+            *slots, flow = [SharedMemory.open(Address(*map(int, each)), writes=True) for each in addresses]
+            known = hmac.compare_digest(bytes(flow.view(len(token) + COUNT_BYTES)[: len(token)]), token.encode())
+        except (OSError, TypeError, ValueError):
+            return None
+        return cls(slots[:SLOTS], slots[SLOTS:], flow) if known and len(slots) == 2 * SLOTS else None
+
+    @property
+    def addresses(self) -> list[Address]:
+        return [*(slot.memory.address for slot in (*self.requests, *self.replies)), self.flow.address]
+
+    @property
+    def taken(self) -> int:
+        """How many replies ComfyUI has taken out of their slots."""
+        return int.from_bytes(self._count(), "little")
+
+    def note_taken(self, count: int) -> None:
+        self._count()[:] = count.to_bytes(COUNT_BYTES, "little")
+
+    def _count(self) -> memoryview:
+        length = len(self.flow.map or b"")
+        return self.flow.view(length)[length - COUNT_BYTES : length]
+
+
+class HostChannel:
+    """ComfyUI's end. It sends a request only when the one before has its reply. sent: requests. taken: replies that
+    came through memory."""
+
+    def __init__(self, connection: socket.socket, memory: FrameMemory | None) -> None:
+        self.connection = connection
+        self.memory = memory
+        self.sent = self.taken = 0
+
+    def send(self, frame: Sequence[Piece]) -> None:
+        """Sends a frame of `encode`. Its slot was that of the last request but one, which every rank is done with.
+        Raises ConnectionError."""
+        self.sent += 1
+        slot = self.memory.requests[self.sent % SLOTS] if self.memory else None
+        send_pieces(self.connection, frame, slot and slot.view)
+
+    def receive(self, device: torch.device | None = None) -> tuple[Header, Tensors]:
+        """Receives a frame. device: to which latents are copied if they come through memory. Raises ConnectionClosed
+        and ProtocolError."""
+        memory = self.memory
+        frame = receive_frame(self.connection, in_memory=partial(self._find, device) if memory else None)
+        if memory is None or not isinstance(frame, memoryview):
+            return decode(frame)
+        if device is None or not is_accelerator(device):
+            header, tensors = decode(bytearray(frame))  # malloc keeps memory for it, and torch would not
+        else:
+            header, views = decode(frame)
+            to = {name: device for name in views if name.startswith(LATENTS)}
+            tensors = {name: view.to(to.get(name), copy=True) for name, view in views.items()}
+        self.taken += 1
+        memory.note_taken(self.taken)  # the slot may be overwritten
+        return header, tensors
+
+    def _find(self, device: torch.device | None, length: int) -> memoryview:
+        """Returns the memory of the next reply."""
+        slot = self.memory.replies[self.taken % SLOTS] if self.memory else None
+        try:
+            return slot.view(length, device) if slot else memoryview(b"")
+        except ValueError:  # nothing has been written to it
+            return memoryview(b"")
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+class RankChannel:
+    """Rank 0's end, for replies and events. Requests come through the relay."""
+
+    def __init__(self, connection: socket.socket, memory: FrameMemory | None) -> None:
+        self.connection = connection
+        self.memory = memory
+        self.sent = 0
+
+    def send(self, header: Header, tensors: Tensors | None = None) -> None:
+        """Sends a frame. Waits while ComfyUI has not read the large ones before. Raises ConnectionError and
+        UnsendableError."""
+        frame = encode(header, tensors)
+        if self.memory is None or not is_large(frame):
+            send_pieces(self.connection, frame)
+            return
+        while self.sent - self.memory.taken >= SLOTS:
+            if has_closed(self.connection):
+                raise ConnectionClosed("The other side closed the connection.")
+            time.sleep(WAIT_SECONDS)
+        send_pieces(self.connection, frame, self.memory.replies[self.sent % SLOTS].view)
+        self.sent += 1
+
+
+def has_closed(connection: socket.socket) -> bool:
+    """Whether the other side has closed a connection of which nothing else is to be read. Raises ConnectionError."""
+    try:
+        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
