@@ -8,6 +8,7 @@
     python3 dev.py check [--comfyui PATH]
     python3 dev.py bundle [--comfyui PATH]
     python3 dev.py gpu [--comfyui PATH] [--device cpu] [pytest arguments...]
+    python3 dev.py gpu --quick [--device cpu]
 
 `editor` starts ComfyUI, and says where its editor opens on the demo's workflow. `test` is the gate.
 --fast runs only what needs neither ranks nor ComfyUI nor a browser, in about a minute; --slow adds
@@ -16,7 +17,8 @@ first of four parts; --slowest only shows what each file took in the last whole 
 tests/durations.json keeps. tests/README.md says more. `check` runs the linters, the formatters and the type
 checker. `bundle` makes web/paralleldit.js, which the editor loads, of the modules beside it. `gpu`
 runs the tests for GPUs on those of this machine, measures the time of a step, and writes
-gpu-report.md into the current folder; with --device cpu, to see what that is.
+gpu-report.md into the current folder; with --device cpu, to see what that is. --quick takes five minutes, needs no
+ComfyUI and no model, and answers three questions: does it run, is it exact, how much faster is it?
 
     python3 dev.py test --lowest [pytest arguments...]
 
@@ -90,7 +92,7 @@ PROCESSES = 3
 FOR_FAST_TESTS = {"aiohttp", "av", "numpy", "pillow", "psutil", "scipy", "sentencepiece", "torchsde", "transformers"}
 CPU_TORCH = "torch==2.13.0"  # the version that a CPU build is at hand for
 
-REPORT = "gpu-report.md"
+REPORT, QUICK = "gpu-report.md", "--quick"
 # From npm, for the JavaScript: what checks it, and what makes one script of it. tests/requirements.txt has Python's.
 NODE_TOOLS = ("@biomejs/biome@2.6.8", "rollup@4.68.7")
 NODE = VENV / "node"
@@ -244,8 +246,8 @@ class Setup:
         self.gpu = lists_gpu()
         self.torch = lowest("torch") if LOWEST else "torch" if self.gpu else CPU_TORCH
 
-    def run(self) -> None:
-        """Do every step that is not done yet. Raises SetupError."""
+    def run(self, engine_alone: bool = False) -> None:
+        """Do every step that is not done yet; for the engine alone, without ComfyUI. Raises SetupError."""
         check_own_folders()
         made_for = [str(VENV), self.torch]
         if not PYTHON.exists():
@@ -253,9 +255,22 @@ class Setup:
         step(f"making {VENV.name}", STAMPS / "venv", made_for, self.make_venv)
         what = f"{self.torch} (no GPU found)" if self.torch == CPU_TORCH else self.torch
         step(f"installing {what}", STAMPS / "torch", made_for, lambda: self.install("torch", self.torch))
+        if engine_alone:
+            self.install_engine()
+            return
         if self.given is None:
             self.fetch(RELEASE, self.comfyui)
         self.install_requirements()
+
+    def install_engine(self) -> None:
+        """Install what the engine needs beside torch, unless that and more is there."""
+        pin = f"torch=={self.installed('torch')}\n"
+        path, constraints = ROOT / "requirements.txt", VENV / "dev-constraints.txt"
+        if (STAMPS / "pack").is_file():
+            return
+        constraints.write_text(pin)
+        wanted = lambda: self.install("engine", "-c", constraints, "-r", path)  # noqa: E731
+        step(f"installing {path.name}", STAMPS / "engine", [pin, path.read_text()], wanted)
 
     def install_requirements(self) -> None:
         """Install what the host, the pack and the tests need around the torch that is there."""
@@ -589,21 +604,24 @@ def main(argv: Sequence[str]) -> int:
     command, path, rest = parse(argv)
     check_python()
     comfyui = existing_comfyui(path) if path else None
+    is_quick = command == "gpu" and QUICK in rest
     began = time.monotonic()
     with only_one() as lock:
         setup = Setup(comfyui, lock)
-        setup.run()
+        setup.run(engine_alone=is_quick)
         if command == "test" and "--slow" in rest:
             setup.fetch(OLDER, OLDER_HOST)
         if command in ("check", "bundle"):
             step(f"installing {', '.join(NODE_TOOLS)}", STAMPS / "node", NODE_TOOLS, setup.install_node_tools)
-    say(f"set up ({time.monotonic() - began:.1f} s), ComfyUI: {setup.comfyui}")
+    say(f"set up ({time.monotonic() - began:.1f} s)" + ("" if is_quick else f", ComfyUI: {setup.comfyui}"))
     if command == "check":
         return check(setup.comfyui)
     if command == "bundle":
         return bundle(BUNDLE)
     if command == "gpu":
-        report = ["-m", "tests.support.report", "--out", Path.cwd() / REPORT, *rest]
+        program = "tests.support.report" + (".quick" if is_quick else "")
+        rest = [argument for argument in rest if argument != QUICK]
+        report = ["-m", program, "--out", Path.cwd() / REPORT, *rest]
         return call([PYTHON, *report], env=run_env(setup.comfyui))
     if command == "test" and "--slowest" in rest:
         return call([PYTHON, "-m", "tests.support.runs.durations"], env=run_env(setup.comfyui))

@@ -17,7 +17,7 @@ import torch
 from demo.host import REPOSITORY
 from tests.support.ranks.cuda.resumed import told_by_ranks
 from tests.support.report import __main__ as program
-from tests.support.report import machine
+from tests.support.report import lacking, machine
 from tests.support.report.page import page
 from tests.support.report.results import read
 
@@ -90,7 +90,15 @@ def test_a_page_of_a_thousand_failures_fits_into_an_issue(tmp_path: Path) -> Non
     ]
     (tmp_path / "results.xml").write_text(f"<testsuites>{''.join(cases)}</testsuites>")
     found = read(tmp_path / "results.xml")
-    nothing = {"device": "cuda", "machine": (), "links": "", "tests_said": "", "timing": None, "timing_said": ""}
+    nothing = {
+        "device": "cuda",
+        "machine": (),
+        "links": "",
+        "tests_said": "",
+        "expected": "",
+        "timing": None,
+        "timing_said": "",
+    }
     made = page(**nothing, results=found, settings=())
     assert "1000 failed" in made and "84 other kinds" in made
     assert "`test_a[0]`, `test_a[100]`" in made, "what says the same stands together"
@@ -128,10 +136,11 @@ def test_without_a_gpu_it_says_in_a_line_what_it_needs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(lacking, "IN_CONTAINER", ())
     monkeypatch.setenv("COMFYUI_PATH", "anywhere")
     assert program.main([]) == 2
     out, said = capsys.readouterr()
-    assert not out and said.count("\n") == 1 and "needs a GPU" in said
+    assert not out and said.count("\n") == 1 and "needs a GPU" in said and "install the NVIDIA driver" in said
 
 
 @pytest.mark.slow

@@ -20,6 +20,12 @@ TO_TIME = replace(
     texts=text(512, 4096, pooled=normal(1, 768)),
     dtype=torch.bfloat16,
 )
+TO_TIME_SMALL = replace(
+    flux_case(hidden_size=3072, num_heads=24, depth=1, depth_single_blocks=2, context_in_dim=4096, vec_in_dim=768),
+    latent=TO_TIME.latent,
+    texts=TO_TIME.texts,
+    dtype=torch.bfloat16,
+)
 # As deep as half of Flux.1's, of a sixth of its width; a third of Wan 14B's depth, of a fifth of its width.
 FLUX_TO_WEIGH = replace(flux_case(hidden_size=512, num_heads=4, depth=10, depth_single_blocks=20), dtype=torch.bfloat16)
 WAN_TO_WEIGH = StockCase(
@@ -52,6 +58,7 @@ SIZED_CASES = {
     "qwen-to-weigh": QWEN_TO_WEIGH,
     "wan-to-weigh": WAN_TO_WEIGH,
     "flux-to-time": TO_TIME,
+    "flux-to-time-small": TO_TIME_SMALL,
     "flux-full-width": FULL_WIDTH,
     "flux-deep": flux_case(depth=3, depth_single_blocks=6),
     "qwen-image-encoded": qwen(width=3584),  # for texts that its own encoder makes

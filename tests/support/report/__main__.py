@@ -19,7 +19,10 @@ import torch
 
 from demo.host import REPOSITORY
 from tests.support.report import machine
-from tests.support.report.page import fenced, page
+from tests.support.report.lacking import why_no_gpu
+from tests.support.report.page import page
+from tests.support.report.parts import fenced
+from tests.support.report.readme_row import predicted
 from tests.support.report.results import Results, read
 from tests.support.report.timing import Timing, measure
 
@@ -59,11 +62,7 @@ def main(argv: Sequence[str]) -> int:
     options, arguments = parser.parse_known_args(argv)
     out, device, comfyui = options.out.resolve(), options.device, Path(os.environ["COMFYUI_PATH"]).resolve()
     if device == "cuda" and not torch.cuda.is_available():
-        print(
-            f"This needs a GPU that torch can use, and torch {torch.__version__} finds none: see that the driver is "
-            "installed, or add --device cpu to see what the report is.",
-            file=sys.stderr,
-        )
+        print(why_no_gpu(), file=sys.stderr)
         return 2
     devices = torch.cuda.device_count() if device == "cuda" else CPU_RANKS
     where = f"{devices} GPU{'s' if devices > 1 else ''}" if device == "cuda" else f"{devices} ranks on the CPU"
@@ -81,7 +80,8 @@ def main(argv: Sequence[str]) -> int:
     text = page(
         device=device,
         machine=facts,
-        links=links,
+        links="\n".join([links, *machine.hints(links)]) if links else "",
+        expected=predicted(devices, machine.has_nvlink(links), machine.are_alike(device)) if links else "",
         results=results,
         tests_said=tests_said,
         timing=timing,

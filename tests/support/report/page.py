@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from tests.support.report.parts import fenced, listed
 from tests.support.report.results import Results
 from tests.support.report.timing import Timing, Variant
 
@@ -19,18 +20,19 @@ def page(
     device: str,
     machine: Sequence[str],
     links: str,
+    expected: str,
     results: Results | None,
     tests_said: str,
     timing: Timing | None,
     timing_said: str,
     settings: Sequence[str],
 ) -> str:
-    """results, timing: None where there are none, and `…_said` why."""
+    """expected: what the README predicts. results, timing: None where there are none, and `…_said` why."""
     parts = ["# ParallelDiT: GPU report", *([ON_CPU] if device == "cpu" else [])]
     parts += ["## Machine", listed(machine), *([fenced(links)] if links else [])]
     parts += ["## Tests", tests(results) if results else tests_said]
     parts += ["## Failures", failures(results) if results else tests_said]
-    parts += ["## Time a step", speed(timing) if timing else timing_said]
+    parts += ["## Time a step", speed(timing) if timing else timing_said, *([expected] if expected else [])]
     parts += ["## What the ranks' logs say", fenced("\n".join(timing.log_lines)) if timing else timing_said]
     parts += ["## Settings", listed(settings) or "None."]
     return "\n\n".join(parts) + "\n"
@@ -86,11 +88,3 @@ def row(variant: Variant, stock: Variant) -> str:
         ", ".join(f"{size / GIGABYTE:.1f}" for size in variant.memory),
     ]
     return f"| {' | '.join(cells)} |"
-
-
-def listed(lines: Sequence[str]) -> str:
-    return "\n".join(f"- {line}" for line in lines)
-
-
-def fenced(text: str) -> str:
-    return f"```\n{text.replace('```', '')}\n```" if text else "Nothing."

@@ -23,6 +23,7 @@ from tests.support.host.stock_prompts import prompt, write_cases
 
 # A group for the ranks of all devices, and one for a single rank, so that none is started anew.
 ALL, ONE = 1, 2
+ROOM = 12 << 30  # bytes of a card for the size without another name: weights of 4 GB, twice
 FREE_SECONDS = 1.0  # for ComfyUI to begin to free; the next prompt waits for its end
 TELLING = ("WARNING", "ERROR", "Traceback", "NCCL WARN", "out of memory")
 LOG_LINES, LOG_WIDTH = 20, 200
@@ -40,6 +41,9 @@ class Size:
 
 SIZES = {
     "cuda": Size("flux-to-time", (4, 16), 5, "Flux of 3 double and 6 single blocks at full width, bf16, 1024×1024"),
+    "small": Size(
+        "flux-to-time-small", (4, 16), 5, "Flux of 1 double and 2 single blocks at full width, bf16, 1024×1024"
+    ),
     "cpu": Size("flux-deep", (1, 5), 1, "a tiny Flux, fp32, 72×96"),
 }
 
@@ -81,9 +85,15 @@ def variants(devices: int) -> list[Variant]:
     return [*stock, *(shared if devices > 1 else [])]
 
 
+def size_of(device: str, devices: int) -> str:
+    """Returns which size the devices have room for, beside ComfyUI's own process."""
+    cards = range(devices if device == "cuda" else 0)
+    return "small" if any(torch.cuda.get_device_properties(card).total_memory < ROOM for card in cards) else device
+
+
 def measure(comfyui: Path, folder: Path, device: str, devices: int) -> Timing:
     """Takes folder for a few gigabytes. Raises PromptError, HostError."""
-    size, found = SIZES[device], variants(devices)
+    size, found = SIZES[size_of(device, devices)], variants(devices)
     (folder / "custom_nodes" / NODE_PACK).mkdir(parents=True)
     (folder / "custom_nodes" / NODE_PACK / "__init__.py").write_text(NODE_PACK_SOURCE)
     write_cases(comfyui, folder, [size.case])

@@ -1,0 +1,235 @@
+"""What somebody sees who runs `python3 dev.py gpu` on a machine that we do not have: a page, or a sentence that says
+what to do. Cards, nvidia-smi and torch's answers are pretended; what the ranks find is found by ranks on the CPU."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+import torch
+
+import dev
+from demo.host import REPOSITORY
+from tests.support.ranks.pool import RankPool
+from tests.support.report import __main__ as program
+from tests.support.report import lacking, machine, quick, timing
+from tests.support.report.readme_row import rows
+
+GB = 1 << 30
+SMI = """#!/bin/sh
+case "$1" in
+  -L) {listed} ;;
+  topo) echo "GPU0 X {links}" ;;
+  --query-gpu=driver_version) echo {driver} ;;
+  *) echo "NVIDIA-SMI {driver}  Driver Version: {driver}  CUDA Version: {cuda}"; exit {code} ;;
+esac
+"""
+
+
+class Cards(NamedTuple):
+    """A machine's cards. links: as `nvidia-smi topo -m` says. reaches: whether they have peer-to-peer access."""
+
+    name: str
+    memory: int
+    count: int = 1
+    capability: tuple[int, int] = (8, 9)
+    links: str = ""
+    reaches: bool = True
+
+
+H100 = Cards("NVIDIA H100 80GB HBM3", 80, 2, (9, 0), "NV18")
+RTX_4090 = Cards("NVIDIA GeForce RTX 4090", 24, 2, links="PHB", reaches=False)
+MACHINES = {
+    "2 H100": (H100, "“2, NVLink”"),
+    "2 4090 without peer-to-peer": (RTX_4090, "“2, PCIe”"),
+    "1 4090": (RTX_4090._replace(count=1), "One card"),
+    "a laptop of 8 GB": (Cards("NVIDIA GeForce RTX 4060 Laptop GPU", 8), "One card"),
+}
+Put = Callable[..., None]
+
+
+@pytest.fixture
+def put(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Put:
+    """Puts cards, a driver and a torch into this process."""
+
+    def pretend(cards: Cards, cuda: str = "13.0", driver: str = "580.65.06", code: int = 0, works: bool = True) -> None:
+        card = SimpleNamespace(
+            name=cards.name, total_memory=cards.memory * GB, major=cards.capability[0], minor=cards.capability[1],
+            multi_processor_count=128,
+        )  # fmt: skip
+        listed = "; ".join(f'echo "GPU {place}: {cards.name} (UUID: GPU-{place})"' for place in range(cards.count))
+        tool = tmp_path / "bin" / "nvidia-smi"
+        tool.parent.mkdir()
+        tool.write_text(SMI.format(listed=listed or ":", links=cards.links, driver=driver, cuda=cuda, code=code))
+        tool.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tool.parent), prepend=os.pathsep)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: works)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: cards.count if works else 0)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _card: card)
+        monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda *_: cards.reaches)
+        monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 3))
+        monkeypatch.setattr(torch.version, "cuda", "13.0")
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    return pretend
+
+
+@pytest.fixture(scope="module")
+def found(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict], str]:
+    """What two ranks on the CPU find, and that they do not fail."""
+    out = tmp_path_factory.mktemp("quick") / "found.jsonl"
+    ranks.run(2, "cuda.quick_ranks", "cpu", str(out))
+    return quick.read(out), ""
+
+
+def quick_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found: tuple[list[dict], str]) -> tuple[int, str]:
+    monkeypatch.setattr(quick, "run_ranks", lambda *_: found)
+    code = quick.main(["--out", str(tmp_path / "page.md")])
+    return code, (tmp_path / "page.md").read_text()
+
+
+def test_two_ranks_answer_the_three_questions(found: tuple[list[dict], str]) -> None:
+    results, said = found
+    assert not said
+    assert [each["plan"] for each in results if "plan" in each] == ["ulysses=2", "ring=2", "cfg=2"]
+    assert all(each["error"] <= quick.EXACT["fp32"] for each in results if "plan" in each)
+    assert all(each["seconds"] > 0 < each["faster"] for each in results if "plan" in each)
+    (links,) = (each["links"] for each in results if "links" in each)
+    assert min(rate for rate, _ in (links[kind] for kind in ("all_to_all", "all_gather", "send"))) > 0
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_the_quick_page_has_what_the_readme_predicts_beside_what_is_measured(
+    name: str, put: Put, found: tuple[list[dict], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cards, row = MACHINES[name]
+    put(cards)
+    code, page = quick_page(monkeypatch, tmp_path, found)
+    assert code == 0
+    assert f"{cards.name}, {cards.memory}.0 GB" in page and f"GPU {cards.count - 1}" in page
+    for section in (
+        "Does it run?\n\nYes",
+        "Is it exact?\n\nYes.",
+        "How much faster?\n\n- ulysses=2: ×",
+        "Links\n\n- all",
+    ):
+        assert f"## {section}" in page
+    assert row in page
+    assert ("RAM" in page and "NCCL_P2P_DISABLE=1" in page) == (cards.count > 1 and not cards.reaches)
+    assert page.count("One card: the README") == (cards.count == 1)
+
+
+def test_ranks_that_fail_or_hang_end_in_a_page_that_says_what_to_try(
+    put: Put, found: tuple[list[dict], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    put(RTX_4090)
+    code, page = quick_page(monkeypatch, tmp_path, (found[0][:1], "NCCL error: unhandled system error"))
+    assert code == 1
+    assert "No:\n\n```\nNCCL error" in page and "try NCCL_P2P_DISABLE=1" in page
+    wrong = [{**each, "error": 0.1} if "plan" in each else each for each in found[0]]
+    code, page = quick_page(monkeypatch, tmp_path, (wrong, ""))
+    assert code == 1 and "## Is it exact?\n\nNo." in page
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_the_whole_report_has_the_cards_and_the_row(
+    name: str, put: Put, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, comfyui: Path
+) -> None:
+    cards, row = MACHINES[name]
+    put(cards)
+    asked: list[Sequence[object]] = []
+    monkeypatch.setattr(program, "run_tests", lambda *given: (asked.append(given), (None, "not run here"))[1])
+    monkeypatch.setattr(program, "time_steps", lambda *given: (asked.append(given), (None, "not run here"))[1])
+    monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
+    assert program.main(["--out", str(tmp_path / "page.md")]) == 1
+    page = (tmp_path / "page.md").read_text()
+    assert cards.name in page and row in page and page.count("not run here") == 4
+    assert [given[-1] for given in asked] == [["--slow"], cards.count]
+    assert timing.size_of("cuda", cards.count) == ("small" if cards.memory < 12 else "cuda")
+    assert len(timing.variants(cards.count)) == (5 if cards.count > 1 else 2)
+
+
+LACKING = {
+    "an old driver": ({"cuda": "12.2", "driver": "535.183.01"}, "update the driver"),
+    "a driver that does not run": ({"code": 9}, "restart the machine"),
+    "hidden cards": ({}, "CUDA_VISIBLE_DEVICES is '-1': unset it"),
+    "cards that torch cannot start": ({}, "torch.zeros(1).cuda()"),
+}
+
+
+@pytest.mark.parametrize("main", (program.main, quick.main), ids=("whole", "quick"))
+@pytest.mark.parametrize("name", LACKING)
+def test_without_a_usable_gpu_a_sentence_says_what_to_do(
+    name: str, main: Callable[[list[str]], int], put: Put, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    machine_, says = LACKING[name]
+    put(RTX_4090, works=False, **machine_)
+    monkeypatch.setenv("COMFYUI_PATH", "anywhere")
+    if name == "hidden cards":
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert main([]) == 2
+    out, said = capsys.readouterr()
+    assert not out and said.count("\n") == 1 and says in said, said
+    if name == "an old driver":
+        assert "535.183.01 runs programs for CUDA 12.2 at most" in said and "built for CUDA 13.0" in said
+
+
+def test_a_machine_without_cards_or_with_a_torch_for_the_cpu_is_told_apart(
+    put: Put, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    put(RTX_4090, works=False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert "remove the folder .venv" in lacking.cause()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(lacking, "IN_CONTAINER", (str(tmp_path),))
+    assert "--gpus all" in lacking.cause()
+    monkeypatch.setattr(lacking, "IN_CONTAINER", ())
+    assert "install the NVIDIA driver" in lacking.cause()
+
+
+def test_the_row_is_one_of_the_readmes() -> None:
+    assert {"2, PCIe", "2, NVLink", "4", "8", "mixed"} <= rows().keys()
+
+
+def test_the_quick_form_needs_neither_comfyui_nor_its_requirements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its set-up installs torch and requirements.txt; its programs import nothing else."""
+    done: list[str] = []
+    setup = types.SimpleNamespace(torch="torch", given=None, installed=lambda _name: "2.13.0")
+    for name in ("make_venv", "install", "fetch", "install_requirements", "install_engine"):
+        setattr(setup, name, lambda *_, name=name: done.append(name))
+    monkeypatch.setattr(dev, "check_own_folders", lambda: None)
+    monkeypatch.setattr(dev, "step", lambda _title, _stamp, _inputs, action: action())
+    dev.Setup.run(setup, engine_alone=True)  # ty: ignore
+    assert done == ["make_venv", "install", "install_engine"]
+    loaded = imported("tests.support.report.quick") | imported("tests.support.ranks.cuda.quick_ranks")
+    assert {"diffusers", "torch", "parallel_backend"} <= loaded
+    assert loaded <= {"diffusers", "torch", "parallel_backend", "tests", *sys.stdlib_module_names}
+
+
+def imported(module: str) -> set[str]:
+    """The packages that a module of the tests imports, with those that other modules of the tests import for it."""
+    path = REPOSITORY / f"{module.replace('.', '/')}.py"
+    if not path.exists():  # a package, or a name in a module
+        return set()
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {str(node.module), *(f"{node.module}.{each.name}" for each in node.names)}
+    further = [imported(name) for name in found if name.startswith("tests.")]
+    return {name.partition(".")[0] for name in found}.union(*further)
+
+
+def test_a_small_room_for_shared_memory_is_told_of(monkeypatch: pytest.MonkeyPatch, put: Put) -> None:
+    put(H100)
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _path: SimpleNamespace(total=64 << 20))
+    assert any("--ipc=host" in hint for hint in machine.hints(machine.links()))
