@@ -20,7 +20,7 @@ from demo.host import REPOSITORY
 from tests.support.ranks.pool import RankPool
 from tests.support.report import __main__ as program
 from tests.support.report import lacking, machine, quick, timing
-from tests.support.report.readme_row import rows
+from tests.support.report.plans_row import rows
 
 GB = 1 << 30
 SMI = """#!/bin/sh
@@ -106,7 +106,7 @@ def test_two_ranks_answer_the_three_questions(found: tuple[list[dict], str]) -> 
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_the_quick_page_has_what_the_readme_predicts_beside_what_is_measured(
+def test_the_quick_page_has_what_the_table_of_plans_predicts_beside_what_is_measured(
     name: str, put: Put, found: tuple[list[dict], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     cards, row = MACHINES[name]
@@ -123,7 +123,7 @@ def test_the_quick_page_has_what_the_readme_predicts_beside_what_is_measured(
         assert f"## {section}" in page
     assert row in page
     assert ("RAM" in page and "NCCL_P2P_DISABLE=1" in page) == (cards.count > 1 and not cards.reaches)
-    assert page.count("One card: the README") == (cards.count == 1)
+    assert page.count("One card: docs/plans.md") == (cards.count == 1)
 
 
 def test_ranks_that_fail_or_hang_end_in_a_page_that_says_what_to_try(
@@ -195,7 +195,7 @@ def test_a_machine_without_cards_or_with_a_torch_for_the_cpu_is_told_apart(
     assert "install the NVIDIA driver" in lacking.cause()
 
 
-def test_the_row_is_one_of_the_readmes() -> None:
+def test_the_row_is_one_of_the_pages() -> None:
     assert {"2, PCIe", "2, NVLink", "4", "8", "mixed"} <= rows().keys()
 
 

@@ -22,7 +22,7 @@ from tests.support.report import machine
 from tests.support.report.lacking import why_no_gpu
 from tests.support.report.page import page
 from tests.support.report.parts import fenced
-from tests.support.report.readme_row import predicted
+from tests.support.report.plans_row import predicted
 from tests.support.report.results import Results, read
 from tests.support.report.timing import Timing, measure
 

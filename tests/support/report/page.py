@@ -27,7 +27,7 @@ def page(
     timing_said: str,
     settings: Sequence[str],
 ) -> str:
-    """expected: what the README predicts. results, timing: None where there are none, and `…_said` why."""
+    """expected: what docs/plans.md predicts. results, timing: None where there are none, and `…_said` why."""
     parts = ["# ParallelDiT: GPU report", *([ON_CPU] if device == "cpu" else [])]
     parts += ["## Machine", listed(machine), *([fenced(links)] if links else [])]
     parts += ["## Tests", tests(results) if results else tests_said]

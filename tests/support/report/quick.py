@@ -21,7 +21,7 @@ import torch
 from tests.support.report import machine
 from tests.support.report.lacking import why_no_gpu
 from tests.support.report.parts import fenced, listed
-from tests.support.report.readme_row import predicted
+from tests.support.report.plans_row import predicted
 
 PAGE = "gpu-report.md"
 CPU_RANKS = 2

@@ -1,16 +1,16 @@
-"""What the README's table of plans predicts for the cards of this machine."""
+"""What the table of docs/plans.md predicts for the cards of this machine."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-README = Path(__file__).resolve().parents[3] / "README.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "plans.md"
 HEAD = "| cards |"
 
 
 def rows() -> dict[str, tuple[str, str]]:
-    """By cards, as the README names them: with guidance, and without."""
-    lines = README.read_text(encoding="utf-8").splitlines()
+    """By cards, as the page names them: with guidance, and without."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
     start = next(place for place, line in enumerate(lines) if line.startswith(HEAD))
     found = {}
     for line in lines[start + 2 :]:
@@ -24,7 +24,7 @@ def rows() -> dict[str, tuple[str, str]]:
 def predicted(cards: int, has_nvlink: bool, are_alike: bool) -> str:
     """Returns the row in words."""
     if cards == 1:
-        return "One card: the README predicts nothing faster. One rank should take as long as ComfyUI's own loader."
+        return "One card: docs/plans.md predicts nothing faster. One rank should take as long as ComfyUI's own loader."
     if not are_alike:
         name = "mixed"
     elif cards == 2:
@@ -32,4 +32,4 @@ def predicted(cards: int, has_nvlink: bool, are_alike: bool) -> str:
     else:
         name = "8" if cards >= 8 else "4"
     guided, unguided = rows()[name]
-    return f"README, “{name}”: with guidance {guided}; without {unguided}."
+    return f"docs/plans.md, “{name}”: with guidance {guided}; without {unguided}."
