@@ -2,7 +2,16 @@
 // the editor, and by commands. The changed workflow is loaded as after an undo, so that one undo takes it all back.
 
 import { app } from '../../scripts/app.js'
-import { findParallelType, findStockType, isDeprecated, isStock, KINDS, readValues } from './convert/loaders.mjs'
+import {
+  findOtherVae,
+  findParallelType,
+  findStockType,
+  isDeprecated,
+  isParallel,
+  isStock,
+  KINDS,
+  readValues
+} from './convert/loaders.mjs'
 import { convert } from './convert/workflow.mjs'
 import { listInner } from './loader/hosts.mjs'
 import { LOADERS } from './plan/graph.mjs'
@@ -28,6 +37,11 @@ app.registerExtension({
     if (live.subgraph) return makeItems(listInner(live), 'convert.parallel', 'convert.stock')
     if (isDeprecated(live)) return [null, { content: t('convert.old'), disabled: true }]
     if (!(live.type in KINDS)) return []
+    const other = findOtherVae(live.type)
+    if (other) {
+      const key = isParallel(other) ? 'convert.parallel' : 'convert.stock'
+      return [null, { content: t(key), callback: () => makeNode(live, other) }]
+    }
     const node = live.serialize()
     const [type, key, why] = isStock(node)
       ? [findParallelType(node), 'convert.parallel', 'convert.pickle']

@@ -195,7 +195,7 @@ function readWidget(node, name) {
   return node?.widgets?.find((widget) => widget.name === name)?.value
 }
 
-// Pure: the stock loaders of diffusion models, and the parallel loader that replaces each.
+// Pure: the stock loaders of diffusion models, and the parallel loader that replaces each; the same of the VAE's nodes.
 
 
 const GGUF = 'UnetLoaderGGUF'; // this and the next are nodes of ComfyUI-GGUF
@@ -203,8 +203,18 @@ const GGUF_ADVANCED = 'UnetLoaderGGUFAdvanced';
 const GGUFS = [GGUF, GGUF_ADVANCED];
 const STOCK_CHECKPOINT = 'CheckpointLoaderSimple';
 
-/** By node type: its widgets in order, as meaning and name, and its outputs in order. */
+/** The parallel node for each of the VAE's stock nodes. */
+const VAES = { VAEDecode: 'ParallelDiT_VAEDecode', VAEEncode: 'ParallelDiT_VAEEncode' };
+const VAE_WIDGETS = { vaeFile: 'vae_name', vaeDtype: 'dtype' };
+const DECODES = { inputs: ['samples', 'vae'], outputs: ['IMAGE'] };
+const ENCODES = { inputs: ['pixels', 'vae'], outputs: ['LATENT'] };
+
+/** By node type: its widgets in order, as meaning and name, its outputs in order, and its inputs without a widget. */
 const KINDS$1 = {
+  VAEDecode: { widgets: {}, ...DECODES },
+  VAEEncode: { widgets: {}, ...ENCODES },
+  [VAES.VAEDecode]: { widgets: VAE_WIDGETS, ...DECODES },
+  [VAES.VAEEncode]: { widgets: VAE_WIDGETS, ...ENCODES },
   UNETLoader: { widgets: { file: 'unet_name', dtype: 'weight_dtype' }, outputs: ['MODEL'] },
   [GGUF]: { widgets: { file: 'unet_name' }, outputs: ['MODEL'] },
   [GGUF_ADVANCED]: {
@@ -223,7 +233,16 @@ const KINDS$1 = {
 /** A widget's name in the editor, where it differs from its meaning. */
 const LABELS = { dtype: 'weight_dtype' };
 /** Default values by a widget's meaning. */
-const DEFAULTS = { dtype: 'default', group: 1, dequant: 'default', patch: 'default', onDevice: false };
+const DEFAULTS = {
+  dtype: 'default',
+  group: 1,
+  dequant: 'default',
+  patch: 'default',
+  onDevice: false,
+  vaeDtype: 'auto'
+};
+/** Meanings of values that a node does not use, so that nobody misses them. */
+const UNUSED = ['vaeFile'];
 const STOCK_DTYPES = ['default', 'fp8_e4m3fn', 'fp8_e4m3fn_fast', 'fp8_e5m2'];
 /** The node property in which a parallel loader keeps its stock loader's type, size, properties and values. */
 const ORIGIN = 'paralleldit_stock';
@@ -249,6 +268,15 @@ function readValues(node) {
 
 /** Returns whether a saved node is a stock loader of a diffusion model. */
 const isStock = (node) => node.type in PARALLEL$1;
+
+/** Returns whether a type is one of this pack's that replaces a stock one. */
+const isParallel = (type) => LOADERS.includes(type) || Object.values(VAES).includes(type);
+
+/** Returns the other type of a VAE's node: the parallel one or the stock one. Null for other nodes. */
+function findOtherVae(type) {
+  const [stock] = Object.entries(VAES).find(([, parallel]) => parallel === type) ?? [];
+  return VAES[type] ?? stock ?? null
+}
 
 /** Returns whether a node is a deprecated stock loader, which no parallel loader replaces. */
 const isDeprecated = ({ type }) => DEPRECATED.includes(type);
@@ -301,8 +329,7 @@ function convert(workflow, chooseType, getSmallestSize) {
       const names = matchWidgets(node.type, type);
       count += 1;
       const left = fitValues(node, type);
-      if (!LOADERS.includes(type))
-        lost.push(...left.map(([meaning, value]) => `${LABELS[meaning] ?? meaning} ${value}`));
+      if (!isParallel(type)) lost.push(...left.map(([meaning, value]) => `${LABELS[meaning] ?? meaning} ${value}`));
       lost.push(...fitInputs(graph, node, names), ...fitOutputs(graph, node, type));
       renameWidgets(workflow, graph, node.id, names);
       setProperties(node, type, getSmallestSize(node, graph.id), left);
@@ -323,22 +350,29 @@ function fitValues(node, type) {
   const origin = node.properties?.[ORIGIN];
   const before = origin?.type === type ? origin.values : null;
   const { widgets } = KINDS$1[type];
-  const hasDtype = LOADERS.includes(type) || STOCK_DTYPES.includes(given.dtype);
+  const hasDtype = isParallel(type) || STOCK_DTYPES.includes(given.dtype);
   const isKept = (meaning) => meaning in widgets && (meaning !== 'dtype' || hasDtype);
-  const isSaid = (meaning) => given[meaning] != null && given[meaning] !== DEFAULTS[meaning];
+  const isSaid = (meaning) =>
+    !UNUSED.includes(meaning) && given[meaning] != null && given[meaning] !== DEFAULTS[meaning];
   const left = Object.entries(given).filter(([meaning]) => !isKept(meaning) && isSaid(meaning));
   const chooseValue = (meaning) =>
     (isKept(meaning) ? given[meaning] : null) ?? before?.[meaning] ?? DEFAULTS[meaning] ?? null;
-  node.widgets_values = Object.keys(widgets).map(chooseValue);
+  if ('vaeFile' in widgets)
+    delete node.widgets_values; // the editor's own defaults
+  else node.widgets_values = Object.keys(widgets).map(chooseValue);
   return left
 }
 
 function fitInputs(graph, node, names) {
-  const lost = (node.inputs ?? []).filter(({ name, link }) => !(name in names) && link != null);
+  const plain = KINDS$1[node.type].inputs ?? [];
+  const lost = (node.inputs ?? []).filter(({ name, link }) => !(name in names || plain.includes(name)) && link != null);
   for (const { link } of lost) unlink(graph, link);
   node.inputs = (node.inputs ?? [])
-    .filter(({ name }) => name in names)
-    .map(({ localized_name, ...input }) => ({ ...input, name: names[input.name], widget: { name: names[input.name] } }));
+    .filter(({ name }) => name in names || plain.includes(name))
+    .map(({ localized_name, ...input }) => {
+      const name = names[input.name];
+      return name ? { ...input, name, widget: { name } } : input
+    });
   for (const [slot, { link }] of node.inputs.entries()) setSlot(graph, link, 'target', slot);
   return lost.map(({ name }) => name)
 }
@@ -406,7 +440,7 @@ function setProperties(node, type, least, left) {
   const { [ORIGIN]: origin, ...properties } = node.properties ?? {};
   const saved = Object.entries(properties).filter(([name]) => OF_THE_TYPE.includes(name));
   for (const [name] of saved) delete properties[name];
-  if (LOADERS.includes(type)) {
+  if (isParallel(type)) {
     const stock = { type: node.type, size: [...node.size], properties: Object.fromEntries(saved) };
     if (left.length) stock.values = Object.fromEntries(left);
     node.properties = { ...properties, [NAME]: type, [PACK$1]: OWN_PACK, [ORIGIN]: stock };
@@ -691,6 +725,11 @@ app.registerExtension({
     if (live.subgraph) return makeItems(listInner(live), 'convert.parallel', 'convert.stock')
     if (isDeprecated(live)) return [null, { content: t('convert.old'), disabled: true }]
     if (!(live.type in KINDS$1)) return []
+    const other = findOtherVae(live.type);
+    if (other) {
+      const key = isParallel(other) ? 'convert.parallel' : 'convert.stock';
+      return [null, { content: t(key), callback: () => makeNode(live, other) }]
+    }
     const node = live.serialize();
     const [type, key, why] = isStock(node)
       ? [findParallelType(node), 'convert.parallel', 'convert.pickle']

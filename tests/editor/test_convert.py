@@ -39,6 +39,9 @@ SETTLED = """async () => {
     return JSON.parse(now)
 }"""
 EXECUTE = "(id) => window.app.extensionManager.command.execute(id)"
+HAS_TYPE = "(type) => window.app.rootGraph.nodes.some((node) => node.type === type)"
+PROMPT_OF = """async (type) => Object.values((await window.app.graphToPrompt()).output)
+    .find((node) => node.class_type === type).inputs"""
 UNDO_STEPS = "() => window.app.extensionManager.workflow.activeWorkflow.changeTracker.undoQueue.length"
 # Of the loaders of diffusion models in all graphs: what stays, and what a link leads to.
 LOADED = """(types) => [window.app.rootGraph, ...window.app.rootGraph.subgraphs.values()].flatMap((graph) =>
@@ -238,6 +241,21 @@ def test_a_loader_in_a_subgraph_becomes_parallel_by_its_menu_in_one_step_to_undo
     menu(shared_editor, loader["id"], "Make stock")
     wait_for(shared_editor, "UNETLoader")
     assert without_view(page.evaluate(SERIALIZED)) == without_view(before)
+
+
+def test_the_vaes_nodes_become_parallel_by_their_menu_and_keep_their_links(shared_editor: Editor) -> None:
+    page = shared_editor.page
+    shared_editor.open(template("default"))
+    shared_editor.open(page.evaluate(SETTLED))
+    before, links = page.evaluate(SETTLED), page.evaluate(PROMPT_OF, "VAEDecode")
+    (node,) = [each["id"] for each in before["nodes"] if each["type"] == "VAEDecode"]
+    menu(shared_editor, node, "Make parallel")
+    page.wait_for_function(HAS_TYPE, arg="ParallelDiT_VAEDecode")
+    inputs = page.evaluate(PROMPT_OF, "ParallelDiT_VAEDecode")
+    assert {name: inputs[name] for name in links} == links and inputs["dtype"] == "auto"
+    menu(shared_editor, node, "Make stock")
+    page.wait_for_function(HAS_TYPE, arg="VAEDecode")
+    assert without_view(page.evaluate(SETTLED)) == without_view(before)
 
 
 def test_pickles_are_left_and_told_of_by_the_commands_that_the_canvas_offers(shared_editor: Editor) -> None:

@@ -1,4 +1,4 @@
-// Pure: the stock loaders of diffusion models, and the parallel loader that replaces each.
+// Pure: the stock loaders of diffusion models, and the parallel loader that replaces each; the same of the VAE's nodes.
 
 import { CHECKPOINT, LOADER, LOADERS } from '../plan/graph.mjs'
 
@@ -7,8 +7,18 @@ const GGUF_ADVANCED = 'UnetLoaderGGUFAdvanced'
 const GGUFS = [GGUF, GGUF_ADVANCED]
 const STOCK_CHECKPOINT = 'CheckpointLoaderSimple'
 
-/** By node type: its widgets in order, as meaning and name, and its outputs in order. */
+/** The parallel node for each of the VAE's stock nodes. */
+const VAES = { VAEDecode: 'ParallelDiT_VAEDecode', VAEEncode: 'ParallelDiT_VAEEncode' }
+const VAE_WIDGETS = { vaeFile: 'vae_name', vaeDtype: 'dtype' }
+const DECODES = { inputs: ['samples', 'vae'], outputs: ['IMAGE'] }
+const ENCODES = { inputs: ['pixels', 'vae'], outputs: ['LATENT'] }
+
+/** By node type: its widgets in order, as meaning and name, its outputs in order, and its inputs without a widget. */
 export const KINDS = {
+  VAEDecode: { widgets: {}, ...DECODES },
+  VAEEncode: { widgets: {}, ...ENCODES },
+  [VAES.VAEDecode]: { widgets: VAE_WIDGETS, ...DECODES },
+  [VAES.VAEEncode]: { widgets: VAE_WIDGETS, ...ENCODES },
   UNETLoader: { widgets: { file: 'unet_name', dtype: 'weight_dtype' }, outputs: ['MODEL'] },
   [GGUF]: { widgets: { file: 'unet_name' }, outputs: ['MODEL'] },
   [GGUF_ADVANCED]: {
@@ -27,7 +37,16 @@ export const KINDS = {
 /** A widget's name in the editor, where it differs from its meaning. */
 export const LABELS = { dtype: 'weight_dtype' }
 /** Default values by a widget's meaning. */
-export const DEFAULTS = { dtype: 'default', group: 1, dequant: 'default', patch: 'default', onDevice: false }
+export const DEFAULTS = {
+  dtype: 'default',
+  group: 1,
+  dequant: 'default',
+  patch: 'default',
+  onDevice: false,
+  vaeDtype: 'auto'
+}
+/** Meanings of values that a node does not use, so that nobody misses them. */
+export const UNUSED = ['vaeFile']
 export const STOCK_DTYPES = ['default', 'fp8_e4m3fn', 'fp8_e4m3fn_fast', 'fp8_e5m2']
 /** The node property in which a parallel loader keeps its stock loader's type, size, properties and values. */
 export const ORIGIN = 'paralleldit_stock'
@@ -53,6 +72,15 @@ export function readValues(node) {
 
 /** Returns whether a saved node is a stock loader of a diffusion model. */
 export const isStock = (node) => node.type in PARALLEL
+
+/** Returns whether a type is one of this pack's that replaces a stock one. */
+export const isParallel = (type) => LOADERS.includes(type) || Object.values(VAES).includes(type)
+
+/** Returns the other type of a VAE's node: the parallel one or the stock one. Null for other nodes. */
+export function findOtherVae(type) {
+  const [stock] = Object.entries(VAES).find(([, parallel]) => parallel === type) ?? []
+  return VAES[type] ?? stock ?? null
+}
 
 /** Returns whether a node is a deprecated stock loader, which no parallel loader replaces. */
 export const isDeprecated = ({ type }) => DEPRECATED.includes(type)

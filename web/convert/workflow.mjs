@@ -1,8 +1,7 @@
 // Pure: replaces loaders in a workflow, as the editor saves it. A replaced node keeps its id, links, place, title,
 // colour and mode.
 
-import { LOADERS } from '../plan/graph.mjs'
-import { DEFAULTS, KINDS, LABELS, ORIGIN, readValues, STOCK_DTYPES } from './loaders.mjs'
+import { DEFAULTS, isParallel, KINDS, LABELS, ORIGIN, readValues, STOCK_DTYPES, UNUSED } from './loaders.mjs'
 
 const NAME = 'Node name for S&R'
 const PACK = 'cnr_id' // by this an editor without the node's pack finds the pack
@@ -26,8 +25,7 @@ export function convert(workflow, chooseType, getSmallestSize) {
       const names = matchWidgets(node.type, type)
       count += 1
       const left = fitValues(node, type)
-      if (!LOADERS.includes(type))
-        lost.push(...left.map(([meaning, value]) => `${LABELS[meaning] ?? meaning} ${value}`))
+      if (!isParallel(type)) lost.push(...left.map(([meaning, value]) => `${LABELS[meaning] ?? meaning} ${value}`))
       lost.push(...fitInputs(graph, node, names), ...fitOutputs(graph, node, type))
       renameWidgets(workflow, graph, node.id, names)
       setProperties(node, type, getSmallestSize(node, graph.id), left)
@@ -48,22 +46,29 @@ function fitValues(node, type) {
   const origin = node.properties?.[ORIGIN]
   const before = origin?.type === type ? origin.values : null
   const { widgets } = KINDS[type]
-  const hasDtype = LOADERS.includes(type) || STOCK_DTYPES.includes(given.dtype)
+  const hasDtype = isParallel(type) || STOCK_DTYPES.includes(given.dtype)
   const isKept = (meaning) => meaning in widgets && (meaning !== 'dtype' || hasDtype)
-  const isSaid = (meaning) => given[meaning] != null && given[meaning] !== DEFAULTS[meaning]
+  const isSaid = (meaning) =>
+    !UNUSED.includes(meaning) && given[meaning] != null && given[meaning] !== DEFAULTS[meaning]
   const left = Object.entries(given).filter(([meaning]) => !isKept(meaning) && isSaid(meaning))
   const chooseValue = (meaning) =>
     (isKept(meaning) ? given[meaning] : null) ?? before?.[meaning] ?? DEFAULTS[meaning] ?? null
-  node.widgets_values = Object.keys(widgets).map(chooseValue)
+  if ('vaeFile' in widgets)
+    delete node.widgets_values // the editor's own defaults
+  else node.widgets_values = Object.keys(widgets).map(chooseValue)
   return left
 }
 
 function fitInputs(graph, node, names) {
-  const lost = (node.inputs ?? []).filter(({ name, link }) => !(name in names) && link != null)
+  const plain = KINDS[node.type].inputs ?? []
+  const lost = (node.inputs ?? []).filter(({ name, link }) => !(name in names || plain.includes(name)) && link != null)
   for (const { link } of lost) unlink(graph, link)
   node.inputs = (node.inputs ?? [])
-    .filter(({ name }) => name in names)
-    .map(({ localized_name, ...input }) => ({ ...input, name: names[input.name], widget: { name: names[input.name] } }))
+    .filter(({ name }) => name in names || plain.includes(name))
+    .map(({ localized_name, ...input }) => {
+      const name = names[input.name]
+      return name ? { ...input, name, widget: { name } } : input
+    })
   for (const [slot, { link }] of node.inputs.entries()) setSlot(graph, link, 'target', slot)
   return lost.map(({ name }) => name)
 }
@@ -131,7 +136,7 @@ function setProperties(node, type, least, left) {
   const { [ORIGIN]: origin, ...properties } = node.properties ?? {}
   const saved = Object.entries(properties).filter(([name]) => OF_THE_TYPE.includes(name))
   for (const [name] of saved) delete properties[name]
-  if (LOADERS.includes(type)) {
+  if (isParallel(type)) {
     const stock = { type: node.type, size: [...node.size], properties: Object.fromEntries(saved) }
     if (left.length) stock.values = Object.fromEntries(left)
     node.properties = { ...properties, [NAME]: type, [PACK]: OWN_PACK, [ORIGIN]: stock }
