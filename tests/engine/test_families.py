@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from parallel_backend.plan import ParallelPlan
-from tests.support.cases.families import FAMILIES, SQUARE, UNEVEN
+from tests.support.cases.families import FAMILIES, LAST_OF_CLASS, SQUARE, UNEVEN
 from tests.support.cases.library_plans import family_allows
 from tests.support.cases.references import plain_diffusers, relative_error
 from tests.support.ranks.pool import RankPool, Results, run_apart
@@ -36,7 +36,7 @@ BF16_PLANS = [{"ulysses": 2}]
 BF16_TOLERANCE = 2e-2
 # The gate has every family with its tokens split between two ranks, unevenly, and with its calls split; each by one of
 # two plans in turn, which meet the same seams of a family. Under every plan it has these: one stream with
-# cross-attention, of both shapes, two streams, and a video's.
+# cross-attention, of both shapes, two streams, and a video's. In bf16 it has one family of each class.
 UNDER_EVERY_PLAN = ("pixart-alpha", "flux-dev", "wan-t2v")
 IN_TURN: dict[str, list[Degrees]] = {UNEVEN: [{"ulysses": 2}, {"ring": 2}], SQUARE: [{"cfg": 2}, {"dp": 2}]}
 
@@ -72,7 +72,12 @@ CASES = [
     if family_allows(family, plan)
     for shape in FAMILIES[family].shapes
 ]
-BF16_CASES = [(family, plan) for family in FAMILIES for plan in BF16_PLANS if family_allows(family, plan)]
+BF16_CASES = [
+    pytest.param(family, plan, marks=[] if family in LAST_OF_CLASS else [pytest.mark.slow])
+    for family in FAMILIES
+    for plan in BF16_PLANS
+    if family_allows(family, plan)
+]
 
 
 def case_name(family: str, plan: Degrees, shape: str, dtype: str = "fp32") -> str:

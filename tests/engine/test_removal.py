@@ -14,16 +14,18 @@ from parallel_backend.groups.mesh_layout import same_weights
 from parallel_backend.hooks import Hooks
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.loading import ModelSource
-from tests.support.cases.families import FAMILIES
+from tests.support.cases.families import FAMILIES, LAST_OF_CLASS
 from tests.support.cases.pipefusion_cases import family_of
-from tests.support.cases.removal_cases import PIPELINES, REMOVED, REPLANNED, STOPPED, case_name
+from tests.support.cases.removal_cases import PARKED, PIPELINES, REMOVED, REPLANNED, STOPPED, case_name
 from tests.support.ranks.pool import RankPool
+from tests.support.tiers import running
 
 
 @pytest.fixture(scope="module")
-def found(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+def found(request: pytest.FixtureRequest, ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     """What each rank found, by case name; all cases of a world size at once."""
     root = tmp_path_factory.mktemp("removal")
+    (root / "removed.json").write_text(json.dumps(running(request, "removed", "plan", "world")))
     for name in {case[0] for case in (*REPLANNED, *STOPPED)}:
         family_of(name).save(root / name)
     for world in (2, 4):
@@ -39,9 +41,19 @@ def assert_all_hold(found: list[dict], name: str, world: int, count: int) -> Non
         assert [promise for promise, holds in rank.items() if not holds] == []
 
 
-@pytest.mark.parametrize(("name", "plan", "world"), REMOVED, ids=str)
-def test_a_model_is_as_before_once_its_plan_is_taken_off(name: str, plan: dict, world: int, found: list[dict]) -> None:
-    assert_all_hold(found, case_name("removed", name, plan), world, 4)
+# The gate has one family of each class.
+@pytest.mark.parametrize(
+    ("removed", "plan", "world"),
+    [
+        pytest.param(*case, marks=[] if case[0] in LAST_OF_CLASS or case[1] in PARKED else [pytest.mark.slow])
+        for case in REMOVED
+    ],
+    ids=str,
+)
+def test_a_model_is_as_before_once_its_plan_is_taken_off(
+    removed: str, plan: dict, world: int, found: list[dict]
+) -> None:
+    assert_all_hold(found, case_name("removed", removed, plan), world, 4)
 
 
 @pytest.mark.parametrize(("name", "plan", "world"), STOPPED, ids=str)

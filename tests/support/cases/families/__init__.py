@@ -107,6 +107,8 @@ FAMILIES = {
     "sana-sprint": sana(guidance_embeds=True),
     "latte": latte(),
 }
+# Of each class the family that comes last, which mostly has more conditions and layers than the others.
+LAST_OF_CLASS = frozenset({family.model_class: name for name, family in FAMILIES.items()}.values())
 # 310 MB in fp32.
 WIDE = replace(
     FAMILIES["dit"],

@@ -28,7 +28,7 @@ from parallel_backend.weights.loading import ModelSource
 from tests.support.cases.families import FAMILIES, SQUARE
 from tests.support.cases.library_cases import CALLS, SEED
 from tests.support.cases.pipefusion_cases import case_inputs, family_of, scheduler_of
-from tests.support.cases.removal_cases import PARKED, PIPELINES, REMOVED, REPLANNED, STOPPED, case_name
+from tests.support.cases.removal_cases import PARKED, PIPELINES, REPLANNED, STOPPED, case_name
 from tests.support.ranks.leaving import leave
 
 CPU = torch.device("cpu")
@@ -204,7 +204,7 @@ def main(folder: str) -> None:
     def wanted(cases: list[tuple]) -> list[tuple]:
         return [case for case in cases if case[-1] == world]
 
-    for name, degrees, _ in wanted(REMOVED):
+    for name, degrees, _ in wanted(json.loads((root / "removed.json").read_text())):
         found[case_name("removed", name, degrees)] = removed(name, degrees, mesh_of)
     for name, degrees, _ in wanted(STOPPED):
         found[case_name("stopped", name, degrees)] = stopped(name, degrees, root, mesh_of)
