@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from .compat import MOVE, execution_device, is_compiled
-from .device import generators
+from .device import generators, is_accelerator
 from .diffusers_model import DiffusersModel
 from .errors import GroupError, PlanError, RequestError
 from .groups.collectives import gather_numbers
@@ -70,7 +70,7 @@ def parallelize(pipeline: Any, plan: ParallelPlan, vae: bool = False, images: st
     if vae:
         check_vae(getattr(pipeline, "vae", None))
     loaded = next((transformer for model in models if (transformer := vars(model).get(LOADED))), None)
-    mesh = loaded.mesh if loaded else build_mesh(plan, execution_device(pipeline) or models[0].device)
+    mesh = loaded.mesh if loaded else build_mesh(plan, device_of(pipeline, models[0]))
     said = []
     for model in models:
         transformer = reuse_loaded(model) if LOADED in vars(model) else place_whole(model, plan, mesh)
@@ -85,6 +85,12 @@ def parallelize(pipeline: Any, plan: ParallelPlan, vae: bool = False, images: st
         said.append(PipelineComponents(pipeline, mesh, vae, images).describe())
     share_random_state(mesh.device)
     logging.info("%s is parallel: %s", type(pipeline).__name__, "; ".join(said))
+
+
+def device_of(pipeline: Any, model: ModelMixin) -> torch.device:
+    """Returns where a pipeline's model computes. It may wait elsewhere, if the pipeline offloads its models."""
+    device = model.device
+    return device if is_accelerator(device) else execution_device(pipeline) or device
 
 
 def check_model(model: ModelMixin, plan: ParallelPlan) -> None:

@@ -128,6 +128,7 @@ REFUSED = {
     "images elsewhere": ("RequestError", "Use all or first"),
     "compiled": ("RequestError", "compiled as a whole"),
     "cast": ("RequestError", "cannot be cast to torch.float16"),
+    "a model for another plan": ("RequestError", "for the plan ulysses=2, and this one is cfg=2"),
     "noise of its own": ("RequestError", "different hidden_states"),
     "skipped layers": ("RequestError", "skip_layers"),
     "IP-Adapter": ("RequestError", "ip_adapter_image_embeds"),

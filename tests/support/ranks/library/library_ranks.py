@@ -12,7 +12,9 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
+from typing import Any
 
 import diffusers
 import torch
@@ -32,6 +34,7 @@ from tests.support.cases.library_cases import (
     dit,
     family_with,
     flux,
+    save_dit,
     sd3,
     sd3_with_encoders,
     shape_name,
@@ -93,6 +96,14 @@ def compiled() -> diffusers.DiffusionPipeline:
     return pipeline
 
 
+def with_a_model_for_another_plan() -> None:
+    pipeline: Any = dit()
+    with TemporaryDirectory() as folder:
+        loaded = load_transformer(save_dit(Path(folder)), ParallelPlan(ulysses=2), torch.device("cpu"))
+        pipeline.transformer = loaded.model
+        parallelize(pipeline, ParallelPlan(cfg=2))
+
+
 def cast() -> None:
     parallel(dit, ulysses=2, weights="host").to(torch.float16)
 
@@ -152,6 +163,7 @@ REFUSALS: dict[str, Callable[[], object]] = {
     "images elsewhere": lambda: parallelize(dit(), ParallelPlan(dp=2), images="last"),
     "compiled": lambda: parallel(compiled, ulysses=2),
     "cast": cast,
+    "a model for another plan": with_a_model_for_another_plan,
     "no VAE": lambda: parallel(flux, vae=True, ulysses=2),
     "skipped layers": with_skipped_layers,
     "IP-Adapter": with_ip_adapter,
