@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 from argparse import Namespace
 from functools import partial
@@ -23,6 +24,18 @@ from tests.support.labelled.flex import flex_on_labelled
 from tests.support.labelled.tensors import GPU, on_gpu
 from tests.support.ranks.cuda.file_ranks import ADA, WHOLE, Case, of_case
 from tests.support.ranks.leaving import leave
+
+
+def receive_on(device: torch.device) -> None:
+    """Receives a large reply as ComfyUI does on a GPU."""
+    from parallel_backend.weights.shared_memory import SharedMemory
+    from worker.wire.job_channel import SLOTS, FrameMemory, HostChannel, RankChannel
+
+    theirs, ours = socket.socketpair()
+    with theirs, ours:
+        memory = FrameMemory.create([SharedMemory.create("test") for _ in range(SLOTS)], "token")
+        RankChannel(theirs, memory).send({}, {"latents": torch.ones(1 << 20)})
+        HostChannel(ours, FrameMemory.open(memory.addresses, "token")).receive(device)
 
 
 def main(file: str, out: str) -> None:
@@ -59,6 +72,7 @@ def main(file: str, out: str) -> None:
         memory_use(GPU)
         release_memory(GPU)
         share_random_state(GPU)
+        receive_on(GPU)
         dtype_of(Namespace(dtype=None), GPU)
         with patch.dict(os.environ, WORLD_SIZE="1"):
             machine_of(None, ParallelPlan(), GPU, torch.bfloat16)
