@@ -2216,16 +2216,19 @@ function formatRange(start, stop) {
 
 
 /**
- * Says what the plan needs where the least memory is left: the line's `text`, and whether it `lacks` memory. Null if no
- * model is known. say: `t`.
+ * Says what the plan needs where the least memory is left: the line's `text`, and whether it `lacks` memory. It names
+ * the place only if cards differ, or for RAM. Null if no model is known. say: `t`.
  */
-function describeFit({ memory, device }, say) {
+function describeFit({ memory, device, ranks = [] }, say) {
   if (!memory) return null
   const { needs, usable, card, fits } = memory.tight;
   const sizes = formatBytesOf(needs, usable, (used, total) => say('panel.memory', { used, total }));
-  const where = card ? say('plan.gpus_named', { indices: card.index, name: card.name }) : say('plan.fit.ram');
+  const cards = card && say('plan.gpus_named', { indices: card.index, name: card.name });
+  const where = card ? say('plan.fit.on', { cards }) : say('plan.fit.ram');
   const isOpen = fits && memory.working === null && device !== 'cpu';
-  const verdict = fits === null ? 'part' : fits ? (isOpen ? 'open' : 'fits') : 'lacks';
+  const isAlike = new Set(ranks.map((rank) => `${rank.card?.name} ${rank.card?.total}`)).size <= 1;
+  const lacking = card && isAlike ? 'lacks' : 'lacks_in';
+  const verdict = fits === null ? 'part' : fits ? (isOpen ? 'open' : 'fits') : lacking;
   return { text: say(`plan.fit.${verdict}`, { sizes, where }), lacks: fits === false }
 }
 

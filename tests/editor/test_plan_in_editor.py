@@ -173,6 +173,25 @@ def test_the_node_shows_the_fastest_plans_and_what_a_step_takes(shared_editor: E
         page.unroute(ROUTE)
 
 
+def test_missing_files_come_first_with_the_templates_links_in_the_order_in_which_they_run(
+    shared_editor: Editor,
+) -> None:
+    page, names = shared_editor.page, [f"wan2.2_{noise}_noise.safetensors" for noise in ("high", "low")]
+    missing = [{"model": name, "folder": "diffusion_models"} for name in names]
+    page.route(ROUTE, lambda route: route.fulfill(json={**route.fetch().json(), "missing": missing}))
+    try:
+        workflow = template("demo")
+        (loader,) = [node for node in workflow["nodes"] if node["type"] == "ParallelDiT_LoadDiffusionModel"]
+        loader["properties"]["models"] = [{"name": names[0], "url": "https://example.org/high"}]
+        shared_editor.prompt(workflow)
+        first = page.locator(".paralleldit-plan-content:not(:empty) > *").first
+        expect(first).to_contain_text(f"Missing in models/diffusion_models: {', '.join(names)}")
+        expect(first.get_by_role("link")).to_have_attribute("href", "https://example.org/high")
+        shared_editor.screenshot("plan-missing")
+    finally:
+        page.unroute(ROUTE)
+
+
 def test_the_panel_shows_what_the_ranks_tell(shared_editor: Editor) -> None:
     shared = {"mode": "manual", "ulysses": 2, "weights": "shared", "weight_blocks": 3}
     open_demo(shared_editor, shared, steps=2, seed=81)

@@ -97,9 +97,12 @@ test('one line says whether a plan fits, where the least memory is left, and ano
     text: 'Fits: needs 12.0 of 23.6 GiB usable',
     lacks: false
   })
-  const lacks = { text: 'Does not fit: needs 24.2 of 23.6 GiB usable (GPU 1 (B))', lacks: true }
+  const lacks = { text: 'Does not fit: needs 24.2 of 23.6 GiB usable', lacks: true }
   assert.deepEqual(told({ ...sizes, fits: false }), lacks)
-  assert.match(told({ ...sizes, fits: false, card: null }).text, /usable \(RAM\)$/)
+  const ranks = ['A', 'B'].map((name) => ({ card: { name, total: GIB } }))
+  const memory = { tight: { ...sizes, card, fits: false }, working: GIB }
+  assert.match(describeFit({ memory, device: 'cuda', ranks }, say).text, /usable on GPU 1 \(B\)$/)
+  assert.match(told({ ...sizes, fits: false, card: null }).text, /usable in RAM$/)
   assert.match(told({ ...sizes, fits: null }).text, /^Needs 24\.2 .* ComfyUI keeps the rest in RAM\.$/)
   assert.match(told({ needs: 1, usable: GIB }, null).text, /^Weights fit: .* known once/)
   assert.match(told({ needs: 1, usable: GIB, card: null }, null, 'cpu').text, /^Fits: /)

@@ -67,16 +67,18 @@ class Asked:
 
     def __init__(self, gains: bool = True) -> None:
         self.counts: list[int] = []
+        self.branches: list[list[int]] = []
         self.batcher = CallBatcher(self.send, lambda: gains)
 
     def send(self, calls: list[ModelCall]) -> list[Answer]:
         self.counts.append(len(calls))
+        self.branches = [call.branches for call in calls]
         return [[2 * call.args[0]] for call in calls]
 
-    def double(self, value: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    def double(self, value: torch.Tensor, branch: int = 0, **kwargs: Any) -> torch.Tensor:
         """As ComfyUI calls a model, with zeros for what is not there yet."""
         try:
-            (answer,) = self.batcher.answer(ModelCall([value, torch.ones(1)], kwargs, [0]))
+            (answer,) = self.batcher.answer(ModelCall([value, torch.ones(1)], kwargs, [branch]))
         except CallRecorded:
             return torch.zeros_like(value)
         return answer
@@ -92,6 +94,14 @@ def test_the_calls_of_a_step_are_asked_for_at_once_where_that_gains(gains: bool,
         one, other = asked.batcher.run(lambda: (asked.double(ONE, context=OTHER), asked.double(OTHER)))
         assert one.equal(2 * ONE) and other.equal(2 * OTHER)
     assert asked.counts == 2 * counts
+
+
+def test_uncond_is_asked_for_first_as_in_a_batch_of_both() -> None:
+    """So a rank's half of a guided step has one name, whether the texts are of one length or not."""
+    asked = Asked()
+    cond, uncond = asked.batcher.run(lambda: (asked.double(ONE, branch=0), asked.double(OTHER, branch=1)))
+    assert asked.branches == [[1], [0]]
+    assert cond.equal(2 * ONE) and uncond.equal(2 * OTHER)
 
 
 def test_a_call_that_is_another_by_then_is_asked_for_by_itself() -> None:
