@@ -220,7 +220,8 @@ class DiffusersModel(ParallelModel):
         known = (local for condition, over, local in self.local_conditions if condition is whole and over is axis)
         if (local := next(known, None)) is None:
             dtype = self.dtype if whole.is_floating_point() and name not in self.adapter.exact else None
-            local = shard(whole, BATCH_DIM, axis).to(self.mesh.device, dtype)
+            rows = whole[:1] if name in self.adapter.spec.first_rows else shard(whole, BATCH_DIM, axis)
+            local = rows.to(self.mesh.device, dtype)
             self.local_conditions.append((whole, axis, local))
         return local
 

@@ -7,8 +7,8 @@ from .spec import single_stream
 
 
 def inputs(_config: Config, latents_BCHW: torch.Tensor, sigma_B: torch.Tensor, conditions: Tensors) -> dict:
-    """Of the text: input_ids (B, tokens). Of text, time and image: attention_mask (B, all, all) and position_ids (B,
-    all)."""
+    """Of the text: input_ids (B, tokens). Of text, time and image: attention_mask (B, all, all), and position_ids (B,
+    all), of which the class takes the first row for all."""
     return {
         "hidden_states": latents_BCHW,
         "timestep": sigma_B,
@@ -28,7 +28,15 @@ BLOCKS = single_stream(
 )
 register_adapter(
     Adapter(
-        usual_spec("OmniGenTransformer2DModel", BLOCKS, head=None, image="", head_dim="", width="config.hidden_size"),
+        usual_spec(
+            "OmniGenTransformer2DModel",
+            BLOCKS,
+            head=None,
+            image="",
+            head_dim="",
+            width="config.hidden_size",
+            first_rows=("position_ids",),
+        ),
         conditions=("input_ids", "attention_mask", "position_ids"),
         sizes=lambda config: ModelSizes(
             config["num_attention_heads"], config["hidden_size"] // config["num_attention_heads"], config["num_layers"]

@@ -99,7 +99,8 @@ class ModelArguments:
 
     def __init__(self, model: torch.nn.Module, adapter: Adapter) -> None:
         self.adapter = adapter
-        self.batch_first = tuple(dict.fromkeys((*BATCH_FIRST, *adapter.conditions)))
+        of_rows = dict.fromkeys((*BATCH_FIRST, *adapter.conditions))
+        self.batch_first = tuple(name for name in of_rows if name not in adapter.spec.first_rows)
         self.signature = inspect.signature(model.forward)
         self.agreed: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
         self.forget()
@@ -159,7 +160,7 @@ class ModelArguments:
         """Raises RequestError for an unknown argument that is more than a number."""
         for name, value in given.items():
             plain = value is None or isinstance(value, (bool, int, float, str))
-            if not plain and name not in (*self.batch_first, *SHARED):
+            if not plain and name not in (*self.batch_first, *SHARED, *self.adapter.spec.first_rows):
                 raise RequestError(
                     f"{self.adapter.model_class} was called with {name}, which cannot be split over ranks yet.",
                     "Leave out what brings it (IP-Adapter, ControlNet, skipped layers), or use the plain pipeline.",

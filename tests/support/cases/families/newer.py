@@ -140,7 +140,7 @@ def omnigen() -> Family:
         return {
             "input_ids": torch.arange(batch * TEXT_TOKENS).reshape(batch, TEXT_TOKENS) % 39 + 1,
             "attention_mask": text,
-            "position_ids": torch.arange(tokens).repeat(batch, 1),
+            "position_ids": (torch.arange(tokens) - torch.arange(batch)[:, None]).clamp(min=0),
         }
 
     def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
