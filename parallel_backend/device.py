@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .errors import RequestError
+from .errors import RequestError, is_out_of_memory
 
 CPU = "cpu"
 BACKENDS = {CPU: "gloo", "cuda": "nccl", "xpu": "xccl"}  # torch.distributed's backend for each kind
 THROUGH_THE_HOST = {"cuda": "NCCL_P2P_DISABLE=1", "xpu": "CCL_TOPO_P2P_ACCESS=0"}  # make GPUs exchange over the host
 CHANNELS = 32  # the most that NCCL uses by itself
+WARM = 64  # numbers in a row of what `warm_up` computes with
 KIBIBYTE = 1024  # Linux counts a process's memory in these
 SAME_MEMORY = 0.05  # cards of one model report memory within this; models of one name differ by more
 
@@ -156,6 +157,22 @@ def synchronise(device: torch.device) -> None:
     """Waits until an accelerator has finished all its work."""
     if is_accelerator(device):
         module_of(device).synchronize(device)
+
+
+def warm_up(device: torch.device) -> None:
+    """Runs an accelerator's first products and attention, and does nothing else with it: loading their libraries and
+    kernels takes seconds, which the first step need not wait for. Does nothing if the device has too little memory."""
+    if not is_accelerator(device):
+        return
+    try:
+        query = torch.ones(1, 2, WARM, WARM, dtype=torch.bfloat16, device=device)
+        attended = torch.nn.functional.scaled_dot_product_attention(query, query, query)
+        torch.nn.functional.layer_norm(torch.nn.functional.linear(attended, query[0, 0]), (WARM,))
+        synchronise(device)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        empty_caches(device)
 
 
 def pin(host: torch.Tensor, device: torch.device) -> None:

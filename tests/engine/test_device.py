@@ -223,3 +223,26 @@ def test_attention_without_a_kernel_for_the_log_sum_exp_is_that_of_the_kernel(
     found = ring.plain_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, mask, scale)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_a_rank_warms_up_and_a_full_card_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU in place of a card."""
+    asked: list[str] = []
+    attend = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(device, "is_accelerator", lambda _device: True)
+    monkeypatch.setattr(device, "synchronise", lambda _device: asked.append("synchronise"))
+    monkeypatch.setattr(device, "empty_caches", lambda _device: asked.append("empty_caches"))
+
+    def full(*_: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    def broken(*_: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    for kernel in (attend, full):
+        monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", kernel)
+        device.warm_up(torch.device(CPU))
+    assert asked == ["synchronise", "empty_caches"]
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", broken)
+    with pytest.raises(RuntimeError, match="illegal"):
+        device.warm_up(torch.device(CPU))

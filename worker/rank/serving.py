@@ -14,6 +14,7 @@ import os
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from parallel_backend.device import warm_up
 from parallel_backend.groups.mesh import start_distributed
 from parallel_backend.groups.timeline import Timeline
 
@@ -72,6 +73,7 @@ def run() -> None:
     die_with_parent()
     device = start_distributed(os.environ[DEVICE])
     import_expected()  # before the heartbeat starts, since importing may delay it
+    warm_up(device)  # while ComfyUI runs its text encoder
     rank, world = dist.get_rank(), dist.get_world_size()
     timeline = Timeline(device)
     groups = JobGroups(device, timeline)

@@ -40,9 +40,9 @@ def receive_on(device: torch.device) -> None:
 
 def main(file: str, out: str) -> None:
     from parallel_backend.__main__ import dtype_of, machine_of
-    from parallel_backend.device import name_of, peak_bytes
+    from parallel_backend.device import name_of, peak_bytes, warm_up
     from parallel_backend.groups.timeline import Timeline
-    from parallel_backend.library import share_random_state
+    from parallel_backend.library import device_of, share_random_state
     from parallel_backend.plan import ParallelPlan
     from parallel_backend.weights.parking import Parking
     from worker.rank.job_groups import JobGroups
@@ -72,7 +72,9 @@ def main(file: str, out: str) -> None:
         memory_use(GPU)
         release_memory(GPU)
         share_random_state(GPU)
+        device_of(None, torch.ones(1, device=GPU))  # pyright: ignore[reportArgumentType] (of the model, the device)
         receive_on(GPU)
+        warm_up(GPU)
         dtype_of(Namespace(dtype=None), GPU)
         with patch.dict(os.environ, WORLD_SIZE="1"):
             machine_of(None, ParallelPlan(), GPU, torch.bfloat16)
