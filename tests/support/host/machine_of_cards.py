@@ -109,7 +109,7 @@ def lossy_by_call(plans: Any, words: Any) -> list[Any]:
     sampled: Any = SimpleNamespace(guided=None, work=lambda guided: guided, costs=None, picture=None)
     with chosen:
         found, remarks = predicted.expect_plan(sampled, lossy=True)
-    return [str(found.exact), [each.key for each in remarks[-2:]]]
+    return [str(found.exact), [each.key for each in remarks[-3:]]]
 
 
 def main(comfyui: str) -> None:
