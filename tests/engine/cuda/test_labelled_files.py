@@ -26,7 +26,6 @@ from worker.comfyui.gguf_blocks import FORMATS as BLOCKS
 
 NAME = "longcat-image"
 TOLERANCE = 1e-5
-COPIES = 3  # of latents, timestep and text, to the card
 BLOCKS_OF_ONE = 8
 PART = 0.75  # of the weights, which a card has room for
 OLD, ADA = (7, 5), (8, 9)  # cards that cannot and can multiply in fp8
@@ -125,7 +124,7 @@ def test_a_file_runs_on_a_gpus_path_and_stays_quantised(
     for rank, found in enumerate(by_rank):
         assert "failed" not in found, f"rank {rank}: {found['failed']}"
         assert not found["inside"], found["inside"]
-        assert sum(found["outside"].values()) == COPIES, found["outside"]
+        assert not found["outside"], "what a forward is given comes from pinned memory: " + str(found["outside"])
         assert found["loaded"] <= share * found["weights"]
         assert found["adapted"] <= 1.01 * share * found["weights"] + found["factors"]
         passes = PASSES.get(form, 3) + (share < 1)  # a weight that is fetched has no place that it could be made in
