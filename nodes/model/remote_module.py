@@ -28,7 +28,7 @@ from ...worker.comfyui.patched_options import COMPILED, FACTS, GRAPH, OPTIONS, R
 from ...worker.comfyui.patches import pack_patches
 from ...worker.comfyui.source import METHODS, HostSource
 from ...worker.errors import Explanation, NoWorkerGroup, OutOfMemory, RequestRefused
-from ...worker.host.call_batcher import Answer, CallBatcher, CallRecorded, ModelCall
+from ...worker.host.call_batcher import Answer, CallBatcher, CallRecorded, ModelCall, order_branches
 from ...worker.host.client import WorkerGroup
 from ...worker.host.session import OnStep
 from ...worker.inside.code_files import CodeFiles
@@ -285,7 +285,6 @@ class RemoteModule(PlannedModule):
     def call(self, calls: list[ModelCall]) -> list[Answer]:
         """Runs calls of the model in the ranks. If they cannot run nodes' functions, ComfyUI's own model takes over,
         and CallRecorded says that the calls have no results yet."""
-        given = [(call.args, call.kwargs) for call in calls]
         options = [call.kwargs[OPTIONS] for call in calls]
         try:
             with self.group.turn(check_interrupt):
@@ -295,11 +294,12 @@ class RemoteModule(PlannedModule):
                 self.load()
                 self.choose_kernel(options[0])
                 self.explain_compilation()
-                given[0] = (calls[0].args, self.add_objects(calls[0].kwargs))
-                absorb = self.sampling.inside.absorb
-                found = self.group.call(given, check_interrupt, on_state=absorb, on_whole=self.explain_whole_step)
+                absorb, places = self.sampling.inside.absorb, order_branches(calls, self.plan.cfg)
+                asked = [(calls[place].args, calls[place].kwargs) for place in places]
+                asked[0] = (asked[0][0], self.add_objects(asked[0][1]))
+                answers = self.group.call(asked, check_interrupt, on_state=absorb, on_whole=self.explain_whole_step)
                 self.learn_steps()
-                return found
+                return [answers[places.index(place)] for place in range(len(calls))]
         except OutOfMemory:
             raise
         except NoWorkerGroup as error:

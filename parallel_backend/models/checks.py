@@ -171,12 +171,9 @@ def check_fetched(plan: ParallelPlan, model: torch.nn.Module, spec: ModelSpec | 
         raise PlanError(
             f"weights={plan.weights} fetches weights block by block, but the blocks of {type(model).__name__} are not "
             "known here.",
-            "Use weights=auto."
-            + (
-                " ComfyUI's own partial loading then keeps in RAM what does not fit."
-                if spec and spec.is_comfyui
-                else ""
-            ),
+            "Use weights=auto. ComfyUI's own partial loading then keeps in RAM what does not fit."
+            if spec and spec.is_comfyui
+            else "Use weights=auto.",
             "weights",
         )
 

@@ -249,7 +249,7 @@ def test_only_runs_of_whole_files_keep_their_durations(monkeypatch: pytest.Monke
     def keeps(*arguments: str) -> bool:
         commands = []
         monkeypatch.setattr(dev, "call", lambda command, env: commands.append(command) or 0)
-        monkeypatch.setattr(dev.Setup, "run", lambda self: None)
+        monkeypatch.setattr(dev.Setup, "run", lambda self, **options: None)
         monkeypatch.setattr(dev.Setup, "fetch", lambda *arguments: None)
         dev.main(["test", "--comfyui", os.environ.get("COMFYUI_PATH", ""), *arguments])
         return "--keep-durations" in commands[0]

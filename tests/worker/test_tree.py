@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from worker.host.call_batcher import Answer, CallBatcher, CallRecorded, ModelCall
+from worker.host.call_batcher import Answer, CallBatcher, CallRecorded, ModelCall, order_branches
 from worker.wire.tensors import Tensors, UnsendableError
 from worker.wire.tree import pack, unpack
 
@@ -67,12 +67,10 @@ class Asked:
 
     def __init__(self, gains: bool = True) -> None:
         self.counts: list[int] = []
-        self.branches: list[list[int]] = []
         self.batcher = CallBatcher(self.send, lambda: gains)
 
     def send(self, calls: list[ModelCall]) -> list[Answer]:
         self.counts.append(len(calls))
-        self.branches = [call.branches for call in calls]
         return [[2 * call.args[0]] for call in calls]
 
     def double(self, value: torch.Tensor, branch: int = 0, **kwargs: Any) -> torch.Tensor:
@@ -96,12 +94,11 @@ def test_the_calls_of_a_step_are_asked_for_at_once_where_that_gains(gains: bool,
     assert asked.counts == 2 * counts
 
 
-def test_uncond_is_asked_for_first_as_in_a_batch_of_both() -> None:
+def test_ranks_that_share_out_calls_get_uncond_first_as_in_a_batch_of_both() -> None:
     """So a rank's half of a guided step has one name, whether the texts are of one length or not."""
-    asked = Asked()
-    cond, uncond = asked.batcher.run(lambda: (asked.double(ONE, branch=0), asked.double(OTHER, branch=1)))
-    assert asked.branches == [[1], [0]]
-    assert cond.equal(2 * ONE) and uncond.equal(2 * OTHER)
+    cond, uncond, more = (ModelCall([ONE], {}, [branch]) for branch in (0, 1, 0))
+    assert order_branches([cond, uncond, more], degree=2) == [1, 0, 2]
+    assert order_branches([cond, uncond, more], degree=1) == [0, 1, 2], "nodes' functions may count their calls"
 
 
 def test_a_call_that_is_another_by_then_is_asked_for_by_itself() -> None:

@@ -5,7 +5,7 @@ The step runs twice: the first run records its calls, the second run gets their 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -66,6 +66,16 @@ class CallBatch:
         return self.answers.pop(place)
 
 
+def order_branches(calls: Sequence[ModelCall], degree: int) -> list[int]:
+    """Returns the places of a step's calls in the order in which the ranks get them. degree: of the plan's cfg.
+
+    If ranks share them out, uncond comes first, as in a batch of ComfyUI's, so that each rank always gets the same.
+    Else the order stays: nodes' functions may count their calls.
+    """
+    places = range(len(calls))
+    return sorted(places, key=lambda place: calls[place].branches, reverse=True) if degree > 1 else [*places]
+
+
 class CallBatcher:
     """Sends the calls of a step together.
 
@@ -95,8 +105,6 @@ class CallBatcher:
             result = step()
             if not batch.calls:
                 return result
-            # As in a batch of ComfyUI's, uncond comes first. So each rank always gets the same of them.
-            batch.calls.sort(key=lambda call: call.branches, reverse=True)
             batch.answers = self.send(batch.calls)
             return step()
         except CallRecorded:  # from a model whose `apply_model` is not ComfyUI's

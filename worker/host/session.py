@@ -166,12 +166,13 @@ class Session:
         self.last_id += 1
         self.operation = header["op"]
         try:
-            frame = encode({**header, "id": self.last_id}, tensors)
-        except BaseException:  # nothing was sent, so no reply will come
+            self.job_channel.send(encode({**header, "id": self.last_id}, tensors))
+        except (ConnectionError, ProtocolError) as error:
+            raise self._ended(error) from error
+        except BaseException:  # all is copied before anything is sent, so no reply will come
             self.operation, self.known.conditions = None, SentConditions()
             raise
         try:
-            self.job_channel.send(frame)
             device = next((tensor.device for tensor in tensors.values()), None)
             reply, results = self._next_reply(check, kind, device)
             while "event" in reply:

@@ -142,7 +142,8 @@ class Operations:
         model = self.get_model(job)
         patches = [Patch.from_json(fields) for fields in job.header["patches"]]
         files = [MergedFile(HostSource.from_json(fields)) for fields in job.header["files"]]
-        job.alone(lambda: model.patch(patches, tensors, files))
+        own = {name: tensor.clone() for name, tensor in tensors.items()}  # the request's memory is used again
+        job.alone(lambda: model.patch(patches, own, files))
 
     def call(self, job: Job, tensors: Tensors) -> Tensors | None:
         """Runs calls of a method of the model. The request brings the tensors that were not sent before."""

@@ -110,9 +110,9 @@ class HostChannel:
     def send(self, frame: Sequence[Piece]) -> None:
         """Sends a frame of `encode`. Its slot was that of the last request but one, which every rank is done with.
         Raises ConnectionError."""
-        self.sent += 1
-        slot = self.memory.requests[self.sent % SLOTS] if self.memory else None
+        slot = self.memory.requests[(self.sent + 1) % SLOTS] if self.memory else None
         send_pieces(self.connection, frame, slot and slot.view)
+        self.sent += 1
 
     def receive(self, device: torch.device | None = None) -> tuple[Header, Tensors]:
         """Receives a frame. device: to which latents are copied if they come through memory. Raises ConnectionClosed

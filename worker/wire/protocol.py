@@ -68,8 +68,10 @@ def send_pieces(connection: socket.socket, frame: Sequence[Piece], memory: Memor
     """Sends a frame from `encode`. memory: returns so many bytes for a large frame, for copies from this device.
     Raises ConnectionError if the other side is gone."""
     if memory is None or not is_large(frame):
-        for piece in frame:
-            connection.sendall(piece.cpu().numpy().data if isinstance(piece, torch.Tensor) else piece)
+        # A copy that fails may not leave half a frame in the socket.
+        pieces = [piece.cpu().numpy().data if isinstance(piece, torch.Tensor) else piece for piece in frame]
+        for piece in pieces:
+            connection.sendall(piece)
         return
     device = next((piece.device for piece in frame if isinstance(piece, torch.Tensor)), None)
     view, start = memory(sum(map(len, frame)), device), 0

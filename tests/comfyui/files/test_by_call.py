@@ -21,6 +21,7 @@ IMAGE, VIDEO = "longcat-image", "wan-2.1-vace"
 IMAGES = (IMAGE, "qwen-image", "z-image", "lumina-2")
 AUTO: dict[str, int] = {}
 AXES = ("dp", "cfg", "ring", "ulysses")
+TOKENS = ({"ulysses": 2}, {"ring": 2})  # shared by whichever is predicted to be faster
 DECIDED = "[ParallelDiT] Flux: "
 STEPS = 3
 
@@ -77,11 +78,11 @@ def test_an_automatic_plan_follows_from_what_a_sampling_brings(host: ComfyHost, 
     drawn(host, IMAGE, AUTO, cfg=2.0)
     assert plan_of(host) == {"cfg": 2}
     assert plan_told(host) == "cfg=2"
-    assert "cond and uncond run side by side" in status(host)["note"]
+    assert "run side by side (cfg=2)" in status(host)["note"]
     decided = host.log.read_text().count(DECIDED)
     with unreadable(files / f"{IMAGE}.safetensors"):
         alone = latents(host, prompt(IMAGE, AUTO, cfg=1.0))
-        assert plan_of(host) == {"ulysses": 2}
+        assert plan_of(host) in TOKENS
         assert "no negative pass to split off" in status(host)["note"]
         several = latents(host, prompt(IMAGE, AUTO, cfg=1.0, **two))
         assert plan_of(host) == {"dp": 2}
@@ -91,14 +92,14 @@ def test_an_automatic_plan_follows_from_what_a_sampling_brings(host: ComfyHost, 
 
 
 @pytest.mark.usefixtures("groups_by_size")
-@pytest.mark.parametrize(("cfg", "plan"), [(2.0, {"cfg": 2}), (1.0, {"ulysses": 2})])
+@pytest.mark.parametrize(("cfg", "plan"), [(2.0, [{"cfg": 2}]), (1.0, TOKENS)])
 def test_the_parallel_samplers_automatic_plan_follows_from_its_guidance(
-    cfg: float, plan: dict[str, int], host: ComfyHost, files: Path
+    cfg: float, plan: list[dict[str, int]], host: ComfyHost, files: Path
 ) -> None:
     options = {"cfg": cfg, "scheduler": "model's own", "negative": "longer", "size": (1, 16, 10, 12)}
     alone = latents(host, prompt(IMAGE, {"cfg": 1}, group=GROUPS_BY_SIZE[1], **options))
     assert relative_error(latents(host, prompt(IMAGE, AUTO, **options)), alone) <= TOLERANCE
-    assert plan_of(host) == plan
+    assert plan_of(host) in plan
 
 
 def test_guidance_that_ends_leaves_no_rank_idle(host: ComfyHost, files: Path) -> None:
@@ -119,8 +120,8 @@ def test_guidance_that_ends_leaves_no_rank_idle(host: ComfyHost, files: Path) ->
     after = status(host)["counts"]
     assert relative_error(ours, right) <= TOLERANCE
     assert (after["load"] - before["load"], after["call"] - before["call"]) == (1, 6)
-    assert plan_of(host) == {"ulysses": 2}
-    assert plan_told(host) == "cfg=2, ulysses=2"
+    assert plan_of(host) in TOKENS
+    assert plan_told(host) in ("cfg=2, ulysses=2", "cfg=2, ring=2")
     assert relative_error(ours, latents(host, prompt(IMAGE, steps=6))) > TOLERANCE, "guidance does not end"
 
 
@@ -133,7 +134,7 @@ def test_an_automatic_plan_shares_nothing_that_a_nodes_patch_needs_whole(host: C
     drawn(host, IMAGE, AUTO, cfg=2.0)
     assert plan_of(host) == {"cfg": 2}
     drawn(host, IMAGE, AUTO, cfg=2.0, patch=guided)
-    assert plan_of(host) == {"ulysses": 2}
+    assert plan_of(host) in TOKENS
 
 
 def test_what_was_added_to_the_weights_stays_under_another_plan(host: ComfyHost, files: Path) -> None:
