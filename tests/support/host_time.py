@@ -1,9 +1,10 @@
 """`python -m tests.support.host_time COMFYUI [DOUBLE SINGLE]`: what a rank's host does for a forward, beside the model.
 
 ComfyUI's Flux of so many blocks, as narrow as it can be, so that what is left of a forward is the time in which a host
-asks a device for its work. It runs alone, and as rank 0 of two whose messages torch's fake process group leaves out.
-Prints JSON: by plan, the milliseconds of a forward beyond the model's own, those of them within shared attention (the
-exchange), and the Python functions that it calls, all beyond the model's own; and the model's own of each.
+asks a device for its work. Its exchanges go in as many parts as a real picture's. It runs alone, and as rank 0 of two
+whose messages torch's fake process group leaves out. Prints JSON: by plan, the milliseconds of a forward, those of them
+within shared attention (the exchange) and the Python functions that it calls, all beyond the model's own; and of the
+ranks' forward, its operations.
 """
 
 from __future__ import annotations
@@ -19,18 +20,19 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.parallel_model import ParallelModel
-from parallel_backend.plan import ParallelPlan
+from parallel_backend.plan import EXCHANGE_PARTS, ParallelPlan
 from parallel_backend.seams.attention import ParallelAttention
 from tests.support.host.mounted import import_comfyui
 
 CPU = torch.device("cpu")
 PLANS: dict[str, dict[str, int]] = {"one rank": {}, "ulysses=2": {"ulysses": 2}, "ring=2": {"ring": 2}}
 FLUX_BLOCKS = (19, 38)
-HEADS, WIDTH, TEXT = 4, 64, 16
+HEADS, WIDTH, TEXT = 8, 128, 16
 REPEATS = 9
 BY_NODES = "ulysses=2, beside nodes' functions"  # which the mode of attention watches
 
@@ -75,6 +77,18 @@ def calls(run: Callable[[], object]) -> int:
     return count
 
 
+class Operations(TorchDispatchMode):
+    """Counts the operations that run while entered, but for exchanges, and for memory that nothing is computed in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        self.count += not (func.is_view or func.namespace == "c10d" or "empty" in func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
 class Meter:
     """While entered, counts the milliseconds of shared attention."""
 
@@ -110,12 +124,16 @@ def measure(model: torch.nn.Module, degrees: dict[str, int], is_plain: bool, cal
         parallel.slot.is_plain = is_plain
 
         def run() -> None:
-            parallel.run_calls([call])
+            with patch.object(ParallelAttention, "part_count", lambda *_: EXCHANGE_PARTS):
+                parallel.run_calls([call])
 
         found: dict[str, float] = {"ms": milliseconds(run), "calls": calls(run)}
         with Meter() as meter:
             run()
         found["exchange"] = meter.total
+        with Operations() as operations:
+            run()
+        found["operations"] = operations.count
         parallel.remove()
         mesh.close()
         return found
