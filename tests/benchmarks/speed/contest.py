@@ -50,7 +50,7 @@ class Meshes:
         self.group = functools.cache(lambda *ranks: new_group(CPU, list(ranks)))
 
     def of(self, plan: ParallelPlan, timeline: Timeline = SILENT) -> Mesh:
-        with mock.patch("parallel_backend.groups.mesh.new_group", lambda _device, ranks: self.group(*ranks)):
+        with mock.patch("parallel_backend.groups.mesh.new_group", lambda _, ranks, **_options: self.group(*ranks)):
             return build_mesh(plan, CPU, timeline=timeline)
 
 
