@@ -18,7 +18,7 @@ from PIL import Image
 
 from demo.host import PACK_NAME, REPOSITORY, ComfyHost
 from demo.workflow import api_prompt
-from tests.support.editor.editor import Editor
+from tests.support.editor.editor import Editor, insist
 from tests.support.editor.examples import EXAMPLES, FOLDER, boxes, open_example, problems, settle
 from tests.support.editor.shared import SharedPage
 from tests.support.files.template_files import EXAMPLE_FILES, Smaller, files_in, pictures, shrink, unread
@@ -50,7 +50,7 @@ MODEL_NAMES = {
 UNKNOWN = (
     "() => window.app.graph.nodes.map((node) => node.type).filter((type) => !LiteGraph.registered_node_types[type])"
 )
-TYPES = "() => window.app.graph.nodes.map((node) => node.type)"
+IN_GRAPH = "(types) => `${window.app.graph.nodes.map((node) => node.type).sort()}` === `${types}`"
 SHOWN = "(card) => document.querySelector(`[data-testid='${card}'] img`)?.naturalWidth > 0"
 PROMPT = "async () => (await window.app.graphToPrompt()).output"
 
@@ -185,9 +185,9 @@ def test_the_template_browser_shows_their_pictures_and_opens_one(editor: Editor)
     for name in EXAMPLES:
         page.get_by_test_id(f"template-workflow-{name}").scroll_into_view_if_needed()
         page.wait_for_function(SHOWN, arg=f"template-workflow-{name}")
-    page.get_by_test_id("template-workflow-demo").click()
-    page.wait_for_function("(count) => window.app.graph.nodes.length === count", arg=len(workflow("demo")["nodes"]))
-    assert sorted(node["type"] for node in workflow("demo")["nodes"]) == sorted(page.evaluate(TYPES))
+    card = page.get_by_test_id("template-workflow-demo")  # the browser closes when it has opened a template
+    insist(lambda: card.is_visible() and card.click(), lambda ms: card.wait_for(state="hidden", timeout=ms))
+    page.wait_for_function(IN_GRAPH, arg=sorted(node["type"] for node in workflow("demo")["nodes"]))
     assert page.evaluate(UNKNOWN) == []
     assert problems(editor) == []
 
