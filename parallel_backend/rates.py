@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from .device import copier, is_accelerator, name_of, pin, synchronise
+from .device import copier, is_accelerator, name_of, pin_now, synchronise
 from .groups.collectives import ALL_GATHER, gather_numbers
 from .groups.mesh import Axis
 
@@ -228,7 +228,7 @@ def peer_rate(axis: Axis, device: torch.device) -> int:
 def host_rate(device: torch.device) -> int:
     """Measures the bytes a second that this rank copies from pinned memory."""
     memory = torch.zeros(MEASURED, dtype=torch.uint8)
-    pin(memory, device)
+    pin_now(memory, device)
     target, copy = torch.empty_like(memory, device=device), copier(device)
     return int(MEASURED / quickest(lambda: copy(target, memory)(), device))
 

@@ -2941,6 +2941,7 @@ function describeWeights({ status, runs }, t) {
   const values = { size: formatBytes(fetched), seconds: formatSeconds(needed), rate: `${(link / 1e9).toFixed(1)} GB/s` };
   const cost = t(isMeasured ? 'panel.weightsFetchedMeasured' : 'panel.weightsFetchedAssumed', values);
   const found = [where, stay, cost];
+  if (weights.unpinned) found.push(t('panel.weightsUnpinned', { size: formatBytes(weights.unpinned) }));
   const share = computeLinkShare(needed, runs);
   if (share >= MOST_OF_A_STEP) {
     found.push(t(isMeasured ? 'panel.weightsBottleneck' : 'panel.weightsLikely', { share: formatPercent(share) }));

@@ -29,6 +29,7 @@ from ..plan import SHARED, ParallelPlan
 from .communicators import Communicator, count_side_by_side, list_axes, list_links, list_replicas, over_all
 from .handshake import shake_hands
 from .mesh_layout import axis_shares, rows_along, shard_range, shard_sizes
+from .processors import stay_near
 from .timeline import SILENT, Timeline
 
 
@@ -128,6 +129,7 @@ def start_distributed(device_type: str | None = None) -> torch.device:
             f"{ranks} ranks were started on a machine with {gpus} GPUs.", f"Start --nproc-per-node={gpus} or fewer."
         )
     device = select(kind, int(os.environ["LOCAL_RANK"]))
+    stay_near(device)
     dist.init_process_group(group_backends(kind), device_id=device)
     return device
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ..device import pin
+from ..device import Pinner
 from ..errors import RequestError
 from ..groups.collectives import gather_numbers
 from ..groups.mesh_layout import shard_range
 from .fitting import GB, OF_HOST
 from .shared_memory import IS_SHAREABLE, NOWHERE, Address, SharedMemory
-from .tensors import ALIGNMENT
+from .tensors import ALIGNMENT, PAGE
 
 
 class HostMemory:
@@ -28,6 +28,7 @@ class HostMemory:
     shared: memory that several ranks map; None for memory of this rank alone.
     place: this rank's index among the `writers`. Each of them writes its part of the copy.
     copies: how many such copies this machine will hold.
+    pinner: pins what has been allocated.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class HostMemory:
         self.size, self.shared = size, shared
         self.place, self.writers, self.copies = place, writers, copies
         self.mapped: torch.Tensor | None = None
+        self.pinner: Pinner | None = None
 
     def check_room(self, size: int, purpose: str, advice: str) -> None:
         """Raises RequestError if the machine has too little free RAM for `size` bytes per copy. Otherwise Linux would
@@ -49,17 +51,21 @@ class HostMemory:
             )
 
     def allocate(self, start: int, size: int, device: torch.device) -> torch.Tensor:
-        """Returns these bytes. They are pinned for as long as the tensor lives, if possible: pinned memory is copied to
-        the device several times as fast."""
+        """Returns these bytes, and begins to pin them for as long as the tensor lives: `pinner` waits for it. start: at
+        a page."""
         if self.mapped is None:
-            self.mapped = (
-                torch.frombuffer(self.shared.view(self.size), dtype=torch.uint8)
-                if self.shared and self.size
-                else torch.empty(self.size, dtype=torch.uint8)
-            )
+            self.mapped = self._map()
+        self.pinner = self.pinner or Pinner(device)
         found = self.mapped[start : start + size]
-        pin(found, device)
+        self.pinner.add(found)
         return found
+
+    def _map(self) -> torch.Tensor:
+        """Returns all bytes. They begin at a page."""
+        if self.shared and self.size:
+            return torch.frombuffer(self.shared.view(self.size), dtype=torch.uint8)
+        own = torch.empty(self.size + PAGE, dtype=torch.uint8)
+        return own[-own.data_ptr() % PAGE :][: self.size]
 
     def own_part(self, size: int) -> tuple[int, int]:
         """Returns where this rank's part starts and stops. Other ranks may read it once all ranks agree that they have

@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 from itertools import chain
+from typing import NamedTuple
 
 import torch
 
 from ..device import synchronise
 from .host_memory import HostMemory, available_bytes
-from .tensors import align, list_plain_tensors, list_storages
+from .tensors import align, list_plain_tensors, list_storages, whole_pages
 
+PIECE = 1 << 30  # bytes: as much is copied while the next is being pinned
 Sizes = list[tuple[torch.UntypedStorage, int]]  # each storage with its bytes while it is filled
+
+
+class Piece(NamedTuple):
+    """Storages whose copies are pinned together, because no copy may cross from one piece to the next. start, size: of
+    the piece, in bytes of RAM. It starts at a page."""
+
+    start: int
+    size: int
+    storages: Sizes
+
+
+def cut_pieces(storages: Sizes) -> list[Piece]:
+    """Cuts the storages into pieces of at least PIECE bytes, except the last."""
+    found: list[Piece] = []
+    for storage, size in storages:
+        if not found or found[-1].size >= PIECE:
+            found.append(Piece(whole_pages(end_of(found)), 0, []))
+        last = found[-1]
+        last.storages.append((storage, size))
+        found[-1] = last._replace(size=last.size + align(size))
+    return found
+
+
+def end_of(pieces: Sequence[Piece]) -> int:
+    return pieces[-1].start + pieces[-1].size if pieces else 0
 
 
 class Parking:
@@ -23,7 +51,7 @@ class Parking:
     scratch: tensors whose values need not be kept. Parameters may be views of them.
     Change extra and scratch only while nothing is parked.
     memory: keeps the weights while they are parked. It is kept for the next time.
-    host: the bytes of that memory.
+    host: the pieces of that memory.
     """
 
     def __init__(self, module: torch.nn.Module, device: torch.device) -> None:
@@ -33,15 +61,18 @@ class Parking:
         self.extra: list[torch.Tensor] = []
         self.scratch: list[torch.Tensor] = []
         self.is_parked = False
-        self.storages: Sizes = []
+        self.pieces: list[Piece] = []
         self.emptied: Sizes = []  # the storages of scratch
         self.memory: HostMemory | None = None
-        self.host: torch.Tensor | None = None
+        self.host: list[torch.Tensor] = []
 
     @property
     def size(self) -> int:
         """The bytes of RAM that the weights need."""
-        return sum(align(storage.nbytes()) for storage in self.storages_to_copy())
+        return end_of(self.cut())
+
+    def cut(self) -> list[Piece]:
+        return cut_pieces([(storage, storage.nbytes()) for storage in self.storages_to_copy()])
 
     def storages_to_copy(self) -> list[torch.UntypedStorage]:
         scratch = {tensor.untyped_storage().data_ptr() for tensor in self.scratch}
@@ -58,26 +89,36 @@ class Parking:
     def copy(self, memory: HostMemory | None = None) -> None:
         """Copies this rank's part of the weights to RAM. They stay on the device, too. memory: from `agree_on_memory`.
         Without it, this rank uses its own. Raises RequestError if there is too little RAM."""
-        self.storages = [(storage, storage.nbytes()) for storage in self.storages_to_copy()]
+        self.pieces = self.cut()
         self.emptied = [(tensor.untyped_storage(), tensor.untyped_storage().nbytes()) for tensor in self.scratch]
-        total = sum(align(size) for _, size in self.storages)
+        total = end_of(self.pieces)
         last = self.memory if self.memory and self.memory.size == total and self.memory.writers == 1 else None
         memory = memory or last or HostMemory(total)
-        if self.host is None or memory is not self.memory:
-            self.memory = self.host = None
+        if memory is not self.memory or [len(host) for host in self.host] != [piece.size for piece in self.pieces]:
+            self.memory, self.host = None, []
             memory.check_room(total, "Parking", "Set on_free to unload.")
-            self.host, self.memory = memory.allocate(0, total, self.device), memory
+            self.host = [memory.allocate(piece.start, piece.size, self.device) for piece in self.pieces]
+            self.memory = memory
         first, last = memory.own_part(total)
-        for start, on_device, on_host in self.pairs(self.host):
-            own = slice(max(0, first - start), max(0, last - start))
-            on_host[own].copy_(on_device[own], non_blocking=True)
+        for piece, host in zip(self.pieces, self.host, strict=True):
+            if memory.pinner:
+                memory.pinner.wait(pieces=1)
+            for start, on_device, on_host in pairs(piece, host):
+                own = slice(max(0, first - start), max(0, last - start))
+                on_host[own].copy_(on_device[own], non_blocking=True)
         synchronise(self.device)
+        if memory.pinner and memory.pinner.pinned:
+            logging.info("parked weights: %s", memory.pinner)
 
     def free_device(self) -> None:
         """Frees the device's memory. Call `copy` first."""
-        for storage, _ in (*self.storages, *self.emptied):
+        for storage, _ in self.sizes():
             storage.resize_(0)
         self.is_parked = True
+
+    def sizes(self) -> Iterator[tuple[torch.UntypedStorage, int]]:
+        """Yields every storage that parking empties, and its bytes while it is filled."""
+        yield from chain(*(piece.storages for piece in self.pieces), self.emptied)
 
     def restore(self) -> None:
         """Puts the weights back for good. Raises torch.OutOfMemoryError, and then they stay parked."""
@@ -87,31 +128,33 @@ class Parking:
     def fill_device(self) -> None:
         """Puts the weights back and keeps the copy, so that `free_device` can free the device again. Raises
         torch.OutOfMemoryError, and then they stay parked."""
-        if self.host is None:
+        if self.memory is None:
             raise ValueError("No weights are parked.")
         try:
-            for storage, size in (*self.storages, *self.emptied):
+            for storage, size in self.sizes():
                 storage.resize_(size)
         except RuntimeError:
-            for storage, _ in (*self.storages, *self.emptied):
+            for storage, _ in self.sizes():
                 storage.resize_(0)
             raise
-        for _, on_device, on_host in self.pairs(self.host):
-            on_device.copy_(on_host, non_blocking=True)
+        for piece, host in zip(self.pieces, self.host, strict=True):
+            for _, on_device, on_host in pairs(piece, host):
+                on_device.copy_(on_host, non_blocking=True)
         synchronise(self.device)
         self.is_parked = False
 
     def end(self) -> None:
         """Ends parking after the weights are back. Keeps the RAM for the next time if as much again is free for others,
         because pinning takes longer than copying."""
-        self.storages = []
-        if self.host is not None and available_bytes() < self.host.numel():
-            self.memory = self.host = None
+        self.pieces = []
+        if self.memory and available_bytes() < self.memory.size:
+            self.memory, self.host = None, []
 
-    def pairs(self, host: torch.Tensor) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        """Yields for each storage: where it starts in RAM, its bytes on the device, its bytes in RAM."""
-        start = 0
-        for storage, size in self.storages:
-            flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-            yield start, flat, host[start : start + size]
-            start += align(size)
+
+def pairs(piece: Piece, host: torch.Tensor) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """Yields for each storage of a piece: where it starts in RAM, its bytes on the device, its bytes in RAM."""
+    start = 0
+    for storage, size in piece.storages:
+        flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        yield piece.start + start, flat, host[start : start + size]
+        start += align(size)

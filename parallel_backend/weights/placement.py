@@ -148,6 +148,8 @@ class WeightPlacement:
             self.bringing = 0
         if store:
             logging.info("%d of %d blocks are fetched for each forward (%s weights)", len(places), len(own), store.kind)
+            if store.pinner and store.pinner.seconds:
+                logging.info("%s", store.pinner)
 
     def _store(self, ranks: Ranks, model: PlacedModel, plan: ParallelPlan) -> Store:
         """Returns the present store if it is of the right kind, else a new one."""
@@ -177,6 +179,7 @@ class WeightPlacement:
 
         working: an estimate of a forward's memory beside the weights, 0 before the first forward.
         seconds: how long a forward's weights take on the link.
+        pinned, unpinned: rank 0's bytes of RAM for them. pinning: the seconds that it took.
         """
         plan, sizes = self.decided, model.sizes
         if plan is None or plan.weights not in FETCHED:
@@ -194,7 +197,16 @@ class WeightPlacement:
             "seconds": estimate_fetch_seconds(plan, sizes, links),
             "link": links.of(plan.weights),
             "is_measured": links.is_measured,
+            **describe_pinning(model.fetched.store),
         }
+
+
+def describe_pinning(store: Store | None) -> dict[str, Any]:
+    """Describes the pinned memory of a store for the status. Empty where none can be pinned."""
+    pinner = store.pinner if store else None
+    if pinner is None or not pinner.seconds:
+        return {}
+    return {"pinned": pinner.pinned, "unpinned": pinner.refused, "pinning": pinner.seconds}
 
 
 def of_weights(plan: ParallelPlan) -> tuple[str, int]:

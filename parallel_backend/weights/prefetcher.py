@@ -110,6 +110,8 @@ class BlockPrefetcher:
                 self.flat_blocks[place].release()
             if self.store and place in self.flat_blocks:
                 self.store.drop(place)
+        if store and store.pinner:
+            store.pinner.wait()
         self.flat_blocks, self.turns, self.buffers, self.store = flat_blocks, turns, buffers, store
         on_device = sum(each.nbytes for each in (*(store.on_device() if store else ()), *buffers))
         self.elsewhere = sum(part.size for flat in flat_blocks.values() for part in flat.parts) - on_device

@@ -9,15 +9,13 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from ..device import copier, synchronise
+from ..device import Pinner, copier, synchronise
 from ..groups.collectives import ALL_GATHER
 from ..groups.mesh import Axis
 from ..plan import HOST, SHARED
 from .flat_block import FlatBlock, Values
 from .host_memory import HostMemory
-from .tensors import ALIGNMENT, align
-
-PAGE = 4096  # bytes: memory is pinned by the page
+from .tensors import ALIGNMENT, align, whole_pages
 
 Arrive = Callable[[], object]  # waits for a fetch
 
@@ -63,6 +61,11 @@ class Store(ABC):
     def on_device(self) -> list[torch.Tensor]:
         """Lists the store's tensors on the device."""
         return []
+
+    @property
+    def pinner(self) -> Pinner | None:
+        """What pins the store's memory, if it is the host's."""
+        return None
 
 
 class ShardedStore(Store):
@@ -130,7 +133,6 @@ class HostStore(Store):
     def fetch(self, place: int, buffer: torch.Tensor) -> Arrive:
         return self.copy(buffer, self.blocks[place])
 
-
-def whole_pages(size: int) -> int:
-    """Rounds a block's size up to whole pages."""
-    return -(-align(size) // PAGE) * PAGE
+    @property
+    def pinner(self) -> Pinner | None:
+        return self.memory.pinner

@@ -8,11 +8,17 @@ from itertools import chain
 import torch
 
 ALIGNMENT = 256  # bytes: each weight in a shared buffer starts at a multiple of this
+PAGE = 4096  # bytes: memory is pinned by the page
 
 
 def align(size: int) -> int:
     """Rounds a size up to where the next weight may start."""
     return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def whole_pages(size: int) -> int:
+    """Rounds a size up to where other memory may be pinned."""
+    return -(-align(size) // PAGE) * PAGE
 
 
 def list_plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:

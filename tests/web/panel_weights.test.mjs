@@ -40,6 +40,13 @@ test('fetched weights show their blocks, what a rank keeps, and what a forward c
   assert.equal(cost, 'A forward fetches 3.6 GiB: 18 ms at 21.3 GB/s (measured)')
 })
 
+test('memory that could not be pinned is told, and pinned memory is not', () => {
+  const host = { ...SHARED, kind: 'host', pinned: 9 * GIB, pinning: 4.5 }
+  assert.equal(told({ ...host, unpinned: 0 }).length, 3)
+  const [, , , unpinned] = told({ ...host, unpinned: 3 * GIB })
+  assert.match(unpinned, /^The system does not let 3\.0 GiB of RAM be pinned, so weights arrive more slowly\./)
+})
+
 test('a link that is busy for most of a step is called the bottleneck, or the likely one if its speed is assumed', () => {
   assert.equal(told(SHARED, [1.4, 0.2], [1.5, 0.2]).length, 3)
   const [, , , likely] = told(SHARED, [0.35, 0.2], [9, 0.2], [0.36, 0.1])

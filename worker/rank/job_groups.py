@@ -7,6 +7,7 @@ ends that deadlock with an error everywhere. The next request builds new groups.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import threading
@@ -18,8 +19,9 @@ import torch
 import torch.distributed as dist
 
 from parallel_backend.axes import STAGE_AXES
-from parallel_backend.device import can_be_aborted
+from parallel_backend.device import can_be_aborted, is_accelerator
 from parallel_backend.errors import GroupError
+from parallel_backend.groups.collectives import gather_numbers
 from parallel_backend.groups.mesh import Axis, Mesh, build_mesh, in_order, replica_axis, world_axis
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import ParallelPlan
@@ -69,6 +71,23 @@ class JobGroups:
             axis = self._build(device, lambda: world_axis(device, ranks))
             self.worlds[key] = replace(axis, timeline=self.timeline)
         return self.worlds[key]
+
+    def connect_ahead(self, control: dist.ProcessGroup | None) -> None:
+        """Connects accelerators before a plan is known. Axes over all ranks use this, and the VAE. All ranks call it
+        together, with nothing in flight.
+
+        If it fails on one rank, all leave it to the first load, which says why. control: of all ranks, for tensors on
+        the CPU.
+        """
+        if not is_accelerator(self.device):
+            return
+        try:
+            self.whole()
+        except GroupError as error:
+            logging.warning("The ranks could not be connected ahead. %s", error)
+        if not all(count for (count,) in gather_numbers((len(self.worlds),), control)):
+            self.cut(self.job)
+            self.close()
 
     def of_plan(self, plan: ParallelPlan) -> Mesh:
         """Returns the plan's mesh. Builds all groups that a request under this plan may need, because building waits

@@ -73,13 +73,15 @@ def run() -> None:
     die_with_parent()
     device = start_distributed(os.environ[DEVICE])
     import_expected()  # before the heartbeat starts, since importing may delay it
-    warm_up(device)  # while ComfyUI runs its text encoder
+    # What takes seconds once is done here, while ComfyUI runs its text encoder.
+    warm_up(device)
     rank, world = dist.get_rank(), dist.get_world_size()
     timeline = Timeline(device)
     groups = JobGroups(device, timeline)
     state = RankState(device)
     heartbeat = Heartbeat(agent_store, rank, world, state.memory, groups.cut, log.rotate)
     relay = FrameRelay(device)
+    groups.connect_ahead(relay.group)
     heartbeat.start()  # every rank has created its own by now
     channel = connect_job(relay.offered) if rank == 0 else None
 

@@ -22,10 +22,10 @@ from .tensors import Tensors
 from .tree import PREDICTION
 
 try:
-    from ...parallel_backend.device import is_accelerator, pin
+    from ...parallel_backend.device import is_accelerator, pin_now
     from ...parallel_backend.weights.shared_memory import Address, SharedMemory
 except ImportError:  # in the ranks, where the pack's folder is not a package
-    from parallel_backend.device import is_accelerator, pin
+    from parallel_backend.device import is_accelerator, pin_now
     from parallel_backend.weights.shared_memory import Address, SharedMemory
 
 SLOTS = 2
@@ -50,7 +50,7 @@ class Slot:
             self.pinned = None
         if device and mapped and self.pinned is None and len(mapped) <= MOST_PINNED:
             self.pinned = torch.frombuffer(mapped, dtype=torch.uint8)
-            pin(self.pinned, device)
+            pin_now(self.pinned, device)
         return view
 
 

@@ -42,6 +42,9 @@ CASES = [
     ("fp8", ALONE, OLD, 1.0),
     (CAST, ALONE, ADA, 1.0),
 ]
+# Plans whose ranks keep parts of the weights.
+STAGES, SHARED = {"pipefusion": 2, "patches": 1}, {"ring": 2, "weights": "shared"}
+SHARED_OUT = [(form, plan, ADA, 1.0) for form in ("fp32", "gguf") for plan in (STAGES, SHARED)]
 NAMES = ("form", "plan", "capability", "share")
 ELSEWHERE = "is asked in a process that computes nothing"
 # Places that ask whether a device is a GPU, and that the labelled ranks do not come to.
@@ -126,6 +129,7 @@ def test_a_file_runs_on_a_gpus_path_and_stays_quantised(
         assert not found["inside"], found["inside"]
         assert not found["outside"], "what a forward is given comes from pinned memory: " + str(found["outside"])
         assert found["loaded"] <= share * found["weights"]
+        assert (found["pinned"] > 0) == (share < 1), "weights that wait in RAM are pinned there"
         assert found["adapted"] <= 1.01 * share * found["weights"] + found["factors"]
         passes = PASSES.get(form, 3) + (share < 1)  # a weight that is fetched has no place that it could be made in
         work = passes * 4 * found["largest"]
@@ -146,6 +150,16 @@ def test_no_model_in_another_dtype_is_made_in_ram(
 ) -> None:
     (found,) = told[key(form, plan, capability, share)]
     assert found["in RAM"] == 0 < found["loaded"]
+
+
+@pytest.mark.parametrize(NAMES, SHARED_OUT)
+def test_a_rank_reads_the_bytes_that_it_keeps(
+    form: str, plan: dict[str, Any], capability: tuple[int, int], share: float, told: dict[str, list[dict]]
+) -> None:
+    """And no others of the file: no rank reads for another. A stage is at most a block larger than the other."""
+    for found in told[key(form, plan, capability, share)]:
+        part = found["rest"] + found["blocks"] / 2 + (found["largest block"] if plan is STAGES else 0)
+        assert found["read"] <= 1.02 * part < found["rest"] + found["blocks"]
 
 
 def test_quantised_layers_are_multiplied_by_the_kernels_that_the_card_has(told: dict[str, list[dict]]) -> None:

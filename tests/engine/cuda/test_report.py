@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from demo.host import REPOSITORY
+from parallel_backend.groups.processors import Node
 from tests.support.ranks.cuda.resumed import told_by_ranks
 from tests.support.report import __main__ as program
 from tests.support.report import lacking, machine
@@ -122,12 +123,13 @@ def test_the_cards_and_their_links_are_told(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda _one, _other: False)
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 3))
     monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(machine, "find_node", lambda device: Node(device.index, frozenset({0})))
     tool = tmp_path / "nvidia-smi"
     tool.write_text('#!/bin/sh\n[ "$1" = topo ] && echo "GPU0 \x1b[4mGPU1\x1b[0m PHB" || echo 570.86.10\n')
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     told = "\n".join(machine.gpus())
-    assert "GPU 1: Some GPU, 24.0 GB, compute 8.9, 128 multiprocessors" in told
+    assert "GPU 1: Some GPU, 24.0 GB, compute 8.9, 128 multiprocessors, NUMA node 1\n" in told
     assert "driver 570.86.10, NCCL 2.27.3" in told
     assert machine.links() == "peer access: 0-1: no\nGPU0 GPU1 PHB"
 

@@ -68,8 +68,6 @@ def card(memory: Memory, total: int, capability: tuple[int, int]) -> Iterator[Ca
     major, minor = capability
     said = SimpleNamespace(name="labelled", major=major, minor=minor, total_memory=total, multi_processor_count=1)
     made = Card(memory, total)
-    errors = SimpleNamespace(success=0)
-    runtime = SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0, cudaError=errors)
 
     def stats(*_: Any) -> dict[str, int]:
         return dict.fromkeys(("active_bytes.all.current", "reserved_bytes.all.current"), memory.in_use)
@@ -82,7 +80,7 @@ def card(memory: Memory, total: int, capability: tuple[int, int]) -> Iterator[Ca
             ("is_available", lambda: True), ("device_count", lambda: 1), ("current_device", lambda: 0),
             ("get_device_properties", lambda *_: said), ("get_device_capability", lambda *_: capability),
             ("mem_get_info", lambda *_: (made.free(), made.total)), ("memory_stats", stats),
-            ("Stream", Queue), ("stream", lambda queue: queue), ("cudart", lambda: runtime),
+            ("Stream", Queue), ("stream", lambda queue: queue),
             ("default_generators", (Seeds(),)), ("empty_cache", lambda: None), ("ipc_collect", lambda: None),
         ):  # fmt: skip
             stack.enter_context(patch.object(torch.cuda, name, value))

@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -28,6 +29,9 @@ from parallel_backend.models.parallel_mlp import SPLITS, split_plain_rows
 from .memory import Memory
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
+RUNTIME = SimpleNamespace(  # of CUDA, which pins whatever it is given
+    cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0, cudaError=SimpleNamespace(success=0)
+)
 aten = torch.ops.aten
 # Operations whose result the host has to see.
 WAITS = (
@@ -381,7 +385,8 @@ def on_gpu(counts_memory: bool = True) -> Iterator[Watch]:
         for name, value in (
             ("get_device_capability", lambda *_: (8, 9)), ("get_device_name", lambda *_: "labelled"),
             ("current_stream", lambda *_: Stream()), ("Event", Event), ("_lazy_init", lambda: None),
-            ("synchronize", lambda *_: None),
+            ("synchronize", lambda *_: None), ("set_device", lambda *_: None),
+            ("cudart", lambda: RUNTIME),
         ):  # fmt: skip
             stack.enter_context(patch.object(torch.cuda, name, value))
         stack.enter_context(patch.dict(SPLITS, {Labelled: split_plain_rows}))

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch
 
+from parallel_backend.groups.processors import find_node
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 GIGABYTE = 1 << 30
 SETTINGS = ("PARALLELDIT_", "NCCL_", "PYTORCH_", "TORCH_", "CUDA_", "HIP_", "HSA_", "ROCR_", "GLOO_", "OMP_")
@@ -47,6 +49,7 @@ def gpus() -> list[str]:
         memory, cores = found.total_memory / GIGABYTE, found.multi_processor_count
         lines.append(
             f"GPU {card}: {found.name}, {memory:.1f} GB, compute {found.major}.{found.minor}, {cores} multiprocessors"
+            + (f", NUMA node {node.number}" if (node := find_node(torch.device("cuda", card))) else "")
         )
     driver = output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.version.cuda else "RCCL"

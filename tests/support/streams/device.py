@@ -173,7 +173,7 @@ class Observer:
             return None
         first, last = span(tensor)
         base = tensor.untyped_storage().data_ptr()
-        for address, block in self.simulator.pinned.items():
+        for address, block in list(self.simulator.pinned.items()):  # which a thread adds to
             if address < base + last and base + first < address + block.size:
                 return Part(block, base + first - address, base + last - address)
         return None

@@ -154,7 +154,7 @@ class Simulator:
 
     def meet_on_host(self) -> None:
         """The host tells other ranks that it has come here, so they may read what it shares with them."""
-        for block in self.pinned.values():
+        for block in list(self.pinned.values()):
             for each in block.accesses:
                 if each.writes and self.clocks[HOST].get(each.stream, 0) < each.time and each.stream != HOST:
                     told = f"other ranks may read shared memory, and nobody has waited for: {each}"

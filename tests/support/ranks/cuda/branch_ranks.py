@@ -13,17 +13,23 @@ import sys
 from argparse import Namespace
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 
+from parallel_backend.errors import GroupError
+from parallel_backend.groups.mesh import Axis
+from parallel_backend.plan import ParallelPlan
 from tests.support.labelled import branches
 from tests.support.labelled.card import card
 from tests.support.labelled.flex import flex_on_labelled
 from tests.support.labelled.tensors import GPU, on_gpu
 from tests.support.ranks.cuda.file_ranks import ADA, WHOLE, Case, of_case
 from tests.support.ranks.leaving import leave
+from worker.rank import job_groups
+from worker.rank.job_groups import JobGroups
 
 
 def receive_on(device: torch.device) -> None:
@@ -38,14 +44,31 @@ def receive_on(device: torch.device) -> None:
         HostChannel(ours, FrameMemory.open(memory.addresses, "token")).receive(device)
 
 
+def connect_ahead(groups: JobGroups) -> None:
+    """Connects the cards twice before a plan is known: at first rank 1 fails, and all give that up."""
+    connect = job_groups.world_axis
+
+    def fail(*given: Any) -> Axis:
+        axis = connect(*given)
+        if dist.get_rank():
+            raise GroupError("This card reaches no other.")
+        return axis
+
+    with patch.object(job_groups, "world_axis", fail):
+        groups.connect_ahead(None)
+    assert not groups.worlds
+    groups.connect_ahead(None)
+    with patch.object(job_groups, "world_axis", fail):
+        mesh = groups.mesh_of(ParallelPlan(ulysses=2))
+    assert mesh["ulysses"].group is groups.whole().group, "an axis over all ranks has been connected"
+
+
 def main(file: str, out: str) -> None:
     from parallel_backend.__main__ import dtype_of, machine_of
     from parallel_backend.device import name_of, peak_bytes, warm_up
     from parallel_backend.groups.timeline import Timeline
     from parallel_backend.library import device_of, share_random_state
-    from parallel_backend.plan import ParallelPlan
     from parallel_backend.weights.parking import Parking
-    from worker.rank.job_groups import JobGroups
     from worker.rank.memory.device_memory import DeviceMemory, memory_use
     from worker.rank.memory.release import release_memory
 
@@ -58,6 +81,7 @@ def main(file: str, out: str) -> None:
 
         told = branches.watch()
         groups = JobGroups(GPU, Timeline(GPU))
+        connect_ahead(groups)
         ring, stages = ParallelPlan(ring=2), ParallelPlan(pipefusion=2)
         for plan in (ring, stages):
             groups.mesh_of(plan)

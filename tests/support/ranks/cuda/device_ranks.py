@@ -68,7 +68,8 @@ def parked(bench: Bench, plan: ParallelPlan, dtype: str) -> dict[str, Any]:
     model.parking.copy()
     model.parking.free_device()
     is_parked, after = time.perf_counter(), used()
-    told: dict[str, Any] = {"pinned": model.parking.host is not None and model.parking.host.is_pinned()}
+    pieces = model.parking.host
+    told: dict[str, Any] = {"pinned": bool(pieces) and all(piece.is_pinned() for piece in pieces)}
     restoring = time.perf_counter()
     model.parking.restore()
     told |= {"mebibytes": size >> 20, "left": 1 - (before - after) / size}

@@ -33,6 +33,7 @@ from parallel_backend.plan import ParallelPlan  # noqa: E402
 from parallel_backend.weights.placement import WeightPlacement  # noqa: E402
 from parallel_backend.weights.tensors import list_plain_tensors  # noqa: E402
 from tests.support.cases.references import relative_error  # noqa: E402
+from tests.support.group.footprint import Storages  # noqa: E402
 from tests.support.labelled.card import Card, card  # noqa: E402
 from tests.support.labelled.counting import counted  # noqa: E402
 from tests.support.labelled.tensors import GPU, Watch, on_gpu  # noqa: E402
@@ -117,10 +118,13 @@ def of_case(case: Case, watch: Watch, there: Card) -> dict[str, Any]:
     del on_cpu
     gc.collect()
 
-    before = memory.in_use
-    model = Noted.build(source, build_mesh(plan, GPU))
-    WeightPlacement().place(AllRanks(GPU), model, plan)
+    before, placement, ranks = memory.in_use, WeightPlacement(), AllRanks(GPU)
+    with Storages([case.file]) as storages:
+        model = Noted.build(source, build_mesh(plan, GPU))
+        placement.place(ranks, model, plan)
     told: dict[str, Any] = {"weights": weights, "loaded": memory.in_use - before, "in RAM": model.in_ram}
+    told |= {"read": storages.read_bytes, "pinned": placement.describe(ranks, model).get("pinned", 0)}
+    told |= {"rest": model.sizes.rest, "blocks": sum(model.sizes.blocks), "largest block": max(model.sizes.blocks)}
     blocks = [block for row in model.module.spec.blocks for block in modules_at(model.module.model, row.path)]
     made = [counted(watch, blocks, lambda: call(model))]
     told |= {"resident": model.resident_bytes, "operations": sorted(watch.operations)}
