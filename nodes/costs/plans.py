@@ -117,7 +117,7 @@ class ModelCosts:
 
     def choose_lossy(self, work: Work, exact: Prediction) -> Prediction | None:
         """Returns the lossy plan that is clearly faster than this exact one, or fits where that does not; else None."""
-        return choose_lossy(exact, self.rank_lossy_plans(work), work.steps)
+        return choose_lossy(exact, self.rank_lossy_plans(work), work.steps, self.correction(work).weigh)
 
     def choose_patches(self, work: Work, plan: ParallelPlan) -> ParallelPlan:
         """Returns the plan with the number of patches that is predicted to be the fastest, if it leaves the number

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ...parallel_backend.axes import BATCH_AXES
 from ...parallel_backend.costs.auto import Work
 from ...parallel_backend.costs.choose import UNEVEN
-from ...parallel_backend.costs.correct import DOUBTED, FASTEST, KEPT, LEAST, MEASURED, TRIED_NEXT, Choice
+from ...parallel_backend.costs.correct import DOUBTED, FASTEST, KEPT, LEAST, MEASURED, STAYED, TRIED_NEXT, Choice
 from ...parallel_backend.costs.predict import Prediction
 from ...parallel_backend.plan import ParallelPlan
 from ..plan_words import Remark, format_seconds, remark
@@ -18,6 +18,7 @@ RULES = {
     FASTEST: "fastest_of",
     MEASURED: "fastest_run",
     KEPT: "kept",
+    STAYED: "stayed",
     TRIED_NEXT: "tried",
     DOUBTED: "doubted",
     LEAST: "least_of",

@@ -105,12 +105,17 @@ def list_patches(plan: ParallelPlan) -> list[ParallelPlan]:
     return [replace(plan, patches=each * plan.pipefusion) for each in PATCHES]
 
 
-def choose_lossy(exact: Prediction, lossy: Sequence[Prediction], steps: int) -> Prediction | None:
+def choose_lossy(
+    exact: Prediction,
+    lossy: Sequence[Prediction],
+    steps: int,
+    weigh: Callable[[Prediction], float] = lambda predicted: 1.0,
+) -> Prediction | None:
     """Returns the best of the lossy plans if it is clearly faster than the best exact one, or fits where that one does
-    not. Else None. steps: of the sampling; 0 if they are not known."""
-    fitting = [each for each in lossy if each.fits]
-    best = min(fitting, key=lambda each: each.average(steps), default=None)
-    if best is None or exact.fits and best.average(steps) >= CLEARLY * exact.seconds:
+    not. Else None. steps: of the sampling; 0 if they are not known. weigh: see `Correction.weigh`."""
+    seconds = {each: each.average(steps) * weigh(each) for each in lossy if each.fits}
+    best = min(seconds, key=seconds.__getitem__, default=None)
+    if best is None or exact.fits and seconds[best] >= CLEARLY * exact.seconds * weigh(exact):
         return None
     return best
 

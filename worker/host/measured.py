@@ -20,15 +20,17 @@ from typing import Any
 import torch
 
 CPU_FACTS = Path("/proc/cpuinfo")
-VERSION = 2  # of the file format
+VERSION = 3  # of what the figures say
+NO_DOUBT = (0, 0.0)
 Figures = dict[str, Any]
 
 
 class MeasuredFile:
     """One file of measurements.
 
-    figures: of devices and links, as the ranks measured them; None before. steps: by model and size, the measured times
-    of steps against the predicted ones. problem: why an existing file is ignored. Any thread may call any method.
+    figures: of devices and links, as the ranks measured them; None before. doubt: about these, see `costs.alike.Doubt`.
+    steps: by model and size, the measured times of steps against the predicted ones. problem: why an existing file is
+    ignored. Any thread may call any method.
     """
 
     def __init__(self, folder: Path, devices: Sequence[str], dtype: str) -> None:
@@ -37,6 +39,7 @@ class MeasuredFile:
         key = hashlib.sha256(json.dumps([self.made_of["devices"], dtype]).encode()).hexdigest()[:16]
         self.path = folder / f"{key}.json"
         self.figures: Figures | None = None
+        self.doubt: tuple[int, float] = NO_DOUBT
         self.steps: dict[str, Figures] = {}
         self.problem, self.is_fixed = "", False
         self.lock = threading.Lock()
@@ -47,10 +50,11 @@ class MeasuredFile:
             saved = json.loads(self.path.read_text("utf-8"))
             if saved["made_of"] != self.made_of:
                 raise ValueError("it is for other devices or versions")
-            figures, steps = saved["figures"], saved["steps"]
+            figures, steps, (times, at) = saved["figures"], saved["steps"], saved["doubt"]
             if not isinstance(figures, dict) or not isinstance(steps, dict):
                 raise ValueError("it holds no figures")
-            self.figures, self.steps, self.is_fixed = figures, steps, saved.get("fixed") is True
+            self.figures, self.doubt, self.steps = figures, (int(times), float(at)), steps
+            self.is_fixed = saved.get("fixed") is True
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -58,13 +62,16 @@ class MeasuredFile:
 
     def refuse(self, reason: str) -> None:
         """Ignores the file's figures from now on."""
-        self.figures, self.problem = None, f"{self.path} is ignored ({reason}): this machine is measured again."
+        self.figures, self.doubt = None, NO_DOUBT
+        self.problem = f"{self.path} is ignored ({reason}): this machine is measured again."
         logging.warning("[ParallelDiT] %s", self.problem)
 
-    def keep(self, figures: Figures) -> None:
-        """Replaces everything by new measurements."""
+    def keep(self, figures: Figures, doubt: tuple[int, float] = NO_DOUBT) -> None:
+        """Keeps new measurements. If the figures differ from those before, the steps are forgotten."""
         with self.lock:
-            self.figures, self.steps, self.problem = figures, {}, ""
+            if figures != self.figures:
+                self.steps = {}
+            self.figures, self.doubt, self.problem = figures, doubt, ""
             self._write()
 
     def note(self, key: str, step: Figures) -> None:
@@ -75,7 +82,7 @@ class MeasuredFile:
                 self._write()
 
     def _write(self) -> None:
-        saved = {"made_of": self.made_of, "figures": self.figures, "steps": self.steps}
+        saved = {"made_of": self.made_of, "figures": self.figures, "doubt": self.doubt, "steps": self.steps}
         new = self.path.with_suffix(f".{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

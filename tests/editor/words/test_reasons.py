@@ -10,7 +10,7 @@ import pytest
 
 from parallel_backend.costs.auto import Work
 from parallel_backend.costs.choose import list_plans
-from parallel_backend.costs.correct import DOUBTED, FASTEST, KEPT, LEAST, MEASURED, TRIED_NEXT, Choice
+from parallel_backend.costs.correct import DOUBTED, FASTEST, KEPT, LEAST, MEASURED, STAYED, TRIED_NEXT, Choice
 from parallel_backend.costs.predict import Prediction
 from parallel_backend.plan import INT8, ParallelPlan
 from tests.support.host.mounted import packages
@@ -88,6 +88,7 @@ RULES = {
     "fastest_of": Choice(predict(CFG, 1.0), FASTEST, predict(CFG, 1.0)),
     "fastest_run": Choice(predict(CFG, 1.0), MEASURED, predict(CFG, 1.0)),
     "kept": Choice(predict(CFG, 1.0), KEPT, predict(RING, 0.97)),
+    "stayed": Choice(predict(CFG, 1.0), STAYED, predict(RING, 0.99)),
     "tried": Choice(predict(RING, 1.05), TRIED_NEXT, predict(CFG, 1.0), (2, 3)),
     "doubted": Choice(ALONE, DOUBTED, predict(CFG, 1.0), (2, 2)),
     "least_of": Choice(predict(CFG, 1.0, fits=False), LEAST, predict(CFG, 1.0, fits=False)),
