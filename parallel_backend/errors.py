@@ -34,8 +34,8 @@ NO_MEMORY = (
 class Explanation(NamedTuple):
     """Describes an error for a person.
 
-    cause: what happened; further lines say why. advice: what to do; `errors.advices` in `locales/*/main.json` may
-    translate each line. details: a traceback or the end of a log.
+    cause: what happened; further lines say why. advice: what to do. `said` in `locales/*/main.json` translates both,
+    sentence by sentence. details: a traceback or the end of a log.
 
     ComfyUI passes on only the text of an error. The text has the fields as paragraphs, the most important first. The
     details come last, below a line of their own. Ranks, processes and machines send each other the fields.

@@ -633,31 +633,72 @@ function findText(trees, path, values = {}) {
 }
 
 /**
- * Translates an English text that was made from a template. The last tree has the English templates, under the path;
- * the first tree that has the template's key gives the translation. If several templates match, the one with the most
- * words counts. A text without a template is returned as it is.
+ * Translates an English text of the server that was made from templates. The last tree has the English templates, under
+ * the path; the first tree that has a template's key gives the translation. So a text is its own key, as in gettext.
+ *
+ * Each line may be one sentence or several. Of the templates that make its start, up to the end of a sentence, the one
+ * with the most words counts, and then the shortest such start. What fills a template is translated, too. A sentence
+ * without a template is returned as it is.
  */
 function translate(trees, path, text) {
-  const templates = Object.entries(getAt(trees.at(-1), path) ?? {});
-  const matching = templates.filter(([, template]) => matchTemplate(template, text));
-  if (!matching.length) return text
-  const [key, template] = matching.reduce((one, other) => (countFixed(other[1]) > countFixed(one[1]) ? other : one));
-  return findText(trees, `${path}.${key}`, matchTemplate(template, text))
+  if (trees[0] === trees.at(-1)) return text
+  const templates = compileTemplates(getAt(trees.at(-1), path));
+  const translateLine = (line) => {
+    const ends = [...[...line.matchAll(SENTENCE_END)].map(({ index }) => index + 1), line.length];
+    const found = findTemplate(templates, line, ends);
+    const end = found?.end ?? ends[0];
+    const rest = line.slice(end).trimStart();
+    if (!found) return rest ? joinSentences([line.slice(0, end), translateLine(rest)]) : line
+    const values = Object.entries(found.values).map(([name, value]) => [name, translateLine(value)]);
+    const words = findText(trees, `${path}.${found.key}`, Object.fromEntries(values));
+    return joinSentences([words, translateLine(rest)])
+  };
+  return text.split('\n').map(translateLine).join('\n')
 }
+
+/** Joins sentences. After a full-width character there is no space. */
+const joinSentences = (sentences) =>
+  sentences
+    .filter(Boolean)
+    .reduce((said, next) => said + (FULL_WIDTH.test(said) ? '' : ' ') + next, '')
+    .trimStart();
 
 const getAt = (tree, path) => path.split('.').reduce((node, key) => node?.[key], tree);
 
 const NAMES$1 = /\{(\w+)\}/g;
+const FULL_WIDTH = /[\u3000-\u303f\uff00-\uffef]$/;
+const SENTENCE_END = /[.!?)](?= )/g;
 
-/** Counts the characters of a template outside of its {names}. */
-const countFixed = (template) => template.replace(NAMES$1, '').length;
+const compiled = new WeakMap(); // by the templates
 
-/** Returns the values of the {names} that turn a template into this text; null if the text is not made from it. */
-function matchTemplate(template, text) {
-  const names = [...template.matchAll(NAMES$1)].map(([, name]) => name);
-  const pieces = template.split(/\{\w+\}/).map((piece) => piece.replace(/[.*+?^${}()|[\]\\]/g, '\\$&'));
-  const found = text.match(new RegExp(`^${pieces.join('(.+)')}$`));
-  return found && Object.fromEntries(names.map((name, index) => [name, found[index + 1]]))
+/** Compiles each template to {key, names, pattern, fixed}, the one with the most characters of its own first. */
+function compileTemplates(templates = {}) {
+  if (!compiled.has(templates)) {
+    const all = Object.entries(templates).map(([key, template]) => {
+      const pieces = template.split(/\{\w+\}/).map((piece) => piece.replace(/[.*+?^${}()|[\]\\]/g, '\\$&'));
+      const names = [...template.matchAll(NAMES$1)].map(([, name]) => name);
+      return { key, names, pattern: new RegExp(`^${pieces.join('(.+)')}$`), fixed: template.replace(NAMES$1, '').length }
+    });
+    compiled.set(
+      templates,
+      all.sort((one, other) => other.fixed - one.fixed)
+    );
+  }
+  return compiled.get(templates)
+}
+
+/**
+ * Finds the template that makes the line's start up to one of these ends, and the values of its {names}; undefined if
+ * there is none.
+ */
+function findTemplate(templates, line, ends) {
+  for (const { key, names, pattern } of templates) {
+    for (const end of ends) {
+      const found = line.slice(0, end).match(pattern);
+      if (found) return { key, end, values: Object.fromEntries(names.map((name, index) => [name, found[index + 1]])) }
+    }
+  }
+  return undefined
 }
 
 // The pack's own texts in the editor's language. ComfyUI serves them from `locales/*/main.json`.
@@ -682,25 +723,29 @@ const textsLoaded = (async () => {
 /** Joins words as in "a, b or c". */
 const joinWithOr = (words) => new Intl.ListFormat(getLanguage(), { type: 'disjunction' }).format(words);
 
-/** Returns the text at a path like 'panel.stop', with values for its {names}. */
-const t = (path, values) => findText(trees, path, values);
+/** Translates a text of the server, which is English, into the editor's language: `said` has the templates. */
+const translateSaid = (text) => translate(trees, 'said', text);
 
-/**
- * Translates an error's advice, which is English, into the editor's language, line by line.
- *
- * The English text is its own key, as in gettext: `errors.advices` has its templates. So an error carries nothing but
- * its text, and every page can translate it. A line without a template stays English.
- */
-const translateAdvice = (advice) =>
-  advice
-    .split('\n')
-    .map((line) => translate(trees, 'errors.advices', line))
-    .join('\n');
+/** Returns the text at a path like 'panel.stop', with values for its {names}. Some values are texts of the server. */
+function t(path, values = {}) {
+  const said = Object.entries(values).map(([name, value]) => [
+    name,
+    typeof value === 'string' ? translateSaid(value) : value
+  ]);
+  return findText(trees, path, Object.fromEntries(said))
+}
+
+/** Translates the fields of an error's text, see `splitFields`. Details stay as they are. */
+const translateFields = ({ cause, advice, details }) => ({
+  cause: translateSaid(cause),
+  advice: translateSaid(advice),
+  details
+});
 
 /** Returns an error's cause and advice in one line, without its details. */
 function summarizeError(text) {
-  const { cause, advice } = splitFields(text);
-  return [cause, translateAdvice(advice)].filter(Boolean).join(' ')
+  const { cause, advice } = translateFields(splitFields(text));
+  return joinSentences([cause, advice])
 }
 
 // Turns stock loaders of diffusion models into parallel ones, and back: from the menu of a node, of the canvas or of
@@ -1056,7 +1101,7 @@ class Notice {
   makeCard() {
     const name = this.node()?.title ?? this.event.node_type;
     const text = describeError(this.event, this.kind);
-    return makeErrorCard(this.kind, { ...text, advice: translateAdvice(text.advice) }, name, {
+    return makeErrorCard(this.kind, translateFields(text), name, {
       onDismiss: () => this.dismiss(),
       onShow: () => this.goToNode(),
       onRun: () => app.queuePrompt(0)
@@ -2872,9 +2917,9 @@ class RunRow {
     const began = new Date(run.began * 1000);
     const time = formatTime(began, getLanguage());
     setText(this.about, [t(`panel.operation.${run.operation}`), isNamed && how, time].filter(Boolean).join(' · '));
-    setText(this.reason, run.reason);
+    setText(this.reason, translateSaid(run.reason));
     setShown(this.reason, run.reason);
-    setText(this.comparison, run.comparison);
+    setText(this.comparison, translateSaid(run.comparison));
     setShown(this.comparison, run.comparison);
     setAttribute(this.about, 'title', describeNode(run, began));
     this.showNumbers(run, summarizeSteps(run.steps));
@@ -3068,7 +3113,7 @@ class AboutView {
     setText(this.note, note);
     setShown(this.note, note);
     setText(this.deaths, describeDeaths(deaths));
-    setText(this.death, death ?? '');
+    setText(this.death, death ? formatReport('', translateFields(splitFields(death))) : '');
     setShown(this.why, death);
     setShown(this.element, this.hint.textContent || note || death);
     setShown(this.dismiss, isDismissible(group));
@@ -3924,7 +3969,7 @@ function updateWaiting(before, group, now, t) {
 }
 
 // While a sampler waits for its workers, its node shows what they do: start, or read the weights. So do the subgraphs
-// around it.
+// around it. What the server then says on a node is translated.
 
 
 app.registerExtension({
@@ -3934,6 +3979,11 @@ app.registerExtension({
     onAnswer(updateBadges);
     api.addEventListener('graphChanged', updateBadges);
     app.canvas.canvas.addEventListener('litegraph:set-graph', updateBadges);
+    api.addEventListener('progress_text', ({ detail }) => {
+      const text = translateSaid(detail.text);
+      // The editor may hear of the English text after this.
+      if (text !== detail.text) queueMicrotask(() => api.dispatchCustomEvent('progress_text', { ...detail, text }));
+    });
     const notices = new Map(); // by group
     let model = createModel();
     api.addEventListener('paralleldit.group', ({ detail }) => {

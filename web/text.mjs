@@ -3,7 +3,7 @@
 import { api } from '../../scripts/api.js'
 import { app } from '../../scripts/app.js'
 import { splitFields } from './errors/message.mjs'
-import { findText, translate } from './words.mjs'
+import { findText, joinSentences, translate } from './words.mjs'
 
 let trees = []
 
@@ -24,23 +24,27 @@ export const textsLoaded = (async () => {
 /** Joins words as in "a, b or c". */
 export const joinWithOr = (words) => new Intl.ListFormat(getLanguage(), { type: 'disjunction' }).format(words)
 
-/** Returns the text at a path like 'panel.stop', with values for its {names}. */
-export const t = (path, values) => findText(trees, path, values)
+/** Translates a text of the server, which is English, into the editor's language: `said` has the templates. */
+export const translateSaid = (text) => translate(trees, 'said', text)
 
-/**
- * Translates an error's advice, which is English, into the editor's language, line by line.
- *
- * The English text is its own key, as in gettext: `errors.advices` has its templates. So an error carries nothing but
- * its text, and every page can translate it. A line without a template stays English.
- */
-export const translateAdvice = (advice) =>
-  advice
-    .split('\n')
-    .map((line) => translate(trees, 'errors.advices', line))
-    .join('\n')
+/** Returns the text at a path like 'panel.stop', with values for its {names}. Some values are texts of the server. */
+export function t(path, values = {}) {
+  const said = Object.entries(values).map(([name, value]) => [
+    name,
+    typeof value === 'string' ? translateSaid(value) : value
+  ])
+  return findText(trees, path, Object.fromEntries(said))
+}
+
+/** Translates the fields of an error's text, see `splitFields`. Details stay as they are. */
+export const translateFields = ({ cause, advice, details }) => ({
+  cause: translateSaid(cause),
+  advice: translateSaid(advice),
+  details
+})
 
 /** Returns an error's cause and advice in one line, without its details. */
 export function summarizeError(text) {
-  const { cause, advice } = splitFields(text)
-  return [cause, translateAdvice(advice)].filter(Boolean).join(' ')
+  const { cause, advice } = translateFields(splitFields(text))
+  return joinSentences([cause, advice])
 }

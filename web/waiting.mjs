@@ -1,5 +1,5 @@
 // While a sampler waits for its workers, its node shows what they do: start, or read the weights. So do the subgraphs
-// around it.
+// around it. What the server then says on a node is translated.
 
 import { api } from '../../scripts/api.js'
 import { app } from '../../scripts/app.js'
@@ -7,7 +7,7 @@ import { noteWaiting, updateBadges } from './loader/badges.mjs'
 import { applyEvent, createModel } from './panel/state.mjs'
 import { emptyNotice, updateWaiting } from './panel/waiting.mjs'
 import { onAnswer } from './plan/answers.mjs'
-import { t, textsLoaded } from './text.mjs'
+import { t, textsLoaded, translateSaid } from './text.mjs'
 
 app.registerExtension({
   name: 'ParallelDiT.Waiting',
@@ -16,6 +16,11 @@ app.registerExtension({
     onAnswer(updateBadges)
     api.addEventListener('graphChanged', updateBadges)
     app.canvas.canvas.addEventListener('litegraph:set-graph', updateBadges)
+    api.addEventListener('progress_text', ({ detail }) => {
+      const text = translateSaid(detail.text)
+      // The editor may hear of the English text after this.
+      if (text !== detail.text) queueMicrotask(() => api.dispatchCustomEvent('progress_text', { ...detail, text }))
+    })
     const notices = new Map() // by group
     let model = createModel()
     api.addEventListener('paralleldit.group', ({ detail }) => {

@@ -13,29 +13,70 @@ export function findText(trees, path, values = {}) {
 }
 
 /**
- * Translates an English text that was made from a template. The last tree has the English templates, under the path;
- * the first tree that has the template's key gives the translation. If several templates match, the one with the most
- * words counts. A text without a template is returned as it is.
+ * Translates an English text of the server that was made from templates. The last tree has the English templates, under
+ * the path; the first tree that has a template's key gives the translation. So a text is its own key, as in gettext.
+ *
+ * Each line may be one sentence or several. Of the templates that make its start, up to the end of a sentence, the one
+ * with the most words counts, and then the shortest such start. What fills a template is translated, too. A sentence
+ * without a template is returned as it is.
  */
 export function translate(trees, path, text) {
-  const templates = Object.entries(getAt(trees.at(-1), path) ?? {})
-  const matching = templates.filter(([, template]) => matchTemplate(template, text))
-  if (!matching.length) return text
-  const [key, template] = matching.reduce((one, other) => (countFixed(other[1]) > countFixed(one[1]) ? other : one))
-  return findText(trees, `${path}.${key}`, matchTemplate(template, text))
+  if (trees[0] === trees.at(-1)) return text
+  const templates = compileTemplates(getAt(trees.at(-1), path))
+  const translateLine = (line) => {
+    const ends = [...[...line.matchAll(SENTENCE_END)].map(({ index }) => index + 1), line.length]
+    const found = findTemplate(templates, line, ends)
+    const end = found?.end ?? ends[0]
+    const rest = line.slice(end).trimStart()
+    if (!found) return rest ? joinSentences([line.slice(0, end), translateLine(rest)]) : line
+    const values = Object.entries(found.values).map(([name, value]) => [name, translateLine(value)])
+    const words = findText(trees, `${path}.${found.key}`, Object.fromEntries(values))
+    return joinSentences([words, translateLine(rest)])
+  }
+  return text.split('\n').map(translateLine).join('\n')
 }
+
+/** Joins sentences. After a full-width character there is no space. */
+export const joinSentences = (sentences) =>
+  sentences
+    .filter(Boolean)
+    .reduce((said, next) => said + (FULL_WIDTH.test(said) ? '' : ' ') + next, '')
+    .trimStart()
 
 const getAt = (tree, path) => path.split('.').reduce((node, key) => node?.[key], tree)
 
 const NAMES = /\{(\w+)\}/g
+const FULL_WIDTH = /[\u3000-\u303f\uff00-\uffef]$/
+const SENTENCE_END = /[.!?)](?= )/g
 
-/** Counts the characters of a template outside of its {names}. */
-const countFixed = (template) => template.replace(NAMES, '').length
+const compiled = new WeakMap() // by the templates
 
-/** Returns the values of the {names} that turn a template into this text; null if the text is not made from it. */
-function matchTemplate(template, text) {
-  const names = [...template.matchAll(NAMES)].map(([, name]) => name)
-  const pieces = template.split(/\{\w+\}/).map((piece) => piece.replace(/[.*+?^${}()|[\]\\]/g, '\\$&'))
-  const found = text.match(new RegExp(`^${pieces.join('(.+)')}$`))
-  return found && Object.fromEntries(names.map((name, index) => [name, found[index + 1]]))
+/** Compiles each template to {key, names, pattern, fixed}, the one with the most characters of its own first. */
+function compileTemplates(templates = {}) {
+  if (!compiled.has(templates)) {
+    const all = Object.entries(templates).map(([key, template]) => {
+      const pieces = template.split(/\{\w+\}/).map((piece) => piece.replace(/[.*+?^${}()|[\]\\]/g, '\\$&'))
+      const names = [...template.matchAll(NAMES)].map(([, name]) => name)
+      return { key, names, pattern: new RegExp(`^${pieces.join('(.+)')}$`), fixed: template.replace(NAMES, '').length }
+    })
+    compiled.set(
+      templates,
+      all.sort((one, other) => other.fixed - one.fixed)
+    )
+  }
+  return compiled.get(templates)
+}
+
+/**
+ * Finds the template that makes the line's start up to one of these ends, and the values of its {names}; undefined if
+ * there is none.
+ */
+function findTemplate(templates, line, ends) {
+  for (const { key, names, pattern } of templates) {
+    for (const end of ends) {
+      const found = line.slice(0, end).match(pattern)
+      if (found) return { key, end, values: Object.fromEntries(names.map((name, index) => [name, found[index + 1]])) }
+    }
+  }
+  return undefined
 }

@@ -154,8 +154,8 @@ class PlannedModule(RemoteWeights):
     def explain_stock(self, why: str, down: Explanation | None) -> str:
         """Says that ComfyUI's own model runs in place of the ranks. It says what a step takes if the last request was
         predicted. why: what the ranks cannot run. down: why there are no ranks."""
-        said = f"{self.name} runs as stock, on ComfyUI's own device alone"
-        said += f". {down.brief}" if down else f": the worker processes cannot run {why}. Without it, they can."
+        why = down.brief if down else f"The worker processes cannot run {why}. Without it, they can."
+        said = f"{self.name} runs as stock, on ComfyUI's own device alone. {why}"
         work, plan = self.last_work, self.replaced or self.plan
         if work is None or plan.world_size == 1 or not can_predict(work, plan):
             return said

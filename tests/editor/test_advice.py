@@ -1,14 +1,14 @@
-"""What an error advises is a field of its own from where it is raised, and the commonest is told in Chinese, too."""
+"""What an error advises is a field of its own from where it is raised. What the server says is told in Chinese, too."""
 
 from __future__ import annotations
 
 import ast
 import functools
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from playwright.sync_api import Browser, expect
 
 from demo.host import REPOSITORY, ComfyHost
@@ -22,8 +22,19 @@ NAME = re.compile(r"\{(\w+)\}")
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 ANY = "…"
 NO_VERBS = {"if", "did", "the"}  # with which advice begins, too
+SENTENCE_END = re.compile(r"(?<=[.!?)]) |\n")
+SAYING = {"show_on_node", "say_once", "explained", "because", "Compared"}  # functions whose first text a person sees
+# What only scripts call. They have no editor.
+SCRIPTS = tuple(f"parallel_backend/{each}" for each in ("__main__", "command/", "library", "pipelines/", "groups/mesh"))
+# How many texts are in English alone, by room: of how the processes talk to each other, of what a node's code may not
+# be, of broken requests and specs, and of rare models.
+LEFT = {"nodes": 11, "worker": 55, "parallel_backend": 37}
+NODE_TEXT = """window.app.graph.nodes.find((node) => node.type === 'KSampler')
+    .widgets.find((widget) => widget.name === '$$node-text-preview')?.value"""
 FILLED_IN = ("7", "2 or 4", "Euler, DPM++ 2M", "ulysses=2, ring=1", "a text (CLIP)")
-ENGLISH, TRANSLATED = (read(language, "main.json")["paralleldit"]["errors"]["advices"] for language in ("en", "zh"))
+ENGLISH, TRANSLATED = (read(language, "main.json")["paralleldit"]["said"] for language in ("en", "zh"))
+
+TEMPLATES = {NAME.sub(ANY, template) for template in ENGLISH.values()}
 
 
 @functools.cache
@@ -91,37 +102,79 @@ def test_nodes_raise_no_bare_errors() -> None:
         assert not where.startswith("nodes/") or where.startswith("nodes/routes/"), where
 
 
-def test_the_advice_that_is_translated_is_in_the_words_of_the_code() -> None:
+def shown() -> Iterator[tuple[str, str]]:
+    """Where a text is made that a person sees in the editor during a run or at its end, and the text."""
+    for where, texts in said(explained()):
+        yield from ((where, text) for text in texts[:2] if text and not where.startswith(SCRIPTS))
+    for path, nodes in code():
+        for found in nodes:
+            if isinstance(found, ast.Call):
+                name = getattr(found.func, "id", getattr(found.func, "attr", ""))
+                texts = found.args[:1] if name in SAYING else []
+            else:
+                names = [each.id for each in getattr(found, "targets", []) if isinstance(each, ast.Name)]
+                texts = [found.value] if isinstance(found, ast.Assign) and "said" in names else []
+            for text in filter(None, map(text_of, texts)):
+                yield f"{path.relative_to(REPOSITORY)}:{found.lineno}", text
+
+
+def list_forms(text: str) -> set[str]:
+    """A text of the code as a template may have it: without what is put before it or after it."""
+    bare = text.strip()
+    return {bare, bare.removeprefix(ANY).strip(), bare.removesuffix(ANY).strip()}
+
+
+def is_translated(text: str) -> bool:
+    """As `translate` in web/words.mjs finds it."""
+    if not text.strip(f" .:{ANY}") or {*list_forms(text), f"{text.rstrip()} {ANY}"} & TEMPLATES:
+        return True
+    ends = [each.start() for each in SENTENCE_END.finditer(text)]
+    return any(list_forms(text[:end]) & TEMPLATES and is_translated(text[end + 1 :]) for end in ends)
+
+
+def test_what_is_translated_is_in_the_words_of_the_code() -> None:
     known = {text_of(found) for _, nodes in code() for found in nodes if isinstance(found, ast.expr)}
-    assert len(ENGLISH) >= 30
+    parts = {part for text in known if text for part in (text, *SENTENCE_END.split(text))}
+    known = {form for part in parts for form in list_forms(part)}
+    assert len(ENGLISH) >= 200
     for key, template in ENGLISH.items():
-        assert NAME.sub(ANY, template) in known, f"{key}: {template}"
+        text = NAME.sub(ANY, template)
+        assert text in known or text.removesuffix(ANY).strip() in known, f"{key}: {template}"
         assert len(NAME.findall(template)) == len(set(NAME.findall(template))), key
         assert CHINESE.search(TRANSLATED[key]), key
 
 
-@pytest.mark.parametrize("value", FILLED_IN)
-def test_no_advice_is_taken_for_another(value: str) -> None:
+def test_no_more_sentences_are_left_in_english_alone() -> None:
+    left = sorted({(where, text) for where, text in shown() if not is_translated(text)})
+    counts = Counter(where.partition("/")[0] for where, _ in left)
+    assert counts == LEFT, "\n".join(f"{where} {text}" for where, text in left)
+
+
+def test_no_text_is_taken_for_another() -> None:
     """Of the templates that a text could be made of, `translate` in web/words.mjs takes the one with the most words."""
-    for advice in advices():
-        line = advice.replace(ANY, value)
-        fitting = [
-            template
-            for template in ENGLISH.values()
-            if re.fullmatch("(.+)".join(map(re.escape, NAME.sub(ANY, template).split(ANY))), line)
-        ]
-        if fitting:
-            taken = max(fitting, key=lambda template: len(NAME.sub("", template)))
-            assert NAME.sub(ANY, taken) == advice
+    known = sorted(TEMPLATES, key=lambda template: len(template.replace(ANY, "")), reverse=True)
+    patterns = [(re.compile("(.+)".join(map(re.escape, template.split(ANY)))), template) for template in known]
+    texts = {text for _, text in shown()}
+    for value in FILLED_IN:
+        for line in {text.replace(ANY, value) for text in texts}:
+            taken = next((template for pattern, template in patterns if pattern.fullmatch(line)), None)
+            assert taken is None or taken.replace(ANY, value) == line
 
 
-def test_a_card_tells_the_advice_in_the_editors_language(browser: Browser, host: ComfyHost) -> None:
+def test_a_chinese_editor_tells_in_chinese_what_the_server_says(browser: Browser, host: ComfyHost) -> None:
+    """During a run, on its node and in the panel; and of a plan that does not fit, before the run and after it."""
     with use_setting(host, "Comfy.Locale", "zh", "en"), open_editor(browser, host) as editor:
-        open_demo(editor, {"mode": "manual", "ulysses": 9})
+        page, exact = editor.page, TRANSLATED["compared_exact"]
+        open_demo(editor, {"mode": "manual", "ulysses": 2, "compare": "once"}, steps=1, seed=77)
         editor.run()
-        cause, advice = (editor.page.get_by_test_id(f"{CARD}-{part}") for part in ("cause", "advice"))
-        expect(cause).to_contain_text("ulysses=9")
-        told = TRANSLATED["degree_of_heads"].format(most=8, ring=9)
-        expect(advice).to_contain_text(told)
-        expect(advice).not_to_contain_text("Use")
+        page.wait_for_function(f"(text) => {NODE_TEXT} === text", arg=exact)
+        page.locator(".paralleldit-tab-button").click()
+        expect(page.get_by_test_id("paralleldit-compared").first).to_have_text(exact)
+        open_demo(editor, {"mode": "manual", "ulysses": 9})
+        cause, advice = TRANSLATED["too_many_heads"], TRANSLATED["degree_of_heads"].format(most=8, ring=9)
+        told = cause.format(degree=9, heads=8)
+        expect(page.locator(".dom-widget .paralleldit-plan-error")).to_have_text(f"{told}{advice}")
+        editor.run()
+        expect(page.get_by_test_id(f"{CARD}-cause")).to_have_text(told)
+        expect(page.get_by_test_id(f"{CARD}-advice")).to_contain_text(advice)
         assert editor.problems == []

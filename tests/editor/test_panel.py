@@ -265,7 +265,7 @@ def test_a_run_tells_how_much_faster_than_one_device_it_was_and_by_what_that_is_
 
 
 def test_a_run_says_why_it_is_less_parallel_than_asked(shared_editor: Editor, panel: Locator, host: ComfyHost) -> None:
-    stock = "Flux runs as stock, on ComfyUI's own device alone: the worker processes cannot run a change of its img_in."
+    stock = "Flux runs as stock, on ComfyUI's own device alone. The worker processes cannot run a change of its img_in."
     less = "This sampling runs under one rank, not under ulysses=2, because of the model patch 'attn1_patch'."
     known = {"steps": [], "made": 0, "alone": None, "predicted": None}
     tell(host, event([run(31, reason=less, is_stock=False), run(30, reason=stock, is_stock=True, **known), run(29)]))

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import test from 'node:test'
 
-import { findText, translate } from '../../web/words.mjs'
+import { findText, joinSentences, translate } from '../../web/words.mjs'
 
 const zh = { panel: { stop: '停止' } }
 const en = { panel: { stop: 'Stop', step: 'Step {step} of {total}' } }
@@ -17,14 +17,25 @@ test('a text without a translation is shown by its name, and a missing value by 
   assert.equal(findText([en], 'panel.step', { step: 0 }), 'Step 0 of {total}')
 })
 
-const ADVICES = {
+const SAID = {
   again: 'Queue it again.',
   divisor: 'Use {degrees}, or ring={ring}.',
-  patches: 'Use patches=1, or ring={ring} or ulysses (exact).'
+  patches: 'Use patches=1, or ring={ring} or ulysses (exact).',
+  ended: 'It ended while it was {doing}.',
+  sampling: 'sampling',
+  down: '{why}, so it stays down. The last time: {last}',
+  often: 'It died {count} times'
 }
-const CHINESE = { again: '请重试。', divisor: '请用 ring={ring} 或 {degrees}。', patches: '请用ring={ring}。' }
-const tell = (text, ...trees) =>
-  translate([...trees.map((advices) => ({ advices })), { advices: ADVICES }], 'advices', text)
+const CHINESE = {
+  again: '请重试。',
+  divisor: '请用 ring={ring} 或 {degrees}。',
+  patches: '请用ring={ring}。',
+  ended: '它在{doing}时结束。',
+  sampling: '采样',
+  down: '{why}，不再启动。上一次：{last}',
+  often: '已退出 {count} 次'
+}
+const tell = (text, ...trees) => translate([...trees.map((said) => ({ said })), { said: SAID }], 'said', text)
 
 test('a text made from an English template is shown in the first language that has the template', () => {
   assert.equal(tell('Queue it again.', CHINESE), '请重试。')
@@ -41,5 +52,24 @@ test('a text without a template stays, and so does one that only contains a temp
   for (const text of ['Use ring=2.', 'Then: Queue it again.', 'Queue it again!', '', 'Queue it againX']) {
     assert.equal(tell(text, CHINESE), text)
   }
-  assert.equal(translate([], 'advices', 'Queue it again.'), 'Queue it again.') // before any text is there
+  assert.equal(translate([], 'said', 'Queue it again.'), 'Queue it again.') // before any text is there
+})
+
+test('lines and sentences are translated one by one, and those without a template stay', () => {
+  assert.equal(tell('Queue it again. Queue it again.', CHINESE), '请重试。请重试。')
+  assert.equal(
+    tell('Look (here) first. Queue it again. Or not. Or so.', CHINESE),
+    'Look (here) first. 请重试。Or not. Or so.'
+  )
+  assert.equal(tell('Rank 1 died.\nQueue it again.', CHINESE), 'Rank 1 died.\n请重试。')
+})
+
+test('what fills a template is translated, too', () => {
+  assert.equal(tell('It ended while it was sampling.', CHINESE), '它在采样时结束。')
+  const down = 'It died 3 times, so it stays down. The last time: It ended while it was sampling. Queue it again.'
+  assert.equal(tell(down, CHINESE), '已退出 3 次，不再启动。上一次：它在采样时结束。请重试。')
+})
+
+test('after a full-width character, the next sentence follows without a space', () => {
+  assert.equal(joinSentences(['请重试。', 'Then wait.', '', '好。']), '请重试。Then wait. 好。')
 })

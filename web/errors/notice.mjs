@@ -1,7 +1,7 @@
 // One error and its card. The card is shown at its node while the workflow that failed is the open one.
 
 import { app } from '../../../scripts/app.js'
-import { translateAdvice } from '../text.mjs'
+import { translateFields } from '../text.mjs'
 import { makeErrorCard } from './card.mjs'
 import { describeError } from './message.mjs'
 import { findNode, getRectangle, placeCard } from './place.mjs'
@@ -38,7 +38,7 @@ export class Notice {
   makeCard() {
     const name = this.node()?.title ?? this.event.node_type
     const text = describeError(this.event, this.kind)
-    return makeErrorCard(this.kind, { ...text, advice: translateAdvice(text.advice) }, name, {
+    return makeErrorCard(this.kind, translateFields(text), name, {
       onDismiss: () => this.dismiss(),
       onShow: () => this.goToNode(),
       onRun: () => app.queuePrompt(0)

@@ -1,9 +1,10 @@
 // The view of one worker group: its state, buttons, running job, and the folding parts below.
 
 import { element } from '../elements.mjs'
+import { formatReport, splitFields } from '../errors/message.mjs'
 import { describeRemark } from '../plan/mesh.mjs'
 import { NextView } from '../plan/next.mjs'
-import { t } from '../text.mjs'
+import { t, translateFields } from '../text.mjs'
 import { makeId, setAttribute, setShown, setText } from './dom.mjs'
 import {
   countRanks,
@@ -131,7 +132,7 @@ class AboutView {
     setText(this.note, note)
     setShown(this.note, note)
     setText(this.deaths, describeDeaths(deaths))
-    setText(this.death, death ?? '')
+    setText(this.death, death ? formatReport('', translateFields(splitFields(death))) : '')
     setShown(this.why, death)
     setShown(this.element, this.hint.textContent || note || death)
     setShown(this.dismiss, isDismissible(group))

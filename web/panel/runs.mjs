@@ -2,7 +2,7 @@
 
 import { element } from '../elements.mjs'
 import { describeSpeed } from '../figures/speed.mjs'
-import { getLanguage, t } from '../text.mjs'
+import { getLanguage, t, translateSaid } from '../text.mjs'
 import { Children, makeFold, setAttribute, setShown, setText } from './dom.mjs'
 import {
   describePlans,
@@ -97,9 +97,9 @@ class RunRow {
     const began = new Date(run.began * 1000)
     const time = formatTime(began, getLanguage())
     setText(this.about, [t(`panel.operation.${run.operation}`), isNamed && how, time].filter(Boolean).join(' · '))
-    setText(this.reason, run.reason)
+    setText(this.reason, translateSaid(run.reason))
     setShown(this.reason, run.reason)
-    setText(this.comparison, run.comparison)
+    setText(this.comparison, translateSaid(run.comparison))
     setShown(this.comparison, run.comparison)
     setAttribute(this.about, 'title', describeNode(run, began))
     this.showNumbers(run, summarizeSteps(run.steps))

@@ -34,7 +34,7 @@ def check_sizes(latents: torch.Tensor, patch: tuple[int, ...]) -> None:
     if any(size % side for size, side in zip(latents.shape[2:], patch, strict=True)):
         shape, sides = ("×".join(map(str, sizes)) for sizes in (latents.shape[2:], patch))
         raise RequestError(
-            f"The latent measures {shape}, and the model works on patches of {sides}.",
+            f"PipeFusion cannot cut a latent of {shape}: the model works on patches of {sides}.",
             "Use sizes that are multiples of these, in latent pixels, or a plan without PipeFusion.",
         )
 
