@@ -21,7 +21,7 @@ export function findText(trees, path, values = {}) {
  * without a template is returned as it is.
  */
 export function translate(trees, path, text) {
-  if (trees[0] === trees.at(-1)) return text
+  if (!text || trees[0] === trees.at(-1)) return text
   const templates = compileTemplates(getAt(trees.at(-1), path))
   const translateLine = (line) => {
     const ends = [...[...line.matchAll(SENTENCE_END)].map(({ index }) => index + 1), line.length]

@@ -46,8 +46,8 @@ def settle_figures(
 
 
 def even_out(machine: Machine, devices: Sequence[str]) -> Machine:
-    """Returns the machine with the best figures of each device for all ranks that have such a device, where these differ
-    so much that the ranks would not share alike."""
+    """Returns the machine with the best figures of each device for all ranks that have it, where these differ so much
+    that the ranks might not share alike."""
     speeds = list(machine.speeds)
     for device in dict.fromkeys(devices):
         alike = [rank for rank, other in enumerate(devices) if other == device]

@@ -85,7 +85,7 @@ class Correction:
     def weigh(self, corrected: Prediction) -> float:
         """Returns the factor for a plan's seconds when it is compared with others: below 1 for the plan that ran
         last."""
-        return 1 - self.spread if corrected.words == next(reversed(self.plans), None) else 1.0
+        return 1 - self.spread if [corrected.words] == [*self.plans][-1:] else 1.0
 
     def least_seconds(self, corrected: Prediction) -> float:
         """Returns the seconds of a plan that shares no tokens, from its corrected prediction, if the plans that share
