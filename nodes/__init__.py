@@ -15,6 +15,7 @@ from .parallel_sampler import ParallelSampler
 from .parallel_vae import ParallelVAEDecode, ParallelVAEEncode
 from .routes.control import add_control_routes
 from .routes.plan import add_plan_route
+from .routes.settings import add_settings_routes
 from .routes.status import add_status_routes
 from .workers.ahead import start_with_comfyui
 
@@ -24,6 +25,7 @@ class ParallelDiTExtension(ComfyExtension):
         add_status_routes()
         add_control_routes()
         add_plan_route()
+        add_settings_routes()
         keep_files_of_networks()
         start_with_comfyui()
 

@@ -263,9 +263,10 @@ def describe_devices() -> Devices:
     given = comfy.cli_args.args
     choices = (("--cuda-device", given.cuda_device), ("--oneapi-device-selector", given.oneapi_device_selector))
     chosen = " ".join(f"{flag}={value}" for flag, value in choices if value is not None)
-    is_set, (alike, others) = settings().ranks > 0, split_cards()
+    found, (alike, others) = settings(), split_cards()
+    is_set, present = bool(found.ranks or found.gpus), 0 if found.machines else len(alike) + len(others)
     unlike = () if is_set else tuple(map(str, others))
-    return Devices(device_count(), bool(alike), is_set, chosen, str(alike[0]) if alike else "", unlike)
+    return Devices(device_count(), bool(alike), is_set, chosen, str(alike[0]) if alike else "", unlike, present)
 
 
 def choose_plan(work: Work, costs: ModelCosts, lossy: bool = False) -> ResolvedPlan:

@@ -39,10 +39,11 @@ class ResolvedPlan(NamedTuple):
 
 
 class Devices(NamedTuple):
-    """The devices of an automatic plan. count: ranks. is_set: whether the settings give the count.
+    """The devices of an automatic plan. count: ranks. is_set: whether the settings give the count or the GPUs.
 
     chosen: ComfyUI's start arguments that hide GPUs from it, and so from the ranks; empty if it sees all. own:
-    ComfyUI's own GPU, in words. unlike: the GPUs that are left out because they differ from it.
+    ComfyUI's own GPU, in words. unlike: the GPUs that are left out because they differ from it. present: how many GPUs
+    there are, if the settings can choose among them; several machines have 0.
     """
 
     count: int
@@ -51,6 +52,7 @@ class Devices(NamedTuple):
     chosen: str
     own: str = ""
     unlike: tuple[str, ...] = ()
+    present: int = 0
 
 
 def remark(key: str, **values: int | str) -> Remark:
@@ -101,7 +103,7 @@ def explain_left_out(devices: Devices) -> list[Remark]:
     """Says which GPUs an automatic plan leaves out, and why."""
     if not devices.unlike:
         return []
-    return [remark("left_out", cards=", ".join(devices.unlike), own=devices.own)]
+    return [remark("left_out", cards=", ".join(devices.unlike), own=devices.own, present=devices.present)]
 
 
 def explain_lossy_choice(

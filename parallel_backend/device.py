@@ -122,13 +122,19 @@ def like_first(among: Sequence[Card]) -> tuple[list[Card], list[Card]]:
     return alike, [card for card in among if card not in alike]
 
 
-def select(kind: str, local_rank: int) -> torch.device:
-    """Makes a rank's card the current one, and returns it. Cards like the first come before the others.
+def in_rank_order(among: Sequence[Card], chosen: Sequence[int] = ()) -> list[Card]:
+    """Returns the cards in the ranks' order: the first, those like it, then the others. chosen: of these numbers only;
+    empty for all.
 
     The order depends only on the cards, so it is the same in ComfyUI and in the ranks.
     """
-    alike, others = like_first(cards(kind))
-    device = torch.device(kind, [*alike, *others][local_rank].index)
+    alike, others = like_first([card for card in among if not chosen or card.index in chosen])
+    return [*alike, *others]
+
+
+def select(kind: str, local_rank: int, chosen: Sequence[int] = ()) -> torch.device:
+    """Makes a rank's card the current one, and returns it. chosen: as in `in_rank_order`."""
+    device = torch.device(kind, in_rank_order(cards(kind), chosen)[local_rank].index)
     module_of(kind).set_device(device)
     return device
 

@@ -10,6 +10,7 @@ import { applyAnswer, applyEvent, applyLog, createModel, getBadge, openLog } fro
 import { throttle } from './panel/throttle.mjs'
 import { PanelView } from './panel/view.mjs'
 import { findNextRuns, onAnswer } from './plan/answers.mjs'
+import { onChange } from './settings/server.mjs'
 import { t, textsLoaded } from './text.mjs'
 
 const ID = 'paralleldit'
@@ -42,6 +43,7 @@ class Panel {
     api.addEventListener('reconnecting', () => this.setModel({ ...this.model, connected: false }))
     api.addEventListener('reconnected', () => this.ask())
     onAnswer(() => this.drawSoon())
+    onChange(() => this.ask()) // the devices may be others
     api.addEventListener('graphChanged', () => this.drawSoon()) // a loader may have been removed
     document.addEventListener('visibilitychange', () => this.drawSoon())
   }

@@ -701,7 +701,7 @@ function findTemplate(templates, line, ends) {
   return undefined
 }
 
-// The pack's own texts in the editor's language. ComfyUI serves them from `locales/*/main.json`.
+// The pack's own texts in the editor's language. ComfyUI serves them from `locales/*/main.json` and `settings.json`.
 
 
 let trees = [];
@@ -714,7 +714,10 @@ const textsLoaded = (async () => {
   const own = getLanguage();
   try {
     const all = await (await api.fetchApi('/i18n')).json();
-    trees = [all[own], all[own.split('-')[0]], all.en].map((tree) => tree?.paralleldit ?? {});
+    trees = [all[own], all[own.split('-')[0]], all.en].map((tree) => ({
+      ...tree?.paralleldit,
+      settings: { ...tree?.settings, ...tree?.paralleldit?.settings }
+    }));
   } catch (error) {
     console.warn('[ParallelDiT]', error); // the editor then shows the names of the texts
   }
@@ -1506,21 +1509,39 @@ const INPUT = 'plan';
 const GAP$1 = 40;
 const TITLE = 30;
 
-/** Makes a button that gives the loaders of a worker group this plan. values: of the plan in JSON; {} for one device. */
-function makeUseButton(values, group) {
+/** Makes a button that uses a plan. */
+function makeUseButton(use) {
   const attributes = { type: 'button', class: 'paralleldit-use', 'data-testid': 'paralleldit-use' };
   const button = element('button', { ...attributes, title: t('plan.use_help') }, t('plan.use'));
-  button.addEventListener('click', () => usePlan(values, group));
+  button.addEventListener('click', use);
   return button
 }
 
-/** Gives the loaders of a worker group in the open workflow a plan. */
+/** Adds a button to each predicted plan of a drawn answer, except to the plan that a person has chosen. use: takes a
+ * plan's values. */
+function addUseButtons(target, answer, use) {
+  for (const [place, row] of target.querySelectorAll('[data-testid="paralleldit-plan-predicted"] li').entries()) {
+    if (!answer.is_auto && row.hasAttribute('aria-current')) continue
+    row.append(makeUseButton(() => use(answer.predicted.best[place].values)));
+  }
+}
+
+/** Gives the loaders of a worker group in the open workflow a plan. values: of the plan in JSON; {} for one device. */
 function usePlan(values, group) {
+  asOneChange(() => {
+    const loaders = listGraphs(app.rootGraph).flatMap(({ nodes }) => nodes.filter(isOf(group)));
+    const plans = new Set(loaders.map((loader) => findOrigin(loader, INPUT)?.node ?? addPlan(loader)));
+    for (const plan of plans) if (plan.type === PLAN) setWidgets(plan, values);
+  });
+}
+
+/** Sets a Parallel Plan node to a plan. values: as in `usePlan`. */
+const setPlan = (plan, values) => asOneChange(() => setWidgets(plan, values));
+
+function asOneChange(change) {
   const tracker = app.extensionManager.workflow.activeWorkflow.changeTracker;
   tracker.beforeChange();
-  const loaders = listGraphs(app.rootGraph).flatMap(({ nodes }) => nodes.filter(isOf(group)));
-  const plans = new Set(loaders.map((loader) => findOrigin(loader, INPUT)?.node ?? addPlan(loader)));
-  for (const plan of plans) if (plan.type === PLAN) setWidgets(plan, makeNodeValues({ ...ONE_DEVICE, ...values }));
+  change();
   app.canvas.setDirty(true, true);
   tracker.afterChange();
 }
@@ -1530,7 +1551,7 @@ const isOf = (group) => (node) => LOADERS.includes(node.type) && !node.mode && g
 const getWidget = (node, name) => node.widgets?.find((widget) => widget.name === name);
 
 function setWidgets(plan, values) {
-  for (const [name, value] of Object.entries(values)) {
+  for (const [name, value] of Object.entries(makeNodeValues({ ...ONE_DEVICE, ...values }))) {
     const widget = getWidget(plan, name);
     if (!widget) continue
     widget.value = value;
@@ -1874,7 +1895,7 @@ function makeRow({ plans, values, isAlone, state, result, times: factor }, group
     factor ? `×${formatSpeedup(factor)}` : ''
   ];
   const head = element('th', { scope: 'row' }, name);
-  const use = element('td', {}, ...(values.mode === 'manual' ? [makeUseButton(plans[0], group)] : []));
+  const use = element('td', {}, ...(values.mode === 'manual' ? [makeUseButton(() => usePlan(plans[0], group))] : []));
   return element('tr', { 'data-state': state }, head, ...cells.map((words) => element('td', {}, words)), use)
 }
 
@@ -2345,6 +2366,67 @@ function describeStep$1({ plan, one_device: one, is_measured: isMeasured }, say)
   return plan.is_alone || alone ? words : say('plan.step_alone_lacks', { words })
 }
 
+// Reads and changes the pack's settings, which the server keeps. A refusal is shown as a toast.
+
+
+const ROUTE = '/paralleldit/settings';
+const listeners$1 = [];
+
+/** Calls `listener` with the server's answer after each change. */
+const onChange = (listener) => listeners$1.push(listener);
+
+/** Returns the server's answer about the settings; null if there is none. */
+const readSettings = () => ask('settings.unread');
+
+/** Sets settings by name; null is the default. Returns the server's new answer, or null if it has refused. */
+async function changeSettings(changes) {
+  const answer = await ask('settings.refused', {
+    method: 'POST',
+    headers: { 'Content-Type': 'application/json' },
+    body: JSON.stringify(changes)
+  });
+  if (answer?.outdated.length) show('info', t('settings.changed'), t('settings.outdated'));
+  if (answer) for (const listener of listeners$1) listener(answer);
+  return answer
+}
+
+async function ask(problem, request) {
+  try {
+    const response = await api.fetchApi(ROUTE, request);
+    if (response.ok) return await response.json()
+    show('error', t(problem), summarizeError(await response.text()));
+  } catch (error) {
+    show('error', t(problem), error.message);
+  }
+  return null
+}
+
+function show(severity, summary, detail) {
+  app.extensionManager.toast.add({ severity, summary, detail, life: 10_000 });
+}
+
+// The button that makes all GPUs of this machine take part, beside the remark that leaves some out.
+
+
+const LEFT_OUT = 'left_out';
+
+/** Returns how many GPUs a remark's button would use; 0 if it has none. */
+const countOffered = ({ key, values }) => (key === LEFT_OUT && values.present) || 0;
+
+/** Makes the button for so many GPUs. */
+function makeUseAllButton(count) {
+  const attributes = { type: 'button', class: 'paralleldit-use', 'data-testid': 'paralleldit-use-all' };
+  const words = count === 2 ? t('plan.use_both') : t('plan.use_all', { count });
+  const button = element('button', { ...attributes, title: t('plan.use_all_help') }, words);
+  button.addEventListener('click', useAll);
+  return button
+}
+
+async function useAll() {
+  const known = await readSettings();
+  if (known) await changeSettings({ gpus: known.cards.map(({ index }) => index) });
+}
+
 // Pure: says which model files are missing, and finds where a template says that they can be had.
 
 
@@ -2371,7 +2453,7 @@ const MAX_PATCHES_DRAWN = 16;
  * Replaces what the element shows. answer: the server's, or null if nothing was asked. open: names of values that only
  * a run can tell. parts: makes the elements: `makeWhole`, or `makeBrief` for little room.
  */
-function draw(target, answer, open, parts) {
+function draw$1(target, answer, open, parts) {
   const isOpen = target.querySelector('details')?.open;
   if (open.length)
     target.replaceChildren(makeLine$1('paralleldit-plan-remark', t('plan.open', { names: open.join(', ') })));
@@ -2425,9 +2507,16 @@ function makeMissing(words, missing) {
   return line
 }
 
-/** Makes the reasons and the best plans: folded where a plan is known, which is more important. */
+/** Makes the reasons and the best plans: folded where a plan is known, which is more important. Not folded is a remark
+ * with a button. */
 function* makeReasons(answer) {
-  const remarks = answer.remarks.map((remark) => makeLine$1('paralleldit-plan-remark', describeRemark(remark, t)));
+  for (const remark of answer.remarks.filter(countOffered)) {
+    const line = makeLine$1('paralleldit-plan-remark', describeRemark(remark, t));
+    line.append(' ', makeUseAllButton(countOffered(remark)));
+    yield line;
+  }
+  const others = answer.remarks.filter((remark) => !countOffered(remark));
+  const remarks = others.map((remark) => makeLine$1('paralleldit-plan-remark', describeRemark(remark, t)));
   const whole = describeFit(answer, t)?.lacks ? [] : makeRemedies(answer, 'paralleldit-plan-remark');
   const reasons = [...makeBest(describePrediction(answer, t)), ...whole, ...remarks];
   if (!answer.plan) yield* reasons;
@@ -2586,9 +2675,8 @@ function makeRun({ answer, models }, group, loaded) {
   const names = [...new Set(models)].map(getFileName).join(', ');
   const name = element('p', { class: 'paralleldit-strong paralleldit-cut-off', title: models.join(', ') }, names);
   const content = element('div', { class: 'paralleldit-plan-content' });
-  draw(content, answer, [], makeBrief);
-  for (const [place, row] of content.querySelectorAll('[data-testid="paralleldit-plan-predicted"] li').entries())
-    row.append(makeUseButton(answer.predicted.best[place].values, group));
+  draw$1(content, answer, [], makeBrief);
+  addUseButtons(content, answer, (values) => usePlan(values, group));
   name.hidden = models.every((model) => model === loaded);
   return element('div', {}, name, element('div', { class: 'paralleldit-plan' }, content))
 }
@@ -3089,7 +3177,11 @@ class StateView {
 class AboutView {
   constructor(press) {
     this.hint = element('p', { class: 'paralleldit-quiet' });
-    this.note = element('p', { class: 'paralleldit-notice', 'data-testid': 'paralleldit-note' });
+    this.words = element('span');
+    this.offer = element('span');
+    const notice = { class: 'paralleldit-notice', 'data-testid': 'paralleldit-note' };
+    this.note = element('p', notice, this.words, this.offer);
+    this.offered = 0;
     this.deaths = element('summary');
     this.death = element('pre', { class: 'paralleldit-death', tabindex: 0 });
     const attributes = { class: 'paralleldit-why', 'data-testid': 'paralleldit-death' };
@@ -3107,10 +3199,14 @@ class AboutView {
     const isNew = state === 'stopped' && !group.runs.length && !death;
     const isOnCpu = state === 'parked' && (group.status.device ?? device) === 'cpu';
     const hint = t(isNew ? 'panel.newcomer' : isOnCpu ? 'panel.hint.parkedCpu' : `panel.hint.${state}`);
-    setText(this.hint, hint.startsWith('panel.') ? '' : hint);
+    const hints = [hint.startsWith('panel.') ? '' : hint, group.status.outdated ? t('panel.hint.outdated') : ''];
+    setText(this.hint, hints.filter(Boolean).join(' '));
     setShown(this.hint, this.hint.textContent);
     const note = (remarks ?? []).map((remark) => describeRemark(remark, t)).join(' ');
-    setText(this.note, note);
+    setText(this.words, note);
+    const offered = Math.max(0, ...(remarks ?? []).map(countOffered));
+    if (offered !== this.offered) this.offer.replaceChildren(...(offered ? [makeUseAllButton(offered)] : []));
+    this.offered = offered;
     setShown(this.note, note);
     setText(this.deaths, describeDeaths(deaths));
     setText(this.death, death ? formatReport('', translateFields(splitFields(death))) : '');
@@ -3380,6 +3476,7 @@ class Panel {
     api.addEventListener('reconnecting', () => this.setModel({ ...this.model, connected: false }));
     api.addEventListener('reconnected', () => this.ask());
     onAnswer(() => this.drawSoon());
+    onChange(() => this.ask()); // the devices may be others
     api.addEventListener('graphChanged', () => this.drawSoon()); // a loader may have been removed
     document.addEventListener('visibilitychange', () => this.drawSoon());
   }
@@ -3597,7 +3694,7 @@ function drawLine(target, answer, parts) {
   const line = answer && describeLine(answer, summarizeError, t);
   if (!line) return target.replaceChildren()
   const words = element('div');
-  draw(words, answer, [], parts);
+  draw$1(words, answer, [], parts);
   target.replaceChildren(makeLine(line, listLines(words).join('\n')));
 }
 
@@ -3763,7 +3860,6 @@ function markWidgets(node, names) {
 const ENDS = ['execution_success', 'execution_error', 'execution_interrupted'];
 const askers = new WeakMap(); // by node, the function that asks the server about it
 const heights = new WeakMap(); // by loader
-const WHOLE = { draw: (target, answer, open) => draw(target, answer, open, makeWhole), fail: drawNoAnswer, margin: 10 };
 const LINE = { draw: (target, answer) => drawLine(target, answer, makeBrief), fail: drawNoLine, margin: 2 };
 
 app.registerExtension({
@@ -3772,6 +3868,7 @@ app.registerExtension({
   setup() {
     addStyle(new URL('./plan/style.css', import.meta.url));
     api.addEventListener('graphChanged', () => askAll());
+    onChange(() => askAll(true));
     for (const end of ENDS) api.addEventListener(end, () => askAll(true)); // the run may have measured speeds
     api.addEventListener('reconnected', () => {
       retryPlanRoute();
@@ -3806,7 +3903,11 @@ function askAll(force) {
 }
 
 function explainPlan(node) {
-  const { ask, height } = addPlanWidget(node, makeQuestion, WHOLE);
+  const drawWhole = (target, answer, open) => {
+    draw$1(target, answer, open, makeWhole);
+    addUseButtons(target, answer, (values) => setPlan(node, values));
+  };
+  const { ask, height } = addPlanWidget(node, makeQuestion, { draw: drawWhole, fail: drawNoAnswer, margin: 10 });
   askers.set(node, ask);
   const updateWidgets = () => showUsedWidgets(node);
   const onChange = () => {
@@ -3858,6 +3959,141 @@ function callAfter(object, name, after) {
     return result
   };
 }
+
+// The control of each setting in ComfyUI's settings dialog. It shows the server's value, of which ComfyUI keeps no copy.
+
+
+const OWN_DEVICE = 'own'; // the empty choice, by its name in the texts
+const FRACTIONS = ['start_seconds', 'silence_seconds', 'log_megabytes'];
+const shown$1 = new Map(); // elements in the dialog, by the name of their setting
+let isAsked = false;
+
+/** Makes the control of a setting. It is filled once the server has answered. */
+function makeControl(name) {
+  const target = element('div', { class: 'paralleldit-setting', 'data-testid': `paralleldit-setting-${name}` });
+  shown$1.set(name, target);
+  if (!isAsked) refresh();
+  return target
+}
+
+async function refresh() {
+  isAsked = true;
+  const answer = await readSettings();
+  isAsked = false;
+  if (answer) drawAll(answer);
+}
+
+/** Draws the controls of the open dialog by the server's answer. */
+function drawAll({ settings, cards }) {
+  for (const setting of settings) {
+    const target = shown$1.get(setting.name);
+    const drawn = JSON.stringify([setting, cards]);
+    if (!target || target.dataset.drawn === drawn) continue
+    target.dataset.drawn = drawn;
+    draw(target, setting, cards);
+  }
+}
+
+function draw(target, setting, cards) {
+  async function change(value) {
+    const answer = await changeSettings({ [setting.name]: value });
+    if (!answer) draw(target, setting, cards); // the old value comes back
+  }
+  const control = setting.name === 'gpus' ? makeCards(setting, cards, change) : makeInput(setting, change);
+  control.setAttribute('aria-labelledby', `ParallelDiT.${setting.name}-label`);
+  const focused = listFocusable(target).indexOf(document.activeElement);
+  target.replaceChildren(control, ...makeNote(setting, cards, change));
+  if (focused >= 0) (listFocusable(target)[focused] ?? listFocusable(target)[0])?.focus();
+}
+
+const listFocusable = (target) => [...target.querySelectorAll('input, select, button')];
+
+/** Says why a setting cannot be changed here, or offers its default. */
+function makeNote({ name, source, variable, is_open: isOpen }, cards, change) {
+  if (!isOpen) return [element('small', {}, t(`settings.${source === 'variable' ? source : 'closed'}`, { variable }))]
+  if (source === 'default') return name === 'gpus' && cards.length ? [element('small', {}, t('settings.open'))] : []
+  const words = t(`settings.${name === 'gpus' ? 'automatic' : 'default'}`);
+  const button = element('button', { type: 'button', 'data-testid': `paralleldit-default-${name}` }, words);
+  button.addEventListener('click', () => change(null));
+  return [button]
+}
+
+function makeInput(setting, change) {
+  const { value, default: usual, choices, is_open: isOpen } = setting;
+  const input = choices ? makeChoice(setting) : element('input', describeInput(setting));
+  const isAutomatic = usual === 0 && value === 0;
+  input.value = isAutomatic ? '' : Array.isArray(value) ? value.join(', ') : value;
+  input.disabled = !isOpen;
+  if (usual === 0) input.placeholder = t('settings.open');
+  if (!choices) input.title = input.value; // it may be cut off
+  input.addEventListener('change', () => change(typeof value === 'number' ? readNumber(input) : input.value));
+  return input
+}
+
+const describeInput = ({ name, value }) =>
+  typeof value === 'number' ? { type: 'number', min: 0, step: FRACTIONS.includes(name) ? 'any' : 1 } : { type: 'text' };
+
+/** Returns the number; null, which is the default, if the input is empty. */
+const readNumber = (input) => (input.value === '' ? null : Number(input.value));
+
+function makeChoice({ name, choices }) {
+  const words = (choice) => t(`settings.ParallelDiT_${name}.options.${choice || OWN_DEVICE}`);
+  return element('select', {}, ...choices.map((choice) => element('option', { value: choice }, words(choice))))
+}
+
+/** Makes a box for each GPU, ticked if it takes part. Without any tick, the choice is automatic. */
+function makeCards({ is_open: isOpen }, cards, change) {
+  const group = element('div', { class: 'paralleldit-cards', role: 'group' });
+  if (!cards.length) group.append(t('settings.no_gpu'));
+  for (const { index, words, is_used: isUsed } of cards) {
+    const box = element('input', { type: 'checkbox', value: index });
+    box.checked = isUsed;
+    box.disabled = !isOpen;
+    group.append(element('label', {}, box, words));
+  }
+  group.addEventListener('change', () => {
+    const chosen = [...group.querySelectorAll(':checked')].map(({ value }) => Number(value));
+    change(chosen.length ? chosen : null);
+  });
+  return group
+}
+
+// Shows the pack's settings in ComfyUI's settings dialog. Their names and tooltips are in `locales/*/settings.json`.
+
+
+const GROUPS = {
+  'Devices and ranks': ['gpus', 'device', 'ranks', 'cpu_ranks'],
+  'Worker group': [
+    'start',
+    'on_free',
+    'when_not_parallel',
+    'restarts',
+    'start_seconds',
+    'silence_seconds',
+    'log_megabytes'
+  ],
+  'Set on the server': ['python', 'machines', 'measured']
+};
+
+const inOrder = Object.entries(GROUPS).flatMap(([group, names]) => names.map((name) => ({ group, name })));
+
+app.registerExtension({
+  name: 'ParallelDiT.Settings',
+
+  settings: inOrder.map(({ group, name }, place) => ({
+    id: `ParallelDiT.${name}`,
+    category: ['ParallelDiT', group, name],
+    name,
+    tooltip: name,
+    sortOrder: inOrder.length - place, // the dialog shows the highest first
+    type: () => makeControl(name)
+  })),
+
+  setup() {
+    addStyle(new URL('./settings/style.css', import.meta.url));
+    onChange(drawAll);
+  }
+});
 
 // A badge at each subgraph node that holds a parallel loader: the loader's line, or what its workers do before they
 // sample. Whoever has not opened the subgraph sees nothing else of either.

@@ -6,18 +6,19 @@ import { app } from '../../scripts/app.js'
 import { addStyle } from './elements.mjs'
 import { canFold, fold, setShowsAll, showsAll } from './loader/fold.mjs'
 import { drawLine, drawNoLine } from './loader/line.mjs'
+import { addUseButtons, setPlan } from './loader/use.mjs'
 import { addPlanWidget } from './plan/explain.mjs'
 import { CHECKPOINT, LOADERS, makeQuestion, makeQuestionWithoutPlan, PLAN } from './plan/graph.mjs'
 import { listGraphs } from './plan/links.mjs'
 import { retryPlanRoute } from './plan/server.mjs'
 import { showUsedWidgets } from './plan/used.mjs'
 import { draw, drawNoAnswer, makeBrief, makeWhole } from './plan/view.mjs'
+import { onChange } from './settings/server.mjs'
 import { t } from './text.mjs'
 
 const ENDS = ['execution_success', 'execution_error', 'execution_interrupted']
 const askers = new WeakMap() // by node, the function that asks the server about it
 const heights = new WeakMap() // by loader
-const WHOLE = { draw: (target, answer, open) => draw(target, answer, open, makeWhole), fail: drawNoAnswer, margin: 10 }
 const LINE = { draw: (target, answer) => drawLine(target, answer, makeBrief), fail: drawNoLine, margin: 2 }
 
 app.registerExtension({
@@ -26,6 +27,7 @@ app.registerExtension({
   setup() {
     addStyle(new URL('./plan/style.css', import.meta.url))
     api.addEventListener('graphChanged', () => askAll())
+    onChange(() => askAll(true))
     for (const end of ENDS) api.addEventListener(end, () => askAll(true)) // the run may have measured speeds
     api.addEventListener('reconnected', () => {
       retryPlanRoute()
@@ -60,7 +62,11 @@ function askAll(force) {
 }
 
 function explainPlan(node) {
-  const { ask, height } = addPlanWidget(node, makeQuestion, WHOLE)
+  const drawWhole = (target, answer, open) => {
+    draw(target, answer, open, makeWhole)
+    addUseButtons(target, answer, (values) => setPlan(node, values))
+  }
+  const { ask, height } = addPlanWidget(node, makeQuestion, { draw: drawWhole, fail: drawNoAnswer, margin: 10 })
   askers.set(node, ask)
   const updateWidgets = () => showUsedWidgets(node)
   const onChange = () => {

@@ -1,4 +1,4 @@
-// The pack's own texts in the editor's language. ComfyUI serves them from `locales/*/main.json`.
+// The pack's own texts in the editor's language. ComfyUI serves them from `locales/*/main.json` and `settings.json`.
 
 import { api } from '../../scripts/api.js'
 import { app } from '../../scripts/app.js'
@@ -15,7 +15,10 @@ export const textsLoaded = (async () => {
   const own = getLanguage()
   try {
     const all = await (await api.fetchApi('/i18n')).json()
-    trees = [all[own], all[own.split('-')[0]], all.en].map((tree) => tree?.paralleldit ?? {})
+    trees = [all[own], all[own.split('-')[0]], all.en].map((tree) => ({
+      ...tree?.paralleldit,
+      settings: { ...tree?.settings, ...tree?.paralleldit?.settings }
+    }))
   } catch (error) {
     console.warn('[ParallelDiT]', error) // the editor then shows the names of the texts
   }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -22,6 +23,10 @@ WITH_LOADER, WITH_COMFYUI, WITH_SAMPLER = START = ("loader", "comfyui", "sampler
 CHOICES = {
     "on_free": ON_FREE, "device": ("", *DEVICES), "start": START, "when_not_parallel": WHEN_NOT_PARALLEL,
 }  # fmt: skip
+MAY_BE_ZERO = ("ranks", "restarts", "cpu_ranks")
+# Only the file and variables set these, and no page of ComfyUI: they name a program that is started, addresses that are
+# trusted, and a folder that is written. Another node pack's script on the page could set them.
+NOT_FROM_A_PAGE = ("python", "machines", "measured")
 
 
 class SettingsError(Explained, ValueError):
@@ -30,29 +35,14 @@ class SettingsError(Explained, ValueError):
 
 @dataclass(frozen=True)
 class Settings:
-    """The file uses the field names below. An environment variable is PARALLELDIT_ and the name in capitals.
+    """The file uses the field names below. An environment variable is PARALLELDIT_ and the name in capitals; it
+    separates the parts of a list by commas.
 
-    device: cpu, cuda (NVIDIA and AMD GPUs) or xpu (Intel). Empty: the device that ComfyUI computes on.
-    ranks: of an automatic plan. 0: one for each GPU that is like ComfyUI's own; 2 on the CPU.
-    cpu_ranks: the most CPU ranks that a plan may ask for on a machine. 0: one for each core, at least 2.
-    python: the interpreter of the workers.
-    machines: the addresses of the machines that work together. This one comes first, with the port where it listens
-    for the others. An environment variable separates them by commas.
-    on_free: what the workers do when ComfyUI frees memory (its Free button, or other models that need the room). park
-    moves the weights to RAM; unload drops them until they are read again; keep does nothing. CPU ranks have no
-    accelerator to free: there park means unload.
-    restarts: how often a group that dies is restarted within ten minutes; after that it stays down.
-    start_seconds: the most seconds until the ranks are ready, on all machines.
-    silence_seconds: after so many seconds without a sign of life, a rank counts as dead.
-    log_megabytes: the size at which a rank's log is rotated.
-    measured: the folder for this machine's measurements. Empty: the pack's own folder.
-    when_not_parallel: what happens to a sampling that the ranks cannot run. run: ComfyUI's own model of the same file
-    takes it, as stock. refuse: it ends with an error.
-    start: when the ranks start. loader: with the first loader of a prompt. comfyui: with ComfyUI, as many as an
-    automatic plan has. sampler: when the first sampler needs them.
+    What each means is said in `locales/en/settings.json`, which ComfyUI's dialog and docs/workers.md show.
     """
 
     device: str = ""
+    gpus: tuple[int, ...] = field(default=())
     ranks: int = 0
     python: str = sys.executable
     machines: tuple[str, ...] = field(default=())
@@ -69,17 +59,28 @@ class Settings:
     @classmethod
     def read(cls, environment: Mapping[str, str], file: Path) -> Settings:
         """Returns the settings in effect. Raises SettingsError, which names the file or variable that is wrong."""
-        values: dict[str, Any] = {}
-        if file.is_file():
-            values = {name: convert_value(name, value, str(file)) for name, value in read_object(file).items()}
+        return cls.of(read_object(file), environment, str(file))
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], environment: Mapping[str, str], source: str) -> Settings:
+        """Returns the settings of a file with these values. source: names it. Raises SettingsError."""
+        values = {name: convert_value(name, value, source) for name, value in given.items()}
         for setting in fields(cls):
-            variable = PREFIX + setting.name.upper()
+            variable = variable_of(setting.name)
             if environment.get(variable):
                 values[setting.name] = convert_value(setting.name, environment[variable], f"the variable {variable}")
         return cls(**values)
 
 
+def variable_of(name: str) -> str:
+    """Returns the environment variable of a setting."""
+    return PREFIX + name.upper()
+
+
 def read_object(file: Path) -> dict[str, Any]:
+    """Returns the file's values, unchecked; none without a file. Raises SettingsError."""
+    if not file.is_file():
+        return {}
     try:
         values = json.loads(file.read_text())
     except (OSError, ValueError) as error:
@@ -89,26 +90,47 @@ def read_object(file: Path) -> dict[str, Any]:
     return values
 
 
+def write_object(file: Path, values: Mapping[str, Any]) -> None:
+    """Replaces the file in one step. One thread at a time may call this. Raises SettingsError."""
+    file = file.resolve()  # a link stays one
+    new = file.with_suffix(f".{os.getpid()}")
+    try:
+        new.write_text(f"{json.dumps(values, indent=2)}\n")
+        new.replace(file)
+    except OSError as error:
+        raise SettingsError(f"{file} cannot be written ({error}).") from error
+
+
 def convert_value(name: str, value: Any, source: str) -> Any:
     """Checks a setting's value and converts it to its type. Raises SettingsError."""
     defaults = {setting.name: setting.default for setting in fields(Settings)}
     if name not in defaults:
         raise SettingsError(f"{source} sets {name!r}, which is not a setting. The settings are {', '.join(defaults)}.")
     default = defaults[name]
-    kind = {tuple: "a list", str: "text"}.get(type(default), "a number")
+    kind = {tuple: "a list", str: "text", int: "a whole number"}.get(type(default), "a number")
+    kind = "a list of GPUs, each a different whole number" if name == "gpus" else kind
     try:
         if isinstance(default, tuple):
             parts = value.split(",") if isinstance(value, str) else value
-            result = tuple(str(part).strip() for part in parts if str(part).strip())
+            texts = tuple(str(part).strip() for part in parts if str(part).strip())
+            result = convert_numbers(texts) if name == "gpus" else texts
         else:
             result = type(default)(value)
-    except (TypeError, ValueError) as error:
+        if isinstance(value, bool) or (isinstance(default, int) and isinstance(value, float) and result != value):
+            raise ValueError
+    except (OverflowError, TypeError, ValueError) as error:
         raise SettingsError(f"{source} sets {name} to {value!r}; it must be {kind}.") from error
     choices = CHOICES.get(name)
     if choices and result not in choices:
         raise SettingsError(f"{source} sets {name} to {value!r}; it must be one of {', '.join(filter(None, choices))}.")
-    if isinstance(result, (int, float)) and (
-        not 0 <= result < math.inf or (result == 0 and name not in ("ranks", "restarts", "cpu_ranks"))
-    ):
+    if isinstance(result, (int, float)) and (not 0 <= result < math.inf or (result == 0 and name not in MAY_BE_ZERO)):
         raise SettingsError(f"{source} sets {name} to {value!r}; it must be more than 0.")
     return result
+
+
+def convert_numbers(texts: tuple[str, ...]) -> tuple[int, ...]:
+    """Converts whole numbers to a list in order. Raises ValueError for others, and if one is there twice."""
+    numbers = {int(text) for text in texts if text.isdecimal()}
+    if len(numbers) < len(texts):
+        raise ValueError
+    return tuple(sorted(numbers))

@@ -20,13 +20,14 @@ FOLDER = Path(__file__).resolve().parents[2] / "measured"
 
 
 @functools.cache
-def measured_file(devices: tuple[str, ...], dtype: str) -> MeasuredFile:
-    return MeasuredFile(Path(settings().measured) if settings().measured else FOLDER, devices, dtype)
+def measured_file(folder: Path, devices: tuple[str, ...], dtype: str) -> MeasuredFile:
+    return MeasuredFile(folder, devices, dtype)
 
 
 def file_of(dtype: str) -> MeasuredFile:
     """Returns the file for the ranks of an automatic plan. Raises SettingsError."""
-    return measured_file(devices_of_ranks(device_count()), dtype)
+    folder = Path(settings().measured) if settings().measured else FOLDER
+    return measured_file(folder, devices_of_ranks(device_count()), dtype)
 
 
 def machine_of(dtype: str) -> Machine:
@@ -55,7 +56,6 @@ def measure(group: WorkerGroup, dtype: str, check: Callable[[], None]) -> None:
         logging.warning("[ParallelDiT] The ranks could not be measured: %s", refused)
 
 
-@functools.cache
 def devices_of_ranks(ranks: int) -> tuple[str, ...]:
     """Names each rank's device, on every machine."""
     machines = settings().machines or ("",)

@@ -118,9 +118,9 @@ class RemoteWeights:
         """The bytes of weights that rank 0 keeps on its accelerator, parked ones included.
 
         The ranks report them. Before that, they are predicted for a card on which ComfyUI has freed memory. It is 1
-        without an accelerator: with 0, ComfyUI would count the weights itself.
+        if that is not ComfyUI's: with 0, ComfyUI would count the weights itself.
         """
-        if self.group.device == "cpu":
+        if not self.group.is_on_comfyuis_card:
             return 1
         plan = self.decided_plan() or expect_weights(self.plan, self.sizes, room_for_weights(self.plan, self.working))
         return max(1, self.sizes.count_kept_bytes(plan)[0])
@@ -164,7 +164,7 @@ class RemoteWeights:
         It is 0 if ComfyUI asks whether the rows fit into one batch, because the ranks share out the batch again.
         estimate: the bytes of the whole call.
         """
-        if not self.makes_room or self.group.device == "cpu":
+        if not self.makes_room or not self.group.is_on_comfyuis_card:
             return 0
         working = rank_bytes(estimate, latents[0], self.plan) + self.stale_bytes(latents) + self.networks
         self.working = max(self.working, working)

@@ -13,7 +13,8 @@ from server import PromptServer
 
 from ...worker.errors import RequestRefused, WorkerGroupError
 from ...worker.host.client import WorkerGroup
-from ..workers.group import device_count
+from ...worker.settings import SettingsError
+from ..workers.group import device_count, reload_settings
 from .status import group_of
 
 PARK_SECONDS = 30.0  # to wait for the running job
@@ -25,6 +26,8 @@ def start(group: WorkerGroup) -> None:
 
 
 def restart(group: WorkerGroup) -> None:
+    """Restarts the group with what the settings file has now."""
+    reload_settings()
     group.restart(device_count(), lambda: None)
 
 
@@ -60,7 +63,7 @@ def make_handler(change: Callable[[WorkerGroup], None]) -> Callable[[web.Request
         group = group_of(request)
         try:
             await asyncio.to_thread(change, group)
-        except RequestRefused as error:
+        except (RequestRefused, SettingsError) as error:
             return web.Response(status=409, text=str(error))
         except WorkerGroupError as error:
             return web.Response(status=503, text=str(error))
@@ -77,4 +80,4 @@ def refuse_foreign(request: web.Request) -> None:
     else:  # no page can forge this header, and no proxy changes it
         foreign = site not in ("none", "same-origin")
     if foreign:
-        raise web.HTTPForbidden(text="Only pages of this ComfyUI may change its worker groups.")
+        raise web.HTTPForbidden(text="Only pages of this ComfyUI may change its workers and settings.")

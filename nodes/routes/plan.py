@@ -31,12 +31,12 @@ from ..parallel_plan import AUTO, AskedPlan, describe_devices, fit_to_machine, r
 from ..plan_words import Remark, ResolvedPlan, explain_auto, remark, remarks_to_json
 from ..workers.group import device_count, device_type, why_no_group
 from ..workers.room import list_plan_cards
+from .body import read_body
 from .memory_estimate import MemoryEstimate, ModelMemory
 from .predicted import Sampled, choose_patches, expect_plan, predict_computing, predict_plans
 from .question import Loader, Question, Sampler, read_question
 from .remedies import list_remedies
 
-MAX_BYTES = 1 << 16
 MAX_RANKS = 256  # more are counted, but not listed
 
 
@@ -59,11 +59,7 @@ def add_plan_route() -> None:
 
 async def plan_route(request: web.Request) -> web.Response:
     """Answers a question in JSON, see `read_question` and `answer`. Answers 400 with a sentence for anything else."""
-    body = b""
-    async for chunk in request.content.iter_chunked(MAX_BYTES):
-        body += chunk
-        if len(body) > MAX_BYTES:
-            return web.Response(status=413, text=f"A question about a plan has at most {MAX_BYTES} bytes.")
+    body = await read_body(request, "A question about a plan")
     try:
         question = read_question(parse_object(body))
     except ValueError as error:

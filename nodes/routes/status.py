@@ -44,7 +44,7 @@ async def groups(request: web.Request) -> web.Response:
     that, the page gets events, if it gives its id in the query `listener`, for as long as it is connected."""
     listeners().add(request.query.get("listener", ""))
     try:
-        groups_by_number = list_groups()
+        groups_by_number, device, devices = list_groups(), device_type(), device_count()
     except SettingsError as error:
         raise web.HTTPInternalServerError(text=str(error)) from error
     statuses = await asyncio.gather(*(asyncio.to_thread(group.status) for group in groups_by_number.values()))
@@ -52,7 +52,7 @@ async def groups(request: web.Request) -> web.Response:
         {"group": number, "status": status, "runs": group.runs.to_json()}
         for (number, group), status in zip(groups_by_number.items(), statuses, strict=True)
     ]
-    return web.json_response({"groups": found, "device": device_type(), "devices": device_count()})
+    return web.json_response({"groups": found, "device": device, "devices": devices})
 
 
 async def status(request: web.Request) -> web.Response:

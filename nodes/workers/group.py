@@ -7,6 +7,7 @@ import functools
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ import comfy.model_management
 import folder_paths
 from server import PromptServer
 
-from ...parallel_backend.device import CPU, Card, cards, check_kind, count, group_backends, like_first
+from ...parallel_backend.device import CPU, Card, cards, check_kind, count, group_backends, in_rank_order, like_first
 from ...parallel_backend.errors import Explanation, RequestError
 from ...worker.host.client import WorkerGroup
-from ...worker.settings import FILE_NAME, Settings, SettingsError
+from ...worker.host.supervision import Setup
+from ...worker.settings import FILE_NAME, Settings, SettingsError, read_object, write_object
 from ...worker.wire.private_folder import private_folder
 from .feed import Feed
 
@@ -48,6 +50,11 @@ def list_groups() -> dict[int, WorkerGroup]:
     return dict(sorted(_groups.items()))
 
 
+def list_outdated() -> list[int]:
+    """Returns the numbers of the groups that run with older settings."""
+    return [number for number, group in sorted(_groups.items()) if group.supervisor.coming]
+
+
 def reported_weights(number: int) -> dict[str, Any]:
     """Returns where a group's ranks reported that their weights are kept. Empty if they reported nothing."""
     group = _groups.get(number)
@@ -57,15 +64,45 @@ def reported_weights(number: int) -> dict[str, Any]:
 @functools.cache
 def settings() -> Settings:
     """Returns the settings. Raises SettingsError."""
-    return Settings.read(os.environ, Path(folder_paths.get_user_directory()) / FILE_NAME)
+    return Settings.read(os.environ, settings_file())
 
 
-def wanted_device() -> str:
+def settings_file() -> Path:
+    return Path(folder_paths.get_user_directory()) / FILE_NAME
+
+
+def change_settings(changes: Mapping[str, Any]) -> None:
+    """Changes values of the settings file. None removes one. Groups that run take them when they are restarted.
+
+    Raises SettingsError, and then nothing has changed.
+    """
+    with _lock:
+        file = settings_file()
+        values = {name: value for name, value in {**read_object(file), **changes}.items() if value is not None}
+        split_cards(Settings.of(values, os.environ, str(file)))  # which checks the devices
+        write_object(file, values)
+    reload_settings()
+
+
+def reload_settings() -> None:
+    """Reads the settings again. Groups that run take them when they are restarted.
+
+    Raises SettingsError, and then nothing has changed.
+    """
+    with _lock:
+        found = Settings.read(os.environ, settings_file())
+        split_cards(found)
+        settings.cache_clear()
+        for group in _groups.values():
+            group.supervisor.configure(Setup(device_type(found), found, why_no_group(found)))
+
+
+def wanted_device(given: Settings | None = None) -> str:
     """Returns the kind of device that the ranks should compute on: from the settings, else ComfyUI's own kind.
 
-    Raises SettingsError if it is set and this machine has none.
+    given: in place of the settings in effect. Raises SettingsError if it is set and this machine has none.
     """
-    set_to, management = settings().device, comfy.model_management
+    set_to, management = (given or settings()).device, comfy.model_management
     if set_to not in ("", CPU) and not count(set_to):
         raise SettingsError(
             f"The setting device is {set_to}, and torch finds none here.", "Take it out of the settings."
@@ -74,10 +111,10 @@ def wanted_device() -> str:
     return set_to or (CPU if on_cpu else management.get_torch_device().type)
 
 
-def why_no_group() -> Explanation | None:
+def why_no_group(given: Settings | None = None) -> Explanation | None:
     """Says why this system can have no worker group, so that every model runs as stock; None if it can have one.
 
-    Raises SettingsError.
+    given: as in `wanted_device`. Raises SettingsError.
     """
     if sys.platform == "win32":
         return Explanation(
@@ -85,35 +122,68 @@ def why_no_group() -> Explanation | None:
             "Run ComfyUI in WSL2 to use several GPUs.",
         )
     try:
-        kind = check_kind(wanted_device())
-        if settings().python == sys.executable:  # the ranks have this torch
+        kind = check_kind(wanted_device(given))
+        if (given or settings()).python == sys.executable:  # the ranks have this torch
             group_backends(kind)
     except RequestError as error:
         return error.explanation
     return None
 
 
-def device_type() -> str:
+def device_type(given: Settings | None = None) -> str:
     """Returns the kind of device that the ranks compute on. It is the CPU if there can be none. Raises SettingsError
-    if one is set that this machine does not have."""
-    return CPU if why_no_group() else wanted_device()
+    if one is set that this machine does not have. given: as in `wanted_device`."""
+    return CPU if why_no_group(given) else wanted_device(given)
 
 
-def split_cards() -> tuple[list[Card], list[Card]]:
-    """Returns an automatic plan's GPUs (ComfyUI's own and those like it), and the other GPUs. None on the CPU."""
-    kind = device_type()
-    return ([], []) if kind == CPU else like_first(cards(kind))
+def all_cards(given: Settings | None = None) -> list[Card]:
+    """Returns this machine's cards of the ranks' kind, in torch's order. Empty on the CPU. Raises SettingsError."""
+    kind = device_type(given)
+    return [] if kind == CPU else cards(kind)
+
+
+def split_cards(given: Settings | None = None) -> tuple[list[Card], list[Card]]:
+    """Returns an automatic plan's GPUs, and those that only a manual plan may use: without a choice in the settings,
+    those that differ from ComfyUI's own. None on the CPU. given: as in `wanted_device`. Raises SettingsError."""
+    given, found = given or settings(), all_cards(given)
+    if not given.gpus:
+        return like_first(found)
+    if not why_no_group(given):
+        check_gpus(given, found)
+    return in_rank_order(found, given.gpus), []
+
+
+def check_gpus(given: Settings, found: list[Card]) -> None:
+    """Checks the chosen GPUs. found: this machine's. Raises SettingsError."""
+    if given.machines:
+        raise SettingsError(
+            "The setting gpus chooses GPUs of one machine, and machines names several.", "Set only one of them."
+        )
+    if not found:
+        raise SettingsError(
+            "The setting gpus chooses GPUs, but the ranks compute on the CPU.", "Take it out of the settings."
+        )
+    missing = [str(number) for number in given.gpus if number not in {card.index for card in found}]
+    if missing:
+        there, present = " and ".join(missing), ", ".join(map(str, found))
+        raise SettingsError(
+            f"The setting gpus has GPU {there}, but this machine has only {present}.", "Choose among these."
+        )
+    if given.ranks > len(given.gpus):
+        raise SettingsError(
+            f"The setting ranks is {given.ranks}, and gpus has only {len(given.gpus)}.", "Lower ranks, or add GPUs."
+        )
 
 
 def list_cards() -> list[Card]:
-    """Returns this machine's cards in the ranks' order: first ComfyUI's own and those like it. Empty on the CPU."""
+    """Returns the cards that plans may use, in the ranks' order. Empty on the CPU."""
     alike, others = split_cards()
     return [*alike, *others]
 
 
 def device_count() -> int:
-    """Returns how many ranks an automatic plan uses: as set, else ComfyUI's own GPU and those like it, or 2 CPU ranks,
-    of every machine. It is 1 if there can be no group.
+    """Returns how many ranks an automatic plan uses: as set, else one for each of its GPUs, or 2 CPU ranks, of every
+    machine. It is 1 if there can be no group.
     """
     if why_no_group():
         return 1
@@ -123,8 +193,8 @@ def device_count() -> int:
 
 def most_ranks() -> int:
     """Returns the most ranks of any plan, on all machines together: one per GPU, or one per CPU core and at least 2."""
-    if (kind := device_type()) != CPU:
-        return count(kind) * max(1, len(settings().machines))
+    if device_type() != CPU:
+        return len(list_cards()) * max(1, len(settings().machines))
     here = settings().cpu_ranks or max(CPU_RANKS, count_cores())
     return max(device_count(), here * max(1, len(settings().machines)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -111,11 +111,12 @@ class Mesh:
             dist.destroy_process_group(group)
 
 
-def start_distributed(device_type: str | None = None) -> torch.device:
+def start_distributed(device_type: str | None = None, gpus: Sequence[int] = ()) -> torch.device:
     """Joins torchrun's group, and returns this rank's device: a GPU of its own, or the CPU with gloo.
 
-    device_type: cpu, cuda or xpu; by default this machine's accelerator. Raises PlanError for more ranks than GPUs,
-    RequestError for a device that ranks cannot use, and GroupError outside of torchrun.
+    device_type: cpu, cuda or xpu; by default this machine's accelerator. gpus: the numbers of those that take part;
+    empty for all. Raises PlanError for more ranks than GPUs, RequestError for a device that ranks cannot use, and
+    GroupError outside of torchrun.
     """
     if "LOCAL_RANK" not in os.environ:
         raise GroupError("There is no group to join.", "Start the script with torchrun --nproc-per-node=RANKS SCRIPT.")
@@ -123,12 +124,10 @@ def start_distributed(device_type: str | None = None) -> torch.device:
     if kind == CPU:
         dist.init_process_group(group_backends(kind))
         return torch.device(kind)
-    ranks, gpus = int(os.environ["LOCAL_WORLD_SIZE"]), count(kind)
-    if ranks > gpus:
-        raise PlanError(
-            f"{ranks} ranks were started on a machine with {gpus} GPUs.", f"Start --nproc-per-node={gpus} or fewer."
-        )
-    device = select(kind, int(os.environ["LOCAL_RANK"]))
+    ranks, most = int(os.environ["LOCAL_WORLD_SIZE"]), len(gpus) or count(kind)
+    if ranks > most:
+        raise PlanError(f"{ranks} ranks were started for {most} GPUs.", f"Start --nproc-per-node={most} or fewer.")
+    device = select(kind, int(os.environ["LOCAL_RANK"]), gpus)
     stay_near(device)
     dist.init_process_group(group_backends(kind), device_id=device)
     return device

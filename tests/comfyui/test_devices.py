@@ -28,6 +28,16 @@ PLANNED = {
     "set to the CPU": (2, None, ["auto_cpu", "needs_model"]),
     "Apple's, set to the CPU": (2, None, ["auto_cpu", "needs_model"]),
     "of two cards, the ranks with their own Python": (2, 2, ["auto_gpus", "needs_model"]),
+    "both chosen": (2, 2, ["auto_set", "needs_model"]),
+    "chosen without ComfyUI's own": (2, 2, ["auto_set", "needs_model"]),
+    "one chosen": (1, 1, ["auto_one"]),
+    "chosen, and fewer ranks": (2, 3, ["auto_set", "needs_model"]),
+}
+REFUSED = {
+    "chosen, and more ranks": "ranks is 3, and gpus has only 2",
+    "chosen on the CPU": "gpus chooses GPUs, but the ranks compute on the CPU",
+    "chosen on two machines": "gpus chooses GPUs of one machine, and machines names several",
+    "chosen what is not there": "gpus has GPU 2 and 7, but this machine has only GPU 0 (RTX 3090, 24 GB), GPU 1 (",
 }
 
 
@@ -60,6 +70,34 @@ def test_as_many_ranks_as_are_set_are_measured_on_unlike_gpus_too(machines: dict
     assert machines["one other"]["devices"] == ["RTX 3090", "RTX 3090"]
 
 
+def test_chosen_gpus_are_those_that_ranks_compute_on_comfyuis_own_and_those_like_it_first(
+    machines: dict[str, Any],
+) -> None:
+    for machine, names in {
+        "both chosen": ["RTX 3090", "GTX 1660"],
+        "chosen without ComfyUI's own": ["GTX 1660", "RTX 3090"],
+        "one chosen": ["RTX 3090"],
+        "chosen, and fewer ranks": ["RTX 3090", "RTX 3090"],
+    }.items():
+        assert machines[machine]["devices"] == names, machine
+        assert "left_out" not in machines[machine]["remarks"]
+    used = [card["index"] for card in machines["one chosen"]["cards"] if card["is_used"]]
+    assert used == [2] and len(machines["one chosen"]["cards"]) == 3
+
+
+def test_all_gpus_are_offered_where_some_are_left_out(machines: dict[str, Any]) -> None:
+    assert machines["one other"]["offered"] == machines["own is another"]["offered"] == [3]
+    assert machines["of two machines"]["offered"] == [0], "each machine would have its own numbers"
+
+
+@pytest.mark.parametrize("machine", REFUSED)
+def test_gpus_that_cannot_take_part_are_refused_and_can_be_chosen_anew(machine: str, machines: dict[str, Any]) -> None:
+    found = machines[machine]
+    assert REFUSED[machine] in found["error"]
+    assert not any(card["is_used"] for card in found["cards"])
+    assert bool(found["cards"]) == ("CPU" not in machine), "the dialog shows them"
+
+
 def test_one_rank_gives_the_exact_image_of_a_plan_whose_exchange_is_lossy(machines: dict[str, Any]) -> None:
     expected = {"ulysses": "same_image", "int8": "exact_image", "sparse": "same_image"}
     assert machines["three alike"]["images"] == expected
@@ -76,7 +114,12 @@ def test_a_device_that_is_set_and_not_there_is_refused_with_what_to_do(machines:
 
 @pytest.mark.parametrize(
     ("machine", "says"),
-    {"Apple's": "cannot compute on mps", "without NCCL": "has no nccl", "on Windows": "WSL2"}.items(),
+    {
+        "Apple's": "cannot compute on mps",
+        "without NCCL": "has no nccl",
+        "on Windows": "WSL2",
+        "chosen on Windows": "WSL2",
+    }.items(),
 )
 def test_a_machine_without_worker_groups_runs_every_plan_as_stock_and_says_why(
     machine: str, says: str, machines: dict[str, Any]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 
+import psutil
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from demo.host import ComfyHost
 from tests.support.editor.editor import PATIENCE_MS, Editor, insist
 from tests.support.editor.examples import open_demo, settle
+from tests.support.editor.settings import ask_settings, settings_kept
 from tests.support.host.faults import wait_until
 from tests.support.host.graphs import alive, status, worker_processes
 
@@ -135,6 +137,11 @@ def test_a_reload_in_the_middle_of_a_job_loses_nothing_of_the_panel(
     assert editor.problems == []
 
 
+def log_size(pid: int) -> str:
+    """What a rank was told of it, in megabytes."""
+    return psutil.Process(pid).environ()["PARALLELDIT_LOG_MEGABYTES"]
+
+
 def test_the_group_is_parked_restarted_stopped_and_started_by_the_panels_buttons(
     editor: Editor, page: Page, host: ComfyHost
 ) -> None:
@@ -152,10 +159,16 @@ def test_the_group_is_parked_restarted_stopped_and_started_by_the_panels_buttons
     expect(park).to_have_attribute("aria-disabled", "true")
     editor.screenshot("panel-parked")
     before, old = status(host)["pids"], worker_processes(host, 1)
-    restart.click()
-    expect(panel.get_by_title(f"process {before[0]}")).to_have_count(0)
-    expect(state).to_contain_text("ready", ignore_case=True)
-    assert not set(status(host)["pids"]) & set(before)
+    with settings_kept(host):
+        assert ask_settings(host, {"log_megabytes": 9})["outdated"][0] == 1
+        expect(panel.get_by_text("The settings have changed. Restart takes them.")).to_be_visible()
+        assert log_size(before[0]) == "8.0"
+        restart.click()
+        expect(panel.get_by_title(f"process {before[0]}")).to_have_count(0)
+        expect(state).to_contain_text("ready", ignore_case=True)
+        expect(panel.get_by_text("Restart takes them.")).to_have_count(0)
+        assert not set(status(host)["pids"]) & set(before)
+        assert log_size(status(host)["pids"][0]) == "9.0"
     wait_until(lambda: not any(map(alive, old)))
     editor.screenshot("panel-restarted")
     old = worker_processes(host, 1)

@@ -140,7 +140,7 @@ def test_the_english_words_for_the_nodes_are_those_of_their_schemas(nodes: dict[
     )
 
 
-@pytest.mark.parametrize("file", ["nodeDefs.json", "main.json"])
+@pytest.mark.parametrize("file", ["nodeDefs.json", "main.json", "settings.json"])
 def test_every_word_that_is_there_in_english_is_there_in_chinese(file: str) -> None:
     english, chinese = (flat(read(language, file)) for language in ("en", "zh"))
     assert set(english) == set(chinese)
@@ -153,7 +153,7 @@ def test_every_word_that_is_there_in_english_is_there_in_chinese(file: str) -> N
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_the_words_for_the_nodes_have_nothing_that_the_editor_would_fill_in(language: str) -> None:
-    for path, text in flat(read(language)).items():
+    for path, text in (flat(read(language)) | flat(read(language, "settings.json"))).items():
         assert not MESSAGE_SYNTAX.search(text), path
 
 

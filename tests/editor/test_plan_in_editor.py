@@ -16,7 +16,9 @@ from tests.support.editor.editor import Editor, open_editor, use_setting
 from tests.support.editor.examples import open_demo
 
 TEMPLATES = REPOSITORY / "example_workflows"
-ROUTE = "**/paralleldit/plan"
+ROUTE, SETTINGS = "**/paralleldit/plan", "**/paralleldit/settings"
+# Two unlike GPUs, of which one is used.
+LEFT_OUT = {"key": "left_out", "values": {"cards": "GPU 1 (8 GB)", "own": "GPU 0 (12 GB)", "present": 2}, "text": ""}
 STROKE = """() => {
     const node = window.app.graph.nodes.find((node) => node.type === 'ParallelDiT_Plan')
     return Object.values(node.strokeStyles).some((style) => style.call(node)?.color === LiteGraph.NODE_ERROR_COLOUR)
@@ -34,6 +36,8 @@ TURN_RING = """() => {
 NOTES = """() => window.app.graph.nodes.filter((node) => node.type === 'MarkdownNote').map((node) => ({
     title: node.title, text: node.widgets[0].value, isTranslated: 'paralleldit_translated' in node.properties }))"""
 PLAN_NODE = "window.app.graph.nodes.find((node) => node.type === 'ParallelDiT_Plan')"
+OF_PLAN = f"""() => ['mode', 'dp', 'ulysses'].map((name) => {PLAN_NODE}.widgets
+    .find((widget) => widget.name === name).value)"""
 SEEN = f"""() => {PLAN_NODE}.widgets
     .filter((widget) => !widget.hidden && (!widget.advanced || {PLAN_NODE}.showAdvanced) && widget.name !== 'mesh')
     .map((widget) => widget.name)"""
@@ -138,7 +142,9 @@ def test_the_node_says_what_weights_take_and_marks_that_nobody_can_share_them(sh
     assert page.evaluate(OUTLINED) == ["weights"]
 
 
-def test_the_node_shows_the_fastest_plans_and_what_a_step_takes(shared_editor: Editor) -> None:
+def test_the_node_shows_the_fastest_plans_and_what_a_step_takes_with_buttons_for_the_next_step(
+    shared_editor: Editor,
+) -> None:
     """Over a link that is slow: the answer of a machine that has one."""
     page = shared_editor.page
     best = [
@@ -157,20 +163,44 @@ def test_the_node_shows_the_fastest_plans_and_what_a_step_takes(shared_editor: E
     def answer(route: Route) -> None:
         one = {**best[0], "plan": "one rank"}
         predicted = {"plan": best[0], "best": best, "one_device": one, "alone": True, "is_measured": False}
-        route.fulfill(json={**route.fetch().json(), "predicted": predicted})
+        route.fulfill(json={**route.fetch().json(), "predicted": predicted, "remarks": [LEFT_OUT]})
 
+    def answer_settings(route: Route) -> None:
+        """Refuses two GPUs at first, as this machine has none."""
+        if route.request.method == "GET":
+            route.fulfill(json={"settings": [], "cards": [{"index": 0}, {"index": 1}], "outdated": []})
+            return
+        chosen.append(route.request.post_data_json)
+        route.continue_() if len(chosen) == 1 else route.fulfill(json={"settings": [], "cards": [], "outdated": [1]})
+
+    chosen: list[dict[str, Any]] = []
     page.route(ROUTE, answer)
+    page.route(SETTINGS, answer_settings)
     try:
         shared_editor.prompt(template("demo"))
         rows = page.get_by_test_id("paralleldit-plan-predicted").locator("li")
         expect(rows).to_have_count(3)
-        expect(rows.first).to_have_text("dp=2: 2.50 s a step, 3.0 GiB a rank")
+        expect(rows.first).to_have_text("dp=2: 2.50 s a step, 3.0 GiB a rankUse")
         expect(rows.first).to_have_attribute("aria-current", "true")
         expect(page.locator(".paralleldit-plan-step")).to_have_text(
             "About 2.50 s a step, as fast as one device (not measured yet)"
         )
+        all_gpus = page.get_by_test_id("paralleldit-use-all")
+        expect(all_gpus).to_have_text("Use both")
+        all_gpus.click()
+        expect(page.get_by_text("gpus chooses GPUs, but the ranks compute on the CPU")).to_be_visible()
+        with page.expect_request(ROUTE):
+            all_gpus.click()
+        expect(page.get_by_text("Running workers keep the old ones.")).to_be_visible()
+        assert chosen == [{"gpus": [0, 1]}] * 2
+        page.locator(".paralleldit-plan-why summary").click()
+        shared_editor.screenshot("plan-use-both")
+        rows.nth(1).get_by_test_id("paralleldit-use").click()
+        expect(rows.first.get_by_test_id("paralleldit-use")).to_have_count(0)  # what a person has chosen
+        assert page.evaluate(OF_PLAN) == ["manual", 1, 2]
     finally:
         page.unroute(ROUTE)
+        page.unroute(SETTINGS)
 
 
 def test_missing_files_come_first_with_the_templates_links_in_the_order_in_which_they_run(

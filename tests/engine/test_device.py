@@ -127,6 +127,20 @@ def test_a_ranks_card_is_the_first_then_those_like_it_then_the_others(
     assert asked == [("set_device", found), ("stay_near", found), (device.group_backends(machine.kind), found)]
 
 
+@pytest.mark.parametrize(("gpus", "order"), [((0, 1), (0, 1)), ((1, 2), (1, 2)), ((0, 1, 2), (0, 2, 1)), ((2,), (2,))])
+def test_only_chosen_cards_take_part_in_the_same_order(
+    gpus: tuple[int, ...], order: tuple[int, ...], machine: Machine
+) -> None:
+    machine.patch.setattr(dist, "init_process_group", lambda _backends, device_id: None)
+    machine.patch.setenv("LOCAL_WORLD_SIZE", str(len(gpus)))
+    for local_rank, index in enumerate(order):
+        machine.patch.setenv("LOCAL_RANK", str(local_rank))
+        assert start_distributed(machine.kind, gpus) == torch.device(machine.kind, index)
+    machine.patch.setenv("LOCAL_WORLD_SIZE", str(len(gpus) + 1))
+    with pytest.raises(PlanError, match=rf"{len(gpus) + 1} ranks were started for {len(gpus)} GPUs"):
+        start_distributed(machine.kind, gpus)
+
+
 def test_attention_is_left_to_torch_where_nvidias_kernels_do_not_run(machine: Machine) -> None:
     machine.patch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     machine.patch.setattr("parallel_backend.seams.kernels.backends.is_usable", lambda _: True)

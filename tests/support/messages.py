@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.support.templates.notes import EN, ZH
 
 ROOT = Path(__file__).parents[2]
-FILES = ("main", "nodeDefs", "commands")
+FILES = ("main", "nodeDefs", "commands", "settings")
 PRODUCT = ("nodes", "worker", "parallel_backend", "demo")
 LEAST_WORDS = 3  # shorter ones are names, keys and values
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

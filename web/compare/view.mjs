@@ -2,7 +2,7 @@
 // open.
 
 import { element } from '../elements.mjs'
-import { makeUseButton } from '../loader/use.mjs'
+import { makeUseButton, usePlan } from '../loader/use.mjs'
 import { setAttribute, setShown, setText } from '../panel/dom.mjs'
 import { describePlans, formatSeconds, formatSpeedup } from '../panel/format.mjs'
 import { LOADERS } from '../plan/graph.mjs'
@@ -88,6 +88,6 @@ function makeRow({ plans, values, isAlone, state, result, times: factor }, group
     factor ? `×${formatSpeedup(factor)}` : ''
   ]
   const head = element('th', { scope: 'row' }, name)
-  const use = element('td', {}, ...(values.mode === 'manual' ? [makeUseButton(plans[0], group)] : []))
+  const use = element('td', {}, ...(values.mode === 'manual' ? [makeUseButton(() => usePlan(plans[0], group))] : []))
   return element('tr', { 'data-state': state }, head, ...cells.map((words) => element('td', {}, words)), use)
 }

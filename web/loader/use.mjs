@@ -12,21 +12,39 @@ const INPUT = 'plan'
 const GAP = 40
 const TITLE = 30
 
-/** Makes a button that gives the loaders of a worker group this plan. values: of the plan in JSON; {} for one device. */
-export function makeUseButton(values, group) {
+/** Makes a button that uses a plan. */
+export function makeUseButton(use) {
   const attributes = { type: 'button', class: 'paralleldit-use', 'data-testid': 'paralleldit-use' }
   const button = element('button', { ...attributes, title: t('plan.use_help') }, t('plan.use'))
-  button.addEventListener('click', () => usePlan(values, group))
+  button.addEventListener('click', use)
   return button
 }
 
-/** Gives the loaders of a worker group in the open workflow a plan. */
+/** Adds a button to each predicted plan of a drawn answer, except to the plan that a person has chosen. use: takes a
+ * plan's values. */
+export function addUseButtons(target, answer, use) {
+  for (const [place, row] of target.querySelectorAll('[data-testid="paralleldit-plan-predicted"] li').entries()) {
+    if (!answer.is_auto && row.hasAttribute('aria-current')) continue
+    row.append(makeUseButton(() => use(answer.predicted.best[place].values)))
+  }
+}
+
+/** Gives the loaders of a worker group in the open workflow a plan. values: of the plan in JSON; {} for one device. */
 export function usePlan(values, group) {
+  asOneChange(() => {
+    const loaders = listGraphs(app.rootGraph).flatMap(({ nodes }) => nodes.filter(isOf(group)))
+    const plans = new Set(loaders.map((loader) => findOrigin(loader, INPUT)?.node ?? addPlan(loader)))
+    for (const plan of plans) if (plan.type === PLAN) setWidgets(plan, values)
+  })
+}
+
+/** Sets a Parallel Plan node to a plan. values: as in `usePlan`. */
+export const setPlan = (plan, values) => asOneChange(() => setWidgets(plan, values))
+
+function asOneChange(change) {
   const tracker = app.extensionManager.workflow.activeWorkflow.changeTracker
   tracker.beforeChange()
-  const loaders = listGraphs(app.rootGraph).flatMap(({ nodes }) => nodes.filter(isOf(group)))
-  const plans = new Set(loaders.map((loader) => findOrigin(loader, INPUT)?.node ?? addPlan(loader)))
-  for (const plan of plans) if (plan.type === PLAN) setWidgets(plan, makeNodeValues({ ...ONE_DEVICE, ...values }))
+  change()
   app.canvas.setDirty(true, true)
   tracker.afterChange()
 }
@@ -36,7 +54,7 @@ const isOf = (group) => (node) => LOADERS.includes(node.type) && !node.mode && g
 const getWidget = (node, name) => node.widgets?.find((widget) => widget.name === name)
 
 function setWidgets(plan, values) {
-  for (const [name, value] of Object.entries(values)) {
+  for (const [name, value] of Object.entries(makeNodeValues({ ...ONE_DEVICE, ...values }))) {
     const widget = getWidget(plan, name)
     if (!widget) continue
     widget.value = value

@@ -4,6 +4,7 @@ import { element } from '../elements.mjs'
 import { formatReport, splitFields } from '../errors/message.mjs'
 import { describeRemark } from '../plan/mesh.mjs'
 import { NextView } from '../plan/next.mjs'
+import { countOffered, makeUseAllButton } from '../settings/cards.mjs'
 import { t, translateFields } from '../text.mjs'
 import { makeId, setAttribute, setShown, setText } from './dom.mjs'
 import {
@@ -108,7 +109,11 @@ class StateView {
 class AboutView {
   constructor(press) {
     this.hint = element('p', { class: 'paralleldit-quiet' })
-    this.note = element('p', { class: 'paralleldit-notice', 'data-testid': 'paralleldit-note' })
+    this.words = element('span')
+    this.offer = element('span')
+    const notice = { class: 'paralleldit-notice', 'data-testid': 'paralleldit-note' }
+    this.note = element('p', notice, this.words, this.offer)
+    this.offered = 0
     this.deaths = element('summary')
     this.death = element('pre', { class: 'paralleldit-death', tabindex: 0 })
     const attributes = { class: 'paralleldit-why', 'data-testid': 'paralleldit-death' }
@@ -126,10 +131,14 @@ class AboutView {
     const isNew = state === 'stopped' && !group.runs.length && !death
     const isOnCpu = state === 'parked' && (group.status.device ?? device) === 'cpu'
     const hint = t(isNew ? 'panel.newcomer' : isOnCpu ? 'panel.hint.parkedCpu' : `panel.hint.${state}`)
-    setText(this.hint, hint.startsWith('panel.') ? '' : hint)
+    const hints = [hint.startsWith('panel.') ? '' : hint, group.status.outdated ? t('panel.hint.outdated') : '']
+    setText(this.hint, hints.filter(Boolean).join(' '))
     setShown(this.hint, this.hint.textContent)
     const note = (remarks ?? []).map((remark) => describeRemark(remark, t)).join(' ')
-    setText(this.note, note)
+    setText(this.words, note)
+    const offered = Math.max(0, ...(remarks ?? []).map(countOffered))
+    if (offered !== this.offered) this.offer.replaceChildren(...(offered ? [makeUseAllButton(offered)] : []))
+    this.offered = offered
     setShown(this.note, note)
     setText(this.deaths, describeDeaths(deaths))
     setText(this.death, death ? formatReport('', translateFields(splitFields(death))) : '')

@@ -1,7 +1,7 @@
 // The panel's part about the next run: its memory and time, as the open workflow's nodes show them, too.
 
 import { element } from '../elements.mjs'
-import { makeUseButton } from '../loader/use.mjs'
+import { addUseButtons, usePlan } from '../loader/use.mjs'
 import { makeFold, setShown } from '../panel/dom.mjs'
 import { getFileName } from '../panel/format.mjs'
 import { t } from '../text.mjs'
@@ -30,8 +30,7 @@ function makeRun({ answer, models }, group, loaded) {
   const name = element('p', { class: 'paralleldit-strong paralleldit-cut-off', title: models.join(', ') }, names)
   const content = element('div', { class: 'paralleldit-plan-content' })
   draw(content, answer, [], makeBrief)
-  for (const [place, row] of content.querySelectorAll('[data-testid="paralleldit-plan-predicted"] li').entries())
-    row.append(makeUseButton(answer.predicted.best[place].values, group))
+  addUseButtons(content, answer, (values) => usePlan(values, group))
   name.hidden = models.every((model) => model === loaded)
   return element('div', {}, name, element('div', { class: 'paralleldit-plan' }, content))
 }

@@ -5,6 +5,7 @@ import { element } from '../elements.mjs'
 import { describeFit, describeRemedies } from '../figures/memory.mjs'
 import { describePrediction, explainNoPrediction } from '../figures/predicted.mjs'
 import { getFileName } from '../panel/format.mjs'
+import { countOffered, makeUseAllButton } from '../settings/cards.mjs'
 import { summarizeError as inBrief, joinWithOr, t } from '../text.mjs'
 import { describeMissing, findAddress } from './files.mjs'
 import { listGraphs } from './links.mjs'
@@ -81,9 +82,16 @@ function makeMissing(words, missing) {
   return line
 }
 
-/** Makes the reasons and the best plans: folded where a plan is known, which is more important. */
+/** Makes the reasons and the best plans: folded where a plan is known, which is more important. Not folded is a remark
+ * with a button. */
 function* makeReasons(answer) {
-  const remarks = answer.remarks.map((remark) => makeLine('paralleldit-plan-remark', describeRemark(remark, t)))
+  for (const remark of answer.remarks.filter(countOffered)) {
+    const line = makeLine('paralleldit-plan-remark', describeRemark(remark, t))
+    line.append(' ', makeUseAllButton(countOffered(remark)))
+    yield line
+  }
+  const others = answer.remarks.filter((remark) => !countOffered(remark))
+  const remarks = others.map((remark) => makeLine('paralleldit-plan-remark', describeRemark(remark, t)))
   const whole = describeFit(answer, t)?.lacks ? [] : makeRemedies(answer, 'paralleldit-plan-remark')
   const reasons = [...makeBest(describePrediction(answer, t)), ...whole, ...remarks]
   if (!answer.plan) yield* reasons

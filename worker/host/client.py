@@ -20,29 +20,17 @@ from ..wire import operations as ops
 from ..wire.protocol import MEMORY, Header
 from ..wire.sampler_call import SamplerCall, SamplerPass
 from ..wire.tensors import Tensors, UnsendableError
-from ..wire.tree import PREDICTION, STATE, Arguments, pack_call
+from ..wire.tree import PREDICTION, Arguments, pack_call
 from .known_state import KnownState
+from .results import decode_text, take_state
 from .runs import Runs
 from .sent_conditions import SentConditions
 from .session import WAS_STOPPED, Check, OnStep, Session
-from .supervision import Supervisor
+from .supervision import Setup, Supervisor
 
 CANCEL_SECONDS = 10.0  # before parking, the longest wait for the end of a cancelled request
 
 OnState = Callable[[Header, Tensors], None]
-
-
-def take_state(results: Tensors) -> tuple[Header, Tensors]:
-    """Takes what functions of nodes changed out of a request's results, see `Decoder.state`."""
-    state, prefix = results.pop(STATE, None), f"{STATE}."
-    names = [name for name in results if name.startswith(prefix)]
-    tensors = {name.removeprefix(prefix): results.pop(name) for name in names}
-    return {} if state is None else json.loads(state.numpy().tobytes()), tensors
-
-
-def decode_text(sent: torch.Tensor) -> str:
-    """The inverse of the ranks' `encode_text`."""
-    return sent.numpy().tobytes().decode()
 
 
 class WorkerGroup:
@@ -56,16 +44,26 @@ class WorkerGroup:
     def __init__(
         self, device: str, folder: Path, settings: Settings | None = None, impossible: Explanation | None = None
     ) -> None:
-        self.device = device
         self.folder = folder
-        self.settings = settings or Settings()
         self.changed = threading.Event()  # set when the status changes; its reader clears it
         self.runs = Runs(self.changed)
-        self.supervisor = Supervisor(
-            device, folder, self.settings, self.changed, self._revive, self.runs.died, impossible
-        )
+        setup = Setup(device, settings or Settings(), impossible)
+        self.supervisor = Supervisor(setup, folder, self.changed, self._revive, self.runs.died)
         self.resident: object | None = None  # the patcher that reports the model's memory to ComfyUI, kept alive
         self.loads = 0  # how many models were loaded; step times of different models are not compared
+
+    @property
+    def device(self) -> str:
+        return self.supervisor.setup.device
+
+    @property
+    def settings(self) -> Settings:
+        return self.supervisor.setup.settings
+
+    @property
+    def is_on_comfyuis_card(self) -> bool:
+        """Whether rank 0 computes on ComfyUI's accelerator, the first visible one."""
+        return self.device != "cpu" and (not self.settings.gpus or 0 in self.settings.gpus)
 
     @property
     def session(self) -> Session | None:
@@ -261,20 +259,21 @@ class WorkerGroup:
     def trim(self) -> int:
         """Makes the ranks give back the memory that their allocators only cache.
 
-        Returns how many bytes of its accelerator rank 0 gave back; 0 while a request runs. Raises nothing, like `park`.
+        Returns how many bytes of ComfyUI's accelerator that freed; 0 while a request runs. Raises nothing, like `park`.
         """
         try:
             with self.supervisor.turn_within(0.0) as has_come:
                 if not has_come or not self._is_idle():
                     return 0
-                return int(self._request(ops.TRIM.header(), {}, lambda: None)[ops.FREED])
+                freed = int(self._request(ops.TRIM.header(), {}, lambda: None)[ops.FREED])
+                return freed if self.is_on_comfyuis_card else 0
         except (WorkerGroupError, RequestRefused) as error:
             logging.error("[ParallelDiT] %s", error)
             return 0
 
     def device_bytes(self) -> int:
-        """Returns the bytes that rank 0 uses on ComfyUI's accelerator, the first visible one; 0 on the CPU."""
-        ranks = self.status().get("memory", []) if self.device != "cpu" else []
+        """Returns the bytes that rank 0 uses on ComfyUI's accelerator; 0 if it computes elsewhere."""
+        ranks = self.status().get("memory", []) if self.is_on_comfyuis_card else []
         return ranks[0]["accelerator"] if ranks else 0
 
     def trace(self) -> bytes:

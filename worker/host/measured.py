@@ -7,6 +7,7 @@ file: then the times of steps do not correct its predictions.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -92,6 +93,7 @@ class MeasuredFile:
             logging.warning("[ParallelDiT] the measurements cannot be saved in %s: %s", self.path.parent, error)
 
 
+@functools.cache
 def cpu_name() -> str:
     """Returns the name of this machine's CPU and the number of its cores."""
     name = platform.processor() or platform.machine()

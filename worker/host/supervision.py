@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import Explanation, NoWorkerGroup, RequestRefused, WorkerGroupError
 from ..launch.torchrun import ranks_a_machine
@@ -24,42 +24,52 @@ FIX_AND_RESTART = "Correct the cause, then restart the group or ComfyUI."
 STATUS_SECONDS = 2.0
 
 
+class Setup(NamedTuple):
+    """How sessions run. device, settings: as in WorkerGroup. impossible: why this system can have no session; None if
+    it can."""
+
+    device: str
+    settings: Settings
+    impossible: Explanation | None = None
+
+
 class Supervisor:
     """Runs one session at a time. Requests and restarts take turns.
 
-    device, folder, settings, `check`: as in WorkerGroup. changed: set with each change. revive: called within the turn
-    after a new session has replaced a dead one, with what the dead one's ranks held. on_death: called with the reason.
-    impossible: why this system can have no session; None if it can.
+    folder, `check`: as in WorkerGroup. changed: set with each change. revive: called within the turn after a new
+    session has replaced a dead one, with what the dead one's ranks held. on_death: called with the reason.
     Any thread may call any method.
     """
 
     def __init__(
         self,
-        device: str,
+        setup: Setup,
         folder: Path,
-        settings: Settings,
         changed: threading.Event,
         revive: Callable[[KnownState, Check], None],
         on_death: Callable[[Explanation], None],
-        impossible: Explanation | None,
     ) -> None:
-        self.device = device
+        self.setup = setup
+        self.coming: Setup | None = None  # once the session has ended, unless it dies
         self.folder = folder
-        self.settings = settings
         self.changed = changed
         self.revive = revive
         self.on_death = on_death
         self.lock = threading.RLock()
-        self.restarts = Restarts(settings.restarts)
+        self.restarts = Restarts(setup.settings.restarts)
         self.session: Session | None = None
         self.phase = "stopped"  # or starting, restarting, failed; while a session runs, its ranks say more
-        self.impossible = impossible
         self.ranks = 0  # of this session, or of the last one
         self.last_death: Explanation | None = None
         self.stops = 0
         self.began: float | None = None  # when the current start began
         self.depth, self.asked = 0, 0.0  # how often the current turn is entered; when it was asked for
         self.failed_ahead: tuple[float, WorkerGroupError] | None = None  # when and why the last `start_ahead` failed
+
+    def configure(self, setup: Setup) -> None:
+        """Sets how the next session runs. A session keeps its setup, and hands it on if it dies."""
+        self.coming = setup if setup != self.setup else None
+        self._enter(self.phase)
 
     @contextlib.contextmanager
     def turn(self, check: Check) -> Iterator[None]:
@@ -105,13 +115,13 @@ class Supervisor:
         """
         stops = self.stops if stops is None else stops
         try:
-            ranks_a_machine(ranks, self.settings)
+            ranks_a_machine(ranks, self.setup.settings)
         except SettingsError as error:
             raise RequestRefused(*error.explanation) from error
         failed, self.failed_ahead = self.failed_ahead, None
         if failed and failed[0] > self.asked:
             raise type(failed[1])(*failed[1].explanation)
-        exactly = exactly or len(self.settings.machines) > 1
+        exactly = exactly or len(self.setup.settings.machines) > 1
         session = self.session
         if session and not session.is_over:
             with contextlib.suppress(WorkerGroupError):  # if it dies meanwhile, that is recorded below
@@ -125,6 +135,7 @@ class Supervisor:
         elif session and (is_other or (session.ranks != ranks if exactly else session.ranks < ranks)):
             self.session = None
             session.close()
+            self._take_setup()
         if self.session:
             return
         if down := self.down:
@@ -136,8 +147,8 @@ class Supervisor:
     def down(self) -> Explanation | None:
         """Why no session can start: on this system, for some minutes, or until a restart. None if one runs or can
         start."""
-        if self.impossible:
-            return self.impossible
+        if self.setup.impossible:
+            return self.setup.impossible
         left = 0.0 if self.is_running else self.restarts.seconds_left()
         if not left:
             return None
@@ -222,11 +233,12 @@ class Supervisor:
         """Returns the state, the number of recent deaths, and the ranks' own status. Works while a job runs.
 
         given_up: the last request was cancelled; if the ranks are busy, they still work on it.
+        outdated: the settings have changed since the session started.
         """
         last_death = str(self.last_death) if self.last_death else None
         own: dict[str, Any] = {"state": self.phase, "deaths": self.restarts.count(), "last_death": last_death}
         session = self.session
-        own |= {"note": "", "remarks": [], "name": "", "given_up": False}
+        own |= {"note": "", "remarks": [], "name": "", "given_up": False, "outdated": self.coming is not None}
         if session:
             remarks, name = session.known.remarks, session.known.name
             words = " ".join(each["text"] for each in remarks)
@@ -260,8 +272,17 @@ class Supervisor:
         if session:
             session.end(WAS_STOPPED)
 
+    def _take_setup(self) -> None:
+        """Takes the coming setup, whose number of ranks may be another."""
+        coming, self.coming = self.coming, None
+        if coming:
+            self.setup, self.ranks = coming, 0
+            self.restarts.most = coming.settings.restarts
+
     def _enter(self, phase: str) -> None:
         self.phase = phase
+        if phase in ("stopped", "failed"):
+            self._take_setup()
         self.changed.set()
 
     def _record_death(self, session: Session) -> None:
@@ -287,7 +308,7 @@ class Supervisor:
                 self.last_death = error.explanation
                 self.restarts.note_failed_start()
                 down = self.down
-                if down or time.monotonic() - began >= self.settings.start_seconds:
+                if down or time.monotonic() - began >= self.setup.settings.start_seconds:
                     self._enter("failed")
                     raise NoWorkerGroup(*(down or error.explanation.advised(FIX_AND_RESTART))) from error
                 logging.warning("[ParallelDiT] The worker group did not start, and is started again. %s", error)
@@ -306,9 +327,10 @@ class Supervisor:
             while time.monotonic() < resume:
                 check_both()
                 time.sleep(POLL_SECONDS)
-            logging.info("[ParallelDiT] starting %d worker ranks on %s", ranks, self.device)
+            device, settings, _ = self.setup
+            logging.info("[ParallelDiT] starting %d worker ranks on %s", ranks, device)
             self.ranks = ranks
-            session = Session(ranks, self.device, self.settings, self.folder, check_both, source)
+            session = Session(ranks, device, settings, self.folder, check_both, source)
         except BaseException:  # ComfyUI's interrupt is not an Exception
             self._enter("restarting" if self.phase == "restarting" else "stopped")
             raise

@@ -13,6 +13,7 @@ from ..settings import Settings, SettingsError
 from .lifetime import PARENT
 
 DEVICE = "PARALLELDIT_DEVICE"
+GPUS = "PARALLELDIT_GPUS"  # the numbers of those that take part, separated by commas; or empty
 THREADS = "OMP_NUM_THREADS"
 COMFYUI_THREADS = "PARALLELDIT_THREADS"  # OMP_NUM_THREADS of ComfyUI; empty if it is not set
 EXPECTED = "PARALLELDIT_EXPECTED"  # the source of the first model that the ranks will load, as JSON; or empty
@@ -97,6 +98,7 @@ def rank_environment(device: str, ranks: int, folder: Path, settings: Settings) 
     return {
         PARENT: str(os.getpid()),
         DEVICE: device,
+        GPUS: ",".join(map(str, settings.gpus)),
         LOGS: str(folder),
         LOG_MEGABYTES: str(settings.log_megabytes),
         THREADS: str(count_threads(ranks, os.environ.get(THREADS, ""))),

@@ -57,7 +57,7 @@ UNASKED = {
     "parallel_backend.seams.compiled.CompiledBlocks.settings_for": "asked where auto compiles: test_compiled_blocks",
     "worker.rank.memory.device_memory.own_bytes": "tells how much of the weights has been read",
     "worker.rank.memory.out_of_memory.count_devices": "is asked when memory lacks",
-    "worker.host.client.WorkerGroup.device_bytes": ELSEWHERE,
+    "worker.host.client.WorkerGroup.is_on_comfyuis_card": ELSEWHERE,
     "worker.launch.forks.fork_ranks": "forks ranks on a CPU alone: test_launch",
     "worker.launch.torchrun.rank_environment": "gives CPU ranks one BLAS thread: test_launch",
     "worker.host.client.WorkerGroup._park": ELSEWHERE,

@@ -40,6 +40,7 @@ class OneRank:
                     "MASTER_ADDR": "127.0.0.1",
                     "MASTER_PORT": str(port),
                     "PARALLELDIT_DEVICE": "cpu",
+                    "PARALLELDIT_GPUS": "",
                     "PARALLELDIT_LOGS": str(folder),
                     "PARALLELDIT_LOG_MEGABYTES": "8",
                     PARENT: str(os.getpid()),

@@ -38,13 +38,22 @@ MACHINES: dict[str, tuple[str, list[SimpleNamespace], dict[str, str]]] = {
     "on Windows": ("cuda", [BIG, BIG], {}),
     "of two cards, the ranks with their own Python": ("cuda", [BIG, BIG], {"python": "/another/python"}),
     "Apple's, set to the CPU": ("mps", [], {"device": "cpu"}),
+    "both chosen": ("cuda", [BIG, SMALL], {"gpus": "1,0"}),
+    "chosen without ComfyUI's own": ("cuda", [BIG, SMALL, BIG], {"gpus": "1,2"}),
+    "one chosen": ("cuda", [BIG, SMALL, BIG], {"gpus": "2"}),
+    "chosen, and fewer ranks": ("cuda", [BIG, SMALL, BIG], {"gpus": "0,1,2", "ranks": "2"}),
+    "chosen, and more ranks": ("cuda", [BIG, SMALL, BIG], {"gpus": "0,2", "ranks": "3"}),
+    "chosen on the CPU": ("cuda", [BIG, BIG], {"gpus": "0", "device": "cpu"}),
+    "chosen on two machines": ("cuda", [BIG, BIG], {"gpus": "0", "machines": "10.0.0.1:29400,10.0.0.2"}),
+    "chosen what is not there": ("cuda", [BIG, SMALL], {"gpus": "0,2,7"}),
+    "chosen on Windows": ("cuda", [BIG, BIG], {"gpus": "1"}),
 }
 
 
 def planned(machine_name: str, kind: str, cards: list[SimpleNamespace], settings: dict[str, str]) -> dict[str, Any]:
     group, route = (importlib.import_module(f"pack.nodes.{name}") for name in ("workers.group", "routes.plan"))
     plans, words = (importlib.import_module(f"pack.nodes.{name}") for name in ("parallel_plan", "plan_words"))
-    machine = importlib.import_module("pack.nodes.costs.machine")
+    machine, page = (importlib.import_module(f"pack.nodes.{name}") for name in ("costs.machine", "routes.settings"))
     costs = SimpleNamespace(module=torch.nn.Identity(), rank_plans=lambda _work: ([], None))
     for each in ("cuda", "xpu"):
         module: Any = torch.get_device_module(each)
@@ -59,15 +68,15 @@ def planned(machine_name: str, kind: str, cards: list[SimpleNamespace], settings
     group.comfy.model_management.get_torch_device = lambda: torch.device(kind, 0)
     os.environ |= {f"PARALLELDIT_{name.upper()}": value for name, value in settings.items()}
     group.settings.cache_clear()
-    machine.devices_of_ranks.cache_clear()
     try:
         devices = machine.devices_of_ranks(group.device_count())
         answer = route.answer(route.Question("auto", {}, []))
         guided = plans.Work(2, has_branches=True)
         noted = plans.choose_plan(guided, costs)
         asked = plans.fit_to_machine(plans.ParallelPlan(ulysses=3)) if group.why_no_group() else None
+        cards_shown = page.describe_cards()
     except group.SettingsError as error:
-        return {"error": str(error)}
+        return {"error": str(error), "cards": page.describe_cards()}
     finally:
         for name in settings:
             del os.environ[f"PARALLELDIT_{name.upper()}"]
@@ -92,6 +101,8 @@ def planned(machine_name: str, kind: str, cards: list[SimpleNamespace], settings
         "said": " ".join(each["text"] for each in answer["note"]),
         "text": " ".join(each["text"] for each in answer["remarks"]),
         "plan": str(noted.plan),
+        "cards": cards_shown,
+        "offered": [each["values"].get("present") for each in answer["remarks"] if each["key"] == "left_out"],
         "note": words.join_remarks(noted.note),
     }
 

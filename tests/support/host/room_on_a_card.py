@@ -30,7 +30,7 @@ OURS, ENCODER, TOTAL = 10 * GIGABYTE, 12 * GIGABYTE, 16 * GIGABYTE
 class PretendedGroup:
     """A WorkerGroup as far as the nodes see it between requests."""
 
-    device = "cuda"
+    device, is_on_comfyuis_card = "cuda", True
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
