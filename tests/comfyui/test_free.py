@@ -25,7 +25,7 @@ from parallel_backend.weights import parking
 from parallel_backend.weights.host_memory import HostMemory
 from tests.conftest import SIZES
 from tests.support.cases.families import FAMILIES, WIDE
-from tests.support.group.direct_group import DIT, DirectGroup, Layer, source_of
+from tests.support.group.direct_group import DIT, DirectGroup, Layer, source_of, take_for_gpus
 from tests.support.group.footprint import settings_that_free
 from tests.support.host.graphs import Graph, Job, Link, latents, ranks, status
 from tests.support.programs import run_program
@@ -166,7 +166,7 @@ def test_ranks_with_the_same_weights_park_one_copy_of_them_which_is_used_again(
     weights = Path(source.files[0]).stat().st_size // 2  # bf16 of fp32
     right, pids = predict(group, source), group.status()["pids"]
     held = own_bytes(pids)
-    monkeypatch.setattr(group, "device", "cuda")  # or it would unload
+    take_for_gpus(monkeypatch, group)  # or it would unload
     group.park()
     first, second = (mapped(pid) for pid in pids)
     assert first == second and len(first) == 1
@@ -184,7 +184,7 @@ def test_stages_park_what_each_of_them_has(wide: tuple, monkeypatch: pytest.Monk
     group, source = wide
     plan = ParallelPlan(pipefusion=2, patches=1)
     group.load(source.to_json(), plan.to_json(), plan.world_size, nothing)
-    monkeypatch.setattr(group, "device", "cuda")
+    take_for_gpus(monkeypatch, group)
     group.park()
     assert group.status()["state"] == "parked"
     assert [mapped(pid) for pid in group.status()["pids"]] == [{}, {}]
@@ -199,7 +199,7 @@ def test_parked_ranks_keep_model_and_lora_and_stay_parked_while_one_has_no_room(
     group, source = wide
     right = predict(group, source)
     loaded, before = group.loaded, group.status()
-    monkeypatch.setattr(group, "device", "cuda")  # or it would unload
+    take_for_gpus(monkeypatch, group)  # or it would unload
     group.park()
     assert group.loaded == loaded
     assert group.status()["state"] == "parked"

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from parallel_backend.plan import ParallelPlan
-from tests.support.group.direct_group import FLUX, SHORT, DirectGroup, direct_on, go_on, wait_until
+from tests.support.group.direct_group import FLUX, SHORT, DirectGroup, direct_on, go_on, take_for_gpus, wait_until
 from worker.errors import RequestRefused
 from worker.host.client import WorkerGroup
 
@@ -93,7 +93,7 @@ def test_all_ranks_take_part_again_in_what_is_for_all(four: DirectGroup, monkeyp
     assert b"rank 3" in part.group.trace()
     part.group.trim()
     with monkeypatch.context() as patched:
-        patched.setattr(part.group, "device", "cuda")  # on the CPU, nothing would be won by it
+        take_for_gpus(patched, part.group)  # on the CPU, nothing would be won by it
         part.group.park()
     assert part.group.status()["state"] == "parked"
     assert both(part).equal(expected)

@@ -195,12 +195,13 @@ def late_patch(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
 
 def refusing(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     """What the ranks cannot run, where the operator wants an error."""
-    settings = census.group.settings
-    census.group.settings = replace(settings, when_not_parallel="refuse")
+    supervisor = census.group.supervisor
+    setup = supervisor.setup
+    supervisor.setup = setup._replace(settings=replace(setup.settings, when_not_parallel="refuse"))
     try:
         return late_patch(census, row, model)
     finally:
-        census.group.settings = settings
+        supervisor.setup = setup
 
 
 def style(census: Any, row: Row, model: Any) -> list[torch.Tensor]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 
 from parallel_backend.plan import ParallelPlan
@@ -176,3 +177,8 @@ def wait_until(holds: Callable[[], bool], seconds: float) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+def take_for_gpus(patch: pytest.MonkeyPatch, group: WorkerGroup) -> None:
+    """Lets the group take its ranks' devices for GPUs, on which parking is worth it."""
+    patch.setattr(group.supervisor, "setup", group.supervisor.setup._replace(device="cuda"))

@@ -18,7 +18,15 @@ import pytest
 import torch
 
 from parallel_backend.plan import HOST, SHARED, WHOLE, ParallelPlan
-from tests.support.group.direct_group import FLUX, FLUX_LAYER, SHORT, DirectGroup, direct_group, direct_on
+from tests.support.group.direct_group import (
+    FLUX,
+    FLUX_LAYER,
+    SHORT,
+    DirectGroup,
+    direct_group,
+    direct_on,
+    take_for_gpus,
+)
 from worker.errors import RequestRefused, WorkerGroupError
 from worker.host.client import WorkerGroup
 
@@ -92,7 +100,7 @@ def test_what_each_rank_has_of_fetched_weights_is_parked_and_comes_back(
     direct = under(in_memory, kind, SOME)
     for _ in range(2):
         with monkeypatch.context() as patched:
-            patched.setattr(two.group, "device", "cuda")  # on the CPU, nothing would be won by it
+            take_for_gpus(patched, two.group)  # on the CPU, nothing would be won by it
             two.group.park()
         assert two.group.status()["state"] == "parked"
         assert equal(both(direct), right)
