@@ -369,6 +369,14 @@ def peak_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIBIBYTE
 
 
+def to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies tensors to host memory. The host waits once for all of them."""
+    found = [tensor.to(CPU, non_blocking=True) for tensor in tensors]
+    for device in {tensor.device for tensor in tensors if is_accelerator(tensor.device)}:
+        wait_for_stream(device)
+    return found
+
+
 def new_event(device: torch.device) -> torch.Event:
     """Creates an event that records when an accelerator's work reached it."""
     return module_of(device).Event(enable_timing=True)

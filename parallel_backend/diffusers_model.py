@@ -11,7 +11,7 @@ import torch
 
 from .apply_plan import own_blocks
 from .errors import RequestError
-from .groups.calls import Call, tensors_of
+from .groups.calls import Call, kind_of, tensors_of
 from .groups.collectives import collect, shard
 from .groups.mesh import Axis, Mesh
 from .groups.mesh_layout import same_weights
@@ -191,7 +191,7 @@ class DiffusersModel(ParallelModel):
             whole = None
             if not self.link or self.link.is_last:
                 whole = collect(self.no_rows(latents) if local is None else local, BATCH_DIM, len(latents), axis)
-            found = self.return_to_first(None if whole is None else [whole], 1)
+            found = self.return_to_first(None if whole is None else [whole], [kind_of([latents], len(latents))])
             return None if found is None else tensors_of(found[0])[0]
 
     def predict_rows(

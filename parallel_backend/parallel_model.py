@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from .axes import TOKEN_AXES
 from .compat import tree_map_only
 from .costs.memory import stale_bytes
 from .errors import PlanError, RequestError
-from .groups.calls import Call, Output, collect_calls, receive_output, send_output, share_out
+from .groups.calls import Call, Forms, Output, collect_calls, kind_of, receive_output, send_output, share_out
 from .groups.collectives import gather
 from .groups.mesh import Axis, Mesh
 from .hooks import Hooks
@@ -80,7 +80,7 @@ class ParallelModel:
         applied = apply_plan(self.model, self.spec, mesh, self.dtype, self.sizes, self.hooks)
         self.mesh, self.slot, self.stage, self.link = mesh, applied.slot, applied.stage, applied.link
         self.attention, self.layout = applied.attention, applied.layout
-        self.pipeline = StepPipeline(mesh.plan)
+        self.pipeline, self.forms = StepPipeline(mesh.plan), Forms()
         self.kept.drop()
 
     def replan(self, mesh: Mesh) -> None:
@@ -199,8 +199,8 @@ class ParallelModel:
             if not self.has_result:
                 return None
             is_last = not self.link or self.link.is_last
-            found = collect_calls(outputs, parts, sizes, axis, self.mesh.device) if is_last else None
-            return self.return_to_first(found, len(calls))
+            found = collect_calls(outputs, parts, calls, axis, self.mesh.device, self.forms) if is_last else None
+            return self.return_to_first(found, [kind_of(call.latents, call.size) for call in calls])
 
     def run_step(
         self, step: StepRun, own: Sequence[int], run: Callable[[int, Forward], Output | None], idle: int = 0
@@ -224,17 +224,18 @@ class ParallelModel:
             self.link.finish()
         return step.outputs
 
-    def return_to_first(self, found: list[Output] | None, calls: int) -> list[Output] | None:
-        """Returns the last stage's results of so many calls on the first stage, in the first batch group."""
+    def return_to_first(self, found: list[Output] | None, kinds: Sequence[Hashable]) -> list[Output] | None:
+        """Returns the last stage's results on the first stage, in the first batch group. kinds: of all, see
+        `kind_of`."""
         stages, axis = self.mesh["pipefusion"], self.mesh["batch"]
         if stages.degree == 1 or axis.index:
             return found
         if found is not None:
-            for output in found:
-                send_output(output, True, stages)
+            for output, kind in zip(found, kinds, strict=True):
+                send_output(output, stages, self.forms, kind)
         if stages.index:
             return None
-        return [receive_output(None, 0, stages.degree - 1, stages, self.mesh.device) for _ in range(calls)]
+        return [receive_output(stages.degree - 1, stages, self.mesh.device, self.forms, kind) for kind in kinds]
 
     @property
     def has_result(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -77,26 +77,58 @@ def _share_out_by_speed(sizes: Sequence[int], groups: Axis) -> list[Part]:
     return parts
 
 
+class Forms:
+    """The dtypes and shapes of outputs that ranks have sent or received, by kind. A description goes before the first
+    of a kind: to read it, the host waits for the device."""
+
+    def __init__(self) -> None:
+        self.known: dict[Hashable, list[int]] = {}
+
+    def learn(self, kind: Hashable, output: Output) -> bool:
+        """Whether an output is the first of its kind. Raises RuntimeError if it has another form than that one."""
+        own = describe_output(output)
+        is_new = kind not in self.known
+        if self.known.setdefault(kind, own) != own:
+            raise RuntimeError("For latents of one shape, the model returned tensors of different shapes or dtypes.")
+        return is_new
+
+
+def kind_of(latents: Iterable[torch.Tensor], rows: int) -> Hashable:
+    """Returns what the form of an output with so many rows depends on."""
+    return rows, *((each.shape, each.dtype) for each in latents)
+
+
 def collect_calls(
-    outputs: Sequence[Output], parts: Sequence[Part], sizes: Sequence[int], axis: Axis, device: torch.device
+    outputs: Sequence[Output],
+    parts: Sequence[Part],
+    calls: Sequence[Call],
+    axis: Axis,
+    device: torch.device,
+    forms: Forms,
 ) -> list[Output] | None:
     """Returns each call's result on the group at index 0, and None on the others.
 
     outputs: of this group's parts, in order, on the device.
     """
     own = iter(outputs)
+    rows = [part.rows.own_size(calls[part.call].size) for part in parts]
+    kinds = [
+        kind_of(calls[part.call].latents, own_rows) if is_described(part, parts) else None
+        for part, own_rows in zip(parts, rows, strict=True)
+    ]
     if axis.index:
-        for part in parts:
+        for part, kind in zip(parts, kinds, strict=True):
             if part.group == axis.index:
-                send_output(next(own), is_described(part, parts), axis)
+                send_output(next(own), axis, forms, kind)
         return None
-    found: list[list[Output]] = [[] for _ in sizes]
-    for part in parts:
+    found: list[list[Output]] = [[] for _ in calls]
+    for part, own_rows, kind in zip(parts, rows, kinds, strict=True):
         if not part.group:
             found[part.call].append(next(own))
-            continue
-        like = None if is_described(part, parts) else outputs[0]
-        found[part.call].append(receive_output(like, part.rows.own_size(sizes[part.call]), part.group, axis, device))
+        elif kind is None:
+            found[part.call].append(receive_like(outputs[0], own_rows, part.group, axis))
+        else:
+            found[part.call].append(receive_output(part.group, axis, device, forms, kind))
     return [_join(each) for each in found]
 
 
@@ -116,38 +148,48 @@ def tensors_of(output: Output) -> list[torch.Tensor]:
     return [output] if isinstance(output, torch.Tensor) else list(output)
 
 
-def send_output(output: Output, described: bool, axis: Axis) -> None:
-    """Sends an output to the first group or stage of an axis. described: sends its description first."""
+def send_output(output: Output, axis: Axis, forms: Forms, kind: Hashable | None) -> None:
+    """Sends an output to the first group or stage of an axis. kind: None if the other side knows its form."""
     tensors = tensors_of(output)
     with axis.timeline.communication("send"):
-        if described:
-            dist.send(describe_output(output).to(tensors[0].device), axis.global_rank(0), group=axis.group)
+        if kind is not None and forms.learn((axis.index, kind), output):
+            description = torch.tensor(describe_output(output), device=tensors[0].device)
+            dist.send(description, axis.global_rank(0), group=axis.group)
         for tensor in tensors:
             dist.send(tensor.contiguous(), axis.global_rank(0), group=axis.group)
 
 
-def receive_output(like: Output | None, rows: int, group: int, axis: Axis, device: torch.device) -> Output:
-    """Receives what `send_output` sends. like: an output of the same form; None if a description comes first."""
-    rank = axis.global_rank(group)
+def receive_output(group: int, axis: Axis, device: torch.device, forms: Forms, kind: Hashable) -> Output:
+    """Receives what `send_output` sends."""
+    known = forms.known
+    if (group, kind) not in known:
+        description = torch.empty(NUMBERS, dtype=torch.int64, device=device)
+        with axis.timeline.communication("receive"):
+            dist.recv(description, axis.global_rank(group), group=axis.group)
+        known[group, kind] = description.tolist()
+    return receive_into(allocate_output(known[group, kind], device), group, axis)
+
+
+def receive_like(like: Output, rows: int, group: int, axis: Axis) -> Output:
+    """Receives an output that is not described. like: one of the same form, but with other rows."""
+    empty = [tensor.new_empty([rows, *tensor.shape[1:]]) for tensor in tensors_of(like)]
+    return receive_into(empty[0] if isinstance(like, torch.Tensor) else empty, group, axis)
+
+
+def receive_into(output: Output, group: int, axis: Axis) -> Output:
+    """Fills an output with what the group's rank sends, and returns it."""
     with axis.timeline.communication("receive"):
-        if like is None:
-            description = torch.empty(NUMBERS, dtype=torch.int64, device=device)
-            dist.recv(description, rank, group=axis.group)
-            received = allocate_output(description.tolist(), device)
-        else:
-            empty = [tensor.new_empty([rows, *tensor.shape[1:]]) for tensor in tensors_of(like)]
-            received = empty[0] if isinstance(like, torch.Tensor) else empty
-        for tensor in tensors_of(received):
-            dist.recv(tensor, rank, group=axis.group)
-    return received
+        for tensor in tensors_of(output):
+            dist.recv(tensor, axis.global_rank(group), group=axis.group)
+    return output
 
 
-def describe_output(output: Output) -> torch.Tensor:
-    """Encodes in numbers whether it is one tensor or a list, how many, and the dtype and shape of each."""
+def describe_output(output: Output) -> list[int]:
+    """Encodes in NUMBERS whether it is one tensor or a list, how many, and the dtype and shape of each."""
     numbers = [int(isinstance(output, torch.Tensor)), len(tensors_of(output))]
     for tensor in tensors_of(output):
         numbers += [DTYPES.index(tensor.dtype), tensor.ndim, *tensor.shape]
-    return torch.tensor(numbers + [0] * (NUMBERS - len(numbers)))
+    return numbers + [0] * (NUMBERS - len(numbers))
 
 
 def allocate_output(description: Sequence[int], device: torch.device) -> Output:

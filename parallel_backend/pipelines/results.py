@@ -62,8 +62,7 @@ class Results:
     def tell_form(self, value: torch.Tensor | None, rank: int, group: Any) -> torch.Tensor:
         """Returns on every rank of a group the form of the tensor that one has."""
         device = self.mesh.device
-        numbers = torch.empty(NUMBERS, dtype=torch.int64) if value is None else describe_output(value)
-        numbers = numbers.to(device)
+        numbers = torch.tensor([0] * NUMBERS if value is None else describe_output(value), device=device)
         dist.broadcast(numbers, rank, group=group)
         form = allocate_output(numbers.tolist(), torch.device("meta"))
         assert isinstance(form, torch.Tensor)

@@ -1,13 +1,12 @@
 """Seam 2, attention: self-attention over shared tokens, around an unmodified attention module.
 
-Shapes: B batch, H heads, h the heads of one part of this rank's, L local tokens, R the Ulysses group's tokens, C tokens
-in its key-value cache, D head dim, E a token's head as it is sent.
+Shapes: B batch, H heads, h the heads of one part of this rank's, L local tokens, R the Ulysses group's tokens, D head
+dim, E a token's head as it is sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,15 +20,15 @@ from ..groups.mesh import Mesh
 from ..hooks import Hooks
 from ..plan import EXCHANGE_PARTS, MODEL, OFF
 from .attention_op import RUNNING, Attend, Attention, plain_attention
-from .exchange.differences import Differences
-from .exchange.formats import FORMATS, WireFormat
-from .exchange.heads import HeadPart, head_parts, repeat_heads
+from .exchange.formats import FORMATS
+from .exchange.heads import HeadPart, head_parts
 from .exchange.ring import ring_attention
 from .exchange.ulysses import UlyssesExchange, view_heads
 from .forward import ForwardSlot
 from .kernels.backends import Backend
-from .kernels.sparse import SparsePattern, SparsePatterns
+from .kernels.sparse import SparsePatterns
 from .layout import TokenLayout
+from .shared_call import CallShape, SharedCall
 
 NAME = "scaled_dot_product_attention"  # in torch.nn.functional
 ATTENTION = "parallel_attention"  # attribute that marks a module whose attention is redirected
@@ -37,64 +36,6 @@ ATTENTION = "parallel_attention"  # attribute that marks a module whose attentio
 # The least queries times heads of a part. With fewer, a GPU's multiprocessors would be idle: 96 tiles of 128 queries
 # fill most of them. On a CPU, messages would be too small to pay.
 ROWS_OF_CARD, ROWS_OF_CPU = 96 * 128, 512
-
-
-@dataclass(frozen=True, kw_only=True)
-class SharedCall:
-    """A call of attention over shared tokens: the values that its parts have in common.
-
-    lengths, seen_lengths: tokens of queries and of keys, by rank of the Ulysses group.
-    ring_lengths: keys by rank of the ring.
-    places: of fresh keys in the cache, if there is one.
-    kept: keys and values that every rank has, in the form in which others travel.
-    group: the number of query heads that share a key head.
-    format: in which tensors travel.
-    differences: what arrived in the steps before. If it is there, only what differs from that travels.
-    pattern: which tokens attend to which, if not all to all.
-    """
-
-    owner: object
-    lengths: list[int]
-    seen_lengths: list[int]
-    ring_lengths: list[int]
-    places: list[tuple[int, int]]
-    mask: torch.Tensor | None
-    scale: float | None
-    kept: Sequence[torch.Tensor]
-    heads: int
-    group: int
-    head_dim: int
-    dtype: torch.dtype
-    format: WireFormat
-    differences: Differences | None
-    pattern: SparsePattern | None
-
-    def encode(self, what: object, values: torch.Tensor) -> torch.Tensor:
-        if self.differences is None:
-            return self.format.encode(values)
-        return self.differences.encode(self.format, (self.owner, what), values)
-
-    def decode(self, what: object, encoded: torch.Tensor) -> torch.Tensor:
-        if self.differences is None:
-            return self.format.decode(encoded, self.head_dim, self.dtype)
-        return self.differences.decode(self.format, (self.owner, what), encoded, self.head_dim, self.dtype)
-
-    def arrived_keys(self, index: int, *encoded: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Returns keys and values of a part as they stay until a kernel takes them. Only differences are decoded."""
-        if self.differences is None:
-            return encoded
-        return tuple(self.decode((what, index), each) for what, each in zip(("key", "value"), encoded, strict=True))
-
-    def taken_keys(self, kept: torch.Tensor) -> torch.Tensor:
-        """Decodes keys or values for a kernel."""
-        return self.format.decode(kept, self.head_dim, self.dtype) if self.differences is None else kept
-
-    def own_mask(self, queries: range) -> torch.Tensor | None:
-        """The mask of these heads."""
-        mask = self.mask
-        if mask is None or mask.ndim < 3 or mask.shape[-3] != self.heads or self.heads == 1:
-            return mask
-        return mask.narrow(-3, queries.start, len(queries))
 
 
 class ParallelAttention:
@@ -149,26 +90,25 @@ class ParallelAttention:
             )
         call = self.shared_call(owner, streams, seen or streams, query, key, attn_mask, scale, kept)
         key, value = call.encode("key", key), call.encode("value", value)
+        shape = call.shape
         if self.ulysses.degree == 1:
-            (part,) = head_parts((call.heads,), call.group, 1)
-            return self.attend(call, 0, part, query, key, value)
-        shape_BLHD = (len(query), query.shape[2], call.heads, query.shape[3])
+            return self.attend(call, 0, shape.parts[0], query, key, value)
+        shape_BLHD = (len(query), query.shape[2], shape.heads, query.shape[3])
         out_BHLD = query.new_empty(shape_BLHD).transpose(1, 2)
-        parts = head_parts(tuple(self.ulysses.sizes(call.heads)), call.group, self.part_count(query, streams))
         query = call.encode("query", query)
-        arriving = [self.scatter(call, part, query, key, value) for part in parts]
+        arriving = [self.scatter(shape, part, query, key, value) for part in shape.parts]
         self.layout.forward.run_deferred()
         leaving = []
-        for index, (part, arrived) in enumerate(zip(parts, arriving, strict=True)):
+        for index, (part, arrived) in enumerate(zip(shape.parts, arriving, strict=True)):
             q_BhRE, *keys = arrived()
             q_BhRD = call.decode(("query", index), q_BhRE)
             out_BhRD = self.attend(call, index, part, q_BhRD, *call.arrived_keys(index, *keys))
             encoded = call.encode(("result", index), out_BhRD)
-            leaving.append(self.exchange.gather_heads(call.lengths, encoded, part.queries))
-        for index, (part, arrived) in enumerate(zip(parts, leaving, strict=True)):
+            leaving.append(self.exchange.gather_heads(shape.lengths, encoded, part.queries))
+        for index, arrived in enumerate(leaving):
             for run, received in arrived():
-                decoded = call.decode(("result", index, run), received)
-                view_heads(out_BHLD, part.queries, run).copy_(decoded)
+                decoded = call.decode(("result", index, run.ranks), received)
+                view_heads(out_BHLD, run.heads[0]).copy_(decoded)
         return out_BHLD
 
     def shared_call(
@@ -182,27 +122,44 @@ class ParallelAttention:
         scale: float | None,
         kept: Sequence[torch.Tensor],
     ) -> SharedCall:
-        degree, layout, cache = self.ulysses.degree, self.layout, self.layout.forward.cache
-        ranks, heads = range(self.ring.index * degree, (self.ring.index + 1) * degree), query.shape[1]
-        columns = layout.running if cache is None else layout.slot.every_segment()
-        by_rank = layout.lengths_by_rank(seen, cache is not None)
+        forward, shape = self.layout.slot.forward, self.shape_of(streams, seen, query, key)
+        is_plain = self.format is FORMATS[MODEL] and forward.differences is None
         return SharedCall(
             owner=owner,
-            lengths=layout.lengths_by_rank(streams)[ranks.start : ranks.stop],
-            seen_lengths=layout.lengths_by_rank(seen)[ranks.start : ranks.stop],
-            ring_lengths=[sum(by_rank[start : start + degree]) for start in range(0, len(by_rank), degree)],
-            places=[] if cache is None else layout.cache_places(seen, ranks),
-            mask=None if attn_mask is None else self.local_mask(attn_mask, streams, seen, ranks, columns),
+            shape=shape,
+            mask=None if attn_mask is None else self.local_mask(attn_mask, streams, seen, shape.ranks),
             scale=scale,
-            kept=kept if layout.forward.differences else [self.format.encode(each) for each in kept],
-            heads=heads,
-            group=heads // key.shape[1],
-            head_dim=query.shape[3],
+            kept=kept if is_plain or forward.differences else [self.format.encode(each) for each in kept],
             dtype=query.dtype,
-            format=self.format,
-            differences=layout.forward.differences,
-            pattern=self.patterns.find(streams, seen, ranks, query.device, attn_mask is not None),
+            format=None if is_plain else self.format,
+            differences=forward.differences,
+            pattern=self.patterns.find(streams, seen, shape.ranks, query.device, attn_mask is not None),
         )
+
+    def shape_of(
+        self, streams: tuple[str, ...], seen: tuple[str, ...], query: torch.Tensor, key: torch.Tensor
+    ) -> CallShape:
+        """Returns what calls with tensors of these shapes have in common in the running forward."""
+        layout, forward = self.layout, self.layout.slot.forward
+        at = (self, streams, seen, query.shape, key.shape[1])
+        if at in forward.counts:
+            return forward.counts[at]
+        degree, heads = self.ulysses.degree, query.shape[1]
+        ranks, group = range(self.ring.index * degree, (self.ring.index + 1) * degree), heads // key.shape[1]
+        by_rank = layout.lengths_by_rank(seen, forward.cache is not None)
+        most = 1 if degree == 1 else self.part_count(query, streams)
+        forward.counts[at] = CallShape(
+            ranks=ranks,
+            lengths=tuple(layout.lengths_by_rank(streams)[ranks.start : ranks.stop]),
+            seen_lengths=tuple(layout.lengths_by_rank(seen)[ranks.start : ranks.stop]),
+            ring_lengths=[sum(by_rank[start : start + degree]) for start in range(0, len(by_rank), degree)],
+            places=[] if forward.cache is None else layout.cache_places(seen, ranks),
+            heads=heads,
+            group=group,
+            head_dim=query.shape[3],
+            parts=head_parts(tuple(self.ulysses.sizes(heads)), group, most),
+        )
+        return forward.counts[at]
 
     def part_count(self, query: torch.Tensor, streams: tuple[str, ...]) -> int:
         """Returns the number of parts of the exchange. It is the same on all ranks and in all forwards of a run,
@@ -223,40 +180,38 @@ class ParallelAttention:
         """Computes attention for one part of this rank's heads, BhRD. Keys and values stay in the form in which they
         were sent until a kernel takes them: in the cache, and on the ring."""
         queries, keys = part.queries[self.ulysses.index], part.keys[self.ulysses.index]
-        layout = self.layout
-        if cache := layout.forward.cache:
+        layout, shape = self.layout, call.shape
+        if cache := layout.slot.forward.cache:
             whole = layout.running == layout.slot.every_segment()
-            k_BhRE, v_BhRE = cache.refresh((call.owner, index), call.places, whole, k_BhRE, v_BhRE)
-
-        def taken(kv_BhKE: torch.Tensor) -> torch.Tensor:
-            return repeat_heads(call.taken_keys(kv_BhKE), queries, keys, call.group)
-
-        mask = call.own_mask(queries)
-        kept = [each[:, keys.start : keys.stop] for each in call.kept]
+            k_BhRE, v_BhRE = cache.refresh((call.owner, index), shape.places, whole, k_BhRE, v_BhRE)
+        mask = None if call.mask is None else call.own_mask(queries)
+        kept = [each[:, keys.start : keys.stop] for each in call.kept] if call.kept else ()
         if self.ring.degree > 1:
 
             def attend_with_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: Any) -> Any:
-                return self.backend.attend_with_lse(q, taken(k), taken(v), *more)
+                key, value = call.taken(k, queries, keys), call.taken(v, queries, keys)
+                return self.backend.attend_with_lse(q, key, value, *more)
 
-            given = (q_BhRD, k_BhRE, v_BhRE, call.ring_lengths, self.ring, attend_with_lse, call.scale, mask)
-            return ring_attention(*given, meanwhile=layout.forward.run_deferred, kept=kept)
+            given = (q_BhRD, k_BhRE, v_BhRE, shape.ring_lengths, self.ring, attend_with_lse, call.scale, mask)
+            return ring_attention(*given, meanwhile=layout.slot.forward.run_deferred, kept=kept)
         if not q_BhRD.numel():
             return q_BhRD
         if kept:
             k_BhRE, v_BhRE = (torch.cat(each, 2) for each in zip(kept, (k_BhRE, v_BhRE), strict=True))
+        key, value = call.taken(k_BhRE, queries, keys), call.taken(v_BhRE, queries, keys)
         if call.pattern:
-            return call.pattern.attend(q_BhRD, taken(k_BhRE), taken(v_BhRE), call.scale)
-        return self.backend.attend(q_BhRD, taken(k_BhRE), taken(v_BhRE), call.scale, mask)
+            return call.pattern.attend(q_BhRD, key, value, call.scale)
+        return self.backend.attend(q_BhRD, key, value, call.scale, mask)
 
     def scatter(
-        self, call: SharedCall, part: HeadPart, q_BHLE: torch.Tensor, k_BHLE: torch.Tensor, v_BHLE: torch.Tensor
+        self, shape: CallShape, part: HeadPart, q_BHLE: torch.Tensor, k_BHLE: torch.Tensor, v_BHLE: torch.Tensor
     ) -> Callable[[], Sequence[torch.Tensor]]:
         """Runs `scatter_heads` on queries, keys and values. Keys of other tokens are sent separately."""
         scatter_heads, keys = self.exchange.scatter_heads, (part.keys, part.keys)
-        if call.lengths == call.seen_lengths:
-            return scatter_heads(call.lengths, (q_BHLE, k_BHLE, v_BHLE), (part.queries, *keys))
-        queries = scatter_heads(call.lengths, (q_BHLE,), (part.queries,))
-        seen = scatter_heads(call.seen_lengths, (k_BHLE, v_BHLE), keys)
+        if shape.lengths == shape.seen_lengths:
+            return scatter_heads(shape.lengths, (q_BHLE, k_BHLE, v_BHLE), (part.queries, *keys))
+        queries = scatter_heads(shape.lengths, (q_BHLE,), (part.queries,))
+        seen = scatter_heads(shape.seen_lengths, (k_BHLE, v_BHLE), keys)
         return lambda: (*queries(), *seen())
 
     def local_mask(
@@ -265,14 +220,14 @@ class ParallelAttention:
         streams: tuple[str, ...],
         seen: tuple[str, ...],
         ranks: range,
-        columns: list[int],
     ) -> torch.Tensor:
         """Cuts a mask over the whole joined streams (…, 1 or H, 1 or S, K) to the queries of this rank's group.
 
-        Its columns are the keys of every rank in rank order, for the segments in `columns`. Raises RequestError for a
-        mask over anything else.
+        Its columns are the keys of every rank in rank order, of the segments that run or that a cache has. Raises
+        RequestError for a mask over anything else.
         """
         layout = self.layout
+        columns = layout.running if layout.forward.cache is None else layout.slot.every_segment()
         tokens, keys = layout.total(streams), layout.total(seen)
         if mask.shape[-1] != keys or mask.shape[-2] not in (1, tokens):
             raise RequestError(

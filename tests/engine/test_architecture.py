@@ -88,6 +88,7 @@ BETWEEN: Mapping[str, tuple[str, ...]] = {
     ),
     "worker.errors": ("parallel_backend.errors",),
     "worker.wire.job_channel": ("parallel_backend.device", "parallel_backend.weights.shared_memory"),
+    "worker.wire.protocol": ("parallel_backend.device",),
     "worker.rank": ("parallel_backend",),
 }
 # What a package may import besides the standard library.
@@ -117,7 +118,7 @@ RANKS_ALONE = ("torch.distributed", "diffusers")
 # The ranks' working root is the pack's folder; everything else runs under the name that ComfyUI gives the pack, and
 # these modules under either.
 BY_FULL_NAME = "worker.rank"
-BY_EITHER_NAME = ("worker.errors", "worker.wire.job_channel")
+BY_EITHER_NAME = ("worker.errors", "worker.wire.job_channel", "worker.wire.protocol")
 
 # Where a kind of accelerator is named: in the module that answers for all of them, and in what an operator may set.
 NAME_KINDS = ("parallel_backend/device.py", "worker/settings.py")

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import build_mesh
+from parallel_backend.groups.timeline import Timeline
 from parallel_backend.parallel_model import ParallelModel
 from parallel_backend.plan import EXCHANGE_PARTS, ParallelPlan
 from parallel_backend.seams.attention import ParallelAttention
@@ -119,7 +120,7 @@ def measure(model: torch.nn.Module, degrees: dict[str, int], is_plain: bool, cal
     dist.init_process_group("fake", rank=0, world_size=plan.world_size, store=FakeStore())
     try:
         with patch("parallel_backend.groups.mesh.shake_hands"):
-            mesh = build_mesh(plan, CPU)
+            mesh = build_mesh(plan, CPU, timeline=Timeline(CPU))
         parallel = ParallelModel(model, mesh, torch.float32)
         parallel.slot.is_plain = is_plain
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from .patched_options import LEVEL, OPTIONS
+
 CONTROL = "control"  # among the arguments of ComfyUI's models
 # The fields: ComfyUI's ControlNet, described; the arguments of its network; its strength; and what the ControlNets
 # before it return, which is another such dict, or tensors, or None.
@@ -14,10 +16,11 @@ NETWORK, GIVEN, STRENGTH, PREVIOUS = "network", "given", "strength", "previous"
 # step's.
 RANGE, CHANNELS = "range", "channels"
 LATENTS, TIMESTEPS = "x", "timesteps"
-# The paths of tensors that change with each call of a model, see `pack_call`: its own arguments, what ControlNets
-# return, and what their networks get of the step. All other tensors may have been sent before.
+# The paths of tensors that change with each call of a model, see `pack_call`: its own arguments, the noise level among
+# its options, what ControlNets return, and what their networks get of the step. All other tensors may have been sent
+# before.
 OF_ALL_STEPS = rf"(?:{PREVIOUS}\.)*{GIVEN}\.(?!(?:{LATENTS}|{TIMESTEPS})$)"
-NEW_EACH_CALL = re.compile(rf"\w+\.\d+\.(?:args|kwargs\.{CONTROL}\.(?!{OF_ALL_STEPS}))")
+NEW_EACH_CALL = re.compile(rf"\w+\.\d+\.(?:args|kwargs\.(?:{OPTIONS}\.{LEVEL}$|{CONTROL}\.(?!{OF_ALL_STEPS})))")
 
 
 def is_network_call(control: Any) -> bool:

@@ -17,6 +17,7 @@ OVERRIDE = "optimized_attention_override"  # in ComfyUI's own options: a functio
 PATCHES, REPLACED, OTHER_OPTIONS = "patches", "patches_replace", "others"  # the parts of FUNCTIONS
 OPTIONS = "transformer_options"  # among the arguments of a call
 SCHEDULE = "sample_sigmas"  # in ComfyUI's own options: the noise level before the first step, and after each
+LEVEL = "sigmas"  # likewise: the noise level of this call, for each row
 
 
 class CallContext(NamedTuple):

@@ -13,6 +13,7 @@ import torch
 
 from ..wire.tensors import Tensors
 from ..wire.tree import pack_call
+from .sent_conditions import find_equal
 
 Result = TypeVar("Result")
 Answer = list[torch.Tensor]
@@ -41,7 +42,7 @@ class ModelCall(NamedTuple):
         others: Tensors = {}
         if pack_call(self[:2], "", mine) != pack_call(other[:2], "", others):
             return False
-        return all(mine[path].dtype == others[path].dtype and mine[path].equal(others[path]) for path in mine)
+        return all(find_equal([(mine[path], others[path]) for path in mine]))
 
 
 @dataclass

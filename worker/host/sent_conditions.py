@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+import itertools
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -28,8 +29,11 @@ class SentConditions:
         """Returns, for a request's conditions: the key of each, the tensors to send by key, and the keys to drop."""
         keys: dict[Name, str] = {}
         new: Tensors = {}
+        pairs = [(name, key) for name in conditions for key in self.sent]
+        answers = find_equal([(conditions[name], self.sent[key]) for name, key in pairs])
+        known = dict(itertools.compress(pairs, answers))
         for name, tensor in conditions.items():
-            key = next((key for key, sent in self.sent.items() if same(sent, tensor)), None)
+            key = known.get(name)
             if key is None:
                 self.count += 1
                 key = f"condition.{self.count}"
@@ -44,5 +48,17 @@ class SentConditions:
         return keys, new, dropped
 
 
-def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and bool(a.equal(b))
+def find_equal(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
+    """Returns for each pair whether both have the same values, dtype and device. The host waits once for all tensors
+    that are on an accelerator."""
+    found = [
+        a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and (not a.is_cpu or a.equal(b))
+        for a, b in pairs
+    ]
+    there = [place for place, (a, _) in enumerate(pairs) if found[place] and not a.is_cpu]
+    if there:
+        answers = [(a == b).all() for a, b in (pairs[place] for place in there)]
+        together = torch.stack([each.to(answers[0].device) for each in answers]).tolist()
+        for place, answer in zip(there, together, strict=True):
+            found[place] = answer
+    return found

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from parallel_backend.device import to_host
 from parallel_backend.errors import RequestError, is_out_of_memory
 from parallel_backend.groups.calls import Call, tensors_of
 from parallel_backend.groups.timeline import Timeline
@@ -164,11 +165,11 @@ class Operations:
         if outputs is None:
             return None
         found = {
-            f"{PREDICTION}.{call}.{place}": part.cpu()
+            f"{PREDICTION}.{call}.{place}": part
             for call, output in enumerate(outputs)
             for place, part in enumerate(tensors_of(output))
         }
-        return {**found, **state, **pack_why(model.module.pipeline.why)}
+        return fetch({**found, **state, **pack_why(model.module.pipeline.why)})
 
     def prepare_options(self, job: Job, model: HostModel, kwargs: Mapping[str, Any]) -> None:
         """Raises Ended on all ranks if one of them cannot compile blocks as a node asks, or lacks the code that a node
@@ -228,7 +229,7 @@ class Operations:
         watch.close()
         state = pack_state(model)
         found = pack_why(model.module.pipeline.why) | state
-        return None if latents is None or dist.get_rank() else {"latents": latents.cpu(), **found}
+        return None if latents is None or dist.get_rank() else fetch({"latents": latents, **found})
 
     def choose_kernel(self, job: Job, _tensors: Tensors) -> Tensors | None:
         """Makes calls that name an attention kernel use it, if all ranks can. If not, returns why, and which kernel
@@ -352,12 +353,17 @@ def encode_text(text: str) -> torch.Tensor:
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
 
+def fetch(results: Tensors) -> Tensors:
+    """Returns results in the host's memory, for which it waits once."""
+    return dict(zip(results, to_host([*results.values()]), strict=True))
+
+
 def pack_state(model: HostModel) -> Tensors:
-    """Returns the state that nodes' functions changed, as a result; empty if they changed nothing."""
+    """Returns the state that nodes' functions changed, as results on any device; empty if they changed nothing."""
     state, tensors = model.changed_state()
     if not state:
         return {}
-    found = {f"{STATE}.{name}": tensor.cpu() for name, tensor in tensors.items()}
+    found = {f"{STATE}.{name}": tensor for name, tensor in tensors.items()}
     return {STATE: encode_text(json.dumps(state)), **found}
 
 

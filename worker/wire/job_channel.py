@@ -22,10 +22,10 @@ from .tensors import Tensors
 from .tree import PREDICTION
 
 try:
-    from ...parallel_backend.device import is_accelerator, pin_now
+    from ...parallel_backend.device import is_accelerator, pin_now, wait_for_stream
     from ...parallel_backend.weights.shared_memory import Address, SharedMemory
 except ImportError:  # in the ranks, where the pack's folder is not a package
-    from parallel_backend.device import is_accelerator, pin_now
+    from parallel_backend.device import is_accelerator, pin_now, wait_for_stream
     from parallel_backend.weights.shared_memory import Address, SharedMemory
 
 SLOTS = 2
@@ -126,7 +126,8 @@ class HostChannel:
         else:
             header, views = decode(frame)
             to = {name: device for name in views if name.startswith(LATENTS)}
-            tensors = {name: view.to(to.get(name), copy=True) for name, view in views.items()}
+            tensors = {name: view.to(to.get(name), copy=True, non_blocking=True) for name, view in views.items()}
+            wait_for_stream(device)
         self.taken += 1
         memory.note_taken(self.taken)  # the slot may be overwritten
         return header, tensors

@@ -23,6 +23,11 @@ from ..errors import ConnectionClosed, Explained
 from .json_object import parse_object
 from .tensors import ALIGNMENT, Buffer, Tensors, UnsendableError, WritableBuffer, from_buffer, to_buffers
 
+try:
+    from ...parallel_backend.device import to_host, wait_for_stream
+except ImportError:  # in the ranks, where the pack's folder is not a package
+    from parallel_backend.device import to_host, wait_for_stream
+
 MAGIC, IN_MEMORY = b"PDiT", b"PDiM"
 VERSION = 18
 FAILED, MEMORY = "failed", "memory"  # the kinds of errors after which the ranks have no model
@@ -69,19 +74,21 @@ def send_pieces(connection: socket.socket, frame: Sequence[Piece], memory: Memor
     Raises ConnectionError if the other side is gone."""
     if memory is None or not is_large(frame):
         # A copy that fails may not leave half a frame in the socket.
-        pieces = [piece.cpu().numpy().data if isinstance(piece, torch.Tensor) else piece for piece in frame]
-        for piece in pieces:
-            connection.sendall(piece)
+        copies = iter(to_host([piece for piece in frame if isinstance(piece, torch.Tensor)]))
+        for piece in frame:
+            connection.sendall(next(copies).numpy().data if isinstance(piece, torch.Tensor) else piece)
         return
     device = next((piece.device for piece in frame if isinstance(piece, torch.Tensor)), None)
     view, start = memory(sum(map(len, frame)), device), 0
     for piece in frame:
         stop = start + len(piece)
         if isinstance(piece, torch.Tensor):
-            torch.frombuffer(view[start:stop], dtype=torch.uint8).copy_(piece)
+            torch.frombuffer(view[start:stop], dtype=torch.uint8).copy_(piece, non_blocking=True)
         else:
             view[start:stop] = piece
         start = stop
+    if device:
+        wait_for_stream(device)
     first = bytes(view[: PREFIX.size])
     connection.sendall(IN_MEMORY + first[len(MAGIC) :])
 

@@ -6,15 +6,82 @@ L local tokens, R the Ulysses group's tokens, E a token's head as it is sent (se
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from ...groups.mesh import Axis
 
-Shares = Sequence[range]  # of heads, by rank of the axis
+Shares = tuple[range, ...]  # of heads, by rank of the axis
+MESSAGES = 256  # whose plans are kept: each part of each kind of block, with each length of the text
+
+
+class Heads(NamedTuple):
+    """The heads of a run of ranks in a tensor: of each rank equally many, at equal distances. start, stop: of all."""
+
+    start: int
+    stop: int
+    of_rank: int
+    step: int
+
+
+class Run(NamedTuple):
+    """The part of a message that goes to a run of ranks, or comes from it. heads: in each tensor. start, stop, shape:
+    in the message. counts: of heads of a rank, by tensor."""
+
+    ranks: range
+    heads: list[Heads]
+    start: int
+    stop: int
+    shape: tuple[int, int, int, int, int]
+    counts: list[int]
+
+
+class Message(NamedTuple):
+    """An all-to-all of some heads. size: elements that are sent. to, of: those for each rank, and those from it. shape:
+    of what arrives, if no run has a part of its own. own: this rank's heads, by tensor."""
+
+    runs: list[Run]
+    size: int
+    to: list[int]
+    of: list[int]
+    shape: tuple[int, int, int, int]
+    own: list[int]
+
+
+@functools.lru_cache(maxsize=MESSAGES)
+def plan_scatter(index: int, batch: int, width: int, lengths: tuple[int, ...], shares: tuple[Shares, ...]) -> Message:
+    """Plans `scatter_heads` for the rank at `index`. Blocks are alike, so it is done once for all of them."""
+    runs = plan_runs(lengths[index], batch, width, shares)
+    heads = [sum(map(len, of_rank)) for of_rank in zip(*shares, strict=True)]
+    own = [len(share[index]) for share in shares]
+    to = [lengths[index] * batch * width * count for count in heads]
+    of = [length * batch * width * sum(own) for length in lengths]
+    return Message(runs, sum(to), to, of, (sum(lengths), batch, sum(own), width), own)
+
+
+@functools.lru_cache(maxsize=MESSAGES)
+def plan_gather(index: int, batch: int, width: int, lengths: tuple[int, ...], shares: Shares) -> Message:
+    """Plans `gather_heads` likewise."""
+    runs, own = plan_runs(lengths[index], batch, width, (shares,)), len(shares[index])
+    to = [length * batch * own * width for length in lengths]
+    of = [lengths[index] * batch * len(share) * width for share in shares]
+    return Message(runs, sum(to), to, of, (sum(lengths), batch, own, width), [own])
+
+
+def plan_runs(local_tokens: int, batch: int, width: int, shares: tuple[Shares, ...]) -> list[Run]:
+    found, start = [], 0
+    for ranks in list_runs(*shares):
+        counts = [len(share[ranks.start]) for share in shares]
+        shape = (len(ranks), local_tokens, batch, sum(counts), width)
+        stop = start + math.prod(shape)
+        found.append(Run(ranks, [heads_of(share, ranks) for share in shares], start, stop, shape, counts))
+        start = stop
+    return found
 
 
 class UlyssesExchange:
@@ -25,53 +92,40 @@ class UlyssesExchange:
         self.axis = axis
 
     def scatter_heads(
-        self, lengths: list[int], tensors_BHLE: Sequence[torch.Tensor], shares: Sequence[Shares]
-    ) -> Callable[[], list[torch.Tensor]]:
+        self, lengths: tuple[int, ...], tensors_BHLE: Sequence[torch.Tensor], shares: tuple[Shares, ...]
+    ) -> Callable[[], Sequence[torch.Tensor]]:
         """Sends local tokens with all heads. Receives the group's tokens with this rank's heads, BhRE.
 
         lengths: tokens by rank of the group. shares: of each tensor. The token dim comes first in memory, so received
         tokens are already in rank order, and nothing is unpacked.
         """
-        batch, _, local_tokens, width = tensors_BHLE[0].shape
-        heads = [sum(map(len, of_rank)) for of_rank in zip(*shares, strict=True)]
-        own = [len(share[self.axis.index]) for share in shares]
-        of_head = batch * width
-        send = tensors_BHLE[0].new_empty(local_tokens * of_head * sum(heads))
-        start = 0
-        for run in list_runs(*shares):
-            shape = (len(run), local_tokens, batch, heads[run.start], width)
-            stop = start + math.prod(shape)
-            parts = send[start:stop].view(shape).split([len(share[run.start]) for share in shares], 3)
-            for part, tensor, share in zip(parts, tensors_BHLE, shares, strict=True):
-                part.copy_(view_heads(tensor, share, run))
-            start = stop
-        to = [local_tokens * of_head * count for count in heads]
-        arrive = self.exchange(send, to, [length * of_head * sum(own) for length in lengths])
+        batch, _, _, width = tensors_BHLE[0].shape
+        message = plan_scatter(self.axis.index, batch, width, lengths, shares)
+        send = tensors_BHLE[0].new_empty(message.size)
+        for run in message.runs:
+            parts = send[run.start : run.stop].view(run.shape).split(run.counts, 3)
+            for part, tensor, heads in zip(parts, tensors_BHLE, run.heads, strict=True):
+                part.copy_(view_heads(tensor, heads))
+        arrive = self.exchange(send, message.to, message.of)
 
-        def arrived() -> list[torch.Tensor]:
-            received = arrive().view(sum(lengths), batch, sum(own), width)
-            return [part.permute(1, 2, 0, 3) for part in received.split(own, 2)]
+        def arrived() -> Sequence[torch.Tensor]:
+            received = arrive().view(message.shape).permute(1, 2, 0, 3)
+            return received.split(message.own, 1)
 
         return arrived
 
     def gather_heads(
-        self, lengths: list[int], out_BhRE: torch.Tensor, shares: Shares
-    ) -> Callable[[], Iterator[tuple[range, torch.Tensor]]]:
-        """The inverse of `scatter_heads` for one tensor. Yields runs of ranks, and the local tokens with the heads of
+        self, lengths: tuple[int, ...], out_BhRE: torch.Tensor, shares: Shares
+    ) -> Callable[[], list[tuple[Run, torch.Tensor]]]:
+        """The inverse of `scatter_heads` for one tensor. Returns runs of ranks, and the local tokens with the heads of
         each run, rLBnE. `view_heads` returns the view to which they are copied."""
-        batch, own, _, width = out_BhRE.shape
-        local_tokens = lengths[self.axis.index]
-        send = out_BhRE.permute(2, 0, 1, 3).reshape(-1)
-        to = [length * batch * own * width for length in lengths]
-        arrive = self.exchange(send, to, [local_tokens * batch * len(share) * width for share in shares])
+        batch, _, _, width = out_BhRE.shape
+        message = plan_gather(self.axis.index, batch, width, lengths, shares)
+        arrive = self.exchange(out_BhRE.permute(2, 0, 1, 3).reshape(-1), message.to, message.of)
 
-        def arrived() -> Iterator[tuple[range, torch.Tensor]]:
-            received, start = arrive(), 0
-            for run in list_runs(shares):
-                shape = (len(run), local_tokens, batch, len(shares[run.start]), width)
-                stop = start + math.prod(shape)
-                yield run, received[start:stop].view(shape)
-                start = stop
+        def arrived() -> list[tuple[Run, torch.Tensor]]:
+            received = arrive()
+            return [(run, received[run.start : run.stop].view(run.shape)) for run in message.runs]
 
         return arrived
 
@@ -109,9 +163,13 @@ def list_runs(*shares: Shares) -> Iterator[range]:
         start = rank
 
 
-def view_heads(tensor_BHLE: torch.Tensor, shares: Shares, run: range) -> torch.Tensor:
+def heads_of(share: Shares, ranks: range) -> Heads:
+    first, last = share[ranks.start], share[ranks.stop - 1]
+    step = share[ranks.start + 1].start - first.start if len(ranks) > 1 else 1
+    return Heads(first.start, last.stop, len(first), step)
+
+
+def view_heads(tensor_BHLE: torch.Tensor, heads: Heads) -> torch.Tensor:
     """Returns a view of a run's heads, rLBnE."""
-    first, last = shares[run.start], shares[run.stop - 1]
-    step = shares[run.start + 1].start - first.start if len(run) > 1 else 1
-    within = tensor_BHLE[:, first.start : last.stop]
-    return within.unfold(1, len(first), step).permute(1, 2, 0, 4, 3)
+    start, stop, of_rank, step = heads
+    return tensor_BHLE[:, start:stop].unfold(1, of_rank, step).permute(1, 2, 0, 4, 3)

@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -33,8 +33,21 @@ esac
 """
 
 
+# What AMD's and Intel's tools print of links, and AMD's of the driver.
+OTHER_TOOLS = {
+    "rocm-smi": """#!/bin/sh
+case "$1" in
+  --showdriverversion) echo "Driver version: {driver}" ;;
+  *) echo "GPU1   {links}         0" ;;
+esac
+""",
+    "xpu-smi": '#!/bin/sh\necho "GPU 0/0|S |{links} |"\n',
+}
+
+
 class Cards(NamedTuple):
-    """A machine's cards. links: as `nvidia-smi topo -m` says. reaches: whether they have peer-to-peer access."""
+    """A machine's cards. links: as the maker's tool says. reaches: whether they have peer-to-peer access. tool: of
+    their maker."""
 
     name: str
     memory: int
@@ -42,15 +55,36 @@ class Cards(NamedTuple):
     capability: tuple[int, int] = (8, 9)
     links: str = ""
     reaches: bool = True
+    tool: str = "nvidia-smi"
+
+    @property
+    def properties(self) -> SimpleNamespace:
+        """What torch says of each."""
+        found: dict[str, Any] = {"name": self.name, "total_memory": self.memory * GB}
+        if self.tool == "xpu-smi":
+            return SimpleNamespace(**found, gpu_subslice_count=20, driver_version="1.6.33578")
+        major, minor = self.capability
+        arch = {"gcnArchName": "gfx942:sramecc+:xnack-"} if self.tool == "rocm-smi" else {}
+        return SimpleNamespace(**found, **arch, major=major, minor=minor, multi_processor_count=128)
 
 
 H100 = Cards("NVIDIA H100 80GB HBM3", 80, 2, (9, 0), "NV18")
 RTX_4090 = Cards("NVIDIA GeForce RTX 4090", 24, 2, links="PHB", reaches=False)
+MI300X = Cards("AMD Instinct MI300X", 192, 2, (9, 4), "XGMI", tool="rocm-smi")
+ARC = Cards("Intel(R) Arc(TM) B580 Graphics", 12, 2, links="PHB", reaches=False, tool="xpu-smi")
 MACHINES = {
     "2 H100": (H100, "“2, NVLink”"),
     "2 4090 without peer-to-peer": (RTX_4090, "“2, PCIe”"),
     "1 4090": (RTX_4090._replace(count=1), "One card"),
     "a laptop of 8 GB": (Cards("NVIDIA GeForce RTX 4060 Laptop GPU", 8), "One card"),
+    "2 MI300X": (MI300X, "“2, NVLink”"),
+}
+BY_QUICK_ALONE = {"2 Arc B580": (ARC, "“2, PCIe”")}
+# Of each tool: torch's version that says what it is built for, what cards exchange by, and what has them use RAM.
+BUILDS = {
+    "nvidia-smi": ("cuda", "CUDA 13.0", "NCCL 2.27.3", "NCCL_P2P_DISABLE=1"),
+    "rocm-smi": ("hip", "ROCm 13.0", "RCCL", "NCCL_P2P_DISABLE=1"),
+    "xpu-smi": ("xpu", "XPU 13.0", "xccl", "CCL_TOPO_P2P_ACCESS=0"),
 }
 Put = Callable[..., None]
 
@@ -60,23 +94,25 @@ def put(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Put:
     """Puts cards, a driver and a torch into this process."""
 
     def pretend(cards: Cards, cuda: str = "13.0", driver: str = "580.65.06", code: int = 0, works: bool = True) -> None:
-        card = SimpleNamespace(
-            name=cards.name, total_memory=cards.memory * GB, major=cards.capability[0], minor=cards.capability[1],
-            multi_processor_count=128,
-        )  # fmt: skip
         listed = "; ".join(f'echo "GPU {place}: {cards.name} (UUID: GPU-{place})"' for place in range(cards.count))
-        tool = tmp_path / "bin" / "nvidia-smi"
+        tool = tmp_path / "bin" / cards.tool
         tool.parent.mkdir()
-        tool.write_text(SMI.format(listed=listed or ":", links=cards.links, driver=driver, cuda=cuda, code=code))
+        said = OTHER_TOOLS.get(cards.tool, SMI)
+        tool.write_text(said.format(listed=listed or ":", links=cards.links, driver=driver, cuda=cuda, code=code))
         tool.chmod(0o755)
         monkeypatch.setenv("PATH", str(tool.parent), prepend=os.pathsep)
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: works)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: cards.count if works else 0)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _card: card)
-        monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda *_: cards.reaches)
+        for version in ("cuda", "hip", "xpu"):
+            release = "13.0" if version == BUILDS[cards.tool][0] else None
+            monkeypatch.setattr(torch.version, version, release, raising=False)
+        own = torch.xpu if cards.tool == "xpu-smi" else torch.cuda
+        for module in (torch.cuda, torch.xpu):
+            monkeypatch.setattr(module, "is_available", lambda module=module: works and module is own)
+        monkeypatch.setattr(own, "device_count", lambda: cards.count if works else 0)
+        monkeypatch.setattr(own, "get_device_properties", lambda _card: cards.properties)
+        monkeypatch.setattr(own, "can_device_access_peer", lambda *_: cards.reaches, raising=False)
         monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 3))
-        monkeypatch.setattr(torch.version, "cuda", "13.0")
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        for name in (*lacking.AMD.visible, *lacking.INTEL.visible):
+            monkeypatch.delenv(name, raising=False)
 
     return pretend
 
@@ -105,14 +141,16 @@ def test_two_ranks_answer_the_three_questions(found: tuple[list[dict], str]) -> 
     assert min(rate for rate, _ in (links[kind] for kind in ("all_to_all", "all_gather", "send"))) > 0
 
 
-@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("name", [*MACHINES, *BY_QUICK_ALONE])
 def test_the_quick_page_has_what_the_table_of_plans_predicts_beside_what_is_measured(
     name: str, put: Put, found: tuple[list[dict], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    cards, row = MACHINES[name]
+    cards, row = {**MACHINES, **BY_QUICK_ALONE}[name]
     put(cards)
     code, page = quick_page(monkeypatch, tmp_path, found)
     assert code == 0
+    _, built, library, setting = BUILDS[cards.tool]
+    assert f"({built})" in page and f", {library}\n" in page and "driver unknown" not in page
     assert f"{cards.name}, {cards.memory}.0 GB" in page and f"GPU {cards.count - 1}" in page
     for section in (
         "Does it run?\n\nYes",
@@ -122,7 +160,8 @@ def test_the_quick_page_has_what_the_table_of_plans_predicts_beside_what_is_meas
     ):
         assert f"## {section}" in page
     assert row in page
-    assert ("RAM" in page and "NCCL_P2P_DISABLE=1" in page) == (cards.count > 1 and not cards.reaches)
+    assert ("RAM" in page and setting in page) == (cards.count > 1 and not cards.reaches)
+    assert cards.links in page
     assert page.count("One card: docs/plans.md") == (cards.count == 1)
 
 
@@ -195,6 +234,50 @@ def test_a_machine_without_cards_or_with_a_torch_for_the_cpu_is_told_apart(
     assert "install the NVIDIA driver" in lacking.cause()
 
 
+OTHERS = {
+    "AMD's cards, and a torch for others": (MI300X, None, "rocm-smi is here, so there may be cards of AMD's"),
+    "AMD's cards, and no driver": (MI300X, "hip", "there is no /dev/kfd: install AMD's driver"),
+    "AMD's cards, of another group": (MI300X, "hip", "groups render and video"),
+    "AMD's cards, hidden": (MI300X, "hip", "HIP_VISIBLE_DEVICES is '-1': unset it"),
+    "AMD's cards, which torch cannot start": (MI300X, "hip", "torch.zeros(1, device='cuda')"),
+    "Intel's cards, and a torch for others": (ARC, None, "They need torch for XPU"),
+    "Intel's cards, and no driver": (ARC, "xpu", "start the container with --device=/dev/dri"),
+}
+
+
+@pytest.mark.parametrize("main", (program.main, quick.main), ids=("whole", "quick"))
+@pytest.mark.parametrize("name", OTHERS)
+def test_amds_and_intels_users_are_told_what_to_do(
+    name: str, main: Callable[[list[str]], int], put: Put, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    cards, build, says = OTHERS[name]
+    put(cards, works=False)
+    for version in ("cuda", "hip", "xpu"):
+        monkeypatch.setattr(torch.version, version, "6.4" if version == build else None)
+    monkeypatch.setenv("COMFYUI_PATH", "anywhere")
+    monkeypatch.setattr(lacking, "ROOT", tmp_path)
+    if "no driver" not in name:
+        (tmp_path / "dev").mkdir()
+        (tmp_path / "dev" / "kfd").touch()
+    if "another group" in name:
+        monkeypatch.setattr(lacking.os, "access", lambda *_: False)
+    if "hidden" in name:
+        monkeypatch.setenv("HIP_VISIBLE_DEVICES", "-1")
+    assert main([]) == 2
+    out, said = capsys.readouterr()
+    assert not out and said.count("\n") == 1 and says in said, said
+
+
+def test_the_whole_report_sends_intels_users_to_the_quick_one(
+    put: Put, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(ARC)
+    monkeypatch.setenv("COMFYUI_PATH", "anywhere")
+    assert program.main([]) == 2
+    assert "run `python -m tests.support.report.quick`" in capsys.readouterr().err
+
+
 def test_the_row_is_one_of_the_pages() -> None:
     assert {"2, PCIe", "2, NVLink", "4", "8", "mixed"} <= rows().keys()
 
@@ -232,4 +315,4 @@ def imported(module: str) -> set[str]:
 def test_a_small_room_for_shared_memory_is_told_of(monkeypatch: pytest.MonkeyPatch, put: Put) -> None:
     put(H100)
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda _path: SimpleNamespace(total=64 << 20))
-    assert any("--ipc=host" in hint for hint in machine.hints(machine.links()))
+    assert any("--ipc=host" in hint for hint in machine.hints(machine.links("cuda"), "cuda"))

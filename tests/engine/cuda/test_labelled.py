@@ -1,7 +1,8 @@
 """The CUDA path without a GPU: both libraries on tensors that say they are on one, see `tests/support/labelled`.
 
 What is shown: the numbers are right, no tensor is left on another device, attention's kernels get strides that they
-take, and the host waits for the device in no block, and a small number of times a forward.
+take, and the host waits for the device in no block, and a small number of times a forward. Forwards of ComfyUI's
+classes go the whole way from its process to the ranks and back.
 """
 
 from __future__ import annotations
@@ -23,8 +24,12 @@ from tests.support.tiers import running
 
 TOLERANCE = {"fp32": 1e-5, "bf16": 5e-2}  # of the CPU in fp32
 ALONE: dict[str, int] = {}
-# What a forward is given comes from pinned memory, for which the host does not wait. What there is, a model's own code
-# does: these as often.
+# At the end of a forward that goes the whole way, a rank waits for its device. ComfyUI's process waits to compare what
+# the ranks hold, to send the latents, and for the prediction.
+AT_THE_END = {"comfyui": 1}
+OF_COMFYUI = 3
+# What a forward is given comes from pinned memory, for which the host does not wait. What there is beside these, a
+# model's own code does: as often.
 WAITS = {
     **dict.fromkeys(("diffusers qwenimage-mask", "diffusers chroma", "diffusers chroma-masked"), 1),
     **dict.fromkeys(("diffusers qwenimage-edit", "diffusers cogview4"), 2),
@@ -51,6 +56,8 @@ HALVES = [  # with masks, whose strides half precision is strict about, and with
     ("diffusers", name, {"ring": 2})
     for name in ("hunyuanvideo", "chroma-masked", "qwenimage-mask", "lumina2-masked", "flux-dev", "wan-t2v")
 ]
+# What a step has more: guidance by two calls, and a ControlNet's residuals.
+STEPS = [("comfyui", "flux-dev × 2", {"cfg": 2}), ("comfyui", "flux-controlnet", {"ulysses": 2})]
 QUICK_HALVES = HALVES[:-1]  # each with masks, and one without
 STAGES = [
     ("diffusers", name, {"pipefusion": 2, "patches": patches})
@@ -94,7 +101,8 @@ def cases() -> list[Any]:
         for name, plan in itertools.product(names, (ALONE, {"dp": 2})):
             marks = [] if name in QUICK_VAES[library] and plan else [pytest.mark.slow]
             found.append(pytest.param(library, name, plan, "fp32", marks=marks, id=f"{library}-{name}-{plan}-fp32"))
-    for dtype, several, quick in (("bf16", HALVES, QUICK_HALVES), ("fp32", STAGES, QUICK_STAGES)):
+    by_dtype = (("bf16", HALVES, QUICK_HALVES), ("fp32", STAGES, QUICK_STAGES), ("fp32", STEPS, STEPS))
+    for dtype, several, quick in by_dtype:
         for case in several:
             marks = [] if case in quick else [pytest.mark.slow]
             found.append(pytest.param(*case, dtype, marks=marks, id=f"{'-'.join(map(str, case))}-{dtype}"))
@@ -131,8 +139,10 @@ def test_a_model_runs_on_a_gpus_path(
     for rank, found in enumerate(by_rank):
         assert "failed" not in found, f"rank {rank}: {found['failed']}"
         assert sum(found["inside"].values()) <= WAITS_INSIDE.get(name, 0), found["inside"]
-        allowed = 0 if "pipefusion" in plan else OF_VAE.get(library, 0) + WAITS.get(f"{library} {name}", 0)
+        own = WAITS.get(f"{library} {name}", 0)
+        allowed = 0 if "pipefusion" in plan else OF_VAE.get(library, 0) + AT_THE_END.get(library, 0) + own
         assert sum(found["outside"].values()) <= allowed, found["outside"]
+        assert sum(found["comfyui"].values()) <= OF_COMFYUI, found["comfyui"]
     assert by_rank[0]["error"] <= TOLERANCE[dtype]
 
 

@@ -128,10 +128,10 @@ def test_the_cards_and_their_links_are_told(tmp_path: Path, monkeypatch: pytest.
     tool.write_text('#!/bin/sh\n[ "$1" = topo ] && echo "GPU0 \x1b[4mGPU1\x1b[0m PHB" || echo 570.86.10\n')
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    told = "\n".join(machine.gpus())
+    told = "\n".join(machine.gpus("cuda"))
     assert "GPU 1: Some GPU, 24.0 GB, compute 8.9, 128 multiprocessors, NUMA node 1\n" in told
     assert "driver 570.86.10, NCCL 2.27.3" in told
-    assert machine.links() == "peer access: 0-1: no\nGPU0 GPU1 PHB"
+    assert machine.links("cuda") == "peer access: 0-1: no\nGPU0 GPU1 PHB"
 
 
 def test_without_a_gpu_it_says_in_a_line_what_it_needs(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .tensors import Watch
+from .watch import Watch
 
 
 def counted(watch: Watch, blocks: Iterable[torch.nn.Module], once: Callable[[], Any]) -> Any:

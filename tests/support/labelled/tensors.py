@@ -8,14 +8,11 @@ in one operation, and what attention's kernels do not take.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import ctypes
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -26,12 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from parallel_backend.models.parallel_mlp import SPLITS, split_plain_rows
 
-from .memory import Memory
+from .watch import RUNTIME, Watch
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
-RUNTIME = SimpleNamespace(  # of CUDA, which pins whatever it is given
-    cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0, cudaError=SimpleNamespace(success=0)
-)
 aten = torch.ops.aten
 # Operations whose result the host has to see.
 WAITS = (
@@ -48,56 +42,7 @@ FLASH_HEAD_DIM, TILE = 256, 32
 PADDED_TO = 16  # what torch pads a mask to
 
 
-class Watch:
-    """Between `begin` and `end`, how often the host would wait, by kind and place in the engine or in a model.
-
-    inside: of a block, which `enter` and `leave` tell. kernels: of attention, which ran. operations: their
-    names. memory: what tensors take. observer: is told of each operation, and of each wait; see `support/streams`.
-    """
-
-    observer: Any = None
-
-    def __init__(self, counts_memory: bool = True) -> None:
-        self.is_on, self.depth = False, 0
-        self.memory = Memory(counts_memory)
-        self.inside: collections.Counter[str] = collections.Counter()
-        self.outside: collections.Counter[str] = collections.Counter()
-        self.kernels: set[str] = set()
-        self.operations: set[str] = set()
-
-    def begin(self) -> None:
-        self.is_on = True
-
-    def end(self) -> None:
-        self.is_on = False
-
-    def enter(self) -> None:
-        self.depth += 1
-
-    def leave(self) -> None:
-        self.depth -= 1
-
-    def operation(self, name: str) -> None:
-        if self.is_on:
-            self.operations.add(name)
-
-    def note(self, kind: str) -> None:
-        if self.observer:
-            self.observer.wait()
-        if self.is_on:
-            (self.inside if self.depth else self.outside)[f"{kind} at {place()}"] += 1
-
-
 WATCH = Watch()
-
-
-def place() -> str:
-    """The innermost lines of the engine, diffusers or ComfyUI."""
-    found = []
-    for entry in reversed(traceback.extract_stack()):
-        if any(part in entry.filename for part in ("/parallel_backend/", "/diffusers/", "/comfy/", "/worker/")):
-            found.append(f"{'/'.join(Path(entry.filename).parts[-2:])}:{entry.lineno}")
-    return " < ".join(found[:3])
 
 
 class Labelled(torch.Tensor):
@@ -171,7 +116,7 @@ def run(func: Any, types: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     devices = [value for value in devices if not isinstance(value, str) or value.split(":")[0] in ("cpu", "cuda")]
     goes_to_gpu = is_gpu(devices[0]) if devices else bool(labelled)
     if labelled:
-        WATCH.operation(name)
+        WATCH.operation(name, func.is_view)
         check_devices(name, leaves)
         count_waits(name, func, args, goes_to_gpu, kwargs)
     elif not goes_to_gpu:
@@ -180,7 +125,7 @@ def run(func: Any, types: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
             WATCH.observer.on_host(func, args, kwargs, result)
         return result
     elif name in CASTS:
-        count_copy(args[0], True, kwargs)
+        count_copy(args[0], True, kwargs.get("non_blocking"))
 
     def on_cpu(value: Any) -> Any:
         if isinstance(value, Labelled):
@@ -243,9 +188,10 @@ def count_waits(name: str, func: Any, args: tuple, goes_to_gpu: bool, kwargs: di
         if "output_size" not in kwargs or kwargs["output_size"] is None:
             WATCH.note(name)
     elif name == "aten::copy_":
-        count_copy(args[1], isinstance(args[0], Labelled), kwargs, args[2] if len(args) > 2 else False)
+        is_async = kwargs.get("non_blocking") or len(args) > 2 and args[2]
+        count_copy(args[1], isinstance(args[0], Labelled), is_async, args[0])
     elif name in CASTS:
-        count_copy(args[0], goes_to_gpu, kwargs)
+        count_copy(args[0], goes_to_gpu, kwargs.get("non_blocking"))
     elif name in INDEXED:
         for index in args[1]:
             if index is not None and index.dtype in (torch.bool, torch.uint8):
@@ -254,10 +200,15 @@ def count_waits(name: str, func: Any, args: tuple, goes_to_gpu: bool, kwargs: di
                 WATCH.note(f"{name} by an index on the CPU")
 
 
-def count_copy(source: torch.Tensor, to_gpu: bool, kwargs: dict[str, Any], non_blocking: bool = False) -> None:
-    """A copy between devices waits, but where it is told not to; from the GPU none but into pinned memory does not."""
+def count_copy(source: torch.Tensor, to_gpu: bool, is_async: Any, target: torch.Tensor | None = None) -> None:
+    """A copy between devices waits, but where it is told not to, and the host's memory is pinned. Torch pins what it
+    makes for such a copy, which has no target."""
     from_gpu = isinstance(source, Labelled)
-    if from_gpu != to_gpu and source.numel() and not (to_gpu and (kwargs.get("non_blocking") or non_blocking)):
+    if from_gpu == to_gpu or not source.numel():
+        return
+    WATCH.is_busy = True
+    host = target if from_gpu else source
+    if not (is_async and (host is None or WATCH.is_pinned(host))):
         WATCH.note("copy from the GPU" if from_gpu else "copy to the GPU")
 
 
@@ -338,7 +289,8 @@ class Event:
     def record(self, *_: Any) -> None:
         self.at = time.perf_counter()
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        WATCH.synchronise()
 
     def query(self) -> bool:
         return True
@@ -348,7 +300,8 @@ class Event:
 
 
 class Stream:
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        WATCH.synchronise()
 
     def wait_stream(self, _other: Stream) -> None: ...
 
@@ -385,8 +338,7 @@ def on_gpu(counts_memory: bool = True) -> Iterator[Watch]:
         for name, value in (
             ("get_device_capability", lambda *_: (8, 9)), ("get_device_name", lambda *_: "labelled"),
             ("current_stream", lambda *_: Stream()), ("Event", Event), ("_lazy_init", lambda: None),
-            ("synchronize", lambda *_: None), ("set_device", lambda *_: None),
-            ("cudart", lambda: RUNTIME),
+            ("synchronize", WATCH.synchronise), ("set_device", lambda *_: None), ("cudart", lambda: RUNTIME),
         ):  # fmt: skip
             stack.enter_context(patch.object(torch.cuda, name, value))
         stack.enter_context(patch.dict(SPLITS, {Labelled: split_plain_rows}))

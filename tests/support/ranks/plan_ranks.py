@@ -66,8 +66,8 @@ def held(plan: ParallelPlan) -> dict:
     if plan.ulysses > 1:
         attention = ParallelAttention(mesh, layout, NATIVE)
         (part,) = head_parts(tuple(mesh["ulysses"].sizes(heads_BHLD.shape[1])), 1, 1)
-        lengths = [len(tokens)] * plan.ulysses
-        (heads_BHLD,) = attention.exchange.scatter_heads(lengths, [heads_BHLD], [part.queries])()
+        lengths = (len(tokens),) * plan.ulysses
+        (heads_BHLD,) = attention.exchange.scatter_heads(lengths, [heads_BHLD], (part.queries,))()
     result = {
         "places": {name: axis.index for name, axis in mesh.axes.items()},
         "blocks": list(range(stage.first, stage.first + len(stage.blocks))),

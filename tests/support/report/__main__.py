@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
         f"made here (4 GB on GPUs). Nothing is sent anywhere; the report is written to {out}.",
         flush=True,
     )
-    facts, links = machine.facts(comfyui, device), machine.links() if device == "cuda" else ""
+    facts, links = machine.facts(comfyui, device), machine.links(device) if device == "cuda" else ""
     every = ["--slow"] if device == "cuda" else []
     with tempfile.TemporaryDirectory(prefix="gpu-report-") as name:
         folder = Path(name)
@@ -80,8 +80,8 @@ def main(argv: Sequence[str]) -> int:
     text = page(
         device=device,
         machine=facts,
-        links="\n".join([links, *machine.hints(links)]) if links else "",
-        expected=predicted(devices, machine.has_nvlink(links), machine.are_alike(device)) if links else "",
+        links="\n".join([links, *machine.hints(links, device)]) if links else "",
+        expected=predicted(devices, machine.has_fast_links(links), machine.are_alike(device)) if links else "",
         results=results,
         tests_said=tests_said,
         timing=timing,

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -15,19 +16,63 @@ OLDER_TORCH = "https://download.pytorch.org/whl/cu126"  # the oldest CUDA that t
 TRY_CPU = "Or add --device cpu to see what the report is."
 IN_CONTAINER = ("/.dockerenv", "/run/.containerenv")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+ROOT = Path("/")
+
+
+class Maker(NamedTuple):
+    """One beside NVIDIA. torch: its platform. device: torch's name of its devices. tools: of which its driver brings
+    one. node: below /, what a program opens that uses its cards. folders: what a container is given. visible: settings
+    that hide cards."""
+
+    name: str
+    torch: str
+    device: str
+    tools: tuple[str, ...]
+    node: str
+    folders: tuple[str, ...]
+    visible: tuple[str, ...]
+
+
+AMD = Maker(
+    "AMD", "ROCm", "cuda", ("rocm-smi", "amd-smi"), "dev/kfd", ("/dev/kfd", "/dev/dri"),
+    ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", VISIBLE),
+)  # fmt: skip
+INTEL = Maker(
+    "Intel", "XPU", "xpu", ("xpu-smi",), "dev/dri/renderD*", ("/dev/dri",), ("ZE_AFFINITY_MASK",),
+)  # fmt: skip
+
+
+def has_intel_cards() -> bool:
+    """Whether torch can use cards of Intel's, and no others."""
+    return not torch.cuda.is_available() and hasattr(torch, "xpu") and torch.xpu.is_available()
 
 
 def why_no_gpu() -> str:
     """Returns sentences: what torch is, what the driver says, what to do."""
+    if has_intel_cards():
+        return (
+            "The whole report is for NVIDIA's and AMD's cards. For Intel's, run "
+            "`python -m tests.support.report.quick`: it needs neither ComfyUI nor tests/requirements.txt."
+        )
     return f"This needs a GPU that torch can use, and torch {torch.__version__} finds none. {cause()} {TRY_CPU}"
 
 
 def cause() -> str:
+    if torch.version.hip:
+        return why_none_of(AMD, torch.version.hip)
+    if release := getattr(torch.version, "xpu", None):
+        return why_none_of(INTEL, release)
     tool = shutil.which("nvidia-smi")
     if tool is None:
+        for maker in (AMD, INTEL):
+            if found := [each for each in maker.tools if shutil.which(each)]:
+                return (
+                    f"{found[0]} is here, so there may be cards of {maker.name}'s. They need torch for {maker.torch}, "
+                    "in an environment of your own: CONTRIBUTING.md has the commands."
+                )
         if any(Path(mark).exists() for mark in IN_CONTAINER):
             return "This container has no nvidia-smi: start it with --gpus all --ipc=host."
-        return "There is no nvidia-smi: install the NVIDIA driver. (For AMD's cards see CONTRIBUTING.md.)"
+        return "There is no nvidia-smi: install the NVIDIA driver. (For AMD's and Intel's cards see CONTRIBUTING.md.)"
     code, said = ask(tool)
     if code:
         return (
@@ -51,6 +96,26 @@ def cause() -> str:
     return (
         f"{listed}, so something else is wrong: `.venv/bin/python -c 'import torch; torch.zeros(1).cuda()'` says what."
     )
+
+
+def why_none_of(maker: Maker, release: str) -> str:
+    """Why a torch for another maker's cards finds none."""
+    built = f"This torch is built for {maker.torch} {release}"
+    nodes = sorted(ROOT.glob(maker.node))
+    if not nodes:
+        given = " ".join(f"--device={folder}" for folder in maker.folders)
+        advice = f"install {maker.name}'s driver, or start the container with {given}"
+        return f"{built}, and there is no /{maker.node}: {advice}."
+    closed = [node for node in nodes if not os.access(node, os.R_OK | os.W_OK)]
+    if closed:
+        return (
+            f"{built}, and you may not open {closed[0]}: add your user to the groups render and video, and log in anew."
+        )
+    hidden = next((name for name in maker.visible if name in os.environ), None)
+    if hidden:
+        return f"{built}, and {hidden} is {os.environ[hidden]!r}: unset it, or name cards that are there."
+    tried = f"import torch; torch.zeros(1, device={maker.device!r})"
+    return f'{built}, so something else is wrong: `python -c "{tried}"` says what.'
 
 
 def ask(*command: str) -> tuple[int, str]:

@@ -12,15 +12,27 @@ import subprocess
 from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from parallel_backend.device import THROUGH_THE_HOST
 from parallel_backend.groups.processors import find_node
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 GIGABYTE = 1 << 30
-SETTINGS = ("PARALLELDIT_", "NCCL_", "PYTORCH_", "TORCH_", "CUDA_", "HIP_", "HSA_", "ROCR_", "GLOO_", "OMP_")
+SETTINGS = (
+    "PARALLELDIT_", "NCCL_", "PYTORCH_", "TORCH_", "CUDA_", "HIP_", "HSA_", "ROCR_", "CCL_", "ZE_", "GLOO_", "OMP_"
+)  # fmt: skip
 SHARED = "/dev/shm"
+PROPERTIES = (
+    "name", "total_memory", "major", "minor", "gcnArchName", "multi_processor_count", "gpu_subslice_count",
+    "driver_version",
+)  # fmt: skip
+# What tells how cards are linked: NVIDIA's tool, AMD's older and newer one, Intel's.
+TABLES = (
+    ("nvidia-smi", "topo", "-m"), ("rocm-smi", "--showtopotype"), ("amd-smi", "topology"), ("xpu-smi", "topology", "-m")
+)  # fmt: skip
 SHARED_NAMES = ("root", "user", "localhost")  # which say nothing of anybody
 
 
@@ -29,65 +41,88 @@ def facts(comfyui: Path | None, device: str) -> list[str]:
     written = (comfyui / "comfyui_version.py").read_text() if comfyui else ""
     release = re.search(r'__version__ = "(.+)"', written)
     pack = re.search(r'(?m)^version = "(.+)"', (REPOSITORY / "pyproject.toml").read_text())
-    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
-    torch_of = built if device == "cuda" else "for the CPU" if torch.version.cuda is None else built
     lines = [f"ParallelDiT {pack[1] if pack else '?'}{commit()}" + (f", ComfyUI {release[1]}" if release else "")]
-    lines.append(f"torch {torch.__version__} ({torch_of}), diffusers {version('diffusers')}")
+    lines.append(f"torch {torch.__version__} ({built_for()}), diffusers {version('diffusers')}")
     lines.append(f"Python {platform.python_version()}, {platform.system()}, {platform.machine()}")
     lines.append(f"{os.cpu_count()} CPU threads, {memory_bytes() / GIGABYTE:.0f} GB of RAM")
-    return [*lines, *(gpus() if device == "cuda" else [])]
+    return [*lines, *(gpus(device) if device != "cpu" else [])]
+
+
+def built_for() -> str:
+    """What this torch computes on."""
+    releases = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip, "XPU": getattr(torch.version, "xpu", None)}
+    return next((f"{name} {release}" for name, release in releases.items() if release), "for the CPU")
 
 
 def memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def gpus() -> list[str]:
-    lines = []
-    for card in range(torch.cuda.device_count()):
-        found = torch.cuda.get_device_properties(card)
-        memory, cores = found.total_memory / GIGABYTE, found.multi_processor_count
-        lines.append(
-            f"GPU {card}: {found.name}, {memory:.1f} GB, compute {found.major}.{found.minor}, {cores} multiprocessors"
-            + (f", NUMA node {node.number}" if (node := find_node(torch.device("cuda", card))) else "")
-        )
+def gpus(device: str) -> list[str]:
+    lines, said = [], {}
+    for card in range(device_module(device).device_count()):
+        said = vars_of(device_module(device).get_device_properties(card))
+        kind = f"compute {said['major']}.{said['minor']}" if "major" in said else "no compute capability"
+        kind = str(said.get("gcnArchName", kind))  # AMD's
+        cores = said.get("multi_processor_count", said.get("gpu_subslice_count", "unknown"))
+        memory = said["total_memory"] / GIGABYTE
+        line = f"GPU {card}: {said['name']}, {memory:.1f} GB, {kind}, {cores} multiprocessors"
+        node = find_node(torch.device(device, card))
+        lines.append(f"{line}, NUMA node {node.number}" if node else line)
     driver = output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()
-    nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.version.cuda else "RCCL"
-    return [*lines, f"driver {driver[0] if driver else 'unknown'}, NCCL {nccl}"]
+    driver += re.findall(r"(?m)^Driver version: *(\S+)", output("rocm-smi", "--showdriverversion"))
+    driver += [str(said[name]) for name in ("driver_version",) if name in said]  # Intel's
+    library = "xccl" if device == "xpu" else "RCCL" if torch.version.hip else "NCCL"
+    release = ".".join(map(str, torch.cuda.nccl.version())) if torch.version.cuda else ""
+    return [*lines, f"driver {driver[0] if driver else 'unknown'}, {library} {release}".rstrip()]
 
 
-def links() -> str:
+def device_module(device: str) -> Any:
+    return torch.get_device_module(device)
+
+
+def vars_of(properties: Any) -> dict[str, Any]:
+    """A card's properties by name. Torch's own have no `__dict__`."""
+    return {name: getattr(properties, name) for name in PROPERTIES if hasattr(properties, name)}
+
+
+def links(device: str) -> str:
     """How the cards reach one another: what torch says of peer access, and the driver's table where there is one."""
-    cards = range(torch.cuda.device_count())
+    module = device_module(device)
+    cards = range(module.device_count())
+    reaches = getattr(module, "can_device_access_peer", None)  # not every torch says it of Intel's cards
     pairs = [(one, other) for one in cards for other in cards if one < other]
-    said = [
-        f"{one}-{other}: {'yes' if torch.cuda.can_device_access_peer(one, other) else 'no'}" for one, other in pairs
-    ]
-    table = re.sub(r"\x1b\[[\d;]*m", "", output("nvidia-smi", "topo", "-m"))
-    return "\n".join([f"peer access: {', '.join(said) or 'one card'}", table]).strip()
+    said = [f"{one}-{other}: {'yes' if reaches(one, other) else 'no'}" for one, other in pairs if reaches]
+    table = next(filter(None, (output(*tool) for tool in TABLES)), "")
+    table = re.sub(r"\x1b\[[\d;]*m", "", table)
+    unknown = "unknown" if pairs else "one card"
+    return "\n".join([f"peer access: {', '.join(said) or unknown}", table]).strip()
 
 
-def has_nvlink(links: str) -> bool:
-    return re.search(r"\bNV\d+\b", links) is not None
+def has_fast_links(links: str) -> bool:
+    """Whether cards have links of their own: NVIDIA's NVLink, AMD's XGMI, Intel's Xe Link."""
+    return re.search(r"\b(NV\d+|XGMI|XL\d+)\b", links) is not None
 
 
 def are_alike(device: str) -> bool:
     """Whether all cards are of one kind, as far as their names say."""
-    cards = range(torch.cuda.device_count() if device == "cuda" else 0)
-    return len({torch.cuda.get_device_properties(card).name for card in cards}) <= 1
+    if device == "cpu":
+        return True
+    module = device_module(device)
+    return len({module.get_device_properties(card).name for card in range(module.device_count())}) <= 1
 
 
-def hints(links: str) -> list[str]:
+def hints(links: str, device: str) -> list[str]:
     """What a reader may do about what the links say."""
     found = []
     if ": no" in links.partition("\n")[0]:
         found.append(
-            "Some cards have no peer-to-peer access, so NCCL exchanges through RAM, at half the rate. If it hangs, set "
-            "NCCL_P2P_DISABLE=1 (docs/gpus.md)."
+            "Some cards have no peer-to-peer access, so they exchange through RAM, at half the rate. If that hangs, "
+            f"set {THROUGH_THE_HOST[device]} (docs/gpus.md)."
         )
     room = shutil.disk_usage(SHARED).total if Path(SHARED).exists() else None
-    if room is not None and room < GIGABYTE and torch.cuda.device_count() > 1:
-        found.append(f"{SHARED} has {room >> 20} MB. NCCL needs more: start the container with --ipc=host.")
+    if room is not None and room < GIGABYTE and device_module(device).device_count() > 1:
+        found.append(f"{SHARED} has {room >> 20} MB. The ranks need more: start the container with --ipc=host.")
     return found
 
 

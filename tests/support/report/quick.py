@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 
+from parallel_backend.device import THROUGH_THE_HOST
 from tests.support.report import machine
-from tests.support.report.lacking import why_no_gpu
+from tests.support.report.lacking import has_intel_cards, why_no_gpu
 from tests.support.report.parts import fenced, listed
 from tests.support.report.plans_row import predicted
 
@@ -50,15 +51,15 @@ def read(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
 
 
-def answers(found: Sequence[dict[str, Any]], said: str, ranks: int, expected: str) -> list[str]:
-    """Returns the page's sections below the machine."""
+def answers(found: Sequence[dict[str, Any]], said: str, ranks: int, expected: str, setting: str) -> list[str]:
+    """Returns the page's sections below the machine. setting: to try if cards do not reach one another."""
     plans = [each for each in found if "plan" in each]
     wrong = [each for each in plans if each["error"] > EXACT[each["dtype"]]]
     links = next((each["links"] for each in found if "links" in each), {})
     parts = ["## Does it run?"]
     parts += [f"Yes, on {ranks} rank{'s' if ranks > 1 else ''}." if not said else f"No:\n\n{fenced(said)}"]
-    if said and ranks > 1:
-        parts += ["If cards wait for one another, try NCCL_P2P_DISABLE=1; docs/gpus.md has more."]
+    if said and setting and ranks > 1:
+        parts += [f"If cards wait for one another, try {setting}; docs/gpus.md has more."]
     parts += ["## Is it exact?", "Nothing was computed." if not plans else "No." if wrong else "Yes."]
     parts += [listed([f"{each['plan']}, {each['dtype']}: relative error {each['error']:.0e}" for each in plans])]
     parts += ["## How much faster?"]
@@ -77,23 +78,25 @@ def link(kind: str, rate: float, wait: float) -> str:
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python3 dev.py gpu --quick", description=__doc__)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    default = "xpu" if has_intel_cards() else "cuda"
+    parser.add_argument("--device", choices=("cuda", "xpu", "cpu"), default=default)
     parser.add_argument("--out", type=Path, default=Path(PAGE))
     options = parser.parse_args(argv)
     device = options.device
-    if device == "cuda" and not torch.cuda.is_available():
+    if device != "cpu" and not torch.get_device_module(device).is_available():
         print(why_no_gpu(), file=sys.stderr)
         return 2
-    ranks = torch.cuda.device_count() if device == "cuda" else CPU_RANKS
+    ranks = torch.get_device_module(device).device_count() if device != "cpu" else CPU_RANKS
     print(f"On {ranks} rank{'s' if ranks > 1 else ''}: this takes at most five minutes.", flush=True)
     with tempfile.TemporaryDirectory(prefix="gpu-quick-") as name:
         found, said = run_ranks(device, ranks, Path(name))
     parts = ["# ParallelDiT: quick GPU report"]
     parts += ["**On the CPU: shows that the report works, not speed.**"] if device == "cpu" else []
     parts += ["## Machine", listed(machine.facts(None, device))]
-    links = machine.links() if device == "cuda" else ""
-    parts += [fenced(links), *machine.hints(links)] if links else []
-    parts += answers(found, said, ranks, predicted(ranks, machine.has_nvlink(links), machine.are_alike(device)))
+    links = machine.links(device) if device != "cpu" else ""
+    parts += [fenced(links), *machine.hints(links, device)] if links else []
+    expected = predicted(ranks, machine.has_fast_links(links), machine.are_alike(device))
+    parts += answers(found, said, ranks, expected, THROUGH_THE_HOST.get(device, ""))
     text = machine.without_names("\n\n".join(parts) + "\n", None)
     options.out.write_text(text, encoding="utf-8")
     print(text[text.index("## Does it run?") :])

@@ -20,7 +20,8 @@ import torch
 
 from tests.support.labelled import tensors as labelled
 from tests.support.labelled.memory import Memory
-from tests.support.labelled.tensors import COPIES, Labelled, Watch, tensors_in
+from tests.support.labelled.tensors import COPIES, Labelled, tensors_in
+from tests.support.labelled.watch import Watch
 
 from .exchanges import Exchanges
 from .simulator import HOST, Block, Clock, Part, Simulator

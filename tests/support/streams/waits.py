@@ -49,7 +49,7 @@ WAITS = {
     "a stage for its tokens": Wait([inside(Inbox.take)], ("steps", STAGES)),
     "a forward for all ranks' tokens": Wait([inside(collectives.gather)], ("forwards", ULYSSES)),
     "a result for another rank's rows": Wait([inside(collectives.collect)], ("forwards", {"dp": 2})),
-    "a result for the last stage's prediction": Wait([inside(calls.receive_output)], ("steps", STAGES)),
+    "a result for the last stage's prediction": Wait([inside(calls.receive_into)], ("steps", STAGES)),
     "a layer for its border rows": Wait([inside(BorderRows.wait)], ("decode", {})),
     "ranks for parked weights": Wait([inside(device.synchronise), inside(Parking.copy)], ("parking", ULYSSES)),
     "parked memory for its last copy": Wait(

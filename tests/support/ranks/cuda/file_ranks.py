@@ -36,7 +36,8 @@ from tests.support.cases.references import relative_error  # noqa: E402
 from tests.support.group.footprint import Storages  # noqa: E402
 from tests.support.labelled.card import Card, card  # noqa: E402
 from tests.support.labelled.counting import counted  # noqa: E402
-from tests.support.labelled.tensors import GPU, Watch, on_gpu  # noqa: E402
+from tests.support.labelled.tensors import GPU, on_gpu  # noqa: E402
+from tests.support.labelled.watch import Watch  # noqa: E402
 from tests.support.ranks.leaving import leave  # noqa: E402
 from tests.support.ranks.speed.deferring import noting_deferred  # noqa: E402
 from worker.comfyui.model import import_comfyui  # noqa: E402

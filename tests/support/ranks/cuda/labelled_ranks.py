@@ -26,7 +26,9 @@ torch.inference_mode = torch.no_grad
 from parallel_backend.plan import ParallelPlan  # noqa: E402
 from tests.support.cases.references import relative_error  # noqa: E402
 from tests.support.labelled.counting import counted  # noqa: E402
-from tests.support.labelled.tensors import GPU, Watch, on_gpu  # noqa: E402
+from tests.support.labelled.tensors import GPU, on_gpu  # noqa: E402
+from tests.support.labelled.watch import Watch  # noqa: E402
+from tests.support.labelled.whole_way import WholeWay  # noqa: E402
 from tests.support.ranks.cuda.libraries import LIBRARIES, Bench  # noqa: E402
 from tests.support.ranks.leaving import leave  # noqa: E402
 
@@ -48,16 +50,20 @@ def with_more(
 def main(cases: str, out: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    found = {}
+    found, way = {}, None
     for library, name, degrees, dtype in json.loads(Path(cases).read_text()):
         told: dict[str, Any] = {}
         with on_gpu(counts_memory=False) as watch:
+            way = way or WholeWay(Path(out).parent)
             bench = Bench(GPU, Path(out).parent, partial(with_more, watch))
+            if library == "comfyui":
+                bench.call, bench.timeline = partial(way.call, watch), way.timeline
             try:
                 result, right = LIBRARIES[library](bench, name, ParallelPlan(**degrees), dtype)
                 if result is not None and right is not None:
                     told["error"] = relative_error(result.cpu().float(), right)
                 told |= {"inside": watch.inside, "outside": watch.outside, "kernels": sorted(watch.kernels)}
+                told["comfyui"] = dict(way.waits) if library == "comfyui" else {}
             except Exception:  # whatever it is fails that case's test; the others still run
                 told["failed"] = "\n".join(traceback.format_exc().splitlines()[-12:])
         found[json.dumps([library, name, degrees, dtype])] = told

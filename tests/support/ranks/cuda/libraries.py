@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map
 from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import Mesh, build_mesh, world_axis
+from parallel_backend.groups.timeline import SILENT, Timeline
 from parallel_backend.models import spec_named
 from parallel_backend.models.checks import modules_at
 from parallel_backend.parallel_model import ParallelModel, moved
@@ -40,6 +41,7 @@ from worker.comfyui.vae import use_chunk_bytes
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 CPU = torch.device("cpu")
 STEPS = 4
+CALLS = " × "  # in a name, before the number of calls, if they are several
 CHUNK = 1 << 16  # bytes of a video, that LTX's VAE computes at a time
 # What rank 0 has, and what is right.
 Results = tuple[torch.Tensor | None, torch.Tensor | None]
@@ -51,12 +53,15 @@ class Bench:
     """This rank's device, and how a model is run there.
 
     folder: for files of models. run: (blocks, once) to what comes of calling `once`, as often as it likes; `more` is
-    the same with twice as many steps, of what has steps.
+    the same with twice as many steps, of what has steps. call: (module, calls) to what rank 0 gets of calls of one of
+    ComfyUI's classes. timeline: of the meshes.
     """
 
     device: torch.device
     folder: Path
     run: Callable[[Iterable[torch.nn.Module], Once, Once | None], Any]
+    call: Callable[[ParallelModel, list[Call]], Any] = ParallelModel.run_calls
+    timeline: Timeline = SILENT
     meshes: dict[tuple[ParallelPlan, str], Mesh] = field(default_factory=dict)
 
     def mesh(self, plan: ParallelPlan, device: torch.device | None = None) -> Mesh:
@@ -64,7 +69,7 @@ class Bench:
         device = device or self.device
         key = (plan, device.type)
         if key not in self.meshes:
-            self.meshes[key] = build_mesh(plan, device, link_groups=True)
+            self.meshes[key] = build_mesh(plan, device, link_groups=True, timeline=self.timeline)
         return self.meshes[key]
 
     def source(self, name: str, family: Family, dtype: str) -> ModelSource:
@@ -101,7 +106,7 @@ def sampled(bench: Bench, family: Family, source: ModelSource, plan: ParallelPla
 
 
 def of_comfyui(bench: Bench, name: str, plan: ParallelPlan, dtype: str) -> Results:
-    case = CASES[name]
+    case = CASES[name.partition(CALLS)[0]]
     if plan.pipefusion > 1:
         return staged(bench, case, plan)
     with off_gpu():
@@ -109,8 +114,8 @@ def of_comfyui(bench: Bench, name: str, plan: ParallelPlan, dtype: str) -> Resul
     blocks = [block for row in spec.blocks for block in modules_at(model, row.path)] if spec else []
     module = ParallelModel(model.to(bench.device), bench.mesh(plan), DTYPES[dtype])
     # Some models take their residuals out of the lists that they are given.
-    result = bench.run(blocks, lambda: module.run_calls(given(case, dtype)), None)
-    return (flat(result[0]), plain_comfyui(name)) if result else (None, None)
+    result = bench.run(blocks, lambda: bench.call(module, given(name, dtype)), None)
+    return (torch.cat(list(map(flat, result))), plain_comfyui(name)) if result else (None, None)
 
 
 def staged(bench: Bench, case: HostCase, plan: ParallelPlan) -> Results:
@@ -171,21 +176,22 @@ def plain_diffusers(name: str, device: torch.device = CPU, dtype: str = "fp32") 
 
 @functools.cache
 def plain_comfyui(name: str, device: torch.device = CPU, dtype: str = "fp32") -> torch.Tensor:
-    case = CASES[name]
-    (call,) = given(case, dtype)
-    args, kwargs = tree_map(lambda value: value.to(device) if isinstance(value, torch.Tensor) else value, tuple(call))
     with off_gpu(), torch.no_grad():
-        return flat(case.build(DTYPES[dtype]).to(device)(*args, **kwargs)).cpu()
+        model = CASES[name.partition(CALLS)[0]].build(DTYPES[dtype]).to(device)
+        calls = [moved(tuple(call), device) for call in given(name, dtype)]
+        return torch.cat([flat(model(*args, **kwargs)) for args, kwargs in calls]).cpu()
 
 
 PLAIN = {"diffusers": plain_diffusers, "comfyui": plain_comfyui}
 
 
-def given(case: HostCase, dtype: str) -> list[Call]:
-    """The case's call, in a dtype as ComfyUI makes it: all but the timesteps."""
-    (call,) = calls_of(case, 1)
-    latents, timestep, *more = call.args
-    return [Call((in_dtype(latents, dtype), timestep, *in_dtype(more, dtype)), in_dtype(call.kwargs, dtype))]
+def given(name: str, dtype: str) -> list[Call]:
+    """The case's calls, one or as many as its name says, in a dtype as ComfyUI makes them: all but the timesteps."""
+    row, _, count = name.partition(CALLS)
+    return [
+        Call((in_dtype(latents, dtype), timestep, *in_dtype(more, dtype)), in_dtype(kwargs, dtype))
+        for (latents, timestep, *more), kwargs in calls_of(CASES[row], int(count or 1))
+    ]
 
 
 def in_dtype(value: Any, dtype: str) -> Any:

@@ -24,7 +24,8 @@ from parallel_backend.plan import ParallelPlan  # noqa: E402
 from tests.support.cases.families import wan  # noqa: E402
 from tests.support.cases.references import relative_error  # noqa: E402
 from tests.support.labelled.flex import flex_on_labelled  # noqa: E402
-from tests.support.labelled.tensors import GPU, Watch, off_gpu, on_gpu  # noqa: E402
+from tests.support.labelled.tensors import GPU, off_gpu, on_gpu  # noqa: E402
+from tests.support.labelled.watch import Watch  # noqa: E402
 from tests.support.ranks.leaving import leave  # noqa: E402
 
 VIDEO = (2, 9, 16, 22)  # 88 tokens a frame, in seven blocks of the kernel

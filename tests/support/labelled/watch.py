@@ -1,0 +1,87 @@
+"""How often a host waits for a labelled GPU: what is counted, and which of the host's memory is pinned."""
+
+from __future__ import annotations
+
+import collections
+import traceback
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from .memory import Memory
+
+PINNED: dict[int, int] = {}  # by address, its size
+
+
+class Watch:
+    """Between `begin` and `end`, how often the host would wait, by kind and place in the engine or in a model.
+
+    inside: of a block, which `enter` and `leave` tell. kernels: of attention, which ran. operations: their
+    names. memory: what tensors take. is_busy: whether the device has work that the host has not waited for.
+    knows_pinned: whether what copies come from is pinned only where somebody has pinned it. observer: is told of each
+    operation, and of each wait; see `support/streams`.
+    """
+
+    observer: Any = None
+    knows_pinned = False
+
+    def __init__(self, counts_memory: bool = True) -> None:
+        self.is_on, self.is_busy, self.depth = False, False, 0
+        self.memory = Memory(counts_memory)
+        self.inside: collections.Counter[str] = collections.Counter()
+        self.outside: collections.Counter[str] = collections.Counter()
+        self.kernels: set[str] = set()
+        self.operations: set[str] = set()
+
+    def begin(self) -> None:
+        self.is_on = True
+
+    def end(self) -> None:
+        self.is_on = False
+
+    def enter(self) -> None:
+        self.depth += 1
+
+    def leave(self) -> None:
+        self.depth -= 1
+
+    def operation(self, name: str, is_view: bool) -> None:
+        self.is_busy |= not is_view
+        if self.is_on:
+            self.operations.add(name)
+
+    def synchronise(self, *_: object) -> None:
+        """The host waits until the device has done its work, if it has any."""
+        if self.is_busy:
+            self.note("synchronize")
+
+    def is_pinned(self, host: torch.Tensor) -> bool:
+        """Whether copies from and to the host's memory need nobody to wait."""
+        address = host.data_ptr()
+        return not self.knows_pinned or any(start <= address < start + size for start, size in PINNED.items())
+
+    def note(self, kind: str) -> None:
+        self.is_busy = False
+        if self.observer:
+            self.observer.wait()
+        if self.is_on:
+            (self.inside if self.depth else self.outside)[f"{kind} at {place()}"] += 1
+
+
+def place() -> str:
+    """The innermost lines of the engine, diffusers or ComfyUI."""
+    found = []
+    for entry in reversed(traceback.extract_stack()):
+        if any(part in entry.filename for part in ("/parallel_backend/", "/diffusers/", "/comfy/", "/worker/")):
+            found.append(f"{'/'.join(Path(entry.filename).parts[-2:])}:{entry.lineno}")
+    return " < ".join(found[:3])
+
+
+def pin(address: int, size: int, _flags: int) -> int:
+    PINNED[address] = size
+    return RUNTIME.cudaError.success
+
+
+RUNTIME = SimpleNamespace(cudaHostRegister=pin, cudaHostUnregister=PINNED.pop, cudaError=SimpleNamespace(success=0))

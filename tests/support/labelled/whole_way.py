@@ -1,0 +1,166 @@
+"""A forward's whole way on labelled tensors: from ComfyUI's process through the job channel to the ranks, and back.
+
+The product's own code does all of it: the client, both ends of the channel, its memory, the relay, and a rank's
+executor. Rank 0's process is ComfyUI's, too, so the card is one that both share. Nothing is small: each frame goes
+through memory, as those of large pictures do.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch.distributed as dist
+
+from parallel_backend.groups.calls import Call
+from parallel_backend.groups.timeline import Timeline
+from parallel_backend.parallel_model import ParallelModel, moved
+from parallel_backend.weights.parking import Parking
+from worker.comfyui.source import HostSource
+from worker.host.client import WorkerGroup
+from worker.host.known_state import KnownState
+from worker.host.pace import Pace
+from worker.host.session import Session
+from worker.inside.code_files import CodeFiles
+from worker.inside.decoder import Decoder
+from worker.launch.torchrun import COMFYUI_THREADS
+from worker.rank.agreement import Control
+from worker.rank.channels.heartbeat import Heartbeat
+from worker.rank.channels.relay import FrameRelay
+from worker.rank.executor import Executor
+from worker.rank.job_groups import JobGroups
+from worker.rank.model.control_networks import ControlNetworks
+from worker.rank.model.host_model import HostModel
+from worker.rank.model.inner_networks import InnerNetworks
+from worker.rank.serving import answer
+from worker.rank.state import RankState
+from worker.wire import protocol
+from worker.wire.job_channel import FrameMemory, HostChannel, RankChannel
+from worker.wire.protocol import decode
+from worker.wire.tensors import UnsendableError
+from worker.wire.tree import pack_call
+
+from .tensors import GPU
+from .watch import Watch
+
+TOKEN = "a" * 64
+
+
+class WholeWay:
+    """Of one forward after the other. All ranks make it together.
+
+    waits: how often ComfyUI's process has waited for its device, by kind and place; the ranks' waits are in `watch`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        os.environ.setdefault(COMFYUI_THREADS, "1")
+        self.waits: Counter[str] = Counter()
+        self.timeline = Timeline(GPU)
+        self.relay = FrameRelay(GPU)
+        rank, world = dist.get_rank(), dist.get_world_size()
+        heartbeat = Heartbeat(dist.HashStore, rank, world, dict, lambda _job: None)
+        groups = JobGroups(GPU, self.timeline)
+        self.executor = Executor(
+            RankState(GPU), Control(self.relay.group), groups, heartbeat, self.timeline, lambda *_: None
+        )
+        if not rank:
+            ours, self.theirs = socket.socketpair()
+            memory = FrameMemory.create(self.relay.offered, TOKEN)
+            self.channel = RankChannel(self.theirs, memory)
+            self.group = WorkerGroup("cpu", folder)
+            self.session = session_on(HostChannel(ours, FrameMemory.open(memory.addresses, TOKEN)))
+            self.group.supervisor.session = self.session
+
+    def hold(self, module: ParallelModel) -> None:
+        """Has the ranks hold a model, which has its weights already."""
+        state = self.executor.state
+        state.conditions.clear()
+        self.waits.clear()
+        state.model, state.plan = held(module), module.mesh.plan
+        if not dist.get_rank():
+            self.session.known = KnownState()
+
+    def call(self, watch: Watch, module: ParallelModel, calls: Sequence[Call]) -> list[Any] | None:
+        """What ComfyUI's process gets of calls, which it has on its device; None on ranks other than 0. Calls with a
+        node's functions, which nobody has described here, begin at the engine."""
+        state = self.executor.state
+        if not all(map(is_sendable, calls)):
+            self.waits.clear()
+            with self.timeline.request("forward"):
+                return module.run_calls(calls)
+        if state.model is None or state.model.module is not module:
+            self.hold(module)
+        if dist.get_rank():
+            self.serve(watch)
+            return None
+        given: Any = [moved(tuple(call), GPU) for call in calls]
+        watch.is_busy, of_rank = False, watch.outside
+        watch.outside = self.waits
+        try:
+            with patch.object(protocol, "SOCKET_BYTES", 0):
+                return self.group.call(given, self.once_sent(lambda: self.serve(watch, of_rank)))
+        finally:
+            watch.outside = of_rank
+
+    def once_sent(self, action: Callable[[], None]) -> Callable[[], None]:
+        """Calls an action as soon as a request has been sent."""
+        before = self.session.job_channel.sent
+
+        def check() -> None:
+            nonlocal before
+            if self.session.job_channel.sent != before:
+                before = self.session.job_channel.sent
+                action()
+
+        return check
+
+    def serve(self, watch: Watch, waits: Counter[str] | None = None) -> None:
+        """As a rank's loop does with one frame. waits: of the rank."""
+        before, watch.outside = watch.outside, watch.outside if waits is None else waits
+        with patch.object(watch, "knows_pinned", True):
+            header, tensors = decode(self.relay.receive(None if dist.get_rank() else self.theirs))
+            reply, results = self.executor.execute(header, tensors)
+            if not dist.get_rank():
+                answer(self.channel, {"id": header.get("id"), **reply}, results)
+        watch.outside = before
+
+
+def is_sendable(call: Call) -> bool:
+    try:
+        pack_call(tuple(call), "", {})
+    except UnsendableError:
+        return False
+    return True
+
+
+def session_on(channel: HostChannel) -> Session:
+    """A session that nobody starts: its processes are this one."""
+    session = Session.__new__(Session)
+    incoming = selectors.DefaultSelector()
+    incoming.register(channel.connection, selectors.EVENT_READ)
+    vars(session).update(
+        job_channel=channel, incoming=incoming, known=KnownState(), pace=Pace(), given_up=False, last_id=0,
+        operation=None, end_reason=None, process=SimpleNamespace(exited=threading.Event()),
+    )  # fmt: skip
+    return session
+
+
+def held(module: ParallelModel) -> HostModel:
+    """A model as a rank holds it, without a file, and without ComfyUI's patcher, whose estimates are left out."""
+    model: Any = SimpleNamespace(diffusion_model=module.model)
+    patcher: Any = SimpleNamespace(memory_required=lambda _shape: 0)
+    decoder = Decoder(CodeFiles(os.environ["COMFYUI_PATH"], ()), module.model, lambda: GPU)
+    controls = ControlNetworks(model, lambda: module.mesh)
+    module.complete = controls.complete
+    source = HostSource(os.environ["COMFYUI_PATH"], (), "", "", "float32", "")
+    parking, inner = Parking(module.model, GPU), InnerNetworks(module)
+    return HostModel(source, patcher, module, parking, decoder, controls, inner, {}, {}, {}, working_bytes=sys.maxsize)
