@@ -13,6 +13,7 @@ import torch
 
 from parallel_backend.weights.shared_memory import IS_SHAREABLE, Address, SharedMemory
 from tests.support.labelled.tensors import GPU, Labelled, on_gpu
+from worker.host.sent_conditions import SentConditions
 from worker.wire.job_channel import SLOTS, FrameMemory, HostChannel, RankChannel
 from worker.wire.protocol import PREFIX, SOCKET_BYTES, ProtocolError, decode, encode, receive_frame
 
@@ -140,6 +141,34 @@ def test_latents_of_a_gpu_are_copied_once_and_come_back_to_it(ends: Ends) -> Non
         watch.end()
         assert isinstance(found["prediction.0.0"], Labelled) and not isinstance(found["state"], Labelled)
         assert torch.equal(found["prediction.0.0"].held, values)
+
+
+@pytest.mark.parametrize("size", (SMALL, LARGE))
+def test_the_host_waits_once_for_all_tensors_that_it_sends(ends: Ends, size: int) -> None:
+    values = [torch.randn(size) for _ in range(3)]
+    with torch.no_grad(), on_gpu(counts_memory=False) as watch:
+        given = [each.to(GPU, non_blocking=True) for each in values]
+        watch.begin()
+        got = ends.request(*given)
+        watch.end()
+    assert sum(watch.outside.values()) == 1, watch.outside
+    assert all(map(torch.equal, got, values))
+
+
+def test_the_host_waits_once_to_compare_what_the_ranks_hold() -> None:
+    values = {"a": torch.randn(SMALL), "b": torch.randn(SMALL), "c": torch.randn(2, SMALL), "d": torch.empty(0)}
+    with torch.no_grad(), on_gpu(counts_memory=False) as watch:
+        sent, given = SentConditions(), {name: value.to(GPU, non_blocking=True) for name, value in values.items()}
+        keys, new, _ = sent.exchange(given)
+        assert len(new) == 4
+        watch.begin()
+        again, new, dropped = sent.exchange({name: value.clone() for name, value in given.items()})
+        watch.end()
+        assert again == keys and not (new or dropped)
+        assert sum(watch.outside.values()) == 1, watch.outside
+        changed = {"a": given["a"] + 1, "b": given["b"].double(), "c": given["c"].flatten()}
+        assert len(sent.exchange(changed)[1]) == 3
+    assert not sent.exchange({"here": torch.ones(SMALL)})[1].keys() & keys.values(), "on another device"
 
 
 def test_without_memory_all_goes_through_the_socket() -> None:
