@@ -159,10 +159,11 @@ def test_the_group_is_parked_restarted_stopped_and_started_by_the_panels_buttons
     expect(park).to_have_attribute("aria-disabled", "true")
     editor.screenshot("panel-parked")
     before, old = status(host)["pids"], worker_processes(host, 1)
-    with settings_kept(host):
-        assert ask_settings(host, {"log_megabytes": 9})["outdated"][0] == 1
+    with settings_kept(host) as file:
+        assert ask_settings(host, {"log_megabytes": 7})["outdated"][0] == 1
         expect(panel.get_by_text("The settings have changed. Restart takes them.")).to_be_visible()
         assert log_size(before[0]) == "8.0"
+        file.write_text('{"log_megabytes": 9}')  # by hand
         restart.click()
         expect(panel.get_by_title(f"process {before[0]}")).to_have_count(0)
         expect(state).to_contain_text("ready", ignore_case=True)

@@ -284,6 +284,18 @@ def test_cpu_ranks_that_were_parked_say_so(panel: Locator, host: ComfyHost) -> N
     expect(panel).to_contain_text("The model is unloaded. The next prompt reads it again.")
 
 
+def test_gpus_that_are_left_out_have_a_button_and_new_settings_are_told(panel: Locator, host: ComfyHost) -> None:
+    values = {"cards": "GPU 1 (8 GB), GPU 2 (8 GB)", "own": "GPU 0 (12 GB)", "present": 3}
+    note = panel.get_by_test_id("paralleldit-note")
+    tell(host, event(remarks=[{"key": "left_out", "values": values, "text": ""}], outdated=True))
+    expect(note).to_contain_text("Not used: GPU 1 (8 GB), GPU 2 (8 GB).")
+    expect(note.get_by_test_id("paralleldit-use-all")).to_have_text("Use all 3")
+    expect(panel.get_by_text("The settings have changed. Restart takes them.")).to_be_visible()
+    tell(host, event())
+    expect(note).to_be_hidden()
+    expect(panel.get_by_test_id("paralleldit-use-all")).to_have_count(0)
+
+
 def test_the_log_fits_its_lines_and_is_copied_whole(shared_editor: Editor, panel: Locator) -> None:
     page = shared_editor.page
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])

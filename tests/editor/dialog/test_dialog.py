@@ -15,6 +15,7 @@ from playwright.sync_api import Locator, Page, expect
 from demo.host import ComfyHost
 from tests.support.editor.editor import Editor
 from tests.support.editor.settings import ask_settings, settings_file, settings_kept
+from tests.support.host.graphs import post, status
 
 DIALOG = "() => window.app.extensionManager.command.execute('Comfy.ShowSettingsDialog')"
 UP = "() => window.app?.extensionManager?.command && !document.querySelector('#splash-loader')"
@@ -76,6 +77,16 @@ def test_a_refused_change_says_why_and_changes_nothing(
         ask_settings(host, changes, headers)
     assert caught.value.code == status and says in " ".join(caught.value.read().decode().split())
     assert ask_settings(host) == before and not settings_file(host).exists()
+
+
+def test_a_restart_with_a_file_that_cannot_be_read_says_so_and_ends_nothing(host: ComfyHost, file: Path) -> None:
+    before = status(host)["state"]
+    file.write_text("{")
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        post(host, "/paralleldit/restart")
+    assert caught.value.code == 409 and f"{file} cannot be read as JSON" in caught.value.read().decode()
+    assert status(host)["state"] == before
+    file.write_text("{}")
 
 
 def test_what_a_page_may_not_set_is_shown_with_where_it_comes_from(host: ComfyHost) -> None:
