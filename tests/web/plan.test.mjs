@@ -232,6 +232,25 @@ test('an answer to an older question is dropped, and after a failure the questio
   assert.ok(waiting.lost)
 })
 
+test('an answer from before a run ended is dropped, though the question is the same', async () => {
+  const shown = []
+  const waiting = []
+  const ask = makeAsker({
+    pause: 1,
+    read: () => 'a',
+    send: () => new Promise((resolve) => waiting.push(resolve)),
+    show: (answer) => shown.push(answer)
+  })
+  ask()
+  await after(15)
+  ask(true)
+  waiting[0]('before')
+  await after(15)
+  waiting[1]('after')
+  await after(5)
+  assert.deepEqual(shown, ['after'])
+})
+
 test('the best plans are listed with their seconds and bytes, and how these are known', () => {
   const GIB = 1 << 30
   const row = (plan, seconds, fits = true) => {

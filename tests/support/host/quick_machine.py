@@ -31,12 +31,19 @@ def quick_machine() -> str:
 
 
 @functools.cache
+def tried_machine() -> str:
+    """The same of a machine where all plans that share the work are predicted to be as fast. Steps correct that. So
+    auto tries them."""
+    return write_machine(SLOW_CORES, FREE, is_fixed=False)
+
+
+@functools.cache
 def slow_machine() -> str:
     """The same of a machine whose links are too slow for exact plans."""
     return write_machine(SLOW_CORES, SLOW_LINK)
 
 
-def write_machine(speed: Speed, link: Link) -> str:
+def write_machine(speed: Speed, link: Link, is_fixed: bool = True) -> str:
     folder = Path(tempfile.mkdtemp(prefix="pretended-machine-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for ranks in RANKS:
@@ -44,5 +51,5 @@ def write_machine(speed: Speed, link: Link) -> str:
             speeds = (replace(speed, name=cpu_name()),) * ranks
             kept = MeasuredFile(folder, [cpu_name()] * ranks, dtype)
             kept.keep(Machine(speeds, link, link, link, link).to_json())
-            kept.path.write_text(json.dumps({**json.loads(kept.path.read_text()), "fixed": True}))
+            kept.path.write_text(json.dumps({**json.loads(kept.path.read_text()), "fixed": is_fixed}))
     return str(folder)
