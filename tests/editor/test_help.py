@@ -32,7 +32,6 @@ SECTIONS = {
 DEFAULT = {"en": "default {}", "zh": "默认 {}"}
 EMPTY = {"en": "default empty", "zh": "默认为空"}
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
-PLACEHOLDER = re.compile(r"\{(\w+)\}")
 MESSAGE_SYNTAX = re.compile(r"[{}@|]")  # of vue-i18n, by which the editor reads the locales
 ANY = "…"
 
@@ -146,7 +145,6 @@ def test_every_word_that_is_there_in_english_is_there_in_chinese(file: str) -> N
     assert set(english) == set(chinese)
     for path, text in english.items():
         assert text.strip() and chinese[path].strip(), path
-        assert sorted(PLACEHOLDER.findall(text)) == sorted(PLACEHOLDER.findall(chinese[path])), path
         if path.endswith((".display_name", ".description", ".tooltip")):
             assert CHINESE.search(chinese[path]), f"{path} is not translated"
 
