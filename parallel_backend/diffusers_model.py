@@ -21,7 +21,6 @@ from .models.input_checks import check_inputs
 from .parallel_model import BATCH_DIM, ParallelModel
 from .seams.forward import Forward
 from .seams.pipeline.stages import without_stand_ins
-from .weights.adapters import Addition, write_weights
 from .weights.flat_block import FlatBlock, Values
 from .weights.loading import Check, ModelSource, build_transformer, go_on, load_weights, read_tensors
 from .weights.parking import Parking
@@ -51,9 +50,7 @@ class DiffusersModel(ParallelModel):
         self.remembers = remembers
         self.memos: list[Memo] = []
         self.parking = Parking(model, mesh.device)
-        self.source: ModelSource | None = None
         self.unread: ModelSource | None = None  # the source of weights that are not read yet
-        self.adapted: set[str] = set()
         self.working_bytes = 0  # bytes that weights leave free on the device
         self.local_conditions: deque[tuple[torch.Tensor, Axis, torch.Tensor]] = deque(maxlen=MAX_CONDITIONS)
         super().__init__(model, mesh, model.dtype)
@@ -125,7 +122,7 @@ class DiffusersModel(ParallelModel):
     def build(cls, source: ModelSource, mesh: Mesh) -> DiffusersModel:
         """Builds this rank's part of the model. `bring` reads its weights. Also raises ModelFileError."""
         model = cls(build_transformer(source), mesh)
-        model.source = model.unread = source
+        model.unread = source
         return model
 
     def bring(self, places: Collection[int], store: Store | None, check: Check = go_on) -> None:
@@ -146,28 +143,6 @@ class DiffusersModel(ParallelModel):
         shapes = {f"{row.path}.{name}": row.block.get_parameter(name).shape for name in row.names}
         tensors = read_tensors(source, shapes, check)
         return lambda name: tensors[f"{row.path}.{name}"]
-
-    def adapt(self, additions: list[Addition], tensors: dict[str, torch.Tensor], check: Check = go_on) -> None:
-        """Replaces the weights' additions by these. Without any, the weights are as in the files.
-
-        The model must come from files. Runs no collectives. Raises ModelFileError or whatever `check` raises. Some
-        weights have changed then.
-        """
-        if self.source is None:
-            raise ValueError("Additions need a model that was loaded from files, to read the weights again.")
-        self.forget()
-        wanted = {addition.parameter for addition in additions}
-        names = self.adapted | wanted
-        fetched = {name: (place, own) for name, place, own in self.fetched.names()}
-
-        def put(name: str, value: torch.Tensor) -> None:
-            if where := fetched.get(name):
-                self.fetched.rewrite(*where, value)
-            else:
-                self.model.state_dict()[name].copy_(value)
-
-        write_weights(self.model, self.source, names, additions, tensors, put, check)
-        self.adapted = wanted
 
     def __call__(
         self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Conditions, steps: int = 1

@@ -56,16 +56,6 @@ Options = Mapping[str, Any]
 SHOWN = 3  # the most changes of a module that are named
 
 
-def list_functions(options: Options) -> Iterator[tuple[str, Any]]:
-    """Returns the functions that nodes run inside of the model, by the name of their place."""
-    for name, functions in options.get(PATCHES, {}).items():
-        for function in functions:
-            yield name, function
-    for name, functions in options.get(REPLACED, {}).items():
-        for function in functions.values():
-            yield name, function
-
-
 def describe_call(
     inside: Inside,
     options: Options,

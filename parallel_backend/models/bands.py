@@ -15,7 +15,7 @@ import torch
 
 VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 KERNELS, STRIDES = (1, 3), (1, 2)  # of padded convolutions, in rows
-CONVOLUTIONS = ("Conv2d", "Conv3d")
+CONVOLUTIONS = (torch.nn.Conv2d, torch.nn.Conv3d)
 
 
 class Place(NamedTuple):
@@ -134,7 +134,7 @@ def differences_in_bands(model: torch.nn.Module, bands: Bands) -> Iterator[str]:
         name = kind.__qualname__.rpartition(".")[2]
         if name not in bands.layers.get(kind.__module__, ()):
             unknown.setdefault(f"of the class {name} ({kind.__module__})", path)
-        elif name in CONVOLUTIONS and not is_known_convolution(module):
+        elif isinstance(module, CONVOLUTIONS) and not is_known_convolution(module):
             unknown.setdefault("a convolution of an unknown form", path)
         elif name in bands.attention:
             if not hasattr(module, bands.attends_to_pixels[0]):

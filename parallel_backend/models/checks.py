@@ -19,7 +19,7 @@ from ..errors import PlanError
 from ..plan import AUTO, HOST, OFF, ON, SHARED, ParallelPlan
 from .attention_checks import HeadSizes, differences_in_attention
 from .bands import VARIABLE, differences_in_bands, lacking
-from .spec import ALWAYS_WHOLE, BlockList, ModelSpec, Streams, spec_of
+from .spec import ALWAYS_WHOLE, BlockList, ModelSpec, Streams, signature_of, spec_of
 
 OWN_ATTENTION = ("auto", "native")  # values of a plan that leave attention to ComfyUI
 
@@ -295,7 +295,7 @@ def attention_paths(block: torch.nn.Module, blocks: BlockList) -> list[str]:
 
 
 def differences_in_block(block: torch.nn.Module, blocks: BlockList) -> Iterator[str]:
-    parameters = inspect.signature(block.forward).parameters.values()
+    parameters = signature_of(block).parameters.values()
     takes = {parameter.name for parameter in parameters if parameter.kind not in VARIABLE}
     if len(takes) == len(parameters):
         named = {name for name in blocks.sharded if not name.isdigit()}  # the others are of `*args`

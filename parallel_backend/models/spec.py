@@ -6,6 +6,7 @@ other, their names are joined by "+" in that order.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -243,3 +244,10 @@ def spec_of(model_class: type) -> ModelSpec | None:
     """Returns the spec of a class, if there is one. A subclass of a class with a spec is another class."""
     module, name = model_class.__module__, model_class.__qualname__
     return spec_named(name if module.startswith("diffusers.") else f"{module}.{name}")
+
+
+def signature_of(module: torch.nn.Module) -> inspect.Signature:
+    """Returns what a module's forward takes. A layer of peft takes what the layer takes that it adds an adapter to."""
+    while isinstance(adapted := getattr(module, "base_layer", None), torch.nn.Module):
+        module = adapted
+    return inspect.signature(module.forward)

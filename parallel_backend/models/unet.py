@@ -32,12 +32,13 @@ register_adapter(
             bands=Bands(
                 {
                     "torch.nn.modules.activation": ("GELU", "SiLU"),
-                    "torch.nn.modules.container": ("ModuleList", "Sequential"),
+                    "torch.nn.modules.container": ("ModuleDict", "ModuleList", "ParameterDict", "Sequential"),
                     "torch.nn.modules.conv": ("Conv2d",),
                     "torch.nn.modules.dropout": ("Dropout",),
                     "torch.nn.modules.linear": ("Identity", "Linear"),
                     "torch.nn.modules.normalization": ("GroupNorm", "LayerNorm"),
                     "torch.nn.modules.sparse": ("Embedding",),
+                    "peft.tuners.lora.layer": ("Conv2d", "Linear"),
                     "diffusers.models.activations": ("GEGLU", "GELU"),
                     "diffusers.models.attention": ("BasicTransformerBlock", "FeedForward"),
                     "diffusers.models.attention_processor": ("Attention",),

@@ -10,7 +10,6 @@ runs whole, on every rank. So does a block that is called without the keys that 
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -23,7 +22,7 @@ from ..compat import version_of
 from ..errors import RequestError
 from ..hooks import Hooks
 from ..models.checks import modules_at
-from ..models.spec import ALWAYS_WHOLE, BlockList, ModelSpec, Streams, names
+from ..models.spec import ALWAYS_WHOLE, BlockList, ModelSpec, Streams, names, signature_of
 from .arguments import Arguments, Parameters
 from .layout import SPEC, Said, TokenLayout
 from .pipeline.stage_ends import StageEnds
@@ -71,7 +70,7 @@ class BlockBoundary:
         self.arrivals = arrivals
         self.chained = chained
         self.gathers = gathers
-        signature = block.signature if isinstance(block, StandIn) else inspect.signature(block.forward)
+        signature = block.signature if isinstance(block, StandIn) else signature_of(block)
         self.parameters = Parameters(signature)
         self.known = {ALWAYS_WHOLE, *blocks.whole, *blocks.sharded, blocks.kept}
         joined = list(blocks.tokens.values())
@@ -362,7 +361,7 @@ def learn_streams(block: torch.nn.Module, blocks: BlockList, layout: TokenLayout
 
 def restore_full_length(module: torch.nn.Module, streams: Mapping[str, str], layout: TokenLayout, hooks: Hooks) -> None:
     """Gives a block's submodule its tokens in full length, and the block this rank's part of the result."""
-    parameters, returned = Parameters(inspect.signature(module.forward)), names(next(iter(streams.values())))
+    parameters, returned = Parameters(signature_of(module)), names(next(iter(streams.values())))
 
     def enter(_module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         if layout.slot.is_between:

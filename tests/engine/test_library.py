@@ -85,6 +85,8 @@ CASES = [
     *[case("Stable Diffusion", 3, dp=2), case("Stable Diffusion", 3, ring=4)],
     *[case("SDXL", 1, ulysses=2), case("SDXL", 1, ring=2), case("SDXL", 2, cfg=2), case("SDXL", 3, dp=2)],
     *[case("SDXL", 3, vae=True, ulysses=2, ring=2), case("SDXL", 1, cfg=2, ulysses=2, speeds=[1, 0.5, 1, 0.5])],
+    *[case("Flux with adapters", 1, **plan) for plan in ({"ulysses": 2}, {"pipefusion": 2, "patches": 1})],
+    case("SDXL with adapters", 1, ulysses=2),
     *[case(call, 3, pipefusion=2, patches=1) for call in ("DiT", "Z-Image")],  # stages alone are exact
     case("Qwen-Image", 1, pipefusion=2, patches=1, cfg=2),
     *[case("SD3", 1, cfg=2, weights=weights) for weights in ("shared", "host")],
@@ -93,7 +95,7 @@ CASES = [
     *[case("Flux, two forwards", 3, dp=2, cfg=2), case("Qwen-Image", 1, cfg=2, ulysses=2)],
 ]
 # Each pipeline under every axis and two hybrids. The gate has a part of them above.
-UNETS = ("Stable Diffusion", "SDXL")
+UNETS = ("Stable Diffusion", "SDXL", "SDXL with adapters")
 EVERY: list[dict[str, Any]] = [
     *({axis: 2} for axis in ("dp", "cfg", "ring", "ulysses")),
     {"pipefusion": 2, "patches": 1},

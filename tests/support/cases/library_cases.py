@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from tests.conftest import LINEAR_BETAS
+from tests.support.cases.adapters import add_adapters
 from tests.support.cases.families import FAMILIES, SQUARE, UNEVEN, Family
 
 IMAGE_SIDE = 128  # 16 latent pixels where there is no VAE to say so
@@ -177,6 +178,12 @@ def flux() -> diffusers.FluxPipeline:
     return without_encoders(diffusers.FluxPipeline, FAMILIES["flux-dev"], scheduler)
 
 
+def flux_with_adapters() -> diffusers.FluxPipeline:
+    pipeline = flux()
+    add_adapters(pipeline.transformer)
+    return pipeline
+
+
 def chroma() -> diffusers.ChromaPipeline:
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
     return without_encoders(diffusers.ChromaPipeline, FAMILIES["chroma"], scheduler)
@@ -315,6 +322,12 @@ def sdxl() -> diffusers.DiffusionPipeline:
     return unet_pipeline(diffusers.StableDiffusionXLPipeline, diffusers.EulerDiscreteScheduler(), **SDXL_UNET)
 
 
+def sdxl_with_adapters() -> diffusers.DiffusionPipeline:
+    pipeline = sdxl()
+    add_adapters(pipeline.unet)
+    return pipeline
+
+
 def unet_call(batch: int, **others: Any) -> Arguments:
     """With guidance in one forward, and decoded."""
     negative = embeddings(3, batch, TEXT_TOKENS, 32)
@@ -339,6 +352,7 @@ CALLS = {
     "Flux": Call(flux, flux_call),
     "Flux, two forwards": Call(flux, flux_cfg_call),
     "Flux, as many tokens as rows": Call(flux, flux_as_many_ids_as_rows),
+    "Flux with adapters": Call(flux_with_adapters, flux_call),
     "Chroma": Call(chroma, masked_call),
     "Flux.2": Call(flux2, flux2_call),
     "Z-Image": Call(zimage, zimage_call),
@@ -349,5 +363,6 @@ CALLS = {
     "Wan 2.2": Call(wan22, wan_call),
     "Stable Diffusion": Call(stable_diffusion, unet_call),
     "SDXL": Call(sdxl, sdxl_call),
+    "SDXL with adapters": Call(sdxl_with_adapters, sdxl_call),
     "CogView4": Call(cogview4, cogview4_call),
 }

@@ -30,7 +30,6 @@ from parallel_backend.sampling.caches import CacheSettings  # noqa: E402
 from parallel_backend.sampling.denoiser import Denoiser, LoopStopped, Watch  # noqa: E402
 from parallel_backend.seams import attention  # noqa: E402
 from parallel_backend.vae.pipeline import PipelineVAE  # noqa: E402
-from parallel_backend.weights.adapters import Addition  # noqa: E402
 from parallel_backend.weights.host_memory import agree_on_memory  # noqa: E402
 from parallel_backend.weights.loading import ModelSource  # noqa: E402
 from parallel_backend.weights.parking import Parking  # noqa: E402
@@ -127,11 +126,16 @@ def parking(rig: Rig) -> None:
 
 
 def adapter(rig: Rig) -> None:
+    """A weight changes where it is kept, as an adapter does it."""
     rig.forward()
-    rows = rig.model.model.state_dict()[ADAPTED].shape[0]
+    weight = rig.model.model.state_dict()[ADAPTED]
+    fetched = {name: (place, own) for name, place, own in rig.model.fetched.names()}
     with off_gpu():
-        tensors = {"up": torch.ones(rows, 2), "down": torch.ones(2, rig.model.model.state_dict()[ADAPTED].shape[1])}
-    rig.model.adapt([Addition(ADAPTED, 0, 0, rows, 0.1, "up", "down")], tensors)
+        value = torch.ones(weight.shape)
+    if ADAPTED in fetched:
+        rig.model.fetched.rewrite(*fetched[ADAPTED], value.to(GPU))
+    else:
+        weight.copy_(value)
     gather_numbers((0,), None)
     rig.forward()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -106,6 +106,11 @@ def main(comfyui: str, file: str, room: str, out: str) -> None:
             place.place(direct, model, model.mesh.plan, working)
         return model.call(asked) or []
 
+    def change(action: Callable[[], None]) -> None:
+        """Each rank writes its part of weights that all of them read, once all have written. None reads them still."""
+        direct.together(lambda: None)
+        direct.together(action)
+
     whole = load()
     right = {size: call(whole, size) for size in (SMALL, LARGE)}
     total, needed = whole.patcher.model_size(), whole.patcher.memory_required([1, *SMALL]) / world
@@ -120,11 +125,11 @@ def main(comfyui: str, file: str, room: str, out: str) -> None:
         found["equal"] = error(call(model), right[SMALL])
         found["resident"] = model.resident_bytes
         found["weights"] = place.describe(direct, model)
-        adapt(model)
+        change(lambda: adapt(model))
         found["adapted"] = error(call(model), adapted)
         found["changed"] = error(adapted, right[SMALL]) > 0
         found["resident with an adapter"] = model.resident_bytes
-        model.patch([], {})
+        change(lambda: model.patch([], {}))
         found["as before"] = error(call(model), right[SMALL])
         found["equal when larger"] = error(call(model, LARGE), right[LARGE])
         found["resident when larger"] = model.resident_bytes

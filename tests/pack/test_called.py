@@ -1,0 +1,68 @@
+"""Nothing of the product is there for the tests alone: each of its functions and classes is named by the product."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from demo.host import REPOSITORY
+
+FOLDERS = ("demo", "nodes", "parallel_backend", "worker")
+# Methods that others call, by their names.
+BY_COMFYUI = {
+    *("on_load", "get_node_list", "define_schema", "validate_inputs"),
+    *("deepclone_multigpu", "quantize", "state_dict_tensors", "extra_conds"),
+}
+BY_DIFFUSERS = {
+    *("initialize_hook", "pre_forward", "new_forward", "post_forward"),
+    *("_get_parameter_from_args_kwargs", "_should_compute_remaining_blocks"),
+}
+BY_PYTHON = {"writable"}  # of a stream
+BY_COMMANDS = {"comfyui_classes"}  # writes docs/classes.md
+ELSEWHERE = BY_COMFYUI | BY_DIFFUSERS | BY_PYTHON | BY_COMMANDS
+
+
+def named(tree: ast.AST) -> Iterator[str]:
+    """The names that code reads, writes or imports, and texts that may be names."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.alias):
+            yield node.name
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def uncalled(files: dict[str, str]) -> list[str]:
+    """The functions and classes that no file names."""
+    trees = {path: ast.parse(text) for path, text in files.items()}
+    known = ELSEWHERE.union(*map(named, trees.values()))
+    return [
+        f"{path}:{node.lineno} {node.name}"
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        and not node.name.startswith("__")
+        and node.name not in known
+    ]
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[str, str]:
+    paths = [REPOSITORY / "__init__.py", *(path for each in FOLDERS for path in (REPOSITORY / each).rglob("*.py"))]
+    return {str(Path(path).relative_to(REPOSITORY)): path.read_text(encoding="utf-8") for path in paths}
+
+
+def test_each_function_of_the_product_is_named_by_the_product(files: dict[str, str]) -> None:
+    assert uncalled(files) == []
+
+
+def test_one_that_nobody_names_is_told(files: dict[str, str]) -> None:
+    path = "worker/settings.py"
+    (line,) = uncalled({**files, path: f"{files[path]}\ndef for_a_test_alone(): ...\n"})
+    assert line.startswith(path) and line.endswith(" for_a_test_alone")
