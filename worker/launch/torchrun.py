@@ -111,6 +111,11 @@ def rank_environment(device: str, ranks: int, folder: Path, settings: Settings) 
     }
 
 
+def read_gpus(environment: Mapping[str, str]) -> list[int]:
+    """Returns the numbers of the GPUs that take part; none for all. environment: a rank's."""
+    return [int(number) for number in environment[GPUS].split(",") if number]
+
+
 def cuda_environment(given: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables for the ranks' CUDA and NCCL. The user's own settings stay.
 

@@ -23,7 +23,7 @@ from ..comfyui.source import HostSource
 from ..launch.imports import pause_garbage_collector
 from ..launch.lifetime import die_with_parent
 from ..launch.logs import open_log
-from ..launch.torchrun import DEVICE, EXPECTED, GPUS
+from ..launch.torchrun import DEVICE, EXPECTED, read_gpus
 from ..wire.endpoint import connect, connect_job
 from ..wire.job_channel import RankChannel
 from ..wire.protocol import Header, decode
@@ -71,7 +71,7 @@ def import_expected() -> None:
 def run() -> None:
     log = open_log()
     die_with_parent()
-    device = start_distributed(os.environ[DEVICE], [int(gpu) for gpu in os.environ[GPUS].split(",") if gpu])
+    device = start_distributed(os.environ[DEVICE], read_gpus(os.environ))
     import_expected()  # before the heartbeat starts, since importing may delay it
     # What takes seconds once is done here, while ComfyUI runs its text encoder.
     warm_up(device)

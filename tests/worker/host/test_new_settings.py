@@ -16,6 +16,7 @@ from worker.host import supervision
 from worker.host.client import WorkerGroup
 from worker.host.known_state import KnownState
 from worker.host.supervision import Setup
+from worker.launch.torchrun import rank_environment, read_gpus
 from worker.settings import Settings
 
 OLD, NEW, NEWER = (Settings(gpus=gpus, restarts=len(gpus)) for gpus in ((0,), (0, 1), (0, 1, 2)))
@@ -106,6 +107,11 @@ def test_a_group_that_does_not_run_takes_them_at_once(group: WorkerGroup) -> Non
     group.supervisor.configure(Setup("cpu", NEWER, Explanation("There is no torch.")))
     assert (group.device, group.settings) == ("cpu", NEWER)
     assert group.down == Explanation("There is no torch.") and not group.status()["outdated"]
+
+
+def test_ranks_are_told_which_gpus_take_part(tmp_path: Path) -> None:
+    for settings in (Settings(), NEWER):
+        assert read_gpus(rank_environment("cuda", 2, tmp_path, settings)) == [*settings.gpus]
 
 
 def test_rank_0_shares_comfyuis_card_unless_the_settings_leave_it_out(group: WorkerGroup) -> None:
