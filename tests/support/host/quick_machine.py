@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from parallel_backend.costs.machine import CORES, Link, Machine, Speed
+from parallel_backend.costs.machine import CORES, HOST_MEMORY, Link, Machine, Speed
 from parallel_backend.weights.loading import DTYPES
 from worker.host.measured import MeasuredFile, cpu_name
 
@@ -41,6 +41,13 @@ def tried_machine() -> str:
 def slow_machine() -> str:
     """The same of a machine whose links are too slow for exact plans."""
     return write_machine(SLOW_CORES, SLOW_LINK)
+
+
+def two_ranks(slower: float) -> Machine:
+    """Two CPU ranks, the second so many times slower."""
+    figures = {name: value / slower for name, value in vars(CORES).items() if name not in ("name", "operation")}
+    second = replace(CORES, operation=CORES.operation * slower, **figures)
+    return Machine((CORES, second), *[HOST_MEMORY] * 4)
 
 
 def write_machine(speed: Speed, link: Link, is_fixed: bool = True) -> str:

@@ -14,11 +14,12 @@ import torch
 from parallel_backend import rates
 from parallel_backend.costs.alike import APART, BELIEVED, Doubt, settle_figures
 from parallel_backend.costs.correct import FASTEST, MEASURED, STAYED, TRIED_NEXT, Correction, choose_prediction
-from parallel_backend.costs.machine import CORES, HOST_MEMORY, Machine
+from parallel_backend.costs.machine import Machine
 from parallel_backend.costs.predict import Prediction
 from parallel_backend.groups.mesh import Axis
 from parallel_backend.plan import ParallelPlan
 from tests.support.group.direct_group import go_on
+from tests.support.host.quick_machine import two_ranks
 from worker.errors import RequestRefused
 from worker.host.client import WorkerGroup
 from worker.host.measured import MeasuredFile
@@ -63,13 +64,6 @@ def test_figures_last_and_are_for_the_devices_that_they_name(tmp_path: Path) -> 
         assert other.figures is None
     again.keep({"host": 2})
     assert MeasuredFile(tmp_path, DEVICES, "bf16").steps == {}, "of what was measured before"
-
-
-def two_ranks(slower: float) -> Machine:
-    """Two ranks, the second so many times slower."""
-    figures = {name: value / slower for name, value in vars(CORES).items() if name not in ("name", "operation")}
-    second = replace(CORES, operation=CORES.operation * slower, **figures)
-    return Machine((CORES, second), *[HOST_MEMORY] * 4)
 
 
 def measure_often(slower: list[float], devices: list[str]) -> list[Machine]:
