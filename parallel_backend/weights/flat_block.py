@@ -62,7 +62,15 @@ class FlatBlock:
     def write(self, target: torch.Tensor, start: int, values: Values, only: str = "") -> None:
         """Writes the flat bytes from `start` on into `target`, as many as it holds. Reads no other weights. start and
         the target's length are multiples of the alignment, so no element is cut. only: write this parameter alone."""
-        stop, name, found = start + len(target), "", []
+        for where, dtype, elements in self.elements(start, start + len(target), values, only):
+            target[where] = elements.to(target.device, dtype).view(torch.uint8)
+
+    def elements(
+        self, start: int, stop: int, values: Values, only: str = ""
+    ) -> Iterator[tuple[slice, torch.dtype, torch.Tensor]]:
+        """Yields the weights between these bytes: the bytes from `start` on that they fill, in which dtype, and the
+        values."""
+        name, found = "", []
         for part in self.parts:
             first, last = max(start, part.offset), min(stop, part.offset + part.size)
             if first >= last or only not in ("", part.name):
@@ -71,7 +79,7 @@ class FlatBlock:
                 name, found = part.name, list_plain_tensors(values(part.name))
             item = part.dtype.itemsize
             elements = found[part.which].reshape(-1)[(first - part.offset) // item : -(-(last - part.offset) // item)]
-            target[first - start : last - start] = elements.to(target.device, part.dtype).view(torch.uint8)
+            yield slice(first - start, last - start), part.dtype, elements
 
     @torch.no_grad()
     def bind(self, flat: torch.Tensor) -> None:

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from ..compat import kept_in_fp32
 from ..errors import ModelFileError, is_out_of_memory
+from .read_ahead import read_ahead
 
 if TYPE_CHECKING:
     from diffusers import ModelMixin
@@ -70,9 +71,9 @@ def load_weights(
     names of parameters that have their values already."""
     wanted = {name: tensor for name, tensor in model.state_dict().items() if name not in but}
     tensors = read_tensors(source, {name: tensor.shape for name, tensor in wanted.items()}, check)
-    for name, tensor in tensors.items():
+    for name in read_ahead(list(tensors), lambda name: [tensors[name]]):
         check()  # the file's pages may be read only at this point
-        tensors[name] = tensor.to(device, loaded_dtype(model, name, source))
+        tensors[name] = tensors[name].to(device, loaded_dtype(model, name, source))
     model.load_state_dict(tensors, strict=not but, assign=True)
     torch.nn.Module.to(model, device).requires_grad_(False)
 
@@ -89,7 +90,7 @@ def read_tensors(source: ModelSource, wanted: dict[str, torch.Size], check: Chec
         try:
             with safe_open(path, framework="pt") as file:
                 stored = set(file.keys())
-                for name in wanted.keys() & stored:
+                for name in (name for name in wanted if name in stored):
                     check()
                     shapes[name] = tuple(file.get_slice(name).get_shape())
                     if shapes[name] == wanted[name]:

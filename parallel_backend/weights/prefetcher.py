@@ -19,6 +19,7 @@ from ..groups.timeline import SILENT, Timeline
 from ..hooks import Hooks
 from .flat_block import FlatBlock, Values
 from .parking import Parking
+from .read_ahead import read_ahead
 from .sizes import BUFFERS, NUMBER
 from .stores import Arrive, Store
 
@@ -96,15 +97,22 @@ class BlockPrefetcher:
             for index, (place, flat) in enumerate(flat_blocks.items())
             if store
         }
-        for place in sorted({*self.flat_blocks, *flat_blocks}):
-            if place in self.flat_blocks and place in flat_blocks and store is self.store:
-                continue
+        stay = self.flat_blocks.keys() & flat_blocks.keys() if store is self.store else set()
+        taken: dict[int, Values] = {}  # where blocks find their values
+
+        def find(place: int) -> Iterator[torch.Tensor]:
+            if store and values and place in flat_blocks:
+                flat = flat_blocks[place]
+                taken[place] = values(flat)
+                yield from (part for _, _, part in flat.elements(*store.own_part(flat), taken[place]))
+
+        for place in read_ahead(sorted((self.flat_blocks.keys() | flat_blocks.keys()) - stay), find):
             if self.store and place in self.flat_blocks:
                 self.store.fetch(place, self.turns[place])()
             if store and place in flat_blocks:
                 flat = flat_blocks[place]
                 store.allocate(place, flat)
-                store.write(place, flat, values(flat) if values else flat.block.get_parameter)
+                store.write(place, flat, taken.pop(place, flat.block.get_parameter))
                 flat.bind(turns[place])
             else:
                 self.flat_blocks[place].release()

@@ -44,6 +44,10 @@ class Store(ABC):
         """Allocates memory for a block. Raises torch's error if there is too little."""
 
     @abstractmethod
+    def own_part(self, block: FlatBlock) -> tuple[int, int]:
+        """Returns where this rank's part of a block starts and stops."""
+
+    @abstractmethod
     def write(self, place: int, block: FlatBlock, values: Values, only: str = "") -> None:
         """Writes this rank's part of a block, see `FlatBlock.write`."""
 
@@ -88,9 +92,12 @@ class ShardedStore(Store):
     def allocate(self, place: int, block: FlatBlock) -> None:
         self.blocks[place] = torch.zeros(self.length(block) // self.axis.degree, dtype=torch.uint8, device=self.device)
 
+    def own_part(self, block: FlatBlock) -> tuple[int, int]:
+        size = self.length(block) // self.axis.degree
+        return self.index * size, (self.index + 1) * size
+
     def write(self, place: int, block: FlatBlock, values: Values, only: str = "") -> None:
-        shard = self.blocks[place]
-        block.write(shard, self.index * len(shard), values, only)
+        block.write(self.blocks[place], self.own_part(block)[0], values, only)
 
     def fetch(self, place: int, buffer: torch.Tensor) -> Arrive:
         return getattr(dist, ALL_GATHER)(buffer, self.blocks[place], group=self.axis.group, async_op=True).wait
@@ -122,8 +129,11 @@ class HostStore(Store):
     def allocate(self, place: int, block: FlatBlock) -> None:
         self.blocks[place] = self.memory.allocate(self.offsets[place], self.length(block), self.device)
 
+    def own_part(self, block: FlatBlock) -> tuple[int, int]:
+        return self.memory.own_part(self.length(block))
+
     def write(self, place: int, block: FlatBlock, values: Values, only: str = "") -> None:
-        start, stop = self.memory.own_part(self.length(block))
+        start, stop = self.own_part(block)
         block.write(self.blocks[place][start:stop], start, values, only)
 
     def drop(self, place: int) -> None:

@@ -17,6 +17,7 @@ import torch
 from parallel_backend import device
 from parallel_backend.device import Pinner, pin_now
 from parallel_backend.weights import parking as parking_module
+from parallel_backend.weights import read_ahead
 from parallel_backend.weights.flat_block import FlatBlock, Values
 from parallel_backend.weights.host_memory import HostMemory
 from parallel_backend.weights.parking import Parking
@@ -73,8 +74,9 @@ def right() -> torch.Tensor:
         return Model()(given())
 
 
-def test_a_block_is_pinned_while_the_next_are_read(runtime: Runtime) -> None:
+def test_a_block_is_pinned_while_the_next_are_read(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pinning a block does not end before the next is read, and the load ends when all are pinned."""
+    monkeypatch.setattr(read_ahead, "AHEAD", 0)
     reads = [threading.Event() for _ in range(BLOCKS)]
 
     def values(row: FlatBlock) -> Values:
