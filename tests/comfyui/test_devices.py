@@ -164,5 +164,5 @@ def test_prompts_measure_a_machine_once_and_a_difference_between_equal_devices_a
 ) -> None:
     """Something else kept a core busy during the first measurement, so a rank seemed 1.52 times slower."""
     given = json.dumps([[0, 9, 400, 999], [1.52, 1.0]])
-    said = run_program(comfyui, "tests.support.host.measured_ranks", tmp_path, given=given)
+    said = run_program(comfyui, "tests.support.fakes.measured_ranks", tmp_path, given=given)
     assert json.loads(said.splitlines()[-1]) == [[1, 1.0], [1, 1.0], [2, 1.0], [2, 1.0]]

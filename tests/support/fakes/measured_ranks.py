@@ -1,4 +1,4 @@
-"""`python -m tests.support.host.measured_ranks COMFYUI FOLDER`: when prompts let the ranks measure themselves.
+"""`python -m tests.support.fakes.measured_ranks COMFYUI FOLDER`: when prompts let the ranks measure themselves.
 
 Reads from stdin, as JSON: the seconds at which prompts begin, and by measurement how many times slower the second rank
 is. The measurements are pretended; they are kept in FOLDER. Prints for each prompt how often the ranks have measured
