@@ -114,14 +114,20 @@ class Timeline:
         self.waited = 0
         self.steps: list[tuple[int, int]] = []  # of the last request: nanoseconds of each step and its communication
         self.last_run: dict[str, Any] = {}
+        self.recordings: dict[tuple[str, str], AbstractContextManager] = {}
 
     def communication(self, name: str) -> AbstractContextManager:
         """While entered, the rank waits for others."""
-        return Recording(self, (name, COMMUNICATION)) if self.capacity else UNRECORDED
+        return self.recordings.get((name, COMMUNICATION)) or self._add_recording((name, COMMUNICATION))
 
     def step(self, name: str) -> AbstractContextManager:
         """While entered, the rank is in a step: of a loop, or a single forward."""
-        return Recording(self, (name, STEP)) if self.capacity else UNRECORDED
+        return self.recordings.get((name, STEP)) or self._add_recording((name, STEP))
+
+    def _add_recording(self, kind: tuple[str, str]) -> AbstractContextManager:
+        """Returns what records all spans of a kind from now on. None of them is within another."""
+        self.recordings[kind] = found = Recording(self, kind) if self.capacity else UNRECORDED
+        return found
 
     @contextmanager
     def request(self, name: str) -> Iterator[None]:
@@ -138,24 +144,19 @@ class Timeline:
             if self.steps:
                 self.last_run = summary(name, self.steps)
 
-    def close(self, kind: tuple[str, str], begin: Any, end: Any) -> None:
-        """Ends a span with these marks."""
-        self.pending.append((kind, begin, end))
-        if kind[1] == STEP:
-            self.read_marks()
-
     def read_marks(self) -> None:
         """Reads the marks that have passed, without waiting."""
-        while self.pending and self.clock.is_past(self.pending[0][2]):
-            kind, *marks = self.pending.popleft()
-            begin, end = (self.clock.read(mark) for mark in marks)
-            self.clock.release(*marks)
+        clock, pending = self.clock, self.pending
+        while pending and clock.is_past(pending[0][2]):
+            kind, first, last = pending.popleft()
+            begin, end = clock.read(first), clock.read(last)
+            clock.release(first, last)
             self.keep(kind, begin, end)
             if kind[1] == COMMUNICATION:
                 self.inside.append((begin, end - begin))
                 self.waited += end - begin
             elif kind[1] == STEP:
-                self.steps.append((end - begin, sum(length for start, length in self.inside if start >= begin)))
+                self.steps.append((end - begin, sum([length for start, length in self.inside if start >= begin])))
                 self.inside.clear()
 
     def keep(self, kind: tuple[str, str], begin: int, end: int) -> None:
@@ -180,7 +181,7 @@ class Timeline:
 
 
 class Recording:
-    """One span, from entry to exit."""
+    """Spans of a kind, each from entry to exit."""
 
     __slots__ = ("begin", "kind", "timeline")
 
@@ -193,7 +194,9 @@ class Recording:
 
     def __exit__(self, *_: object) -> None:
         timeline = self.timeline
-        timeline.close(self.kind, self.begin, timeline.clock.mark())
+        timeline.pending.append((self.kind, self.begin, timeline.clock.mark()))
+        if self.kind[1] == STEP:
+            timeline.read_marks()
 
 
 def summary(name: str, steps: list[tuple[int, int]]) -> dict[str, Any]:

@@ -26,8 +26,10 @@ class Parameters:
     def fits(self, args: tuple, kwargs: dict[str, Any]) -> bool:
         """Whether the function takes these arguments, apart from those that are missing."""
         by_place = self.places[: len(args)]
-        return (self.rest is not None or len(args) <= len(self.places)) and all(
-            name not in by_place and (self.extra is not None or name in self.defaults) for name in kwargs
+        return (
+            (self.rest is not None or len(args) <= len(self.places))
+            and kwargs.keys().isdisjoint(by_place)
+            and (self.extra is not None or kwargs.keys() <= self.defaults.keys())
         )
 
 

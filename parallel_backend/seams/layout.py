@@ -96,7 +96,9 @@ class TokenLayout:
     def learn(self, streams: Names, length: int, said: Said = SPEC) -> None:
         """Learns that the streams have this many tokens together. At most one stream may be new. Raises RequestError
         if that contradicts what is known, and for an image that cannot be split into patches."""
-        segments = self.segments
+        known, segments = self.forward.counts, self.segments
+        if known.get((TokenLayout.learn, streams)) == length:
+            return
         unknown = [name for name in streams if name not in segments]
         rest = length - sum(sum(segments[name]) for name in streams if name in segments)
         if len(unknown) > 1 or rest < 0 or (rest and not unknown):
@@ -113,6 +115,7 @@ class TokenLayout:
                     f"has {rest} of them: reference images or padding are with them.",
                     "Use patches=1, or ulysses, ring, cfg or dp in place of pipefusion.",
                 )
+        known[TokenLayout.learn, streams] = length
 
     def segments_of(self, stream: str, length: int) -> list[int]:
         """Returns the lengths of a stream's segments. The image's are equal, and the rest goes to the first segment."""
@@ -194,8 +197,7 @@ class TokenLayout:
     def is_local(self, streams: Names, length: int) -> bool:
         """Whether this many tokens are what blocks get on this rank. It may be the full length, too; then both are the
         same."""
-        known = all(name in self.segments for name in streams)
-        return known and length == self.count_local(streams)
+        return self.segments.keys() >= set(streams) and length == self.count_local(streams)
 
     def describe_local(self) -> str:
         """Returns in words how many tokens of each stream blocks get on this rank."""

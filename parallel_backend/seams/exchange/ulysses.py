@@ -103,14 +103,14 @@ class UlyssesExchange:
         message = plan_scatter(self.axis.index, batch, width, lengths, shares)
         send = tensors_BHLE[0].new_empty(message.size)
         for run in message.runs:
-            parts = send[run.start : run.stop].view(run.shape).split(run.counts, 3)
+            parts = send[run.start : run.stop].view(run.shape).split_with_sizes(run.counts, 3)
             for part, tensor, heads in zip(parts, tensors_BHLE, run.heads, strict=True):
                 part.copy_(view_heads(tensor, heads))
         arrive = self.exchange(send, message.to, message.of)
 
         def arrived() -> Sequence[torch.Tensor]:
             received = arrive().view(message.shape).permute(1, 2, 0, 3)
-            return received.split(message.own, 1)
+            return received.split_with_sizes(message.own, 1)
 
         return arrived
 
