@@ -262,8 +262,8 @@ class ParallelPlan:
         if self.attention != "auto":
             parts.append(f"{self.attention} attention")
         if self.weights != AUTO:
-            blocks = f" for {self.weight_blocks} blocks" if self.weight_blocks else ""
-            parts.append(f"{self.weights} weights{blocks}")
+            count = self.weight_blocks
+            parts.append(f"{self.weights} weights for {count} blocks" if count else f"{self.weights} weights")
         if self.compile != OFF:
             parts.append("compiled" if self.compile == ON else f"compiled from {COMPILED_STEPS} steps on")
         if self.sparse != OFF:

@@ -18,7 +18,7 @@ export function findText(trees, path, values = {}) {
  *
  * Each line may be one sentence or several. Of the templates that make its start, up to the end of a sentence, the one
  * with the most words counts, and then the shortest such start. What fills a template is translated, too. A sentence
- * without a template is returned as it is.
+ * without a template is returned as it is. The parts of a plan are translated one by one.
  */
 export function translate(trees, path, text) {
   if (!text || trees[0] === trees.at(-1)) return text
@@ -28,7 +28,8 @@ export function translate(trees, path, text) {
     const found = findTemplate(templates, line, ends)
     const end = found?.end ?? ends[0]
     const rest = line.slice(end).trimStart()
-    if (!found) return rest ? joinSentences([line.slice(0, end), translateLine(rest)]) : line
+    if (!found && rest) return joinSentences([line.slice(0, end), translateLine(rest)])
+    if (!found) return line.includes(TIMES) ? line.split(TIMES).map(translateLine).join(TIMES) : line
     const values = Object.entries(found.values).map(([name, value]) => [name, translateLine(value)])
     const words = findText(trees, `${path}.${found.key}`, Object.fromEntries(values))
     return joinSentences([words, translateLine(rest)])
@@ -47,6 +48,7 @@ const getAt = (tree, path) => path.split('.').reduce((node, key) => node?.[key],
 
 const NAMES = /\{(\w+)\}/g
 const FULL_WIDTH = /[\u3000-\u303f\uff00-\uffef]$/
+const TIMES = ' × ' // between the parts of a plan
 const SENTENCE_END = /[.!?)](?= )/g
 
 const compiled = new WeakMap() // by the templates

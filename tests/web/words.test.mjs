@@ -70,6 +70,11 @@ test('what fills a template is translated, too', () => {
   assert.equal(tell(down, CHINESE), '已退出 3 次，不再启动。上一次：它在采样时结束。请重试。')
 })
 
+test('the parts of a plan are translated one by one', () => {
+  assert.equal(tell('It ended while it was ring=2 × sampling.', CHINESE), '它在ring=2 × 采样时结束。')
+  assert.equal(tell('64 × 64', CHINESE), '64 × 64')
+})
+
 test('after a full-width character, the next sentence follows without a space', () => {
   assert.equal(joinSentences(['请重试。', 'Then wait.', '', '好。']), '请重试。Then wait. 好。')
 })
