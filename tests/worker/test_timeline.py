@@ -242,6 +242,19 @@ def test_each_rank_has_a_log_in_which_its_lines_name_it(group: WorkerGroup) -> N
         assert f"rank {rank} INFO loaded" in (group.folder / f"rank-{rank}.log").read_text()
 
 
+def test_the_first_step_of_a_loaded_model_is_told(group: WorkerGroup, model: HostSource) -> None:
+    """Until another plan has another."""
+    for plan in (ParallelPlan(ring=2), ParallelPlan(ulysses=2)):
+        loaded = DirectGroup(group, DIT, model, plan)
+        loaded.load()
+        assert "first_step" not in group.status()
+        loaded.forward(16, 16)
+        first = group.status()["first_step"]
+        loaded.forward(16, 16)
+        assert group.status()["first_step"] == first > 0
+        assert f"The first step took {first:.2f} s" in (group.folder / "rank-0.log").read_text()
+
+
 def test_one_rank_waits_for_nobody(alone: WorkerGroup, model: HostSource) -> None:
     sample(alone)
     DirectGroup(alone, DIT, model, ParallelPlan()).forward(16, 16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from typing import Any
@@ -76,6 +77,7 @@ class Executor:
         if outcome.kind == DONE:
             self.counts[name] += 1
             self.seconds[name] += time.perf_counter() - started
+            self.note_first_step()
         else:
             self.undo(job, outcome)
         self.job = None
@@ -101,6 +103,13 @@ class Executor:
             self.groups.close()
         elif job.operation.drops_model:
             self.state.drop_model()
+
+    def note_first_step(self) -> None:
+        """Notes how long the first step of a loaded model took, which has what kernels and buffers take once."""
+        if self.timeline.steps and self.state.loaded and "first_step" not in self.state.loaded:
+            seconds = self.timeline.steps[0][0] / 1e9
+            self.state.loaded = {**self.state.loaded, "first_step": seconds}
+            logging.info("The first step took %.2f s", seconds)
 
     def timing(self, job: Job) -> Header:
         """Returns the seconds of a single step, and those of its communication. In loop mode, events report them."""
