@@ -65,7 +65,7 @@ def connect_ahead(groups: JobGroups) -> None:
 
 def main(file: str, out: str) -> None:
     from parallel_backend.__main__ import dtype_of, machine_of
-    from parallel_backend.device import name_of, peak_bytes, warm_up
+    from parallel_backend.device import name_of, peak_bytes, to_host, warm_up
     from parallel_backend.groups.timeline import Timeline
     from parallel_backend.library import device_of, share_random_state
     from parallel_backend.weights.parking import Parking
@@ -98,6 +98,7 @@ def main(file: str, out: str) -> None:
         share_random_state(GPU)
         device_of(None, torch.ones(1, device=GPU))  # pyright: ignore[reportArgumentType] (of the model, the device)
         receive_on(GPU)
+        to_host([torch.ones(1, device=GPU)])
         warm_up(GPU)
         dtype_of(Namespace(dtype=None), GPU)
         with patch.dict(os.environ, WORLD_SIZE="1"):
