@@ -370,8 +370,9 @@ def peak_bytes(device: torch.device) -> int:
 
 
 def to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies tensors to host memory. The host waits once for all of them."""
-    found = [tensor.to(CPU, non_blocking=True) for tensor in tensors]
+    """Copies tensors to host memory. The host waits once for all of them; on devices that ranks do not know, for
+    each."""
+    found = [tensor.to(CPU, non_blocking=is_accelerator(tensor.device)) for tensor in tensors]
     for device in {tensor.device for tensor in tensors if is_accelerator(tensor.device)}:
         wait_for_stream(device)
     return found

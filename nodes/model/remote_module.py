@@ -161,7 +161,7 @@ class RemoteModule(PlannedModule):
             if not self.runs_here:
                 raise
             return self.run_here((), args, kwargs)
-        parts = [part.to(like, non_blocking=True) for part in answer]
+        parts = [part.to(like) for part in answer]
         if self.sampling.record_residuals(residuals_of(given.get(CONTROL))):
             size = self.sampling.residuals
             self.group.runs.sent_residuals(size)

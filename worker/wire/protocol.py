@@ -24,9 +24,9 @@ from .json_object import parse_object
 from .tensors import ALIGNMENT, Buffer, Tensors, UnsendableError, WritableBuffer, from_buffer, to_buffers
 
 try:
-    from ...parallel_backend.device import to_host, wait_for_stream
+    from ...parallel_backend.device import is_accelerator, to_host, wait_for_stream
 except ImportError:  # in the ranks, where the pack's folder is not a package
-    from parallel_backend.device import to_host, wait_for_stream
+    from parallel_backend.device import is_accelerator, to_host, wait_for_stream
 
 MAGIC, IN_MEMORY = b"PDiT", b"PDiM"
 VERSION = 18
@@ -78,16 +78,17 @@ def send_pieces(connection: socket.socket, frame: Sequence[Piece], memory: Memor
         for piece in frame:
             connection.sendall(next(copies).numpy().data if isinstance(piece, torch.Tensor) else piece)
         return
-    device = next((piece.device for piece in frame if isinstance(piece, torch.Tensor)), None)
-    view, start = memory(sum(map(len, frame)), device), 0
+    devices = list(dict.fromkeys(piece.device for piece in frame if isinstance(piece, torch.Tensor)))
+    view, start = memory(sum(map(len, frame)), devices[0] if devices else None), 0
     for piece in frame:
         stop = start + len(piece)
         if isinstance(piece, torch.Tensor):
-            torch.frombuffer(view[start:stop], dtype=torch.uint8).copy_(piece, non_blocking=True)
+            target = torch.frombuffer(view[start:stop], dtype=torch.uint8)
+            target.copy_(piece, non_blocking=is_accelerator(piece.device))
         else:
             view[start:stop] = piece
         start = stop
-    if device:
+    for device in filter(is_accelerator, devices):  # once for all of its pieces
         wait_for_stream(device)
     first = bytes(view[: PREFIX.size])
     connection.sendall(IN_MEMORY + first[len(MAGIC) :])
