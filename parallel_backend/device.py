@@ -263,8 +263,8 @@ class Pinner:
     def __str__(self) -> str:
         every = (self.pinned + self.refused) / GB
         return (
-            f"{self.pinned / GB:.1f} of {every:.1f} GB of RAM pinned in {self.seconds:.1f} s, of which the load waited "
-            f"for {self.waited:.1f} s"
+            f"{self.pinned / GB:.1f} of {every:.1f} GB of RAM pinned in {self.seconds:.1f} s, of which "
+            f"{self.waited:.1f} s were waited for"
         )
 
 

@@ -94,7 +94,8 @@ class Parking:
         total = end_of(self.pieces)
         last = self.memory if self.memory and self.memory.size == total and self.memory.writers == 1 else None
         memory = memory or last or HostMemory(total)
-        if memory is not self.memory or [len(host) for host in self.host] != [piece.size for piece in self.pieces]:
+        sizes = [piece.size for piece in self.pieces]
+        if is_new := memory is not self.memory or [len(host) for host in self.host] != sizes:
             self.memory, self.host = None, []
             memory.check_room(total, "Parking", "Set on_free to unload.")
             self.host = [memory.allocate(piece.start, piece.size, self.device) for piece in self.pieces]
@@ -107,7 +108,7 @@ class Parking:
                 own = slice(max(0, first - start), max(0, last - start))
                 on_host[own].copy_(on_device[own], non_blocking=True)
         synchronise(self.device)
-        if memory.pinner and memory.pinner.pinned:
+        if is_new and memory.pinner and memory.pinner.seconds:
             logging.info("parked weights: %s", memory.pinner)
 
     def free_device(self) -> None:

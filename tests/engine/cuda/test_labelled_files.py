@@ -44,7 +44,7 @@ CASES = [
 ]
 # Plans whose ranks keep parts of the weights.
 STAGES, SHARED = {"pipefusion": 2, "patches": 1}, {"ring": 2, "weights": "shared"}
-SHARED_OUT = [(form, plan, ADA, 1.0) for form in ("fp32", "gguf") for plan in (STAGES, SHARED)]
+SHARED_OUT = [("fp32", SHARED, ADA, 1.0), ("gguf", STAGES, ADA, 1.0)]
 NAMES = ("form", "plan", "capability", "share")
 ELSEWHERE = "is asked in a process that computes nothing"
 # Places that ask whether a device is a GPU, and that the labelled ranks do not come to.

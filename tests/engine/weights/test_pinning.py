@@ -155,8 +155,9 @@ def test_where_nothing_can_be_pinned_no_thread_starts(runtime: Runtime, monkeypa
 
 
 def test_weights_are_parked_in_pieces_while_the_next_are_pinned(
-    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     monkeypatch.setattr(parking_module, "PIECE", PAGE)
     torch.manual_seed(1)
     model = torch.nn.Sequential(*(torch.nn.Linear(32, 64) for _ in range(6)))  # of 8 KB each
@@ -186,6 +187,7 @@ def test_weights_are_parked_in_pieces_while_the_next_are_pinned(
     tried = runtime.tried
     parking.copy(memory)
     assert runtime.tried == tried, "what is pinned stays so for the next time"
+    assert caplog.text.count("GB of RAM pinned in") == 1
     monkeypatch.setattr(parking_module, "available_bytes", lambda: 0)
     parking.end()
     del memory
