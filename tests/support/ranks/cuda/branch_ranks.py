@@ -33,14 +33,14 @@ from worker.rank.job_groups import JobGroups
 
 
 def receive_on(device: torch.device) -> None:
-    """Receives a large reply as ComfyUI does on a GPU."""
+    """Sends and receives a large reply as on GPUs."""
     from parallel_backend.weights.shared_memory import SharedMemory
     from worker.wire.job_channel import SLOTS, FrameMemory, HostChannel, RankChannel
 
     theirs, ours = socket.socketpair()
     with theirs, ours:
         memory = FrameMemory.create([SharedMemory.create("test") for _ in range(SLOTS)], "token")
-        RankChannel(theirs, memory).send({}, {"latents": torch.ones(1 << 20)})
+        RankChannel(theirs, memory).send({}, {"latents": torch.ones(1 << 20, device=device)})
         HostChannel(ours, FrameMemory.open(memory.addresses, "token")).receive(device)
 
 
