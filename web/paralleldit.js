@@ -644,7 +644,7 @@ function translate(trees, path, text) {
   if (!text || trees[0] === trees.at(-1)) return text
   const templates = compileTemplates(getAt(trees.at(-1), path));
   const translateLine = (line) => {
-    const ends = [...[...line.matchAll(SENTENCE_END)].map(({ index }) => index + 1), line.length];
+    const ends = [...[...line.matchAll(SENTENCE_END)].map(({ 0: end, index }) => index + end.length), line.length];
     const found = findTemplate(templates, line, ends);
     const end = found?.end ?? ends[0];
     const rest = line.slice(end).trimStart();
@@ -669,7 +669,7 @@ const getAt = (tree, path) => path.split('.').reduce((node, key) => node?.[key],
 const NAMES$1 = /\{(\w+)\}/g;
 const FULL_WIDTH = /[\u3000-\u303f\uff00-\uffef]$/;
 const TIMES = ' × '; // between the parts of a plan
-const SENTENCE_END = /[.!?)](?= )/g;
+const SENTENCE_END = /[.!?]\)?(?= )/g;
 
 const compiled = new WeakMap(); // by the templates
 

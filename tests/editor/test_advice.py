@@ -22,7 +22,7 @@ NAME = re.compile(r"\{(\w+)\}")
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 ANY = "…"
 NO_VERBS = {"if", "did", "the"}  # with which advice begins, too
-SENTENCE_END = re.compile(r"(?<=[.!?)]) |\n")
+SENTENCE_END = re.compile(r"(?<=[.!?]) |(?<=[.!?]\)) |\n")
 SAYING = {"show_on_node", "say_once", "explained", "because", "Compared"}  # functions whose first text a person sees
 # What only scripts call. They have no editor.
 SCRIPTS = tuple(f"parallel_backend/{each}" for each in ("__main__", "command/", "library", "pipelines/", "groups/mesh"))

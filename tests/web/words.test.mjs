@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { readFileSync } from 'node:fs'
 import test from 'node:test'
 
 import { findText, joinSentences, translate } from '../../web/words.mjs'
@@ -68,11 +69,32 @@ test('what fills a template is translated, too', () => {
   assert.equal(tell('It ended while it was sampling.', CHINESE), '它在采样时结束。')
   const down = 'It died 3 times, so it stays down. The last time: It ended while it was sampling. Queue it again.'
   assert.equal(tell(down, CHINESE), '已退出 3 次，不再启动。上一次：它在采样时结束。请重试。')
+  const killed = 'It died 3 times, so it stays down. The last time: Rank 1 (process 7) ended. Queue it again.'
+  assert.equal(tell(killed, CHINESE), '已退出 3 次，不再启动。上一次：Rank 1 (process 7) ended. 请重试。')
 })
 
 test('the parts of a plan are translated one by one', () => {
   assert.equal(tell('It ended while it was ring=2 × sampling.', CHINESE), '它在ring=2 × 采样时结束。')
   assert.equal(tell('64 × 64', CHINESE), '64 × 64')
+})
+
+// As the server joins them.
+const SENTENCES = [
+  'The worker group ended while it was running the model.\nRank 1 (process 7) was killed by SIGKILL.',
+  'The worker group died 4 times in ten minutes, so it stays down for another 512 s. The last time: Rank 1 (process 7) was killed by SIGKILL.\nCorrect the cause, then restart the group or ComfyUI.',
+  'The worker group did not start. torchrun (process 7) ended with exit code 7.',
+  'The worker group ended between two steps. It was stopped.\nQueue the prompt again.',
+  'Rank 1 ran out of memory while it was sampling. It asked for 1.2 GB more. It used 22.1 GB of 24.0 GB, and 0.3 GB was free. The request has 4,096 tokens of latents.',
+  'auto tries ring=2, 2 of 3.',
+  'This sampling runs under ulysses=2 × int8 exchange, which changes the image a little. The exact plan is cfg=2.',
+  'Cache: 12 of 40 forwards skipped, 30%. Compared with exact (ulysses=2): the latents differ by 1.20%. A step takes 0.12 s (ulysses=2 × int8 exchange), and 0.14 s exact: ×1.17 as fast. (Found on an earlier prompt.)',
+  "Flux runs as stock, on ComfyUI's own device alone. The worker processes cannot run a change of its img_in. Without it, they can. A step takes about 1.2 s on one device and 0.6 s under ulysses=2."
+]
+
+test('no English is left of what the server says in the commonest runs', () => {
+  const read = (language) => readFileSync(new URL(`../../locales/${language}/main.json`, import.meta.url), 'utf8')
+  const trees = ['zh', 'en'].map((language) => JSON.parse(read(language)).paralleldit)
+  for (const text of SENTENCES) assert.doesNotMatch(translate(trees, 'said', text), /[a-z]{2,} [a-z]{2,}/)
 })
 
 test('after a full-width character, the next sentence follows without a space', () => {
