@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from worker.comfyui.controls import NEW_EACH_CALL
 from worker.host.call_batcher import Answer, CallBatcher, CallRecorded, ModelCall, order_branches
 from worker.wire.tensors import Tensors, UnsendableError
-from worker.wire.tree import pack, unpack
+from worker.wire.tree import pack, pack_call, unpack
 
 CALL = {
     "context": torch.arange(6.0).reshape(1, 2, 3),
@@ -129,3 +130,14 @@ def test_code_that_does_not_bear_a_call_without_a_result_is_run_as_ever() -> Non
     (result,) = asked.batcher.run(lambda: asked.batcher.answer(ModelCall([ONE, ONE], {}, [0])))
     assert result.equal(2 * ONE)
     assert asked.counts == [1]
+
+
+def test_of_the_options_the_noise_level_alone_is_sent_anew_with_each_call() -> None:
+    """It is never in what the ranks hold, which all of a call's conditions are compared with."""
+    options = {"sigmas": torch.ones(2), "sample_sigmas": torch.ones(9)}
+    kwargs = {"transformer_options": options, "context": torch.ones(2, 3)}
+    tensors: Tensors = {}
+    pack_call(([torch.ones(2, 4), torch.ones(2)], kwargs), "forward.0", tensors)
+    anew = {path.removeprefix("forward.0.") for path in tensors if NEW_EACH_CALL.match(path)}
+    assert anew == {"args.0", "args.1", "kwargs.transformer_options.sigmas"}
+    assert len(tensors) == 5
