@@ -1,4 +1,4 @@
-// A template's note is in the editor's language alone: it brings its translations as a property.
+// A template's note and its own titles are in the editor's language alone: they bring their translations as a property.
 
 import { app } from '../../scripts/app.js'
 import { getLanguage } from './text.mjs'
@@ -14,11 +14,9 @@ app.registerExtension({
       if (!known) continue
       const language = getLanguage()
       const { title, text } = known[language] ?? known[language.split('-')[0]] ?? {}
-      if (text) {
-        node.title = title
-        node.widgets[0].value = text
-      }
-      delete node.properties[TRANSLATED] // from now on it is a note like any other
+      if (title) node.title = title
+      if (text) node.widgets[0].value = text
+      delete node.properties[TRANSLATED] // from now on it is a node like any other
     }
   }
 })

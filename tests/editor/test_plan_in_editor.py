@@ -35,6 +35,7 @@ TURN_RING = """() => {
 }"""
 NOTES = """() => window.app.graph.nodes.filter((node) => node.type === 'MarkdownNote').map((node) => ({
     title: node.title, text: node.widgets[0].value, isTranslated: 'paralleldit_translated' in node.properties }))"""
+TITLES = "() => window.app.graph.nodes.map(({ title }) => title)"
 PLAN_NODE = "window.app.graph.nodes.find((node) => node.type === 'ParallelDiT_Plan')"
 OF_PLAN = f"""() => ['mode', 'dp', 'ulysses'].map((name) => {PLAN_NODE}.widgets
     .find((widget) => widget.name === name).value)"""
@@ -323,4 +324,5 @@ def test_the_drawing_and_the_templates_note_are_in_the_editors_language(browser:
         editor.prompt(template("demo"))
         (note,) = editor.page.evaluate(NOTES)
         assert note["title"] == "文件与显卡" and "工作进程" in note["text"] and not note["isTranslated"]
+        assert {"画什么", "负向：无类别"} <= {*editor.page.evaluate(TITLES)}
         expect(editor.page.locator(".paralleldit-plan-content:not(:empty)")).to_contain_text("并行计算（cfg=2）")
