@@ -114,20 +114,23 @@ class Timeline:
         self.waited = 0
         self.steps: list[tuple[int, int]] = []  # of the last request: nanoseconds of each step and its communication
         self.last_run: dict[str, Any] = {}
-        self.recordings: dict[tuple[str, str], AbstractContextManager] = {}
+        self.recordings: dict[str, AbstractContextManager] = {}  # of communication, by name
 
     def communication(self, name: str) -> AbstractContextManager:
         """While entered, the rank waits for others."""
-        return self.recordings.get((name, COMMUNICATION)) or self._add_recording((name, COMMUNICATION))
+        return self.recordings.get(name) or self._add_recording(name)
 
     def step(self, name: str) -> AbstractContextManager:
         """While entered, the rank is in a step: of a loop, or a single forward."""
-        return self.recordings.get((name, STEP)) or self._add_recording((name, STEP))
+        return self._record((name, STEP))
 
-    def _add_recording(self, kind: tuple[str, str]) -> AbstractContextManager:
-        """Returns what records all spans of a kind from now on. None of them is within another."""
-        self.recordings[kind] = found = Recording(self, kind) if self.capacity else UNRECORDED
+    def _add_recording(self, name: str) -> AbstractContextManager:
+        """Returns what records all communication of this name from now on, as a block has much of it."""
+        self.recordings[name] = found = self._record((name, COMMUNICATION))
         return found
+
+    def _record(self, kind: tuple[str, str]) -> AbstractContextManager:
+        return Recording(self, kind) if self.capacity else UNRECORDED
 
     @contextmanager
     def request(self, name: str) -> Iterator[None]:
