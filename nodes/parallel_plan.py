@@ -142,9 +142,10 @@ class ParallelPlanNode(io.ComfyNode):
                     "sparse",
                     SPARSE,
                     OFF,
-                    "For video: leaves out a part of attention; faster, and the video changes. off: exact. radial: a "
-                    "place sees the first frame and the next ones whole; of others what is near it, less the farther "
-                    "away they are. radial_narrow: a quarter of that. Not with ring and pipefusion.",
+                    "For video: leaves out a part of attention. It is faster and changes the video. off: exact. "
+                    "radial: a token sees all of its own, the next and the first frame; in other frames places near "
+                    "its own, fewer the farther they are. radial_narrow: a quarter as far. Not with ring and "
+                    "pipefusion.",
                 ),
                 *lossy_inputs(),
             ],
@@ -171,13 +172,13 @@ def lossy_inputs() -> list[io.Input]:
             default=NEVER,
             optional=True,
             tooltip="Whether auto may use PipeFusion and an int8 exchange, which change the image a little. It does so "
-            "only where they are clearly faster, and says so. Used in auto mode.",
+            "only if they are clearly faster or no exact plan fits, and says so. Used in auto mode.",
         ),
         compare_input(
             "once: shows what a plan that changes the image costs in quality. This is one with PipeFusion, sage, "
             "sparse, or another exchange_dtype than model. The first sampling runs a second time, exactly. The node "
             "and the panel say how far apart the two results are, and how long a step takes in each. Later samplings "
-            "with the same setting repeat that. Works with every sampler.",
+            "with the same setting show the same figures. Works with every sampler.",
         ),
     ]
 

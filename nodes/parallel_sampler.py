@@ -103,9 +103,7 @@ class ParallelSampler(io.ComfyNode):
                 ),
                 io.Conditioning.Input("positive", tooltip="What the image should show."),
                 io.Conditioning.Input("negative", tooltip="What the image should not show."),
-                io.Latent.Input(
-                    "latent_image", tooltip="The latent to denoise. Its noise mask keeps the parts where it is 0."
-                ),
+                io.Latent.Input("latent_image", tooltip="The latent to denoise. Where its noise mask is 0, it stays."),
                 io.Float.Input(
                     "denoise",
                     default=1.0,
@@ -180,9 +178,10 @@ def compare_inputs() -> list[io.Input]:
     """Returns the inputs that compare a lossy setting with the exact one."""
     return [
         compare_input(
-            "once: if PipeFusion, int8, fp8 or a cache makes it lossy, the first prompt also runs exactly. "
-            "The node shows both pictures, their difference and both times. Later prompts with the same setting show "
-            "the same result. Parallel Plan's compare does the same for every sampler, without pictures.",
+            "once: if the setting is lossy (PipeFusion, sage, sparse, another exchange_dtype than model, or a cache), "
+            "the first prompt also runs exactly. The node shows both pictures, their difference and both times. Later "
+            "prompts with the same setting show the same result. Parallel Plan's compare does the same for every "
+            "sampler, without pictures.",
         ),
         io.Vae.Input(
             "vae",

@@ -118,7 +118,7 @@ def run_shared(vae_name: str, dtype: str, vae: comfy.sd.VAE | None, run: Callabl
             raise
         said = f"The VAE runs as stock, on ComfyUI's own device alone. {error.explanation.brief}"
     if vae is not None and wanted not in (None, vae.vae_dtype):
-        said = f"{said} It computes in {vae.vae_dtype}, as it is connected, and not in {wanted}."
+        said = f"{said} The connected VAE computes in {vae.vae_dtype}, not in {wanted}."
     logging.warning("[ParallelDiT] %s", said)
     show_on_node(said)
     return run(stock_vae(file, wanted) if vae is None else vae)

@@ -294,7 +294,7 @@ class ParallelModel:
         if forward.segments and not forward.gathered and not self.slot.sees_whole:
             raise RequestError(
                 "A node makes the model skip its last block, but the ranks' tokens are gathered after that block.",
-                "Have it skip others, or use ulysses=1 and ring=1.",
+                "Have it skip other blocks, or use ulysses=1 and ring=1.",
             )
         return output
 

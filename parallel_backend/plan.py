@@ -124,7 +124,7 @@ class ParallelPlan:
             raise PlanError(
                 f"There are {len(speeds)} speeds, and the plan {replace(self, speeds=())} has "
                 f"{self.world_size} {'rank' if self.world_size == 1 else 'ranks'}.",
-                "Give one for each rank, or none where all are alike.",
+                "Give one for each rank, or none if all are alike.",
                 "speeds",
             )
         return tuple(map(float, speeds)) if len(set(speeds)) > 1 else ()

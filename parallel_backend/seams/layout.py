@@ -111,8 +111,8 @@ class TokenLayout:
             segments[name] = self.segments_of(name, rest)
             if name == self.image and self.patches > 1 and self.forward.image_tokens not in (None, rest):
                 raise RequestError(
-                    f"PipeFusion's patches are of the image's {self.forward.image_tokens} tokens alone, and this model "
-                    f"has {rest} of them: reference images or padding are with them.",
+                    f"PipeFusion's patches need the image's {self.forward.image_tokens} tokens alone, but here they "
+                    f"come with reference images or padding, {rest} tokens in all.",
                     "Use patches=1, or ulysses, ring, cfg or dp in place of pipefusion.",
                 )
         known[TokenLayout.learn, streams] = length

@@ -16,7 +16,7 @@ from tests.support.programs import run_apart, run_program
 
 MODEL, VAE = "flux", "wan.safetensors"
 LEFT_OUT = "Not used: GPU 1 (GTX 1660, 6 GB)."
-OWN = "Only GPUs like ComfyUI's own, GPU 0 (RTX 3090, 24 GB), are."
+OWN = "auto uses only GPUs like ComfyUI's own, GPU 0 (RTX 3090, 24 GB)."
 # By machine of `machine_of_cards`: the ranks of an automatic plan, the most of any, and what is said of it.
 PLANNED = {
     "three alike": (3, 3, ["auto_gpus", "needs_model"]),
@@ -150,7 +150,7 @@ def test_without_torch_distributed_the_nodes_give_the_stock_nodes_bits_and_say_w
     assert any(said.startswith("The VAE runs") for said in alone["said"])
     assert (
         alone["connected"]
-        and "computes in torch.float32, as it is connected, and not in torch.bfloat16" in alone["said"][-1]
+        and "The connected VAE computes in torch.float32, not in torch.bfloat16" in alone["said"][-1]
     )
 
 

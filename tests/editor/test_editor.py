@@ -161,13 +161,13 @@ def test_the_group_is_parked_restarted_stopped_and_started_by_the_panels_buttons
     before, old = status(host)["pids"], worker_processes(host, 1)
     with settings_kept(host) as file:
         assert ask_settings(host, {"log_megabytes": 7})["outdated"][0] == 1
-        expect(panel.get_by_text("The settings have changed. Restart takes them.")).to_be_visible()
+        expect(panel.get_by_text("The settings have changed. Restart applies them.")).to_be_visible()
         assert log_size(before[0]) == "8.0"
         file.write_text('{"log_megabytes": 9}')  # by hand
         restart.click()
         expect(panel.get_by_title(f"process {before[0]}")).to_have_count(0)
         expect(state).to_contain_text("ready", ignore_case=True)
-        expect(panel.get_by_text("Restart takes them.")).to_have_count(0)
+        expect(panel.get_by_text("Restart applies them.")).to_have_count(0)
         assert not set(status(host)["pids"]) & set(before)
         assert log_size(status(host)["pids"][0]) == "9.0"
     wait_until(lambda: not any(map(alive, old)))

@@ -290,7 +290,7 @@ def test_gpus_that_are_left_out_have_a_button_and_new_settings_are_told(panel: L
     tell(host, event(remarks=[{"key": "left_out", "values": values, "text": ""}], outdated=True))
     expect(note).to_contain_text("Not used: GPU 1 (8 GB), GPU 2 (8 GB).")
     expect(note.get_by_test_id("paralleldit-use-all")).to_have_text("Use all 3")
-    expect(panel.get_by_text("The settings have changed. Restart takes them.")).to_be_visible()
+    expect(panel.get_by_text("The settings have changed. Restart applies them.")).to_be_visible()
     tell(host, event())
     expect(note).to_be_hidden()
     expect(panel.get_by_test_id("paralleldit-use-all")).to_have_count(0)
