@@ -142,10 +142,9 @@ class ParallelPlanNode(io.ComfyNode):
                     "sparse",
                     SPARSE,
                     OFF,
-                    "For video: leaves out a part of attention. It is faster and changes the video. off: exact. "
-                    "radial: a token sees all of its own, the next and the first frame; in other frames places near "
-                    "its own, fewer the farther they are. radial_narrow: a quarter as far. Not with ring and "
-                    "pipefusion.",
+                    "For video: leaves out a part of attention. Faster, but the video changes. off: exact. radial: a "
+                    "token sees all of its own, the next and the first frame; in others places near its own, fewer the "
+                    "farther they are. radial_narrow: a quarter as far. Not with ring and pipefusion.",
                 ),
                 *lossy_inputs(),
             ],

@@ -149,8 +149,7 @@ def test_without_torch_distributed_the_nodes_give_the_stock_nodes_bits_and_say_w
         assert "runs as stock, on ComfyUI's own device alone. torch " in said and "has no gloo" in said
     assert any(said.startswith("The VAE runs") for said in alone["said"])
     assert (
-        alone["connected"]
-        and "The connected VAE computes in torch.float32, not in torch.bfloat16" in alone["said"][-1]
+        alone["connected"] and "The connected VAE computes in torch.float32, not in torch.bfloat16" in alone["said"][-1]
     )
 
 
