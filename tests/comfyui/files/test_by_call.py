@@ -83,7 +83,7 @@ def test_an_automatic_plan_follows_from_what_a_sampling_brings(host: ComfyHost, 
     with unreadable(files / f"{IMAGE}.safetensors"):
         alone = latents(host, prompt(IMAGE, AUTO, cfg=1.0))
         assert plan_of(host) in TOKENS
-        assert "This step has one pass" in status(host)["note"]
+        assert "This step has only one pass" in status(host)["note"]
         several = latents(host, prompt(IMAGE, AUTO, cfg=1.0, **two))
         assert plan_of(host) == {"dp": 2}
     assert relative_error(alone, latents(host, prompt(IMAGE, cfg=1.0))) <= TOLERANCE
