@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from ..errors import RequestError, UnknownModelError
 from ..hooks import Hooks
@@ -21,32 +21,10 @@ Config = Mapping[str, Any]
 Tensors = dict[str, "torch.Tensor"]
 
 
-class Limits(TypedDict):
-    """What a model allows of a plan: the arguments of `ParallelPlan.check_model`."""
-
-    heads: int
-    blocks: int | None
-    pipefusion: bool
-
-
 def image_geometry(config: Config) -> tuple[int, tuple[int, ...]]:
     """Returns the latent channels, and the patch that becomes one token, over the latents' last dims."""
     patch = config["patch_size"]
     return config["in_channels"], (patch, patch) if isinstance(patch, int) else tuple(patch)
-
-
-class ModelSizes(NamedTuple):
-    """The sizes of a model that limit a plan. blocks: of all lists together."""
-
-    heads: int
-    head_dim: int
-    blocks: int
-
-
-def usual_sizes(config: Config) -> ModelSizes:
-    """Returns the sizes by the names that most classes use."""
-    blocks = config["num_layers"] + config.get("num_single_layers", 0)
-    return ModelSizes(config["num_attention_heads"], config["attention_head_dim"], blocks)
 
 
 def usual_inputs(
@@ -76,8 +54,6 @@ class Adapter:
     exact: tuple[str, ...] = ()
     # The config's key for a condition's last dim.
     widths: Mapping[str, str] = field(default_factory=dict)
-    # Config to heads, head dim and number of blocks.
-    sizes: Callable[[Config], ModelSizes] = usual_sizes
     # Config to latent channels and patch.
     geometry: Callable[[Config], tuple[int, tuple[int, ...]]] = image_geometry
     # Config to the most patches along each of the latents' last dims, if the model's positions are limited.
@@ -101,11 +77,6 @@ class Adapter:
     def model_class(self) -> str:
         """The name of the diffusers class."""
         return self.spec.model_class
-
-    def limits(self, config: Config) -> Limits:
-        """Returns what a model with this config allows of a plan."""
-        heads, _, blocks = self.sizes(config)
-        return {"heads": heads, "blocks": blocks, "pipefusion": bool(self.spec.image)}
 
 
 # Blocks in which image and text attend together, as several classes have them. Others take both in one tensor.

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from .adapter import JOINED, JOINT, PROJ_OUT, Adapter, ModelSizes, register_adapter, usual_spec
+from .adapter import JOINED, JOINT, PROJ_OUT, Adapter, register_adapter, usual_spec
 
 WHOLE = ("temb", "attention_kwargs")
 DOUBLE, SINGLE = replace(JOINT, path="joint_transformer_blocks", whole=WHOLE), replace(JOINED, whole=WHOLE)
@@ -14,11 +14,6 @@ register_adapter(
         ),
         conditions=("encoder_hidden_states",),
         widths={"encoder_hidden_states": "joint_attention_dim"},
-        sizes=lambda config: ModelSizes(
-            config["num_attention_heads"],
-            config["attention_head_dim"],
-            config["num_mmdit_layers"] + config["num_single_dit_layers"],
-        ),
         largest=lambda config: (math.isqrt(config["pos_embed_max_size"]),) * 2,
         timestep_scale=1e-3,
     )

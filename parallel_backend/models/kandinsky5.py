@@ -3,7 +3,7 @@
 import torch
 
 from ..errors import RequestError
-from .adapter import Adapter, Config, ModelSizes, Tensors, needs, register_adapter, text_within, usual_spec
+from .adapter import Adapter, Config, Tensors, needs, register_adapter, text_within, usual_spec
 from .spec import single_stream
 
 POSITIONS = 128  # in each direction
@@ -69,9 +69,6 @@ register_adapter(
         memoised=("text_embeddings",),
         widths={"encoder_hidden_states": "in_text_dim", "pooled_projections": "in_text_dim2"},
         geometry=lambda config: (config["in_visual_dim"], tuple(config["patch_size"])),
-        sizes=lambda config: ModelSizes(
-            config["model_dim"] // sum(config["axes_dims"]), sum(config["axes_dims"]), config["num_visual_blocks"]
-        ),
         largest=lambda _config: (POSITIONS,) * 3,
         check=check,
         inputs=inputs,

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from .adapter import Adapter, Config, ModelSizes, Tensors, register_adapter, text_within
+from .adapter import Adapter, Config, Tensors, register_adapter, text_within
 from .spec import BlockList, ModelSpec, single_stream
 
 
@@ -36,9 +36,6 @@ register_adapter(
         conditions=("encoder_hidden_states", "encoder_attention_mask"),
         optional=("encoder_attention_mask",),
         widths={"encoder_hidden_states": "cap_feat_dim"},
-        sizes=lambda config: ModelSizes(
-            config["num_attention_heads"], config["hidden_size"] // config["num_attention_heads"], config["num_layers"]
-        ),
         timestep_scale=1e-3,
         largest=lambda config: tuple(config["axes_lens"][1:]),
         check=text_within(lambda config: config["axes_lens"][0] - 1),

@@ -2,7 +2,7 @@
 
 import torch
 
-from .adapter import Adapter, Config, ModelSizes, Tensors, register_adapter, usual_spec
+from .adapter import Adapter, Config, Tensors, register_adapter, usual_spec
 from .spec import single_stream
 
 
@@ -38,9 +38,6 @@ register_adapter(
             first_rows=("position_ids",),
         ),
         conditions=("input_ids", "attention_mask", "position_ids"),
-        sizes=lambda config: ModelSizes(
-            config["num_attention_heads"], config["hidden_size"] // config["num_attention_heads"], config["num_layers"]
-        ),
         inputs=inputs,
     )
 )

@@ -180,11 +180,9 @@ def forward_cost(case: Case) -> ForwardCost:
 
 def limits_of(model: torch.nn.Module) -> dict[str, Any]:
     """What a plan is checked by."""
-    if isinstance(model, diffusers.ModelMixin):
-        return adapter_for(type(model).__name__).limits(model.config)
     spec = spec_of(type(model))
     assert spec
-    return {"heads": sizes_of(model, spec).heads}
+    return {"heads": sizes_of(model, spec).heads, "pipefusion": bool(spec.image)}
 
 
 class Contest:

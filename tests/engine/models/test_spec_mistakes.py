@@ -21,7 +21,6 @@ from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.errors import PlanError, RequestError
 from parallel_backend.groups.mesh import Axis, Mesh
 from parallel_backend.models import Adapter, adapter_for, model_classes
-from parallel_backend.models.checks import modules_at, sizes_of
 from parallel_backend.models.spec import BlockList
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.attention import ParallelAttention
@@ -338,12 +337,3 @@ def test_a_classs_arguments_are_all_passed_or_known_not_to_be(model_class: str) 
         passed |= {name for name, value in inputs.items() if value is not None}
     takes = set(inspect.signature(getattr(diffusers, model_class).forward).parameters) - {"self"}
     assert takes - passed - INSIDE_BLOCKS == NOT_PASSED.get(model_class, set())
-
-
-@pytest.mark.parametrize("model_class", CLASSES)
-def test_an_adapters_sizes_are_those_of_its_spec(model_class: str) -> None:
-    family = next(each for each in FAMILIES.values() if each.model_class == model_class)
-    adapter, model = adapter_for(model_class), family.build()
-    blocks = sum(len(modules_at(model, each.path)) for each in adapter.spec.blocks)
-    *sizes, counted = adapter.sizes(model.config)
-    assert (*sizes, counted if blocks else 0) == (*sizes_of(model, adapter.spec)[:2], blocks)
