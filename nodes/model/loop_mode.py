@@ -175,7 +175,7 @@ def record_passes(
     with remote.record_forwards(noise.shape[1]) as forwards:
         guider(noise, sigmas[:1].expand(len(noise)), model_options=extra_args["model_options"], seed=extra_args["seed"])
     passes = []
-    for latents, timesteps, conditions, branches in forwards:
+    for (latents, timesteps), conditions, branches in forwards:
         if latents.shape[2:] != noise.shape[2:]:
             raise Refused(
                 f"The Parallel Sampler cannot pad latents of {format_size(noise)} to the {format_size(latents)} that "

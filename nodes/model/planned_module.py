@@ -96,7 +96,7 @@ class PlannedModule(RemoteWeights):
         said = f"This sampling runs under {self.plan}, not under {asked}, because of {join(reasons)}."
         logging.warning("[ParallelDiT] %s", said)
         show_on_node(said)
-        self.group.runs.explained(said, False)
+        self.group.runs.note(reason=said)
         self.group.runs.planned(describe_plan(self.plan))
 
     def follow_work(self, work: Work) -> None:
@@ -108,11 +108,11 @@ class PlannedModule(RemoteWeights):
         logging.info("[ParallelDiT] %s: %s. %s", self.source["model_class"], self.plan, join_remarks(self.note))
         self.group.runs.planned(describe_plan(self.plan))
         if tried := self.auto.choice.tried:
-            self.group.runs.explained(f"auto tries {self.plan}, {tried[0]} of {tried[1]}.", False)
+            self.group.runs.note(reason=f"auto tries {self.plan}, {tried[0]} of {tried[1]}.")
         if exact := self.auto.choice.exact:
             said = f"This sampling runs under {self.plan}, which changes the image a little. The exact plan is {exact}."
             show_on_node(said)
-            self.group.runs.explained(said, False)
+            self.group.runs.note(reason=said)
 
     def settle_patches(self, work: Work) -> None:
         """Decides at the first request of a sampling how many patches a user's plan has, if it leaves that open."""
@@ -137,7 +137,7 @@ class PlannedModule(RemoteWeights):
         if work.forward and self.plan.world_size > 1:
             alone = self.costs.predict(work, ONE_DEVICE)
             has_run = self.costs.has_run(work, ONE_DEVICE)
-            self.group.runs.compared(alone.seconds, has_run, self.costs.is_measured)
+            self.group.runs.note(alone=alone.seconds, is_alone_run=has_run, is_measured=self.costs.is_measured)
 
     def count_work(self, work: Work, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Work:
         """Returns the work with the cost of one of its parts, counted from one of its calls. If the plan or its patches
@@ -169,7 +169,7 @@ class PlannedModule(RemoteWeights):
             return
         if usual := pick_usual_step(run.of_plan, self.plan.whole_steps):
             self.costs.learn(work, self.plan, *usual)
-            self.group.runs.learnt(usual[0])
+            self.group.runs.note(usual=usual[0])
             self.report_alone(work)
 
     def choose_kernel(self, options: Mapping[str, Any]) -> None:

@@ -148,15 +148,16 @@ class RemoteModule(PlannedModule):
             if isinstance(whole := values.get(name), dict):
                 values[name] = {part: value for part, value in whole.items() if part not in parts}
         given = {name: value for name, value in values.items() if value is not None}
+        call = ModelCall([latents, timestep], given, branches)
         if self.recording:
             if isinstance(latents, (list, tuple)):
                 raise Refused(
                     "The Parallel Sampler takes no latent of several parts, such as video with sound.",
                     "Use a stock KSampler for it.",
                 )
-            return self.recording.add(latents, timestep, given, branches)
+            return self.recording.add(call)
         try:
-            answer = self.batcher.answer(ModelCall([latents, timestep], given, branches))
+            answer = self.batcher.answer(call)
         except CallRecorded:
             if not self.runs_here:
                 raise
@@ -164,7 +165,7 @@ class RemoteModule(PlannedModule):
         parts = [part.to(like) for part in answer]
         if self.sampling.record_residuals(residuals_of(given.get(CONTROL))):
             size = self.sampling.residuals
-            self.group.runs.sent_residuals(size)
+            self.group.runs.note(residuals=size)
             logging.info("[ParallelDiT] Each step sends %.1f MB of ControlNet residuals to the ranks.", size / 1e6)
         return parts if isinstance(latents, (list, tuple)) else parts[0]
 
@@ -255,7 +256,7 @@ class RemoteModule(PlannedModule):
         if said != self.why_here:
             logging.warning("[ParallelDiT] %s", said)
         self.why_here = said
-        self.group.runs.explained(said, True)
+        self.group.runs.note(reason=said, is_stock=True)
         show_on_node(said)
         if self.runs_here:
             return self.weights.put_numbers()

@@ -56,13 +56,13 @@ def record_run(
 
     def run(sampler: Any, callback: Callback | None, reason: str) -> tuple[torch.Tensor, RunRecord]:
         def report_step(step: int, denoised: torch.Tensor, latents: torch.Tensor, total: int) -> None:
-            runs.reached(step + 1, total)
+            runs.note(at=step + 1, total=total)
             if callback is not None:
                 callback(step, denoised, latents, total)
 
         with runs.run(*given, stand_in.begin_run(), stand_in.source["model_class"]) as record:
             if reason or stand_in.runs_here:
-                runs.explained(reason or stand_in.why_here, stand_in.runs_here)
+                runs.note(reason=reason or stand_in.why_here, is_stock=stand_in.runs_here)
             own_noise = noise.clone()  # a sampler may write into it, and a second run needs the same
             found = executor(own_noise, latent_image, sampler, sigmas, denoise_mask, report_step, *args, **options)
         return found, record

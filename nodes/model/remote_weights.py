@@ -14,6 +14,7 @@ import torch
 from ...parallel_backend.costs.memory import rank_bytes
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.weights.sizes import WeightSizes
+from ...worker.host.call_batcher import ModelCall
 from ...worker.host.client import WorkerGroup
 from ...worker.wire.protocol import Header
 from ..plan_words import Remark, remarks_to_json
@@ -40,27 +41,16 @@ class StandInPatcher(Protocol):
     def model_patches_models(self) -> list[Any]: ...
 
 
-class RecordedForward(NamedTuple):
-    """latents: of all branches.
-    conditions: the other arguments except the timesteps, by name.
-    branches: for each part of the batch, 0 for cond and 1 for uncond."""
-
-    latents: torch.Tensor
-    timesteps: torch.Tensor
-    conditions: dict[str, Any]
-    branches: list[int]
-
-
 class ForwardRecorder(NamedTuple):
     """channels: of the sampled latents. Further channels are a condition."""
 
     channels: int
-    forwards: list[RecordedForward]
+    forwards: list[ModelCall]
 
-    def add(self, latents: torch.Tensor, timesteps: torch.Tensor, conditions: dict[str, Any], branches: list[int]):
+    def add(self, call: ModelCall) -> torch.Tensor:
         """Records a forward. Returns what it gives."""
-        self.forwards.append(RecordedForward(latents, timesteps, conditions, branches))
-        return torch.zeros_like(latents[:, : self.channels])
+        self.forwards.append(call)
+        return torch.zeros_like(call.args[0][:, : self.channels])
 
 
 class RemoteWeights:
@@ -97,7 +87,7 @@ class RemoteWeights:
         self.adapt(*self.patched)
 
     @contextlib.contextmanager
-    def record_forwards(self, channels: int) -> Iterator[list[RecordedForward]]:
+    def record_forwards(self, channels: int) -> Iterator[list[ModelCall]]:
         """While entered, forwards are recorded and not run. They return zeros with this many channels."""
         self.recording = ForwardRecorder(channels, [])
         try:

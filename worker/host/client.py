@@ -212,7 +212,7 @@ class WorkerGroup:
 
             def noted(event: Header, denoised: torch.Tensor | None) -> None:
                 self.runs.step(ops.SAMPLE.name, event["seconds"], event["communication"])
-                self.runs.reached(event["step"] + 1, event["steps"])
+                self.runs.note(at=event["step"] + 1, total=event["steps"])
                 on_step(event, denoised)
 
             results = self._request(header, {**tensors, **new}, check, noted, size)

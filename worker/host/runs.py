@@ -144,11 +144,11 @@ class Runs:
             run.plans.append(plan)
             self.changed.set()
 
-    def explained(self, reason: str, is_stock: bool) -> None:
-        """Notes what is special about the current run from now on, see `RunRecord`."""
+    def note(self, **values: Any) -> None:
+        """Notes values of the current run from now on, by their names in `RunRecord`."""
         run = self.current
-        if run:
-            run.reason, run.is_stock = reason, is_stock
+        if run and any(getattr(run, name) != value for name, value in values.items()):
+            vars(run).update(values)
             self.changed.set()
 
     @property
@@ -162,20 +162,6 @@ class Runs:
         run = self.current
         if run:
             run.predicted, run.is_measured, run.of_plan, run.usual = seconds, is_measured, [], None
-            self.changed.set()
-
-    def learnt(self, usual: float) -> None:
-        """Notes the seconds of a usual step of the current run."""
-        run = self.current
-        if run and run.usual != usual:
-            run.usual = usual
-            self.changed.set()
-
-    def compared(self, alone: float, is_alone_run: bool, is_measured: bool) -> None:
-        """Notes the time of a step of the current run on one device, see `RunRecord`."""
-        run = self.current
-        if run:
-            run.alone, run.is_alone_run, run.is_measured = alone, is_alone_run, is_measured
             self.changed.set()
 
     def sized(self, operation: str, size: Any) -> None:
@@ -192,22 +178,9 @@ class Runs:
             for other in list(self.kept):
                 is_alone = other.state == "done" and [plan.ranks for plan in other.plans] == [1]
                 if is_alone and other.steps and alike == (other.model, other.model_class, other.operation, other.size):
-                    self.compared(statistics.median(seconds for seconds, _ in other.steps), True, True)
+                    alone = statistics.median(seconds for seconds, _ in other.steps)
+                    self.note(alone=alone, is_alone_run=True, is_measured=True)
                     break
-
-    def reached(self, at: int, total: int) -> None:
-        """Notes how many steps of the current run's sampler are done."""
-        run = self.current
-        if run:
-            run.at, run.total = at, total
-            self.changed.set()
-
-    def sent_residuals(self, size: int) -> None:
-        """Notes how many bytes of ControlNets went to the ranks with a step of the current run."""
-        run = self.current
-        if run and size > run.residuals:
-            run.residuals = size
-            self.changed.set()
 
     def step(self, operation: str, seconds: float, communication: float) -> None:
         """Notes a step of the ranks in the current run."""

@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 import os
-import socket
-import struct
-import sys
 
-SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
+import psutil
 
 
 def find_interface(address: str) -> str | None:
-    """Returns the name of the interface with this IPv4 address; None if there is none, or not on Linux."""
-    if sys.platform != "linux":
-        return None
-    import fcntl
-
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()))
-            except OSError:  # has no IPv4 address
-                continue
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
-    return None
+    """Returns the name of the interface with this IPv4 address; None if there is none."""
+    interfaces = psutil.net_if_addrs().items()
+    return next((name for name, own in interfaces if address in (each.address for each in own)), None)
 
 
 def use_interface_of(address: str) -> None:

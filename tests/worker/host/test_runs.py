@@ -58,7 +58,7 @@ def test_what_was_predicted_stays() -> None:
     runs = Runs(threading.Event())
     run(runs, ALONE)
     with runs.run("3", "a model", TWO, "a class"):
-        runs.compared(0.5, False, True)
+        runs.note(alone=0.5, is_alone_run=False, is_measured=True)
         runs.sized(SAMPLE.name, SIZE)
         assert (runs.kept[0].alone, runs.kept[0].is_alone_run) == (0.5, False)
 
