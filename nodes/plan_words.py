@@ -89,21 +89,16 @@ def explain_auto(devices: Devices, lacks_file: bool = False) -> list[Remark]:
 
 
 def explain_devices(devices: Devices) -> list[Remark]:
-    """Says how many ranks an automatic plan has, and why."""
+    """Says how many ranks an automatic plan has, which GPUs it leaves out, and why."""
     hidden = [remark("hidden_gpus", chosen=devices.chosen)] if devices.on_gpus and devices.chosen else []
-    hidden += explain_left_out(devices)
+    if devices.unlike:
+        left_out = ", ".join(devices.unlike)
+        hidden.append(remark("left_out", cards=left_out, own=devices.own, present=devices.present))
     if devices.count <= 1:
         return [remark("auto_one"), *hidden]
     on_gpus = "auto_like" if devices.unlike else "auto_gpus"
     key = "auto_set" if devices.is_set else on_gpus if devices.on_gpus else "auto_cpu"
     return [remark(key, devices=devices.count), *hidden]
-
-
-def explain_left_out(devices: Devices) -> list[Remark]:
-    """Says which GPUs an automatic plan leaves out, and why."""
-    if not devices.unlike:
-        return []
-    return [remark("left_out", cards=", ".join(devices.unlike), own=devices.own, present=devices.present)]
 
 
 def explain_lossy_choice(

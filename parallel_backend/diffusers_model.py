@@ -15,7 +15,6 @@ from .groups.calls import Call, kind_of, tensors_of
 from .groups.collectives import collect, shard
 from .groups.mesh import Axis, Mesh
 from .groups.mesh_layout import same_weights
-from .memo import Memo, memoise
 from .models import adapter_for
 from .models.input_checks import check_inputs
 from .parallel_model import BATCH_DIM, ParallelModel
@@ -44,11 +43,8 @@ class DiffusersModel(ParallelModel):
 
     model: ModelMixin
 
-    def __init__(self, model: ModelMixin, mesh: Mesh, remembers: bool = True) -> None:
-        """remembers: compute what depends only on the conditions once. Nobody else may write to them then."""
+    def __init__(self, model: ModelMixin, mesh: Mesh) -> None:
         self.adapter = adapter_for(type(model).__name__)
-        self.remembers = remembers
-        self.memos: list[Memo] = []
         self.parking = Parking(model, mesh.device)
         self.unread: ModelSource | None = None  # the source of weights that are not read yet
         self.working_bytes = 0  # bytes that weights leave free on the device
@@ -58,7 +54,6 @@ class DiffusersModel(ParallelModel):
 
     def install(self, mesh: Mesh) -> None:
         super().install(mesh)
-        self.memos = memoise(self.model, self.adapter.memoised, self.hooks) if self.remembers else []
         for path, processor in self.adapter.processors.items():
             for _, block in own_blocks(self.model, self.adapter.spec):
                 attention = block.get_submodule(path)
@@ -204,8 +199,6 @@ class DiffusersModel(ParallelModel):
         """Drops everything cached for the last request's conditions."""
         super().forget()
         self.local_conditions.clear()
-        for memo in self.memos:
-            memo.forget()
 
     def check(self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Conditions) -> None:
         """Raises RequestError for input that the model cannot take. Only the request decides, so all ranks agree."""

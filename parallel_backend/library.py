@@ -112,7 +112,7 @@ def check_model(model: ModelMixin, plan: ParallelPlan) -> None:
 
 def place_whole(model: ModelMixin, plan: ParallelPlan, mesh: Mesh) -> DiffusersModel:
     """Applies the plan to a model with whole weights, and moves them to where the plan keeps them."""
-    transformer = DiffusersModel(model, mesh, remembers=False)
+    transformer = DiffusersModel(model, mesh)
     if plan.weights in FETCHED:
         WeightPlacement().place(AllRanks(mesh.device), transformer, plan)
         stay_in_place(transformer)
@@ -122,9 +122,6 @@ def place_whole(model: ModelMixin, plan: ParallelPlan, mesh: Mesh) -> DiffusersM
 def reuse_loaded(model: ModelMixin) -> DiffusersModel:
     """Returns the parallel model that `load_transformer` has made, as a pipeline needs it."""
     transformer: DiffusersModel = vars(model)[LOADED]
-    transformer.remembers = False  # a pipeline may write into its conditions
-    transformer.replan(transformer.mesh)
-    transformer.hooks.replace(model, LOADED, transformer)
     if transformer.fetched.store:
         stay_in_place(transformer)
     return transformer

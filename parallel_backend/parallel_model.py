@@ -19,9 +19,8 @@ from .groups.calls import Call, Forms, Output, collect_calls, kind_of, receive_o
 from .groups.collectives import gather
 from .groups.mesh import Axis, Mesh
 from .hooks import Hooks
-from .models.checks import check_module, count_tokens, patch_of
+from .models.checks import count_tokens, patch_of
 from .models.spec import ALWAYS_WHOLE, spec_of
-from .plan import ParallelPlan
 from .seams.agreed_values import AgreedValues
 from .seams.compiled import CompiledBlocks
 from .seams.forward import Forward
@@ -161,10 +160,6 @@ class ParallelModel:
         if self.spec and self.spec.bands and self.attention:
             return {}
         return self.compiled.settings_for(self.mesh.plan, steps) if asked is None else asked
-
-    def check_plan(self, plan: ParallelPlan) -> None:
-        """Raises PlanError if the model's class does not allow the plan."""
-        check_module(plan, self.model)
 
     def stale_bytes(self, latents: Sequence[Sequence[int]]) -> int:
         """Returns the bytes of what is kept for later steps, see `costs/memory.py`, for a step's calls with latents of

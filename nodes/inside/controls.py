@@ -30,11 +30,11 @@ from ...worker.comfyui.controls import (
 from ...worker.comfyui.patched_options import FACTS
 from ...worker.errors import ModelFileError
 from ...worker.inside.encoder import Encoded, Encoder
-from ...worker.inside.loaded import OF_CONTROLNET
+from ...worker.inside.loaded import OF_CONTROLNET, check_files
 from ...worker.wire.tensors import UnsendableError
 from ..errors import Refused
 from .facts import Facts
-from .origins import check_file, origin_of_controlnet
+from .origins import origin_of_controlnet
 
 CONTROLS = Facts("the prompt", tokens=True, rows=True)  # how ControlNets share
 
@@ -139,7 +139,8 @@ def why_here(control: Any) -> str:
     if type(control) not in CLASSES:
         return f"a {type(control).__name__} may do more than call its network."
     try:
-        check_file(origin_of_controlnet(control))
+        origin = origin_of_controlnet(control)
+        check_files(origin.args, origin.folders, origin.mark)
     except (UnsendableError, ModelFileError) as error:
         return str(error)
     return ""

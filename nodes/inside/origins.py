@@ -19,7 +19,7 @@ import safetensors.torch
 import torch
 
 from ...worker.inside.encoder import Origin
-from ...worker.inside.loaded import OF_CONTROLNET, PATCHER, STAGE, check_files, find_files
+from ...worker.inside.loaded import OF_CONTROLNET, PATCHER, STAGE, find_files
 from ...worker.inside.weight_files import NotedFiles
 from ...worker.wire.file_marks import mark_files
 from ...worker.wire.tensors import UnsendableError
@@ -100,11 +100,6 @@ def origin_of_controlnet(control: comfy.controlnet.ControlNet) -> Origin:
     """Raises UnsendableError likewise."""
     patcher = getattr(control, OF_CONTROLNET)
     return origin_of_patcher(patcher, getattr(patcher, LOADED_BY, None))
-
-
-def check_file(origin: Origin) -> None:
-    """Raises ModelFileError for a file that was overwritten after it was loaded."""
-    check_files(origin.args, origin.folders, origin.mark)
 
 
 def origin_of_patcher(patcher: comfy.model_patcher.ModelPatcher, found: Sequence[Any] | None) -> Origin:

@@ -150,11 +150,6 @@ class RemoteModule(PlannedModule):
         given = {name: value for name, value in values.items() if value is not None}
         call = ModelCall([latents, timestep], given, branches)
         if self.recording:
-            if isinstance(latents, (list, tuple)):
-                raise Refused(
-                    "The Parallel Sampler takes no latent of several parts, such as video with sound.",
-                    "Use a stock KSampler for it.",
-                )
             return self.recording.add(call)
         try:
             answer = self.batcher.answer(call)

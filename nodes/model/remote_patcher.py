@@ -256,7 +256,11 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         return [each for each in super().model_patches_models() if each not in here]
 
     def deepclone_multigpu(self, *_args: Any, **_kwargs: Any) -> Any:
-        raise weights_error("a copy of the model on another device (the plan's ranks are on all of them)")
+        raise Refused(
+            "The parallel model cannot take a copy of the model on another device (the plan's ranks are on all of "
+            "them): its weights are in worker processes.",
+            "Remove that node, or use the stock loader.",
+        )
 
     def take_over(self, reason: str) -> None:
         """Brings the weights here, with this patcher's patches."""
@@ -326,13 +330,6 @@ def why_unsendable(patches: Mapping[str, list]) -> list[str]:
     except UnsendableError as error:
         return [f"a change of weights ({error})"]
     return []
-
-
-def weights_error(asked: str) -> Refused:
-    return Refused(
-        f"The parallel model cannot take {asked}: its weights are in worker processes.",
-        "Remove that node, or use the stock loader.",
-    )
 
 
 def explain_useless_lora() -> None:

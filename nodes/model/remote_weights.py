@@ -17,6 +17,7 @@ from ...parallel_backend.weights.sizes import WeightSizes
 from ...worker.host.call_batcher import ModelCall
 from ...worker.host.client import WorkerGroup
 from ...worker.wire.protocol import Header
+from ..errors import Refused
 from ..plan_words import Remark, remarks_to_json
 from ..workers.room import expect_weights, room_for_weights
 
@@ -48,9 +49,15 @@ class ForwardRecorder(NamedTuple):
     forwards: list[ModelCall]
 
     def add(self, call: ModelCall) -> torch.Tensor:
-        """Records a forward. Returns what it gives."""
+        """Records a forward. Returns what it gives. Raises Refused for latents of several parts."""
+        latents = call.args[0]
+        if isinstance(latents, (list, tuple)):
+            raise Refused(
+                "The Parallel Sampler takes no latent of several parts, such as video with sound.",
+                "Use a stock KSampler for it.",
+            )
         self.forwards.append(call)
-        return torch.zeros_like(call.args[0][:, : self.channels])
+        return torch.zeros_like(latents[:, : self.channels])
 
 
 class RemoteWeights:

@@ -53,7 +53,7 @@ class CountedTransformer(torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         latents = args[0] if args else next(iter(kwargs.values()))
         self.rows.append(len(latents))
-        args, kwargs = (tree_map_only(torch.Tensor, to_meta, given) for given in (args, kwargs))
+        args, kwargs = (tree_map_only(torch.Tensor, lambda tensor: tensor.to(META), given) for given in (args, kwargs))
         output: list[Any] = []
 
         def run() -> Any:
@@ -82,10 +82,6 @@ class CountedTransformer(torch.nn.Module):
             kv_heads=kv_heads,
             mlp_rows=dict(ChainMap(*mlp_rows)),
         )
-
-
-def to_meta(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(META)
 
 
 def predict_plans(

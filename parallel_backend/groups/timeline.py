@@ -117,17 +117,15 @@ class Timeline:
         self.recordings: dict[str, AbstractContextManager] = {}  # of communication, by name
 
     def communication(self, name: str) -> AbstractContextManager:
-        """While entered, the rank waits for others."""
-        return self.recordings.get(name) or self._add_recording(name)
+        """While entered, the rank waits for others. A block has much communication, so one object records all of a
+        name."""
+        if name not in self.recordings:
+            self.recordings[name] = self._record((name, COMMUNICATION))
+        return self.recordings[name]
 
     def step(self, name: str) -> AbstractContextManager:
         """While entered, the rank is in a step: of a loop, or a single forward."""
         return self._record((name, STEP))
-
-    def _add_recording(self, name: str) -> AbstractContextManager:
-        """Returns what records all communication of this name from now on, as a block has much of it."""
-        self.recordings[name] = found = self._record((name, COMMUNICATION))
-        return found
 
     def _record(self, kind: tuple[str, str]) -> AbstractContextManager:
         return Recording(self, kind) if self.capacity else UNRECORDED

@@ -66,8 +66,6 @@ class Adapter:
     timestep_by_frame: bool = False
     # Whether the class takes a video as (B, F, C, H, W).
     frames_first: bool = False
-    # Modules of the model or its blocks whose result only depends on the conditions. They run once per request.
-    memoised: tuple[str, ...] = ()
     # By the path in a block, what takes the class's attention processor and returns one of ours in its place.
     processors: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     # Adds what else the class needs to the loaded model, by removable hooks. Blocks of other stages are not there.

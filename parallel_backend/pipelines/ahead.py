@@ -78,7 +78,7 @@ class CallsAhead:
         if self.most == 1 or self.learn(call):
             return calls
         while len(calls) < self.most and (follower := self.followers.get(calls[-1].key)):
-            calls.append(call.with_constant(follower.constant))
+            calls.append(ModelCall(call.changing, follower.constant))
         return calls
 
     def learn(self, call: ModelCall) -> bool:

@@ -82,10 +82,6 @@ class ModelCall:
         """The shapes of its tensors."""
         return tuple(each.shape for each in tree_leaves((self.changing, self.constant)) if torch.is_tensor(each))
 
-    def with_constant(self, constant: dict[str, Any]) -> ModelCall:
-        """Returns the call of the same latents and timestep with other constant arguments."""
-        return ModelCall(self.changing, constant)
-
     def for_step(self) -> Call:
         """Returns the call as `StepPipeline` takes it."""
         timestep = next((self.changing[name] for name in TIMESTEP if name in self.changing), 0.0)

@@ -18,7 +18,6 @@ from ..compat import graph_pass, options_of_mode, why_no_compiler
 from ..device import CPU
 from ..errors import RequestError
 from ..hooks import Hooks
-from ..memo import pause_memos
 from ..models.spec import ALWAYS_WHOLE
 from ..plan import AUTO, ParallelPlan
 from .attention import ATTENTION
@@ -66,7 +65,6 @@ class CompiledBlocks:
             logging.info("%d blocks run through torch.compile (%s)", len(self.blocks), settings.get("backend"))
         hooks = Hooks()
         for block, forward in zip(self.blocks, self.forwards, strict=True):
-            pause_memos(block, hooks)
             hooks.replace(block, "forward", partial(run, forward, attentions_of(block)))
         hooks.replace(F, "scaled_dot_product_attention", traceable_attention)
         hooks.replace(RUNNING, "compiles", True)

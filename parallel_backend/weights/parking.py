@@ -72,12 +72,9 @@ class Parking:
         return end_of(self.cut())
 
     def cut(self) -> list[Piece]:
-        return cut_pieces([(storage, storage.nbytes()) for storage in self.storages_to_copy()])
-
-    def storages_to_copy(self) -> list[torch.UntypedStorage]:
         scratch = {tensor.untyped_storage().data_ptr() for tensor in self.scratch}
         every = list_storages(self.module, self.device, self.extra)
-        return [storage for storage in every if storage.data_ptr() not in scratch]
+        return cut_pieces([(each, each.nbytes()) for each in every if each.data_ptr() not in scratch])
 
     def layout(self) -> list[tuple[str, int]]:
         """Lists the name and bytes of each tensor on the device. It is equal on ranks with the same weights there."""

@@ -130,15 +130,12 @@ class Session:
     def _pids_here(self) -> list[int]:
         return self.pids[: ranks_a_machine(self.ranks, self.settings)]
 
-    def _gone(self) -> list[int]:
-        """Returns the ranks whose processes have ended. Knows nothing about several machines."""
-        return [] if self.settings.machines else [rank for rank, pid in enumerate(self.pids) if not is_alive(pid)]
-
     def _who_has_gone(self) -> Explanation:
         """Names the reason when torchrun cannot, because it waits for a rank that does not end."""
-        gone = self._gone()[:1]
-        name = f"Rank {gone[0]} (process {self.pids[gone[0]]})" if gone else "A rank"
-        tail = self.process.log_tail(gone[0]) if gone else ""
+        pids = [] if self.settings.machines else self.pids  # other machines' processes are not known here
+        gone = next((rank for rank, pid in enumerate(pids) if not is_alive(pid)), None)
+        name = "A rank" if gone is None else f"Rank {gone} (process {pids[gone]})"
+        tail = "" if gone is None else self.process.log_tail(gone)
         return Explanation(f"{name} ended and another did not; torchrun gave no reason.", details=tail)
 
     def close(self) -> None:

@@ -8,13 +8,14 @@ import os
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
 from parallel_backend.errors import GroupError, RequestError, is_out_of_memory, lack_of_memory, reasons
-from parallel_backend.models.checks import count_tokens
+from parallel_backend.models.checks import check_module, count_tokens
 
 from ..comfyui.source import HostSource
 from ..errors import Explained, Explanation, unforeseen
@@ -106,11 +107,9 @@ class Job:
             return None, ended.outcome
         except Exception as error:
             own = self._judge(error)
-        return result, self.agree_among_plan(own)
-
-    def agree_among_plan(self, own: Outcome) -> Outcome:
-        """Agrees among the ranks that run the job. Any other rank returns its own outcome."""
-        return agree(own, self.control_group, self.ranks) if dist.get_rank() < self.ranks else own
+        if dist.get_rank() >= self.ranks:  # it does not run the job
+            return result, own
+        return result, agree(own, self.control_group, self.ranks)
 
     def agree_among_all(self, outcome: Outcome) -> Outcome:
         """Agrees among all ranks, so that those outside of the plan learn how the job ended."""
@@ -204,6 +203,6 @@ def describe_model(
         "weights": max(model.sizes.count_kept_bytes(model.mesh.plan)) if loads else model.resident_bytes,
         "tokens": count_tokens(model.module.model, latents) if latents else 0,
         "plan": model.mesh.plan,
-        "check": model.module.check_plan,
+        "check": partial(check_module, model=model.module.model),
         "sizes": model.sizes,
     }

@@ -18,6 +18,7 @@ from parallel_backend.groups.calls import Call, tensors_of
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import ON, ParallelPlan
 from parallel_backend.rates import measure_ranks
+from parallel_backend.sampling.caches import CacheSettings
 from parallel_backend.sampling.denoiser import LoopStopped, denoise
 from parallel_backend.seams.compiled import BY_PLAN, check_compiler
 from parallel_backend.weights.host_memory import agree_on_memory
@@ -43,8 +44,6 @@ from .sampling import (
     build_inpainting,
     build_stepper,
     estimate_cache_bytes,
-    make_first_latents,
-    read_cache_settings,
     unpack_passes,
 )
 from .state import RankState
@@ -184,14 +183,15 @@ class Operations:
         """Runs a whole sampler call, see `SamplerCall`. Raises Cancelled if ComfyUI has cancelled it."""
         model = self.get_model(job)
         own = {name: tensors.pop(name) for name in SAMPLER_TENSORS if name in tensors}
+        noise = own["noise"]
         conditions = self.state.take_conditions(job.header, tensors)
         call = SamplerCall.from_json(job.header["call"])
-        cache = read_cache_settings(call)
+        cache = CacheSettings(call.cache, call.cache_threshold, call.cache_interval)
         cache.check(model.mesh.plan)
-        stepper = build_stepper(call, own["noise"], model.module)
+        stepper = build_stepper(call, noise, model.module)
         passes = parse_field(lambda values: unpack_passes(values, conditions), job.header["passes"], "passes")
-        sizes = [len(each.branches) * len(own["noise"]) for each in passes]
-        shape = (max(sizes), *own["noise"].shape[1:])
+        sizes = [len(each.branches) * len(noise) for each in passes]
+        shape = (max(sizes), *noise.shape[1:])
         working = job.alone(lambda: model.estimate_working(shape))
         kept = estimate_cache_bytes(cache, working, len(passes))
         kept += model.module.stale_bytes([(rows, *shape[1:]) for rows in sizes])
@@ -209,7 +209,7 @@ class Operations:
         def run() -> torch.Tensor | None:
             return denoise(
                 model.module,
-                make_first_latents(stepper, own),
+                stepper.initial(noise, own.get("original", torch.zeros_like(noise))),
                 stepper,
                 passes,
                 call.guidance,
@@ -360,7 +360,7 @@ def fetch(results: Tensors) -> Tensors:
 
 def pack_state(model: HostModel) -> Tensors:
     """Returns the state that nodes' functions changed, as results on any device; empty if they changed nothing."""
-    state, tensors = model.changed_state()
+    state, tensors = model.decoder.state()
     if not state:
         return {}
     found = {f"{STATE}.{name}": tensor for name, tensor in tensors.items()}

@@ -18,11 +18,6 @@ from ..wire.sampler_call import SamplerCall, SamplerPass
 from ..wire.tensors import Tensors
 
 
-def read_cache_settings(call: SamplerCall) -> CacheSettings:
-    """Returns the step cache that a call asks for."""
-    return CacheSettings(call.cache, call.cache_threshold, call.cache_interval)
-
-
 def estimate_cache_bytes(cache: CacheSettings, working: int, passes: int) -> int:
     """Returns the bytes that a cache keeps on a rank, for forwards that need `working` bytes in addition to the
     weights.
@@ -57,12 +52,6 @@ def build_stepper(call: SamplerCall, noise: torch.Tensor, model: ParallelModel) 
         device=device,
         generator=generator,
     )
-
-
-def make_first_latents(stepper: Stepper, given: Tensors) -> torch.Tensor:
-    """Returns the latents of the first step."""
-    noise = given["noise"]
-    return stepper.initial(noise, given.get("original", torch.zeros_like(noise)))
 
 
 def build_inpainting(given: Tensors) -> Inpainting | None:

@@ -38,7 +38,6 @@ from ...comfyui.source import METHODS, HostSource
 from ...inside.changes import Leftovers, apply_changes
 from ...inside.code_files import CodeFiles
 from ...inside.decoder import Decoder
-from ...inside.object_graph import State
 from ...wire.tensors import Tensors
 from ..request_checks import parse_field
 from .attention_kernels import HostKernel, choose_kernel
@@ -197,10 +196,6 @@ class HostModel:
             raise RequestError(f"The ranks cannot load a node's code: {type(error).__name__}: {error}") from error
         if self.decoder.networks:
             self.place(self.working_bytes)
-
-    def changed_state(self) -> tuple[State, Tensors]:
-        """Returns what the nodes' functions changed in their objects, see `Decoder.state`."""
-        return self.decoder.state()
 
     def replan(self, mesh: Mesh) -> None:
         """Applies another plan to the present weights. Runs no collectives. Raises PlanError."""
