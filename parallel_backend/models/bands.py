@@ -17,6 +17,23 @@ VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 KERNELS, STRIDES = (1, 3), (1, 2)  # of padded convolutions, in rows
 CONVOLUTIONS = (torch.nn.Conv2d, torch.nn.Conv3d)
 
+# torch's layers that are right in bands, by the Python module that defines them: each row depends on itself alone, or
+# `seams/bands` gets the others.
+TORCH: Mapping[str, tuple[str, ...]] = {
+    "torch.nn.modules.activation": ("GELU", "ReLU", "SiLU"),
+    "torch.nn.modules.batchnorm": ("BatchNorm2d",),
+    "torch.nn.modules.container": ("ModuleDict", "ModuleList", "ParameterDict", "Sequential"),
+    "torch.nn.modules.conv": ("Conv2d", "Conv3d"),
+    "torch.nn.modules.dropout": ("Dropout",),
+    "torch.nn.modules.linear": ("Identity", "Linear"),
+    "torch.nn.modules.module": ("Module",),
+    "torch.nn.modules.normalization": ("GroupNorm", "LayerNorm"),
+    "torch.nn.modules.padding": ("ZeroPad2d",),
+    "torch.nn.modules.pixelshuffle": ("PixelShuffle", "PixelUnshuffle"),
+    "torch.nn.modules.sparse": ("Embedding",),
+    "torch.nn.modules.upsampling": ("Upsample",),
+}
+
 
 class Place(NamedTuple):
     """A place of ComfyUI's UNets for functions. given, returned: how many of the first arguments and of the first

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .adapter import Adapter, Config, Tensors, needs, register_adapter
-from .bands import Bands
+from .bands import TORCH, Bands
 from .spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -31,13 +31,7 @@ register_adapter(
             unstaged="they skip from the first half to the second",
             bands=Bands(
                 {
-                    "torch.nn.modules.activation": ("GELU", "SiLU"),
-                    "torch.nn.modules.container": ("ModuleDict", "ModuleList", "ParameterDict", "Sequential"),
-                    "torch.nn.modules.conv": ("Conv2d",),
-                    "torch.nn.modules.dropout": ("Dropout",),
-                    "torch.nn.modules.linear": ("Identity", "Linear"),
-                    "torch.nn.modules.normalization": ("GroupNorm", "LayerNorm"),
-                    "torch.nn.modules.sparse": ("Embedding",),
+                    **TORCH,
                     "peft.tuners.lora.layer": ("Conv2d", "Linear"),
                     "diffusers.models.activations": ("GEGLU", "GELU"),
                     "diffusers.models.attention": ("BasicTransformerBlock", "FeedForward"),

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..errors import RequestError
+from ..models.bands import TORCH
 
 
 @dataclass(frozen=True)
@@ -36,17 +37,8 @@ class VaeClass:
 
 
 STOCK = "Use the stock VAE nodes."
-TORCH = {
-    "torch.nn.modules.activation": ("ReLU", "SiLU"),
-    "torch.nn.modules.batchnorm": ("BatchNorm2d",),
-    "torch.nn.modules.container": ("ModuleList", "Sequential"),
-    "torch.nn.modules.conv": ("Conv2d", "Conv3d"),
-    "torch.nn.modules.dropout": ("Dropout",),
-    "torch.nn.modules.linear": ("Identity", "Linear"),
-    "torch.nn.modules.module": ("Module",),
-    "torch.nn.modules.normalization": ("GroupNorm", "LayerNorm"),
-    "torch.nn.modules.padding": ("ZeroPad2d",),
-    "torch.nn.modules.upsampling": ("Upsample",),
+COMFYUI = {
+    **TORCH,
     "comfy.ops": tuple(
         f"disable_weight_init.{name}" for name in ("Conv2d", "Conv3d", "GroupNorm", "LayerNorm", "Linear")
     ),
@@ -65,28 +57,28 @@ LTX = "comfy.ldm.lightricks"
 COSMOS = "comfy.ldm.cosmos.cosmos_tokenizer"
 CLASSES: Mapping[str, VaeClass] = {
     # SD, SDXL, SD3, Flux, Flux.2, and HunyuanVideo's.
-    "comfy.ldm.models.autoencoder.AutoencoderKL": VaeClass({**TORCH, **STABLE_DIFFUSION}),
+    "comfy.ldm.models.autoencoder.AutoencoderKL": VaeClass({**COMFYUI, **STABLE_DIFFUSION}),
     # The same without quant_conv; also HunyuanVideo 1.5 and HunyuanImage.
     "comfy.ldm.models.autoencoder.AutoencodingEngine": VaeClass(
         {
-            **TORCH,
+            **COMFYUI,
             **STABLE_DIFFUSION,
             "comfy.ldm.hunyuan_video.vae": ("Encoder", "Decoder", "PixelShuffle2D", "PixelUnshuffle2D"),
             "comfy.ldm.hunyuan_video.vae_refiner": ("Encoder", "Decoder", "DnSmpl", "UpSmpl", "RMS_norm"),
         }
     ),
     # Wan 2.1 and Qwen-Image.
-    "comfy.ldm.wan.vae.WanVAE": VaeClass({**TORCH, "comfy.ldm.wan.vae": WAN}),
+    "comfy.ldm.wan.vae.WanVAE": VaeClass({**COMFYUI, "comfy.ldm.wan.vae": WAN}),
     "comfy.ldm.wan.vae2_2.WanVAE": VaeClass(
         {
-            **TORCH,
+            **COMFYUI,
             "comfy.ldm.wan.vae": WAN,
             "comfy.ldm.wan.vae2_2": (*WAN, "AvgDown3D", "DupUp3D", "Down_ResidualBlock", "Up_ResidualBlock"),
         }
     ),
     "comfy.ldm.lightricks.vae.causal_video_autoencoder.VideoVAE": VaeClass(
         {
-            **TORCH,
+            **COMFYUI,
             f"{LTX}.model": ("PixArtAlphaCombinedTimestepSizeEmbeddings", "TimestepEmbedding", "Timesteps"),
             f"{LTX}.vae.causal_conv3d": ("CausalConv3d",),
             f"{LTX}.vae.pixel_norm": ("PixelNorm",),
@@ -100,7 +92,7 @@ CLASSES: Mapping[str, VaeClass] = {
     ),
     "comfy.ldm.cosmos.vae.CausalContinuousVideoTokenizer": VaeClass(
         {
-            **TORCH,
+            **COMFYUI,
             "comfy.ldm.cosmos.vae": ("CausalContinuousVideoTokenizer", "IdentityDistribution"),
             f"{COSMOS}.utils": ("CausalNormalize",),
             f"{COSMOS}.patching": ("Patcher3D", "UnPatcher3D"),
@@ -114,7 +106,7 @@ CLASSES: Mapping[str, VaeClass] = {
     # Mochi's attends only over time.
     "comfy.ldm.genmo.vae.model.VideoVAE": VaeClass(
         {
-            **TORCH,
+            **COMFYUI,
             "comfy.ldm.genmo.vae.model": (
                 *("VideoVAE", "Encoder", "Decoder", "ResBlock", "DownsampleBlock", "CausalUpsampleBlock", "PConv3d"),
                 *("Conv1x1", "GroupNormSpatial", "AttentionBlock", "Attention", "DepthToSpaceTime", "FourierFeatures"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .classes import TORCH, VaeClass
+from ..models.bands import TORCH
+from .classes import VaeClass
 from .replaced import attend_linearly, convolve_in_parts
 
 MODELS = "diffusers.models"

@@ -1,6 +1,6 @@
 """The two stages of Stable Cascade that denoise."""
 
-from ..bands import Bands
+from ..bands import TORCH, Bands
 from ..spec import ModelSpec, register
 
 COMMON = (
@@ -8,11 +8,7 @@ COMMON = (
     *("ResBlock", "TimestepBlock"),
 )
 LAYERS = {
-    "torch.nn.modules.activation": ("GELU", "SiLU"),
-    "torch.nn.modules.container": ("ModuleList", "Sequential"),
-    "torch.nn.modules.dropout": ("Dropout",),
-    "torch.nn.modules.linear": ("Identity", "Linear"),
-    "torch.nn.modules.pixelshuffle": ("PixelShuffle", "PixelUnshuffle"),
+    **TORCH,
     "comfy.ops": ("Conv2d", "ConvTranspose2d", "LayerNorm", "Linear"),
     "comfy.ldm.cascade.common": COMMON,
 }

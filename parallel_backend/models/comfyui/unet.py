@@ -3,15 +3,11 @@ ControlNets."""
 
 from dataclasses import replace
 
-from ..bands import Bands
+from ..bands import TORCH, Bands
 from ..spec import ModelSpec, register
 
 LAYERS = {
-    "torch.nn.modules.activation": ("GELU", "SiLU"),
-    "torch.nn.modules.container": ("ModuleList", "Sequential"),
-    "torch.nn.modules.dropout": ("Dropout",),
-    "torch.nn.modules.linear": ("Identity", "Linear"),
-    "torch.nn.modules.sparse": ("Embedding",),
+    **TORCH,
     "comfy.ops": ("Conv2d", "Conv3d", "Embedding", "GroupNorm", "LayerNorm", "Linear"),
     "comfy.ldm.modules.attention": (
         *("BasicTransformerBlock", "CrossAttention", "FeedForward", "GEGLU", "SpatialTransformer"),
