@@ -10,7 +10,8 @@ from .axes import TOKEN_AXES
 from .groups.mesh import Mesh
 from .groups.mesh_layout import stages_of
 from .hooks import Hooks
-from .models.checks import AttentionSizes, attention_paths, check_class, check_module, modules_at, sizes_of
+from .models.attention_checks import AttentionSizes
+from .models.checks import attention_paths, check_class, check_module, modules_at, sizes_of
 from .models.spec import BlockList, ModelSpec
 from .plan import OFF, ParallelPlan
 from .seams.attention import ParallelAttention, install_attention

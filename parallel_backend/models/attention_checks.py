@@ -17,18 +17,22 @@ HEADS = ("heads", "num_heads")  # what modules call their number of heads
 LAYERS = ("to_q", "to_k")  # and their layers of queries and keys
 
 
-class HeadSizes(NamedTuple):
-    """By a spec. keys: the number of heads of keys."""
+class AttentionSizes(NamedTuple):
+    """Sizes of a model's attention. kv_heads: of keys and values, if they are fewer."""
 
     heads: int
     head_dim: int
-    keys: int
+    kv_heads: int | None = None
 
 
 def differences_in_attention(
-    block: torch.nn.Module, paths: list[str], blocks: BlockList, spec: ModelSpec, sizes: HeadSizes
+    block: torch.nn.Module, paths: list[str], blocks: BlockList, spec: ModelSpec, sizes: AttentionSizes
 ) -> Iterator[str]:
-    """Lists the modules at these paths of a block that have other heads than the spec says, as far as they show it."""
+    """Lists the modules at these paths of a block that have other heads than the spec says, as far as they show it.
+
+    sizes: by the spec.
+    """
+    heads_of_keys = sizes.kv_heads or sizes.heads
     for path in paths:
         with contextlib.suppress(AttributeError):
             module, where = block.get_submodule(path), f"{path or 'the block'} of {blocks.path}"
@@ -42,6 +46,6 @@ def differences_in_attention(
             if rest or head_dim > sizes.head_dim:
                 said = f"`{'width' if spec.width else 'head_dim'}` ({spec.width or spec.head_dim})"
                 yield f"{where} has queries of {queries} dims, and {said} makes {sizes.heads}×{sizes.head_dim}"
-            elif keys and head_dim and keys != sizes.keys * head_dim:
-                said = f"`kv_heads` ({spec.kv_heads}) is {sizes.keys}" if spec.kv_heads else "`kv_heads` is not set"
+            elif keys and head_dim and keys != heads_of_keys * head_dim:
+                said = f"`kv_heads` ({spec.kv_heads}) is {heads_of_keys}" if spec.kv_heads else "`kv_heads` is not set"
                 yield f"{where} has {keys / head_dim:g} heads of keys, and {said}"

@@ -10,26 +10,18 @@ import inspect
 import math
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from ..axes import BATCH_AXES, TOKEN_AXES
 from ..errors import PlanError
 from ..plan import AUTO, HOST, OFF, ON, SHARED, ParallelPlan
-from .attention_checks import HeadSizes, differences_in_attention
+from .attention_checks import AttentionSizes, differences_in_attention
 from .bands import VARIABLE, differences_in_bands, lacking
 from .spec import ALWAYS_WHOLE, BlockList, ModelSpec, Streams, signature_of, spec_of
 
 OWN_ATTENTION = ("auto", "native")  # values of a plan that leave attention to ComfyUI
-
-
-class AttentionSizes(NamedTuple):
-    """Sizes of a model's attention. kv_heads: of keys and values, if they are fewer."""
-
-    heads: int
-    head_dim: int
-    kv_heads: int | None = None
 
 
 SKIP = "skip"  # the argument of a block that takes an earlier block's output
@@ -240,8 +232,7 @@ def differences(model: torch.nn.Module, spec: ModelSpec) -> Iterator[str]:
             if not is_stand_in(block):
                 yield from differences_in_block(block, blocks)
                 if sizes:
-                    of_spec = HeadSizes(sizes.heads, sizes.head_dim, sizes.kv_heads or sizes.heads)
-                    yield from differences_in_attention(block, attention_paths(block, blocks), blocks, spec, of_spec)
+                    yield from differences_in_attention(block, attention_paths(block, blocks), blocks, spec, sizes)
         if not spec.inside:  # else the other streams are the model's
             yield from unknown_streams(blocks)
 

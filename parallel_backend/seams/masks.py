@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..errors import RequestError
-from ..models.checks import AttentionSizes
+from ..models.attention_checks import AttentionSizes
 from ..models.spec import BlockList, names
 from .attention import ParallelAttention
 from .attention_op import Attend

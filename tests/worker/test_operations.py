@@ -24,6 +24,7 @@ from tests.support.group.direct_group import DIT, source_of
 from tests.support.group.one_rank import OneRank
 from tests.support.ranks.polishing_rank import POLISH
 from worker.comfyui.source import VaeSource
+from worker.errors import RequestRefused
 from worker.host.client import WorkerGroup
 from worker.host.known_state import KnownState
 from worker.host.session import LOADING_TIMES, allowed_silence
@@ -34,9 +35,11 @@ from worker.rank.job_groups import JobGroups
 from worker.rank.model.host_model import HostModel
 from worker.rank.operations import Operations, run_model_code
 from worker.rank.request_checks import check_request
-from worker.rank.state import RankState
+from worker.rank.serving import answer
+from worker.rank.state import RankState, RankVae
 from worker.wire.operations import LOAD, OPERATIONS, PARK, VAE, Operation
-from worker.wire.protocol import Header
+from worker.wire.protocol import Header, encode
+from worker.wire.tensors import Tensors
 
 CPU = torch.device("cpu")
 TOO_MUCH = 1 << 50
@@ -206,6 +209,20 @@ def test_ranks_refuse_alike_where_each_runs_rows_of_the_only_call(
     assert HostModel(None, None, module, None, None, None, None, {}, {}, {}).refuses_alike(sizes) == alike
 
 
+def test_results_that_no_frame_can_carry_are_refused_in_words() -> None:
+    """The reply in their place has an error in the form that ComfyUI's process reads."""
+    sent: list[Header] = []
+
+    def send(reply: Header, results: Tensors | None = None) -> None:
+        encode(reply, results)
+        sent.append(reply)
+
+    answer(Mock(send=send), {"id": 3}, {"result": torch.zeros(1, dtype=torch.complex64)})
+    assert [(reply["id"], reply["kind"]) for reply in sent] == [(3, "refused")]
+    with pytest.raises(RequestRefused, match="dtype torch.complex64, which cannot be sent"):
+        raise RequestRefused(**sent[0]["error"])
+
+
 def test_modules_that_a_models_code_has_imported_are_scanned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the collections that free the memory of a model. What a rank holds is scanned by each of them."""
 
@@ -219,7 +236,7 @@ def test_modules_that_a_models_code_has_imported_are_scanned_once(monkeypatch: p
     assert not is_scanned(first)
     later = ModuleType("later")
     monkeypatch.setitem(sys.modules, "imported later", later)
-    state.vae = (VaeSource("", (), "", "", ""), Mock())
+    state.vae = RankVae(VaeSource("", (), "", "", ""), Mock(), Mock())
     state.drop_model()
     assert is_scanned(later)
     state.drop_all()

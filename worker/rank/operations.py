@@ -249,16 +249,15 @@ class Operations:
 
         state, source = self.state, VaeSource.from_json(job.header["vae"])
         state.forget_steps()
-        if state.vae is None or state.vae[0] != source:
+        if state.vae is None or state.vae.source != source:
             if not source.file and not any(name.startswith(ops.WEIGHTS) for name in tensors):
                 return {ops.LACKING: torch.ones(1)}
             state.vae = None
             release_memory(state.device)
-            state.vae = (source, load_rank_vae(source, tensors, job))
-        _, vae = state.vae
-        self.unpark(job, vae.parallel.parking)
+            state.vae = load_rank_vae(source, tensors, job)
+        self.unpark(job, state.vae.parallel.parking)
         try:
-            return run_rank_vae(vae, job.header["direction"], job, tensors)
+            return run_rank_vae(state.vae, job.header["direction"], job, tensors)
         except (RequestError, Cancelled):  # all ranks raise it
             raise
         except Exception as error:
@@ -267,7 +266,7 @@ class Operations:
     def park(self, job: Job, _tensors: Tensors) -> None:
         """Moves the weights of model and VAE to host memory until their next use. Raises RequestError."""
         if vae := self.state.vae:  # the VAE first, because all ranks have it; some may have no part of the model
-            self.park_weights(job, vae[1].parallel.parking, ())
+            self.park_weights(job, vae.parallel.parking, ())
         if job.leave_to_plan() and (model := self.state.model):
             model.forget()
             model.fetched.await_fetches()  # a refused forward may still fetch into this memory

@@ -28,7 +28,7 @@ from ..wire.endpoint import connect, connect_job
 from ..wire.job_channel import RankChannel
 from ..wire.protocol import Header, decode
 from ..wire.tensors import Tensors, UnsendableError
-from .agreement import Control
+from .agreement import REFUSED, Control, Outcome
 from .channels.control_server import ControlServer
 from .channels.heartbeat import Heartbeat, agent_store
 from .channels.relay import FrameRelay
@@ -53,7 +53,7 @@ def answer(channel: RankChannel, reply: Header, results: Tensors | None) -> None
     try:
         channel.send(reply, results)
     except UnsendableError as error:
-        channel.send({"id": reply["id"], "error": str(error)})
+        channel.send({"id": reply["id"], **Outcome(REFUSED, error.explanation).reply()})
 
 
 def import_expected() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -21,8 +21,19 @@ from .memory.release import release_memory
 from .model.host_model import HostModel
 
 if TYPE_CHECKING:
+    from parallel_backend.vae.parallel import ParallelVAE
+
     from ..comfyui.source import HostSource, VaeSource
-    from .vae.rank_vae import RankVae
+    from ..comfyui.vae import HostVae
+
+
+class RankVae(NamedTuple):
+    """One of ComfyUI's own VAEs. source: where it was loaded from. host: as ComfyUI built it. parallel: the same VAE,
+    run by all ranks together."""
+
+    source: VaeSource
+    host: HostVae
+    parallel: ParallelVAE
 
 
 class RankState:
@@ -37,7 +48,7 @@ class RankState:
         self.before = 0  # this process's own memory when the load of the weights began
         self.loaded: dict[str, Any] = {}  # the model, for the status
         self.conditions: Tensors = {}
-        self.vae: tuple[VaeSource, RankVae] | None = None  # and where it was loaded from
+        self.vae: RankVae | None = None
         self.modules = 0  # how many Python had imported when they were frozen
 
     def keep_model(self, model: HostModel, source: HostSource, plan: ParallelPlan) -> None:
@@ -118,5 +129,5 @@ class RankState:
     @property
     def is_parked(self) -> bool:
         """Whether this rank has a model or a VAE, and all of it is in host memory."""
-        parkings = [part.parking for part in (self.model, self.vae and self.vae[1].parallel) if part]
+        parkings = [part.parking for part in (self.model, self.vae and self.vae.parallel) if part]
         return bool(parkings) and all(parking.is_parked for parking in parkings)

@@ -11,24 +11,27 @@ import torch.distributed as dist
 
 from parallel_backend.device import generators
 from parallel_backend.errors import ModelFileError
-from parallel_backend.vae.parallel import ParallelVAE
+from parallel_backend.vae.parallel import CPU, ParallelVAE, Sizes
 
 from ...comfyui.source import VaeSource
 from ...comfyui.vae import chunk_bytes, load_vae, use_chunk_bytes
 from ...wire.operations import RANDOM, WEIGHTS
 from ...wire.tensors import Tensors
 from ..job import Cancelled, Job
-from .rank_vae import CPU, RankVae
+from ..state import RankVae
 
 
 def load_rank_vae(source: VaeSource, tensors: Tensors, job: Job) -> RankVae:
     """Builds the VAE on all ranks. tensors: of the request; they include the weights if ComfyUI sends them.
 
-    Raises Ended and RequestError.
+    Raises Ended, and RequestError for a VAE that cannot be split.
     """
     weights = {name.removeprefix(WEIGHTS): tensor for name, tensor in tensors.items() if name.startswith(WEIGHTS)}
-    device = job.groups.device
-    return RankVae(job.together(lambda: job.alone(lambda: load_vae(source, weights, device))), job.groups)
+    groups = job.groups
+    host = job.together(lambda: job.alone(lambda: load_vae(source, weights, groups.device)))
+    vae, axis = host.vae, groups.whole()
+    sizes = Sizes(host.scale, vae.latent_channels, vae.output_channels, vae.latent_dim + 2)
+    return RankVae(source, host, ParallelVAE(host.module, axis, sizes, groups.whole(CPU)))
 
 
 def run_rank_vae(vae: RankVae, direction: str, job: Job, tensors: Tensors) -> Tensors | None:
