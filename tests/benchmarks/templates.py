@@ -12,16 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from demo.host import REPOSITORY
 from parallel_backend.axes import BATCH_AXES, TOKEN_AXES
 from tests.support.pages import write_table, written_table
+from tests.support.programs import run_program
 from tests.support.templates.model_files import other_use
 from tests.support.templates.workflows import Workflow, workflows
 
@@ -41,11 +38,7 @@ NEEDS_ALL = {
 
 def describe(comfyui: Path, *names: str) -> Mapping[str, Any]:
     """By file, of those that the workflows name and of these, what the loader's code says of it."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "tests.support.templates.describe", str(comfyui), folder, *names]
-        run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=600)
-    assert run.returncode == 0, run.stderr[-4000:]
-    return json.loads(run.stdout.splitlines()[-1])
+    return json.loads(run_program(comfyui, "tests.support.templates.describe", *names).splitlines()[-1])
 
 
 def outcome(workflow: Workflow, described: Mapping[str, Any]) -> tuple[str, str]:

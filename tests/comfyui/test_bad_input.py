@@ -19,7 +19,6 @@ from safetensors.torch import load_file, save_file
 
 from demo.host import ComfyHost, PromptError
 from tests.support.host.graphs import Graph, Job, Link, Patch, alive, latents, ranks, refusal, status, worker_processes
-from tests.support.tiers import slow_but
 
 GOOD = Job("tiny-dit", steps=1)
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
@@ -403,6 +402,7 @@ def test_a_stock_model_in_the_parallel_sampler(host: ComfyHost) -> None:
     assert_says(refusal(host, prompt, GOOD), "Load Diffusion Model (Parallel)", "KSampler")
 
 
+@pytest.mark.slow  # the gate has it in worker/faults/test_restarts.py
 def test_a_rank_killed_while_idle_is_replaced_without_being_asked(host: ComfyHost) -> None:
     latents(host, GOOD.prompt())
     before = worker_processes(host, 1)
@@ -414,11 +414,12 @@ def test_a_rank_killed_while_idle_is_replaced_without_being_asked(host: ComfyHos
 
 
 KILLED = {f"{node}, rank {rank}": (scheduler, rank) for node, scheduler in SAMPLERS.items() for rank in (0, 1)}
-# test_faults.py kills rank 1 under a Parallel Sampler, and editor/test_errors.py under a KSampler.
-QUICK_KILLED = ("KSampler, rank 0",)
 
 
-@pytest.mark.parametrize(("scheduler", "rank"), slow_but(QUICK_KILLED, KILLED))
+# In the gate, test_faults.py kills rank 1 under a Parallel Sampler, editor/test_errors.py kills it under a KSampler,
+# and worker/faults/test_restarts.py kills rank 0 between two steps.
+@pytest.mark.slow
+@pytest.mark.parametrize(("scheduler", "rank"), KILLED.values(), ids=KILLED)
 def test_a_rank_killed_during_a_job_is_named_and_replaced(host: ComfyHost, scheduler: str | None, rank: int) -> None:
     latents(host, GOOD.prompt())
     before = ranks(host)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from demo.host import REPOSITORY
 from tests.support.host.mounted import import_comfyui
+from worker.launch.imports import pause_garbage_collector
 
 SECONDS = 600  # for a program
 SAID_CHARACTERS = 4000
@@ -99,6 +100,8 @@ def be_program(job: dict) -> None:
 
 def main(comfyui: str) -> None:
     import_comfyui(comfyui)
+    with pause_garbage_collector():
+        importlib.import_module("server")  # of ComfyUI, which the pack's nodes import
     sys.path.remove(comfyui)  # a program puts it there when it has imported its own modules
     threads = len(list(Path("/proc/self/task").iterdir())) if sys.platform == "linux" else 1
     assert threads == 1, f"{threads} threads: a fork would have one of them alone, and the others' locks"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,13 @@ from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, log,
 from tests.support.host.stock_prompts import prompt, write_cases
 from tests.support.programs import run_program
 from tests.support.ranks.pool import RankPool
+from tests.support.tiers import running
 
 pytestmark = pytest.mark.usefixtures("groups_by_size")
 
 TOLERANCE = 1e-5  # of fp32, whose operations are in another order in a kernel of several
 KINDS = {"flux-deep": 2, "wan-2.1-t2v": 1}  # of blocks
+Found = Mapping[tuple[str, int], Mapping[str, list]]  # by file and ranks, what `compiled_rank` saves
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +32,33 @@ def folder(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base / "models" / "diffusion_models"
 
 
-def run(comfyui: Path, file: Path, ranks: RankPool, world: int, backend: str, out: Path) -> tuple[list, list]:
-    ranks.run(world, "files.compiled_rank", str(comfyui), str(file), backend, str(out))
-    found = json.loads(Path(f"{out}.0").read_text())
-    return found["errors"], found["graphs"]
+@pytest.fixture(scope="module")
+def eager(
+    request: pytest.FixtureRequest,
+    comfyui: Path,
+    folder: Path,
+    ranks: RankPool,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Found:
+    """Of torch.compile's backend "eager", which has no compiler."""
+    wanted: defaultdict[int, list[str]] = defaultdict(list)
+    for name, world in running(request, "name", "world"):
+        wanted[world].append(name)
+    for (form,) in running(request, "form"):
+        run_program(comfyui, "tests.support.files.quantise", folder / "flux-deep.safetensors", form)
+        wanted[2].append(f"flux-deep-{form}")
+    out = tmp_path_factory.mktemp("eager")
+    found = {world: run(comfyui, folder, ranks, world, "eager", out / str(world), *wanted[world]) for world in wanted}
+    return {(name, world): each for world, of_world in found.items() for name, each in of_world.items()}
+
+
+def run(
+    comfyui: Path, folder: Path, ranks: RankPool, world: int, backend: str, out: Path, *names: str
+) -> dict[str, dict[str, list]]:
+    """What `compiled_rank` saves."""
+    files = [str(folder / f"{name}.safetensors") for name in names]
+    ranks.run(world, "files.compiled_rank", str(comfyui), backend, str(out), *files)
+    return json.loads(Path(f"{out}.0").read_text())
 
 
 @pytest.mark.parametrize(
@@ -42,11 +68,9 @@ def run(comfyui: Path, file: Path, ranks: RankPool, world: int, backend: str, ou
         *(pytest.param(*case, marks=pytest.mark.slow) for case in (("flux-deep", 1), ("wan-2.1-t2v", 2))),
     ],
 )
-def test_blocks_of_a_kind_share_graphs_whatever_the_options_say(
-    name: str, world: int, comfyui: Path, folder: Path, ranks: RankPool, tmp_path: Path
-) -> None:
+def test_blocks_of_a_kind_share_graphs_whatever_the_options_say(name: str, world: int, eager: Found) -> None:
     """And another size brings one more of each."""
-    errors, graphs = run(comfyui, folder / f"{name}.safetensors", ranks, world, "eager", tmp_path / "found")
+    errors, graphs = eager[name, world]["errors"], eager[name, world]["graphs"]
     assert len(errors) == 4 and max(errors) <= TOLERANCE
     first, other_size, third_size, again = graphs
     assert first == KINDS[name]
@@ -55,13 +79,10 @@ def test_blocks_of_a_kind_share_graphs_whatever_the_options_say(
 
 
 @pytest.mark.parametrize("form", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
-def test_blocks_with_quantised_weights_compute_what_they_did(
-    form: str, comfyui: Path, folder: Path, ranks: RankPool, tmp_path: Path
-) -> None:
+def test_blocks_with_quantised_weights_compute_what_they_did(form: str, eager: Found) -> None:
     """Their linear layers may end a graph, and none of them is moved into attention."""
-    run_program(comfyui, "tests.support.files.quantise", folder / "flux-deep.safetensors", form)
-    errors, graphs = run(comfyui, folder / f"flux-deep-{form}.safetensors", ranks, 2, "eager", tmp_path / "found")
-    assert graphs[0] >= KINDS["flux-deep"] and max(errors) <= TOLERANCE
+    found = eager[f"flux-deep-{form}", 2]
+    assert found["graphs"][0] >= KINDS["flux-deep"] and max(found["errors"]) <= TOLERANCE
 
 
 @pytest.mark.slow
@@ -69,8 +90,8 @@ def test_blocks_with_quantised_weights_compute_what_they_did(
 def test_compiled_blocks_compute_what_they_did(
     name: str, comfyui: Path, folder: Path, ranks: RankPool, tmp_path: Path
 ) -> None:
-    errors, _ = run(comfyui, folder / f"{name}.safetensors", ranks, 2, "inductor", tmp_path / "found")
-    assert max(errors) <= TOLERANCE
+    found = run(comfyui, folder, ranks, 2, "inductor", tmp_path / "found", name)
+    assert max(found[name]["errors"]) <= TOLERANCE
 
 
 def write_lora(model: Path, folder: Path) -> str:

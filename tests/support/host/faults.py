@@ -21,7 +21,7 @@ import torch
 
 from demo.host import ComfyHost, HostError, PromptError
 from tests.conftest import PIPELINES, write_pipeline
-from tests.support.host.graphs import Job, alive, latents, post, status, worker_processes
+from tests.support.host.graphs import TINY_MODELS, Job, alive, latents, post, status, worker_processes
 from worker.settings import FILE_NAME
 
 SILENCE_SECONDS = 4  # a rank that waits for a busy machine is to be silent for less
@@ -147,7 +147,7 @@ def frail_host(comfyui: Path, base: Path) -> ComfyHost:
     settings = {"restarts": 1000, "silence_seconds": SILENCE_SECONDS, "python": str(base / PYTHON)}
     (base / "user").mkdir()
     (base / "user" / FILE_NAME).write_text(json.dumps(settings))
-    return ComfyHost(comfyui, base)
+    return ComfyHost(comfyui, base, env=TINY_MODELS)
 
 
 def lack(host: ComfyHost, file: Path, harm: Callable[[Path], None]) -> Outcome:

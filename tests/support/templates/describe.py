@@ -1,9 +1,9 @@
-"""`python -m tests.support.templates.describe COMFYUI FOLDER NAME...`:
+"""`python -m tests.support.templates.describe COMFYUI NAME...`:
 what the loader's code says of each model file that ComfyUI's workflows name, and of these, and its MODEL of the nodes
 in the workflows, as JSON.
 
 In place of the files stand names and shapes by published proportions (`model_files`); all else is the loader's and
-ComfyUI's own. FOLDER is a base folder for ComfyUI. By name, either "refused", or "model_class", what it "predicts", the
+ComfyUI's own. By name, either "refused", or "model_class", what it "predicts", the
 "buffers" of its own that nodes can read, the "plan" that auto gives two devices, why its tokens are "unshared" and its
 rows are "coupled", if they are, "as_stock": the nodes for which ComfyUI's own model runs, and why, and "whole_tokens":
 those whose functions need all tokens. "counted alike": of a Flux or SD3, whether a forward costs as
@@ -34,8 +34,8 @@ from tests.support.templates.workflows import workflows
 LATENTS = (1, 16, 64, 64)
 
 
-def main(comfyui: str, folder: str, *names: str) -> None:
-    mount(comfyui, "--base-directory", folder)
+def main(comfyui: str, *names: str) -> None:
+    mount(comfyui)
     logging.disable(logging.CRITICAL)
     pack = modules_of_the_pack()
     host_nodes = importlib.import_module("nodes")

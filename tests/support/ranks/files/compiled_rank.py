@@ -1,7 +1,7 @@
-"""`torchrun -m tests.support.ranks.files.compiled_rank COMFYUI FILE BACKEND OUT`:
-runs a case of a host with its blocks compiled and as they are, and saves the relative errors, and how many graphs
-each call brought. FILE: of a case, or the same in a format. BACKEND is torch.compile's; of others than "eager" the
-graphs are not counted.
+"""`torchrun -m tests.support.ranks.files.compiled_rank COMFYUI BACKEND OUT FILE...`:
+runs cases of a host with their blocks compiled and as they are, and saves, by file, the relative errors, and how many
+graphs each call brought. FILE: of a case, or the same in a format. BACKEND is torch.compile's; of others than "eager"
+the graphs are not counted.
 """
 
 from __future__ import annotations
@@ -40,11 +40,9 @@ def call(model: HostModel, name: str, size: tuple[int, ...], compiled: dict[str,
     return model.call([Call((latents, torch.tensor([0.5]), given["conditioning"]), kwargs)]) or []
 
 
-def main(comfyui: str, file: str, backend: str, out: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    stem, world, graphs = Path(file).stem, dist.get_world_size(), []
-    name = stem if stem in ALL else stem.rpartition("-")[0]
+def compare(comfyui: str, backend: str, file: Path) -> dict[str, list]:
+    world, graphs = dist.get_world_size(), []
+    name = file.stem if file.stem in ALL else file.stem.rpartition("-")[0]
 
     def counting(graph: torch.fx.GraphModule, _inputs: list[torch.Tensor]) -> Any:
         """What the backend "eager" does."""
@@ -53,8 +51,8 @@ def main(comfyui: str, file: str, backend: str, out: str) -> None:
 
     arguments = ("--cpu", "--use-pytorch-cross-attention")
     model_class = ALL[name].module.rpartition(".")[-1]
-    dtypes = ("float32", "") if stem == name else ("", "float32")  # quantised weights as the file has them
-    source = HostSource(comfyui, arguments, file, model_class, *dtypes)
+    dtypes = ("float32", "") if file.stem == name else ("", "float32")  # quantised weights as the file has them
+    source = HostSource(comfyui, arguments, str(file), model_class, *dtypes)
     model = HostModel.load(source, build_mesh(ParallelPlan(ulysses=world), CPU))
     settings = {"backend": counting if backend == "eager" else backend}
     errors, counts = [], []
@@ -64,7 +62,17 @@ def main(comfyui: str, file: str, backend: str, out: str) -> None:
         compiled = call(model, name, size, settings)
         counts.append(len(graphs) - before)
         errors += [float((one - other).norm() / other.norm()) for one, other in zip(compiled, right, strict=True)]
-    Path(f"{out}.{dist.get_rank()}").write_text(json.dumps({"errors": errors, "graphs": counts}))
+    return {"errors": errors, "graphs": counts}
+
+
+def main(comfyui: str, backend: str, out: str, *files: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    found = {}
+    for file in map(Path, files):
+        torch.compiler.reset()  # or the graphs of the file before would count
+        found[file.stem] = compare(comfyui, backend, file)
+    Path(f"{out}.{dist.get_rank()}").write_text(json.dumps(found))
     leave()
 
 
