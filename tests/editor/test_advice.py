@@ -12,8 +12,8 @@ from pathlib import Path
 from playwright.sync_api import Browser, expect
 
 from demo.host import REPOSITORY, ComfyHost
-from tests.support.editor.editor import open_editor, use_setting
-from tests.support.editor.examples import open_demo
+from tests.support.editor.editor import open_editor, use_setting, wait_for
+from tests.support.editor.examples import NOTES, open_demo
 from tests.support.host.node_defs import read
 
 ROOMS = ("nodes", "worker", "parallel_backend")
@@ -29,6 +29,7 @@ SCRIPTS = tuple(f"parallel_backend/{each}" for each in ("__main__", "command/", 
 # How many texts are in English alone, by room: of how the processes talk to each other, of what a node's code may not
 # be, of broken requests and specs, and of rare models.
 LEFT = {"nodes": 11, "worker": 55, "parallel_backend": 37}
+TITLES = "() => window.app.graph.nodes.map(({ title }) => title)"
 NODE_TEXT = """window.app.graph.nodes.find((node) => node.type === 'KSampler')
     .widgets.find((widget) => widget.name === '$$node-text-preview')?.value"""
 FILLED_IN = ("7", "2 or 4", "Euler, DPM++ 2M", "ulysses=2, ring=1", "a text (CLIP)")
@@ -162,12 +163,18 @@ def test_no_text_is_taken_for_another() -> None:
 
 
 def test_a_chinese_editor_tells_in_chinese_what_the_server_says(browser: Browser, host: ComfyHost) -> None:
-    """During a run, on its node and in the panel; and of a plan that does not fit, before the run and after it."""
+    """In the templates' notes and the drawing of a plan; during a run, on its node and in the panel; and of a plan that
+    does not fit, before the run and after it."""
     with use_setting(host, "Comfy.Locale", "zh", "en"), open_editor(browser, host) as editor:
         page, exact = editor.page, TRANSLATED["compared_exact"]
+        open_demo(editor)
+        (note,) = page.evaluate(NOTES)
+        assert note["title"] == "文件与显卡" and "工作进程" in note["text"] and not note["isTranslated"]
+        assert {"画什么", "负向：无类别"} <= {*page.evaluate(TITLES)}
+        expect(page.locator(".paralleldit-plan-content:not(:empty)")).to_contain_text("并行计算（cfg=2）")
         open_demo(editor, {"mode": "manual", "ulysses": 2, "compare": "once"}, steps=1, seed=77)
         editor.run()
-        page.wait_for_function(f"(text) => {NODE_TEXT} === text", arg=exact)
+        wait_for(page, f"(text) => {NODE_TEXT} === text", arg=exact)
         page.locator(".paralleldit-tab-button").click()
         expect(page.get_by_test_id("paralleldit-compared").first).to_have_text(exact)
         open_demo(editor, {"mode": "manual", "ulysses": 9})

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import expect
 
 from demo.host import ComfyHost
-from tests.support.editor.editor import Editor, insist
+from tests.support.editor.editor import Editor, insist, wait_for
 from tests.support.editor.groups import Event, event, run, tell
 from tests.support.templates.workflows import LOADERS, templates_folder, workflows
 
@@ -219,9 +219,9 @@ def menu(editor: Editor, node: int, item: str) -> None:
     entry.click()
 
 
-def wait_for(editor: Editor, kind: str) -> None:
+def wait_for_loader(editor: Editor, kind: str) -> None:
     """Until there is a loader of this kind."""
-    editor.page.wait_for_function(f"() => {{ const all = {LOADED}; return all(['{kind}']).length > 0 }}")
+    wait_for(editor.page, f"() => {{ const all = {LOADED}; return all(['{kind}']).length > 0 }}")
 
 
 def test_a_loader_in_a_subgraph_becomes_parallel_by_its_menu_in_one_step_to_undo(shared_editor: Editor) -> None:
@@ -231,19 +231,19 @@ def test_a_loader_in_a_subgraph_becomes_parallel_by_its_menu_in_one_step_to_undo
     page.evaluate(AT_NODE, loader["id"])
     before, steps = page.evaluate(SERIALIZED), page.evaluate(UNDO_STEPS)
     menu(shared_editor, loader["id"], "Make parallel")
-    wait_for(shared_editor, UNET)
+    wait_for_loader(shared_editor, UNET)
     shared_editor.screenshot("convert-subgraph")
     assert page.evaluate(UNDO_STEPS) == steps + 1
     page.mouse.click(700, 830)  # on the empty canvas: what the editor notes then is no step more
     assert page.evaluate(UNDO_STEPS) == steps + 1
     page.keyboard.press("Control+z")
-    wait_for(shared_editor, "UNETLoader")
+    wait_for_loader(shared_editor, "UNETLoader")
     assert page.evaluate(LOADED, [UNET]) == []
     assert without_view(page.evaluate(SERIALIZED)) == without_view(before)
     menu(shared_editor, loader["id"], "Make parallel")
-    wait_for(shared_editor, UNET)
+    wait_for_loader(shared_editor, UNET)
     menu(shared_editor, loader["id"], "Make stock")
-    wait_for(shared_editor, "UNETLoader")
+    wait_for_loader(shared_editor, "UNETLoader")
     assert without_view(page.evaluate(SERIALIZED)) == without_view(before)
 
 
@@ -254,11 +254,11 @@ def test_the_vaes_nodes_become_parallel_by_their_menu_and_keep_their_links(share
     before, links = page.evaluate(SETTLED), page.evaluate(PROMPT_OF, "VAEDecode")
     (node,) = [each["id"] for each in before["nodes"] if each["type"] == "VAEDecode"]
     menu(shared_editor, node, "Make parallel")
-    page.wait_for_function(HAS_TYPE, arg="ParallelDiT_VAEDecode")
+    wait_for(page, HAS_TYPE, arg="ParallelDiT_VAEDecode")
     inputs = page.evaluate(PROMPT_OF, "ParallelDiT_VAEDecode")
     assert {name: inputs[name] for name in links} == links and inputs["dtype"] == "auto"
     menu(shared_editor, node, "Make stock")
-    page.wait_for_function(HAS_TYPE, arg="VAEDecode")
+    wait_for(page, HAS_TYPE, arg="VAEDecode")
     assert without_view(page.evaluate(SETTLED)) == without_view(before)
 
 
@@ -354,13 +354,13 @@ def test_a_subgraph_is_made_parallel_by_its_menu_and_its_badge_says_the_plan_and
     page.route(PLAN_ROUTE, lambda route: route.fulfill(json=plan_of_sixteen()))
 
     def shows(text: str) -> None:
-        page.wait_for_function(f"([id, text]) => ({BADGE})(id) === text", arg=[outer, text])
+        wait_for(page, f"([id, text]) => ({BADGE})(id) === text", arg=[outer, text])
 
     try:
         shared_editor.open_alone(template("image_z_image_turbo"))
         outer, items = page.evaluate(SUBGRAPH_MENU, "Make parallel")
         assert items == ["Make parallel"]
-        wait_for(shared_editor, UNET)
+        wait_for_loader(shared_editor, UNET)
         shows(LONGEST)
         node = f"{outer}:{page.evaluate(LOADED, [UNET])[0]['id']}"
         tell(host, of_seven([run(1, 0, node=node)], 0, state="starting", starting=12.0))
@@ -369,8 +369,8 @@ def test_a_subgraph_is_made_parallel_by_its_menu_and_its_badge_says_the_plan_and
         tell(host, of_seven([run(1, 1, node=node)], state="busy", operation="call"))
         shows(LONGEST)
         assert page.evaluate(SUBGRAPH_MENU, "Make stock")[1] == ["Make stock"]
-        wait_for(shared_editor, "UNETLoader")
-        page.wait_for_function(f"(id) => ['none', ''].includes(({BADGE})(id))", arg=outer)
+        wait_for_loader(shared_editor, "UNETLoader")
+        wait_for(page, f"(id) => ['none', ''].includes(({BADGE})(id))", arg=outer)
     finally:
         page.unroute(PLAN_ROUTE)
         tell(host, of_seven([run(1, 20, node=None)], 0, state="stopped", model=None))

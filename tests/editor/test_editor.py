@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from demo.host import ComfyHost
-from tests.support.editor.editor import PATIENCE_MS, Editor, insist
+from tests.support.editor.editor import PATIENCE_MS, Editor, insist, wait_for
 from tests.support.editor.examples import open_demo, settle
 from tests.support.editor.settings import ask_settings, settings_kept
 from tests.support.host.faults import wait_until
@@ -73,14 +73,14 @@ def test_the_nodes_are_found_by_search_and_placed(editor: Editor, page: Page) ->
         page.keyboard.press("Enter")
         expect(search).to_be_hidden()
         is_placed = f"{PLACED}.includes('{node_type}')"
-        insist(place, lambda ms, placed=is_placed: page.wait_for_function(placed, timeout=ms))
+        insist(place, lambda ms, placed=is_placed: wait_for(page, placed, timeout=ms))
     assert editor.problems == []
 
 
 def test_the_demo_draws_when_run_is_pressed(editor: Editor, page: Page) -> None:
     open_demo(editor, steps=4, seed=101)
     editor.run()
-    page.wait_for_function(HAS_IMAGE)
+    wait_for(page, HAS_IMAGE)
     editor.screenshot("demo")
     assert editor.problems == []
 
@@ -98,7 +98,7 @@ def test_the_panel_shows_ranks_and_steps_while_a_job_runs_and_then_that_it_is_do
     first = step_of(panel)
     wait_for_step(panel, first + 5)
     themed.screenshot(f"panel-{theme}")
-    page.wait_for_function(HAS_IMAGE)
+    wait_for(page, HAS_IMAGE)
     expect(panel.get_by_test_id("paralleldit-state")).to_contain_text("ready", ignore_case=True)
     run = panel.get_by_test_id("paralleldit-run").first
     expect(run).to_contain_text("50 steps")
@@ -150,7 +150,7 @@ def test_the_group_is_parked_restarted_stopped_and_started_by_the_panels_buttons
     state, model = panel.get_by_test_id("paralleldit-state"), panel.get_by_test_id("paralleldit-model")
     start, stop, restart, park = (panel.get_by_test_id(f"paralleldit-{name}") for name in BUTTONS)
     editor.run()
-    page.wait_for_function(HAS_IMAGE)
+    wait_for(page, HAS_IMAGE)
     expect(model.get_by_text("demo: coloured shapes")).to_have_attribute("title", re.compile("DiT"))
     expect(state).to_contain_text("ready", ignore_case=True)
     park.click()

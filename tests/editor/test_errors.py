@@ -11,7 +11,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from demo.host import REPOSITORY, ComfyHost
 from parallel_backend.errors import DETAILS, ModelFileError, PlanError, RequestError
-from tests.support.editor.editor import Editor
+from tests.support.editor.editor import Editor, wait_for
 from tests.support.editor.examples import open_demo
 from tests.support.host.faults import spaced
 from tests.support.host.graphs import Job, ranks, status
@@ -132,7 +132,7 @@ def test_a_plan_that_does_not_fit_is_told_at_the_node(editor: Editor) -> None:
 def go_to_tab(page: Page, there: bool) -> None:
     """there: to that of the workflow that fails; else to that of the other one."""
     page.locator(".workflow-tab").get_by_text("failing" if there else re.compile("^Unsaved")).last.click()
-    page.wait_for_function(ACTIVE, arg=[FAILING, there])
+    wait_for(page, ACTIVE, arg=[FAILING, there])
 
 
 def close_tab(page: Page) -> None:
@@ -161,7 +161,7 @@ def test_an_error_is_told_in_the_tab_of_its_workflow_until_that_is_closed(
         editor.reload()
     page.evaluate(NOTE_FAILURE)
     host.interrupt(before)
-    page.wait_for_function("window.failed")
+    wait_for(page, "window.failed")
     page.evaluate(FRAME)
     expect(card).to_have_count(0)
     for there in (True, False, True):
@@ -188,7 +188,7 @@ def test_a_rank_that_dies_in_a_job_is_told_at_the_node_with_its_log_folded_and_i
     )
     open_demo(editor, seed=4711, steps=3000)
     editor.run()
-    page.wait_for_function("window.reached > 3")
+    wait_for(page, "window.reached > 3")
     os.kill(ranks(host)[1], signal.SIGKILL)
     card = card_of(page)
     expect(card.locator(TITLE)).to_have_text("The worker group failed")
@@ -217,7 +217,7 @@ def test_a_rank_that_dies_in_a_job_is_told_at_the_node_with_its_log_folded_and_i
     editor.set_widgets("KSampler", steps=2)
     editor.run()
     expect(card).to_have_count(0)
-    page.wait_for_function("window.served")
+    wait_for(page, "window.served")
     assert editor.problems == []
 
 

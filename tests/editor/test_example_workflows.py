@@ -18,7 +18,7 @@ from PIL import Image
 
 from demo.host import PACK_NAME, REPOSITORY, ComfyHost
 from demo.workflow import api_prompt
-from tests.support.editor.editor import Editor, insist
+from tests.support.editor.editor import Editor, insist, wait_for
 from tests.support.editor.examples import EXAMPLES, FOLDER, boxes, open_example, problems, settle
 from tests.support.editor.shared import SharedPage
 from tests.support.files.template_files import EXAMPLE_FILES, Smaller, files_in, pictures, shrink, unread
@@ -184,10 +184,10 @@ def test_the_template_browser_shows_their_pictures_and_opens_one(editor: Editor)
     page.get_by_role("dialog").get_by_text(PACK_NAME).first.click()
     for name in EXAMPLES:
         page.get_by_test_id(f"template-workflow-{name}").scroll_into_view_if_needed()
-        page.wait_for_function(SHOWN, arg=f"template-workflow-{name}")
+        wait_for(page, SHOWN, arg=f"template-workflow-{name}")
     card = page.get_by_test_id("template-workflow-demo")  # the browser closes when it has opened a template
     insist(lambda: card.is_visible() and card.click(), lambda ms: card.wait_for(state="hidden", timeout=ms))
-    page.wait_for_function(IN_GRAPH, arg=sorted(node["type"] for node in workflow("demo")["nodes"]))
+    wait_for(page, IN_GRAPH, arg=sorted(node["type"] for node in workflow("demo")["nodes"]))
     assert page.evaluate(UNKNOWN) == []
     assert problems(editor) == []
 

@@ -19,7 +19,7 @@ from playwright.sync_api import Browser, Page, Response, expect
 
 from demo.editor import address, command, prepare
 from demo.host import environment, free_port, open_url
-from tests.support.editor.editor import PATIENCE_MS, SCREENSHOTS, USUAL_404, VIEWPORT
+from tests.support.editor.editor import CONTEXT, PATIENCE_MS, SCREENSHOTS, USUAL_404, wait_for
 from tests.support.host.faults import SECONDS_TO_GO, wait_until
 from tests.support.host.graphs import alive
 from tests.support.host.quick_machine import tried_machine
@@ -123,7 +123,7 @@ def look(page: Page, url: str) -> tuple[list[str], list[str]]:
     page.on("pageerror", lambda error: said.append(f"uncaught: {error}"))
     page.set_default_timeout(PATIENCE_MS)
     page.goto(url)
-    page.wait_for_function(SHOWN)
+    wait_for(page, SHOWN)
     page.wait_for_load_state("networkidle")  # what is yet to be fetched
     return missing, said
 
@@ -140,13 +140,14 @@ class Look(NamedTuple):
 
 @pytest.fixture(scope="module")
 def looks(started: Started, browser: Browser) -> Iterator[tuple[list[Look], Page]]:
-    """Of two people, the second of whom the host takes for one who has seen it; and the second's page."""
+    """Of two people: one who comes while the workers start, and one whom the host takes for somebody who has seen it;
+    and the second's page."""
     url, found = started.url, []
     with contextlib.ExitStack() as visits, ThreadPoolExecutor() as threads:
+        restart = threads.submit(post, url, "restart")  # which ends once they run
         for _ in range(2):
             visits.close()
-            restart = threads.submit(post, url, "restart")  # which ends once they run
-            page = visits.enter_context(browser.new_context(viewport=VIEWPORT)).new_page()
+            page = visits.enter_context(browser.new_context(**CONTEXT)).new_page()
             missing, said = look(page, url)
             restart.result()
             page.screenshot(path=SCREENSHOTS / "first-look.png")
@@ -171,9 +172,9 @@ def test_a_node_that_waits_for_its_workers_says_so_and_then_how_long_it_took(
     page = looks[1]
     post(started.url, "stop")
     page.get_by_test_id("queue-button").click()
-    page.wait_for_function(f"() => ({TEXT})?.startsWith('Starting the workers, ')")
+    wait_for(page, f"() => ({TEXT})?.startsWith('Starting the workers, ')")
     page.screenshot(path=SCREENSHOTS / "waiting.png")
-    page.wait_for_function(f"() => ({TEXT})?.startsWith('Workers started in ')")
+    wait_for(page, f"() => ({TEXT})?.startsWith('Workers started in ')")
     page.screenshot(path=SCREENSHOTS / "waited.png")
 
 
@@ -183,7 +184,7 @@ def run_anew(page: Page, seed: int) -> tuple[str, str]:
     page.evaluate(SET_SAMPLER, [seed, 6])
     page.evaluate("() => { window.ended = false }")
     page.get_by_test_id("queue-button").click()
-    title, step = page.wait_for_function(TOLD_ALIKE, timeout=SECONDS * 1000).json_value()
+    title, step = wait_for(page, TOLD_ALIKE, timeout=SECONDS * 1000).json_value()
     expect(runs.first).to_have_attribute("data-state", "done")
     return title, step
 
@@ -217,7 +218,7 @@ def test_after_some_runs_all_places_name_one_plan_and_one_figure(
     assert tried and tried[0][2] == "3", tried
     assert [at for _, at, _ in tried] == sorted({at for _, at, _ in tried}), tried
     expect(page.get_by_test_id("paralleldit-model")).to_contain_text(f"Plan: {plan}")
-    page.wait_for_function(FIGURES_ALIKE)
+    wait_for(page, FIGURES_ALIKE)
     assert "measured" in step
     page.screenshot(path=SCREENSHOTS / "one-truth.png")
     page.evaluate(UNLINK_PLAN)

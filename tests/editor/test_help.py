@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Route
 
 from demo.host import REPOSITORY, ComfyHost
-from tests.support.editor.editor import VIEWPORT, Editor, insist, use_setting
+from tests.support.editor.editor import CONTEXT, Editor, insist, use_setting
 from tests.support.host.node_defs import inputs_of, node_defs, own_nodes, read
 
 DOCS = REPOSITORY / "web" / "docs"
@@ -162,7 +162,7 @@ def test_the_editor_shows_nodes_and_their_help_in_its_language(
     said = read(language)
     with (
         use_setting(host, "Comfy.Locale", language, "en"),
-        contextlib.closing(browser.new_context(viewport=VIEWPORT, locale=accepted)) as context,
+        contextlib.closing(browser.new_context(**CONTEXT, locale=accepted)) as context,
     ):
         context.route("**/api/settings/**", keep_settings)
         editor = Editor(context.new_page(), host)

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Locator, Route, expect
 
 from demo.host import ComfyHost
 from tests.support.editor.cost import cost
-from tests.support.editor.editor import PATIENCE_MS, VIEWPORT, Editor, open_editor, use_setting
+from tests.support.editor.editor import PATIENCE_MS, VIEWPORT, Editor, open_editor, use_setting, wait_for
 from tests.support.editor.examples import open_demo
 from tests.support.editor.groups import EVENTS_A_SECOND, NUMBER, event, run, sampling, tell
 
@@ -98,6 +98,7 @@ def share_of_frames(editor: Editor) -> float:
 
 
 def test_an_open_panel_leaves_the_editor_its_frames(shared_editor: Editor, panel: Locator, host: ComfyHost) -> None:
+    shared_editor.animate(True)
     tell(host, *sampling(), seconds=1 / EVENTS_A_SECOND)
     try:
         expect(panel.get_by_test_id("paralleldit-run")).to_have_count(3)
@@ -111,6 +112,7 @@ def test_an_open_panel_leaves_the_editor_its_frames(shared_editor: Editor, panel
             shares.append(share_of_frames(shared_editor))
         assert max(shares) >= SHARE, shares
     finally:
+        shared_editor.animate(False)
         tell(host)
         panel.get_by_test_id("paralleldit-runs-all").click()
 
@@ -238,7 +240,7 @@ def test_nothing_is_drawn_for_nobody(
         page.evaluate(SET_HIDDEN, True)
     page.evaluate(CHANGES)
     tell(host, event([run(number, 4)], state="busy", operation="call"))
-    page.wait_for_function("window.heard === 4")
+    wait_for(page, "window.heard === 4")
     page.wait_for_timeout(PAUSE_MS)
     assert page.evaluate(CHANGES) == 0
     if kind == "closed":
@@ -343,6 +345,6 @@ def test_plans_are_compared_with_one_device_by_running_each_once(shared_editor: 
     lines.filter(has_text="ulysses=2").get_by_test_id("paralleldit-use").click()
     assert page.evaluate(OF_PLAN) == ["manual", 1, 2]
     page.keyboard.press("Control+z")
-    page.wait_for_function(f"() => ({OF_PLAN})()[0] === 'auto'")
+    wait_for(page, f"() => ({OF_PLAN})()[0] === 'auto'")
     open_demo(shared_editor)
     expect(panel.get_by_test_id("paralleldit-comparison")).to_be_hidden()

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import Page, Route, expect
 
 from demo.host import REPOSITORY, ComfyHost
 from demo.workflow import api_prompt
-from tests.support.editor.editor import Editor, open_editor, use_setting
-from tests.support.editor.examples import open_demo
+from tests.support.editor.editor import Editor, wait_for
+from tests.support.editor.examples import NOTES, open_demo
 
 TEMPLATES = REPOSITORY / "example_workflows"
 ROUTE, SETTINGS = "**/paralleldit/plan", "**/paralleldit/settings"
@@ -33,9 +33,6 @@ TURN_RING = """() => {
         widget.callback?.(value)
     }
 }"""
-NOTES = """() => window.app.graph.nodes.filter((node) => node.type === 'MarkdownNote').map((node) => ({
-    title: node.title, text: node.widgets[0].value, isTranslated: 'paralleldit_translated' in node.properties }))"""
-TITLES = "() => window.app.graph.nodes.map(({ title }) => title)"
 PLAN_NODE = "window.app.graph.nodes.find((node) => node.type === 'ParallelDiT_Plan')"
 OF_PLAN = f"""() => ['mode', 'dp', 'ulysses'].map((name) => {PLAN_NODE}.widgets
     .find((widget) => widget.name === name).value)"""
@@ -122,7 +119,7 @@ def test_auto_shows_what_it_looks_at_and_manual_what_it_has(renderer: str, share
     expect(content).to_contain_text("run side by side (cfg=2)")
     assert page.evaluate(SEEN) == ["mode", "lossy", "compare"]
     if renderer == "canvas":
-        page.wait_for_function(f"() => Math.abs(({HEIGHT})() - {short}) <= 2", timeout=60_000)
+        wait_for(page, f"() => Math.abs(({HEIGHT})() - {short}) <= 2", timeout=60_000)
         assert not page.evaluate(HAS_ADVANCED)
     assert page.evaluate("async () => (await window.app.graphToPrompt()).output") == prompt
 
@@ -317,12 +314,3 @@ def test_an_older_server_leaves_the_node_quiet(editor: Editor) -> None:
     page.wait_for_timeout(500)
     ours = [problem for problem in editor.problems if "paralleldit" in problem or "uncaught" in problem]
     assert len(ours) == 1 and ours[0].startswith("HTTP 404"), "asked once, and never again"
-
-
-def test_the_drawing_and_the_templates_note_are_in_the_editors_language(browser: Browser, host: ComfyHost) -> None:
-    with use_setting(host, "Comfy.Locale", "zh", "en"), open_editor(browser, host) as editor:
-        editor.prompt(template("demo"))
-        (note,) = editor.page.evaluate(NOTES)
-        assert note["title"] == "文件与显卡" and "工作进程" in note["text"] and not note["isTranslated"]
-        assert {"画什么", "负向：无类别"} <= {*editor.page.evaluate(TITLES)}
-        expect(editor.page.locator(".paralleldit-plan-content:not(:empty)")).to_contain_text("并行计算（cfg=2）")

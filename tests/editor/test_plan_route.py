@@ -256,6 +256,8 @@ def test_gpus_that_comfyui_hides_from_the_ranks_are_told_of(monkeypatch: pytest.
     assert [each.key for each in words.explain_devices(words.Devices(2, True, False, ""))] == ["auto_gpus"]
 
 
+# The gate has the status's note by HTTP, above, and what the panel makes of such a note in test_panel.py.
+@pytest.mark.slow
 def test_the_panel_says_why_one_rank_runs_in_place_of_two(single_host: ComfyHost, browser: Browser) -> None:
     with open_editor(browser, single_host) as editor:
         panel = editor.open_panel()

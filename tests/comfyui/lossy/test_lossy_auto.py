@@ -87,8 +87,8 @@ def test_a_lossy_plan_is_chosen_only_where_it_is_allowed_and_compared_with_the_e
 
 
 def test_a_manual_plan_is_compared_too_and_leaves_the_number_of_patches_to_auto(slow_host: ComfyHost) -> None:
-    job = replace(JOB, steps=6)  # no other test compares so many
-    exact = latents(slow_host, asked(job, mode="manual", ulysses=1))
+    job = replace(JOB, width=64, height=64, steps=6)  # no other test compares so many
+    exact = latents(slow_host, asked(job, mode="manual", ulysses=2))
     found = latents(slow_host, asked(job, mode="manual", pipefusion=2, compare="once"))
     reference, run, *_ = runs(slow_host)
     (plan,) = run["plans"]

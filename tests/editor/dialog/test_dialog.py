@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from demo.host import ComfyHost
-from tests.support.editor.editor import Editor
+from tests.support.editor.editor import Editor, wait_for
 from tests.support.editor.settings import ask_settings, settings_file, settings_kept
 from tests.support.host.graphs import post, status
 
@@ -138,7 +138,7 @@ def test_the_dialog_shows_the_servers_values_and_changes_them(
         shared_editor.screenshot("settings")
     assert shared_editor.problems == []
     page.reload()
-    page.wait_for_function(UP)
+    wait_for(page, UP)
     assert page.evaluate(OF_COMFYUI) == [], "ComfyUI keeps no copy"
     with dialog(page) as shown:
         silence = shown.get_by_test_id("paralleldit-setting-silence_seconds")

@@ -14,6 +14,7 @@ from typing import Any
 from playwright.sync_api import (
     Browser,
     ConsoleMessage,
+    JSHandle,
     Locator,
     Page,
     Request,
@@ -38,6 +39,9 @@ FLAGS = (
     "--disable-sync",
 )
 VIEWPORT = {"width": 1600, "height": 900}
+# No animations: a frame costs the browser, which has no GPU, as much as a test's own work.
+CONTEXT: dict[str, Any] = {"viewport": VIEWPORT, "reduced_motion": "reduce"}
+POLL_MS = 100  # a page that is asked at each of its frames draws them all
 PATIENCE_MS = 60_000  # with whatever is to come: a prompt may have to be served first, by a machine that has more to do
 TRIES = 10
 expect.set_options(timeout=PATIENCE_MS)
@@ -77,6 +81,7 @@ FILLS_THE_WINDOW = """([width, height]) => {
     return innerWidth === width && innerHeight === height
         && canvas.width === Math.round(shown.width * scale) && canvas.height === Math.round(shown.height * scale)
 }"""
+ANIMATE = "(on) => document.body.classList.toggle('disable-animations', !on)"
 SET_THEME = "(theme) => window.app.extensionManager.setting.set('Comfy.ColorPalette', theme)"
 
 
@@ -114,12 +119,12 @@ class Editor:
         page.route(lambda url: not url.startswith((host.url, "data:", "blob:")), self._on_foreign)
         page.set_default_timeout(PATIENCE_MS)
         page.goto(host.url)
-        page.wait_for_function(READY)
+        wait_for(page, READY)
 
     def reload(self) -> None:
         """Loads the page anew, as F5 does."""
         self.page.reload()
-        self.page.wait_for_function(READY)
+        wait_for(self.page, READY)
 
     def prompt(self, workflow: dict) -> dict[str, Any]:
         """Opens a workflow; returns the prompt that the editor would queue, in API format, subgraphs unfolded."""
@@ -137,7 +142,7 @@ class Editor:
     def resize(self, size: ViewportSize) -> None:
         """Gives the window this size. The canvas follows later, and a workflow opened before that is drawn small."""
         self.page.set_viewport_size(size)
-        self.page.wait_for_function(FILLS_THE_WINDOW, arg=[size["width"], size["height"]], timeout=PATIENCE_MS)
+        wait_for(self.page, FILLS_THE_WINDOW, arg=[size["width"], size["height"]])
 
     def look_for_files(self) -> None:
         """Looks which models the host has now, as R does."""
@@ -175,6 +180,11 @@ class Editor:
     def set_theme(self, theme: str) -> None:
         """theme: dark or light. The host keeps it for pages that are opened later."""
         self.page.evaluate(SET_THEME, theme)
+
+    def animate(self, on: bool) -> None:
+        """Gives the page its animations, or takes them again: see CONTEXT."""
+        self.page.emulate_media(reduced_motion="no-preference" if on else "reduce")
+        self.page.evaluate(ANIMATE, on)  # what ComfyUI's setting does, whose default is the system's
 
     def screenshot(self, name: str, part: Locator | None = None) -> None:
         """Keeps one of the page, or of a part of it."""
@@ -220,6 +230,11 @@ def use_setting(host: ComfyHost, name: str, value: Any, usual: Any) -> Iterator[
         post(usual)
 
 
+def wait_for(page: Page, true: str, *, arg: Any = None, timeout: float = PATIENCE_MS) -> JSHandle:
+    """Until an expression, or a function of that argument, is true in the page; what it then is."""
+    return page.wait_for_function(true, arg=arg, timeout=timeout, polling=POLL_MS)
+
+
 def insist(act: Callable[[], Any], came: Callable[[float], Any]) -> None:
     """Acts again until what is to come of it is there, as a person does: a busy page may miss a click on its canvas.
 
@@ -243,7 +258,7 @@ def answering(answer: Any) -> Callable[[Route], None]:
 @contextlib.contextmanager
 def open_editor(browser: Browser, host: ComfyHost, told: Mapping[str, Any] | None = None) -> Iterator[Editor]:
     """The editor in a fresh profile. told: by the pattern of an address, its answer in place of the host's."""
-    with contextlib.closing(browser.new_context(viewport=VIEWPORT)) as context:
+    with contextlib.closing(browser.new_context(**CONTEXT)) as context:
         for pattern, answer in (told or {}).items():
             context.route(pattern, answering(answer))
         yield Editor(context.new_page(), host)

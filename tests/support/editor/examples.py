@@ -18,6 +18,8 @@ OPEN = """async (path) => {
 FRAMES = """async () => {
     for (let frame = 0; frame < 5; frame++) await new Promise(requestAnimationFrame)
 }"""
+NOTES = """() => window.app.graph.nodes.filter((node) => node.type === 'MarkdownNote').map((node) => ({
+    title: node.title, text: node.widgets[0].value, isTranslated: 'paralleldit_translated' in node.properties }))"""
 BOXES = "() => window.app.graph.nodes.map((node) => [node.title, ...node.getBounding()])"
 # The editor may not ask, under a host without API nodes, how large the downloads are that it offers; and a host without
 # all of ComfyUI's templates package lacks their list.

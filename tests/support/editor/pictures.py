@@ -22,7 +22,7 @@ from PIL import Image
 from playwright.sync_api import FloatRect, ViewportSize
 
 from demo.host import REPOSITORY, ComfyHost
-from tests.support.editor.editor import SCREENSHOTS, Editor, open_browser, open_editor
+from tests.support.editor.editor import SCREENSHOTS, Editor, open_browser, open_editor, wait_for
 from tests.support.editor.examples import FOLDER, boxes, open_example, settle
 from tests.support.files.template_files import EXAMPLE_FILES, files_in
 from tests.support.templates.examples import TABLE
@@ -77,7 +77,7 @@ def photograph(editor: Editor, name: str) -> Image.Image:
     open_example(editor, name)
     if name in RUN:
         editor.page.evaluate(QUEUE)
-        editor.page.wait_for_function(SHOWS_AN_IMAGE, timeout=RUN_TIMEOUT_MS)
+        wait_for(editor.page, SHOWS_AN_IMAGE, timeout=RUN_TIMEOUT_MS)
     editor.page.evaluate(TAKE_NOTES)
     settle(editor)
     nodes = boxes(editor)
@@ -107,7 +107,7 @@ def film(editor: Editor) -> list[Image.Image]:
         frames.append(image.resize(FILM_FRAME, Image.Resampling.LANCZOS))
 
     editor.run()  # the ranks start, and know the model from now on
-    editor.page.wait_for_function(SHOWS_AN_IMAGE, timeout=RUN_TIMEOUT_MS)
+    wait_for(editor.page, SHOWS_AN_IMAGE, timeout=RUN_TIMEOUT_MS)
     editor.set_widgets("KSampler", steps=FILM_STEPS, seed=7)
     editor.run()
     panel.get_by_test_id("paralleldit-step").wait_for()
