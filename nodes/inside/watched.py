@@ -154,7 +154,7 @@ def namespaces_of(module: torch.nn.Module) -> dict[str, types.ModuleType]:
     while names:
         name = names.pop()
         place = sys.modules.get(name)
-        if place is None or name in (*found, *OF_DEVICES) or not is_comfyuis(getattr(place, "__file__", None)):
+        if place is None or name in found or name in OF_DEVICES or not is_comfyuis(getattr(place, "__file__", None)):
             continue
         found[name] = place
         names += [str(getattr(value, "__module__", "")) for value in vars(place).values() if callable(value)]
@@ -170,10 +170,11 @@ class NamedInCode:
 
     def __init__(self, places: dict[str, types.ModuleType], classes: Iterable[type]) -> None:
         """places: the modules with the model's code. classes: of the model's parts, torch's, too."""
+        known = {*places, *OF_DEVICES}
         self.others = {
             name: (place, set(name.split(".")))
             for name, place in list(sys.modules.items())
-            if name.startswith("comfy.") and name not in (*places, *OF_DEVICES) and isinstance(place, types.ModuleType)
+            if name.startswith("comfy.") and name not in known and isinstance(place, types.ModuleType)
         }
         self.found: dict[str, set[str]] = {}  # by module of ComfyUI's
         self.names = {name for each in classes for names in names_in_code(each) for name in names}

@@ -255,7 +255,7 @@ class DeferredParameter(torch.nn.Parameter):
         return self.read().__reduce_ex__(protocol)
 
     def detach(self) -> torch.Tensor:
-        """Returns an alias of the same weight. It is quick, because a merge of n weights calls it n² times."""
+        """Returns an alias of the same weight."""
         with without_function_modes():
             found = super().detach().as_subclass(DeferredParameter)
         found.weight, found.compute, found.like = self.weight, self.read, self

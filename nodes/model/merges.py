@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from ...worker.comfyui.merges import PREFIX, MergedWeight
 from ...worker.wire.tensors import UnsendableError
 from .local_weights import DeferredParameter
@@ -11,6 +13,22 @@ MERGED_ELSEWHERE = (
     "The merge takes weights of a model from another loader. Load that, too, by Load Diffusion Model (Parallel)."
 )
 COMFYUI = "comfy."  # ComfyUI's modules, whose functions make numbers of a weight
+
+
+class WeightNames:
+    """The names in a module's `state_dict`, one by one. A merge of n weights calls ComfyUI's `add_patches` n times, and
+    each call looks for one name: for it alone, the layer that has the weight is asked."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+
+    def __contains__(self, name: str) -> bool:
+        path, _, own = name.rpartition(".")
+        try:
+            layer = self.module.get_submodule(path)
+        except AttributeError:
+            return False
+        return own in type(layer).state_dict(layer)
 
 
 def name_files(patches: Patches) -> Patches:

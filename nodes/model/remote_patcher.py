@@ -6,6 +6,7 @@ import logging
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import comfy.model_base
 import comfy.model_management
@@ -25,7 +26,7 @@ from ..inside.controls import networks_of, record_all
 from ..inside.patches import compile_settings
 from .call_batching import KEY, add_call_batching
 from .compared_sampling import sample_compared
-from .merges import name_files
+from .merges import WeightNames, name_files
 from .remote_module import MODULE, RemoteModule, remote_module
 from .sampling import Callback, show_on_node
 
@@ -212,7 +213,8 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     def add_patches(self, patches: dict, strength_patch: float = 1.0, strength_model: float = 1.0) -> list:
         """Keeps the patches for this model. `(None,)` only scales a weight; a list is a weight of another model, which
         may have some that this one lacks. Says on the node if a LoRA has no weight of this model."""
-        added = super().add_patches(patches, strength_patch, strength_model)
+        with patch.object(self.model, "state_dict", lambda: WeightNames(self.model)):
+            added = super().add_patches(patches, strength_patch, strength_model)
         if not added and strength_patch and not any(isinstance(value, list) for value in patches.values()):
             explain_useless_lora()
         return added

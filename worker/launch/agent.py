@@ -43,7 +43,7 @@ def main() -> None:
     die_with_parent()
     options = parse()
     report = Report(options.folder)
-    ranks = [] if options.machines or options.store else fork_ranks(options.ranks, RANK)
+    ranks = fork_ranks(options.ranks, RANK)
     try:
         place, listener = open_group(options, report)
     except WorkerGroupError as error:

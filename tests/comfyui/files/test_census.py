@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from parallel_backend.plan import ParallelPlan
 from tests.support.cases.files.single_file_cases import PUBLISHED, original
-from tests.support.census.detectors import DETECTOR_HABITS
+from tests.support.census.detectors import DETECTOR_ROWS
 from tests.support.census.habits import HABITS
 from tests.support.census.merges import MERGE_ROWS, ON_ONE_RANK
 from tests.support.census.models import CENSUS_MODELS
@@ -30,7 +30,7 @@ from tests.support.tiers import running, slow_but
 
 TOLERANCE = 1e-5
 EFFECT = 1e-4  # what a node that does something does at least
-RUN = {**ROWS, **HABITS, **SAVED_ROWS, **DETECTOR_HABITS}
+RUN = {**ROWS, **HABITS, **SAVED_ROWS, **DETECTOR_ROWS}
 # By row, what the node says of a plan that shares more than a node's function allows.
 UNDER, IN_ONE_PLACE = "This sampling runs under {}, not under {}, because of ", "(it needs all {} in one place)"
 LESS = {
@@ -66,7 +66,7 @@ def census(
 
 
 def test_every_node_that_takes_a_model_has_a_row(census: dict[str, Any]) -> None:
-    assert set(census["nodes"]) == {row.node or name for name, row in ROWS.items()}
+    assert set(census["nodes"]) == {row.node or name for name, row in {**ROWS, **DETECTOR_ROWS}.items()}
 
 
 @pytest.mark.parametrize("name", named(name for name, row in RUN.items() if row.words is None))

@@ -71,6 +71,8 @@ CALLED: dict[str, Changes] = {
     "torch's GELU": lambda _module: replaced_function("torch.nn.functional", "gelu"),
     "torch's cat": lambda _module: replaced_function("torch", "cat"),
 }
+# What the gate has in a wrapper of the module, too: a function, a class, a hook, and a change without code.
+IN_WRAPPER = ("forward_orig", "a part's class", "a hook", "fewer blocks")
 WITHOUT_CODE = ("fewer blocks", "an attribute", "a list's values")  # the ranks have what they need
 
 

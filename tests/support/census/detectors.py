@@ -1,4 +1,4 @@
-"""Models that are not sampled from, by the loader nodes themselves."""
+"""A detector, which is not sampled from, by the loader nodes themselves."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from tests.support.census.rows import Row, detects, habit
 
@@ -22,16 +24,16 @@ def boxes(census: Any, row: Row, model: Any) -> torch.Tensor:
 
 
 def by_loader_nodes(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-    """By Load Diffusion Model and by Load Checkpoint, of both packs. The settings may ask for an error instead."""
+    """By our Load Diffusion Model and our Load Checkpoint. The settings may ask for an error instead."""
     name = f"{row.model}.safetensors"
     path = census.base / "models" / "diffusion_models" / name
     checkpoint = census.base / "models" / "checkpoints" / name
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    if not checkpoint.exists():
-        checkpoint.symlink_to(path)
+    with safe_open(path, "pt") as file:
+        weights = {f"model.diffusion_model.{key}": file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        save_file(weights, checkpoint, file.metadata())
     if not census.taken:
-        loaded = census.run("UNETLoader", unet_name=name, weight_dtype="default")[0]
-        return [boxes(census, row, each) for each in (loaded, census.run("CheckpointLoaderSimple", ckpt_name=name)[0])]
+        return [boxes(census, row, model)] * 2
     of_model, of_checkpoint = (
         importlib.import_module(f"pack.nodes.{each}") for each in ("load_model", "load_checkpoint")
     )
@@ -59,4 +61,4 @@ def by_loader_nodes(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     return found
 
 
-DETECTOR_HABITS = {"a detector by the loader nodes": habit(detects("detector"), by_loader_nodes)}
+DETECTOR_ROWS = {"RTDETR_detect": habit(detects("detector"), by_loader_nodes)}

@@ -15,6 +15,7 @@ import torch
 from tests.support.census.changes import (
     CALLED,
     DURING,
+    IN_WRAPPER,
     WITHOUT_CODE,
     Does,
     changed,
@@ -354,7 +355,8 @@ HABITS: dict[str, Row] = {
     },
     **{
         f"{name}, in a wrapper of the module": habit(
-            shared_by(name) if name in WITHOUT_CODE else as_stock(), changed_inside(DURING[name])
+            replace(shared_by(name) if name in WITHOUT_CODE else as_stock(), slow=name not in IN_WRAPPER),
+            changed_inside(DURING[name]),
         )
         for name in DURING
         if name != "the class's _forward"  # ComfyUI has found the method by then

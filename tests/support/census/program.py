@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 
 from parallel_backend.plan import ParallelPlan
 from tests.support.cases.host.base import fill_weights
-from tests.support.census.detectors import DETECTOR_HABITS
+from tests.support.census.detectors import DETECTOR_ROWS
 from tests.support.census.habits import HABITS
 from tests.support.census.networks import GivenNetworks
 from tests.support.census.pack_rows import HABIT_NODE, PACK
@@ -428,7 +428,7 @@ def order(row: Row) -> tuple[Any, ...]:
 def main(comfyui: str, base: str, out: str, *names: str) -> None:
     census = Census(comfyui, base)
     results: dict[str, Any] = {"nodes": census.model_nodes(), "rows": {}}
-    every = {**ROWS, **HABITS, **SAVED_ROWS, **DETECTOR_HABITS}
+    every = {**ROWS, **HABITS, **SAVED_ROWS, **DETECTOR_ROWS}
     rows = [(name, row) for name, row in every.items() if not names or name in names]
     try:
         for name, row in sorted(rows, key=lambda item: order(item[1])):

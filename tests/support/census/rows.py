@@ -249,7 +249,6 @@ ROWS: dict[str, Row] = {
     "SeedVR2Conditioning": replace(
         equal("seedvr2", vae_conditioning=Given("latent")), plan={"cfg": 1}, samples=False
     ),
-    "RTDETR_detect": detects("detector", image=Given("image"), threshold=0.0),
     "SAM3_Detect": detects(
         "segmenter", image=Given("image"), conditioning=Given("positive"), threshold=0.0, refine_iterations=0
     ),
