@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -122,16 +120,3 @@ def test_a_sampling_on_a_part_is_cancelled_and_refused_as_on_the_whole(four: Dir
     part.load()
     assert both(part).equal(expected)
     assert four.pids() == pids
-
-
-def test_a_rank_that_dies_idle_is_the_death_of_the_group_which_comes_back(four: DirectGroup) -> None:
-    part = under(four, **PART)
-    expected, pids = both(part), four.pids()
-    os.kill(pids[3], signal.SIGKILL)
-    assert wait_until(lambda: part.group.status()["deaths"] == 1, SECONDS)
-    assert wait_until(lambda: part.group.status().get("counts", {}).get("load") == 1, SECONDS)
-    assert f"process {pids[3]}) was killed by SIGKILL" in part.group.status()["last_death"]
-    assert len(four.pids()) == 4 and not set(four.pids()) & set(pids)
-    part.load()
-    assert both(part).equal(expected)
-    assert part.group.status()["counts"]["load"] == 1, "under the plan of before"

@@ -23,7 +23,6 @@ from tests.support.group.direct_group import (
     FLUX_LAYER,
     SHORT,
     DirectGroup,
-    direct_group,
     direct_on,
     take_for_gpus,
 )
@@ -184,20 +183,20 @@ def test_fewer_rows_than_ranks_are_served_by_those_without(two: DirectGroup, kin
 @pytest.mark.skipif(sys.platform != "linux", reason="stops a process")
 @pytest.mark.parametrize("kind", [SHARED, pytest.param(HOST, marks=pytest.mark.slow)])
 def test_a_rank_that_is_killed_while_another_waits_for_its_weights_costs_that_request(
-    kind: str, own_ranks: None, tmp_path: Path
+    two: DirectGroup, kind: str
 ) -> None:
-    with direct_group(tmp_path, FLUX, ulysses=2) as two:
-        right = both(under(two, WHOLE))
-        direct = under(two, kind)
-        pids = direct.pids()
+    right = both(under(two, WHOLE))
+    direct = under(two, kind)
+    pids = direct.pids()
 
-        def kill() -> None:
-            os.kill(pids[1], signal.SIGSTOP)  # in the middle of a step: rank 0 comes to wait for it
-            time.sleep(0.3)
-            os.kill(pids[1], signal.SIGKILL)
+    def kill() -> None:
+        os.kill(pids[1], signal.SIGSTOP)  # in the middle of a step: rank 0 comes to wait for it
+        time.sleep(0.3)
+        os.kill(pids[1], signal.SIGKILL)
 
-        with pytest.raises(WorkerGroupError, match="SIGKILL"):
-            direct.sample(*SIZES, call=LONG, check=at_step(20, kill))
-        direct.load()
-        assert equal(both(direct), right)
-        assert not set(pids) & set(direct.pids())
+    with pytest.raises(WorkerGroupError, match="SIGKILL"):
+        direct.sample(*SIZES, call=LONG, check=at_step(20, kill))
+    direct.load()
+    assert equal(both(direct), right)
+    assert not set(pids) & set(direct.pids())
+    two.group.supervisor.restarts.forgive()

@@ -26,6 +26,7 @@ SMALL, LARGE = (16, 16), (160, 160)
 # So wide that a large request's hidden states, 19 MiB, dwarf all else that it has: Python does not survive where one of
 # its own small allocations is what fails.
 WIDE = replace(FLUX, config={**FLUX.config, "num_attention_heads": 4})
+SLOW_REQUESTS = ((1, "forward"), (0, "sample"))
 DEADLINE = 30.0  # for a rank to fill its memory, and no watchdog's
 
 
@@ -49,8 +50,11 @@ def two(group_of_two: WorkerGroup, tmp_path_factory: pytest.TempPathFactory) -> 
     return direct_on(group_of_two, tmp_path_factory.mktemp("two"), WIDE, ulysses=2)
 
 
-@pytest.mark.parametrize("run", ["forward", "sample"])
-@pytest.mark.parametrize("rank", [0, 1])
+# The gate has each rank, and each kind of request.
+@pytest.mark.parametrize(
+    ("rank", "run"),
+    [(0, "forward"), (1, "sample"), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_REQUESTS)],
+)
 def test_any_rank_can_run_out_of_memory_in_a_request(two: DirectGroup, rank: int, run: str) -> None:
     two.load()
     assert_survives(two, rank, run)

@@ -14,6 +14,8 @@ from demo.host import REPOSITORY
 from tests.support.group.direct_group import wait_until
 from worker.launch.process import is_alive
 
+# The gate kills a rank of a worker group while another waits for it: `test_fetched_weights_in_a_group.py`.
+pytestmark = pytest.mark.slow
 DEADLINE = 20.0
 PLANS = {
     "ulysses": {"ulysses": 2},
@@ -50,7 +52,6 @@ def read(path: Path) -> dict:
         return {}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["raise", "kill"])
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_a_rank_that_fails_in_a_collective_is_an_error_on_every_rank(

@@ -87,7 +87,6 @@ def test_ranks_that_start_are_stopped_and_who_waits_for_them_is_told(group: Work
     with pytest.raises(WorkerGroupError, match="stopped"):
         group.load(source, PLAN, 2, stop)
     assert group.status()["state"] == "stopped"
-    group.load(source, ONE, 1, go_on)
 
 
 @pytest.mark.parametrize("how", ["started by hand", pytest.param("met later", marks=pytest.mark.slow), "waited for"])
