@@ -10,7 +10,6 @@ from pathlib import Path
 import diffusers
 import pytest
 import torch
-from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
 from safetensors.torch import load_file, save_file
 
 from demo.host import ComfyHost
@@ -176,6 +175,8 @@ def test_a_diffusers_folder_draws_what_the_stock_loader_draws_of_a_file(
     name: str, files: Path, host: ComfyHost, stock: Callable
 ) -> None:
     """The folder is in several files, as large models are."""
+    from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES  # which imports many others
+
     model_class, config = FOLDERS[name]
     convert = SINGLE_FILE_LOADABLE_CLASSES[model_class]["checkpoint_mapping_fn"]
     model = getattr(diffusers, model_class).from_config(config)

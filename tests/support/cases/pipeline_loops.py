@@ -131,14 +131,17 @@ def video(conditions: Tensors, **others: Any) -> dict[str, Any]:
     return text(conditions, **{"height": 64, "width": 64, "num_frames": 9, **others})
 
 
-def packed(pipeline: type) -> tuple[Latents, Latents]:
-    """How a pipeline packs latents, and unpacks them."""
+def packed(name: str) -> tuple[Latents, Latents]:
+    """How a pipeline packs latents, and unpacks them. It is imported when it does: that takes a second."""
+
+    def pipeline() -> Any:
+        return getattr(diffusers, name)
 
     def pack(latents: torch.Tensor) -> torch.Tensor:
         batch, channels, height, width = latents.shape
-        return pipeline._pack_latents(latents, batch, channels, height, width)
+        return pipeline()._pack_latents(latents, batch, channels, height, width)
 
-    return pack, lambda tokens: pipeline._unpack_latents(tokens, SIDE, SIDE, 8)
+    return pack, lambda tokens: pipeline()._unpack_latents(tokens, SIDE, SIDE, 8)
 
 
 def frames_first(latents: torch.Tensor) -> torch.Tensor:
@@ -155,7 +158,7 @@ def mask(conditions: Tensors) -> torch.Tensor:
 
 
 def flux_like(family: str, name: str, arguments: Callable[[Tensors], dict[str, Any]], **others: Any) -> Loop:
-    pack, unpack = packed(diffusers.FluxPipeline)
+    pack, unpack = packed("FluxPipeline")
     return Loop(family, name, arguments, given=pack, taken=unpack, **others)
 
 
@@ -262,8 +265,8 @@ LOOPS = [
         "QwenImagePipeline",
         lambda given: text(given, prompt_embeds_mask=mask(given)),
         size=(1, 16, 16),
-        given=lambda latents: packed(diffusers.FluxPipeline)[0](latents[:, :, 0]),
-        taken=lambda tokens: packed(diffusers.FluxPipeline)[1](tokens).unsqueeze(2),
+        given=lambda latents: packed("FluxPipeline")[0](latents[:, :, 0]),
+        taken=lambda tokens: packed("FluxPipeline")[1](tokens).unsqueeze(2),
     ),
     Loop(
         "allegro",
