@@ -106,8 +106,7 @@ class Rendezvous:
             lost(Explanation(f"The machine {name} {error}."), False)
             return
         if "failed" in message:
-            failed = message["failed"] if isinstance(message["failed"], dict) else {"cause": message["failed"]}
-            said = Explanation(*(str(failed.get(field, "")) for field in Explanation._fields))
+            said = Explanation(**message["failed"])
             lost(said.because(f"On the machine {name}: "), bool(message.get("of_another")))
 
 

@@ -29,7 +29,7 @@ def estimate_cache_bytes(cache: CacheSettings, working: int, passes: int) -> int
 
 
 def unpack_passes(passes: Sequence[dict], tensors: Tensors) -> list[Pass]:
-    """Returns the forwards of a step. Raises ValueError, KeyError or TypeError if their description is malformed."""
+    """Returns the forwards of a step."""
     found = []
     for fields in passes:
         each = SamplerPass.from_json(fields).unpack(tensors)
