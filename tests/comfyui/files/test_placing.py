@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
 
-from demo.host import REPOSITORY
 from tests.support.files.deeper import deepen
 from tests.support.files.write_gguf import write_gguf
 from tests.support.host.stock_prompts import write_cases
@@ -61,10 +58,8 @@ def test_a_model_that_is_too_large_for_the_card_is_there_in_part_and_gives_the_s
 
 def test_comfyuis_arguments_of_memory_reach_ranks_that_have_a_card(comfyui: Path, files: dict[str, Path]) -> None:
     memory = ["--disable-smart-memory", "--disable-pinned-memory", "--reserve-vram", "2.5", "--async-offload", "3"]
-    program = [sys.executable, "-m", "tests.support.files.rank_arguments", str(comfyui), str(files["fp32"])]
-    command = [*program, *memory, "--fast", "fp16_accumulation"]
-    run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr[-4000:]
-    on_gpu, on_cpu = json.loads(run.stdout)
+    given = (*memory, "--fast", "fp16_accumulation")
+    said = run_program(comfyui, "tests.support.files.rank_arguments", files["fp32"], *given)
+    on_gpu, on_cpu = json.loads(said.splitlines()[-1])
     assert on_gpu == [*memory, "--fast", "fp16_accumulation"]
     assert on_cpu == ["--cpu", "--fast", "fp16_accumulation"]

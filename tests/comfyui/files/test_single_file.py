@@ -17,6 +17,8 @@ from tests.support.cases.files.single_file_cases import FILES, PUBLISHED, REFUSE
 from tests.support.host.graphs import Job, latents, ranks, refusal, relative_error
 from tests.support.programs import run_program
 
+pytestmark = pytest.mark.usefixtures("groups_by_size")
+
 TOLERANCE = 1e-5
 TEXT = {"positive": "text.safetensors", "negative": "other-text.safetensors"}
 
@@ -48,7 +50,8 @@ def job(name: str, kind: str, models: Path, **changes: object) -> Job:
     path = models / "models" / "diffusion_models" / f"{name}, {kind}.safetensors"
     if not path.exists():
         save(FILES[kind](name), path)
-    return Job(path.name, **TEXT, seed=3, cfg=PUBLISHED[name].cfg, width=128, height=96, **changes)
+    given = {"group": None, **changes}
+    return Job(path.name, **TEXT, seed=3, cfg=PUBLISHED[name].cfg, width=128, height=96, **given)
 
 
 def through_stock(job: Job) -> dict:
@@ -92,8 +95,9 @@ def test_one_rank_gives_the_stock_bits_after_ranks_that_attend_otherwise_were_em
 ) -> None:
     """Free memory takes the model off the ranks, which keep the ComfyUI that they have imported with its arguments."""
     name, kind = "flux-dev", "original"
-    latents(host, job(name, kind, models, plan={"ulysses": 2}).prompt())
+    two, one = (job(name, kind, models, plan=plan, group=1).prompt() for plan in ({"ulysses": 2}, {"cfg": 1}))
+    latents(host, two)
     pids = ranks(host)
     host.free()
     assert ranks(host) == pids
-    assert torch.equal(latents(host, job(name, kind, models, plan={"cfg": 1}).prompt()), stock(name, kind))
+    assert torch.equal(latents(host, one), stock(name, kind))

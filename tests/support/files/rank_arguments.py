@@ -17,6 +17,7 @@ from tests.support.host.mounted import mount
 
 def main(comfyui: str, file: str, *arguments: str) -> None:
     mount(comfyui, *arguments)
+    importlib.reload(importlib.import_module("comfy.cli_args"))  # where ComfyUI was imported with other arguments
     logging.disable(logging.CRITICAL)
     described = importlib.import_module("pack.nodes.model.host_file").describe_host_file(Path(file))
     print(json.dumps([described.source(ParallelPlan(), on_cpu).arguments for on_cpu in (False, True)]))
