@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,16 @@ import pytest
 from tests.support.cases.files.published_cases import PUBLISHED
 from tests.support.programs import run_program
 
+# Where there is such a folder, it is in memory: of a file on a disk, the system reads ahead many MiB, even of holes.
+MEMORY = Path("/dev/shm")
+
 
 @pytest.fixture(scope="module")
-def found(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict | str]:
+def found(comfyui: Path) -> dict[str, dict | str]:
     """By file, what the loader finds in it, see describe_files."""
-    folder = tmp_path_factory.mktemp("published")
-    run_program(comfyui, "tests.support.files.write_headers", folder)
-    said = run_program(comfyui, "tests.support.files.describe_files", *sorted(folder.iterdir()))
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
+        run_program(comfyui, "tests.support.files.write_headers", folder)
+        said = run_program(comfyui, "tests.support.files.describe_files", *sorted(Path(folder).iterdir()))
     return json.loads(said.splitlines()[-1])
 
 
