@@ -7,7 +7,6 @@ import os
 import signal
 import statistics
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,15 +99,6 @@ def group(group_of_two: WorkerGroup, model: HostSource) -> WorkerGroup:
     """Two ranks with the model under Ulysses."""
     load(group_of_two, model, {"ulysses": 2}, 2)
     return group_of_two
-
-
-@pytest.fixture
-def alone(own_ranks: None, model: HostSource, tmp_path: Path) -> Iterator[WorkerGroup]:
-    """One rank with the model."""
-    group = WorkerGroup("cpu", tmp_path)
-    load(group, model, {"ulysses": 1}, 1)
-    yield group
-    group.stop()
 
 
 def load(group: WorkerGroup, source: HostSource, plan: dict[str, int], ranks: int) -> None:
@@ -255,13 +245,21 @@ def test_the_first_step_of_a_loaded_model_is_told(group: WorkerGroup, model: Hos
         assert f"The first step took {first:.2f} s" in (group.folder / "rank-0.log").read_text()
 
 
-def test_one_rank_waits_for_nobody(alone: WorkerGroup, model: HostSource) -> None:
-    sample(alone)
-    DirectGroup(alone, DIT, model, ParallelPlan()).forward(16, 16)
-    events = rows(alone)[0]
+def test_one_rank_waits_for_nobody(group: WorkerGroup, model: HostSource) -> None:
+    """Nor for the other, which the plan leaves idle."""
+    alone = DirectGroup(group, DIT, model, ParallelPlan())
+    alone.load()
+    try:
+        sample(group)
+        alone.forward(16, 16)
+        events = rows(group)[0]
+        told = group.status()["last_run"]
+    finally:
+        load(group, model, {"ulysses": 2}, 2)
     assert len(last_run(events)[0]) == RUN_STEPS and len(last_run(events, "call")[0]) == 1
-    assert not [event for event in events if event["cat"] == COMMUNICATION]
-    assert alone.status()["last_run"]["communication"] == 0
+    began = max(event["ts"] for event in events if event["cat"] == REQUEST and event["name"] == "sample")
+    assert not [event for event in events if event["cat"] == COMMUNICATION and event["ts"] >= began]
+    assert told["communication"] == 0
 
 
 def test_a_slow_rank_is_computation_to_itself_and_communication_to_the_other_under_every_plan(
