@@ -7,6 +7,7 @@ answered by a line with the ranks' exit codes; what a rank prints is in FOLDER/r
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -26,6 +27,7 @@ with pause_garbage_collector():
     from tests.support.cases.families import FAMILIES
 
 POLL_SECONDS = 0.02
+OBJECTS = 20_000  # new ones after which a rank looks for garbage; Python's own 700 took a rank 3 % of its time
 GRACE_SECONDS = 5.0  # for the other ranks to say what they saw, after the first one that failed
 
 
@@ -79,6 +81,7 @@ def run(job: dict) -> list[int | None]:
 
 def main() -> None:
     torch.set_num_threads(1)
+    gc.set_threshold(OBJECTS)
     with pause_garbage_collector():
         for family in FAMILIES.values():
             getattr(diffusers, family.model_class)  # which diffusers imports when it is asked for
