@@ -34,8 +34,8 @@ from worker.launch.imports import pause_garbage_collector
 # On some CPUs MKL's products differ by rounding with where a tensor lies in memory, and what is to have the same bits
 # would not have them. Read at the first product, here and in every process that the tests start.
 os.environ["MKL_CBWR"] = "AUTO,STRICT"
-# Whoever wakes up does not interrupt whoever computes; inherited, too. A rank that is interrupted while it sends holds a
-# lock, and until it goes on a thread of gloo's asks for the lock without a pause.
+# A process that wakes up does not interrupt one that computes. Every process that the tests start inherits this. A rank
+# that is interrupted while it sends holds a lock, for which a thread of gloo's then asks without a pause.
 if sys.platform == "linux":
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 

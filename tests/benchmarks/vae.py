@@ -40,7 +40,7 @@ def measured(run: Run, call: dict[str, Any], out: Path) -> dict[str, float]:
     world = 1 if run == STOCK else run
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
-    ranks = ["-m", "tests.support.ranks.host.host_vae_ranks", str(out), json.dumps({**call, STOCK: run == STOCK})]
+    ranks = ["-m", "tests.support.ranks.host.host_vae_ranks", str(out), "{}", json.dumps({**call, STOCK: run == STOCK})]
     subprocess.run([sys.executable, *launch, *ranks], cwd=REPOSITORY, env=environment, check=True)
     found = [json.loads(Path(f"{out}.{rank}.json").read_text()) for rank in range(int(world))]
     return {name: max(each[name] for each in found) for name in ("seconds", "peak")}

@@ -1,7 +1,7 @@
-"""`torchrun -m tests.support.ranks.host.host_vae_ranks OUT [TIMED]`:
+"""`torchrun -m tests.support.ranks.host.host_vae_ranks OUT [MEASURED [TIMED]]`:
 decodes and encodes with every VAE of ComfyUI's own on all ranks; OUT.safetensors is what rank 0 gets, and OUT.RANK.json
-the most bytes that each rank held of the large case. TIMED: JSON of one call of a wide VAE instead, of which each rank
-writes its seconds and its peak.
+the most bytes that each rank held of the large case. MEASURED: JSON of directions by VAE, of which these bytes are.
+TIMED: JSON of one call of a wide VAE instead, of which each rank writes its seconds and its peak.
 
 ComfyUI, which COMFYUI_PATH names, is imported with this, and so once for all ranks that are forked off one process.
 """
@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 
 from parallel_backend.groups.mesh import Axis
 from parallel_backend.vae.parallel import ParallelVAE
-from tests.support.cases.vaes.host_vaes import MEASURED, VAES, WIDE, HostVae
+from tests.support.cases.vaes.host_vaes import VAES, WIDE, HostVae
 from tests.support.fakes.tally import Tally
 from tests.support.ranks.leaving import leave
 
@@ -69,12 +69,12 @@ def most_bytes(run: Callable[[torch.Tensor], Any], given: torch.Tensor, model: t
     return result, tally.peak - before
 
 
-def of_large(case: HostVae, axis: Axis) -> dict[str, int]:
+def of_large(case: HostVae, axis: Axis, directions: list[str]) -> dict[str, int]:
     """By direction, of the large case; beside the whole result, which rank 0 has in the host's memory."""
     parallel = ParallelVAE(case.made(), axis, case.sizes)
-    runs = {"decode": parallel.decode, "encode": parallel.encode}
+    runs, large = {"decode": parallel.decode, "encode": parallel.encode}, case.large()
     with patch.object(parallel, "assemble", lambda _band, _scale: None):
-        return {name: most_bytes(runs[name], given, parallel.vae)[1] for name, given in case.large().items()}
+        return {name: most_bytes(runs[name], large[name], parallel.vae)[1] for name in directions}
 
 
 def timed(call: dict[str, Any], axis: Axis) -> tuple[torch.Tensor | None, dict[str, float]]:
@@ -91,23 +91,23 @@ def timed(call: dict[str, Any], axis: Axis) -> tuple[torch.Tensor | None, dict[s
     return result, {"seconds": time.perf_counter() - start, "peak": peak}
 
 
-def main(out_path: str, call: str = "") -> None:
+def main(out_path: str, measured: str = "{}", call: str = "") -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     ltx.get_max_chunk_size = lambda _device: CHUNK
     rank, world = dist.get_rank(), dist.get_world_size()
     axis = Axis(dist.group.WORLD, world, rank) if world > 1 else Axis(None, 1, 0)
     if call:
-        result, measured = timed(json.loads(call), axis)
-        Path(f"{out_path}.{rank}.json").write_text(json.dumps(measured))
+        result, told = timed(json.loads(call), axis)
+        Path(f"{out_path}.{rank}.json").write_text(json.dumps(told))
         if result is not None:
             save_file({"result": result.contiguous()}, f"{out_path}.safetensors")
         leave()
-    results, bytes_of = {}, {}
+    results, bytes_of, directions = {}, {}, json.loads(measured)
     for name, case in VAES.items():
         results |= {f"{name}: {call}": result for call, result in results_of(case, axis).items()}
-        if name in MEASURED and world != 3:
-            bytes_of[name] = of_large(case, axis)
+        if name in directions:
+            bytes_of[name] = of_large(case, axis, directions[name])
     Path(f"{out_path}.{rank}.json").write_text(json.dumps(bytes_of))
     if rank == 0:
         save_file(results, f"{out_path}.safetensors")
