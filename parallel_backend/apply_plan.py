@@ -139,7 +139,7 @@ def share_attention(
             module, streams = block.get_submodule(path), blocks.attention[path]
             calls = (streams,) if isinstance(streams, str) else streams
             attends = [attention_of(attention, model, module, blocks, path, call, sizes) for call in calls]
-            install_attention(block, path, attends, hooks, attention.layout.slot)
+            attention.seams.append(install_attention(block, path, attends, hooks, attention.layout.slot))
 
 
 def own_blocks(model: torch.nn.Module, spec: ModelSpec) -> list[tuple[BlockList, torch.nn.Module]]:

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -22,10 +23,13 @@ from .hooks import Hooks
 from .models.checks import count_tokens, patch_of
 from .models.spec import ALWAYS_WHOLE, spec_of
 from .seams.agreed_values import AgreedValues
+from .seams.attention import Leaving, Sent
+from .seams.attention_op import RUNNING
 from .seams.compiled import CompiledBlocks
 from .seams.forward import Forward
 from .seams.kept import KeptValues
 from .seams.kernels.backends import Backend
+from .seams.pieces import Pieces
 from .seams.pipeline.regions import check_sizes
 from .seams.pipeline.stages import StageExit, StandIn
 from .seams.pipeline.step_pipeline import StepPipeline, StepRun, count_picture_tokens
@@ -281,9 +285,10 @@ class ParallelModel:
     def run(self, args: tuple, kwargs: dict[str, Any], forward: Forward) -> Any:
         """Runs the model on this rank's arguments. None if the tokens went to the next stage."""
         kwargs = self.kept.identify(self.complete(args, kwargs))
+        run = self.run_in_pieces if self.can_run_in_pieces(forward) else self.run_whole
         try:
             with self.slot.enter(forward), self.fetched.forward(StageExit):
-                output = self.model(*args, **kwargs)
+                output = run(args, kwargs, forward)
         except StageExit:
             return None
         if forward.segments and not forward.gathered and not self.slot.sees_whole:
@@ -292,6 +297,30 @@ class ParallelModel:
                 "Have it skip other blocks, or use ulysses=1 and ring=1.",
             )
         return output
+
+    def run_whole(self, args: tuple, kwargs: dict[str, Any], _forward: Forward) -> Any:
+        return self.model(*args, **kwargs)
+
+    def can_run_in_pieces(self, forward: Forward) -> bool:
+        """Whether a forward runs in the plan's pieces. All ranks decide alike. It runs whole if nodes' code or compiled
+        blocks run in it, if weights are fetched, and if the modules have not attended yet under this plan."""
+        if self.mesh.plan.pieces == 1 or self.attention is None or self.layout is None:
+            return False
+        is_plain = self.slot.is_plain and not RUNNING.compiles and not self.layout.starts and forward.absent is None
+        return is_plain and not self.fetched.flat_blocks and self.attention.is_named
+
+    def run_in_pieces(self, args: tuple, kwargs: dict[str, Any], forward: Forward) -> Any:
+        """Runs both pieces. The last one gathers the tokens of both."""
+        pieces, finished = Pieces[Sent, Leaving](), dict[object, torch.Tensor]()
+
+        def run(index: int) -> Any:
+            piece = forward.piece(index, pieces, finished)
+            with self.slot.enter(piece):
+                output = self.model(*args, **kwargs)
+            forward.gathered = piece.gathered
+            return output
+
+        return pieces.run(partial(run, 0), partial(run, 1))
 
     def count_tokens(self, call: Call) -> int:
         """Returns the tokens of a call's picture. Raises RequestError if it has no whole tokens, or several parts."""

@@ -21,6 +21,7 @@ SPARSE = (OFF, RADIAL, RADIAL_NARROW)  # patterns of self-attention in a video, 
 COMPILED_STEPS = 16  # auto compiles from this many steps on; see docs/dev/10-decisions.md
 # The most parts that heads are exchanged in. Attention waits only for the first part's way in and the last's way out.
 EXCHANGE_PARTS = 4
+PIECES = 2  # in which a forward's tokens may take turns
 MODEL, INT8, FP8, INT4 = EXCHANGE_DTYPES = ("model", "int8", "fp8", "int4")
 AUTO, TIME, MEMORY = BALANCES = (AUTO, "time", "memory")
 EXCHANGE_BLOCK = 64  # the most numbers of a head that share a scale, in a lossy exchange
@@ -59,6 +60,8 @@ class ParallelPlan:
 
     sparse: whether the tokens of a video attend to a part of them only, which is lossy: off, or a pattern in space and
     time.
+    pieces: 2 runs each rank's tokens in two pieces that take turns, so that one computes while the other's tokens
+    travel, see `seams/pieces.py`. Ulysses only; exact.
 
     Placement:
     balance: what the stages' parts of the blocks are balanced by: time or memory. auto counts as time. ComfyUI's
@@ -84,6 +87,7 @@ class ParallelPlan:
     compile: str = OFF
     exchange_dtype: str = MODEL
     sparse: str = OFF
+    pieces: int = 1
     # Placement.
     balance: str = AUTO
     weights: str = AUTO
@@ -109,7 +113,26 @@ class ParallelPlan:
                 f"Use exchange_dtype={INT8}, or ulysses in place of ring and pipefusion.",
                 "exchange_dtype",
             )
+        self.check_pieces()
         object.__setattr__(self, "speeds", self.normalise_speeds())
+
+    def check_pieces(self) -> None:
+        """Raises PlanError if the plan has pieces, and something that needs a forward whole."""
+        if self.pieces == 1:
+            return
+        others = {
+            "ring": self.ring > 1,
+            "pipefusion or patches": self.pipefusion * self.patch_count > 1,
+            "sparse": self.sparse != OFF,
+            f"exchange_dtype={INT4}": self.exchange_dtype == INT4,
+        }
+        found = [name for name, has in others.items() if has]
+        if self.pieces > PIECES or self.ulysses == 1 or found:
+            raise PlanError(
+                f"pieces={self.pieces} does not work with {found[0] if found else f'ulysses={self.ulysses}'}.",
+                f"Use pieces=1, or pieces={PIECES} with ulysses alone.",
+                "pieces",
+            )
 
     def normalise_speeds(self) -> tuple[float, ...]:
         """Returns the speeds. Equal speeds become empty, so that plans of one effect are equal. Raises PlanError."""
@@ -270,6 +293,8 @@ class ParallelPlan:
             parts.append(f"{self.sparse} sparse attention after {self.sync_steps} dense")
         if self.exchange_dtype != MODEL:
             parts.append(f"{self.exchange_dtype} exchange")
+        if self.pieces > 1:
+            parts.append(f"{self.pieces} pieces")
         if self.speeds:
             parts.append(f"speeds {format_speeds(self.speeds)}")
         return " × ".join(parts) or "one rank"

@@ -7,7 +7,8 @@ dim, E a token's head as it is sent.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,8 +24,8 @@ from .attention_op import RUNNING, Attend, Attention, plain_attention
 from .exchange.formats import FORMATS
 from .exchange.heads import HeadPart, head_parts
 from .exchange.ring import ring_attention
-from .exchange.ulysses import UlyssesExchange, view_heads
-from .forward import ForwardSlot
+from .exchange.ulysses import Arrival, Run, UlyssesExchange, view_heads
+from .forward import Forward, ForwardSlot
 from .kernels.backends import Backend
 from .kernels.sparse import SparsePatterns
 from .layout import TokenLayout
@@ -36,6 +37,18 @@ ATTENTION = "parallel_attention"  # attribute that marks a module whose attentio
 # The least queries times heads of a part. With fewer, a GPU's multiprocessors would be idle: 96 tiles of 128 queries
 # fill most of them. On a CPU, messages would be too small to pay.
 ROWS_OF_CARD, ROWS_OF_CPU = 96 * 128, 512
+
+
+Leaving = list[Callable[[], list[tuple[Run, torch.Tensor]]]]  # by part, a function that waits for the result
+
+
+class Sent(NamedTuple):
+    """What a forward, or a piece of one, has sent for a call. arriving: what it receives, by part: queries, keys and
+    values; keys and values apart if they are of other tokens."""
+
+    call: SharedCall
+    forward: Forward
+    arriving: list[tuple[Arrival, ...]]
 
 
 class ParallelAttention:
@@ -60,6 +73,7 @@ class ParallelAttention:
         self.backend = backend
         self.parts = parts
         self.patterns = SparsePatterns(sparse, layout)
+        self.seams: list[AttentionSeam] = []  # of the modules that attend by it
         self.rows = ROWS_OF_CARD if is_accelerator(mesh.device) else ROWS_OF_CPU
 
     def __call__(
@@ -95,21 +109,55 @@ class ParallelAttention:
             return self.attend(call, 0, shape.parts[0], query, key, value)
         shape_BLHD = (len(query), query.shape[2], shape.heads, query.shape[3])
         out_BHLD = query.new_empty(shape_BLHD).transpose(1, 2)
-        query = call.encode("query", query)
-        arriving = [self.scatter(shape, part, query, key, value) for part in shape.parts]
-        self.layout.forward.run_deferred()
-        leaving = []
-        for index, (part, arrived) in enumerate(zip(shape.parts, arriving, strict=True)):
-            q_BhRE, *keys = arrived()
-            q_BhRD = call.decode(("query", index), q_BhRE)
-            out_BhRD = self.attend(call, index, part, q_BhRD, *call.arrived_keys(index, *keys))
-            encoded = call.encode(("result", index), out_BhRD)
-            leaving.append(self.exchange.gather_heads(shape.lengths, encoded, part.queries))
-        for index, arrived in enumerate(leaving):
+        sent = self.send(call, call.encode("query", query), key, value)
+        for index, arrived in enumerate(self.attend_pieces(sent)):
             for run, received in arrived():
                 decoded = call.decode(("result", index, run.ranks), received)
                 view_heads(out_BHLD, run.heads[0]).copy_(decoded)
         return out_BHLD
+
+    def send(self, call: SharedCall, q_BHLE: torch.Tensor, k_BHLE: torch.Tensor, v_BHLE: torch.Tensor) -> Sent:
+        forward = self.layout.forward
+        sent = forward.pieces.sent if forward.pieces else None  # by the first piece
+        first = sent.arriving if sent else [(None,)] * len(call.shape.parts)
+        given = zip(call.shape.parts, first, strict=True)
+        arriving = [self.scatter(call.shape, part, q_BHLE, k_BHLE, v_BHLE, before) for part, before in given]
+        return Sent(call, forward, arriving)
+
+    def attend_pieces(self, sent: Sent) -> Leaving:
+        """Computes attention for the whole forward, or for its pieces as soon as both have sent their tokens. Returns
+        what goes back to the tokens of the forward or piece that has sent this."""
+        if sent.forward.pieces is None:
+            return self.attend_parts([sent])[0]
+        leaving = sent.forward.pieces.meet(sent, self.attend_parts)
+        self.layout.slot.forward = sent.forward  # the other piece had its own there
+        return leaving
+
+    def attend_parts(self, pieces: Sequence[Sent]) -> list[Leaving]:
+        """Computes attention part by part, for all pieces together. Returns what goes back, by piece. Results of the
+        first piece travel first, because it goes on first."""
+        for each in pieces:
+            each.forward.run_deferred()
+        call, gather_heads = pieces[-1].call, self.exchange.gather_heads
+        lengths = [each.call.shape.lengths for each in pieces]
+        leaving, later = [], []
+        for index, part in enumerate(call.shape.parts):
+            for each in pieces[:-1]:
+                for arrival in each.arriving[index]:
+                    arrival.wait()
+            q_BhRE, *keys = (tensor for arrival in pieces[-1].arriving[index] for tensor in arrival())
+            q_BhRD = call.decode(("query", index), q_BhRE)
+            out_BhRD = self.attend(call, index, part, q_BhRD, *call.arrived_keys(index, *keys))
+            encoded = call.encode(("result", index), out_BhRD)
+            first, *others = zip(lengths, encoded.split([*map(sum, lengths)], 2), strict=True)
+            leaving.append(gather_heads(*first, part.queries))
+            later.append([partial(gather_heads, *each, part.queries) for each in others])
+        return [leaving, *([start() for start in starts] for starts in zip(*later, strict=True))]
+
+    @property
+    def is_named(self) -> bool:
+        """Whether all modules are known to call attention by its name alone."""
+        return all(seam.is_named for seam in self.seams)
 
     def shared_call(
         self,
@@ -124,6 +172,8 @@ class ParallelAttention:
     ) -> SharedCall:
         forward, shape = self.layout.slot.forward, self.shape_of(streams, seen, query, key)
         is_plain = self.format is FORMATS[MODEL] and forward.differences is None
+        if forward.pieces and forward.pieces.is_first:
+            attn_mask = None  # the last piece computes
         return SharedCall(
             owner=owner,
             shape=shape,
@@ -148,10 +198,15 @@ class ParallelAttention:
         ranks, group = range(self.ring.index * degree, (self.ring.index + 1) * degree), heads // key.shape[1]
         by_rank = layout.lengths_by_rank(seen, forward.cache is not None)
         most = 1 if degree == 1 else self.part_count(query, streams)
+        own, of_keys = (tuple(layout.lengths_by_rank(each)[ranks.start : ranks.stop]) for each in (streams, seen))
+        tokens = [layout.total(each) for each in (streams, seen)] if forward.pieces else [sum(own), sum(of_keys)]
         forward.counts[at] = CallShape(
             ranks=ranks,
-            lengths=tuple(layout.lengths_by_rank(streams)[ranks.start : ranks.stop]),
-            seen_lengths=tuple(layout.lengths_by_rank(seen)[ranks.start : ranks.stop]),
+            lengths=own,
+            seen_lengths=of_keys,
+            tokens=tokens[0],
+            seen_tokens=tokens[1],
+            is_joint=streams == seen if forward.pieces else own == of_keys,
             ring_lengths=[sum(by_rank[start : start + degree]) for start in range(0, len(by_rank), degree)],
             places=[] if forward.cache is None else layout.cache_places(seen, ranks),
             heads=heads,
@@ -204,15 +259,24 @@ class ParallelAttention:
         return self.backend.attend(q_BhRD, key, value, call.scale, mask)
 
     def scatter(
-        self, shape: CallShape, part: HeadPart, q_BHLE: torch.Tensor, k_BHLE: torch.Tensor, v_BHLE: torch.Tensor
-    ) -> Callable[[], Sequence[torch.Tensor]]:
-        """Runs `scatter_heads` on queries, keys and values. Keys of other tokens are sent separately."""
+        self,
+        shape: CallShape,
+        part: HeadPart,
+        q_BHLE: torch.Tensor,
+        k_BHLE: torch.Tensor,
+        v_BHLE: torch.Tensor,
+        first: Sequence[Arrival | None],
+    ) -> tuple[Arrival, ...]:
+        """Runs `scatter_heads` on queries, keys and values. Keys of other tokens are sent separately. first: what the
+        first piece receives, if this is the last one."""
         scatter_heads, keys = self.exchange.scatter_heads, (part.keys, part.keys)
-        if shape.lengths == shape.seen_lengths:
-            return scatter_heads(shape.lengths, (q_BHLE, k_BHLE, v_BHLE), (part.queries, *keys))
-        queries = scatter_heads(shape.lengths, (q_BHLE,), (part.queries,))
-        seen = scatter_heads(shape.seen_lengths, (k_BHLE, v_BHLE), keys)
-        return lambda: (*queries(), *seen())
+        if shape.is_joint:
+            given = (q_BHLE, k_BHLE, v_BHLE), (part.queries, *keys)
+            return (scatter_heads(shape.lengths, *given, shape.tokens, first[0]),)
+        return (
+            scatter_heads(shape.lengths, (q_BHLE,), (part.queries,), shape.tokens, first[0]),
+            scatter_heads(shape.seen_lengths, (k_BHLE, v_BHLE), keys, shape.seen_tokens, first[-1]),
+        )
 
     def local_mask(
         self,
@@ -255,25 +319,26 @@ class AttentionSeam(TorchFunctionMode):
         self.slot = slot
         self.is_named = False  # whether the module calls attention by that name alone
         self.named = 0  # calls by that name
-        self.undo: list[Callable[[], object]] = []
+        self.undo: list[list[Callable[[], object]]] = []  # by running call of the module: two pieces call it in turn
 
     def begin(self) -> None:
         self.named = 0
+        self.undo.append([])
         if self.slot.is_plain:
             self.replace_name(self.attend_by_name if self.is_named else self.count_by_name)
         if not (self.slot.is_plain and self.is_named):
             self.__enter__()
-            self.undo.append(lambda: self.__exit__(None, None, None))
+            self.undo[-1].append(lambda: self.__exit__(None, None, None))
 
     def end(self) -> None:
         self.is_named = self.slot.is_plain and 0 < self.attention.calls == self.named
-        while self.undo:
-            self.undo.pop()()
+        for undo in reversed(self.undo.pop()):
+            undo()
 
     def replace_name(self, attend: Callable[..., torch.Tensor]) -> None:
         before = getattr(F, NAME)
         setattr(F, NAME, attend)
-        self.undo.append(lambda: setattr(F, NAME, before))
+        self.undo[-1].append(lambda: setattr(F, NAME, before))
 
     def count_by_name(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         self.named += 1
@@ -287,12 +352,13 @@ class AttentionSeam(TorchFunctionMode):
         """Attends while the name is torch's own, because kernels call it."""
         if not self.slot.is_plain:
             return attend(self.attention, *args, **kwargs)
-        before = getattr(F, NAME)
+        before, calls, named = getattr(F, NAME), self.attention.calls, self.named
         setattr(F, NAME, plain_attention)
         try:
             return attend(self.attention, *args, **kwargs)
-        finally:
+        finally:  # the other piece may have called it meanwhile
             setattr(F, NAME, before)
+            self.attention.calls, self.named = calls + 1, named
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is not plain_attention:
@@ -310,7 +376,7 @@ attend_untraced: Any = torch.compiler.disable(attend_by)
 
 def install_attention(
     block: torch.nn.Module, path: str, attends: Sequence[Attend], hooks: Hooks, slot: ForwardSlot
-) -> None:
+) -> AttentionSeam:
     """Redirects a module's attention calls to `attends`, see Attention. The module keeps its projections and norms.
 
     In a compiled block, attention is an operator that does this, because torch traces no tensor methods within a mode.
@@ -344,3 +410,4 @@ def install_attention(
     hooks.before(module, enter)
     hooks.after(module, leave, always_call=True)
     hooks.replace(module, ATTENTION, attention)
+    return seam

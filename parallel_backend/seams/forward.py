@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from ..video import Video
 from .deferred import Deferred
 from .exchange.differences import Differences
+from .pieces import Pieces
 
 
 class StaleCache:
@@ -62,6 +63,8 @@ class Forward:
     absent: Callable[[], None] | None = None
     # By place in the model, tokens in full length of the patches that have run in this step; None if nobody reads them.
     finished: dict[object, torch.Tensor] | None = None
+    # The pieces that the model runs in, of which this forward is one; None if it is the whole forward.
+    pieces: Pieces | None = None
     # By stream, the lengths of all its segments, known once the stream reaches a block.
     segments: dict[str, list[int]] = field(default_factory=dict)
     # By method and arguments, what `TokenLayout` has counted of the segments' tokens.
@@ -87,6 +90,11 @@ class Forward:
     skips: dict[int, torch.Tensor] = field(default_factory=dict)
     # Deferred work of the running block.
     deferred: list[Deferred] = field(default_factory=list)
+
+    def piece(self, index: int, pieces: Pieces, finished: dict[object, torch.Tensor]) -> Forward:
+        """Returns the forward of one of the pieces. finished: for both."""
+        given = Forward([index], None, self.step, self.index, None)
+        return replace(given, finished=finished, pieces=pieces)
 
     def run_deferred(self) -> None:
         """Runs the deferred work while ranks exchange tensors."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -22,6 +23,7 @@ from ..errors import RequestError
 from ..groups.collectives import gather
 from ..groups.mesh import Axis
 from ..groups.mesh_layout import shard_sizes
+from ..plan import PIECES
 from .forward import Forward, ForwardSlot
 
 Names = tuple[str, ...]
@@ -118,7 +120,10 @@ class TokenLayout:
         known[TokenLayout.learn, streams] = length
 
     def segments_of(self, stream: str, length: int) -> list[int]:
-        """Returns the lengths of a stream's segments. The image's are equal, and the rest goes to the first segment."""
+        """Returns the lengths of a stream's segments: equal ones for the pieces of a forward. Of patches, the image's
+        are equal, and the rest goes to the first one."""
+        if self.forward.pieces:
+            return shard_sizes(length, PIECES)
         return shard_sizes(length, self.patches) if stream == self.image else [length, *[0] * (self.patches - 1)]
 
     @once_a_forward
@@ -280,8 +285,9 @@ class TokenLayout:
     def token_order(
         self, streams: tuple[str, ...], ranks: range, running: list[int], device: torch.device
     ) -> torch.Tensor:
-        """Returns the positions of these ranks' tokens in the whole joined streams, for these segments, in rank order.
-        It is computed on the device, once per forward, because a copy from the host would make the host wait."""
+        """Returns the positions of these ranks' tokens in the whole joined streams, for these segments, in rank order;
+        for the pieces of a forward, piece by piece. It is computed on the device, once per forward, because a copy from
+        the host would make the host wait."""
         key = (streams, ranks, tuple(running), device)
         if key in self.forward.orders:
             return self.forward.orders[key]
@@ -289,12 +295,12 @@ class TokenLayout:
         for stream in streams:
             starts[stream] = sum(sum(self.segments[before]) for before in starts)
         pieces = []
-        for rank in ranks:
-            for stream in streams:
-                for index in running:
-                    sizes = self.sizes(stream, index)
-                    start = starts[stream] + sum(self.segments[stream][:index]) + sum(sizes[:rank])
-                    pieces.append(torch.arange(start, start + sizes[rank], device=device))
+        groups = [[piece] for piece in range(PIECES)] if self.forward.pieces else [running]
+        for group, rank, stream in product(groups, ranks, streams):
+            for index in group:
+                sizes = self.sizes(stream, index)
+                start = starts[stream] + sum(self.segments[stream][:index]) + sum(sizes[:rank])
+                pieces.append(torch.arange(start, start + sizes[rank], device=device))
         self.forward.orders[key] = torch.cat(pieces)
         return self.forward.orders[key]
 

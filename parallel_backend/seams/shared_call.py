@@ -21,6 +21,8 @@ class CallShape(NamedTuple):
 
     ranks: of the Ulysses group, on the sequence axis.
     lengths, seen_lengths: tokens of queries and of keys, by rank of the Ulysses group.
+    tokens, seen_tokens: how many of each arrive in all, for both pieces of a forward.
+    is_joint: whether queries, keys and values travel in one message.
     ring_lengths: keys by rank of the ring.
     places: of fresh keys in the cache, if there is one.
     heads: of the queries. group: the number of query heads that share a key head.
@@ -30,6 +32,9 @@ class CallShape(NamedTuple):
     ranks: range
     lengths: tuple[int, ...]
     seen_lengths: tuple[int, ...]
+    tokens: int
+    seen_tokens: int
+    is_joint: bool
     ring_lengths: list[int]
     places: list[tuple[int, int]]
     heads: int

@@ -53,6 +53,24 @@ class Message(NamedTuple):
     own: list[int]
 
 
+class Arrival(NamedTuple):
+    """Tensors that arrive together: the group's tokens with this rank's heads.
+
+    received: the tokens of all pieces (`seams/pieces.py`), one piece after the other; flat. shape: of it. own: this
+    rank's heads, by tensor. wait: until this piece's tokens are there.
+    """
+
+    received: torch.Tensor
+    shape: tuple[int, int, int, int]
+    own: list[int]
+    wait: Callable[[], object]
+
+    def __call__(self) -> Sequence[torch.Tensor]:
+        """Returns the tensors of all pieces, BhRE, as soon as this piece's tokens are there."""
+        self.wait()
+        return self.received.view(self.shape).permute(1, 2, 0, 3).split_with_sizes(self.own, 1)
+
+
 @functools.lru_cache(maxsize=MESSAGES)
 def plan_scatter(index: int, batch: int, width: int, lengths: tuple[int, ...], shares: tuple[Shares, ...]) -> Message:
     """Plans `scatter_heads` for the rank at `index`. Blocks are alike, so it is done once for all of them."""
@@ -92,11 +110,17 @@ class UlyssesExchange:
         self.axis = axis
 
     def scatter_heads(
-        self, lengths: tuple[int, ...], tensors_BHLE: Sequence[torch.Tensor], shares: tuple[Shares, ...]
-    ) -> Callable[[], Sequence[torch.Tensor]]:
+        self,
+        lengths: tuple[int, ...],
+        tensors_BHLE: Sequence[torch.Tensor],
+        shares: tuple[Shares, ...],
+        tokens: int = 0,
+        before: Arrival | None = None,
+    ) -> Arrival:
         """Sends local tokens with all heads. Receives the group's tokens with this rank's heads, BhRE.
 
-        lengths: tokens by rank of the group. shares: of each tensor. The token dim comes first in memory, so received
+        lengths: tokens by rank of the group. shares: of each tensor. tokens: of all pieces, if there are several.
+        before: what the first piece receives, if this is the last one. The token dim comes first in memory, so received
         tokens are already in rank order, and nothing is unpacked.
         """
         batch, _, _, width = tensors_BHLE[0].shape
@@ -106,13 +130,11 @@ class UlyssesExchange:
             parts = send[run.start : run.stop].view(run.shape).split_with_sizes(run.counts, 3)
             for part, tensor, heads in zip(parts, tensors_BHLE, run.heads, strict=True):
                 part.copy_(view_heads(tensor, heads))
-        arrive = self.exchange(send, message.to, message.of)
-
-        def arrived() -> Sequence[torch.Tensor]:
-            received = arrive().view(message.shape).permute(1, 2, 0, 3)
-            return received.split_with_sizes(message.own, 1)
-
-        return arrived
+        count, *shape = message.shape
+        shape = (tokens or count, *shape)
+        received = send.new_empty(math.prod(shape)) if before is None else before.received
+        own = received[: sum(message.of)] if before is None else received[len(received) - sum(message.of) :]
+        return Arrival(received, shape, message.own, self.exchange(send, own, message.to, message.of))
 
     def gather_heads(
         self, lengths: tuple[int, ...], out_BhRE: torch.Tensor, shares: Shares
@@ -121,27 +143,26 @@ class UlyssesExchange:
         each run, rLBnE. `view_heads` returns the view to which they are copied."""
         batch, _, _, width = out_BhRE.shape
         message = plan_gather(self.axis.index, batch, width, lengths, shares)
-        arrive = self.exchange(out_BhRE.permute(2, 0, 1, 3).reshape(-1), message.to, message.of)
+        received = out_BhRE.new_empty(sum(message.of))
+        wait = self.exchange(out_BhRE.permute(2, 0, 1, 3).reshape(-1), received, message.to, message.of)
 
         def arrived() -> list[tuple[Run, torch.Tensor]]:
-            received = arrive()
+            wait()
             return [(run, received[run.start : run.stop].view(run.shape)) for run in message.runs]
 
         return arrived
 
-    def exchange(self, send: torch.Tensor, to: list[int], of: list[int]) -> Callable[[], torch.Tensor]:
-        """Starts an all-to-all of flat tensors. to, of: how many elements are sent to each rank of the axis, and
-        received from it."""
-        received = send.new_empty(sum(of))
+    def exchange(self, send: torch.Tensor, received: torch.Tensor, to: list[int], of: list[int]) -> Callable[[], None]:
+        """Starts an all-to-all of flat tensors. Returns a function that waits for its end. to, of: how many elements
+        are sent to each rank of the axis, and received from it."""
         work = dist.all_to_all_single(received, send, of, to, group=self.axis.group, async_op=True)
 
-        def arrive(_sent: torch.Tensor = send) -> torch.Tensor:  # kept until it is delivered
+        def wait(_sent: torch.Tensor = send) -> None:  # kept until it is delivered
             with self.axis.timeline.communication("all_to_all"):
                 if work is not None:  # None only on a rank outside of the group
                     work.wait()
-            return received
 
-        return arrive
+        return wait
 
 
 def list_runs(*shares: Shares) -> Iterator[range]:
