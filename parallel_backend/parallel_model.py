@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -310,8 +309,8 @@ class ParallelModel:
         return is_plain and not self.fetched.flat_blocks and self.attention.is_named
 
     def run_in_pieces(self, args: tuple, kwargs: dict[str, Any], forward: Forward) -> Any:
-        """Runs both pieces. The last one gathers the tokens of both."""
-        pieces, finished = Pieces[Sent, Leaving](), dict[object, torch.Tensor]()
+        """Runs the plan's pieces. The last one gathers the tokens of all."""
+        pieces, finished = Pieces[Sent, Leaving](self.mesh.plan.pieces), dict[object, torch.Tensor]()
 
         def run(index: int) -> Any:
             piece = forward.piece(index, pieces, finished)
@@ -320,7 +319,7 @@ class ParallelModel:
             forward.gathered = piece.gathered
             return output
 
-        return pieces.run(partial(run, 0), partial(run, 1))
+        return pieces.run(run)
 
     def count_tokens(self, call: Call) -> int:
         """Returns the tokens of a call's picture. Raises RequestError if it has no whole tokens, or several parts."""

@@ -21,7 +21,7 @@ SPARSE = (OFF, RADIAL, RADIAL_NARROW)  # patterns of self-attention in a video, 
 COMPILED_STEPS = 16  # auto compiles from this many steps on; see docs/dev/10-decisions.md
 # The most parts that heads are exchanged in. Attention waits only for the first part's way in and the last's way out.
 EXCHANGE_PARTS = 4
-PIECES = 2  # in which a forward's tokens may take turns
+PIECES = 4  # the most in which a rank's tokens may take turns
 MODEL, INT8, FP8, INT4 = EXCHANGE_DTYPES = ("model", "int8", "fp8", "int4")
 AUTO, TIME, MEMORY = BALANCES = (AUTO, "time", "memory")
 EXCHANGE_BLOCK = 64  # the most numbers of a head that share a scale, in a lossy exchange
@@ -60,8 +60,8 @@ class ParallelPlan:
 
     sparse: whether the tokens of a video attend to a part of them only, which is lossy: off, or a pattern in space and
     time.
-    pieces: 2 runs each rank's tokens in two pieces that take turns, so that one computes while the other's tokens
-    travel, see `seams/pieces.py`. Ulysses only; exact.
+    pieces: in how many pieces a rank's tokens take turns, so that one computes while the others' tokens travel, see
+    `seams/pieces.py`. Ulysses only; exact.
 
     Placement:
     balance: what the stages' parts of the blocks are balanced by: time or memory. auto counts as time. ComfyUI's
@@ -130,7 +130,7 @@ class ParallelPlan:
         if self.pieces > PIECES or self.ulysses == 1 or found:
             raise PlanError(
                 f"pieces={self.pieces} does not work with {found[0] if found else f'ulysses={self.ulysses}'}.",
-                f"Use pieces=1, or pieces={PIECES} with ulysses alone.",
+                f"Use pieces=1, or up to {PIECES} with ulysses alone.",
                 "pieces",
             )
 

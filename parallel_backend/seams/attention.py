@@ -118,10 +118,10 @@ class ParallelAttention:
 
     def send(self, call: SharedCall, q_BHLE: torch.Tensor, k_BHLE: torch.Tensor, v_BHLE: torch.Tensor) -> Sent:
         forward = self.layout.forward
-        sent = forward.pieces.sent if forward.pieces else None  # by the first piece
-        first = sent.arriving if sent else [(None,)] * len(call.shape.parts)
-        given = zip(call.shape.parts, first, strict=True)
-        arriving = [self.scatter(call.shape, part, q_BHLE, k_BHLE, v_BHLE, before) for part, before in given]
+        sent = forward.pieces.sent if forward.pieces else []  # by the pieces before
+        before = sent[-1].arriving if sent else [(None,)] * len(call.shape.parts)
+        given = zip(call.shape.parts, before, strict=True)
+        arriving = [self.scatter(call.shape, part, q_BHLE, k_BHLE, v_BHLE, each) for part, each in given]
         return Sent(call, forward, arriving)
 
     def attend_pieces(self, sent: Sent) -> Leaving:
@@ -130,7 +130,7 @@ class ParallelAttention:
         if sent.forward.pieces is None:
             return self.attend_parts([sent])[0]
         leaving = sent.forward.pieces.meet(sent, self.attend_parts)
-        self.layout.slot.forward = sent.forward  # the other piece had its own there
+        self.layout.slot.forward = sent.forward  # the other pieces had their own there
         return leaving
 
     def attend_parts(self, pieces: Sequence[Sent]) -> list[Leaving]:
@@ -172,7 +172,7 @@ class ParallelAttention:
     ) -> SharedCall:
         forward, shape = self.layout.slot.forward, self.shape_of(streams, seen, query, key)
         is_plain = self.format is FORMATS[MODEL] and forward.differences is None
-        if forward.pieces and forward.pieces.is_first:
+        if forward.pieces and not forward.pieces.is_last:
             attn_mask = None  # the last piece computes
         return SharedCall(
             owner=owner,
@@ -265,17 +265,17 @@ class ParallelAttention:
         q_BHLE: torch.Tensor,
         k_BHLE: torch.Tensor,
         v_BHLE: torch.Tensor,
-        first: Sequence[Arrival | None],
+        before: Sequence[Arrival | None],
     ) -> tuple[Arrival, ...]:
-        """Runs `scatter_heads` on queries, keys and values. Keys of other tokens are sent separately. first: what the
-        first piece receives, if this is the last one."""
+        """Runs `scatter_heads` on queries, keys and values. Keys of other tokens are sent separately. before: what
+        the piece before receives, if there is one."""
         scatter_heads, keys = self.exchange.scatter_heads, (part.keys, part.keys)
         if shape.is_joint:
             given = (q_BHLE, k_BHLE, v_BHLE), (part.queries, *keys)
-            return (scatter_heads(shape.lengths, *given, shape.tokens, first[0]),)
+            return (scatter_heads(shape.lengths, *given, shape.tokens, before[0]),)
         return (
-            scatter_heads(shape.lengths, (q_BHLE,), (part.queries,), shape.tokens, first[0]),
-            scatter_heads(shape.seen_lengths, (k_BHLE, v_BHLE), keys, shape.seen_tokens, first[-1]),
+            scatter_heads(shape.lengths, (q_BHLE,), (part.queries,), shape.tokens, before[0]),
+            scatter_heads(shape.seen_lengths, (k_BHLE, v_BHLE), keys, shape.seen_tokens, before[-1]),
         )
 
     def local_mask(
@@ -356,7 +356,7 @@ class AttentionSeam(TorchFunctionMode):
         setattr(F, NAME, plain_attention)
         try:
             return attend(self.attention, *args, **kwargs)
-        finally:  # the other piece may have called it meanwhile
+        finally:  # another piece may have called it meanwhile
             setattr(F, NAME, before)
             self.attention.calls, self.named = calls + 1, named
 

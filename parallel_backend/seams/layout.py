@@ -23,7 +23,6 @@ from ..errors import RequestError
 from ..groups.collectives import gather
 from ..groups.mesh import Axis
 from ..groups.mesh_layout import shard_sizes
-from ..plan import PIECES
 from .forward import Forward, ForwardSlot
 
 Names = tuple[str, ...]
@@ -123,7 +122,7 @@ class TokenLayout:
         """Returns the lengths of a stream's segments: equal ones for the pieces of a forward. Of patches, the image's
         are equal, and the rest goes to the first one."""
         if self.forward.pieces:
-            return shard_sizes(length, PIECES)
+            return shard_sizes(length, self.forward.pieces.count)
         return shard_sizes(length, self.patches) if stream == self.image else [length, *[0] * (self.patches - 1)]
 
     @once_a_forward
@@ -294,14 +293,14 @@ class TokenLayout:
         starts = {}
         for stream in streams:
             starts[stream] = sum(sum(self.segments[before]) for before in starts)
-        pieces = []
-        groups = [[piece] for piece in range(PIECES)] if self.forward.pieces else [running]
+        pieces, found = self.forward.pieces, []
+        groups = [[piece] for piece in range(pieces.count)] if pieces else [running]
         for group, rank, stream in product(groups, ranks, streams):
             for index in group:
                 sizes = self.sizes(stream, index)
                 start = starts[stream] + sum(self.segments[stream][:index]) + sum(sizes[:rank])
-                pieces.append(torch.arange(start, start + sizes[rank], device=device))
-        self.forward.orders[key] = torch.cat(pieces)
+                found.append(torch.arange(start, start + sizes[rank], device=device))
+        self.forward.orders[key] = torch.cat(found)
         return self.forward.orders[key]
 
     @once_a_forward

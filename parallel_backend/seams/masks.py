@@ -128,7 +128,7 @@ def with_whole_mask(
     if attn_mask is not None:
         sides, name = layout.forward.sides, f"mask.{seen}"
         if name not in sides:
-            sides[name] = (None, layout.gather(attn_mask, seen, -1))
+            sides[name] = (None, layout.gather(attn_mask, seen, -1, name))
         attn_mask = whole = sides[name][1]
         if cache := layout.forward.cache:
             attn_mask = cache.masks.setdefault(owner, whole)

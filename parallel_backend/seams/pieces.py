@@ -1,7 +1,8 @@
-"""A model in two pieces: coroutines that compute half of a rank's tokens each, and take turns in attention.
+"""A forward in pieces: coroutines that compute a part of a rank's tokens each, and take turns in attention.
 
-While one piece's queries, keys and values travel, the other computes the rest of its block and its own projections.
-Each call of attention computes both pieces' tokens together, as soon as both have sent theirs. So the result is exact.
+While one piece's queries, keys and values travel, the others compute the rest of their block and their projections of
+the next. Each call of attention computes all pieces' tokens together, as soon as all have sent theirs. So the result is
+exact.
 
 The pieces are coroutines of one thread (greenlets), because a block's own code cannot be left in the middle otherwise.
 """
@@ -13,74 +14,80 @@ from importlib.util import find_spec
 from typing import Any, Generic, TypeVar
 
 LIBRARY = "greenlet"  # ComfyUI's database brings it
+UNEQUAL = "The pieces of a forward do not attend equally often."
 
 Sent = TypeVar("Sent")
 Leaving = TypeVar("Leaving")
 
 
 def lacks_coroutines() -> bool:
-    """Whether this Python has no library of coroutines that can be left inside a call."""
+    """Whether this Python has no library of coroutines that can be left inside of a call."""
     return find_spec(LIBRARY) is None
 
 
 class PieceStopped(Exception):
-    """Ends the first piece because the last one has failed."""
+    """Ends a piece because another one has failed."""
 
 
 class Pieces(Generic[Sent, Leaving]):
-    """Two pieces of one forward.
+    """The pieces of one forward. The last one runs where it is called, and the earlier ones are coroutines.
 
-    sent: what the first piece has sent for the attention call at which it waits; None while it runs.
+    sent: what the earlier pieces have sent for the attention call at which they wait. leaving: what goes back to them.
     """
 
-    def __init__(self) -> None:
-        self.first: Any = None
-        self.sent: Sent | None = None
-        self.leaving: Leaving | None = None
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.earlier: list[Any] = []
+        self.sent: list[Sent] = []
+        self.leaving: list[Leaving] = []
 
-    def run(self, first: Callable[[], object], last: Callable[[], Any]) -> Any:
-        """Runs both pieces, and returns what the last one returns. The first piece ends before the last one. Raises
-        what either raises, after both have ended."""
+    def run(self, run: Callable[[int], Any]) -> Any:
+        """Runs all pieces by their number, and returns what the last one returns. The others end before it. Raises what
+        any of them raises, after all have ended."""
         from greenlet import greenlet
 
-        self.first = greenlet(first)
+        self.earlier = [greenlet(run) for _ in range(self.count - 1)]
         try:
-            self.first.switch()
-            output = last()
-            if not self.first.dead:
-                raise RuntimeError("The pieces of a forward do not attend equally often.")
+            for index, piece in enumerate(self.earlier):
+                piece.switch(index)
+            output = run(self.count - 1)
+            if not all(piece.dead for piece in self.earlier):
+                raise RuntimeError(UNEQUAL)
             return output
         finally:
             self.stop()
 
     def stop(self) -> None:
-        """Ends the first piece, so that the hooks of its running blocks are called."""
-        if not self.first.dead:
-            try:
-                self.first.throw(PieceStopped())
-            except PieceStopped:
-                pass
-        self.first = self.sent = self.leaving = None
-
-    def meet(self, sent: Sent, compute: Callable[[Sequence[Sent]], Sequence[Leaving]]) -> Leaving:
-        """Waits until both pieces have sent what attention needs. Returns this piece's part of what `compute` returns
-        for both. The last piece to arrive computes. Then the first piece goes on, until it waits again or ends."""
-        if self.is_first:
-            self.sent = sent
-            self.first.parent.switch()
-            leaving, self.leaving = self.leaving, None
-            assert leaving is not None
-            return leaving
-        if self.sent is None:
-            raise RuntimeError("The pieces of a forward do not attend equally often.")
-        self.leaving, own = compute([self.sent, sent])
-        self.sent = None
-        self.first.switch()
-        return own
+        """Ends the pieces that wait, so that the hooks of their running blocks are called."""
+        for piece in self.earlier:
+            if piece and not piece.dead:
+                try:
+                    piece.throw(PieceStopped())
+                except PieceStopped:
+                    pass
+        self.earlier.clear()
+        self.sent.clear()
+        self.leaving.clear()
 
     @property
-    def is_first(self) -> bool:
-        """Whether the first piece runs."""
+    def is_last(self) -> bool:
+        """Whether the last piece runs."""
         from greenlet import getcurrent
 
-        return getcurrent() is self.first
+        return getcurrent() not in self.earlier
+
+    def meet(self, sent: Sent, compute: Callable[[Sequence[Sent]], Sequence[Leaving]]) -> Leaving:
+        """Waits until all pieces have sent what attention needs. Returns this piece's part of what `compute` returns
+        for all. The last piece to come computes. Then the others go on, one after the other, each until it waits again
+        or ends."""
+        if not self.is_last:
+            self.sent.append(sent)
+            self.earlier[0].parent.switch()
+            return self.leaving.pop(0)
+        if len(self.sent) != len(self.earlier):
+            raise RuntimeError(UNEQUAL)
+        *self.leaving, own = compute([*self.sent, sent])
+        self.sent.clear()
+        for piece in self.earlier:
+            piece.switch()
+        return own

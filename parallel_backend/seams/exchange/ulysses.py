@@ -56,11 +56,12 @@ class Message(NamedTuple):
 class Arrival(NamedTuple):
     """Tensors that arrive together: the group's tokens with this rank's heads.
 
-    received: the tokens of all pieces (`seams/pieces.py`), one piece after the other; flat. shape: of it. own: this
-    rank's heads, by tensor. wait: until this piece's tokens are there.
+    received: the tokens of all pieces (`seams/pieces.py`), one piece after the other; flat. end: of this piece's in it.
+    shape: of it. own: this rank's heads, by tensor. wait: until this piece's tokens are there.
     """
 
     received: torch.Tensor
+    end: int
     shape: tuple[int, int, int, int]
     own: list[int]
     wait: Callable[[], object]
@@ -120,7 +121,7 @@ class UlyssesExchange:
         """Sends local tokens with all heads. Receives the group's tokens with this rank's heads, BhRE.
 
         lengths: tokens by rank of the group. shares: of each tensor. tokens: of all pieces, if there are several.
-        before: what the first piece receives, if this is the last one. The token dim comes first in memory, so received
+        before: what the piece before receives, if there is one. The token dim comes first in memory, so received
         tokens are already in rank order, and nothing is unpacked.
         """
         batch, _, _, width = tensors_BHLE[0].shape
@@ -130,11 +131,12 @@ class UlyssesExchange:
             parts = send[run.start : run.stop].view(run.shape).split_with_sizes(run.counts, 3)
             for part, tensor, heads in zip(parts, tensors_BHLE, run.heads, strict=True):
                 part.copy_(view_heads(tensor, heads))
-        count, *shape = message.shape
-        shape = (tokens or count, *shape)
-        received = send.new_empty(math.prod(shape)) if before is None else before.received
-        own = received[: sum(message.of)] if before is None else received[len(received) - sum(message.of) :]
-        return Arrival(received, shape, message.own, self.exchange(send, own, message.to, message.of))
+        shape = (tokens or message.shape[0], batch, sum(message.own), width)
+        received = before.received if before else send.new_empty(math.prod(shape))
+        start = before.end if before else 0
+        end = start + sum(message.of)
+        wait = self.exchange(send, received[start:end], message.to, message.of)
+        return Arrival(received, end, shape, message.own, wait)
 
     def gather_heads(
         self, lengths: tuple[int, ...], out_BhRE: torch.Tensor, shares: Shares
