@@ -24,6 +24,7 @@ from ..parallel_backend.plan import (
     EXCHANGE_DTYPES,
     MODEL,
     OFF,
+    PIECES,
     SPARSE,
     WEIGHTS,
     ParallelPlan,
@@ -147,6 +148,15 @@ class ParallelPlanNode(io.ComfyNode):
                     "farther they are. radial_narrow: a quarter as far. Not with ring and pipefusion.",
                 ),
                 *lossy_inputs(),
+                number_input(
+                    "pieces",
+                    "In how many pieces each rank's tokens take turns under ulysses. One piece computes while the "
+                    "others' tokens travel. 1: all at once. 2 or more pay where links are slow and attention is "
+                    "short. Exact.",
+                    default=1,
+                    least=1,
+                    most=PIECES,
+                ),
             ],
             outputs=[PlanType.Output("plan", display_name="plan")],
         )

@@ -190,6 +190,11 @@ class ParallelPlan:
         return self.exchange_dtype == INT4 and self.token_ways > 1
 
     @property
+    def turns(self) -> int:
+        """The pieces in which forwards run. Blocks that are compiled or fetched need a forward whole."""
+        return 1 if self.compile != OFF or self.weights in (SHARED, HOST) else self.pieces
+
+    @property
     def whole_steps(self) -> int:
         """How many of a sampling's first steps run exactly, before others that do not. 0 if all steps are alike."""
         return self.sync_steps if self.patch_count > 1 or self.sparse != OFF else 0

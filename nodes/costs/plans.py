@@ -10,14 +10,16 @@ from typing import Any
 import torch
 
 from ...parallel_backend.costs.auto import Work, list_lossy_model_plans, list_model_plans
-from ...parallel_backend.costs.choose import Weights, choose_lossy, list_patches, predict_fitted, rank_plans
+from ...parallel_backend.costs.choose import TURNS, Weights, choose_lossy, list_patches, predict_fitted, rank_plans
 from ...parallel_backend.costs.correct import Choice, Correction, choose_prediction
 from ...parallel_backend.costs.forward import ForwardCost
 from ...parallel_backend.costs.predict import Prediction
+from ...parallel_backend.device import CPU
 from ...parallel_backend.plan import OFF, ParallelPlan
+from ...parallel_backend.seams.pieces import lacks_coroutines
 from ...parallel_backend.weights.loading import DTYPES
 from ...parallel_backend.weights.sizes import WeightSizes
-from ..workers.group import device_count
+from ..workers.group import device_count, device_type
 from ..workers.room import room_for_weights, room_with_enough_ram, settle_stages
 from .forward import count_call_forward, count_latents_forward
 from .machine import file_of, machine_of
@@ -100,7 +102,7 @@ class ModelCosts:
         is the first. One device alone is one of them. Empty and None if the work's cost is unknown."""
         if work.forward is None:
             return [], None
-        plans = list_model_plans(device_count(), self.module, work)
+        plans = list_model_plans(device_count(), self.module, work, list_turns())
         if work.parts > 1 and ONE_DEVICE not in plans:
             plans.append(ONE_DEVICE)
         found = self.predict_all(work, plans)
@@ -192,6 +194,11 @@ class ModelCosts:
     @property
     def name(self) -> str:
         return f"{type(self.module).__name__} of {self.sizes.total} bytes"
+
+
+def list_turns() -> Sequence[int]:
+    """Returns the numbers of pieces that are worth a try. Ranks on a CPU compute with the cores that they send with."""
+    return () if device_type() == CPU or lacks_coroutines() else TURNS
 
 
 def size_of(work: Work) -> str:

@@ -24,6 +24,7 @@ from ...worker.comfyui.patched_options import (
     PATCHES,
     REPLACED,
     SEES_WHOLE,
+    runs_no_function,
 )
 from ...worker.wire.tensors import UnsendableError
 from ...worker.wire.tree import PLAIN, pack
@@ -161,6 +162,7 @@ def limit_work(work: Work, asked: Sequence[Options]) -> Work:
         place, owner = found[0]
         work = replace(work, whole=f"{place} of {owner.node} needs all blocks in one place")
     tokens, rows = all(each.tokens or each.between for each in facts), all(each.rows for each in facts)
+    work = replace(work, is_plain=all(map(runs_no_function, asked)))
     if work.forward:
         gathers = max((count_gathers(each, work.forward) for each in asked), default=0)
         work = replace(work, forward=replace(work.forward, gathers=gathers))

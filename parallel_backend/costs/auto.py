@@ -40,7 +40,8 @@ class Work:
     whole_calls: if they do not allow the latter, how many calls may run at the same time.
     forward: the cost of one part, if known.
     calls: in how many calls the parts come. loops: whether the ranks run the whole loop. steps: of the sampling; 0 if
-    they are not known. whole: why PipeFusion cannot cut this work into patches, in words; empty if it can.
+    they are not known. whole: why PipeFusion cannot cut this work into patches, in words; empty if it can. is_plain:
+    whether no function of a node runs inside of the model.
     """
 
     parts: int = 1
@@ -53,6 +54,7 @@ class Work:
     loops: bool = False
     steps: int = 0
     whole: str = ""
+    is_plain: bool = True
 
     @classmethod
     def of(cls, rows: Sequence[int], branches: Sequence[Sequence[int]]) -> Work:
@@ -74,7 +76,7 @@ def couples(model: torch.nn.Module) -> bool:
     return spec is not None and spec.couples(model)
 
 
-def list_model_plans(devices: int, model: torch.nn.Module, work: Work) -> list[ParallelPlan]:
+def list_model_plans(devices: int, model: torch.nn.Module, work: Work, turns: Sequence[int] = ()) -> list[ParallelPlan]:
     """Returns the plans that this model and work allow on all these devices, see `list_plans`. If they allow none,
     returns one for one device. Bands of rows are listed only if their cost is known: on a slow link they may be slower
     than one device.
@@ -84,7 +86,9 @@ def list_model_plans(devices: int, model: torch.nn.Module, work: Work) -> list[P
     tokens = shareable(model)
     heads = sizes_of(model, tokens).heads if tokens else 1
     check = checks_of(model, work)
-    return list_plans(devices, work.parts, check, branches=work.has_branches, heads=heads) or [ParallelPlan()]
+    turns = turns if work.is_plain and tokens and not tokens.bands else ()
+    found = list_plans(devices, work.parts, check, branches=work.has_branches, heads=heads, turns=turns)
+    return found or [ParallelPlan()]
 
 
 def list_lossy_model_plans(devices: int, model: torch.nn.Module, work: Work) -> list[ParallelPlan]:

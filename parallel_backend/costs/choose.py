@@ -26,6 +26,7 @@ from .predict import Prediction, compare_speeds, predict
 
 Check = Callable[[ParallelPlan], object]  # raises PlanError if something does not allow the plan
 PATCHES = (1, 2, 4)  # how many patches for each stage are tried
+TURNS = (2, 4)  # in how many pieces tokens take turns, beside not at all
 CLEARLY = 0.9  # a lossy plan's time must be below this share of the best exact plan's
 UNEVEN = Fraction(5, 4)  # the largest share of heads of one rank, relative to an even share, before a ring is better
 
@@ -47,7 +48,13 @@ def allows(check: Check, plan: ParallelPlan) -> bool:
 
 
 def list_plans(
-    ranks: int, rows: int, check: Check = lambda plan: None, *, branches: bool = False, heads: int = 1
+    ranks: int,
+    rows: int,
+    check: Check = lambda plan: None,
+    *,
+    branches: bool = False,
+    heads: int = 1,
+    turns: Sequence[int] = (),
 ) -> list[ParallelPlan]:
     """Returns every exact plan that the model allows for these ranks, in the order that is best without predictions.
 
@@ -58,6 +65,7 @@ def list_plans(
     check: of the model, such as `lambda plan: plan.check_model(heads=24)`.
     branches: whether the rows are cond and uncond. Then an even number of batch groups is written as cfg=2.
     heads: of the model.
+    turns: numbers of pieces with which plans of Ulysses alone are listed, too. The plans without pieces come first.
 
     Using one device is a plan with a batch group per rank, in which the groups without a row are idle. So it is listed
     wherever rows can be computed independently.
@@ -76,7 +84,9 @@ def list_plans(
         plan = ParallelPlan(dp=ways // cfg, cfg=cfg, ring=ring, ulysses=ulysses)
         if allows(check, plan):
             found.append(plan)
-    return sorted(found, key=order)
+    found.sort(key=order)
+    pieces = [replace(plan, pieces=each) for each in turns for plan in found if plan.ulysses > 1 and plan.ring == 1]
+    return [*found, *(plan for plan in pieces if allows(check, plan))]
 
 
 def list_lossy_plans(

@@ -4,7 +4,8 @@ All ranks of a plan wait for the slowest in each block, so a step takes
 
     the longest computing of any rank + the exposed part of the exchanges + the exposed part of fetched weights
 
-An exchange is exposed while the engine has nothing to compute meanwhile. With stages or patches, a step is that of the
+An exchange is exposed while the engine has nothing to compute meanwhile. With pieces, all but the last piece's travel
+while other pieces compute (`seams/pieces.py`). With stages or patches, a step is that of the
 pipeline in `pipeline.py`.
 """
 
@@ -314,7 +315,7 @@ def estimate_busy(forward: ForwardCost, plan: ParallelPlan, ranks: Sequence[tupl
         coding, copied = count_coding(forward, plan), count_copied_bytes(forward, plan) * part.tokens
         moved = others.moved + count_merged_bytes(forward, plan) + copied + coding.moved
         operations = others.operations + count_added_operations(forward, plan) + coding.operations
-        blocks = others._replace(moved=moved, operations=operations)
+        blocks = others._replace(moved=moved, operations=operations * plan.turns, read=others.read * plan.turns)
         attending.append(part.rows * part.heads * part.queries * estimate_attention(forward.blocks, speed))
         seconds = sum(estimate_seconds(each.times(part.rows), speed) for each in (blocks, forward.rest))
         other.append(seconds if part.rows else 0.0)
@@ -363,7 +364,8 @@ def estimate_exchange(forward: ForwardCost, plan: ParallelPlan, rows: float, bus
         link = getattr(machine, exchange.link)
         all_tokens = (max(forward.cached, forward.activation) if axis == "ring" else forward.activation) * rows
         sent = exchange.sent(all_tokens * degree / plan.token_ways, degree, forward.kv) * travels
-        needed = link.seconds(sent, exchange.times(degree))
+        needed = link.seconds(sent, exchange.times(degree) * plan.turns)
+        needed -= machine.hides * min(needed * (1 - 1 / plan.turns), busy.other / forward.count)
         meanwhile = busy.attending / forward.count * exchange.during(degree)
         left = needed - machine.hides * min(needed * exchange.covered, meanwhile)
         exposed += left

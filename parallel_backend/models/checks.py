@@ -18,6 +18,7 @@ from ..axes import BATCH_AXES, TOKEN_AXES
 from ..errors import PlanError
 from ..plan import AUTO, HOST, OFF, ON, SHARED, ParallelPlan
 from .attention_checks import AttentionSizes, differences_in_attention
+from ..seams.pieces import lacks_coroutines
 from .bands import VARIABLE, differences_in_bands, lacking
 from .spec import ALWAYS_WHOLE, BlockList, ModelSpec, Streams, signature_of, spec_of
 
@@ -66,6 +67,12 @@ def check_module(plan: ParallelPlan, model: torch.nn.Module) -> None:
         )
     check_fetched(plan, model, spec)
     check_sparse(plan, model, spec)
+    if plan.pieces > 1 and lacks_coroutines():
+        raise PlanError(
+            f"pieces={plan.pieces} needs the Python package greenlet, and it is not installed.",
+            "Install greenlet, or use pieces=1.",
+            "pieces",
+        )
     if plan.pipefusion * plan.patch_count > 1:
         check_stages(plan, model, spec)
     shared = [axis for axis in TOKEN_AXES if getattr(plan, axis) > 1]

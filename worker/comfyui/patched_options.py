@@ -43,13 +43,18 @@ def decode_options(options: dict[str, Any], decoder: Decoder) -> tuple[dict[str,
     for name in (RUN, GRAPH, FACTS):  # what they name is there
         options.pop(name, None)
     changes = [decoder.decode(each) for each in options.pop(CHANGES, [])]
+    is_plain = runs_no_function(options)
     compiled, asked = options.pop(COMPILED, None), options.pop(FUNCTIONS, None)
     if asked is not None or changes:
         compiled = {}  # a graph would keep the functions of one call
     kernel, sees_whole = str(options.pop(KERNEL, "")), bool(options.pop(SEES_WHOLE, False))
-    is_plain = asked is None and not (changes or kernel)
     context = CallContext(changes, compiled, len(options.get(SCHEDULE, (0, 0))) - 1, kernel, sees_whole, is_plain)
     return (options if asked is None else {**options, **decode_functions(asked, decoder)}), context
+
+
+def runs_no_function(options: Mapping[str, Any]) -> bool:
+    """Whether no function of a node runs inside of the model."""
+    return options.get(FUNCTIONS) is None and not (options.get(CHANGES) or options.get(KERNEL))
 
 
 def context_of(calls: Sequence[tuple[Any, CallContext]]) -> CallContext:
