@@ -139,24 +139,8 @@ class ParallelPlanNode(io.ComfyNode):
                     "Whether the ranks run the model's blocks through torch.compile. The first steps at each size take "
                     f"longer then. auto: on a GPU, for samplings of {COMPILED_STEPS} steps or more.",
                 ),
-                choice_input(
-                    "sparse",
-                    SPARSE,
-                    OFF,
-                    "For video: leaves out a part of attention. Faster, but the video changes. off: exact. radial: a "
-                    "token sees all of its own, the next and the first frame; in others places near its own, fewer the "
-                    "farther they are. radial_narrow: a quarter as far. Not with ring and pipefusion.",
-                ),
                 *lossy_inputs(),
-                number_input(
-                    "pieces",
-                    "In how many pieces each rank's tokens take turns under ulysses. One piece computes while the "
-                    "others' tokens travel. 1: all at once. 2 or more pay where links are slow and attention is "
-                    "short. Exact.",
-                    default=1,
-                    least=1,
-                    most=PIECES,
-                ),
+                pieces_input(),
             ],
             outputs=[PlanType.Output("plan", display_name="plan")],
         )
@@ -175,6 +159,14 @@ def parse_plan(values: Mapping[str, int | str]) -> ParallelPlan:
 def lossy_inputs() -> list[io.Input]:
     """Returns the inputs about plans that change the image a little."""
     return [
+        choice_input(
+            "sparse",
+            SPARSE,
+            OFF,
+            "For video: leaves out a part of attention. Faster, but the video changes. off: exact. radial: a "
+            "token sees all of its own, the next and the first frame; in others places near its own, fewer the "
+            "farther they are. radial_narrow: a quarter as far. Not with ring and pipefusion.",
+        ),
         io.Combo.Input(
             "lossy",
             options=[NEVER, ALLOWED],
@@ -190,6 +182,19 @@ def lossy_inputs() -> list[io.Input]:
             "with the same setting show the same figures. Works with every sampler.",
         ),
     ]
+
+
+def pieces_input() -> io.Input:
+    """Returns the input that makes pieces of a rank's tokens take turns."""
+    return number_input(
+        "pieces",
+        "In how many pieces each rank's tokens take turns under ulysses. One piece computes while the "
+        "others' tokens travel. 1: all at once. 2 or more pay where links are slow and attention is "
+        "short. Exact.",
+        default=1,
+        least=1,
+        most=PIECES,
+    )
 
 
 def compare_input(tooltip: str) -> io.Input:

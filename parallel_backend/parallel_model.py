@@ -25,10 +25,10 @@ from .seams.agreed_values import AgreedValues
 from .seams.attention import Leaving, Sent
 from .seams.attention_op import RUNNING
 from .seams.compiled import CompiledBlocks
+from .seams.exchange.pieces import Pieces
 from .seams.forward import Forward
 from .seams.kept import KeptValues
 from .seams.kernels.backends import Backend
-from .seams.pieces import Pieces
 from .seams.pipeline.regions import check_sizes
 from .seams.pipeline.stages import StageExit, StandIn
 from .seams.pipeline.step_pipeline import StepPipeline, StepRun, count_picture_tokens

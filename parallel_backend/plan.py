@@ -61,7 +61,7 @@ class ParallelPlan:
     sparse: whether the tokens of a video attend to a part of them only, which is lossy: off, or a pattern in space and
     time.
     pieces: in how many pieces a rank's tokens take turns, so that one computes while the others' tokens travel, see
-    `seams/pieces.py`. Ulysses only; exact.
+    `seams/exchange/pieces.py`. Ulysses only; exact.
 
     Placement:
     balance: what the stages' parts of the blocks are balanced by: time or memory. auto counts as time. ComfyUI's

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ...parallel_backend.compat import lacks_coroutines
 from ...parallel_backend.costs.auto import Work, list_lossy_model_plans, list_model_plans
 from ...parallel_backend.costs.choose import TURNS, Weights, choose_lossy, list_patches, predict_fitted, rank_plans
 from ...parallel_backend.costs.correct import Choice, Correction, choose_prediction
@@ -16,7 +17,6 @@ from ...parallel_backend.costs.forward import ForwardCost
 from ...parallel_backend.costs.predict import Prediction
 from ...parallel_backend.device import CPU
 from ...parallel_backend.plan import OFF, ParallelPlan
-from ...parallel_backend.seams.pieces import lacks_coroutines
 from ...parallel_backend.weights.loading import DTYPES
 from ...parallel_backend.weights.sizes import WeightSizes
 from ..workers.group import device_count, device_type

@@ -5,7 +5,7 @@ All ranks of a plan wait for the slowest in each block, so a step takes
     the longest computing of any rank + the exposed part of the exchanges + the exposed part of fetched weights
 
 An exchange is exposed while the engine has nothing to compute meanwhile. With pieces, all but the last piece's travel
-while other pieces compute (`seams/pieces.py`). With stages or patches, a step is that of the
+while other pieces compute (`seams/exchange/pieces.py`). With stages or patches, a step is that of the
 pipeline in `pipeline.py`.
 """
 

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from ..axes import BATCH_AXES, TOKEN_AXES
+from ..compat import lacks_coroutines
 from ..errors import PlanError
 from ..plan import AUTO, HOST, OFF, ON, SHARED, ParallelPlan
 from .attention_checks import AttentionSizes, differences_in_attention
-from ..seams.pieces import lacks_coroutines
 from .bands import VARIABLE, differences_in_bands, lacking
 from .spec import ALWAYS_WHOLE, BlockList, ModelSpec, Streams, signature_of, spec_of
 

@@ -7,7 +7,7 @@ dim, E a token's head as it is sent.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -24,12 +24,12 @@ from .attention_op import RUNNING, Attend, Attention, plain_attention
 from .exchange.formats import FORMATS
 from .exchange.heads import HeadPart, head_parts
 from .exchange.ring import ring_attention
-from .exchange.ulysses import Arrival, Run, UlyssesExchange, view_heads
+from .exchange.ulysses import Arrival, Run, Shares, UlyssesExchange, view_heads
 from .forward import Forward, ForwardSlot
 from .kernels.backends import Backend
 from .kernels.sparse import SparsePatterns
 from .layout import TokenLayout
-from .shared_call import CallShape, SharedCall
+from .shared_call import CallShape, SharedCall, mask_of_group
 
 NAME = "scaled_dot_product_attention"  # in torch.nn.functional
 ATTENTION = "parallel_attention"  # attribute that marks a module whose attention is redirected
@@ -39,7 +39,8 @@ ATTENTION = "parallel_attention"  # attribute that marks a module whose attentio
 ROWS_OF_CARD, ROWS_OF_CPU = 96 * 128, 512
 
 
-Leaving = list[Callable[[], list[tuple[Run, torch.Tensor]]]]  # by part, a function that waits for the result
+Returning = Callable[[], list[tuple[Run, torch.Tensor]]]  # waits for a part of a result
+Leaving = list[Returning]  # by part
 
 
 class Sent(NamedTuple):
@@ -138,21 +139,26 @@ class ParallelAttention:
         first piece travel first, because it goes on first."""
         for each in pieces:
             each.forward.run_deferred()
-        call, gather_heads = pieces[-1].call, self.exchange.gather_heads
-        lengths = [each.call.shape.lengths for each in pieces]
-        leaving, later = [], []
+        call, lengths = pieces[-1].call, [each.call.shape.lengths for each in pieces]
+        ends = [0, *accumulate(map(sum, lengths))]
+
+        def give_back(piece: int, out_BhRE: torch.Tensor, queries: Shares) -> Returning:
+            return self.exchange.gather_heads(lengths[piece], out_BhRE[:, :, ends[piece] : ends[piece + 1]], queries)
+
+        first: Leaving = []
+        results: list[tuple[torch.Tensor, Shares]] = []
         for index, part in enumerate(call.shape.parts):
             for each in pieces[:-1]:
                 for arrival in each.arriving[index]:
                     arrival.wait()
-            q_BhRE, *keys = (tensor for arrival in pieces[-1].arriving[index] for tensor in arrival())
-            q_BhRD = call.decode(("query", index), q_BhRE)
-            out_BhRD = self.attend(call, index, part, q_BhRD, *call.arrived_keys(index, *keys))
-            encoded = call.encode(("result", index), out_BhRD)
-            first, *others = zip(lengths, encoded.split([*map(sum, lengths)], 2), strict=True)
-            leaving.append(gather_heads(*first, part.queries))
-            later.append([partial(gather_heads, *each, part.queries) for each in others])
-        return [leaving, *([start() for start in starts] for starts in zip(*later, strict=True))]
+            arrived: list[torch.Tensor] = []
+            for arrival in pieces[-1].arriving[index]:
+                arrived += arrival()
+            q_BhRD = call.decode(("query", index), arrived[0])
+            out_BhRD = self.attend(call, index, part, q_BhRD, *call.arrived_keys(index, *arrived[1:]))
+            results.append((call.encode(("result", index), out_BhRD), part.queries))
+            first.append(give_back(0, *results[-1]))
+        return [first, *([give_back(piece, *each) for each in results] for piece in range(1, len(pieces)))]
 
     @property
     def is_named(self) -> bool:
@@ -170,14 +176,14 @@ class ParallelAttention:
         scale: float | None,
         kept: Sequence[torch.Tensor],
     ) -> SharedCall:
-        forward, shape = self.layout.slot.forward, self.shape_of(streams, seen, query, key)
+        layout, forward, shape = self.layout, self.layout.forward, self.shape_of(streams, seen, query, key)
         is_plain = self.format is FORMATS[MODEL] and forward.differences is None
         if forward.pieces and not forward.pieces.is_last:
             attn_mask = None  # the last piece computes
         return SharedCall(
             owner=owner,
             shape=shape,
-            mask=None if attn_mask is None else self.local_mask(attn_mask, streams, seen, shape.ranks),
+            mask=None if attn_mask is None else mask_of_group(attn_mask, layout, streams, seen, shape.ranks),
             scale=scale,
             kept=kept if is_plain or forward.differences else [self.format.encode(each) for each in kept],
             dtype=query.dtype,
@@ -277,32 +283,6 @@ class ParallelAttention:
             scatter_heads(shape.lengths, (q_BHLE,), (part.queries,), shape.tokens, before[0]),
             scatter_heads(shape.seen_lengths, (k_BHLE, v_BHLE), keys, shape.seen_tokens, before[-1]),
         )
-
-    def local_mask(
-        self,
-        mask: torch.Tensor,
-        streams: tuple[str, ...],
-        seen: tuple[str, ...],
-        ranks: range,
-    ) -> torch.Tensor:
-        """Cuts a mask over the whole joined streams (…, 1 or H, 1 or S, K) to the queries of this rank's group.
-
-        Its columns are the keys of every rank in rank order, of the segments that run or that a cache has. Raises
-        RequestError for a mask over anything else.
-        """
-        layout = self.layout
-        columns = layout.running if layout.forward.cache is None else layout.slot.every_segment()
-        tokens, keys = layout.total(streams), layout.total(seen)
-        if mask.shape[-1] != keys or mask.shape[-2] not in (1, tokens):
-            raise RequestError(
-                f"An attention mask of shape {tuple(mask.shape)} does not cover the {tokens} tokens.",
-                "Use ulysses=1, ring=1 and pipefusion=1.",
-            )
-        every_rank = range(layout.axis.degree)
-        mask = mask.index_select(-1, layout.token_order(seen, every_rank, columns, mask.device))
-        if mask.shape[-2] != 1:
-            mask = mask.index_select(-2, layout.token_order(streams, ranks, layout.running, mask.device))
-        return mask
 
 
 class AttentionSeam(TorchFunctionMode):

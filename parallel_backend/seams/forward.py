@@ -12,7 +12,7 @@ import torch
 from ..video import Video
 from .deferred import Deferred
 from .exchange.differences import Differences
-from .pieces import Pieces
+from .exchange.pieces import Pieces
 
 
 class StaleCache:

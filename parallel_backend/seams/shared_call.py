@@ -10,10 +10,12 @@ from typing import NamedTuple
 
 import torch
 
+from ..errors import RequestError
 from .exchange.differences import Differences
 from .exchange.formats import WireFormat
 from .exchange.heads import HeadPart, repeat_heads
 from .kernels.sparse import SparsePattern
+from .layout import TokenLayout
 
 
 class CallShape(NamedTuple):
@@ -94,3 +96,25 @@ class SharedCall(NamedTuple):
         if mask is None or mask.ndim < 3 or mask.shape[-3] != heads or heads == 1:
             return mask
         return mask.narrow(-3, queries.start, len(queries))
+
+
+def mask_of_group(
+    mask: torch.Tensor, layout: TokenLayout, streams: tuple[str, ...], seen: tuple[str, ...], ranks: range
+) -> torch.Tensor:
+    """Cuts a mask over the whole joined streams (…, 1 or H, 1 or S, K) to the queries of the ranks of a group.
+
+    Its columns are the keys of every rank in rank order, of the segments that run or that a cache has. Raises
+    RequestError for a mask over anything else.
+    """
+    columns = layout.running if layout.forward.cache is None else layout.slot.every_segment()
+    tokens, keys = layout.total(streams), layout.total(seen)
+    if mask.shape[-1] != keys or mask.shape[-2] not in (1, tokens):
+        raise RequestError(
+            f"An attention mask of shape {tuple(mask.shape)} does not cover the {tokens} tokens.",
+            "Use ulysses=1, ring=1 and pipefusion=1.",
+        )
+    every_rank = range(layout.axis.degree)
+    mask = mask.index_select(-1, layout.token_order(seen, every_rank, columns, mask.device))
+    if mask.shape[-2] != 1:
+        mask = mask.index_select(-2, layout.token_order(streams, ranks, layout.running, mask.device))
+    return mask

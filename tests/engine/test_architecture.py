@@ -92,7 +92,7 @@ BETWEEN: Mapping[str, tuple[str, ...]] = {
 }
 # What a package may import besides the standard library.
 FROM_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
-    "parallel_backend": ("torch", "diffusers", "safetensors", "numpy"),
+    "parallel_backend": ("torch", "diffusers", "safetensors", "numpy", "greenlet"),
     "worker": ("torch", "psutil"),
     "worker.comfyui": ("comfy", "comfy_kitchen", "gguf", "numpy", "safetensors"),
     "worker.inside": ("comfy", "folder_paths", "safetensors"),

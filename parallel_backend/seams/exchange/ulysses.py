@@ -56,7 +56,7 @@ class Message(NamedTuple):
 class Arrival(NamedTuple):
     """Tensors that arrive together: the group's tokens with this rank's heads.
 
-    received: the tokens of all pieces (`seams/pieces.py`), one piece after the other; flat. end: of this piece's in it.
+    received: the tokens of all pieces (`pieces.py`), one piece after the other; flat. end: of this piece's in it.
     shape: of it. own: this rank's heads, by tensor. wait: until this piece's tokens are there.
     """
 

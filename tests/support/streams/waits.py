@@ -10,7 +10,7 @@ from parallel_backend import device
 from parallel_backend.groups import calls, collectives
 from parallel_backend.seams.bands.rows import BorderRows
 from parallel_backend.seams.exchange.ring import ring_attention
-from parallel_backend.seams.exchange.ulysses import UlyssesExchange
+from parallel_backend.seams.exchange.ulysses import Arrival, UlyssesExchange
 from parallel_backend.seams.pipeline.stages import Inbox
 from parallel_backend.weights.parking import Parking
 from parallel_backend.weights.prefetcher import BlockPrefetcher
@@ -32,7 +32,7 @@ def inside(function: Callable[..., Any], *names: str) -> types.CodeType:
     return code
 
 
-ARRIVE = inside(UlyssesExchange.exchange, "arrive")
+ARRIVE = inside(UlyssesExchange.exchange, "wait")
 ULYSSES, SHARED, ON_HOST = {"ulysses": 2}, {"ulysses": 2, "weights": "shared"}, {"ulysses": 2, "weights": "host"}
 STAGES = {"pipefusion": 2, "patches": 2, "sync_steps": 1}
 
@@ -41,7 +41,7 @@ WAITS = {
     "a block for its copied weights": Wait([inside(device.copier, "copy", "<lambda>")], ("forwards", ON_HOST)),
     "a block for its gathered weights": Wait([inside(BlockPrefetcher._arrive)], ("forwards", SHARED)),
     "weights that move for their shards": Wait([inside(BlockPrefetcher.rearrange)], ("changes", SHARED)),
-    "attention for its tokens": Wait([ARRIVE, inside(UlyssesExchange.scatter_heads, "arrived")], ("forwards", ULYSSES)),
+    "attention for its tokens": Wait([ARRIVE, inside(Arrival.__call__)], ("forwards", ULYSSES)),
     "a block for attention's results": Wait(
         [ARRIVE, inside(UlyssesExchange.gather_heads, "arrived")], ("forwards", ULYSSES)
     ),

@@ -4,25 +4,18 @@ While one piece's queries, keys and values travel, the others compute the rest o
 the next. Each call of attention computes all pieces' tokens together, as soon as all have sent theirs. So the result is
 exact.
 
-The pieces are coroutines of one thread (greenlets), because a block's own code cannot be left in the middle otherwise.
+The pieces are greenlets, coroutines of one thread, because a block's own code cannot be left in the middle otherwise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from typing import Any, Generic, TypeVar
 
-LIBRARY = "greenlet"  # ComfyUI's database brings it
 UNEQUAL = "The pieces of a forward do not attend equally often."
 
 Sent = TypeVar("Sent")
 Leaving = TypeVar("Leaving")
-
-
-def lacks_coroutines() -> bool:
-    """Whether this Python has no library of coroutines that can be left inside of a call."""
-    return find_spec(LIBRARY) is None
 
 
 class PieceStopped(Exception):
