@@ -301,12 +301,14 @@ class ParallelModel:
         return self.model(*args, **kwargs)
 
     def can_run_in_pieces(self, forward: Forward) -> bool:
-        """Whether a forward runs in the plan's pieces. All ranks decide alike. It runs whole if nodes' code or compiled
-        blocks run in it, if weights are fetched, and if the modules have not attended yet under this plan."""
-        if self.mesh.plan.pieces == 1 or self.attention is None or self.layout is None:
+        """Whether a forward runs in the plan's pieces. All ranks decide alike. It runs whole if nodes' code, a step cache
+        or compiled blocks run in it, if weights are fetched, if blocks keep keys from forward to forward, and if the
+        modules have not attended yet under this plan."""
+        if self.mesh.plan.pieces == 1 or self.attention is None or self.layout is None or self.spec is None:
             return False
-        is_plain = self.slot.is_plain and not RUNNING.compiles and not self.layout.starts and forward.absent is None
-        return is_plain and not self.fetched.flat_blocks and self.attention.is_named
+        runs_others = not self.slot.is_plain or RUNNING.compiles or self.layout.starts or forward.absent
+        keeps = self.fetched.flat_blocks or any(blocks.kept for blocks in self.spec.blocks)
+        return not runs_others and not keeps and self.attention.is_named
 
     def run_in_pieces(self, args: tuple, kwargs: dict[str, Any], forward: Forward) -> Any:
         """Runs the plan's pieces. The last one gathers the tokens of all."""

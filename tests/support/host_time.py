@@ -31,7 +31,12 @@ from parallel_backend.seams.attention import ParallelAttention
 from tests.support.host.mounted import import_comfyui
 
 CPU = torch.device("cpu")
-PLANS: dict[str, dict[str, int]] = {"one rank": {}, "ulysses=2": {"ulysses": 2}, "ring=2": {"ring": 2}}
+PLANS: dict[str, dict[str, int]] = {
+    "one rank": {},
+    "ulysses=2": {"ulysses": 2},
+    "ring=2": {"ring": 2},
+    "ulysses=2, 2 pieces": {"ulysses": 2, "pieces": 2},
+}
 FLUX_BLOCKS = (19, 38)
 HEADS, WIDTH, TEXT = 8, 128, 16
 REPEATS = 9

@@ -62,25 +62,28 @@ NOTHING = "–"
 
 
 class Published(NamedTuple):
-    """A model of a published size. tokens: of a picture or video, and of text that its blocks have beside it. mlp: the
-    MLP's width beside attention, by that of a token. beside: the share of its blocks with such an MLP."""
+    """A model of a published size. tokens: of a picture or video, and of text that its blocks have beside it. weights:
+    of a block, by the square of a token's width. mlp: the MLP's width beside attention, by that of a token. beside: the
+    share of its blocks with such an MLP."""
 
     name: str
     tokens: int
     hidden: int
     heads: int
     blocks: int
+    weights: float
     mlp: float = 0.0
     beside: float = 0.0
 
 
 PUBLISHED = (
-    Published("Flux.1, 1024²", 4608, 3072, 24, 57, 4, 38 / 57),
-    Published("Wan 14B, 81 frames, 832 × 480", 32760, 5120, 40, 40),
-    Published("Z-Image, 1024²", 4224, 3840, 30, 30),
+    Published("Flux.1, 1024²", 4608, 3072, 24, 57, 12, 4, 38 / 57),
+    Published("Wan 14B, 81 frames, 832 × 480", 32760, 5120, 40, 40, 11.4),
+    Published("Z-Image, 1024²", 4224, 3840, 30, 30, 12),
 )
 LINKS = ("PCIe 4.0 x16", "PCIe 4.0 x16, peer-to-peer")
 RANKS = 4
+PIECES = (1, 2, 4)
 LATENCY = 2e-5  # seconds, of an exchange over PCIe
 LAYER = re.compile(r"(?<=modules_)(.+?)(?=_modules_|_parameters_)")
 
@@ -178,34 +181,43 @@ def families_table() -> str:
 
 
 def left_table() -> str:
+    pieces = " | ".join(f"left in {each} pieces" if each > 1 else "left" for each in PIECES)
     lines = [
-        "| of a block, in ms | attention | exchange | left | exchange, peer-to-peer | left |",
-        "|---|---|---|---|---|---|",
+        f"| of a block, in ms | attention | exchange | {pieces} | exchange, peer-to-peer | {pieces} |",
+        f"|---|---|{'---|' * 2 * (1 + len(PIECES))}",
     ]
     for model in PUBLISHED:
         cells = [model.name]
         for link in LINKS:
-            exchange, attention, left = estimate_left(model, RANKS, PROFILES[link])
-            cells += [f"{exchange:.1f}", f"{left:.0%}"]
-        lines.append(f"| {' | '.join([cells[0], f'{attention:.1f}', *cells[1:]])} |")
+            found = [estimate_left(model, RANKS, PROFILES[link], each) for each in PIECES]
+            cells += [f"{found[0].exchange:.1f}", *(f"{each.share:.0%}" for each in found)]
+        lines.append(f"| {' | '.join([cells[0], f'{found[0].attention:.1f}', *cells[1:]])} |")
     return "\n".join(lines) + "\n"
 
 
-def estimate_left(model: Published, ranks: int, profile: Profile) -> tuple[float, float, float]:
-    """Returns the milliseconds of a block's exchange and of its attention on a rank, and the share of the exchange that
-    nothing hides."""
+class Left(NamedTuple):
+    """Milliseconds of a block's exchange and of its attention on a rank, and the share of the exchange that nothing
+    hides."""
+
+    exchange: float
+    attention: float
+    share: float
+
+
+def estimate_left(model: Published, ranks: int, profile: Profile, pieces: int = 1) -> Left:
     activation = model.tokens * model.hidden * CARD_ITEMSIZE
     attention = 4.0 * model.tokens**2 * model.hidden * model.blocks
     overlap = 2.0 * model.tokens * model.hidden**2 * model.mlp * model.blocks * model.beside
-    blocks = Cost(linear=overlap, attention=attention, overlap=overlap)
+    linear = 2.0 * model.tokens * model.hidden**2 * model.weights * model.blocks
+    blocks = Cost(linear=linear, attention=attention, overlap=overlap)
     forward = ForwardCost(blocks, Cost(), model.blocks, activation, 0, 0, model.heads, 0, parallel=model.beside)
     free = Speed("", profile.card, profile.card, math.inf, 0.0, math.inf, math.inf, math.inf)
-    link, plan = Link(profile.link, LATENCY), ParallelPlan(ulysses=ranks)
+    link, plan = Link(profile.link, LATENCY), ParallelPlan(ulysses=ranks, pieces=pieces)
     waiting = predict(forward, 1, plan, Machine((free,) * ranks, link, link, link, link)).waiting - link.latency
     ulysses = EXCHANGES["ulysses"]
     needed = link.seconds(ulysses.sent(activation, ranks, 1.0), ulysses.times(ranks))
     computing = attention / model.blocks / ranks / profile.card
-    return 1000 * needed, 1000 * computing, waiting / model.blocks / needed
+    return Left(1000 * needed, 1000 * computing, waiting / model.blocks / needed)
 
 
 def main() -> None:

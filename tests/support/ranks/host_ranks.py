@@ -28,6 +28,7 @@ from parallel_backend.parallel_model import ModelConditions, ParallelModel
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.denoiser import Pass, denoise
 from parallel_backend.sampling.stepper import Stepper
+from parallel_backend.seams.forward import Forward
 from tests.support.cases.host import CASES, HostCase
 from tests.support.cases.host.base import SIGMA
 from tests.support.cases.host_oracle import SIGMAS, sample
@@ -146,12 +147,22 @@ class Bench:
         try:
             if sampling:
                 return [sampling.parallel(module), sampling.step_by_step(module)]
-            outputs = [module.run_calls(calls) for calls in steps_of(self.case, count)]
+            if plan.pieces > 1:
+                self.run_whole(module, count)
+            with module.showing_whole(False, plan.pieces > 1):
+                if plan.pieces > 1 and not module.can_run_in_pieces(Forward([0])):
+                    raise SystemExit(f"{type(self.model).__name__} runs whole after its first forward.")
+                outputs = [module.run_calls(calls) for calls in steps_of(self.case, count)]
         finally:
             module.remove()
         if any((dist.get_rank() == 0) != (found is not None) for found in outputs):
             raise SystemExit("Exactly rank 0 shall hold the result.")
         return [each for found in outputs for each in found or ()]
+
+    def run_whole(self, module: ParallelModel, count: int) -> None:
+        """Runs one forward, in which the modules show that they attend by attention's name."""
+        with module.showing_whole(False, True):
+            module.run_calls(steps_of(self.case, count)[0])
 
 
 def is_sampling(plan: ParallelPlan) -> bool:
