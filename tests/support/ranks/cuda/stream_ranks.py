@@ -29,6 +29,7 @@ from parallel_backend.plan import HOST, SHARED, WHOLE, ParallelPlan  # noqa: E40
 from parallel_backend.sampling.caches import CacheSettings  # noqa: E402
 from parallel_backend.sampling.denoiser import Denoiser, LoopStopped, Watch  # noqa: E402
 from parallel_backend.seams import attention  # noqa: E402
+from parallel_backend.seams.forward import Forward  # noqa: E402
 from parallel_backend.vae.pipeline import PipelineVAE  # noqa: E402
 from parallel_backend.weights.host_memory import agree_on_memory  # noqa: E402
 from parallel_backend.weights.loading import ModelSource  # noqa: E402
@@ -92,6 +93,15 @@ def forwards(rig: Rig) -> None:
     """A step with two rows, and one with a single row."""
     rig.forward(2)
     rig.forward(1)
+
+
+def pieces(rig: Rig) -> None:
+    """A forward that runs whole, in which modules show how they attend, and two in pieces."""
+    with rig.model.showing_whole(False, True):
+        rig.forward(2)
+        assert rig.model.can_run_in_pieces(Forward([0]))
+        rig.forward(2)
+        rig.forward(1)
 
 
 def steps(rig: Rig) -> None:
@@ -183,7 +193,7 @@ def failure(rig: Rig) -> None:
 RUNS: dict[str, Callable[[Rig], None]] = {
     each.__name__: each
     for each in (
-        forwards, steps, loop, first_block_cache, taylorseer, parking, adapter, changes, cancel, failure,
+        forwards, pieces, steps, loop, first_block_cache, taylorseer, parking, adapter, changes, cancel, failure,
     )
 }  # fmt: skip
 
