@@ -56,8 +56,12 @@ HALVES = [  # with masks, whose strides half precision is strict about, and with
     ("diffusers", name, {"ring": 2})
     for name in ("hunyuanvideo", "chroma-masked", "qwenimage-mask", "lumina2-masked", "flux-dev", "wan-t2v")
 ]
-# What a step has more: guidance by two calls, and a ControlNet's residuals.
-STEPS = [("comfyui", "flux-dev × 2", {"cfg": 2}), ("comfyui", "flux-controlnet", {"ulysses": 2})]
+# What a step has more: guidance by two calls, a ControlNet's residuals, and pieces that take turns.
+STEPS = [
+    ("comfyui", "flux-dev × 2", {"cfg": 2}),
+    ("comfyui", "flux-controlnet", {"ulysses": 2}),
+    ("comfyui", "flux-dev", {"ulysses": 2, "pieces": 2}),
+]
 QUICK_HALVES = HALVES[:-1]  # each with masks, and one without
 STAGES = [
     ("diffusers", name, {"pipefusion": 2, "patches": patches})
