@@ -301,9 +301,9 @@ class ParallelModel:
         return self.model(*args, **kwargs)
 
     def can_run_in_pieces(self, forward: Forward) -> bool:
-        """Whether a forward runs in the plan's pieces. All ranks decide alike. It runs whole if nodes' code, a step cache
-        or compiled blocks run in it, if weights are fetched, if blocks keep keys from forward to forward, and if the
-        modules have not attended yet under this plan."""
+        """Whether a forward runs in the plan's pieces. All ranks decide alike. It runs whole if nodes' code, a step
+        cache or compiled blocks run in it, if weights are fetched, if blocks keep keys from forward to forward, and if
+        the modules have not attended yet under this plan."""
         if self.mesh.plan.pieces == 1 or self.attention is None or self.layout is None or self.spec is None:
             return False
         runs_others = not self.slot.is_plain or RUNNING.compiles or self.layout.starts or forward.absent

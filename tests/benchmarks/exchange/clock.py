@@ -81,8 +81,8 @@ def build_zimage() -> torch.nn.Module:
     return build(
         "comfy.ldm.lumina.model", "NextDiT", patch_size=2, in_channels=16, dim=3840, n_layers=30, n_refiner_layers=2,
         n_heads=30, n_kv_heads=30, multiple_of=256, ffn_dim_multiplier=8 / 3, norm_eps=1e-5, qk_norm=True,
-        cap_feat_dim=2560, axes_dims=[32, 48, 48], axes_lens=[1536, 512, 512], rope_theta=256.0, z_image_modulation=True,
-        time_scale=1000.0, pad_tokens_multiple=32,
+        cap_feat_dim=2560, axes_dims=[32, 48, 48], axes_lens=[1536, 512, 512], rope_theta=256.0,
+        z_image_modulation=True, time_scale=1000.0, pad_tokens_multiple=32,
     )  # fmt: skip
 
 

@@ -1,0 +1,188 @@
+"""A forward in pieces that take turns (`seams/exchange/pieces.py`). That each class's result is the same is shown by
+`test_host_models.py`, and that no stream is too early by `cuda/test_streams.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from parallel_backend.costs.choose import TURNS, list_plans, rank_plans
+from parallel_backend.costs.forward import Cost, ForwardCost
+from parallel_backend.costs.machine import CARD, Link, Machine
+from parallel_backend.costs.predict import predict
+from parallel_backend.errors import PlanError
+from parallel_backend.models import checks
+from parallel_backend.parallel_model import ParallelModel
+from parallel_backend.plan import ParallelPlan
+from parallel_backend.seams.attention_op import RUNNING
+from parallel_backend.seams.exchange.pieces import UNEQUAL, Pieces
+from parallel_backend.seams.forward import Forward
+
+TWO = ParallelPlan(ulysses=2, pieces=2)
+
+
+class Told:
+    """Pieces of a model with some blocks, and what happens in it, in order."""
+
+    def __init__(self, count: int, blocks: int) -> None:
+        self.pieces: Pieces[int, str] = Pieces(count)
+        self.blocks = blocks
+        self.events: list[str] = []
+        self.running: set[int] = set()
+        self.fails: Callable[[int, int], bool] = lambda piece, block: False
+        self.skips: Callable[[int, int], bool] = lambda piece, block: False
+
+    def attend(self, sent: Any) -> list[str]:
+        self.events.append(f"attend {sent}")
+        return [f"result of {piece}" for piece in sent]
+
+    def model(self, piece: int) -> str:
+        self.running.add(piece)
+        try:
+            for block in range(self.blocks):
+                self.events.append(f"{piece} sends in {block}")
+                if not self.skips(piece, block):
+                    assert self.pieces.meet(piece, self.attend) == f"result of {piece}"
+                if self.fails(piece, block):
+                    raise ValueError(f"{piece} in {block}")
+                self.events.append(f"{piece} ends {block}")
+            return f"output of {piece}"
+        finally:
+            self.running.remove(piece)
+
+
+def test_a_piece_goes_on_while_what_the_others_have_sent_travels() -> None:
+    told = Told(3, 2)
+    assert told.pieces.run(told.model) == "output of 2"
+    assert told.events == [
+        "0 sends in 0", "1 sends in 0", "2 sends in 0", "attend [0, 1, 2]",
+        "0 ends 0", "0 sends in 1", "1 ends 0", "1 sends in 1", "2 ends 0", "2 sends in 1", "attend [0, 1, 2]",
+        "0 ends 1", "1 ends 1", "2 ends 1",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("piece", [0, 1, 2])
+@pytest.mark.parametrize("block", [0, 1])
+def test_a_piece_that_fails_ends_the_others_and_says_why(piece: int, block: int) -> None:
+    told = Told(3, 2)
+    told.fails = lambda *at: at == (piece, block)
+    with pytest.raises(ValueError, match=f"{piece} in {block}"):
+        told.pieces.run(told.model)
+    assert not told.running, "hooks of the blocks are called"
+    told.fails = lambda *at: False
+    assert told.pieces.run(told.model) == "output of 2", "the next forward runs"
+
+
+@pytest.mark.parametrize("piece", [0, 2])
+def test_pieces_that_attend_unequally_often_are_refused(piece: int) -> None:
+    told = Told(3, 2)
+    told.skips = lambda *at: at == (piece, 0)
+    with pytest.raises(RuntimeError, match=UNEQUAL):
+        told.pieces.run(told.model)
+    assert not told.running
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        ({"pieces": 2}, "pieces=2 does not work with ulysses=1."),
+        ({"ulysses": 2, "ring": 2, "pieces": 2}, "pieces=2 does not work with ring."),
+        ({"ulysses": 2, "pipefusion": 2, "pieces": 2}, "pieces=2 does not work with pipefusion or patches."),
+        ({"ulysses": 2, "sparse": "radial", "pieces": 2}, "pieces=2 does not work with sparse."),
+        ({"ulysses": 2, "exchange_dtype": "int4", "pieces": 2}, "pieces=2 does not work with exchange_dtype=int4."),
+        ({"ulysses": 2, "pieces": 5}, "pieces=5 does not work with ulysses=2."),
+        ({"ulysses": 2, "pieces": 0}, "pieces=0 does not work."),
+    ],
+)
+def test_what_needs_a_forward_whole_is_refused_with_pieces(plan: dict[str, Any], said: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        ParallelPlan(**plan)
+    assert caught.value.explanation.cause == said
+
+
+def test_a_python_without_coroutines_has_no_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "lacks_coroutines", lambda: True)
+    with pytest.raises(PlanError, match="greenlet"):
+        checks.check_module(TWO, SimpleNamespace())  # type: ignore[arg-type]
+
+
+def able() -> Any:
+    """What `can_run_in_pieces` looks at, as it is where a forward can."""
+    return SimpleNamespace(
+        mesh=SimpleNamespace(plan=TWO),
+        attention=SimpleNamespace(is_named=True),
+        layout=SimpleNamespace(starts={}),
+        spec=SimpleNamespace(blocks=[SimpleNamespace(kept="")]),
+        slot=SimpleNamespace(is_plain=True),
+        fetched=SimpleNamespace(flat_blocks={}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("what", "name", "value"),
+    [
+        ("", "attention", None),  # of a UNet in bands
+        ("attention", "is_named", False),
+        ("layout", "starts", {"a": "b"}),
+        ("slot", "is_plain", False),
+        ("fetched", "flat_blocks", {0: None}),
+        ("spec", "blocks", [SimpleNamespace(kept="cache")]),
+        ("mesh", "plan", ParallelPlan(ulysses=2)),
+    ],
+)
+def test_a_forward_that_must_be_whole_runs_whole(what: str, name: str, value: Any) -> None:
+    model = able()
+    assert ParallelModel.can_run_in_pieces(model, Forward([0]))
+    setattr(getattr(model, what) if what else model, name, value)
+    assert not ParallelModel.can_run_in_pieces(model, Forward([0]))
+
+
+def test_a_step_cache_and_compiled_blocks_need_a_forward_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not ParallelModel.can_run_in_pieces(able(), Forward([0], absent=lambda: None))
+    monkeypatch.setattr(RUNNING, "compiles", True)
+    assert not ParallelModel.can_run_in_pieces(able(), Forward([0]))
+
+
+# A picture of Flux on four cards.
+TOKENS, WIDTH, COUNT = 4608, 3072, 57
+FORWARD = ForwardCost(
+    Cost(linear=24.0 * TOKENS * WIDTH**2 * COUNT, attention=4.0 * TOKENS**2 * WIDTH * COUNT, operations=40 * COUNT),
+    Cost(), COUNT, 2 * TOKENS * WIDTH, 0, 0, 24, 0,
+)  # fmt: skip
+
+
+def machine(rate: float) -> Machine:
+    link = Link(rate, 2e-5)
+    return Machine((CARD,) * 4, link, link, link, link)
+
+
+def test_pieces_are_predicted_to_wait_less_and_to_compute_longer() -> None:
+    whole, two, four = (
+        predict(FORWARD, 1, ParallelPlan(ulysses=4, pieces=pieces), machine(12e9)) for pieces in (1, 2, 4)
+    )
+    assert two.waiting < 0.6 * whole.waiting
+    assert four.waiting < two.waiting
+    assert whole.computing < two.computing < four.computing
+
+
+@pytest.mark.parametrize(("rate", "pays"), [(12e9, True), (300e9, False)], ids=["PCIe", "NVLink"])
+def test_auto_takes_pieces_only_where_they_pay(rate: float, pays: bool) -> None:
+    plans = list_plans(4, 1, heads=24, turns=TURNS)
+    best = rank_plans(plans, FORWARD, 1, machine(rate))[0].plan
+    assert (best.pieces > 1) == pays
+
+
+def test_pieces_count_for_nothing_where_forwards_run_whole() -> None:
+    for more in ({"weights": "host"}, {"weights": "shared"}, {"compile": "on"}):
+        plans = [ParallelPlan(ulysses=4, pieces=pieces, **more) for pieces in (1, 2)]
+        whole, two = (predict(FORWARD, 1, plan, machine(12e9)) for plan in plans)
+        assert (whole.computing, whole.waiting) == (two.computing, two.waiting)
+
+
+def test_plans_with_pieces_come_after_those_without() -> None:
+    plans = list_plans(4, 2, branches=True, heads=24, turns=TURNS)
+    assert list_plans(4, 2, branches=True, heads=24) == plans[: -2 * len(TURNS)]
+    assert all(plan.pieces > 1 and plan.ring == 1 for plan in plans[-2 * len(TURNS) :])
