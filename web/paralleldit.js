@@ -1336,6 +1336,7 @@ const NO_AXES = [
   'compile',
   'exchange_dtype',
   'sparse',
+  'pieces',
   'balance',
   'weights',
   'weight_blocks',
@@ -1438,6 +1439,7 @@ function describePlan(plan, t) {
   }
   if (plan.exchange_dtype && plan.exchange_dtype !== 'model')
     parts.push(t('panel.planExchange', { name: plan.exchange_dtype }));
+  if (plan.pieces > 1) parts.push(t('panel.planPieces', { pieces: plan.pieces }));
   if (plan.speeds?.length) parts.push(t('panel.planSpeeds', { speeds: formatSpeeds(plan.speeds) }));
   return parts.join(' × ') || t('panel.planOneRank')
 }
