@@ -12,12 +12,13 @@ from .groups.mesh_layout import stages_of
 from .hooks import Hooks
 from .models.attention_checks import AttentionSizes
 from .models.checks import attention_paths, check_class, check_module, modules_at, sizes_of
+from .models.parallel_mlp import submodules
 from .models.spec import BlockList, ModelSpec
 from .plan import OFF, ParallelPlan
 from .seams.attention import ParallelAttention, install_attention
 from .seams.bands.model import share_rows
 from .seams.boundary import install_boundary
-from .seams.forward import ForwardSlot
+from .seams.forward import FirstPieceComputes, ForwardSlot
 from .seams.kernels.backends import NATIVE, Backend, choose_backend
 from .seams.kernels.flex import check_flex
 from .seams.layout import TokenLayout
@@ -71,6 +72,7 @@ def apply_plan(
     overlap_mlp(model, spec, sizes, mesh, slot, hooks)  # ulysses, ring: an MLP is computed while tokens travel
     attention = ParallelAttention(mesh, layout, kernel, sparse=plan.sparse)
     share_attention(model, spec, sizes, attention, hooks)  # ulysses, ring, patches: attention sees all tokens
+    compute_once(model, spec, mesh, slot, hooks)  # pieces: what all tokens have in common is computed once
     return AppliedPlan(slot, stage, link, attention, layout)
 
 
@@ -140,6 +142,16 @@ def share_attention(
             calls = (streams,) if isinstance(streams, str) else streams
             attends = [attention_of(attention, model, module, blocks, path, call, sizes) for call in calls]
             attention.seams.append(install_attention(block, path, attends, hooks, attention.layout.slot))
+
+
+def compute_once(model: torch.nn.Module, spec: ModelSpec, mesh: Mesh, slot: ForwardSlot, hooks: Hooks) -> None:
+    """Makes the pieces of a forward share what blocks compute of arguments that are the same for all tokens."""
+    if mesh.plan.pieces == 1:
+        return
+    for blocks, block in own_blocks(model, spec):
+        for module in submodules(block, blocks.common).values():
+            if module is not None:
+                hooks.replace(module, "forward", FirstPieceComputes(module.forward, slot))
 
 
 def own_blocks(model: torch.nn.Module, spec: ModelSpec) -> list[tuple[BlockList, torch.nn.Module]]:

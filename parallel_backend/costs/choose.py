@@ -26,7 +26,7 @@ from .predict import Prediction, compare_speeds, predict
 
 Check = Callable[[ParallelPlan], object]  # raises PlanError if something does not allow the plan
 PATCHES = (1, 2, 4)  # how many patches for each stage are tried
-TURNS = (2, 4)  # in how many pieces tokens take turns, beside not at all
+TURNS = (2, 3)  # in how many pieces tokens take turns, beside not at all
 CLEARLY = 0.9  # a lossy plan's time must be below this share of the best exact plan's
 UNEVEN = Fraction(5, 4)  # the largest share of heads of one rank, relative to an even share, before a ring is better
 

@@ -315,7 +315,7 @@ def estimate_busy(forward: ForwardCost, plan: ParallelPlan, ranks: Sequence[tupl
         coding, copied = count_coding(forward, plan), count_copied_bytes(forward, plan) * part.tokens
         moved = others.moved + count_merged_bytes(forward, plan) + copied + coding.moved
         operations = others.operations + count_added_operations(forward, plan) + coding.operations
-        blocks = others._replace(moved=moved, operations=operations * plan.turns, read=others.read * plan.turns)
+        blocks = others._replace(moved=moved, operations=operations * plan.turns)
         attending.append(part.rows * part.heads * part.queries * estimate_attention(forward.blocks, speed))
         seconds = sum(estimate_seconds(each.times(part.rows), speed) for each in (blocks, forward.rest))
         other.append(seconds if part.rows else 0.0)

@@ -78,6 +78,9 @@ class BlockList:
     kept: str = ""
     # Arguments with tokens that only some of the blocks have. Any of them may return several tensors of its stream.
     optional: tuple[str, ...] = ()
+    # Submodules that read nothing but what is the same for all tokens, such as modulations and projections of a text
+    # that tokens attend to. A forward's pieces compute them once.
+    common: tuple[str, ...] = ()
     # Arguments that every rank takes as they are.
     whole: tuple[str, ...] = ()
     # Arguments that a block has but nobody may pass, because we do not know how to shard them.

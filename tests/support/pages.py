@@ -10,6 +10,7 @@ PAGE_OF = {
     **{"classes": CLASSES, "folders": CLASSES, "templates": CLASSES},
     **{"parity": EXACTNESS, "sparse": EXACTNESS},
     **{"shares": OVERLAP, "left": OVERLAP, "overlap": OVERLAP},
+    "clock": REPOSITORY / "docs" / "dev" / "20-pieces.md",
 }
 
 

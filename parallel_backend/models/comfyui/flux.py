@@ -13,6 +13,7 @@ DOUBLE = BlockList(
     attention={"": "txt+img"},
     sides={"pe": (2, "txt+img")},
     ranges={"modulation_dims_img": "img", "modulation_dims_txt": "txt"},
+    common=("img_mod", "txt_mod"),
     whole=("vec", "attn_mask"),
 )
 SINGLE = BlockList(
@@ -23,6 +24,7 @@ SINGLE = BlockList(
     parallel_mlp={"linear1": "qkv+"},
     sides={"pe": (2, "txt+img")},
     ranges={"modulation_dims": "txt+img"},
+    common=("modulation",),
     whole=("vec", "attn_mask"),
 )
 

@@ -7,8 +7,8 @@ from ..spec import BlockList, comfyui_spec, register, single_stream
 
 def blocks(path: str, stream: str) -> BlockList:
     sides, ranges = {"freqs_cis": (1, stream)}, {"timestep_zero_index": stream}
-    whole = ("x_mask", "adaln_input")
-    return single_stream(path, "x", "attention", stream=stream, sides=sides, ranges=ranges, whole=whole)
+    common, whole = ("adaLN_modulation",), ("x_mask", "adaln_input")
+    return single_stream(path, "x", "attention", stream=stream, sides=sides, ranges=ranges, common=common, whole=whole)
 
 
 MODEL = comfyui_spec(

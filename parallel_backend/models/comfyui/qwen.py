@@ -10,6 +10,7 @@ BLOCKS = BlockList(
     sides={"image_rotary_emb": (2, "txt+img"), "encoder_hidden_states_mask": (-1, "txt")},
     places={"timestep_zero_index": "img"},
     local_masks=("attn",),
+    common=("img_mod", "txt_mod"),
     whole=("temb",),
 )
 

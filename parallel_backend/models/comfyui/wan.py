@@ -5,7 +5,13 @@ from dataclasses import replace
 from ..spec import BlockList, comfyui_spec, register, single_stream
 
 BLOCKS = single_stream(
-    "blocks", "x", "self_attn", sides={"freqs": (1, "x")}, frames={"e": ("x", 4)}, whole=("context", "context_img_len")
+    "blocks",
+    "x",
+    "self_attn",
+    sides={"freqs": (1, "x")},
+    frames={"e": ("x", 4)},
+    common=("cross_attn.k", "cross_attn.v", "cross_attn.k_img", "cross_attn.v_img"),
+    whole=("context", "context_img_len"),
 )
 MODEL = comfyui_spec(
     "comfy.ldm.wan.model.WanModel",

@@ -83,7 +83,7 @@ PUBLISHED = (
 )
 LINKS = ("PCIe 4.0 x16", "PCIe 4.0 x16, peer-to-peer")
 RANKS = 4
-PIECES = (1, 2, 4)
+PIECES = (1, 2, 3)
 LATENCY = 2e-5  # seconds, of an exchange over PCIe
 LAYER = re.compile(r"(?<=modules_)(.+?)(?=_modules_|_parameters_)")
 
