@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,7 @@ from .models.checks import attention_paths, check_class, check_module, modules_a
 from .models.parallel_mlp import submodules
 from .models.spec import BlockList, ModelSpec
 from .plan import OFF, ParallelPlan
-from .seams.attention import ParallelAttention, install_attention
+from .seams.attention import AttentionSeam, ParallelAttention, install_attention
 from .seams.bands.model import share_rows
 from .seams.boundary import install_boundary
 from .seams.forward import FirstPieceComputes, ForwardSlot
@@ -34,7 +35,7 @@ class AppliedPlan:
     """What hooks and forwards share.
 
     stage: this rank's blocks. link: to the neighbouring stages, if any. attention: of the blocks; None if they keep
-    the model's own. layout: of the blocks' tokens; None if they are not shared.
+    the model's own. layout: of the blocks' tokens; None if they are not shared. seams: of the modules that attend.
     """
 
     slot: ForwardSlot
@@ -42,6 +43,7 @@ class AppliedPlan:
     link: StageLink | None = None
     attention: ParallelAttention | None = None
     layout: TokenLayout | None = None
+    seams: Sequence[AttentionSeam] = ()
 
 
 def apply_plan(
@@ -71,9 +73,9 @@ def apply_plan(
         return AppliedPlan(slot, stage, link, layout=layout)
     overlap_mlp(model, spec, sizes, mesh, slot, hooks)  # ulysses, ring: an MLP is computed while tokens travel
     attention = ParallelAttention(mesh, layout, kernel, sparse=plan.sparse)
-    share_attention(model, spec, sizes, attention, hooks)  # ulysses, ring, patches: attention sees all tokens
+    seams = share_attention(model, spec, sizes, attention, hooks)  # ulysses, ring, patches: attention sees all tokens
     compute_once(model, spec, mesh, slot, hooks)  # pieces: what all tokens have in common is computed once
-    return AppliedPlan(slot, stage, link, attention, layout)
+    return AppliedPlan(slot, stage, link, attention, layout, seams)
 
 
 def apply_plan_inside(
@@ -134,14 +136,16 @@ def overlap_mlp(
 
 def share_attention(
     model: torch.nn.Module, spec: ModelSpec, sizes: AttentionSizes, attention: ParallelAttention, hooks: Hooks
-) -> None:
+) -> list[AttentionSeam]:
     """Passes the attention of every block to `attention`."""
+    seams = []
     for blocks, block in own_blocks(model, spec):
         for path in attention_paths(block, blocks):
             module, streams = block.get_submodule(path), blocks.attention[path]
             calls = (streams,) if isinstance(streams, str) else streams
             attends = [attention_of(attention, model, module, blocks, path, call, sizes) for call in calls]
-            attention.seams.append(install_attention(block, path, attends, hooks, attention.layout.slot))
+            seams.append(install_attention(block, path, attends, hooks, attention.layout.slot))
+    return seams
 
 
 def compute_once(model: torch.nn.Module, spec: ModelSpec, mesh: Mesh, slot: ForwardSlot, hooks: Hooks) -> None:

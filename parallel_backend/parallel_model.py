@@ -81,7 +81,7 @@ class ParallelModel:
         """Applies a mesh's plan to a model that has none. Raises PlanError and leaves the model unchanged then."""
         applied = apply_plan(self.model, self.spec, mesh, self.dtype, self.sizes, self.hooks)
         self.mesh, self.slot, self.stage, self.link = mesh, applied.slot, applied.stage, applied.link
-        self.attention, self.layout = applied.attention, applied.layout
+        self.attention, self.layout, self.seams = applied.attention, applied.layout, applied.seams
         self.pipeline, self.forms = StepPipeline(mesh.plan), Forms()
         self.kept.drop()
 
@@ -304,11 +304,11 @@ class ParallelModel:
         """Whether a forward runs in the plan's pieces. All ranks decide alike. It runs whole if nodes' code, a step
         cache or compiled blocks run in it, if weights are fetched, if blocks keep keys from forward to forward, and if
         the modules have not attended yet under this plan."""
-        if self.mesh.plan.pieces == 1 or self.attention is None or self.layout is None or self.spec is None:
+        if self.mesh.plan.pieces == 1 or not self.seams or self.layout is None or self.spec is None:
             return False
         runs_others = not self.slot.is_plain or RUNNING.compiles or self.layout.starts or forward.absent
         keeps = self.fetched.flat_blocks or any(blocks.kept for blocks in self.spec.blocks)
-        return not runs_others and not keeps and self.attention.is_named
+        return not runs_others and not keeps and all(seam.is_named for seam in self.seams)
 
     def run_in_pieces(self, args: tuple, kwargs: dict[str, Any], forward: Forward) -> Any:
         """Runs the plan's pieces. The last one gathers the tokens of all."""

@@ -74,7 +74,6 @@ class ParallelAttention:
         self.backend = backend
         self.parts = parts
         self.patterns = SparsePatterns(sparse, layout)
-        self.seams: list[AttentionSeam] = []  # of the modules that attend by it
         self.rows = ROWS_OF_CARD if is_accelerator(mesh.device) else ROWS_OF_CPU
 
     def __call__(
@@ -159,11 +158,6 @@ class ParallelAttention:
             results.append((call.encode(("result", index), out_BhRD), part.queries))
             first.append(give_back(0, *results[-1]))
         return [first, *([give_back(piece, *each) for each in results] for piece in range(1, len(pieces)))]
-
-    @property
-    def is_named(self) -> bool:
-        """Whether all modules are known to call attention by its name alone."""
-        return all(seam.is_named for seam in self.seams)
 
     def shared_call(
         self,

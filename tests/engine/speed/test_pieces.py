@@ -113,7 +113,7 @@ def able() -> Any:
     """What `can_run_in_pieces` looks at, as it is where a forward can."""
     return SimpleNamespace(
         mesh=SimpleNamespace(plan=TWO),
-        attention=SimpleNamespace(is_named=True),
+        seams=[SimpleNamespace(is_named=True)],
         layout=SimpleNamespace(starts={}),
         spec=SimpleNamespace(blocks=[SimpleNamespace(kept="")]),
         slot=SimpleNamespace(is_plain=True),
@@ -124,8 +124,8 @@ def able() -> Any:
 @pytest.mark.parametrize(
     ("what", "name", "value"),
     [
-        ("", "attention", None),  # of a UNet in bands
-        ("attention", "is_named", False),
+        ("", "seams", []),  # of a UNet in bands
+        ("", "seams", [SimpleNamespace(is_named=True), SimpleNamespace(is_named=False)]),
         ("layout", "starts", {"a": "b"}),
         ("slot", "is_plain", False),
         ("fetched", "flat_blocks", {0: None}),
