@@ -62,10 +62,10 @@ def build(path: str, name: str, **arguments: Any) -> torch.nn.Module:
     return made(**arguments, dtype=DTYPE, device=META, operations=operations).eval().requires_grad_(False)
 
 
-def build_flux() -> torch.nn.Module:
+def build_flux(double: int = 19, single: int = 38) -> torch.nn.Module:
     return build(
         "comfy.ldm.flux.model", "Flux", in_channels=16, out_channels=16, vec_in_dim=768, context_in_dim=4096,
-        hidden_size=3072, mlp_ratio=4.0, num_heads=24, depth=19, depth_single_blocks=38, axes_dim=[16, 56, 56],
+        hidden_size=3072, mlp_ratio=4.0, num_heads=24, depth=double, depth_single_blocks=single, axes_dim=[16, 56, 56],
         theta=10000, patch_size=2, qkv_bias=True, guidance_embed=True, txt_ids_dims=[],
     )  # fmt: skip
 

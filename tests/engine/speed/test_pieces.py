@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +22,7 @@ from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.attention_op import RUNNING
 from parallel_backend.seams.exchange.pieces import UNEQUAL, Pieces
 from parallel_backend.seams.forward import Forward
+from tests.support.programs import run_program
 
 TWO = ParallelPlan(ulysses=2, pieces=2)
 
@@ -157,6 +160,15 @@ FORWARD = ForwardCost(
 def machine(rate: float) -> Machine:
     link = Link(rate, 2e-5)
     return Machine((CARD,) * 4, link, link, link, link)
+
+
+def test_a_forward_in_pieces_waits_less_by_the_order_of_its_own_operations(comfyui: Path) -> None:
+    found = json.loads(run_program(comfyui, "tests.support.clock_probe"))
+    whole, two, three = (found[pieces] for pieces in ("1", "2", "3"))
+    assert whole["waited"] > 0.3 * whole["sending"]
+    assert two["waited"] < 0.25 * whole["sending"]
+    assert three["waited"] < two["waited"]
+    assert two["seconds"] < 0.95 * whole["seconds"]
 
 
 def test_pieces_are_predicted_to_wait_less_and_to_compute_longer() -> None:

@@ -1,0 +1,31 @@
+"""`python -m tests.support.clock_probe COMFYUI`: a forward of a few of Flux's blocks in pieces, by a clock.
+
+Prints as JSON, by the number of pieces, what it takes on four cards (`tests/benchmarks/exchange/clock.py`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from typing import Any
+
+from parallel_backend.costs.machine import Link
+from tests.benchmarks.exchange.clock import LATENCY, PIECES, build_flux, call_flux, run
+from tests.support.host.mounted import import_comfyui
+from tests.support.links.profiles import PROFILES
+
+LINK = Link(PROFILES["PCIe 4.0 x16"].link, LATENCY)
+
+
+def main(comfyui: str) -> None:
+    import_comfyui(comfyui)
+    attention: Any = importlib.import_module("comfy.ldm.modules.attention")
+    flux: Any = importlib.import_module("comfy.ldm.flux.math")
+    flux.optimized_attention = attention.attention_pytorch  # as on GPUs
+    model = build_flux(2, 4)
+    print(json.dumps({pieces: run(model, call_flux(), pieces, LINK)._asdict() for pieces in PIECES}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
