@@ -21,7 +21,7 @@ from demo.editor import address, command, prepare
 from demo.host import environment, free_port, open_url
 from tests.support.editor.editor import CONTEXT, PATIENCE_MS, SCREENSHOTS, USUAL_404, wait_for
 from tests.support.host.faults import SECONDS_TO_GO, wait_until
-from tests.support.host.graphs import alive
+from tests.support.host.graphs import TINY_MODELS, alive
 from tests.support.host.quick_machine import tried_machine
 
 SECONDS = 180
@@ -80,7 +80,7 @@ def started(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     base = tmp_path_factory.mktemp("newcomer")
     prepare(base)
     arguments, log = ["--port", str(free_port())], base / "comfyui.log"
-    url, env = address(arguments), {**environment(comfyui), "PARALLELDIT_MEASURED": tried_machine()}
+    url, env = address(arguments), {**environment(comfyui), **TINY_MODELS, "PARALLELDIT_MEASURED": tried_machine()}
     with log.open("wb") as output:
         process = subprocess.Popen(command(comfyui, base, False, arguments), env=env, stdout=output, stderr=output)
     try:

@@ -20,7 +20,7 @@ from demo.host import ComfyHost, PromptError
 from tests.conftest import EXTRA_ARGS, own_base_in
 from tests.support.editor.editor import open_editor
 from tests.support.editor.examples import open_demo
-from tests.support.host.graphs import Job, latents, ranks, status
+from tests.support.host.graphs import TINY_MODELS, Job, latents, ranks, status
 from tests.support.host.mounted import packages
 from tests.support.host.stock_prompts import write_cases
 
@@ -31,7 +31,7 @@ PICTURES = [
     {"type": "KSampler", "picture": picture}
     for picture in ({"width": 64}, {"width": 64, "height": 0}, {"width": 64, "height": 64, "depth": 1}, [64, 64])
 ]
-SINGLE = {"PARALLELDIT_RANKS": "1", "PARALLELDIT_CPU_RANKS": "1"}
+SINGLE = {"PARALLELDIT_RANKS": "1", "PARALLELDIT_CPU_RANKS": "1", **TINY_MODELS}
 
 
 def ask(host: ComfyHost, body: Any) -> dict[str, Any]:

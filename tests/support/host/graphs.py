@@ -21,7 +21,8 @@ from parallel_backend.plan import ParallelPlan
 Link = list
 Patch = Callable[["Graph", Link], Link]
 
-# Of a host and its ranks: a model's file can say what ComfyUI is to detect in it.
+# Of a host and its ranks: a model's file can say what ComfyUI is to detect in it, and ComfyUI looks for no garbage
+# among its imports.
 TINY_MODELS = {"PYTHONPATH": str(Path(__file__).parent / "site")}
 NODE_PACK = "test_tensors"
 NODE_PACK_SOURCE = '''"""Test-only: CONDITIONING from a file, a LATENT of any shape, a foreign MODEL; looks inside."""
