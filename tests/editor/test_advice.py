@@ -29,6 +29,7 @@ SCRIPTS = tuple(f"parallel_backend/{each}" for each in ("__main__", "command/", 
 # How many texts are in English alone, by room: of how the processes talk to each other, of what a node's code may not
 # be, of broken requests and specs, and of rare models.
 LEFT = {"nodes": 11, "worker": 55, "parallel_backend": 37}
+PROMPT = "async () => (await window.app.graphToPrompt()).output"
 TITLES = "() => window.app.graph.nodes.map(({ title }) => title)"
 NODE_TEXT = """window.app.graph.nodes.find((node) => node.type === 'KSampler')
     .widgets.find((widget) => widget.name === '$$node-text-preview')?.value"""
@@ -172,7 +173,10 @@ def test_a_chinese_editor_tells_in_chinese_what_the_server_says(browser: Browser
         assert note["title"] == "文件与显卡" and "工作进程" in note["text"] and not note["isTranslated"]
         assert {"画什么", "负向：无类别"} <= {*page.evaluate(TITLES)}
         expect(page.locator(".paralleldit-plan-content:not(:empty)")).to_contain_text("并行计算（cfg=2）")
-        open_demo(editor, {"mode": "manual", "ulysses": 2, "compare": "once"}, steps=1, seed=77)
+        compared = {"mode": "manual", "ulysses": 2, "compare": "once"}
+        open_demo(editor, compared, steps=1, seed=76)
+        host.run(page.evaluate(PROMPT))  # or the node would say how long the workers took to start
+        open_demo(editor, compared, steps=1, seed=77)
         editor.run()
         wait_for(page, f"(text) => {NODE_TEXT} === text", arg=exact)
         page.locator(".paralleldit-tab-button").click()
