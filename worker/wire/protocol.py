@@ -5,8 +5,8 @@
 Where both sides map memory (`job_channel.py`), the whole of a large frame is there. The socket then carries its prefix,
 with a magic of its own.
 
-Nothing is pickled. The prefix and the JSON of a channel's first frames (see `endpoint`) are the same in every version,
-so that two versions can recognise each other. Frames of one version are what `encode` made, and are read as they are.
+Nothing is pickled. Both lengths are checked against their caps before memory is allocated. The prefix and the JSON of a
+channel's first frames (see `endpoint`) are the same in every version, so that two versions can recognise each other.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ MAGIC, IN_MEMORY = b"PDiT", b"PDiM"
 VERSION = 19
 FAILED, MEMORY = "failed", "memory"  # the kinds of errors after which the ranks have no model
 PREFIX = struct.Struct("!4sHIQ")
-MAX_HEADER, MAX_PAYLOAD = 8 << 20, 8 << 30  # bytes of a frame that is sent
+MAX_HEADER = 8 << 20
+MAX_PAYLOAD = 8 << 30
 SOCKET_BYTES = 1 << 20  # a larger frame goes through memory, if both sides have it
 
 Header = dict[str, Any]
