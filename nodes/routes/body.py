@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 from aiohttp import web
 
 MAX_BYTES = 1 << 16
@@ -18,14 +15,3 @@ async def read_body(request: web.Request, what: str) -> bytes:
         if len(body) > MAX_BYTES:
             raise web.HTTPRequestEntityTooLarge(MAX_BYTES, len(body), text=f"{what} has at most {MAX_BYTES} bytes.")
     return body
-
-
-def parse_object(text: bytes) -> dict[str, Any]:
-    """Parses a JSON object. Raises ValueError for anything else."""
-    try:
-        value = json.loads(str(text, "utf-8"))
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-    if not isinstance(value, dict):
-        raise ValueError("it is not a JSON object")
-    return value

@@ -22,6 +22,7 @@ from ...parallel_backend.models.checks import sizes_of
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.weights.sizes import sizes_in_fp8
 from ...worker.settings import SettingsError
+from ...worker.wire.json_object import parse_object
 from ..costs.plans import ModelCosts
 from ..load_model import DEFAULT
 from ..model.host_file import OWN_CHOICE, WEIGHT_DTYPES, describe_host_file
@@ -30,7 +31,7 @@ from ..parallel_plan import AUTO, AskedPlan, describe_devices, fit_to_machine, r
 from ..plan_words import Remark, ResolvedPlan, explain_auto, remark, remarks_to_json
 from ..workers.group import device_count, device_type, why_no_group
 from ..workers.room import list_plan_cards
-from .body import parse_object, read_body
+from .body import read_body
 from .memory_estimate import MemoryEstimate, ModelMemory
 from .predicted import Sampled, choose_patches, expect_plan, predict_computing, predict_plans
 from .question import Loader, Question, Sampler, read_question

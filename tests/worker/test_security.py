@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from demo.host import REPOSITORY
 from parallel_backend.errors import ModelFileError
@@ -26,8 +27,8 @@ from tests.support.cases.families import FAMILIES
 from tests.support.group.direct_group import DIT, source_of
 from worker.host.client import WorkerGroup
 from worker.wire import endpoint as endpoint_module
-from worker.wire.endpoint import Endpoint, connect
-from worker.wire.protocol import VERSION, decode, encode, receive_frame, send_frame
+from worker.wire.endpoint import HELLO_BYTES, Endpoint, connect
+from worker.wire.protocol import MAGIC, PREFIX, VERSION, decode, encode, receive_frame, send_frame
 
 PRODUCT = [REPOSITORY / "__init__.py", *(REPOSITORY / "nodes").rglob("*.py")]
 PRODUCT += [*(REPOSITORY / "worker").rglob("*.py"), *(REPOSITORY / "parallel_backend").rglob("*.py")]
@@ -147,6 +148,10 @@ JUNK = {
     "a browser": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "no channel": b"".join(encode({})),
     "an unknown channel": b"".join(encode({"channel": ["job"]})),
+    "deep nesting": PREFIX.pack(MAGIC, VERSION, HELLO_BYTES - PREFIX.size, 0) + b"[" * (HELLO_BYTES - PREFIX.size),
+    "a huge hello": PREFIX.pack(MAGIC, VERSION, 8 << 20, 8 << 30) + b" " * 8000,
+    "an empty hello": PREFIX.pack(MAGIC, VERSION, 0, 0),
+    "a payload": b"".join(encode(HELLO, {"x": torch.ones(1 << 10)})),
 }
 
 

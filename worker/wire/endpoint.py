@@ -21,6 +21,7 @@ from .protocol import Header, ProtocolError, VersionError, decode, receive_frame
 ADDRESS = "PARALLELDIT_ADDRESS"
 CHANNELS = ("job", "control")
 HELLO_SECONDS = 5  # a rank sends its hello in one piece, right after it has connected
+HELLO_BYTES = 4096
 BUFFER_BYTES = 4 << 20  # holds a whole latent, where the kernel allows it
 
 
@@ -68,7 +69,7 @@ class Endpoint:
         """Makes a connection one of the channels. Returns whether it could."""
         connection.settimeout(HELLO_SECONDS)
         try:
-            hello, _ = decode(receive_frame(connection))
+            hello, _ = decode(receive_frame(connection, HELLO_BYTES))
         except VersionError:
             send_frame(connection, {})  # tells this side's version
             raise
@@ -125,5 +126,5 @@ def greet(hello: Header) -> tuple[socket.socket, Header]:
         raise ConnectionError(f"ComfyUI cannot be reached at its socket {address}: {error.strerror}.") from error
     prepare(connection)
     send_frame(connection, hello)
-    welcome, _ = decode(receive_frame(connection))
+    welcome, _ = decode(receive_frame(connection, HELLO_BYTES))
     return connection, welcome

@@ -118,8 +118,7 @@ class HostChannel:
         """Receives a frame. device: to which latents are copied if they come through memory. Raises ConnectionClosed
         and ProtocolError."""
         memory = self.memory
-        in_memory = partial(memory.replies[self.taken % SLOTS].view, device=device) if memory else None
-        frame = receive_frame(self.connection, in_memory=in_memory)
+        frame = receive_frame(self.connection, in_memory=partial(self._find, device) if memory else None)
         if memory is None or not isinstance(frame, memoryview):
             return decode(frame)
         if device is None or not is_accelerator(device):
@@ -132,6 +131,14 @@ class HostChannel:
         self.taken += 1
         memory.note_taken(self.taken)  # the slot may be overwritten
         return header, tensors
+
+    def _find(self, device: torch.device | None, length: int) -> memoryview:
+        """Returns the memory of the next reply."""
+        slot = self.memory.replies[self.taken % SLOTS] if self.memory else None
+        try:
+            return slot.view(length, device) if slot else memoryview(b"")
+        except ValueError:  # nothing has been written to it
+            return memoryview(b"")
 
     def close(self) -> None:
         self.connection.close()

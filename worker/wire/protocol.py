@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from ..errors import ConnectionClosed, Explained
+from .json_object import parse_object
 from .tensors import ALIGNMENT, Buffer, Tensors, UnsendableError, WritableBuffer, from_buffer, to_buffers
 
 try:
@@ -41,7 +42,7 @@ Memory = Callable[[int, torch.device | None], memoryview]
 
 
 class ProtocolError(Explained, RuntimeError):
-    """The bytes are no frame, or a frame of another version."""
+    """A frame is of another version, over a cap, or malformed."""
 
 
 class VersionError(ProtocolError):
@@ -103,10 +104,17 @@ def is_large(frame: Iterable[Piece]) -> bool:
 
 
 def read_prefix(prefix: Buffer) -> tuple[int, int]:
-    """Returns the lengths of header and payload. Raises ProtocolError for what is no frame, and VersionError."""
+    """Returns the lengths of header and payload. Raises ProtocolError for a foreign or oversized frame, and
+    VersionError."""
+    if len(prefix) < PREFIX.size:
+        raise ProtocolError(f"A frame of {len(prefix)} bytes is cut off.")
     magic, version, header_length, payload_length = PREFIX.unpack(prefix)
     if magic not in (MAGIC, IN_MEMORY):
         raise ProtocolError(f"Not a frame of this protocol: it starts with {magic!r}.")
+    if header_length > MAX_HEADER or payload_length > MAX_PAYLOAD:
+        raise ProtocolError(
+            f"A frame of {header_length} + {payload_length} bytes is over the caps of {MAX_HEADER} + {MAX_PAYLOAD}."
+        )
     if version != VERSION:
         raise VersionError(
             f"The other side speaks version {version} of ParallelDiT's protocol and this one {VERSION}, because the "
@@ -117,28 +125,41 @@ def read_prefix(prefix: Buffer) -> tuple[int, int]:
 
 
 def decode(frame: Buffer) -> tuple[Header, Tensors]:
-    """Returns header and tensors of a frame. The tensors are views of its memory."""
+    """Returns header and tensors of a frame. The tensors are views of its memory. Raises ProtocolError if malformed."""
     view = memoryview(frame)
     header_length, payload_length = read_prefix(view[: PREFIX.size])
+    if bytes(view[: len(MAGIC)]) != MAGIC:
+        raise ProtocolError("A frame's body is elsewhere.")
     body = view[PREFIX.size :]
-    header = json.loads(str(body[:header_length], "utf-8"))
-    return header, from_buffer(body[header_length:]) if payload_length else {}
+    if len(body) != header_length + payload_length:
+        raise ProtocolError(f"A frame of {len(body)} bytes announces {header_length + payload_length}.")
+    try:
+        header = parse_object(body[:header_length])
+        tensors = from_buffer(body[header_length:]) if payload_length else {}
+    except ValueError as error:
+        raise ProtocolError(f"A malformed frame: {error}.") from error
+    return header, tensors
 
 
 def receive_frame(
     connection: socket.socket,
+    max_length: int = MAX_HEADER + MAX_PAYLOAD,
     allocate: Callable[[int], WritableBuffer] = bytearray,
     in_memory: Callable[[int], memoryview] | None = None,
 ) -> WritableBuffer:
     """Reads one frame, blocking, into memory from `allocate`. in_memory: returns so many bytes of the memory in which a
     large frame is.
 
-    Raises ConnectionClosed if the other side is gone, and what `read_prefix` raises.
+    Raises ConnectionClosed if the other side is gone, and ProtocolError for a frame that must not be read.
     """
     prefix = bytearray(PREFIX.size)
     _receive_into(connection, memoryview(prefix))
     length = sum(read_prefix(prefix))
-    if in_memory and prefix.startswith(IN_MEMORY):
+    if length > max_length:
+        raise ProtocolError(f"A frame of {length} bytes is over the cap of {max_length}.")
+    if prefix.startswith(IN_MEMORY):
+        if in_memory is None:
+            raise ProtocolError("A frame is in memory that this side does not have.")
         return in_memory(PREFIX.size + length)
     frame = allocate(PREFIX.size + length)
     frame[: PREFIX.size] = prefix

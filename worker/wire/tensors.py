@@ -7,11 +7,14 @@ takes to the ranks and back. The format is its own: https://github.com/huggingfa
 from __future__ import annotations
 
 import json
+import math
 import struct
+from typing import Any
 
 import torch
 
 from ..errors import Explained
+from .json_object import parse_object
 
 WritableBuffer = bytearray | memoryview
 Buffer = bytes | WritableBuffer
@@ -19,6 +22,9 @@ Tensors = dict[str, torch.Tensor]
 
 LENGTH = struct.Struct("<Q")
 ALIGNMENT = 8  # of the tensors in the blob
+MAX_HEADER = 8 << 20
+MAX_DIMS = 16
+MAX_ELEMENTS = 8 << 30  # sizes of 0 count as 1, because torch computes strides of an empty tensor, too
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
@@ -59,13 +65,43 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def from_buffer(blob: Buffer) -> Tensors:
-    """Returns the tensors of a blob as views of its memory."""
+    """Returns the tensors of a blob as views of its memory. Raises ValueError if it is cut off or inconsistent."""
     view = memoryview(blob)
+    if len(view) < LENGTH.size or LENGTH.unpack_from(view)[0] > len(view) - LENGTH.size:
+        raise ValueError("the tensors' header is cut off")
     (length,) = LENGTH.unpack_from(view)
-    header, data = json.loads(str(view[LENGTH.size :][:length], "utf-8")), view[LENGTH.size + length :]
-    tensors = {}
-    for name, entry in header.items():
-        dtype, (start, stop) = DTYPES[entry["dtype"]], entry["data_offsets"]
-        flat = torch.frombuffer(data[start:stop], dtype=dtype) if stop > start else torch.empty(0, dtype=dtype)
-        tensors[name] = flat.reshape(entry["shape"])
+    if length > MAX_HEADER:
+        raise ValueError(f"the tensors' header of {length} bytes is over the cap of {MAX_HEADER}")
+    data = view[LENGTH.size + length :]
+    tensors, end = {}, 0
+    try:
+        header = parse_object(view[LENGTH.size :][:length])
+        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+            dtype, shape, (start, stop) = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
+            count = element_count(shape)
+            if not are_sizes([start, stop]) or start != end or stop - start != count * dtype.itemsize:
+                raise ValueError(f"tensor {name} does not fit bytes {start} to {stop}")
+            end = stop
+            if end > len(data):
+                raise ValueError(f"tensor {name} is cut off")
+            flat = torch.frombuffer(data[start:stop], dtype=dtype) if count else torch.empty(0, dtype=dtype)
+            tensors[name] = flat.reshape(shape)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"the tensors' header is malformed: {error!r}") from error
+    if end != len(data):
+        raise ValueError(f"{len(data) - end} bytes belong to no tensor")
     return tensors
+
+
+def element_count(shape: Any) -> int:
+    """Counts the elements of a shape. Raises ValueError if it is not a shape, or over the caps."""
+    if not isinstance(shape, list) or len(shape) > MAX_DIMS or not are_sizes(shape):
+        raise ValueError("a tensor's shape is not a list of sizes")
+    if math.prod(max(size, 1) for size in shape) > MAX_ELEMENTS:
+        raise ValueError(f"a tensor's shape is over the cap of {MAX_ELEMENTS} elements")
+    return math.prod(shape)
+
+
+def are_sizes(numbers: list[Any]) -> bool:
+    """Whether all are non-negative ints. True and 1.0 do not count."""
+    return all(type(number) is int and number >= 0 for number in numbers)

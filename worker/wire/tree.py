@@ -28,8 +28,10 @@ def pack_call(call: Arguments, path: str, tensors: Tensors) -> dict[str, Any]:
 
 
 def unpack_call(packed: dict[str, Any], tensors: Tensors) -> tuple[tuple, dict[str, Any]]:
-    """The inverse of `pack_call`."""
+    """The inverse of `pack_call`. Raises what `unpack` raises, and TypeError for another structure."""
     args, kwargs = packed["args"], packed["kwargs"]
+    if not isinstance(args, list) or not isinstance(kwargs, dict):
+        raise TypeError("a call has a list and a dict of arguments")
     return tuple(unpack(each, tensors) for each in args), {k: unpack(v, tensors) for k, v in kwargs.items()}
 
 
@@ -54,14 +56,18 @@ def pack(value: Any, path: str, tensors: Tensors) -> Any:
 
 
 def unpack(packed: Any, tensors: Tensors) -> Any:
-    """The inverse of `pack`. Raises KeyError for a missing tensor."""
+    """The inverse of `pack`. Raises ValueError for an unknown form, and KeyError for a missing tensor."""
     if isinstance(packed, list):
         return [unpack(item, tensors) for item in packed]
     if not isinstance(packed, dict):
         return packed
+    if len(packed) != 1:
+        raise ValueError(f"{packed!r:.100} is not a packed value")
     ((kind, value),) = packed.items()
     if kind == TENSOR:
         return tensors[value]
     if kind == TUPLE:
         return tuple(unpack(item, tensors) for item in value)
-    return {key: unpack(item, tensors) for key, item in value.items()}
+    if kind == DICT:
+        return {key: unpack(item, tensors) for key, item in value.items()}
+    raise ValueError(f"{kind!r:.100} is not a kind of packed value")

@@ -15,7 +15,7 @@ from parallel_backend.weights.shared_memory import IS_SHAREABLE, Address, Shared
 from tests.support.labelled.tensors import GPU, Labelled, on_gpu
 from worker.host.sent_conditions import SentConditions
 from worker.wire.job_channel import SLOTS, FrameMemory, HostChannel, RankChannel
-from worker.wire.protocol import PREFIX, SOCKET_BYTES, decode, encode, receive_frame
+from worker.wire.protocol import PREFIX, SOCKET_BYTES, ProtocolError, decode, encode, receive_frame
 
 pytestmark = pytest.mark.skipif(not IS_SHAREABLE, reason="memfd is Linux's")
 TOKEN = "a" * 64
@@ -114,6 +114,18 @@ def test_memory_that_is_not_the_ranks_is_not_opened(change: str) -> None:
         "text": "memory",
     }
     assert FrameMemory.open(wrong[change], "b" * 64 if change == "token" else TOKEN) is None
+
+
+def test_a_frame_that_lies_about_its_length_is_refused(ends: Ends) -> None:
+    ends.host.send(encode({}, {"x": torch.zeros(LARGE)}))
+    prefix = bytearray(ends.theirs.recv(PREFIX.size))
+    for length in (16 * LARGE, 1 << 33):
+        ends.ours.sendall(PREFIX.pack(*PREFIX.unpack(prefix)[:3], length))
+        with pytest.raises(ProtocolError):
+            decode(receive_frame(ends.theirs, in_memory=ends.memory.requests[1].view))
+    ends.ours.sendall(prefix)
+    with pytest.raises(ProtocolError, match="does not have"):
+        receive_frame(ends.theirs)
 
 
 def test_latents_of_a_gpu_are_copied_once_and_come_back_to_it(ends: Ends) -> None:

@@ -1,4 +1,7 @@
-"""Tensors in a frame: the safetensors package reads what we write, and we what it writes."""
+"""Tensors in a frame: the safetensors package reads what we write, and we what it writes; broken ones are refused."""
+
+import json
+import struct
 
 import pytest
 import safetensors.torch
@@ -39,6 +42,47 @@ def test_the_package_reads_what_we_write(tensors):
 def test_we_read_what_the_package_writes(tensors):
     blob = safetensors.torch.save({name: tensor.contiguous() for name, tensor in tensors.items()})
     assert_same(from_buffer(bytearray(blob)), tensors)
+
+
+def blob(header, data=b"\0" * 8):
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        b"",
+        b"\xff" * 8,
+        struct.pack("<Q", 2) + b"{",
+        struct.pack("<Q", 2) + b"{)",
+        blob([1]),
+        blob({"x": 1}),
+        blob({"x": {**GOOD, "dtype": "O"}}),
+        blob({"x": {**GOOD, "shape": [-2]}}),
+        blob({"x": {**GOOD, "shape": [1 << 62, 1 << 62]}}),
+        blob({"x": {**GOOD, "shape": ["2"]}}),
+        blob({"x": {**GOOD, "shape": [True, 2]}}),
+        blob({"x": {**GOOD, "shape": [2.0]}}),
+        blob({"x": {**GOOD, "shape": [1] * 40 + [2]}}),
+        blob({"x": {**GOOD, "data_offsets": [False, 8]}}),
+        blob({"x": {**GOOD, "shape": [0, 1 << 63], "data_offsets": [0, 0]}}, b""),
+        blob({"x": {**GOOD, "shape": [0, 1 << 40, 1 << 40], "data_offsets": [0, 0]}}, b""),
+        struct.pack("<Q", 9 << 20) + b" " * (9 << 20),
+        blob({"x": {**GOOD, "data_offsets": [0, 4]}}),
+        blob({"x": {**GOOD, "data_offsets": [4, 12]}}),
+        blob({"x": {**GOOD, "data_offsets": [-8, 0]}}),
+        blob({"x": {**GOOD, "shape": [4], "data_offsets": [0, 16]}}),
+        blob({"x": GOOD}, b"\0" * 9),
+        blob({"x": GOOD, "y": GOOD}),
+    ],
+)
+def test_a_broken_blob_is_refused(broken):
+    with pytest.raises(ValueError):
+        from_buffer(broken)
 
 
 def test_what_the_format_does_not_have_is_refused_by_name():

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...wire.protocol import ProtocolError, decode, receive_frame, send_frame
+from ...wire.protocol import MAX_HEADER, ProtocolError, decode, receive_frame, send_frame
 
 LINGER_SECONDS = 5
 
@@ -27,7 +27,7 @@ class ControlServer(threading.Thread):
     def run(self) -> None:
         try:
             while True:
-                header, _ = decode(receive_frame(self.connection))
+                header, _ = decode(receive_frame(self.connection, MAX_HEADER))
                 send_frame(self.connection, self.operations[header.pop("op")](**header) or {})
         except ProtocolError as error:  # the start of the next frame is unknown
             logging.error("the control channel is lost, and the worker group ends: %s", error)

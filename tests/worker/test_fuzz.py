@@ -1,0 +1,196 @@
+"""Whatever bytes come over a channel: they hang nothing and take no memory."""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+import tracemalloc
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from parallel_backend.plan import ParallelPlan
+from tests.support.group.direct_group import DIT, call_request, source_of
+from tests.support.group.mutations import ODD_VALUES, framed, mutate, real_frames
+from tests.support.group.one_rank import OneRank
+from worker.errors import ConnectionClosed
+from worker.wire.operations import LOAD
+from worker.wire.protocol import (
+    MAX_HEADER,
+    MAX_PAYLOAD,
+    PREFIX,
+    Header,
+    ProtocolError,
+    decode,
+    encode,
+    receive_frame,
+    send_frame,
+)
+from worker.wire.tensors import LENGTH, Buffer, Tensors
+
+MUTATED_FRAMES = [5_000, pytest.param(20_000, marks=pytest.mark.slow)]
+STRUCTURED_FRAMES = 400
+SECONDS = 5  # for one frame; a hang, if it takes longer
+SMALL = 1 << 20
+ENDS_WITHIN = 60
+
+
+class TooLarge(Exception):
+    """The frame announced more than this test gives; within the caps, real ranks would wait for it."""
+
+
+def receive(frame: bytes) -> tuple[Header, Tensors]:
+    """What a side of the channel reads when the other sends these bytes and goes."""
+
+    def allocate(length: int) -> Buffer:
+        announced = sum(PREFIX.unpack(frame[: PREFIX.size])[2:])
+        assert length == PREFIX.size + announced <= PREFIX.size + MAX_HEADER + MAX_PAYLOAD
+        if length > SMALL:
+            raise TooLarge
+        return bytearray(length)
+
+    sender, receiver = socket.socketpair()
+    with sender, receiver:
+        receiver.settimeout(SECONDS)
+        sender.sendall(frame)
+        sender.close()
+        return decode(receive_frame(receiver, allocate=allocate))
+
+
+def outcome(frame: bytes) -> str:
+    try:
+        header, tensors = receive(frame)
+    except (ProtocolError, ConnectionClosed, TooLarge) as error:
+        return type(error).__name__
+    assert isinstance(header, dict)
+    assert sum(tensor.nbytes for tensor in tensors.values()) <= len(frame)
+    return "taken"
+
+
+@pytest.fixture
+def little_memory() -> Iterator[None]:
+    """Fails if Python allocates more at once than a frame of this file can need, decoded."""
+    tracemalloc.start()
+    try:
+        yield
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 64 << 20
+
+
+@pytest.mark.parametrize("count", MUTATED_FRAMES)
+def test_thousands_of_mutated_frames(count: int, little_memory: None) -> None:
+    chance = random.Random(6)
+    frames = real_frames()
+    assert {outcome(frame) for frame in frames} == {"taken"}
+    outcomes = Counter(outcome(mutate(chance.choice(frames), chance)) for _ in range(count))
+    print(dict(outcomes))
+    assert min(outcomes[kind] for kind in ("ProtocolError", "ConnectionClosed", "taken")) > count // 50
+
+
+JSON = st.recursive(
+    st.one_of(st.sampled_from([each for each in ODD_VALUES if not isinstance(each, list | dict)]), st.text(max_size=5)),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=5), inner, max_size=4)),
+    max_leaves=8,
+)
+SIZES = st.one_of(st.integers(-2, 5), st.sampled_from(ODD_VALUES))
+TENSOR = st.fixed_dictionaries(
+    {},
+    optional={
+        "dtype": st.one_of(st.sampled_from(["F32", "BOOL", "F8_E4M3", "O"]), JSON),
+        "shape": st.one_of(st.lists(SIZES, max_size=5), JSON),
+        "data_offsets": st.one_of(st.lists(SIZES, min_size=2, max_size=2), JSON),
+    },
+)
+DETERMINISTIC = settings(
+    max_examples=STRUCTURED_FRAMES,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def text_of(value: object) -> bytes:
+    """JSON as `encode` makes it."""
+    frame = b"".join(encode({"": value}))
+    return frame[PREFIX.size + len('{"": ') :].rstrip()[:-1]
+
+
+@DETERMINISTIC
+@given(JSON)
+def test_any_json_as_a_header(header: object) -> None:
+    expected = "taken" if isinstance(header, dict) else "ProtocolError"
+    assert outcome(framed(text_of(header), b"")) == expected
+
+
+@DETERMINISTIC
+@given(st.dictionaries(st.text(max_size=3), st.one_of(TENSOR, JSON), max_size=4), st.integers(0, 40))
+def test_any_json_as_the_tensors_header(tensors: dict[str, object], data: int) -> None:
+    text = text_of(tensors)
+    assert outcome(framed(b"{}", LENGTH.pack(len(text)) + text + bytes(data))) in ("taken", "ProtocolError")
+
+
+@pytest.mark.parametrize(("header", "payload"), [(MAX_HEADER + 1, 0), (0, MAX_PAYLOAD + 1), (2**32 - 1, 2**64 - 1)])
+def test_nothing_is_allocated_for_a_frame_over_the_caps(header: int, payload: int) -> None:
+    prefix = PREFIX.pack(*PREFIX.unpack(real_frames()[0][: PREFIX.size])[:2], header, payload)
+    sender, receiver = socket.socketpair()
+    with sender, receiver:
+        sender.sendall(prefix)
+        with pytest.raises(ProtocolError, match="over the caps"):
+            receive_frame(receiver, allocate=lambda length: pytest.fail(f"asked for {length} bytes"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("channel", ["job", "control"])
+def test_a_channel_that_lost_its_framing_ends_the_rank_and_says_so(
+    own_ranks: None, channel: str, tmp_path: Path
+) -> None:
+    with OneRank(tmp_path) as rank:
+        connection = {"job": rank.job, "control": rank.control}[channel]
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        with pytest.raises(ConnectionClosed):
+            receive_frame(connection)
+        assert rank.process.wait(ENDS_WITHIN)
+        assert "Not a frame of this protocol: it starts with b'GET '" in rank.said()
+
+
+@pytest.mark.slow
+def test_a_half_sent_question_holds_up_no_job(own_ranks: None, tmp_path: Path) -> None:
+    load = LOAD.header(source=source_of(DIT, tmp_path / "model").to_json(), plan=ParallelPlan().to_json())
+    with OneRank(tmp_path) as rank:
+        rank.control.sendall(b"".join(encode({"op": "status"}))[:-1])
+        assert rank.request(load, {})[0].keys() == {"id"}
+        assert "prediction.0.0" in rank.request(*call_request(DIT))[1]
+        rank.control.sendall(b" ")
+        assert decode(receive_frame(rank.control))[0]["pids"] == [rank.process.pid]
+
+
+def test_what_no_frame_can_carry_is_refused_before_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.wire.protocol.MAX_PAYLOAD", 1000)
+    sender, receiver = socket.socketpair()
+    with sender, receiver:
+        with pytest.raises(ValueError, match="Use a smaller batch"):
+            send_frame(sender, {}, {"x": DIT.inputs(1, 32, 32)[0]})
+        send_frame(sender, {"op": "status"})
+        assert decode(receive_frame(receiver))[0] == {"op": "status"}
+
+
+def test_a_long_shape_takes_no_time() -> None:
+    """Its product would: of a million sizes, a number of gigabits."""
+    size = b",".join([b"8589934592"] * 400_000)
+    text = b'{"x": {"dtype": "F32", "shape": [' + size + b'], "data_offsets": [0, 8]}}'
+    began = time.process_time()
+    assert_refused(framed(b"{}", LENGTH.pack(len(text)) + text + bytes(8)))
+    assert time.process_time() - began < SECONDS
+
+
+def assert_refused(frame: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode(frame)
