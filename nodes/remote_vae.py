@@ -108,7 +108,7 @@ def remote_vae(vae: comfy.sd.VAE, group: WorkerGroup, ranks: int, dtype: torch.d
         source = replace(
             source,
             fingerprint=fingerprint(weights_of(module)),
-            metadata=metadata_of(module),
+            metadata=tuple(metadata_of(module).items()),
             structure=structure_of(module),
         )
     found: Any = copy.copy(vae)

@@ -1,4 +1,4 @@
-"""Whatever bytes come over a channel: they hang nothing and take no memory."""
+"""Whatever comes over a channel: it is refused in words, or ends the group; it hangs nothing and takes no memory."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from parallel_backend.plan import ParallelPlan
-from tests.support.group.direct_group import DIT, call_request, source_of
-from tests.support.group.mutations import ODD_VALUES, framed, mutate, real_frames
+from tests.support.group.direct_group import DIT, call_request, sample_request, source_of
+from tests.support.group.mutations import ODD_VALUES, framed, mutate, mutate_json, real_frames
 from tests.support.group.one_rank import OneRank
+from worker.comfyui.patches import OtherWeight, PackedPatches, Patch
+from worker.comfyui.source import HostSource, VaeSource
 from worker.errors import ConnectionClosed
-from worker.wire.operations import LOAD
+from worker.wire.operations import LOAD, PATCH
 from worker.wire.protocol import (
     MAX_HEADER,
     MAX_PAYLOAD,
@@ -32,9 +35,14 @@ from worker.wire.protocol import (
     send_frame,
 )
 from worker.wire.tensors import LENGTH, Buffer, Tensors
+from worker.wire.tree import pack
 
 MUTATED_FRAMES = [5_000, pytest.param(20_000, marks=pytest.mark.slow)]
 STRUCTURED_FRAMES = 400
+# Of each kind: those that may end in a load, which takes longer than the others, are fewer.
+NO_VAE = VaeSource("/none", ("--cpu",), "/none", "AutoencoderKL", "float32")
+REQUESTS = {"call": 120, "sample": 120, "vae": 60, "patch": 20, "load": 30}
+QUESTIONS = 400
 SECONDS = 5  # for one frame; a hang, if it takes longer
 SMALL = 1 << 20
 ENDS_WITHIN = 60
@@ -147,6 +155,56 @@ def test_nothing_is_allocated_for_a_frame_over_the_caps(header: int, payload: in
             receive_frame(receiver, allocate=lambda length: pytest.fail(f"asked for {length} bytes"))
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> HostSource:
+    return source_of(DIT, tmp_path_factory.mktemp("model"))
+
+
+def requests(model: HostSource) -> dict[str, tuple[Header, Tensors]]:
+    """One of each kind that works, but for the VAE's, which has no file."""
+    tensors: Tensors = {}
+    name = "diffusion_model.transformer_blocks.0.attn1.to_q.weight"
+    patch = Patch(name, 0.5, 1.0, "", pack((torch.ones(64, 64),), "patch", tensors))
+    merged = Patch(name, 0.5, 0.5, "", None, other=OtherWeight(0, name, (patch,)))
+    return {
+        "load": (LOAD.header(source=model.to_json(), plan=ParallelPlan().to_json()), {}),
+        "call": call_request(DIT),
+        "sample": sample_request(DIT, steps=2),
+        "patch": (PATCH.header(**PackedPatches([patch, merged], tensors, [model]).to_json()), tensors),
+        "vae": ({"op": "vae", "direction": "decode", "vae": NO_VAE.to_json()}, {"input": DIT.inputs(1, 8, 8)[0]}),
+    }
+
+
+def test_wrong_requests_are_refused_and_the_rank_lives(own_ranks: None, model: HostSource, tmp_path: Path) -> None:
+    """On both channels of a real rank: each is answered, and the last good one as the first."""
+    chance = random.Random(6)
+    valid = requests(model)
+    with OneRank(tmp_path) as rank:
+        assert rank.request(*valid["load"])[0].keys() == {"id"}
+        first = rank.request(*valid["call"])[1]["prediction.0.0"]
+        answers: Counter[tuple[str, str]] = Counter()
+        for kind in (kind for kind, count in REQUESTS.items() for _ in range(count)):
+            header, tensors = valid[kind]
+            wrong = mutate_json(header, chance)
+            wrong = wrong if isinstance(wrong, dict) and wrong.get("op") != "stop" else {}
+            if tensors and chance.random() < 0.3:
+                missing = chance.choice(list(tensors))
+                tensors = {name: tensor for name, tensor in tensors.items() if name != missing}
+            reply, _ = rank.request(wrong, tensors)
+            answers[kind, "error" if "error" in reply else "done"] += 1
+            if kind != "load" and "model" not in rank.ask({"op": "status"}):
+                rank.request(*valid["load"])
+        for _ in range(QUESTIONS):
+            question = mutate_json(chance.choice([{"op": "cancel", "job": 1 << 40}, {"op": "status"}]), chance)
+            reply = rank.ask(question if isinstance(question, dict) else {})
+            answers["control", "error" if "error" in reply else "done"] += 1
+        print(dict(answers))
+        assert all(answers[kind, "error"] for kind in (*valid, "control"))
+        assert rank.ask({"op": "status"})["pids"] == [rank.process.pid]
+        assert rank.request(*valid["load"])[0].keys() == {"id"}
+        assert rank.request(*valid["call"])[1]["prediction.0.0"].equal(first)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("channel", ["job", "control"])
 def test_a_channel_that_lost_its_framing_ends_the_rank_and_says_so(
@@ -162,12 +220,12 @@ def test_a_channel_that_lost_its_framing_ends_the_rank_and_says_so(
 
 
 @pytest.mark.slow
-def test_a_half_sent_question_holds_up_no_job(own_ranks: None, tmp_path: Path) -> None:
-    load = LOAD.header(source=source_of(DIT, tmp_path / "model").to_json(), plan=ParallelPlan().to_json())
+def test_a_half_sent_question_holds_up_no_job(own_ranks: None, model: HostSource, tmp_path: Path) -> None:
+    valid = requests(model)
     with OneRank(tmp_path) as rank:
         rank.control.sendall(b"".join(encode({"op": "status"}))[:-1])
-        assert rank.request(load, {})[0].keys() == {"id"}
-        assert "prediction.0.0" in rank.request(*call_request(DIT))[1]
+        assert rank.request(*valid["load"])[0].keys() == {"id"}
+        assert "prediction.0.0" in rank.request(*valid["call"])[1]
         rank.control.sendall(b" ")
         assert decode(receive_frame(rank.control))[0]["pids"] == [rank.process.pid]
 

@@ -34,9 +34,10 @@ from worker.rank.job import Job, ModelFailed
 from worker.rank.job_groups import JobGroups
 from worker.rank.model.host_model import HostModel
 from worker.rank.operations import Operations, run_model_code
+from worker.rank.request_checks import check_request
 from worker.rank.serving import answer
 from worker.rank.state import RankState, RankVae
-from worker.wire.operations import LOAD, OPERATIONS, VAE, Operation
+from worker.wire.operations import LOAD, OPERATIONS, PARK, VAE, Operation
 from worker.wire.protocol import Header, encode
 from worker.wire.tensors import Tensors
 
@@ -84,9 +85,11 @@ def test_a_lack_of_memory_is_told_whatever_was_asked_for(header: Header, doing: 
 
 
 def test_a_rank_knows_a_new_operation_by_its_row_alone(own_ranks: None, tmp_path: Path) -> None:
-    """A real rank: it tells of a lack of memory, counts in its status, and drops the model."""
+    """A real rank: it checks the request, tells of a lack of memory, counts in its status, and drops the model."""
     load = LOAD.header(source=source_of(DIT, tmp_path / "model").to_json(), plan=ParallelPlan().to_json())
     with OneRank(tmp_path, "tests.support.ranks.polishing_rank") as rank:
+        assert "The bytes of 'polish' cannot be None" in rank.request({"op": "polish"}, CLOTH)[0]["error"]["cause"]
+        assert "tensors cloth, but they are missing" in rank.request({"op": "polish", "bytes": 1})[0]["error"]["cause"]
         reply, _ = rank.request({"op": "polish", "bytes": TOO_MUCH}, CLOTH)
         assert reply["kind"] == "memory"
         assert "Rank 0 ran out of memory while it was polishing the weights" in reply["error"]["cause"]
@@ -101,11 +104,25 @@ def test_a_rank_knows_a_new_operation_by_its_row_alone(own_ranks: None, tmp_path
 
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
 def test_a_request_has_all_that_the_table_says(operation: Operation) -> None:
-    whole = dict.fromkeys(operation.fields, "")
-    assert operation.header(**whole) == {"op": operation.name, **whole}
+    whole = operation.header(**{name: kind() for name, kind in operation.fields.items()})
+    tensors = {name: torch.zeros(1) for name in operation.tensors}
     for name in operation.fields:
+        with pytest.raises(RequestError, match=f"The {name} of '{operation.name}' cannot be None"):
+            check_request({**whole, name: None}, tensors)
         with pytest.raises(TypeError, match=name):
-            operation.header(**{other: "" for other in whole if other != name})
+            operation.header(**{other: value for other, value in whole.items() if other not in ("op", name)})
+    for name in operation.tensors:
+        with pytest.raises(RequestError, match=f"tensors {name}, but they are missing"):
+            check_request(whole, {other: tensor for other, tensor in tensors.items() if other != name})
+
+
+def test_what_a_request_has_beside_its_fields_is_not_looked_at() -> None:
+    check_request({**PARK.header(), "conditions": 5, "drop": 5, "call": 5}, {})
+
+
+def test_what_the_table_does_not_have_is_refused() -> None:
+    with pytest.raises(RequestError, match="no operation 'polish'"):
+        check_request({"op": "polish"}, {})
 
 
 @pytest.mark.parametrize("operation", [*OPERATIONS, POLISH.name])

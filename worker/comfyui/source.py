@@ -47,7 +47,9 @@ class HostSource:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> HostSource:
-        return cls(**{**fields, **{name: tuple(fields[name]) for name in ("arguments", "packs")}})
+        """Raises TypeError or AttributeError for wrong types."""
+        lists = {name: tuple(fields.get(name, ())) for name in ("arguments", "packs")}
+        return cls(**{**fields, **lists, "config": {**fields.get("config", {})}})
 
 
 def weight_files(file: str | Path) -> list[Path]:
@@ -77,12 +79,17 @@ class VaeSource:
     vae_class: str
     dtype: str
     fingerprint: str = ""
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    metadata: tuple[tuple[str, str], ...] = ()
     structure: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "arguments": list(self.arguments)}
+        return {**asdict(self), "arguments": list(self.arguments), "metadata": dict(self.metadata)}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> VaeSource:
-        return cls(**{**fields, "arguments": tuple(fields["arguments"])})
+        """Raises TypeError or AttributeError for wrong types."""
+        texts = [value for name, value in fields.items() if name not in ("arguments", "metadata")]
+        metadata = tuple(fields["metadata"].items())
+        if not all(isinstance(text, str) for text in [*texts, *fields["arguments"], *(value for _, value in metadata)]):
+            raise TypeError("all fields of a VAE's source must be text")
+        return cls(**{**fields, "arguments": tuple(fields["arguments"]), "metadata": metadata})

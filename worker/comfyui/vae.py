@@ -88,7 +88,7 @@ def read_vae(file: str) -> tuple[Weights, dict[str, str]]:
 def load_vae(source: VaeSource, weights: Weights, device: torch.device) -> HostVae:
     """Loads the VAE in a rank. weights: those that were sent. Raises ModelFileError."""
     import_comfyui(source)
-    metadata = {**source.metadata}
+    metadata = dict(source.metadata)
     if source.file:
         weights, metadata = read_vae(source.file)
     vae = build_vae(weights, metadata, dtype_of(source.dtype), device)

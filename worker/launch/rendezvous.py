@@ -106,7 +106,8 @@ class Rendezvous:
             lost(Explanation(f"The machine {name} {error}."), False)
             return
         if "failed" in message:
-            said = Explanation(**message["failed"])
+            failed = message["failed"] if isinstance(message["failed"], dict) else {"cause": message["failed"]}
+            said = Explanation(*(str(failed.get(field, "")) for field in Explanation._fields))
             lost(said.because(f"On the machine {name}: "), bool(message.get("of_another")))
 
 

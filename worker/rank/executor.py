@@ -22,6 +22,7 @@ from .channels.heartbeat import Heartbeat
 from .job import Job
 from .job_groups import JobGroups
 from .operations import Operations
+from .request_checks import check_request
 from .state import RankState
 from .step_watch import Emit
 
@@ -87,6 +88,7 @@ class Executor:
 
     def run(self, job: Job, tensors: Tensors) -> Tensors | None:
         """Runs the request if this rank takes part in it. Raises RequestError for an impossible request."""
+        check_request(job.header, tensors)
         if job.operation.is_of_plan and not job.leave_to_plan():
             return None
         use_threads(job.ranks, job.control.world)

@@ -39,6 +39,7 @@ from .job import Cancelled, Job, ModelFailed
 from .memory.device_memory import memory_use, own_bytes
 from .memory.release import release_memory
 from .model.host_model import HostModel
+from .request_checks import parse_field
 from .sampling import (
     build_inpainting,
     build_stepper,
@@ -150,7 +151,9 @@ class Operations:
         fresh = {name: tensors.pop(name) for name in list(tensors) if NEW_EACH_CALL.match(name)}
         conditions = self.state.take_conditions(job.header, tensors)
         given = {**fresh, **conditions}
-        calls = [Call(*unpack_call(each, given)) for each in job.header["calls"]]
+        calls = parse_field(
+            lambda values: [Call(*unpack_call(each, given)) for each in values], job.header["calls"], "calls"
+        )
         if (method := job.header["method"]) == ops.FORWARD:
             self.prepare_options(job, model, calls[0].kwargs)
             self.make_room(job, model, job.alone(lambda: model.estimate_working_of_calls(calls)))
@@ -170,9 +173,10 @@ class Operations:
     def prepare_options(self, job: Job, model: HostModel, kwargs: Mapping[str, Any]) -> None:
         """Raises Ended on all ranks if one of them cannot compile blocks as a node asks, or lacks the code that a node
         runs inside of the model."""
-        if model.asks_for_code(kwargs):
+        if parse_field(model.asks_for_code, kwargs, "options"):
             job.together(lambda: model.take_objects(kwargs))
-        if asked := model.new_compile_settings(kwargs):
+        asked = parse_field(model.new_compile_settings, kwargs, "options")
+        if asked:
             job.together(lambda: check_compiler(asked, self.state.device))
 
     def sample(self, job: Job, tensors: Tensors) -> Tensors | None:
@@ -185,7 +189,7 @@ class Operations:
         cache = CacheSettings(call.cache, call.cache_threshold, call.cache_interval)
         cache.check(model.mesh.plan)
         stepper = build_stepper(call, noise, model.module)
-        passes = unpack_passes(job.header["passes"], conditions)
+        passes = parse_field(lambda values: unpack_passes(values, conditions), job.header["passes"], "passes")
         sizes = [len(each.branches) * len(noise) for each in passes]
         shape = (max(sizes), *noise.shape[1:])
         working = job.alone(lambda: model.estimate_working(shape))
@@ -193,7 +197,7 @@ class Operations:
         kept += model.module.stale_bytes([(rows, *shape[1:]) for rows in sizes])
         self.make_room(job, model, working + kept)
         self.prepare_options(job, model, passes[0].conditions.kwargs)
-        passes, context = job.alone(lambda: model.prepare_passes(passes))
+        passes, context = model.prepare_passes(passes)
 
         def tell(event: Header, preview: Tensors) -> None:
             job.step = (event["step"] + 1, event["steps"])

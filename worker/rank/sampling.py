@@ -29,7 +29,7 @@ def estimate_cache_bytes(cache: CacheSettings, working: int, passes: int) -> int
 
 
 def unpack_passes(passes: Sequence[dict], tensors: Tensors) -> list[Pass]:
-    """Returns the forwards of a step."""
+    """Returns the forwards of a step. Raises ValueError, KeyError or TypeError if their description is malformed."""
     found = []
     for fields in passes:
         each = SamplerPass.from_json(fields).unpack(tensors)

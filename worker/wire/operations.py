@@ -1,6 +1,6 @@
 """The operations that ComfyUI can ask of the ranks, in one table for both sides.
 
-Silence limits, the out-of-memory report, the status and ComfyUI's side read the table. The work itself
+Request checks, silence limits, the out-of-memory report, the status and ComfyUI's side read the table. The work itself
 is a handler in `rank/operations.py`; a rank without one does not start. The editor's panel has a name for each
 operation; a test compares it with this table.
 """
@@ -8,7 +8,7 @@ operation; a test compares it with this table.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .protocol import Header
@@ -19,7 +19,8 @@ class Operation:
     """One row of the table.
 
     name: the "op" of its requests. doing: what a rank does meanwhile; the words follow "it was".
-    fields: of a request's header. latents: the tensor in the shape of the latents, if there is one.
+    fields: the fields of a request's header, with their JSON types. tensors: the tensors of a request.
+    latents: the tensor in the shape of the latents, if there is one.
     moves_weights: it can block a rank's other threads, so a longer silence of the heartbeat is allowed.
     drops_model: after an early end, no model is loaded. brings_model: its request has the source and plan of a new
     model.
@@ -30,7 +31,8 @@ class Operation:
 
     name: str
     doing: str
-    fields: tuple[str, ...] = ()
+    fields: Mapping[str, type] = field(default_factory=dict)
+    tensors: tuple[str, ...] = ()
     latents: str = ""
     moves_weights: bool = False
     drops_model: bool = False
@@ -41,41 +43,62 @@ class Operation:
 
     def header(self, **fields: Any) -> Header:
         """Builds the header of a request. Raises TypeError if the fields are not those of the operation."""
-        if fields.keys() != {*self.fields}:
+        if fields.keys() != self.fields.keys():
             raise TypeError(f"{self.name!r} takes the fields {[*self.fields]}, not {[*fields]}.")
         return {"op": self.name, **fields}
 
 
-LOAD = Operation("load", "loading a model", ("source", "plan"), moves_weights=True, drops_model=True, brings_model=True)
+LOAD = Operation(
+    "load", "loading a model", {"source": dict, "plan": dict}, moves_weights=True, drops_model=True, brings_model=True
+)
 PATCHED = "patched"  # in the reply to a load: the weights still have their last changes
 PATCH = Operation(
-    "patch", "changing the weights", ("patches", "files"), moves_weights=True, drops_model=True, is_of_plan=True
+    "patch",
+    "changing the weights",
+    {"patches": list, "files": list},
+    moves_weights=True,
+    drops_model=True,
+    is_of_plan=True,
 )
 FORWARD = "forward"  # the method that all ranks of the plan run; any other runs on rank 0 alone
 CALL = Operation(
     "call",
     "running the model",
-    ("method", "calls", "conditions", "drop"),
+    {"method": str, "calls": list, "conditions": dict, "drop": list},
     latents=f"{FORWARD}.0.args.0",
     is_step=True,
     is_of_plan=True,
 )
-SAMPLE = Operation("sample", "sampling", ("call", "passes", "conditions", "drop"), latents="noise", is_of_plan=True)
-KERNEL = Operation("kernel", "choosing how attention is computed", ("name",), is_of_plan=True)
+SAMPLE = Operation(
+    "sample",
+    "sampling",
+    {"call": dict, "passes": list, "conditions": dict, "drop": list},
+    ("noise",),
+    latents="noise",
+    is_of_plan=True,
+)
+KERNEL = Operation("kernel", "choosing how attention is computed", {"name": str}, is_of_plan=True)
 # In the reply, as text, one byte an element: why the ranks do not use the kernel, or why PipeFusion ran a step whole or
 # sparse attention was dense.
 WHY = "why"
 # The tensors of a VAE request beside its input: the prefix of its weights, and a random state. LACKING is in the reply
 # if ComfyUI has to send the weights.
 WEIGHTS, RANDOM, LACKING = "weights.", "random", "lacking"
-VAE = Operation("vae", "running the VAE", ("vae", "direction"), moves_weights=True, without_model=True)
+VAE = Operation(
+    "vae",
+    "running the VAE",
+    {"vae": dict, "direction": str},
+    ("input",),
+    moves_weights=True,
+    without_model=True,
+)
 PARK = Operation("park", "parking the model", moves_weights=True)
 FREED = "freed"  # in the reply to a trim: the bytes of its accelerator that rank 0 gave back
 TRIM = Operation("trim", "giving back cached memory")
 UNLOAD = Operation("unload", "unloading the model", moves_weights=True)
 TRACE = Operation("trace", "gathering the trace")
 MEASURED = "measured"  # in the reply: the figures as JSON text, one byte an element
-MEASURE = Operation("measure", "measuring devices and links", ("dtype",), without_model=True)
+MEASURE = Operation("measure", "measuring devices and links", {"dtype": str}, without_model=True)
 
 OPERATIONS: Mapping[str, Operation] = {
     each.name: each for each in (LOAD, PATCH, CALL, SAMPLE, KERNEL, VAE, PARK, TRIM, UNLOAD, TRACE, MEASURE)

@@ -20,7 +20,7 @@ from worker.comfyui.controls import NEW_EACH_CALL
 from worker.comfyui.patches import PackedPatches, Patch
 from worker.comfyui.source import HostSource
 from worker.host.client import WorkerGroup
-from worker.wire.operations import CALL, FORWARD
+from worker.wire.operations import CALL, FORWARD, SAMPLE
 from worker.wire.protocol import Header
 from worker.wire.sampler_call import SamplerCall, SamplerPass
 from worker.wire.tensors import Tensors
@@ -79,6 +79,16 @@ def call_request(family: Family) -> tuple[Header, Tensors]:
     packed = pack_call(((latents, timestep), kwargs_of(family, conditions)), "forward.0", tensors)
     keys = {path: path for path in tensors if not NEW_EACH_CALL.match(path)}
     return CALL.header(method=FORWARD, calls=[packed], conditions=keys, drop=[]), tensors
+
+
+def sample_request(family: Family, steps: int) -> tuple[Header, Tensors]:
+    """A request for a sampling of one row, and its tensors."""
+    noise, _, conditions = family.inputs(1, 8, 8)
+    tensors: Tensors = {}
+    given = pass_of(family, conditions).pack("passes.0", tensors)
+    call = replace(SHORT, steps=steps).to_json()
+    header = SAMPLE.header(call=call, passes=[given.to_json()], conditions={path: path for path in tensors}, drop=[])
+    return header, {"noise": noise, **tensors}
 
 
 class Layer(NamedTuple):

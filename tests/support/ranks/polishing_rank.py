@@ -10,7 +10,9 @@ from worker.rank.serving import run
 from worker.wire.operations import OPERATIONS, Operation
 from worker.wire.tensors import Tensors
 
-POLISH = Operation("polish", "polishing the weights", ("bytes",), "cloth", moves_weights=True, drops_model=True)
+POLISH = Operation(
+    "polish", "polishing the weights", {"bytes": int}, ("cloth",), "cloth", moves_weights=True, drops_model=True
+)
 
 pack_handlers = Operations.handlers
 

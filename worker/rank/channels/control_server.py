@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import socket
@@ -9,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...wire.protocol import MAX_HEADER, ProtocolError, decode, receive_frame, send_frame
+from ...wire.protocol import MAX_HEADER, Header, ProtocolError, decode, receive_frame, send_frame
 
 LINGER_SECONDS = 5
 
@@ -28,7 +29,7 @@ class ControlServer(threading.Thread):
         try:
             while True:
                 header, _ = decode(receive_frame(self.connection, MAX_HEADER))
-                send_frame(self.connection, self.operations[header.pop("op")](**header) or {})
+                send_frame(self.connection, self.answer(header))
         except ProtocolError as error:  # the start of the next frame is unknown
             logging.error("the control channel is lost, and the worker group ends: %s", error)
         except ConnectionError:
@@ -36,3 +37,15 @@ class ControlServer(threading.Thread):
         self.connection.close()
         # An idle group sees the job channel close and stops by itself. A group inside a collective must be ended.
         threading.Timer(LINGER_SECONDS, os._exit, [1]).start()
+
+    def answer(self, header: Header) -> Header:
+        """Returns the answer to a request, which is an error if the operation is unknown or the request malformed."""
+        name = header.pop("op", None)
+        operation = self.operations.get(name) if isinstance(name, str) else None
+        if operation is None:
+            return {"error": f"The control channel knows no operation {name!r:.100}; restart ComfyUI."}
+        try:
+            inspect.signature(operation).bind(**header)
+        except TypeError as error:
+            return {"error": f"The operation {name!r} does not take {header!r:.100}: {error}."}
+        return operation(**header) or {}

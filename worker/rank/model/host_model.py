@@ -8,6 +8,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ from ...inside.changes import Leftovers, apply_changes
 from ...inside.code_files import CodeFiles
 from ...inside.decoder import Decoder
 from ...wire.tensors import Tensors
+from ..request_checks import parse_field
 from .attention_kernels import HostKernel, choose_kernel
 from .control_networks import ControlNetworks, decode_control
 from .inner_networks import InnerNetworks
@@ -349,7 +351,7 @@ class HostModel:
         moved_calls = [moved(tuple(call), self.mesh.device) for call in calls]
         return [getattr(model, method)(*args, **kwargs) for args, kwargs in moved_calls]
 
-    def new_compile_settings(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    def new_compile_settings(self, kwargs: dict[str, Any]) -> Mapping[str, Any]:
         """Returns the `torch.compile` arguments of a node in a call's arguments, if they differ from the last."""
         asked = kwargs.get(OPTIONS, {}).get(COMPILED) or {}
         return {} if asked == self.module.compiled.settings else asked
@@ -376,14 +378,18 @@ class HostModel:
         return decode_options(options, self.decoder)
 
     def prepare_kwargs(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], CallContext]:
-        """Returns a call's arguments on this rank's device, with its functions decoded, and the context of the call."""
+        """Returns a call's arguments on this rank's device, with its functions decoded, and the context of the call.
+
+        Raises RequestError.
+        """
         kwargs = moved(kwargs, self.mesh.device)
         if OPTIONS not in kwargs:
             return kwargs, CallContext()
-        options, context = self.decode_options(kwargs[OPTIONS])
+        options, context = parse_field(self.decode_options, kwargs[OPTIONS], "options")
         if kernel := self.kernels.get(context.kernel):
             compiles = self.module.compile_settings(context.compiled, context.steps)
             options = {**options, **kernel.options_for(self.module, bool(compiles))}
         if CONTROL in kwargs:
-            kwargs = {**kwargs, CONTROL: decode_control(self.decoder, kwargs[CONTROL])}
+            control = parse_field(partial(decode_control, self.decoder), kwargs[CONTROL], CONTROL)
+            kwargs = {**kwargs, CONTROL: control}
         return {**kwargs, OPTIONS: options}, context
