@@ -11,9 +11,10 @@ import stat
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,11 +25,13 @@ from parallel_backend.errors import ModelFileError
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.folder import transformer_source
 from tests.support.cases.families import FAMILIES
-from tests.support.group.direct_group import DIT, source_of
+from tests.support.group.direct_group import DIT, pass_of, source_of
+from worker.comfyui.source import HostSource
 from worker.host.client import WorkerGroup
 from worker.wire import endpoint as endpoint_module
-from worker.wire.endpoint import HELLO_BYTES, Endpoint, connect
+from worker.wire.endpoint import ADDRESS, HELLO_BYTES, HELLO_SECONDS, MAX_HELLOS, TOKEN, Endpoint, connect
 from worker.wire.protocol import MAGIC, PREFIX, VERSION, decode, encode, receive_frame, send_frame
+from worker.wire.sampler_call import SamplerCall
 
 PRODUCT = [REPOSITORY / "__init__.py", *(REPOSITORY / "nodes").rglob("*.py")]
 PRODUCT += [*(REPOSITORY / "worker").rglob("*.py"), *(REPOSITORY / "parallel_backend").rglob("*.py")]
@@ -78,11 +81,15 @@ def test_processes_are_started_by_lists_of_arguments() -> None:
         assert not isinstance(node.args[0], ast.Constant | ast.JoinedStr | ast.BinOp), f"{path} {name} takes text"
 
 
-@pytest.fixture
-def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
-    """One that listens; its environment is this process's."""
-    monkeypatch.setattr(endpoint_module, "HELLO_SECONDS", 0.2)
+@pytest.fixture(params=["unix", "tcp"])
+def endpoint(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
+    """One that listens, at either kind of address; its environment is this process's."""
+    if request.param == "tcp":
+        folder = tmp_path / ("long" * 30)
+        folder.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
     endpoint = Endpoint()
+    assert endpoint.address.startswith(request.param)
     for name, value in endpoint.environment().items():
         monkeypatch.setenv(name, value)
     yield endpoint
@@ -93,8 +100,11 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
 
 def knock(endpoint: Endpoint) -> socket.socket:
     """A connection that has said nothing yet."""
+    kind, _, where = endpoint.address.partition(":")
+    if kind == "tcp":
+        return socket.create_connection(("127.0.0.1", int(where)))
     connection = socket.socket(socket.AF_UNIX)
-    connection.connect(endpoint.address)
+    connection.connect(where)
     return connection
 
 
@@ -141,17 +151,19 @@ def test_nobody_connects_after_the_ranks(endpoint: Endpoint) -> None:
     assert late.recv(1) == b""
 
 
-HELLO = {"channel": "job"}
+HELLO = {"channel": "job", "token": "0" * 64}
 JUNK = {
     "silence": b"",
     "half a hello": b"".join(encode(HELLO))[:-5],
     "a browser": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    "no channel": b"".join(encode({})),
-    "an unknown channel": b"".join(encode({"channel": ["job"]})),
+    "a wrong token": b"".join(encode(HELLO)),
+    "a token beyond ASCII": b"".join(encode({**HELLO, "token": "é\ud800"})),
+    "no token": b"".join(encode({"channel": "job"})),
     "deep nesting": PREFIX.pack(MAGIC, VERSION, HELLO_BYTES - PREFIX.size, 0) + b"[" * (HELLO_BYTES - PREFIX.size),
     "a huge hello": PREFIX.pack(MAGIC, VERSION, 8 << 20, 8 << 30) + b" " * 8000,
     "an empty hello": PREFIX.pack(MAGIC, VERSION, 0, 0),
-    "a payload": b"".join(encode(HELLO, {"x": torch.ones(1 << 10)})),
+    "another version": PREFIX.pack(MAGIC, VERSION + 1, 2, 0) + b"{}",
+    "a payload": b"".join(encode(HELLO, {"x": torch.ones(8)})),
 }
 
 
@@ -174,10 +186,39 @@ def test_who_resets_the_connection_holds_up_nobody(endpoint: Endpoint) -> None:
     assert connect_ranks(endpoint) < SOON
 
 
+def test_a_crowd_holds_up_nobody_and_is_not_kept(endpoint: Endpoint) -> None:
+    strangers = []
+    for _ in range(4):
+        strangers += [knock(endpoint) for _ in range(MAX_HELLOS // 2)]
+        endpoint.accept(0.1)
+        assert len(endpoint.hellos) <= MAX_HELLOS
+    assert connect_ranks(endpoint) < SOON
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_silence_is_not_waited_for(endpoint: Endpoint) -> None:
+    with knock(endpoint) as stranger:
+        accept_until(endpoint, lambda: bool(endpoint.hellos))
+        (hello,) = endpoint.hellos.values()
+        assert 0 < hello.until - time.monotonic() <= HELLO_SECONDS
+        hello.until = time.monotonic()  # as if all its seconds had passed
+        accept_until(endpoint, lambda: not endpoint.hellos)
+        stranger.settimeout(SOON)
+        assert stranger.recv(1) == b""
+
+
+def accept_until(endpoint: Endpoint, is_so: Callable[[], bool]) -> None:
+    """Accepts until something is so. No channel connects meanwhile."""
+    until = time.monotonic() + SOON
+    while not is_so():
+        assert not endpoint.accept(0.05) and time.monotonic() < until
+
+
 def test_a_channel_is_taken_once(endpoint: Endpoint) -> None:
     first, second = knock(endpoint), knock(endpoint)
     for connection in (first, second):
-        send_frame(connection, HELLO)
+        send_frame(connection, {"channel": "job", "token": endpoint.token})
         endpoint.accept(0.1)
     held = endpoint.channels["job"]
     send_frame(held, {"hello": "first"})
@@ -193,7 +234,10 @@ def test_other_versions_are_told_so_on_both_sides(endpoint: Endpoint) -> None:
         "import worker.wire.protocol as protocol; protocol.VERSION += 1\n"
         "from worker.wire.endpoint import connect; connect('job')"
     )
-    rank = subprocess.Popen([sys.executable, "-c", newer], cwd=REPOSITORY, stderr=subprocess.PIPE, text=True)
+    environment = {**os.environ, ADDRESS: endpoint.address, TOKEN: endpoint.token}
+    rank = subprocess.Popen(
+        [sys.executable, "-c", newer], cwd=REPOSITORY, env=environment, stderr=subprocess.PIPE, text=True
+    )
     with pytest.raises(
         RuntimeError, match=rf"speaks version {VERSION + 1} .* and this one {VERSION}, .*\n\nRestart ComfyUI"
     ):
@@ -211,15 +255,90 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not say where a process listens")
-def test_a_group_listens_nowhere_but_on_the_loopback(group_of_two: WorkerGroup, tmp_path: Path) -> None:
-    group_of_two.load(source_of(DIT, tmp_path).to_json(), ParallelPlan(ulysses=2).to_json(), 2, lambda: None)
-    assert listening(group_of_two) == {"127.0.0.1"}
+ATTACKER = """
+import os, socket, sys, time
+kind, _, where = sys.argv[1].partition(":")
+refused = 0
+while True:
+    for said in (b"", b"GET / HTTP/1.1\\r\\n\\r\\n", b"PDiT\\0\\1\\0\\0\\1\\0" + bytes(8), os.urandom(300)):
+        connection = socket.socket(socket.AF_UNIX if kind == "unix" else socket.AF_INET)
+        connection.settimeout(1)
+        try:
+            connection.connect(where if kind == "unix" else ("127.0.0.1", int(where)))
+            connection.sendall(said)
+        except OSError:
+            refused += 1
+            connection.close()
+        print(refused, flush=True)
+        held = connection  # until the next
+        time.sleep(0.002)
+"""
+
+
+@contextlib.contextmanager
+def attacked(address: str, out: Path) -> Iterator[None]:
+    """Meanwhile, another process connects to the address hundreds of times a second, and says nonsense or nothing."""
+    with out.open("w") as log:
+        attacker = subprocess.Popen([sys.executable, "-c", ATTACKER, address], stdout=log)
+        try:
+            yield
+        finally:
+            attacker.kill()
+            attacker.wait()
+
+
+# The tests above have both kinds of address, without a group.
+@pytest.mark.parametrize("kind", ["unix", pytest.param("tcp", marks=pytest.mark.slow)])
+def test_a_group_under_attack_starts_and_works_as_ever(
+    kind: str, group_of_two: WorkerGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its address is attacked while it starts and while it samples; the latents are the same as without."""
+    source = source_of(DIT, tmp_path / "model")
+    peace = sampled(source, group_of_two)
+    listen = Endpoint.__init__
+    if kind == "tcp":
+        monkeypatch.setattr(endpoint_module, "MAX_UNIX_PATH", 0)
+    log = tmp_path / f"{kind}.txt"
+    with contextlib.ExitStack() as attack:
+
+        def attacked_from_the_first(endpoint: Endpoint) -> None:
+            listen(endpoint)
+            attack.enter_context(attacked(endpoint.address, log))
+
+        monkeypatch.setattr(Endpoint, "__init__", attacked_from_the_first)
+        group = WorkerGroup("cpu", tmp_path / kind)
+        try:
+            assert sampled(source, group, log).equal(peace)
+        finally:
+            group.stop()
+    refused = [int(line) for line in log.read_text().split()]
+    assert len(refused) > 100 and refused[0] == 0 < refused[-1]  # let in and dropped, and refused after the ranks
+
+
+def sampled(source: HostSource, group: WorkerGroup, attacks: Path | None = None) -> torch.Tensor:
+    """What a group makes of the same noise; it listens nowhere but on loopback, and takes every step."""
+    latents, _, conditions = DIT.inputs(1, 16, 16)
+    steps: list[int] = []
+    group.load(source.to_json(), ParallelPlan(ulysses=2).to_json(), 2, lambda: None)
+    before = attacks.stat().st_size if attacks else 0
+    result = group.sample(
+        SamplerCall(scheduler="DDIM", steps=50),
+        {"noise": latents},
+        [pass_of(DIT, conditions)],
+        lambda: None,
+        lambda event, _: steps.append(event["step"]),
+    )
+    assert attacks is None or attacks.stat().st_size > before
+    assert listening(group) <= {"127.0.0.1"}
+    assert steps == list(range(50))
+    return result
 
 
 def listening(group: WorkerGroup) -> set[str]:
-    """The addresses at which the group's processes listen."""
+    """The addresses at which the group's processes listen; none where the system does not say."""
     pids = group.status()["pids"]
+    if sys.platform != "linux":
+        return set()
     parent = int(Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[1])
     addresses = set()
     for pid in (*pids, parent):

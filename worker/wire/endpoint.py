@@ -1,110 +1,193 @@
-"""The socket at which ComfyUI waits for rank 0: AF_UNIX, in a folder that only its user can enter.
+"""The socket at which ComfyUI waits for rank 0: AF_UNIX where the system has it, else TCP on the loopback with a token.
 
-A channel begins with a handshake: rank 0 sends a hello, {"channel"}, and ComfyUI a welcome. The job channel's hello
-also says where rank 0's memory is, and its welcome, {"memory"}, whether ComfyUI maps it. The prefix of each has the
-sender's version, so that both sides can report different versions.
+A channel begins with a handshake: rank 0 sends a hello, {"channel", "token"}, and ComfyUI a welcome. The job channel's
+hello also says where rank 0's memory is, and its welcome, {"memory"}, whether ComfyUI maps it. The prefix of each has
+the sender's version, so that both sides can report different versions.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import os
 import secrets
+import selectors
 import shutil
 import socket
+import time
 from collections.abc import Sequence
+from typing import Any
 
 from .job_channel import FrameMemory, RankChannel, SharedMemory
+from .json_object import parse_object
 from .private_folder import private_folder
-from .protocol import Header, ProtocolError, VersionError, decode, receive_frame, send_frame
+from .protocol import PREFIX, Header, ProtocolError, check_version, decode, read_any_prefix, receive_frame, send_frame
 
 ADDRESS = "PARALLELDIT_ADDRESS"
+TOKEN = "PARALLELDIT_TOKEN"
 CHANNELS = ("job", "control")
-HELLO_SECONDS = 5  # a rank sends its hello in one piece, right after it has connected
+MAX_UNIX_PATH = 100
+HELLO_SECONDS = 10
 HELLO_BYTES = 4096
+MAX_HELLOS = 64  # at the same time; a rank sends its hello in one piece, right after it has connected
 BUFFER_BYTES = 4 << 20  # holds a whole latent, where the kernel allows it
 
 
 class Endpoint:
     """Listens until both channels of one worker group have connected. After that nobody can connect.
 
-    The socket is 0600 in a private 0700 folder, so only processes of this user reach it.
+    The socket is 0600 in a private 0700 folder. A random token guards the TCP fallback; it costs nothing elsewhere.
     """
 
     def __init__(self) -> None:
-        """Raises OSError if the path of the folder for temporary files is too long for a socket."""
+        self.token = secrets.token_hex(32)
         self.folder = private_folder("socket")
-        self.address = str(self.folder / "socket")
-        self.listener = socket.socket(socket.AF_UNIX)
-        with contextlib.suppress(OSError):  # on Linux the file gets this mode; elsewhere the folder guards it
-            os.fchmod(self.listener.fileno(), 0o600)
-        self.listener.bind(self.address)
-        os.chmod(self.address, 0o600)
-        self.listener.listen()
+        path = str(self.folder / "socket")
+        if hasattr(socket, "AF_UNIX") and len(os.fsencode(path)) <= MAX_UNIX_PATH:
+            self.listener = socket.socket(socket.AF_UNIX)
+            with contextlib.suppress(OSError):  # on Linux the file gets this mode; elsewhere the folder guards it
+                os.fchmod(self.listener.fileno(), 0o600)
+            self.listener.bind(path)
+            os.chmod(path, 0o600)
+            self.address = f"unix:{path}"
+        else:
+            self.listener = socket.socket()
+            self.listener.bind(("127.0.0.1", 0))
+            self.address = f"tcp:{self.listener.getsockname()[1]}"
+        self.listener.listen(MAX_HELLOS)
+        self.listener.setblocking(False)
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(self.listener, selectors.EVENT_READ)
+        self.hellos: dict[socket.socket, Hello] = {}  # the oldest first
         self.channels: dict[str, socket.socket] = {}
         self.memory: FrameMemory | None = None
 
     def environment(self) -> dict[str, str]:
         """Returns the variables that a rank needs to connect."""
-        return {ADDRESS: self.address}
+        return {ADDRESS: self.address, TOKEN: self.token}
 
     def accept(self, seconds: float) -> bool:
-        """Waits up to `seconds` for a connection. Returns whether every channel has connected.
+        """Waits up to `seconds` for connections. Returns whether every channel has connected.
 
-        Drops a connection that does not begin with a hello. Raises ProtocolError for ranks of another version.
+        A stranger that connects and sends nothing, or nonsense, delays nobody. Raises ProtocolError for ranks of
+        another version.
         """
-        self.listener.settimeout(seconds)
-        with contextlib.suppress(OSError):  # none came, or it has gone already
-            connection, _ = self.listener.accept()
-            if not self._welcome(connection):
-                connection.close()
+        until = time.monotonic() + seconds
+        while len(self.channels) < len(CHANNELS) and (left := until - time.monotonic()) > 0:
+            for key, _ in self.selector.select(left):
+                if key.fileobj is self.listener:
+                    self._take_connection()
+                elif isinstance(key.fileobj, socket.socket) and key.fileobj in self.hellos:
+                    self._hear(key.fileobj)
+            for connection in [each for each, hello in self.hellos.items() if hello.until < time.monotonic()]:
+                self._drop(connection)
         return len(self.channels) == len(CHANNELS)
 
     def close(self) -> None:
         """Stops listening and removes the socket. Accepted channels stay open."""
+        for connection in list(self.hellos):
+            self._drop(connection)
+        self.selector.close()
         self.listener.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _welcome(self, connection: socket.socket) -> bool:
-        """Makes a connection one of the channels. Returns whether it could."""
-        connection.settimeout(HELLO_SECONDS)
+    def _take_connection(self) -> None:
         try:
-            hello, _ = decode(receive_frame(connection, HELLO_BYTES))
-        except VersionError:
-            send_frame(connection, {})  # tells this side's version
-            raise
-        except ProtocolError:
-            return False
-        channel = hello.get("channel")
-        if channel not in CHANNELS or channel in self.channels:
-            return False
+            connection, _ = self.listener.accept()
+        except OSError:  # it has gone already
+            return
+        if len(self.hellos) == MAX_HELLOS:
+            self._drop(next(iter(self.hellos)))
+        connection.setblocking(False)
+        self.hellos[connection] = Hello()
+        self.selector.register(connection, selectors.EVENT_READ)
+
+    def _hear(self, connection: socket.socket) -> None:
+        hello = self.hellos[connection]
+        try:
+            if not hello.read(connection):
+                return
+        except (ProtocolError, OSError):
+            self._drop(connection)
+            return
+        known = hmac.compare_digest(hello.token.encode(errors="replace"), self.token.encode())
+        if not known or hello.channel not in CHANNELS or hello.channel in self.channels:
+            self._drop(connection)
+            return
+        self.selector.unregister(connection)
+        del self.hellos[connection]
         prepare(connection)
         welcome = {}
-        if "memory" in hello:
-            self.memory = FrameMemory.open(hello["memory"], str(hello.get("token")))
+        if hello.memory:
+            self.memory = FrameMemory.open(hello.memory, self.token)
             welcome = {"memory": self.memory is not None}
-        send_frame(connection, welcome)
-        self.channels[channel] = connection
+        with contextlib.suppress(ConnectionError):  # the first use of the channel will report it
+            send_frame(connection, welcome)
+        self.channels[hello.channel] = connection
+        check_version(hello.version)
+
+    def _drop(self, connection: socket.socket) -> None:
+        self.selector.unregister(connection)
+        del self.hellos[connection]
+        connection.close()
+
+
+class Hello:
+    """The first frame of a connection, as far as it has arrived. until: the deadline for all of it."""
+
+    def __init__(self) -> None:
+        self.until = time.monotonic() + HELLO_SECONDS
+        self.received = bytearray()
+        self.version = 0
+        self.channel, self.token = "", ""
+        self.memory: Any = None
+
+    def read(self, connection: socket.socket) -> bool:
+        """Reads the bytes that have arrived, up to the end of the hello. Returns whether the hello is complete.
+
+        Raises ProtocolError and OSError.
+        """
+        wanted = PREFIX.size
+        while True:
+            if len(self.received) >= PREFIX.size:
+                self.version, *lengths = read_any_prefix(self.received[: PREFIX.size])
+                wanted = PREFIX.size + sum(lengths)
+                if wanted > HELLO_BYTES:
+                    raise ProtocolError(f"A hello of {wanted} bytes is over the cap of {HELLO_BYTES}.")
+                if len(self.received) == wanted:
+                    break
+            try:
+                piece = connection.recv(wanted - len(self.received))
+            except BlockingIOError:
+                return False
+            if not piece:
+                raise ProtocolError("The other side closed the connection in the middle of its hello.")
+            self.received += piece
+        try:
+            said = parse_object(self.received[PREFIX.size :][: lengths[0]])
+        except ValueError as error:
+            raise ProtocolError(f"A malformed hello: {error}.") from error
+        self.channel, self.token = str(said.get("channel")), str(said.get("token"))
+        self.memory = said.get("memory")
         return True
 
 
 def prepare(connection: socket.socket) -> None:
-    """Makes a connection a channel: blocking, with a buffer for a latent."""
+    """Makes a connection a channel: blocking, with a buffer for a latent, and without TCP's delay for small packets."""
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+    if connection.family == socket.AF_INET:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def connect_job(requests: Sequence[SharedMemory]) -> RankChannel:
     """Connects the job channel. requests: the memory that the ranks read requests from, if there is any. Raises what
     `connect` raises."""
-    memory: FrameMemory | None = None
-    hello: Header = {"channel": "job"}
+    memory = None
     if requests:
         with contextlib.suppress(OSError):  # no descriptors are left
-            token = secrets.token_hex()
-            memory = FrameMemory.create(requests, token)
-            hello |= {"memory": memory.addresses, "token": token}
-    connection, welcome = greet(hello)
+            memory = FrameMemory.create(requests, os.environ[TOKEN])
+    connection, welcome = greet({"channel": "job", **({"memory": memory.addresses} if memory else {})})
     return RankChannel(connection, memory if welcome.get("memory") else None)
 
 
@@ -118,13 +201,16 @@ def greet(hello: Header) -> tuple[socket.socket, Header]:
 
     Raises ProtocolError for a ComfyUI of another version, and ConnectionError if it refuses this rank.
     """
-    address = os.environ[ADDRESS]
-    connection = socket.socket(socket.AF_UNIX)
+    kind, _, where = os.environ[ADDRESS].partition(":")
     try:
-        connection.connect(address)
+        if kind == "unix":
+            connection = socket.socket(socket.AF_UNIX)
+            connection.connect(where)
+        else:
+            connection = socket.create_connection(("127.0.0.1", int(where)))
     except OSError as error:
-        raise ConnectionError(f"ComfyUI cannot be reached at its socket {address}: {error.strerror}.") from error
+        raise ConnectionError(f"ComfyUI cannot be reached at its socket {where}: {error.strerror}.") from error
     prepare(connection)
-    send_frame(connection, hello)
+    send_frame(connection, {**hello, "token": os.environ[TOKEN]})
     welcome, _ = decode(receive_frame(connection, HELLO_BYTES))
     return connection, welcome

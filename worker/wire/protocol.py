@@ -29,7 +29,7 @@ except ImportError:  # in the ranks, where the pack's folder is not a package
     from parallel_backend.device import is_accelerator, to_host, wait_for_stream
 
 MAGIC, IN_MEMORY = b"PDiT", b"PDiM"
-VERSION = 19
+VERSION = 18
 FAILED, MEMORY = "failed", "memory"  # the kinds of errors after which the ranks have no model
 PREFIX = struct.Struct("!4sHIQ")
 MAX_HEADER = 8 << 20
@@ -43,10 +43,6 @@ Memory = Callable[[int, torch.device | None], memoryview]
 
 class ProtocolError(Explained, RuntimeError):
     """A frame is of another version, over a cap, or malformed."""
-
-
-class VersionError(ProtocolError):
-    """A frame is of another version."""
 
 
 def encode(header: Header, tensors: Tensors | None = None) -> list[Piece]:
@@ -104,8 +100,14 @@ def is_large(frame: Iterable[Piece]) -> bool:
 
 
 def read_prefix(prefix: Buffer) -> tuple[int, int]:
-    """Returns the lengths of header and payload. Raises ProtocolError for a foreign or oversized frame, and
-    VersionError."""
+    """Returns the lengths of header and payload. Raises ProtocolError for a foreign, newer, or oversized frame."""
+    version, header_length, payload_length = read_any_prefix(prefix)
+    check_version(version)
+    return header_length, payload_length
+
+
+def read_any_prefix(prefix: Buffer) -> tuple[int, int, int]:
+    """Returns version, header length and payload length of a frame of any version. Raises ProtocolError."""
     if len(prefix) < PREFIX.size:
         raise ProtocolError(f"A frame of {len(prefix)} bytes is cut off.")
     magic, version, header_length, payload_length = PREFIX.unpack(prefix)
@@ -115,13 +117,17 @@ def read_prefix(prefix: Buffer) -> tuple[int, int]:
         raise ProtocolError(
             f"A frame of {header_length} + {payload_length} bytes is over the caps of {MAX_HEADER} + {MAX_PAYLOAD}."
         )
+    return version, header_length, payload_length
+
+
+def check_version(version: int) -> None:
+    """Raises ProtocolError for a version other than this one."""
     if version != VERSION:
-        raise VersionError(
+        raise ProtocolError(
             f"The other side speaks version {version} of ParallelDiT's protocol and this one {VERSION}, because the "
             "pack was updated while ComfyUI ran.",
             "Restart ComfyUI.",
         )
-    return header_length, payload_length
 
 
 def decode(frame: Buffer) -> tuple[Header, Tensors]:
