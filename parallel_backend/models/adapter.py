@@ -52,6 +52,8 @@ class Adapter:
     appended: tuple[str, ...] = ()
     # Conditions that are not cast to the model's dtype.
     exact: tuple[str, ...] = ()
+    # The config's key for a condition's last dim.
+    widths: Mapping[str, str] = field(default_factory=dict)
     # Config to latent channels and patch.
     geometry: Callable[[Config], tuple[int, tuple[int, ...]]] = image_geometry
     # Config to the most patches along each of the latents' last dims, if the model's positions are limited.

@@ -13,6 +13,7 @@ register_adapter(
             "AuraFlowTransformer2DModel", DOUBLE, SINGLE, head=replace(PROJ_OUT, chained=False), linear_sigmas=False
         ),
         conditions=("encoder_hidden_states",),
+        widths={"encoder_hidden_states": "joint_attention_dim"},
         largest=lambda config: (math.isqrt(config["pos_embed_max_size"]),) * 2,
         timestep_scale=1e-3,
     )

@@ -26,6 +26,7 @@ register_adapter(
             replace(DOUBLE, path="single_transformer_blocks", parallel_mlp=PARALLEL_MLP),
         ),
         conditions=("encoder_hidden_states",),
+        widths={"encoder_hidden_states": "joint_attention_dim"},
         geometry=lambda config: (config["in_channels"] // 4, (2, 2)),
         inputs=inputs,
         output=lambda _config, tokens, latents: unpack(tokens, latents),

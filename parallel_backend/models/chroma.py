@@ -30,6 +30,7 @@ register_adapter(
         usual_spec("ChromaTransformer2DModel", DOUBLE, SINGLE, head=replace(PROJ_OUT, chained=False)),
         conditions=("encoder_hidden_states", "encoder_attention_mask"),
         optional=("encoder_attention_mask",),
+        widths={"encoder_hidden_states": "joint_attention_dim"},
         geometry=lambda config: (flux.channels(config), (2, 2)),
         timestep_scale=1e-3,
         inputs=inputs,

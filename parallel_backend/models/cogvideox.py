@@ -38,6 +38,7 @@ register_adapter(
         conditions=("encoder_hidden_states", "image_latents"),
         optional=("image_latents",),
         frames_first=True,
+        widths={"encoder_hidden_states": "text_embed_dim"},
         geometry=lambda config: (
             config["out_channels"],
             (config.get("patch_size_t") or 1, *[config["patch_size"]] * 2),

@@ -19,6 +19,7 @@ register_adapter(
         usual_spec("EasyAnimateTransformer3DModel", BLOCKS),
         conditions=("encoder_hidden_states", "image_latents"),
         optional=("image_latents",),
+        widths={"encoder_hidden_states": "text_embed_dim"},
         geometry=lambda config: (config["out_channels"], (1, config["patch_size"], config["patch_size"])),
         check=needs(image_latents=lambda config: config["in_channels"] - config["out_channels"]),
         # The class joins image_latents to the latents itself, for the inpaint pipeline as for the control pipeline.

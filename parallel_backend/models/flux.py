@@ -47,6 +47,7 @@ register_adapter(
         conditions=("encoder_hidden_states", "pooled_projections", *OPTIONAL),
         optional=OPTIONAL,
         appended=REFERENCES,
+        widths={"encoder_hidden_states": "joint_attention_dim", "pooled_projections": "pooled_projection_dim"},
         geometry=lambda config: (channels(config), (2, 2)),
         timestep_scale=1e-3,
         check=needs(

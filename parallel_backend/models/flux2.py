@@ -49,6 +49,7 @@ register_adapter(
         conditions=("encoder_hidden_states", "guidance", *REFERENCES),
         optional=("guidance", *REFERENCES),
         appended=REFERENCES,
+        widths={"encoder_hidden_states": "joint_attention_dim"},
         timestep_scale=1e-3,
         check=needs(guidance=lambda config: config["guidance_embeds"]),
         inputs=inputs,

@@ -45,6 +45,7 @@ register_adapter(
             uncached="it adds a text of their own to each",
         ),
         conditions=("encoder_hidden_states_t5", "encoder_hidden_states_llama3", "pooled_embeds"),
+        widths={"pooled_embeds": "text_emb_dim"},
         inputs=inputs,
         output=lambda _config, sample, _latents: -sample,
     )

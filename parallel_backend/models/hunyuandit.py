@@ -9,7 +9,7 @@ from .rotary import rotary_2d
 from .spec import BlockList
 
 BASE_LATENT_SIZE = 64
-TEXTS = ("encoder_hidden_states", "encoder_hidden_states_t5")
+TEXTS = {"encoder_hidden_states": "cross_attention_dim", "encoder_hidden_states_t5": "cross_attention_dim_t5"}
 MASKS = ("text_embedding_mask", "text_embedding_mask_t5")
 META = ("image_meta_size", "style")
 
@@ -35,6 +35,7 @@ register_adapter(
         usual_spec("HunyuanDiT2DModel", BLOCKS, skips=True),
         conditions=(*TEXTS, *MASKS, *META),
         optional=META,
+        widths=TEXTS,
         check=needs(**dict.fromkeys(META, lambda config: config["use_style_cond_and_image_meta_size"])),
         inputs=inputs,
         output=lambda config, sample, latents: sample[:, : config["in_channels"]],

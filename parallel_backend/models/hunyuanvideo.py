@@ -42,6 +42,7 @@ register_adapter(
             "encoder_hidden_states", "encoder_attention_mask", "pooled_projections", "guidance", "image_latents",
         ),
         optional=("encoder_attention_mask", "guidance", "image_latents"),
+        widths={"encoder_hidden_states": "text_embed_dim", "pooled_projections": "pooled_projection_dim"},
         geometry=lambda config: (config["out_channels"], (config["patch_size_t"], *[config["patch_size"]] * 2)),
         check=needs(
             guidance=lambda config: config["guidance_embeds"],

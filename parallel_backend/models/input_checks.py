@@ -22,14 +22,17 @@ def check_inputs(
         raise RequestError(
             f"The timesteps have the shape {tuple(timestep_B.shape)}: parts of the latent have levels of noise of "
             f"their own, which {adapter.model_class} cannot honour here.",
-            "Give each row of the batch one timestep.",
+            "Remove the noise mask.",
         )
     check_appended(adapter, channels, patch, conditions, patches)
     check_size(adapter, config, patch, latents)
-    check_conditions(adapter, conditions)
+    check_conditions(adapter, config, conditions)
     for name, value in {"timestep": timestep_B, **conditions}.items():
         if len(value) != len(latents):
             raise RequestError(f"{name} is for a batch of {len(value)}, the latent for one of {len(latents)}.")
+    for name, value in {"latent": latents, "timestep": timestep_B, **conditions}.items():
+        if value.is_floating_point() and not value.isfinite().all():
+            raise RequestError(f"The {name} holds NaN or infinite values; the node that made it went wrong.")
     if adapter.check:
         adapter.check(config, conditions)
 
@@ -40,7 +43,8 @@ def check_shape(adapter: Adapter, channels: int, patch: tuple[int, ...], latents
         sizes = "(batch, {}, height, width)" if len(patch) == 2 else "(batch, {}, frames, height, width)"
         raise RequestError(
             f"The latent has shape {tuple(latents.shape)}, and {adapter.model_class} here takes "
-            f"{sizes.format(channels)}."
+            f"{sizes.format(channels)}.",
+            "Use an empty-latent node or a VAE made for this model.",
         )
     if any(size % side or not size for size, side in zip(latents.shape[2:], patch, strict=True)):
         shape, sides = ("×".join(map(str, sizes)) for sizes in (latents.shape[2:], patch))
@@ -80,8 +84,8 @@ def check_size(adapter: Adapter, config: Config, patch: tuple[int, ...], latents
         )
 
 
-def check_conditions(adapter: Adapter, conditions: Tensors) -> None:
-    """Raises RequestError for conditions that are missing or unknown."""
+def check_conditions(adapter: Adapter, config: Config, conditions: Tensors) -> None:
+    """Raises RequestError for conditions that are missing, unknown, or from another text encoder."""
     required = [name for name in adapter.conditions if name not in adapter.optional]
     missing = ", ".join(name for name in required if name not in conditions)
     unknown = ", ".join(name for name in conditions if name not in adapter.conditions)
@@ -92,3 +96,11 @@ def check_conditions(adapter: Adapter, conditions: Tensors) -> None:
             f"It needs {', '.join(required) or 'no condition'}"
             + (f"; some models take {', '.join(adapter.optional)}." if adapter.optional else "."),
         )
+    for name, key in adapter.widths.items():
+        width = config[key] if name in conditions else None
+        if width and conditions[name].shape[-1] != width:
+            raise RequestError(
+                f"{name} has shape {tuple(conditions[name].shape)}, and this {adapter.model_class} takes a width of "
+                f"{width}.",
+                "Encode the prompt with the text encoder that belongs to the model.",
+            )

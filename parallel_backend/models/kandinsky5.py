@@ -66,6 +66,7 @@ register_adapter(
         conditions=("encoder_hidden_states", "pooled_projections", "position_scale", "image_latents"),
         optional=("image_latents",),
         exact=("position_scale",),
+        widths={"encoder_hidden_states": "in_text_dim", "pooled_projections": "in_text_dim2"},
         geometry=lambda config: (config["in_visual_dim"], tuple(config["patch_size"])),
         largest=lambda _config: (POSITIONS,) * 3,
         check=check,

@@ -13,6 +13,7 @@ register_adapter(
             linear_sigmas=False,
         ),
         conditions=("encoder_hidden_states",),
+        widths={"encoder_hidden_states": "caption_channels"},
         geometry=lambda config: (config["in_channels"], (1, config["patch_size"], config["patch_size"])),
         output=lambda config, sample_BCFHW, latents: sample_BCFHW[:, : config["in_channels"]],
     )

@@ -35,6 +35,7 @@ register_adapter(
         conditions=("encoder_hidden_states", "encoder_attention_mask", "frame_rate", "video_coords"),
         optional=("encoder_attention_mask", "video_coords"),
         exact=("frame_rate",),
+        widths={"encoder_hidden_states": "caption_channels"},
         geometry=lambda config: (config["in_channels"], (1, 1, 1)),
         timestep_scale=1e-3,
         inputs=inputs,

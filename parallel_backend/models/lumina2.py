@@ -35,6 +35,7 @@ register_adapter(
         ),
         conditions=("encoder_hidden_states", "encoder_attention_mask"),
         optional=("encoder_attention_mask",),
+        widths={"encoder_hidden_states": "cap_feat_dim"},
         timestep_scale=1e-3,
         largest=lambda config: tuple(config["axes_lens"][1:]),
         check=text_within(lambda config: config["axes_lens"][0] - 1),

@@ -72,6 +72,7 @@ register_adapter(
         usual_spec("MochiTransformer3DModel", BLOCKS, linear_sigmas=False),
         conditions=("encoder_hidden_states", "encoder_attention_mask"),
         optional=("encoder_attention_mask",),
+        widths={"encoder_hidden_states": "text_embed_dim"},
         geometry=lambda config: (config["in_channels"], (1, config["patch_size"], config["patch_size"])),
         inputs=inputs,
         processors={"attn1": Processor},

@@ -24,6 +24,7 @@ register_adapter(
     Adapter(
         usual_spec("PixArtTransformer2DModel", BLOCKS),
         conditions=("encoder_hidden_states", "resolution", "aspect_ratio"),
+        widths={"encoder_hidden_states": "caption_channels"},
         inputs=inputs,
         output=lambda config, sample, latents: sample[:, : config["in_channels"]],
     )

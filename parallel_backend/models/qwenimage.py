@@ -29,6 +29,7 @@ register_adapter(
         conditions=("encoder_hidden_states", TEXT_MASK, *REFERENCES),
         optional=(TEXT_MASK, *REFERENCES),
         appended=REFERENCES,
+        widths={"encoder_hidden_states": "joint_attention_dim"},
         geometry=lambda config: (config["in_channels"] // 4, (1, 2, 2)),
         timestep_scale=1e-3,
         inputs=inputs,

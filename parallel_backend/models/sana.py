@@ -34,6 +34,7 @@ register_adapter(
         ),
         conditions=("encoder_hidden_states", "encoder_attention_mask", "guidance"),
         optional=("encoder_attention_mask", "guidance"),
+        widths={"encoder_hidden_states": "caption_channels"},
         check=needs(guidance=lambda config: config["guidance_embeds"]),
         inputs=inputs,
         output=lambda config, sample, latents: sample[:, : latents.shape[1]],

@@ -66,6 +66,7 @@ register_adapter(
         ),
         conditions=("encoder_hidden_states", "timestep_cond", "class_labels", *ADDED),
         optional=("timestep_cond", "class_labels", *ADDED),
+        widths={"encoder_hidden_states": "cross_attention_dim"},
         geometry=lambda config: (config["in_channels"], (1, 1)),
         inputs=inputs,
         check=needs(text_embeds=has_sizes, time_ids=has_sizes),

@@ -39,6 +39,7 @@ register_adapter(
         usual_spec("WanTransformer3DModel", BLOCKS, linear_sigmas=False),
         conditions=("encoder_hidden_states", "encoder_hidden_states_image", "image_latents"),
         optional=("encoder_hidden_states_image", "image_latents"),
+        widths={"encoder_hidden_states": "text_dim"},
         geometry=lambda config: (config["out_channels"], tuple(config["patch_size"])),
         check=needs(
             encoder_hidden_states_image=lambda config: config["pos_embed_seq_len"] or bool(config["image_dim"]),

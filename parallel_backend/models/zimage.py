@@ -38,6 +38,7 @@ register_adapter(
         ModelSpec("ZImageTransformer2DModel", (BLOCKS,), heads="config.n_heads", width="config.dim", head=HEAD),
         conditions=("encoder_hidden_states", "encoder_attention_mask"),
         optional=("encoder_attention_mask",),
+        widths={"encoder_hidden_states": "cap_feat_dim"},
         geometry=lambda config: (config["in_channels"], (2, 2)),
         largest=lambda config: tuple(config["axes_lens"][1:]),
         check=text_within(lambda config: (config["axes_lens"][0] - 2) // 32 * 32),  # the model pads it to as many
