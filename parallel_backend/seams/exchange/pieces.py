@@ -10,6 +10,7 @@ The pieces are greenlets, coroutines of one thread, because a block's own code c
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from typing import Any, Generic, TypeVar
 
 UNEQUAL = "The pieces of a forward do not attend equally often."
@@ -42,6 +43,7 @@ class Pieces(Generic[Sent, Leaving]):
         self.earlier = [greenlet(run) for _ in range(self.count - 1)]
         try:
             for index, piece in enumerate(self.earlier):
+                piece.gr_context = copy_context()  # else its context variables would be unset
                 piece.switch(index)
             output = run(self.count - 1)
             if not all(piece.dead for piece in self.earlier):

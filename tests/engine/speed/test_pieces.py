@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextvars import ContextVar
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,6 +66,14 @@ def test_a_piece_goes_on_while_what_the_others_have_sent_travels() -> None:
         "0 ends 0", "0 sends in 1", "1 ends 0", "1 sends in 1", "2 ends 0", "2 sends in 1", "attend [0, 1, 2]",
         "0 ends 1", "1 ends 1", "2 ends 1",
     ]  # fmt: skip
+
+
+def test_a_piece_sees_the_callers_context_variables() -> None:
+    variable: ContextVar[str] = ContextVar("variable", default="unset")
+    variable.set("the caller's")
+    seen: list[str] = []
+    Pieces[int, str](2).run(lambda piece: seen.append(variable.get()))
+    assert seen == ["the caller's"] * 2
 
 
 @pytest.mark.parametrize("piece", [0, 1, 2])
