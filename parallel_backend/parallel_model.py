@@ -284,10 +284,10 @@ class ParallelModel:
     def run(self, args: tuple, kwargs: dict[str, Any], forward: Forward) -> Any:
         """Runs the model on this rank's arguments. None if the tokens went to the next stage."""
         kwargs = self.kept.identify(self.complete(args, kwargs))
-        run = self.run_in_pieces if self.can_run_in_pieces(forward) else self.run_whole
+        in_pieces = self.can_run_in_pieces(forward)
         try:
             with self.slot.enter(forward), self.fetched.forward(StageExit):
-                output = run(args, kwargs, forward)
+                output = self.run_in_pieces(args, kwargs, forward) if in_pieces else self.model(*args, **kwargs)
         except StageExit:
             return None
         if forward.segments and not forward.gathered and not self.slot.sees_whole:
@@ -296,9 +296,6 @@ class ParallelModel:
                 "Have it skip other blocks, or use ulysses=1 and ring=1.",
             )
         return output
-
-    def run_whole(self, args: tuple, kwargs: dict[str, Any], _forward: Forward) -> Any:
-        return self.model(*args, **kwargs)
 
     def can_run_in_pieces(self, forward: Forward) -> bool:
         """Whether a forward runs in the plan's pieces. All ranks decide alike. It runs whole if nodes' code, a step

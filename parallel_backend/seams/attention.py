@@ -117,6 +117,7 @@ class ParallelAttention:
         return out_BHLD
 
     def send(self, call: SharedCall, q_BHLE: torch.Tensor, k_BHLE: torch.Tensor, v_BHLE: torch.Tensor) -> Sent:
+        """Starts the exchange of all parts. What pieces of a forward receive is in the memory of the first one's."""
         forward = self.layout.forward
         sent = forward.pieces.sent if forward.pieces else []  # by the pieces before
         before = sent[-1].arriving if sent else [(None,)] * len(call.shape.parts)
@@ -125,7 +126,7 @@ class ParallelAttention:
         return Sent(call, forward, arriving)
 
     def attend_pieces(self, sent: Sent) -> Leaving:
-        """Computes attention for the whole forward, or for its pieces as soon as both have sent their tokens. Returns
+        """Computes attention for the whole forward, or for its pieces as soon as all have sent their tokens. Returns
         what goes back to the tokens of the forward or piece that has sent this."""
         if sent.forward.pieces is None:
             return self.attend_parts([sent])[0]

@@ -23,7 +23,7 @@ class CallShape(NamedTuple):
 
     ranks: of the Ulysses group, on the sequence axis.
     lengths, seen_lengths: tokens of queries and of keys, by rank of the Ulysses group.
-    tokens, seen_tokens: how many of each arrive in all, for both pieces of a forward.
+    tokens, seen_tokens: how many of each arrive in all, for all pieces of a forward.
     is_joint: whether queries, keys and values travel in one message.
     ring_lengths: keys by rank of the ring.
     places: of fresh keys in the cache, if there is one.

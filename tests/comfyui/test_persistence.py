@@ -33,7 +33,7 @@ OTHER = 5  # a group that no other test has
 
 def test_a_second_prompt_reuses_the_group_and_loads_nothing(host: ComfyHost) -> None:
     latents(host, Job("tiny-dit").prompt())
-    processes, counts = worker_processes(host), status(host)["counts"]
+    processes, counts = worker_processes(host, 1), status(host)["counts"]
     first_progress = []
     posted = time.monotonic()
 
@@ -42,7 +42,7 @@ def test_a_second_prompt_reuses_the_group_and_loads_nothing(host: ComfyHost) -> 
             first_progress.append(time.monotonic())
 
     latents(host, Job("tiny-dit", steps=5).prompt(), on_event=note)
-    assert worker_processes(host) == processes
+    assert worker_processes(host, 1) == processes
     assert status(host)["counts"] == {**counts, "call": counts["call"] + 5}
     assert first_progress[0] - posted < SECONDS_TO_GO
 
@@ -52,10 +52,10 @@ def test_a_second_prompt_reuses_the_group_and_loads_nothing(host: ComfyHost) -> 
 )
 def test_another_model_or_plan_of_the_same_size_is_loaded_by_the_same_processes(host: ComfyHost, other: Job) -> None:
     latents(host, Job("tiny-dit").prompt())
-    processes, before = worker_processes(host), status(host)
+    processes, before = worker_processes(host, 1), status(host)
     latents(host, other.prompt())
     after = status(host)
-    assert worker_processes(host) == processes
+    assert worker_processes(host, 1) == processes
     assert after["counts"]["load"] == before["counts"]["load"] + 1
     assert (after["files"], after["plan"]) != (before["files"], before["plan"])
 
