@@ -21,9 +21,9 @@ from .groups.mesh import Axis, Mesh
 from .hooks import Hooks
 from .models.checks import count_tokens, patch_of
 from .models.spec import ALWAYS_WHOLE, spec_of
+from .plan import OFF
 from .seams.agreed_values import AgreedValues
 from .seams.attention import Leaving, Sent
-from .seams.attention_op import RUNNING
 from .seams.compiled import CompiledBlocks
 from .seams.exchange.pieces import Pieces
 from .seams.forward import Forward
@@ -298,12 +298,13 @@ class ParallelModel:
         return output
 
     def can_run_in_pieces(self, forward: Forward) -> bool:
-        """Whether a forward runs in the plan's pieces. All ranks decide alike. It runs whole if nodes' code, a step
-        cache or compiled blocks run in it, if weights are fetched, if blocks keep keys from forward to forward, and if
-        the modules have not attended yet under this plan."""
+        """Whether a forward runs in the plan's pieces. All ranks decide alike. It runs whole if nodes' code or a step
+        cache runs in it, if blocks may be compiled or their weights are fetched, if blocks keep keys from forward to
+        forward, and if the modules have not attended yet under this plan."""
         if self.mesh.plan.pieces == 1 or not self.seams or self.layout is None or self.spec is None:
             return False
-        runs_others = not self.slot.is_plain or RUNNING.compiles or self.layout.starts or forward.absent
+        compiles = self.mesh.plan.compile != OFF or self.compiled.asked  # not whether this rank does
+        runs_others = not self.slot.is_plain or compiles or self.layout.starts or forward.absent
         keeps = self.fetched.flat_blocks or any(blocks.kept for blocks in self.spec.blocks)
         return not runs_others and not keeps and all(seam.is_named for seam in self.seams)
 

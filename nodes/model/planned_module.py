@@ -96,7 +96,7 @@ class PlannedModule(RemoteWeights):
         said = f"This sampling runs under {self.plan}, not under {asked}, because of {join(reasons)}."
         logging.warning("[ParallelDiT] %s", said)
         show_on_node(said)
-        self.group.runs.note(reason=said)
+        self.group.runs.note(reason=said, is_stock=False)
         self.group.runs.planned(describe_plan(self.plan))
 
     def follow_work(self, work: Work) -> None:
@@ -108,11 +108,11 @@ class PlannedModule(RemoteWeights):
         logging.info("[ParallelDiT] %s: %s. %s", self.source["model_class"], self.plan, join_remarks(self.note))
         self.group.runs.planned(describe_plan(self.plan))
         if tried := self.auto.choice.tried:
-            self.group.runs.note(reason=f"auto tries {self.plan}, {tried[0]} of {tried[1]}.")
+            self.group.runs.note(reason=f"auto tries {self.plan}, {tried[0]} of {tried[1]}.", is_stock=False)
         if exact := self.auto.choice.exact:
             said = f"This sampling runs under {self.plan}, which changes the image a little. The exact plan is {exact}."
             show_on_node(said)
-            self.group.runs.note(reason=said)
+            self.group.runs.note(reason=said, is_stock=False)
 
     def settle_patches(self, work: Work) -> None:
         """Decides at the first request of a sampling how many patches a user's plan has, if it leaves that open."""

@@ -10,6 +10,7 @@ The pieces are greenlets, coroutines of one thread, because a block's own code c
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from contextvars import copy_context
 from typing import Any, Generic, TypeVar
 
@@ -56,10 +57,8 @@ class Pieces(Generic[Sent, Leaving]):
         """Ends the pieces that wait, so that the hooks of their running blocks are called."""
         for piece in self.earlier:
             if piece and not piece.dead:
-                try:
+                with suppress(PieceStopped):  # another piece's failure is what is raised
                     piece.throw(PieceStopped())
-                except PieceStopped:
-                    pass
         self.earlier.clear()
         self.sent.clear()
         self.leaving.clear()

@@ -20,7 +20,6 @@ from parallel_backend.errors import PlanError
 from parallel_backend.models import checks
 from parallel_backend.parallel_model import ParallelModel
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.seams.attention_op import RUNNING
 from parallel_backend.seams.exchange.pieces import UNEQUAL, Pieces
 from parallel_backend.seams.forward import Forward
 from tests.support.programs import run_program
@@ -130,6 +129,7 @@ def able() -> Any:
         spec=SimpleNamespace(blocks=[SimpleNamespace(kept="")]),
         slot=SimpleNamespace(is_plain=True),
         fetched=SimpleNamespace(flat_blocks={}),
+        compiled=SimpleNamespace(asked=None),
     )
 
 
@@ -143,6 +143,8 @@ def able() -> Any:
         ("fetched", "flat_blocks", {0: None}),
         ("spec", "blocks", [SimpleNamespace(kept="cache")]),
         ("mesh", "plan", ParallelPlan(ulysses=2)),
+        ("mesh", "plan", ParallelPlan(ulysses=2, pieces=2, compile="auto")),  # which each rank decides alone
+        ("compiled", "asked", {"backend": "inductor"}),
     ],
 )
 def test_a_forward_that_must_be_whole_runs_whole(what: str, name: str, value: Any) -> None:
@@ -152,10 +154,8 @@ def test_a_forward_that_must_be_whole_runs_whole(what: str, name: str, value: An
     assert not ParallelModel.can_run_in_pieces(model, Forward([0]))
 
 
-def test_a_step_cache_and_compiled_blocks_need_a_forward_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_cache_needs_a_forward_whole() -> None:
     assert not ParallelModel.can_run_in_pieces(able(), Forward([0], absent=lambda: None))
-    monkeypatch.setattr(RUNNING, "compiles", True)
-    assert not ParallelModel.can_run_in_pieces(able(), Forward([0]))
 
 
 # A picture of Flux on four cards.
