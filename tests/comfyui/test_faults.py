@@ -75,13 +75,13 @@ def test_a_file_that_is_harmed_between_prompts_is_named_and_served_again_when_it
 
 @pytest.mark.slow  # the gate has it with an interpreter that fails once, in worker/faults/test_start_ahead.py
 def test_a_start_that_fails_once_is_tried_again(frail: ComfyHost) -> None:
-    reference = good(frail)
+    reference, last = good(frail), status(frail)["last_death"]
     post(frail, "/paralleldit/stop")
     prompt = frail.queue(spaced(GOOD).prompt())
     wait_until(lambda: status(frail)["state"] == "starting")
     remove_socket_folder(frail)
     assert saved_latents(frail, frail.wait(prompt, timeout=PATIENCE)).equal(reference)
-    assert not status(frail)["deaths"]
+    assert status(frail)["last_death"] in (None, last)
 
 
 def test_models_run_as_stock_while_no_group_starts_and_in_the_ranks_after_a_restart(frail: ComfyHost) -> None:

@@ -105,4 +105,4 @@ def test_a_class_that_it_has_changed_has_its_batch_shared_and_that_is_said(older
     assert relative_error(latents(older_host, ours), latents(older_host, prompt(CHANGED))) <= TOLERANCE
     found = status(older_host)
     assert (found["plan"]["cfg"], found["plan"]["ulysses"]) == (2, 1)
-    assert "SingleStreamDiT is not the one that is known here (blocks has no argument timestep_zero" in found["note"]
+    assert "SingleStreamDiT is not the known one (blocks has no argument timestep_zero" in found["note"]
