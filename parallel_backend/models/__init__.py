@@ -24,6 +24,7 @@ from . import (
     lumina2,
     mochi,
     omnigen,
+    ovis,
     pixart,
     qwenimage,
     sana,

@@ -64,6 +64,14 @@ ANATOMIES = {
         sides=(("image_rotary_emb", 0, ("text", "image")),),
         image_out=1,
     ),
+    "ovis": Anatomy(
+        ("transformer_blocks", "single_transformer_blocks"),
+        {"attn": ("text", "image")},
+        has_text=True,
+        sides=(("image_rotary_emb", 0, ("text", "image")),),
+        image_out=1,
+        timestep_scale=1e-3,
+    ),
     "cogvideox-5b": Anatomy(
         ("transformer_blocks",),
         {"attn1": ("text", "image")},

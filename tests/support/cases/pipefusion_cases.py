@@ -14,6 +14,7 @@ DEPTHS = {
     "flux-dev": {"num_layers": 2, "num_single_layers": 3},
     "hunyuandit-1.2": {"num_layers": 6},
     "bria": {"num_layers": 2, "num_single_layers": 3},
+    "ovis": {"num_layers": 2, "num_single_layers": 3},
     "chroma": {"num_layers": 2, "num_single_layers": 3},
     "flux2-dev": {"num_layers": 2, "num_single_layers": 3},
     "kandinsky5": {"num_visual_blocks": 5},

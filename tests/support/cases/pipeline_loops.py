@@ -188,6 +188,7 @@ LOOPS = [
         lambda given: text(given, pooled_prompt_embeds=given["pooled_projections"], guidance_scale=1.0),
     ),
     flux_like("bria", "BriaPipeline", text, has_vae=True),
+    flux_like("ovis", "OvisImagePipeline", lambda given: text(given, guidance_scale=1.0), has_vae=True),
     flux_like(
         "chroma-masked",
         "ChromaPipeline",

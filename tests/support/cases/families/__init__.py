@@ -22,7 +22,7 @@ from .image import (
     sd3,
     zimage,
 )
-from .newer import cosmos, hidream, kandinsky5, latte, omnigen, sana
+from .newer import cosmos, hidream, kandinsky5, latte, omnigen, ovis, sana
 from .video import allegro, cogvideox, consisid, easyanimate, hunyuanvideo, ltx, mochi, skyreels, wan
 
 FAMILIES = {
@@ -50,6 +50,7 @@ FAMILIES = {
     "flux-fill": flux(guidance_embeds=True, image_channels=5),
     "flux-kontext": flux(guidance_embeds=True, references=((8, 6), (4, 10))),
     "bria": bria(),
+    "ovis": ovis(),
     "hunyuandit-1.1": hunyuandit(use_style_cond_and_image_meta_size=True),
     "hunyuandit-1.2": hunyuandit(use_style_cond_and_image_meta_size=False),
     "cogvideox-2b": cogvideox(),

@@ -202,3 +202,35 @@ def latte() -> Family:
 
     shapes = {SQUARE: (2, 3, 8, 8), UNEVEN: (3, 3, 8, 8)}
     return Family("LatteTransformer3DModel", config, conditions, reference, shapes)
+
+
+def ovis() -> Family:
+    config = {
+        "in_channels": 16,
+        "out_channels": 16,
+        "num_layers": 2,
+        "num_single_layers": 2,
+        "attention_head_dim": 16,
+        "num_attention_heads": 4,
+        "joint_attention_dim": 32,
+        "axes_dims_rope": (4, 6, 6),
+    }
+
+    def conditions(batch: int, _height: int, _width: int) -> Tensors:
+        return {"encoder_hidden_states": torch.randn(batch, TEXT_TOKENS, 32)}
+
+    def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
+        from diffusers.pipelines.ovis_image.pipeline_ovis_image import OvisImagePipeline as pipeline
+
+        batch, channels, height, width = latents.shape
+        diagonal = torch.arange(TEXT_TOKENS)[:, None] * torch.tensor([0, 1, 1])
+        tokens = model(
+            hidden_states=pipeline._pack_latents(latents, batch, channels, height, width),
+            timestep=timestep,
+            encoder_hidden_states=given["encoder_hidden_states"],
+            txt_ids=diagonal.float(),
+            img_ids=pipeline._prepare_latent_image_ids(batch, height // 2, width // 2, "cpu", torch.float32),
+        ).sample
+        return pipeline._unpack_latents(tokens, height, width, vae_scale_factor=1)
+
+    return Family("OvisImageTransformer2DModel", config, conditions, reference, channels=4, timesteps=(0, 0.5))
