@@ -227,13 +227,23 @@ def assert_same_picture(got: np.ndarray, expected: np.ndarray) -> None:
     assert np.abs(got - expected).max() <= ONE_LEVEL
 
 
-def test_the_pages_parallel_pipeline_draws_the_plain_pipelines_image(own_ranks: None, tmp_path: Path) -> None:
-    """By torchrun, as a person does."""
+def draw_by_the_page(tmp_path: Path, run: Callable[..., None]) -> None:
     script, *_ = scripts_of_the_page()
-    got = run_script(script, tmp_path, lambda *arguments: torchrun(2, [*arguments], tmp_path))
+    got = run_script(script, tmp_path, run)
     generator = torch.Generator().manual_seed(0)
     pipeline = dit()
     assert_same_picture(got, pixels(pipeline([207], generator=generator, num_inference_steps=20).images[0]))
+
+
+def test_the_pages_parallel_pipeline_draws_the_plain_pipelines_image(ranks: RankPool, tmp_path: Path) -> None:
+    draw_by_the_page(tmp_path, lambda *arguments: ranks.run(2, "library.script_ranks", str(tmp_path), *arguments))
+
+
+@pytest.mark.slow  # the gate starts the engine by torchrun in `test_rank_failure.py`
+def test_by_torchrun_as_a_person_starts_it_the_pages_parallel_pipeline_draws_it_too(
+    own_ranks: None, tmp_path: Path
+) -> None:
+    draw_by_the_page(tmp_path, lambda *arguments: torchrun(2, [*arguments], tmp_path))
 
 
 def test_the_pages_pipefusion_draws_the_oracles_image(ranks: RankPool, tmp_path: Path) -> None:

@@ -54,13 +54,9 @@ def fill_weights(model: torch.nn.Module) -> None:
         for name, weight in [*model.named_parameters(), *model.named_buffers()]:
             if not weight.is_floating_point() or not weight.numel():
                 continue
-            random = torch.randn(weight.shape, generator=generator)
-            if weight.ndim > 1:
-                weight.copy_(random * 0.7 / weight[0].numel() ** 0.5)
-            elif name.endswith(("weight", "scale")):
-                weight.copy_(1 + 0.1 * random)
-            else:
-                weight.copy_(0.1 * random)
+            spread = 0.7 / weight[0].numel() ** 0.5 if weight.ndim > 1 else 0.1
+            middle = 1 if weight.ndim <= 1 and name.endswith(("weight", "scale")) else 0
+            weight.normal_(middle, spread, generator=generator)
 
 
 def image(channels: int, height: int = 14, width: int = 22) -> Callable[..., Call]:

@@ -11,6 +11,8 @@ ranks that are forked off one process.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 import json
 import os
@@ -36,7 +38,7 @@ from tests.support.cases.references import relative_error  # noqa: E402
 from tests.support.group.footprint import Storages  # noqa: E402
 from tests.support.labelled.card import Card, card  # noqa: E402
 from tests.support.labelled.counting import counted  # noqa: E402
-from tests.support.labelled.tensors import GPU, on_gpu  # noqa: E402
+from tests.support.labelled.tensors import GPU, off_gpu, on_gpu  # noqa: E402
 from tests.support.labelled.watch import Watch  # noqa: E402
 from tests.support.ranks.leaving import leave  # noqa: E402
 from tests.support.ranks.speed.deferring import noting_deferred  # noqa: E402
@@ -101,27 +103,53 @@ def lora(model: HostModel) -> tuple[list[Patch], Tensors]:
     return packed.patches, packed.tensors
 
 
+class Reference(NamedTuple):
+    """What is right of a file, by its model on the CPU under the same plan: some formats round by all tokens of a rank.
+
+    outputs: without and with an adapter, on rank 0. weights: bytes of all. largest: numbers of the largest that the
+    adapter changes.
+    """
+
+    outputs: list[torch.Tensor | None]
+    patches: list[Patch]
+    factors: Tensors
+    weights: int
+    largest: int
+
+
+def source_of(file: str, dtype: str, cast: str) -> HostSource:
+    return HostSource(COMFYUI, ARGUMENTS, file, "Flux", dtype, cast)
+
+
+@functools.cache
+def reference(plan: ParallelPlan, *of_source: str) -> Reference:
+    """All ranks call it together."""
+    mesh = build_mesh(plan, CPU)
+    with off_gpu() if plan.world_size == 1 else contextlib.nullcontext(), torch.no_grad():  # else, seams have modes
+        model = HostModel.load(source_of(*of_source), mesh)
+        weights, (patches, factors) = model.weight_bytes, lora(model)
+        outputs = [call(model)]
+        model.patch(patches, factors)
+        outputs.append(call(model))
+        largest = max(model.patcher.model.get_parameter(patch.name).numel() for patch in patches)
+    return Reference(outputs, patches, factors, weights, largest)
+
+
 def of_case(case: Case, watch: Watch, there: Card) -> dict[str, Any]:
     import comfy.model_management as management
 
     plan, memory = ParallelPlan(**case.plan), watch.memory
-    source = HostSource(COMFYUI, ARGUMENTS, case.file, "Flux", case.dtype, case.cast)
+    of_source = (case.file, case.dtype, case.cast)
     there.total = WHOLE
-    on_cpu = HostModel.load(source, build_mesh(plan, CPU))
     management.LORA_COMPUTE_DTYPES[CPU] = management.lora_compute_dtype(GPU)  # which else is fp32
-    right = [call(on_cpu)]
-    patches, factors = lora(on_cpu)
-    on_cpu.patch(patches, factors)
-    right.append(call(on_cpu))
-    weights = on_cpu.weight_bytes
+    right, patches, factors, weights, largest = reference(plan, *of_source)
     if case.share < 1:
         there.leave(int(case.share * weights))
-    del on_cpu
     gc.collect()
 
     before, placement, ranks = memory.in_use, WeightPlacement(), AllRanks(GPU)
     with Storages([case.file]) as storages:
-        model = Noted.build(source, build_mesh(plan, GPU))
+        model = Noted.build(source_of(*of_source), build_mesh(plan, GPU))
         placement.place(ranks, model, plan)
     told: dict[str, Any] = {"weights": weights, "loaded": memory.in_use - before, "in RAM": model.in_ram}
     told |= {"read": storages.read_bytes, "pinned": placement.describe(ranks, model).get("pinned", 0)}
@@ -137,7 +165,7 @@ def of_case(case: Case, watch: Watch, there: Card) -> dict[str, Any]:
         kept.weight.nbytes for kept in model.patcher.backup.values() if kept.weight.data_ptr() not in pages
     )
     told["factors"] = sum(factor.nbytes for factor in factors.values())
-    told["largest"] = max(model.patcher.model.get_parameter(patch.name).numel() for patch in patches)
+    told["largest"] = largest
     made.append(call(model))
     model.patch([], {})
     with noting_deferred() as told["beside"]:
