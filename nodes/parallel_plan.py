@@ -340,6 +340,8 @@ def fit_to_machine(plan: ParallelPlan) -> ResolvedPlan:
     if not on_gpus and plan.attention not in ON_THE_CPU:
         fitted = replace(fitted, attention=AUTO)
         note += (remark("cpu_kernel", attention=plan.attention),)
+    if fitted.turns < fitted.pieces:
+        note += (remark("runs_whole", pieces=fitted.pieces),)
     try:
         ranks_a_machine(fitted.world_size, settings())
     except SettingsError as error:
