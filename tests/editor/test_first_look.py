@@ -36,7 +36,9 @@ COMFYUIS = (*USUAL_404, "/templates/")
 
 
 MOST_RUNS = 10
-TRYING = re.compile(r"trying (.+), (\d) of (\d)$")
+TRYING = re.compile(r"trying (.+, \d of \d)$")
+TRIED = re.compile(r"auto tries .+, (\d) of (\d)\.")
+LEAST_TRIED = 3  # plans; auto tries another where one device may be faster than the fastest of these
 FACTOR = re.compile(r"[\d.]+× (faster|as fast)|as fast as one")
 SET_SAMPLER = """(values) => {
     const { widgets } = window.app.graph.nodes.find((node) => node.type === 'KSampler')
@@ -199,15 +201,14 @@ def test_after_some_runs_all_places_name_one_plan_and_one_figure(
     latest = page.get_by_test_id("paralleldit-run").first
     wait_until(lambda: is_idle(started.url), SECONDS)  # a test before may have queued a prompt
     page.evaluate(MARK_OLD)
-    known, tried = None, []
+    reason, trying, tried = latest.get_by_test_id("paralleldit-reason"), "", []
     for seed in range(MOST_RUNS):
         title, step = run_anew(page, seed)
         title = title.replace("1 CPU rank", "one rank")
-        if known:
-            told = "auto tries {}, {} of {}.".format(*tried[-1])
-            expect(latest.get_by_test_id("paralleldit-reason")).to_have_text(told)
-        if known := TRYING.search(title):
-            tried.append(known.groups())
+        if trying:
+            expect(reason).to_have_text(f"auto tries {trying}.")
+        tried += [(int(at), int(of)) for at, of in TRIED.findall(" ".join(reason.all_text_contents()))]
+        if trying := "".join(TRYING.findall(title)):
             continue
         plan = title.removeprefix("Automatic plan: ").removeprefix("2 CPU ranks, ")
         if plan not in latest.inner_text().splitlines():
@@ -215,10 +216,9 @@ def test_after_some_runs_all_places_name_one_plan_and_one_figure(
         break
     else:
         pytest.fail(f"{title} is not what ran: {latest.inner_text()}; tried: {tried}")
-    tries = page.get_by_test_id("paralleldit-reason").filter(has_text="auto tries")  # also of runs before this test
-    assert tried or tries.count(), "auto has tried plans"
-    assert all(count == "3" for _, _, count in tried), tried
-    assert [at for _, at, _ in tried] == sorted({at for _, at, _ in tried}), tried
+    assert tried, "auto has tried plans"
+    assert all(of == max(LEAST_TRIED, at) for at, of in tried), tried
+    assert [at for at, _ in tried] == sorted({at for at, _ in tried}), tried
     expect(page.get_by_test_id("paralleldit-model")).to_contain_text(f"Plan: {plan}")
     wait_for(page, FIGURES_ALIKE)
     assert "measured" in step
