@@ -11,20 +11,16 @@ from playwright.sync_api import Locator, Page, expect
 
 from demo.host import ComfyHost
 from tests.support.editor.editor import PATIENCE_MS, Editor, insist, wait_for
-from tests.support.editor.examples import open_demo, settle
+from tests.support.editor.examples import open_demo
 from tests.support.editor.settings import ask_settings, settings_kept
 from tests.support.host.faults import wait_until
 from tests.support.host.graphs import alive, status, worker_processes
 
-NODES = {
-    "Load Diffusion Model (Parallel)": "ParallelDiT_LoadDiffusionModel",
-    "Load Checkpoint (Parallel)": "ParallelDiT_LoadCheckpoint",
-    "Parallel Plan": "ParallelDiT_Plan",
-    "Parallel Sampler": "ParallelDiT_Sampler",
-    "Parallel VAE Decode": "ParallelDiT_VAEDecode",
-    "Parallel VAE Encode": "ParallelDiT_VAEEncode",
-    "DiT Class Label": "ParallelDiT_ClassLabel",
-}
+TITLES = (
+    *("Load Diffusion Model (Parallel)", "Load Checkpoint (Parallel)", "Parallel Plan", "Parallel Sampler"),
+    *("Parallel VAE Decode", "Parallel VAE Encode", "DiT Class Label"),
+)
+LAST_TYPE = "ParallelDiT_ClassLabel"
 BUTTONS = ("start", "stop", "restart", "park")
 LONG = 3000  # steps, of a job that does not end by itself while the test looks
 HAS_IMAGE = "() => window.app.graph.nodes.some((node) => node.type === 'SaveImage' && node.imgs?.length)"
@@ -57,23 +53,20 @@ def wait_for_step(panel: Locator, step: int) -> None:
     pytest.fail(f"the panel stays at step {step_of(panel)}")
 
 
-def test_the_nodes_are_found_by_search_and_placed(editor: Editor, page: Page) -> None:
+def test_the_nodes_are_found_by_search_and_one_is_placed(editor: Editor, page: Page) -> None:
     search = page.get_by_placeholder("Add a node")
 
     def place() -> None:
         page.mouse.move(590, 400)
         page.mouse.click(600, 400)  # until then the node follows the pointer
 
-    for title, node_type in NODES.items():
-        editor.open({"nodes": [], "links": [], "version": 0.4})
-        settle(editor)
-        insist(lambda: page.mouse.dblclick(800, 500), lambda ms: search.wait_for(timeout=ms))
+    insist(lambda: page.mouse.dblclick(800, 500), lambda ms: search.wait_for(timeout=ms))
+    for title in TITLES:
         search.fill(title)
         page.get_by_text(title, exact=True).first.wait_for()
-        page.keyboard.press("Enter")
-        expect(search).to_be_hidden()
-        is_placed = f"{PLACED}.includes('{node_type}')"
-        insist(place, lambda ms, placed=is_placed: wait_for(page, placed, timeout=ms))
+    page.keyboard.press("Enter")
+    expect(search).to_be_hidden()
+    insist(place, lambda ms: wait_for(page, f"{PLACED}.includes('{LAST_TYPE}')", timeout=ms))
     assert editor.problems == []
 
 
@@ -85,7 +78,7 @@ def test_the_demo_draws_when_run_is_pressed(editor: Editor, page: Page) -> None:
     assert editor.problems == []
 
 
-# The gate has the panel in both themes in test_panel.py, and an error's card in test_errors.py.
+# The gate has both themes where colours matter: an error's card in test_errors.py.
 @pytest.mark.parametrize("themed", ["dark", pytest.param("light", marks=pytest.mark.slow)], indirect=True)
 def test_the_panel_shows_ranks_and_steps_while_a_job_runs_and_then_that_it_is_done(themed: Editor) -> None:
     page, theme = themed.page, themed.theme()

@@ -143,7 +143,9 @@ def close_tab(page: Page) -> None:
     expect(tab).to_have_count(0)
 
 
-@pytest.mark.parametrize("reloads", [False, True])
+# The gate has the reload, after which the page knows only what it has kept. Which workflow's tab an error belongs to
+# without one is in tests/web/errors_origins.test.mjs.
+@pytest.mark.parametrize("reloads", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_an_error_is_told_in_the_tab_of_its_workflow_until_that_is_closed(
     reloads: bool, editor: Editor, host: ComfyHost
 ) -> None:

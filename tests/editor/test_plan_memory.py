@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
-from demo.host import ComfyHost
-from tests.support.editor.editor import Editor, open_editor
+from tests.support.editor.editor import Editor
 from tests.support.editor.examples import open_demo
 from tests.support.programs import run_program
 
 GIB = 1 << 30
 STAGES = "the plan pipefusion=2 × 2 patches, 1 sync"
-ROUTE = "**/paralleldit/plan"
+ROUTE, GROUPS = "**/paralleldit/plan", "**/paralleldit/groups*"
 SAVED = (
     """() => window.app.graph.nodes.find((node) => node.type === 'ParallelDiT_LoadDiffusionModel').serialize().size"""
 )
@@ -336,7 +335,7 @@ def test_advice_can_be_followed_with_what_is_there(answers: dict) -> None:
     assert list(remarks(answers["auto without a file"])) == ["needs_file"]
 
 
-def test_node_and_panel_show_it(browser: Browser, host: ComfyHost, answers: dict) -> None:
+def test_node_and_panel_show_it(shared_editor: Editor, answers: dict) -> None:
     """Of GPUs, that are none here: the answer, and the group's status, are given to the page."""
     weights = {"kind": "shared", "blocks": 17, "of": 57, "kept": 19 * GIB, "whole": 22 * GIB}
     weights |= {"fetched": 3 * GIB, "seconds": 0.27, "link": 12e9, "is_measured": False}
@@ -345,8 +344,10 @@ def test_node_and_panel_show_it(browser: Browser, host: ComfyHost, answers: dict
     # Of a number that no real group has, of which the host tells by events, too.
     groups = [{"group": number, "status": each, "runs": []} for number, each in ((1, stopped), (8, known))]
     told = {"groups": groups, "device": "cuda", "devices": 2}
-    with open_editor(browser, host, {ROUTE: answers["auto"], "**/paralleldit/groups*": told}) as editor:
-        check_weights_in(editor)
+    with answering(shared_editor, answers["auto"]), answering(shared_editor, told, GROUPS):
+        shared_editor.reconnect()
+        check_weights_in(shared_editor)
+    shared_editor.reconnect()
 
 
 def check_weights_in(editor: Editor) -> None:
@@ -380,13 +381,13 @@ DRAWN = """() => [...document.querySelectorAll('.paralleldit-plan-cell')].map((c
 
 
 @contextlib.contextmanager
-def answering(editor: Editor, answer: dict[str, Any]) -> Iterator[None]:
-    """Gives a page this answer to any question about a plan."""
-    editor.page.route(ROUTE, lambda route: route.fulfill(json=answer))
+def answering(editor: Editor, answer: dict[str, Any], route: str = ROUTE) -> Iterator[None]:
+    """Gives a page this answer to any question, by default about a plan."""
+    editor.page.route(route, lambda asked: asked.fulfill(json=answer))
     try:
         yield
     finally:
-        editor.page.unroute(ROUTE)
+        editor.page.unroute(route)
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("fits", 2), ("eight", 8), ("sixteen", 16)])

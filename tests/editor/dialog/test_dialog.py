@@ -13,13 +13,13 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from demo.host import ComfyHost
-from tests.support.editor.editor import Editor, wait_for
+from tests.support.editor.editor import Editor
 from tests.support.editor.settings import ask_settings, settings_file, settings_kept
 from tests.support.host.graphs import post, status
 
 DIALOG = "() => window.app.extensionManager.command.execute('Comfy.ShowSettingsDialog')"
-UP = "() => window.app?.extensionManager?.command && !document.querySelector('#splash-loader')"
-OF_COMFYUI = "Object.keys(window.app.ui.settings.settingsValues).filter((name) => name.startsWith('ParallelDiT'))"
+OF_COMFYUI = """async () => [window.app.ui.settings.settingsValues, await (await fetch('/api/settings')).json()]
+    .flatMap((values) => Object.keys(values).filter((name) => name.startsWith('ParallelDiT')))"""
 
 
 def find(answer: dict[str, Any], name: str) -> dict[str, Any]:
@@ -137,16 +137,15 @@ def test_the_dialog_shows_the_servers_values_and_changes_them(
         expect(shown.get_by_test_id("paralleldit-setting-gpus")).to_have_text("None: the ranks compute on the CPU.")
         shared_editor.screenshot("settings")
     assert shared_editor.problems == []
-    page.reload()
-    wait_for(page, UP)
+    ask_settings(host, {"silence_seconds": 25})  # by another page
     assert page.evaluate(OF_COMFYUI) == [], "ComfyUI keeps no copy"
     with dialog(page) as shown:
         silence = shown.get_by_test_id("paralleldit-setting-silence_seconds")
-        expect(silence.locator("input")).to_have_value("20")
+        expect(silence.locator("input")).to_have_value("25")
         silence.locator("input").fill("-5")
         silence.locator("input").press("Enter")
         expect(page.get_by_text("The dialog sets silence_seconds to -5; it must be more than 0.")).to_be_visible()
-        expect(silence.locator("input")).to_have_value("20")
+        expect(silence.locator("input")).to_have_value("25")
         silence.get_by_text("Use the default").click()
         expect(silence.locator("input")).to_have_value("10")
     assert json.loads(file.read_text()) == {"on_free": "keep"}

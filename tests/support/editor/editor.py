@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from playwright.sync_api import (
     Page,
     Request,
     Response,
-    Route,
     ViewportSize,
     expect,
     sync_playwright,
@@ -37,6 +36,8 @@ FLAGS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    # Scripts run once or twice here: to optimise them costs more than it brings.
+    "--js-flags=--no-opt --no-maglev",
     # No other address is found. To ask for each request whether it may pass would take the browser its cache, too.
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
@@ -84,6 +85,8 @@ FILLS_THE_WINDOW = """([width, height]) => {
         && canvas.width === Math.round(shown.width * scale) && canvas.height === Math.round(shown.height * scale)
 }"""
 ANIMATE = "(on) => document.body.classList.toggle('disable-animations', !on)"
+# As when a lost connection is back: the page asks the host again for all that it knows.
+RECONNECT = "() => window.app.api.dispatchCustomEvent('reconnected')"
 SET_THEME = "(theme) => window.app.extensionManager.setting.set('Comfy.ColorPalette', theme)"
 
 
@@ -144,6 +147,10 @@ class Editor:
         """Gives the window this size. The canvas follows later, and a workflow opened before that is drawn small."""
         self.page.set_viewport_size(size)
         wait_for(self.page, FILLS_THE_WINDOW, arg=[size["width"], size["height"]])
+
+    def reconnect(self) -> None:
+        """Has the page ask the host anew, as after a lost connection."""
+        self.page.evaluate(RECONNECT)
 
     def look_for_files(self) -> None:
         """Looks which models the host has now, as R does."""
@@ -247,15 +254,8 @@ def insist(act: Callable[[], Any], came: Callable[[float], Any]) -> None:
                 raise
 
 
-def answering(answer: Any) -> Callable[[Route], None]:
-    """Gives a request this JSON."""
-    return lambda route: route.fulfill(json=answer)
-
-
 @contextlib.contextmanager
-def open_editor(browser: Browser, host: ComfyHost, told: Mapping[str, Any] | None = None) -> Iterator[Editor]:
-    """The editor in a fresh profile. told: by the pattern of an address, its answer in place of the host's."""
+def open_editor(browser: Browser, host: ComfyHost) -> Iterator[Editor]:
+    """The editor in a fresh profile."""
     with contextlib.closing(browser.new_context(**CONTEXT)) as context:
-        for pattern, answer in (told or {}).items():
-            context.route(pattern, answering(answer))
         yield Editor(context.new_page(), host)
