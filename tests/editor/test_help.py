@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Route
+from playwright.sync_api import Browser, Route, expect
 
 from demo.host import REPOSITORY, ComfyHost
 from tests.support.editor.editor import CONTEXT, Editor, insist, use_setting
@@ -34,6 +34,7 @@ EMPTY = {"en": "default empty", "zh": "默认为空"}
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 MESSAGE_SYNTAX = re.compile(r"[{}@|]")  # of vue-i18n, by which the editor reads the locales
 ANY = "…"
+SETTINGS = "**/api/settings/**"
 
 PLACE = """(type) => {
     const node = window.LiteGraph.createNode(type)
@@ -155,36 +156,46 @@ def test_the_words_for_the_nodes_have_nothing_that_the_editor_would_fill_in(lang
         assert not MESSAGE_SYNTAX.search(text), path
 
 
-@pytest.mark.parametrize(("language", "accepted"), [("en", "en-US"), ("zh", "zh-CN")])
-def test_the_editor_shows_nodes_and_their_help_in_its_language(
-    browser: Browser, host: ComfyHost, language: str, accepted: str
-) -> None:
-    said = read(language)
+@pytest.fixture(params=["en", "zh"])
+def speaking(request: pytest.FixtureRequest, browser: Browser, host: ComfyHost) -> Iterator[tuple[Editor, str]]:
+    """A page in each language: in English, the shared one, whose side is closed again."""
+    if request.param == "en":
+        editor: Editor = request.getfixturevalue("shared_editor")
+        yield editor, "en"
+        editor.page.get_by_role("button", name="Toggle properties panel").click()
+        expect(editor.page.locator(".node-help-content")).to_be_hidden()
+        editor.page.unroute(SETTINGS)
+        return
     with (
-        use_setting(host, "Comfy.Locale", language, "en"),
-        contextlib.closing(browser.new_context(**CONTEXT, locale=accepted)) as context,
+        use_setting(host, "Comfy.Locale", "zh", "en"),
+        contextlib.closing(browser.new_context(**CONTEXT, locale="zh-CN")) as context,
     ):
-        context.route("**/api/settings/**", keep_settings)
-        editor = Editor(context.new_page(), host)
-        editor.page.evaluate("() => window.app.graph.clear()")
-        for node in sorted(NODES):
-            shown = editor.page.evaluate(PLACE, node)
-            assert shown["title"] == said[node]["display_name"]
-            assert shown["names"] == {name: entry["name"] for name, entry in said[node]["inputs"].items()}
-        for place, node in enumerate(sorted(NODES)):
-            editor.page.evaluate(SELECT, node)
-            if place == 0:
-                editor.page.get_by_test_id("info-button").click()
-            editor.page.locator(".node-help-content h1", has_text=said[node]["display_name"]).wait_for()
-            text = " ".join(editor.page.locator(".node-help-content").inner_text().split())
-            assert all(error in text for error in quoted_errors(page(node, language), language))
-        editor.page.evaluate(SELECT, "ParallelDiT_Plan")
-        editor.set_widgets("ParallelDiT_Plan", mode="manual")  # in auto it is hidden
-        tooltip = said["ParallelDiT_Plan"]["inputs"]["ulysses"]["tooltip"]
-        told = editor.page.locator(".node-tooltip", has_text=tooltip)
-        insist(lambda: hover(editor, "ParallelDiT_Plan", "ulysses"), lambda ms: told.wait_for(timeout=ms))
-        problems = [problem for problem in editor.problems if "/extensions/" in problem]
-        assert not [problem for problem in problems if "/docs/" not in problem or not problem.endswith("/en.md")]
+        yield Editor(context.new_page(), host), "zh"
+
+
+def test_the_editor_shows_nodes_and_their_help_in_its_language(speaking: tuple[Editor, str]) -> None:
+    editor, language = speaking
+    said = read(language)
+    editor.page.route(SETTINGS, keep_settings)
+    editor.page.evaluate("() => window.app.graph.clear()")
+    for node in sorted(NODES):
+        shown = editor.page.evaluate(PLACE, node)
+        assert shown["title"] == said[node]["display_name"]
+        assert shown["names"] == {name: entry["name"] for name, entry in said[node]["inputs"].items()}
+    for place, node in enumerate(sorted(NODES)):
+        editor.page.evaluate(SELECT, node)
+        if place == 0:
+            editor.page.get_by_test_id("info-button").click()
+        editor.page.locator(".node-help-content h1", has_text=said[node]["display_name"]).wait_for()
+        text = " ".join(editor.page.locator(".node-help-content").inner_text().split())
+        assert all(error in text for error in quoted_errors(page(node, language), language))
+    editor.page.evaluate(SELECT, "ParallelDiT_Plan")
+    editor.set_widgets("ParallelDiT_Plan", mode="manual")  # in auto it is hidden
+    tooltip = said["ParallelDiT_Plan"]["inputs"]["ulysses"]["tooltip"]
+    told = editor.page.locator(".node-tooltip", has_text=tooltip)
+    insist(lambda: hover(editor, "ParallelDiT_Plan", "ulysses"), lambda ms: told.wait_for(timeout=ms))
+    problems = [problem for problem in editor.problems if "/extensions/" in problem]
+    assert not [problem for problem in problems if "/docs/" not in problem or not problem.endswith("/en.md")]
 
 
 def hover(editor: Editor, node: str, widget: str) -> None:
