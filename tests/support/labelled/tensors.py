@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -94,8 +95,29 @@ class Labelled(torch.Tensor):
 class Labelling(TorchDispatchMode):
     """While entered, operations on a `cuda` device are made by `run`."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here; torch's guard against it takes as long as the rest of the mode."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         return run(func, types, args, kwargs or {})
+
+
+class Known(NamedTuple):
+    """What an operation's schema says, which takes long to ask. waits: whether the host has to see its result."""
+
+    name: str
+    is_view: bool
+    waits: bool
+    mixes: bool
+
+
+@functools.cache
+def known_of(func: Any) -> Known:
+    name = func._schema.name
+    waits = name in WAITS or f"{name}.{func._overloadname}" in WAITS
+    return Known(name, func.is_view, waits, name in MIXED or name.startswith("c10d"))
 
 
 def is_gpu(device: Any) -> bool:
@@ -107,7 +129,8 @@ def run(func: Any, types: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     quantised weight, makes its own of it first."""
     if any(hasattr(each, "__tensor_flatten__") for each in types):  # torch's protocol of what wraps others
         return NotImplemented
-    name = func._schema.name
+    known = known_of(func)
+    name = known.name
     if name == "aten::_has_compatible_shallow_copy_type":
         return False
     leaves = tensors_in((*args, *kwargs.values()))
@@ -116,9 +139,13 @@ def run(func: Any, types: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     devices = [value for value in devices if not isinstance(value, str) or value.split(":")[0] in ("cpu", "cuda")]
     goes_to_gpu = is_gpu(devices[0]) if devices else bool(labelled)
     if labelled:
-        WATCH.operation(name, func.is_view)
-        check_devices(name, leaves)
-        count_waits(name, func, args, goes_to_gpu, kwargs)
+        WATCH.operation(name, known.is_view)
+        if not known.mixes:
+            check_devices(name, leaves)
+        elif name.startswith("aten"):
+            count_copies(name, args, goes_to_gpu, kwargs)
+        if known.waits and kwargs.get("output_size") is None:
+            WATCH.note(name)
     elif not goes_to_gpu:
         result = func(*args, **kwargs)
         if WATCH.observer:
@@ -135,18 +162,17 @@ def run(func: Any, types: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     plain = mapped(args, on_cpu)
     named = {key: mapped(value, on_cpu) for key, value in kwargs.items()}
     made = KERNELS[name](*plain, **named) if labelled and name in KERNELS else func(*plain, **named)
-    known = {id(each.held): each for each in labelled}
-    given = {id(each) for each in leaves}
+    owners = {id(each.held): each for each in labelled}
 
     def where_it_goes(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
         if not goes_to_gpu:
             # A copy to the CPU that had nothing to do is a copy still.
-            return value.clone() if id(value) in known else value
-        if id(value) in known:
-            return known[id(value)]
-        return Labelled(value.clone() if id(value) in given else value)
+            return value.clone() if id(value) in owners else value
+        if id(value) in owners:
+            return owners[id(value)]
+        return Labelled(value.clone() if any(value is leaf for leaf in leaves) else value)
 
     result = mapped(made, where_it_goes)
     if WATCH.observer:
@@ -174,20 +200,14 @@ def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
 
 def check_devices(name: str, leaves: list[torch.Tensor]) -> None:
     """Raises RuntimeError for tensors of two devices, but for single numbers."""
-    if name in MIXED or name.startswith("c10d"):
-        return
     strangers = [leaf for leaf in leaves if not isinstance(leaf, Labelled) and leaf.ndim and leaf.device.type == "cpu"]
     if strangers:
         shapes = [tuple(stranger.shape) for stranger in strangers]
         raise RuntimeError(f"{name} has tensors on {GPU} and on the CPU, of the shapes {shapes}.")
 
 
-def count_waits(name: str, func: Any, args: tuple, goes_to_gpu: bool, kwargs: dict[str, Any]) -> None:
-    full = f"{name}.{func._overloadname}"
-    if name in WAITS or full in WAITS:
-        if "output_size" not in kwargs or kwargs["output_size"] is None:
-            WATCH.note(name)
-    elif name == "aten::copy_":
+def count_copies(name: str, args: tuple, goes_to_gpu: bool, kwargs: dict[str, Any]) -> None:
+    if name == "aten::copy_":
         is_async = kwargs.get("non_blocking") or len(args) > 2 and args[2]
         count_copy(args[1], isinstance(args[0], Labelled), is_async, args[0])
     elif name in CASTS:
