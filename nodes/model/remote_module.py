@@ -122,6 +122,8 @@ class RemoteModule(PlannedModule):
         """Runs one call of the model in the ranks. Returns its result on the device of the latents. If nodes' functions
         inside of the model cannot run in the ranks, ComfyUI's own model runs the call here. Raises Refused for
         arguments that cannot be sent."""
+        if self.runs_here:  # a node has put a stand-in back that it replaced before ComfyUI's own model took over
+            return self.run_here((), args, kwargs)
         values: dict[str, Any] = {
             name: value.read() if isinstance(value, DeferredParameter) else value
             for name, value in self.name_arguments(args, kwargs).items()
@@ -187,6 +189,7 @@ class RemoteModule(PlannedModule):
             self.take_over(reasons, self.patcher(), load=True)
         if name := self.entries.restore():
             return getattr(self.module, name)(*args, **kwargs)
+        self.remove_stand_ins()
         if "_forward" in self.stand_ins:
             return inner_forward(self.module)(*args, **kwargs)
         bound = self.signature.bind(*args, **kwargs)
@@ -197,10 +200,9 @@ class RemoteModule(PlannedModule):
         return self.module.forward(*bound.args, **bound.kwargs)
 
     def choose_place(self, patcher: StandInPatcher, options: Mapping[str, Any], needs_ranks: bool) -> None:
-        """Chooses before a sampling whether the ranks or ComfyUI's own model runs it.
-
-        needs_ranks: whether only the ranks can run it. Raises Refused.
-        """
+        """Chooses who runs a sampling: the ranks or ComfyUI's own model. needs_ranks: only they can. Raises Refused."""
+        if self.runs_here:
+            self.remove_stand_ins()
         patcher.eject_clones()
         reasons = self.reasons_now(patcher, options) + patcher.reasons()
         if needs_ranks:
@@ -237,8 +239,7 @@ class RemoteModule(PlannedModule):
 
         reasons: what the ranks cannot run. patcher: the one of the following calls. load: whether ComfyUI has already
         loaded it, but without weights. down: why there are no ranks. Raises Refused or NoWorkerGroup if the settings
-        ask for an error instead, and ModelFileError.
-        """
+        ask for an error instead, and ModelFileError."""
         why = join(reasons)
         if self.recording or self.group.settings.when_not_parallel == REFUSE:
             if down:
@@ -258,13 +259,16 @@ class RemoteModule(PlannedModule):
         self.free()
         self.weights.bring()
         self.runs_here = True
-        for name, method in self.stand_ins.items():
-            if vars(self.module).get(name) is method:
-                del vars(self.module)[name]
+        self.remove_stand_ins()
         if patcher:
             patcher.forget_load()
             if load:
                 comfy.model_management.load_models_gpu([patcher, *patcher.model_patches_models()])
+
+    def remove_stand_ins(self) -> None:
+        """Leaves the module its own methods, or those that nodes have put in their place."""
+        for name in [name for name, method in self.stand_ins.items() if vars(self.module).get(name) is method]:
+            del vars(self.module)[name]
 
     def give_back(self, patcher: StandInPatcher) -> bool:
         """Makes the ranks compute from now on. Returns False if only the weights here are those that nodes wrote."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
 from collections.abc import Callable, Iterator
@@ -25,6 +26,12 @@ def changed(change: Callable[[torch.nn.Module], None]) -> Does:
         return [census.sample(row, model)]
 
     return does
+
+
+def sample_after(census: Any, row: Row, model: Any) -> torch.Tensor:
+    """The latents of the model alone, after something was done. Those of stock's are there already."""
+    is_ours = hasattr(model, "stand_in")
+    return census.sample(row, model) if is_ours or row.form or row.dtype != "default" else census.plain(row)
 
 
 def louder(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,6 +72,13 @@ DURING: dict[str, Changes] = {
     "a list's values": lambda module: other_values(module.pe_embedder.axes_dim, [4, 4, 8]),
     "a part's class": lambda module: of_class(module.single_blocks[0], louder_class(module)),
 }
+
+
+def in_place_of(method: str) -> Changes:
+    """A function in place of the method that a call of the model begins with, which the ranks cannot run."""
+    return lambda module: patch.object(module, method, louder(functools.partial(getattr(type(module), method), module)))
+
+
 # Functions that the code of a Flux names: of another module of ComfyUI's, and torch's own.
 CALLED: dict[str, Changes] = {
     "a function of ComfyUI's helpers": lambda _module: replaced_function("comfy.ldm.common_dit", "pad_to_patch_size"),
@@ -218,7 +232,9 @@ def changed_in_wrapper(change: Changes) -> Does:
                 return apply_model(given["input"], given["timestep"], **given["c"])
 
         patched.set_model_unet_function_wrapper(wrapper)
-        return [census.sample(row, patched), census.sample(row, model)]
+        found = [census.sample(row, patched), sample_after(census, row, model)]
+        assert not hasattr(model, "stand_in") or not model.stand_in.runs_here, "the ranks should have it again"
+        return found
 
     return does
 
@@ -235,6 +251,6 @@ def changed_inside(change: Changes) -> Does:
                 return executor(*args, **kwargs)
 
         patched.add_wrapper_with_key("diffusion_model", "census", wrapper)
-        return [census.sample(row, patched), census.sample(row, model)]
+        return [census.sample(row, patched), sample_after(census, row, model)]
 
     return does

@@ -21,11 +21,13 @@ from tests.support.census.changes import (
     changed,
     changed_in_wrapper,
     changed_inside,
+    in_place_of,
     louder,
     negate_a_part,
     negate_a_quantised_weight,
     negate_data,
     replace_a_buffer,
+    sample_after,
     save_by_itself,
     scaled,
     write_a_buffer,
@@ -80,7 +82,7 @@ def of_plain_patcher(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     patcher = importlib.import_module("comfy.model_patcher").ModelPatcher
     plain = patcher(model.model, model.load_device, model.offload_device, model.size)
     plain.model_options = copy.deepcopy(model.model_options)
-    return [census.sample(row, plain), census.sample(row, model)]
+    return [census.sample(row, plain), sample_after(census, row, model)]
 
 
 def replace_forward(module: Any) -> None:
@@ -259,7 +261,7 @@ def hook_lora(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     """A LoRA of one of the two texts, and the model without it after that."""
     lora = {"lora_name": census.a_lora(row, model), "strength_model": 1.0, "strength_clip": 0.0}
     (hooks,) = census.run("CreateHookLora", **lora)
-    return [hooked(census, row, model, hooks), census.sample(row, model)]
+    return [hooked(census, row, model, hooks), sample_after(census, row, model)]
 
 
 def regional(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
@@ -286,7 +288,7 @@ def hook_lora_by_step(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     for start, strength in ((0.0, 0.2), (0.5, 0.7)):
         (frames,) = census.run("CreateHookKeyframe", strength_mult=strength, start_percent=start, prev_hook_kf=frames)
     (hooks,) = census.run("SetHookKeyframes", hooks=hooks, hook_kf=frames)
-    return [hooked(census, row, adapted, hooks), census.sample(row, adapted), census.sample(row, model)]
+    return [hooked(census, row, adapted, hooks), census.sample(row, adapted), sample_after(census, row, model)]
 
 
 def frame_by_frame(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
@@ -365,6 +367,13 @@ HABITS: dict[str, Row] = {
         f"{name}, in a function around a call": habit(as_stock(), changed_in_wrapper(change))
         for name, change in CALLED.items()
     },
+    # The pack puts the method back in each step, also when ComfyUI's own model has taken over.
+    **{
+        f"{method} of a {model}, in a function around a call": habit(
+            as_stock(model), changed_in_wrapper(in_place_of(method))
+        )
+        for method, model in {"_forward": "flux", "forward": "sd3"}.items()
+    },
     "a patcher of ComfyUI's own class": habit(replace(ignored(), shared="ulysses=2"), of_plain_patcher),
     "a state dict that a node saves": habit(replace(equal(), dtype="fp8_e4m3fn"), save_by_itself),
     "weights replaced, in a function around a call": habit(
@@ -414,7 +423,7 @@ HABITS: dict[str, Row] = {
         said="A node asks for attention by sage, which runs on NVIDIA's GPUs, and the ranks compute on cpu. The ranks "
         "attend by the plan's kernel native.",
     ),
-    "an attention override that its class never calls": habit(equal("pixart"), choosing_bits),
+    "an attention override that its class never calls": replace(habit(equal("pixart"), choosing_bits), steps=1),
     "an attention override that is called Sage and does something else": habit(
         as_stock(), optioned(optimized_attention_override=attention_override_sage)
     ),

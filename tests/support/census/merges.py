@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from tests.support.census.changes import sample_after
 from tests.support.census.rows import MERGED, SD1_BLOCKS, SDXL_BLOCKS, Row, as_stock, habit, of_folder, refused
 
 Does = Callable[[Any, Row, Any], list[torch.Tensor]]
@@ -158,7 +159,7 @@ def merged(merge: Merge, **plan: Any) -> Does:
             assert len(sent) == 1 and sent[0] <= lora, "weights went through the socket"
             assert not second.stand_in.weights.mapped, "ComfyUI's process has read the second file"
             assert not ranks_with(census, other(row, OTHER)), "a rank still has the second file"
-        return [*found, census.sample(row, model)]
+        return [*found, sample_after(census, row, model)]
 
     return does
 

@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import torch
 
+from tests.support.census.changes import sample_after
 from tests.support.census.rows import Row, equal, habit
 
 NODE = "PatchHabit"
@@ -62,7 +63,7 @@ def patched(name: str, moment: str) -> Any:
 
     def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
         (changed,) = census.run(NODE, model=model, habit=name, of=row.model, moment=moment)
-        return [census.sample(row, changed), census.sample(row, model)]
+        return [census.sample(row, changed), sample_after(census, row, model)]
 
     return does
 
