@@ -26,7 +26,6 @@ from parallel_backend.weights.host_memory import HostMemory
 from tests.conftest import SIZES
 from tests.support.cases.families import FAMILIES, WIDE
 from tests.support.group.direct_group import DIT, DirectGroup, Layer, source_of, take_for_gpus
-from tests.support.group.footprint import settings_that_free
 from tests.support.host.graphs import Graph, Job, Link, latents, ranks, status
 from tests.support.programs import run_program
 from worker.comfyui.source import HostSource
@@ -107,15 +106,12 @@ def predict(group: WorkerGroup, source: HostSource, lora: bool = True) -> torch.
 
 
 @pytest.fixture(scope="module")
-def wide(own_ranks: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WorkerGroup, HostSource]]:
+def wide(group_of_two: WorkerGroup, tmp_path_factory: pytest.TempPathFactory) -> tuple[WorkerGroup, HostSource]:
     """A group, and a model for it."""
-    root = tmp_path_factory.mktemp("wide")
     # Which the file is not: so each rank has a copy of its own, of 150 MiB.
-    source = replace(source_of(WIDE, root / "model"), dtype="bfloat16", cast="float32")
-    group = WorkerGroup("cpu", root / "logs", settings_that_free(root))
-    group.load(source.to_json(), PLAN.to_json(), PLAN.world_size, nothing)
-    yield group, source
-    group.stop()
+    source = replace(source_of(WIDE, tmp_path_factory.mktemp("wide")), dtype="bfloat16", cast="float32")
+    group_of_two.load(source.to_json(), PLAN.to_json(), PLAN.world_size, nothing)
+    return group_of_two, source
 
 
 def test_ranks_on_the_cpu_give_their_weights_back_and_draw_the_same_again(wide: tuple) -> None:

@@ -27,7 +27,7 @@ def follow(host: ComfyHost, job: Job) -> list[dict]:
 
 @pytest.mark.parametrize(("scheduler", "operation"), [("Euler", "sample"), (None, "call")])
 def test_a_run_is_told_of_step_by_step(scheduler: str | None, operation: str, host: ComfyHost) -> None:
-    steps = 200  # some seconds: a status is told a few times in one, and may find the ranks between two forwards
+    steps = 100  # a second or more: a status is told a few times in one, and may find the ranks between two forwards
     told = follow(host, Job("tiny-dit", "3", seed=5, steps=steps, scheduler=scheduler))
     assert "running" in {run["state"] for event in told for run in event["runs"]}
     group = groups(host)[0]

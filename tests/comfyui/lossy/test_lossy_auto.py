@@ -20,7 +20,7 @@ from tests.support.host.quick_machine import slow_machine
 
 DEEP = "deep-shapes"
 # A sampler that draws noise at each step: the exact run has to draw the same.
-JOB = Job(DEEP, "red heart", width=128, height=128, steps=8, cfg=1.0, sampler="euler_ancestral", seed=70)
+JOB = Job(DEEP, "red heart", width=128, height=128, steps=6, cfg=1.0, sampler="euler_ancestral", seed=70)
 DRIFT = 0.2  # relative; PipeFusion's on this model with one sync step is a few per cent
 
 
@@ -60,9 +60,8 @@ def apart(found: torch.Tensor, exact: torch.Tensor) -> float:
 def test_a_lossy_plan_is_chosen_only_where_it_is_allowed_and_compared_with_the_exact_one(slow_host: ComfyHost) -> None:
     exact = latents(slow_host, JOB.prompt())
     assert not is_lossy(runs(slow_host)[0]), "a loader without a plan node is exact"
-    for values in ({"mode": "auto"}, {"mode": "auto", "lossy": "never", "compare": "once"}):
-        assert torch.equal(latents(slow_host, asked(JOB, **values)), exact)
-        assert not is_lossy(runs(slow_host)[0])
+    assert torch.equal(latents(slow_host, asked(JOB, mode="auto", compare="once")), exact)
+    assert not is_lossy(runs(slow_host)[0]), "so is one with its defaults"
     assert runs(slow_host)[0]["comparison"] == "Nothing to compare: this setting is exact."
 
     found = latents(slow_host, asked(JOB, mode="auto", lossy="allowed"))
@@ -87,7 +86,7 @@ def test_a_lossy_plan_is_chosen_only_where_it_is_allowed_and_compared_with_the_e
 
 
 def test_a_manual_plan_is_compared_too_and_leaves_the_number_of_patches_to_auto(slow_host: ComfyHost) -> None:
-    job = replace(JOB, width=64, height=64, steps=6)  # no other test compares so many
+    job = replace(JOB, width=64, height=64, steps=5)  # no other test compares so many
     exact = latents(slow_host, asked(job, mode="manual", ulysses=2))
     found = latents(slow_host, asked(job, mode="manual", pipefusion=2, compare="once"))
     reference, run, *_ = runs(slow_host)

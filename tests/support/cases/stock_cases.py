@@ -234,11 +234,6 @@ VIDEO = (1, 16, 2, 8, 12)
 REFERENCES = {"list reference_latents": normal(1, 16, 6, 8), "list  reference_latents": normal(1, 16, 10, 4)}
 EDITED = {"list reference_latents": normal(1, 16, 1, 6, 10), "list  reference_latents": normal(1, 16, 1, 9, 4)}
 INPAINTING = {"concat_latent_image": normal(1, 16, 9, 12), "concat_mask": lambda _: torch.ones(1, 1, 72, 96)}
-HUNYUANDIT_TEXT = {
-    "attention_mask": mask(77, 9),
-    "conditioning_mt5xl": normal(1, 256, 2048),
-    "attention_mask_mt5xl": mask(256, 12),
-}
 HUNYUANVIDEO_NAMES = {
     "mlp.0.": "mlp.fc1.",
     "mlp.2.": "mlp.fc2.",
@@ -272,7 +267,19 @@ def pixart(kind: str) -> StockCase:
     """Of the width that ComfyUI takes for granted; it has no positions for images of less than 256 pixels."""
     is_alpha = kind == "pixart_alpha"
     config = {"image_model": kind, "depth": 1, "model_max_length": 120, "micro_condition": is_alpha}
-    return StockCase("pixart.pixartms.PixArtMS", config, (1, 4, 40, 46), text(7, 4096))
+    return StockCase("pixart.pixartms.PixArtMS", config, (1, 4, 32, 38), text(7, 4096))
+
+
+def hunyuandit(t5_width: int = 2048, detected_as: str | None = None, **config: object) -> StockCase:
+    """t5_width: of the second text, which the class widens fourfold."""
+    texts = {
+        "attention_mask": mask(77, 9),
+        "conditioning_mt5xl": normal(1, 256, t5_width),
+        "attention_mask_mt5xl": mask(256, 12),
+    }
+    config = {**config, "text_states_dim_t5": t5_width}
+    module = "hydit.models.HunYuanDiT"
+    return StockCase(module, config, (1, 4, 9, 12), text(77, 1024, **texts), detected_as=detected_as)
 
 
 def sd3(**config: object) -> StockCase:
@@ -347,18 +354,9 @@ CASES = {
         text(7, 4096, concat_latent_image=normal(1, 16, 2, 8, 12)),
     ),
     "wan-2.2-5b": StockCase("wan.model.WanModel", wan(in_dim=48, out_dim=48), (1, 48, 2, 8, 12), text(7, 4096)),
-    "hunyuandit-1.1": StockCase(  # detected by the published width
-        "hydit.models.HunYuanDiT",
-        {"hidden_size": 1408, "depth": 1, "size_cond": True, "use_style_cond": True},
-        (1, 4, 9, 12),
-        text(77, 1024, **HUNYUANDIT_TEXT),
-    ),
-    "hunyuandit-1.2": StockCase(
-        "hydit.models.HunYuanDiT",
-        {"hidden_size": 128, "depth": 4},
-        (1, 4, 9, 12),
-        text(77, 1024, **HUNYUANDIT_TEXT),
-    ),
+    # Detected by the published width.
+    "hunyuandit-1.1": hunyuandit(hidden_size=1408, depth=1, size_cond=True, use_style_cond=True),
+    "hunyuandit-1.2": hunyuandit(64, "HunyuanDiT", hidden_size=128, depth=4),
     "cogvideox-1.0": StockCase(
         "cogvideo.model.CogVideoXTransformer3DModel", cogvideox(), (1, 16, 2, 9, 12), text(7, 32)
     ),

@@ -41,6 +41,12 @@ def two(group_of_two: WorkerGroup, tmp_path_factory: pytest.TempPathFactory) -> 
     return direct_on(group_of_two, tmp_path_factory.mktemp("two"), FLUX, ulysses=2)
 
 
+@pytest.fixture(scope="module")
+def right(two: DirectGroup) -> list[torch.Tensor]:
+    """What whole weights give."""
+    return both(under(two, WHOLE))
+
+
 def under(direct: DirectGroup, weights: str, blocks: int = 0, ring: bool = False) -> DirectGroup:
     degrees = {"ring": 2} if ring else {"ulysses": 2}
     changed = replace(direct, plan=ParallelPlan(**degrees, weights=weights, weight_blocks=blocks))
@@ -66,9 +72,8 @@ def give_up() -> None:
     raise InterruptedError
 
 
-def test_weights_go_from_one_place_to_another_and_stay_what_they_are(two: DirectGroup) -> None:
+def test_weights_go_from_one_place_to_another_and_stay_what_they_are(two: DirectGroup, right: list[torch.Tensor]) -> None:
     """Without the files, but for who loads anew; also when the group let go of them in between."""
-    right = both(under(two, WHOLE))
     other = both(under(two, WHOLE, ring=True))
     weights = Path(two.source.files[0])
     away = weights.rename(weights.with_suffix(".away"))
@@ -124,8 +129,9 @@ def test_patches_reach_fetched_weights_and_come_off_exactly(two: DirectGroup, ki
     ("kind", "steps"),
     [(SHARED, 1), (HOST, 4), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((SHARED, 4), (HOST, 1)))],
 )
-def test_a_sampling_that_is_given_up_leaves_the_next_right(two: DirectGroup, kind: str, steps: int) -> None:
-    right = both(under(two, WHOLE))
+def test_a_sampling_that_is_given_up_leaves_the_next_right(
+    two: DirectGroup, right: list[torch.Tensor], kind: str, steps: int
+) -> None:
     direct, pids = under(two, kind), two.pids()
     for _ in range(2):
         with pytest.raises(InterruptedError):
@@ -135,8 +141,7 @@ def test_a_sampling_that_is_given_up_leaves_the_next_right(two: DirectGroup, kin
 
 
 @KINDS
-def test_a_load_that_is_given_up_leaves_the_next_right(two: DirectGroup, kind: str) -> None:
-    right = both(under(two, WHOLE))
+def test_a_load_that_is_given_up_leaves_the_next_right(two: DirectGroup, right: list[torch.Tensor], kind: str) -> None:
     direct = replace(two, plan=ParallelPlan(ulysses=2, weights=kind))
 
     def give_up_while_it_loads() -> None:
@@ -144,7 +149,7 @@ def test_a_load_that_is_given_up_leaves_the_next_right(two: DirectGroup, kind: s
         if session and session.operation == "load":
             raise InterruptedError
 
-    for _ in range(3):
+    for _ in range(2):
         two.group.park(unload=True)
         with pytest.raises(InterruptedError):
             direct.load(give_up_while_it_loads)
@@ -153,8 +158,7 @@ def test_a_load_that_is_given_up_leaves_the_next_right(two: DirectGroup, kind: s
 
 
 @KINDS
-def test_a_refusal_leaves_the_next_right(two: DirectGroup, kind: str) -> None:
-    right = both(under(two, WHOLE))
+def test_a_refusal_leaves_the_next_right(two: DirectGroup, right: list[torch.Tensor], kind: str) -> None:
     direct = under(two, kind)
     latents, timestep, conditions = two.family.inputs(2, *SIZES)
     with pytest.raises(RequestRefused, match="does not cover"):  # in a block, while the next one's weights come
@@ -183,9 +187,8 @@ def test_fewer_rows_than_ranks_are_served_by_those_without(two: DirectGroup, kin
 @pytest.mark.skipif(sys.platform != "linux", reason="stops a process")
 @pytest.mark.parametrize("kind", [SHARED, pytest.param(HOST, marks=pytest.mark.slow)])
 def test_a_rank_that_is_killed_while_another_waits_for_its_weights_costs_that_request(
-    two: DirectGroup, kind: str
+    two: DirectGroup, right: list[torch.Tensor], kind: str
 ) -> None:
-    right = both(under(two, WHOLE))
     direct = under(two, kind)
     pids = direct.pids()
 

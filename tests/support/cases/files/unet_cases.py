@@ -43,7 +43,7 @@ def pictures(batch: int, height: int, width: int) -> tuple[int, ...]:
 UNETS = {
     "sd15": StockCase(MODULE, UNET_1, pictures(2, 168, 264), text(13, 24), detected_as="SD15"),
     "sd15-inpainting": StockCase(
-        MODULE, UNET_1 | {"in_channels": 9}, pictures(3, 264, 200), text(13, 24), detected_as="SD15"
+        MODULE, UNET_1 | {"in_channels": 9}, pictures(3, 136, 200), text(13, 24), detected_as="SD15"
     ),
     "sd15-instructpix2pix": StockCase(
         MODULE,
@@ -83,7 +83,7 @@ UNETS = {
         detected_as="SD_X4Upscaler",
     ),
     "sdxl": StockCase(
-        MODULE, SDXL, pictures(1, 424, 264), text(13, 24, pooled=normal(1, 1280)), cfg=1.0, detected_as="SDXL"
+        MODULE, SDXL, pictures(1, 264, 200), text(13, 24, pooled=normal(1, 1280)), cfg=1.0, detected_as="SDXL"
     ),
     "sdxl-inpainting": StockCase(
         MODULE,
@@ -106,7 +106,7 @@ UNETS = {
         MODULE, REFINER, pictures(1, 328, 200), text(13, 24, pooled=normal(1, 1280)), detected_as="SDXLRefiner"
     ),
     "ssd-1b": StockCase(
-        MODULE, WITHOUT_MIDDLE, pictures(2, 200, 264), text(13, 24, pooled=normal(1, 1280)), detected_as="SSD1B"
+        MODULE, WITHOUT_MIDDLE, pictures(2, 136, 200), text(13, 24, pooled=normal(1, 1280)), detected_as="SSD1B"
     ),
     "cascade-c": StockCase(
         "cascade.stage_c.StageC",
