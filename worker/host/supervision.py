@@ -60,6 +60,7 @@ class Supervisor:
         self.session: Session | None = None
         self.phase = "stopped"  # or starting, restarting, failed; while a session runs, its ranks say more
         self.ranks = 0  # of this session, or of the last one
+        self.source: Header | None = None  # of the model that was asked for last
         self.last_death: Explanation | None = None
         self.stops = 0
         self.began: float | None = None  # when the current start began
@@ -107,8 +108,8 @@ class Supervisor:
         """Makes sure that a session of that many ranks runs. Pauses first if the last one died. Called within a turn.
 
         exactly: no more ranks either; by default a plan leaves additional ranks idle. Several machines always need the
-        exact number, because each has its share of the plan. source: of the model that will be loaded; ranks that
-        imported ComfyUI with other arguments are restarted.
+        exact number, because each has its share of the plan. source: of the model that will be loaded, by default the
+        last one, whose imports ranks do as they start; ranks that imported ComfyUI with other arguments are restarted.
         stops: how often the group had been stopped when the caller asked; by default, now.
         A start that fails is retried. Raises NoWorkerGroup if no group can start, WorkerGroupError if the group is
         stopped meanwhile, and RequestRefused for a number that the machines can't share.
@@ -127,6 +128,7 @@ class Supervisor:
             with contextlib.suppress(WorkerGroupError):  # if it dies meanwhile, that is recorded below
                 session.await_cancelled(check)
             session.end_if_rank_gone()
+        self.source = source or self.source
         is_other = bool(session and source and session.known.needs_other_import(source))
         if self.stops != stops:
             raise WorkerGroupError("The worker group was stopped.", "Queue the prompt again to start it.")
@@ -141,7 +143,7 @@ class Supervisor:
         if down := self.down:
             self._enter("failed")
             raise NoWorkerGroup(*down)
-        self._start_in_tries(ranks, check, source, stops)
+        self._start_in_tries(ranks, check, stops)
 
     @property
     def down(self) -> Explanation | None:
@@ -295,13 +297,13 @@ class Supervisor:
         self._enter("restarting")
         logging.error("[ParallelDiT] the worker group died. %s", self.last_death)
 
-    def _start_in_tries(self, ranks: int, check: Check, source: Header | None, stops: int) -> None:
+    def _start_in_tries(self, ranks: int, check: Check, stops: int) -> None:
         """Starts a session. If that fails, tries again with back-off, but not after it has taken too long. stops: how
         often the group had been stopped when the session was asked for."""
         while True:
             began = time.monotonic()
             try:
-                return self._start(ranks, check, source, stops)
+                return self._start(ranks, check, stops)
             except WorkerGroupError as error:
                 if self.stops != stops:
                     raise
@@ -313,7 +315,7 @@ class Supervisor:
                     raise NoWorkerGroup(*(down or error.explanation.advised(FIX_AND_RESTART))) from error
                 logging.warning("[ParallelDiT] The worker group did not start, and is started again. %s", error)
 
-    def _start(self, ranks: int, check: Check, source: Header | None, stops: int) -> None:
+    def _start(self, ranks: int, check: Check, stops: int) -> None:
         def check_both() -> None:
             check()
             if self.stops != stops:
@@ -330,7 +332,7 @@ class Supervisor:
             device, settings, _ = self.setup
             logging.info("[ParallelDiT] starting %d worker ranks on %s", ranks, device)
             self.ranks = ranks
-            session = Session(ranks, device, settings, self.folder, check_both, source)
+            session = Session(ranks, device, settings, self.folder, check_both, self.source)
         except BaseException:  # ComfyUI's interrupt is not an Exception
             self._enter("restarting" if self.phase == "restarting" else "stopped")
             raise
