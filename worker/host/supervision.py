@@ -348,6 +348,7 @@ class Supervisor:
 
     def _follow(self, session: Session) -> None:
         """Watches one session until its end. If it died, starts the next one and revives its model."""
+        session.check_life()  # at once: until then, the ranks' processes are not known
         while not session.process.exited.wait(WATCH_SECONDS):
             session.check_life()
         self.changed.set()

@@ -72,7 +72,9 @@ def give_up() -> None:
     raise InterruptedError
 
 
-def test_weights_go_from_one_place_to_another_and_stay_what_they_are(two: DirectGroup, right: list[torch.Tensor]) -> None:
+def test_weights_go_from_one_place_to_another_and_stay_what_they_are(
+    two: DirectGroup, right: list[torch.Tensor]
+) -> None:
     """Without the files, but for who loads anew; also when the group let go of them in between."""
     other = both(under(two, WHOLE, ring=True))
     weights = Path(two.source.files[0])
