@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from demo.host import ComfyHost, PromptError
 from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, groups, latents, ranks, relative_error, status
-from tests.support.host.stock_prompts import prompt, write_cases
+from tests.support.host.stock_prompts import STEPS, prompt, write_cases
 
 TOLERANCE = 1e-5
 IMAGE, VIDEO = "longcat-image", "wan-2.1-vace"
@@ -23,7 +23,6 @@ AUTO: dict[str, int] = {}
 AXES = ("dp", "cfg", "ring", "ulysses")
 TOKENS = ({"ulysses": 2}, {"ring": 2})  # shared by whichever is predicted to be faster
 DECIDED = "[ParallelDiT] Flux: "
-STEPS = 3
 
 
 @pytest.fixture(scope="module")

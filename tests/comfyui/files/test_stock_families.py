@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import diffusers
@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from demo.host import ComfyHost
 from tests.support.cases.files.folders import FOLDERS
 from tests.support.cases.stock_cases import CASES
+from tests.support.host import stock_prompts
 from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, relative_error
-from tests.support.host.stock_prompts import prompt, write_cases
+from tests.support.host.stock_prompts import write_cases
 from tests.support.tiers import slow_but
 
 pytestmark = pytest.mark.usefixtures("groups_by_size")
@@ -37,6 +38,7 @@ OPTIONS = (
     *("flux-canny", "qwen-image-edit-offset", "qwen-image-edit-clean", "qwen-image-edit-noisy", "z-image-filled"),
     *("lumina-2-filled", "chroma-filled", "auraflow-filled", "auraflow-odd", "hunyuandit-1.1"),
 )
+prompt = partial(stock_prompts.prompt, steps=2)  # the second one has what the first one kept
 WAYS = {"one rank": {"cfg": 1}, "two ranks": {"ulysses": 2}}
 Layers = Iterator[tuple[str, torch.Tensor]]  # by the names that a LoRA has for them, their weights
 

@@ -19,7 +19,7 @@ from tests.support.programs import run_program
 Patch = Callable[[Graph, Link], Link]
 ALL = {**CASES, **SIZED_CASES, **HOST_CASES, **UNETS, **CENSUS_MODELS}
 
-STEPS = 2  # the second one has what the first one kept
+STEPS = 3
 
 
 def write_cases(comfyui: Path, base: Path, names: Iterable[str]) -> None:
