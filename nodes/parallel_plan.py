@@ -43,7 +43,7 @@ from .plan_words import (
     remark,
 )
 from .workers.group import device_count, device_type, most_ranks, settings, split_cards, why_no_group
-from .workers.room import settle_stages
+from .workers.room import balance_stages
 
 MANUAL = "manual"
 NEVER, ALLOWED, ONCE = "never", "allowed", "once"
@@ -270,7 +270,7 @@ def resolve_plan(plan: ParallelPlan, module: torch.nn.Module, sizes: WeightSizes
     resolved = fit_to_machine(plan)
     check_module(replace(plan, attention=AUTO), module)  # without a GPU, the plan falls back to the auto kernel
     check_module(resolved.plan, module)
-    return resolved._replace(plan=settle_stages(resolved.plan, sizes))
+    return resolved._replace(plan=balance_stages(resolved.plan, sizes))
 
 
 def describe_devices() -> Devices:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ...parallel_backend.costs.alike import Doubt, settle_figures
+from ...parallel_backend.costs.alike import Doubt, choose_figures
 from ...parallel_backend.costs.machine import Machine, assume_machine
 from ...parallel_backend.device import CPU
 from ...worker.errors import RequestRefused
@@ -43,14 +43,14 @@ def machine_of(dtype: str) -> Machine:
 
 def measure(group: WorkerGroup, dtype: str, check: Callable[[], None]) -> None:
     """Lets the ranks of an automatic plan measure their speed, unless it is known. A difference between devices of one
-    name is measured again, see `settle_figures`. Raises WorkerGroupError."""
+    name is measured again, see `choose_figures`. Raises WorkerGroupError."""
     stored, ranks = file_of(dtype), device_count()
     if ranks < 2 or machine_of(dtype).is_measured and not Doubt(*stored.doubt).is_due(time.time()):
         return
     try:
         found = group.measure(ranks, dtype, check)
         devices, doubt = devices_of_ranks(ranks), Doubt(*stored.doubt)
-        stored.keep(*settle_figures(found, stored.figures, doubt, devices, time.time()))
+        stored.keep(*choose_figures(found, stored.figures, doubt, devices, time.time()))
         logging.info("[ParallelDiT] Measured %d ranks and their links, kept in %s.", ranks, stored.path)
     except RequestRefused as refused:
         logging.warning("[ParallelDiT] The ranks could not be measured: %s", refused)

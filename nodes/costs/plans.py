@@ -20,7 +20,7 @@ from ...parallel_backend.plan import OFF, ParallelPlan
 from ...parallel_backend.weights.loading import DTYPES
 from ...parallel_backend.weights.sizes import WeightSizes
 from ..workers.group import device_count, device_type
-from ..workers.room import room_for_weights, room_with_enough_ram, settle_stages
+from ..workers.room import balance_stages, room_for_weights, room_with_enough_ram
 from .forward import count_call_forward, count_latents_forward
 from .machine import file_of, machine_of
 
@@ -114,7 +114,7 @@ class ModelCosts:
         if work.forward is None:
             return []
         plans = list_lossy_model_plans(device_count(), self.module, work)
-        found = self.predict_all(work, [settle_stages(plan, self.sizes) for plan in plans])
+        found = self.predict_all(work, [balance_stages(plan, self.sizes) for plan in plans])
         return sorted(found, key=lambda each: (not each.fits, each.average(work.steps)))
 
     def choose_lossy(self, work: Work, exact: Prediction) -> Prediction | None:

@@ -77,7 +77,7 @@ class Inside:
         """Whether something between the blocks needs all tokens."""
         return any(facts.between and not facts.tokens for _, facts in self.asked)
 
-    def settle(self) -> None:
+    def keep_rank_tokens(self) -> None:
         """Called after everything is described. If a network inside of the model shares its tokens, nothing between the
         blocks gets all of them: the network takes a rank's own."""
         if any(facts.by_network and facts.tokens for _, facts in self.asked):

@@ -77,7 +77,7 @@ def describe_call(
             inside.add_notes(notes)
         except UnsendableError as error:
             reasons.append(f"what a node keeps on its parts ({error})")
-    inside.settle()
+    inside.keep_rank_tokens()
     encoded |= {CHANGES: described} if described else {}
     encoded |= {SEES_WHOLE: True} if inside.sees_whole else {}
     encoded |= {FACTS: [(place, tuple(facts)) for place, facts in inside.asked]} if inside.asked else {}

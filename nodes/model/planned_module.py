@@ -82,7 +82,7 @@ class PlannedModule(RemoteWeights):
         allow. The ranks keep the weights. options: of the calls."""
         work = limit_work(work, options)
         self.follow_work(work)
-        self.settle_patches(work)
+        self.choose_patches(work)
         if reasons := [reason for each in options for reason in reasons_of_plan(each, self.plan, work)]:
             self.share_less(work, reasons)
         self.report_prediction(work)
@@ -114,7 +114,7 @@ class PlannedModule(RemoteWeights):
             show_on_node(said)
             self.group.runs.note(reason=said, is_stock=False)
 
-    def settle_patches(self, work: Work) -> None:
+    def choose_patches(self, work: Work) -> None:
         """Decides at the first request of a sampling how many patches a user's plan has, if it leaves that open."""
         run = self.group.runs.current
         if self.auto or self.replaced or not leaves_patches(self.plan) or run is None or run.plans:

@@ -26,7 +26,7 @@ from ...parallel_backend.weights.fitting import ASSUMED, OF_HOST, WeightRoom, co
 from ...parallel_backend.weights.sizes import FETCHED, WeightSizes, fetched_places
 from ..plan_words import Remark, format_bytes, format_seconds, remark
 from ..workers.group import device_type, reported_weights, settings
-from ..workers.room import count_reserved_bytes, expect_weights, list_plan_cards, room_for_weights, settle_stages
+from ..workers.room import balance_stages, count_reserved_bytes, expect_weights, list_plan_cards, room_for_weights
 
 
 class Picture(NamedTuple):
@@ -117,7 +117,7 @@ class MemoryEstimate:
         cls, plan: ParallelPlan, memory: ModelMemory, pictures: Sequence[Picture], is_guided: bool, group: int
     ) -> MemoryEstimate:
         """is_guided: whether cond and uncond are computed, or may be."""
-        plan = settle_stages(plan, memory.sizes)
+        plan = balance_stages(plan, memory.sizes)
         on_cpu = device_type() == CPU  # ComfyUI's estimate is not made for the CPU
         working = None if on_cpu else estimate_working_bytes(plan, memory, pictures, 2 if is_guided else 1)
         room = room_for_weights(plan, working or 0)

@@ -67,7 +67,7 @@ def room_with_enough_ram(plan: ParallelPlan, working: float = 0) -> WeightRoom |
     return room and replace(room, host=sys.maxsize)
 
 
-def settle_stages(plan: ParallelPlan, sizes: WeightSizes) -> ParallelPlan:
+def balance_stages(plan: ParallelPlan, sizes: WeightSizes) -> ParallelPlan:
     """Returns the plan with the balance of its stages decided by the smallest card, see `fit_stages`. The ranks get it
     with the plan, so all cut the stages alike."""
     room = room_for_weights(plan)

@@ -28,7 +28,7 @@ class Doubt(NamedTuple):
         return 0 < self.times < BELIEVED and now - self.at >= APART
 
 
-def settle_figures(
+def choose_figures(
     found: dict[str, Any], kept: dict[str, Any] | None, doubt: Doubt, devices: Sequence[str], now: float
 ) -> tuple[dict[str, Any], Doubt]:
     """Returns the figures to keep of a machine, as `Machine.of` takes them, and the doubt about them.

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from parallel_backend import rates
-from parallel_backend.costs.alike import APART, BELIEVED, Doubt, settle_figures
+from parallel_backend.costs.alike import APART, BELIEVED, Doubt, choose_figures
 from parallel_backend.costs.correct import FASTEST, MEASURED, STAYED, TRIED_NEXT, Correction, choose_prediction
 from parallel_backend.costs.machine import Machine
 from parallel_backend.costs.predict import Prediction
@@ -70,7 +70,7 @@ def measure_often(slower: list[float], devices: list[str]) -> list[Machine]:
     """The figures that are kept after each of these measurements."""
     kept, doubt, now, found = None, Doubt(), 1e9, []
     for each in slower:
-        kept, doubt = settle_figures(two_ranks(each).to_json(), kept, doubt, devices, now)
+        kept, doubt = choose_figures(two_ranks(each).to_json(), kept, doubt, devices, now)
         found.append(Machine.of(kept))
         assert not doubt.is_due(now + APART / 2), "the same process may still keep a core busy"
         now += APART
