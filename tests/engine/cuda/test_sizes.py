@@ -24,7 +24,7 @@ from tests.support.tiers import running
 MORE = 1.02  # times the formulas: tokens do not divide evenly
 NEAR = 1e-3  # of the weights: buffers are none
 ALONE: dict[str, int] = {}
-FEW = 2  # blocks of each kind; with more stages, one a stage
+FEW = 2  # blocks of each kind; with more stages, a block a stage
 # The gate has each model whole by ComfyUI's class under one plan, of which one rank is looked at; and one by diffusers'
 # class. All others it has of a few blocks of each kind: blocks of a kind are alike, and what a rank keeps and sends is
 # a sum over them. Ranks that meet in a few blocks meet in all.
@@ -54,12 +54,13 @@ QUICK = {
 def cases(what: str) -> list[Any]:
     found = []
     for library, models in LIBRARIES.items():
-        for name in models:
+        for name, model in models.items():
+            what_of = (what, library, name)
             for degrees in PLANS[name]:
                 if what == "meeting" and not degrees:
                     continue
                 plan = ParallelPlan.from_json(degrees)
-                few, is_quick = max(FEW, plan.pipefusion), degrees in QUICK.get((what, library, name), [])
+                few, is_quick = max(FEW, -(-plan.pipefusion // len(model.depths))), degrees in QUICK.get(what_of, [])
                 blocks = [few] if what == "meeting" else [None, few] if is_quick else [None]
                 for count in blocks:
                     is_of_gate = is_quick if count else degrees == WHOLE.get((library, name))

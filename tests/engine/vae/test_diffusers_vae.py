@@ -16,7 +16,7 @@ from parallel_backend.errors import RequestError
 from parallel_backend.groups.mesh import Axis
 from parallel_backend.vae.pipeline import PipelineVAE, check_vae
 from tests.support.cases.vaes.diffusers_vaes import VAES, latents_of
-from tests.support.cases.vaes.vae_cases import BF16, CASES, LARGE, Case, norm_input, relative_error
+from tests.support.cases.vaes.vae_cases import BF16, CASES, Case, norm_input, relative_error
 from tests.support.ranks.pool import RankPool
 from tests.support.ranks.vae_ranks import SEED
 from tests.support.tiers import running
@@ -75,11 +75,17 @@ def test_each_class_decodes_and_encodes_in_bands_as_it_does_alone(world: int, na
         assert relative_error(runs[world][0][f"{name} {direction}"], right) <= TOLERANCE, direction
 
 
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_latent_of_128_decodes_on_several_ranks_as_on_one(world: int, runs: dict[int, Run]) -> None:
+    assert relative_error(runs[world][0]["large"], runs[1][0]["large"]) <= TOLERANCE
+
+
 @torch.inference_mode()
-def test_a_latent_of_128_decodes_on_several_ranks_as_on_one(runs: dict[int, Run]) -> None:
-    expected = LARGE.build().decode(LARGE.latents()).sample
-    for world, (results, _) in runs.items():
-        assert relative_error(results["large"], expected) <= TOLERANCE, f"{world} ranks"
+def test_one_rank_decodes_as_the_vae_does_alone() -> None:
+    case = CASES["odd height, batch of 2"]
+    expected, vae = case.build().decode(case.latents()).sample, case.build()
+    PipelineVAE(vae, ONE_RANK)
+    assert relative_error(vae.decode(case.latents()).sample, expected) <= TOLERANCE
 
 
 @pytest.mark.parametrize("world, share", [pytest.param(2, 0.6, marks=pytest.mark.slow), (4, 0.35)])

@@ -24,7 +24,7 @@ from parallel_backend.sampling import denoiser
 from parallel_backend.sampling.stepper import Stepper
 from parallel_backend.weights import loading
 from parallel_backend.weights.loading import Check, ModelSource, go_on
-from tests.support.labelled.tensors import GPU, AttentionOfGpu, lend_guard
+from tests.support.labelled.tensors import GPU, choosing_attention, lend_guard
 
 CAPABILITY = (8, 9)
 REGIONS, COPY, INFERENCE = denoiser.patch_regions, Stepper.copy, torch.inference_mode
@@ -52,7 +52,7 @@ def pretended(plan: ParallelPlan, rank: int) -> Iterator[Mesh]:
             ):
                 stack.enter_context(patch.object(owner, name, value))
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-            stack.enter_context(AttentionOfGpu())
+            stack.enter_context(choosing_attention())
             yield mesh
         mesh.close()
     finally:

@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed._tools.fake_collectives import CollectiveOp, collective_ops, sync_ops
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+DEVICE = torch.ops.prim.device.default
 ALLOCATED = 512  # bytes, of which CUDA's allocator gives multiples
 SEND, RECEIVE, ALL_TO_ALL, ALL_GATHER, ALL_REDUCE = "send", "receive", "all_to_all", "all_gather", "all_reduce"
 WEIGHTS = "weights"  # an all-gather of bytes, which rows of weights are
@@ -71,6 +73,11 @@ def exchange_of(func: Any, args: tuple) -> Exchange:
 class Tally(TorchDispatchMode):
     """While entered, counts. live, peak: bytes on the device, of storages that this has seen. exchanges: in order."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here."""
+        return False
+
     def __init__(self, of_cpu: bool = False) -> None:
         """of_cpu: whether what is on the CPU counts, too."""
         super().__init__()
@@ -95,6 +102,8 @@ class Tally(TorchDispatchMode):
         self.peak = max(self.peak, self.live)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func is DEVICE:  # asked for at each operation; a fake tensor's own answer takes ten times as long
+            return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
         made = func(*args, **(kwargs or {}))
         if func in collective_ops and func not in sync_ops:
             self.exchanges.append(exchange_of(func, args))

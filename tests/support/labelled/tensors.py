@@ -19,7 +19,6 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from parallel_backend.models.parallel_mlp import SPLITS, split_plain_rows
@@ -232,35 +231,39 @@ def count_copy(source: torch.Tensor, to_gpu: bool, is_async: Any, target: torch.
         WATCH.note("copy from the GPU" if from_gpu else "copy to the GPU")
 
 
-class AttentionOfGpu(TorchFunctionMode):
-    """While entered, `F.scaled_dot_product_attention` chooses as torch does on a GPU, which a build for the CPU cannot.
-
-    Flash for halves without a mask, else the efficient kernel, and arithmetic for what neither takes.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs = kwargs or {}
-        if func is not F.scaled_dot_product_attention:
-            return func(*args, **kwargs)
-        query, key, value, mask, scale, is_plain = attention_arguments(*args, **kwargs)
-        halves = query.dtype in (torch.bfloat16, torch.float16)
-        is_even = query.ndim == 4 and query.dtype in ALIGNED_TO and query.shape[-1] % ALIGNED_TO[query.dtype] == 0
-        if not (is_gpu(query.device) and is_plain and is_even):
-            return func(*args, **kwargs)
-        if mask is None and halves and query.shape[-1] <= FLASH_HEAD_DIM:
-            return aten._scaled_dot_product_flash_attention(query, key, value, scale=scale)[0]
-        if mask is not None:
-            if mask.dtype == torch.bool:
-                mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, float("-inf"))
-            keys = mask.shape[-1]
-            mask = F.pad(mask, (0, -keys % PADDED_TO))[..., :keys].expand(*query.shape[:3], keys)
-        return aten._scaled_dot_product_efficient_attention(query, key, value, mask, False, scale=scale)[0]
-
-
-def attention_arguments(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+def attention_of_gpu(
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False
 ):
-    return query, key, value, attn_mask, scale, not (dropout_p or is_causal or enable_gqa)
+    """`F.scaled_dot_product_attention` of tensors on a GPU, which chooses as torch does there, and as a build for the
+    CPU cannot: flash for halves without a mask, else the efficient kernel, and arithmetic for what neither takes."""
+    halves = query.dtype in (torch.bfloat16, torch.float16)
+    is_even = query.ndim == 4 and query.dtype in ALIGNED_TO and query.shape[-1] % ALIGNED_TO[query.dtype] == 0
+    if not (is_gpu(query.device) and is_even) or dropout_p or is_causal or enable_gqa:
+        more = {"scale": scale, "enable_gqa": enable_gqa}
+        return aten.scaled_dot_product_attention.default.decompose(
+            query, key, value, attn_mask, dropout_p, is_causal, **more
+        )
+    mask = attn_mask
+    if mask is None and halves and query.shape[-1] <= FLASH_HEAD_DIM:
+        return aten._scaled_dot_product_flash_attention(query, key, value, scale=scale)[0]
+    if mask is not None:
+        if mask.dtype == torch.bool:
+            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, float("-inf"))
+        keys = mask.shape[-1]
+        mask = F.pad(mask, (0, -keys % PADDED_TO))[..., :keys].expand(*query.shape[:3], keys)
+    return aten._scaled_dot_product_efficient_attention(query, key, value, mask, False, scale=scale)[0]
+
+
+@contextlib.contextmanager
+def choosing_attention() -> Iterator[None]:
+    """While entered, `attention_of_gpu` is torch's kernel for tensors on a GPU. A function mode would cost each other
+    function of torch's, too."""
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("scaled_dot_product_attention", attention_of_gpu, "AutogradCUDA")
+    try:
+        yield
+    finally:
+        library._destroy()
 
 
 def flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, scale: Any = None, **__: Any) -> tuple:
@@ -363,7 +366,7 @@ def on_gpu(counts_memory: bool = True) -> Iterator[Watch]:
             stack.enter_context(patch.object(torch.cuda, name, value))
         stack.enter_context(patch.dict(SPLITS, {Labelled: split_plain_rows}))
         stack.enter_context(Labelling())
-        stack.enter_context(AttentionOfGpu())
+        stack.enter_context(choosing_attention())
         try:
             yield WATCH
         finally:
