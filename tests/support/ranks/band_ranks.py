@@ -26,10 +26,9 @@ from tests.support.ranks.leaving import leave
 
 
 def measure(parallel: ParallelModel, latents: list[int]) -> tuple[dict[str, float], int]:
-    """What this rank sends in a forward, and its peak."""
+    """What this rank sends in its first forward, and its peak."""
     batch = latents[0]
     call = Call((torch.randn(latents), torch.full((batch,), 500.0)), sdxl.conditions(batch))
-    parallel.run_calls([call])
     gc.collect()
     tally = Tally(of_cpu=True)
     for each in (*parallel.model.parameters(), *call.args, *(call.kwargs[name] for name in ("context", "y"))):
