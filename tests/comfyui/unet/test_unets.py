@@ -25,10 +25,12 @@ TOLERANCE = 1e-5
 IN_GGUF = "sdxl"
 STEPS = {"svd": 3, "sv3d": 3}  # of so much noise, two steps leave last bits that show
 WAYS = {"one rank": {"cfg": 1}, "two ranks": {"ulysses": 2}, "four ranks": {"ring": 2, "ulysses": 2}}
-# The gate has one rank for each kind of layers, and on two ranks those that differ in their layers or inputs.
-# test_host_models.py has four ranks of each class.
-ON_TWO = ("sd15-inpainting", "sdxl", "sdxl-refiner", "ssd-1b", "svd", "cascade-c", "cascade-b")
-GATE = ["sdxl, one rank", "svd, one rank", *(f"{name}, two ranks" for name in ON_TWO)]
+# The gate has one rank for each kind of layers, four ranks once, and on two ranks those that differ in their layers or
+# inputs. test_host_models.py has four ranks of each class.
+GATE = [
+    *("sdxl, one rank", "svd, one rank", "ssd-1b, four ranks"),
+    *(f"{name}, two ranks" for name in ("sd15-inpainting", "sdxl", "sdxl-refiner", "svd", "cascade-c", "cascade-b")),
+]
 
 
 @pytest.fixture(scope="module")

@@ -155,7 +155,7 @@ def test_sparse_attention_runs_on_a_gpus_path(labelled_ranks: RankPool, tmp_path
     labelled_ranks.run(2, "cuda.sparse_ranks", str(tmp_path / "told"))
     by_rank = [json.loads((tmp_path / f"told.{rank}").read_text()) for rank in range(2)]
     for told in by_rank:
-        assert len(told) == 2
+        assert len(told) == 4
         for plan, found in told.items():
             assert not found["inside"], f"{plan}: {found['inside']}"
     for plan, found in by_rank[0].items():

@@ -270,16 +270,13 @@ def pixart(kind: str) -> StockCase:
     return StockCase("pixart.pixartms.PixArtMS", config, (1, 4, 32, 38), text(7, 4096))
 
 
-def hunyuandit(t5_width: int = 2048, detected_as: str | None = None, **config: object) -> StockCase:
-    """t5_width: of the second text, which the class widens fourfold."""
+def hunyuandit(**config: object) -> StockCase:
     texts = {
         "attention_mask": mask(77, 9),
-        "conditioning_mt5xl": normal(1, 256, t5_width),
+        "conditioning_mt5xl": normal(1, 256, 2048),
         "attention_mask_mt5xl": mask(256, 12),
     }
-    config = {**config, "text_states_dim_t5": t5_width}
-    module = "hydit.models.HunYuanDiT"
-    return StockCase(module, config, (1, 4, 9, 12), text(77, 1024, **texts), detected_as=detected_as)
+    return StockCase("hydit.models.HunYuanDiT", config, (1, 4, 9, 12), text(77, 1024, **texts))
 
 
 def sd3(**config: object) -> StockCase:
@@ -356,7 +353,7 @@ CASES = {
     "wan-2.2-5b": StockCase("wan.model.WanModel", wan(in_dim=48, out_dim=48), (1, 48, 2, 8, 12), text(7, 4096)),
     # Detected by the published width.
     "hunyuandit-1.1": hunyuandit(hidden_size=1408, depth=1, size_cond=True, use_style_cond=True),
-    "hunyuandit-1.2": hunyuandit(64, "HunyuanDiT", hidden_size=128, depth=4),
+    "hunyuandit-1.2": hunyuandit(hidden_size=128, depth=4),
     "cogvideox-1.0": StockCase(
         "cogvideo.model.CogVideoXTransformer3DModel", cogvideox(), (1, 16, 2, 9, 12), text(7, 32)
     ),

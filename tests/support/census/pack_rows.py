@@ -66,8 +66,8 @@ CACHE = counted("a first-block cache", 5)  # the count is of the steps in which 
 def pack_rows() -> Iterator[tuple[str, Row]]:
     """Each habit on each model. The moments and plans take turns.
 
-    The gate has each habit on one model, in turn: how a habit's code comes into a model does not depend on where the
-    model's blocks are.
+    The gate has each habit on a Flux and on one of the other models, in turn: how a habit's code comes into a model
+    does not depend on where the model's blocks are.
     """
     for number, (name, model) in enumerate(itertools.product(BLOCK_HABITS, PACK_MODELS)):
         if model == "unet" and name in ("fewer blocks", "a block with weights"):  # which a UNet cannot take
@@ -75,11 +75,11 @@ def pack_rows() -> Iterator[tuple[str, Row]]:
         moment, plan = MOMENTS[number % 4], PLANS[number % 3]
         said = f"{name}, {moment}, {model}, {'auto' if not plan else next(iter(plan))}"
         is_unseen = (model, moment) == ("sd3", "inside") and name not in OF_THE_PATCHER  # SD3 runs no such wrapper
-        in_turn = PACK_MODELS[(BLOCK_HABITS.index(name) + 1) % len(PACK_MODELS)]
+        in_turn = PACK_MODELS[1 + BLOCK_HABITS.index(name) % (len(PACK_MODELS) - 1)]
         shared = "ulysses=2" if name in BETWEEN else "one rank"
         row = replace(
             equal(model), plan=plan, ignored=is_unseen, shared="" if is_unseen else shared,
-            slow=model != in_turn,
+            slow=model not in (PACK_MODELS[0], in_turn),
         )  # fmt: skip
         yield said, habit(row, of_pack(name, moment))
 
