@@ -12,7 +12,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from unittest import mock
 
 import torch
@@ -63,14 +63,6 @@ ANATOMIES = {
         has_text=True,
         sides=(("image_rotary_emb", 0, ("text", "image")),),
         image_out=1,
-    ),
-    "ovis": Anatomy(
-        ("transformer_blocks", "single_transformer_blocks"),
-        {"attn": ("text", "image")},
-        has_text=True,
-        sides=(("image_rotary_emb", 0, ("text", "image")),),
-        image_out=1,
-        timestep_scale=1e-3,
     ),
     "cogvideox-5b": Anatomy(
         ("transformer_blocks",),
@@ -175,6 +167,7 @@ ANATOMIES = {
         timestep_scale=1e-3,
     ),
 }
+ANATOMIES["ovis"] = replace(ANATOMIES["bria"], timestep_scale=1e-3)
 
 
 class Oracle:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from .family import SQUARE, TEXT_TOKENS, UNEVEN, VIDEOS, Family, Tensors, text_mask
+from .image import bria
 
 
 def kandinsky5(visual_cond: bool = False) -> Family:
@@ -205,19 +206,7 @@ def latte() -> Family:
 
 
 def ovis() -> Family:
-    config = {
-        "in_channels": 16,
-        "out_channels": 16,
-        "num_layers": 2,
-        "num_single_layers": 2,
-        "attention_head_dim": 16,
-        "num_attention_heads": 4,
-        "joint_attention_dim": 32,
-        "axes_dims_rope": (4, 6, 6),
-    }
-
-    def conditions(batch: int, _height: int, _width: int) -> Tensors:
-        return {"encoder_hidden_states": torch.randn(batch, TEXT_TOKENS, 32)}
+    alike = bria()
 
     def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
         from diffusers.pipelines.ovis_image.pipeline_ovis_image import OvisImagePipeline as pipeline
@@ -233,4 +222,5 @@ def ovis() -> Family:
         ).sample
         return pipeline._unpack_latents(tokens, height, width, vae_scale_factor=1)
 
-    return Family("OvisImageTransformer2DModel", config, conditions, reference, channels=4, timesteps=(0, 0.5))
+    config = {**alike.config, "out_channels": 16}
+    return Family("OvisImageTransformer2DModel", config, alike.conditions, reference, channels=4, timesteps=(0, 0.5))
