@@ -3,7 +3,8 @@ runs models on the ranks' devices, and writes what became of each case, a line a
 
 DEVICE: "cuda" or "cpu". CASES: a file of JSON, of [library, name, plan, dtype]; of `libraries`, and "compiled" and
 "parked", which are diffusers'. A line has the case, and either "failed", "refused" or what there is to say: the
-relative error against the CPU in fp32, and in halves the plain class's own on the same device.
+relative error against the CPU in fp32; in halves the plain class's own on the same device; and on CUDA, how often the
+host waited for the device in a second run, by place, inside of blocks and outside.
 
 A rank that cannot go on after a failure, as others wait for it or its device is lost, ends: the cases left need other
 ranks.
@@ -16,9 +17,13 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +43,57 @@ from tests.support.ranks.leaving import leave
 LINES = 9  # of a traceback
 OTHERS_SECONDS = 10.0  # for the other ranks to end the case, too
 FAILED = "failed"
+WAITED = "synchronizing CUDA operation"  # torch's warning of a wait
+
+
+@dataclass
+class Waits:
+    """The host's waits for the device, of which torch knows, by the place in Python that caused them."""
+
+    inside: Counter[str] = field(default_factory=Counter)
+    outside: Counter[str] = field(default_factory=Counter)
+    depth: int = 0
+
+    def note(self, message: Warning | str, _category: type, file: str, line: int, *_: object) -> None:
+        if WAITED in str(message):
+            (self.inside if self.depth else self.outside)[f"{'/'.join(Path(file).parts[-2:])}:{line}"] += 1
+
+    def change(self, by: int) -> None:
+        self.depth += by
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = self.note
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                yield
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+
+def watched(waits: Waits, blocks: Iterable[torch.nn.Module], run: Callable[[], Any], _more: object) -> Any:
+    """What comes of a second run, whose waits are counted."""
+    run()
+    for block in blocks:
+        block.register_forward_pre_hook(lambda *_: waits.change(1), prepend=True)
+        block.register_forward_hook(lambda *_: waits.change(-1), always_call=True)  # a stage leaves by an exception
+    with waits.counted():
+        return run()
 
 
 def compared(bench: Bench, library: str, name: str, plan: ParallelPlan, dtype: str) -> dict[str, Any]:
+    waits = Waits()
     if library == "compiled":
         library, bench = "diffusers", replace(bench, run=compiled)
+    elif bench.device.type == "cuda":
+        bench = replace(bench, run=partial(watched, waits))
     result, right = LIBRARIES[library](bench, name, plan, dtype)
+    told: dict[str, Any] = {"inside": waits.inside, "outside": waits.outside}
     if result is None or right is None:
-        return {}
-    told = {"error": relative_error(result.cpu(), right)}
+        return told
+    told["error"] = relative_error(result.cpu(), right)
     if dtype != "fp32":
         plain = PLAIN[library](name, bench.device, dtype)
         told["plain"] = relative_error(plain, right)

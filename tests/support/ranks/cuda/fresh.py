@@ -1,4 +1,9 @@
-"""Runs a program of the ranks on processes of their own, as a GPU asks for: CUDA survives no fork."""
+"""Runs a program of the ranks on processes of their own, as a GPU asks for: CUDA survives no fork.
+
+If there are fewer GPUs than ranks, ranks share a GPU. NCCL refuses two ranks on a GPU of one machine, so each round of
+the GPUs claims to be a machine of its own. Such ranks exchange through sockets: this shows whether they compute the
+right numbers, and not how fast.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 from demo.host import REPOSITORY
@@ -32,11 +38,10 @@ def run_ranks(
     codes: list[int | None] = [None] * ranks
     try:
         for rank in range(ranks):
-            own: dict[str, object] = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-            own |= meeting_place(store) | cuda_environment(os.environ)
-            environment = os.environ | ENVIRONMENT | {name: str(value) for name, value in own.items()}
+            own = place_of(rank, ranks) | meeting_place(store) | cuda_environment(os.environ)
             with (folder / f"rank-{rank}.log").open("wb") as log:
                 command = [sys.executable, "-m", f"{PROGRAMS}.{program}", *arguments]
+                environment = os.environ | ENVIRONMENT | own
                 processes.append(
                     subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=log, stderr=subprocess.STDOUT)
                 )
@@ -52,3 +57,12 @@ def run_ranks(
                 process.kill()
             process.wait()
     return codes, said(folder)
+
+
+def place_of(rank: int, ranks: int) -> dict[str, str]:
+    """The variables that tell a rank its place, as torchrun's do."""
+    here = min(ranks, torch.cuda.device_count() or ranks)
+    found = {"RANK": rank, "LOCAL_RANK": rank % here, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": here}
+    if here < ranks:
+        found |= {"NCCL_HOSTID": f"machine-{rank // here}", "NCCL_SOCKET_IFNAME": "lo"}
+    return {name: str(value) for name, value in found.items()}
