@@ -110,7 +110,8 @@ def measure(comfyui: Path, folder: Path, device: str, devices: int) -> Timing:
                 variant.seconds.append((more - fewer) / (size.steps[1] - size.steps[0]))
                 print(f"{variant.name}: {variant.seconds[-1]:.4f} s a step", flush=True)
         compare(host, size, found)
-        lines = [line for group in (ALL, ONE) for line in telling(host, group)]
+        used = sorted({variant.group for variant in found if variant.plan is not None})
+        lines = [line for group in used for line in telling(host, group)]
     return Timing(size, found, lines)
 
 
