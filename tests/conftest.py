@@ -27,7 +27,7 @@ from tests.support.group.footprint import settings_that_free
 from tests.support.host.graphs import NODE_PACK, NODE_PACK_SOURCE, TINY_MODELS
 from tests.support.host.quick_machine import quick_machine
 from tests.support.ranks.pool import RankPool
-from tests.support.runs import changed, durations, shards
+from tests.support.runs import changed, disk, durations, shards
 from tests.support.runs.longest_first import LongestFirst
 from worker.host.client import WorkerGroup
 from worker.launch.imports import pause_garbage_collector
@@ -130,6 +130,8 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("--fast leaves out what --slow adds: give one of them")
     if config.getoption("--keep-durations") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(durations.Recorder())
+    if not hasattr(config, "workerinput"):  # of several processes, the one that the others tell
+        config.pluginmanager.register(disk.Use())
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -191,16 +193,30 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
+def folders(tmp_path_factory: pytest.TempPathFactory) -> disk.TemporaryFolders:
+    """Where a fixture of the whole session gets a folder that lasts as long."""
+    return disk.TemporaryFolders(tmp_path_factory)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cleared(request: pytest.FixtureRequest, folders: disk.TemporaryFolders) -> Iterator[None]:
+    """At a test file's end, removes what it has written, if all of its tests passed."""
+    failed = request.session.testsfailed
+    yield
+    folders.end_file(failed=request.session.testsfailed > failed)
+
+
+@pytest.fixture(scope="session")
+def ranks(folders: disk.TemporaryFolders) -> Iterator[RankPool]:
     """Runs programs of tests/support/ranks on as many ranks as asked for."""
-    with RankPool(tmp_path_factory.mktemp("ranks")) as pool:
+    with RankPool(folders.lasting("ranks")) as pool:
         yield pool
 
 
 @pytest.fixture(scope="session")
-def labelled_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
+def labelled_ranks(folders: disk.TemporaryFolders) -> Iterator[RankPool]:
     """Likewise for programs on labelled tensors, which have no inference mode: nothing else is to run there."""
-    with RankPool(tmp_path_factory.mktemp("labelled-ranks")) as pool:
+    with RankPool(folders.lasting("labelled-ranks")) as pool:
         yield pool
 
 
@@ -210,9 +226,9 @@ def own_ranks() -> None:
 
 
 @pytest.fixture(scope="session")
-def group_of_two(own_ranks: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerGroup]:
+def group_of_two(own_ranks: None, folders: disk.TemporaryFolders) -> Iterator[WorkerGroup]:
     """One worker group of two ranks for every test that leaves it alive, whatever model and plan is loaded."""
-    folder = tmp_path_factory.mktemp("group")
+    folder = folders.lasting("group")
     group = WorkerGroup("cpu", folder / "logs", settings_that_free(folder))
     yield group
     group.stop()
@@ -231,9 +247,9 @@ def comfyui() -> Path:
 
 
 @pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(folders: disk.TemporaryFolders) -> Path:
     """A base folder for ComfyUI: tiny models in the published layouts, and files for the test-only node."""
-    base = tmp_path_factory.mktemp("base")
+    base = folders.lasting("base")
     diffusers = base / "models" / "diffusers"
     for name, (family, pipeline) in PIPELINES.items():
         write_pipeline(diffusers / name, family, pipeline)
@@ -253,6 +269,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         text = torch.randn(1, tokens, width, generator=generator)
         pooled = torch.randn(1, 16, generator=generator)
         save_file({"conditioning": text, "pooled": pooled}, base / "input" / f"{name}.safetensors")
+    folders.share(base / "models")
+    folders.share(base / "input")
     return base
 
 

@@ -18,7 +18,7 @@ from tests.support.cases.stock_cases import CASES
 from tests.support.host import stock_prompts
 from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, relative_error
 from tests.support.host.stock_prompts import write_cases
-from tests.support.tiers import slow_but
+from tests.support.tiers import running, slow_but
 
 pytestmark = pytest.mark.usefixtures("groups_by_size")
 
@@ -83,9 +83,10 @@ GIVEN = {
 
 
 @pytest.fixture(scope="module")
-def files(comfyui: Path, models: Path) -> Path:
-    """The folder with the models of all cases."""
-    write_cases(comfyui, models, NAMES)
+def files(request: pytest.FixtureRequest, comfyui: Path, models: Path) -> Path:
+    """The folder with the models of the cases; of OPTIONS, with those that this session runs."""
+    asked = {name for (name,) in running(request, "name")}
+    write_cases(comfyui, models, [name for name in NAMES if name in asked or name not in OPTIONS])
     return models / "models" / "diffusion_models"
 
 

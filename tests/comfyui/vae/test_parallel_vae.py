@@ -155,9 +155,8 @@ def test_what_a_node_has_put_on_a_vae_is_refused(host: ComfyHost, vaes: Path, ho
 def test_a_wrong_file_vae_or_latent_is_refused_and_the_group_lives(
     host: ComfyHost, models: Path, vaes: Path, two_ranks: list[int]
 ) -> None:
-    weights = load_file(vaes / IMAGE)
-    del weights["decoder.conv_in.weight"]
-    save_file(weights, vaes / "half.safetensors")
+    vectors = {name: tensor for name, tensor in load_file(vaes / IMAGE).items() if tensor.ndim == 1}
+    save_file(vectors, vaes / "half.safetensors")
     (vaes / "cut.safetensors").write_bytes((vaes / IMAGE).read_bytes()[:1000])
     write_latent(models, "wrong", torch.randn(1, 5, 8, 8))
     write_latent(models, "image", torch.randn(1, 16, 8, 8))

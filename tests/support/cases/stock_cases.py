@@ -123,7 +123,9 @@ def zimage(latent: tuple[int, int], tokens: int) -> StockCase:
         "pad_tokens_multiple": 32,
     }
     texts = text(tokens, 2560, attention_mask=mask(tokens, tokens - 3))
-    return StockCase("lumina.model.NextDiT", config, (1, 16, *latent), texts, detected_as="ZImage")
+    return StockCase(
+        "lumina.model.NextDiT", config, (1, 16, *latent), texts, detected_as="ZImage", dtype=torch.bfloat16
+    )
 
 
 def lumina2(latent: tuple[int, int], tokens: int) -> StockCase:
@@ -192,7 +194,9 @@ def auraflow(latent: tuple[int, int], side: int) -> StockCase:
         "cond_seq_dim": 32,
         "max_seq": side**2,
     }
-    return StockCase("aura.mmdit.MMDiT", config, (1, 4, *latent), text(7, 32), detected_as="AuraFlow")
+    return StockCase(
+        "aura.mmdit.MMDiT", config, (1, 4, *latent), text(7, 32), detected_as="AuraFlow", dtype=torch.float16
+    )
 
 
 def cogvideox(**config: object) -> dict[str, object]:
@@ -267,7 +271,7 @@ def pixart(kind: str) -> StockCase:
     """Of the width that ComfyUI takes for granted; it has no positions for images of less than 256 pixels."""
     is_alpha = kind == "pixart_alpha"
     config = {"image_model": kind, "depth": 1, "model_max_length": 120, "micro_condition": is_alpha}
-    return StockCase("pixart.pixartms.PixArtMS", config, (1, 4, 32, 38), text(7, 4096))
+    return StockCase("pixart.pixartms.PixArtMS", config, (1, 4, 32, 38), text(7, 4096), dtype=torch.float16)
 
 
 def hunyuandit(**config: object) -> StockCase:
@@ -276,7 +280,7 @@ def hunyuandit(**config: object) -> StockCase:
         "conditioning_mt5xl": normal(1, 256, 2048),
         "attention_mask_mt5xl": mask(256, 12),
     }
-    return StockCase("hydit.models.HunYuanDiT", config, (1, 4, 9, 12), text(77, 1024, **texts))
+    return StockCase("hydit.models.HunYuanDiT", config, (1, 4, 9, 12), text(77, 1024, **texts), dtype=torch.float16)
 
 
 def sd3(**config: object) -> StockCase:
