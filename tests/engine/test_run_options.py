@@ -1,5 +1,5 @@
 """What a run of the tests keeps of its durations, in which order it takes the files, which of them it runs, and what
-its set-up removes."""
+it and its set-up remove."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 import dev
 from demo.host import REPOSITORY
-from tests.support.runs import changed, durations, shards
+from tests.support.runs import changed, disk, durations, shards
 from tests.support.runs.durations import Duration
 from tests.support.runs.longest_first import choose, needs_of
 from tests.support.runs.shards import files_of_shard, parse
@@ -288,3 +288,42 @@ def test_cpu_seconds_are_of_all_that_a_command_starts_even_if_its_parent_ends_fi
     run = subprocess.run(counted, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert run.returncode == 3, "the command's own"
     assert 1 <= float(run.stdout.split()[0]) < 10
+
+
+@pytest.mark.parametrize("failed", [False, True], ids=["passed", "failed"])
+def test_what_a_test_file_has_written_goes_at_its_end_unless_a_test_failed(failed: bool, tmp_path: Path) -> None:
+    def make(name: str) -> Path:
+        (tmp_path / name).mkdir()
+        return tmp_path / name
+
+    folders = disk.TemporaryFolders(SimpleNamespace(getbasetemp=lambda: tmp_path, mktemp=make))
+    shared = folders.lasting("models")
+    (shared / "of the session").write_text("")
+    folders.share(shared)
+    first = [shared / "of a file", shared / "folder" / "of a file", make("a file's own") / "of a file"]
+    first[1].parent.mkdir()
+    for path in first:
+        path.write_text("")
+    (shared / "linked").symlink_to(shared / "of the session")
+    folders.end_file(failed)
+    assert [path.exists() for path in first] == [failed] * 3
+    assert (shared / "linked").is_symlink() == (shared / "folder").is_dir() == failed
+    assert first[2].parent.is_dir(), "so that pytest gives no name twice"
+    late = shared / "of the next file"
+    late.write_text("")
+    folders.end_file(failed=False)
+    assert not late.exists() and (shared / "of the session").is_file()
+    assert [path.exists() for path in first] == [failed] * 3, "what a failed test has left stays"
+
+
+def test_the_end_says_how_much_of_the_disk_a_run_used_at_most() -> None:
+    used, said = iter([5_000_000_000, 7_340_000_000, 6_000_000_000]), []
+
+    class Use(disk.Use):
+        now = staticmethod(lambda: next(used))
+
+    use = Use()
+    use.pytest_runtest_logreport()
+    use.pytest_runtest_logreport()
+    use.pytest_terminal_summary(SimpleNamespace(write_line=said.append))
+    assert said == ["at most 2.3 GB of the disk used during the run"]

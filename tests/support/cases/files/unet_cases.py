@@ -83,7 +83,13 @@ UNETS = {
         detected_as="SD_X4Upscaler",
     ),
     "sdxl": StockCase(
-        MODULE, SDXL, pictures(1, 264, 200), text(13, 24, pooled=normal(1, 1280)), cfg=1.0, detected_as="SDXL"
+        MODULE,
+        SDXL,
+        pictures(1, 264, 200),
+        text(13, 24, pooled=normal(1, 1280)),
+        cfg=1.0,
+        detected_as="SDXL",
+        dtype=torch.float16,
     ),
     "sdxl-inpainting": StockCase(
         MODULE,
@@ -103,10 +109,20 @@ UNETS = {
         MODULE, KOALA, pictures(1, 136, 264), text(13, 24, pooled=normal(1, 1280)), detected_as="KOALA_700M"
     ),
     "sdxl-refiner": StockCase(
-        MODULE, REFINER, pictures(1, 328, 200), text(13, 24, pooled=normal(1, 1280)), detected_as="SDXLRefiner"
+        MODULE,
+        REFINER,
+        pictures(1, 328, 200),
+        text(13, 24, pooled=normal(1, 1280)),
+        detected_as="SDXLRefiner",
+        dtype=torch.float16,
     ),
     "ssd-1b": StockCase(
-        MODULE, WITHOUT_MIDDLE, pictures(2, 136, 200), text(13, 24, pooled=normal(1, 1280)), detected_as="SSD1B"
+        MODULE,
+        WITHOUT_MIDDLE,
+        pictures(2, 136, 200),
+        text(13, 24, pooled=normal(1, 1280)),
+        detected_as="SSD1B",
+        dtype=torch.float16,
     ),
     "cascade-c": StockCase(
         "cascade.stage_c.StageC",
@@ -129,6 +145,7 @@ UNETS = {
         pictures(3, 136, 168),
         text(1, 24, concat_latent_image=normal(1, 4, 17, 21)),
         detected_as="SVD_img2vid",
+        dtype=torch.float16,
     ),
     "sv3d": StockCase(
         MODULE,
