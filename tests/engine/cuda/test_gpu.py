@@ -22,12 +22,12 @@ from parallel_backend.plan import ParallelPlan
 from tests.support.cases.families import FAMILIES, WIDE, Family
 from tests.support.cases.host import CASES as ROWS
 from tests.support.cases.library_plans import LONG, allows, plans
-from tests.support.cases.own_waits import WAITS_INSIDE
 from tests.support.cases.references import relative_error
 from tests.support.cases.vaes.diffusers_vaes import ON_DEVICES as VAES
 from tests.support.cases.vaes.host_vaes import WITHOUT_NOISE
 from tests.support.group.direct_group import FLUX, DirectGroup, direct_on
 from tests.support.group.memory import full_card, little_memory
+from tests.support.labelled.own_waits import WAITS_INSIDE
 from tests.support.ranks.cuda.fresh import run_ranks
 from tests.support.ranks.cuda.resumed import told_by_ranks
 from tests.support.tiers import running

@@ -17,9 +17,9 @@ import pytest
 from tests.support.cases.families import FAMILIES
 from tests.support.cases.host import CASES as ROWS
 from tests.support.cases.library_plans import plans
-from tests.support.cases.own_waits import WAITS, WAITS_INSIDE
 from tests.support.cases.vaes.diffusers_vaes import ON_DEVICES as VAES
 from tests.support.cases.vaes.host_vaes import WITHOUT_NOISE
+from tests.support.labelled.own_waits import WAITS, WAITS_INSIDE
 from tests.support.ranks.pool import RankPool
 from tests.support.tiers import running
 
