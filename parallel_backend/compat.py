@@ -32,7 +32,7 @@ def cpu_attention_with_lse(
 def efficient_attention_with_lse(
     q_BhRD: torch.Tensor, k_BhKD: torch.Tensor, v_BhKD: torch.Tensor, bias: torch.Tensor | None, scale: float | None
 ) -> LogSumExp:
-    """CUDA's kernel for fp32, for masks and for odd head dims. Pads the log-sum-exp to whole tiles. Since torch 2.1."""
+    """CUDA's kernel for fp32, masks and large head dims. Pads the log-sum-exp to whole tiles. Since torch 2.1."""
     kernel = torch.ops.aten._scaled_dot_product_efficient_attention
     out_BhRD, lse, *_ = kernel(q_BhRD, k_BhKD, v_BhKD, bias, True, scale=scale)
     return out_BhRD, lse[..., : q_BhRD.shape[2]]

@@ -66,7 +66,8 @@ def run_apart(comfyui: Path, module: str, *arguments: object, **variables: str) 
 def forking_process(comfyui: Path) -> subprocess.Popen[str]:
     """Started by its first job; ends with this process, which closes its stdin."""
     command = [sys.executable, "-m", "tests.support.programs", str(comfyui)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # a process with threads cannot be forked
+    # A process with threads cannot be forked: torch starts some for its sums, and CUDA for each GPU that it sees.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.Popen(
         command,
         cwd=REPOSITORY,
@@ -103,8 +104,8 @@ def main(comfyui: str) -> None:
     with pause_garbage_collector():
         importlib.import_module("server")  # of ComfyUI, which the pack's nodes import
     sys.path.remove(comfyui)  # a program puts it there when it has imported its own modules
-    threads = len(list(Path("/proc/self/task").iterdir())) if sys.platform == "linux" else 1
-    assert threads == 1, f"{threads} threads: a fork would have one of them alone, and the others' locks"
+    threads = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    assert len(threads) <= 1, f"threads {threads}: a fork would have one of them alone, and the others' locks"
     while line := sys.stdin.readline():
         pid = os.fork()
         if not pid:

@@ -27,6 +27,8 @@ NCCL_AND_KERNELS = {
     "CUDA_MODULE_LOADING": "EAGER",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",  # end the communication, not the process
     "TORCH_NCCL_ENABLE_MONITORING": "0",
+    # Each link between stages has a group of its own, so its messages wait for nothing else.
+    "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "0",
 }
 
 

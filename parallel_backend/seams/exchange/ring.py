@@ -9,14 +9,15 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 
 from ...compat import cpu_attention_with_lse, efficient_attention_with_lse, flash_attention_with_lse
 from ...device import CPU, has_lse_kernels
 from ...groups.mesh import Axis
 
-FLASH_HEAD_DIMS = range(8, 257, 8)
+FLASH_HEAD_DIM = 256  # the largest that CUDA's flash kernel takes
 QUERIES = 1024  # if there is no kernel, the scores of this many queries are in memory at a time
-MASK_ALIGNMENT = 8  # elements, of fp16 and bf16; fp32 needs half of it
+ALIGNMENT = 8  # elements of CUDA's kernels, in fp16 and bf16; fp32 needs half of it
 # (queries BhRD, keys, values BhKD, scale, mask) to attention BhRD and the log-sum-exp of its scores, BhR in fp32.
 AttendWithLse = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
@@ -111,15 +112,29 @@ def attention_with_lse(
         out, lse = cpu_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, mask, scale)
     elif not has_lse_kernels(q_BhRD.device):
         out, lse = plain_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, mask, scale)
-    elif q_BhRD.dtype == torch.float32 or mask is not None or q_BhRD.shape[-1] not in FLASH_HEAD_DIMS:
-        bias = None if mask is None else align_rows(mask).expand(*q_BhRD.shape[:3], k_BhKD.shape[2])
-        out, lse = efficient_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, bias, scale)
     else:
-        out, lse = flash_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, scale)
+        out, lse = cuda_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, scale, mask)
     if mask is not None:
         blind = mask.isneginf().all(-1).expand(lse.shape)
         out, lse = out.masked_fill(blind.unsqueeze(-1), 0), lse.masked_fill(blind, float("-inf"))
     return out, lse
+
+
+def cuda_attention_with_lse(
+    q_BhRD: torch.Tensor, k_BhKD: torch.Tensor, v_BhKD: torch.Tensor, scale: float | None, mask: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Computes the same by CUDA's kernels. They take no head dim of other multiples: zeros fill it up, which change
+    neither scores nor sums."""
+    width = q_BhRD.shape[-1]
+    if width % ALIGNMENT:
+        scale = width**-0.5 if scale is None else scale
+        q_BhRD, k_BhKD, v_BhKD = (F.pad(each, (0, -width % ALIGNMENT)) for each in (q_BhRD, k_BhKD, v_BhKD))
+    if q_BhRD.dtype == torch.float32 or mask is not None or width > FLASH_HEAD_DIM:
+        bias = None if mask is None else align_rows(mask).expand(*q_BhRD.shape[:3], k_BhKD.shape[2])
+        out, lse = efficient_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, bias, scale)
+    else:
+        out, lse = flash_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, scale)
+    return out[..., :width], lse
 
 
 def plain_attention_with_lse(
@@ -143,6 +158,6 @@ def plain_attention_with_lse(
 def align_rows(mask: torch.Tensor) -> torch.Tensor:
     """Copies a mask so that its rows begin where CUDA's kernel can read them. Dims of size 1 stay so."""
     keys = mask.shape[-1]
-    padded = mask.new_zeros(*mask.shape[:-1], keys + -keys % MASK_ALIGNMENT)
+    padded = mask.new_zeros(*mask.shape[:-1], keys + -keys % ALIGNMENT)
     padded[..., :keys] = mask
     return padded[..., :keys]

@@ -37,7 +37,7 @@ from worker.host.client import WorkerGroup
 pytestmark = pytest.mark.gpu
 
 Case = tuple[str, str, dict[str, Any], str]
-# Of the CPU in fp32, whose sums go in another order; in halves, of what the plain class itself loses.
+# Of the CPU in fp32, whose sums go in another order; or of what the plain class itself loses on the same device.
 FP32, BF16, WORSE_THAN_PLAIN = 1e-4, 2e-2, 1.5
 ALONE: dict[str, Any] = {}
 KERNELS = ("native", "cudnn", "flash", "flash3")  # sage computes in 8 bits and promises less
@@ -159,9 +159,9 @@ def test_a_model_computes_what_it_does_on_the_cpu(
 ) -> None:
     error = by_rank[0]["error"]
     record_property("error", error)
-    assert error <= (FP32 if dtype == "fp32" else max(BF16, WORSE_THAN_PLAIN * by_rank[0]["plain"]))
+    assert error <= max(FP32 if dtype == "fp32" else BF16, WORSE_THAN_PLAIN * by_rank[0].get("plain", 0.0))
     for found in by_rank:
-        assert sum(found["inside"].values()) <= WAITS_INSIDE.get(name, 0), found["inside"]
+        assert not found["inside"] or name in WAITS_INSIDE, f"the host waits inside of blocks: {found['inside']}"
 
 
 @pytest.mark.parametrize(("library", "name", "plan", "dtype"), PARKED, ids=["one rank", "two ranks"])

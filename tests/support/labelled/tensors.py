@@ -279,9 +279,9 @@ def efficient(
     scale: Any = None, **__: Any,
 ) -> tuple:  # fmt: skip
     """With the strides that CUDA's kernel asks for, and its log-sum-exp, which fills whole tiles."""
-    multiple = (
-        ALIGNED_TO[query.dtype] if query.shape[-1] % ALIGNED_TO[query.dtype] == 0 else 1
-    )  # as it has a kernel for
+    multiple = ALIGNED_TO[query.dtype]
+    if query.shape[-1] % multiple:
+        raise RuntimeError(f"cutlassF: no kernel found to launch for a head dim of {query.shape[-1]}.")
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         strides = [tensor.stride(dim) for dim in range(3) if tensor.shape[dim] > 1]
         if tensor.stride(-1) != 1 or any(stride % multiple for stride in strides):

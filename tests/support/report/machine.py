@@ -63,7 +63,7 @@ def gpus(device: str) -> list[str]:
     for card in range(device_module(device).device_count()):
         said = vars_of(device_module(device).get_device_properties(card))
         kind = f"compute {said['major']}.{said['minor']}" if "major" in said else "no compute capability"
-        kind = str(said.get("gcnArchName", kind))  # AMD's
+        kind = str(said.get("gcnArchName", kind)) if torch.version.hip else kind  # NVIDIA's repeats the name
         cores = said.get("multi_processor_count", said.get("gpu_subslice_count", "unknown"))
         memory = said["total_memory"] / GIGABYTE
         line = f"GPU {card}: {said['name']}, {memory:.1f} GB, {kind}, {cores} multiprocessors"

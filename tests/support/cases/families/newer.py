@@ -74,7 +74,7 @@ def cosmos(mask: bool = False, fps: bool = False, by_frame: bool = False) -> Fam
             encoder_hidden_states=given["encoder_hidden_states"],
             fps=16 if fps else None,
             condition_mask=given.get("condition_mask"),
-            padding_mask=torch.zeros(1, 1, 64, 64),
+            padding_mask=latents.new_zeros(1, 1, 64, 64),
         ).sample
 
     times = {"timesteps": (0, 0.5), "by_frame": by_frame}

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_map
 
+from parallel_backend.compat import kept_in_fp32
 from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import Mesh, build_mesh, world_axis
@@ -166,11 +167,14 @@ def plain_diffusers(name: str, device: torch.device = CPU, dtype: str = "fp32") 
     latents, timestep, conditions = family.inputs(*family.shapes[UNEVEN])
     with off_gpu():
         model = family.build().to(device, DTYPES[dtype])
+    for path, weight in model.named_parameters():
+        if any(part in path for part in kept_in_fp32(model)):  # as `from_pretrained` keeps them
+            weight.data = weight.data.float()
     latents, conditions = in_dtype(latents, dtype), in_dtype(conditions, dtype)
     if family.model_class == "HunyuanDiT2DModel":  # which computes embeddings in the dtype of the timesteps
         timestep = in_dtype(timestep, dtype)
     latents, timestep, conditions = tree_map(lambda value: value.to(device), (latents, timestep, conditions))
-    with off_gpu(), torch.no_grad():
+    with off_gpu(), torch.no_grad(), device:  # where the reference makes tensors of its own
         return family.reference(model, latents, timestep, conditions).cpu().float()
 
 
