@@ -14,8 +14,8 @@ import pytest
 class TemporaryFolders:
     """Those of the session stay until its end, those of a test file until its own.
 
-    A folder is emptied and not removed: pytest would give its name again, by which a worker group or ComfyUI may know
-    another model.
+    A folder is emptied and not removed. pytest would give its name again, by which a worker group or ComfyUI may know
+    another model; and ComfyUI lists no models of a kind whose folders it has seen and no longer finds.
     """
 
     def __init__(self, factory: pytest.TempPathFactory) -> None:
@@ -47,9 +47,7 @@ class TemporaryFolders:
             shutil.rmtree(path, ignore_errors=True)
             path.mkdir(exist_ok=True)
         for path in chain.from_iterable(added.values()):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
+            if path.is_symlink() or not path.is_dir():
                 path.unlink(missing_ok=True)
 
 
