@@ -122,9 +122,11 @@ def test_ranks_on_the_cpu_give_their_weights_back_and_draw_the_same_again(wide: 
     pids, held = group.status()["pids"], resident(group)
     began = time.monotonic()
     group.park()
+    told = group.status()["memory"][0]["resident"]  # what ComfyUI asks at once
     took, left = time.monotonic() - began, resident(group)
     print(f"{weights / MEGABYTE:.0f} MiB of weights: {(held - left) / MEGABYTE:.0f} MiB given back in {took:.2f} s")
     assert held - left > 0.8 * weights
+    assert abs(told - psutil.Process(pids[0]).memory_info().rss) < 0.2 * weights
     assert group.loaded is None and "model" not in group.status()
     assert predict(group, source).equal(right)
     assert group.status()["pids"] == pids
@@ -173,6 +175,19 @@ def test_ranks_with_the_same_weights_park_one_copy_of_them_which_is_used_again(
     assert [mapped(pid) for pid in pids] == [first, first]
     assert predict(group, source).equal(right)
     assert predict(group, source, lora=False).equal(plain) and not plain.equal(right)
+
+
+def test_a_plan_that_keeps_the_weights_elsewhere_finds_parked_ones(
+    wide: tuple, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, source = wide
+    right = predict(group, source)
+    take_for_gpus(monkeypatch, group)
+    group.park()
+    fetched = DirectGroup(group, WIDE, source, replace(PLAN, weights="host"))
+    fetched.load()
+    fetched.patch(LAYER, 0.5)
+    assert fetched.forward(8, 8).equal(right)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have a copy a rank")

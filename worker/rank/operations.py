@@ -118,7 +118,9 @@ class Operations:
         return {ops.PATCHED: torch.ones(1)} if kept and kept.is_patched else None
 
     def place(self, job: Job, model: HostModel, plan: ParallelPlan, working: int = 0) -> None:
-        """Puts the weights where the plan keeps them, see `WeightPlacement`. If that fails, no model is loaded."""
+        """Puts the weights where the plan keeps them, see `WeightPlacement`. If that fails, no model is loaded. Parked
+        weights come back first: they are moved from the device."""
+        self.unpark(job, model.parking)
         self.state.before = own_bytes(self.state.device)
         try:
             self.state.placement.place(job, model, plan, working)

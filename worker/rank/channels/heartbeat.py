@@ -100,9 +100,15 @@ class Heartbeat(threading.Thread):
         return int(self._ask(lambda store: store.get(BROKEN))) == job
 
     def status(self) -> dict[str, Any]:
-        """Returns, on rank 0, each rank's seconds since its last sign of life, and its memory in bytes."""
+        """Returns, on rank 0, each rank's seconds since its last sign of life, and its memory in bytes: rank 0's as it
+        is now, because ComfyUI asks what a request has freed, and the others' of their last beats."""
         now, heard = time.monotonic(), list(self.heard)
-        memory = [{name: value for name, value in beat.items() if name != "count"} for _, beat in heard]
+        others = [{name: value for name, value in beat.items() if name != "count"} for _, beat in heard[1:]]
+        try:
+            own = self.measure()
+        except (MemoryError, RuntimeError):  # a job uses the memory up
+            own = {name: value for name, value in heard[0][1].items() if name != "count"}
+        memory = [own, *others]
         return {"beats": [now - at for at, _ in heard], "memory": memory}
 
     def _beat(self) -> None:
