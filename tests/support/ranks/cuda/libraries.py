@@ -174,7 +174,8 @@ def plain_diffusers(name: str, device: torch.device = CPU, dtype: str = "fp32") 
     if family.model_class == "HunyuanDiT2DModel":  # which computes embeddings in the dtype of the timesteps
         timestep = in_dtype(timestep, dtype)
     latents, timestep, conditions = tree_map(lambda value: value.to(device), (latents, timestep, conditions))
-    with off_gpu(), torch.no_grad(), device:  # where the reference makes tensors of its own
+    # On a card, references make their own tensors there. A function mode does that, which `off_gpu` would take away.
+    with off_gpu() if device == CPU else device, torch.no_grad():
         return family.reference(model, latents, timestep, conditions).cpu().float()
 
 
