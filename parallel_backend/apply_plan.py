@@ -22,6 +22,7 @@ from .seams.boundary import install_boundary
 from .seams.forward import FirstPieceComputes, ForwardSlot
 from .seams.kernels.backends import NATIVE, Backend, choose_backend
 from .seams.kernels.flex import check_flex
+from .seams.kernels.local import LocalAttention
 from .seams.layout import TokenLayout
 from .seams.masks import attention_of
 from .seams.mlp_overlap import MlpOverlap
@@ -41,7 +42,7 @@ class AppliedPlan:
     slot: ForwardSlot
     stage: Stage
     link: StageLink | None = None
-    attention: ParallelAttention | None = None
+    attention: ParallelAttention | LocalAttention | None = None
     layout: TokenLayout | None = None
     seams: Sequence[AttentionSeam] = ()
 
@@ -63,6 +64,8 @@ def apply_plan(
     stages_alone = spec is not None and spec.keeps_tokens(model) and plan.pipefusion > 1
     if spec is None or (not stages_alone and (sizes is None or kernel is None)):
         return AppliedPlan(slot, stage)
+    if kernel and not shares_tokens(plan) and plan.sparse == OFF:  # this rank has all tokens
+        return AppliedPlan(slot, stage, attention=replace_kernel(model, spec, kernel, slot, hooks))
     if spec.bands and kernel:  # ulysses, ring: layers see this rank's rows, and attention sees all pixels
         return AppliedPlan(slot, stage, attention=share_rows(model, spec.bands, mesh, slot, kernel, hooks))
     layout = TokenLayout(spec.image, mesh["sequence"], slot)
@@ -146,6 +149,19 @@ def share_attention(
             attends = [attention_of(attention, model, module, blocks, path, call, sizes) for call in calls]
             seams.append(install_attention(block, path, attends, hooks, attention.layout.slot))
     return seams
+
+
+def replace_kernel(
+    model: torch.nn.Module, spec: ModelSpec, kernel: Backend, slot: ForwardSlot, hooks: Hooks
+) -> LocalAttention:
+    """Makes this kernel compute the self-attention of every block, or of a UNet's layers."""
+    attention = LocalAttention(kernel)
+    for path in spec.bands.attention_paths(model) if spec.bands else ():
+        install_attention(model, path, [attention], hooks, slot, is_local=True)
+    for blocks, block in own_blocks(model, spec):
+        for path in attention_paths(block, blocks):
+            install_attention(block, path, [attention], hooks, slot, is_local=True)
+    return attention
 
 
 def compute_once(model: torch.nn.Module, spec: ModelSpec, mesh: Mesh, slot: ForwardSlot, hooks: Hooks) -> None:

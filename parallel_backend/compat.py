@@ -46,6 +46,14 @@ def flash_attention_with_lse(
     return out_BhRD, lse
 
 
+def chooses_cudnn(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """Returns whether cuDNN's kernel is what torch's own attention chooses on a device. Since torch 2.5."""
+    from torch.nn.attention import SDPBackend
+
+    query = torch.empty(1, 1, 64, head_dim, dtype=dtype, device=device)  # of any tokens
+    return torch._fused_sdp_choice(query, query, query) == SDPBackend.CUDNN_ATTENTION.value
+
+
 def version_of(tensor: torch.Tensor) -> int:
     """Returns how often a tensor was written to. A tensor of inference mode does not know it. Since torch 1.9."""
     return tensor._version

@@ -23,6 +23,8 @@ def all_agree(answer: bool) -> bool:
 def check_same(tensors: Mapping[str, Batch], names: Sequence[str], device: torch.device) -> None:
     """Raises RequestError, on every rank alike, if ranks have different tensors. names: those that a tensor may have.
     device: where the default group can reduce numbers."""
+    if dist.get_world_size() == 1:
+        return
     numbers = torch.stack([fingerprint(tensors.get(name)) for name in names])
     lowest, highest = find_extremes(numbers, device)
     (numel, norm, ramp), (_, largest_norm, _) = (highest - lowest).unbind(1), highest.unbind(1)

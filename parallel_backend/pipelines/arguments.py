@@ -55,8 +55,8 @@ MOST_VALUES = 8  # how many values of an argument are known at the same time
 class ModelCall:
     """A call of the transformer.
 
-    changing: latents and timestep, by name. constant: the other arguments; equal values are the same objects in all
-    calls of a sampling.
+    changing: latents and timestep, by name. constant: the other arguments. Equal values are the same objects in all
+    calls of a sampling, if calls are told apart by them.
     """
 
     changing: dict[str, Any]
@@ -93,8 +93,10 @@ class ModelCall:
 class ModelArguments:
     """Reads the arguments of a model's calls, checks them, and cuts them to rows."""
 
-    def __init__(self, model: torch.nn.Module, adapter: Adapter) -> None:
+    def __init__(self, model: torch.nn.Module, adapter: Adapter, identifies: bool) -> None:
+        """identifies: whether calls are told apart by their constant arguments."""
         self.adapter = adapter
+        self.identifies = identifies
         of_rows = dict.fromkeys((*BATCH_FIRST, *adapter.conditions))
         self.batch_first = tuple(name for name in of_rows if name not in adapter.spec.first_rows)
         self.signature = inspect.signature(model.forward)
@@ -114,7 +116,9 @@ class ModelArguments:
         self.check_agreement({name: given[name] for name in self.batch_first if is_batch(given.get(name))})
         changing = {name: value for name, value in arguments.items() if name in NEW_EACH_STEP}
         constant = {name: value for name, value in arguments.items() if name not in NEW_EACH_STEP}
-        return ModelCall(changing, tree_map_only(torch.Tensor, self.identify, constant))
+        if self.identifies:
+            constant = tree_map_only(torch.Tensor, self.identify, constant)
+        return ModelCall(changing, constant)
 
     def identify(self, value: torch.Tensor) -> torch.Tensor:
         """Returns the tensor of an earlier call with the same values, or this one if there is none."""

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..groups.calls import NUMBERS, Part, allocate_output, describe_output
+from ..groups.calls import NUMBERS, Part, allocate_output, describe_output, join_rows
 from ..groups.mesh import Axis, Mesh
-from .arguments import BATCH_DIM, ModelCall
+from .arguments import ModelCall
 
 
 class Results:
@@ -37,7 +37,7 @@ class Results:
             if is_last:
                 size = part.rows.own_size(calls[part.call].size)
                 found[part.call].append(self.spread(mine, size, calls[part.call], rows, part.group))
-        joined = [torch.cat(each, BATCH_DIM) if each else None for each in found]
+        joined = [join_rows(each) if each else None for each in found]
         return [
             self.spread(whole, call.size, call, stages, stages.degree - 1)
             for whole, call in zip(joined, calls, strict=True)

@@ -36,9 +36,11 @@ class PipelineTransformer:
     def __init__(self, transformer: DiffusersModel, pipeline: Any) -> None:
         self.transformer = transformer
         self.pipeline = pipeline
-        self.arguments = ModelArguments(transformer.model, transformer.adapter)
+        plan = transformer.mesh.plan
+        identifies = plan.cfg > 1 or transformer.pipeline.keeps
+        self.arguments = ModelArguments(transformer.model, transformer.adapter, identifies)
         self.results = Results(transformer.mesh)
-        self.ahead = CallsAhead(transformer.mesh.plan.cfg)
+        self.ahead = CallsAhead(plan.cfg)
         self.timesteps: Any = None
         self.is_inside = False  # whether this object calls the model
         self.is_told = False  # whether it was said that the calls do not run side by side
@@ -98,7 +100,8 @@ class PipelineTransformer:
             return None if output is None else rows_of(output)
 
         transformer.pipeline.done = getattr(self.scheduler, "step_index", None) or 0
-        step = transformer.pipeline.begin([call.for_step() for call in calls], len(own), lambda call: None, self.grid)
+        known = [call.for_step() for call in calls] if transformer.pipeline.keeps else []
+        step = transformer.pipeline.begin(known, len(own), lambda call: None, self.grid)
         with self.inside(), transformer.compiling(self.steps):
             outputs = transformer.run_step(step, [part.call for part in own], run_part, idle)
         return self.results.join(outputs, parts, calls)

@@ -285,13 +285,16 @@ class AttentionSeam(TorchFunctionMode):
 
     A mode sees each of torch's functions, which takes the host 2 µs each. So if only the model's own code runs
     (`ForwardSlot.is_plain`), and the module's first forward has called attention by its name in `F` alone, later ones
-    replace that name and do without the mode.
+    replace that name and do without the mode. So they do if the module has all tokens (`is_local`): a call that is not
+    seen is right, too.
     """
 
-    def __init__(self, attention: Attention, slot: ForwardSlot) -> None:
+    def __init__(self, attention: Attention, slot: ForwardSlot, is_local: bool = False) -> None:
         super().__init__()
         self.attention = attention
         self.slot = slot
+        self.is_local = is_local
+        self.can_name = False  # whether the name may be replaced
         self.is_named = False  # whether the module calls attention by that name alone
         self.named = 0  # calls by that name
         self.undo: list[list[Callable[[], object]]] = []  # by running call of the module: two pieces call it in turn
@@ -299,14 +302,15 @@ class AttentionSeam(TorchFunctionMode):
     def begin(self) -> None:
         self.named = 0
         self.undo.append([])
-        if self.slot.is_plain:
+        self.can_name = self.slot.is_plain or (self.is_local and not is_traced())  # torch.compile cannot trace that
+        if self.can_name:
             self.replace_name(self.attend_by_name if self.is_named else self.count_by_name)
-        if not (self.slot.is_plain and self.is_named):
+        if not (self.can_name and self.is_named):
             self.__enter__()
             self.undo[-1].append(lambda: self.__exit__(None, None, None))
 
     def end(self) -> None:
-        self.is_named = self.slot.is_plain and 0 < self.attention.calls == self.named
+        self.is_named = self.can_name and 0 < self.attention.calls == self.named
         for undo in reversed(self.undo.pop()):
             undo()
 
@@ -325,7 +329,7 @@ class AttentionSeam(TorchFunctionMode):
 
     def redirect(self, attend: Callable[..., torch.Tensor], args: Any, kwargs: Any) -> torch.Tensor:
         """Attends while the name is torch's own, because kernels call it."""
-        if not self.slot.is_plain:
+        if not self.can_name:
             return attend(self.attention, *args, **kwargs)
         before, calls, named = getattr(F, NAME), self.attention.calls, self.named
         setattr(F, NAME, plain_attention)
@@ -350,17 +354,22 @@ attend_untraced: Any = torch.compiler.disable(attend_by)
 
 
 def install_attention(
-    block: torch.nn.Module, path: str, attends: Sequence[Attend], hooks: Hooks, slot: ForwardSlot
+    block: torch.nn.Module,
+    path: str,
+    attends: Sequence[Attend],
+    hooks: Hooks,
+    slot: ForwardSlot,
+    is_local: bool = False,
 ) -> AttentionSeam:
     """Redirects a module's attention calls to `attends`, see Attention. The module keeps its projections and norms.
 
     In a compiled block, attention is an operator that does this, because torch traces no tensor methods within a mode.
 
     A module that attends in another way would see this rank's tokens only, so it raises an error. A module that a step
-    cache skips raises none.
+    cache skips raises none. is_local: whether this rank has all tokens.
     """
     module, attention = block.get_submodule(path), Attention(path, attends, slot)
-    seam = AttentionSeam(attention, slot)
+    seam = AttentionSeam(attention, slot, is_local)
 
     def enter(*_: object) -> None:
         attention.calls = 0

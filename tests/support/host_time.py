@@ -3,8 +3,8 @@
 ComfyUI's Flux of so many blocks, as narrow as it can be, so that what is left of a forward is the time in which a host
 asks a device for its work. Its exchanges go in as many parts as a real picture's. It runs alone, and as rank 0 of two
 whose messages torch's fake process group leaves out. Prints JSON: by plan, the milliseconds of a forward, those of them
-within shared attention (the exchange) and the Python functions that it calls, all beyond the model's own; and of the
-ranks' forward, its operations.
+within shared attention (the exchange), the Python functions that it calls and its operations, all beyond the model's
+own.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import importlib
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
@@ -88,11 +89,23 @@ class Operations(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.count = 0
+        self.by_name = Counter[str]()
+
+    @property
+    def count(self) -> int:
+        return self.by_name.total()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        self.count += not (func.is_view or func.namespace == "c10d" or "empty" in func.__name__)
-        return func(*args, **(kwargs or {}))
+        found = func(*args, **(kwargs or {}))
+        is_view = func.is_view and not (isinstance(found, torch.Tensor) and is_copy(found, args[0]))
+        if not (is_view or func.namespace == "c10d" or "empty" in func.__name__):
+            self.by_name[func.__name__] += 1
+        return found
+
+
+def is_copy(found: torch.Tensor, given: torch.Tensor) -> bool:
+    """Whether an operation that may return a view, such as `contiguous`, has copied."""
+    return found.untyped_storage().data_ptr() != given.untyped_storage().data_ptr()
 
 
 class Meter:
@@ -162,7 +175,9 @@ def main(comfyui: str, *blocks: str) -> None:
         with torch.inference_mode():
             model(latents, timestep, **given)
 
-    own = {"ms": milliseconds(alone), "calls": calls(alone)}
+    with Operations() as operations:
+        alone()
+    own = {"ms": milliseconds(alone), "calls": calls(alone), "operations": operations.count}
     found = {"the model's own": own}
     cases = [(name, plan, True) for name, plan in PLANS.items()]
     for name, degrees, is_plain in [*cases, (BY_NODES, PLANS["ulysses=2"], False)]:

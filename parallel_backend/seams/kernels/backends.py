@@ -1,7 +1,7 @@
 """Attention backends: the kernels for the local arithmetic of shared attention, chosen by the plan and the device.
 
-diffusers' own dispatch calls them. Its kernels from the Hub are left out, because their code is downloaded at first
-use. Shapes: B batch, h local heads, R query tokens, K key tokens, D head dim.
+diffusers' own dispatch calls those that are not torch's. Its kernels from the Hub are left out, because their code is
+downloaded at first use. Shapes: B batch, h local heads, R query tokens, K key tokens, D head dim.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ...compat import check_attention_backend
+from ...compat import check_attention_backend, chooses_cudnn
 from ...device import name_of, nvidia_capability
 from ...errors import PlanError
 from ...plan import LOSSY_ATTENTION
@@ -129,6 +130,23 @@ class Backend:
         return self.find_fault(capability, ring) if self.find_fault else None
 
 
+class CudnnBackend(Backend):
+    """cuDNN's kernel in torch. diffusers would copy its arguments, whose strides it takes as they are."""
+
+    def attend(
+        self,
+        q_BhRD: torch.Tensor,
+        k_BhKD: torch.Tensor,
+        v_BhKD: torch.Tensor,
+        scale: float | None,
+        mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if self.is_native(mask):
+            return super().attend(q_BhRD, k_BhKD, v_BhKD, scale, mask)
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return F.scaled_dot_product_attention(q_BhRD, k_BhKD, v_BhKD, scale=scale)
+
+
 @functools.cache
 def notice_native(name: str) -> None:
     """Says once that a kernel other than the requested one runs."""
@@ -146,10 +164,11 @@ def sage(name: str, cards: Mapping[Capability, str]) -> Backend:
 
 
 NATIVE = Backend("native", "native")
+CUDNN = CudnnBackend("cudnn", "_native_cudnn", package="a torch with cuDNN")
 BACKENDS = (  # the order in which auto tries those that are exact
     Backend("flash3", "_flash_3", (9, 0), 256, "flash-attn 3 (flash_attn_interface)", (0, 2, 1)),
     Backend("flash", "flash", (8, 0), 256, "the package flash-attn", (0, 1, 2)),
-    Backend("cudnn", "_native_cudnn", package="a torch with cuDNN"),
+    CUDNN,
     NATIVE,
     sage("sage", SAGE_KERNELS),
     sage("sage_fp8", FP8_KERNELS),
@@ -158,11 +177,12 @@ BACKENDS = (  # the order in which auto tries those that are exact
 
 
 def choose_backend(name: str, device: torch.device, dtype: torch.dtype, head_dim: int, ring: int) -> Backend:
-    """Returns the backend with this name in a plan. `auto` is the first exact one that can run. Raises PlanError, which
-    says what to use instead."""
+    """Returns the backend with this name in a plan. `auto` is the first exact one that can run; native, if torch itself
+    chooses that one. Raises PlanError, which says what to use instead."""
     able = [backend for backend in BACKENDS if backend.why_not(device, dtype, head_dim, ring) is None]
     if name == "auto":
-        return next(backend for backend in able if backend.exact)
+        best = next(backend for backend in able if backend.exact)
+        return NATIVE if best is CUDNN and chooses_cudnn(device, dtype, head_dim) else best
     backend = backend_named(name)
     if backend not in able:
         reason = backend.why_not(device, dtype, head_dim, ring)
@@ -182,4 +202,4 @@ def is_usable(backend: Backend) -> bool:
         check_attention_backend(backend.kernel)
     except (RuntimeError, ValueError):
         return False
-    return backend.name != "cudnn" or torch.backends.cudnn.is_available()
+    return backend is not CUDNN or torch.backends.cudnn.is_available()

@@ -90,6 +90,11 @@ class StepPipeline:
         self.kinds: dict[Any, StepKind] = {}
         self.done = 0
 
+    @property
+    def keeps(self) -> bool:
+        """Whether steps keep something for later ones, so that `begin` reads its calls."""
+        return len(self.every_patch) > 1 or self.plan.keeps_differences or self.plan.sparse != OFF
+
     def begin(
         self,
         calls: Sequence[Call],
@@ -103,13 +108,13 @@ class StepPipeline:
         """
         self.why = ""
         nothing, keeps, sparse = [None] * parts, self.plan.keeps_differences, self.plan.sparse != OFF
+        if not self.keeps:
+            return StepRun([self.every_patch], nothing)
         if len(self.every_patch) > 1:
             tokens = [count(call) for call in calls]
             kind = self.find_kind(calls, parts)
             turns = [self.every_patch] if self.runs_whole(kind) else [[patch] for patch in self.every_patch]
             return StepRun(turns, kind.caches, tokens)
-        if not keeps and not sparse:
-            return StepRun([self.every_patch], nothing)
         videos = [grid(call) for call in calls] if sparse else []
         kind = self.find_kind(calls, parts)
         run = StepRun([self.every_patch], nothing, (), kind.differences if keeps else nothing)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import sys
 import types
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,21 +19,25 @@ import torch.nn.functional as F
 from diffusers.models import attention_dispatch
 from diffusers.utils import import_utils
 from packaging.version import Version
+from torch.nn.attention import SDPBackend
 
 from demo.host import REPOSITORY
-from parallel_backend import apply_plan
+from parallel_backend import apply_plan, compat, parallelize, unparallelize
 from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.errors import PlanError
 from parallel_backend.groups.mesh import Mesh, build_mesh
+from parallel_backend.library import ATTRIBUTE
 from parallel_backend.plan import ATTENTION, ParallelPlan
-from parallel_backend.seams.attention_op import attention_op
+from parallel_backend.seams.attention_op import attention_op, plain_attention
 from parallel_backend.seams.exchange.ring import merge
 from parallel_backend.seams.kernels import backends
-from parallel_backend.seams.kernels.backends import BACKENDS, NATIVE, Backend, choose_backend
+from parallel_backend.seams.kernels.backends import BACKENDS, CUDNN, NATIVE, Backend, choose_backend
 from parallel_backend.seams.kernels.sage import HOPPER_OPERATOR
 from parallel_backend.weights.loading import ModelSource
 from tests.support.cases.families import FAMILIES, UNEVEN
+from tests.support.cases.library_cases import SDXL_UNET, unet, unet_inputs
 from tests.support.fakes.sage import fake_package
+from tests.support.host_time import Operations
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 BF16 = torch.bfloat16
@@ -42,6 +50,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     usable: set[str] = set()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(backends, "is_usable", lambda backend: backend.name in usable)
+    monkeypatch.setattr(backends, "chooses_cudnn", lambda *_: False)
     return usable
 
 
@@ -70,6 +79,35 @@ def test_auto_takes_the_best_that_the_device_has(gpu: set[str]) -> None:
         assert choose_backend("auto", CUDA, BF16, 64, ring=1).name == ("native" if "sage" in name else name)
     assert choose_backend("auto", CPU, BF16, 64, ring=1).name == "native"
     assert choose_backend("auto", CUDA, torch.float32, 64, ring=1).name == "native"
+
+
+def test_auto_leaves_attention_to_torch_where_torch_chooses_the_same(
+    gpu: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not compat.chooses_cudnn(CPU, BF16, 64)
+    monkeypatch.setattr(backends, "chooses_cudnn", lambda *_: True)
+    gpu.add("cudnn")
+    assert choose_backend("auto", CUDA, BF16, 64, ring=1) is NATIVE
+    assert choose_backend("cudnn", CUDA, BF16, 64, ring=1) is CUDNN
+    gpu.add("flash")
+    assert choose_backend("auto", CUDA, BF16, 64, ring=1).name == "flash"
+
+
+def test_cudnn_gets_tensors_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of queries, keys and values would cost a card as much as a part of attention."""
+    given, kernels = [], []
+
+    def attend(*tensors: torch.Tensor, scale: float) -> torch.Tensor:
+        given.extend(tensors)
+        return plain_attention(*tensors, scale=scale)
+
+    monkeypatch.setattr(backends, "sdpa_kernel", lambda kernel: kernels.append(kernel) or nullcontext())
+    monkeypatch.setattr(F, "scaled_dot_product_attention", attend)
+    tensors = torch.randn(3, 2, 7, 4, 8).transpose(2, 3).unbind()  # as blocks have them: (B, L, H, D) in memory
+    out = CUDNN.attend(*tensors, 0.3)
+    assert torch.equal(out, plain_attention(*tensors, scale=0.3))
+    assert kernels == [SDPBackend.CUDNN_ATTENTION]
+    assert all(one is other for one, other in zip(given, tensors, strict=True))
 
 
 def test_auto_takes_what_can_do_the_plan_and_the_model(gpu: set[str]) -> None:
@@ -235,6 +273,40 @@ def test_the_backend_computes_self_attention_where_nothing_is_sharded(
     shared = model.adapter.spec.blocks[0].attention
     modules = [name for name, _ in model.model.named_modules() if name.split(".")[-1] in shared]
     assert len(backend.calls) == len(modules)
+
+
+OTHER = Backend("other", "native")  # replaces attention as any kernel does, and computes as torch's own
+MODELS = ("flux-dev", "sd3.5", "wan-t2v", "lumina2", "SDXL")  # streams apart and joined, a video, shared keys, a UNet
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_a_plan_of_one_rank_adds_no_operation(family: str, one_rank: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if family == "SDXL":
+        model, (latents, timestep, conditions) = unet(**SDXL_UNET), unet_inputs(1)
+        more = {name: conditions.pop(name) for name in ("text_embeds", "time_ids")}
+        given = {"sample": latents, "timestep": timestep, "added_cond_kwargs": more, **conditions}
+        run = partial(model, **given, return_dict=False)
+    else:
+        model = FAMILIES[family].build()
+        run = partial(FAMILIES[family].reference, model, *FAMILIES[family].inputs(*FAMILIES[family].shapes[UNEVEN]))
+
+    def count() -> tuple[torch.Tensor, Counter[str]]:
+        run()  # the first call of a pipeline compares what the ranks are given, and learns how modules attend
+        with Operations() as operations:
+            found = run()
+        return found[0], operations.by_name
+
+    pipeline = SimpleNamespace(transformer=model)
+    with torch.inference_mode():
+        expected, own = count()
+        for backend in (NATIVE, OTHER):
+            monkeypatch.setattr(apply_plan, "choose_backend", lambda *_, backend=backend: backend)
+            parallelize(pipeline, ParallelPlan())
+            assert bool(getattr(model, ATTRIBUTE).attention) == (backend is OTHER)
+            found, ours = count()
+            unparallelize(pipeline)
+            assert torch.equal(found, expected)
+            assert ours - own == own - ours == Counter()
 
 
 @pytest.mark.parametrize("name", ["flash", "flash3"])

@@ -32,6 +32,7 @@ def test_a_block_calls_few_python_functions(comfyui: Path) -> None:
     found = json.loads(run_program(comfyui, "tests.support.host_time", BLOCKS, BLOCKS))
     assert set(found) == {"the model's own", BY_NODES, *PLANS}
     assert 0 < found["one rank"]["calls"] < ALONE, "one rank's blocks have no hooks"
+    assert found["one rank"]["operations"] == 0 < found["the model's own"]["operations"]
     for name, most in MOST_CALLS.items():
         assert 100 < (found[name]["calls"] - found["one rank"]["calls"]) / (2 * BLOCKS) <= most, name
     for name, counted in ADDED.items():
