@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from .compat import MOVE, execution_device, is_compiled
+from .compat import MOVE, execution_device
 from .device import generators, is_accelerator
 from .diffusers_model import DiffusersModel
 from .errors import GroupError, PlanError, RequestError
@@ -21,6 +21,7 @@ from .groups.collectives import gather_numbers
 from .groups.mesh import Axis, Mesh, build_mesh, in_order, picture_axis, replica_axis
 from .models import adapter_for
 from .models.checks import check_module
+from .pipelines.arguments import refuse_compiled
 from .pipelines.components import ALL, IMAGES, PipelineComponents, components_of, encoders_of
 from .pipelines.transformer import PipelineTransformer
 from .plan import ParallelPlan
@@ -101,11 +102,7 @@ def check_model(model: ModelMixin, plan: ParallelPlan) -> None:
             f"load_transformer has read this rank's part for the plan {loaded.mesh.plan}, and this one is {plan}.",
             "Give both the same plan.",
         )
-    if is_compiled(model):
-        raise RequestError(
-            f"This {type(model).__name__} was compiled as a whole, so that its blocks cannot be shared.",
-            "Leave out its compile(), and use compile=on in the plan.",
-        )
+    refuse_compiled(model)
     if not loaded:
         check_module(plan, model)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..compat import tree_leaves, tree_map_only
+from ..compat import is_compiled, tree_leaves, tree_map_only
 from ..errors import RequestError
 from ..groups.calls import Call
 from ..groups.mesh import Axis
@@ -95,6 +95,7 @@ class ModelArguments:
 
     def __init__(self, model: torch.nn.Module, adapter: Adapter, identifies: bool) -> None:
         """identifies: whether calls are told apart by their constant arguments."""
+        self.model = model
         self.adapter = adapter
         self.identifies = identifies
         of_rows = dict.fromkeys((*BATCH_FIRST, *adapter.conditions))
@@ -167,14 +168,28 @@ class ModelArguments:
                 )
 
     def check_agreement(self, tensors: dict[str, Batch]) -> None:
-        """Raises RequestError if ranks got different prompts or noise. It runs when a call of the pipeline begins,
-        which the new conditions show. After that, each step passes the same tensors."""
+        """Raises RequestError if ranks got different prompts or noise, or if the model was compiled meanwhile. It runs
+        when a call of the pipeline begins, which the new conditions show. After that, each step passes the same
+        tensors."""
         conditions = [row for name, value in tensors.items() if name not in NEW_EACH_STEP for row in parts_of(value)]
         if all(self.agreed.get(id(value)) is value for value in conditions):
             return
+        refuse_compiled(self.model)
         device = next(parts_of(tensors[name])[0].device for name in LATENTS if name in tensors)
         check_same(tensors, self.batch_first, device)
         self.agreed.update({id(value): value for value in conditions})
+
+
+def refuse_compiled(model: torch.nn.Module) -> None:
+    """Raises RequestError if a script has compiled a model, or a part of it. Blocks of a class share what is compiled,
+    and torch does not ask whether they have the same hooks: a block would run without those that share its tokens."""
+    path = next((path for path, module in model.named_modules() if is_compiled(module)), None)
+    if path is not None:
+        part = path or "as a whole"
+        raise RequestError(
+            f"This {type(model).__name__} was compiled by itself ({part}), so that its blocks cannot be shared.",
+            "Leave out its compile() or compile_repeated_blocks(), and use compile=on in the plan.",
+        )
 
 
 def is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:

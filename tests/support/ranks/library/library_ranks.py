@@ -100,6 +100,12 @@ def compiled() -> diffusers.DiffusionPipeline:
     return pipeline
 
 
+def with_a_block_compiled_later() -> None:
+    pipeline = parallel(dit, ulysses=2)
+    pipeline.transformer.transformer_blocks[1].compile()
+    CALLS["DiT"].run(pipeline, 1, torch.Generator().manual_seed(SEED))
+
+
 def with_a_model_for_another_plan() -> None:
     pipeline: Any = dit()
     with TemporaryDirectory() as folder:
@@ -166,6 +172,7 @@ REFUSALS: dict[str, Callable[[], object]] = {
     "ControlNet of a UNet": with_residuals,
     "images elsewhere": lambda: parallelize(dit(), ParallelPlan(dp=2), images="last"),
     "compiled": lambda: parallel(compiled, ulysses=2),
+    "a block compiled later": with_a_block_compiled_later,
     "cast": cast,
     "a model for another plan": with_a_model_for_another_plan,
     "no VAE": lambda: parallel(flux, vae=True, ulysses=2),
