@@ -165,14 +165,16 @@ def end(child: subprocess.Popen, interrupt_now: bool) -> None:
     """Let an interrupted child clean up, then make sure that it is gone.
 
     Ctrl-C reaches the child too, and a second interrupt would cut its clean-up short, so it gets one
-    only where it does not seem to have noticed, or `interrupt_now` says that it can't have.
+    only where it does not seem to have noticed, or `interrupt_now` says that it can't have. A job in the background of
+    a script ignores interrupts, and so does its child: that one is terminated.
     """
+    ignores = os.name == "nt" or signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     try:
         if not interrupt_now:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(60 if sys.stdin and sys.stdin.isatty() else 3)
         if child.poll() is None:
-            child.terminate() if os.name == "nt" else child.send_signal(signal.SIGINT)
+            child.terminate() if ignores else child.send_signal(signal.SIGINT)
             child.wait(60)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         child.kill()

@@ -5,6 +5,7 @@ python3 dev.py editor      # sets everything up, then runs this, until Ctrl-C
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -78,6 +79,8 @@ def main() -> int:
     parser.add_argument("--comfyui", type=Path, required=True, help="the folder that holds ComfyUI's main.py")
     parser.add_argument("--gpu", action="store_true", help="let ComfyUI itself use the GPU")
     options, arguments = parser.parse_known_args()
+    # An exception ends ComfyUI on the way out; SIGTERM alone would leave it behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         return run(options.comfyui, options.gpu, arguments)
     except HostError as error:
