@@ -15,6 +15,7 @@ from ..parallel_backend.axes import BY_NAME
 from ..parallel_backend.costs.auto import Work, couples, list_model_plans, shareable
 from ..parallel_backend.device import CPU
 from ..parallel_backend.errors import PlanError
+from ..parallel_backend.models import spec_of
 from ..parallel_backend.models.checks import changes_of, check_module, sizes_of
 from ..parallel_backend.plan import (
     ATTENTION,
@@ -270,7 +271,10 @@ def resolve_plan(plan: ParallelPlan, module: torch.nn.Module, sizes: WeightSizes
     resolved = fit_to_machine(plan)
     check_module(replace(plan, attention=AUTO), module)  # without a GPU, the plan falls back to the auto kernel
     check_module(resolved.plan, module)
-    return resolved._replace(plan=balance_stages(resolved.plan, sizes))
+    note, spec = resolved.note, spec_of(type(module))
+    if resolved.plan.turns > 1 and not (spec and spec.takes_turns):
+        note += (remark("model_runs_whole", model=type(module).__name__, pieces=resolved.plan.pieces),)
+    return resolved._replace(plan=balance_stages(resolved.plan, sizes), note=note)
 
 
 def describe_devices() -> Devices:

@@ -306,8 +306,8 @@ class ParallelModel:
             return False
         compiles = self.mesh.plan.compile != OFF or self.compiled.asked  # not whether this rank does
         runs_others = not self.slot.is_plain or compiles or self.layout.starts or forward.absent
-        keeps = self.fetched.flat_blocks or any(blocks.kept for blocks in self.spec.blocks)
-        return not runs_others and not keeps and all(seam.is_named for seam in self.seams)
+        needs_whole = self.fetched.flat_blocks or not self.spec.takes_turns
+        return not runs_others and not needs_whole and all(seam.is_named for seam in self.seams)
 
     def run_in_pieces(self, args: tuple, kwargs: dict[str, Any], forward: Forward) -> Any:
         """Runs the plan's pieces. The last one gathers the tokens of all."""

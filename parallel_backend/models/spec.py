@@ -184,6 +184,12 @@ class ModelSpec:
         return bool(self.blocks or self.bands)
 
     @property
+    def takes_turns(self) -> bool:
+        """Whether a rank's tokens can take turns in pieces. Rows of a picture cannot, nor blocks that keep keys from
+        forward to forward."""
+        return bool(self.blocks) and not any(each.kept for each in self.blocks)
+
+    @property
     def sharded(self) -> tuple[BlockList, ...]:
         """What runs on each rank's own tokens."""
         return (*self.blocks, *([self.head] if self.head else []))
