@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import comfy.cli_args
 import comfy.model_base
+import comfy.model_patcher
 import folder_paths
 import torch
 from comfy.ldm.modules import attention
@@ -128,6 +129,7 @@ class HostFile:
             dtype=dtype_name(self.dtype),
             cast=dtype_name(self.cast),
             fast_fp8=self.fast_fp8,
+            keeps_small=has_dynamic_vram(),
             config=self.folder.config if self.folder else {},
             packs=tuple(folder_paths.get_folder_paths("custom_nodes")),
             mark=self.mark,
@@ -192,7 +194,7 @@ def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile
     # Nodes change a quantised layer by its weight, which the layer has only after it was loaded.
     try:
         seen = {name: strip_tensor(name, one, name in read, cast or chosen) for name, one in weights.items()}
-        missing, dtypes = load_weights(model, seen)
+        missing, dtypes = load_weights(model, seen, has_dynamic_vram())
         cast_weights(model.diffusion_model, dtypes)
     except RuntimeError as error:
         first, *more = str(error).split("\n\t")[1:] or [str(error)]  # one line per weight
@@ -233,6 +235,11 @@ def refuse_others(path: Path) -> None:
     for start, kind in OTHERS.items():
         if any(name.startswith(start) for name in header):
             raise ModelFileError(f"{path.name} is {kind}.", "Load it with the node for these.")
+
+
+def has_dynamic_vram() -> bool:
+    """Whether ComfyUI's own loader uses DynamicVRAM, which it does on NVIDIA's cards."""
+    return comfy.model_patcher.CoreModelPatcher is not comfy.model_patcher.ModelPatcher
 
 
 def strip_tensor(name: str, tensor: torch.Tensor, is_read: bool, dtype: torch.dtype | None) -> torch.Tensor:

@@ -30,6 +30,7 @@ CLASS_CONDITIONAL = "DiTTransformer2DModel"  # diffusers' class, of which ComfyU
 PIPELINE = "_pipeline"  # in a folder's config, the class of its pipeline
 PACK = Path(__file__).resolve().parents[2]
 META = torch.device("meta")
+SMALL = 16 << 10  # bytes of a layer, with `keeps_small`
 
 
 def import_comfyui(source: HostSource | VaeSource) -> None:
@@ -206,7 +207,7 @@ def map_model(
     check()
     model = build(config, weights, others, dtype_of(source.dtype), dtype_of(source.cast), None, source.fast_fp8)
     pages = {weight.data_ptr() for weight in weights.values()}
-    missing, dtypes = load_weights(model, weights)
+    missing, dtypes = load_weights(model, weights, source.keeps_small)
     if missing:
         raise ModelFileError(
             f"{source.file} lacks {len(missing)} weights of {source.model_class}. The first is {missing[0]}. "
@@ -224,12 +225,19 @@ def dtype_of(name: str) -> torch.dtype | None:
     return getattr(torch, name) if name else None
 
 
-def load_weights(model: comfy.model_base.BaseModel, weights: Weights) -> tuple[list[str], dict[str, torch.dtype]]:
+def load_weights(
+    model: comfy.model_base.BaseModel, weights: Weights, keeps_small: bool
+) -> tuple[list[str], dict[str, torch.dtype]]:
     """Puts the file's weights into the model.
 
     Returns the parameters without a weight, and the dtypes of parameters whose weight has another dtype; `cast_weights`
-    converts these. ComfyUI's classes accept older names, so names alone cannot tell which weights are missing.
+    converts these. keeps_small: leaves out layers of up to SMALL bytes that cast their weights in each forward. A
+    ComfyUI with DynamicVRAM does not round these to the model's dtype, such as fp8.
+
+    ComfyUI's classes accept older names, so names alone cannot tell which weights are missing.
     """
+    from comfy.model_management import module_size
+
     from .gguf_layout import fit_packed, is_packed
 
     module = model.diffusion_model
@@ -249,7 +257,9 @@ def load_weights(model: comfy.model_base.BaseModel, weights: Weights) -> tuple[l
             unpacked += [] if is_packed(cast) else [name]
             setattr(owner, own, torch.nn.Parameter(cast, requires_grad=False))
         elif empty is not None and type(parameter.data) is torch.Tensor and parameter.dtype != empty.dtype:
-            dtypes[name] = empty.dtype
+            casts = getattr(owner, "comfy_cast_weights", False)
+            if not (keeps_small and casts and module_size(owner) <= SMALL):
+                dtypes[name] = empty.dtype
     if unpacked:
         logging.info("%d weights are dequantised when they are loaded. The first is %s", len(unpacked), unpacked[0])
     return missing, dtypes

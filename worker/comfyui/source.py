@@ -22,7 +22,8 @@ class HostSource:
     file: safetensors or GGUF, or the folder of a diffusers transformer. model_class: of the diffusion model, to show
     to people. config: of a folder, its config.json and the class of its pipeline.
     dtype: of the weights on the device, as torch's name; empty: as the file's format says. cast: the dtype to compute
-    in; empty: the same. fast_fp8: multiply fp8 weights without converting them, where the device can. packs: the
+    in; empty: the same. fast_fp8: multiply fp8 weights without converting them, where the device can. keeps_small:
+    small layers stay in the file's dtype, as in a ComfyUI with DynamicVRAM, see `load_weights`. packs: the
     folders of node packs, whose functions may run inside of the model. mark: of the files when they were loaded, see
     `mark_files`.
     """
@@ -34,6 +35,7 @@ class HostSource:
     dtype: str
     cast: str
     fast_fp8: bool = False
+    keeps_small: bool = False
     config: Mapping[str, Any] = field(default_factory=dict)
     packs: tuple[str, ...] = ()
     mark: str = ""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -176,6 +178,25 @@ def test_an_adapter_changes_the_image_as_with_the_stock_loader_and_goes_again(
     assert relative_error(right, stock(QUANTISED, model)) > 0.01, "the adapter changes nothing"
     assert relative_error(drawn(adapted), right) <= TOLERANCE
     assert relative_error(drawn(None), stock(QUANTISED, model)) <= TOLERANCE
+
+
+def test_with_dynamicvram_small_layers_stay_as_they_are_in_the_file(
+    comfyui: Path, files: Path, formats: None
+) -> None:
+    """A ComfyUI on a card of NVIDIA's rounds only layers of more than 16 KB to the model's dtype, here fp8."""
+    file = files / f"{QUANTISED}-plain fp8.safetensors"
+    stored, layers = load_file(file), Counter[str]()
+    for name, weight in stored.items():
+        layers[name.rpartition(".")[0]] += weight.nbytes
+    rounded, kept = json.loads(run_program(comfyui, "tests.support.files.small_layers", file))
+    assert {dtype for dtype, _ in rounded.values()} == {"float8_e4m3fn"}
+    small = {name for name in stored if layers[name.rpartition(".")[0]] <= 16384}
+    assert {name for name, (_, same) in kept.items() if same} == small | {
+        name for name, weight in stored.items() if weight.dtype == torch.float8_e4m3fn
+    }
+    assert {dtype for name, (dtype, _) in kept.items() if name not in small} == {"float8_e4m3fn"}
+    source = (comfyui / "comfy" / "model_patcher.py").read_text()
+    assert "module_mem > 16 * 1024" in source, "ComfyUI's rule is another"
 
 
 def merged_with(model: str, ours: bool, as_stock: bool = False) -> Callable[[Graph, Link], Link]:

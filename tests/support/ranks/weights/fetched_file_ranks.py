@@ -154,7 +154,7 @@ def main(folder: str, cases: str, out: str) -> None:
     for form, degrees, others, first in wanted:
         file = str(file_of(Path(folder), form))
         dtypes = DTYPES.get(form, ("float32", "float32"))
-        source = HostSource(os.environ["COMFYUI_PATH"], ("--cpu",), file, "Flux", *dtypes)
+        source = HostSource(os.environ["COMFYUI_PATH"], ("--cpu",), file, "Flux", *dtypes, keeps_small=True)
         plans = [ParallelPlan.from_json(each) for each in (degrees, others)]
         found.append([form, degrees, others, first, equal_to_whole(meshes, source, plans, first)])
     Path(f"{out}.{dist.get_rank()}").write_text(json.dumps(found))
