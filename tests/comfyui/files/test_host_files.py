@@ -180,9 +180,7 @@ def test_an_adapter_changes_the_image_as_with_the_stock_loader_and_goes_again(
     assert relative_error(drawn(None), stock(QUANTISED, model)) <= TOLERANCE
 
 
-def test_with_dynamicvram_small_layers_stay_as_they_are_in_the_file(
-    comfyui: Path, files: Path, formats: None
-) -> None:
+def test_with_dynamicvram_small_layers_stay_as_they_are_in_the_file(comfyui: Path, files: Path, formats: None) -> None:
     """A ComfyUI on a card of NVIDIA's rounds only layers of more than 16 KB to the model's dtype, here fp8."""
     file = files / f"{QUANTISED}-plain fp8.safetensors"
     stored, layers = load_file(file), Counter[str]()
