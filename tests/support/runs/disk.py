@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from itertools import chain
 from pathlib import Path
+from shutil import disk_usage, rmtree  # as they are now: tests replace shutil's
 
 import pytest
 
@@ -44,7 +44,7 @@ class TemporaryFolders:
             return
         # A process that ends late may still write.
         for path in (Path(entry) for entry in new if entry.is_dir(follow_symlinks=False)):
-            shutil.rmtree(path, ignore_errors=True)
+            rmtree(path, ignore_errors=True)
             path.mkdir(exist_ok=True)
         for path in chain.from_iterable(added.values()):
             if path.is_symlink() or not path.is_dir():
@@ -60,7 +60,7 @@ class Use:
     @staticmethod
     def now() -> int:
         """The bytes in use on the disk of the temporary folders."""
-        return shutil.disk_usage(tempfile.gettempdir()).used
+        return disk_usage(tempfile.gettempdir()).used
 
     def pytest_runtest_logreport(self) -> None:
         self.most = max(self.most, self.now())

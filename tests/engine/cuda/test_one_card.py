@@ -1,0 +1,80 @@
+"""Two ranks in a ComfyUI with one card, which they share as two machines with a card each: they draw what stock draws.
+
+With --device cpu, on the CPU. How near, the report of `python3 dev.py gpu` tells.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from demo.host import PACK_NAME, REPOSITORY, ComfyHost, free_port
+from tests.support.group.neighbour import ADDRESS
+from tests.support.host.graphs import NODE_PACK, NODE_PACK_SOURCE, TINY_MODELS, latents, relative_error
+from tests.support.host.stock_prompts import prompt, write_cases
+
+pytestmark = pytest.mark.gpu
+
+CASE, LATENT = "longcat-image", (1, 16, 8, 12)
+PLANS = (
+    {"ulysses": 2}, {"ring": 2}, {"cfg": 2}, {"pipefusion": 2, "patches": 1}, {"ulysses": 2, "pieces": 2},
+    {"ulysses": 2, "weights": "shared"}, {"ring": 2, "weights": "host"},
+)  # fmt: skip
+TOLERANCE = {"cpu": 1e-5, "cuda": 5e-2}  # a card computes in bf16
+
+
+@pytest.fixture(scope="module")
+def device(request: pytest.FixtureRequest) -> str:
+    device = request.config.getoption("--device")
+    if device == "cuda" and torch.cuda.device_count() > 1:
+        pytest.skip("each rank has a GPU of its own here")
+    return device
+
+
+@pytest.fixture(scope="module")
+def shared_card(
+    device: str, comfyui: Path, own_ranks: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ComfyHost]:
+    """A ComfyUI, and a neighbour that joins its groups."""
+    base = tmp_path_factory.mktemp("shared-card")
+    (base / "custom_nodes" / NODE_PACK).mkdir(parents=True)
+    (base / "custom_nodes" / NODE_PACK / "__init__.py").write_text(NODE_PACK_SOURCE)
+    write_cases(comfyui, base, [CASE])
+    first = f"127.0.0.1:{free_port()}"
+    loopback = {f"{library}_SOCKET_IFNAME": "lo" for library in ("NCCL", "GLOO")}
+    command = [sys.executable, "-m", "tests.support.group.neighbour", first]
+    with (base / "neighbour.log").open("wb") as log:
+        neighbour = subprocess.Popen(
+            command, cwd=REPOSITORY, env=os.environ | loopback | {"NCCL_HOSTID": "neighbour"}, stdout=log, stderr=log
+        )
+    machines = {"PARALLELDIT_MACHINES": f"{first},{ADDRESS}"}
+    packs = ("--whitelist-custom-nodes", PACK_NAME, NODE_PACK)
+    try:
+        with ComfyHost(
+            comfyui, base, extra_args=packs, env=TINY_MODELS | loopback | machines, cpu=device == "cpu"
+        ) as host:
+            yield host
+    finally:
+        neighbour.terminate()
+        neighbour.wait(30)
+
+
+@pytest.fixture(scope="module")
+def right(shared_card: ComfyHost) -> torch.Tensor:
+    return latents(shared_card, prompt(CASE, size=LATENT))
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_two_ranks_on_one_card_draw_what_stock_draws(
+    plan: dict, device: str, shared_card: ComfyHost, right: torch.Tensor, record_property: Callable[[str, object], None]
+) -> None:
+    record_property("group", "ComfyUI, two ranks on one card")
+    error = relative_error(latents(shared_card, prompt(CASE, plan, size=LATENT, dtype="default")), right)
+    record_property("error", error)
+    assert error <= TOLERANCE[device]
