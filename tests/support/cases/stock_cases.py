@@ -123,9 +123,7 @@ def zimage(latent: tuple[int, int], tokens: int) -> StockCase:
         "pad_tokens_multiple": 32,
     }
     texts = text(tokens, 2560, attention_mask=mask(tokens, tokens - 3))
-    return StockCase(
-        "lumina.model.NextDiT", config, (1, 16, *latent), texts, detected_as="ZImage", dtype=torch.bfloat16
-    )
+    return StockCase("lumina.model.NextDiT", config, (1, 16, *latent), texts, detected_as="ZImage")
 
 
 def lumina2(latent: tuple[int, int], tokens: int) -> StockCase:
@@ -194,9 +192,7 @@ def auraflow(latent: tuple[int, int], side: int) -> StockCase:
         "cond_seq_dim": 32,
         "max_seq": side**2,
     }
-    return StockCase(
-        "aura.mmdit.MMDiT", config, (1, 4, *latent), text(7, 32), detected_as="AuraFlow", dtype=torch.float16
-    )
+    return StockCase("aura.mmdit.MMDiT", config, (1, 4, *latent), text(7, 32), detected_as="AuraFlow")
 
 
 def cogvideox(**config: object) -> dict[str, object]:
@@ -271,7 +267,7 @@ def pixart(kind: str) -> StockCase:
     """Of the width that ComfyUI takes for granted; it has no positions for images of less than 256 pixels."""
     is_alpha = kind == "pixart_alpha"
     config = {"image_model": kind, "depth": 1, "model_max_length": 120, "micro_condition": is_alpha}
-    return StockCase("pixart.pixartms.PixArtMS", config, (1, 4, 32, 38), text(7, 4096), dtype=torch.float16)
+    return StockCase("pixart.pixartms.PixArtMS", config, (1, 4, 32, 38), text(7, 4096))
 
 
 def hunyuandit(**config: object) -> StockCase:

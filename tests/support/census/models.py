@@ -82,7 +82,6 @@ CENSUS_MODELS = {
         (1, 16, 1, 14, 22),
         text(13, 1024),
         detected_as="Anima",
-        dtype=torch.bfloat16,
     ),
     "lumina": StockCase(
         "lumina.model.NextDiT", LUMINA, (1, 16, 14, 22), text(13, 32, attention_mask=mask(13, 9)), detected_as="Lumina2"
@@ -103,7 +102,6 @@ CENSUS_MODELS = {
         (),
         text(13, 64),
         detected_as="RT_DETR_v4",
-        dtype=torch.float16,
     ),
     "segmenter": StockCase(
         "sam3.detector.SAM3Model",

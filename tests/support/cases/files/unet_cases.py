@@ -83,13 +83,7 @@ UNETS = {
         detected_as="SD_X4Upscaler",
     ),
     "sdxl": StockCase(
-        MODULE,
-        SDXL,
-        pictures(1, 264, 200),
-        text(13, 24, pooled=normal(1, 1280)),
-        cfg=1.0,
-        detected_as="SDXL",
-        dtype=torch.float16,
+        MODULE, SDXL, pictures(1, 264, 200), text(13, 24, pooled=normal(1, 1280)), cfg=1.0, detected_as="SDXL"
     ),
     "sdxl-inpainting": StockCase(
         MODULE,
