@@ -102,7 +102,7 @@ def check_model(model: ModelMixin, plan: ParallelPlan) -> None:
             f"load_transformer has read this rank's part for the plan {loaded.mesh.plan}, and this one is {plan}.",
             "Give both the same plan.",
         )
-    refuse_compiled(model)
+    refuse_compiled(model, plan)
     if not loaded:
         check_module(plan, model)
 

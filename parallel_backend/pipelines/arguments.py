@@ -14,11 +14,13 @@ from typing import Any
 
 import torch
 
+from ..apply_plan import shares_tokens
 from ..compat import is_compiled, tree_leaves, tree_map_only
 from ..errors import RequestError
 from ..groups.calls import Call
 from ..groups.mesh import Axis
 from ..models import Adapter
+from ..plan import OFF, ParallelPlan
 from .agreement import Batch, check_same, is_batch, parts_of
 
 BATCH_DIM = 0
@@ -93,9 +95,10 @@ class ModelCall:
 class ModelArguments:
     """Reads the arguments of a model's calls, checks them, and cuts them to rows."""
 
-    def __init__(self, model: torch.nn.Module, adapter: Adapter, identifies: bool) -> None:
+    def __init__(self, model: torch.nn.Module, adapter: Adapter, plan: ParallelPlan, identifies: bool) -> None:
         """identifies: whether calls are told apart by their constant arguments."""
         self.model = model
+        self.plan = plan
         self.adapter = adapter
         self.identifies = identifies
         of_rows = dict.fromkeys((*BATCH_FIRST, *adapter.conditions))
@@ -174,16 +177,18 @@ class ModelArguments:
         conditions = [row for name, value in tensors.items() if name not in NEW_EACH_STEP for row in parts_of(value)]
         if all(self.agreed.get(id(value)) is value for value in conditions):
             return
-        refuse_compiled(self.model)
+        refuse_compiled(self.model, self.plan)
         device = next(parts_of(tensors[name])[0].device for name in LATENTS if name in tensors)
         check_same(tensors, self.batch_first, device)
         self.agreed.update({id(value): value for value in conditions})
 
 
-def refuse_compiled(model: torch.nn.Module) -> None:
-    """Raises RequestError if a script has compiled a model, or a part of it. Blocks of a class share what is compiled,
-    and torch does not ask whether they have the same hooks: a block would run without those that share its tokens."""
-    path = next((path for path, module in model.named_modules() if is_compiled(module)), None)
+def refuse_compiled(model: torch.nn.Module, plan: ParallelPlan) -> None:
+    """Raises RequestError if a script has compiled a model, or a part of it whose tokens ranks share. Blocks of a class
+    share what is compiled, and torch does not ask whether they have the same hooks: a block would run without those
+    that share its tokens."""
+    parts = model.named_modules() if shares_tokens(plan) or plan.sparse != OFF else [("", model)]
+    path = next((path for path, module in parts if is_compiled(module)), None)
     if path is not None:
         part = path or "as a whole"
         raise RequestError(

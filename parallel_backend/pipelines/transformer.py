@@ -38,7 +38,7 @@ class PipelineTransformer:
         self.pipeline = pipeline
         plan = transformer.mesh.plan
         identifies = plan.cfg > 1 or transformer.pipeline.keeps
-        self.arguments = ModelArguments(transformer.model, transformer.adapter, identifies)
+        self.arguments = ModelArguments(transformer.model, transformer.adapter, plan, identifies)
         self.results = Results(transformer.mesh)
         self.ahead = CallsAhead(plan.cfg)
         self.timesteps: Any = None

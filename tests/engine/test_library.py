@@ -205,6 +205,12 @@ def test_what_cannot_be_is_refused_on_every_rank_alike(name: str, out: Path) -> 
     assert told[0].startswith(f"{kind}: ") and reason in told[0]
 
 
+def test_a_script_may_compile_blocks_whose_tokens_are_not_shared(out: Path) -> None:
+    for rank in range(2):
+        told = json.loads((out / f"refusals.{rank}.json").read_text())
+        assert told["a block compiled whose tokens are whole"] == "nothing"
+
+
 def scripts_of_the_page() -> list[str]:
     """Its Python blocks, as they stand."""
     return re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)

@@ -119,7 +119,7 @@ class Operations:
 
     def place(self, job: Job, model: HostModel, plan: ParallelPlan, working: int = 0) -> None:
         """Puts the weights where the plan keeps them, see `WeightPlacement`. If that fails, no model is loaded. Parked
-        weights come back first: they are moved from the device."""
+        weights come back to the device first. If it has no room for them, they stay parked."""
         self.unpark(job, model.parking)
         self.state.before = own_bytes(self.state.device)
         try:

@@ -123,8 +123,8 @@ def attention_with_lse(
 def cuda_attention_with_lse(
     q_BhRD: torch.Tensor, k_BhKD: torch.Tensor, v_BhKD: torch.Tensor, scale: float | None, mask: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Computes the same by CUDA's kernels. They take no head dim of other multiples: zeros fill it up, which change
-    neither scores nor sums."""
+    """Computes the same by CUDA's kernels. They take only head dims that are multiples of ALIGNMENT. Others are filled
+    up with zeros, which change neither the scores nor the sums."""
     width = q_BhRD.shape[-1]
     if width % ALIGNMENT:
         scale = width**-0.5 if scale is None else scale

@@ -106,6 +106,12 @@ def with_a_block_compiled_later() -> None:
     CALLS["DiT"].run(pipeline, 1, torch.Generator().manual_seed(SEED))
 
 
+def with_a_block_compiled_whose_tokens_are_whole() -> None:
+    pipeline = parallel(dit, dp=2)
+    pipeline.transformer.transformer_blocks[1].compile(backend="eager")
+    CALLS["DiT"].run(pipeline, 2, torch.Generator().manual_seed(SEED))
+
+
 def with_a_model_for_another_plan() -> None:
     pipeline: Any = dit()
     with TemporaryDirectory() as folder:
@@ -173,6 +179,7 @@ REFUSALS: dict[str, Callable[[], object]] = {
     "images elsewhere": lambda: parallelize(dit(), ParallelPlan(dp=2), images="last"),
     "compiled": lambda: parallel(compiled, ulysses=2),
     "a block compiled later": with_a_block_compiled_later,
+    "a block compiled whose tokens are whole": with_a_block_compiled_whose_tokens_are_whole,
     "cast": cast,
     "a model for another plan": with_a_model_for_another_plan,
     "no VAE": lambda: parallel(flux, vae=True, ulysses=2),
