@@ -151,8 +151,8 @@ def build_mesh(
     world: an axis over the plan's ranks, whose group serves the plan's axes over all of them. It outlives the mesh.
     """
     has_links = plan.pipefusion > 1 and (is_accelerator(device) if link_groups is None else link_groups)
-    rank, built = dist.get_rank(), Groups(device, world, most_side_by_side(plan))
-    groups = {each.ranks: built.add(each) for each in list_axes(plan, has_links)}
+    rank, built = dist.get_rank(), Groups(device, most_side_by_side(plan))
+    groups = {each.ranks: built.add(each, world) for each in list_axes(plan, has_links)}
     links = {each.pairs: built.add(each) for each in (list_links(plan) if has_links else ())}
     link_in, link_out = (
         next((group for pairs, group in links.items() if any(pair[end] == rank for pair in pairs)), None)
@@ -178,18 +178,19 @@ def build_mesh(
 
 
 class Groups:
-    """Builds groups for communicators. All ranks add the same, in one order. world: see `build_mesh`. own: the groups
-    that are new, of this rank."""
+    """Builds groups for communicators. All ranks add the same, in one order. own: the groups that are new, of this
+    rank."""
 
-    def __init__(self, device: torch.device, world: Axis | None = None, side_by_side: int = 1) -> None:
+    def __init__(self, device: torch.device, side_by_side: int = 1) -> None:
         """side_by_side: kernels of groups that the device runs at a time."""
-        self.device, self.world, self.side_by_side = device, world, side_by_side
+        self.device, self.side_by_side = device, side_by_side
         self.own: tuple[dist.ProcessGroup, ...] = ()
         self.joined: list[tuple[dist.ProcessGroup, Communicator]] = []
 
-    def add(self, each: Communicator) -> dist.ProcessGroup | None:
-        """Builds a group. Returns None on a rank outside of it."""
-        shared = self.world if self.world and len(each.ranks) == self.world.degree else None
+    def add(self, each: Communicator, world: Axis | None = None) -> dist.ProcessGroup | None:
+        """Builds a group, or takes the group of `world` if that has the same ranks. Returns None on a rank outside of
+        it. A link between stages needs a group of its own, so it gets no `world`."""
+        shared = world if world and len(each.ranks) == world.degree else None
         group = shared.group if shared else new_group(self.device, [*each.ranks], side_by_side=self.side_by_side)
         if group is None or dist.get_rank() not in each.ranks:
             return None
@@ -257,7 +258,7 @@ def most_side_by_side(plan: ParallelPlan) -> int:
 
 def connected_axis(device: torch.device, rows: Iterable[Communicator], side_by_side: int = 1) -> Axis:
     """Builds the groups of these rows of ranks, connects the ranks, and returns this rank's axis."""
-    built = Groups(device, side_by_side=side_by_side)
+    built = Groups(device, side_by_side)
     axes = [build_axis(row, built) for row in rows]
     built.connect()
     return next((axis for axis in axes if axis.group), Axis(None, 1, 0))

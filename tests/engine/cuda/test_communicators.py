@@ -19,23 +19,25 @@ from parallel_backend.groups.communicators import Communicator, count_communicat
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import SHARED, ParallelPlan
 from tests.support.labelled.tensors import GPU
-from tests.support.streams.table import PLANS, table
+from tests.support.streams.table import list_degrees, table
 from worker.rank.job_groups import JobGroups
 
-WORLD = 8
+RANKS = [(0, 2), (1, 2), (1, 3), (2, 4), (0, 8), (3, 8), (7, 8)]  # a rank, and how many there are
 
 
 @pytest.fixture
-def as_rank(request: pytest.FixtureRequest) -> Iterator[int]:
-    """This process as one of eight ranks."""
-    dist.init_process_group("fake", rank=request.param, world_size=WORLD, store=FakeStore())
-    yield request.param
+def as_rank(request: pytest.FixtureRequest) -> Iterator[tuple[int, int]]:
+    """This process as one of several ranks."""
+    rank, world = request.param
+    dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+    yield rank, world
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("as_rank", (0, 3, 7), indirect=True)
-def test_a_rank_has_the_communicators_that_are_listed(as_rank: int) -> None:
-    """And connects each as it is used. Plans one after the other keep the group of all ranks."""
+@pytest.mark.parametrize("as_rank", RANKS, indirect=True)
+def test_a_rank_has_the_communicators_that_are_listed(as_rank: tuple[int, int]) -> None:
+    """Under every plan; and connects each as it is used. Plans one after the other keep the group of all ranks."""
+    rank, world = as_rank
     connected: list[tuple[tuple[int, ...], Communicator]] = []
 
     def shake_hands(group: dist.ProcessGroup, _device: torch.device, each: Communicator) -> None:
@@ -43,7 +45,7 @@ def test_a_rank_has_the_communicators_that_are_listed(as_rank: int) -> None:
 
     groups = JobGroups(GPU, Timeline(torch.device("cpu")))
     with patch.object(mesh, "shake_hands", shake_hands):
-        for degrees in PLANS:
+        for degrees in list_degrees(world):
             plan = ParallelPlan(**degrees)
             plan = replace(plan, weights=SHARED) if plan.replicas > 1 else plan
             connected.clear()
@@ -51,14 +53,14 @@ def test_a_rank_has_the_communicators_that_are_listed(as_rank: int) -> None:
             built = groups.of_plan(plan)
             if plan.weights == SHARED:
                 groups.replicas(plan)
-            listed = [each for each in list_communicators(plan)[1:] if as_rank in each.ranks]
+            listed = [each for each in list_communicators(plan)[1:] if rank in each.ranks]
             own = [tuple(dist.get_process_group_ranks(group)) for group in groups._groups()]
             assert sorted(own) == sorted(each.ranks for each in listed), plan
             for ranks, each in connected:
                 assert ranks == each.ranks and any(
                     each.pairs <= other.pairs for other in listed if other.ranks == ranks
                 )
-            assert all(built[axis].global_rank(built[axis].index) == as_rank for axis in plan.degrees())
+            assert all(built[axis].global_rank(built[axis].index) == rank for axis in plan.degrees())
     groups.close()
 
 

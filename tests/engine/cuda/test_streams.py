@@ -16,6 +16,7 @@ from parallel_backend.plan import ParallelPlan
 from tests.support.ranks.pool import RankPool
 from tests.support.streams import deadlock
 from tests.support.streams.deadlock import Deadlock
+from tests.support.streams.table import list_degrees
 from tests.support.streams.waits import WAITS
 from tests.support.tiers import running
 
@@ -67,6 +68,16 @@ OTHERS: list[tuple[str, dict[str, Any], int]] = [
     ("forwards", {"dp": 2, "cfg": 2, "ring": 2, **SHARED}, 8),
     ("loop", {**STAGES, "ring": 2, "ulysses": 2, **SHARED}, 8),
 ]
+# A sampling under every other plan. The gate has those of two and three ranks, where an axis has all ranks.
+HEADS, BLOCKS = 4, 5  # of the model
+FOUND = [
+    ("loop", {**degrees, **({"patches": 2} if "pipefusion" in degrees else {})}, world)
+    for world in (2, 3, 4, 8)
+    for degrees in list_degrees(world)
+    if degrees.get("ulysses", 1) <= HEADS and degrees.get("pipefusion", 1) <= BLOCKS
+]
+CASES += [case for case in FOUND if case[2] < 4]
+OTHERS += [case for case in FOUND if case[2] >= 4]
 # In which all that may run side by side does.
 TIGHT = [
     case

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import replace
 
+from parallel_backend.axes import BY_NAME
 from parallel_backend.groups.communicators import (
     NVLINK,
     PCIE,
@@ -27,6 +30,14 @@ PLANS = [
     {"pipefusion": 2, "ulysses": 4},
     {"cfg": 2, "pipefusion": 2, "ulysses": 2},
 ]
+
+
+def list_degrees(ranks: int) -> list[dict[str, int]]:
+    """The degrees of every plan of so many ranks. Guidance has two branches."""
+    most = {"cfg": 2}
+    rows = itertools.product(*(range(1, most.get(axis, ranks) + 1) for axis in BY_NAME))
+    found = [dict(zip(BY_NAME, row, strict=True)) for row in rows if math.prod(row) == ranks]
+    return [{axis: degree for axis, degree in each.items() if degree > 1} for each in found]
 
 
 def most(plan: ParallelPlan) -> int:

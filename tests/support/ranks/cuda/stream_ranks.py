@@ -24,7 +24,7 @@ torch.inference_mode = torch.no_grad
 
 from parallel_backend.diffusers_model import DiffusersModel  # noqa: E402
 from parallel_backend.groups.collectives import gather_numbers  # noqa: E402
-from parallel_backend.groups.mesh import build_mesh, replica_axis, world_axis  # noqa: E402
+from parallel_backend.groups.timeline import SILENT  # noqa: E402
 from parallel_backend.plan import HOST, SHARED, WHOLE, ParallelPlan  # noqa: E402
 from parallel_backend.sampling.caches import CacheSettings  # noqa: E402
 from parallel_backend.sampling.denoiser import Denoiser, LoopStopped, Watch  # noqa: E402
@@ -41,6 +41,7 @@ from tests.support.labelled.tensors import GPU, off_gpu, on_gpu  # noqa: E402
 from tests.support.ranks.leaving import leave  # noqa: E402
 from tests.support.streams.device import on_streams  # noqa: E402
 from tests.support.streams.waits import WAITS  # noqa: E402
+from worker.rank.job_groups import JobGroups  # noqa: E402
 
 MODEL = "flux-dev"  # with blocks of two kinds and MLPs that are put off
 ADAPTED = "single_transformer_blocks.1.proj_out.weight"
@@ -49,10 +50,11 @@ TIMES = (1.0, 0.8, 0.6)
 
 
 class Rig:
-    """A model under a plan, with its weights where the plan has them."""
+    """A model under a plan, with its weights where the plan has them, over the groups that a rank of the worker has."""
 
     def __init__(self, plan: ParallelPlan, folder: Path) -> None:
-        self.plan, self.mesh = plan, build_mesh(plan, GPU, link_groups=True)
+        self.groups = JobGroups(GPU, SILENT)
+        self.plan, self.mesh = plan, self.groups.of_plan(plan)
         self.latents, self.conditions, self.negative = case_inputs(MODEL)
         file = folder / "diffusion_pytorch_model.safetensors"
         family = family_of(MODEL)
@@ -70,7 +72,7 @@ class Rig:
         fetched = self.model.fetched
         store: Store | None = None
         if weights == SHARED:
-            store = ShardedStore(replica_axis(self.plan, GPU), GPU)
+            store = ShardedStore(self.groups.replicas(self.plan), GPU)
         if weights == HOST:
             what = (self.mesh.weight_places, fetched.sizes)
             memory = agree_on_memory(what, HostStore.total(fetched.sizes), None)
@@ -156,7 +158,7 @@ def changes(rig: Rig) -> None:
         rig.forward()
         rig.place(weights)
     ring = ParallelPlan(ring=rig.plan.ulysses, weights=rig.plan.weights)
-    rig.plan, rig.mesh = ring, build_mesh(ring, GPU)
+    rig.plan, rig.mesh = ring, rig.groups.of_plan(ring)
     rig.model.replan(rig.mesh)
     rig.forward()
 
@@ -203,7 +205,7 @@ def decode() -> None:
     case = VAES[VAE]
     with off_gpu():
         model = case.build()
-    PipelineVAE(model.to(GPU), world_axis(GPU))
+    PipelineVAE(model.to(GPU), JobGroups(GPU, SILENT).whole())
     for _ in range(2):
         model.decode(case.latents().to(GPU))
 
