@@ -26,6 +26,8 @@ PLANS = (
     {"ulysses": 2}, {"ring": 2}, {"cfg": 2}, {"pipefusion": 2, "patches": 1}, {"ulysses": 2, "pieces": 2},
     {"ulysses": 2, "weights": "shared"}, {"ring": 2, "weights": "host"},
 )  # fmt: skip
+PATCHES = {"pipefusion": 2, "patches": 2}
+STALE = 5e-2  # of patches that attend to the step before, relative to the same sampling without patches
 TOLERANCE = {"cpu": 1e-5, "cuda": 5e-2}  # a card computes in bf16
 
 
@@ -78,3 +80,17 @@ def test_two_ranks_on_one_card_draw_what_stock_draws(
     error = relative_error(latents(shared_card, prompt(CASE, plan, size=LATENT, dtype="default")), right)
     record_property("error", error)
     assert error <= TOLERANCE[device]
+
+
+def test_patches_travel_between_two_ranks_in_the_parallel_sampler(
+    device: str, shared_card: ComfyHost, record_property: Callable[[str, object], None]
+) -> None:
+    """Both send and receive ahead, over one link each way: with one for both ways they would wait for ever."""
+    record_property("group", "ComfyUI, two ranks on one card")
+    whole, patched = (
+        latents(shared_card, prompt(CASE, plan, size=LATENT, dtype="default", scheduler="model's own"))
+        for plan in (PATCHES | {"patches": 1}, PATCHES)
+    )
+    error = relative_error(patched, whole)
+    record_property("error", error)
+    assert 0 < error <= STALE
