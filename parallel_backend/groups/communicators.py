@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from ..axes import JOINT_AXES, REPLICA_AXES
+from ..axes import BATCH_AXES, JOINT_AXES, REPLICA_AXES
 from ..plan import SHARED, WHOLE, ParallelPlan
 from .mesh_layout import rows_along
 
@@ -148,5 +148,6 @@ def count_side_by_side(plan: ParallelPlan) -> int:
     """Counts the kernels of communicators that a card may have to run side by side, so that ranks never wait for each
     other for ever, see docs/dev/16-streams.md: each axis over tokens, both links of a stage, fetched weights."""
     tokens = sum(degree > 1 for degree in (plan.ring, plan.ulysses))
+    batch = int(plan.ways(BATCH_AXES) > 1)  # never beside the exchanges of tokens
     links = 2 if plan.pipefusion > 1 else 0
-    return max(1, tokens + links) + (plan.weights == SHARED and plan.replicas > 1)
+    return max(1, max(tokens, batch) + links) + (plan.weights == SHARED and plan.replicas > 1)
