@@ -156,7 +156,10 @@ def links_of(axis: Axis, device: torch.device, amounts: Amounts, fastest: float)
 
 
 def hidden_share(axis: Axis, device: torch.device, dtype: torch.dtype, amounts: Amounts) -> float:
-    """Measures which share of an exchange takes no time while products are computed that take as long. Above zero."""
+    """Measures which share of an exchange takes no time while products are computed that take as long. Above zero.
+
+    As in a forward, the device is busy when the exchange begins, and what it waits for has just been computed.
+    """
     given, weight = (torch.ones(rows, WIDTH, dtype=dtype, device=device) for rows in (amounts.side, WIDTH))
     result = torch.empty_like(given)
     send = start_exchange("all_to_all", amounts.sent, axis, device)
@@ -168,12 +171,13 @@ def hidden_share(axis: Axis, device: torch.device, dtype: torch.dtype, amounts: 
             torch.mm(given, weight, out=result)
 
     def overlap() -> None:
+        compute()
         finish = send()
         compute()
         finish()
 
     computing, both = usual(compute, device), usual(overlap, device)
-    return min(1.0, max(LEAST_HIDDEN, (sending + computing - both) / min(sending, computing)))
+    return min(1.0, max(LEAST_HIDDEN, (sending + 2 * computing - both) / min(sending, computing)))
 
 
 def exchange(kind: str, size: int, axis: Axis, device: torch.device) -> Callable[[], Any]:

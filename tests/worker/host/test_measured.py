@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,6 +52,28 @@ def test_a_link_is_never_faster_than_the_memory_even_if_its_few_bytes_were_delay
     monkeypatch.setattr(rates, "exchange", lambda kind, size, axis, device: None)
     found = rates.links_of(Axis(None, 2, 0), torch.device("cpu"), rates.OF_CORES, 2e10)
     assert [rate for rate, _ in found.values()] == pytest.approx([2e10] * len(found))
+
+
+def test_a_hidden_exchange_is_measured_on_a_busy_device_as_a_forward_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an idle one it would begin at once, and hide better than in a forward."""
+    order: list[str] = []
+    seconds = iter([1.0, 1.0, 1.0, 2.5])  # of the exchange, a product, the products, and both
+
+    def send() -> Callable[[], None]:
+        order.append("send")
+        return lambda: order.append("wait")
+
+    def usual(action: Callable[[], object], _device: torch.device) -> float:
+        order.clear()
+        action()
+        return next(seconds)
+
+    monkeypatch.setattr(rates, "start_exchange", lambda *_: send)
+    monkeypatch.setattr(rates, "usual", usual)
+    monkeypatch.setattr(torch, "mm", lambda *_, **__: order.append("compute"))
+    share = rates.hidden_share(Axis(None, 2, 0), torch.device("cpu"), torch.float32, rates.OF_CORES)
+    assert order == ["compute", "send", "compute", "wait"]
+    assert share == pytest.approx(0.5)
 
 
 def test_figures_last_and_are_for_the_devices_that_they_name(tmp_path: Path) -> None:
