@@ -80,20 +80,20 @@ def group_backends(kind: str) -> str:
 
 
 def group_options(device: torch.device, backend: str, side_by_side: int) -> Any:
-    """Returns options for a group whose kernels run beside those of others, so that as many fit the device. None if
-    they fit anyway, and for other backends than NCCL.
+    """Returns options for one of NCCL's groups; None for other backends.
 
-    A channel takes a multiprocessor. NCCL rounds channels for messages up to a power of two.
+    Its stream has high priority, because kernels of a normal one would wait behind attention's. If its kernels run
+    beside those of others, as many channels as fit the device: a channel takes a multiprocessor. NCCL rounds channels
+    for messages up to a power of two.
     """
     if backend != BACKENDS["cuda"]:
         return None
     import torch.distributed as dist
 
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
     channels = max(1, module_of(device).get_device_properties(device).multi_processor_count // side_by_side)
-    if channels >= CHANNELS:
-        return None
-    options = dist.ProcessGroupNCCL.Options()
-    options.config.max_ctas = 1 << (channels.bit_length() - 1)
+    if channels < CHANNELS:
+        options.config.max_ctas = 1 << (channels.bit_length() - 1)
     return options
 
 

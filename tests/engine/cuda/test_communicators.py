@@ -76,11 +76,12 @@ def test_kernels_that_run_side_by_side_fit_a_card(
     multiprocessors: int, side_by_side: int, channels: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = SimpleNamespace(multi_processor_count=multiprocessors)
-    nccl = SimpleNamespace(Options=lambda: SimpleNamespace(config=SimpleNamespace()))
+    nccl = SimpleNamespace(Options=lambda **given: SimpleNamespace(config=SimpleNamespace(max_ctas=None), **given))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: said)
     monkeypatch.setattr(dist, "ProcessGroupNCCL", nccl, raising=False)
     options = group_options(GPU, "nccl", side_by_side)
-    assert (options and options.config.max_ctas) == channels
+    assert options.config.max_ctas == channels
+    assert options.is_high_priority_stream, "or its kernels wait behind attention's (NVIDIA/nccl #1431)"
     assert group_options(GPU, "gloo", side_by_side) is None
 
 
