@@ -12,6 +12,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
@@ -53,13 +54,15 @@ class JobGroups:
         self.lock = threading.Lock()
 
     def mesh_of(self, plan: ParallelPlan) -> Mesh:
-        """Returns the plan's mesh. Reuses the last one if it has the same groups."""
-        if self.mesh is None or self.mesh.plan != plan:
-            if self.mesh:
-                self.mesh.close()
-            world = self.whole() if plan.world_size == dist.get_world_size() > 1 else None
-            build = lambda: build_mesh(plan, self.device, timeline=self.timeline, world=world)  # noqa: E731
-            self.mesh = self._build(self.device, build)
+        """Returns the plan's mesh. Reuses the groups of the last one if the ranks share the work in the same way."""
+        last = self.mesh
+        if last and (last.plan.degrees(), last.plan.speeds) == (plan.degrees(), plan.speeds):
+            self.mesh = replace(last, plan=plan)
+            return self.mesh
+        if last:
+            last.close()
+        world = self.whole() if plan.world_size == dist.get_world_size() > 1 else None
+        self.mesh = self._build(self.device, lambda: build_mesh(plan, self.device, timeline=self.timeline, world=world))
         return self.mesh
 
     def whole(self, device: torch.device | None = None, ranks: int | None = None) -> Axis:
@@ -121,9 +124,10 @@ class JobGroups:
         with self.lock:
             if job != self.job:
                 return
-            if can_be_aborted(self.device):
-                for group in self._groups():
-                    group.abort()
+            groups = self._groups() if can_be_aborted(self.device) else []
+            # All at a time, because one's abort may wait for another's kernel (pytorch #119797).
+            with ThreadPoolExecutor(max(1, len(groups)), "paralleldit-abort") as pool:
+                list(pool.map(lambda group: group.abort(), groups))
             for descriptor, name in self.sockets.items():
                 if read_socket_name(descriptor) == name:  # the descriptor was not closed and reused since
                     with contextlib.suppress(OSError), open_socket(descriptor) as connection:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -79,7 +80,12 @@ def run() -> None:
     timeline = Timeline(device)
     groups = JobGroups(device, timeline)
     state = RankState(device)
-    heartbeat = Heartbeat(agent_store, rank, world, state.memory, groups.cut, log.rotate)
+
+    def cut(job: int) -> None:
+        """Cuts a job in a thread of its own: aborting groups takes time, and the heartbeat has to go on."""
+        threading.Thread(target=groups.cut, args=(job,), name="cut", daemon=True).start()
+
+    heartbeat = Heartbeat(agent_store, rank, world, state.memory, cut, log.rotate)
     relay = FrameRelay(device)
     groups.connect_ahead(relay.group)
     heartbeat.start()  # every rank has created its own by now

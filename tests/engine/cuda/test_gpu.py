@@ -50,6 +50,7 @@ NEAR_NOTHING = 0.25  # of the weights: kernels keep some memory to work in
 CARDS = torch.cuda.device_count() or 2
 RANKS = max(2, CARDS)  # two share a single card
 MESHES_SECONDS = 300.0
+CUT_SECONDS = 5.0
 
 
 def of_the_whole_machine() -> dict[str, int]:
@@ -191,6 +192,17 @@ def test_a_mesh_of_all_cards_is_built_again_and_again(
         lambda: time.monotonic() - began < MESHES_SECONDS,
     )
     assert codes == [0] * RANKS, said
+
+
+def test_receives_that_are_pending_on_two_groups_are_cut(device: str, own_ranks: None, tmp_path: Path) -> None:
+    """Although an abort may wait for a kernel of the other group."""
+    out, began = tmp_path / "seconds", time.monotonic()
+    codes, said = run_ranks(
+        tmp_path, 2, "cuda.cut_ranks", [str(out), device], lambda: time.monotonic() - began < MESHES_SECONDS
+    )
+    assert codes == [0, 0], said
+    for rank in range(2):
+        assert json.loads(Path(f"{out}.{rank}").read_text()) < CUT_SECONDS
 
 
 @pytest.fixture(scope="module")

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from parallel_backend.errors import GroupError
 from parallel_backend.groups import handshake, mesh
 from parallel_backend.groups.communicators import Communicator
 from parallel_backend.groups.timeline import Timeline
+from parallel_backend.plan import ParallelPlan
 from tests.support.ranks.pool import RankPool
 from worker.rank import job_groups
 
@@ -38,22 +42,56 @@ def test_a_mesh_of_several_axes_is_built_again_and_given_up_in_one_order(ranks: 
             assert [name for name in one if name in shared] == [name for name in other if name in shared]
 
 
-def test_nccl_is_aborted_before_gloos_sockets_are_shut_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NCCL's own threads end the process where what they use is gone; its sockets are its own."""
-    done = []
-    several = [
-        SimpleNamespace(group_name=name, abort=lambda name=name: done.append(f"abort {name}"))
-        for name in "10 9".split()
-    ]
+def cut_groups(aborts: Sequence[Callable[[], object]], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What happens, in order, if a job is cut whose groups are aborted so, and whose gloo group has a socket."""
+    done: list[str] = []
     connection = SimpleNamespace(shutdown=lambda _how: done.append("shutdown"))
     monkeypatch.setattr(job_groups, "read_socket_name", lambda _descriptor: "socket:[1]")
     monkeypatch.setattr(job_groups, "open_socket", lambda _descriptor: nullcontext(connection))
+
+    def group(name: int, abort: Callable[[], object]) -> SimpleNamespace:
+        return SimpleNamespace(group_name=str(name), abort=lambda: (abort(), done.append("abort")))
+
+    several = [group(name, abort) for name, abort in enumerate(aborts)]
     groups = job_groups.JobGroups(torch.device("cuda", 0), Timeline(CPU))
     groups.mesh, groups.sockets, groups.job = SimpleNamespace(groups=lambda: several), {7: "socket:[1]"}, 3
     groups.cut(2)  # another job
     assert done == []
     groups.cut(3)
-    assert done == ["abort 9", "abort 10", "shutdown"]
+    return done
+
+
+def test_nccl_is_aborted_before_gloos_sockets_are_shut_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL's own threads end the process where what they use is gone; its sockets are its own."""
+    assert cut_groups([bool, bool], monkeypatch) == ["abort", "abort", "shutdown"]
+
+
+def test_an_abort_may_wait_for_the_kernel_of_another_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NCCL's does: it frees memory of the device, and so waits for what runs there. A receive that is pending on
+    another group ends only once that group is aborted, too."""
+    both = threading.Barrier(2, timeout=5)  # raises if one comes after the other
+    assert cut_groups([both.wait, both.wait], monkeypatch) == ["abort", "abort", "shutdown"]
+
+
+@pytest.mark.parametrize("change", [{"attention": "native"}, {"compile": "on"}, {"weights": "shared"}], ids=str)
+def test_only_other_degrees_or_devices_build_groups_again(
+    change: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not another kernel, compiled blocks or other places of weights."""
+    dist.init_process_group("fake", rank=1, world_size=4, store=FakeStore())
+    try:
+        groups = job_groups.JobGroups(torch.device("cuda", 0), Timeline(CPU))
+        monkeypatch.setattr(mesh, "shake_hands", lambda *_: None)
+        plan = ParallelPlan(ring=2, ulysses=2)
+        before = groups.of_plan(plan).groups()
+        built: list[object] = []
+        monkeypatch.setattr(mesh, "new_group", lambda *_, **__: built.append(0))
+        after = groups.of_plan(replace(plan, **change))
+        assert after.plan == replace(plan, **change) and after.groups() == before and not built
+        groups.of_plan(ParallelPlan(cfg=2, ring=2))
+        assert built
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(("device", "kept"), [(torch.device("cuda", 0), {}), (CPU, {8: "socket:[2]"})], ids=str)
