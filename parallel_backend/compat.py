@@ -96,6 +96,14 @@ def allow_recompiles(times: int) -> contextlib.AbstractContextManager[None]:
     return config.patch(recompile_limit=times)
 
 
+def error_of(group: Any, device: torch.device) -> str:
+    """Returns what NCCL's watchdog says went wrong in a process group; empty if nothing did. Other backends raise their
+    errors where they happen. Since torch 2.6."""
+    backend = group._get_backend(device)
+    error = backend.get_error() if hasattr(backend, "get_error") else None
+    return "" if error is None or error.name == "SUCCESS" else error.name
+
+
 @contextlib.contextmanager
 def unbound() -> Iterator[None]:
     """While entered, the default group is bound to no device. Since torch 2.2.

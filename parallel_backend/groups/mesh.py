@@ -32,6 +32,10 @@ from .mesh_layout import axis_shares, rows_along, shard_range, shard_sizes
 from .processors import stay_near
 from .timeline import SILENT, Timeline
 
+# How long a rank may wait for others: longer than any forward. torch's ten minutes are not: after them, NCCL's watchdog
+# would abort the group, and later kernels would compute with garbage.
+LONGEST_WAIT = timedelta(hours=6)
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -211,11 +215,11 @@ def build_axis(each: Communicator, built: Groups) -> Axis:
 
 
 def new_group(
-    device: torch.device, ranks: list[int] | None = None, timeout: timedelta | None = None, side_by_side: int = 1
+    device: torch.device, ranks: list[int] | None = None, timeout: timedelta = LONGEST_WAIT, side_by_side: int = 1
 ) -> dist.ProcessGroup:
     """Creates a group of these ranks, or of all, for tensors on a device.
 
-    All ranks call it together, even those outside of the group. timeout: of its collectives; torch's own by default.
+    All ranks call it together, even those outside of the group. timeout: of its collectives.
     Only this function of torch can create a group of the same ranks again: others name groups by their ranks, and then
     wait forever because of what an earlier group left in the store.
     """

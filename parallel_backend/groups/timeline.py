@@ -97,6 +97,8 @@ class DeviceClock:
 class Timeline:
     """Records one rank's spans. New spans replace the oldest. Only one thread may use it.
 
+    moves: how many spans were entered or left so far; another thread may read it.
+
     A step's span lies within a request's span. Communication spans do not overlap. Each lies within a step's span;
     after the last step, only within the request's.
     device: of the rank. capacity: how many spans are kept; 0 records nothing.
@@ -108,7 +110,7 @@ class Timeline:
         # Allocated at once, so that a rank's memory does not grow with its first jobs.
         self.kinds = [("", "")] * capacity
         self.begins, self.ends = (array("q", bytes(8 * capacity)) for _ in range(2))
-        self.count = 0
+        self.count = self.moves = 0
         self.pending: deque[tuple[tuple[str, str], Any, Any]] = deque(maxlen=max(1, capacity))
         self.inside: list[tuple[int, int]] = []  # communication since the last step: begin and length
         self.waited = 0
@@ -191,10 +193,12 @@ class Recording:
         self.kind = kind
 
     def __enter__(self) -> None:
+        self.timeline.moves += 1
         self.begin = self.timeline.clock.mark()
 
     def __exit__(self, *_: object) -> None:
         timeline = self.timeline
+        timeline.moves += 1
         timeline.pending.append((self.kind, self.begin, timeline.clock.mark()))
         if self.kind[1] == STEP:
             timeline.read_marks()

@@ -14,11 +14,13 @@ import psutil
 import pytest
 
 from demo.host import REPOSITORY
+from parallel_backend.plan import ParallelPlan
 from tests.support.group.direct_group import go_on, wait_until
 from worker.host.client import WorkerGroup
 from worker.launch.agent import find_root_cause
 from worker.launch.forks import fork_ranks
-from worker.launch.torchrun import DEVICE, cuda_environment
+from worker.launch.torchrun import DEVICE, cuda_environment, rank_environment
+from worker.settings import Settings
 
 LOST = "Connection closed by peer [127.0.0.1]:4242"
 
@@ -81,8 +83,19 @@ def test_ranks_have_an_allocator_that_shares_the_card_with_nccl(given: dict[str,
 
 
 def test_a_persons_own_settings_of_nccl_stay() -> None:
-    assert cuda_environment({})["CUDA_MODULE_LOADING"] == "EAGER"
-    assert cuda_environment({"CUDA_MODULE_LOADING": "LAZY"})["CUDA_MODULE_LOADING"] == "LAZY"
+    assert cuda_environment({})["TORCH_NCCL_ENABLE_MONITORING"] == "0"
+    assert cuda_environment({"TORCH_NCCL_ENABLE_MONITORING": "1"})["TORCH_NCCL_ENABLE_MONITORING"] == "1"
+
+
+def test_cuda_loads_all_kernels_at_the_start_only_for_a_plan_that_needs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although torch 2.8, which ComfyUI's process has imported, writes the other way into the environment."""
+    monkeypatch.setenv("CUDA_MODULE_LOADING", "LAZY")
+    assert "CUDA_MODULE_LOADING" not in rank_environment("cuda", 2, tmp_path, Settings())
+    assert rank_environment("cuda", 2, tmp_path, Settings(), True)["CUDA_MODULE_LOADING"] == "EAGER"
+    plans = ParallelPlan(pipefusion=2), ParallelPlan(pipefusion=2, patches=1), ParallelPlan(ring=2, ulysses=2)
+    assert [plan.needs_loaded_kernels for plan in plans] == [True, False, False]
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=lambda end: end.name)

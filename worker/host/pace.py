@@ -5,8 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 
+from ..wire.protocol import IN_BLOCKS, NEVER, ONCE
+
 LEAST_SECONDS = 120.0
 TIMES_SLOWEST = 30.0
+# The longest time in which no rank begins or ends an exchange, in a step that is the first of its kind, by when the
+# ranks exchange. A block takes seconds. A whole forward may take long.
+STILL_SECONDS = {IN_BLOCKS: 600.0, ONCE: 3600.0, NEVER: math.inf}
 
 
 class Pace:
@@ -21,5 +26,6 @@ class Pace:
             self.slowest[kind] = max(seconds, self.slowest.get(kind, 0.0))
 
     def patience(self, kind: Hashable | None) -> float:
-        """Returns how many seconds to wait. Infinite for the first step of a kind: a large model may take any time."""
+        """Returns how many seconds to wait. Infinite for the first step of a kind: a large model may take any time, as
+        long as its ranks exchange something now and then (STILL_SECONDS)."""
         return max(LEAST_SECONDS, TIMES_SLOWEST * self.slowest[kind]) if kind in self.slowest else math.inf

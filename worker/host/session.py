@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ..errors import Explanation, WorkerGroupError
+from ..launch.logs import collect_stacks
 from ..launch.process import WorkerProcess, is_alive
 from ..launch.torchrun import EXPECTED, rank_environment, ranks_a_machine, torchrun_command
 from ..settings import Settings
@@ -26,7 +27,7 @@ from ..wire.protocol import FAILED, MEMORY, Header, ProtocolError, encode
 from ..wire.tensors import Tensors
 from .control_client import ControlClient
 from .known_state import KnownState
-from .pace import Pace
+from .pace import STILL_SECONDS, Pace
 from .sent_conditions import SentConditions
 
 POLL_SECONDS = 0.05
@@ -44,21 +45,30 @@ class Session:
     """A group's processes, its two channels, and what its ranks hold."""
 
     def __init__(
-        self, ranks: int, device: str, settings: Settings, folder: Path, check: Check, source: Header | None = None
+        self,
+        ranks: int,
+        device: str,
+        settings: Settings,
+        folder: Path,
+        check: Check,
+        source: Header | None = None,
+        loads_kernels: bool = False,
     ) -> None:
         """Starts the processes, and returns when rank 0 has connected.
 
-        folder: for the logs. source: of the first model that will be loaded.
+        folder: for the logs. source: of the first model that will be loaded. loads_kernels: see `rank_environment`.
         Raises WorkerGroupError, and what `check` raises.
         """
         self.ranks = ranks
         self.settings = settings
+        self.loads_kernels = loads_kernels
         self.pace = Pace()
         self.known = KnownState()
         self.known.note_import(source or {})
         self.operation: str | None = None
         self.last_id = 0
         self.given_up = False  # the last request was cancelled, and its reply has not come yet
+        self.first_step_at: float | None = None  # when the running step began, if it is the first of its kind
         self.end_reason: Explanation | None = None
         self.pids: list[int] = []
         self.last_status: dict[str, Any] = {}  # the ranks' last answer
@@ -67,7 +77,7 @@ class Session:
         try:
             endpoint = Endpoint()
             try:
-                here = rank_environment(device, ranks_a_machine(ranks, settings), folder, settings)
+                here = rank_environment(device, ranks_a_machine(ranks, settings), folder, settings, loads_kernels)
                 ahead = {EXPECTED: json.dumps(source) if source else ""}
                 environment = {**os.environ, **endpoint.environment(), **here, **ahead}
                 self.process = WorkerProcess(torchrun_command(ranks, folder, settings), environment, folder)
@@ -214,7 +224,7 @@ class Session:
 
     def _end_request(self, reply: Header) -> None:
         """Updates what the ranks hold after a reply."""
-        self.operation = None
+        self.operation = self.first_step_at = None
         if reply.get("kind") in (FAILED, MEMORY):
             self.known = self.known.emptied()
         elif "error" in reply:
@@ -231,11 +241,11 @@ class Session:
         check()  # at least once, even if the answer is already there
         began = time.monotonic()
         patience = self.pace.patience(kind)
+        self.first_step_at = began if kind and math.isinf(patience) else None
         while not self.incoming.select(POLL_SECONDS):
             check()
             if time.monotonic() - began > patience:
-                reason = f"A step took more than {patience:.0f} s, far longer than earlier ones: its ranks are stuck."
-                self.end(Explanation(reason))
+                self.end_stuck(f"A step took more than {patience:.0f} s, far longer than earlier ones")
         reply, results = self.job_channel.receive(device)
         self.pace.note(kind, time.monotonic() - began)
         return reply, results
@@ -246,6 +256,20 @@ class Session:
             self.control.order({"op": "cancel", "job": job})
         except ConnectionError:
             logging.info("[ParallelDiT] nothing to cancel: the worker group has died")
+
+    def check_first_step(self, status: Header) -> None:
+        """Ends the session if no rank has moved for too long in the first step of a kind, for which there is no pace.
+        status: the ranks'."""
+        began, bound = self.first_step_at, STILL_SECONDS[status["exchanges"]]
+        if began is not None and min(status["still"], time.monotonic() - began) > bound:
+            self.end_stuck(f"No rank has sent or received anything for {bound:.0f} s in the first step")
+
+    def end_stuck(self, what: str) -> None:
+        """Ends the session because its ranks wait for something that does not come. The error has the Python stacks of
+        those on this machine. what: was seen."""
+        details = collect_stacks(self.process.folder, self._pids_here())
+        advice = "Queue the prompt again. If it happens again, report it with the details."
+        self.end(Explanation(f"{what}: its ranks are stuck.", advice, details))
 
     def check_life(self) -> None:
         """Ends the session if a rank's heartbeat has been silent for too long."""
@@ -262,6 +286,7 @@ class Session:
                 self.end(Explanation("Rank 0 has closed its control channel."))
             return
         self.pids = status["pids"]
+        self.check_first_step(status)
         # The connection to another machine reports its silence with more detail. So wait a little for that.
         bound = patience + (MACHINE_SECONDS if self.settings.machines else 0)
         silent = [rank for rank, seconds in enumerate(status.get("beats", [])) if seconds > bound]

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import io
 import logging
 import os
+import signal
 import sys
+import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from .torchrun import LOG_MEGABYTES, LOGS
 
 TAIL_BYTES = 256 << 10
+STACKS = getattr(signal, "SIGUSR1", 0)  # Windows has neither it nor ranks
+STACK_LINES = 80  # of a rank, at most
+STACK_SECONDS, POLL_SECONDS = 2.0, 0.1
 
 
 def log_path(folder: Path, rank: int) -> Path:
@@ -58,11 +65,13 @@ class RankLog:
 
 
 def open_log() -> RankLog:
-    """Opens the log of this process, which torchrun started as a rank."""
+    """Opens the log of this process, which torchrun started as a rank. STACKS makes it write the Python stacks of all
+    threads there, even while one holds the GIL."""
     rank = int(os.environ["RANK"])
     log = RankLog(Path(os.environ[LOGS]), rank, float(os.environ[LOG_MEGABYTES]))
     style = f"%(asctime)s rank {rank} %(levelname)s %(message)s"
     logging.basicConfig(level=logging.INFO, format=style, force=True)
+    faulthandler.register(STACKS, file=2, chain=False)
     return log
 
 
@@ -100,3 +109,23 @@ def tail(path: Path, lines: int) -> str:
             file.seek(max(0, part.stat().st_size - TAIL_BYTES))
             last.extend(file.read(TAIL_BYTES).decode(errors="replace").splitlines())
     return "\n".join(last)
+
+
+def collect_stacks(folder: Path, pids: Sequence[int]) -> str:
+    """Makes ranks write the Python stacks of their threads to their logs, and returns them. A rank that writes none
+    within STACK_SECONDS, such as a stopped one, is named. pids: of ranks on this machine, from rank 0 on."""
+    logs = [log_path(folder, rank) for rank in range(len(pids))]
+    before = [tail(log, STACK_LINES) for log in logs]
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, STACKS)
+    deadline, last = time.monotonic() + STACK_SECONDS, list[str]()
+    while True:
+        now = [tail(log, STACK_LINES) for log in logs]
+        is_written = all(own != old for own, old in zip(now, before, strict=True))
+        if (is_written and now == last) or time.monotonic() > deadline:
+            break
+        last = now
+        time.sleep(POLL_SECONDS)
+    found = (own if own != old else "no answer" for own, old in zip(now, before, strict=True))
+    return "\n\n".join(f"The last lines of rank {rank}:\n{own}" for rank, own in enumerate(found))

@@ -23,8 +23,8 @@ PACK = Path(__file__).resolve().parents[2]
 # The variables for the options of torch's allocator: the old name, which every release reads, and the new one.
 ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 COMFYUIS_ALLOCATOR, EXPANDABLE = "backend:cudaMallocAsync", "expandable_segments:"
-NCCL_AND_KERNELS = {
-    "CUDA_MODULE_LOADING": "EAGER",
+ALL_KERNELS = {"CUDA_MODULE_LOADING": "EAGER"}  # CUDA loads all kernels at the start
+NCCL = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",  # end the communication, not the process
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     # Each link between stages has a group of its own, so its messages wait for nothing else.
@@ -95,8 +95,15 @@ def launch_command(python: str, ranks: int, folder: Path) -> list[str]:
     return [python, "-m", "worker.launch.agent", f"--folder={folder}", f"--ranks={ranks}"]
 
 
-def rank_environment(device: str, ranks: int, folder: Path, settings: Settings) -> dict[str, str]:
-    """Returns the variables that the ranks get beside their parent's environment. ranks: on this machine."""
+def rank_environment(
+    device: str, ranks: int, folder: Path, settings: Settings, loads_kernels: bool = False
+) -> dict[str, str]:
+    """Returns the variables that the ranks get beside their parent's environment.
+
+    ranks: on this machine. loads_kernels: whether CUDA loads all kernels at the start. This takes 2.7 s and 0.6 GB more
+    of a card, and only some plans need it, see `ParallelPlan.needs_loaded_kernels`. Ranks on several machines always
+    do, because the other machines do not know the plan.
+    """
     return {
         PARENT: str(os.getpid()),
         DEVICE: device,
@@ -110,6 +117,7 @@ def rank_environment(device: str, ranks: int, folder: Path, settings: Settings) 
         **({"OPENBLAS_NUM_THREADS": os.environ.get("OPENBLAS_NUM_THREADS", "1")} if device == "cpu" else {}),
         "HF_HUB_OFFLINE": "1",
         **cuda_environment(os.environ),
+        **(ALL_KERNELS if loads_kernels or settings.machines else {}),
     }
 
 
@@ -122,10 +130,10 @@ def cuda_environment(given: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables for the ranks' CUDA and NCCL. The user's own settings stay.
 
     ComfyUI's choice of an allocator is not passed on: cudaMallocAsync's pool keeps its memory, NCCL's buffers do not
-    come from it, and so memory runs out. Kernels are loaded at the start, because loading one waits for everything
-    that runs, even for a receive. NCCL's watchdog is off: `rank/job_groups.py` handles an aborted communicator.
+    come from it, and so memory runs out. NCCL's watchdog ends no process: `rank/job_groups.py` handles an aborted
+    communicator.
     """
-    found = {name: given.get(name, value) for name, value in NCCL_AND_KERNELS.items()}
+    found = {name: given.get(name, value) for name, value in NCCL.items()}
     for name in ALLOCATORS:
         options = [option for option in given.get(name, "").split(",") if option and option != COMFYUIS_ALLOCATOR]
         if sys.platform == "linux" and not any(option.startswith(EXPANDABLE) for option in options):

@@ -13,9 +13,10 @@ import torch.distributed as dist
 
 from parallel_backend.device import name_of
 from parallel_backend.groups.timeline import Timeline
+from parallel_backend.plan import ParallelPlan
 
 from ..launch.torchrun import COMFYUI_THREADS, THREADS, count_threads
-from ..wire.protocol import FAILED, MEMORY, Header
+from ..wire.protocol import FAILED, IN_BLOCKS, MEMORY, NEVER, ONCE, Header
 from ..wire.tensors import Tensors
 from .agreement import DONE, Control, Outcome
 from .channels.heartbeat import Heartbeat
@@ -75,6 +76,7 @@ class Executor:
             results, outcome = job.attempt(lambda: self.run(job, tensors))
             outcome = job.agree_among_all(outcome)
         if outcome.kind == DONE:
+            self.groups.check()
             self.counts[name] += 1
             self.seconds[name] += time.perf_counter() - started
             self.note_first_step()
@@ -131,9 +133,17 @@ class Executor:
             "counts": dict(self.counts),
             "seconds": dict(self.seconds),
             "last_run": self.timeline.last_run,
+            "exchanges": exchanges_of(self.state.plan),
             **self.heartbeat.status(),
             **self.state.loaded,
         }
+
+
+def exchanges_of(plan: ParallelPlan | None) -> str:
+    """Returns when the plan's ranks exchange something in a forward: never, once, or in its blocks."""
+    if plan is None or plan.world_size == 1:
+        return NEVER
+    return IN_BLOCKS if plan.token_ways * plan.pipefusion > 1 else ONCE
 
 
 def use_threads(ranks: int, world: int) -> None:

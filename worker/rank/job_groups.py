@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from parallel_backend.axes import STAGE_AXES
+from parallel_backend.compat import error_of
 from parallel_backend.device import can_be_aborted, is_accelerator
 from parallel_backend.errors import GroupError
 from parallel_backend.groups.collectives import gather_numbers
@@ -133,6 +134,13 @@ class JobGroups:
                     with contextlib.suppress(OSError), open_socket(descriptor) as connection:
                         connection.shutdown(socket.SHUT_RDWR)
             self.sockets.clear()
+
+    def check(self) -> None:
+        """Raises GroupError if the watchdog of a group has found an error: what was computed since may be garbage."""
+        for group in self._groups():
+            if error := error_of(group, self.device):
+                ranks = dist.get_process_group_ranks(group)
+                raise GroupError(f"The exchange between the ranks {ranks} failed ({error}), so its result is wrong.")
 
     def close(self) -> None:
         """Closes all groups once all ranks have left them. The next request builds its own."""

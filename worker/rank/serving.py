@@ -85,7 +85,7 @@ def run() -> None:
         """Cuts a job in a thread of its own: aborting groups takes time, and the heartbeat has to go on."""
         threading.Thread(target=groups.cut, args=(job,), name="cut", daemon=True).start()
 
-    heartbeat = Heartbeat(agent_store, rank, world, state.memory, cut, log.rotate)
+    heartbeat = Heartbeat(agent_store, rank, world, state.memory, lambda: timeline.moves, cut, log.rotate)
     relay = FrameRelay(device)
     groups.connect_ahead(relay.group)
     heartbeat.start()  # every rank has created its own by now

@@ -7,6 +7,7 @@ ranks do not wait for each other for ever, in whatever order their cards begin w
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -147,6 +148,18 @@ def test_ranks_do_not_wait_for_each_other_for_ever(
     needed = max(deadlock.room_needed(calls).values())
     assert needed <= count_side_by_side(counted)
     assert needed == count_side_by_side(counted) or (what, plan, world) not in TIGHT
+
+
+@pytest.mark.parametrize(("what", "plan", "world", "missing"), cases())
+def test_a_rank_may_wait_for_its_device_at_any_operation_if_no_patches_travel(
+    what: str, plan: dict[str, Any], world: int, missing: str, told: Told
+) -> None:
+    """A kernel's first run waits for all that was launched, and ranks load kernels at different times. Only stages that
+    send and receive ahead would wait for each other, so only they need all kernels to be loaded at the start."""
+    calls = deadlock.calls_of([rank["kernels"] for rank in of_case(told, what, plan, world, missing)], loads=True)
+    travels = what in ("loop", "cancel") and ParallelPlan(**plan).needs_loaded_kernels
+    with pytest.raises(Deadlock, match="stages.py") if travels else nullcontext():
+        deadlock.check(calls)
 
 
 def test_two_swapped_calls_of_a_plan_are_named(told: Told) -> None:

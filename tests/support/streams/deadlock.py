@@ -49,12 +49,17 @@ class Call:
         return self.stream.startswith(ON_HOST)
 
 
-def calls_of(traces: Sequence[Sequence[dict[str, Any]]]) -> list[Call]:
-    """The calls of all ranks, each with what it waits for. traces: by rank, a simulator's kernels as dictionaries.
-    Raises Deadlock for calls that do not meet."""
+def calls_of(traces: Sequence[Sequence[dict[str, Any]]], loads: bool = False) -> list[Call]:
+    """The calls of all ranks, each with what it waits for. Raises Deadlock for calls that do not meet.
+
+    traces: by rank, a simulator's kernels as dictionaries. loads: each operation loads its kernel, or has the allocator
+    try again: the host waits for all that it has launched.
+    """
     calls: list[Call] = []
     for rank, trace in enumerate(traces):
         of_stream: dict[str, list[Call]] = defaultdict(list)
+        own, seen = list[Call](), 0
+        awaited: dict[str, Call] = {}  # the last call of each stream that the host has waited for
         for each in trace:
             parts = [(kind, peer) for kind, peer in each["parts"]]
             whose = (each["kind"], each["group"], tuple(each["ranks"]), parts)
@@ -62,7 +67,12 @@ def calls_of(traces: Sequence[Sequence[dict[str, Any]]]) -> list[Call]:
             for stream, time in each["clock"].items():
                 ended = [other for other in of_stream.get(stream, ()) if other.time <= time]
                 call.before += ended[-1:]
+            if loads:
+                awaited.update((other.stream, other) for other in own[seen : each["loaded"]])
+                seen = each["loaded"]
+                call.before += awaited.values()
             of_stream[call.stream].append(call)
+            own.append(call)
             calls.append(call)
     match_collectives(calls)
     match_messages(calls)

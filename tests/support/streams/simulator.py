@@ -54,7 +54,8 @@ class Kernel:
     """A collective, or messages launched as one.
 
     parts: of messages, [kind, the other rank's global number]. clock: what had ended before it could begin. what: its
-    name and place in the code."""
+    name and place in the code. loaded: how many kernels were launched before the last operation before it; all of them
+    have ended, if that operation waited for the device as a kernel's first run does, or a retry of the allocator."""
 
     kind: str
     group: str
@@ -64,6 +65,7 @@ class Kernel:
     clock: Clock
     what: str
     parts: list[tuple[str, int]] = field(default_factory=list)
+    loaded: int = 0
 
 
 class Simulator:
@@ -77,6 +79,7 @@ class Simulator:
         self.findings: dict[tuple[str, ...], str] = {}
         self.kernels: list[Kernel] = []
         self.count = 0  # of accesses
+        self.loaded = 0  # how many kernels were launched before the last operation
         self.forgets: Callable[[], bool] = lambda: False  # whether the wait that is under way is taken away
 
     def new_stream(self, kind: str) -> str:
@@ -163,7 +166,7 @@ class Simulator:
     def start(self, kind: str, group: str, ranks: list[int], stream: str, what: str, parts: Any = ()) -> None:
         """Notes a launched collective."""
         clock = dict(self.clocks[stream])
-        self.kernels.append(Kernel(kind, group, ranks, stream, clock[stream], clock, what, list(parts)))
+        self.kernels.append(Kernel(kind, group, ranks, stream, clock[stream], clock, what, list(parts), self.loaded))
 
 
 def join(clock: Clock, other: Mapping[str, int]) -> None:

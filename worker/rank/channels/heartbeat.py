@@ -5,6 +5,7 @@ Both go through the store of torchrun's agent, in a thread of their own.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -47,16 +48,19 @@ class Heartbeat(threading.Thread):
         rank: int,
         world: int,
         measure: Callable[[], Mapping[str, int]],
+        count_moves: Callable[[], int],
         on_broken: Callable[[int], None],
         on_beat: Callable[[], None] = lambda: None,
     ) -> None:
         """measure: returns this rank's memory, see `RankState.memory`.
+        count_moves: returns a number that changes while this rank works, see `Timeline`.
         on_broken: called with the id of each job that is broken off.
         on_beat: called at each beat; raises nothing."""
         super().__init__(name="heartbeat", daemon=True)
         self.connect = connect
         self.rank = rank
         self.measure = measure
+        self.count_moves = count_moves
         self.on_broken = on_broken
         self.on_beat = on_beat
         self.cancelled = self.broken = self.announced = 0
@@ -64,7 +68,9 @@ class Heartbeat(threading.Thread):
         self.ended = 0  # the last job that ended on this rank
         self.count = 0
         self.due = threading.Event()
-        self.heard = [(time.monotonic(), {"count": 0}) for _ in range(world)]  # only rank 0 collects them
+        # Each rank's last beat, when it came, and when a beat last had other moves. Only rank 0 collects them.
+        self.heard = [(time.monotonic(), {"count": 0, "moves": 0, "memory": {}}) for _ in range(world)]
+        self.moved_at = time.monotonic()
         self.store = connect()
         for key in (CANCELLED, BROKEN):
             self.store.compare_set(key, "", "0")
@@ -101,19 +107,18 @@ class Heartbeat(threading.Thread):
 
     def status(self) -> dict[str, Any]:
         """Returns, on rank 0, each rank's seconds since its last sign of life, and its memory in bytes: rank 0's as it
-        is now, because ComfyUI asks what a request has freed, and the others' of their last beats."""
+        is now, because ComfyUI asks what a request has freed, and the others' of their last beats. still: the seconds
+        since any rank's timeline has moved."""
         now, heard = time.monotonic(), list(self.heard)
-        others = [{name: value for name, value in beat.items() if name != "count"} for _, beat in heard[1:]]
-        try:
-            own = self.measure()
-        except (MemoryError, RuntimeError):  # a job uses the memory up
-            own = {name: value for name, value in heard[0][1].items() if name != "count"}
-        memory = [own, *others]
-        return {"beats": [now - at for at, _ in heard], "memory": memory}
+        memory = [beat["memory"] for _, beat in heard]
+        with contextlib.suppress(MemoryError, RuntimeError):  # a job uses the memory up
+            memory[0] = self.measure()
+        return {"beats": [now - at for at, _ in heard], "memory": memory, "still": now - self.moved_at}
 
     def _beat(self) -> None:
         self.count += 1
-        self.store.set(BEAT.format(self.rank), json.dumps({"count": self.count, **self.measure()}))
+        beat = {"count": self.count, "moves": self.count_moves(), "memory": self.measure()}
+        self.store.set(BEAT.format(self.rank), json.dumps(beat))
 
     def _listen(self) -> None:
         if self.rank == 0:
@@ -121,8 +126,11 @@ class Heartbeat(threading.Thread):
             keys = [BROKEN, *(BEAT.format(rank) for rank in range(len(self.heard)))]
             broken, *beats = self._ask(lambda store: store.multi_get(keys))
             for rank, beat in enumerate(map(json.loads, beats)):
-                if beat["count"] != self.heard[rank][1]["count"]:
+                _, last = self.heard[rank]
+                if beat["count"] != last["count"]:
                     self.heard[rank] = (time.monotonic(), beat)
+                if beat["moves"] != last["moves"]:
+                    self.moved_at = time.monotonic()
         else:
             broken, cancelled = self._ask(lambda store: store.multi_get([BROKEN, CANCELLED]))
             self.cancelled = int(cancelled)
