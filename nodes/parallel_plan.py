@@ -112,8 +112,8 @@ class ParallelPlanNode(io.ComfyNode):
                     "attention",
                     ATTENTION,
                     AUTO,
-                    "The kernel that computes self-attention. auto: the best exact one that the device has. sage, "
-                    "sage_fp8, sage_fp16: in 8 bits, lossy: the image differs a little.",
+                    "The kernel that computes self-attention. auto: flash-attn where it is installed, else torch's own "
+                    "choice. sage, sage_fp8, sage_fp16: in 8 bits, lossy: the image differs a little.",
                 ),
                 *pipefusion_inputs(),
                 *placement_inputs(),

@@ -32,7 +32,7 @@ def cpu_attention_with_lse(
 def efficient_attention_with_lse(
     q_BhRD: torch.Tensor, k_BhKD: torch.Tensor, v_BhKD: torch.Tensor, bias: torch.Tensor | None, scale: float | None
 ) -> LogSumExp:
-    """CUDA's kernel for fp32, masks and large head dims. Pads the log-sum-exp to whole tiles. Since torch 2.1."""
+    """CUDA's kernel where there is no flash kernel. Pads the log-sum-exp to whole tiles. Since torch 2.1."""
     kernel = torch.ops.aten._scaled_dot_product_efficient_attention
     out_BhRD, lse, *_ = kernel(q_BhRD, k_BhKD, v_BhKD, bias, True, scale=scale)
     return out_BhRD, lse[..., : q_BhRD.shape[2]]
@@ -41,17 +41,9 @@ def efficient_attention_with_lse(
 def flash_attention_with_lse(
     q_BhRD: torch.Tensor, k_BhKD: torch.Tensor, v_BhKD: torch.Tensor, scale: float | None
 ) -> LogSumExp:
-    """CUDA's kernel for bf16 and fp16 without a mask. Since torch 2.1."""
+    """CUDA's kernel for bf16 and fp16 without a mask, from compute capability 8.0 on. Since torch 2.1."""
     out_BhRD, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q_BhRD, k_BhKD, v_BhKD, scale=scale)
     return out_BhRD, lse
-
-
-def chooses_cudnn(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    """Returns whether cuDNN's kernel is what torch's own attention chooses on a device. Since torch 2.5."""
-    from torch.nn.attention import SDPBackend
-
-    query = torch.empty(1, 1, 64, head_dim, dtype=dtype, device=device)  # of any tokens
-    return torch._fused_sdp_choice(query, query, query) == SDPBackend.CUDNN_ATTENTION.value
 
 
 def version_of(tensor: torch.Tensor) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -150,6 +151,22 @@ def test_attention_is_left_to_torch_where_nvidias_kernels_do_not_run(machine: Ma
     if not is_nvidia:
         with pytest.raises(PlanError, match=r"flash runs on NVIDIA's GPUs, and the ranks compute on GTX 1660\."):
             choose_backend("flash", machine.device, torch.bfloat16, 64, ring=1)
+
+
+@pytest.mark.parametrize("capability", [(7, 0), (7, 5), (8, 0), (12, 0)], ids=str)
+def test_old_nvidia_cards_lack_torchs_flash_kernel_and_are_asked_once(
+    capability: tuple[int, int], machine: Machine
+) -> None:
+    asked: list[torch.device] = []
+    machine.patch.setattr(torch.cuda, "get_device_capability", lambda of: (asked.append(of), capability)[1])
+    machine.patch.setattr(device, "is_before_ampere", functools.cache(device.is_before_ampere.__wrapped__))
+    is_nvidia = machine.kind == "cuda" and torch.version.hip is None
+    is_old = is_nvidia and capability < (8, 0)
+    for _ in range(3):
+        assert device.is_before_ampere(machine.device) == is_old
+        assert device.has_lse_kernels(machine.device, torch.float16) == (machine.kind == "cuda")
+        assert device.has_lse_kernels(machine.device, torch.bfloat16) == (machine.kind == "cuda" and not is_old)
+    assert asked == [machine.device] * is_nvidia
 
 
 def test_the_communication_of_a_job_is_cut_where_its_library_can(machine: Machine) -> None:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from ...compat import cpu_attention_with_lse, efficient_attention_with_lse, flash_attention_with_lse
-from ...device import CPU, has_lse_kernels
+from ...device import CPU, has_lse_kernels, is_before_ampere
 from ...groups.mesh import Axis
 
 FLASH_HEAD_DIM = 256  # the largest that CUDA's flash kernel takes
@@ -110,7 +110,7 @@ def attention_with_lse(
     """
     if q_BhRD.device.type == CPU:
         out, lse = cpu_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, mask, scale)
-    elif not has_lse_kernels(q_BhRD.device):
+    elif not has_lse_kernels(q_BhRD.device, q_BhRD.dtype):
         out, lse = plain_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, mask, scale)
     else:
         out, lse = cuda_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, scale, mask)
@@ -129,7 +129,8 @@ def cuda_attention_with_lse(
     if width % ALIGNMENT:
         scale = width**-0.5 if scale is None else scale
         q_BhRD, k_BhKD, v_BhKD = (F.pad(each, (0, -width % ALIGNMENT)) for each in (q_BhRD, k_BhKD, v_BhKD))
-    if q_BhRD.dtype == torch.float32 or mask is not None or width > FLASH_HEAD_DIM:
+    has_flash = q_BhRD.dtype != torch.float32 and width <= FLASH_HEAD_DIM and not is_before_ampere(q_BhRD.device)
+    if mask is not None or not has_flash:
         bias = None if mask is None else align_rows(mask).expand(*q_BhRD.shape[:3], k_BhKD.shape[2])
         out, lse = efficient_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, bias, scale)
     else:

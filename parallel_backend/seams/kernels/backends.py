@@ -15,10 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ...compat import check_attention_backend, chooses_cudnn
+from ...compat import check_attention_backend
 from ...device import name_of, nvidia_capability
 from ...errors import PlanError
-from ...plan import LOSSY_ATTENTION
 from ..exchange.ring import attention_with_lse
 from .sage import FP8_KERNELS, FP16_KERNELS, PACKAGE, SAGE_KERNELS, find_fault
 
@@ -47,11 +46,6 @@ class Backend:
     lse_dims: tuple[int, int, int] | None = None
     cards: Mapping[Capability, str] = field(default_factory=dict, hash=False)
     find_fault: Callable[[Capability, int], str | None] | None = None
-
-    @property
-    def exact(self) -> bool:
-        """Whether it computes in the model's dtype. One that does not is lossy, and runs only if somebody asks."""
-        return self.name not in LOSSY_ATTENTION
 
     def on(self, device: torch.device) -> Backend:
         """Returns this backend with the kernel for a device that it can run on."""
@@ -165,11 +159,11 @@ def sage(name: str, cards: Mapping[Capability, str]) -> Backend:
 
 NATIVE = Backend("native", "native")
 CUDNN = CudnnBackend("cudnn", "_native_cudnn", package="a torch with cuDNN")
-BACKENDS = (  # the order in which auto tries those that are exact
+BACKENDS = (  # auto takes the first that can run, and none after native: torch decides on cuDNN, and sage is lossy
     Backend("flash3", "_flash_3", (9, 0), 256, "flash-attn 3 (flash_attn_interface)", (0, 2, 1)),
     Backend("flash", "flash", (8, 0), 256, "the package flash-attn", (0, 1, 2)),
-    CUDNN,
     NATIVE,
+    CUDNN,
     sage("sage", SAGE_KERNELS),
     sage("sage_fp8", FP8_KERNELS),
     sage("sage_fp16", FP16_KERNELS),
@@ -177,12 +171,11 @@ BACKENDS = (  # the order in which auto tries those that are exact
 
 
 def choose_backend(name: str, device: torch.device, dtype: torch.dtype, head_dim: int, ring: int) -> Backend:
-    """Returns the backend with this name in a plan. `auto` is the first exact one that can run; native, if torch itself
-    chooses that one. Raises PlanError, which says what to use instead."""
+    """Returns the backend with this name in a plan; auto takes one of a flash package, or torch's own choice. Raises
+    PlanError, which says what to use instead."""
     able = [backend for backend in BACKENDS if backend.why_not(device, dtype, head_dim, ring) is None]
     if name == "auto":
-        best = next(backend for backend in able if backend.exact)
-        return NATIVE if best is CUDNN and chooses_cudnn(device, dtype, head_dim) else best
+        return able[0]
     backend = backend_named(name)
     if backend not in able:
         reason = backend.why_not(device, dtype, head_dim, ring)

@@ -17,12 +17,15 @@ import torch
 
 import dev
 from demo.host import REPOSITORY
+from tests.support.labelled.tensors import GPU, on_gpu
+from tests.support.ranks.cuda import quick_ranks
 from tests.support.ranks.pool import RankPool
 from tests.support.report import __main__ as program
 from tests.support.report import lacking, machine, quick, timing
 from tests.support.report.plans_row import rows
 
 GB = 1 << 30
+OWN = "torch's flash_attention_for_cpu"
 SMI = """#!/bin/sh
 case "$1" in
   -L) {listed} ;;
@@ -137,8 +140,30 @@ def test_two_ranks_answer_the_three_questions(found: tuple[list[dict], str]) -> 
     assert [each["plan"] for each in results if "plan" in each] == ["ulysses=2", "ring=2", "cfg=2"]
     assert all(each["error"] <= quick.EXACT["fp32"] for each in results if "plan" in each)
     assert all(each["seconds"] > 0 < each["faster"] for each in results if "plan" in each)
+    (kernels,) = (each["kernels"] for each in results if "kernels" in each)
+    assert kernels == [f"rank {rank}, fp32: {OWN}; under ring {OWN}" for rank in range(2)]
     (links,) = (each["links"] for each in results if "links" in each)
     assert min(rate for rate, _ in (links[kind] for kind in ("all_to_all", "all_gather", "send"))) > 0
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "kernel"),
+    [
+        ((7, 5), torch.float32, "efficient_attention"),
+        ((7, 5), torch.float16, "efficient_attention"),
+        ((7, 5), torch.bfloat16, "matrix products"),
+        ((8, 9), torch.float32, "efficient_attention"),
+        ((8, 9), torch.float16, "flash_attention"),
+        ((8, 9), torch.bfloat16, "flash_attention"),
+    ],
+    ids=str,
+)
+def test_the_kernel_of_a_card_is_the_one_that_runs(
+    capability: tuple[int, int], dtype: torch.dtype, kernel: str
+) -> None:
+    """With labelled tensors in place of the card, and without a flash package."""
+    with on_gpu(counts_memory=False, capability=capability):
+        assert [quick_ranks.kernel(dtype, GPU, ring) for ring in (1, 2)] == [f"torch's {kernel}"] * 2
 
 
 @pytest.mark.parametrize("name", [*MACHINES, *BY_QUICK_ALONE])
@@ -156,6 +181,7 @@ def test_the_quick_page_has_what_the_table_of_plans_predicts_beside_what_is_meas
         "Does it run?\n\nYes",
         "Is it exact?\n\nYes.",
         "How much faster?\n\n- ulysses=2: ×",
+        f"Attention\n\n- rank 0, fp32: {OWN}; under",
         "Links\n\n- all",
     ):
         assert f"## {section}" in page

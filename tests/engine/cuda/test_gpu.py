@@ -19,6 +19,8 @@ import pytest
 import torch
 
 from parallel_backend.plan import ParallelPlan
+from parallel_backend.seams.exchange.ring import plain_attention_with_lse
+from parallel_backend.seams.kernels.backends import choose_backend
 from tests.support.cases.families import FAMILIES, WIDE, Family
 from tests.support.cases.host import CASES as ROWS
 from tests.support.cases.library_plans import LONG, allows, plans
@@ -29,6 +31,7 @@ from tests.support.group.direct_group import FLUX, DirectGroup, direct_on
 from tests.support.group.memory import full_card, little_memory
 from tests.support.labelled.own_waits import WAITS_INSIDE
 from tests.support.ranks.cuda.fresh import run_ranks
+from tests.support.ranks.cuda.libraries import DTYPES
 from tests.support.ranks.cuda.resumed import told_by_ranks
 from tests.support.tiers import running
 from worker.errors import OutOfMemory
@@ -175,6 +178,27 @@ def test_parked_weights_leave_the_device_and_come_back(
         assert found["pinned"] == (device == "cuda")
         seconds = " and ".join(f"{found[f'{what} seconds']:.3f} s" for what in ("park", "restore"))
         print(f"{found['mebibytes']} MiB parked and restored in {seconds}")
+
+
+@pytest.mark.parametrize("keys", [1, 77])
+@pytest.mark.parametrize("is_masked", [False, True], ids=["no mask", "mask"])
+@pytest.mark.parametrize("name", ["bf16", "fp16", "fp32"])
+def test_auto_has_a_kernel_for_each_dtype_that_this_card_runs(
+    name: str, is_masked: bool, keys: int, device: str, record_property: Callable[[str, object], None]
+) -> None:
+    """Also under ring, whose kernels torch does not choose. cuDNN's takes no single key."""
+    dtype, generator = DTYPES[name], torch.Generator().manual_seed(keys)
+    q, k, v = (torch.randn(2, 4, tokens, 64, generator=generator).to(dtype) for tokens in (50, keys, keys))
+    mask = torch.randn(2, 1, 50, keys, generator=generator).to(dtype) if is_masked else None
+    right, right_lse = plain_attention_with_lse(q, k, v, mask, None)
+    given = [each if each is None else each.to(device) for each in (q, k, v, None, mask)]
+    found = choose_backend("auto", given[0].device, dtype, 64, ring=1).attend(*given)
+    shared, lse = choose_backend("auto", given[0].device, dtype, 64, ring=2).attend_with_lse(*given)
+    error = max(relative_error(each.cpu().float(), right.float()) for each in (found, shared))
+    record_property("group", f"attention=auto, {name}")
+    record_property("error", error)
+    assert error <= (FP32 if name == "fp32" else BF16)
+    torch.testing.assert_close(lse.cpu(), right_lse, atol=BF16, rtol=BF16)
 
 
 @pytest.mark.parametrize("plan", [of_the_whole_machine(), {"pipefusion": RANKS}], ids=["tokens", "stages"])

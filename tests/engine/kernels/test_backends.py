@@ -22,7 +22,7 @@ from packaging.version import Version
 from torch.nn.attention import SDPBackend
 
 from demo.host import REPOSITORY
-from parallel_backend import apply_plan, compat, parallelize, unparallelize
+from parallel_backend import apply_plan, parallelize, unparallelize
 from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.errors import PlanError
 from parallel_backend.groups.mesh import Mesh, build_mesh
@@ -50,7 +50,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     usable: set[str] = set()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(backends, "is_usable", lambda backend: backend.name in usable)
-    monkeypatch.setattr(backends, "chooses_cudnn", lambda *_: False)
     return usable
 
 
@@ -72,25 +71,22 @@ def test_every_backend_of_a_plan_exists() -> None:
         ParallelPlan(attention="fast")
 
 
-def test_auto_takes_the_best_that_the_device_has(gpu: set[str]) -> None:
-    assert choose_backend("auto", CUDA, BF16, 64, ring=1).name == "native"
-    for name in ("sage", "sage_fp8", "sage_fp16", "cudnn", "flash", "flash3"):
-        gpu.add(name)
-        assert choose_backend("auto", CUDA, BF16, 64, ring=1).name == ("native" if "sage" in name else name)
-    assert choose_backend("auto", CPU, BF16, 64, ring=1).name == "native"
-    assert choose_backend("auto", CUDA, torch.float32, 64, ring=1).name == "native"
-
-
-def test_auto_leaves_attention_to_torch_where_torch_chooses_the_same(
-    gpu: set[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("card", [(7, 5), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)], ids=str)
+def test_auto_takes_a_flash_package_or_else_torchs_own_choice(
+    card: tuple[int, int], gpu: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not compat.chooses_cudnn(CPU, BF16, 64)
-    monkeypatch.setattr(backends, "chooses_cudnn", lambda *_: True)
-    gpu.add("cudnn")
+    """Only torch itself may choose cuDNN, which it has turned off on most cards."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: card)
+    gpu.update({"cudnn", "sage", "sage_fp8", "sage_fp16"})
     assert choose_backend("auto", CUDA, BF16, 64, ring=1) is NATIVE
-    assert choose_backend("cudnn", CUDA, BF16, 64, ring=1) is CUDNN
-    gpu.add("flash")
-    assert choose_backend("auto", CUDA, BF16, 64, ring=1).name == "flash"
+    for name, least in (("flash", (8, 0)), ("flash3", (9, 0))):
+        before = choose_backend("auto", CUDA, BF16, 64, ring=1).name
+        gpu.add(name)
+        assert choose_backend("auto", CUDA, BF16, 64, ring=1).name == (name if card >= least else before)
+    assert choose_backend("auto", CPU, BF16, 64, ring=1) is NATIVE
+    assert choose_backend("auto", CUDA, torch.float32, 64, ring=1) is NATIVE
+    if card >= (8, 0):
+        assert choose_backend("cudnn", CUDA, BF16, 64, ring=1) is CUDNN
 
 
 def test_cudnn_gets_tensors_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +119,7 @@ def test_a_backend_that_cannot_is_refused_with_the_reason_and_another(
 ) -> None:
     gpu.update({"cudnn", "sage"})
     with pytest.raises(
-        PlanError, match=r"attention=flash needs the package flash-attn.*\n\nUse attention=cudnn or native"
+        PlanError, match=r"attention=flash needs the package flash-attn.*\n\nUse attention=native or cudnn"
     ):
         choose_backend("flash", CUDA, BF16, 64, ring=1)
     with pytest.raises(PlanError, match=r"attention=cudnn returns no log-sum-exp, which ring=2 needs\.\n\nUse .*"):

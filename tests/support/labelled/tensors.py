@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from parallel_backend.device import is_before_ampere
 from parallel_backend.models.parallel_mlp import SPLITS, split_plain_rows
 
 from .watch import RUNTIME, Watch
@@ -39,6 +40,7 @@ INDEXED = ("aten::index", "aten::index_put_", "aten::_index_put_impl_")
 MIXED = (*COPIES, *INDEXED)
 ALIGNED_TO = {torch.float32: 4, torch.bfloat16: 8, torch.float16: 8}  # elements, of the efficient kernel's strides
 FLASH_HEAD_DIM, TILE = 256, 32
+ADA, AMPERE = (8, 9), (8, 0)  # compute capabilities: what is pretended, and the least of flash and of bf16
 PADDED_TO = 16  # what torch pads a mask to
 
 
@@ -236,15 +238,16 @@ def attention_of_gpu(
 ):
     """`F.scaled_dot_product_attention` of tensors on a GPU, which chooses as torch does there, and as a build for the
     CPU cannot: flash for halves without a mask, else the efficient kernel, and arithmetic for what neither takes."""
-    halves = query.dtype in (torch.bfloat16, torch.float16)
+    halves, is_old = query.dtype in (torch.bfloat16, torch.float16), is_old_card()
     is_even = query.ndim == 4 and query.dtype in ALIGNED_TO and query.shape[-1] % ALIGNED_TO[query.dtype] == 0
-    if not (is_gpu(query.device) and is_even) or dropout_p or is_causal or enable_gqa:
+    is_taken = is_gpu(query.device) and is_even and not (is_old and query.dtype == torch.bfloat16)
+    if not is_taken or dropout_p or is_causal or enable_gqa:
         more = {"scale": scale, "enable_gqa": enable_gqa}
         return aten.scaled_dot_product_attention.default.decompose(
             query, key, value, attn_mask, dropout_p, is_causal, **more
         )
     mask = attn_mask
-    if mask is None and halves and query.shape[-1] <= FLASH_HEAD_DIM:
+    if mask is None and halves and not is_old and query.shape[-1] <= FLASH_HEAD_DIM:
         return aten._scaled_dot_product_flash_attention(query, key, value, scale=scale)[0]
     if mask is not None:
         if mask.dtype == torch.bool:
@@ -266,9 +269,15 @@ def choosing_attention() -> Iterator[None]:
         library._destroy()
 
 
+def is_old_card() -> bool:
+    return torch.cuda.get_device_capability() < AMPERE
+
+
 def flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, scale: Any = None, **__: Any) -> tuple:
     if query.dtype not in (torch.bfloat16, torch.float16) or query.shape[-1] % 8 or query.shape[-1] > FLASH_HEAD_DIM:
         raise RuntimeError(f"Flash attention takes no {query.dtype} with a head dim of {query.shape[-1]}.")
+    if is_old_card():
+        raise RuntimeError("FlashAttention only supports Ampere GPUs or newer.")
     WATCH.kernels.add("flash")
     out, lse = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, scale=scale)
     return out, lse.float(), None, None, query.shape[2], key.shape[2], torch.zeros(2), torch.zeros(2), torch.zeros(1)
@@ -280,8 +289,8 @@ def efficient(
 ) -> tuple:  # fmt: skip
     """With the strides that CUDA's kernel asks for, and its log-sum-exp, which fills whole tiles."""
     multiple = ALIGNED_TO[query.dtype]
-    if query.shape[-1] % multiple:
-        raise RuntimeError(f"cutlassF: no kernel found to launch for a head dim of {query.shape[-1]}.")
+    if query.shape[-1] % multiple or query.dtype == torch.bfloat16 and is_old_card():
+        raise RuntimeError(f"cutlassF: no kernel found to launch for {query.dtype}, head dim {query.shape[-1]}.")
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         strides = [tensor.stride(dim) for dim in range(3) if tensor.shape[dim] > 1]
         if tensor.stride(-1) != 1 or any(stride % multiple for stride in strides):
@@ -350,16 +359,17 @@ def off_gpu() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def on_gpu(counts_memory: bool = True) -> Iterator[Watch]:
+def on_gpu(counts_memory: bool = True, capability: tuple[int, int] = ADA) -> Iterator[Watch]:
     """While entered, there is a GPU, whose tensors are Labelled ones. What it counted is in the Watch."""
     lend_guard()
     global WATCH
     WATCH = Watch(counts_memory)
+    is_before_ampere.cache_clear()
     torch._C._set_only_lift_cpu_tensors(True)  # so that torch.tensor(…, device=GPU) comes by as a copy
     torch.__future__.set_overwrite_module_params_on_conversion(True)  # a Parameter's data cannot become another class's
     with contextlib.ExitStack() as stack:
         for name, value in (
-            ("get_device_capability", lambda *_: (8, 9)), ("get_device_name", lambda *_: "labelled"),
+            ("get_device_capability", lambda *_: capability), ("get_device_name", lambda *_: "labelled"),
             ("current_stream", lambda *_: Stream()), ("Event", Event), ("_lazy_init", lambda: None),
             ("synchronize", WATCH.synchronise), ("set_device", lambda *_: None), ("cudart", lambda: RUNTIME),
         ):  # fmt: skip
@@ -370,5 +380,6 @@ def on_gpu(counts_memory: bool = True) -> Iterator[Watch]:
         try:
             yield WATCH
         finally:
+            is_before_ampere.cache_clear()
             torch._C._set_only_lift_cpu_tensors(False)
             torch.__future__.set_overwrite_module_params_on_conversion(False)

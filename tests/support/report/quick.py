@@ -1,5 +1,6 @@
 """`python3 dev.py gpu --quick`, or python -m tests.support.report.quick [--device cpu] [--out PAGE]:
-answers in five minutes: does it run, is it exact, how much faster is it? Measures the links, too.
+answers in five minutes: does it run, is it exact, how much faster is it? Measures the links, too, and says which kernel
+computes attention.
 
 It needs torch and requirements.txt, and neither ComfyUI nor a model. Each rank makes the same Flux of random weights.
 Exit status: 1 where the ranks fail or are not exact, 2 without a GPU.
@@ -56,6 +57,7 @@ def answers(found: Sequence[dict[str, Any]], said: str, ranks: int, expected: st
     plans = [each for each in found if "plan" in each]
     wrong = [each for each in plans if each["error"] > EXACT[each["dtype"]]]
     links = next((each["links"] for each in found if "links" in each), {})
+    kernels = next((each["kernels"] for each in found if "kernels" in each), [])
     parts = ["## Does it run?"]
     parts += [f"Yes, on {ranks} rank{'s' if ranks > 1 else ''}." if not said else f"No:\n\n{fenced(said)}"]
     if said and setting and ranks > 1:
@@ -66,6 +68,7 @@ def answers(found: Sequence[dict[str, Any]], said: str, ranks: int, expected: st
     timed = [each for each in plans if "seconds" in each]
     parts += [listed([f"{each['plan']}: ×{each['faster']:.2f} ({each['seconds']:.4f} s a step)" for each in timed])]
     parts += [expected]
+    parts += ["## Attention", listed(kernels)] if kernels else []
     if links:
         parts += ["## Links", listed([link(kind, *links[kind]) for kind in ("all_to_all", "all_gather", "send")])]
         parts += [listed([f"from pinned host memory: {links['host'] / 1e9:.1f} GB/s"])]

@@ -2,7 +2,8 @@
 runs models on ranks whose tensors say that they are on a GPU, and saves by case the relative error against the CPU, how
 often the host would have waited in a forward after the first, inside of blocks and elsewhere, and which kernels ran.
 
-CASES: a file of JSON, of [library, name, plan, dtype]; of `libraries`.
+CASES: a file of JSON, of [library, name, plan, dtype]; of `libraries`. A dtype may name the GPU's compute capability:
+"fp16 on 7.5".
 Under plans with stages, diffusers' are sampled and compared with the same on the CPU; counted is what more steps add.
 """
 
@@ -26,7 +27,7 @@ torch.inference_mode = torch.no_grad
 from parallel_backend.plan import ParallelPlan  # noqa: E402
 from tests.support.cases.references import relative_error  # noqa: E402
 from tests.support.labelled.counting import counted  # noqa: E402
-from tests.support.labelled.tensors import GPU, on_gpu  # noqa: E402
+from tests.support.labelled.tensors import ADA, GPU, on_gpu  # noqa: E402
 from tests.support.labelled.watch import Watch  # noqa: E402
 from tests.support.labelled.whole_way import WholeWay  # noqa: E402
 from tests.support.ranks.cuda.libraries import LIBRARIES, Bench  # noqa: E402
@@ -51,9 +52,11 @@ def main(cases: str, out: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     found, way = {}, None
-    for library, name, degrees, dtype in json.loads(Path(cases).read_text()):
+    for case in json.loads(Path(cases).read_text()):
+        (library, name, degrees), (dtype, _, card) = case[:3], case[3].partition(" on ")
+        major, minor = map(int, card.split(".")) if card else ADA
         told: dict[str, Any] = {}
-        with on_gpu(counts_memory=False) as watch:
+        with on_gpu(counts_memory=False, capability=(major, minor)) as watch:
             way = way or WholeWay(Path(out).parent)
             bench = Bench(GPU, Path(out).parent, partial(with_more, watch))
             if library == "comfyui":
@@ -66,7 +69,7 @@ def main(cases: str, out: str) -> None:
                 told["comfyui"] = dict(way.waits) if library == "comfyui" else {}
             except Exception:  # whatever it is fails that case's test; the others still run
                 told["failed"] = "\n".join(traceback.format_exc().splitlines()[-12:])
-        found[json.dumps([library, name, degrees, dtype])] = told
+        found[json.dumps(case)] = told
     Path(f"{out}.{dist.get_rank()}").write_text(json.dumps(found))
     leave()
 

@@ -39,7 +39,7 @@ from tests.support.labelled.tensors import off_gpu
 from tests.support.ranks.host_ranks import Sampling, calls_of, flat
 from worker.comfyui.vae import use_chunk_bytes
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CPU = torch.device("cpu")
 STEPS = 4
 CALLS = " × "  # in a name, before the number of calls, if they are several

@@ -2,8 +2,9 @@
 a Flux of random weights on these ranks against itself on one, and the links between them. Rank 0 writes each finding to
 OUT as a line of JSON, as soon as it has it.
 
-A finding has "links", what `measure_ranks` says; or "plan", "dtype", "error", relative to one rank's result, and of
-the large model "seconds" of a forward and how many times "faster" it is than one rank's.
+A finding has "kernels", by card what computes attention; "links", what `measure_ranks` says; or "plan", "dtype",
+"error", relative to one rank's result, and of the large model "seconds" of a forward and how many times "faster" it is
+than one rank's.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from diffusers import FluxTransformer2DModel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallel_backend.device import is_accelerator, synchronise, total_bytes
 from parallel_backend.groups.mesh import Axis, new_group, start_distributed
 from parallel_backend.library import parallelize, unparallelize
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.rates import measure_ranks
+from parallel_backend.seams.kernels.backends import NATIVE, choose_backend
 from tests.support.ranks.leaving import leave
 
 SMALL = {"num_layers": 2, "num_single_layers": 2, "num_attention_heads": 8, "attention_head_dim": 64}
@@ -36,6 +39,40 @@ AXES = {64: (8, 28, 28), 128: (16, 56, 56)}
 ROUNDS, ON_CPU = 5, 1
 TEXT = {"small": 32, "large": 512}
 SIDE = {"small": 16, "large": 64}  # tokens
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+KERNEL = "_scaled_dot_product_"  # how torch's operations of attention begin
+
+
+class Named(TorchDispatchMode):
+    """While entered, notes the names of operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        self.names.append(func.__name__.partition(".")[0])
+        return func(*args, **(kwargs or {}))
+
+
+def kernel(dtype: torch.dtype, device: torch.device, ring: int) -> str:
+    """What computes the large model's attention here under `attention=auto`. If it is torch's own choice, which."""
+    head_dim = LARGE["attention_head_dim"]
+    backend = choose_backend("auto", device, dtype, head_dim, ring)
+    if backend is not NATIVE:
+        return backend.name
+    query = torch.ones(1, LARGE["num_attention_heads"], SIDE["small"] ** 2, head_dim, dtype=dtype, device=device)
+    with torch.no_grad(), Named() as named:  # in inference mode, torch chooses where no mode sees it
+        (backend.attend_with_lse if ring > 1 else backend.attend)(query, query, query, None)
+    found = next((name.removeprefix(KERNEL) for name in named.names if name.startswith(KERNEL)), "matrix products")
+    return f"torch's {found}"
+
+
+def kernels(device: torch.device) -> list[str]:
+    """What computes attention on this rank's card, a line a dtype."""
+    card, names = (f"GPU {device.index}", DTYPES) if is_accelerator(device) else (f"rank {dist.get_rank()}", ("fp32",))
+    ways = {name: [kernel(DTYPES[name], device, ring) for ring in (1, 2)] for name in names}
+    return [f"{card}, {name}: {alone}; under ring {ring}" for name, (alone, ring) in ways.items()]
 
 
 def build(sizes: dict[str, int], dtype: torch.dtype, device: torch.device) -> FluxTransformer2DModel:
@@ -105,6 +142,9 @@ def main(device_type: str, out: str) -> None:
             with Path(out).open("a") as file:
                 print(json.dumps(found), file=file)
 
+    by_rank: list[list[str]] = [[] for _ in range(ranks)]
+    dist.all_gather_object(by_rank, kernels(device))
+    tell(kernels=[line for lines in by_rank for line in lines])
     plans = [ParallelPlan()] if ranks == 1 else [ParallelPlan(ulysses=ranks), ParallelPlan(ring=ranks)]
     if ranks == 2:
         plans.append(ParallelPlan(cfg=2))
