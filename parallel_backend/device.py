@@ -28,7 +28,6 @@ THROUGH_THE_HOST = {"cuda": "NCCL_P2P_DISABLE=1", "xpu": "CCL_TOPO_P2P_ACCESS=0"
 CHANNELS = 32  # the most that NCCL uses by itself
 WARM = 64  # numbers in a row of what `warm_up` computes with
 GB = 1e9
-AMPERE = (8, 0)  # the least compute capability of torch's flash kernel, and of its kernels for bf16
 KIBIBYTE = 1024  # Linux counts a process's memory in these
 SAME_MEMORY = 0.05  # cards of one model report memory within this; models of one name differ by more
 
@@ -164,15 +163,9 @@ def nvidia_capability(device: torch.device) -> tuple[int, int] | None:
     return module_of(device).get_device_capability(device)
 
 
-@functools.cache
-def is_before_ampere(device: torch.device) -> bool:
-    """Whether it is an NVIDIA card without the kernels of AMPERE. Each attention call asks."""
-    return (nvidia_capability(device) or AMPERE) < AMPERE
-
-
-def has_lse_kernels(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether torch's attention kernels for this dtype return the log-sum-exp of the scores. CUDA's and ROCm's do."""
-    return device.type == "cuda" and not (dtype == torch.bfloat16 and is_before_ampere(device))
+def has_lse_kernels(device: torch.device) -> bool:
+    """Whether torch's attention kernels return the log-sum-exp of the scores. CUDA's and ROCm's do."""
+    return device.type == "cuda"
 
 
 def can_be_aborted(device: torch.device) -> bool:

@@ -5,6 +5,7 @@ https://arxiv.org/abs/2310.01889. Shapes: B batch, h local heads, R this rank's 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -12,10 +13,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from ...compat import cpu_attention_with_lse, efficient_attention_with_lse, flash_attention_with_lse
-from ...device import CPU, has_lse_kernels, is_before_ampere
+from ...device import CPU, has_lse_kernels, nvidia_capability
 from ...groups.mesh import Axis
 
 FLASH_HEAD_DIM = 256  # the largest that CUDA's flash kernel takes
+AMPERE = (8, 0)  # the least compute capability of that kernel, and of CUDA's kernels for bf16
 QUERIES = 1024  # if there is no kernel, the scores of this many queries are in memory at a time
 ALIGNMENT = 8  # elements of CUDA's kernels, in fp16 and bf16; fp32 needs half of it
 # (queries BhRD, keys, values BhKD, scale, mask) to attention BhRD and the log-sum-exp of its scores, BhR in fp32.
@@ -110,7 +112,7 @@ def attention_with_lse(
     """
     if q_BhRD.device.type == CPU:
         out, lse = cpu_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, mask, scale)
-    elif not has_lse_kernels(q_BhRD.device, q_BhRD.dtype):
+    elif not has_lse_kernels(q_BhRD.device) or (q_BhRD.dtype == torch.bfloat16 and is_before_ampere(q_BhRD.device)):
         out, lse = plain_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, mask, scale)
     else:
         out, lse = cuda_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, scale, mask)
@@ -118,6 +120,12 @@ def attention_with_lse(
         blind = mask.isneginf().all(-1).expand(lse.shape)
         out, lse = out.masked_fill(blind.unsqueeze(-1), 0), lse.masked_fill(blind, float("-inf"))
     return out, lse
+
+
+@functools.cache
+def is_before_ampere(device: torch.device) -> bool:
+    """Whether it is an NVIDIA card below AMPERE. Each attention call asks, so a device is asked once."""
+    return (nvidia_capability(device) or AMPERE) < AMPERE
 
 
 def cuda_attention_with_lse(
@@ -141,7 +149,7 @@ def cuda_attention_with_lse(
 def plain_attention_with_lse(
     q_BhRD: torch.Tensor, k_BhKD: torch.Tensor, v_BhKD: torch.Tensor, mask: torch.Tensor | None, scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Computes the same by matrix products in fp32, for devices whose kernels do not return the log-sum-exp. Takes some
+    """Computes the same by matrix products in fp32, where no kernel for the dtype returns the log-sum-exp. Takes some
     queries at a time, to limit the scores in memory."""
     factor = q_BhRD.shape[-1] ** -0.5 if scale is None else scale
     k_BhDK, v_BhKD, parts = k_BhKD.float().transpose(-2, -1), v_BhKD.float(), []

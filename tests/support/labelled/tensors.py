@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from parallel_backend.device import is_before_ampere
 from parallel_backend.models.parallel_mlp import SPLITS, split_plain_rows
+from parallel_backend.seams.exchange.ring import is_before_ampere
 
 from .watch import RUNTIME, Watch
 
