@@ -346,6 +346,7 @@ class ParallelModel:
     def forget(self) -> None:
         """Drops what is cached for the last sampling."""
         self.pipeline.forget()
+        self.slot.buffers.clear()
         self.kept.drop()
 
 

@@ -34,7 +34,7 @@ class Message(NamedTuple):
     forward: int = 0
 
 
-Allocate = Callable[[Message], torch.Tensor | None]
+ShapeOf = Callable[[Message], Sequence[int] | None]  # the shape of a message; None if it is not known yet
 # The shapes of a message's tensors, by its segments.
 ShapesOf = Callable[[list[int]], list[torch.Size]]
 
@@ -147,6 +147,8 @@ def refill(siblings: torch.nn.ModuleList, blocks: Sequence[torch.nn.Module]) -> 
 
 class Inbox:
     """Messages from one rank, in an order known beforehand. Each receive is posted while the previous message is used.
+    So two buffers take turns. A receive waits for the work that this rank has launched, and it is posted when the
+    message before is taken. By then all is launched that uses the message before that one, which had the same buffer.
 
     A receive is not posted if its message depends on work that this rank has not launched. On a GPU, some calls wait
     for all posted work, such as a kernel's first run, which loads it, or a retry of the allocator. They would wait
@@ -160,11 +162,13 @@ class Inbox:
         group: dist.ProcessGroup | None,
         timeline: Timeline,
         is_due: Callable[[Message], bool],
+        slot: ForwardSlot,
     ) -> None:
         self.source = source
         self.group = group
         self.timeline = timeline
         self.is_due = is_due
+        self.slot, self.turn = slot, False
         self.expect([], None)
         self.posted: tuple[Message, dist.Work | None, torch.Tensor] | None = None
 
@@ -172,12 +176,11 @@ class Inbox:
         """Announces the messages of a run. None of them is posted yet. proceeds: see `StageLink.expect`."""
         self.coming, self.proceeds = list(coming), proceeds
         self.step = 0  # of the last message taken
-        self.allocate: Allocate = lambda _: None  # replaced by the run's own with the first message
+        self.shape_of: ShapeOf = lambda _: None  # replaced by the run's own with the first message
 
-    def take(self, message: Message, allocate: Allocate) -> torch.Tensor:
-        """Returns the next message, which must be this one. allocate: returns an empty tensor for a message; None if
-        its size is not known yet."""
-        self.allocate = allocate
+    def take(self, message: Message, shape_of: ShapeOf, like: torch.Tensor) -> torch.Tensor:
+        """Returns the next message, which must be this one, until the next call. like: gives its dtype."""
+        self.shape_of, self.like = shape_of, like
         if self.posted is None:
             self._post()
         if self.posted is None:
@@ -201,19 +204,26 @@ class Inbox:
             self._post()
 
     def _post(self) -> None:
-        tensor = self.allocate(self.coming[0])
-        if tensor is None:
+        shape = self.shape_of(self.coming[0])
+        if shape is None:
             return
-        work = dist.irecv(tensor, self.source, group=self.group) if tensor.numel() else None
+        self.turn, size = not self.turn, math.prod(shape)
+        buffer = self.slot.take_buffer(("received", self.turn), size, self.like)
+        tensor = buffer[:size].view(shape)
+        work = dist.irecv(tensor, self.source, group=self.group) if size else None
         self.posted = (self.coming.pop(0), work, tensor)
+        self.slot.buffers["received", self.turn] = buffer
 
 
 class StageLink:
     """This stage's connections: tokens to the next stage and from the previous one, latents from the last to the first.
 
-    Sends and receives are in flight while the stage computes. Handles and buffers are kept until their wait has
-    returned, because gloo never delivers a send whose handle was dropped.
-    slot: holds the running forward.
+    Sends and receives are in flight while the stage computes. Handles are kept until their wait has returned, because
+    gloo never delivers a send whose handle was dropped.
+    slot: holds the running forward, and the buffers.
+    in_flight: sends, by the first of their segments. Each patch has a buffer for what is sent of it, and a whole step
+    uses the first patch's. Two would not do: with more patches than stages, the other latents are between the last
+    stage and the first, which receives one at a time. Both would wait for each other.
     """
 
     def __init__(self, mesh: Mesh, slot: ForwardSlot) -> None:
@@ -224,11 +234,12 @@ class StageLink:
         self.next = axis.global_rank((axis.index + 1) % axis.degree)
         self.outgoing = mesh.link_out
         self.timeline = mesh.timeline
-        self.in_flight: list[tuple[dist.Work, torch.Tensor]] = []
+        self.in_flight: dict[int, dist.Work] = {}
         self.known: dict[int, ShapesOf] = {}  # by the step's forward
         self.last_forward = 0
         self.launched: dict[int, int] = {}  # by segment, the last step whose work on this stage was launched
-        self.inbox = Inbox(axis.global_rank((axis.index - 1) % axis.degree), mesh.link_in, mesh.timeline, self.is_due)
+        source = axis.global_rank((axis.index - 1) % axis.degree)
+        self.inbox = Inbox(source, mesh.link_in, mesh.timeline, self.is_due, slot)
 
     def expect(self, coming: list[Message], proceeds: Callable[[int], bool] | None, last_forward: int) -> None:
         """Announces what the previous stage sends: tokens, or on the first stage latents from the last. proceeds:
@@ -254,10 +265,8 @@ class StageLink:
 
     def send(self, tokens: Sequence[torch.Tensor]) -> None:
         """Sends local tokens to the next stage, as one message. Raises StageExit."""
-        message = torch.cat([part.flatten() for part in tokens])
-        if message.numel():
-            self._send(message)
         forward = self.slot.forward
+        self._send(tokens, forward.running)
         if forward.index == self.last_forward:
             self.mark_launched(forward.step, forward.running)
         raise StageExit
@@ -267,19 +276,18 @@ class StageLink:
         forward = self.slot.forward
         self.known[forward.index] = shapes_of
 
-        def allocate(message: Message) -> torch.Tensor | None:
-            if message.forward not in self.known:
-                return None
-            return like.new_empty(sum(map(math.prod, self.known[message.forward](message.segments))))
+        def shape_of(message: Message) -> Sequence[int] | None:
+            known = self.known.get(message.forward)
+            return [sum(map(math.prod, known(message.segments)))] if known else None
 
-        tokens = self.inbox.take(Message(forward.step, forward.running, forward.index), allocate)
+        tokens = self.inbox.take(Message(forward.step, forward.running, forward.index), shape_of, like)
         shapes = shapes_of(forward.running)
         parts = tokens.split([math.prod(shape) for shape in shapes])
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
-    def send_latents(self, values: torch.Tensor, step: int, segments: list[int]) -> None:
-        """Sends updated latents from the last stage to the first."""
-        self._send(values)
+    def send_latents(self, values: Sequence[torch.Tensor], step: int, segments: list[int]) -> None:
+        """Sends updated latents from the last stage to the first, as one message."""
+        self._send(values, segments)
         self.mark_launched(step, segments)
 
     def mark_launched(self, step: int, segments: list[int]) -> None:
@@ -289,15 +297,24 @@ class StageLink:
 
     def finish(self) -> None:
         """Waits until everything sent has been delivered."""
-        with self.timeline.communication("stage sends, delivery"):
-            for work, _ in self.in_flight:
-                work.wait()
-        self.in_flight.clear()
+        for place in list(self.in_flight):
+            self._await_delivery(place)
 
-    def _send(self, tensor: torch.Tensor) -> None:
-        self.in_flight = [(work, kept) for work, kept in self.in_flight if not work.is_completed()]
-        tensor = tensor.contiguous()
+    def _await_delivery(self, place: int) -> None:
+        if work := self.in_flight.pop(place, None):
+            with self.timeline.communication("stage sends, delivery"):
+                work.wait()
+
+    def _send(self, parts: Sequence[torch.Tensor], segments: list[int]) -> None:
+        """Sends copies of tensors, unless they are empty."""
+        place, size = segments[0], sum(part.numel() for part in parts)
+        self._await_delivery(place)  # it came before what this stage sends now, except in a step of two forwards
+        if not size:
+            return
+        buffer = self.slot.take_buffer(("sent", place), size, parts[0])
+        torch.cat([part.detach().flatten() for part in parts], out=buffer[:size])
         with self.timeline.communication("stage send"):
-            work = dist.isend(tensor, self.next, group=self.outgoing)
+            work = dist.isend(buffer[:size], self.next, group=self.outgoing)
         if work is not None:  # None only on a rank outside of the group
-            self.in_flight.append((work, tensor))
+            self.in_flight[place] = work
+        self.slot.buffers["sent", place] = buffer
