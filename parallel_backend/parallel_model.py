@@ -195,6 +195,7 @@ class ParallelModel:
 
             step = self.pipeline.begin(calls, len(own), self.count_tokens, self.find_grid)
             outputs = self.run_step(step, [part.call for part in own], run, idle)
+            self.slot.buffers.clear()  # this step may have been the last
             if not self.has_result:
                 return None
             is_last = not self.link or self.link.is_last

@@ -105,7 +105,7 @@ class Forward:
 class ForwardSlot:
     """Holds the running forward. All hooks of one model share a slot, because forwards run one at a time.
 
-    buffers: by name, the memory in which ranks send and receive messages. It stays until `ParallelModel.forget`.
+    buffers: by name, the memory in which ranks send and receive messages. It stays for the request, or the sampling.
     patches: how many segments the image has. sees_whole: whether code that is not the model's own runs between the
     blocks, and needs all tokens there. is_plain: whether it is known that no such code runs anywhere in the model.
     """

@@ -101,7 +101,7 @@ def merge(
     if out is None or lse is None:
         return block_out, block_lse
     weight = torch.sigmoid(block_lse - lse).nan_to_num(0).unsqueeze(-1)  # not a number if neither saw a key
-    return out + weight * (block_out - out), torch.logaddexp(lse, block_lse)
+    return torch.lerp(out, block_out, weight), torch.logaddexp(lse, block_lse)
 
 
 def attention_with_lse(

@@ -209,9 +209,8 @@ class Inbox:
             return
         self.turn, size = not self.turn, math.prod(shape)
         buffer = self.slot.take_buffer(("received", self.turn), size, self.like)
-        tensor = buffer[:size].view(shape)
-        work = dist.irecv(tensor, self.source, group=self.group) if size else None
-        self.posted = (self.coming.pop(0), work, tensor)
+        work = dist.irecv(buffer[:size], self.source, group=self.group) if size else None
+        self.posted = (self.coming.pop(0), work, buffer[:size].view(shape))
         self.slot.buffers["received", self.turn] = buffer
 
 

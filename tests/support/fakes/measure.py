@@ -79,6 +79,8 @@ def measure(model: Model, size: str, plan: ParallelPlan, rank: int) -> Figures:
         weights, marks = tally.live, StepMarks(tally)
         with tally:
             run(parallel, model, size, marks)
+        if parallel.slot.buffers and isinstance(parallel, ParallelModel) and not isinstance(parallel, DiffusersModel):
+            raise AssertionError("An idle model holds memory of messages.")
         flops, exchanges = tally.flops, tally.exchanges
         if marks.marks:
             (flops, first), (until, last) = marks.marks[MEASURED], marks.marks[MEASURED + 1]
