@@ -120,9 +120,7 @@ class ParallelModel:
     def take_off(self) -> None:
         """Takes the plan off the model."""
         self.hooks.remove()
-        if self.link:
-            self.link.close()
-            self.link = None
+        self.link = None
 
     @contextmanager
     def attending_by(self, kernel: Backend | None) -> Iterator[None]:

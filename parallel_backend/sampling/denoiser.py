@@ -302,7 +302,7 @@ class _Run:
             shape = self.inputs.shape[1:] if region is None else (self.inputs.shape[1], len(region))
             return rows * (2 if self.watch.previews else 1), *shape
 
-        arrived = link.inbox.take(Message(step, segments), shape_of, self.inputs)
+        arrived = link.take(Message(step, segments), shape_of, self.inputs)
         put_part(self.inputs, self.region(segments), arrived[:rows])
         self.note(step, segments, arrived[rows:] if self.watch.previews else None)
 
@@ -346,6 +346,7 @@ class _Run:
     def release(self) -> None:
         """Drops the request's state, so that the next request finds none of it."""
         self.model.forget()
+        self.link = None  # which has a function of this run
         if self.step_cache:
             self.step_cache.remove()
 
