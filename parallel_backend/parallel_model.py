@@ -120,9 +120,7 @@ class ParallelModel:
     def take_off(self) -> None:
         """Takes the plan off the model."""
         self.hooks.remove()
-        if self.link:
-            self.link.close()
-            self.link = None
+        self.link = None
 
     @contextmanager
     def attending_by(self, kernel: Backend | None) -> Iterator[None]:
@@ -195,6 +193,7 @@ class ParallelModel:
 
             step = self.pipeline.begin(calls, len(own), self.count_tokens, self.find_grid)
             outputs = self.run_step(step, [part.call for part in own], run, idle)
+            self.slot.buffers.clear()  # this step may have been the last
             if not self.has_result:
                 return None
             is_last = not self.link or self.link.is_last
@@ -346,6 +345,7 @@ class ParallelModel:
     def forget(self) -> None:
         """Drops what is cached for the last sampling."""
         self.pipeline.forget()
+        self.slot.buffers.clear()
         self.kept.drop()
 
 

@@ -286,8 +286,7 @@ class _Run:
             self.note(step, segments, denoised)
         elif self.to_first or not is_final:
             values = [part_of(self.inputs, region), *(() if denoised is None else (denoised,))]
-            # A copy: the next step writes to the inputs, perhaps before these have left.
-            self.link.send_latents(torch.cat(values), step, segments)
+            self.link.send_latents(values, step, segments)
 
     def receive_latents(self, link: StageLink, step: int, segments: list[int]) -> None:
         """Receives, on the first stage, the segments that the last stage made in a step; after a whole step, all of
@@ -298,12 +297,12 @@ class _Run:
             segments = self.patches
         rows = len(self.inputs)
 
-        def allocate(message: Message) -> torch.Tensor:
+        def shape_of(message: Message) -> Sequence[int]:
             region = self.region(message.segments)
             shape = self.inputs.shape[1:] if region is None else (self.inputs.shape[1], len(region))
-            return self.inputs.new_empty(rows * (2 if self.watch.previews else 1), *shape)
+            return rows * (2 if self.watch.previews else 1), *shape
 
-        arrived = link.inbox.take(Message(step, segments), allocate)
+        arrived = link.take(Message(step, segments), shape_of, self.inputs)
         put_part(self.inputs, self.region(segments), arrived[:rows])
         self.note(step, segments, arrived[rows:] if self.watch.previews else None)
 
@@ -347,6 +346,7 @@ class _Run:
     def release(self) -> None:
         """Drops the request's state, so that the next request finds none of it."""
         self.model.forget()
+        self.link = None  # which has a function of this run
         if self.step_cache:
             self.step_cache.remove()
 

@@ -248,8 +248,8 @@ class ParallelAttention:
                 key, value = call.taken(k, queries, keys), call.taken(v, queries, keys)
                 return self.backend.attend_with_lse(q, key, value, *more)
 
-            given = (q_BhRD, k_BhRE, v_BhRE, shape.ring_lengths, self.ring, attend_with_lse, call.scale, mask)
-            return ring_attention(*given, meanwhile=layout.slot.forward.run_deferred, kept=kept)
+            given = (q_BhRD, k_BhRE, v_BhRE, shape.ring_lengths, self.ring, attend_with_lse, layout.slot)
+            return ring_attention(*given, call.scale, mask, kept)
         if not q_BhRD.numel():
             return q_BhRD
         if kept:

@@ -105,6 +105,7 @@ class Forward:
 class ForwardSlot:
     """Holds the running forward. All hooks of one model share a slot, because forwards run one at a time.
 
+    buffers: by name, the memory in which ranks send and receive messages. It stays for the request, or the sampling.
     patches: how many segments the image has. sees_whole: whether code that is not the model's own runs between the
     blocks, and needs all tokens there. is_plain: whether it is known that no such code runs anywhere in the model.
     """
@@ -113,11 +114,20 @@ class ForwardSlot:
         self.patches = patches
         self.sees_whole = False
         self.is_plain = False
-        self.begin()
-
-    def begin(self) -> None:
-        """Begins a forward of all segments without a `with` block, for a model that a pipeline calls."""
+        self.buffers: dict[object, torch.Tensor] = {}
         self.forward = Forward(self.every_segment())
+
+    def take_buffer(self, name: object, size: int, like: torch.Tensor) -> torch.Tensor:
+        """Takes a buffer out of `buffers`, of at least `size` elements of the dtype of `like`, or makes one. Put it
+        back when what is launched from then on may overwrite it.
+
+        torch records NCCL's stream on messages. If their memory is freed, torch gives it to nobody until the host has
+        learned that they have arrived, and the host runs far ahead."""
+        buffer = self.buffers.pop(name, None)
+        if buffer is None or buffer.dtype != like.dtype or len(buffer) < size:
+            with torch.autograd.grad_mode.inference_mode(False):  # else only inference mode could write to it
+                buffer = like.new_empty(size)
+        return buffer
 
     @property
     def is_between(self) -> bool:

@@ -125,6 +125,5 @@ def test_a_module_that_attends_in_its_own_way_is_named() -> None:
     """It would see this rank's tokens alone."""
     block, slot = torch.nn.Sequential(OwnAttention()), ForwardSlot()
     install_attention(block, "0", [F.scaled_dot_product_attention], Hooks(), slot)
-    slot.begin()
     with pytest.raises(RuntimeError, match="OwnAttention does not attend through scaled_dot_product_attention"):
         block(torch.zeros(1, 4, 8))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from itertools import cycle
 
 import torch
 import torch.distributed as dist
@@ -15,7 +16,9 @@ import torch.nn.functional as F
 from ...compat import cpu_attention_with_lse, efficient_attention_with_lse, flash_attention_with_lse
 from ...device import CPU, has_lse_kernels, nvidia_capability
 from ...groups.mesh import Axis
+from ..forward import ForwardSlot
 
+BUFFERS = ("keys and values of even hops", "keys and values of odd hops")
 FLASH_HEAD_DIM = 256  # the largest that CUDA's flash kernel takes
 AMPERE = (8, 0)  # the least compute capability of that kernel, and of CUDA's kernels for bf16
 QUERIES = 1024  # if there is no kernel, the scores of this many queries are in memory at a time
@@ -31,44 +34,44 @@ def ring_attention(
     lengths: list[int],
     axis: Axis,
     attend_with_lse: AttendWithLse,
+    slot: ForwardSlot,
     scale: float | None = None,
     mask: torch.Tensor | None = None,
-    meanwhile: Callable[[], None] = lambda: None,
     kept: Sequence[torch.Tensor] = (),
 ) -> torch.Tensor:
     """Computes attention of this rank's queries to every rank's keys and values.
 
     lengths: tokens by rank of the ring.
     attend_with_lse: takes keys and values as they are sent. They may have fewer heads than the queries.
+    slot: has the staging buffers, and work of the block to compute before the first keys are waited for.
     mask: (…, R, all keys) as for `F.scaled_dot_product_attention`, with keys in the ring's order.
-    meanwhile: computes what else there is before the first keys are waited for.
     kept: keys and values that every rank has, attended to together with this rank's own. There is no mask then.
 
-    Two blocks are in memory: one is computed, the other arrives. Results are merged in fp32 by their log-sum-exp.
+    Two blocks are in memory: one is computed, the other arrives. Every attention of a sampling uses the same two
+    buffers. A buffer is overwritten by a copy of the current stream, or by a receive that waits for what this stream
+    has launched. So it comes after the attention that read the buffer, and after the send, for which this stream has
+    waited. Results are merged in fp32 by their log-sum-exp.
     """
-    block = torch.stack((k_BhRE, v_BhRE))
+    sources = [(axis.index - hop) % axis.degree for hop in range(axis.degree)]
+    shapes = [torch.Size((2, *k_BhRE.shape[:2], lengths[source], k_BhRE.shape[3])) for source in sources]
+    buffers = [slot.take_buffer(name, max(map(torch.Size.numel, shapes)), k_BhRE) for name in BUFFERS]
+    blocks = [buffer[: shape.numel()].view(shape) for buffer, shape in zip(cycle(buffers), shapes, strict=False)]
+    torch.stack((k_BhRE.detach(), v_BhRE.detach()), out=blocks[0])
     masks = [None] * axis.degree if mask is None else make_additive(mask, q_BhRD.dtype).split(lengths, -1)
     out = lse = None
-    for hop in range(axis.degree):
-        arriving, works = None, []
-        if hop + 1 < axis.degree:
-            source = (axis.index - hop - 1) % axis.degree
-            shape = (*block.shape[:3], lengths[source], block.shape[4])
-            arriving = block.new_empty(shape)
-            works = _pass_on(block, arriving, axis)
+    for hop, (block, source) in enumerate(zip(blocks, sources, strict=True)):
+        works = _pass_on(block, blocks[hop + 1], axis) if hop + 1 < axis.degree else []
         attended = block if hop or not kept else torch.cat((torch.stack(tuple(kept)), block), 3)
         if attended.numel() and q_BhRD.numel():
-            block_mask = masks[(axis.index - hop) % axis.degree]
-            block_out, block_lse = attend_with_lse(q_BhRD, attended[0], attended[1], scale, block_mask)
+            block_out, block_lse = attend_with_lse(q_BhRD, attended[0], attended[1], scale, masks[source])
             out, lse = merge(out, lse, block_out.float(), block_lse)
         if not hop:
-            meanwhile()
+            slot.forward.run_deferred()
         if works:
             with axis.timeline.communication("ring receive"):
                 for work in works:
                     work.wait()
-        if arriving is not None:
-            block = arriving
+    slot.buffers.update(zip(BUFFERS, buffers, strict=True))  # not if attention failed: messages may be under way
     return q_BhRD if out is None else out.to(q_BhRD.dtype)
 
 
@@ -100,7 +103,7 @@ def merge(
     if out is None or lse is None:
         return block_out, block_lse
     weight = torch.sigmoid(block_lse - lse).nan_to_num(0).unsqueeze(-1)  # not a number if neither saw a key
-    return out + weight * (block_out - out), torch.logaddexp(lse, block_lse)
+    return torch.lerp(out, block_out, weight), torch.logaddexp(lse, block_lse)
 
 
 def attention_with_lse(

@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 
 from ...groups.mesh import Mesh
-from ...groups.timeline import Timeline
 from ...hooks import Hooks
 from ...models.checks import modules_at
 from ...models.spec import BlockList
@@ -34,7 +33,7 @@ class Message(NamedTuple):
     forward: int = 0
 
 
-Allocate = Callable[[Message], torch.Tensor | None]
+ShapeOf = Callable[[Message], Sequence[int] | None]  # the shape of a message; None if it is not known yet
 # The shapes of a message's tensors, by its segments.
 ShapesOf = Callable[[list[int]], list[torch.Size]]
 
@@ -145,39 +144,55 @@ def refill(siblings: torch.nn.ModuleList, blocks: Sequence[torch.nn.Module]) -> 
     siblings.extend(blocks)
 
 
-class Inbox:
-    """Messages from one rank, in an order known beforehand. Each receive is posted while the previous message is used.
+class StageLink:
+    """This stage's connections: tokens to the next stage and from the previous one, latents from the last to the first.
 
-    A receive is not posted if its message depends on work that this rank has not launched. On a GPU, some calls wait
-    for all posted work, such as a kernel's first run, which loads it, or a retry of the allocator. They would wait
-    forever.
-    is_due: whether a message depends on no such work.
+    Messages are in flight while the stage computes. They come in an order known beforehand, and each receive is posted
+    while the previous message is used. A receive is not posted if its message depends on work that this rank has not
+    launched. On a GPU, some calls wait for all posted work, such as a kernel's first run, which loads it, or a retry of
+    the allocator. They would wait forever.
+
+    Two buffers take turns to receive: when a receive is posted, all is launched that uses the message before the last
+    one, and the receive comes after it. To send, each patch has a buffer, and whole steps use the first patch's. Two
+    would not do: with more patches than stages, the latents of the others are between the last stage and the first,
+    which receives one at a time. The two stages would wait for each other.
+
+    slot: holds the running forward, and the buffers. in_flight: sends, by the first of their segments. They are kept
+    until their wait has returned, because gloo never delivers a send whose handle was dropped.
     """
 
-    def __init__(
-        self,
-        source: int,
-        group: dist.ProcessGroup | None,
-        timeline: Timeline,
-        is_due: Callable[[Message], bool],
-    ) -> None:
-        self.source = source
-        self.group = group
-        self.timeline = timeline
-        self.is_due = is_due
-        self.expect([], None)
+    def __init__(self, mesh: Mesh, slot: ForwardSlot) -> None:
+        axis = mesh["pipefusion"]
+        self.slot = slot
+        self.is_first = axis.index == 0
+        self.is_last = axis.index == axis.degree - 1
+        self.next, self.previous = (axis.global_rank((axis.index + step) % axis.degree) for step in (1, -1))
+        self.outgoing, self.incoming = mesh.link_out, mesh.link_in
+        self.timeline = mesh.timeline
+        self.in_flight: dict[int, dist.Work] = {}
+        self.known: dict[int, ShapesOf] = {}  # by the step's forward
+        self.launched: dict[int, int] = {}  # by segment, the last step whose work on this stage was launched
+        self.expect([], None, 0)
+        self.turn = False  # of the two buffers
         self.posted: tuple[Message, dist.Work | None, torch.Tensor] | None = None
 
-    def expect(self, coming: list[Message], proceeds: Callable[[int], bool] | None) -> None:
-        """Announces the messages of a run. None of them is posted yet. proceeds: see `StageLink.expect`."""
-        self.coming, self.proceeds = list(coming), proceeds
+    def expect(self, coming: list[Message], proceeds: Callable[[int], bool] | None, last_forward: int) -> None:
+        """Announces what the previous stage sends: tokens, or on the first stage latents from the last. None of it is
+        posted yet. proceeds: whether a step runs; asked before anything of the step is awaited. last_forward: of each
+        step."""
+        self.coming, self.proceeds, self.last_forward = list(coming), proceeds, last_forward
         self.step = 0  # of the last message taken
-        self.allocate: Allocate = lambda _: None  # replaced by the run's own with the first message
+        self.shape_of: ShapeOf = lambda _: None  # replaced by the run's own with the first message
+        self.known.clear()
+        self.launched.clear()
 
-    def take(self, message: Message, allocate: Allocate) -> torch.Tensor:
-        """Returns the next message, which must be this one. allocate: returns an empty tensor for a message; None if
-        its size is not known yet."""
-        self.allocate = allocate
+    def expect_nothing_after(self, step: int) -> None:
+        """Withdraws the announced messages of later steps. None of them is awaited yet."""
+        self.coming = [message for message in self.coming if message.step <= step]
+
+    def take(self, message: Message, shape_of: ShapeOf, like: torch.Tensor) -> torch.Tensor:
+        """Returns the next message, which must be this one, until the next call. like: gives its dtype."""
+        self.shape_of, self.like = shape_of, like.new_empty(0)
         if self.posted is None:
             self._post()
         if self.posted is None:
@@ -200,104 +215,74 @@ class Inbox:
         if following.step == self.step or not self.proceeds or self.proceeds(following.step):
             self._post()
 
-    def _post(self) -> None:
-        tensor = self.allocate(self.coming[0])
-        if tensor is None:
-            return
-        work = dist.irecv(tensor, self.source, group=self.group) if tensor.numel() else None
-        self.posted = (self.coming.pop(0), work, tensor)
-
-
-class StageLink:
-    """This stage's connections: tokens to the next stage and from the previous one, latents from the last to the first.
-
-    Sends and receives are in flight while the stage computes. Handles and buffers are kept until their wait has
-    returned, because gloo never delivers a send whose handle was dropped.
-    slot: holds the running forward.
-    """
-
-    def __init__(self, mesh: Mesh, slot: ForwardSlot) -> None:
-        axis = mesh["pipefusion"]
-        self.slot = slot
-        self.is_first = axis.index == 0
-        self.is_last = axis.index == axis.degree - 1
-        self.next = axis.global_rank((axis.index + 1) % axis.degree)
-        self.outgoing = mesh.link_out
-        self.timeline = mesh.timeline
-        self.in_flight: list[tuple[dist.Work, torch.Tensor]] = []
-        self.known: dict[int, ShapesOf] = {}  # by the step's forward
-        self.last_forward = 0
-        self.launched: dict[int, int] = {}  # by segment, the last step whose work on this stage was launched
-        self.inbox = Inbox(axis.global_rank((axis.index - 1) % axis.degree), mesh.link_in, mesh.timeline, self.is_due)
-
-    def expect(self, coming: list[Message], proceeds: Callable[[int], bool] | None, last_forward: int) -> None:
-        """Announces what the previous stage sends: tokens, or on the first stage latents from the last. proceeds:
-        whether a step runs; asked before anything of the step is awaited. last_forward: of each step."""
-        self.inbox.expect(coming, proceeds)
-        self.last_forward = last_forward
-        self.known.clear()
-        self.launched.clear()
-
     def is_due(self, message: Message) -> bool:
         """Whether this stage has launched the work that a message depends on. Latents depend on the tokens of their
         step, tokens on the latents of the previous step."""
         step = message.step if self.is_first else message.step - 1
         return step < 0 or all(self.launched.get(segment, -1) >= step for segment in message.segments)
 
-    def close(self) -> None:
-        """Ends the reference cycle with the inbox, which would keep the groups of the mesh with their sockets."""
-        del self.inbox
-
-    def expect_nothing_after(self, step: int) -> None:
-        """Withdraws the announced messages of later steps. None of them is awaited yet."""
-        self.inbox.coming = [message for message in self.inbox.coming if message.step <= step]
+    def _post(self) -> None:
+        shape = self.shape_of(self.coming[0])
+        if shape is None:
+            return
+        self.turn, size = not self.turn, math.prod(shape)
+        buffer = self.slot.take_buffer(("received", self.turn), size, self.like)
+        work = dist.irecv(buffer[:size], self.previous, group=self.incoming) if size else None
+        self.posted = (self.coming.pop(0), work, buffer[:size].view(shape))
+        self.slot.buffers["received", self.turn] = buffer
 
     def send(self, tokens: Sequence[torch.Tensor]) -> None:
         """Sends local tokens to the next stage, as one message. Raises StageExit."""
-        message = torch.cat([part.flatten() for part in tokens])
-        if message.numel():
-            self._send(message)
         forward = self.slot.forward
+        self._send(tokens, forward.running)
         if forward.index == self.last_forward:
             self.mark_launched(forward.step, forward.running)
         raise StageExit
 
     def receive(self, shapes_of: ShapesOf, like: torch.Tensor) -> list[torch.Tensor]:
         """Receives the local tokens of the running segments from the previous stage. like: gives their dtype."""
-        forward = self.slot.forward
-        self.known[forward.index] = shapes_of
+        forward, known = self.slot.forward, self.known
+        known[forward.index] = shapes_of
 
-        def allocate(message: Message) -> torch.Tensor | None:
-            if message.forward not in self.known:
-                return None
-            return like.new_empty(sum(map(math.prod, self.known[message.forward](message.segments))))
+        def shape_of(message: Message) -> Sequence[int] | None:  # without self: a cycle would keep the mesh's groups
+            shapes_of = known.get(message.forward)
+            return [sum(map(math.prod, shapes_of(message.segments)))] if shapes_of else None
 
-        tokens = self.inbox.take(Message(forward.step, forward.running, forward.index), allocate)
+        tokens = self.take(Message(forward.step, forward.running, forward.index), shape_of, like)
         shapes = shapes_of(forward.running)
         parts = tokens.split([math.prod(shape) for shape in shapes])
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
-    def send_latents(self, values: torch.Tensor, step: int, segments: list[int]) -> None:
-        """Sends updated latents from the last stage to the first."""
-        self._send(values)
+    def send_latents(self, values: Sequence[torch.Tensor], step: int, segments: list[int]) -> None:
+        """Sends updated latents from the last stage to the first, as one message."""
+        self._send(values, segments)
         self.mark_launched(step, segments)
 
     def mark_launched(self, step: int, segments: list[int]) -> None:
         """Records that this stage has launched its work on these segments in a step."""
         self.launched.update(dict.fromkeys(segments, step))
-        self.inbox.post_next()
+        self.post_next()
 
     def finish(self) -> None:
         """Waits until everything sent has been delivered."""
-        with self.timeline.communication("stage sends, delivery"):
-            for work, _ in self.in_flight:
-                work.wait()
-        self.in_flight.clear()
+        for place in list(self.in_flight):
+            self._await_delivery(place)
 
-    def _send(self, tensor: torch.Tensor) -> None:
-        self.in_flight = [(work, kept) for work, kept in self.in_flight if not work.is_completed()]
-        tensor = tensor.contiguous()
+    def _await_delivery(self, place: int) -> None:
+        if work := self.in_flight.pop(place, None):
+            with self.timeline.communication("stage sends, delivery"):
+                work.wait()
+
+    def _send(self, parts: Sequence[torch.Tensor], segments: list[int]) -> None:
+        """Sends copies of tensors, unless they are empty."""
+        place, size = segments[0], sum(part.numel() for part in parts)
+        self._await_delivery(place)  # it came before what this stage sends now, except in a step of two forwards
+        if not size:
+            return
+        buffer = self.slot.take_buffer(("sent", place), size, parts[0])
+        torch.cat([part.detach().flatten() for part in parts], out=buffer[:size])
         with self.timeline.communication("stage send"):
-            work = dist.isend(tensor, self.next, group=self.outgoing)
+            work = dist.isend(buffer[:size], self.next, group=self.outgoing)
         if work is not None:  # None only on a rank outside of the group
-            self.in_flight.append((work, tensor))
+            self.in_flight[place] = work
+        self.slot.buffers["sent", place] = buffer

@@ -49,6 +49,7 @@ ON_ALL_CARDS = {"diffusers": ("pixart-alpha", "flux-dev", "wan-t2v"), "comfyui":
 MANY_HEADS = replace(FLUX, config={**FLUX.config, "num_attention_heads": 4})
 # Of its latents: the hidden states of the others dwarf whatever a rank, or its card, has left.
 SMALL, LARGE, HUGE = (16, 16), (160, 160), (1024, 1024)
+TAKEN = 1.02  # times what tensors need: the last step's messages may be under way when the request ends
 NEAR_NOTHING = 0.25  # of the weights: kernels keep some memory to work in
 CARDS = torch.cuda.device_count() or 2
 RANKS = max(2, CARDS)  # two share a single card
@@ -93,6 +94,10 @@ def cases() -> Iterator[tuple[bool, Case]]:
 CASES = [
     pytest.param(*case, marks=[] if is_quick else [pytest.mark.slow], id="-".join(map(str, case)))
     for is_quick, case in cases()
+]
+DEEP = [
+    ("memory", "deep", plan, "fp32")
+    for plan in ({"ring": 2}, {"pipefusion": 2, "patches": 4}, {"ring": 2, "ulysses": 2})
 ]
 PARKED = [("parked", "wide", plan, "bf16") for plan in (ALONE, {"ulysses": 2})]
 
@@ -199,6 +204,22 @@ def test_auto_has_a_kernel_for_each_dtype_that_this_card_runs(
     record_property("error", error)
     assert error <= (FP32 if name == "fp32" else BF16)
     torch.testing.assert_close(lse.cpu(), right_lse, atol=BF16, rtol=BF16)
+
+
+@pytest.mark.parametrize(
+    ("library", "name", "plan", "dtype"),
+    [
+        pytest.param(*case, marks=[] if world_size(case[2]) == 2 else [pytest.mark.slow], id=str(case[2]))
+        for case in DEEP
+    ],
+)
+def test_a_sampling_takes_the_memory_that_is_predicted(
+    library: str, name: str, plan: dict[str, Any], dtype: str, by_rank: list[dict[str, Any]]
+) -> None:
+    for found in by_rank:
+        print("MiB " + ", ".join(f"{what} {size / 2**20:.1f}" for what, size in found.items() if what != "case"))
+        assert found["taken"] <= TAKEN * found["needed"]
+        assert found["needed"] <= found["predicted"]
 
 
 @pytest.mark.parametrize("plan", [of_the_whole_machine(), {"pipefusion": RANKS}], ids=["tokens", "stages"])

@@ -1,7 +1,8 @@
 """Models of published sizes on 2 to 64 ranks, on fake tensors: see `tests/support/fakes`.
 
 What is shown: ranks meet in their collectives and messages; no rank sends more than the formulas of the field ask for;
-weights and activations shrink as the plan says, and of shared weights as many bytes come as `WeightSizes` tells.
+weights and activations shrink as the plan says, and of shared weights as many bytes come as `WeightSizes` tells. In no
+block does a rank give up memory that a message still uses: torch's allocator would take more than is predicted.
 `python -m tests.benchmarks.sizes` prints the figures.
 """
 
@@ -100,7 +101,7 @@ def test_a_rank_keeps_and_sends_its_share(
     for found in by_rank:
         for kind, terms in sent_bytes(model, size, plan, found["blocks"]).items():
             assert found["sent"].get(kind, 0) <= MORE * sum(terms.values()), (kind, terms)
-        assert found["peak"] <= peak_bytes(model, size, plan, found["blocks"])
+        assert found["taken"] == found["peak"] <= peak_bytes(model, size, plan, found["blocks"])
         assert found["weights"] == pytest.approx(found["told"], rel=NEAR)
         if plan.pipefusion == 1:  # of stages, the largest is told; and each of PipeFusion's patches is a forward
             assert found["sent"].get(WEIGHTS, 0) == pytest.approx(found["to fetch"], rel=NEAR)

@@ -38,7 +38,7 @@ Parallel = DiffusersModel | ParallelModel
 class Figures:
     """Of one rank. blocks: of its stage; weights: bytes that it keeps, and told: that it is said to keep before
     anything is loaded; to_fetch: likewise, that are to come to it in a forward; peak: the most bytes beside them;
-    parameters: that it computes with.
+    taken: likewise, of what torch's allocator has taken (see `Tally`); parameters: that it computes with.
 
     flops, exchanges: of a forward, or with stages of a step; run: the exchanges of all steps.
     """
@@ -49,6 +49,7 @@ class Figures:
     told: int
     to_fetch: int
     peak: int
+    taken: int
     flops: int
     exchanges: list[Exchange]
     run: list[Exchange]
@@ -78,6 +79,8 @@ def measure(model: Model, size: str, plan: ParallelPlan, rank: int) -> Figures:
         weights, marks = tally.live, StepMarks(tally)
         with tally:
             run(parallel, model, size, marks)
+        if parallel.slot.buffers and isinstance(parallel, ParallelModel) and not isinstance(parallel, DiffusersModel):
+            raise AssertionError("An idle model holds memory of messages.")
         flops, exchanges = tally.flops, tally.exchanges
         if marks.marks:
             (flops, first), (until, last) = marks.marks[MEASURED], marks.marks[MEASURED + 1]
@@ -85,8 +88,8 @@ def measure(model: Model, size: str, plan: ParallelPlan, rank: int) -> Figures:
         parameters = sum(each.numel() for each in parallel.model.parameters())
         told = parallel.sizes.count_kept_bytes(plan)[mesh["pipefusion"].index]
         to_fetch = parallel.sizes.count_fetched_bytes(plan)
-        blocks, peak = len(parallel.stage.blocks), tally.peak - weights
-        return Figures(blocks, parameters, weights, told, to_fetch, peak, flops, exchanges, tally.exchanges)
+        blocks, most = len(parallel.stage.blocks), (tally.peak - weights, tally.taken - weights)
+        return Figures(blocks, parameters, weights, told, to_fetch, *most, flops, exchanges, tally.exchanges)
 
 
 def made(model: Model, mesh: Mesh) -> Parallel:

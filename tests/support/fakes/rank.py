@@ -12,7 +12,6 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FakeWork
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -40,7 +39,6 @@ def pretended(plan: ParallelPlan, rank: int) -> Iterator[Mesh]:
             mesh = build_mesh(plan, GPU)
         with contextlib.ExitStack() as stack:
             for owner, name, value in (
-                (FakeWork, "is_completed", lambda _work: True),
                 (torch.cuda, "get_device_capability", lambda *_: CAPABILITY),
                 (torch, "inference_mode", without_gradients),
                 (torch.nn.Module, "to", buffers_to),

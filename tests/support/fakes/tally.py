@@ -71,7 +71,12 @@ def exchange_of(func: Any, args: tuple) -> Exchange:
 
 
 class Tally(TorchDispatchMode):
-    """While entered, counts. live, peak: bytes on the device, of storages that this has seen. exchanges: in order."""
+    """While entered, counts. live, peak: bytes on the device, of storages that this has seen. exchanges: in order.
+
+    left: bytes that were given up, but that torch's allocator would not give to others yet. It waits until the host has
+    learned that a message which used them has arrived, and the host runs far ahead of the device. taken: the most bytes
+    that were live or left.
+    """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -82,9 +87,10 @@ class Tally(TorchDispatchMode):
         """of_cpu: whether what is on the CPU counts, too."""
         super().__init__()
         self.of_cpu = of_cpu
-        self.live = self.peak = self.flops = 0
+        self.live = self.peak = self.flops = self.left = self.taken = 0
         self.exchanges: list[Exchange] = []
         self.seen: dict[int, weakref.ref] = {}
+        self.messages: set[int] = set()  # storages on the device that were sent or received
 
     def hold(self, tensor: torch.Tensor) -> None:
         """Counts a tensor's storage until it is given up."""
@@ -95,11 +101,13 @@ class Tally(TorchDispatchMode):
 
         def give_up(_storage: weakref.ref) -> None:
             self.live -= size
+            self.left += size if key in self.messages else 0
+            self.messages.discard(key)
             self.seen.pop(key, None)
 
         self.seen[key] = weakref.ref(storage, give_up)
         self.live += size
-        self.peak = max(self.peak, self.live)
+        self.peak, self.taken = max(self.peak, self.live), max(self.taken, self.live + self.left)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if func is DEVICE:  # asked for at each operation; a fake tensor's own answer takes ten times as long
@@ -107,6 +115,8 @@ class Tally(TorchDispatchMode):
         made = func(*args, **(kwargs or {}))
         if func in collective_ops and func not in sync_ops:
             self.exchanges.append(exchange_of(func, args))
+            if self.exchanges[-1].kind in (SEND, RECEIVE):
+                self.messages |= {each.untyped_storage()._cdata for each in args[0] if each.device.type != "cpu"}
         if (packet := func._overloadpacket) in flop_registry:
             self.flops += flop_registry[packet](*args, **(kwargs or {}), out_val=made)
         for each in made if isinstance(made, (tuple, list)) else (made,):

@@ -62,7 +62,8 @@ class Exchanges:
             stack.enter_context(patch.object(dist, name, value))
 
     def start(self, kind: str, reads: Any, writes: Any, group: Any, run: Callable[[], Any], parts: Any = ()) -> Pending:
-        """Launches a collective on its group's stream, after what the current stream has done."""
+        """Launches a collective on its group's stream, after what the current stream has done. parts: of messages, on
+        whose tensors torch records that stream."""
         simulator, group = self.simulator, group or dist.group.WORLD
         is_on_host = not any(isinstance(each, Labelled) for each in (*reads, *writes))
         stream, what = f"{'host ' * is_on_host}group {group.group_name}", f"{kind} at {self.place()}"
@@ -72,6 +73,9 @@ class Exchanges:
         if is_on_host:
             simulator.meet_on_host()
         simulator.touch(stream, self.parts(reads), self.parts(writes), what)
+        if parts:
+            for block, _, _ in self.parts((*reads, *writes)):
+                block.recorded.add(stream)
         pending = Pending(run(), simulator, simulator.record(stream), (*reads, *writes), is_on_host)
         self.unwaited = [each for each in self.unwaited if each.kept]
         self.unwaited.append(pending)

@@ -2,7 +2,8 @@
 
 Each stream has a vector clock: for each stream, how much of its work is certain to have ended before what the stream
 does next. Work, waits and events move the clocks as CUDA does. The host is a stream, too: what it launches comes after
-what it has done. A caching allocator gives a freed block at once to later work of the stream that it was allocated on.
+what it has done. A caching allocator gives a freed block at once to later work of the stream that it was allocated on,
+unless another stream was recorded on it: then it waits until the host knows that this stream's work has ended.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class Kernel:
 
 
 class Simulator:
-    """findings: what is not ordered, each once. kernels: in the order of their launch."""
+    """findings: what is not ordered, each once. kernels: in the order of their launch. in_use: bytes of blocks. left:
+    of freed ones that the allocator cannot give away yet. peak, taken: the most bytes in use, and in use or left."""
 
     def __init__(self) -> None:
         self.clocks: dict[str, Clock] = {HOST: {}, MAIN: {}}
@@ -80,6 +82,8 @@ class Simulator:
         self.kernels: list[Kernel] = []
         self.count = 0  # of accesses
         self.loaded = 0  # how many kernels were launched before the last operation
+        self.in_use = self.left = self.peak = self.taken = 0
+        self.waiting: list[tuple[int, Clock]] = []  # of each block that is left: its size, and what it waits for
         self.forgets: Callable[[], bool] = lambda: False  # whether the wait that is under way is taken away
 
     def new_stream(self, kind: str) -> str:
@@ -135,12 +139,21 @@ class Simulator:
         self.findings.setdefault((before.what, after.what), told)
 
     def allocate(self, key: int, size: int) -> None:
+        known = self.clocks[HOST]
+        self.waiting = [each for each in self.waiting if any(known.get(name, 0) < at for name, at in each[1].items())]
+        self.left = sum(size for size, _ in self.waiting)
         self.blocks[key] = Block(size, self.current)
+        self.in_use += size
+        self.peak, self.taken = max(self.peak, self.in_use), max(self.taken, self.in_use + self.left)
 
     def free(self, key: int) -> None:
         """Gives a block back. It may be another tensor's at once, in work of its own stream."""
         block = self.blocks.pop(key, None)
         if block:
+            self.in_use -= block.size
+            if block.recorded:
+                self.waiting.append((block.size, {name: self.clocks[name].get(name, 0) for name in block.recorded}))
+                self.left += block.size
             self.check_reuse(block)
 
     def check_reuse(self, block: Block) -> None:

@@ -11,7 +11,7 @@ from parallel_backend.groups import calls, collectives
 from parallel_backend.seams.bands.rows import BorderRows
 from parallel_backend.seams.exchange.ring import ring_attention
 from parallel_backend.seams.exchange.ulysses import Arrival, UlyssesExchange
-from parallel_backend.seams.pipeline.stages import Inbox
+from parallel_backend.seams.pipeline.stages import StageLink
 from parallel_backend.weights.parking import Parking
 from parallel_backend.weights.prefetcher import BlockPrefetcher
 
@@ -46,7 +46,8 @@ WAITS = {
         [ARRIVE, inside(UlyssesExchange.gather_heads, "arrived")], ("forwards", ULYSSES)
     ),
     "attention for the ring's keys": Wait([inside(ring_attention)], ("forwards", {"ring": 2})),
-    "a stage for its tokens": Wait([inside(Inbox.take)], ("steps", STAGES)),
+    "a stage for its tokens": Wait([inside(StageLink.take)], ("steps", STAGES)),
+    "a patch's tokens for its last ones to have left": Wait([inside(StageLink._await_delivery)], ("steps", STAGES)),
     "a forward for all ranks' tokens": Wait([inside(collectives.gather)], ("forwards", ULYSSES)),
     "a result for another rank's rows": Wait([inside(collectives.collect)], ("forwards", {"dp": 2})),
     "a result for the last stage's prediction": Wait([inside(calls.receive_into)], ("steps", STAGES)),

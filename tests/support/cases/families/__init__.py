@@ -115,3 +115,8 @@ WIDE = replace(
     FAMILIES["dit"],
     config={**FAMILIES["dit"].config, "num_attention_heads": 16, "attention_head_dim": 64, "num_layers": 4},
 )
+# Of many blocks, so that what each of them leaves behind would add up.
+DEEP = replace(
+    FAMILIES["dit"],
+    config={**FAMILIES["dit"].config, "num_attention_heads": 4, "attention_head_dim": 64, "num_layers": 16},
+)

@@ -1,10 +1,10 @@
 """`torchrun -m tests.support.ranks.cuda.device_ranks DEVICE CASES OUT`:
 runs models on the ranks' devices, and writes what became of each case, a line as it ends, to OUT.RANK.
 
-DEVICE: "cuda" or "cpu". CASES: a file of JSON, of [library, name, plan, dtype]; of `libraries`, and "compiled" and
-"parked", which are diffusers'. A line has the case, and either "failed", "refused" or what there is to say: the
-relative error against the CPU in fp32; in halves, and if it is large, the plain class's own; and on CUDA, how often the
-host waited for the device in a second run, by place, inside of blocks and outside.
+DEVICE: "cuda" or "cpu". CASES: a file of JSON, of [library, name, plan, dtype]; of `libraries`, and "compiled",
+"parked" and "memory", which are diffusers'. A line has the case, and either "failed", "refused" or what there is to
+say: the relative error against the CPU in fp32; in halves, and if it is large, the plain class's own; and on CUDA, how
+often the host waited for the device in a second run, by place, inside of blocks and outside.
 
 A rank that cannot go on after a failure, as others wait for it or its device is lost, ends: the cases left need other
 ranks.
@@ -13,6 +13,7 @@ ranks.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -27,22 +28,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
 import torch.distributed as dist
 
+from parallel_backend.costs.memory import device_bytes, rank_bytes, stale_bytes
 from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.errors import PlanError
 from parallel_backend.groups.mesh import start_distributed
 from parallel_backend.plan import ParallelPlan
+from parallel_backend.sampling.denoiser import Denoiser
+from parallel_backend.sampling.stepper import Stepper
 from parallel_backend.seams.compiled import BY_PLAN, CompiledBlocks
-from tests.support.cases.families import WIDE
+from tests.support.cases.families import DEEP, WIDE
 from tests.support.cases.references import relative_error
-from tests.support.ranks.cuda.libraries import LIBRARIES, PLAIN, Bench
+from tests.support.fakes.tally import Tally
+from tests.support.ranks.cuda.libraries import LIBRARIES, PLAIN, STEPS, Bench
 from tests.support.ranks.leaving import leave
 
 LINES = 9  # of a traceback
 OTHERS_SECONDS = 10.0  # for the other ranks to end the case, too
 FAILED = "failed"
+DEEP_SIDES = (64, 64)  # of latents
 NEAR = 1e-5  # a result in fp32: if it is not, the plain class on the same device is computed, too
 WAITED = "synchronizing CUDA operation"  # torch's warning of a wait
 
@@ -127,11 +134,53 @@ def parked(bench: Bench, plan: ParallelPlan, dtype: str) -> dict[str, Any]:
     return told | {"same": right is None or again.equal(right)}
 
 
+def memory(bench: Bench, plan: ParallelPlan, dtype: str) -> dict[str, Any]:
+    """The most bytes beside the weights while a deep model samples: what tensors need, what torch's allocator takes,
+    and what is predicted that they need."""
+    source, (latents, _, conditions) = bench.source("deep", DEEP, dtype), DEEP.inputs(1, *DEEP_SIDES)
+    model = DiffusersModel.load(source, bench.mesh(plan))
+    tokens = math.prod(latents.shape[2:]) // math.prod(model.patch(latents))
+    width = DEEP.config["num_attention_heads"] * DEEP.config["attention_head_dim"] * model.dtype.itemsize
+    predicted = rank_bytes(device_bytes(tokens * width), 1, plan)
+    predicted += stale_bytes(model.model, plan, model.sizes, model.dtype, tokens)
+
+    def sample() -> tuple[int, int]:
+        stepper = Stepper.prepare(diffusers.FlowMatchEulerDiscreteScheduler(), STEPS, device=bench.device)
+        with counted(bench.device, model.model) as most:
+            Denoiser(model).sample(latents, stepper, conditions, to_first=True)
+        return most()
+
+    sample()  # kernels take memory to work in, and keep it
+    return dict(zip(("needed", "taken"), sample(), strict=True)) | {"predicted": predicted}
+
+
+@contextmanager
+def counted(device: torch.device, model: torch.nn.Module) -> Iterator[Callable[[], tuple[int, int]]]:
+    """Gives what tensors need at most while it is entered, and what torch's allocator takes, beside what there was."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_stats(device)
+        names = [f"{kind}_bytes.all" for kind in ("allocated", "active")]  # active: what waits for other streams, too
+        yield lambda: tuple(
+            torch.cuda.memory_stats(device)[f"{name}.peak"] - before[f"{name}.current"] for name in names
+        )
+        return
+    tally = Tally(of_cpu=True)
+    for each in (*model.parameters(), *model.buffers()):
+        tally.hold(each)
+    weights = tally.live
+    with tally:
+        yield lambda: (tally.peak - weights, tally.taken - weights)
+
+
 def outcome(bench: Bench, library: str, name: str, degrees: dict[str, Any], dtype: str) -> dict[str, Any]:
     try:
         plan = ParallelPlan(**degrees)
         if library == "parked":
             return parked(bench, plan, dtype)
+        if library == "memory":
+            return memory(bench, plan, dtype)
         return compared(bench, library, name, plan, dtype)
     except PlanError as error:
         return {"refused": str(error)}

@@ -30,6 +30,7 @@ def told(figures: Figures) -> dict[str, Any]:
         "to fetch": figures.to_fetch,
         "parameters": figures.parameters,
         "peak": figures.peak,
+        "taken": figures.taken,
         "flops": figures.flops,
         "sent": sent(figures.exchanges),
     }

@@ -1,6 +1,6 @@
 """`torchrun -m tests.support.ranks.cuda.stream_ranks CASES OUT`:
-runs the engine on labelled tensors in simulated streams, and saves by case what the simulator finds and which
-collectives it was told of.
+runs the engine on labelled tensors in simulated streams, and saves by case what the simulator finds, which collectives
+it was told of, and the most bytes in use and taken.
 
 CASES: a file of JSON, of [what runs, plan, a wait that is taken away or ""]; of `RUNS` and `WAITS`.
 """
@@ -30,6 +30,7 @@ from parallel_backend.sampling.caches import CacheSettings  # noqa: E402
 from parallel_backend.sampling.denoiser import Denoiser, LoopStopped, Watch  # noqa: E402
 from parallel_backend.seams import attention  # noqa: E402
 from parallel_backend.seams.forward import Forward  # noqa: E402
+from parallel_backend.seams.kernels.backends import Backend  # noqa: E402
 from parallel_backend.vae.pipeline import PipelineVAE  # noqa: E402
 from parallel_backend.weights.host_memory import agree_on_memory  # noqa: E402
 from parallel_backend.weights.loading import ModelSource  # noqa: E402
@@ -82,13 +83,16 @@ class Rig:
 
     def forward(self, rows: int = 2, time: float = 1.0) -> None:
         conditions = {name: torch.cat([value] * rows) for name, value in self.conditions.items()}
-        self.model(torch.cat([self.latents] * rows), torch.full((rows,), time), conditions)
+        result = self.model(torch.cat([self.latents] * rows), torch.full((rows,), time), conditions)
+        if result is not None:
+            result.sum()  # whoever asked for it reads it
 
     def sample(self, watch: Watch | None = None, cache: str | None = None) -> None:
         settings = CacheSettings(cache) if cache else None
         Denoiser(self.model).sample(
             self.latents, scheduler_of("flow"), self.conditions, self.negative, 3.0, watch=watch, cache=settings
         )
+        assert not self.model.slot.buffers, "an idle model holds no memory of messages"
 
 
 def forwards(rig: Rig) -> None:
@@ -192,10 +196,28 @@ def failure(rig: Rig) -> None:
     rig.forward()
 
 
+def interruption(rig: Rig) -> None:
+    """Attention fails while keys travel. Nobody waits for them, and the next forward succeeds."""
+    rig.forward()
+
+    def fail(*_: object) -> None:
+        raise ArithmeticError
+
+    with patch.object(Backend, "attend_with_lse", fail):
+        try:
+            rig.forward()
+        except ArithmeticError:
+            pass
+        else:
+            raise AssertionError("The forward went on.")
+    rig.forward()
+
+
 RUNS: dict[str, Callable[[Rig], None]] = {
     each.__name__: each
     for each in (
         forwards, pieces, steps, loop, first_block_cache, taylorseer, parking, adapter, changes, cancel, failure,
+        interruption,
     )
 }  # fmt: skip
 
@@ -223,6 +245,7 @@ def run_case(what: str, degrees: dict[str, Any], missing: str, folder: Path) -> 
             told["failed"] = "\n".join(traceback.format_exc().splitlines()[-12:])
     told["findings"] = list(simulator.findings.values())
     told["accesses"] = simulator.count
+    told["in use"], told["taken"] = simulator.peak, simulator.taken
     told["kernels"] = [dataclasses.asdict(each) for each in simulator.kernels]
     return told
 
