@@ -26,7 +26,7 @@ from ...parallel_backend.weights.fitting import ASSUMED, OF_HOST, WeightRoom, co
 from ...parallel_backend.weights.sizes import FETCHED, WeightSizes, fetched_places
 from ..plan_words import Remark, format_bytes, format_seconds, remark
 from ..workers.group import device_type, reported_weights, settings
-from ..workers.room import balance_stages, count_reserved_bytes, expect_weights, list_plan_cards, room_for_weights
+from ..workers.room import balance_stages, expect_weights, list_plan_cards, room_for_weights, usable_bytes
 
 
 class Picture(NamedTuple):
@@ -148,10 +148,10 @@ class MemoryEstimate:
     def list_places(self) -> list[MemoryPlace]:
         """Returns what the plan needs in each place, communicators included, and what is usable there: of each rank's
         card, and of RAM."""
-        kept, free = self.memory.sizes.count_kept_bytes(self.plan), count_reserved_bytes(self.working or 0)
-        working, communicators = math.ceil(self.working or 0), count_communicator_bytes(self.plan)
+        kept, working = self.memory.sizes.count_kept_bytes(self.plan), math.ceil(self.working or 0)
+        beside = count_communicator_bytes(self.plan) + working
         found = [
-            MemoryPlace(kept[min(stage, len(kept) - 1)] + communicators + working, card.total - free + working, card)
+            MemoryPlace(kept[min(stage, len(kept) - 1)] + beside, usable_bytes(card, working) + working, card)
             for card, stage in zip(list_plan_cards(self.plan), self.list_stages(), strict=False)
         ]
         if in_ram := self.count_ram():

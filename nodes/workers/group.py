@@ -25,6 +25,7 @@ from .feed import Feed
 
 CPU_RANKS = 2
 GROUPS = 8
+FOLDER = Path(__file__).resolve().parents[2] / "measured"
 
 _lock = threading.Lock()  # prompts and the server's requests run in different threads
 _groups: dict[int, WorkerGroup] = {}
@@ -61,10 +62,21 @@ def reported_weights(number: int) -> dict[str, Any]:
     return (group.status().get("weights") or {}) if group else {}
 
 
+def reported_devices() -> list[dict[str, Any]]:
+    """Returns what the first group's ranks reported of their devices as they started. Empty if none run."""
+    session = _groups[1].session if 1 in _groups else None
+    return session.last_status.get("devices", []) if session else []
+
+
 @functools.cache
 def settings() -> Settings:
     """Returns the settings. Raises SettingsError."""
     return Settings.read(os.environ, settings_file())
+
+
+def measured_folder() -> Path:
+    """Returns where this machine's measurements are kept. Raises SettingsError."""
+    return Path(settings().measured or FOLDER)
 
 
 def settings_file() -> Path:

@@ -26,12 +26,14 @@ from .request_checks import check_request
 from .state import RankState
 from .step_watch import Emit
 
-PLACE_BYTES = 256  # size of a rank's message about its process and device
+PLACE_BYTES, NAME_LENGTH = 320, 32  # size of a rank's message about its process and device, and of the name in it
 
 
-def gather_places(device: torch.device, group: dist.ProcessGroup) -> list[dict[str, Any]]:
-    """Returns every rank's process and device: pid, device number on its machine (None for a CPU), and name."""
-    own = json.dumps({"pid": os.getpid(), "index": device.index, "name": name_of(device)[: PLACE_BYTES // 8]}).encode()
+def gather_places(state: RankState, group: dist.ProcessGroup) -> list[dict[str, Any]]:
+    """Returns every rank's process and device: pid, device number on its machine (None for a CPU), name, and outside:
+    the bytes of the card that were not the rank's own as it started, see `outside_bytes`."""
+    device = {"index": state.device.index, "name": name_of(state.device)[:NAME_LENGTH], "outside": state.outside}
+    own = json.dumps({"pid": os.getpid(), **device}).encode()
     sent = torch.frombuffer(bytearray(own.ljust(PLACE_BYTES)), dtype=torch.uint8)
     found = [torch.empty_like(sent) for _ in range(dist.get_world_size())]
     dist.all_gather(found, sent, group=group)
@@ -62,7 +64,7 @@ class Executor:
         self.job: Job | None = None  # the running job
         self.counts = dict.fromkeys(self.handlers, 0)
         self.seconds = dict.fromkeys(self.handlers, 0.0)
-        self.places = gather_places(state.device, control.everyone)
+        self.places = gather_places(state, control.everyone)
 
     def execute(self, header: Header, tensors: Tensors) -> tuple[Header, Tensors | None]:
         """Runs one request. Returns the reply's fields, and rank 0's tensors. All ranks agree on how it ended. Raises
@@ -127,7 +129,7 @@ class Executor:
             "step": job and job.step,
             "device": self.state.device.type,
             "pids": [place["pid"] for place in self.places],
-            "devices": [{"index": place["index"], "name": place["name"]} for place in self.places],
+            "devices": [{name: place[name] for name in ("index", "name", "outside")} for place in self.places],
             "counts": dict(self.counts),
             "seconds": dict(self.seconds),
             "last_run": self.timeline.last_run,
