@@ -25,7 +25,6 @@ from .feed import Feed
 
 CPU_RANKS = 2
 GROUPS = 8
-FOLDER = Path(__file__).resolve().parents[2] / "measured"
 
 _lock = threading.Lock()  # prompts and the server's requests run in different threads
 _groups: dict[int, WorkerGroup] = {}
@@ -56,16 +55,10 @@ def list_outdated() -> list[int]:
     return [number for number, group in sorted(_groups.items()) if group.supervisor.coming]
 
 
-def reported_weights(number: int) -> dict[str, Any]:
-    """Returns where a group's ranks reported that their weights are kept. Empty if they reported nothing."""
-    group = _groups.get(number)
-    return (group.status().get("weights") or {}) if group else {}
-
-
-def reported_devices() -> list[dict[str, Any]]:
-    """Returns what the first group's ranks reported of their devices as they started. Empty if none run."""
-    session = _groups[1].session if 1 in _groups else None
-    return session.last_status.get("devices", []) if session else []
+def last_status(number: int) -> dict[str, Any]:
+    """Returns what a group's ranks last reported, see `Executor.status`. Empty if none run. It asks them nothing."""
+    session = _groups[number].session if number in _groups else None
+    return session.last_status if session else {}
 
 
 @functools.cache
@@ -76,7 +69,7 @@ def settings() -> Settings:
 
 def measured_folder() -> Path:
     """Returns where this machine's measurements are kept. Raises SettingsError."""
-    return Path(settings().measured or FOLDER)
+    return Path(settings().measured or Path(__file__).resolve().parents[2] / "measured")
 
 
 def settings_file() -> Path:
@@ -207,10 +200,6 @@ def most_ranks() -> int:
     """Returns the most ranks of any plan, on all machines together: one per GPU, or one per CPU core and at least 2."""
     if device_type() != CPU:
         return len(list_cards()) * max(1, len(settings().machines))
-    here = settings().cpu_ranks or max(CPU_RANKS, count_cores())
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    here = settings().cpu_ranks or max(CPU_RANKS, cores)
     return max(device_count(), here * max(1, len(settings().machines)))
-
-
-def count_cores() -> int:
-    """Returns the number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +17,9 @@ from ...parallel_backend.plan import AUTO, WHOLE, ParallelPlan
 from ...parallel_backend.weights.fitting import GB, OF_HOST, WeightRoom, fit_stages, fit_weights
 from ...parallel_backend.weights.sizes import WeightSizes
 from ...worker.host.measured import measured_file
-from .group import all_cards, list_cards, measured_folder, reported_devices, settings
+from .group import all_cards, last_status, list_cards, measured_folder, settings
 
 CONTEXT = int(0.7 * GB)  # a rank's before one is measured: of an H200, its first kernels and their libraries take 0.72
-Contexts = Callable[[Card], int]
 
 
 def list_plan_cards(plan: ParallelPlan) -> list[Card]:
@@ -31,9 +29,8 @@ def list_plan_cards(plan: ParallelPlan) -> list[Card]:
 
 @functools.cache
 def measure_own_context() -> int:
-    """Returns what of ComfyUI's card, the first, is not its torch's: its context, and other programs. 0 on the CPU.
-
-    It is measured once, as the pack is loaded: later, models may be on the card that torch does not count."""
+    """Returns what of ComfyUI's card, the first, is not its torch's: its context, and other programs. 0 on the CPU. It
+    is measured as the pack is loaded: later, models may be on the card that torch does not count."""
     return outside_bytes(comfy.model_management.get_torch_device())
 
 
@@ -42,15 +39,15 @@ def list_rank_contexts() -> dict[str, int]:
     Figures are kept for the next ComfyUI. Only the first group's count: the others' ranks may find its weights."""
     stored = measured_file(measured_folder(), tuple(card.name for card in all_cards()), "")
     known = stored.figures or {}
-    cards = (each for each in reversed(reported_devices()) if each["index"] is not None)  # this machine's are the last
-    started = {str(each["index"]): each["outside"] for each in cards}
+    cards = [each for each in last_status(1).get("devices", ()) if each["index"] is not None]
+    started = {str(each["index"]): each["outside"] for each in reversed(cards)}  # this machine's last
     found = known | started | ({"0": started["0"] - measure_own_context()} if "0" in started else {})
     if found != known:
         stored.keep(found)
     return found
 
 
-def count_context_bytes(card: Card) -> int:
+def count_contexts(card: Card) -> int:
     """Returns what contexts and other programs take of a card: as measured, or assumed before the first start.
 
     On ComfyUI's card a rank may have found ComfyUI's models, too. So its context counts as large as another card's, or
@@ -64,20 +61,18 @@ def count_context_bytes(card: Card) -> int:
     return rank + max(measure_own_context(), rank)
 
 
-def usable_bytes(card: Card, working: float, contexts: Contexts = count_context_bytes) -> int:
+def usable_bytes(card: Card, working: float, contexts: int | None = None) -> int:
     """Returns the bytes of a card for weights and communicators, beside a forward's `working` bytes.
 
     Beside contexts, it leaves the larger of two: what ComfyUI keeps free for inference, or the working bytes plus what
-    ComfyUI reserves for other programs.
+    ComfyUI reserves for other programs. contexts: bytes; by default, of `count_contexts`.
     """
     management = comfy.model_management
     reserved = max(management.minimum_inference_memory(), working + management.extra_reserved_memory())
-    return card.total - contexts(card) - math.ceil(reserved)
+    return card.total - (count_contexts(card) if contexts is None else contexts) - math.ceil(reserved)
 
 
-def room_for_weights(
-    plan: ParallelPlan, working: float = 0, contexts: Contexts = count_context_bytes
-) -> WeightRoom | None:
+def room_for_weights(plan: ParallelPlan, working: float = 0, contexts: int | None = None) -> WeightRoom | None:
     """Returns the room for weights on the card with the least and in RAM. None on the CPU.
 
     Of the card, `usable_bytes` without communicators. ComfyUI's other models do not count, because ComfyUI unloads them
@@ -101,7 +96,7 @@ def room_for_weights(
 
 def room_with_enough_ram(plan: ParallelPlan, working: float = 0) -> WeightRoom | None:
     """Returns the same if RAM is no limit, with assumed contexts. So it is the same at each prompt."""
-    room = room_for_weights(plan, working, lambda _card: 2 * CONTEXT)
+    room = room_for_weights(plan, working, 2 * CONTEXT)
     return room and replace(room, host=sys.maxsize)
 
 

@@ -93,9 +93,7 @@ class MeasuredFile:
             logging.warning("[ParallelDiT] the measurements cannot be saved in %s: %s", self.path.parent, error)
 
 
-@functools.cache
-def measured_file(folder: Path, devices: tuple[str, ...], dtype: str) -> MeasuredFile:
-    return MeasuredFile(folder, devices, dtype)
+measured_file = functools.cache(MeasuredFile)  # so that all who use a file share its figures
 
 
 @functools.cache

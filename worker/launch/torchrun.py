@@ -125,10 +125,8 @@ def cuda_environment(given: Mapping[str, str]) -> dict[str, str]:
     ComfyUI's choice of an allocator is not passed on: cudaMallocAsync's pool keeps its memory, NCCL's buffers do not
     come from it, and so memory runs out. Kernels are loaded at the start, because loading one waits for everything
     that runs, even for a receive. NCCL's watchdog is off: `rank/job_groups.py` handles an aborted communicator.
-    Expandable segments are for Linux, and not for WSL: with some of Windows' drivers, the first allocation fails
-    (pytorch/pytorch#192330).
     """
-    is_expandable = sys.platform == "linux" and "microsoft" not in platform.release().lower()
+    is_expandable = sys.platform == "linux" and "microsoft" not in platform.release().lower()  # WSL: pytorch#192330
     found = {name: given.get(name, value) for name, value in NCCL_AND_KERNELS.items()}
     for name in ALLOCATORS:
         options = [option for option in given.get(name, "").split(",") if option and option != COMFYUIS_ALLOCATOR]

@@ -26,15 +26,15 @@ from .request_checks import check_request
 from .state import RankState
 from .step_watch import Emit
 
-PLACE_BYTES, NAME_LENGTH = 320, 32  # size of a rank's message about its process and device, and of the name in it
+PLACE_BYTES = 320  # size of a rank's message about its process and device
 
 
 def gather_places(state: RankState, group: dist.ProcessGroup) -> list[dict[str, Any]]:
     """Returns every rank's process and device: pid, device number on its machine (None for a CPU), name, and outside:
     the bytes of the card that were not the rank's own as it started, see `outside_bytes`."""
-    device = {"index": state.device.index, "name": name_of(state.device)[:NAME_LENGTH], "outside": state.outside}
-    own = json.dumps({"pid": os.getpid(), **device}).encode()
-    sent = torch.frombuffer(bytearray(own.ljust(PLACE_BYTES)), dtype=torch.uint8)
+    own = {"pid": os.getpid(), "index": state.device.index, "name": name_of(state.device)[: PLACE_BYTES // 10]}
+    said = json.dumps({**own, "outside": state.outside}).encode().ljust(PLACE_BYTES)
+    sent = torch.frombuffer(bytearray(said), dtype=torch.uint8)
     found = [torch.empty_like(sent) for _ in range(dist.get_world_size())]
     dist.all_gather(found, sent, group=group)
     return [json.loads(place.numpy().tobytes()) for place in found]
@@ -76,17 +76,15 @@ class Executor:
         with self.timeline.request(name):
             results, outcome = job.attempt(lambda: self.run(job, tensors))
             outcome = job.agree_among_all(outcome)
-        if outcome.kind == DONE:
+        is_done = outcome.kind == DONE
+        if is_done:
             self.counts[name] += 1
             self.seconds[name] += time.perf_counter() - started
             self.note_first_step()
         else:
             self.undo(job, outcome)
-        self.job = None
-        self.heartbeat.ended = job.id
-        if outcome.kind != DONE:
-            return outcome.reply(), None
-        return {**outcome.reply(), **self.timing(job)}, results
+        self.job, self.heartbeat.ended = None, job.id
+        return ({**outcome.reply(), **self.timing(job)}, results) if is_done else (outcome.reply(), None)
 
     def run(self, job: Job, tensors: Tensors) -> Tensors | None:
         """Runs the request if this rank takes part in it. Raises RequestError for an impossible request."""

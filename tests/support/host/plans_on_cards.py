@@ -104,9 +104,7 @@ def answer(
     costs = sys.modules["pack.nodes.costs.plans"]
     outside = [int((ranks + (own if index == 0 else 0)) * GB) for index in range(len(sizes))]
     devices = [{"index": index, "outside": each} for index, each in enumerate(outside)]
-    group = SimpleNamespace(
-        status=lambda: {"weights": told} if told else {}, session=SimpleNamespace(last_status={"devices": devices})
-    )
+    group = SimpleNamespace(session=SimpleNamespace(last_status={"devices": devices, "weights": told}))
     groups = sys.modules["pack.nodes.workers.group"]
     host_file = sys.modules["pack.nodes.model.host_file"]
     name = asked["loaders"][0]["model_name"]
