@@ -60,13 +60,13 @@ class LoadCheckpointParallel(io.ComfyNode):
         return io.NodeOutput(model, *load_rest(file))
 
 
-def load_whole(path: Path) -> tuple[Any, ...]:
+def load_whole(path: Path, **given: Any) -> tuple[Any, ...]:
     """Returns the MODEL, CLIP, VAE and CLIP vision that the stock Load Checkpoint reads from a file."""
-    embeddings = folder_paths.get_folder_paths("embeddings")
-    return comfy.sd.load_checkpoint_guess_config(str(path), output_clipvision=True, embedding_directory=embeddings)[:4]
+    given |= {"output_clipvision": True, "embedding_directory": folder_paths.get_folder_paths("embeddings")}
+    return comfy.sd.load_checkpoint_guess_config(str(path), **given)[:4]
 
 
-def load_rest(file: HostFile) -> tuple[Any, Any, Any]:
+def load_rest(file: HostFile) -> tuple[Any, ...]:
     """Loads a checkpoint's CLIP, VAE and CLIP vision with ComfyUI's own loader, as the stock nodes do.
 
     That loader would read a file with only a diffusion model whole. For such a file this returns what the loader would
@@ -74,8 +74,4 @@ def load_rest(file: HostFile) -> tuple[Any, Any, Any]:
     """
     if not file.has_more:
         return None, comfy.sd.VAE(sd={}), None
-    embeddings = folder_paths.get_folder_paths("embeddings")
-    found = comfy.sd.load_checkpoint_guess_config(
-        str(file.path), output_model=False, output_clipvision=True, embedding_directory=embeddings
-    )
-    return found[1:]
+    return load_whole(file.path, output_model=False)[1:]

@@ -121,13 +121,10 @@ def run_shared(vae_name: str, dtype: str, vae: comfy.sd.VAE | None, run: Callabl
         said = f"{said} The connected VAE computes in {vae.vae_dtype}, not in {wanted}."
     logging.warning("[ParallelDiT] %s", said)
     show_on_node(said)
-    return run(stock_vae(file, wanted) if vae is None else vae)
-
-
-def stock_vae(file: str, dtype: torch.dtype | None) -> comfy.sd.VAE:
-    """Returns ComfyUI's VAE of a file, as its own loader does."""
-    weights, metadata = comfy.utils.load_torch_file(file, return_metadata=True)
-    return comfy.sd.VAE(sd=weights, metadata=metadata, dtype=dtype)
+    if vae is None:  # as ComfyUI's own loader does
+        weights, metadata = comfy.utils.load_torch_file(file, return_metadata=True)
+        vae = comfy.sd.VAE(sd=weights, metadata=metadata, dtype=wanted)
+    return run(vae)
 
 
 def check_latents(latents: torch.Tensor, vae: Any) -> None:

@@ -360,6 +360,11 @@ def reserved_bytes(device: torch.device) -> int:
     return module_of(device).memory_reserved(device)
 
 
+def outside_bytes(device: torch.device) -> int:
+    """Returns the memory that is not this process's torch's: contexts, and what others use. 0 on the CPU."""
+    return total_bytes(device) - free_bytes(device) - reserved_bytes(device) if is_accelerator(device) else 0
+
+
 def peak_bytes(device: torch.device) -> int:
     """Returns the most memory that this process's tensors have used. On the CPU: that the whole process has used."""
     if is_accelerator(device):

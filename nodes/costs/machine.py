@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from ...parallel_backend.costs.alike import Doubt, choose_figures
 from ...parallel_backend.costs.machine import Machine, assume_machine
 from ...parallel_backend.device import CPU
 from ...worker.errors import RequestRefused
 from ...worker.host.client import WorkerGroup
-from ...worker.host.measured import MeasuredFile, cpu_name
-from ..workers.group import device_count, device_type, list_cards, settings
-
-FOLDER = Path(__file__).resolve().parents[2] / "measured"
-
-
-@functools.cache
-def measured_file(folder: Path, devices: tuple[str, ...], dtype: str) -> MeasuredFile:
-    return MeasuredFile(folder, devices, dtype)
+from ...worker.host.measured import MeasuredFile, cpu_name, measured_file
+from ..workers.group import device_count, device_type, list_cards, measured_folder, settings
 
 
 def file_of(dtype: str) -> MeasuredFile:
     """Returns the file for the ranks of an automatic plan. Raises SettingsError."""
-    folder = Path(settings().measured) if settings().measured else FOLDER
-    return measured_file(folder, devices_of_ranks(device_count()), dtype)
+    return measured_file(measured_folder(), devices_of_ranks(device_count()), dtype)
 
 
 def machine_of(dtype: str) -> Machine:

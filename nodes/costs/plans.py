@@ -52,6 +52,7 @@ class ModelCosts:
     ) -> None:
         self.module = module
         self.sizes = sizes
+        self.weights = Weights(sizes, room_for_weights)  # the memory for them is what the ranks are expected to find
         self.torch_dtype = dtype
         self.estimate = estimate
         self.dtype = next((name for name, one in DTYPES.items() if one == dtype), "bf16")
@@ -160,11 +161,6 @@ class ModelCosts:
         assert work.forward
         machine, weights = machine_of(self.dtype), weights or self.weights
         return predict_fitted(work.forward, work.parts, plan, machine, weights, work.calls, work.loops)
-
-    @property
-    def weights(self) -> Weights:
-        """The weights, with the memory for them that the ranks are expected to find."""
-        return Weights(self.sizes, room_for_weights)
 
     def correction(self, work: Work) -> Correction:
         key = self.key(work)

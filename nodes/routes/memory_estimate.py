@@ -25,8 +25,8 @@ from ...parallel_backend.plan import AUTO, WHOLE, ParallelPlan
 from ...parallel_backend.weights.fitting import ASSUMED, OF_HOST, WeightRoom, count_host_bytes
 from ...parallel_backend.weights.sizes import FETCHED, WeightSizes, fetched_places
 from ..plan_words import Remark, format_bytes, format_seconds, remark
-from ..workers.group import device_type, reported_weights, settings
-from ..workers.room import balance_stages, count_reserved_bytes, expect_weights, list_plan_cards, room_for_weights
+from ..workers.group import device_type, last_status, settings
+from ..workers.room import balance_stages, expect_weights, list_plan_cards, room_for_weights, usable_bytes
 
 
 class Picture(NamedTuple):
@@ -124,12 +124,6 @@ class MemoryEstimate:
         expected = expect_weights(plan, memory.sizes, room)
         return cls(plan, expected, memory, (*pictures,), is_guided, working, room, group)
 
-    @staticmethod
-    def usable_ram() -> int:
-        """Returns the bytes of this machine's RAM that weights may fill."""
-        total: Any = comfy.model_management.get_total_memory(torch.device(CPU))
-        return int(OF_HOST * total)
-
     def count_ram(self) -> int:
         """Returns the bytes of weights in this machine's RAM: of all its CPU ranks, and those that wait there for
         GPUs."""
@@ -148,14 +142,15 @@ class MemoryEstimate:
     def list_places(self) -> list[MemoryPlace]:
         """Returns what the plan needs in each place, communicators included, and what is usable there: of each rank's
         card, and of RAM."""
-        kept, free = self.memory.sizes.count_kept_bytes(self.plan), count_reserved_bytes(self.working or 0)
-        working, communicators = math.ceil(self.working or 0), count_communicator_bytes(self.plan)
+        kept, working = self.memory.sizes.count_kept_bytes(self.plan), math.ceil(self.working or 0)
+        beside = count_communicator_bytes(self.plan) + working
         found = [
-            MemoryPlace(kept[min(stage, len(kept) - 1)] + communicators + working, card.total - free + working, card)
+            MemoryPlace(kept[min(stage, len(kept) - 1)] + beside, usable_bytes(card, working) + working, card)
             for card, stage in zip(list_plan_cards(self.plan), self.list_stages(), strict=False)
         ]
         if in_ram := self.count_ram():
-            found.append(MemoryPlace(in_ram, self.usable_ram(), None))
+            total: Any = comfy.model_management.get_total_memory(torch.device(CPU))
+            found.append(MemoryPlace(in_ram, int(OF_HOST * total), None))
         return found
 
     def fits_by_rank(self) -> list[bool]:
@@ -204,7 +199,7 @@ class MemoryEstimate:
 
     def explain_link(self, computing: float) -> list[Remark]:
         """Says how long the weights take on the link, and whether that exceeds the computing time."""
-        reported = reported_weights(self.group)
+        reported = last_status(self.group).get("weights") or {}
         is_measured = reported.get("kind") == self.plan.weights and bool(reported.get("is_measured"))
         rate = reported["link"] if is_measured else ASSUMED.of(self.plan.weights)
         needed = self.memory.sizes.count_fetched_bytes(self.plan) / rate

@@ -61,7 +61,7 @@ def expect_plan(sampled: Sampled, lossy: bool = False) -> tuple[ResolvedPlan, li
     works = {guided: sampled.work(guided) for guided in (False, True) if sampled.guided in (guided, None)}
     found = {guided: choose_plan(work, sampled.costs, lossy) for guided, work in works.items()}
     resolved = list(found.values())[-1]
-    plan, why = resolved.plan, resolved.note
+    plan, why, resolved = resolved.plan, resolved.note, resolved._replace(note=())
     if sampled.guided is False:  # then it is known why there is one pass
         why = tuple(remark("no_branches") if each.key == "one_pass" else each for each in why)
     if len({each.plan for each in found.values()}) > 1:
@@ -69,8 +69,7 @@ def expect_plan(sampled: Sampled, lossy: bool = False) -> tuple[ResolvedPlan, li
         either = remark("by_call", guided=str(plan), alone=str(found[False].plan))
         reasons = [each for each in why if each.key.startswith("lossy") or each.key in RULES.values()]
         remarks = [*devices, either, remark("counted_guided"), *explain_size(sampled), *reasons]
-        return resolved._replace(note=()), remarks
-    resolved = resolved._replace(note=())
+        return resolved, remarks
     if device_count() == 1:
         return resolved, [*why]
     if sampled.picture is None and resolved.exact is None:
@@ -95,9 +94,7 @@ def choose_patches(plan: ParallelPlan, sampled: Sampled) -> ParallelPlan:
 def predict_computing(plan: ParallelPlan, sampled: Sampled) -> float:
     """Predicts how long a step of the plan computes; 0 if unknown."""
     costs, work = sampled.costs, sampled.work(sampled.guided is not False)
-    if not can_predict(work, plan):
-        return 0.0
-    return costs.predict(work, plan).computing
+    return costs.predict(work, plan).computing if can_predict(work, plan) else 0.0
 
 
 def predict_plans(plan: ParallelPlan, sampled: Sampled, lossy: bool = False) -> dict[str, Any] | None:

@@ -16,6 +16,7 @@ from ...worker.host.client import WorkerGroup
 from ...worker.settings import WITH_COMFYUI, WITH_SAMPLER, SettingsError
 from ...worker.wire.protocol import Header
 from .group import device_count, settings, worker_group
+from .room import measure_own_context
 
 CHUNK = 8 << 20  # bytes
 
@@ -33,6 +34,7 @@ def prepare_model(group: WorkerGroup, ranks: int, source: Header, files: Sequenc
 
 def start_with_comfyui() -> None:
     """Starts the ranks of an automatic plan now, if the settings say so."""
+    measure_own_context()
     try:
         if settings().start == WITH_COMFYUI:
             worker_group().start_ahead(device_count())

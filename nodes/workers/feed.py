@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import threading
 import time
 from pathlib import Path
@@ -97,26 +98,16 @@ class LogReader:
 
     def new_lines(self) -> str:
         """Returns whole new lines; if there are many, only the last. Reads a rotated log from its start."""
-        size = self._size()
-        if size < self.at:
-            self.at = 0
-        if size == self.at:
-            return ""
-        start = max(self.at, size - LOG_BYTES)
         try:
             with self.path.open("rb") as file:
-                file.seek(start)
+                size = file.seek(0, os.SEEK_END)
+                self.at = self.at if self.at <= size else 0
+                start = file.seek(max(self.at, size - LOG_BYTES))
                 text = file.read(size - start)
-        except OSError as error:
+        except OSError as error:  # for example, it does not exist yet
             logging.debug("[ParallelDiT] %s", error)
             return ""
         end = text.rfind(b"\n") + 1
         begin = text.find(b"\n") + 1 if start > self.at else 0
         self.at = start + end
         return text[begin:end].decode(errors="replace").rstrip("\n")
-
-    def _size(self) -> int:
-        try:
-            return self.path.stat().st_size
-        except OSError:  # the file does not exist yet
-            return 0

@@ -55,16 +55,21 @@ def list_outdated() -> list[int]:
     return [number for number, group in sorted(_groups.items()) if group.supervisor.coming]
 
 
-def reported_weights(number: int) -> dict[str, Any]:
-    """Returns where a group's ranks reported that their weights are kept. Empty if they reported nothing."""
-    group = _groups.get(number)
-    return (group.status().get("weights") or {}) if group else {}
+def last_status(number: int) -> dict[str, Any]:
+    """Returns what a group's ranks last reported, see `Executor.status`. Empty if none run. It asks them nothing."""
+    session = _groups[number].session if number in _groups else None
+    return session.last_status if session else {}
 
 
 @functools.cache
 def settings() -> Settings:
     """Returns the settings. Raises SettingsError."""
     return Settings.read(os.environ, settings_file())
+
+
+def measured_folder() -> Path:
+    """Returns where this machine's measurements are kept. Raises SettingsError."""
+    return Path(settings().measured or Path(__file__).resolve().parents[2] / "measured")
 
 
 def settings_file() -> Path:
@@ -195,10 +200,6 @@ def most_ranks() -> int:
     """Returns the most ranks of any plan, on all machines together: one per GPU, or one per CPU core and at least 2."""
     if device_type() != CPU:
         return len(list_cards()) * max(1, len(settings().machines))
-    here = settings().cpu_ranks or max(CPU_RANKS, count_cores())
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    here = settings().cpu_ranks or max(CPU_RANKS, cores)
     return max(device_count(), here * max(1, len(settings().machines)))
-
-
-def count_cores() -> int:
-    """Returns the number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -112,7 +112,7 @@ class WeightPlacement:
         before = self.decided if asked == self.asked else None
         self.asked = self.decided = None
         decided = self._decide(ranks, model, plan, before)
-        if before is None or of_weights(decided) != of_weights(before):
+        if before is None or (decided.weights, decided.weight_blocks) != (before.weights, before.weight_blocks):
             self._bring(ranks, model, decided)
         self.asked, self.decided = asked, decided
 
@@ -170,8 +170,7 @@ class WeightPlacement:
         if key not in self.links:
             peers = peer_rate(ranks.groups.replicas(plan), device) if plan.replicas > 1 else 0
             rates = gather_numbers((peers, host_rate(device)), ranks.control_group)
-            slowest = [float(min(column)) for column in zip(*rates, strict=True)]
-            self.links[key] = Links(*slowest, is_measured=True)
+            self.links[key] = Links(*(float(min(each)) for each in zip(*rates, strict=True)), is_measured=True)
         return self.links[key]
 
     def describe(self, ranks: Ranks, model: PlacedModel) -> dict[str, Any]:
@@ -207,10 +206,6 @@ def describe_pinning(store: Store | None) -> dict[str, Any]:
     if pinner is None or not pinner.seconds:
         return {}
     return {"pinned": pinner.pinned, "unpinned": pinner.refused, "pinning": pinner.seconds}
-
-
-def of_weights(plan: ParallelPlan) -> tuple[str, int]:
-    return plan.weights, plan.weight_blocks
 
 
 def measure_room(ranks: Ranks, model: PlacedModel, plan: ParallelPlan) -> WeightRoom:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -80,6 +81,19 @@ def test_ranks_have_an_allocator_that_shares_the_card_with_nccl(given: dict[str,
     made = cuda_environment(given)
     assert made["PYTORCH_CUDA_ALLOC_CONF"] == found
     assert "PYTORCH_ALLOC_CONF" not in made
+
+
+@pytest.mark.parametrize("release", ["6.6.87.2-microsoft-standard-WSL2", "4.4.0-19041-Microsoft"])
+def test_on_wsl_ranks_have_expandable_segments_only_if_a_person_asks_for_them(
+    release: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of Windows' drivers fail their first allocation."""
+    monkeypatch.setattr(platform, "release", lambda: release)
+    name = "PYTORCH_CUDA_ALLOC_CONF"
+    assert cuda_environment({})[name] == "", "it overrides what ComfyUI has set for itself"
+    assert cuda_environment({name: "backend:cudaMallocAsync,max_split_size_mb:64"})[name] == "max_split_size_mb:64"
+    asked = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    assert cuda_environment(asked) == cuda_environment({}) | asked
 
 
 def test_a_persons_own_settings_of_nccl_stay() -> None:

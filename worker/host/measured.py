@@ -35,7 +35,7 @@ class MeasuredFile:
     """
 
     def __init__(self, folder: Path, devices: Sequence[str], dtype: str) -> None:
-        """devices: the name of each rank's device, in order."""
+        """devices: the name of each rank's device, in order. dtype: of the computing; empty for what holds for all."""
         self.made_of = {"version": VERSION, "devices": [*devices], "dtype": dtype, "torch": torch.__version__}
         key = hashlib.sha256(json.dumps([self.made_of["devices"], dtype]).encode()).hexdigest()[:16]
         self.path = folder / f"{key}.json"
@@ -91,6 +91,9 @@ class MeasuredFile:
             new.replace(self.path)
         except OSError as error:  # the figures in memory last until ComfyUI ends
             logging.warning("[ParallelDiT] the measurements cannot be saved in %s: %s", self.path.parent, error)
+
+
+measured_file = functools.cache(MeasuredFile)  # so that all who use a file share its figures
 
 
 @functools.cache

@@ -70,10 +70,8 @@ class Rendezvous:
     def _place_of(self, address: str) -> int | None:
         """Returns the place of a missing machine by its address. Looks names up again: a pod's is known once it
         runs."""
-        for place, name in enumerate(self.machines.others, 1):
-            if place not in self.peers and address_of(name) == address:
-                return place
-        return None
+        missing = ((place, name) for place, name in enumerate(self.machines.others, 1) if place not in self.peers)
+        return next((place for place, name in missing if address_of(name) == address), None)
 
     def _admit(self, place: int, peer: PeerConnection, start: Message, silence: float) -> None:
         try:

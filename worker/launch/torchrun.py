@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -133,10 +134,11 @@ def cuda_environment(given: Mapping[str, str]) -> dict[str, str]:
     come from it, and so memory runs out. NCCL's watchdog ends no process: `rank/job_groups.py` handles an aborted
     communicator.
     """
+    is_expandable = sys.platform == "linux" and "microsoft" not in platform.release().lower()  # WSL: pytorch#192330
     found = {name: given.get(name, value) for name, value in NCCL.items()}
     for name in ALLOCATORS:
         options = [option for option in given.get(name, "").split(",") if option and option != COMFYUIS_ALLOCATOR]
-        if sys.platform == "linux" and not any(option.startswith(EXPANDABLE) for option in options):
+        if is_expandable and not any(option.startswith(EXPANDABLE) for option in options):
             options.append(f"{EXPANDABLE}True")
         if name in given or name == ALLOCATORS[0]:
             found[name] = ",".join(options)

@@ -27,13 +27,15 @@ from .request_checks import check_request
 from .state import RankState
 from .step_watch import Emit
 
-PLACE_BYTES = 256  # size of a rank's message about its process and device
+PLACE_BYTES = 320  # size of a rank's message about its process and device
 
 
-def gather_places(device: torch.device, group: dist.ProcessGroup) -> list[dict[str, Any]]:
-    """Returns every rank's process and device: pid, device number on its machine (None for a CPU), and name."""
-    own = json.dumps({"pid": os.getpid(), "index": device.index, "name": name_of(device)[: PLACE_BYTES // 8]}).encode()
-    sent = torch.frombuffer(bytearray(own.ljust(PLACE_BYTES)), dtype=torch.uint8)
+def gather_places(state: RankState, group: dist.ProcessGroup) -> list[dict[str, Any]]:
+    """Returns every rank's process and device: pid, device number on its machine (None for a CPU), name, and outside:
+    the bytes of the card that were not the rank's own as it started, see `outside_bytes`."""
+    own = {"pid": os.getpid(), "index": state.device.index, "name": name_of(state.device)[: PLACE_BYTES // 10]}
+    said = json.dumps({**own, "outside": state.outside}).encode().ljust(PLACE_BYTES)
+    sent = torch.frombuffer(bytearray(said), dtype=torch.uint8)
     found = [torch.empty_like(sent) for _ in range(dist.get_world_size())]
     dist.all_gather(found, sent, group=group)
     return [json.loads(place.numpy().tobytes()) for place in found]
@@ -63,7 +65,7 @@ class Executor:
         self.job: Job | None = None  # the running job
         self.counts = dict.fromkeys(self.handlers, 0)
         self.seconds = dict.fromkeys(self.handlers, 0.0)
-        self.places = gather_places(state.device, control.everyone)
+        self.places = gather_places(state, control.everyone)
 
     def execute(self, header: Header, tensors: Tensors) -> tuple[Header, Tensors | None]:
         """Runs one request. Returns the reply's fields, and rank 0's tensors. All ranks agree on how it ended. Raises
@@ -75,18 +77,16 @@ class Executor:
         with self.timeline.request(name):
             results, outcome = job.attempt(lambda: self.run(job, tensors))
             outcome = job.agree_among_all(outcome)
-        if outcome.kind == DONE:
+        is_done = outcome.kind == DONE
+        if is_done:
             self.groups.check()
             self.counts[name] += 1
             self.seconds[name] += time.perf_counter() - started
             self.note_first_step()
         else:
             self.undo(job, outcome)
-        self.job = None
-        self.heartbeat.ended = job.id
-        if outcome.kind != DONE:
-            return outcome.reply(), None
-        return {**outcome.reply(), **self.timing(job)}, results
+        self.job, self.heartbeat.ended = None, job.id
+        return ({**outcome.reply(), **self.timing(job)}, results) if is_done else (outcome.reply(), None)
 
     def run(self, job: Job, tensors: Tensors) -> Tensors | None:
         """Runs the request if this rank takes part in it. Raises RequestError for an impossible request."""
@@ -129,7 +129,7 @@ class Executor:
             "step": job and job.step,
             "device": self.state.device.type,
             "pids": [place["pid"] for place in self.places],
-            "devices": [{"index": place["index"], "name": place["name"]} for place in self.places],
+            "devices": [{name: place[name] for name in ("index", "name", "outside")} for place in self.places],
             "counts": dict(self.counts),
             "seconds": dict(self.seconds),
             "last_run": self.timeline.last_run,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from parallel_backend.device import outside_bytes
 from parallel_backend.errors import RequestError
 from parallel_backend.groups.mesh_layout import same_weights
 from parallel_backend.plan import ParallelPlan
@@ -41,6 +42,7 @@ class RankState:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.outside = outside_bytes(device)  # before communicators and weights take theirs
         self.model: HostModel | None = None
         self.source: HostSource | None = None  # of the model
         self.plan: ParallelPlan | None = None  # as requested

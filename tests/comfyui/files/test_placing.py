@@ -56,6 +56,38 @@ def test_a_model_that_is_too_large_for_the_card_is_there_in_part_and_gives_the_s
             assert found["stage"] < total, "a stage has the blocks of others on its card"
 
 
+def test_weights_are_expected_where_ranks_put_them_beside_the_contexts_of_a_small_card(
+    comfyui: Path, tmp_path: Path
+) -> None:
+    """ComfyUI's models, which it unloads for the ranks, are no part of the contexts."""
+    machines = json.loads(run_program(comfyui, "tests.support.fakes.contexts_on_cards", tmp_path).splitlines()[-1])
+    lone = machines.pop("small ones, beside a model")
+    assert lone["before"] == lone["started"] == lone["again"], "a lone rank cannot tell them apart, so it is assumed"
+    assert {name: (found["started"], found["again"]) for name, found in machines.items()} == {
+        name: (found["chosen"],) * 2 for name, found in machines.items()
+    }
+    assert machines["small ones"]["chosen"] == 0 < machines["1.2 GB in all"]["chosen"]
+    assert all(found["before"] > 0 for found in machines.values()), "as if a context took 0.7 GB"
+
+
+def test_before_a_prompt_the_contexts_of_cards_count(comfyui: Path, tmp_path: Path) -> None:
+    """Flux, which two cards of 24 GB hold whole beside small contexts, is fetched in part beside usual ones."""
+    sampler = {"type": "KSampler", "cfg": 1.0, "picture": {"width": 1024, "height": 1024}}
+    loaders = [{"model_name": "flux", "dtype": "default", "group": 1, "samplers": [sampler]}]
+
+    def ask(weights: str, contexts: tuple[float, float]) -> list[object]:
+        values = {"mode": "manual", "ulysses": 2, "weights": weights}
+        return [[24, 24], {}, {"values": values, "loaders": loaders}, 0, 64, contexts]
+
+    asked = [ask("auto", (0.1, 0.2)), ask("auto", (0.5, 0.4)), ask("whole", (0.5, 0.4))]
+    said = run_program(comfyui, "tests.support.host.plans_on_cards", tmp_path, given=json.dumps(asked))
+    small, usual, whole = json.loads(said.splitlines()[-1])
+    assert small["memory"]["fetched"] == 0 < usual["memory"]["fetched"]
+    assert usual["memory"]["fits"] == [True, True] and usual["predicted"]["plan"]["fits"]
+    assert whole["memory"]["fits"] == [False, True], "on the second card ComfyUI has no context"
+    assert whole["memory"]["tight"]["card"]["index"] == 0
+
+
 def test_comfyuis_arguments_of_memory_reach_ranks_that_have_a_card(comfyui: Path, files: dict[str, Path]) -> None:
     memory = ["--disable-smart-memory", "--disable-pinned-memory", "--reserve-vram", "2.5", "--async-offload", "3"]
     given = (*memory, "--fast", "fp16_accumulation")

@@ -39,7 +39,7 @@ def test_a_run_is_told_of_step_by_step(scheduler: str | None, operation: str, ho
     assert run["made"] == len(run["steps"]) == steps
     assert run["plan"] == "cfg=2" and (run["model"], run["model_class"]) == ("tiny-dit", "DiT")
     assert run["seconds"] > sum(seconds for seconds, _ in run["steps"])
-    assert [(each["index"], each["name"]) for each in group["status"]["devices"]] == [(None, "cpu")] * count
+    assert [[*each.values()] for each in group["status"]["devices"]] == [[None, "cpu", 0]] * count
     for seconds, communication in run["steps"]:
         assert 0 < communication < seconds < 10
     assert [memory["total"] > memory["resident"] > 0 for memory in group["status"]["memory"]] == [True] * count

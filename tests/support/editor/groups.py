@@ -45,7 +45,7 @@ def status(ranks: int, **changes: Any) -> dict[str, Any]:
         "step": None,
         "device": "cuda",
         "pids": [4711 + rank for rank in range(ranks)],
-        "devices": [{"index": rank, "name": CARD["name"]} for rank in range(ranks)],
+        "devices": [{"index": rank, "name": CARD["name"], "outside": 0} for rank in range(ranks)],
         "memory": [{**memory, "accelerator": each} for each in used],
         "beats": [0.1] * ranks,
         "model": "Flux",

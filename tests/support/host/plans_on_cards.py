@@ -3,13 +3,15 @@ what is said of plans, for models of published sizes on cards that this machine 
 
 Cards, and what ComfyUI finds in the files, are pretended, as in `machine_of_cards` and `templates.describe`. Reads
 questions as JSON from its input: [cards' GB, what the group has told of weights, the question], and behind these, if
-the cards' link has been measured, its bytes per second, else 0, and the free RAM in GB. Prints the answers.
+the cards' link has been measured, its bytes per second, else 0, the free RAM in GB, and the GB of the contexts of
+ComfyUI and of each rank. Prints the answers.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,11 +38,15 @@ MODELS = {
 }
 
 
-def pretend(route: Any, sizes: list[int], ram: int) -> None:
-    """Cards of these sizes, in GB, on which ComfyUI computes; none: it computes on the CPU. ram: GB, all of it free."""
+def pretend(route: Any, sizes: list[int], ram: int, own: float) -> None:
+    """Cards of these sizes, in GB, on which ComfyUI computes; none: it computes on the CPU. ram: GB, all of it free.
+    own: GB of ComfyUI's context."""
     cards = [SimpleNamespace(name=f"{size} GB", total_memory=size * GB, major=8, minor=9) for size in sizes]
     module: Any = torch.get_device_module("cuda")
     module.device_count = lambda: len(cards)
+    module.mem_get_info = lambda _device: (int((sizes[0] - own) * GB), sizes[0] * GB)
+    module.memory_reserved = lambda _device: 0
+    sys.modules["pack.nodes.workers.room"].measure_own_context.cache_clear()
     module.get_device_properties = lambda which: cards[which if isinstance(which, int) else 0]  # ComfyUI asks by device
     management = importlib.import_module("comfy.model_management")
     state = management.CPUState.GPU if cards else management.CPUState.CPU
@@ -91,10 +97,14 @@ def answer(
     asked: Any,
     link: float = 0,
     ram: int = 64,
+    contexts: tuple[float, float] = (0, 0),
 ) -> dict[str, Any]:
-    pretend(route, sizes, ram)
+    own, ranks = contexts
+    pretend(route, sizes, ram, own)
     costs = sys.modules["pack.nodes.costs.plans"]
-    group = SimpleNamespace(status=lambda: {"weights": told} if told else {})
+    outside = [int((ranks + (own if index == 0 else 0)) * GB) for index in range(len(sizes))]
+    devices = [{"index": index, "outside": each} for index, each in enumerate(outside)]
+    group = SimpleNamespace(session=SimpleNamespace(last_status={"devices": devices, "weights": told}))
     groups = sys.modules["pack.nodes.workers.group"]
     host_file = sys.modules["pack.nodes.model.host_file"]
     name = asked["loaders"][0]["model_name"]
@@ -111,6 +121,7 @@ def answer(
 
 def main(comfyui: str, folder: str) -> None:
     mount(comfyui)
+    os.environ["PARALLELDIT_MEASURED"] = str(Path(folder) / "measured")
     route = importlib.import_module("pack.nodes.routes.plan")
     questions = json.load(sys.stdin)
     asked = {loader["model_name"] for _, _, question, *_ in questions for loader in question["loaders"]}

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from parallel_backend.device import Card
 from tests.support.host.mounted import mount
 
 CARD = torch.device("meta")
@@ -73,7 +74,8 @@ class Scene:
         self.loader = importlib.import_module("pack.nodes.load_model")
         self.loader.list_models = lambda: {"tiny": Path(model)}
         self.sizes = importlib.import_module("pack.parallel_backend.weights.sizes")
-        importlib.import_module("pack.nodes.workers.room").smallest_card = lambda _plan: TOTAL
+        room = importlib.import_module("pack.nodes.workers.room")
+        room.list_plan_cards, room.list_rank_contexts = lambda _plan: [Card(0, "", TOTAL)], lambda: {"0": 0}
         self.settings = importlib.import_module("pack.worker.settings").Settings()
         self.begin()
 

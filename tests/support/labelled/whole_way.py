@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import torch
 import torch.distributed as dist
 
 from parallel_backend.groups.calls import Call
@@ -53,6 +54,7 @@ from .tensors import GPU
 from .watch import Watch
 
 TOKEN = "a" * 64
+OUTSIDE = 1200 << 20  # bytes of the card that contexts take
 
 
 class WholeWay:
@@ -69,9 +71,12 @@ class WholeWay:
         rank, world = dist.get_rank(), dist.get_world_size()
         heartbeat = Heartbeat(dist.HashStore, rank, world, dict, lambda _job: None)
         groups = JobGroups(GPU, self.timeline)
-        self.executor = Executor(
-            RankState(GPU), Control(self.relay.group), groups, heartbeat, self.timeline, lambda *_: None
-        )
+        card, free = SimpleNamespace(total_memory=8 << 30), (8 << 30) - OUTSIDE
+        told = {"get_device_properties": lambda _device: card, "mem_get_info": lambda _device: (free, 8 << 30)}
+        with patch.multiple(torch.cuda, **told):
+            state = RankState(GPU)
+        self.executor = Executor(state, Control(self.relay.group), groups, heartbeat, self.timeline, lambda *_: None)
+        assert [each["outside"] for each in self.executor.status()["devices"]] == [OUTSIDE] * world
         if not rank:
             ours, self.theirs = socket.socketpair()
             memory = FrameMemory.create(self.relay.offered, TOKEN)
