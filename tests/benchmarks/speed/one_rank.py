@@ -3,8 +3,7 @@
 python -m tests.benchmarks.speed.one_rank COMFYUI OUT [--device cuda] [--rounds 5]
 
 It prints the milliseconds of a step by round, and the median of what the rank takes on top. OUT gets tables of torch's
-profiler and traces for a viewer such as Perfetto: of stock, of ComfyUI's process beside a rank, and of the rank. The
-profiled steps are not timed. Rehearse it with --device cpu.
+profiler: of stock, of ComfyUI's process beside a rank, and of the rank. The profiled steps are not timed. Rehearse it with --device cpu.
 """
 
 from __future__ import annotations

@@ -35,7 +35,6 @@ class Profile:
             by = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
             table = self.profiler.key_averages().table(sort_by=by, row_limit=ROWS)
             self.file.write_text(f"{LAST - FIRST} steps\n{table}\n")
-            self.profiler.export_chrome_trace(str(self.file.with_suffix(".json")))
 
 
 def profile_rank(module: Any) -> None:
