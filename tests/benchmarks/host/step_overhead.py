@@ -1,6 +1,6 @@
 """What a step of one rank costs beyond stock, on the way from ComfyUI's node to rank 0 and back.
 
-python -m tests.benchmarks.step_overhead COMFYUI [--steps 60] [--profile comfyui|rank]
+python -m tests.benchmarks.host.step_overhead COMFYUI [--steps 60] [--profile comfyui|rank]
 
 Milliseconds are of the CPU, medians of steps that stock and the rank make in turns, on tiny models with large patches,
 without the model's own.
@@ -117,7 +117,7 @@ def print_counts(name: str, counted: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.step_overhead")
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.host.step_overhead")
     parser.add_argument("comfyui")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--profile", choices=("comfyui", "rank"))

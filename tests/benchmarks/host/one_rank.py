@@ -1,9 +1,10 @@
 """A step of one rank against stock's, in a ComfyUI of its own: five rounds in turns, then a profile of both processes.
 
-python -m tests.benchmarks.speed.one_rank COMFYUI OUT [--device cuda] [--rounds 5]
+python -m tests.benchmarks.host.one_rank COMFYUI OUT [--device cuda] [--rounds 5]
 
 It prints the milliseconds of a step by round, and the median of what the rank takes on top. OUT gets tables of torch's
-profiler: of stock, of ComfyUI's process beside a rank, and of the rank. The profiled steps are not timed. Rehearse it with --device cpu.
+profiler: of stock, of ComfyUI's process beside a rank, and of the rank. The profiled steps are not timed. Rehearse it
+with --device cpu.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ PROFILED_ROUNDS = 5  # enough for the steps that `profiling` leaves out, also wi
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.speed.one_rank")
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.host.one_rank")
     parser.add_argument("comfyui", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
