@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from .axes import AXES, REPLICA_AXES, TOKEN_AXES
@@ -95,8 +95,7 @@ class ParallelPlan:
     speeds: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        numbers = asdict(self)
-        del numbers["speeds"]
+        numbers = {name: value for name, value in vars(self).items() if name != "speeds"}
         for name, choices in CHOICES.items():
             if (value := numbers.pop(name)) not in choices:
                 raise PlanError(f"There is no {name}={value!r} in a plan.", f"Use {', '.join(choices)}.", name)
@@ -163,7 +162,7 @@ class ParallelPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the values that `from_json` takes."""
-        return asdict(self) | {"speeds": [*self.speeds]}
+        return vars(self) | {"speeds": [*self.speeds]}
 
     def degrees(self) -> dict[str, int]:
         """Returns the degree of each axis by name, outermost axis first."""

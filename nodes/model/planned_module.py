@@ -19,7 +19,7 @@ from ...parallel_backend.plan import HOST, OFF, ParallelPlan
 from ...worker.comfyui.patched_options import CHANGES, KERNEL, OPTIONS
 from ...worker.errors import Explanation
 from ...worker.host.client import WorkerGroup
-from ...worker.host.runs import RunPlan
+from ...worker.host.runs import LEARNT, RunPlan
 from ...worker.wire.protocol import Header
 from ..costs.machine import measure
 from ..costs.plans import ONE_DEVICE, ModelCosts, can_predict, pick_usual_step
@@ -165,9 +165,9 @@ class PlannedModule(RemoteWeights):
     def learn_steps(self) -> None:
         """Corrects this plan's predictions by the measured steps of the run, and what the run says of one device."""
         run, work = self.group.runs.current, self.last_work
-        if not work or not run or not can_predict(work, self.plan):
+        if not work or not run or not can_predict(work, self.plan) or (run.usual and len(run.of_plan) > LEARNT):
             return
-        if usual := pick_usual_step(run.of_plan, self.plan.whole_steps):
+        if usual := pick_usual_step(run.of_plan[:LEARNT], self.plan.whole_steps):
             self.costs.learn(work, self.plan, *usual)
             self.group.runs.note(usual=usual[0])
             self.report_alone(work)

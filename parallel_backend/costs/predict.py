@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from ..axes import BATCH_AXES, TOKEN_AXES
@@ -122,7 +123,7 @@ class Prediction:
         """Whether the step is one of a pipeline."""
         return self.plan.pipefusion * self.plan.patch_count > 1
 
-    @property
+    @cached_property
     def words(self) -> str:
         """The plan in words that tell apart what takes differently long. One device has the same words whether others
         have no rows of the batch or no part of the plan."""

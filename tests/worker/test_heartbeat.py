@@ -149,7 +149,7 @@ def test_a_heartbeat_outlives_a_broken_connection_and_ends_with_the_store() -> N
         return dist.TCPStore("127.0.0.1", port, is_master=False, timeout=patience)
 
     port = store.port
-    heartbeat = Heartbeat(connect, 0, 1, lambda: {"resident": 1, "accelerator": 0}, broken.append)
+    heartbeat = Heartbeat(connect, 0, 1, lambda: {"resident": 1, "accelerator": 0}, int, broken.append)
     heartbeat.start()
     cut_connections(port)
     count = heartbeat.count

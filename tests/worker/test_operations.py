@@ -63,7 +63,7 @@ def alone() -> Iterator[None]:
 def job(header: Header) -> Job:
     """A job of that group."""
     store = dist.HashStore()
-    heartbeat = Heartbeat(lambda: store, 0, 1, dict, lambda _job: None)
+    heartbeat = Heartbeat(lambda: store, 0, 1, dict, int, lambda _job: None)
     return Job(header, {}, RankState(CPU), Control(None), JobGroups(CPU, Timeline(CPU)), heartbeat)
 
 

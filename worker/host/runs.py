@@ -18,7 +18,7 @@ from ..wire.protocol import Header
 
 KEPT = 10  # the last runs
 STEPS = 500  # the last steps of a run
-LEARNT = 8  # the first steps of a plan, which correct the predictions
+LEARNT = 8  # the first steps of a plan, which correct the predictions; one more is kept, as a sign that they have
 UNKNOWN = "auto"  # shown while auto has not chosen a plan
 
 
@@ -188,7 +188,7 @@ class Runs:
         if run:
             run.operation = operation
             run.steps.append((seconds, communication))
-            if len(run.of_plan) < LEARNT:
+            if len(run.of_plan) <= LEARNT:
                 run.of_plan.append((seconds, communication))
             run.made += 1
             self.changed.set()

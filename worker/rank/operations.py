@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from parallel_backend.device import to_host
 from parallel_backend.errors import RequestError, is_out_of_memory
 from parallel_backend.groups.calls import Call, tensors_of
 from parallel_backend.groups.timeline import Timeline
@@ -170,7 +169,7 @@ class Operations:
             for call, output in enumerate(outputs)
             for place, part in enumerate(tensors_of(output))
         }
-        return fetch({**found, **state, **pack_why(model.module.pipeline.why)})
+        return {**found, **state, **pack_why(model.module.pipeline.why)}
 
     def prepare_options(self, job: Job, model: HostModel, kwargs: Mapping[str, Any]) -> None:
         """Raises Ended on all ranks if one of them cannot compile blocks as a node asks, or lacks the code that a node
@@ -229,9 +228,8 @@ class Operations:
             watch.close()
             raise
         watch.close()
-        state = pack_state(model)
-        found = pack_why(model.module.pipeline.why) | state
-        return None if latents is None or dist.get_rank() else fetch({"latents": latents, **found})
+        found = pack_why(model.module.pipeline.why) | pack_state(model)
+        return None if latents is None or dist.get_rank() else {"latents": latents, **found}
 
     def choose_kernel(self, job: Job, _tensors: Tensors) -> Tensors | None:
         """Makes calls that name an attention kernel use it, if all ranks can. If not, returns why, and which kernel
@@ -352,11 +350,6 @@ class Operations:
 def encode_text(text: str) -> torch.Tensor:
     """Returns a text as a result, one byte an element."""
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-
-
-def fetch(results: Tensors) -> Tensors:
-    """Returns results in the host's memory, for which it waits once."""
-    return dict(zip(results, to_host([*results.values()]), strict=True))
 
 
 def pack_state(model: HostModel) -> Tensors:

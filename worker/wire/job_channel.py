@@ -22,10 +22,10 @@ from .tensors import Tensors
 from .tree import PREDICTION
 
 try:
-    from ...parallel_backend.device import is_accelerator, pin_now, wait_for_stream
+    from ...parallel_backend.device import is_accelerator, new_event, pin_now
     from ...parallel_backend.weights.shared_memory import Address, SharedMemory
 except ImportError:  # in the ranks, where the pack's folder is not a package
-    from parallel_backend.device import is_accelerator, pin_now, wait_for_stream
+    from parallel_backend.device import is_accelerator, new_event, pin_now
     from parallel_backend.weights.shared_memory import Address, SharedMemory
 
 SLOTS = 2
@@ -100,12 +100,13 @@ class FrameMemory:
 
 class HostChannel:
     """ComfyUI's end. It sends a request only when the one before has its reply. sent: requests. taken: replies that
-    came through memory."""
+    came through memory. copied: ends the copies of the last of them to a device."""
 
     def __init__(self, connection: socket.socket, memory: FrameMemory | None) -> None:
         self.connection = connection
         self.memory = memory
         self.sent = self.taken = 0
+        self.copied: torch.Event | None = None
 
     def send(self, frame: Sequence[Piece]) -> None:
         """Sends a frame of `encode`. Its slot was that of the last request but one, which every rank is done with.
@@ -118,6 +119,10 @@ class HostChannel:
         """Receives a frame. device: to which latents are copied if they come through memory. Raises ConnectionClosed
         and ProtocolError."""
         memory = self.memory
+        if self.copied:  # it has had a step's time
+            self.copied.synchronize()
+        if memory:
+            memory.note_taken(self.taken)  # the slot may be overwritten
         frame = receive_frame(self.connection, in_memory=partial(self._find, device) if memory else None)
         if memory is None or not isinstance(frame, memoryview):
             return decode(frame)
@@ -127,9 +132,9 @@ class HostChannel:
             header, views = decode(frame)
             to = {name: device for name in views if name.startswith(LATENTS)}
             tensors = {name: view.to(to.get(name), copy=True, non_blocking=True) for name, view in views.items()}
-            wait_for_stream(device)
+            self.copied = new_event(device)
+            self.copied.record()
         self.taken += 1
-        memory.note_taken(self.taken)  # the slot may be overwritten
         return header, tensors
 
     def _find(self, device: torch.device | None, length: int) -> memoryview:
@@ -141,6 +146,8 @@ class HostChannel:
             return memoryview(b"")
 
     def close(self) -> None:
+        if self.copied:
+            self.copied.synchronize()
         self.connection.close()
 
 

@@ -35,7 +35,7 @@ NEVER, ONCE, IN_BLOCKS = "never", "once", "in blocks"  # when ranks exchange som
 PREFIX = struct.Struct("!4sHIQ")
 MAX_HEADER = 8 << 20
 MAX_PAYLOAD = 8 << 30
-SOCKET_BYTES = 1 << 20  # a larger frame goes through memory, if both sides have it
+SOCKET_BYTES = 1 << 16  # a larger frame goes through memory, if both sides have it
 
 Header = dict[str, Any]
 Piece = Buffer | torch.Tensor

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,15 @@ from tests.support.cases.vaes.host_vaes import WITHOUT_NOISE
 from tests.support.labelled.own_waits import WAITS, WAITS_INSIDE
 from tests.support.ranks.pool import RankPool
 from tests.support.tiers import running
+from worker.host.runs import LEARNT
 
 T4 = "7.5"  # the compute capability of a card without the flash kernel, and without kernels for bf16
 TOLERANCE = {"fp32": 1e-5, "bf16": 5e-2, f"fp16 on {T4}": 5e-3, f"bf16 on {T4}": 5e-2}  # of the CPU in fp32
 ALONE: dict[str, int] = {}
-# At the end of a forward that goes the whole way, a rank waits for its device. ComfyUI's process waits to compare what
-# the ranks hold, to send the latents, and for the prediction.
-AT_THE_END = {"comfyui": 1}
-OF_COMFYUI = 3
+# At the end of a forward that goes the whole way, rank 0 waits for its device, and for its prediction's copy. ComfyUI's
+# process waits to compare what the ranks hold, and to send the latents.
+AT_THE_END = {"comfyui": 2}
+OF_COMFYUI = 2
 OF_VAE = {"vae": 1, "host-vae": 1}  # the latents or pixels that a VAE is given
 HALVES = [  # with masks, whose strides half precision is strict about, and without
     ("diffusers", name, {"ring": 2})
@@ -42,6 +44,14 @@ STEPS = [
     ("comfyui", "flux-controlnet", {"ulysses": 2}),
     ("comfyui", "flux-dev", {"ulysses": 2, "pieces": 2}),
 ]
+# By size, the conditions of a call (one is the schedule), the bytes of its latents and of its prediction, and whether
+# the model returns rows that are not one after the other, which one kernel gathers.
+ADDED = {
+    "Flux, 1024×1024": (4, 1 << 20, 0),
+    "SDXL, 1024×1024": (3, 1 << 18, 0),
+    "Wan, 480×832, 81 frames": (2, 8386560, 1),
+}
+NUMBER = 4  # bytes, of the timestep and of the noise level
 QUICK_HALVES = HALVES[:-1]  # each with masks, and one without
 STAGES = [
     ("diffusers", name, {"pipefusion": 2, "patches": patches})
@@ -129,6 +139,29 @@ def test_a_model_runs_on_a_gpus_path(
         assert sum(found["outside"].values()) <= allowed, found["outside"]
         assert sum(found["comfyui"].values()) <= OF_COMFYUI, found["comfyui"]
     assert by_rank[0]["error"] <= TOLERANCE[dtype]
+
+
+def test_one_rank_adds_to_a_step_what_is_listed_and_no_more(
+    labelled_ranks: RankPool, comfyui: Path, tmp_path: Path
+) -> None:
+    """On the whole way from ComfyUI's node to the rank and back, beyond what stock asks of its GPU."""
+    labelled_ranks.run(1, "cuda.step_ranks", str(tmp_path / "told"), *ADDED)
+    told = json.loads((tmp_path / "told").read_text())
+    for name, (conditions, latents, gathers) in ADDED.items():
+        found = told[name]
+        stock, process, rank = (Counter(found[each]) for each in ("stock", "comfyui", "rank"))
+        assert found["error"] == 0
+        # Each condition is compared with what the rank holds by two kernels, and all answers are read at once.
+        assert process == {
+            "kernels": 2 * conditions + 1, "waits": 2, "copies": 4, "messages": 1, "to_gpu": latents,
+            "from_gpu": latents + 2 * NUMBER, "allocations": 2 * conditions + 2,
+        }, found["waits at"]  # fmt: skip
+        rank.subtract(stock)
+        assert +rank == {
+            "waits": 2, "copies": 4, "messages": 1, "to_gpu": latents + 2 * NUMBER, "from_gpu": latents,
+            "allocations": 3 + gathers, **({"kernels": 1} if gathers else {}),
+        }, found["waits at"]  # fmt: skip
+        assert found["corrections"] <= LEARNT
 
 
 def test_sparse_attention_runs_on_a_gpus_path(labelled_ranks: RankPool, tmp_path: Path) -> None:

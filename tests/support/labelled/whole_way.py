@@ -44,6 +44,7 @@ from worker.rank.model.host_model import HostModel
 from worker.rank.model.inner_networks import InnerNetworks
 from worker.rank.serving import answer
 from worker.rank.state import RankState
+from worker.settings import Settings
 from worker.wire import protocol
 from worker.wire.job_channel import FrameMemory, HostChannel, RankChannel
 from worker.wire.protocol import decode
@@ -61,22 +62,24 @@ class WholeWay:
     """Of one forward after the other. All ranks make it together.
 
     waits: how often ComfyUI's process has waited for its device, by kind and place; the ranks' waits are in `watch`.
+    device: of both processes.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, device: torch.device = GPU) -> None:
         os.environ.setdefault(COMFYUI_THREADS, "1")
         self.waits: Counter[str] = Counter()
-        self.timeline = Timeline(GPU)
-        self.relay = FrameRelay(GPU)
+        self.timeline = Timeline(device)
+        self.relay = FrameRelay(device)
         rank, world = dist.get_rank(), dist.get_world_size()
-        heartbeat = Heartbeat(dist.HashStore, rank, world, dict, lambda _job: None)
-        groups = JobGroups(GPU, self.timeline)
+        heartbeat = Heartbeat(dist.HashStore, rank, world, dict, int, lambda _job: None)
+        groups = JobGroups(device, self.timeline)
         card, free = SimpleNamespace(total_memory=8 << 30), (8 << 30) - OUTSIDE
         told = {"get_device_properties": lambda _device: card, "mem_get_info": lambda _device: (free, 8 << 30)}
         with patch.multiple(torch.cuda, **told):
-            state = RankState(GPU)
+            state = RankState(device)
         self.executor = Executor(state, Control(self.relay.group), groups, heartbeat, self.timeline, lambda *_: None)
-        assert [each["outside"] for each in self.executor.status()["devices"]] == [OUTSIDE] * world
+        outside = OUTSIDE if device == GPU else 0
+        assert [each["outside"] for each in self.executor.status()["devices"]] == [outside] * world
         if not rank:
             ours, self.theirs = socket.socketpair()
             memory = FrameMemory.create(self.relay.offered, TOKEN)
@@ -132,11 +135,14 @@ class WholeWay:
         """As a rank's loop does with one frame. waits: of the rank."""
         before, watch.outside = watch.outside, watch.outside if waits is None else waits
         with patch.object(watch, "knows_pinned", True):
-            header, tensors = decode(self.relay.receive(None if dist.get_rank() else self.theirs))
-            reply, results = self.executor.execute(header, tensors)
-            if not dist.get_rank():
-                answer(self.channel, {"id": header.get("id"), **reply}, results)
+            self.answer_one()
         watch.outside = before
+
+    def answer_one(self) -> None:
+        header, tensors = decode(self.relay.receive(None if dist.get_rank() else self.theirs))
+        reply, results = self.executor.execute(header, tensors)
+        if not dist.get_rank():
+            answer(self.channel, {"id": header.get("id"), **reply}, results)
 
 
 def is_sendable(call: Call) -> bool:
@@ -154,7 +160,8 @@ def session_on(channel: HostChannel) -> Session:
     incoming.register(channel.connection, selectors.EVENT_READ)
     vars(session).update(
         job_channel=channel, incoming=incoming, known=KnownState(), pace=Pace(), given_up=False, last_id=0,
-        operation=None, end_reason=None, process=SimpleNamespace(exited=threading.Event()),
+        operation=None, end_reason=None, process=SimpleNamespace(exited=threading.Event()), ranks=dist.get_world_size(),
+        settings=Settings(), pids=[os.getpid()],
     )  # fmt: skip
     return session
 
@@ -163,9 +170,10 @@ def held(module: ParallelModel) -> HostModel:
     """A model as a rank holds it, without a file, and without ComfyUI's patcher, whose estimates are left out."""
     model: Any = SimpleNamespace(diffusion_model=module.model)
     patcher: Any = SimpleNamespace(memory_required=lambda _shape: 0)
-    decoder = Decoder(CodeFiles(os.environ["COMFYUI_PATH"], ()), module.model, lambda: GPU)
+    device = module.mesh.device
+    decoder = Decoder(CodeFiles(os.environ["COMFYUI_PATH"], ()), module.model, lambda: device)
     controls = ControlNetworks(model, lambda: module.mesh)
     module.complete = controls.complete
     source = HostSource(os.environ["COMFYUI_PATH"], (), "", "", "float32", "")
-    parking, inner = Parking(module.model, GPU), InnerNetworks(module)
+    parking, inner = Parking(module.model, device), InnerNetworks(module)
     return HostModel(source, patcher, module, parking, decoder, controls, inner, {}, {}, {}, working_bytes=sys.maxsize)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,16 +91,19 @@ def size_of(device: str, devices: int) -> str:
     return "small" if any(torch.cuda.get_device_properties(card).total_memory < ROOM for card in cards) else device
 
 
-def measure(comfyui: Path, folder: Path, device: str, devices: int) -> Timing:
-    """Takes folder for a few gigabytes. Raises PromptError, HostError."""
+def measure(
+    comfyui: Path, folder: Path, device: str, devices: int, env: Mapping[str, str] | None = None, rounds: int = 0
+) -> Timing:
+    """Takes folder for a few gigabytes. env: of ComfyUI and the ranks. rounds: in place of the size's. Raises
+    PromptError, HostError."""
     size, found = SIZES[size_of(device, devices)], variants(devices)
     (folder / "custom_nodes" / NODE_PACK).mkdir(parents=True)
     (folder / "custom_nodes" / NODE_PACK / "__init__.py").write_text(NODE_PACK_SOURCE)
     write_cases(comfyui, folder, [size.case])
     packs = ("--whitelist-custom-nodes", PACK_NAME, NODE_PACK)
     seeds = itertools.count(1)
-    with ComfyHost(comfyui, folder, extra_args=packs, cpu=device == "cpu") as host:
-        for round_ in range(size.rounds):
+    with ComfyHost(comfyui, folder, extra_args=packs, cpu=device == "cpu", env=env) as host:
+        for round_ in range(rounds or size.rounds):
             for place in range(len(found)):
                 variant = found[(round_ + place) % len(found)]
                 host.free()

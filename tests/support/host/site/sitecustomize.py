@@ -19,6 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import profiling
+
 
 def detect_tiny_models(module: Any) -> None:
     detect = module.model_config_from_unet
@@ -63,7 +65,7 @@ def keep_imports(module: Any) -> None:
 
 
 # By name, the modules that are changed.
-CHANGES: dict[str, Callable[[Any], None]] = {"comfy.model_detection": detect_tiny_models}
+CHANGES: dict[str, Callable[[Any], None]] = {"comfy.model_detection": detect_tiny_models, **profiling.CHANGES}
 if any(Path(argument).name == "main.py" for argument in sys.orig_argv[1:2]):
     gc.disable()
     CHANGES["server"] = keep_imports

@@ -1,0 +1,85 @@
+"""`torchrun -m tests.support.ranks.cuda.step_ranks OUT [SIZE ...]`:
+counts on labelled tensors what a step of stock asks of its GPU, and what ComfyUI's process and rank 0 ask of theirs on
+the way from the node to the rank and back. One rank.
+
+Saves by size, and by process (stock, comfyui, rank): see `Tally`, and the messages that it sends. Beside these: "waits
+at", with their places; "error", the greatest difference from stock's result; "corrections", see below.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+
+# Inference tensors cannot be labelled ones. What is imported from here on is decorated with this.
+torch.inference_mode = lambda mode=True: torch.no_grad(mode) if callable(mode) else torch.no_grad()
+
+from tests.support.labelled.one_rank import SIZES, OneRank  # noqa: E402
+from tests.support.labelled.tally import Tally  # noqa: E402
+from tests.support.labelled.tensors import GPU, on_gpu  # noqa: E402
+from tests.support.labelled.whole_way import WholeWay  # noqa: E402
+from tests.support.ranks.leaving import leave  # noqa: E402
+from worker.host.runs import LEARNT  # noqa: E402
+from worker.wire import job_channel  # noqa: E402
+
+WARM = 2  # steps before, which make room and send conditions
+
+
+def count(way: WholeWay, name: str, watch: Any) -> dict[str, Any]:
+    tally = Tally()
+    one = OneRank(way, SIZES[name], GPU, partial(tally.working, "rank"))
+    sent = job_channel.send_pieces
+
+    def note(connection: Any, frame: Any, *more: Any) -> None:
+        tally.count("messages")
+        sent(connection, frame, *more)
+
+    watch.observer, watch.knows_pinned = tally, True
+    with one.sampling(), patch.object(job_channel, "send_pieces", note):
+        for step in range(WARM):
+            one.of_ranks(one.given(step))
+        tally.forget()
+        before, given = one.of_stock(one.given(WARM)), one.given(WARM)
+        # The sampler's own work of the step before, which ComfyUI's process waits for.
+        given[0][0].mul_(1)
+        with tally.working("stock"):
+            one.of_stock(given)
+        given[0][0].mul_(1)
+        with tally.working("comfyui"):
+            found = one.of_ranks(given)
+        corrections = count_corrections(one)
+    watch.observer = None
+    error = float((found - before).abs().max())
+    return {"error": error, **tally.of, "waits at": tally.waits, "corrections": corrections}
+
+
+def count_corrections(one: OneRank) -> int:
+    """How often the steps of a long sampling correct the predictions."""
+    with patch.object(one.remote.costs, "learn") as learn:
+        for _ in range(5 * LEARNT):
+            one.way.group.runs.step("call", 1.0, 0.0)
+            one.remote.learn_steps()
+    return learn.call_count
+
+
+def main(out: str, *sizes: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    found = {}
+    with on_gpu(counts_memory=False) as watch:
+        way = WholeWay(Path(out).parent)
+        for name in sizes or SIZES:
+            found[name] = count(way, name, watch)
+    Path(out).write_text(json.dumps(found, indent=1))
+    leave()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
