@@ -207,12 +207,6 @@ class ParallelPlan:
         return math.prod(getattr(self, axis) for axis in axes)
 
     @property
-    def needs_loaded_kernels(self) -> bool:
-        """Whether ranks must not load kernels while they run. On CUDA, loading one waits for all that was launched,
-        and stages that exchange patches ahead would wait for each other for ever."""
-        return self.pipefusion > 1 and self.patch_count > 1
-
-    @property
     def token_ways(self) -> int:
         """Outside attention, a rank computes one of this many parts of an image's tokens."""
         return self.ways(TOKEN_AXES)

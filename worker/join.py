@@ -131,8 +131,7 @@ class Membership:
             *launch_command(sys.executable, ranks, self.folder),
             f"--node={node}", f"--nodes={nodes}", f"--store={start['store']}", f"--address={own_address}",
         ]  # fmt: skip
-        own = rank_environment(self.device, ranks, self.folder, Settings(), loads_kernels=True)
-        self.environment = {**os.environ, **own}
+        self.environment = {**os.environ, **rank_environment(self.device, ranks, self.folder, Settings())}
         say(f"joining as machine {node + 1} of {nodes} with {ranks} rank{'s'[: ranks - 1]} on {self.device}")
         peer.keep(float(start["silence"]))
 

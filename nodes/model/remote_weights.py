@@ -89,16 +89,8 @@ class RemoteWeights:
 
     def load(self) -> None:
         """Makes the worker group hold this model under this plan, with the LoRA of the running patcher."""
-        plan = self.plan
-        self.group.load(
-            self.source,
-            plan.to_json(),
-            plan.world_size,
-            check_interrupt,
-            remarks_to_json(self.note),
-            self.name,
-            plan.needs_loaded_kernels,
-        )
+        plan = self.plan.to_json(), self.plan.world_size
+        self.group.load(self.source, *plan, check_interrupt, remarks_to_json(self.note), self.name)
         self.adapt(*self.patched)
 
     @contextlib.contextmanager

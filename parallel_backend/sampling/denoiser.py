@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..compat import tree_leaves
+from ..device import is_accelerator
 from ..diffusers_model import Conditions, DiffusersModel
 from ..groups.collectives import gather
 from ..groups.mesh import Axis
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 
 ALONE = Axis(None, 1, 0)
+SERIAL_STEPS = 2  # with the whole step before them, as many as the history of a scheduler has
 
 
 @dataclass(frozen=True)
@@ -200,14 +203,26 @@ class _Run:
         self.step_cache: StepCache | None = None
         self.caches = [StaleCache() if self.plan.patch_count > 1 else None for _ in self.passes]
         self.differences = [Differences() if self.plan.keeps_differences else None for _ in self.passes]
+        self.serial_steps = range(0)
         if self.link:
             self.link.expect(self.messages(), None if self.is_first else self.watch.proceed, self.own_passes[-1])
+            self.serial_steps = self.choose_serial_steps(self.link)
 
     def keep(self, settings: CacheSettings) -> None:
         """Lets a step cache skip blocks from here on. Raises RequestError."""
         from .step_cache import StepCache  # imports diffusers, which ComfyUI's classes do not need without a cache
 
         self.step_cache = StepCache(self.model, settings)
+
+    def choose_serial_steps(self, link: StageLink) -> range:
+        """Returns the steps in which one patch at a time goes through all stages: on a GPU, the first ones with patches
+        of these shapes. They load kernels, see `StageLink`."""
+        shapes = [
+            each.shape for each in tree_leaves([each.conditions for each in self.passes]) if torch.is_tensor(each)
+        ]
+        self.kind = self.inputs.shape, type(self.stepper.scheduler), *shapes
+        is_new = is_accelerator(self.inputs.device) and self.kind not in link.loaded
+        return range(self.whole_steps, self.whole_steps + SERIAL_STEPS * is_new)
 
     def messages(self) -> list[Message]:
         """Lists what this stage receives from the one before: tokens of every forward, or the latents of every step."""
@@ -251,6 +266,8 @@ class _Run:
 
     def step(self, step: int) -> None:
         """Runs one step, over the whole image or patch by patch."""
+        if self.link:
+            self.link.receives_ahead = step not in self.serial_steps
         if step < self.whole_steps:
             self.advance(step, self.patches, self.stepper)
             return
@@ -265,6 +282,8 @@ class _Run:
             self.receive_latents(self.link, step - 1, segments)
         prediction = self.predict(step, segments)
         if prediction is None:
+            if self.link and self.is_first and step in self.serial_steps and (self.to_first or step + 1 < self.steps):
+                self.take_latents(self.link, step, segments)
             return
         region = self.region(segments)
         latents = stepper.step(prediction, step, self.latents)
@@ -289,12 +308,15 @@ class _Run:
             self.link.send_latents(values, step, segments)
 
     def receive_latents(self, link: StageLink, step: int, segments: list[int]) -> None:
-        """Receives, on the first stage, the segments that the last stage made in a step; after a whole step, all of
-        them."""
+        """Receives, on the first stage, the segments that the last stage made in a step, if they have not come yet."""
         if step < self.whole_steps:
-            if segments[0]:
-                return  # they came with the first patch
-            segments = self.patches
+            if not segments[0]:  # the others come with the first patch
+                self.take_latents(link, step, self.patches)
+        elif step not in self.serial_steps:
+            self.take_latents(link, step, segments)
+
+    def take_latents(self, link: StageLink, step: int, segments: list[int]) -> None:
+        """Receives these segments."""
         rows = len(self.inputs)
 
         def shape_of(message: Message) -> Sequence[int]:
@@ -339,6 +361,8 @@ class _Run:
             self.watch.stepped(self.steps - 1, self.stepper.timesteps[-1], None)
         if self.link:
             self.link.finish()
+            if self.steps >= self.serial_steps.stop:
+                self.link.loaded.add(self.kind)
         if self.to_first:
             return self.inputs if self.is_first else None
         return self.latents if self.is_last else None

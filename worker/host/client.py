@@ -94,27 +94,18 @@ class WorkerGroup:
         return self.supervisor.turn(check)
 
     def load(
-        self,
-        source: Header,
-        plan: Header,
-        ranks: int,
-        check: Check,
-        remarks: Sequence[Header] = (),
-        name: str = "",
-        loads_kernels: bool = False,
+        self, source: Header, plan: Header, ranks: int, check: Check, remarks: Sequence[Header] = (), name: str = ""
     ) -> None:
         """Makes sure that `ranks` ranks run and hold this model under this plan. Does nothing if they already do.
 
         If more ranks run, the others stay idle. Ranks that imported ComfyUI with other arguments are restarted.
 
         source and plan: a HostSource and a ParallelPlan as JSON objects. remarks: sentences about the plan,
-        for the status. name: of the model, as the person chose it, for the status. loads_kernels: whether the plan
-        needs ranks that have loaded all kernels; CUDA's are then restarted, and do so from then on.
+        for the status. name: of the model, as the person chose it, for the status.
         Raises RequestRefused and WorkerGroupError.
         """
         with self.turn(check):
             stops = self.supervisor.stops
-            self.supervisor.need_kernels(loads_kernels)
             self.runs.check_ended()  # after the line above: a stop marks the run, then counts
             self.supervisor.ensure(ranks, check, source=source, stops=stops)
             self.runs.check_ended()  # a death since the last step is known now

@@ -45,23 +45,15 @@ class Session:
     """A group's processes, its two channels, and what its ranks hold."""
 
     def __init__(
-        self,
-        ranks: int,
-        device: str,
-        settings: Settings,
-        folder: Path,
-        check: Check,
-        source: Header | None = None,
-        loads_kernels: bool = False,
+        self, ranks: int, device: str, settings: Settings, folder: Path, check: Check, source: Header | None = None
     ) -> None:
         """Starts the processes, and returns when rank 0 has connected.
 
-        folder: for the logs. source: of the first model that will be loaded. loads_kernels: see `rank_environment`.
+        folder: for the logs. source: of the first model that will be loaded.
         Raises WorkerGroupError, and what `check` raises.
         """
         self.ranks = ranks
         self.settings = settings
-        self.loads_kernels = loads_kernels
         self.pace = Pace()
         self.known = KnownState()
         self.known.note_import(source or {})
@@ -77,7 +69,7 @@ class Session:
         try:
             endpoint = Endpoint()
             try:
-                here = rank_environment(device, ranks_a_machine(ranks, settings), folder, settings, loads_kernels)
+                here = rank_environment(device, ranks_a_machine(ranks, settings), folder, settings)
                 ahead = {EXPECTED: json.dumps(source) if source else ""}
                 environment = {**os.environ, **endpoint.environment(), **here, **ahead}
                 self.process = WorkerProcess(torchrun_command(ranks, folder, settings), environment, folder)

@@ -61,7 +61,6 @@ class Supervisor:
         self.phase = "stopped"  # or starting, restarting, failed; while a session runs, its ranks say more
         self.ranks = 0  # of this session, or of the last one
         self.source: Header | None = None  # of the model that was asked for last
-        self.loads_kernels = False  # whether a plan has needed it, see `rank_environment`
         self.last_death: Explanation | None = None
         self.stops = 0
         self.began: float | None = None  # when the current start began
@@ -131,7 +130,6 @@ class Supervisor:
             session.end_if_rank_gone()
         self.source = source or self.source
         is_other = bool(session and source and session.known.needs_other_import(source))
-        is_other |= bool(session and session.loads_kernels < self.loads_kernels)
         if self.stops != stops:
             raise WorkerGroupError("The worker group was stopped.", "Queue the prompt again to start it.")
         if session and session.is_over:
@@ -160,10 +158,6 @@ class Supervisor:
         return last.because(f"{self.restarts.why}, so it stays down for another {left:.0f} s. The last time: ").advised(
             FIX_AND_RESTART
         )
-
-    def need_kernels(self, is_needed: bool) -> None:
-        """Lets CUDA's ranks load all kernels as they start, from the first plan on that needs it."""
-        self.loads_kernels |= is_needed and self.setup.device == "cuda"
 
     def start_ahead(self, ranks: int, wanted: Callable[[], bool], source: Header | None = None) -> None:
         """Starts a session of that many ranks in another thread, before it is needed.
@@ -338,7 +332,7 @@ class Supervisor:
             device, settings, _ = self.setup
             logging.info("[ParallelDiT] starting %d worker ranks on %s", ranks, device)
             self.ranks = ranks
-            session = Session(ranks, device, settings, self.folder, check_both, self.source, self.loads_kernels)
+            session = Session(ranks, device, settings, self.folder, check_both, self.source)
         except BaseException:  # ComfyUI's interrupt is not an Exception
             self._enter("restarting" if self.phase == "restarting" else "stopped")
             raise

@@ -24,7 +24,6 @@ PACK = Path(__file__).resolve().parents[2]
 # The variables for the options of torch's allocator: the old name, which every release reads, and the new one.
 ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 COMFYUIS_ALLOCATOR, EXPANDABLE = "backend:cudaMallocAsync", "expandable_segments:"
-ALL_KERNELS = {"CUDA_MODULE_LOADING": "EAGER"}  # CUDA loads all kernels at the start
 NCCL = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",  # end the communication, not the process
     "TORCH_NCCL_ENABLE_MONITORING": "0",
@@ -96,15 +95,8 @@ def launch_command(python: str, ranks: int, folder: Path) -> list[str]:
     return [python, "-m", "worker.launch.agent", f"--folder={folder}", f"--ranks={ranks}"]
 
 
-def rank_environment(
-    device: str, ranks: int, folder: Path, settings: Settings, loads_kernels: bool = False
-) -> dict[str, str]:
-    """Returns the variables that the ranks get beside their parent's environment.
-
-    ranks: on this machine. loads_kernels: whether CUDA loads all kernels at the start. This takes 2.7 s and 0.6 GB more
-    of a card, and only some plans need it, see `ParallelPlan.needs_loaded_kernels`. Ranks on several machines always
-    do, because the other machines do not know the plan.
-    """
+def rank_environment(device: str, ranks: int, folder: Path, settings: Settings) -> dict[str, str]:
+    """Returns the variables that the ranks get beside their parent's environment. ranks: on this machine."""
     return {
         PARENT: str(os.getpid()),
         DEVICE: device,
@@ -118,7 +110,6 @@ def rank_environment(
         **({"OPENBLAS_NUM_THREADS": os.environ.get("OPENBLAS_NUM_THREADS", "1")} if device == "cpu" else {}),
         "HF_HUB_OFFLINE": "1",
         **cuda_environment(os.environ),
-        **(ALL_KERNELS if loads_kernels or settings.machines else {}),
     }
 
 

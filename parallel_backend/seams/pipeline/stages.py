@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, cast
@@ -149,8 +149,10 @@ class StageLink:
 
     Messages are in flight while the stage computes. They come in an order known beforehand, and each receive is posted
     while the previous message is used. A receive is not posted if its message depends on work that this rank has not
-    launched. On a GPU, some calls wait for all posted work, such as a kernel's first run, which loads it, or a retry of
-    the allocator. They would wait forever.
+    launched.
+
+    receives_ahead: if not, a receive is posted only when its message is wanted. CUDA loads a kernel when it first runs,
+    and to do so waits for all posted work. If stages receive ahead meanwhile, they wait for each other for ever.
 
     Two buffers take turns to receive: when a receive is posted, all is launched that uses the message before the last
     one, and the receive comes after it. To send, each patch has a buffer, and whole steps use the first patch's. Two
@@ -172,6 +174,8 @@ class StageLink:
         self.in_flight: dict[int, dist.Work] = {}
         self.known: dict[int, ShapesOf] = {}  # by the step's forward
         self.launched: dict[int, int] = {}  # by segment, the last step whose work on this stage was launched
+        self.receives_ahead = True
+        self.loaded: set[Hashable] = set()  # the kinds of patches whose kernels have run
         self.expect([], None, 0)
         self.turn = False  # of the two buffers
         self.posted: tuple[Message, dist.Work | None, torch.Tensor] | None = None
@@ -210,7 +214,7 @@ class StageLink:
     def post_next(self) -> None:
         """Posts the receive of the next message, if that is allowed."""
         following = self.coming[0] if self.coming else None
-        if self.posted or not following or not self.is_due(following):
+        if self.posted or not following or not self.receives_ahead or not self.is_due(following):
             return
         if following.step == self.step or not self.proceeds or self.proceeds(following.step):
             self._post()

@@ -52,8 +52,8 @@ class Call:
 def calls_of(traces: Sequence[Sequence[dict[str, Any]]], loads: bool = False) -> list[Call]:
     """The calls of all ranks, each with what it waits for. Raises Deadlock for calls that do not meet.
 
-    traces: by rank, a simulator's kernels as dictionaries. loads: each operation loads its kernel, or has the allocator
-    try again: the host waits for all that it has launched.
+    traces: by rank, a simulator's kernels as dictionaries. loads: the first operation of a name and shapes loads its
+    kernel: the host waits for all that it has launched.
     """
     calls: list[Call] = []
     for rank, trace in enumerate(traces):

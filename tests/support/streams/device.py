@@ -121,15 +121,19 @@ class Observer:
 
     def __init__(self, simulator: Simulator) -> None:
         self.simulator = simulator
+        self.forms: set[tuple] = set()  # of operations that have run
 
     def operation(self, func: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
         """An operation that has a labelled tensor, or makes one."""
         name = func._schema.name
         if name.startswith("c10d"):
             return
-        self.simulator.loaded = len(self.simulator.kernels)
         if name in MAKES_ROOM:
             return
+        form = (name, *((each.shape, each.dtype) for each in tensors_in((*args, *kwargs.values()))))
+        if form not in self.forms:  # another shape may have another kernel
+            self.forms.add(form)
+            self.simulator.loaded = len(self.simulator.kernels)
         read, written, is_view = signature_of(func)
         if is_view:
             return

@@ -55,8 +55,8 @@ class Kernel:
     """A collective, or messages launched as one.
 
     parts: of messages, [kind, the other rank's global number]. clock: what had ended before it could begin. what: its
-    name and place in the code. loaded: how many kernels were launched before the last operation before it; all of them
-    have ended, if that operation waited for the device as a kernel's first run does, or a retry of the allocator."""
+    name and place in the code. loaded: how many kernels were launched before the last operation that was the first of
+    its name and shapes. If that had to load its kernel, all of them had ended."""
 
     kind: str
     group: str
@@ -81,7 +81,7 @@ class Simulator:
         self.findings: dict[tuple[str, ...], str] = {}
         self.kernels: list[Kernel] = []
         self.count = 0  # of accesses
-        self.loaded = 0  # how many kernels were launched before the last operation
+        self.loaded = 0  # see `Kernel`
         self.in_use = self.left = self.peak = self.taken = 0
         self.waiting: list[tuple[int, Clock]] = []  # of each block that is left: its size, and what it waits for
         self.forgets: Callable[[], bool] = lambda: False  # whether the wait that is under way is taken away

@@ -28,10 +28,7 @@ class PretendedSession:
 
     end_reason, operation, given_up, pids = None, None, False, ()
 
-    def __init__(
-        self, ranks: int, device: str, settings: Settings, _folder: Path, _check: object, _source: object, loads: bool
-    ) -> None:
-        self.loads_kernels = loads
+    def __init__(self, ranks: int, device: str, settings: Settings, *_: Any) -> None:
         self.ranks, self.made_of, self.known = ranks, (ranks, device, settings), KnownState()
         self.process = SimpleNamespace(exited=threading.Event())
         self.control, self.last_status = self, {"state": "ready"}
@@ -110,19 +107,6 @@ def test_a_group_that_does_not_run_takes_them_at_once(group: WorkerGroup) -> Non
     group.supervisor.configure(Setup("cpu", NEWER, Explanation("There is no torch.")))
     assert (group.device, group.settings) == ("cpu", NEWER)
     assert group.down == Explanation("There is no torch.") and not group.status()["outdated"]
-
-
-def test_ranks_start_again_once_for_a_plan_that_needs_all_kernels_to_be_loaded(group: WorkerGroup) -> None:
-    """And stay so, because a person who has tried PipeFusion may try it again."""
-    group.supervisor.configure(Setup("cuda", OLD))
-    sessions = [group.session]
-    for needs in (False, True, False, True):
-        group.supervisor.need_kernels(needs)
-        group.supervisor.ensure(1, go_on)
-        sessions.append(group.session)
-    first, *_, last = sessions
-    assert sessions == [first, first, last, last, last] and first is not last
-    assert last is not None and last.loads_kernels
 
 
 def test_ranks_are_told_which_gpus_take_part(tmp_path: Path) -> None:

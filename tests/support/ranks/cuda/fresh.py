@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from demo.host import REPOSITORY
 from tests.support.ranks.pool import ENVIRONMENT, PROGRAMS, meeting_place, said
-from worker.launch.torchrun import ALL_KERNELS, cuda_environment
+from worker.launch.torchrun import cuda_environment
 
 POLL_SECONDS, GRACE_SECONDS = 0.1, 5.0
 
@@ -38,7 +38,7 @@ def run_ranks(
     codes: list[int | None] = [None] * ranks
     try:
         for rank in range(ranks):
-            own = place_of(rank, ranks) | meeting_place(store) | cuda_environment(os.environ) | ALL_KERNELS
+            own = place_of(rank, ranks) | meeting_place(store) | cuda_environment(os.environ)
             with (folder / f"rank-{rank}.log").open("wb") as log:
                 command = [sys.executable, "-m", f"{PROGRAMS}.{program}", *arguments]
                 environment = os.environ | ENVIRONMENT | own

@@ -119,6 +119,12 @@ def loop(rig: Rig) -> None:
     rig.sample()
 
 
+def multistep(rig: Rig) -> None:
+    """Two samplings by a scheduler with a history: the second receives ahead from its first patches on."""
+    for _ in range(2):
+        Denoiser(rig.model).sample(rig.latents, scheduler_of("unipc"), rig.conditions, rig.negative, 3.0)
+
+
 def first_block_cache(rig: Rig) -> None:
     rig.sample(cache="first block")
 
@@ -216,8 +222,8 @@ def interruption(rig: Rig) -> None:
 RUNS: dict[str, Callable[[Rig], None]] = {
     each.__name__: each
     for each in (
-        forwards, pieces, steps, loop, first_block_cache, taylorseer, parking, adapter, changes, cancel, failure,
-        interruption,
+        forwards, pieces, steps, loop, multistep, first_block_cache, taylorseer, parking, adapter, changes, cancel,
+        failure, interruption,
     )
 }  # fmt: skip
 
