@@ -20,6 +20,7 @@ PLANS = [
     {"pipefusion": STAGES, "patches": 2, "sync_steps": 2},
     {"pipefusion": STAGES, "patches": 3, "sync_steps": 1},
     {"pipefusion": STAGES, "patches": 4, "sync_steps": 1},
+    {"pipefusion": STAGES, "patches": 16, "sync_steps": 1},  # more than are under way between two stages
 ]
 Event = tuple[int, int]  # rank, and place in its log
 Logs = list[list[list]]
