@@ -46,10 +46,13 @@ def main() -> None:
     ranks = fork_ranks(options.ranks, RANK)
     try:
         place, listener = open_group(options, report)
+        run_torchrun(options, place, listener, report, ranks)
     except WorkerGroupError as error:
         report.write(error.explanation)
         raise SystemExit(str(error)) from error
-    run_torchrun(options, place, listener, report, ranks)
+    finally:
+        for rank in ranks:  # one that still waits would be waited for
+            rank.process.kill()
 
 
 def parse() -> argparse.Namespace:
