@@ -45,9 +45,10 @@ def check_request(header: Header, tensors: Tensors) -> None:
 
 def check_parts(given: Header, tensors: Tensors, whose: str) -> None:
     """Raises RequestError for a field with an impossible value. A field means the same in all requests."""
-    for field in DESCRIBED.keys() & given.keys():
-        for each in given[field] if isinstance(given[field], list) else [given[field]]:
-            parse_field(DESCRIBED[field], each, field)
+    for field, parse in DESCRIBED.items():
+        values = given.get(field, [])
+        for each in values if isinstance(values, list) else [values]:
+            parse_field(parse, each, field)
     if "call" in given:
         check_call(parse_field(SamplerCall.from_json, given["call"], "call"), tensors)
     if given.get("direction", "decode") not in ("decode", "encode"):
