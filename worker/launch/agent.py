@@ -25,8 +25,8 @@ from ..errors import Explanation, WorkerGroupError
 from .forks import ForkedRank, fork_ranks, start_forked
 from .imports import pause_garbage_collector
 from .lifetime import die_with_parent
+from .process import Report
 from .rendezvous import Rendezvous
-from .report import Report
 from .torchrun import DEVICE, Machines
 
 if TYPE_CHECKING:
