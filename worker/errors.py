@@ -5,21 +5,11 @@ from __future__ import annotations
 import traceback
 
 try:
-    from ..parallel_backend.errors import Explained, Explanation, ModelFileError
+    from ..parallel_backend.errors import Explained, Explanation
+    from ..parallel_backend.errors import ModelFileError as ModelFileError
 except ImportError:  # in the ranks and their launchers, where the pack's folder is not a package
-    from parallel_backend.errors import Explained, Explanation, ModelFileError
-
-__all__ = [
-    "ConnectionClosed",
-    "Explained",
-    "Explanation",
-    "ModelFileError",
-    "NoWorkerGroup",
-    "OutOfMemory",
-    "RequestRefused",
-    "WorkerGroupError",
-    "unforeseen",
-]
+    from parallel_backend.errors import Explained, Explanation
+    from parallel_backend.errors import ModelFileError as ModelFileError
 
 MAX_TRACEBACK = 8000  # characters, the last of them
 

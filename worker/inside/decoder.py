@@ -61,11 +61,8 @@ class Decoder:
                 self.add(each[tags.REF], tags.FUNCTION, self.make_function(**each[tags.NEW][1]), each[tags.KEEPS])
             waiting = [each for each in waiting if each[tags.REF] not in self.objects]
         for each in changes:
-            target, kind, known = (
-                self.objects[each[tags.REF]],
-                self.kinds[each[tags.REF]],
-                self.known[each[tags.REF]],
-            )
+            name = each[tags.REF]
+            target, kind, known = self.objects[name], self.kinds[name], self.known[name]
             for key, value in each[tags.SLOTS]:
                 if kind == tags.TENSOR:
                     self.fill_tensor(target, value)
@@ -209,10 +206,9 @@ class Decoder:
             for key, value in now.items():
                 if kind == tags.NAMESPACE and key not in known:  # another variable
                     continue
+                new = None if name in self.keep_tensors else tensors
                 try:
-                    encoded = self.encode(
-                        value, None if name in self.keep_tensors else tensors, kind in (tags.LIST, tags.SET)
-                    )
+                    encoded = self.encode(value, new, kind in (tags.LIST, tags.SET))
                 except UnsendableError:
                     continue
                 if key not in known or not alike(known[key], encoded):

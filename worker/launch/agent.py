@@ -19,13 +19,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from ..errors import Explanation, WorkerGroupError
 from .forks import ForkedRank, fork_ranks, start_forked
 from .imports import pause_garbage_collector
-from .interface import use_interface_of
 from .lifetime import die_with_parent
+from .process import Report
 from .rendezvous import Rendezvous
-from .report import Report
 from .torchrun import DEVICE, Machines
 
 if TYPE_CHECKING:
@@ -46,10 +47,13 @@ def main() -> None:
     ranks = fork_ranks(options.ranks, RANK)
     try:
         place, listener = open_group(options, report)
+        run_torchrun(options, place, listener, report, ranks)
     except WorkerGroupError as error:
         report.write(error.explanation)
         raise SystemExit(str(error)) from error
-    run_torchrun(options, place, listener, report, ranks)
+    finally:
+        for rank in ranks:  # one that still waits would be waited for
+            rank.process.kill()
 
 
 def parse() -> argparse.Namespace:
@@ -93,6 +97,18 @@ def open_group(options: argparse.Namespace, report: Report) -> tuple[list[str], 
 
     others.watch(lost)
     return rendezvous(format_endpoint(listener), 0, len(others.machines)), listener
+
+
+def use_interface_of(address: str) -> None:
+    """Makes the ranks that this process starts use the interface with this IPv4 address, if there is one. An operator's
+    own choice wins.
+
+    By default gloo resolves the machine's name: on Debian that is 127.0.1.1, which no other machine reaches.
+    """
+    for name, addresses in psutil.net_if_addrs().items():
+        if address in (each.address for each in addresses):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # "=": exactly this name, not a prefix
 
 
 def format_endpoint(listener: socket.socket) -> str:

@@ -8,22 +8,19 @@ started anew, because an accelerator that an import has started does not survive
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-import time
-import traceback
 from collections.abc import Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from .torchrun import DEVICE
-
-POLL_SECONDS = 0.02
 
 
 def fork_ranks(count: int, module: str) -> list[ForkedRank]:
@@ -45,35 +42,31 @@ class ForkedRank:
     """A rank that waits for its environment. torchrun takes it for its handler of a process, and for the process."""
 
     def __init__(self, module: str) -> None:
-        reader, self.writer = os.pipe()
-        self.returncode: int | None = None
+        fork = multiprocessing.get_context("fork")
+        reader, self.writer = fork.Pipe(duplex=False)
         self.proc = self
-        self.pid = os.fork()
-        if not self.pid:
-            os.close(self.writer)
-            be_rank(reader, module)
-        os.close(reader)
+        self.process = fork.Process(target=be_rank, args=(reader, self.writer, module))
+        self.process.start()
+        reader.close()
         os.setpgid(self.pid, self.pid)  # `close` ends what the rank has started, too
 
     def start(self, environment: Mapping[str, str]) -> ForkedRank:
-        with os.fdopen(self.writer, "w") as pipe:
-            pipe.write(json.dumps(dict(environment)) + "\n")
+        self.writer.send_bytes(json.dumps(dict(environment)).encode())
         return self
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid or 0
 
     def poll(self) -> int | None:
         """As of `subprocess.Popen`."""
-        if self.returncode is None:
-            ended, status = os.waitpid(self.pid, os.WNOHANG)
-            self.returncode = os.waitstatus_to_exitcode(status) if ended else None
-        return self.returncode
+        return self.process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
         """As of `subprocess.Popen`. Raises subprocess.TimeoutExpired."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while (code := self.poll()) is None:
-            if timeout is not None and deadline is not None and time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired("a rank", timeout)
-            time.sleep(POLL_SECONDS)
+        self.process.join(timeout)
+        if (code := self.poll()) is None:
+            raise subprocess.TimeoutExpired("a rank", timeout or 0)
         return code
 
     def close(self, death_sig: signal.Signals | None = None) -> None:
@@ -90,30 +83,12 @@ def start_forked(ranks: list[ForkedRank]) -> Any:
     return start
 
 
-def be_rank(reader: int, module: str) -> NoReturn:
+def be_rank(reader: Connection, writer: Connection, module: str) -> None:
     """In a fork: waits for the environment, and runs the module's `main`. Ends at once if the agent has ended."""
-    code = 1
+    writer.close()
     try:
-        with os.fdopen(reader) as pipe:
-            given = pipe.readline()  # not to the pipe's end, which the ranks forked later hold open
-        if given:
-            os.environ.update(json.loads(given))
-            importlib.import_module(module).main()
-        code = 0
-    except SystemExit as stop:
-        code = code_of(stop)
-    except BaseException:  # whatever it is, it ends this rank: the log tells it, and torchrun sees the exit code
-        traceback.print_exc()
-    finally:
-        with contextlib.suppress(OSError):  # a full disk must not lead on into the agent's code
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)  # the agent's own clean-up is not the rank's
-
-
-def code_of(stop: SystemExit) -> int:
-    """Returns the exit code as Python would, and prints the reason if it is one."""
-    if stop.code is None or isinstance(stop.code, int):
-        return stop.code or 0
-    print(stop.code, file=sys.stderr)
-    return 1
+        environment = json.loads(reader.recv_bytes())
+    except EOFError:
+        return
+    os.environ.update(environment)
+    importlib.import_module(module).main()

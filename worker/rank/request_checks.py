@@ -19,12 +19,10 @@ from ..wire.tensors import Tensors
 
 Parsed = TypeVar("Parsed")
 
-# By field, the function that reads its value.
+# By field, the function that reads its value, or each entry of a list.
 DESCRIBED: Mapping[str, Callable[[Any], Any]] = {
-    "source": HostSource.from_json, "plan": ParallelPlan.from_json, "vae": VaeSource.from_json
-}  # fmt: skip
-LISTED: Mapping[str, Callable[[Any], Any]] = {
-    "patches": Patch.from_json, "files": HostSource.from_json, "passes": SamplerPass.from_json
+    "source": HostSource.from_json, "plan": ParallelPlan.from_json, "vae": VaeSource.from_json,
+    "patches": Patch.from_json, "files": HostSource.from_json, "passes": SamplerPass.from_json,
 }  # fmt: skip
 MAX_STEPS = 10_000
 BRANCHES = ([0], [0, 1], [1, 0])  # of guidance
@@ -48,10 +46,8 @@ def check_request(header: Header, tensors: Tensors) -> None:
 def check_parts(given: Header, tensors: Tensors, whose: str) -> None:
     """Raises RequestError for a field with an impossible value. A field means the same in all requests."""
     for field, parse in DESCRIBED.items():
-        if field in given:
-            parse_field(parse, given[field], field)
-    for field, parse in LISTED.items():
-        for each in given.get(field, []):
+        values = given.get(field, [])
+        for each in values if isinstance(values, list) else [values]:
             parse_field(parse, each, field)
     if "call" in given:
         check_call(parse_field(SamplerCall.from_json, given["call"], "call"), tensors)

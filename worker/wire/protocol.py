@@ -20,8 +20,7 @@ from typing import Any
 import torch
 
 from ..errors import ConnectionClosed, Explained
-from .json_object import parse_object
-from .tensors import ALIGNMENT, Buffer, Tensors, UnsendableError, WritableBuffer, from_buffer, to_buffers
+from .tensors import ALIGNMENT, Buffer, Tensors, UnsendableError, WritableBuffer, from_buffer, parse_object, to_buffers
 
 try:
     from ...parallel_backend.device import is_accelerator, to_host, wait_for_stream

@@ -11,7 +11,7 @@ import pytest
 from tests.support.cases.files.converted_cases import CONVERTED
 from tests.support.cases.files.published_folders import PUBLISHED_FOLDERS
 from tests.support.programs import run_program
-from worker.comfyui.diffusers_names import list_classes
+from worker.comfyui.diffusers_names import TABLES
 
 TOLERANCE = 1e-5
 
@@ -23,8 +23,8 @@ def found(comfyui: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_each_class_with_a_table_is_compared() -> None:
-    assert {case.family.model_class for case in CONVERTED.values()} == set(list_classes())
-    assert {model_class for model_class, _config, _detected in PUBLISHED_FOLDERS.values()} == set(list_classes())
+    assert {case.family.model_class for case in CONVERTED.values()} == TABLES.keys()
+    assert {model_class for model_class, _config, _detected in PUBLISHED_FOLDERS.values()} == TABLES.keys()
 
 
 @pytest.mark.parametrize("name", CONVERTED)

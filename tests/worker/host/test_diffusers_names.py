@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.cases.families import FAMILIES
-from worker.comfyui.diffusers_names import convert_names, list_classes, read_settings
+from worker.comfyui.diffusers_names import TABLES, convert_names, read_settings
 from worker.comfyui.source import weight_files
 from worker.errors import ModelFileError
 
@@ -51,7 +51,7 @@ def test_headers_without_weights_are_converted_alike() -> None:
 
 
 def test_a_class_without_a_table_is_refused_by_name() -> None:
-    assert DIT.model_class not in list_classes()
+    assert DIT.model_class not in TABLES
     with pytest.raises(ModelFileError, match="DiTTransformer2DModel"):
         convert_names(DIT.model_class, DIT.config, weights("dit"))
 

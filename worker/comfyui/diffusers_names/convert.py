@@ -10,7 +10,7 @@ import torch
 
 from ...errors import ModelFileError
 from .image import IMAGE_CLASSES
-from .table import Config, Names
+from .table import Config, Names, find_value
 from .video import VIDEO_CLASSES
 
 TABLES: Mapping[str, Names] = {**IMAGE_CLASSES, **VIDEO_CLASSES}
@@ -25,11 +25,6 @@ class Source(NamedTuple):
     names: tuple[str, ...]
     swapped: bool = False
     optional: bool = False
-
-
-def list_classes() -> tuple[str, ...]:
-    """Returns the diffusers classes that have a table."""
-    return tuple(sorted(TABLES))
 
 
 def find_table(model_class: str) -> Names:
@@ -82,13 +77,14 @@ def read_settings(model_class: str, config: Config, pipeline: str = "") -> dict[
     Raises ModelFileError for a class without a table, and for a setting that ComfyUI's class does not have.
     """
     table = find_table(model_class)
-    for name, find_value in table.fixed.items():
-        if name in config and plain(config[name]) != (value := find_value(config)):
+    for name, rule in table.fixed.items():
+        if name in config and plain(config[name]) != (value := find_value(rule, config)):
             raise ModelFileError(
                 f"ComfyUI has no {model_class} with {name}={config[name]!r}, only with {value!r}.", OTHER_FILE
             )
     found = {
-        own: config.get(theirs) if isinstance(theirs, str) else theirs(config) for own, theirs in table.settings.items()
+        own: config.get(rule) if isinstance(rule, str) else find_value(rule, config)
+        for own, rule in table.settings.items()
     }
     settings = {own: plain(value) for own, value in found.items() if value is not None}
     return {**settings, **table.by_pipeline.get(pipeline, {})}

@@ -24,10 +24,10 @@ class Names:
     per_channel: patterns of ComfyUI's names whose tensors have the shape (1, C, 1, 1).
     constants: ComfyUI's names of tensors that diffusers' class computes, to their values.
     markers: ComfyUI's name of an empty tensor that turns a setting on, to the field of the config.
-    settings: fields of ComfyUI's config that it does not find in the weights, to a field or a function of diffusers'
-    config. by_pipeline: such fields with their values, for one class of pipelines.
-    fixed: fields of diffusers' config that ComfyUI's class has no setting for, to a function of the config that gives
-    the value it computes with.
+    settings: fields of ComfyUI's config that it does not find in the weights, to a field of diffusers' config, or to
+    another value or a function of that config. by_pipeline: such fields with their values, for one class of pipelines.
+    fixed: fields of diffusers' config that ComfyUI's class has no setting for, to the value it computes with, or to a
+    function of the config that gives it.
     """
 
     rows: Rows = field(default_factory=dict)
@@ -39,9 +39,9 @@ class Names:
     per_channel: tuple[str, ...] = ()
     constants: Mapping[str, list[list[float]]] = field(default_factory=dict)
     markers: Mapping[str, str] = field(default_factory=dict)
-    settings: Mapping[str, str | Callable[[Config], Any]] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
     by_pipeline: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    fixed: Mapping[str, Callable[[Config], Any]] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
 
 def width_of(config: Config) -> int:
@@ -49,9 +49,14 @@ def width_of(config: Config) -> int:
     return int(config["num_attention_heads"] * config["attention_head_dim"])
 
 
-def always(value: Any) -> Callable[[Config], Any]:
-    """Returns a function that gives the same value for each model of the class."""
-    return lambda _config: value
+def find_value(rule: Any, config: Config) -> Any:
+    """Returns a fixed value, or what a function finds in the config."""
+    return rule(config) if callable(rule) else rule
+
+
+def same(names: str) -> dict[str, str]:
+    """Returns rows, or settings, of names that both have alike. names: separated by spaces."""
+    return {name: name for name in names.split()}
 
 
 def add_prefix(comfyui: str, diffusers: str, rows: Rows) -> dict[str, str | tuple[str, ...]]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from .table import Config, Names, add_prefix, always
+from .image import FEED_FORWARD, FLUX_DOUBLE_BLOCK, FLUX_SINGLE_BLOCK, IN_OUT, LAST_NORM
+from .table import Config, Names, add_prefix, same
 
-FEED_FORWARD = {"0": "net.0.proj", "2": "net.2"}
+WAN_ATTENTION = {"q": "to_q", "k": "to_k", "v": "to_v", "o": "to_out.0", **same("norm_q norm_k")}
 WAN_BLOCK = {
     "modulation": "scale_shift_table",
     "norm3": "norm2",
-    **add_prefix("self_attn.", "attn1.", {"q": "to_q", "k": "to_k", "v": "to_v", "o": "to_out.0"}),
-    **add_prefix("cross_attn.", "attn2.", {"q": "to_q", "k": "to_k", "v": "to_v", "o": "to_out.0"}),
-    **add_prefix("self_attn.", "attn1.", {"norm_q": "norm_q", "norm_k": "norm_k"}),
-    **add_prefix("cross_attn.", "attn2.", {"norm_q": "norm_q", "norm_k": "norm_k"}),
+    **add_prefix("self_attn.", "attn1.", WAN_ATTENTION),
+    **add_prefix("cross_attn.", "attn2.", WAN_ATTENTION),
     **add_prefix("cross_attn.", "attn2.", {"k_img": "add_k_proj", "v_img": "add_v_proj", "norm_k_img": "norm_added_k"}),
     **add_prefix("ffn.", "ffn.", FEED_FORWARD),
 }
@@ -32,13 +31,8 @@ WAN = {
     "head.head": "proj_out",
 }
 OF_IMAGES = ("condition_embedder.image_embedder.*", "*blocks.*.attn2.add_[kv]_proj", "*blocks.*.attn2.norm_added_k")
-WAN_SETTINGS = {"num_heads": "num_attention_heads", "freq_dim": "freq_dim", "text_dim": "text_dim", "eps": "eps"}
-WAN_FIXED = {
-    "patch_size": always([1, 2, 2]),
-    "qk_norm": always("rms_norm_across_heads"),
-    "cross_attn_norm": always(True),
-}
-
+WAN_SETTINGS = {"num_heads": "num_attention_heads", **same("freq_dim text_dim eps")}
+WAN_FIXED = {"patch_size": [1, 2, 2], "qk_norm": "rms_norm_across_heads", "cross_attn_norm": True}
 
 # The encoder of a face's motion has 7 residual blocks. A blur comes before each convolution that halves the sizes.
 CONVOLUTIONS = "motion_encoder.enc.net_app.convs"
@@ -49,6 +43,13 @@ RESIDUAL_BLOCK = {
     "conv2.1.weight": "conv2.weight",
     "conv2.2.bias": "conv2.act_fn.bias",
     "skip.1.weight": "conv_skip.weight",
+}
+FACE_BLOCK = {
+    "linear1_q": "to_q",
+    "linear1_kv": ("to_k", "to_v"),
+    "linear2": "to_out",
+    "q_norm": "norm_q",
+    "k_norm": "norm_k",
 }
 WAN_ANIMATE = {
     **WAN,
@@ -63,22 +64,11 @@ WAN_ANIMATE = {
         for number in range(7)
         for own, theirs in RESIDUAL_BLOCK.items()
     },
-    "face_encoder.padding_tokens": "face_encoder.padding_tokens",
+    **same("face_encoder.padding_tokens face_encoder.out_proj"),
     "face_encoder.conv1_local.conv": "face_encoder.conv1_local",
     "face_encoder.conv2.conv": "face_encoder.conv2",
     "face_encoder.conv3.conv": "face_encoder.conv3",
-    "face_encoder.out_proj": "face_encoder.out_proj",
-    **add_prefix(
-        "face_adapter.fuser_blocks.*.",
-        "face_adapter.*.",
-        {
-            "linear1_q": "to_q",
-            "linear1_kv": ("to_k", "to_v"),
-            "linear2": "to_out",
-            "q_norm": "norm_q",
-            "k_norm": "norm_k",
-        },
-    ),
+    **add_prefix("face_adapter.fuser_blocks.*.", "face_adapter.*.", FACE_BLOCK),
 }
 
 
@@ -88,7 +78,22 @@ def space_evenly(config: Config) -> list[int]:
     return list(range(0, blocks, blocks // added))
 
 
-IN_OUT = {"in_layer": "linear_1", "out_layer": "linear_2"}
+REFINER_BLOCK = {
+    **same("norm1 norm2"),
+    "self_attn.qkv": ("attn.to_q", "attn.to_k", "attn.to_v"),
+    "self_attn.proj": "attn.to_out.0",
+    **add_prefix("mlp.", "ff.", FEED_FORWARD),
+    "adaLN_modulation.1": "norm_out.linear",
+}
+HUNYUAN_DOUBLE_BLOCK = {
+    **FLUX_DOUBLE_BLOCK,
+    "img_mod.lin": "norm1.linear",
+    "txt_mod.lin": "norm1_context.linear",
+    **add_prefix("img_mlp.", "ff.", FEED_FORWARD),
+    **add_prefix("txt_mlp.", "ff_context.", FEED_FORWARD),
+}
+HUNYUAN_SINGLE_BLOCK = {**FLUX_SINGLE_BLOCK, "modulation.lin": "norm.linear"}
+REFINER_BLOCKS = "context_embedder.token_refiner.refiner_blocks"
 HUNYUAN_VIDEO = {
     "img_in.proj": "x_embedder.proj",
     **add_prefix("time_in.", "time_text_embed.timestep_embedder.", IN_OUT),
@@ -97,107 +102,44 @@ HUNYUAN_VIDEO = {
     "txt_in.input_embedder": "context_embedder.proj_in",
     **add_prefix("txt_in.t_embedder.", "context_embedder.time_text_embed.timestep_embedder.", IN_OUT),
     **add_prefix("txt_in.c_embedder.", "context_embedder.time_text_embed.text_embedder.", IN_OUT),
-    **add_prefix(
-        "txt_in.individual_token_refiner.blocks.*.",
-        "context_embedder.token_refiner.refiner_blocks.*.",
-        {
-            "norm1": "norm1",
-            "self_attn.qkv": ("attn.to_q", "attn.to_k", "attn.to_v"),
-            "self_attn.proj": "attn.to_out.0",
-            "norm2": "norm2",
-            "mlp.0": "ff.net.0.proj",
-            "mlp.2": "ff.net.2",
-            "adaLN_modulation.1": "norm_out.linear",
-        },
-    ),
-    **add_prefix(
-        "double_blocks.*.",
-        "transformer_blocks.*.",
-        {
-            "img_mod.lin": "norm1.linear",
-            "img_attn.qkv": ("attn.to_q", "attn.to_k", "attn.to_v"),
-            "img_attn.norm.query_norm": "attn.norm_q",
-            "img_attn.norm.key_norm": "attn.norm_k",
-            "img_attn.proj": "attn.to_out.0",
-            "img_mlp.0": "ff.net.0.proj",
-            "img_mlp.2": "ff.net.2",
-            "txt_mod.lin": "norm1_context.linear",
-            "txt_attn.qkv": ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"),
-            "txt_attn.norm.query_norm": "attn.norm_added_q",
-            "txt_attn.norm.key_norm": "attn.norm_added_k",
-            "txt_attn.proj": "attn.to_add_out",
-            "txt_mlp.0": "ff_context.net.0.proj",
-            "txt_mlp.2": "ff_context.net.2",
-        },
-    ),
-    **add_prefix(
-        "single_blocks.*.",
-        "single_transformer_blocks.*.",
-        {
-            "linear1": ("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp"),
-            "linear2": "proj_out",
-            "norm.query_norm": "attn.norm_q",
-            "norm.key_norm": "attn.norm_k",
-            "modulation.lin": "norm.linear",
-        },
-    ),
+    **add_prefix("txt_in.individual_token_refiner.blocks.*.", f"{REFINER_BLOCKS}.*.", REFINER_BLOCK),
+    **add_prefix("double_blocks.*.", "transformer_blocks.*.", HUNYUAN_DOUBLE_BLOCK),
+    **add_prefix("single_blocks.*.", "single_transformer_blocks.*.", HUNYUAN_SINGLE_BLOCK),
     "final_layer.adaLN_modulation.1": "norm_out.linear",
     "final_layer.linear": "proj_out",
 }
-LTX_ATTENTION = {
-    "q_norm": "norm_q",
-    "k_norm": "norm_k",
-    **{name: name for name in ("to_q", "to_k", "to_v", "to_out.0")},
+LTX_ATTENTION = {"q_norm": "norm_q", "k_norm": "norm_k", **same("to_q to_k to_v to_out.0")}
+LTX_TIME = same("emb.timestep_embedder.linear_1 emb.timestep_embedder.linear_2 linear")
+LTX_BLOCK = {
+    **same("scale_shift_table ff.net.0.proj ff.net.2"),
+    **add_prefix("attn1.", "attn1.", LTX_ATTENTION),
+    **add_prefix("attn2.", "attn2.", LTX_ATTENTION),
 }
 LTX_VIDEO = {
     "patchify_proj": "proj_in",
-    **add_prefix(
-        "adaln_single.",
-        "time_embed.",
-        {name: name for name in ("emb.timestep_embedder.linear_1", "emb.timestep_embedder.linear_2", "linear")},
-    ),
-    "caption_projection.linear_1": "caption_projection.linear_1",
-    "caption_projection.linear_2": "caption_projection.linear_2",
-    "transformer_blocks.*.scale_shift_table": "transformer_blocks.*.scale_shift_table",
-    **add_prefix("transformer_blocks.*.attn1.", "transformer_blocks.*.attn1.", LTX_ATTENTION),
-    **add_prefix("transformer_blocks.*.attn2.", "transformer_blocks.*.attn2.", LTX_ATTENTION),
-    "transformer_blocks.*.ff.net.0.proj": "transformer_blocks.*.ff.net.0.proj",
-    "transformer_blocks.*.ff.net.2": "transformer_blocks.*.ff.net.2",
-    "scale_shift_table": "scale_shift_table",
-    "proj_out": "proj_out",
+    **add_prefix("adaln_single.", "time_embed.", LTX_TIME),
+    **same("caption_projection.linear_1 caption_projection.linear_2 scale_shift_table proj_out"),
+    **add_prefix("transformer_blocks.*.", "transformer_blocks.*.", LTX_BLOCK),
+}
+COGVIDEOX_BLOCK = {
+    **same("norm1.linear norm1.norm norm2.linear norm2.norm"),
+    "q": "attn1.to_q",
+    "k": "attn1.to_k",
+    "v": "attn1.to_v",
+    "norm_q": "attn1.norm_q",
+    "norm_k": "attn1.norm_k",
+    "attn_out": "attn1.to_out.0",
+    "ff_proj": "ff.net.0.proj",
+    "ff_out": "ff.net.2",
 }
 COGVIDEOX = {
-    **{
-        name: name
-        for name in (
-            "patch_embed.proj",
-            "patch_embed.text_proj",
-            "patch_embed.pos_embedding",
-            "norm_final",
-            "norm_out.linear",
-            "norm_out.norm",
-            "proj_out",
-        )
-    },
+    **same("patch_embed.proj patch_embed.text_proj patch_embed.pos_embedding"),
+    **same("norm_final norm_out.linear norm_out.norm proj_out"),
     "time_embedding_linear_1": "time_embedding.linear_1",
     "time_embedding_linear_2": "time_embedding.linear_2",
     "ofs_embedding_linear_1": "ofs_embedding.linear_1",
     "ofs_embedding_linear_2": "ofs_embedding.linear_2",
-    **add_prefix(
-        "blocks.*.",
-        "transformer_blocks.*.",
-        {
-            **{name: name for name in ("norm1.linear", "norm1.norm", "norm2.linear", "norm2.norm")},
-            "q": "attn1.to_q",
-            "k": "attn1.to_k",
-            "v": "attn1.to_v",
-            "norm_q": "attn1.norm_q",
-            "norm_k": "attn1.norm_k",
-            "attn_out": "attn1.to_out.0",
-            "ff_proj": "ff.net.0.proj",
-            "ff_out": "ff.net.2",
-        },
-    ),
+    **add_prefix("blocks.*.", "transformer_blocks.*.", COGVIDEOX_BLOCK),
 }
 
 VIDEO_CLASSES = {
@@ -206,51 +148,30 @@ VIDEO_CLASSES = {
         blocks={"transformer_blocks": "num_layers"},
         optional=("patch_embed.pos_embedding", "ofs_embedding.*"),
         settings={
-            **{
-                name: name
-                for name in (
-                    "num_attention_heads",
-                    "attention_head_dim",
-                    "out_channels",
-                    "sample_width",
-                    "sample_height",
-                    "sample_frames",
-                    "max_text_seq_length",
-                    "use_rotary_positional_embeddings",
-                    "use_learned_positional_embeddings",
-                    "temporal_compression_ratio",
-                )
-            },
+            **same("num_attention_heads attention_head_dim out_channels sample_width sample_height sample_frames"),
+            **same("use_rotary_positional_embeddings use_learned_positional_embeddings"),
+            **same("max_text_seq_length temporal_compression_ratio"),
             # ComfyUI's class multiplies the rotary positions by this value. Diffusers' class does not.
-            "spatial_interpolation_scale": always(1.0),
+            "spatial_interpolation_scale": 1.0,
         },
         # CogVideoX 2B uses sine and cosine positions. ComfyUI's differ from diffusers'.
-        fixed={"use_rotary_positional_embeddings": always(True), "patch_size": always(2)},
+        fixed={"use_rotary_positional_embeddings": True, "patch_size": 2},
     ),
     "HunyuanVideoTransformer3DModel": Names(
         rows=HUNYUAN_VIDEO,
         blocks={
             "transformer_blocks": "num_layers",
             "single_transformer_blocks": "num_single_layers",
-            "context_embedder.token_refiner.refiner_blocks": "num_refiner_layers",
+            REFINER_BLOCKS: "num_refiner_layers",
         },
-        swapped=frozenset({"final_layer.adaLN_modulation.1"}),
+        swapped=LAST_NORM,
         optional=("time_text_embed.guidance_embedder.*",),
         settings={"num_heads": "num_attention_heads", "axes_dim": "rope_axes_dim", "theta": "rope_theta"},
     ),
     "LTXVideoTransformer3DModel": Names(
         rows=LTX_VIDEO,
         blocks={"transformer_blocks": "num_layers"},
-        settings={
-            name: name
-            for name in (
-                "in_channels",
-                "num_attention_heads",
-                "attention_head_dim",
-                "cross_attention_dim",
-                "caption_channels",
-            )
-        },
+        settings=same("in_channels num_attention_heads attention_head_dim cross_attention_dim caption_channels"),
         # The first frame of its latents is one frame of the video.
         by_pipeline={"LTXConditionPipeline": {"causal_temporal_positioning": True}},
     ),
@@ -279,13 +200,13 @@ VIDEO_CLASSES = {
         settings=WAN_SETTINGS,
         fixed={
             **WAN_FIXED,
-            "latent_channels": always(16),
-            "motion_encoder_size": always(512),
-            "motion_style_dim": always(512),
-            "motion_dim": always(20),
-            "face_encoder_hidden_dim": always(1024),
-            "face_encoder_num_heads": always(4),
-            "inject_face_latents_blocks": always(5),
+            "latent_channels": 16,
+            "motion_encoder_size": 512,
+            "motion_style_dim": 512,
+            "motion_dim": 20,
+            "face_encoder_hidden_dim": 1024,
+            "face_encoder_num_heads": 4,
+            "inject_face_latents_blocks": 5,
         },
     ),
     "WanVACETransformer3DModel": Names(
