@@ -26,7 +26,6 @@ from parallel_backend.diffusers_model import DiffusersModel  # noqa: E402
 from parallel_backend.groups.collectives import gather_numbers  # noqa: E402
 from parallel_backend.groups.timeline import SILENT  # noqa: E402
 from parallel_backend.plan import HOST, SHARED, WHOLE, ParallelPlan  # noqa: E402
-from parallel_backend.sampling.caches import CacheSettings  # noqa: E402
 from parallel_backend.sampling.denoiser import Denoiser, LoopStopped, Watch  # noqa: E402
 from parallel_backend.seams import attention  # noqa: E402
 from parallel_backend.seams.forward import Forward  # noqa: E402
@@ -84,10 +83,9 @@ class Rig:
         conditions = {name: torch.cat([value] * rows) for name, value in self.conditions.items()}
         self.model(torch.cat([self.latents] * rows), torch.full((rows,), time), conditions)
 
-    def sample(self, watch: Watch | None = None, cache: str | None = None) -> None:
-        settings = CacheSettings(cache) if cache else None
+    def sample(self, watch: Watch | None = None) -> None:
         Denoiser(self.model).sample(
-            self.latents, scheduler_of("flow"), self.conditions, self.negative, 3.0, watch=watch, cache=settings
+            self.latents, scheduler_of("flow"), self.conditions, self.negative, 3.0, watch=watch
         )
 
 
@@ -113,14 +111,6 @@ def steps(rig: Rig) -> None:
 
 def loop(rig: Rig) -> None:
     rig.sample()
-
-
-def first_block_cache(rig: Rig) -> None:
-    rig.sample(cache="first block")
-
-
-def taylorseer(rig: Rig) -> None:
-    rig.sample(cache="taylorseer")
 
 
 def parking(rig: Rig) -> None:
@@ -193,11 +183,8 @@ def failure(rig: Rig) -> None:
 
 
 RUNS: dict[str, Callable[[Rig], None]] = {
-    each.__name__: each
-    for each in (
-        forwards, pieces, steps, loop, first_block_cache, taylorseer, parking, adapter, changes, cancel, failure,
-    )
-}  # fmt: skip
+    each.__name__: each for each in (forwards, pieces, steps, loop, parking, adapter, changes, cancel, failure)
+}
 
 
 def decode() -> None:
