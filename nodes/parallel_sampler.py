@@ -16,7 +16,6 @@ import torch
 from comfy_api.latest import io, ui
 from server import PromptServer
 
-from ..parallel_backend.sampling.caches import CACHES, NONE, CacheSettings
 from ..parallel_backend.sampling.schedulers import MODELS_OWN, SCHEDULERS
 from ..worker.wire.sampler_call import SamplerCall
 from .compared_pictures import decode_pictures
@@ -25,42 +24,6 @@ from .model.own_schedule import choose_schedule
 from .parallel_plan import NEVER, ONCE, compare_input
 
 MAX_SEED = 0xFFFFFFFFFFFFFFFF
-CACHE = CacheSettings()  # the defaults of the cache inputs
-
-
-def cache_inputs() -> list[io.Input]:
-    """Returns the node's inputs for a step cache."""
-    return [
-        io.Combo.Input(
-            "cache",
-            options=list(CACHES),
-            default=NONE,
-            optional=True,
-            tooltip="Skips the model's blocks in some steps. This is faster, and the image differs a little. first "
-            "block: skips steps in which the first block's result hardly changes. taylorseer: skips by a schedule and "
-            "predicts the result. The node shows how much was skipped. Does not work with pipefusion.",
-        ),
-        io.Float.Input(
-            "cache_threshold",
-            default=CACHE.threshold,
-            min=0.0,
-            max=10.0,
-            step=0.01,
-            round=0.001,
-            optional=True,
-            advanced=True,
-            tooltip="For cache=first block: blocks are skipped up to this relative change. 0 skips nothing.",
-        ),
-        io.Int.Input(
-            "cache_interval",
-            default=CACHE.interval,
-            min=1,
-            max=100,
-            optional=True,
-            advanced=True,
-            tooltip="For cache=taylorseer: after the first three steps, one step in this many is computed.",
-        ),
-    ]
 
 
 class ParallelSampler(io.ComfyNode):
@@ -113,7 +76,6 @@ class ParallelSampler(io.ComfyNode):
                     tooltip="Below 1, only the last steps run, and the latent's image shows through.",
                 ),
                 *compare_inputs(),
-                *cache_inputs(),
             ],
             hidden=[io.Hidden.unique_id],
             outputs=[io.Latent.Output(tooltip="The denoised latent.")],
@@ -133,9 +95,6 @@ class ParallelSampler(io.ComfyNode):
         denoise: float,
         compare: str = NEVER,
         vae: comfy.sd.VAE | None = None,
-        cache: str = NONE,
-        cache_threshold: float = CACHE.threshold,
-        cache_interval: int = CACHE.interval,
     ) -> io.NodeOutput:
         remote = require_remote_module(model.model)
         schedule, scale = choose_schedule(model, remote.schedule)
@@ -155,31 +114,25 @@ class ParallelSampler(io.ComfyNode):
             guidance=cfg,
             seed=seed,
             previews=latent_preview.get_previewer(model.load_device, model.model.latent_format) is not None,
-            cache=cache,
-            cache_threshold=cache_threshold,
-            cache_interval=cache_interval,
         )
         latent = {**latent_image, "samples": samples}
         sampler = LoopSampler(call, compare == ONCE)
         latents = run_sampler(model, positive, negative, latent, sampler)
         compared = sampler.compared
-        text = " ".join(filter(None, (sampler.skipped, compared and compared.text)))
-        if not text:
+        if compared is None:
             return io.NodeOutput({**output, "samples": latents})
-        PromptServer.instance.send_progress_text(text, cls.hidden.unique_id)
-        shown = None
-        if compared and compared.exact is not None:
-            shown = decode_pictures([latents, compared.exact], model, vae)
+        PromptServer.instance.send_progress_text(compared.text, cls.hidden.unique_id)
+        shown = None if compared.exact is None else decode_pictures([latents, compared.exact], model, vae)
         pictures = {} if shown is None else ui.PreviewImage(shown, cls=cls).as_dict()
-        return io.NodeOutput({**output, "samples": latents}, ui={**pictures, "text": (text,)})
+        return io.NodeOutput({**output, "samples": latents}, ui={**pictures, "text": (compared.text,)})
 
 
 def compare_inputs() -> list[io.Input]:
     """Returns the inputs that compare a lossy setting with the exact one."""
     return [
         compare_input(
-            "once: if the setting is lossy (PipeFusion, sage, sparse, another exchange_dtype than model, or a cache), "
-            "the first prompt also runs exactly. The node shows both pictures, their difference and both times. Later "
+            "once: if the setting is lossy (PipeFusion, sage, sparse, another exchange_dtype than model), the "
+            "first prompt also runs exactly. The node shows both pictures, their difference and both times. Later "
             "prompts with the same setting show the same result. Parallel Plan's compare does the same for every "
             "sampler, without pictures.",
         ),

@@ -180,44 +180,6 @@ def check_attention_backend(kernel: str) -> None:
     attention_dispatch._check_attention_backend_requirements(attention_dispatch.AttentionBackendName(kernel))
 
 
-def first_block_hook(
-    states: Any,
-    given: Callable[[tuple, dict[str, Any]], dict[str, torch.Tensor]],
-    places: tuple[int, int | None],
-    decide: Callable[[torch.Tensor, torch.Tensor | None], bool] | None = None,
-    is_tail: bool = False,
-) -> Any:
-    """Builds a hook of diffusers' first-block cache for any block, even one that diffusers' registry does not know.
-
-    given: returns the block's inputs by diffusers' two names. places: where the block returns them. decide: on the
-    first block, decides from its residual and the previous one whether the other blocks run; diffusers' own rule sees
-    only this rank's tokens. Since diffusers 0.35.
-    """
-    from diffusers.hooks._helpers import TransformerBlockMetadata
-    from diffusers.hooks.first_block_cache import FBCBlockHook, FBCHeadBlockHook
-
-    class Given(TransformerBlockMetadata):
-        def _get_parameter_from_args_kwargs(self, identifier: str, args: Any = (), kwargs: Any = None) -> Any:
-            return given(args, kwargs or {})[identifier]
-
-    class Head(FBCHeadBlockHook):
-        def initialize_hook(self, module: torch.nn.Module) -> torch.nn.Module:
-            return module
-
-        def _should_compute_remaining_blocks(self, hidden_states_residual: torch.Tensor) -> bool:
-            before = self.state_manager.get_state().head_block_residual
-            return decide is None or decide(hidden_states_residual, before)
-
-    class Block(FBCBlockHook):
-        def initialize_hook(self, module: torch.nn.Module) -> torch.nn.Module:
-            return module
-
-    hook = Head(states, 0.0) if decide else Block(states, is_tail)
-    image, other = places
-    hook._metadata = Given(image, other)  # pyright: ignore[reportArgumentType] (diffusers' own are None, too)
-    return hook
-
-
 def why_no_compiler(is_cpu: bool) -> str | None:
     """Returns what inductor lacks; None if it lacks nothing. Since torch 2.6.
 

@@ -169,7 +169,7 @@ class DiffusersModel(ParallelModel):
     ) -> torch.Tensor | None:
         """Returns the prediction for this rank's rows. None if it has no rows, or its tokens went to the next stage."""
         if not axis.own_size(len(latents)):
-            self.fetched.serve(forward.absent)
+            self.fetched.serve()
             return None
         device, config = self.mesh.device, self.model.config
         rows = shard(latents, BATCH_DIM, axis).to(device, self.dtype, non_blocking=True)

@@ -274,7 +274,7 @@ class ParallelModel:
     def run_rows(self, args: tuple, kwargs: dict[str, Any], size: int, axis: Axis, forward: Forward) -> Any:
         """Runs the model on this rank's rows. None if it has no rows, or its tokens went to the next stage."""
         if not axis.own_size(size):
-            self.fetched.serve(forward.absent)
+            self.fetched.serve()
             return None
         args = tuple(rows_of(value, size, axis) for value in args)
         whole = (ALWAYS_WHOLE, *(self.spec.first_rows if self.spec else ()))
@@ -298,13 +298,13 @@ class ParallelModel:
         return output
 
     def can_run_in_pieces(self, forward: Forward) -> bool:
-        """Whether a forward runs in the plan's pieces. All ranks decide alike. It runs whole if nodes' code or a step
-        cache runs in it, if blocks may be compiled or their weights are fetched, if blocks keep keys from forward to
-        forward, and if the modules have not attended yet under this plan."""
+        """Whether a forward runs in the plan's pieces. All ranks decide alike. It runs whole if nodes' code runs in it,
+        if blocks may be compiled or their weights are fetched, if blocks keep keys from forward to forward, and if the
+        modules have not attended yet under this plan."""
         if self.mesh.plan.pieces == 1 or not self.seams or self.layout is None or self.spec is None:
             return False
         compiles = self.mesh.plan.compile != OFF or self.compiled.asked  # not whether this rank does
-        runs_others = not self.slot.is_plain or compiles or self.layout.starts or forward.absent
+        runs_others = not self.slot.is_plain or compiles or self.layout.starts
         needs_whole = self.fetched.flat_blocks or not self.spec.takes_turns
         return not runs_others and not needs_whole and all(seam.is_named for seam in self.seams)
 

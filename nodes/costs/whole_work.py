@@ -9,7 +9,6 @@ import torch
 
 from ...parallel_backend.models import spec_of
 from ...parallel_backend.models.checks import patch_of
-from ...parallel_backend.sampling.caches import NONE
 from ...parallel_backend.sampling.schedulers import explain_whole_steps
 from ...worker.comfyui.controls import CONTROL
 from ...worker.host.call_batcher import ModelCall
@@ -38,8 +37,6 @@ def explain_whole(module: torch.nn.Module, latents: torch.Tensor | Sequence[torc
 
 def explain_whole_loop(module: torch.nn.Module, latents: torch.Tensor, call: SamplerCall) -> str:
     """Says why a loop of these latents cannot run patch by patch; empty if it can."""
-    if call.cache != NONE:
-        return "a step cache decides for all blocks and all tokens at once"
     return explain_whole(module, latents) or explain_whole_steps(call.scheduler, call.config, call.default)
 
 

@@ -47,15 +47,7 @@ class ComparableSampler:
     compares = False
     compared: Compared | None = None
 
-    def exact(self) -> Any:
-        """Returns the sampler for the exact run."""
-        raise NotImplementedError
-
     def count_steps(self) -> int:
-        raise NotImplementedError
-
-    def lossy_cache(self) -> str:
-        """Returns the step cache in words; empty without one."""
         raise NotImplementedError
 
     def describe(self, guider: Guider) -> dict[str, Any]:
@@ -69,14 +61,8 @@ class StockSampler(ComparableSampler):
     def __init__(self, sampler: Any, sigmas: torch.Tensor) -> None:
         self.sampler, self.sigmas = sampler, sigmas
 
-    def exact(self) -> Any:
-        return self.sampler
-
     def count_steps(self) -> int:
         return len(self.sigmas) - 1
-
-    def lossy_cache(self) -> str:
-        return ""
 
     def describe(self, guider: Guider) -> dict[str, Any]:
         function = getattr(self.sampler, "sampler_function", None)
@@ -117,7 +103,7 @@ def sample_compared(
 
     def run_exactly(plan: ParallelPlan) -> tuple[torch.Tensor, RunRecord]:
         with use_plan(stand_in, plan), state.restored():
-            return run(comparable.exact(), show_progress(), EXACT_RUN)
+            return run(sampler, show_progress(), EXACT_RUN)
 
     compared = compare(guider, stand_in, comparable, noise.shape, latents, record, run_exactly)
     record.comparison = compared.text
@@ -142,21 +128,20 @@ def compare(
     run."""
     if stand_in.runs_here:
         return Compared("Nothing to compare: the model ran as stock.")
-    lossy, cache, plan = stand_in.plan, sampler.lossy_cache(), find_exact_plan(stand_in, sampler.count_steps())
-    if plan == lossy and not cache:
+    lossy, plan = stand_in.plan, find_exact_plan(stand_in, sampler.count_steps())
+    if plan == lossy:
         return Compared("Nothing to compare: this setting is exact.")
     key, known = make_key(stand_in, sampler.describe(guider), shape), Comparisons()
     if found := known.get(key):
         return Compared(f"{found.text} (Found on an earlier prompt.)")
     if refused := stand_in.refused_comparisons.get(key):
         return Compared(f"{refused} (Tried on an earlier prompt.)")
-    words = f"{lossy}, {cache} cache" if cache else str(lossy)
     try:
         exact, other = run_exactly(plan)
     except (RequestRefused, PlanError, WorkerGroupError) as error:  # the latents of the setting itself are done
         text = stand_in.refused_comparisons[key] = f"The exact run under {plan} failed: {error}"
         return Compared(text)
-    comparison = Comparison(relative_error(latents, exact), words, str(plan), mean_step(record), mean_step(other))
+    comparison = Comparison(relative_error(latents, exact), str(lossy), str(plan), mean_step(record), mean_step(other))
     known.put(key, comparison)
     return Compared(comparison.text, exact)
 

@@ -7,7 +7,7 @@ recorded and not computed. So ComfyUI still encodes, batches and scales the cond
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -17,7 +17,6 @@ from comfy.model_base import BaseModel
 from comfy.patcher_extension import WrappersMP
 from tqdm.auto import tqdm
 
-from ...parallel_backend.sampling.caches import NONE as NO_CACHE
 from ...worker.comfyui.controls import CONTROL
 from ...worker.comfyui.patched_options import OPTIONS
 from ...worker.wire.protocol import Header
@@ -67,24 +66,12 @@ class LoopSampler(ComparableSampler, comfy.samplers.Sampler):
     def __init__(self, call: SamplerCall, compares: bool = False) -> None:
         """call: without the guidance scale, which the guider has. compares: see `sample_compared`."""
         self.call, self.compares = call, compares
-        self.skipped = ""  # what a cache skipped, in words
-
-    def exact(self) -> LoopSampler:
-        """Returns the same sampler without a step cache."""
-        return LoopSampler(replace(self.call, cache=NO_CACHE))
 
     def count_steps(self) -> int:
         return self.call.steps
 
-    def lossy_cache(self) -> str:
-        return "" if self.call.cache == NO_CACHE else self.call.cache
-
     def describe(self, guider: Guider) -> dict[str, Any]:
         return asdict(replace(self.call, seed=0, previews=False, guidance=guider.cfg))
-
-    def report_skipped(self, skipped: int, forwards: int) -> None:
-        """Notes how many of the forwards skipped their blocks."""
-        self.skipped = f"Cache: {skipped} of {forwards} forwards skipped, {skipped / forwards:.0%}."
 
     def sample(
         self,
@@ -100,8 +87,6 @@ class LoopSampler(ComparableSampler, comfy.samplers.Sampler):
         """Returns the denoised latents in the model's own scale. Raises Refused for what the loop cannot honour."""
         call = replace(self.call, guidance=guider.cfg)
         asked = list_unsupported(guider, extra_args["model_options"])
-        if call.cache != NO_CACHE and any(one.get(CONTROL) for conds in guider.conds.values() for one in conds):
-            asked.append("a ControlNet with a step cache, which skips the blocks that it adds to")
         kind = type(guider.inner_model)
         if denoise_mask is not None and kind.scale_latent_inpaint is not BaseModel.scale_latent_inpaint:
             asked.append(f"a noise mask for {kind.__name__}, whose kept parts have no noise")
@@ -115,7 +100,7 @@ class LoopSampler(ComparableSampler, comfy.samplers.Sampler):
             tensors["original"] = latent_image
         if denoise_mask is not None:
             tensors["mask"] = denoise_mask
-        return run_loop(guider, call, tensors, sigmas, extra_args, callback, disable_pbar, self.report_skipped)
+        return run_loop(guider, call, tensors, sigmas, extra_args, callback, disable_pbar)
 
 
 def run_loop(
@@ -126,7 +111,6 @@ def run_loop(
     extra_args: dict[str, Any],
     callback: Callback | None,
     disable_pbar: bool,
-    report_skipped: Callable[[int, int], None],
 ) -> torch.Tensor:
     """Sends the call, and shows its steps as ComfyUI's samplers do."""
     remote = require_remote_module(guider.inner_model)
@@ -139,8 +123,6 @@ def run_loop(
         nonlocal latest
         if denoised is not None:
             latest = denoised.to(noise)
-        if "skipped" in event:
-            report_skipped(event["skipped"], event["forwards"])
         bar.total = event["steps"]
         bar.update()
         if callback is not None:

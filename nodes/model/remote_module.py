@@ -21,7 +21,6 @@ from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrapper
 from ...parallel_backend.costs.auto import PlanOfRun, Work
 from ...parallel_backend.models import spec_of
 from ...parallel_backend.plan import ParallelPlan
-from ...parallel_backend.sampling.caches import NONE as NO_CACHE
 from ...worker.comfyui.controls import CONTROL
 from ...worker.comfyui.model import dtype_name
 from ...worker.comfyui.patched_options import COMPILED, FACTS, GRAPH, OPTIONS, RUN
@@ -336,8 +335,7 @@ class RemoteModule(PlannedModule):
             self.choose_kernel(first.kwargs[OPTIONS])
             told = (on_step, self.sampling.inside.absorb, self.explain_whole_step)
             found = self.group.sample(call, tensors, [first, *passes[1:]], check_interrupt, *told)
-        if call.cache == NO_CACHE:  # with a cache, some steps run only some of the blocks
-            self.learn_steps()
+        self.learn_steps()
         return found
 
     def send_method(self, method: str, *args: Any, **kwargs: Any) -> torch.Tensor:

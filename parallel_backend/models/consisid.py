@@ -33,7 +33,6 @@ register_adapter(
             "ConsisIDTransformer3DModel",
             replace(BLOCKS, whole=("temb",)),
             head=None,
-            uncached="it adds the face between them",
         ),
         conditions=("encoder_hidden_states", "image_latents", *FACE),
         optional=FACE,

@@ -42,7 +42,6 @@ register_adapter(
             SINGLE,
             head=BlockList("final_layer.linear", tokens={"input": "img"}, returns="img"),
             image="",  # each block's own text would have to go with every patch
-            uncached="it adds a text of their own to each",
         ),
         conditions=("encoder_hidden_states_t5", "encoder_hidden_states_llama3", "pooled_embeds"),
         widths={"pooled_embeds": "text_emb_dim"},

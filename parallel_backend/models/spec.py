@@ -156,8 +156,6 @@ class ModelSpec:
     unstaged: str = ""
     # Whether the first half of its blocks feeds the second, last to first, as the argument "skip".
     skips: bool = False
-    # Why a step cache cannot skip its blocks together, if it cannot. An unstaged class cannot be cached, either.
-    uncached: str = ""
     # The method by which the model drops what it keeps from call to call, if it keeps something. All ranks drop it
     # before a sampling and with each plan. So they have kept the same, and take the same way through the model.
     drops: str = ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -17,7 +17,6 @@ from ..compat import tree_leaves
 from ..device import is_accelerator
 from ..diffusers_model import Conditions, DiffusersModel
 from ..groups.collectives import gather
-from ..groups.mesh import Axis
 from ..parallel_model import ParallelModel
 from ..plan import OFF
 from ..seams.exchange.differences import Differences
@@ -25,15 +24,9 @@ from ..seams.forward import Forward, StaleCache
 from ..seams.pipeline.regions import part_of, patch_regions, put_part
 from ..seams.pipeline.stages import Message, StageLink
 from ..video import video_of
-from .caches import NONE, CacheSettings
 from .schedulers import check_patchwise
 from .stepper import Stepper
 
-if TYPE_CHECKING:
-    from .step_cache import Skipped, StepCache
-
-
-ALONE = Axis(None, 1, 0)
 SERIAL_STEPS = 2  # with the whole step before them, as many as the history of a scheduler has
 
 
@@ -54,11 +47,9 @@ class Watch:
     """Follows a run, and may end it. This one does neither.
 
     previews: whether `stepped` needs the estimate of the clean latents; the same on every rank.
-    skipped: what the step cache skipped, if the run has one. It is set with the last step.
     """
 
     previews = False
-    skipped: Skipped | None = None
 
     def proceed(self, step: int) -> bool:
         """Whether this step runs. Asked once per step, in order. Every rank must give the same answer."""
@@ -93,7 +84,6 @@ class Denoiser:
         guidance: float = 1.0,
         *,
         inpainting: Inpainting | None = None,
-        cache: CacheSettings | None = None,
         watch: Watch | None = None,
         to_first: bool = False,
     ) -> torch.Tensor | None:
@@ -102,7 +92,6 @@ class Denoiser:
         latents: noise at the scheduler's first timestep, (B, C, H, W) or (B, C, F, H, W).
         scheduler: a diffusers scheduler with its timesteps set, or a Stepper of one. It is not changed.
         negative: the unconditional branch of classifier-free guidance, with weight `guidance`.
-        cache: skips blocks in some of the steps.
         to_first: returns the result on the ranks of the first stage instead of the last.
         Raises LoopStopped. Raises RequestError, on every rank alike, for input that the model cannot take.
         """
@@ -117,7 +106,6 @@ class Denoiser:
             guidance,
             timestep_scale=adapter.timestep_scale,
             inpainting=inpainting,
-            cache=cache,
             watch=watch,
             to_first=to_first,
         )
@@ -132,7 +120,6 @@ def denoise(
     *,
     timestep_scale: float,
     inpainting: Inpainting | None = None,
-    cache: CacheSettings | None = None,
     watch: Watch | None = None,
     to_first: bool = False,
 ) -> torch.Tensor | None:
@@ -142,8 +129,6 @@ def denoise(
         run = _Run(model, latents, stepper, passes, guidance, timestep_scale, inpainting, watch, to_first)
         timeline = model.mesh.timeline
         try:
-            if cache and cache.kind != NONE:
-                run.keep(cache)
             for step in range(run.steps):
                 with timeline.step(f"step {step + 1}"):
                     if not run.watch.proceed(step):
@@ -151,7 +136,8 @@ def denoise(
                     run.step(step)
             return run.finish()
         finally:
-            run.release()
+            model.forget()  # so that the next request finds nothing of this one
+            run.link = None  # which has a function of the run
 
 
 class _Run:
@@ -200,19 +186,12 @@ class _Run:
         if len(self.patches) > 1:
             self.regions = patch_regions(latents, model.patch(latents), len(self.patches), device)
         self.video = video_of(latents.shape, model.patch(latents)) if self.plan.sparse != OFF else None
-        self.step_cache: StepCache | None = None
         self.caches = [StaleCache() if self.plan.patch_count > 1 else None for _ in self.passes]
         self.differences = [Differences() if self.plan.keeps_differences else None for _ in self.passes]
         self.serial_steps = range(0)
         if self.link:
             self.link.expect(self.messages(), None if self.is_first else self.watch.proceed, self.own_passes[-1])
             self.serial_steps = self.choose_serial_steps(self.link)
-
-    def keep(self, settings: CacheSettings) -> None:
-        """Lets a step cache skip blocks from here on. Raises RequestError."""
-        from .step_cache import StepCache  # imports diffusers, which ComfyUI's classes do not need without a cache
-
-        self.step_cache = StepCache(self.model, settings)
 
     def choose_serial_steps(self, link: StageLink) -> range:
         """Returns the steps in which one patch at a time goes through all stages: on a GPU, the first ones with patches
@@ -249,9 +228,6 @@ class _Run:
         for index in self.own_passes:
             forward = Forward(segments, self.caches[index], step, index, differences=self.differences[index])
             forward.video = self.video if step >= self.plan.sync_steps else None
-            if self.step_cache:
-                self.step_cache.begin(index, axis)
-                forward.absent = self.step_cache.absent
             arguments = self.arguments(step, self.passes[index])
             predictions.append(self.model.predict(*arguments, axis, forward))
             self.model.pipeline.learn_from(forward)
@@ -336,8 +312,6 @@ class _Run:
         """Reports a step to the watch once its last segment is there."""
         if denoised is not None and self.denoised is not None:
             put_part(self.denoised, self.region(segments), denoised)
-        if self.step_cache and step + 1 == self.steps:
-            self.watch.skipped = self.step_cache.skipped(self.model.mesh["cfg"] if self.splits_passes else ALONE)
         if segments[-1] == self.patches[-1]:
             self.watch.stepped(step, self.stepper.timesteps[step], self.denoised)
 
@@ -366,13 +340,6 @@ class _Run:
         if self.to_first:
             return self.inputs if self.is_first else None
         return self.latents if self.is_last else None
-
-    def release(self) -> None:
-        """Drops the request's state, so that the next request finds none of it."""
-        self.model.forget()
-        self.link = None  # which has a function of this run
-        if self.step_cache:
-            self.step_cache.remove()
 
 
 def passes_of(conditions: Conditions, negative: Conditions | None) -> list[Pass]:

@@ -365,8 +365,8 @@ def install_attention(
 
     In a compiled block, attention is an operator that does this, because torch traces no tensor methods within a mode.
 
-    A module that attends in another way would see this rank's tokens only, so it raises an error. A module that a step
-    cache skips raises none. is_local: whether this rank has all tokens.
+    A module that attends in another way would see this rank's tokens only, so it raises an error. is_local: whether
+    this rank has all tokens.
     """
     module, attention = block.get_submodule(path), Attention(path, attends, slot)
     seam = AttentionSeam(attention, slot, is_local)
@@ -388,7 +388,7 @@ def install_attention(
             RUNNING.module = None
         else:
             seam.end()
-        if output is not None and not attention.calls and not slot.forward.skipped:
+        if output is not None and not attention.calls:
             raise RuntimeError(f"{type(module).__name__} does not attend through scaled_dot_product_attention.")
 
     hooks.before(module, enter)

@@ -59,8 +59,6 @@ class Forward:
     differences: Differences | None = None
     # The grid of a video's tokens, if they attend sparsely. None: all attend to all.
     video: Video | None = None
-    # What a rank without rows of the batch runs while the other ranks decide after their first block.
-    absent: Callable[[], None] | None = None
     # By place in the model, tokens in full length of the patches that have run in this step; None if nobody reads them.
     finished: dict[object, torch.Tensor] | None = None
     # The pieces that the model runs in, of which this forward is one; None if it is the whole forward.
@@ -78,8 +76,6 @@ class Forward:
     # Whether the block that was called last runs whole, because it was given no kept keys. Else, how many it was given.
     is_whole: bool = False
     kept: int = 0
-    # Whether a step cache skips the block that was called last.
-    skipped: bool = False
     # Whether an argument had an entry for each frame or token. The model may use it to modulate its output, too.
     by_frame: bool = False
     # Whether attention was dense because the model masks it, although the plan has a sparse pattern.

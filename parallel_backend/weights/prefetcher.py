@@ -182,15 +182,10 @@ class BlockPrefetcher:
         while self.done < len(self.flat_blocks):
             self._pass()
 
-    def serve(self, agree: Callable[[], None] | None = None) -> None:
-        """Gives the other ranks their shards while this rank has nothing to compute. Call it in place of a forward.
-        agree: a collective that the others run after their first block, before they fetch more."""
-        serves = self.store and self.store.is_collective
-        if serves:
+    def serve(self) -> None:
+        """Gives the other ranks their shards while this rank has nothing to compute. Call it in place of a forward."""
+        if self.store and self.store.is_collective:
             self.begin()
-        if agree:
-            agree()
-        if serves:
             self.finish()
 
     def await_fetches(self) -> None:

@@ -293,6 +293,7 @@ def patched_by(node: str, **inputs: object) -> Patch:
 
 
 ROPE = {"scale_x": 2.0, "shift_x": 0.0, "scale_y": 1.0, "shift_y": 0.0, "scale_t": 1.0, "shift_t": 0.0}
+CACHE = {"reuse_threshold": 3.0, "start_percent": 0.0, "end_percent": 1.0, "verbose": False}
 MODEL_PATCHES: dict[str, tuple[Patch, str]] = {
     "Deep Shrink": (
         patched_by(
@@ -369,6 +370,7 @@ BEYOND_THE_LOOP = {
         "2 positive conditionings",
     ),
     "a patch of the inside": (LOOP, patched_by("ScaleROPE", **ROPE), None, "RoPE"),
+    "a step cache": (LOOP, patched_by("EasyCache", **CACHE), None, "easycache"),
 }
 
 

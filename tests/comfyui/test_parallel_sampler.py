@@ -151,6 +151,15 @@ def again(job: Job) -> Job:
     return replace(job, denoise=0.99999)
 
 
+def test_a_prompt_from_when_the_node_had_step_caches_runs_exactly(
+    host: ComfyHost, on_one_rank: dict[str, torch.Tensor]
+) -> None:
+    prompt = again(OWN["demo"]).under({"ulysses": 2}).prompt()
+    (sampler,) = (each for each in prompt.values() if each["class_type"] == "ParallelDiT_Sampler")
+    sampler["inputs"].update(cache="first block", cache_threshold=10.0, cache_interval=4)
+    assert relative_error(latents(host, prompt), on_one_rank["demo"]) <= TOLERANCE
+
+
 LONG = JOB("tiny-dit", steps=4000, scheduler="Euler", seed=50)
 SHORT = replace(LONG, steps=4)
 CANCELLABLE = [{"ulysses": 2}, {"pipefusion": 2, "patches": 2}, {"pipefusion": 2, "patches": 3, "cfg": 2}]

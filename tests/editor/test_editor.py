@@ -9,7 +9,7 @@ import psutil
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from demo.host import ComfyHost
+from demo.host import REPOSITORY, ComfyHost
 from tests.support.editor.editor import PATIENCE_MS, Editor, insist, wait_for
 from tests.support.editor.examples import open_demo
 from tests.support.editor.settings import ask_settings, settings_kept
@@ -20,7 +20,7 @@ TITLES = (
     *("Load Diffusion Model (Parallel)", "Load Checkpoint (Parallel)", "Parallel Plan", "Parallel Sampler"),
     *("Parallel VAE Decode", "Parallel VAE Encode", "DiT Class Label"),
 )
-LAST_TYPE = "ParallelDiT_ClassLabel"
+LAST_TYPE, SAMPLER = "ParallelDiT_ClassLabel", "ParallelDiT_Sampler"
 BUTTONS = ("start", "stop", "restart", "park")
 LONG = 3000  # steps, of a job that does not end by itself while the test looks
 HAS_IMAGE = "() => window.app.graph.nodes.some((node) => node.type === 'SaveImage' && node.imgs?.length)"
@@ -75,6 +75,20 @@ def test_the_demo_draws_when_run_is_pressed(editor: Editor, page: Page) -> None:
     editor.run()
     wait_for(page, HAS_IMAGE)
     editor.screenshot("demo")
+    assert editor.problems == []
+
+
+def test_a_workflow_from_when_the_sampler_had_step_caches_opens_with_its_other_values(editor: Editor) -> None:
+    workflow = json.loads((REPOSITORY / "example_workflows" / "pipefusion.json").read_text())
+    (sampler,) = (node for node in workflow["nodes"] if node["type"] == SAMPLER)
+    sampler["widgets_values"] = [7, "fixed", 12, 2.5, "Euler", 0.75, "once", "taylorseer", 0.15, 3]
+    sampler["inputs"] += [
+        {"name": name, "type": kind, "widget": {"name": name}, "link": None}
+        for name, kind in (("cache", "COMBO"), ("cache_threshold", "FLOAT"), ("cache_interval", "INT"))
+    ]
+    (asked,) = (each["inputs"] for each in editor.prompt(workflow).values() if each["class_type"] == SAMPLER)
+    values = {name: value for name, value in asked.items() if not isinstance(value, list)}
+    assert values == {"seed": 7, "steps": 12, "cfg": 2.5, "scheduler": "Euler", "denoise": 0.75, "compare": "once"}
     assert editor.problems == []
 
 

@@ -17,7 +17,6 @@ from parallel_backend.groups.calls import Call, tensors_of
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import ON, ParallelPlan
 from parallel_backend.rates import measure_ranks
-from parallel_backend.sampling.caches import CacheSettings
 from parallel_backend.sampling.denoiser import LoopStopped, denoise
 from parallel_backend.seams.compiled import BY_PLAN, check_compiler
 from parallel_backend.weights.host_memory import agree_on_memory
@@ -39,12 +38,7 @@ from .memory.device_memory import memory_use, own_bytes
 from .memory.release import release_memory
 from .model.host_model import HostModel
 from .request_checks import parse_field
-from .sampling import (
-    build_inpainting,
-    build_stepper,
-    estimate_cache_bytes,
-    unpack_passes,
-)
+from .sampling import build_inpainting, build_stepper, unpack_passes
 from .state import RankState
 from .step_watch import Emit, JobWatch
 from .trace import gather_trace
@@ -187,15 +181,12 @@ class Operations:
         noise = own["noise"]
         conditions = self.state.take_conditions(job.header, tensors)
         call = SamplerCall.from_json(job.header["call"])
-        cache = CacheSettings(call.cache, call.cache_threshold, call.cache_interval)
-        cache.check(model.mesh.plan)
         stepper = build_stepper(call, noise, model.module)
         passes = parse_field(lambda values: unpack_passes(values, conditions), job.header["passes"], "passes")
         sizes = [len(each.branches) * len(noise) for each in passes]
         shape = (max(sizes), *noise.shape[1:])
         working = job.alone(lambda: model.estimate_working(shape))
-        kept = estimate_cache_bytes(cache, working, len(passes))
-        kept += model.module.stale_bytes([(rows, *shape[1:]) for rows in sizes])
+        kept = model.module.stale_bytes([(rows, *shape[1:]) for rows in sizes])
         self.make_room(job, model, working + kept)
         self.prepare_options(job, model, passes[0].conditions.kwargs)
         passes, context = model.prepare_passes(passes)
@@ -216,7 +207,6 @@ class Operations:
                 call.guidance,
                 timestep_scale=call.timestep_scale,
                 inpainting=build_inpainting(own),
-                cache=cache,
                 watch=watch,
                 to_first=True,
             )

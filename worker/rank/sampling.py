@@ -9,23 +9,12 @@ import torch
 
 from parallel_backend.errors import RequestError
 from parallel_backend.parallel_model import ModelConditions, ParallelModel
-from parallel_backend.sampling.caches import FIRST_BLOCK, CacheSettings
 from parallel_backend.sampling.denoiser import Inpainting, Pass
 from parallel_backend.sampling.schedulers import build_scheduler
 from parallel_backend.sampling.stepper import Stepper
 
 from ..wire.sampler_call import SamplerCall, SamplerPass
 from ..wire.tensors import Tensors
-
-
-def estimate_cache_bytes(cache: CacheSettings, working: int, passes: int) -> int:
-    """Returns the bytes that a cache keeps on a rank, for forwards that need `working` bytes in addition to the
-    weights.
-
-    For each pass, the cache keeps the first block's residual and streams: five times the rank's share of the tokens. A
-    block needs twenty times that share, so a cache keeps a quarter of `working`.
-    """
-    return working * passes // 4 if cache.kind == FIRST_BLOCK else 0
 
 
 def unpack_passes(passes: Sequence[dict], tensors: Tensors) -> list[Pass]:

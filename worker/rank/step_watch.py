@@ -78,8 +78,6 @@ class JobWatch(Watch):
         event["seconds"], self.last_step = now - self.last_step, now
         communicated = self.timeline.communicated()
         event["communication"], self.communicated = communicated - self.communicated, communicated
-        if self.skipped:
-            event["skipped"], event["forwards"] = self.skipped
         tensors = {}
         is_last = step + 1 == self.steps
         if denoised is not None and (is_last or now - self.last_preview >= PREVIEW_SECONDS):

@@ -54,7 +54,6 @@ class SamplerCall:
     seed: of the noise that the scheduler adds. previews: whether each step's event has an estimate of the clean
     latents.
     timestep_scale: the factor from a scheduler's timestep to that of ComfyUI's class; the engine knows diffusers' own.
-    cache, cache_threshold, cache_interval: see the engine's CacheSettings.
     """
 
     scheduler: str = ""
@@ -67,9 +66,6 @@ class SamplerCall:
     seed: int = 0
     previews: bool = False
     timestep_scale: float = 1.0
-    cache: str = "none"
-    cache_threshold: float = 0.08
-    cache_interval: int = 4
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

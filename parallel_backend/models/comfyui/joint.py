@@ -1,7 +1,5 @@
 """Models whose image and text attend together: HiDream I1 and O1, Lens, JoyImage, PixelDiT and PiD."""
 
-from dataclasses import replace
-
 from ..spec import BlockList, comfyui_spec, register, single_stream
 
 # Every block adds some text of its own, and drops it again.
@@ -108,5 +106,4 @@ PIXELDIT = BlockList(
     whole=("c", "attn_mask"),
 )
 PIXELS = comfyui_spec("comfy.ldm.pixeldit.model.PixDiT_T2I", PIXELDIT, heads="num_groups", width="hidden_size")
-register(PIXELS)
-register(replace(PIXELS, model_class="comfy.ldm.pixeldit.pid.PidNet", uncached="it adds the small image between them"))
+register(PIXELS, "comfy.ldm.pixeldit.pid.PidNet")

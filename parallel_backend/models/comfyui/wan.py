@@ -26,25 +26,14 @@ register(
     "comfy.ldm.wan.model.CameraWanModel",
     "comfy.ldm.wan.model.SCAILWanModel",
     "comfy.ldm.wan.model.SCAIL2WanModel",
-)
-register(
-    replace(MODEL, model_class="comfy.ldm.wan.model.WanModel_S2V", uncached="it adds sound between them"),
-)
-register(
-    replace(MODEL, model_class="comfy.ldm.wan.model_animate.AnimateWanModel", uncached="it adds faces between them"),
+    "comfy.ldm.wan.model.WanModel_S2V",
+    "comfy.ldm.wan.model_animate.AnimateWanModel",
 )
 # Its blocks keep keys and values from frame to frame.
 CAUSAL = replace(BLOCKS, refused=("kv_cache", "crossattn_cache"))
 register(replace(MODEL, model_class="comfy.ldm.wan.ar_model.CausalWanModel", blocks=(CAUSAL,)))
 # It has two heads.
-register(
-    replace(
-        MODEL,
-        model_class="comfy.ldm.wan.model_wandancer.WanDancerModel",
-        head=None,
-        uncached="it adds music between them",
-    )
-)
+register(replace(MODEL, model_class="comfy.ldm.wan.model_wandancer.WanDancerModel", head=None))
 
 # Each frame's tokens attend to that frame's audio.
 HUMO = replace(BLOCKS, full_length={"audio_cross_attn_wrapper": {"x": "x"}}, whole=(*BLOCKS.whole, "audio"))

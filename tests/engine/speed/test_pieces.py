@@ -155,10 +155,6 @@ def test_a_forward_that_must_be_whole_runs_whole(what: str, name: str, value: An
     assert not ParallelModel.can_run_in_pieces(model, Forward([0]))
 
 
-def test_a_step_cache_needs_a_forward_whole() -> None:
-    assert not ParallelModel.can_run_in_pieces(able(), Forward([0], absent=lambda: None))
-
-
 # A picture of Flux on four cards.
 TOKENS, WIDTH, COUNT = 4608, 3072, 57
 FORWARD = ForwardCost(

@@ -77,9 +77,7 @@ def beside(habit_name: str, kind: str) -> Callable[..., list[torch.Tensor]]:
     return does
 
 
-def looped(
-    *kinds: str, cfg: float = 3.0, asked: str = "ulysses=2", cache: str = "none"
-) -> Callable[..., list[torch.Tensor]]:
+def looped(*kinds: str, cfg: float = 3.0, asked: str = "ulysses=2") -> Callable[..., list[torch.Tensor]]:
     """ControlNets under the Parallel Sampler, and with stock's Euler over the same noise levels. asked: the plan that
     ours runs under."""
 
@@ -101,7 +99,7 @@ def looped(
         schedule, scale = node.choose_schedule(model, None)
         call = node.SamplerCall(
             "model's own", schedule.config, schedule.default, schedule.linear_sigmas, row.steps, guidance=cfg,
-            seed=SEED, timestep_scale=scale, cache=cache,
+            seed=SEED, timestep_scale=scale,
         )  # fmt: skip
         found = node.run_sampler(model, positive, negative, census.latent(row), node.LoopSampler(call))
         assert str(model.remote.plan) == asked
@@ -223,9 +221,6 @@ CONTROLNET_HABITS = {
         replace(equal(), plan={"pipefusion": 2}, less="cfg=2"), controlled("flux")
     ),
     "a Fun ControlNet of Qwen-Image under the Parallel Sampler": habit(equal("qwen"), looped("qwen fun")),
-    "a ControlNet under the Parallel Sampler with a cache": habit(
-        replace(refused("a ControlNet with a step cache"), ours=True), looped("flux", cache="first block")
-    ),
     "a ControlNet of no file under the Parallel Sampler": habit(
         replace(refused("ComfyUI's device computes in each step"), ours=True), looped("no file")
     ),

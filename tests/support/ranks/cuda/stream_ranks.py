@@ -26,7 +26,6 @@ from parallel_backend.diffusers_model import DiffusersModel  # noqa: E402
 from parallel_backend.groups.collectives import gather_numbers  # noqa: E402
 from parallel_backend.groups.timeline import SILENT  # noqa: E402
 from parallel_backend.plan import HOST, SHARED, WHOLE, ParallelPlan  # noqa: E402
-from parallel_backend.sampling.caches import CacheSettings  # noqa: E402
 from parallel_backend.sampling.denoiser import Denoiser, LoopStopped, Watch  # noqa: E402
 from parallel_backend.seams import attention  # noqa: E402
 from parallel_backend.seams.forward import Forward  # noqa: E402
@@ -87,10 +86,9 @@ class Rig:
         if result is not None:
             result.sum()  # whoever asked for it reads it
 
-    def sample(self, watch: Watch | None = None, cache: str | None = None) -> None:
-        settings = CacheSettings(cache) if cache else None
+    def sample(self, watch: Watch | None = None) -> None:
         Denoiser(self.model).sample(
-            self.latents, scheduler_of("flow"), self.conditions, self.negative, 3.0, watch=watch, cache=settings
+            self.latents, scheduler_of("flow"), self.conditions, self.negative, 3.0, watch=watch
         )
         assert not self.model.slot.buffers, "an idle model holds no memory of messages"
 
@@ -123,14 +121,6 @@ def multistep(rig: Rig) -> None:
     """Two samplings by a scheduler with a history: the second receives ahead from its first patches on."""
     for _ in range(2):
         Denoiser(rig.model).sample(rig.latents, scheduler_of("unipc"), rig.conditions, rig.negative, 3.0)
-
-
-def first_block_cache(rig: Rig) -> None:
-    rig.sample(cache="first block")
-
-
-def taylorseer(rig: Rig) -> None:
-    rig.sample(cache="taylorseer")
 
 
 def parking(rig: Rig) -> None:
@@ -222,7 +212,7 @@ def interruption(rig: Rig) -> None:
 RUNS: dict[str, Callable[[Rig], None]] = {
     each.__name__: each
     for each in (
-        forwards, pieces, steps, loop, multistep, first_block_cache, taylorseer, parking, adapter, changes, cancel,
+        forwards, pieces, steps, loop, multistep, parking, adapter, changes, cancel,
         failure, interruption,
     )
 }  # fmt: skip
