@@ -22,7 +22,7 @@ from ...parallel_backend.models.checks import sizes_of
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.weights.sizes import sizes_in_fp8
 from ...worker.settings import SettingsError
-from ...worker.wire.tensors import parse_object
+from ...worker.wire.json_object import parse_object
 from ..costs.plans import ModelCosts
 from ..load_model import DEFAULT
 from ..model.host_file import OWN_CHOICE, WEIGHT_DTYPES, describe_host_file

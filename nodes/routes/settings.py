@@ -24,7 +24,7 @@ from ...worker.settings import (
     read_object,
     variable_of,
 )
-from ...worker.wire.tensors import parse_object
+from ...worker.wire.json_object import parse_object
 from ..workers.group import all_cards, change_settings, list_outdated, settings, settings_file, split_cards
 from .body import read_body
 from .control import refuse_foreign

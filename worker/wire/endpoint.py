@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from .job_channel import FrameMemory, RankChannel, SharedMemory
+from .json_object import parse_object
 from .private_folder import private_folder
 from .protocol import PREFIX, Header, ProtocolError, check_version, decode, read_any_prefix, receive_frame, send_frame
-from .tensors import parse_object
 
 ADDRESS = "PARALLELDIT_ADDRESS"
 TOKEN = "PARALLELDIT_TOKEN"

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 from ..errors import ConnectionClosed, Explained
-from .tensors import ALIGNMENT, Buffer, Tensors, UnsendableError, WritableBuffer, from_buffer, parse_object, to_buffers
+from .json_object import parse_object
+from .tensors import ALIGNMENT, Buffer, Tensors, UnsendableError, WritableBuffer, from_buffer, to_buffers
 
 try:
     from ...parallel_backend.device import is_accelerator, to_host, wait_for_stream

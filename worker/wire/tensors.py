@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..errors import Explained
+from .json_object import parse_object
 
 WritableBuffer = bytearray | memoryview
 Buffer = bytes | WritableBuffer
@@ -104,24 +105,3 @@ def element_count(shape: Any) -> int:
 def are_sizes(numbers: list[Any]) -> bool:
     """Whether all are non-negative ints. True and 1.0 do not count."""
     return all(type(number) is int and number >= 0 for number in numbers)
-
-
-def parse_object(text: bytes | bytearray | memoryview) -> dict[str, Any]:
-    """Parses a JSON object. Raises ValueError for anything else.
-
-    Infinity and NaN are allowed in Python's form: schedulers' configs contain Infinity, and a user may type NaN.
-    """
-    try:
-        value = json.loads(str(text, "utf-8"), object_pairs_hook=_without_repeats)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-    if not isinstance(value, dict):
-        raise ValueError("it is not a JSON object")
-    return value
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = dict(pairs)
-    if len(names) != len(pairs):
-        raise ValueError("it has a name twice")
-    return names

@@ -1,0 +1,27 @@
+"""Reads the JSON objects of frames: UTF-8, with no name twice."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+def parse_object(text: bytes | bytearray | memoryview) -> dict[str, Any]:
+    """Parses a JSON object. Raises ValueError for anything else.
+
+    Infinity and NaN are allowed in Python's form: schedulers' configs contain Infinity, and a user may type NaN.
+    """
+    try:
+        value = json.loads(str(text, "utf-8"), object_pairs_hook=_without_repeats)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(value, dict):
+        raise ValueError("it is not a JSON object")
+    return value
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = dict(pairs)
+    if len(names) != len(pairs):
+        raise ValueError("it has a name twice")
+    return names
