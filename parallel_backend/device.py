@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import logging
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +25,7 @@ import torch
 from .errors import RequestError, is_out_of_memory
 
 CPU = "cpu"
+PCI = Path("/sys/bus/pci/devices")
 BACKENDS = {CPU: "gloo", "cuda": "nccl", "xpu": "xccl"}  # torch.distributed's backend for each kind
 THROUGH_THE_HOST = {"cuda": "NCCL_P2P_DISABLE=1", "xpu": "CCL_TOPO_P2P_ACCESS=0"}  # make GPUs exchange over the host
 CHANNELS = 32  # the most that NCCL uses by itself
@@ -323,17 +326,36 @@ def total_bytes(device: torch.device) -> int:
     return module_of(device).get_device_properties(device).total_memory
 
 
-def read_sensors(device: torch.device) -> dict[str, int]:
-    """Returns what the driver tells of an accelerator: how busy it is, in percent, and its temperature in °C.
+def find_sensors(device: torch.device) -> Callable[[], dict[str, int]]:
+    """Returns a function that reads how busy an accelerator is, in percent, and its temperature in °C. Any thread may
+    call it, because it asks neither torch nor CUDA.
 
-    busy, celsius: left out where the driver or torch does not tell, or the optional library for it (NVIDIA's
-    nvidia-ml-py, AMD's amdsmi) is not installed.
+    busy, celsius: left out where nobody tells: NVIDIA's optional library nvidia-ml-py, or Linux's files of the card.
     """
-    module, found = module_of(device), {}
-    for name, ask in (("busy", "utilization"), ("celsius", "temperature")):
-        with contextlib.suppress(Exception):  # the libraries' errors have no class in common
-            found[name] = int(getattr(module, ask)(device))
-    return found
+    if not is_accelerator(device):
+        return dict
+    files = PCI / pci_address(device)
+    asks: dict[str, Callable[[], int]] = {
+        "busy": lambda: int((files / "gpu_busy_percent").read_text()),
+        "celsius": lambda: int(next(files.glob("hwmon/*/temp1_input")).read_text()) // 1000,
+    }
+    with contextlib.suppress(Exception):  # the libraries' errors have no class in common
+        nvml = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+        card = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{module_of(device).get_device_properties(device).uuid}")
+        asks = {
+            "busy": lambda: nvml.nvmlDeviceGetUtilizationRates(card).gpu,
+            "celsius": lambda: nvml.nvmlDeviceGetTemperature(card, 0),
+        }
+
+    def read() -> dict[str, int]:
+        found = {}
+        for name, ask in asks.items():
+            with contextlib.suppress(Exception):
+                found[name] = ask()
+        return found
+
+    return read
 
 
 def free_bytes(device: torch.device) -> int:
