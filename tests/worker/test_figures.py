@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from worker.rank.agreement import Control
 from worker.rank.channels.control_server import ControlServer
 from worker.rank.channels.heartbeat import Heartbeat
 from worker.rank.executor import Executor
+from worker.rank.job import Job
 from worker.rank.job_groups import JobGroups
 from worker.rank.state import RankState
 from worker.wire.operations import TRIM
@@ -67,7 +69,7 @@ class Rank:
         self.state = RankState(CARD)
         model: Any = SimpleNamespace(weight_bytes=4 * GB, resident_bytes=GB, parking=SimpleNamespace(is_parked=False))
         self.state.model, self.state.placement.bringing = model, 4 * GB
-        self.heartbeat = Heartbeat(lambda: store, 0, 1, self.state.memory, lambda _job: None)
+        self.heartbeat = Heartbeat(lambda: store, 0, 1, self.state.memory, lambda: timeline.moves, lambda _job: None)
         group, groups = dist.group.WORLD, JobGroups(torch.device("cpu"), timeline)
         assert group
         self.executor = Executor(self.state, Control(group), groups, self.heartbeat, timeline, lambda *_: None)
@@ -124,6 +126,22 @@ def test_the_status_after_a_request_tells_what_it_has_left_on_the_card(rank: Ran
     rank.executor.execute({"id": 1, **TRIM.header()}, {})
     told = rank.status()["memory"][0]
     assert (told["accelerator"], told["total"], told["weights"], told["resident_weights"]) == (GB, 8 * GB, 4 * GB, GB)
+
+
+def test_how_much_of_the_weights_has_been_read_is_told_while_they_are_read(rank: Rank, allocator: Allocator) -> None:
+    """A load checks between two blocks whether it is given up."""
+    job = Job({"id": 1, "op": "load"}, {}, rank.state, rank.executor.control, rank.executor.groups, rank.heartbeat)
+    rank.start()
+    rank.state.before, allocator.held = GB, 2 * GB
+    rank.state.published = 0.0  # long ago
+    job.check()
+    assert rank.status()["memory"][0]["read"] == 25
+    allocator.held, rank.state.published = 3 * GB, time.monotonic() + PATIENCE
+    job.check()
+    assert rank.status()["memory"][0]["read"] == 25, "asked for each block, the allocator would slow the load"
+    rank.state.published = 0.0
+    job.check()
+    assert rank.status()["memory"][0]["read"] == 50
 
 
 def test_neither_thread_calls_torch_but_for_its_store(rank: Rank) -> None:
