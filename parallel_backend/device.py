@@ -8,16 +8,13 @@ accelerator that does not exist, and it has no functions for memory.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import importlib
 import logging
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +22,6 @@ import torch
 from .errors import RequestError, is_out_of_memory
 
 CPU = "cpu"
-PCI = Path("/sys/bus/pci/devices")
 BACKENDS = {CPU: "gloo", "cuda": "nccl", "xpu": "xccl"}  # torch.distributed's backend for each kind
 THROUGH_THE_HOST = {"cuda": "NCCL_P2P_DISABLE=1", "xpu": "CCL_TOPO_P2P_ACCESS=0"}  # make GPUs exchange over the host
 CHANNELS = 32  # the most that NCCL uses by itself
@@ -324,38 +320,6 @@ def empty_caches(device: torch.device) -> None:
 def total_bytes(device: torch.device) -> int:
     """Returns an accelerator's memory in bytes."""
     return module_of(device).get_device_properties(device).total_memory
-
-
-def find_sensors(device: torch.device) -> Callable[[], dict[str, int]]:
-    """Returns a function that reads how busy an accelerator is, in percent, and its temperature in °C. Any thread may
-    call it, because it asks neither torch nor CUDA.
-
-    busy, celsius: left out where nobody tells: NVIDIA's optional library nvidia-ml-py, or Linux's files of the card.
-    """
-    if not is_accelerator(device):
-        return dict
-    files = PCI / pci_address(device)
-    asks: dict[str, Callable[[], int]] = {
-        "busy": lambda: int((files / "gpu_busy_percent").read_text()),
-        "celsius": lambda: int(next(files.glob("hwmon/*/temp1_input")).read_text()) // 1000,
-    }
-    with contextlib.suppress(Exception):  # the libraries' errors have no class in common
-        nvml = importlib.import_module("pynvml")
-        nvml.nvmlInit()
-        card = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{module_of(device).get_device_properties(device).uuid}")
-        asks = {
-            "busy": lambda: nvml.nvmlDeviceGetUtilizationRates(card).gpu,
-            "celsius": lambda: nvml.nvmlDeviceGetTemperature(card, 0),
-        }
-
-    def read() -> dict[str, int]:
-        found = {}
-        for name, ask in asks.items():
-            with contextlib.suppress(Exception):
-                found[name] = ask()
-        return found
-
-    return read
 
 
 def free_bytes(device: torch.device) -> int:

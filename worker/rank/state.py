@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from parallel_backend.device import find_sensors, outside_bytes
+from parallel_backend.device import outside_bytes
 from parallel_backend.errors import RequestError
 from parallel_backend.groups.mesh_layout import same_weights
 from parallel_backend.plan import ParallelPlan
@@ -20,6 +20,7 @@ from ..wire.protocol import Header
 from ..wire.tensors import Tensors
 from .memory.device_memory import memory_use, own_bytes, resident_bytes
 from .memory.release import release_memory
+from .memory.sensors import find_sensors
 from .model.host_model import HostModel
 
 if TYPE_CHECKING:
