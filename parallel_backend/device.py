@@ -8,7 +8,6 @@ accelerator that does not exist, and it has no functions for memory.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import time
@@ -321,19 +320,6 @@ def empty_caches(device: torch.device) -> None:
 def total_bytes(device: torch.device) -> int:
     """Returns an accelerator's memory in bytes."""
     return module_of(device).get_device_properties(device).total_memory
-
-
-def read_sensors(device: torch.device) -> dict[str, int]:
-    """Returns what the driver tells of an accelerator: how busy it is, in percent, and its temperature in °C.
-
-    busy, celsius: left out where the driver or torch does not tell, or the optional library for it (NVIDIA's
-    nvidia-ml-py, AMD's amdsmi) is not installed.
-    """
-    module, found = module_of(device), {}
-    for name, ask in (("busy", "utilization"), ("celsius", "temperature")):
-        with contextlib.suppress(Exception):  # the libraries' errors have no class in common
-            found[name] = int(getattr(module, ask)(device))
-    return found
 
 
 def free_bytes(device: torch.device) -> int:

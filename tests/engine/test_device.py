@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +22,9 @@ from parallel_backend.groups.timeline import COMMUNICATION, STEP, Timeline
 from parallel_backend.seams.exchange import ring
 from parallel_backend.seams.kernels.backends import choose_backend
 from worker.rank.job_groups import JobGroups
+from worker.rank.memory import sensors
 from worker.rank.memory.device_memory import DeviceMemory, memory_use
+from worker.rank.memory.sensors import find_sensors
 
 GB = 1 << 30
 BIG, SMALL = ("RTX 3090", 24 * GB, (8, 6)), ("GTX 1660", 6 * GB, (7, 5))
@@ -54,8 +58,8 @@ class Machine:
             self.answers(name, lambda *of, name=name: self.asked.append((name, *of)))
 
     def answers(self, name: str, answer: Callable[..., Any]) -> None:
-        """Raises AttributeError where torch has no such name for this kind, unless that is a sensor's."""
-        self.patch.setattr(self.module, name, answer, raising=name not in ("utilization", "temperature"))
+        """Raises AttributeError where torch has no such name for this kind."""
+        self.patch.setattr(self.module, name, answer)
 
 
 @pytest.fixture(params=[("cuda", None), ("cuda", "6.4"), ("xpu", None)], ids=["cuda", "rocm", "xpu"])
@@ -70,17 +74,62 @@ def test_the_kind_that_is_there_is_asked_for_everything(machine: Machine) -> Non
     assert device.name_of(own) == "GTX 1660"
     assert DeviceMemory.now(own) == DeviceMemory(small, 2 * GB, 6 * GB)
     assert memory_use(own)["accelerator"] == 3 * GB and memory_use(own)["total"] == small
-    assert device.read_sensors(own) == {}, "no library for it"
-    machine.answers("utilization", lambda of: 97.0 if of == own else 0)
-    assert memory_use(own)["busy"] == 97 and "celsius" not in memory_use(own)
-    machine.answers("temperature", lambda _: 71)
-    assert device.read_sensors(own) == {"busy": 97, "celsius": 71}
+    assert find_sensors(own)() == {}, "nobody tells"
     device.synchronise(own)
     device.empty_caches(own)
     assert machine.asked == [("synchronize", own), ("empty_cache",), ("empty_host_cache",)]
     places = [f"{machine.kind}:{index}" for index in range(3)]
     machine.patch.setattr(machine.module, "default_generators", places)
     assert device.generators(own) == [torch.default_generator, f"{machine.kind}:1"]
+
+
+class Nvml:
+    """The functions of nvidia-ml-py that are asked, on a machine with one card."""
+
+    def __init__(self, uuid: str) -> None:
+        self.uuid = uuid
+        self.is_broken = False
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        if uuid != self.uuid:
+            raise LookupError("Not Found")
+        return uuid
+
+    def nvmlDeviceGetUtilizationRates(self, _card: str) -> SimpleNamespace:
+        if self.is_broken:
+            raise OSError("Not Supported")
+        return SimpleNamespace(gpu=97, memory=12)
+
+    def nvmlDeviceGetTemperature(self, _card: str, sensor: int) -> int:
+        return (71, 0)[sensor]
+
+
+def test_nvidias_library_is_asked_for_the_ranks_own_card(machine: Machine) -> None:
+    properties, nvml = device.module_of(machine.kind).get_device_properties(machine.device), Nvml("GPU-0123-4567")
+    machine.patch.setitem(sys.modules, "pynvml", nvml)
+    assert find_sensors(machine.device)() == {}, "torch does not tell which card it is"
+    machine.patch.setattr(properties, "uuid", "0123-4567", raising=False)
+    read = find_sensors(machine.device)
+    assert read() == {"busy": 97, "celsius": 71}
+    nvml.is_broken = True
+    assert read() == {"celsius": 71}
+
+
+def test_linuxs_files_tell_of_a_card_that_no_library_knows(machine: Machine, tmp_path: Path) -> None:
+    properties = device.module_of(machine.kind).get_device_properties(machine.device)
+    for name, number in (("domain", 0), ("bus", 0x41), ("device", 1)):
+        machine.patch.setattr(properties, f"pci_{name}_id", number, raising=False)
+    machine.patch.setattr(sensors, "PCI", tmp_path)
+    read = find_sensors(machine.device)
+    assert read() == {}, "such as for Intel's"
+    (tmp_path / "0000:41:01.0/hwmon/hwmon3").mkdir(parents=True)
+    (tmp_path / "0000:41:01.0/gpu_busy_percent").write_text("42\n")
+    assert read() == {"busy": 42}
+    (tmp_path / "0000:41:01.0/hwmon/hwmon3/temp1_input").write_text("63000\n")
+    assert read() == {"busy": 42, "celsius": 63}
+    assert find_sensors(torch.device(CPU))() == {}
 
 
 def test_a_timeline_is_told_by_the_events_of_the_kind(machine: Machine) -> None:

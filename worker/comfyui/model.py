@@ -266,10 +266,15 @@ def load_weights(
 
 
 def cast_weights(
-    module: torch.nn.Module, dtypes: Mapping[str, torch.dtype], device: torch.device | None = None
+    module: torch.nn.Module,
+    dtypes: Mapping[str, torch.dtype],
+    device: torch.device | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Converts these parameters to these dtypes, in new memory: on their device, or on the one given."""
+    """Converts these parameters to these dtypes, in new memory: on their device, or on the one given. check: called
+    before each; raises to give up."""
     for name, dtype in dtypes.items():
+        check()
         path, _, own = name.rpartition(".")
         cast = module.get_parameter(name).to(device, dtype)
         setattr(module.get_submodule(path), own, torch.nn.Parameter(cast, requires_grad=False))

@@ -9,7 +9,7 @@ import os
 import selectors
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,13 @@ from .control_client import ControlClient
 from .known_state import KnownState
 from .pace import STILL_SECONDS, Pace
 from .sent_conditions import SentConditions
+from .silence import UNKNOWN, Silence
 
 POLL_SECONDS = 0.05
 REPORT_SECONDS = 1.5  # torchrun's time to end the remaining ranks, and to report which one failed
 SLOW_REPORT_SECONDS = 8.0  # additional time, once no rank is left
 MACHINE_SECONDS = 3.0
-LOADING_TIMES = 6  # factor for the allowed silence while weights move, which can block a rank's other threads
+LOADING_TIMES = 6  # factor for the allowed silence while weights move, and of a rank that computes or waits for a CPU
 WAS_STOPPED = Explanation("It was stopped.")
 
 Check = Callable[[], None]
@@ -65,6 +66,7 @@ class Session:
         self.pids: list[int] = []
         self.last_status: dict[str, Any] = {}  # the ranks' last answer
         self.ending = threading.Lock()
+        self.silences: dict[int, Silence] = {}  # by rank
         started = time.monotonic()
         try:
             endpoint = Endpoint()
@@ -84,6 +86,7 @@ class Session:
         self.incoming = selectors.DefaultSelector()
         self.incoming.register(self.job_channel.connection, selectors.EVENT_READ)
         self.control = ControlClient(endpoint.channels["control"])
+        self.answered = time.monotonic()  # when rank 0 last did
         logging.info("[ParallelDiT] worker group ready after %.1f s", time.monotonic() - started)
 
     def _await_ranks(self, endpoint: Endpoint, check: Check) -> None:
@@ -264,33 +267,50 @@ class Session:
         self.end(Explanation(f"{what}: its ranks are stuck.", advice, details))
 
     def check_life(self) -> None:
-        """Ends the session if a rank's heartbeat has been silent for too long."""
+        """Ends the session if a rank has been silent for too long, and does not only compute, or wait for a CPU."""
         patience = allowed_silence(self.operation, self.settings.silence_seconds)
         try:
-            status = self.control.ask({"op": "status"}, patience)
+            status = self.control.ask({"op": "status"}, patience / 2)
         except TimeoutError:
-            name = f"Rank 0 (process {self.pids[0]})" if self.pids else "Rank 0"
-            silence = f"{name} has not answered for {patience:g} s: it is stopped, or stuck."
-            self.end(Explanation(silence, details=self.process.log_tail(0)))
-            return
+            beats = [time.monotonic() - self.answered]  # rank 0's
         except ConnectionError:
             if not self._await_report():
                 self.end(Explanation("Rank 0 has closed its control channel."))
             return
-        self.pids = status["pids"]
-        self.check_first_step(status)
+        else:
+            self.answered, self.pids, beats = time.monotonic(), status["pids"], status.get("beats", [])
+            self.check_first_step(status)
+        dead = self._find_dead(beats, patience)
+        if len(dead) == 1:
+            ((rank, seen),) = dead.items()
+            name = f"Rank {rank} (process {self.pids[rank]})" if self.pids else f"Rank {rank}"
+            said = f"{name} has not answered for {patience:g} s: {seen}."
+            self.end(Explanation(said, details=self.process.log_tail(rank)))
+        elif dead:
+            names = ", ".join(map(str, dead))
+            said = f"Ranks {names} have given no sign of life for {patience:g} s: their machine or torchrun is gone."
+            self.end(Explanation(said))
+
+    def _find_dead(self, beats: Sequence[float], patience: float) -> dict[int, str]:
+        """Returns the dead ranks, each with what was seen of it. beats: by rank, the seconds of its silence."""
+        here = self._pids_here()
+        noticed = [rank for rank, seconds in enumerate(beats[: len(here)]) if seconds > patience / 2]
+        self.silences = {rank: self.silences.get(rank) or Silence(here[rank]) for rank in noticed}
         # The connection to another machine reports its silence with more detail. So wait a little for that.
         bound = patience + (MACHINE_SECONDS if self.settings.machines else 0)
-        silent = [rank for rank, seconds in enumerate(status.get("beats", [])) if seconds > bound]
-        if len(silent) == 1:
-            (rank,) = silent
-            name = f"Rank {rank} (process {self.pids[rank]})"
-            silence = f"{name} has given no sign of life for {patience:g} s: it is stopped, or stuck."
-            self.end(Explanation(silence, details=self.process.log_tail(rank)))
-        elif silent:
-            names = ", ".join(map(str, silent))
-            silence = f"Ranks {names} have given no sign of life for {patience:g} s: their machine or torchrun is gone."
-            self.end(Explanation(silence))
+        dead = {}
+        for rank, seconds in enumerate(beats):
+            if seconds <= bound:
+                continue
+            silence = self.silences.get(rank)
+            lives, seen = silence.look() if silence else (False, UNKNOWN)
+            if silence is None or not lives or seconds > LOADING_TIMES * bound:
+                dead[rank] = seen
+                continue
+            silence.log(f"Rank {rank} has not answered for {seconds:.0f} s: {seen}")
+            if rank == 0:  # which collects the beats of the others
+                return {}
+        return dead
 
 
 def allowed_silence(operation: str | None, seconds: float) -> float:

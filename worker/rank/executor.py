@@ -85,6 +85,7 @@ class Executor:
             self.note_first_step()
         else:
             self.undo(job, outcome)
+        self.state.publish()  # before the reply, because ComfyUI then asks what the request has freed
         self.job, self.heartbeat.ended = None, job.id
         return ({**outcome.reply(), **self.timing(job)}, results) if is_done else (outcome.reply(), None)
 

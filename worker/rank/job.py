@@ -29,7 +29,7 @@ from .job_groups import JobGroups
 from .memory.device_memory import DeviceMemory, asked
 from .memory.out_of_memory import OutOfMemoryReport, count_devices, read_latents_shape
 from .model.host_model import HostModel
-from .state import RankState
+from .state import FIGURES_SECONDS, RankState
 
 Result = TypeVar("Result")
 
@@ -93,7 +93,8 @@ class Job:
         return self.heartbeat.cancelled == self.id
 
     def check(self) -> None:
-        """Raises Cancelled once ComfyUI has cancelled the job."""
+        """Publishes the memory's figures, and raises Cancelled once ComfyUI has cancelled the job."""
+        self.state.publish(FIGURES_SECONDS)
         if self.is_cancelled:
             raise Cancelled
 

@@ -28,13 +28,12 @@ from ..comfyui.merges import MergedFile
 from ..comfyui.patches import Patch
 from ..comfyui.source import HostSource, VaeSource
 from ..wire import operations as ops
-from ..wire.protocol import Header
 from ..wire.sampler_call import SAMPLER_TENSORS, SamplerCall
 from ..wire.tensors import Tensors
 from ..wire.tree import PREDICTION, STATE, unpack_call
 from .agreement import DONE, REFUSED, Ended
 from .job import Cancelled, Job, ModelFailed
-from .memory.device_memory import memory_use, own_bytes
+from .memory.device_memory import own_bytes
 from .memory.release import release_memory
 from .model.host_model import HostModel
 from .request_checks import parse_field
@@ -121,6 +120,7 @@ class Operations:
             self.state.drop_model()
             raise
         self.state.loaded = {**self.state.loaded, "weights": self.state.placement.describe(job, model)}
+        self.state.publish()
 
     def make_room(self, job: Job, model: HostModel, working: int) -> None:
         """Frees weights before forwards that need more bytes than any before."""
@@ -191,12 +191,8 @@ class Operations:
         self.prepare_options(job, model, passes[0].conditions.kwargs)
         passes, context = model.prepare_passes(passes)
 
-        def tell(event: Header, preview: Tensors) -> None:
-            job.step = (event["step"] + 1, event["steps"])
-            self.emit({"id": job.id, **event}, preview)
-
         everyone = job.groups.whole(CPU, job.ranks)
-        watch = JobWatch(everyone, self.timeline, len(stepper), call.previews, lambda: job.is_cancelled, tell)
+        watch = JobWatch(job, everyone, self.timeline, len(stepper), call.previews, self.emit)
 
         def run() -> torch.Tensor | None:
             return denoise(
@@ -280,10 +276,12 @@ class Operations:
     def trim(self, _job: Job, _tensors: Tensors) -> Tensors:
         """Frees unused memory, and what PipeFusion keeps from step to step. Returns how many bytes of the
         accelerator."""
-        before = memory_use(self.state.device)["accelerator"]
+        self.state.publish()
+        before = self.state.figures["accelerator"]
         self.state.forget_steps()
         release_memory(self.state.device)
-        return {ops.FREED: torch.tensor([before - memory_use(self.state.device)["accelerator"]])}
+        self.state.publish()
+        return {ops.FREED: torch.tensor([before - self.state.figures["accelerator"]])}
 
     def unpark(self, job: Job, parking: Parking) -> None:
         """Puts parked weights back. Raises Ended if a rank has too little memory; then they stay parked on all

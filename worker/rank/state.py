@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import sys
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -17,8 +18,9 @@ from parallel_backend.weights.placement import WeightPlacement
 
 from ..wire.protocol import Header
 from ..wire.tensors import Tensors
-from .memory.device_memory import memory_use, own_bytes
+from .memory.device_memory import memory_use, own_bytes, resident_bytes
 from .memory.release import release_memory
+from .memory.sensors import find_sensors
 from .model.host_model import HostModel
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
     from ..comfyui.source import HostSource, VaeSource
     from ..comfyui.vae import HostVae
+
+FIGURES_SECONDS = 0.25  # the least time between figures while a request runs; a beat tells them as often
 
 
 class RankVae(NamedTuple):
@@ -52,6 +56,8 @@ class RankState:
         self.conditions: Tensors = {}
         self.vae: RankVae | None = None
         self.modules = 0  # how many Python had imported when they were frozen
+        self.read_sensors = find_sensors(device)
+        self.publish()
 
     def keep_model(self, model: HostModel, source: HostSource, plan: ParallelPlan) -> None:
         self.model, self.source, self.plan = model, source, plan
@@ -118,15 +124,29 @@ class RankState:
             raise RequestError(f"The worker group does not hold {', '.join(unknown):.100}.", "Load the model again.")
         return {name: self.conditions[key] for name, key in header["conditions"].items()}
 
-    def memory(self) -> dict[str, int]:
-        """Returns what this process holds, see `memory_use`, and the model's weights on this rank and on its device, in
-        bytes. read: while weights are read, the percentage that has been read, judged by memory."""
+    def publish(self, seconds: float = 0.0) -> None:
+        """Measures this rank's memory for `memory`, unless it has been measured in the last so many seconds.
+
+        Only the thread that runs requests calls this. Another would wait in CUDA's allocator, while it holds the GIL,
+        until this thread has its memory.
+        """
         model, bringing = self.model, self.placement.bringing
+        if seconds and time.monotonic() - self.published < seconds:
+            return
         weights, resident = (model.weight_bytes, model.resident_bytes) if model else (0, 0)
         figures = {**memory_use(self.device), "weights": weights, "resident_weights": resident}
         if bringing:
             figures["read"] = min(100, max(0, 100 * (own_bytes(self.device) - self.before) // bringing))
-        return figures
+        self.figures, self.published = figures, time.monotonic()
+
+    def memory(self) -> dict[str, int]:
+        """Returns this process's RAM in bytes, the published figures, and what `find_sensors` tells. Any thread may
+        call this.
+
+        The figures: see `memory_use`, and the bytes of the model's weights on this rank and on its device. read: while
+        weights are read, the percentage that has been read, judged by memory.
+        """
+        return {"resident": resident_bytes(), **self.figures, **self.read_sensors()}
 
     @property
     def is_parked(self) -> bool:

@@ -14,6 +14,8 @@ from parallel_backend.sampling.denoiser import Watch
 
 from ..wire.protocol import Header
 from ..wire.tensors import Tensors
+from .job import Job
+from .state import FIGURES_SECONDS
 
 PREVIEW_SECONDS = 0.1  # between two previews; ComfyUI shows no more
 
@@ -25,24 +27,15 @@ class JobWatch(Watch):
 
     ranks: those that run the call. Their group is dropped if the job breaks off, so that none of its messages reaches a
     later job.
-    cancelled, emit: called on rank 0 only.
-    steps: of the call.
+    steps: of the call. emit: called on rank 0 only.
     """
 
-    def __init__(
-        self,
-        ranks: Axis,
-        timeline: Timeline,
-        steps: int,
-        previews: bool,
-        cancelled: Callable[[], bool],
-        emit: Emit,
-    ) -> None:
+    def __init__(self, job: Job, ranks: Axis, timeline: Timeline, steps: int, previews: bool, emit: Emit) -> None:
+        self.job = job
         self.ranks = ranks
         self.timeline = timeline
         self.steps = steps
         self.previews = previews
-        self.cancelled = cancelled
         self.emit = emit
         self.asked, self.answer = -1, True
         self.pending: list[dist.Work] = []
@@ -54,13 +47,14 @@ class JobWatch(Watch):
         if step == self.asked:
             return self.answer
         self.asked = step
+        self.job.state.publish(FIGURES_SECONDS)
         if dist.get_rank():
             answer = torch.zeros(1, dtype=torch.uint8)
             with self.timeline.communication("next step's go"):
                 dist.recv(answer, 0, group=self.ranks.group)
             self.answer = bool(answer)
             return self.answer
-        self.answer = not self.cancelled()
+        self.answer = not self.job.is_cancelled
         for work in self.pending:
             work.wait()
         self.go = torch.tensor([self.answer], dtype=torch.uint8)  # kept until it is sent
@@ -74,7 +68,8 @@ class JobWatch(Watch):
         if dist.get_rank():
             return
         now = time.perf_counter()
-        event = {"event": "step", "step": step, "steps": self.steps, "timestep": timestep}
+        self.job.step = (step + 1, self.steps)
+        event = {"id": self.job.id, "event": "step", "step": step, "steps": self.steps, "timestep": timestep}
         event["seconds"], self.last_step = now - self.last_step, now
         communicated = self.timeline.communicated()
         event["communication"], self.communicated = communicated - self.communicated, communicated

@@ -45,6 +45,7 @@ def test_a_model_that_is_too_large_for_the_card_is_there_in_part_and_gives_the_s
         found = json.loads(Path(f"{out}.{rank}").read_text())
         total = found["total"]
         assert found["whole"] == total
+        assert found["checks"] >= found["blocks"] > BLOCKS, "how much has been read could not be told, nor given up"
         assert found["resident when larger"] < found["resident"] <= ROOM * total
         assert found["resident with an adapter"] <= ROOM * total
         given = ("equal", "adapted", "as before", "equal when larger", "and smaller again")

@@ -52,7 +52,7 @@ class Heartbeat(threading.Thread):
         on_broken: Callable[[int], None],
         on_beat: Callable[[], None] = lambda: None,
     ) -> None:
-        """measure: returns this rank's memory, see `RankState.memory`.
+        """measure: returns this rank's memory, see `RankState.memory`; asks neither torch nor CUDA.
         count_moves: returns a number that changes while this rank works, see `Timeline`.
         on_broken: called with the id of each job that is broken off.
         on_beat: called at each beat; raises nothing."""
@@ -107,11 +107,11 @@ class Heartbeat(threading.Thread):
 
     def status(self) -> dict[str, Any]:
         """Returns, on rank 0, each rank's seconds since its last sign of life, and its memory in bytes: rank 0's as it
-        is now, because ComfyUI asks what a request has freed, and the others' of their last beats. still: the seconds
-        since any rank's timeline has moved."""
+        is after the last request, because ComfyUI asks what that has freed, and the others' of their last beats. still:
+        the seconds since any rank's timeline has moved."""
         now, heard = time.monotonic(), list(self.heard)
         memory = [beat["memory"] for _, beat in heard]
-        with contextlib.suppress(MemoryError, RuntimeError):  # a job uses the memory up
+        with contextlib.suppress(MemoryError):  # a job uses the memory up
             memory[0] = self.measure()
         return {"beats": [now - at for at, _ in heard], "memory": memory, "still": now - self.moved_at}
 

@@ -14,7 +14,6 @@ from parallel_backend.device import (
     allocated_bytes,
     available_bytes,
     is_accelerator,
-    read_sensors,
     reserved_bytes,
     total_bytes,
 )
@@ -71,17 +70,20 @@ def kibibytes(path: str) -> dict[str, int]:
     return {parts[0].rstrip(":"): int(parts[1]) << 10 for parts in fields if len(parts) == 3 and parts[2] == "kB"}
 
 
-def memory_use(device: torch.device) -> dict[str, int]:
-    """Returns what this process holds in bytes: resident in RAM (0 if the system does not say), and on the accelerator.
-    total: the size of the memory that it computes in, accelerator or RAM. Also what `read_sensors` returns."""
+def resident_bytes() -> int:
+    """Returns what this process holds in RAM, in bytes; 0 if the system does not say."""
     try:
-        resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
-        resident = 0
+        return 0
+
+
+def memory_use(device: torch.device) -> dict[str, int]:
+    """Returns in bytes what this process holds on the accelerator, and total: the size of the memory that it computes
+    in, accelerator or RAM."""
     if is_accelerator(device):
-        held = {"resident": resident, "accelerator": reserved_bytes(device), "total": total_bytes(device)}
-        return held | read_sensors(device)
-    return {"resident": resident, "accelerator": 0, "total": kibibytes("/proc/meminfo").get("MemTotal", 0)}
+        return {"accelerator": reserved_bytes(device), "total": total_bytes(device)}
+    return {"accelerator": 0, "total": kibibytes("/proc/meminfo").get("MemTotal", 0)}
 
 
 def own_bytes(device: torch.device) -> int:

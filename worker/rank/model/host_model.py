@@ -128,8 +128,12 @@ class HostModel:
                 self.patcher.backup.pop(name, None)
                 self.rewritten.add(name)
         # If all weights go to the device, they go one after the other. So the whole model is never in RAM.
-        cast_weights(self.module.model, self.uncast, self.mesh.device if self.fetched.blocks else None)
+        cast_weights(self.module.model, self.uncast, self.mesh.device if self.fetched.blocks else None, check)
         self.uncast.clear()
+        for place, block in enumerate(self.fetched.blocks):  # as ComfyUI would do below, without a check between them
+            if place not in places:
+                check()
+                block.to(self.mesh.device)
         self.fetched.park_with(self.parking, self.on_use)
         self.place(self.working_bytes)
 

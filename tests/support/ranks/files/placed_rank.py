@@ -60,6 +60,15 @@ def card(free: float) -> Iterator[list[HostModel]]:
         yield models
 
 
+class CheckedRanks(AllRanks):
+    """checks: how often it has been asked whether to go on, and how much has been read could be told."""
+
+    checks = 0
+
+    def check(self) -> None:
+        self.checks += 1
+
+
 def calls(size: tuple[int, ...] = SMALL) -> list[Call]:
     generator = torch.Generator().manual_seed(0)
     latents, text = (torch.randn(1, *shape, generator=generator) for shape in (size, TEXT))
@@ -91,7 +100,7 @@ def main(comfyui: str, file: str, room: str, out: str) -> None:
     world = dist.get_world_size()
     source = HostSource(comfyui, ("--cpu", "--use-pytorch-cross-attention"), file, "Flux", "float32", "float32")
     import_comfyui(source)
-    direct, place = AllRanks(CPU), placement.WeightPlacement()
+    direct, place = CheckedRanks(CPU), placement.WeightPlacement()
 
     def load(**degrees: int) -> HostModel:
         plan = ParallelPlan(**degrees or {"ulysses": world})
@@ -112,13 +121,14 @@ def main(comfyui: str, file: str, room: str, out: str) -> None:
         direct.together(action)
 
     whole = load()
+    checks, blocks = direct.checks, len(whole.fetched.blocks)
     right = {size: call(whole, size) for size in (SMALL, LARGE)}
     total, needed = whole.patcher.model_size(), whole.patcher.memory_required([1, *SMALL]) / world
     adapt(whole)
     adapted = call(whole)
     whole_size = whole.resident_bytes
     del whole
-    found: dict[str, Any] = {"total": total, "whole": whole_size}
+    found: dict[str, Any] = {"total": total, "whole": whole_size, "checks": checks, "blocks": blocks}
     with card(share * total + needed) as models:
         models.append(model := load())
         found["loaded"] = model.resident_bytes

@@ -1,0 +1,169 @@
+"""The heartbeat and the control channel go on while a rank waits in an allocation: they ask neither torch nor CUDA."""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from parallel_backend.groups.timeline import Timeline
+from tests.support.group.direct_group import wait_until
+from worker.host.control_client import ControlClient
+from worker.rank.agreement import Control
+from worker.rank.channels.control_server import ControlServer
+from worker.rank.channels.heartbeat import Heartbeat
+from worker.rank.executor import Executor
+from worker.rank.job import Job
+from worker.rank.job_groups import JobGroups
+from worker.rank.state import RankState
+from worker.wire.operations import TRIM
+
+GB = 1 << 30
+CARD = torch.device("cuda", 0)
+HOLD_SECONDS = 1.0
+PATIENCE = 60.0
+THREADS = ("heartbeat", "control")
+STORE = "torch._C._distributed_c10d."
+
+
+class Allocator:
+    """A card's, as CUDA's is: who asks it for figures while another thread allocates waits, and holds the GIL.
+
+    asked: the threads that did so."""
+
+    def __init__(self) -> None:
+        self.held, self.is_allocating = 2 * GB, False
+        self.asked: list[str] = []
+
+    def figure(self, *_: Any) -> int:
+        if self.is_allocating:
+            self.asked.append(threading.current_thread().name)
+            ctypes.PyDLL(None).usleep(int(HOLD_SECONDS * 1e6))  # PyDLL keeps the GIL
+        return self.held
+
+
+@pytest.fixture
+def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
+    allocator, properties = Allocator(), SimpleNamespace(name="card", total_memory=8 * GB)
+    for name in ("memory_allocated", "memory_reserved"):
+        monkeypatch.setattr(torch.cuda, name, allocator.figure)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: properties.name)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (8 * GB - allocator.figure(), 8 * GB))
+    return allocator
+
+
+class Rank:
+    """This process as the only rank of a group, with its two threads, and a model of which half is read."""
+
+    def __init__(self) -> None:
+        store, timeline, (ours, theirs) = dist.HashStore(), Timeline(torch.device("cpu")), socket.socketpair()
+        self.state = RankState(CARD)
+        model: Any = SimpleNamespace(weight_bytes=4 * GB, resident_bytes=GB, parking=SimpleNamespace(is_parked=False))
+        self.state.model, self.state.placement.bringing = model, 4 * GB
+        self.heartbeat = Heartbeat(lambda: store, 0, 1, self.state.memory, lambda: timeline.moves, lambda _job: None)
+        group, groups = dist.group.WORLD, JobGroups(torch.device("cpu"), timeline)
+        assert group
+        self.executor = Executor(self.state, Control(group), groups, self.heartbeat, timeline, lambda *_: None)
+        self.executor.handlers[TRIM.name] = lambda _job, _tensors: None  # a request that asks the card for nothing
+        self.control = ControlClient(ours)
+        self.server = ControlServer(theirs, {"status": self.executor.status})
+
+    def start(self) -> None:
+        self.heartbeat.start()
+        self.server.start()
+
+    def status(self) -> dict[str, Any]:
+        return self.control.ask({"op": "status"}, PATIENCE)
+
+    def await_beats(self) -> bool:
+        before = self.heartbeat.count
+        return wait_until(lambda: self.heartbeat.count > before + 1, PATIENCE)
+
+
+@pytest.fixture
+def rank(allocator: Allocator, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
+    monkeypatch.setattr(threading.Timer, "start", lambda _: None)  # which ends a rank whose channel closes
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr("worker.rank.executor.use_threads", lambda *_: None)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    rank = Rank()
+    yield rank
+    rank.heartbeat.on_beat = end_thread
+    rank.control.close()
+    for thread in (rank.heartbeat, rank.server):
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    dist.destroy_process_group()
+
+
+def end_thread() -> None:
+    raise dist.DistError("The store is gone.")
+
+
+def test_a_rank_that_waits_in_an_allocation_beats_and_answers(rank: Rank, allocator: Allocator) -> None:
+    rank.start()
+    assert rank.await_beats()
+    allocator.is_allocating = True  # as seen by the other threads; this one waits without the GIL, as in cudaMalloc
+    assert rank.await_beats()
+    told = rank.status()
+    allocator.is_allocating = False
+    assert not allocator.asked, "they waited for the allocator, and so did all of Python"
+    assert told["memory"][0]["accelerator"] == 2 * GB
+
+
+def test_the_status_after_a_request_tells_what_it_has_left_on_the_card(rank: Rank, allocator: Allocator) -> None:
+    rank.start()
+    allocator.held = GB  # by the request
+    rank.executor.execute({"id": 1, **TRIM.header()}, {})
+    told = rank.status()["memory"][0]
+    assert (told["accelerator"], told["total"], told["weights"], told["resident_weights"]) == (GB, 8 * GB, 4 * GB, GB)
+
+
+def test_how_much_of_the_weights_has_been_read_is_told_while_they_are_read(rank: Rank, allocator: Allocator) -> None:
+    """A load checks between two blocks whether it is given up."""
+    job = Job({"id": 1, "op": "load"}, {}, rank.state, rank.executor.control, rank.executor.groups, rank.heartbeat)
+    rank.start()
+    rank.state.before, allocator.held = GB, 2 * GB
+    rank.state.published = 0.0  # long ago
+    job.check()
+    assert rank.status()["memory"][0]["read"] == 25
+    allocator.held, rank.state.published = 3 * GB, time.monotonic() + PATIENCE
+    job.check()
+    assert rank.status()["memory"][0]["read"] == 25, "asked for each block, the allocator would slow the load"
+    rank.state.published = 0.0
+    job.check()
+    assert rank.status()["memory"][0]["read"] == 50
+
+
+def test_neither_thread_calls_torch_but_for_its_store(rank: Rank) -> None:
+    """Whatever they call is looked at, in Python and in C."""
+    called: dict[str, set[str]] = {name: set() for name in THREADS}
+
+    def note(frame: FrameType, event: str, called_object: Any) -> None:
+        thread = threading.current_thread().name
+        if thread not in called:
+            return
+        if event == "call":
+            called[thread].add(f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}")
+        elif event == "c_call":
+            called[thread].add(f"{called_object.__module__}.{called_object.__qualname__}")
+
+    threading.setprofile(note)
+    try:
+        rank.start()
+        assert rank.await_beats()
+        rank.status()
+    finally:
+        threading.setprofile(None)
+    assert all("worker.rank.state.memory" in called[thread] for thread in THREADS), "nothing was noted"
+    of_torch = {name for names in called.values() for name in names if name.startswith("torch")}
+    assert {name for name in of_torch if not name.startswith(STORE)} == set()
