@@ -285,7 +285,7 @@ class Session:
             ((rank, seen),) = dead.items()
             name = f"Rank {rank} (process {self.pids[rank]})" if self.pids else f"Rank {rank}"
             said = f"{name} has not answered for {patience:g} s: {seen}."
-            self.end(Explanation(said, details=self.process.log_tail(rank)))
+            self.end(Explanation(said, details=collect_stacks(self.process.folder, self._pids_here())))
         elif dead:
             names = ", ".join(map(str, dead))
             said = f"Ranks {names} have given no sign of life for {patience:g} s: their machine or torchrun is gone."

@@ -112,8 +112,8 @@ def tail(path: Path, lines: int) -> str:
 
 
 def collect_stacks(folder: Path, pids: Sequence[int]) -> str:
-    """Makes ranks write the Python stacks of their threads to their logs, and returns them. A rank that writes none
-    within STACK_SECONDS, such as a stopped one, is named. pids: of ranks on this machine, from rank 0 on."""
+    """Makes ranks write the Python stacks of their threads to their logs, and returns the logs' last lines. A rank that
+    writes none within STACK_SECONDS, such as a stopped one, is named. pids: of this machine's ranks, from 0 on."""
     logs = [log_path(folder, rank) for rank in range(len(pids))]
     before = [tail(log, STACK_LINES) for log in logs]
     for pid in pids:
@@ -127,5 +127,5 @@ def collect_stacks(folder: Path, pids: Sequence[int]) -> str:
             break
         last = now
         time.sleep(POLL_SECONDS)
-    found = (own if own != old else "no answer" for own, old in zip(now, before, strict=True))
-    return "\n\n".join(f"The last lines of rank {rank}:\n{own}" for rank, own in enumerate(found))
+    names = (f"rank {rank}{', which did not answer' * (now[rank] == before[rank])}" for rank in range(len(logs)))
+    return "\n\n".join(f"The last lines of {name}:\n{own}" for name, own in zip(names, now, strict=True))

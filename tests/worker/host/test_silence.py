@@ -34,7 +34,8 @@ class Machine:
         patch.setattr(silence, "PROC", folder)
         for module in ("silence", "session"):
             patch.setattr(f"worker.host.{module}.time", SimpleNamespace(monotonic=lambda: self.now))
-        process = SimpleNamespace(log_tail=lambda _rank: "", exited=SimpleNamespace(wait=lambda *_: True))
+        patch.setattr("worker.host.session.collect_stacks", lambda *_: "")  # these numbers are no processes
+        process = SimpleNamespace(folder=folder, exited=SimpleNamespace(wait=lambda *_: True))
         self.session = session = Session.__new__(Session)
         session.ranks, session.settings, session.operation = 2, Settings(silence_seconds=PATIENCE), None
         session.pids, session.silences, session.answered, session.first_step_at = [*PIDS], {}, 0.0, None
