@@ -69,8 +69,9 @@ def main(file: str, out: str) -> None:
     from parallel_backend.groups.timeline import Timeline
     from parallel_backend.library import device_of, share_random_state
     from parallel_backend.weights.parking import Parking
-    from worker.rank.memory.device_memory import DeviceMemory, memory_use
+    from worker.rank.memory.device_memory import DeviceMemory
     from worker.rank.memory.release import release_memory
+    from worker.rank.state import RankState
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -93,7 +94,7 @@ def main(file: str, out: str) -> None:
         name_of(GPU)
         peak_bytes(GPU)
         DeviceMemory.now(GPU)
-        memory_use(GPU)
+        assert RankState(GPU).memory()["total"] == DeviceMemory.now(GPU).total
         release_memory(GPU)
         share_random_state(GPU)
         device_of(None, torch.ones(1, device=GPU))  # pyright: ignore[reportArgumentType] (of the model, the device)
