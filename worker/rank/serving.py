@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -81,9 +81,12 @@ def run() -> None:
     groups = JobGroups(device, timeline)
     state = RankState(device)
 
+    cutter = ThreadPoolExecutor(1, "cut")
+    cutter.submit(int).result()  # starts its thread now: later, there may be no memory for it
+
     def cut(job: int) -> None:
-        """Cuts a job in a thread of its own: aborting groups takes time, and the heartbeat has to go on."""
-        threading.Thread(target=groups.cut, args=(job,), name="cut", daemon=True).start()
+        """Cuts a job in another thread: to abort groups takes time, and the heartbeat has to go on."""
+        cutter.submit(groups.cut, job).add_done_callback(Future.result)  # which logs an error
 
     heartbeat = Heartbeat(agent_store, rank, world, state.memory, lambda: timeline.moves, cut, log.rotate)
     relay = FrameRelay(device)
