@@ -240,7 +240,8 @@ class Session:
         while not self.incoming.select(POLL_SECONDS):
             check()
             if time.monotonic() - began > patience:
-                self.end_stuck(f"A step took more than {patience:.0f} s, far longer than earlier ones")
+                reason = f"A step took more than {patience:.0f} s, far longer than earlier ones: its ranks are stuck."
+                self.end_stuck(reason)
         reply, results = self.job_channel.receive(device)
         self.pace.note(kind, time.monotonic() - began)
         return reply, results
@@ -257,14 +258,14 @@ class Session:
         status: the ranks'."""
         began, bound = self.first_step_at, STILL_SECONDS[status["exchanges"]]
         if began is not None and min(status["still"], time.monotonic() - began) > bound:
-            self.end_stuck(f"No rank has sent or received anything for {bound:.0f} s in the first step")
+            self.end_stuck(f"In {bound:.0f} s of a first step, no rank has sent or received anything: they are stuck.")
 
-    def end_stuck(self, what: str) -> None:
+    def end_stuck(self, reason: str) -> None:
         """Ends the session because its ranks wait for something that does not come. The error has the Python stacks of
-        those on this machine. what: was seen."""
+        those on this machine."""
         details = collect_stacks(self.process.folder, self._pids_here())
         advice = "Queue the prompt again. If it happens again, report it with the details."
-        self.end(Explanation(f"{what}: its ranks are stuck.", advice, details))
+        self.end(Explanation(reason, advice, details))
 
     def check_life(self) -> None:
         """Ends the session if a rank has been silent for too long, and does not only compute, or wait for a CPU."""

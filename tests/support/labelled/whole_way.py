@@ -75,8 +75,8 @@ class WholeWay:
         groups = JobGroups(device, self.timeline)
         card, free = SimpleNamespace(total_memory=8 << 30), (8 << 30) - OUTSIDE
         told = {"get_device_properties": lambda _device: card, "mem_get_info": lambda _device: (free, 8 << 30)}
-        with patch.multiple(torch.cuda, **told):
-            state = RankState(device)
+        patch.multiple(torch.cuda, **told).start()  # the state asks after each request, too
+        state = RankState(device)
         self.executor = Executor(state, Control(self.relay.group), groups, heartbeat, self.timeline, lambda *_: None)
         outside = OUTSIDE if device == GPU else 0
         assert [each["outside"] for each in self.executor.status()["devices"]] == [outside] * world
@@ -169,7 +169,7 @@ def session_on(channel: HostChannel) -> Session:
 def held(module: ParallelModel) -> HostModel:
     """A model as a rank holds it, without a file, and without ComfyUI's patcher, whose estimates are left out."""
     model: Any = SimpleNamespace(diffusion_model=module.model)
-    patcher: Any = SimpleNamespace(memory_required=lambda _shape: 0)
+    patcher: Any = SimpleNamespace(memory_required=lambda _shape: 0, model_size=int, loaded_size=int)
     device = module.mesh.device
     decoder = Decoder(CodeFiles(os.environ["COMFYUI_PATH"], ()), module.model, lambda: device)
     controls = ControlNetworks(model, lambda: module.mesh)
