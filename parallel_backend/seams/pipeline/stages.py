@@ -174,7 +174,6 @@ class StageLink:
         self.in_flight: dict[int, dist.Work] = {}
         self.known: dict[int, ShapesOf] = {}  # by the step's forward
         self.launched: dict[int, int] = {}  # by segment, the last step whose work on this stage was launched
-        self.receives_ahead = True
         self.loaded: set[Hashable] = set()  # the kinds of patches whose kernels have run
         self.expect([], None, 0)
         self.turn = False  # of the two buffers
@@ -185,6 +184,7 @@ class StageLink:
         posted yet. proceeds: whether a step runs; asked before anything of the step is awaited. last_forward: of each
         step."""
         self.coming, self.proceeds, self.last_forward = list(coming), proceeds, last_forward
+        self.receives_ahead = True
         self.step = 0  # of the last message taken
         self.shape_of: ShapeOf = lambda _: None  # replaced by the run's own with the first message
         self.known.clear()

@@ -8,12 +8,15 @@ cards begin what they may begin.
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from parallel_backend.groups.communicators import count_side_by_side
 from parallel_backend.plan import ParallelPlan
+from parallel_backend.seams.pipeline.stages import StageLink
 from tests.support.ranks.pool import RankPool
 from tests.support.streams import deadlock
 from tests.support.streams.deadlock import Deadlock
@@ -165,6 +168,17 @@ def test_kernels_may_be_loaded_when_they_first_run(
     deadlock.check(
         deadlock.calls_of([rank["kernels"] for rank in of_case(told, what, plan, world, missing)], loads=True)
     )
+
+
+def test_a_sampling_that_ends_in_a_step_without_receives_ahead_leaves_none_to_the_next() -> None:
+    """The next may be a stock sampler's, whose steps do not set it."""
+    axis = SimpleNamespace(index=0, degree=2, global_rank=lambda index: index)
+    mesh: Any = MagicMock()
+    mesh.__getitem__.return_value = axis
+    link = StageLink(mesh, MagicMock())
+    link.receives_ahead = False
+    link.expect([], None, 0)
+    assert link.receives_ahead
 
 
 def test_two_swapped_calls_of_a_plan_are_named(told: Told) -> None:
