@@ -25,7 +25,7 @@ from ...worker.settings import (
     variable_of,
 )
 from ...worker.wire.json_object import parse_object
-from ..workers.group import all_cards, change_settings, list_outdated, settings, settings_file, split_cards
+from ..workers.group import all_cards, change_settings, count_cores, list_outdated, settings, settings_file, split_cards
 from .body import read_body
 from .control import refuse_foreign
 
@@ -76,6 +76,12 @@ def explain_refusal(changes: Mapping[str, Any]) -> tuple[int, str] | None:
             return REFUSED, f"A page may not set {name}. Set it in {settings_file()}, or by {variable_of(name)}."
         if os.environ.get(variable_of(name)):
             return CONFLICT, f"The environment variable {variable_of(name)} sets {name}, and wins over the settings."
+    most, asked = count_cores(), changes.get("cpu_ranks")
+    if isinstance(asked, (int, float)) and asked > most:  # a plan for them could use up the machine's memory
+        return REFUSED, (
+            f"A page may set cpu_ranks to at most {most}, the cores of this machine. Set more in {settings_file()}, or "
+            f"by {variable_of('cpu_ranks')}."
+        )
     return None
 
 

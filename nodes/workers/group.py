@@ -188,18 +188,22 @@ def list_cards() -> list[Card]:
 
 def device_count() -> int:
     """Returns how many ranks an automatic plan uses: as set, else one for each of its GPUs, or 2 CPU ranks, of every
-    machine. It is 1 if there can be no group.
+    machine; at most `most_ranks`. It is 1 if there can be no group.
     """
     if why_no_group():
         return 1
     here = len(split_cards()[0]) or CPU_RANKS
-    return settings().ranks or here * max(1, len(settings().machines))
+    return min(settings().ranks or here * max(1, len(settings().machines)), most_ranks())
 
 
 def most_ranks() -> int:
     """Returns the most ranks of any plan, on all machines together: one per GPU, or one per CPU core and at least 2."""
     if device_type() != CPU:
         return len(list_cards()) * max(1, len(settings().machines))
+    return (settings().cpu_ranks or count_cores()) * max(1, len(settings().machines))
+
+
+def count_cores() -> int:
+    """Returns how many cores this process may use, but at least CPU_RANKS."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    here = settings().cpu_ranks or max(CPU_RANKS, cores)
-    return max(device_count(), here * max(1, len(settings().machines)))
+    return max(CPU_RANKS, cores)
