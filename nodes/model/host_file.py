@@ -178,8 +178,12 @@ def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile
             config, weights, others = detect(folder.transformer, folder.config, folder.scheduler)
         else:
             config, weights, others = detect(path)
-    except (KeyError, RuntimeError):  # some names and shapes of a known model, without the rest
-        config, weights, others = None, {}, {}
+    except ModelFileError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        if folder:
+            raise wrong_config_error(folder, error) from error
+        config, weights, others = None, {}, {}  # some names and shapes of a known model, without the rest
     if config is None:
         raise unknown_model_error(path)
     if type(config).__name__ in DETECTORS:
@@ -188,7 +192,12 @@ def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile
             "runs as stock, on ComfyUI's own device."
         )
     chosen, cast = choose_dtypes(config, weights, wanted.dtype)
-    model = build(config, weights, others, chosen, cast, META, wanted.fast)
+    try:
+        model = build(config, weights, others, chosen, cast, META, wanted.fast)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        if folder:
+            raise wrong_config_error(folder, error) from error
+        raise
     # Nodes read some of the model's own buffers, such as SeedVR2's texts.
     read = {name for name, _ in model.diffusion_model.named_buffers(recurse=False)}
     # Nodes change a quantised layer by its weight, which the layer has only after it was loaded.
@@ -214,6 +223,14 @@ def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile
     sizes = sizes_of_model(model.diffusion_model)
     file = folder.transformer if folder else path
     return HostFile(file, model, chosen, cast, sizes, wanted.fast, bool(others), mark, folder)
+
+
+def wrong_config_error(folder: DiffusersFolder, error: Exception) -> ModelFileError:
+    """Returns the error for a folder of whose config no model can be made."""
+    return ModelFileError(
+        f"No model can be made of the config of {folder.transformer} ({type(error).__name__}: {error}).",
+        "Download the model again.",
+    )
 
 
 def unknown_model_error(path: Path) -> ModelFileError:

@@ -18,6 +18,7 @@ from ...worker.comfyui.source import weight_files
 
 DEMO_NAME = "demo: coloured shapes (64×64)"
 DEMO_FOLDER = Path(__file__).resolve().parents[2] / "demo" / "shapes-dit"
+MOST_TENSORS = 1 << 16  # of a file; the largest models have some thousands
 GGUF_FOLDERS = "unet_gguf"  # ComfyUI-GGUF's name for its folders, if it is installed
 REQUIRED_KEYS = ("_class_name", "in_channels")
 FOLDERS = ("diffusion_models", "checkpoints")
@@ -151,8 +152,13 @@ def describe_folder(folder: Path) -> DiffusersFolder:
     files = weight_files(transformer)
     if not files:
         raise no_safetensors_error(transformer, model_class(config))
-    for path in files:
-        read_header(path)
+    most = sum(len(read_header(path)[0]) for path in files)
+    for key, value in config.items():  # each layer has tensors; a module of a million would never be made
+        if key.endswith(("layers", "blocks")) and isinstance(value, int) and value > most:
+            raise ModelFileError(
+                f"The config of {transformer} names {key}={value}, but its files have only {most} tensors.",
+                "Download the model again.",
+            )
     pipeline = read_json(folder / "model_index.json") if transformer != folder else {}
     return DiffusersFolder(
         transformer,
@@ -178,7 +184,11 @@ def read_header(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     no model computes in becomes uint8. Raises ModelFileError if the file is truncated, missing, or not safetensors."""
     try:
         with safe_open(str(path), framework="pt") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            if len(names := file.keys()) > MOST_TENSORS:
+                raise ModelFileError(
+                    f"{path.name} names {len(names)} tensors, which is more than any model has.", "Choose another file."
+                )
+            slices = {name: file.get_slice(name) for name in names}
             header = {
                 name: torch.empty(
                     piece.get_shape(), dtype=TORCH_DTYPES.get(piece.get_dtype(), torch.uint8), device="meta"

@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 import torch
 
+from ..compat import bounded
 from ..errors import ModelFileError
 from .gguf_blocks import FORMATS
 from .gguf_layout import wrap_blocks
@@ -19,6 +20,7 @@ PLAIN = ("F16", "F32", "F64", "I8", "I16", "I32", "I64")
 BF16 = "BF16"
 STRING = gguf.GGUFValueType.STRING
 NATIVE = "I"  # gguf's name for the machine's own byte order
+MOST_READS = 1 << 18  # of numbers and texts; four times as many as the largest models have
 
 
 def read_gguf(file: str | Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -47,8 +49,10 @@ def broken_file_error(name: str, error: Exception) -> ModelFileError:
 def open_gguf(file: str | Path) -> gguf.GGUFReader:
     name = Path(file).name
     try:
-        reader = gguf.GGUFReader(file, "c")  # copy-on-write, because torch warns about read-only memory
-    except (ValueError, KeyError, IndexError, OverflowError, OSError) as error:
+        reader = bounded(gguf.GGUFReader, MOST_READS)(
+            file, "c"
+        )  # copy-on-write, because torch warns about read-only memory
+    except (ValueError, KeyError, IndexError, TypeError, ArithmeticError, RecursionError, OSError) as error:
         raise broken_file_error(name, error) from error
     if reader.byte_order != NATIVE:
         raise ModelFileError(f"{name} has another byte order than this machine.", "Convert the file.")
