@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import torch
 
 from ...parallel_backend.compat import hooks_of
+from ...worker.comfyui.entry import leaves_by
+from ...worker.wire.operations import FORWARD, INNER
 from ..compat import runs_wrappers
 from .module_guard import Change
 from .watched import HOOKS
-
-FORWARD, INNER = "forward", "_forward"
 
 
 class Entry(NamedTuple):
@@ -35,14 +35,32 @@ class Entry(NamedTuple):
 
 
 class Entries:
-    """Finds them. sent: the one that runs in the ranks in the current call."""
+    """Finds them. sent: the one that runs in the ranks in the current call. signatures: of the methods by which calls
+    leave."""
 
     def __init__(self, module: torch.nn.Module, stand_ins: Mapping[str, Any], runs_here: Callable[[], bool]) -> None:
         """stand_ins: the methods of the module that become requests. runs_here: whether they are not there now."""
         self.module, self.stand_ins, self.runs_here = module, stand_ins, runs_here
         self.own_class, self.own_forward = type(module), type(module).forward
-        self.runs_wrappers = runs_wrappers(module)
+        self.runs_wrappers = runs_wrappers(type(module))
+        names = (FORWARD, leaves_by(type(module)))
+        self.signatures = {name: inspect.signature(getattr(type(module), name).__get__(module)) for name in names}
         self.sent: Entry | None = None
+
+    @property
+    def method(self) -> str:
+        """The method by which the running call leaves: one that a node has replaced, if that is sent to the ranks."""
+        return self.sent.name if self.sent else [*self.signatures][-1]
+
+    @property
+    def signature(self) -> inspect.Signature:
+        return self.signatures[self.method]
+
+    def name_arguments(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Returns the arguments of the running call by name."""
+        values = dict(self.signature.bind(*args, **kwargs).arguments)
+        rest = next((p.name for p in self.signature.parameters.values() if p.kind is p.VAR_KEYWORD), "")
+        return {**values.pop(rest, {}), **values}
 
     def find(self) -> list[Entry]:
         """Returns them in the order in which a call would run them, but for the one that is sent."""

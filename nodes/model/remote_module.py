@@ -6,7 +6,6 @@ The worker group computes its forward.
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from ...parallel_backend.costs.auto import PlanOfRun, Work
 from ...parallel_backend.models import spec_of
 from ...parallel_backend.plan import ParallelPlan
 from ...worker.comfyui.controls import CONTROL
+from ...worker.comfyui.entry import leaves_by
 from ...worker.comfyui.model import dtype_name
 from ...worker.comfyui.patched_options import COMPILED, FACTS, GRAPH, OPTIONS, RUN
 from ...worker.comfyui.patches import pack_patches
@@ -32,10 +32,11 @@ from ...worker.host.client import WorkerGroup
 from ...worker.host.session import OnStep
 from ...worker.inside.code_files import CodeFiles
 from ...worker.settings import REFUSE
+from ...worker.wire.operations import FORWARD, INNER
 from ...worker.wire.protocol import Header
 from ...worker.wire.sampler_call import SamplerCall, SamplerPass
 from ...worker.wire.tensors import Tensors, UnsendableError
-from ..compat import has_inner_forward, inner_forward, runs_wrappers
+from ..compat import runs_wrappers
 from ..costs.plans import ModelCosts
 from ..costs.whole_work import count_steps, explain_whole_calls, explain_whole_loop
 from ..errors import Refused
@@ -62,7 +63,7 @@ ATTRIBUTE = "parallel_module"  # attribute that marks a stand-in module
 
 class RemoteModule(PlannedModule):
     """Sends the calls of a module to the worker group. If the class runs wrappers around `_forward` itself, this
-    replaces `_forward`, so that the wrappers are called as usual."""
+    replaces `_forward`, so that the wrappers are called as usual, and the calls enter the ranks there."""
 
     def __init__(
         self,
@@ -84,7 +85,6 @@ class RemoteModule(PlannedModule):
         self.schedule = schedule
         module = self.module
         self.batcher = CallBatcher(self.call, lambda: not self.runs_here and self.shares_calls())
-        self.signature = inspect.signature(module.forward)
         spec = spec_of(type(module))
         self.computed = spec.computed if spec else {}
         self.weights = LocalWeights(module, source)
@@ -106,14 +106,14 @@ class RemoteModule(PlannedModule):
     def methods(self) -> dict[str, Any]:
         """Returns the methods of the module that become requests, by name."""
         parts = {name: functools.partial(self.send_method, name) for name in METHODS if hasattr(self.module, name)}
-        entry = {"_forward": self.send} if has_inner_forward(self.module) else {"forward": self.run_wrappers}
+        entry = {INNER: self.send} if leaves_by(type(self.module)) == INNER else {FORWARD: self.run_wrappers}
         return {**entry, **parts}
 
     def run_wrappers(self, *args: Any, **kwargs: Any) -> Any:
         """Replaces the `forward` of a class without `_forward`. Runs the nodes' wrappers if the class runs them."""
-        if not runs_wrappers(self.module):
+        if not runs_wrappers(type(self.module)):
             return self.send(*args, **kwargs)
-        options = self.name_arguments(args, kwargs).get(OPTIONS) or {}
+        options = self.entries.name_arguments(args, kwargs).get(OPTIONS) or {}
         wrappers = get_all_wrappers(WrappersMP.DIFFUSION_MODEL, options)
         return WrapperExecutor.new_class_executor(self.send, self.module, wrappers).execute(*args, **kwargs)
 
@@ -125,7 +125,7 @@ class RemoteModule(PlannedModule):
             return self.run_here((), args, kwargs)
         values: dict[str, Any] = {
             name: value.read() if isinstance(value, DeferredParameter) else value
-            for name, value in self.name_arguments(args, kwargs).items()
+            for name, value in self.entries.name_arguments(args, kwargs).items()
         }
         branches = (values.get(OPTIONS) or {}).get(BRANCHES) or [0]
         values[OPTIONS], reasons = self.describe(values.get(OPTIONS) or {})
@@ -135,7 +135,7 @@ class RemoteModule(PlannedModule):
             values[CONTROL] = encode_control(values[CONTROL], self.sampling.inside.encoder)
             if values[CONTROL] is not None and self.plan.pipefusion * self.plan.patch_count > 1:
                 values[OPTIONS] = add_control_facts(values[OPTIONS])
-        latents, timestep = (values.pop(name) for name in list(self.signature.parameters)[:2])
+        latents, timestep = (values.pop(name) for name in list(self.entries.signature.parameters)[:2])
         like = latents[0] if isinstance(latents, (list, tuple)) else latents
         if not len(like):
             raise Refused("The latent has no images: its batch is empty.", "Give the sampler a batch of at least one.")
@@ -189,9 +189,9 @@ class RemoteModule(PlannedModule):
         if name := self.entries.restore():
             return getattr(self.module, name)(*args, **kwargs)
         self.remove_stand_ins()
-        if "_forward" in self.stand_ins:
-            return inner_forward(self.module)(*args, **kwargs)
-        bound = self.signature.bind(*args, **kwargs)
+        if INNER in self.stand_ins:
+            return getattr(self.module, INNER)(*args, **kwargs)
+        bound = self.entries.signatures[FORWARD].bind(*args, **kwargs)
         for given in (bound.arguments, bound.kwargs):
             if OPTIONS in given:
                 wrappers = {**given[OPTIONS].get("wrappers", {}), WrappersMP.DIFFUSION_MODEL: {}}
@@ -296,7 +296,8 @@ class RemoteModule(PlannedModule):
                 absorb, places = self.sampling.inside.absorb, order_branches(calls, self.plan.cfg)
                 asked = [(calls[place].args, calls[place].kwargs) for place in places]
                 asked[0] = (asked[0][0], self.add_objects(asked[0][1]))
-                answers = self.group.call(asked, check_interrupt, on_state=absorb, on_whole=self.explain_whole_step)
+                told = (absorb, self.explain_whole_step)
+                answers = self.group.call(asked, check_interrupt, self.entries.method, *told)
                 self.learn_steps()
                 return [answers[places.index(place)] for place in range(len(calls))]
         except OutOfMemory:
@@ -348,12 +349,6 @@ class RemoteModule(PlannedModule):
         except NoWorkerGroup as error:
             self.take_over([], self.patcher(), load=True, down=error.explanation)
             return getattr(self.module, method)(*args, **kwargs)
-
-    def name_arguments(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Returns the arguments of a call by name."""
-        values = dict(self.signature.bind(*args, **kwargs).arguments)
-        rest = next((p.name for p in self.signature.parameters.values() if p.kind is p.VAR_KEYWORD), "")
-        return {**values.pop(rest, {}), **values}
 
     def use_patches(
         self,

@@ -21,6 +21,7 @@ from ...worker.comfyui.patches import pack_patches
 from ...worker.comfyui.source import HostSource
 from ...worker.host.runs import RunRecord
 from ...worker.wire.tensors import UnsendableError
+from ..assumptions import list_broken
 from ..errors import Refused
 from ..inside.controls import networks_of, record_all
 from ..inside.patches import compile_settings
@@ -119,6 +120,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         found = [f"the injection {key!r}" for key, each in self.injections.items() if each]
         found += [f"the weight wrapper of {name}" for name in self.weight_wrapper_patches]
         found += [f"a replacement of {name}" for name in self.object_patches if name == MODULE]
+        found += list_broken(type(self.model), type(self.model.diffusion_model), RemoteModelPatcher)
         return found + why_unsendable(self.patches)
 
     def forget_load(self) -> None:

@@ -60,7 +60,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "worker.rank": (("memory", "channels"), ("*",)),
     "nodes": (
         ("errors", "compat"),
-        ("workers", "plan_words"),
+        ("workers", "plan_words", "assumptions"),
         ("costs", "inside"),
         ("model",),
         ("class_label", "compared_pictures", "parallel_plan", "remote_vae"),

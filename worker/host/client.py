@@ -160,14 +160,15 @@ class WorkerGroup:
 
         Calls of the forward run at the same time, as far as the plan shares the batch. Their args are latents and
         timestep, which change each time. Tensors in kwargs that the group still has from an earlier request are not
-        sent again. method: the forward, or one of METHODS in `comfyui/source.py`, which rank 0 runs. on_state: called
+        sent again. method: one of ENTRIES, or of METHODS in `comfyui/source.py`, which rank 0 runs. on_state: called
         with what functions of nodes changed, see `Decoder.state`. on_whole: called with the reason if PipeFusion could
         not run the step patch by patch.
         Raises RequestRefused, also for values that cannot be sent, and WorkerGroupError.
         """
         tensors: Tensors = {}
         try:
-            packed = [pack_call(call, f"{method}.{place}", tensors) for place, call in enumerate(calls)]
+            name = ops.FORWARD if method in ops.ENTRIES else method
+            packed = [pack_call(call, f"{name}.{place}", tensors) for place, call in enumerate(calls)]
         except UnsendableError as error:
             raise RequestRefused(*error.explanation) from error
         fresh = {path: tensors.pop(path) for path in list(tensors) if NEW_EACH_CALL.match(path)}
@@ -175,7 +176,7 @@ class WorkerGroup:
             keys, new, dropped = self._known.conditions.exchange(tensors)
             header = ops.CALL.header(method=method, calls=packed, conditions=keys, drop=dropped)
             size = (tuple(tuple(tensor.shape) for tensor in fresh.values()), compile_key(calls[0][1]))
-            results = self._request(header, {**fresh, **new}, check, size=size if method == ops.FORWARD else None)
+            results = self._request(header, {**fresh, **new}, check, size=size if method in ops.ENTRIES else None)
             on_state(*take_state(results))
             if ops.WHY in results:
                 on_whole(decode_text(results.pop(ops.WHY)))

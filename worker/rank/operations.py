@@ -149,10 +149,12 @@ class Operations:
         calls = parse_field(
             lambda values: [Call(*unpack_call(each, given)) for each in values], job.header["calls"], "calls"
         )
-        if (method := job.header["method"]) == ops.FORWARD:
+        if (method := job.header["method"]) in ops.ENTRIES:
             self.prepare_options(job, model, calls[0].kwargs)
             self.make_room(job, model, job.alone(lambda: model.estimate_working_of_calls(calls)))
-            outputs = run_model_code(lambda: model.call(calls), model.refuses_alike([call.size for call in calls]))
+            outputs = run_model_code(
+                lambda: model.call(calls, method), model.refuses_alike([call.size for call in calls])
+            )
         else:
             outputs = run_model_code(lambda: model.call_method(method, calls), refuses_alike=True)
         state = pack_state(model)

@@ -60,7 +60,8 @@ PATCH = Operation(
     drops_model=True,
     is_of_plan=True,
 )
-FORWARD = "forward"  # the method that all ranks of the plan run; any other runs on rank 0 alone
+# The methods at which a call enters, and which all ranks of the plan run. Any other runs on rank 0 alone.
+FORWARD, INNER = ENTRIES = ("forward", "_forward")
 CALL = Operation(
     "call",
     "running the model",

@@ -30,6 +30,7 @@ from parallel_backend.weights.sizes import WeightSizes
 from parallel_backend.weights.stores import Store
 
 from ...comfyui.controls import CONTROL
+from ...comfyui.entry import enter_at
 from ...comfyui.merges import PREFIX, MergedFile
 from ...comfyui.model import cast_weights, dtype_of, import_comfyui, map_model
 from ...comfyui.patched_options import COMPILED, GRAPH, OPTIONS, RUN, CallContext, context_of, decode_options
@@ -100,7 +101,6 @@ class HostModel:
         parameters = dict(module.model.named_parameters())  # a stage has released other stages' blocks
         for name in uncast.keys() - parameters.keys():
             del uncast[name]
-        dtypes = dict(uncast)
         patcher = comfy.model_patcher.ModelPatcher(model, load_device=mesh.device, offload_device=CPU)
         parking = Parking(model.diffusion_model, mesh.device)
         files = CodeFiles(source.comfyui, source.packs)
@@ -108,7 +108,7 @@ class HostModel:
         controls = ControlNetworks(model, lambda: module.mesh)
         module.complete = controls.complete
         inner = InnerNetworks(module)
-        return cls(source, patcher, module, parking, decoder, controls, inner, in_file, dtypes, uncast)
+        return cls(source, patcher, module, parking, decoder, controls, inner, in_file, dict(uncast), uncast)
 
     def bring(self, places: Collection[int], store: Store | None, check: Check = go_on) -> None:
         """Lets the weights of these blocks be fetched from a store. Puts all others on the device, or where ComfyUI
@@ -326,12 +326,12 @@ class HostModel:
         """
         return len(sizes) == 1 and all(self.mesh["batch"].sizes(sizes[0])) and self.module.link is None
 
-    def call(self, calls: Sequence[Call]) -> list[Output] | None:
-        """Returns the model's predictions on global rank 0, one per call; None elsewhere. Tensors may be on any
-        device."""
+    def call(self, calls: Sequence[Call], method: str) -> list[Output] | None:
+        """Returns the model's predictions on global rank 0, one per call; None elsewhere. Tensors may be on any device.
+        method: at which the calls enter."""
         given = [self.prepare_kwargs(call.kwargs) for call in calls]
         found = [call._replace(kwargs=kwargs) for call, (kwargs, _) in zip(calls, given, strict=True)]
-        with self.apply_context(context := context_of(given)):
+        with self.apply_context(context := context_of(given)), enter_at(self.module.model, method):
             return self.module.run_calls(found, context.steps)
 
     def prepare_passes(self, passes: Sequence[Pass]) -> tuple[list[Pass], CallContext]:

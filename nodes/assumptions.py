@@ -1,0 +1,154 @@
+"""What this pack assumes of ComfyUI's code, and would not see in an error if it changed: the image would be another.
+
+Each assumption is checked when a model is loaded. If one does not hold, ComfyUI has changed there, and the model runs
+as stock, with the assumption as the reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import comfy.model_base
+import comfy.model_patcher
+import torch
+
+from ..worker.comfyui.entry import leaves_by
+from ..worker.comfyui.patched_options import OPTIONS
+from ..worker.comfyui.source import METHODS
+from ..worker.wire.operations import FORWARD, INNER
+from .compat import runs_wrappers
+
+MODULE = "diffusion_model"
+
+
+class Assumption(NamedTuple):
+    """of: the class or function of ComfyUI. says: what is assumed of it. holds: whether it is so for a model."""
+
+    of: str
+    says: str
+    holds: Callable[[Classes], bool]
+
+
+class Classes(NamedTuple):
+    """model: ComfyUI's, a BaseModel. module: of its diffusion model. patcher: our own."""
+
+    model: type
+    module: type
+    patcher: type
+
+
+@functools.cache
+def list_broken(model: type, module: type, patcher: type) -> list[str]:
+    """Returns, in words, which assumptions do not hold for a model of these classes, see `Classes`."""
+    classes = Classes(model, module, patcher)
+    return [f"a change of ComfyUI ({each.of}: {each.says})" for each in ASSUMED if not each.holds(classes)]
+
+
+@functools.cache
+def tree_of(function: Callable[..., object]) -> ast.Module | None:
+    """Returns a function's code; None if its source cannot be read."""
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+
+
+def own_functions(cls: type, base: type) -> Iterator[Callable[..., object]]:
+    """Yields the methods of a class and those that it inherits, down to a base."""
+    for each in cls.__mro__[: cls.__mro__.index(base) + 1]:
+        yield from (function for function in vars(each).values() if inspect.isfunction(function))
+
+
+def calls_of(function: Callable[..., object]) -> Iterator[tuple[str, ast.Call]]:
+    """Yields the calls in a function, each with what is called."""
+    tree = tree_of(function)
+    for node in ast.walk(tree) if tree else ():
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node
+
+
+def passes_latents_first(classes: Classes) -> bool:
+    found = [
+        len(call.args)
+        for function in own_functions(classes.model, comfy.model_base.BaseModel)
+        for name, call in calls_of(function)
+        if name == f"self.{MODULE}"
+    ]
+    return bool(found) and set(found) == {2}
+
+
+def calls_known_methods(classes: Classes) -> bool:
+    prefix = f"self.{MODULE}."
+    asked = {
+        name.removeprefix(prefix)
+        for function in own_functions(classes.model, comfy.model_base.BaseModel)
+        for name, _ in calls_of(function)
+        if name.startswith(prefix)
+    }
+    own = {name for name in asked if inspect.isfunction(getattr(classes.module, name, None))}
+    return own <= {*METHODS, *dir(torch.nn.Module)}
+
+
+def takes_options(classes: Classes) -> bool:
+    taken = inspect.signature(classes.module.forward).parameters
+    return OPTIONS in taken or any(each.kind is each.VAR_KEYWORD for each in taken.values())
+
+
+def enters_at_one_place(classes: Classes) -> bool:
+    """A class whose `_forward` takes other arguments is left by its `forward`, and enters the ranks there. So that must
+    pass latents and timestep on as they are, and return what comes back."""
+    if leaves_by(classes.module) == INNER or not runs_wrappers(classes.module):
+        return True
+    tree = tree_of(classes.module.forward)
+    function = tree.body[0] if tree else None
+    if not isinstance(function, ast.FunctionDef):
+        return False
+    first = [each.arg for each in function.args.args[1:3]]
+    written = {node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    returned = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
+    return not written & {*first} and all(goes_on(each, first) for each in returned)
+
+
+def goes_on(returned: ast.expr | None, first: list[str]) -> bool:
+    """Whether this is the result of nodes' wrappers, or of the inherited `forward`, for the first arguments."""
+    if not isinstance(returned, ast.Call) or not ast.unparse(returned.func).endswith(
+        (".execute", f"super().{FORWARD}")
+    ):
+        return False
+    given = [*returned.args, *(each.value for each in returned.keywords if each.arg in first)]
+    return [ast.unparse(each) for each in given[:2]] == first
+
+
+def overrides_fit(classes: Classes) -> bool:
+    base = comfy.model_patcher.ModelPatcher
+    for name, function in vars(classes.patcher).items():
+        before = getattr(base, name, None)
+        if inspect.isfunction(function) and inspect.isfunction(before) and not takes_as_many(function, before):
+            return False
+    return True
+
+
+def takes_as_many(function: Callable[..., object], before: Callable[..., object]) -> bool:
+    """Whether a function takes the arguments that the one before takes, in their order."""
+    own, theirs = inspect.signature(function).parameters, inspect.signature(before).parameters
+    if any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in own.values()):
+        return True
+    return list(own)[: len(theirs)] == list(theirs)
+
+
+ASSUMED = (
+    Assumption("BaseModel", "it gives the diffusion model latents and timestep first", passes_latents_first),
+    Assumption("BaseModel", f"of the diffusion model it calls only {', '.join(METHODS)}", calls_known_methods),
+    Assumption(f"the diffusion model's {FORWARD}", f"it takes {OPTIONS}", takes_options),
+    Assumption(
+        f"the diffusion model's {FORWARD}",
+        f"without a fitting {INNER}, it passes latents and prediction on",
+        enters_at_one_place,
+    ),
+    Assumption("ModelPatcher", "its methods take the arguments that ours take", overrides_fit),
+)

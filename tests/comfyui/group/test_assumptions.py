@@ -1,0 +1,109 @@
+"""Where ComfyUI is not what we assume, a model runs as stock: shown on copies of ComfyUI with one change each."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from demo.host import REPOSITORY
+
+SECONDS = 120
+MODEL_BASE, PATCHER, FLUX = "comfy/model_base.py", "comfy/model_patcher.py", "comfy/ldm/flux/model.py"
+CALL = "self.diffusion_model(xc, t, context=context"
+FLUX_FORWARD = "    def forward(self, x, timestep, context, y=None, guidance=None, ref_latents=None, control=None,"
+FLUX_INNER = FLUX_FORWARD.replace("forward", "_forward")
+EXECUTE = """        return comfy.patcher_extension.WrapperExecutor.new_class_executor(
+            self._forward,"""
+# Of each change: the file, what is replaced by what, and what is said.
+CHANGES: dict[str, tuple[list[tuple[str, str, str]], str]] = {
+    "latents by name": ([(MODEL_BASE, CALL, CALL.replace("xc, t", "x=xc, timestep=t"))], "timestep first"),
+    "a third argument by place": ([(MODEL_BASE, CALL, "self.diffusion_model(xc, t, context")], "timestep first"),
+    "another method of the model": (
+        [
+            (MODEL_BASE, "return self.diffusion_model.dtype", "return self.diffusion_model.scale_of(1)"),
+            (FLUX, FLUX_INNER, f"    def scale_of(self, t):\n        return t\n\n{FLUX_INNER}"),
+        ],
+        "it calls only",
+    ),
+    "no options": (
+        [(FLUX, f"{FLUX_FORWARD} transformer_options={{}}, **kwargs):", f"{FLUX_FORWARD} options={{}}):")],
+        "it takes transformer_options",
+    ),
+    "more than wrappers in forward": (
+        [
+            (FLUX, EXECUTE, f"        x = 2 * x\n{EXECUTE}"),
+            (FLUX, f"{FLUX_INNER} transformer_options={{}}, **kwargs):", f"{FLUX_INNER} options={{}}):"),
+        ],
+        "it passes latents and prediction on",
+    ),
+    "an argument of the patcher": (
+        [(PATCHER, "    def load(self, device_to=None,", "    def load(self, how=None, device_to=None,")],
+        "its methods take the arguments",
+    ),
+}  # fmt: skip
+
+
+PROGRAM = """
+import importlib, inspect, json, re, sys
+from tests.support.host.mounted import mount
+
+mount(sys.argv[1])
+list_broken = importlib.import_module("pack.nodes.assumptions").list_broken
+patcher = importlib.import_module("pack.nodes.model.remote_patcher").RemoteModelPatcher
+base = importlib.import_module("comfy.model_base")
+found = {}
+for name, cls in vars(base).items():
+    if isinstance(cls, type) and issubclass(cls, base.BaseModel):
+        for words in set(re.findall(r"unet_model=([\\w.]+)", inspect.getsource(cls.__init__))):
+            module = base
+            for part in words.split("."):
+                module = getattr(module, part, None)
+            if isinstance(module, type):
+                found[f"{name} {module.__name__}"] = list_broken(cls, module, patcher)
+print(json.dumps(found))
+"""
+
+
+def broken(comfyui: Path) -> dict[str, list[str]]:
+    """Which of our assumptions do not hold, by the classes of ComfyUI's model and its diffusion model."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(comfyui)],
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=SECONDS, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def copy_of(comfyui: Path, folder: Path, changed: set[str]) -> Path:
+    """ComfyUI with files of its own where something changes, and links to all others."""
+    folder.mkdir()
+    for path in comfyui.iterdir():
+        if any(name.startswith(f"{path.name}/") for name in changed):
+            copy_of(path, folder / path.name, {name.partition("/")[2] for name in changed})
+        elif path.name in changed:
+            (folder / path.name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+        elif path.name != "__pycache__":
+            (folder / path.name).symlink_to(path)
+    return folder
+
+
+def test_all_holds_of_this_comfyui(comfyui: Path) -> None:
+    found = broken(comfyui)
+    assert len(found) > 20
+    assert {name: said for name, said in found.items() if said} == {}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_comfyui_is_noticed(name: str, comfyui: Path, tmp_path: Path) -> None:
+    changes, says = CHANGES[name]
+    host = copy_of(comfyui, tmp_path / "ComfyUI", {file for file, _, _ in changes})
+    for file, before, after in changes:
+        text = (host / file).read_text(encoding="utf-8")
+        assert before in text
+        (host / file).write_text(text.replace(before, after, 1), encoding="utf-8")
+    (said,) = broken(host)["Flux Flux"]
+    assert says in said

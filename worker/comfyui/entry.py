@@ -1,0 +1,44 @@
+"""Where a call of a diffusion model leaves ComfyUI's process, and enters a rank: at the same method.
+
+ComfyUI's classes run the wrappers of nodes in `forward`, around `_forward`. Some compute before or after that, such as
+a scale of the latents. A call that has left by `_forward` must not do it again.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ..wire.operations import FORWARD, INNER
+
+
+def leaves_by(cls: type) -> str:
+    """Returns the method of a diffusion model's class by which a call leaves: `_forward`, if `forward` runs nodes'
+    wrappers around it, and takes its arguments, too; else `forward`. The loop of the Parallel Sampler has the arguments
+    of one, and begins with the other."""
+    if getattr(cls, INNER, None) is None:
+        return FORWARD
+    forwards = (getattr(vars(each).get(FORWARD), "__code__", None) for each in cls.__mro__)
+    outer, inner = (inspect.signature(getattr(cls, name)).parameters for name in (FORWARD, INNER))
+    takes_more = any(each.kind is each.VAR_KEYWORD for each in outer.values())
+    fits = [*outer][3:] == [*inner][3:] or takes_more and {*list(outer)[3:]} <= {*inner}
+    is_around = any(code and {"WrapperExecutor", INNER} <= {*code.co_names} for code in forwards)
+    return INNER if is_around and fits else FORWARD
+
+
+@contextmanager
+def enter_at(module: torch.nn.Module, method: str) -> Iterator[None]:
+    """While entered, a call of a rank's module begins at this method."""
+    own: dict[str, Any] = vars(module)
+    if method == FORWARD or FORWARD in own:  # a node's function in place of it runs whole
+        yield
+        return
+    own[FORWARD] = getattr(module, method)
+    try:
+        yield
+    finally:
+        del own[FORWARD]
