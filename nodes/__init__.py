@@ -4,8 +4,12 @@ They import comfy.*, `worker.host`, `worker.wire`, and the engine modules that d
 scheduler names, the layout of weights in files. They never import what runs a request: torch.distributed or diffusers.
 """
 
+from pathlib import Path
+
+import folder_paths
 from comfy_api.latest import ComfyExtension, io
 
+from ..worker.wire.private_folder import keep_compiled_code
 from .class_label import DiTClassLabel
 from .inside.origins import keep_files_of_networks
 from .load_checkpoint import LoadCheckpointParallel
@@ -27,6 +31,7 @@ class ParallelDiTExtension(ComfyExtension):
         add_plan_route()
         add_settings_routes()
         keep_files_of_networks()
+        keep_compiled_code(Path(folder_paths.get_user_directory()) / "paralleldit-compiled")
         start_with_comfyui()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:

@@ -23,11 +23,12 @@ from pathlib import Path
 
 from .errors import ConnectionClosed, Explanation, WorkerGroupError
 from .launch.cluster import read_job_machines, read_job_place
-from .launch.peer import Message, PeerConnection
+from .launch.peer import PeerConnection
 from .launch.process import WorkerProcess
-from .launch.rendezvous import ask
+from .launch.rendezvous import Start, ask
 from .launch.torchrun import Machines, launch_command, rank_environment
-from .settings import DEVICES, PREFIX, Settings, SettingsError
+from .settings import PREFIX, Settings, SettingsError
+from .wire.private_folder import TOKEN, keep_compiled_code, private_folder
 
 WAIT_SECONDS = 1.0
 POLL_SECONDS = 0.1
@@ -62,8 +63,8 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     try:
-        with tempfile.TemporaryDirectory(prefix="paralleldit-join-") as folder:
-            serve(address, int(port), Path(folder))
+        keep_compiled_code(Path.home() / ".cache" / "paralleldit")
+        serve(address, int(port), private_folder("join"))
     except StopSignal:
         say("ended")
 
@@ -119,21 +120,20 @@ def serve(address: str, port: int, folder: Path) -> None:
 class Membership:
     """This machine's part in one group: its ranks, and the connection to the first machine."""
 
-    def __init__(self, peer: PeerConnection, start: Message, folder: Path) -> None:
-        """start: the first machine's message. Each value is checked before use, because it ends up in a command."""
+    def __init__(self, peer: PeerConnection, start: Start, folder: Path) -> None:
         self.peer = peer
         self.lost = ""
-        ranks, node, nodes = (int(start[name]) for name in ("ranks", "machine", "machines"))
-        self.device = DEVICES[DEVICES.index(start["device"])]
+        ranks, node, nodes = start.ranks, start.machine, start.machines
         self.folder = Path(tempfile.mkdtemp(dir=folder))
         own_address = peer.connection.getsockname()[0]
         self.command = [
             *launch_command(sys.executable, ranks, self.folder),
-            f"--node={node}", f"--nodes={nodes}", f"--store={start['store']}", f"--address={own_address}",
+            f"--node={node}", f"--nodes={nodes}", f"--store={start.store}", f"--address={own_address}",
         ]  # fmt: skip
-        self.environment = {**os.environ, **rank_environment(self.device, ranks, self.folder, Settings())}
-        say(f"joining as machine {node + 1} of {nodes} with {ranks} rank{'s'[: ranks - 1]} on {self.device}")
-        peer.keep(float(start["silence"]))
+        own = rank_environment(start.device, ranks, self.folder, Settings())
+        self.environment = {**os.environ, **own, TOKEN: start.token}
+        say(f"joining as machine {node + 1} of {nodes} with {ranks} rank{'s'[: ranks - 1]} on {start.device}")
+        peer.keep(start.silence)
 
     def __enter__(self) -> Membership:
         self.process = WorkerProcess(self.command, self.environment, self.folder)

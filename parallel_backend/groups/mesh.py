@@ -115,25 +115,30 @@ class Mesh:
             dist.destroy_process_group(group)
 
 
-def start_distributed(device_type: str | None = None, gpus: Sequence[int] = ()) -> torch.device:
+def start_distributed(
+    device_type: str | None = None, gpus: Sequence[int] = (), store: dist.Store | None = None
+) -> torch.device:
     """Joins torchrun's group, and returns this rank's device: a GPU of its own, or the CPU with gloo.
 
     device_type: cpu, cuda or xpu; by default this machine's accelerator. gpus: the numbers of those that take part;
-    empty for all. Raises PlanError for more ranks than GPUs, RequestError for a device that ranks cannot use, and
-    GroupError outside of torchrun.
+    empty for all. store: where the ranks find each other, by default torchrun's. Raises PlanError for more ranks than
+    GPUs, RequestError for a device that ranks cannot use, and GroupError outside of torchrun.
     """
     if "LOCAL_RANK" not in os.environ:
         raise GroupError("There is no group to join.", "Start the script with torchrun --nproc-per-node=RANKS SCRIPT.")
     kind = check_kind(device_type) if device_type else default_kind()
+    place: dict[str, Any] = {}
+    if store:
+        place = {"store": store, "rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
     if kind == CPU:
-        dist.init_process_group(group_backends(kind))
+        dist.init_process_group(group_backends(kind), **place)
         return torch.device(kind)
     ranks, most = int(os.environ["LOCAL_WORLD_SIZE"]), len(gpus) or count(kind)
     if ranks > most:
         raise PlanError(f"{ranks} ranks were started for {most} GPUs.", f"Start --nproc-per-node={most} or fewer.")
     device = select(kind, int(os.environ["LOCAL_RANK"]), gpus)
     stay_near(device)
-    dist.init_process_group(group_backends(kind), device_id=device)
+    dist.init_process_group(group_backends(kind), device_id=device, **place)
     return device
 
 

@@ -8,8 +8,12 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,8 +21,10 @@ import torch.distributed as dist
 
 from tests.support.group.direct_group import DIT, SHORT, DirectGroup, direct_on, source_of, wait_until
 from worker.host.client import WorkerGroup
-from worker.rank.channels.heartbeat import INTERVAL, Heartbeat
-from worker.rank.job_groups import list_connected_sockets, open_socket
+from worker.rank.channels.heartbeat import INTERVAL, Board, Heartbeat
+from worker.rank.channels.heartbeat_link import MAX_STRANGERS, HeartbeatLink, HeartbeatServer
+from worker.rank.job_groups import open_socket
+from worker.wire.private_folder import FOLDER, TOKEN, short_path
 
 FRESH = 12 * INTERVAL
 PATIENCE = 60.0
@@ -132,32 +138,92 @@ def test_a_request_that_could_not_be_written_leaves_none_to_wait_for(direct: Dir
     assert direct.pids() == pids
 
 
-def cut_connections(port: int) -> None:
-    """Breaks this process's connections to a port, as a network does."""
-    for descriptor in list_connected_sockets():
-        with contextlib.suppress(OSError), open_socket(descriptor) as connection:  # closed since, as its other end was
-            if connection.family != socket.AF_UNIX and connection.getpeername()[1] == port:
-                connection.shutdown(socket.SHUT_RDWR)
+class Ranks:
+    """Rank 0's side of the heartbeat in this process, and the connection of rank 1."""
+
+    def __init__(self) -> None:
+        self.board, self.store = Board(2), dist.HashStore()
+        self.server = HeartbeatServer(self.board.hear, self.store)
+        self.server.start()
+        self.link = HeartbeatLink(self.store)
 
 
-def test_a_heartbeat_outlives_a_broken_connection_and_ends_with_the_store() -> None:
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    broken = []
+@pytest.fixture(params=[2, 1], ids=["one machine", "two machines"])
+def ranks(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ranks:
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    told = {FOLDER: str(folder), TOKEN: "a" * 64, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": str(request.param)}
+    for name, value in {**told, "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    return Ranks()
 
-    def connect() -> dist.TCPStore:
-        patience = dist.default_pg_timeout / 900  # two seconds
-        return dist.TCPStore("127.0.0.1", port, is_master=False, timeout=patience)
 
-    port = store.port
-    heartbeat = Heartbeat(connect, 0, 1, lambda: {"resident": 1, "accelerator": 0}, int, broken.append)
-    heartbeat.start()
-    cut_connections(port)
-    count = heartbeat.count
-    assert wait_until(lambda: heartbeat.count > count + 2, PATIENCE)
-    heartbeat.break_off(7)
-    assert heartbeat.is_broken(7)
-    assert not heartbeat.is_broken(8)
+def heartbeat_of(ranks: Ranks, rank: int, broken: list[int]) -> Heartbeat:
+    ask = ranks.link.ask if rank else ranks.board.hear
+    return Heartbeat(rank, ranks.board, ask, lambda: {"resident": 1 + rank}, int, broken.append)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_heartbeat_outlives_a_broken_connection(ranks: Ranks) -> None:
+    broken: list[int] = []
+    first, second = heartbeat_of(ranks, 0, []), heartbeat_of(ranks, 1, broken)
+    second.start()
+    cut(ranks.link)
+    (before, _) = ranks.board.heard[1]
+    assert wait_until(lambda: ranks.board.heard[1][0] > before + 2 * INTERVAL, PATIENCE)
+    assert first.status()["memory"] == [{"resident": 1}, {"resident": 2}]
+    cut(ranks.link)
+    second.break_off(7)
+    assert first.is_broken(7) and second.is_broken(7)
+    assert not second.is_broken(8)
     assert wait_until(lambda: broken == [7], PATIENCE)
-    del store
-    heartbeat.join(PATIENCE)
-    assert not heartbeat.is_alive()
+    first.cancel(9)
+    assert wait_until(lambda: second.cancelled == 9, PATIENCE)
+    second.on_beat = end_thread
+    second.join(PATIENCE)
+    assert not second.is_alive()
+
+
+def end_thread() -> None:
+    raise SystemExit  # without a word
+
+
+def cut(link: HeartbeatLink) -> None:
+    """Breaks a connection, as a network does."""
+    with open_socket(link.link.fileno()) as connection:
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def test_who_does_not_know_the_token_is_not_heard(ranks: Ranks) -> None:
+    """A process that has only the address. Neither end hears the other."""
+    with address_of(ranks) as address, pytest.raises(AuthenticationError):
+        Client(address, authkey=b"b" * 64)
+    assert ranks.board.heard[1][1] == {"moves": 0, "memory": {}}
+
+
+@contextlib.contextmanager
+def address_of(ranks: Ranks) -> Iterator[Any]:
+    address = ranks.server.listener.getsockname()
+    if isinstance(address, tuple):
+        yield address
+        return
+    with short_path(Path(os.environ[FOLDER]) / "heartbeat") as path:
+        yield path
+
+
+@pytest.mark.parametrize("said", [b"", b"\0", b"GET / HTTP/1.1\r\n\r\n", b"\x7f\xff\xff\xff", b"\0\0\0\x02[["])
+def test_who_is_no_rank_holds_up_no_heartbeat(said: bytes, ranks: Ranks) -> None:
+    strangers = []
+    for _ in range(2 * MAX_STRANGERS):
+        with address_of(ranks) as address:
+            stranger = socket.socket(socket.AF_INET if isinstance(address, tuple) else socket.AF_UNIX)
+            stranger.connect(address)
+        with contextlib.suppress(OSError):  # it was dropped
+            stranger.sendall(said)
+        strangers.append(stranger)
+    beat = {"rank": 1, "moves": 3, "memory": {}, "broken": 0}
+    assert ranks.link.ask(beat) == {"cancelled": 0, "broken": 0}
+    assert ranks.board.heard[1][1] == beat
+    for stranger in strangers:
+        stranger.close()

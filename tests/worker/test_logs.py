@@ -12,6 +12,7 @@ import pytest
 
 from demo.host import REPOSITORY
 from worker.launch.logs import TAIL_BYTES, log_path, tail
+from worker.wire.private_folder import FOLDER
 
 RANK = 3
 ROOM = 300 << 10
@@ -30,7 +31,7 @@ def rank_script(folder: Path, script: str, megabytes: float = 8) -> list[str]:
     begin = (
         f"import ctypes, logging, os, shutil, sys\nfrom worker.launch.logs import open_log\n{SHOUT}\nlog = open_log()\n"
     )
-    environment = {"PARALLELDIT_LOGS": folder, "PARALLELDIT_LOG_MEGABYTES": megabytes, "RANK": RANK}
+    environment = {FOLDER: folder, "PARALLELDIT_LOG_MEGABYTES": megabytes, "RANK": RANK}
     return ["env", *(f"{name}={value}" for name, value in environment.items()), sys.executable, "-c", begin + script]
 
 

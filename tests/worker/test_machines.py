@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,8 +31,9 @@ from tests.support.group.network import FIRST, SECOND, Network
 from tests.support.tiers import slow_but
 from worker.comfyui.source import HostSource
 from worker.errors import WorkerGroupError
+from worker.launch import peer
 from worker.launch.process import is_alive
-from worker.launch.rendezvous import VERSION, Rendezvous
+from worker.launch.rendezvous import VERSION, Rendezvous, Start
 from worker.launch.torchrun import Machines, ranks_a_machine, torchrun_command
 from worker.settings import Settings, SettingsError
 
@@ -226,8 +230,9 @@ def test_machines_that_do_not_come_are_named_with_the_command_to_run_there(meeti
         ("127.0.0.2", b"[1]\n"),
         ("127.0.0.2", b"x" * (1 << 20)),
         ("127.0.0.2", hello(VERSION + 1, "newer")),
+        ("127.0.0.2", b"[" * 60_000 + b"\n"),
     ],
-    ids=["of an address not named", "no JSON", "no object", "without end", "another version"],
+    ids=["of an address not named", "no JSON", "no object", "without end", "another version", "nested"],
 )
 def test_a_stranger_is_turned_away_and_the_named_machine_is_still_met(
     address: str, text: bytes, meeting: Rendezvous
@@ -236,6 +241,50 @@ def test_a_stranger_is_turned_away_and_the_named_machine_is_still_met(
         meeting.gather({"ranks": 1}, SILENCE, seconds=10)
         start = json.loads(known.makefile("rb").readline())
     assert start == {"ranks": 1, "machine": 1, "machines": 2, "silence": SILENCE}
+
+
+def test_a_hello_that_never_ends_is_given_up(meeting: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte comes in time, and the line does not."""
+    monkeypatch.setattr(peer, "HELLO_SECONDS", 1.0)
+    ended = threading.Event()
+
+    def drip(connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while not ended.wait(0.1):
+                connection.sendall(b" ")
+
+    with say_from("127.0.0.2", b"") as slow:
+        dripping = threading.Thread(target=drip, args=(slow,))
+        dripping.start()
+        with say_from("127.0.0.2", hello(VERSION, "second")):
+            meeting.gather({"ranks": 1}, SILENCE, seconds=30)
+        ended.set()
+        dripping.join()
+
+
+START = {
+    "ranks": 2,
+    "machine": 1,
+    "machines": 2,
+    "device": "cpu",
+    "store": "10.0.0.1:4711",
+    "token": "a" * 64,
+    "silence": 10.0,
+}
+WRONG = [
+    {"ranks": 1000}, {"ranks": 0}, {"ranks": True}, {"ranks": "2"}, {"ranks": None}, {"machine": 0}, {"machine": 2},
+    {"machines": 2.0}, {"device": "--help"}, {"device": None}, {"store": "--help"}, {"store": None}, {"token": 1},
+    {"silence": math.nan}, {"silence": math.inf}, {"silence": 0}, {"silence": "10"},
+]  # fmt: skip
+
+
+def test_an_impossible_start_is_refused() -> None:
+    assert Start.from_json(START, "10.0.0.1")._asdict() == START
+    for change in WRONG:
+        with pytest.raises(WorkerGroupError, match="asks for something that this machine cannot start"):
+            Start.from_json({**START, **change}, "10.0.0.1")
+    with pytest.raises(WorkerGroupError):
+        Start.from_json({}, "10.0.0.1")
 
 
 def test_a_port_that_is_taken_is_an_error_that_says_so(meeting: Rendezvous) -> None:

@@ -29,7 +29,7 @@ from worker.host.client import WorkerGroup
 from worker.host.known_state import KnownState
 from worker.host.session import LOADING_TIMES, allowed_silence
 from worker.rank.agreement import MEMORY, Control
-from worker.rank.channels.heartbeat import Heartbeat
+from worker.rank.channels.heartbeat import Board, Heartbeat
 from worker.rank.job import Job, ModelFailed
 from worker.rank.job_groups import JobGroups
 from worker.rank.model.host_model import HostModel
@@ -62,8 +62,8 @@ def alone() -> Iterator[None]:
 
 def job(header: Header) -> Job:
     """A job of that group."""
-    store = dist.HashStore()
-    heartbeat = Heartbeat(lambda: store, 0, 1, dict, int, lambda _job: None)
+    board = Board(1)
+    heartbeat = Heartbeat(0, board, board.hear, dict, int, lambda _job: None)
     return Job(header, {}, RankState(CPU), Control(None), JobGroups(CPU, Timeline(CPU)), heartbeat)
 
 

@@ -11,7 +11,6 @@ import stat
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,8 +27,8 @@ from tests.support.cases.families import FAMILIES
 from tests.support.group.direct_group import DIT, pass_of, source_of
 from worker.comfyui.source import HostSource
 from worker.host.client import WorkerGroup
-from worker.wire import endpoint as endpoint_module
-from worker.wire.endpoint import ADDRESS, HELLO_BYTES, HELLO_SECONDS, MAX_HELLOS, TOKEN, Endpoint, connect
+from worker.wire.endpoint import HELLO_BYTES, HELLO_SECONDS, MAX_HELLOS, Endpoint, connect
+from worker.wire.private_folder import FOLDER, TOKEN, short_path
 from worker.wire.protocol import MAGIC, PREFIX, VERSION, decode, encode, receive_frame, send_frame
 from worker.wire.sampler_call import SamplerCall
 
@@ -81,17 +80,14 @@ def test_processes_are_started_by_lists_of_arguments() -> None:
         assert not isinstance(node.args[0], ast.Constant | ast.JoinedStr | ast.BinOp), f"{path} {name} takes text"
 
 
-@pytest.fixture(params=["unix", "tcp"])
-def endpoint(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
-    """One that listens, at either kind of address; its environment is this process's."""
-    if request.param == "tcp":
-        folder = tmp_path / ("long" * 30)
-        folder.mkdir()
-        monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    endpoint = Endpoint()
-    assert endpoint.address.startswith(request.param)
-    for name, value in endpoint.environment().items():
-        monkeypatch.setenv(name, value)
+@pytest.fixture
+def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
+    """One that listens, at a path that is too long for an address. Its environment is this process's."""
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    endpoint = Endpoint(folder)
+    monkeypatch.setenv(FOLDER, str(folder))
+    monkeypatch.setenv(TOKEN, endpoint.token)
     yield endpoint
     endpoint.close()
     for channel in endpoint.channels.values():
@@ -100,11 +96,9 @@ def endpoint(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
 
 def knock(endpoint: Endpoint) -> socket.socket:
     """A connection that has said nothing yet."""
-    kind, _, where = endpoint.address.partition(":")
-    if kind == "tcp":
-        return socket.create_connection(("127.0.0.1", int(where)))
     connection = socket.socket(socket.AF_UNIX)
-    connection.connect(where)
+    with short_path(endpoint.path) as address:
+        connection.connect(address)
     return connection
 
 
@@ -125,19 +119,17 @@ def connect_ranks(endpoint: Endpoint) -> float:
     return seconds
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the folder alone guards the socket while it is made")
-def test_the_socket_is_its_owners_alone_from_the_first_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_socket_is_its_owners_alone_from_the_first_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     born: list[int] = []
-    monkeypatch.setattr(endpoint_module.os, "chmod", lambda path, mode: born.append(os.stat(path).st_mode))
+    listen = socket.socket.listen
+    look = lambda self, *given: (born.append(os.stat(tmp_path / "socket").st_mode), listen(self, *given))  # noqa: E731
+    monkeypatch.setattr(socket.socket, "listen", look)
     before = os.umask(0)
     try:
-        endpoint = Endpoint()
+        Endpoint(tmp_path).close()
     finally:
         os.umask(before)
-    folder = endpoint.folder.stat()
-    endpoint.close()
     assert [stat.S_IMODE(mode) for mode in born] == [0o600]
-    assert (stat.S_IMODE(folder.st_mode), folder.st_uid) == (0o700, os.getuid())
 
 
 def test_nobody_connects_after_the_ranks(endpoint: Endpoint) -> None:
@@ -146,7 +138,7 @@ def test_nobody_connects_after_the_ranks(endpoint: Endpoint) -> None:
     endpoint.close()
     with pytest.raises(OSError):
         knock(endpoint)
-    assert not endpoint.folder.exists()
+    assert not endpoint.path.exists()
     late.settimeout(SOON)
     assert late.recv(1) == b""
 
@@ -234,9 +226,8 @@ def test_other_versions_are_told_so_on_both_sides(endpoint: Endpoint) -> None:
         "import worker.wire.protocol as protocol; protocol.VERSION += 1\n"
         "from worker.wire.endpoint import connect; connect('job')"
     )
-    environment = {**os.environ, ADDRESS: endpoint.address, TOKEN: endpoint.token}
     rank = subprocess.Popen(
-        [sys.executable, "-c", newer], cwd=REPOSITORY, env=environment, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", newer], cwd=REPOSITORY, env=os.environ, stderr=subprocess.PIPE, text=True
     )
     with pytest.raises(
         RuntimeError, match=rf"speaks version {VERSION + 1} .* and this one {VERSION}, .*\n\nRestart ComfyUI"
@@ -257,14 +248,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 ATTACKER = """
 import os, socket, sys, time
-kind, _, where = sys.argv[1].partition(":")
 refused = 0
 while True:
     for said in (b"", b"GET / HTTP/1.1\\r\\n\\r\\n", b"PDiT\\0\\1\\0\\0\\1\\0" + bytes(8), os.urandom(300)):
-        connection = socket.socket(socket.AF_UNIX if kind == "unix" else socket.AF_INET)
+        connection = socket.socket(socket.AF_UNIX)
         connection.settimeout(1)
         try:
-            connection.connect(where if kind == "unix" else ("127.0.0.1", int(where)))
+            connection.connect(sys.argv[1])
             connection.sendall(said)
         except OSError:
             refused += 1
@@ -287,26 +277,23 @@ def attacked(address: str, out: Path) -> Iterator[None]:
             attacker.wait()
 
 
-# The tests above have both kinds of address, without a group.
-@pytest.mark.parametrize("kind", ["unix", pytest.param("tcp", marks=pytest.mark.slow)])
 def test_a_group_under_attack_starts_and_works_as_ever(
-    kind: str, group_of_two: WorkerGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    group_of_two: WorkerGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its address is attacked while it starts and while it samples; the latents are the same as without."""
     source = source_of(DIT, tmp_path / "model")
     peace = sampled(source, group_of_two)
     listen = Endpoint.__init__
-    if kind == "tcp":
-        monkeypatch.setattr(endpoint_module, "MAX_UNIX_PATH", 0)
-    log = tmp_path / f"{kind}.txt"
+    log = tmp_path / "attack.txt"
     with contextlib.ExitStack() as attack:
 
-        def attacked_from_the_first(endpoint: Endpoint) -> None:
-            listen(endpoint)
-            attack.enter_context(attacked(endpoint.address, log))
+        def attacked_from_the_first(endpoint: Endpoint, folder: Path) -> None:
+            listen(endpoint, folder)
+            address = attack.enter_context(short_path(endpoint.path)).replace("self", str(os.getpid()))
+            attack.enter_context(attacked(address, log))
 
         monkeypatch.setattr(Endpoint, "__init__", attacked_from_the_first)
-        group = WorkerGroup("cpu", tmp_path / kind)
+        group = WorkerGroup("cpu", tmp_path / "group")
         try:
             assert sampled(source, group, log).equal(peace)
         finally:

@@ -90,7 +90,17 @@ class MeasuredFile:
             new.write_text(json.dumps(saved, indent=1), "utf-8")
             new.replace(self.path)
         except OSError as error:  # the figures in memory last until ComfyUI ends
-            logging.warning("[ParallelDiT] the measurements cannot be saved in %s: %s", self.path.parent, error)
+            warn_unsaved(self.path.parent, str(error))
+
+
+@functools.cache
+def warn_unsaved(folder: Path, error: str) -> None:
+    """Says once why measurements are not saved."""
+    logging.warning(
+        "[ParallelDiT] the measurements cannot be saved in %s: %s. The setting `measured` names another folder.",
+        folder,
+        error,
+    )
 
 
 measured_file = functools.cache(MeasuredFile)  # so that all who use a file share its figures

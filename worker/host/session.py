@@ -18,11 +18,12 @@ import torch
 from ..errors import Explanation, WorkerGroupError
 from ..launch.logs import collect_stacks
 from ..launch.process import WorkerProcess, is_alive
-from ..launch.torchrun import EXPECTED, rank_environment, ranks_a_machine, torchrun_command
+from ..launch.torchrun import rank_environment, ranks_a_machine, torchrun_command
 from ..settings import Settings
 from ..wire.endpoint import Endpoint
 from ..wire.job_channel import HostChannel
 from ..wire.operations import OPERATIONS, operation_of
+from ..wire.private_folder import EXPECTED, STORE, TOKEN
 from ..wire.protocol import FAILED, MEMORY, Header, ProtocolError, encode
 from ..wire.tensors import Tensors
 from .control_client import ControlClient
@@ -50,7 +51,7 @@ class Session:
     ) -> None:
         """Starts the processes, and returns when rank 0 has connected.
 
-        folder: for the logs. source: of the first model that will be loaded.
+        folder: for the logs and sockets; nobody else may enter it. source: of the first model that will be loaded.
         Raises WorkerGroupError, and what `check` raises.
         """
         self.ranks = ranks
@@ -69,11 +70,15 @@ class Session:
         self.silences: dict[int, Silence] = {}  # by rank
         started = time.monotonic()
         try:
-            endpoint = Endpoint()
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for name in (STORE, EXPECTED):  # of the last session
+                (folder / name).unlink(missing_ok=True)
+            if source:
+                (folder / EXPECTED).write_text(json.dumps(source))
+            endpoint = Endpoint(folder)
             try:
                 here = rank_environment(device, ranks_a_machine(ranks, settings), folder, settings)
-                ahead = {EXPECTED: json.dumps(source) if source else ""}
-                environment = {**os.environ, **endpoint.environment(), **here, **ahead}
+                environment = {**os.environ, **here, TOKEN: endpoint.token}
                 self.process = WorkerProcess(torchrun_command(ranks, folder, settings), environment, folder)
                 self._await_ranks(endpoint, check)
             finally:

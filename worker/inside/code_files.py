@@ -325,4 +325,4 @@ def is_harmless(value: Any) -> bool:
         return value in CLASSES or issubclass(value, torch.nn.Module) and is_installed(value)
     is_function = isinstance(value, (types.FunctionType, types.BuiltinFunctionType))
     is_operation = isinstance(value, types.BuiltinFunctionType) or value.__module__ != "torch"
-    return is_function and is_operation and value.__module__ in FUNCTIONS_OF
+    return is_function and is_operation and value.__module__ in FUNCTIONS_OF and value is not torch.from_file

@@ -2,10 +2,11 @@
 
 When a rank fails, the agent writes the root cause into the folder. The node's error quotes it.
 
-The rendezvous is torchrun's static one. The other one, called c10d, would keep its state in the store as a pickle:
-anyone who reaches the port could replace it. It would also order the machines by address. The static one unpickles
-nothing, and gives rank 0, which talks to ComfyUI, to the first machine. The agent opens the store itself, because
-torchrun's would listen on every network. This one listens on the loopback, or on the network that the machines share.
+On one machine the agent has a store within its process, and the ranks have one in the group's folder: nobody else can
+reach them. Several machines have torchrun's static rendezvous. The other one, called c10d, would keep its state in the
+store as a pickle: anyone who reaches the port could replace it. It would also order the machines by address. The static
+one unpickles nothing, and gives rank 0, which talks to ComfyUI, to the first machine. The agent opens the store itself,
+because torchrun's would listen on every network, and not only on the one that the machines share.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from ..errors import Explanation, WorkerGroupError
+from ..wire.private_folder import TOKEN
 from .forks import ForkedRank, fork_ranks, start_forked
 from .imports import pause_garbage_collector
 from .lifetime import die_with_parent
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
 LOOPBACK = "127.0.0.1"
+WITHIN = "within"  # the rendezvous of one machine, see `within.py`
 RANK = "worker.rank.main"  # the module that a rank runs
 TRACEBACK_LINES = 12
 # What gloo, NCCL and the store say when another rank has gone.
@@ -70,7 +73,7 @@ def parse() -> argparse.Namespace:
 
 
 def open_group(options: argparse.Namespace, report: Report) -> tuple[list[str], socket.socket | None]:
-    """Returns torchrun's rendezvous arguments, and on the first machine the socket of the store.
+    """Returns torchrun's rendezvous arguments, and on the first of several machines the socket of the store.
 
     The first of several machines waits here for the others. Raises WorkerGroupError.
     """
@@ -79,12 +82,12 @@ def open_group(options: argparse.Namespace, report: Report) -> tuple[list[str], 
         return rendezvous(options.store, options.node, options.nodes), None
     if not options.machines:
         use_interface_of(LOOPBACK)
-        listener = socket.create_server((LOOPBACK, 0))
-        return rendezvous(format_endpoint(listener), 0, 1), listener
+        return [f"--rdzv-backend={WITHIN}", "--rdzv-endpoint=none"], None
     others = Rendezvous(Machines.parse(options.machines.split(",")))
     use_interface_of(others.address)
     listener = socket.create_server((others.address, 0))
     start = {"ranks": options.ranks, "device": os.environ[DEVICE], "store": format_endpoint(listener)}
+    start["token"] = os.environ[TOKEN]
     others.gather(start, options.silence)
 
     def lost(reason: Explanation, of_another: bool) -> None:
@@ -133,7 +136,9 @@ def run_torchrun(
         from torch.distributed.run import main as torchrun
 
         from ..compat import torchrun_starts_by
+        from .within import register
 
+    register(WITHIN)
     store = open_store(listener) if listener else None
     try:
         with torchrun_starts_by(start_forked(ranks)) if ranks else contextlib.nullcontext():

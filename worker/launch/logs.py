@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .torchrun import LOG_MEGABYTES, LOGS
+from ..wire.private_folder import FOLDER
+from .torchrun import LOG_MEGABYTES
 
 TAIL_BYTES = 256 << 10
 STACKS = getattr(signal, "SIGUSR1", 0)  # Windows has neither it nor ranks
@@ -57,7 +58,7 @@ class RankLog:
 
     def _reopen(self) -> None:
         with contextlib.suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             for standard in (1, 2):
                 os.dup2(descriptor, standard)
@@ -68,7 +69,7 @@ def open_log() -> RankLog:
     """Opens the log of this process, which torchrun started as a rank. STACKS makes it write the Python stacks of all
     threads there, even while one holds the GIL."""
     rank = int(os.environ["RANK"])
-    log = RankLog(Path(os.environ[LOGS]), rank, float(os.environ[LOG_MEGABYTES]))
+    log = RankLog(Path(os.environ[FOLDER]), rank, float(os.environ[LOG_MEGABYTES]))
     style = f"%(asctime)s rank {rank} %(levelname)s %(message)s"
     logging.basicConfig(level=logging.INFO, format=style, force=True)
     faulthandler.register(STACKS, file=2, chain=False)

@@ -9,6 +9,7 @@ import threading
 from typing import Any
 
 from ..errors import ConnectionClosed
+from ..wire.json_object import parse_object
 
 BEAT_SECONDS = 1.0
 MAX_LINE = 64 << 10
@@ -48,7 +49,7 @@ class PeerConnection:
         while True:
             try:
                 text = self.reader.readline(MAX_LINE)
-                message = json.loads(text) if text.endswith(b"\n") else None
+                message = parse_object(text) if text else {}
             except TimeoutError as error:
                 raise ConnectionClosed(f"has given no sign of life for {self.silence:g} s") from error
             except OSError as error:
@@ -57,10 +58,17 @@ class PeerConnection:
                 raise ConnectionClosed("sent something that is not a message of this pack") from error
             if not text:
                 raise ConnectionClosed("has closed the connection")
-            if not isinstance(message, dict):
-                raise ConnectionClosed("sent something that is not a message of this pack")
             if message:
                 return message
+
+    def receive_hello(self) -> Message:
+        """Returns the first message, all of which must come within HELLO_SECONDS. Raises ConnectionClosed."""
+        timer = threading.Timer(HELLO_SECONDS, self.close)
+        timer.start()
+        try:
+            return self.receive()
+        finally:
+            timer.cancel()
 
     def close(self) -> None:
         """Closes the connection. This also ends a `receive` in another thread."""

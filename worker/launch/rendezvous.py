@@ -8,17 +8,56 @@ machine connects, sends its version, and is told what to start. It connects agai
 from __future__ import annotations
 
 import contextlib
+import math
+import os
+import re
 import socket
 import threading
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from ..errors import ConnectionClosed, Explanation, WorkerGroupError
+from ..settings import DEVICES
 from .peer import HELLO_SECONDS, Message, PeerConnection
 from .torchrun import Machines
 
-VERSION = 3
+VERSION = 4
+STORE = re.compile(r"[\d.]+:\d+")
 JOIN_SECONDS = 60
+
+
+class Start(NamedTuple):
+    """What another machine starts. ranks: on it. machine: its place, the first's being 0. silence: in seconds, see
+    `Settings`. store: the address of torchrun's store. token: of the session."""
+
+    ranks: int
+    machine: int
+    machines: int
+    device: str
+    store: str
+    token: str
+    silence: float
+
+    @classmethod
+    def from_json(cls, said: Message, address: str) -> Start:
+        """Checks each value, because some end up in a command. Raises WorkerGroupError."""
+        start = cls(*(said.get(name) for name in cls._fields))  # pyright: ignore[reportArgumentType]
+        counts = (start.ranks, start.machine, start.machines)
+        most = max(2, os.cpu_count() or 1)  # a machine has a core for each of its GPUs
+        if not (
+            all(type(count) is int for count in counts)
+            and 0 < start.ranks <= most
+            and 0 < start.machine < start.machines
+            and start.device in DEVICES
+            and isinstance(start.store, str)
+            and STORE.fullmatch(start.store)
+            and isinstance(start.token, str)
+            and isinstance(start.silence, (int, float))
+            and 0 < start.silence < math.inf
+        ):
+            raise WorkerGroupError(f"{address} asks for something that this machine cannot start.")
+        return start
 
 
 class Rendezvous:
@@ -75,7 +114,7 @@ class Rendezvous:
 
     def _admit(self, place: int, peer: PeerConnection, start: Message, silence: float) -> None:
         try:
-            hello = peer.receive()
+            hello = peer.receive_hello()
             if hello.get("version") != VERSION:
                 peer.send({"refused": f"this machine speaks version {hello.get('version')}, that one {VERSION}"})
                 raise ConnectionClosed("speaks another version")
@@ -131,7 +170,7 @@ def find_own_address(machines: Machines) -> str:
     return address
 
 
-def ask(address: str, port: int) -> tuple[PeerConnection, Message]:
+def ask(address: str, port: int) -> tuple[PeerConnection, Start]:
     """The other machines' side: asks the first machine what to start.
 
     Raises OSError while no group is starting there, and WorkerGroupError if the first machine refuses.
@@ -139,12 +178,12 @@ def ask(address: str, port: int) -> tuple[PeerConnection, Message]:
     peer = PeerConnection(socket.create_connection((address, port), HELLO_SECONDS))
     try:
         peer.send({"version": VERSION, "host": socket.gethostname()})
-        start = peer.receive()
-        if "refused" in start:
+        said = peer.receive_hello()
+        if "refused" in said:
             raise WorkerGroupError(
-                f"{address} refuses: {start['refused']}.", "Use the same version of the pack on both machines."
+                f"{address} refuses: {said['refused']!s:.200}.", "Use the same version of the pack on both machines."
             )
+        return peer, Start.from_json(said, address)
     except BaseException:  # Ctrl-C, too
         peer.close()
         raise
-    return peer, start

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..settings import Settings, SettingsError
+from ..wire.private_folder import FOLDER
 from .lifetime import PARENT
 
 DEVICE = "PARALLELDIT_DEVICE"
 GPUS = "PARALLELDIT_GPUS"  # the numbers of those that take part, separated by commas; or empty
 THREADS = "OMP_NUM_THREADS"
 COMFYUI_THREADS = "PARALLELDIT_THREADS"  # OMP_NUM_THREADS of ComfyUI; empty if it is not set
-EXPECTED = "PARALLELDIT_EXPECTED"  # the source of the first model that the ranks will load, as JSON; or empty
-LOGS = "PARALLELDIT_LOGS"
 LOG_MEGABYTES = "PARALLELDIT_LOG_MEGABYTES"
 PACK = Path(__file__).resolve().parents[2]
 # The variables for the options of torch's allocator: the old name, which every release reads, and the new one.
@@ -96,12 +95,13 @@ def launch_command(python: str, ranks: int, folder: Path) -> list[str]:
 
 
 def rank_environment(device: str, ranks: int, folder: Path, settings: Settings) -> dict[str, str]:
-    """Returns the variables that the ranks get beside their parent's environment. ranks: on this machine."""
+    """Returns the variables that the ranks get beside their parent's environment. ranks: on this machine. folder: the
+    group's, for its logs and sockets."""
     return {
         PARENT: str(os.getpid()),
         DEVICE: device,
         GPUS: ",".join(map(str, settings.gpus)),
-        LOGS: str(folder),
+        FOLDER: str(folder),
         LOG_MEGABYTES: str(settings.log_megabytes),
         THREADS: str(count_threads(ranks, os.environ.get(THREADS, ""))),
         COMFYUI_THREADS: os.environ.get(THREADS, ""),
@@ -140,6 +140,11 @@ def count_threads(ranks: int, most: str) -> int:
     """Returns the threads of each rank on a machine with so many ranks; at most ComfyUI's own OMP_NUM_THREADS."""
     own = max(1, (os.cpu_count() or 1) // ranks)
     return min(own, int(most)) if most.isdecimal() and int(most) else own
+
+
+def is_one_machine() -> bool:
+    """Whether all ranks of the group run on this machine. A rank asks it."""
+    return os.environ["WORLD_SIZE"] == os.environ["LOCAL_WORLD_SIZE"]
 
 
 def machine_prefix() -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from parallel_backend.device import CPU
+from parallel_backend.groups.collectives import gather_numbers
 from parallel_backend.groups.mesh import new_group
 
 from ..errors import Explanation
@@ -79,15 +81,16 @@ def agree(own: Outcome, group: dist.ProcessGroup, world: int) -> Outcome:
     kind, back = divmod(int(worst) - 1, world)
     if KINDS[kind] == DONE:
         return own
-    first = world - 1 - back
-    fields = [
-        field.encode(errors="backslashreplace").decode() for field in own.said
-    ]  # a file's name may not be valid text
-    words = json.dumps(fields).encode()
-    length = torch.tensor([len(words)])
-    dist.broadcast(length, first, group=group)
-    text = torch.zeros(int(length), dtype=torch.uint8)
-    if rank == first:
-        text = torch.frombuffer(bytearray(words), dtype=torch.uint8)
-    dist.broadcast(text, first, group=group)
-    return Outcome(KINDS[kind], Explanation(*json.loads(bytes(text.tolist()))))
+    # A file's name may not be valid text.
+    words = [field.encode(errors="backslashreplace").decode() for field in own.said]
+    return Outcome(KINDS[kind], Explanation(*gather_json(words, group)[world - 1 - back]))
+
+
+def gather_json(value: Any, group: dist.ProcessGroup) -> list[Any]:
+    """Returns the value of every rank of the group. All of them call this."""
+    own = json.dumps(value).encode()
+    most = max(size for (size,) in gather_numbers((len(own),), group))
+    sent = torch.frombuffer(bytearray(own.ljust(most)), dtype=torch.uint8)
+    found = [torch.empty_like(sent) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(found, sent, group=group)
+    return [json.loads(each.numpy().tobytes()) for each in found]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
@@ -18,7 +17,7 @@ from parallel_backend.plan import ParallelPlan
 from ..launch.torchrun import COMFYUI_THREADS, THREADS, count_threads
 from ..wire.protocol import FAILED, IN_BLOCKS, MEMORY, NEVER, ONCE, Header
 from ..wire.tensors import Tensors
-from .agreement import DONE, Control, Outcome
+from .agreement import DONE, Control, Outcome, gather_json
 from .channels.heartbeat import Heartbeat
 from .job import Job
 from .job_groups import JobGroups
@@ -27,18 +26,12 @@ from .request_checks import check_request
 from .state import RankState
 from .step_watch import Emit
 
-PLACE_BYTES = 320  # size of a rank's message about its process and device
-
 
 def gather_places(state: RankState, group: dist.ProcessGroup) -> list[dict[str, Any]]:
     """Returns every rank's process and device: pid, device number on its machine (None for a CPU), name, and outside:
     the bytes of the card that were not the rank's own as it started, see `outside_bytes`."""
-    own = {"pid": os.getpid(), "index": state.device.index, "name": name_of(state.device)[: PLACE_BYTES // 10]}
-    said = json.dumps({**own, "outside": state.outside}).encode().ljust(PLACE_BYTES)
-    sent = torch.frombuffer(bytearray(said), dtype=torch.uint8)
-    found = [torch.empty_like(sent) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, sent, group=group)
-    return [json.loads(place.numpy().tobytes()) for place in found]
+    own = {"pid": os.getpid(), "index": state.device.index, "name": name_of(state.device), "outside": state.outside}
+    return gather_json(own, group)
 
 
 class Executor:

@@ -25,6 +25,7 @@ DESCRIBED: Mapping[str, Callable[[Any], Any]] = {
     "patches": Patch.from_json, "files": HostSource.from_json, "passes": SamplerPass.from_json,
 }  # fmt: skip
 MAX_STEPS = 10_000
+LEAST_DIMENSIONS = 3  # of latents: a batch, channels and tokens
 BRANCHES = ([0], [0, 1], [1, 0])  # of guidance
 
 
@@ -96,6 +97,8 @@ def check_call(call: SamplerCall, tensors: Tensors) -> None:
     for name in SAMPLER_TENSORS:
         if name in tensors and not tensors[name].is_floating_point():
             raise RequestError(f"The {name} of a sampler call must have a float dtype, not {tensors[name].dtype}.")
+        if name in tensors and (not tensors[name].numel() or name == "noise" and tensors[name].ndim < LEAST_DIMENSIONS):
+            raise RequestError(f"The {name} of a sampler call cannot have the shape {tuple(tensors[name].shape)}.")
     if "mask" in tensors and "original" not in tensors:
         raise RequestError("A noise mask needs the latents that it keeps, but they are missing.")
 

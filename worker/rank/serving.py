@@ -11,6 +11,7 @@ import json
 import logging
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -24,14 +25,16 @@ from ..comfyui.source import HostSource
 from ..launch.imports import pause_garbage_collector
 from ..launch.lifetime import die_with_parent
 from ..launch.logs import open_log
-from ..launch.torchrun import DEVICE, EXPECTED, read_gpus
+from ..launch.torchrun import DEVICE, is_one_machine, read_gpus
 from ..wire.endpoint import connect, connect_job
 from ..wire.job_channel import RankChannel
+from ..wire.private_folder import EXPECTED, FOLDER, STORE
 from ..wire.protocol import Header, decode
 from ..wire.tensors import Tensors, UnsendableError
 from .agreement import REFUSED, Control, Outcome
 from .channels.control_server import ControlServer
-from .channels.heartbeat import Heartbeat, agent_store
+from .channels.heartbeat import Board, Heartbeat
+from .channels.heartbeat_link import HeartbeatLink, HeartbeatServer
 from .channels.relay import FrameRelay
 from .executor import Executor
 from .job_groups import JobGroups
@@ -59,20 +62,30 @@ def answer(channel: RankChannel, reply: Header, results: Tensors | None) -> None
 
 def import_expected() -> None:
     """Imports what the first model will need, if it is known. Errors are left to the load."""
-    expected = os.environ.get(EXPECTED, "")
+    expected = Path(os.environ[FOLDER]) / EXPECTED
     try:
-        if expected:
+        if expected.exists():
             with pause_garbage_collector():
-                import_comfyui(HostSource.from_json(json.loads(expected)))
+                import_comfyui(HostSource.from_json(json.loads(expected.read_text())))
     except Exception:
         logging.exception("ComfyUI could not be imported ahead")
+
+
+def open_store() -> dist.Store:
+    """Opens the store in which the ranks find each other: on one machine a file in the group's folder, which nobody
+    else can open; else the one of torchrun's agent."""
+    world = int(os.environ["WORLD_SIZE"])
+    if is_one_machine():
+        return dist.FileStore(str(Path(os.environ[FOLDER]) / STORE), world)
+    return dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, is_master=False)
 
 
 @record
 def run() -> None:
     log = open_log()
     die_with_parent()
-    device = start_distributed(os.environ[DEVICE], read_gpus(os.environ))
+    store = open_store()
+    device = start_distributed(os.environ[DEVICE], read_gpus(os.environ), store)
     import_expected()  # before the heartbeat starts, since importing may delay it
     # What takes seconds once is done here, while ComfyUI runs its text encoder.
     warm_up(device)
@@ -88,11 +101,16 @@ def run() -> None:
         """Cuts a job in another thread: to abort groups takes time, and the heartbeat has to go on."""
         cutter.submit(groups.cut, job).add_done_callback(Future.result)  # which logs an error
 
-    heartbeat = Heartbeat(agent_store, rank, world, state.memory, lambda: timeline.moves, cut, log.rotate)
     relay = FrameRelay(device)
+    board = Board(world)
+    if rank == 0 and world > 1:
+        HeartbeatServer(board.hear, store).start()
+    dist.barrier(relay.group)  # the server listens
+    ask = HeartbeatLink(store).ask if rank else board.hear
+    heartbeat = Heartbeat(rank, board, ask, state.memory, lambda: timeline.moves, cut, log.rotate)
     groups.connect_ahead(relay.group)
-    heartbeat.start()  # every rank has created its own by now
-    channel = connect_job(relay.offered) if rank == 0 else None
+    heartbeat.start()
+    channel = connect_job(relay.memory) if rank == 0 else None
 
     def emit(event: Header, tensors: Tensors) -> None:
         if channel:

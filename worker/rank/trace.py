@@ -18,6 +18,8 @@ import torch.distributed as dist
 
 from parallel_backend.groups.timeline import COMMUNICATION, STEP, Span, Timeline
 
+from .agreement import gather_json
+
 NANOSECONDS_PER_UNIT = 1000  # the format uses microseconds
 
 
@@ -32,17 +34,9 @@ def gather_trace(timeline: Timeline, group: dist.ProcessGroup) -> torch.Tensor |
         "clock": time.time_ns() - time.monotonic_ns(),
         "spans": timeline.spans(),
     }
-    own = torch.frombuffer(bytearray(json.dumps(record).encode()), dtype=torch.uint8)
-    sizes = [torch.empty(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, torch.tensor([len(own)]), group=group)
+    records = gather_json(record, group)
     if dist.get_rank():
-        dist.send(own, 0, group=group)
         return None
-    records = [record]
-    for rank, size in enumerate(sizes[1:], start=1):
-        received = torch.empty(int(size), dtype=torch.uint8)
-        dist.recv(received, rank, group=group)
-        records.append(json.loads(received.numpy().tobytes()))
     return torch.frombuffer(bytearray(json.dumps(build_chrome_trace(records)).encode()), dtype=torch.uint8)
 
 

@@ -1,4 +1,4 @@
-"""The socket at which ComfyUI waits for rank 0: AF_UNIX where the system has it, else TCP on the loopback with a token.
+"""The socket in the group's folder at which ComfyUI waits for rank 0.
 
 A channel begins with a handshake: rank 0 sends a hello, {"channel", "token"}, and ComfyUI a welcome. The job channel's
 hello also says where rank 0's memory is, and its welcome, {"memory"}, whether ComfyUI maps it. The prefix of each has
@@ -12,21 +12,18 @@ import hmac
 import os
 import secrets
 import selectors
-import shutil
 import socket
 import time
-from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from .job_channel import FrameMemory, RankChannel, SharedMemory
+from .job_channel import FrameMemory, RankChannel
 from .json_object import parse_object
-from .private_folder import private_folder
+from .private_folder import FOLDER, TOKEN, short_path
 from .protocol import PREFIX, Header, ProtocolError, check_version, decode, read_any_prefix, receive_frame, send_frame
 
-ADDRESS = "PARALLELDIT_ADDRESS"
-TOKEN = "PARALLELDIT_TOKEN"
+SOCKET = "socket"
 CHANNELS = ("job", "control")
-MAX_UNIX_PATH = 100
 HELLO_SECONDS = 10
 HELLO_BYTES = 4096
 MAX_HELLOS = 64  # at the same time; a rank sends its hello in one piece, right after it has connected
@@ -36,24 +33,18 @@ BUFFER_BYTES = 4 << 20  # holds a whole latent, where the kernel allows it
 class Endpoint:
     """Listens until both channels of one worker group have connected. After that nobody can connect.
 
-    The socket is 0600 in a private 0700 folder. A random token guards the TCP fallback; it costs nothing elsewhere.
+    The socket is 0600 in a 0700 folder. Besides, a rank has to know the session's random token.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        """folder: of the group. Raises OSError."""
         self.token = secrets.token_hex(32)
-        self.folder = private_folder("socket")
-        path = str(self.folder / "socket")
-        if hasattr(socket, "AF_UNIX") and len(os.fsencode(path)) <= MAX_UNIX_PATH:
-            self.listener = socket.socket(socket.AF_UNIX)
-            with contextlib.suppress(OSError):  # on Linux the file gets this mode; elsewhere the folder guards it
-                os.fchmod(self.listener.fileno(), 0o600)
-            self.listener.bind(path)
-            os.chmod(path, 0o600)
-            self.address = f"unix:{path}"
-        else:
-            self.listener = socket.socket()
-            self.listener.bind(("127.0.0.1", 0))
-            self.address = f"tcp:{self.listener.getsockname()[1]}"
+        self.path = folder / SOCKET
+        self.path.unlink(missing_ok=True)
+        self.listener = socket.socket(socket.AF_UNIX)
+        os.fchmod(self.listener.fileno(), 0o600)  # the file gets this mode
+        with short_path(self.path) as address:
+            self.listener.bind(address)
         self.listener.listen(MAX_HELLOS)
         self.listener.setblocking(False)
         self.selector = selectors.DefaultSelector()
@@ -61,10 +52,6 @@ class Endpoint:
         self.hellos: dict[socket.socket, Hello] = {}  # the oldest first
         self.channels: dict[str, socket.socket] = {}
         self.memory: FrameMemory | None = None
-
-    def environment(self) -> dict[str, str]:
-        """Returns the variables that a rank needs to connect."""
-        return {ADDRESS: self.address, TOKEN: self.token}
 
     def accept(self, seconds: float) -> bool:
         """Waits up to `seconds` for connections. Returns whether every channel has connected.
@@ -89,7 +76,7 @@ class Endpoint:
             self._drop(connection)
         self.selector.close()
         self.listener.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.path.unlink(missing_ok=True)
 
     def _take_connection(self) -> None:
         try:
@@ -119,7 +106,8 @@ class Endpoint:
         prepare(connection)
         welcome = {}
         if hello.memory:
-            self.memory = FrameMemory.open(hello.memory, self.token)
+            with contextlib.suppress(OSError, TypeError, ValueError):  # it goes without, through the socket
+                self.memory = FrameMemory.open(hello.memory, self.token, writes=True)
             welcome = {"memory": self.memory is not None}
         with contextlib.suppress(ConnectionError):  # the first use of the channel will report it
             send_frame(connection, welcome)
@@ -173,21 +161,14 @@ class Hello:
 
 
 def prepare(connection: socket.socket) -> None:
-    """Makes a connection a channel: blocking, with a buffer for a latent, and without TCP's delay for small packets."""
+    """Makes a connection a channel: blocking, with a buffer for a latent."""
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
-    if connection.family == socket.AF_INET:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def connect_job(requests: Sequence[SharedMemory]) -> RankChannel:
-    """Connects the job channel. requests: the memory that the ranks read requests from, if there is any. Raises what
-    `connect` raises."""
-    memory = None
-    if requests:
-        with contextlib.suppress(OSError):  # no descriptors are left
-            memory = FrameMemory.create(requests, os.environ[TOKEN])
-    connection, welcome = greet({"channel": "job", **({"memory": memory.addresses} if memory else {})})
+def connect_job(memory: FrameMemory | None) -> RankChannel:
+    """Connects the job channel. memory: for frames, if there is any. Raises what `greet` raises."""
+    connection, welcome = greet({"channel": "job", **({"memory": memory.flow.address} if memory else {})})
     return RankChannel(connection, memory if welcome.get("memory") else None)
 
 
@@ -197,19 +178,17 @@ def connect(channel: str) -> socket.socket:
 
 
 def greet(hello: Header) -> tuple[socket.socket, Header]:
-    """Connects to the endpoint that the environment names. Returns the connection and the endpoint's welcome.
+    """Connects to the endpoint of the group's folder. Returns the connection and the endpoint's welcome.
 
     Raises ProtocolError for a ComfyUI of another version, and ConnectionError if it refuses this rank.
     """
-    kind, _, where = os.environ[ADDRESS].partition(":")
+    path = Path(os.environ[FOLDER]) / SOCKET
+    connection = socket.socket(socket.AF_UNIX)
     try:
-        if kind == "unix":
-            connection = socket.socket(socket.AF_UNIX)
-            connection.connect(where)
-        else:
-            connection = socket.create_connection(("127.0.0.1", int(where)))
+        with short_path(path) as address:
+            connection.connect(address)
     except OSError as error:
-        raise ConnectionError(f"ComfyUI cannot be reached at its socket {where}: {error.strerror}.") from error
+        raise ConnectionError(f"ComfyUI cannot be reached at its socket {path}: {error.strerror}.") from error
     prepare(connection)
     send_frame(connection, {**hello, "token": os.environ[TOKEN]})
     welcome, _ = decode(receive_frame(connection, HELLO_BYTES))

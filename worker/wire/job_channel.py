@@ -8,11 +8,13 @@ pinned, so a latent is copied once on its way from the device, and once on its w
 from __future__ import annotations
 
 import hmac
+import itertools
 import socket
+import struct
+import sys
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -31,6 +33,7 @@ except ImportError:  # in the ranks, where the pack's folder is not a package
 SLOTS = 2
 MOST_PINNED = 256 << 20  # bytes of a slot; a VAE's weights come once, and pinning them takes longer than the copy
 COUNT_BYTES = 8
+FLOW = struct.Struct(f"=64s{4 * SLOTS}qQ")  # see `FrameMemory`
 LATENTS = (PREDICTION, "latents", "denoised")  # what their names begin with
 WAIT_SECONDS = 0.0005
 
@@ -55,47 +58,46 @@ class Slot:
 
 
 class FrameMemory:
-    """What ComfyUI and rank 0 map: slots for requests, which all ranks of the machine may map, and for replies.
+    """Rank 0's memory, which ComfyUI and the ranks of the machine map: slots for requests, and for replies.
 
-    flow: the session's token, and how many replies ComfyUI has taken out of their slots.
+    flow: begins with the session's token, so a process that does not know it cannot make one up. Behind it are the
+    addresses of the slots, and how many replies ComfyUI has taken out of theirs.
     """
 
-    def __init__(self, requests: Sequence[SharedMemory], replies: Sequence[SharedMemory], flow: SharedMemory) -> None:
-        self.requests, self.replies = [list(map(Slot, each)) for each in (requests, replies)]
+    def __init__(self, slots: Sequence[SharedMemory], flow: SharedMemory) -> None:
+        self.requests, self.replies = list(map(Slot, slots[:SLOTS])), list(map(Slot, slots[SLOTS:]))
         self.flow = flow
 
     @classmethod
-    def create(cls, requests: Sequence[SharedMemory], token: str) -> FrameMemory:
-        """Creates the memory for replies, beside that of requests. Raises OSError."""
-        found = cls(requests, [SharedMemory.create("replies") for _ in range(SLOTS)], SharedMemory.create("flow"))
-        found.flow.view(len(token) + COUNT_BYTES)[: len(token)] = token.encode()
+    def create(cls, token: str) -> FrameMemory:
+        """Raises OSError if no descriptors are left."""
+        slots = [SharedMemory.create(name) for name in ("requests", "replies") for _ in range(SLOTS)]
+        found = cls(slots, SharedMemory.create("flow"))
+        numbers = itertools.chain(*(slot.address for slot in slots))
+        FLOW.pack_into(found.flow.view(FLOW.size), 0, token.encode(), *numbers, 0)
         return found
 
     @classmethod
-    def open(cls, addresses: Any, token: str) -> FrameMemory | None:
-        """Opens rank 0's memory. Returns None if that is not possible, or if it does not have the session's token."""
-        try:
-            *slots, flow = [SharedMemory.open(Address(*map(int, each)), writes=True) for each in addresses]
-            known = hmac.compare_digest(bytes(flow.view(len(token) + COUNT_BYTES)[: len(token)]), token.encode())
-        except (OSError, TypeError, ValueError):
-            return None
-        return cls(slots[:SLOTS], slots[SLOTS:], flow) if known and len(slots) == 2 * SLOTS else None
-
-    @property
-    def addresses(self) -> list[Address]:
-        return [*(slot.memory.address for slot in (*self.requests, *self.replies)), self.flow.address]
+    def open(cls, address: Sequence[int], token: str, writes: bool = False) -> FrameMemory:
+        """Opens rank 0's memory. address: of its flow. writes: whether this process writes to it, too. Raises OSError
+        if that is not possible, and ValueError if it does not have the session's token."""
+        flow = SharedMemory.open(Address(*map(int, address)), writes=True)
+        known, *numbers, _ = FLOW.unpack(flow.view(FLOW.size))
+        if not hmac.compare_digest(known, token.encode()):
+            raise ValueError("The memory for frames does not have the session's token.")
+        pairs = zip(numbers[::2], numbers[1::2], strict=True)
+        return cls([SharedMemory.open(Address(*pair), writes) for pair in pairs], flow)
 
     @property
     def taken(self) -> int:
         """How many replies ComfyUI has taken out of their slots."""
-        return int.from_bytes(self._count(), "little")
+        return int.from_bytes(self._count(), sys.byteorder)
 
     def note_taken(self, count: int) -> None:
-        self._count()[:] = count.to_bytes(COUNT_BYTES, "little")
+        self._count()[:] = count.to_bytes(COUNT_BYTES, sys.byteorder)
 
     def _count(self) -> memoryview:
-        length = len(self.flow.map or b"")
-        return self.flow.view(length)[length - COUNT_BYTES : length]
+        return self.flow.view(FLOW.size)[-COUNT_BYTES:]
 
 
 class HostChannel:

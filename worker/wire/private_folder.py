@@ -1,43 +1,61 @@
-"""Private folders of this process: mode 0700, and removed when the process ends, however it ends."""
+"""Private folders of this process: mode 0700, and removed when the process ends, however it ends.
+
+A folder lives as long as a process holds its lock (flock). A PID would say less: containers that share /tmp have the
+same PIDs for different processes.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
-import re
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-import psutil
+try:
+    import fcntl
+except ImportError:  # on Windows, where no group starts
+    fcntl = None
 
+# The variables with a group's folder, and with its session's token, which a process needs to belong to the group.
+FOLDER, TOKEN = "PARALLELDIT_FOLDER", "PARALLELDIT_TOKEN"
+# In a group's folder: where the ranks of a machine find each other, and the source of the first model that they will
+# load, as JSON.
+STORE, EXPECTED = "store", "expected.json"
 PREFIX = "paralleldit"
-NAME = re.compile(rf"{PREFIX}-(\d+)-")
+# The variables with the folders in which torch and Triton keep compiled code, and read it as pickles.
+COMPILED = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+SECONDS_TO_LOCK = 60.0  # a younger folder may not be locked yet
 # The caretaker ignores signals that end a whole session or service. It ends after its parent, when its input closes.
 CARETAKER = """
 import os, shutil, signal, sys
-if hasattr(os, "fork") and os.fork():
+if os.fork():
     os._exit(0)
-for name in ("SIGHUP", "SIGINT", "SIGTERM"):
-    if hasattr(signal, name):
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
+for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
 for folder in sys.stdin.read().splitlines():
     shutil.rmtree(folder, ignore_errors=True)
 """
 
 
 def private_folder(purpose: str) -> Path:
-    """Creates a folder, which the caller may remove earlier. First removes the folders of processes that are gone."""
+    """Creates a folder, which the caller may remove earlier. First removes this user's folders that nobody uses."""
     remove_leftovers()
-    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}-{os.getpid()}-{purpose}-"))
-    with contextlib.suppress(OSError):  # without a caretaker, the next process removes the folder
-        folders = start_caretaker()
-        folders.write(f"{folder}\n")
-        folders.flush()
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}-{purpose}-"))
+    if fcntl:
+        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX)  # until this process ends
+        with contextlib.suppress(OSError):  # without a caretaker, the next process removes the folder
+            folders = start_caretaker()
+            folders.write(f"{folder}\n")
+            folders.flush()
     return folder
 
 
@@ -56,16 +74,63 @@ def start_caretaker() -> IO[str]:
         start_new_session=True,
         text=True,
     )
-    if hasattr(os, "fork"):
-        started.wait()  # its child goes on, detached
+    started.wait()  # its child goes on, detached
     if started.stdin is None:
         raise OSError("the caretaker has no pipe for its input")
     return started.stdin
 
 
+def keep_compiled_code(folder: Path) -> None:
+    """Makes torch keep the code that this process and its children compile in the folder. By default, it would be in
+    /tmp under a known name, where another user may have put pickles before. The environment's own folders stay if only
+    this user can write to them. Not on Windows."""
+    for name in COMPILED if fcntl else ():
+        if not (given := os.environ.get(name)) or not is_only_ours(Path(given)):
+            own = folder / name.partition("_")[0].lower()
+            with contextlib.suppress(OSError):
+                own.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not is_only_ours(own):
+                logging.warning("[ParallelDiT] Others can write to %s, so compiled code is not kept there.", own)
+                own = private_folder("compiled")
+            os.environ[name] = str(own)
+
+
+def is_only_ours(folder: Path) -> bool:
+    """Whether a path is a folder of this user, and nobody else can write to it."""
+    try:
+        state = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid() and not state.st_mode & 0o022
+
+
 def remove_leftovers() -> None:
-    """Removes the folders of processes that are gone."""
+    """Removes this user's folders that nobody holds any more. What cannot be removed stays, and keeps nothing else."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}-*"):
-        owner = NAME.match(folder.name)
-        if owner and not psutil.pid_exists(int(owner[1])):
-            shutil.rmtree(folder, ignore_errors=True)
+        # A deep tree may not be walked to its end.
+        with contextlib.suppress(OSError, RecursionError):
+            if is_leftover(folder):
+                shutil.rmtree(folder)
+
+
+def is_leftover(folder: Path) -> bool:
+    """Whether a folder is this user's, and no process holds it. Raises OSError."""
+    state = folder.lstat()
+    if fcntl is None or state.st_uid != os.geteuid() or time.time() - state.st_mtime < SECONDS_TO_LOCK:
+        return False
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(descriptor)
+    return True
+
+
+@contextlib.contextmanager
+def short_path(path: Path) -> Iterator[str]:
+    """Within it, a name of the path that is short enough for an AF_UNIX address, which has at most 107 bytes."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)

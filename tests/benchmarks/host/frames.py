@@ -15,7 +15,6 @@ import time
 
 import torch
 
-from parallel_backend.weights.shared_memory import SharedMemory
 from worker.wire.job_channel import SLOTS, FrameMemory, HostChannel, RankChannel
 from worker.wire.protocol import PREFIX, decode, encode, receive_frame
 
@@ -37,8 +36,7 @@ def be_rank(connection: socket.socket, memory: FrameMemory | None) -> None:
 def measure(latents: torch.Tensor, through_memory: bool, rounds: int) -> tuple[float, float]:
     """Returns the CPU milliseconds of a round in both processes, and the bytes that the socket carries in one."""
     theirs, ours = socket.socketpair()
-    slots = [SharedMemory.create("frames") for _ in range(SLOTS)]
-    memory = FrameMemory.create(slots, TOKEN) if through_memory else None
+    memory = FrameMemory.create(TOKEN) if through_memory else None
     rank = os.fork()
     if not rank:
         ours.close()
@@ -47,7 +45,7 @@ def measure(latents: torch.Tensor, through_memory: bool, rounds: int) -> tuple[f
         finally:
             os._exit(0)
     theirs.close()
-    channel = HostChannel(ours, FrameMemory.open(memory.addresses, TOKEN) if memory else None)
+    channel = HostChannel(ours, FrameMemory.open(memory.flow.address, TOKEN, writes=True) if memory else None)
 
     def ask() -> None:
         channel.send(encode({"op": "call"}, {"latents": latents}))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from types import TracebackType
 from demo.host import REPOSITORY
 from worker.launch.lifetime import PARENT
 from worker.wire.endpoint import Endpoint
+from worker.wire.private_folder import FOLDER, TOKEN
 from worker.wire.protocol import Header, decode, receive_frame, send_frame
 from worker.wire.tensors import Tensors
 
@@ -25,23 +25,19 @@ class OneRank:
 
     def __init__(self, folder: Path, module: str = "worker.rank.main") -> None:
         self.log = folder / "rank.log"
-        endpoint = Endpoint()
-        with socket.create_server(("127.0.0.1", 0)) as free, self.log.open("wb") as log:
-            port = free.getsockname()[1]
-            free.close()
+        endpoint = Endpoint(folder)
+        with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", module],
                 cwd=REPOSITORY,
                 env={
                     **os.environ,
-                    **endpoint.environment(),
+                    TOKEN: endpoint.token,
                     **dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0"),
                     **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS"), "1"),
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": str(port),
                     "PARALLELDIT_DEVICE": "cpu",
                     "PARALLELDIT_GPUS": "",
-                    "PARALLELDIT_LOGS": str(folder),
+                    FOLDER: str(folder),
                     "PARALLELDIT_LOG_MEGABYTES": "8",
                     PARENT: str(os.getpid()),
                 },

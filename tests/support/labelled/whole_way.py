@@ -35,7 +35,7 @@ from worker.inside.code_files import CodeFiles
 from worker.inside.decoder import Decoder
 from worker.launch.torchrun import COMFYUI_THREADS
 from worker.rank.agreement import Control
-from worker.rank.channels.heartbeat import Heartbeat
+from worker.rank.channels.heartbeat import Board, Heartbeat
 from worker.rank.channels.relay import FrameRelay
 from worker.rank.executor import Executor
 from worker.rank.job_groups import JobGroups
@@ -47,6 +47,7 @@ from worker.rank.state import RankState
 from worker.settings import Settings
 from worker.wire import protocol
 from worker.wire.job_channel import FrameMemory, HostChannel, RankChannel
+from worker.wire.private_folder import TOKEN as TOKEN_VARIABLE
 from worker.wire.protocol import decode
 from worker.wire.tensors import UnsendableError
 from worker.wire.tree import pack_call
@@ -67,11 +68,13 @@ class WholeWay:
 
     def __init__(self, folder: Path, device: torch.device = GPU) -> None:
         os.environ.setdefault(COMFYUI_THREADS, "1")
+        os.environ[TOKEN_VARIABLE] = TOKEN
         self.waits: Counter[str] = Counter()
         self.timeline = Timeline(device)
         self.relay = FrameRelay(device)
         rank, world = dist.get_rank(), dist.get_world_size()
-        heartbeat = Heartbeat(dist.HashStore, rank, world, dict, int, lambda _job: None)
+        board = Board(world)
+        heartbeat = Heartbeat(rank, board, board.hear, dict, int, lambda _job: None)
         groups = JobGroups(device, self.timeline)
         card, free = SimpleNamespace(total_memory=8 << 30), (8 << 30) - OUTSIDE
         told = {"get_device_properties": lambda _device: card, "mem_get_info": lambda _device: (free, 8 << 30)}
@@ -82,10 +85,11 @@ class WholeWay:
         assert [each["outside"] for each in self.executor.status()["devices"]] == [outside] * world
         if not rank:
             ours, self.theirs = socket.socketpair()
-            memory = FrameMemory.create(self.relay.offered, TOKEN)
+            memory = self.relay.memory
+            assert memory
             self.channel = RankChannel(self.theirs, memory)
             self.group = WorkerGroup("cpu", folder)
-            self.session = session_on(HostChannel(ours, FrameMemory.open(memory.addresses, TOKEN)))
+            self.session = session_on(HostChannel(ours, FrameMemory.open(memory.flow.address, TOKEN, writes=True)))
             self.group.supervisor.session = self.session
 
     def hold(self, module: ParallelModel) -> None:

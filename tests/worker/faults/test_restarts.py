@@ -23,8 +23,8 @@ from worker.errors import WorkerGroupError
 from worker.host.client import WorkerGroup
 from worker.host.restarts import WINDOW_SECONDS, Restarts
 from worker.launch import process
-from worker.launch.torchrun import EXPECTED
 from worker.settings import Settings
+from worker.wire.private_folder import EXPECTED
 
 PLAN, ONE_OF_TWO = ParallelPlan(ulysses=2), ParallelPlan()
 DEADLINE = 300.0
@@ -109,8 +109,8 @@ def test_a_group_that_dies_while_idle_comes_back_by_itself_with_its_model(
     assert len(status["pids"]) == 2 and not set(status["pids"]) & set(pids)
     assert f"process {pids[1]}) was killed by SIGKILL" in status["last_death"]
     assert status["deaths"] == 1
-    agent = psutil.Process(status["pids"][0]).parent()
-    assert agent and json.loads(agent.environ()[EXPECTED]) == source.to_json(), "the ranks import for it as they start"
+    expected = group.session.process.folder / EXPECTED
+    assert json.loads(expected.read_text()) == source.to_json(), "the ranks import for it as they start"
     assert torch.equal(load(), before)
     assert group.status()["counts"]["load"] == 1, "the model was there"
     group.dismiss()

@@ -23,6 +23,7 @@ from worker.host.client import WorkerGroup
 from worker.launch.logs import collect_stacks
 from worker.rank.job_groups import JobGroups
 from worker.settings import Settings
+from worker.wire.private_folder import FOLDER
 from worker.wire.protocol import IN_BLOCKS
 
 STILL, PATIENCE = 2.0, 60.0
@@ -64,7 +65,7 @@ def test_a_first_step_in_which_nothing_moves_ends_with_the_stacks_of_the_ranks(
 
 
 def test_a_rank_tells_its_stacks_while_a_thread_holds_the_gil(tmp_path: Path) -> None:
-    environment = {"PARALLELDIT_LOGS": str(tmp_path), "PARALLELDIT_LOG_MEGABYTES": "8", "RANK": "0"}
+    environment = {FOLDER: str(tmp_path), "PARALLELDIT_LOG_MEGABYTES": "8", "RANK": "0"}
     process = subprocess.Popen([sys.executable, "-c", BUSY], cwd=REPOSITORY, env=os.environ | environment)
     try:
         log = tmp_path / "rank-0.log"

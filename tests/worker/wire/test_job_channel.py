@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from parallel_backend.weights.shared_memory import IS_SHAREABLE, Address, SharedMemory
+from parallel_backend.weights.shared_memory import IS_SHAREABLE
 from tests.support.labelled.tensors import GPU, Labelled, on_gpu
 from worker.host.sent_conditions import SentConditions
 from worker.wire.job_channel import SLOTS, FrameMemory, HostChannel, RankChannel
@@ -27,9 +27,8 @@ class Ends:
 
     def __init__(self) -> None:
         self.theirs, self.ours = socket.socketpair()
-        rank = FrameMemory.create([SharedMemory.create("test") for _ in range(SLOTS)], TOKEN)
-        host = FrameMemory.open([list(each) for each in rank.addresses], TOKEN)
-        assert host
+        rank = FrameMemory.create(TOKEN)
+        host = FrameMemory.open(list(rank.flow.address), TOKEN, writes=True)
         self.rank, self.host, self.memory = RankChannel(self.theirs, rank), HostChannel(self.ours, host), rank
         self.count = 0
 
@@ -104,16 +103,17 @@ def test_a_rank_that_waits_learns_that_comfyui_is_gone(ends: Ends) -> None:
 
 @pytest.mark.parametrize("change", ("token", "descriptor", "process", "fewer", "text"))
 def test_memory_that_is_not_the_ranks_is_not_opened(change: str) -> None:
-    rank = FrameMemory.create([SharedMemory.create("test") for _ in range(SLOTS)], TOKEN)
-    addresses: list = [list(each) for each in rank.addresses]
+    rank = FrameMemory.create(TOKEN)
+    pid, descriptor = rank.flow.address
     wrong = {
-        "token": addresses,
-        "descriptor": [*addresses[:-1], [addresses[-1][0], 1 << 20]],
-        "process": [*addresses[:-1], Address(1 << 22, 3)],
-        "fewer": addresses[1:],
+        "token": [pid, descriptor],
+        "descriptor": [pid, 1 << 20],
+        "process": [1 << 22, 3],
+        "fewer": [pid],
         "text": "memory",
     }
-    assert FrameMemory.open(wrong[change], "b" * 64 if change == "token" else TOKEN) is None
+    with pytest.raises((OSError, TypeError, ValueError)):
+        FrameMemory.open(wrong[change], "b" * 64 if change == "token" else TOKEN)
 
 
 def test_a_frame_that_lies_about_its_length_is_refused(ends: Ends) -> None:

@@ -1,64 +1,76 @@
 """A rank's heartbeat, and messages that reach every rank while their main threads are busy.
 
-Both go through the store of torchrun's agent, in a thread of their own.
+Each rank tells rank 0 of its life and memory, in a thread of its own, and the answer says which job was given up.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from datetime import timedelta
-from typing import Any, TypeVar
-
-import torch.distributed as dist
+from typing import Any
 
 from parallel_backend.errors import is_out_of_memory
+
+from .heartbeat_link import BROKEN_LINK, Hear, Message
 
 INTERVAL = 0.25
 # The wait between a job's break-off and the cutting of its groups. gloo can lose track of a transfer that is cut
 # midway.
 CUT_DELAY_SECONDS = 0.5
 STUCK_SECONDS = 30.0  # the longest time from a job's break-off to its end on every rank
-PATIENCE = timedelta(seconds=10)
-BEAT, CANCELLED, BROKEN = "paralleldit/beat/{}", "paralleldit/cancelled", "paralleldit/broken"
-
-Answer = TypeVar("Answer")
 
 
-def agent_store() -> dist.TCPStore:
-    """Returns a new connection to the store of torchrun's agent."""
-    return dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=PATIENCE)
+class Board:
+    """What rank 0 knows of all ranks. Any thread may hear.
+
+    heard: by rank, when its last beat came, and the beat. moved_at: when a beat last had other moves. cancelled,
+    broken: the last job that ComfyUI cancelled, and the last one that a rank broke off.
+    """
+
+    def __init__(self, world: int) -> None:
+        self.heard: list[tuple[float, Message]] = [(time.monotonic(), {"moves": 0, "memory": {}})] * world
+        self.moved_at = time.monotonic()
+        self.cancelled = self.broken = 0
+
+    def hear(self, beat: Message) -> Message:
+        """Notes a rank's beat, and returns what the rank is told."""
+        now, rank = time.monotonic(), beat["rank"]
+        if beat["moves"] != self.heard[rank][1]["moves"]:
+            self.moved_at = now
+        self.heard[rank] = now, beat
+        self.broken = max(self.broken, beat["broken"])
+        return {"cancelled": self.cancelled, "broken": self.broken}
 
 
 class Heartbeat(threading.Thread):
     """Reports this rank's life and memory four times a second, and learns which job was cancelled or broken off.
 
-    A job is identified by its request's id, which counts up; 0 is none. Every rank creates its heartbeat before any
-    rank starts one. It ends when the store is gone, together with torchrun's agent.
+    A job is identified by its request's id, which counts up; 0 is none.
     """
 
     def __init__(
         self,
-        connect: Callable[[], dist.Store],
         rank: int,
-        world: int,
+        board: Board,
+        ask: Hear,
         measure: Callable[[], Mapping[str, int]],
         count_moves: Callable[[], int],
         on_broken: Callable[[int], None],
         on_beat: Callable[[], None] = lambda: None,
     ) -> None:
-        """measure: returns this rank's memory, see `RankState.memory`; asks neither torch nor CUDA.
+        """board: rank 0's; another rank's stays empty. ask: sends rank 0 a beat, and returns its answer.
+        measure: returns this rank's memory, see `RankState.memory`; asks neither torch nor CUDA.
         count_moves: returns a number that changes while this rank works, see `Timeline`.
         on_broken: called with the id of each job that is broken off.
         on_beat: called at each beat; raises nothing."""
         super().__init__(name="heartbeat", daemon=True)
-        self.connect = connect
         self.rank = rank
+        self.board = board
+        self.ask = ask
         self.measure = measure
         self.count_moves = count_moves
         self.on_broken = on_broken
@@ -66,25 +78,17 @@ class Heartbeat(threading.Thread):
         self.cancelled = self.broken = self.announced = 0
         self.broken_at = 0.0
         self.ended = 0  # the last job that ended on this rank
-        self.count = 0
         self.due = threading.Event()
-        # Each rank's last beat, when it came, and when a beat last had other moves. Only rank 0 collects them.
-        self.heard = [(time.monotonic(), {"count": 0, "moves": 0, "memory": {}}) for _ in range(world)]
-        self.moved_at = time.monotonic()
-        self.store = connect()
-        for key in (CANCELLED, BROKEN):
-            self.store.compare_set(key, "", "0")
-        self._beat()
+        self.beat()
 
     def run(self) -> None:
         while True:
             try:
-                self._ask(lambda _store: self._beat())
-                self._listen()
+                self.beat()
                 self._watch_broken()
                 self.on_beat()
-            except dist.DistError:
-                return
+            except BROKEN_LINK as error:  # if rank 0 has ended, so will this process
+                logging.warning("no sign of life reached rank 0: %r", error)
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -92,50 +96,37 @@ class Heartbeat(threading.Thread):
             self.due.wait(INTERVAL)
             self.due.clear()
 
+    def beat(self, broken: int = 0) -> None:
+        """Sends rank 0 a sign of life. broken: a job that this rank breaks off. Raises BROKEN_LINK."""
+        beat = {"rank": self.rank, "moves": self.count_moves(), "memory": self.measure(), "broken": broken}
+        answer = self.ask(beat)
+        self.cancelled = answer["cancelled"]
+        if answer["broken"] != self.broken:
+            self.broken, self.broken_at = answer["broken"], time.monotonic()
+
     def cancel(self, job: int) -> None:
         """Cancels a job on all ranks within two beats. Returns at once. Called on rank 0, from any thread."""
-        self.cancelled = job
+        self.cancelled = self.board.cancelled = job
         self.due.set()
 
     def break_off(self, job: int) -> None:
-        """Tells every rank that a job is broken off. Called before its communication is cut."""
-        self._ask(lambda store: store.set(BROKEN, str(job)))
+        """Tells every rank that a job is broken off. Called before its communication is cut. Raises BROKEN_LINK."""
+        self.beat(job)
 
     def is_broken(self, job: int) -> bool:
-        """Whether any rank has broken the job off."""
-        return int(self._ask(lambda store: store.get(BROKEN))) == job
+        """Whether any rank has broken the job off. Raises BROKEN_LINK."""
+        self.beat()
+        return self.broken == job
 
     def status(self) -> dict[str, Any]:
         """Returns, on rank 0, each rank's seconds since its last sign of life, and its memory in bytes: rank 0's as it
         is after the last request, because ComfyUI asks what that has freed, and the others' of their last beats. still:
         the seconds since any rank's timeline has moved."""
-        now, heard = time.monotonic(), list(self.heard)
+        now, heard = time.monotonic(), list(self.board.heard)
         memory = [beat["memory"] for _, beat in heard]
         with contextlib.suppress(MemoryError):  # a job uses the memory up
             memory[0] = self.measure()
-        return {"beats": [now - at for at, _ in heard], "memory": memory, "still": now - self.moved_at}
-
-    def _beat(self) -> None:
-        self.count += 1
-        beat = {"count": self.count, "moves": self.count_moves(), "memory": self.measure()}
-        self.store.set(BEAT.format(self.rank), json.dumps(beat))
-
-    def _listen(self) -> None:
-        if self.rank == 0:
-            self._ask(lambda store: store.set(CANCELLED, str(self.cancelled)))
-            keys = [BROKEN, *(BEAT.format(rank) for rank in range(len(self.heard)))]
-            broken, *beats = self._ask(lambda store: store.multi_get(keys))
-            for rank, beat in enumerate(map(json.loads, beats)):
-                _, last = self.heard[rank]
-                if beat["count"] != last["count"]:
-                    self.heard[rank] = (time.monotonic(), beat)
-                if beat["moves"] != last["moves"]:
-                    self.moved_at = time.monotonic()
-        else:
-            broken, cancelled = self._ask(lambda store: store.multi_get([BROKEN, CANCELLED]))
-            self.cancelled = int(cancelled)
-        if int(broken) != self.broken:
-            self.broken, self.broken_at = int(broken), time.monotonic()
+        return {"beats": [now - at for at, _ in heard], "memory": memory, "still": now - self.board.moved_at}
 
     def _watch_broken(self) -> None:
         """Cuts a broken job's communication. If the job still does not end, ends this process, and with it the
@@ -147,11 +138,3 @@ class Heartbeat(threading.Thread):
         if self.ended < self.broken and since > STUCK_SECONDS:
             logging.error("job %d was broken off and does not end", self.broken)
             os._exit(1)
-
-    def _ask(self, question: Callable[[dist.Store], Answer]) -> Answer:
-        """Calls the store. Renews a broken connection once. Raises DistError if the store is gone."""
-        try:
-            return question(self.store)
-        except dist.DistError:
-            self.store = self.connect()
-            return question(self.store)

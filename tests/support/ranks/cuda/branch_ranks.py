@@ -34,14 +34,13 @@ from worker.rank.job_groups import JobGroups
 
 def receive_on(device: torch.device) -> None:
     """Sends and receives a large reply as on GPUs."""
-    from parallel_backend.weights.shared_memory import SharedMemory
-    from worker.wire.job_channel import SLOTS, FrameMemory, HostChannel, RankChannel
+    from worker.wire.job_channel import FrameMemory, HostChannel, RankChannel
 
     theirs, ours = socket.socketpair()
     with theirs, ours:
-        memory = FrameMemory.create([SharedMemory.create("test") for _ in range(SLOTS)], "token")
+        memory = FrameMemory.create(token := "a" * 64)
         RankChannel(theirs, memory).send({}, {"latents": torch.ones(1 << 20, device=device)})
-        HostChannel(ours, FrameMemory.open(memory.addresses, "token")).receive(device)
+        HostChannel(ours, FrameMemory.open(memory.flow.address, token, writes=True)).receive(device)
 
 
 def connect_ahead(groups: JobGroups) -> None:

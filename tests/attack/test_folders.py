@@ -1,0 +1,136 @@
+"""What another user puts into /tmp beforehand does no harm, and what lives is not removed."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from demo.host import REPOSITORY
+from worker.wire.private_folder import COMPILED, SECONDS_TO_LOCK, is_only_ours, keep_compiled_code, private_folder
+
+NOBODY = 65534
+DEEP = 2000  # more than Python's recursion
+HOLDER = "import sys; from worker.wire.private_folder import private_folder as of; print(of('x'), flush=True)"
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def put(folder: Path, owner: int = -1) -> Path:
+    """A folder as of an hour ago."""
+    folder.mkdir()
+    if owner >= 0:
+        os.chown(folder, owner, owner)
+    age(folder)
+    return folder
+
+
+def age(folder: Path) -> None:
+    then = time.time() - 60 * SECONDS_TO_LOCK
+    os.utime(folder, (then, then), follow_symlinks=False)
+
+
+def put_deep_tree(folder: Path) -> None:
+    folder.mkdir()
+    start = os.getcwd()
+    os.chdir(folder)
+    try:
+        for _ in range(DEEP):
+            os.mkdir("d")
+            os.chdir("d")
+    finally:
+        os.chdir(start)
+    age(folder)
+
+
+def test_names_that_are_no_pids_and_deep_trees_stop_nobody(temporary: Path) -> None:
+    put(temporary / "paralleldit-99999999999999999999-x")
+    put_deep_tree(temporary / "paralleldit-deep")
+    (temporary / "paralleldit-file").write_text("")
+    (temporary / "paralleldit-link").symlink_to("/etc")
+    leftover = put(temporary / "paralleldit-group1-old")
+    assert private_folder("socket").is_dir()
+    assert not leftover.exists(), "what comes after the others is still looked at"
+    assert Path("/etc/passwd").exists()
+    subprocess.run(["rm", "-rf", str(temporary / "paralleldit-deep")], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="to act as another user, the test runs as root")
+def test_another_users_folder_is_left_alone(temporary: Path) -> None:
+    folder = put(temporary / "paralleldit-group1-theirs", NOBODY)
+    private_folder("group1")
+    assert folder.exists()
+
+
+def test_a_folder_that_a_process_holds_stays_and_goes_with_it(temporary: Path) -> None:
+    """Whatever its PID is: in another container it may be the same as of this process."""
+    holder = subprocess.Popen(
+        [sys.executable, "-c", f"{HOLDER}; sys.stdin.read()"],
+        cwd=REPOSITORY, env={**os.environ, "TMPDIR": str(temporary)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    assert holder.stdout
+    folder = Path(holder.stdout.readline().strip())
+    age(folder)
+    private_folder("other")
+    assert folder.exists()
+    holder.kill()
+    holder.wait()
+    age(folder) if folder.exists() else None  # its caretaker may have been quicker
+    private_folder("other")
+    assert not folder.exists()
+
+
+@pytest.fixture
+def unset(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in COMPILED:
+        monkeypatch.setenv(name, "")
+    yield
+
+
+def compiled() -> list[Path]:
+    return [Path(os.environ[name]) for name in COMPILED]
+
+
+def test_compiled_code_is_kept_where_nobody_else_writes(
+    tmp_path: Path, unset: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_compiled_code(tmp_path / "own")
+    assert all(folder.parent == tmp_path / "own" and is_only_ours(folder) for folder in compiled())
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in compiled()] == [0o700] * 2
+    open_folder = tmp_path / "torchinductor_root"  # torch's own choice, which another user has made first
+    open_folder.mkdir()
+    open_folder.chmod(0o777)
+    chosen = tmp_path / "chosen"
+    chosen.mkdir(mode=0o700)
+    monkeypatch.setenv(COMPILED[0], str(open_folder))
+    monkeypatch.setenv(COMPILED[1], str(chosen))
+    keep_compiled_code(tmp_path / "own")
+    assert compiled() == [tmp_path / "own" / "torchinductor", chosen], "an operator's own folder stays"
+
+
+@pytest.mark.parametrize("kind", ["open", "a link", pytest.param("another's", marks=pytest.mark.skipif(
+    os.geteuid() != 0, reason="to act as another user, the test runs as root"))])  # fmt: skip
+def test_a_folder_that_others_write_to_is_not_used(kind: str, temporary: Path, unset: None) -> None:
+    for name in ("torchinductor", "triton"):
+        folder = temporary / "own" / name
+        folder.parent.mkdir(exist_ok=True)
+        if kind == "a link":
+            (temporary / f"behind-{name}").mkdir(mode=0o700)
+            folder.symlink_to(temporary / f"behind-{name}")
+            continue
+        folder.mkdir(mode=0o700)
+        folder.chmod(0o777) if kind == "open" else os.chown(folder, NOBODY, NOBODY)
+    keep_compiled_code(temporary / "own")
+    assert all(is_only_ours(folder) and folder.parent.name != "own" for folder in compiled())
