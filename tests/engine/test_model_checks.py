@@ -106,7 +106,6 @@ UNET = "comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel"
     ("model", "plan", "said"),
     [
         (of_comfyui("comfy.ldm.ace.model.ACEStepTransformer2DModel"), {"ring": 2}, "cannot be shared: its attention"),
-        (of_comfyui("comfy.ldm.minimax.model.MiniMaxH3Model"), {"cfg": 2}, "apart in MiniMaxH3Model: it takes one"),
         (of_comfyui(UNET, use_temporal_resblocks=True), {"dp": 2}, "apart in UNetModel: they are the frames"),
         (of_comfyui(UNET, use_temporal_resblocks=False), {"ring": 2}, "known here: it has no channel_mult"),
         (of_comfyui("comfy.ldm.flux.model.Flux"), {"ulysses": 2}, "not the one that is known here: it has no params"),

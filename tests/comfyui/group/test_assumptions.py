@@ -12,6 +12,7 @@ import pytest
 from demo.host import REPOSITORY
 
 SECONDS = 120
+QUICK = ("latents by name", "an argument of the patcher")
 MODEL_BASE, PATCHER, FLUX = "comfy/model_base.py", "comfy/model_patcher.py", "comfy/ldm/flux/model.py"
 CALL = "self.diffusion_model(xc, t, context=context"
 FLUX_FORWARD = "    def forward(self, x, timestep, context, y=None, guidance=None, ref_latents=None, control=None,"
@@ -97,7 +98,9 @@ def test_all_holds_of_this_comfyui(comfyui: Path) -> None:
     assert {name: said for name, said in found.items() if said} == {}
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CHANGES]
+)
 def test_a_changed_comfyui_is_noticed(name: str, comfyui: Path, tmp_path: Path) -> None:
     changes, says = CHANGES[name]
     host = copy_of(comfyui, tmp_path / "ComfyUI", {file for file, _, _ in changes})
