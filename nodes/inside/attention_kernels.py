@@ -24,6 +24,7 @@ KNOWN = {
     f"{COMFYUIS}:attention3_sage": "sage3",
     f"{COMFYUIS}:attention_flash": "flash",
     f"{COMFYUIS}:attention_xformers": "xformers",
+    f"{COMFYUIS}:attention_comfy_kitchen_int8": "comfy_kitchen_int8",
     f"{COMFYUIS}:attention_pytorch": "pytorch",
     f"{COMFYUIS}:attention_sub_quad": "sub_quad",
     f"{COMFYUIS}:attention_split": "split",

@@ -43,6 +43,7 @@ SHAREABLE = "use_pytorch_cross_attention"
 ATTENTION = (
     SHAREABLE,
     *("use_split_cross_attention", "use_quad_cross_attention", "use_sage_attention", "use_flash_attention"),
+    "use_ck_attention",
     *("disable_xformers", "force_upcast_attention", "dont_upcast_attention"),
 )
 # ComfyUI's arguments that choose how much of a model is on its device.

@@ -23,6 +23,8 @@ PLANNED = {
     "one other": (2, 3, ["auto_like", "left_out", "needs_model"]),
     "own is another": (1, 3, ["auto_one", "left_out"]),
     "as many as set": (3, 3, ["auto_set", "needs_model"]),
+    "more set than cards": (2, 2, ["auto_set", "needs_model"]),
+    "more set than cores": (3, 3, ["auto_set", "needs_model"]),
     "of two machines": (4, 6, ["auto_like", "left_out", "needs_model"]),
     "Intel's": (2, 2, ["auto_gpus", "needs_model"]),
     "set to the CPU": (2, None, ["auto_cpu", "needs_model"]),
@@ -51,7 +53,7 @@ def test_an_automatic_plan_is_for_comfyuis_own_gpu_and_those_like_it(machine: st
     auto, most, remarks = PLANNED[machine]
     found = machines[machine]
     assert (found["auto"], found["most"], found["remarks"]) == (auto, most or found["most"], remarks)
-    on = "cpu" if "CPU" in machine else "xpu" if machine == "Intel's" else "cuda"
+    on = "cpu" if "CPU" in machine or "cores" in machine else "xpu" if machine == "Intel's" else "cuda"
     assert found["device"] == on
 
 

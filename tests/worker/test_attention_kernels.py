@@ -70,6 +70,11 @@ def test_a_whole_sampling_attends_by_the_chosen_kernel(two: DirectGroup) -> None
     ("plan", "kernel", "why"),
     [
         ({"ulysses": 2}, "sage", SAGE + "The ranks attend by the plan's kernel native."),
+        (
+            {"ulysses": 2},
+            "comfy_kitchen_int8",
+            SAGE.replace("sage", "comfy_kitchen_int8") + "The ranks attend by the plan's kernel native.",
+        ),
         ({"cfg": 2}, "sage", SAGE + "The ranks attend by ComfyUI's attention_pytorch."),
         (
             {"ring": 2},

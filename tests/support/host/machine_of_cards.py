@@ -30,6 +30,8 @@ MACHINES: dict[str, tuple[str, list[SimpleNamespace], dict[str, str]]] = {
     "own is another": ("cuda", [SMALL, BIG, BIG], {}),
     "as many as set": ("cuda", [BIG, SMALL, BIG], {"ranks": "3"}),
     "of two machines": ("cuda", [BIG, SMALL, BIG], {"machines": "10.0.0.1:29400,10.0.0.2"}),
+    "more set than cards": ("cuda", [BIG, BIG], {"ranks": "1000"}),
+    "more set than cores": ("cuda", [BIG, BIG], {"ranks": "1000", "device": "cpu", "cpu_ranks": "3"}),
     "Intel's": ("xpu", [ARC, ARC], {}),
     "set to the CPU": ("cuda", [BIG, BIG], {"device": "cpu"}),
     "set to what is not there": ("cuda", [BIG, BIG], {"device": "xpu"}),

@@ -96,6 +96,7 @@ KERNELS = {
         HostKernel("sage3", "sage3", (10, 0), 248, "the package sageattn3"),
         HostKernel("flash", "flash", (8, 0), 256, "the package flash-attn"),
         HostKernel("xformers", "xformers", (7, 0), 256, "the package xformers"),
+        HostKernel("comfy_kitchen_int8", "comfy_kitchen_int8", (7, 5), 256, "a comfy-kitchen that has it"),
         HostKernel("pytorch", "pytorch", is_torchs=True, engines=NATIVE),
         HostKernel("sub_quad", "sub_quad", is_torchs=True),
         HostKernel("split", "split", is_torchs=True),
