@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import comfy.model_management
 import comfy.model_patcher
 import comfy.sd
 import torch
@@ -27,7 +28,10 @@ from .model.remote_weights import check_interrupt
 
 CHUNKED = "comfy_has_chunked_io"
 PATCHES = ("patches", "object_patches", "weight_wrapper_patches")
-TILED = ("decode_tiled_", "decode_tiled_3d", "encode_tiled_", "encode_tiled_3d")
+TILED = (
+    *("decode_tiled_", "decode_tiled_1d", "decode_tiled_3d", "_decode_tiled_owned"),
+    *("encode_tiled_", "encode_tiled_1d", "encode_tiled_3d", "_encode_tiled_owned"),
+)
 METHODS = ("forward", "encode", "decode")
 CPU = torch.device("cpu")
 
@@ -132,8 +136,16 @@ def refuse_tiles(*_given: Any, **_options: Any) -> Any:
 
 
 def scale_estimate(estimate: Callable[..., float], ranks: int, kept: int) -> Callable[..., float]:
-    """Returns an estimate of rank 0's memory on ComfyUI's device. kept: the weights, in bytes."""
-    return lambda shape, dtype: estimate(shape, dtype) / ranks + kept
+    """Returns an estimate of rank 0's memory on ComfyUI's device. kept: the weights, in bytes. It is refused if the
+    estimate itself lacks memory: ComfyUI would use it for the tiles, without having it."""
+
+    def scaled(shape: Any, dtype: Any) -> float:
+        try:
+            return estimate(shape, dtype) / ranks + kept
+        except comfy.model_management.OOM_EXCEPTION:
+            return refuse_tiles()
+
+    return scaled
 
 
 def refuse_changed(vae: Any) -> None:

@@ -39,6 +39,7 @@ from ...comfyui.source import METHODS, HostSource
 from ...inside.changes import Leftovers, apply_changes
 from ...inside.code_files import CodeFiles
 from ...inside.decoder import Decoder
+from ...wire.operations import FORWARD
 from ...wire.tensors import Tensors
 from ..request_checks import parse_field
 from .attention_kernels import HostKernel, choose_kernel
@@ -326,7 +327,7 @@ class HostModel:
         """
         return len(sizes) == 1 and all(self.mesh["batch"].sizes(sizes[0])) and self.module.link is None
 
-    def call(self, calls: Sequence[Call], method: str) -> list[Output] | None:
+    def call(self, calls: Sequence[Call], method: str = FORWARD) -> list[Output] | None:
         """Returns the model's predictions on global rank 0, one per call; None elsewhere. Tensors may be on any device.
         method: at which the calls enter."""
         given = [self.prepare_kwargs(call.kwargs) for call in calls]
