@@ -148,7 +148,8 @@ class RemoteModule(PlannedModule):
         for name, parts in self.computed.items():
             if isinstance(whole := values.get(name), dict):
                 values[name] = {part: value for part, value in whole.items() if part not in parts}
-        given = {name: value for name, value in values.items() if value is not None}
+        needed = {each.name for each in self.entries.signature.parameters.values() if each.default is each.empty}
+        given = {name: value for name, value in values.items() if value is not None or name in needed}
         call = ModelCall([latents, timestep], given, branches)
         if self.recording:
             return self.recording.add(call)

@@ -65,8 +65,14 @@ def census(
     return json.loads(out.read_text())
 
 
-def test_every_node_that_takes_a_model_has_a_row(census: dict[str, Any]) -> None:
-    assert set(census["nodes"]) == {row.node or name for name, row in {**ROWS, **DETECTOR_ROWS}.items()}
+def test_every_node_that_takes_a_model_has_a_row_or_gives_what_stock_gives(census: dict[str, Any]) -> None:
+    """A newer ComfyUI has nodes without a row. They run by their own defaults, if those suffice."""
+    known = {row.node or name for name, row in {**ROWS, **DETECTOR_ROWS}.items()}
+    assert {*census["nodes"]} - {*census["unknown"]} == known
+    for name in census["unknown"]:
+        found = census["rows"][name]
+        print(f"{name} has no row: {found}")
+        assert "stock raised" in found or found.get("error", 1.0) <= TOLERANCE, (name, found)
 
 
 @pytest.mark.parametrize("name", named(name for name, row in RUN.items() if row.words is None))

@@ -31,7 +31,7 @@ from tests.support.census.habits import HABITS
 from tests.support.census.networks import GivenNetworks
 from tests.support.census.pack_rows import HABIT_NODE, PACK
 from tests.support.census.patch_rows import NODE as PATCH_NODE
-from tests.support.census.rows import ROWS, Given, Row
+from tests.support.census.rows import ROWS, Given, Row, equal
 from tests.support.census.saved import SAVED_ROWS
 from tests.support.census.shown import as_node
 from tests.support.files.quantise import quantised
@@ -428,9 +428,12 @@ def order(row: Row) -> tuple[Any, ...]:
 
 def main(comfyui: str, base: str, out: str, *names: str) -> None:
     census = Census(comfyui, base)
-    results: dict[str, Any] = {"nodes": census.model_nodes(), "rows": {}}
+    nodes = census.model_nodes()
     every = {**ROWS, **HABITS, **SAVED_ROWS, **DETECTOR_ROWS}
+    unknown = sorted({*nodes} - {row.node or name for name, row in every.items()})
+    results: dict[str, Any] = {"nodes": nodes, "unknown": unknown, "rows": {}}
     rows = [(name, row) for name, row in every.items() if not names or name in names]
+    rows += [(name, equal()) for name in unknown]  # of a newer ComfyUI: by their own defaults
     try:
         for name, row in sorted(rows, key=lambda item: order(item[1])):
             try:
