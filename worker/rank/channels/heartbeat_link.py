@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import struct
 import threading
 from collections.abc import Callable
 from multiprocessing import AuthenticationError
@@ -24,10 +25,10 @@ SOCKET = "heartbeat"  # in the group's folder
 PORT = "paralleldit/heartbeat"  # the key of the port, if there are several machines
 MAX_BYTES = 64 << 10  # of a message
 MAX_STRANGERS = 64  # connections at the same time whose handshake is not over
-PATIENCE_SECONDS = 10
+PATIENCE_SECONDS = 10  # with a silent connection; a rank renews its own
 BROKEN_LINK = (OSError, EOFError, ValueError, AssertionError, AuthenticationError)  # of a handshake or a message
 
-connect: Callable[..., Connection] = cast("Any", Client)  # which on Windows returns another class
+open_link: Callable[..., Connection] = cast("Any", Client)  # which on Windows returns another class
 
 Message = dict[str, Any]
 Hear = Callable[[Message], Message]  # takes a rank's message, and returns the answer
@@ -54,7 +55,9 @@ class HeartbeatServer(threading.Thread):
 
     def run(self) -> None:
         while True:
-            link = Connection(self.listener.accept()[0].detach())
+            connection, _ = self.listener.accept()
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", PATIENCE_SECONDS, 0))
+            link = Connection(connection.detach())
             try:
                 if not self.strangers.acquire(blocking=False):
                     raise OSError("too many connections without a handshake")
@@ -88,9 +91,9 @@ class HeartbeatLink:
     def connect(self) -> Connection:
         """Connects to rank 0. Raises BROKEN_LINK."""
         if not is_one_machine():
-            return connect((os.environ["MASTER_ADDR"], int(self.store.get(PORT))), authkey=token())
+            return open_link((os.environ["MASTER_ADDR"], int(self.store.get(PORT))), authkey=token())
         with short_path(Path(os.environ[FOLDER]) / SOCKET) as address:
-            return connect(address, authkey=token())
+            return open_link(address, authkey=token())
 
     def ask(self, message: Message) -> Message:
         """Sends a message to rank 0, and returns its answer. Renews a broken connection once. Any thread may call it.
