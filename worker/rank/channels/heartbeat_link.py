@@ -58,11 +58,13 @@ class HeartbeatServer(threading.Thread):
             connection, _ = self.listener.accept()
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", PATIENCE_SECONDS, 0))
             link = Connection(connection.detach())
+            if not self.strangers.acquire(blocking=False):
+                link.close()
+                continue
             try:
-                if not self.strangers.acquire(blocking=False):
-                    raise OSError("too many connections without a handshake")
                 threading.Thread(target=self.serve, args=(link,), name="heartbeats", daemon=True).start()
-            except (OSError, MemoryError, RuntimeError):  # a job uses the memory up; the rank tries again
+            except (MemoryError, RuntimeError):  # a job uses the memory up; the rank tries again
+                self.strangers.release()
                 link.close()
 
     def serve(self, link: Connection) -> None:
