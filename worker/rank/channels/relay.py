@@ -100,4 +100,6 @@ class FrameRelay:
         except OSError:
             opened.zero_()
         dist.all_reduce(opened, dist.ReduceOp.MIN, group=self.group)
+        if not opened and dist.get_rank():
+            self.memory = None
         return bool(opened)
