@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import struct
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ MAGIC, GGUF_VERSION, ARRAY, UINT8 = b"GGUF", 3, 9, 0
 MANY = 1 << 40
 MANY_TENSORS = 500_000
 DEPTH = 100_000
-SECONDS = 5.0  # for what takes one, beside other work
+SECONDS = 3.0  # of the CPU
 MEMORY = 512 << 20
 DIT_FOLDER = "tiny-dit"
 
@@ -75,18 +74,22 @@ CONFIGS: dict[str, dict[str, Any] | str] = {
 }
 
 
+def seconds_of(process: psutil.Process) -> float:
+    return sum(process.cpu_times()[:2])
+
+
 @pytest.fixture
 def ask(host: ComfyHost) -> Iterator[Callable[[str], str]]:
     """Asks about a plan for a model. The answer comes soon and without much memory; what it says of the model."""
     process = psutil.Process(host.process.pid)
 
     def question(name: str) -> str:
-        before, began = process.memory_info().rss, time.monotonic()
+        before, began = process.memory_info().rss, seconds_of(process)
         data = json.dumps({"values": {"mode": "auto"}, "loaders": [{"model_name": name}]}).encode()
         request = urllib.request.Request(f"{host.url}/paralleldit/plan", data, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=60) as answer:  # raises for a 500
             said = json.loads(answer.read())
-        assert time.monotonic() - began < SECONDS
+        assert seconds_of(process) - began < SECONDS
         assert process.memory_info().rss - before < MEMORY
         return " ".join(said["unknown"])
 

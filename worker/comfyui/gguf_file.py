@@ -20,7 +20,7 @@ PLAIN = ("F16", "F32", "F64", "I8", "I16", "I32", "I64")
 BF16 = "BF16"
 STRING = gguf.GGUFValueType.STRING
 NATIVE = "I"  # gguf's name for the machine's own byte order
-MOST_READS = 1 << 18  # of numbers and texts; four times as many as the largest models have
+MOST_READS = 1 << 17  # of numbers and texts; twice as many as the largest models have
 
 
 def read_gguf(file: str | Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
