@@ -89,5 +89,5 @@ def test_a_first_rank_without_the_token_is_not_obeyed(
     machines: int, said: str, ranks: RankPool, tmp_path: Path
 ) -> None:
     """It has the store, and so it is rank 0 for the other. That one reads none of its frames."""
-    ranks.run(2, "relay_ranks", str(machines), str(tmp_path / "said"))
+    ranks.run(2, "group.relay_ranks", str(machines), str(tmp_path / "said"))
     assert (tmp_path / "said.1").read_text().startswith(said)

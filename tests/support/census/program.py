@@ -428,10 +428,9 @@ def order(row: Row) -> tuple[Any, ...]:
 
 def main(comfyui: str, base: str, out: str, *names: str) -> None:
     census = Census(comfyui, base)
-    nodes = census.model_nodes()
     every = {**ROWS, **HABITS, **SAVED_ROWS, **DETECTOR_ROWS}
-    unknown = sorted({*nodes} - {row.node or name for name, row in every.items()})
-    results: dict[str, Any] = {"nodes": nodes, "unknown": unknown, "rows": {}}
+    unknown = sorted({*census.model_nodes()} - {row.node or name for name, row in every.items()})
+    results: dict[str, Any] = {"nodes": census.model_nodes(), "unknown": unknown, "rows": {}}
     rows = [(name, row) for name, row in every.items() if not names or name in names]
     rows += [(name, equal()) for name in unknown]  # of a newer ComfyUI: by their own defaults
     try:
@@ -439,10 +438,8 @@ def main(comfyui: str, base: str, out: str, *names: str) -> None:
             try:
                 results["rows"][name] = census.outcome(row.node or name, row)
             except Exception as error:
-                results["rows"][name] = {
-                    "stock": f"{type(error).__name__}: {error}",
-                    "trace": traceback.format_exc()[-3000:],
-                }
+                said = f"{type(error).__name__}: {error}"
+                results["rows"][name] = {"stock": said, "trace": traceback.format_exc()[-3000:]}
     finally:
         census.group.stop()
     Path(out).write_text(json.dumps(results, indent=1))
