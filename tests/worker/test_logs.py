@@ -71,6 +71,7 @@ def test_a_log_whose_folder_is_removed_is_begun_again(tmp_path: Path) -> None:
     script = f'print("before")\nshutil.rmtree({str(folder)!r})\nprint("lost")\nlog.rotate()\nprint("after")'
     assert run(rank_script(folder, script)).returncode == 0
     assert (folder / f"rank-{RANK}.log").read_text() == "after\n"
+    assert folder.stat().st_mode & 0o777 == 0o700, "others may not read it"
 
 
 def test_a_folder_that_cannot_be_made_does_not_end_the_rank(tmp_path: Path) -> None:

@@ -294,3 +294,13 @@ def test_once_three_have_run_another_has_to_be_faster_to_be_tried() -> None:
     for factor, chosen in ((0.98, ran[-1]), (0.9, last.plan)):
         mixed = sorted([*found, replace(last, computing=factor)], key=lambda each: each.seconds)
         assert choose_prediction(mixed, noted).plan == chosen
+
+
+def test_a_folder_that_cannot_be_written_is_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With the setting that names another. A step is noted many times a minute."""
+    (tmp_path / "closed").write_text("a file, so no folder")
+    file = MeasuredFile(tmp_path / "closed", ["card"], "bf16")
+    for number in range(3):
+        file.note("model", {"seconds": number})
+    (said,) = [each.getMessage() for each in caplog.records if "cannot be saved" in each.getMessage()]
+    assert "The setting `measured` names another folder" in said
