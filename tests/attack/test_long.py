@@ -15,6 +15,7 @@ from tests.support.group.mutations import mutate_json
 from worker.host.client import WorkerGroup
 from worker.wire.endpoint import MAX_HELLOS, Endpoint, connect
 from worker.wire.private_folder import FOLDER, TOKEN, short_path
+from worker.wire.protocol import FAILED, MEMORY
 
 REQUESTS, WARM = 10_000, 500
 CONNECTIONS = 100_000
@@ -37,7 +38,7 @@ def test_ten_thousand_wrong_requests_to_a_running_group(group_of_two: WorkerGrou
         wrong = wrong if isinstance(wrong, dict) and wrong.get("op") in ("call", "sample") else {"op": "?"}
         reply, _ = session.request(wrong, tensors, go_on)
         refused += "error" in reply
-        if "model" not in direct.group.status():
+        if reply.get("kind") in (FAILED, MEMORY):  # after which the ranks have no model
             direct.load()
     assert refused > REQUESTS // 2
     grown = [psutil.Process(pid).memory_info().rss - was for pid, was in zip(pids, memory, strict=True)]
@@ -61,7 +62,7 @@ def test_a_hundred_thousand_connections_to_the_socket(tmp_path: Path, monkeypatc
             stranger.sendall(chance.randbytes(chance.randrange(1, 64)))
             held.append(stranger)
             if len(held) == MAX_HELLOS // 2:
-                assert not endpoint.accept(0.0001)
+                assert not endpoint.accept(0.01)
                 for each in held:
                     each.close()
                 held.clear()
