@@ -1,6 +1,6 @@
 """What this pack assumes of ComfyUI's code, and would not see in an error if it changed: the image would be another.
 
-Each assumption is checked when a model is loaded. If one does not hold, ComfyUI has changed there, and the model runs
+Each assumption is checked when a model is sampled. If one does not hold, ComfyUI has changed there, and the model runs
 as stock, with the assumption as the reason.
 """
 

@@ -231,8 +231,9 @@ def test_machines_that_do_not_come_are_named_with_the_command_to_run_there(meeti
         ("127.0.0.2", b"x" * (1 << 20)),
         ("127.0.0.2", hello(VERSION + 1, "newer")),
         ("127.0.0.2", b"[" * 60_000 + b"\n"),
+        ("127.0.0.2", hello(VERSION, "cut")[:-1].ljust(1 << 16) + b"\n"),
     ],
-    ids=["of an address not named", "no JSON", "no object", "without end", "another version", "nested"],
+    ids=["of an address not named", "no JSON", "no object", "without end", "another version", "nested", "too long"],
 )
 def test_a_stranger_is_turned_away_and_the_named_machine_is_still_met(
     address: str, text: bytes, meeting: Rendezvous

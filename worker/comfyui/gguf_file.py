@@ -49,9 +49,8 @@ def broken_file_error(name: str, error: Exception) -> ModelFileError:
 def open_gguf(file: str | Path) -> gguf.GGUFReader:
     name = Path(file).name
     try:
-        reader = bounded(gguf.GGUFReader, MOST_READS)(
-            file, "c"
-        )  # copy-on-write, because torch warns about read-only memory
+        # Copy-on-write, because torch warns about read-only memory.
+        reader = bounded(gguf.GGUFReader, MOST_READS)(file, "c")
     except (ValueError, KeyError, IndexError, TypeError, ArithmeticError, RecursionError, OSError) as error:
         raise broken_file_error(name, error) from error
     if reader.byte_order != NATIVE:

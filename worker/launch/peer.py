@@ -49,7 +49,7 @@ class PeerConnection:
         while True:
             try:
                 text = self.reader.readline(MAX_LINE)
-                message = parse_object(text) if text else {}
+                message = parse_object(text if text.endswith(b"\n") else b"") if text else {}  # b"": it was cut off
             except TimeoutError as error:
                 raise ConnectionClosed(f"has given no sign of life for {self.silence:g} s") from error
             except OSError as error:
