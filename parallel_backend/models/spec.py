@@ -53,7 +53,7 @@ class BlockList:
     frames: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     # Arguments with an entry for each of the last tokens of a stream: the dim, and the stream.
     last: Mapping[str, tuple[int, str]] = field(default_factory=dict)
-    # Arguments that are ranges of tokens, as a list of (start, stop, …).
+    # Arguments that are ranges of tokens, as a list of (start, stop, …); a tensor there has an entry for each token.
     ranges: Mapping[str, str] = field(default_factory=dict)
     # Arguments that are the place of a token.
     places: Mapping[str, str] = field(default_factory=dict)

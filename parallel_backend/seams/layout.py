@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
+from operator import itemgetter
 from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -266,7 +267,7 @@ class TokenLayout:
 
     def cut_ranges(self, ranges: Sequence[Sequence[int]], streams: Names) -> list[tuple[int, ...]]:
         """Turns ranges (start, stop, …) of the joined streams into ranges of this rank's tokens. A stop of None is the
-        end."""
+        end. A tensor behind them has an entry for each token of the range."""
         found = []
         for own in self.token_ranges(streams):
             end = own.whole + own.length
@@ -274,8 +275,9 @@ class TokenLayout:
                 first, last = max(start, own.whole), min(end if stop is None else stop, end)
                 if first < last:
                     shift = own.local - own.whole
-                    found.append((first + shift, last + shift, *rest))
-        return sorted(found)
+                    own_rest = (each[first - start : last - start] if torch.is_tensor(each) else each for each in rest)
+                    found.append((first + shift, last + shift, *own_rest))
+        return sorted(found, key=itemgetter(0))
 
     def cut_place(self, place: int, streams: Names) -> int:
         """Returns how many of this rank's tokens come before a position in the joined streams."""

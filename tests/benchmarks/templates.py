@@ -20,7 +20,7 @@ from parallel_backend.axes import BATCH_AXES, TOKEN_AXES
 from tests.support.pages import write_table, written_table
 from tests.support.programs import run_program
 from tests.support.templates.model_files import other_use
-from tests.support.templates.workflows import Workflow, workflows
+from tests.support.templates.workflows import Workflow, release, workflows
 
 TABLE = "templates"  # by its name in the page
 TOKENS = "loads; tokens, or a UNet's rows, are shared over Ulysses and ring"
@@ -28,7 +28,9 @@ BATCH = "loads; the batch alone is shared (cfg, dp)"
 ONE = "loads, on one device: neither can be shared"
 AS_STOCK = "loads; ComfyUI's own device runs it alone, as stock, for a node"
 REFUSED = "is refused"
+UNKNOWN = "names a model file whose shapes the tests do not know"
 NO_MODEL = "has no diffusion model"
+NO_SPEC = "it has no spec yet"
 WAYS = (TOKENS, BATCH, ONE)  # of a workflow's models, the last of these counts
 # Why the functions of these nodes need all tokens.
 NEEDS_ALL = {
@@ -46,6 +48,8 @@ def outcome(workflow: Workflow, described: Mapping[str, Any]) -> tuple[str, str]
     files = [name for name in workflow.models if not other_use(name)]
     if not files:
         return NO_MODEL, "; ".join(sorted({other_use(name) for name in workflow.models})) or "it loads none"
+    if unknown := [name for name in files if name not in described]:
+        return UNKNOWN, ", ".join(unknown)
     found = [described[name] for name in files]
     for each in found:
         if "refused" in each:
@@ -63,7 +67,7 @@ def way_of(described: Mapping[str, Any]) -> tuple[str, str]:
     plan, reasons = described["plan"], [described["unshared"], described["coupled"]]
     for way, axes in ((TOKENS, TOKEN_AXES), (BATCH, BATCH_AXES)):
         if any(plan[axis] > 1 for axis in axes):
-            return way, "" if way == TOKENS else f"{described['model_class']}: {reasons[0]}"
+            return way, "" if way == TOKENS else f"{described['model_class']}: {reasons[0] or NO_SPEC}"
     return ONE, f"{described['model_class']}: {'; '.join(filter(None, reasons))}"
 
 
@@ -77,8 +81,10 @@ def table(outcomes: Iterable[tuple[Workflow, str, str]]) -> str:
     def row(words: str, found: list[Workflow]) -> str:
         return f"| {words} | {len(found)} | {100 * sum(each.usage for each in found) / uses:.1f} % |"
 
-    lines = [f"| of {len(with_model)} workflows with a diffusion model | workflows | of their uses |", "|---|---|---|"]
-    for way in (*WAYS, AS_STOCK, REFUSED):
+    lines = [f"| of {len(with_model)} workflows with a diffusion model ({release()}) | workflows | of their uses |"]
+    lines.append("|---|---|---|")
+    ways = [*WAYS, AS_STOCK, REFUSED] + [UNKNOWN] * any(kind == UNKNOWN for _, kind, _ in rows)
+    for way in ways:
         lines.append(row(way, [workflow for workflow, kind, _ in rows if kind == way]))
         for reason in sorted({why for _, kind, why in rows if kind == way and why}):
             found = [workflow for workflow, kind, why in rows if (kind, why) == (way, reason)]

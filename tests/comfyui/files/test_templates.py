@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks.templates import AS_STOCK, NO_MODEL, REFUSED, describe, outcome, table, written
-from tests.support.templates.workflows import templates_folder, workflows
+from tests.benchmarks.templates import AS_STOCK, NO_MODEL, REFUSED, UNKNOWN, describe, outcome, table, written
+from tests.support.templates.workflows import release, templates_folder, workflows
 
 pytestmark = pytest.mark.skipif(templates_folder() is None, reason="needs ComfyUI's templates package")
 
@@ -22,6 +22,8 @@ def described(comfyui: Path) -> Mapping[str, Any]:
 
 
 def test_the_readmes_table_of_workflows_is_what_comes_of_them(described: Mapping[str, Any]) -> None:
+    if release() not in written():
+        pytest.skip(f"the page's table is of another release than {release()}")
     found = [(workflow, *outcome(workflow, described)) for workflow in workflows()]
     assert written() == table(found), "write it: python -m tests.benchmarks.templates --write"
 
@@ -31,9 +33,12 @@ def test_every_model_file_of_a_workflow_is_taken(described: Mapping[str, Any]) -
 
 
 def test_every_workflow_with_a_diffusion_model_runs(described: Mapping[str, Any]) -> None:
-    kinds = [outcome(workflow, described)[0] for workflow in workflows()]
-    with_model = [kind for kind in kinds if kind != NO_MODEL]
+    """A newer templates package may name files that `model_files` does not have: a few are counted, and not judged."""
+    found = {workflow.name: outcome(workflow, described) for workflow in workflows()}
+    with_model = [kind for kind, _ in found.values() if kind != NO_MODEL]
     assert len(with_model) > 200
+    unknown = {name: why for name, (kind, why) in found.items() if kind == UNKNOWN}
+    assert len(unknown) <= (0 if release() in written() else len(with_model) // 20), unknown
     assert with_model.count(REFUSED) == 0
     assert with_model.count(AS_STOCK) <= 9, "more run on one device"
 

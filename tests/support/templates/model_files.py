@@ -1,7 +1,8 @@
 """The model files that ComfyUI's own workflows name, and what ComfyUI detects in each, by published proportions.
 
 A file's names and shapes are those of ComfyUI's own class, made by the class of `comfy.supported_models` from what
-ComfyUI's detection reads off such a file. Blocks are fewer where nothing depends on their number.
+ComfyUI's detection reads off such a file. Blocks are fewer where nothing depends on their number. An older ComfyUI
+lacks some of these classes, and its workflows name no files of theirs.
 """
 
 from __future__ import annotations
@@ -68,8 +69,12 @@ def wan(names: str, detected_as: str, dim: int = 5120, **sizes: Any) -> ModelFil
     ffn = {1536: 8960, 3072: 14336, 5120: 13824}[dim]
     plain = {"image_model": "wan2.1", "dim": dim, "ffn_dim": ffn, "num_heads": dim // 128, "num_layers": 4}
     plain |= {"in_dim": 16, "out_dim": 16, "model_type": "t2v", "patch_size": (1, 2, 2), "freq_dim": 256}
-    metadata = {"transformer": {"causal_ar": True}} if sizes.get("causal_ar") else {}
-    return ModelFile(names, detected_as, plain | sizes, metadata=metadata)
+    return ModelFile(names, detected_as, plain | sizes)
+
+
+def said_to_be(file: ModelFile, **sizes: Any) -> ModelFile:
+    """A file whose metadata says what its weights do not show."""
+    return replace(file, sizes={**file.sizes, **sizes}, metadata={"transformer": sizes})
 
 
 def hunyuan_video(names: str, detected_as: str, **sizes: Any) -> ModelFile:
@@ -129,6 +134,7 @@ def stable_audio(names: str, detected_as: str, beside: Mapping[str, tuple[int, .
 SECONDS = "conditioner.conditioners.seconds_{}.embedder.embedding.{}"
 NUMBERS = {"0.weights": (128,), "1.weight": (768, 257), "1.bias": (768,)}
 QWEN = {"image_model": "qwen_image", "in_channels": 64, "num_layers": 2}
+LTX_2 = {"num_layers": 2, "attention_head_dim": 128}
 LTX_23 = {"apply_gated_attention": True, "cross_attention_adaln": True}
 KANDINSKY = {"image_model": "kandinsky5", "num_text_blocks": 2, "num_visual_blocks": 2}
 FLUX_FILES = (
@@ -177,17 +183,19 @@ WAN_FILES = (
     wan(r"humo_17b.*", "WAN21_HuMo", in_dim=36, model_type="humo"),
     wan(r"wan2\.1_14b_scail_2.*", "WAN21_SCAIL2", in_dim=20, model_type="scail2"),
     wan(r"wan2\.2_dancer.*", "WAN22_WanDancer", in_dim=36, model_type="wandancer"),
-    wan(r"causal_forcing.*", "WAN21_CausalAR_T2V", 1536, causal_ar=True),
+    said_to_be(wan(r"causal_forcing.*", "WAN21_CausalAR_T2V", 1536), causal_ar=True),
+    said_to_be(wan(r"wan_animate_2.*", "WAN_Animate2", in_dim=36), model_type="animate2"),
 )
 VIDEO_FILES = (
     hunyuan_video(r"hunyuan_video_t2v.*", "HunyuanVideo"),
     hunyuan_video_15(r"hunyuanvideo1\.5_720p.*|capybara.*"),
     hunyuan_video_15(r"hunyuanvideo1\.5_1080p_sr.*", "HunyuanVideo15_SR_Distilled", in_channels=98),
     ModelFile(r"ltx-video-2b.*", "LTXV", {"num_layers": 2, "attention_head_dim": 64}, CHECKPOINT),
-    ModelFile(r"ltx-2-19b.*", "LTXAV", {"num_layers": 2, "attention_head_dim": 128}, CHECKPOINT),
-    ModelFile(
-        r"ltx-2\.3-22b.*", "LTXAV", {"num_layers": 2, "attention_head_dim": 128, **LTX_23}, CHECKPOINT,
-        metadata={"transformer": LTX_23},
+    ModelFile(r"ltx-2-19b.*", "LTXAV", LTX_2, CHECKPOINT),
+    said_to_be(ModelFile(r"ltx-2\.3-22b.*", "LTXAV", LTX_2, CHECKPOINT), **LTX_23),
+    said_to_be(
+        ModelFile(r"ltx-2\.5-22b.*", "LTXAV", {**LTX_2, "use_keyframes_abs_pos_embedding": True}),
+        **LTX_23, ff_bias=False,
     ),
     ModelFile(
         r"minimax_h3.*", "MiniMaxH3",
@@ -324,6 +332,7 @@ OTHER_FILES = (
         "model.",
     ),
     ModelFile(r"triposplat.*", "TripoSplat"),
+    ModelFile(r"minimax_music3_dit.*", "MiniMaxMusic3"),
 )  # fmt: skip
 MODEL_FILES = FLUX_FILES + WAN_FILES + VIDEO_FILES + IMAGE_FILES + OTHER_FILES
 # Models that make no image, sound or shape out of noise, and what they are.

@@ -46,7 +46,14 @@ PATCHES: Mapping[str, Mapping[str, Any]] = {
         (
             *("BasicGuider", "BasicScheduler", "BetaSamplingScheduler", "CFGGuider", "ComfySwitchNode"),
             *("DualModelGuider", "KSampler", "KSamplerAdvanced", "SAM3_Detect", "SAM3_VideoTrack", "SDTurboScheduler"),
-            *("DualCFGGuider", "SamplerCustom", "SamplerCustomAdvanced", "SamplerEulerAncestral", "SamplerLCM"),
+            *(
+                "DualCFGGuider",
+                "LTXVDualCFGGuider",
+                "SamplerCustom",
+                "SamplerCustomAdvanced",
+                "SamplerEulerAncestral",
+                "SamplerLCM",
+            ),
         ),
         {},
     ),

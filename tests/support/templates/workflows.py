@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 from collections.abc import Iterator
@@ -14,9 +15,17 @@ LOADERS = ("UNETLoader", "CheckpointLoaderSimple", "ImageOnlyCheckpointLoader")
 OFF = (2, 4)  # modes of a node that is muted or bypassed
 
 
+PACKAGE = "comfyui-workflow-templates-json"
+
+
+def release() -> str:
+    """Of the package, such as "comfyui-workflow-templates-json 0.1.27"."""
+    return f"{PACKAGE} {importlib.metadata.version(PACKAGE)}"
+
+
 def templates_folder() -> Path | None:
     """Where they are; None where the package is not installed."""
-    found = importlib.util.find_spec("comfyui_workflow_templates_json")
+    found = importlib.util.find_spec(PACKAGE.replace("-", "_"))
     return Path(found.origin).parent / "templates" if found and found.origin else None
 
 

@@ -19,6 +19,7 @@ from parallel_backend.seams.kernels.backends import NATIVE, Backend, backend_nam
 
 from ...comfyui.patched_options import OVERRIDE
 
+CONTAINERS = "container_function"
 PRECISE_BY_TORCH = "sage"  # whose function leaves calls that need precision to torch's kernel
 AUTO = "auto"  # the plan's `attention` that leaves the choice to a node
 
@@ -52,7 +53,14 @@ class HostKernel(Backend):
         """
         if module.attention is None:
             function = self.function
-            return {OVERRIDE: lambda _chosen, *args, **kwargs: function(*args, **kwargs)}
+
+            def attend(_chosen: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+                return function(*args, **kwargs)
+
+            # By it, since 0.33, a function frees queries, keys and values as soon as it has quantised them.
+            if by_containers := getattr(function, CONTAINERS, None):
+                setattr(attend, CONTAINERS, by_containers)
+            return {OVERRIDE: attend}
 
         def override(chosen: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             with module.attending_by(self.backend if self.takes(kwargs) else None):

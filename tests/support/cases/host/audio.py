@@ -98,6 +98,19 @@ CASES: dict[str, HostCase] = {
             {"context": random(1, TEXT, 24)},
         ),
     ),
+    # Parts of both are kept, each token in a measure of its own; ComfyUI's class reads the masks since 0.33.
+    "minimax-h3-masks": HostCase(
+        "comfy.ldm.minimax.model.MiniMaxH3Model",
+        MINIMAX,
+        lambda random: (
+            ([random(1, 8, 3, 10, 14), random(1, 8, 2, 9)], torch.tensor([700.0])),
+            {
+                "context": random(1, TEXT, 24),
+                "denoise_mask": random(1, 1, 3, 10, 14).sigmoid(),
+                "audio_denoise_mask": random(1, 1, 2, 9).sigmoid(),
+            },
+        ),
+    ),
     "triposplat": HostCase(
         "comfy.ldm.triposplat.model.LatentSeqMMFlowModel",
         TRIPOSPLAT,
