@@ -36,8 +36,8 @@ from .module_guard import Change
 
 # Options that have done their work in ComfyUI's process by now, or are of no use elsewhere.
 KEPT_HERE = ("wrappers", "callbacks", "uuids", "prefetch_dynamic_vbars")
-# Options that ComfyUI's classes read and that may be more than data. Other options are for the nodes' own wrappers,
-# which run here.
+# Options that code outside of the model's own classes reads, and that may be more than data. Options that neither
+# reads are for the nodes' own wrappers, which run here.
 READ_BY_CLASSES = {
     OVERRIDE: "an attention override",
     "model_patch_data": "a model patch's data",
@@ -88,11 +88,12 @@ def encode_options(options: Options, inside: Inside) -> tuple[dict[str, Any], li
     """Returns the options in the form that goes to the ranks, and what cannot go there, by name."""
     reasons = [words for name, words in WRITTEN_BY_CLASSES.items() if name in options]
 
-    def describe(value: Any, place: str, between: bool, is_data: bool = False) -> Any:
+    def describe(value: Any, name: str, between: bool, is_data: bool = False, owner: str = "") -> Any:
+        place, owner = (f"the option {name!r}", owner) if owner else (f"the model patch {name!r}", find_owner(value))
         try:
-            return inside.describe(value, f"the model patch {place!r}", find_owner(value), between, is_data)
+            return inside.describe(value, place, owner, between, is_data)
         except UnsendableError as error:
-            reasons.append(f"the model patch {place!r} of {find_owner(value)} ({error})")
+            reasons.append(f"{place} of {owner} ({error})")
             return None
 
     is_between = inside.places.has_option
@@ -116,10 +117,15 @@ def encode_options(options: Options, inside: Inside) -> tuple[dict[str, Any], li
             found[name] = value
         elif name == OVERRIDE and (kernel := find_kernel(value, inside.files)):
             found[KERNEL] = kernel
-        elif inside.has_unknown or name in READ_BY_CLASSES:
-            is_nodes = name not in READ_BY_CLASSES  # then only functions read it that were asked until now
-            between = is_nodes and all(facts.between for _, facts in inside.asked)
-            functions[OTHER_OPTIONS][name] = describe(value, name, between, is_nodes)
+        elif name in READ_BY_CLASSES:
+            functions[OTHER_OPTIONS][name] = describe(value, name, False)
+        elif inside.places.reads_option(name):  # nobody knows what for
+            functions[OTHER_OPTIONS][name] = describe(value, name, False, owner="the model's class")
+        elif inside.has_unknown:
+            between = all(
+                facts.between for _, facts in inside.asked
+            )  # only functions read it that were asked until now
+            functions[OTHER_OPTIONS][name] = describe(value, name, between, True)
     return {**found, FUNCTIONS: functions} if any(functions.values()) else found, list(dict.fromkeys(reasons))
 
 

@@ -1,9 +1,12 @@
 """Which code runs where the ranks can have all tokens: between a model's blocks, and at places of a UNet. It needs no
-facts of its own."""
+facts of its own. And which options the model's own code reads."""
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Collection, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -31,6 +34,7 @@ class BlockPlaces:
         lists = spec.sharded if spec and not spec.bands else ()
         blocks = {id(block) for each in lists for block in modules_at(module, each.path)}
         self.paths = tuple(f"{path}." for path, part in module.named_modules() if id(part) in blocks)
+        self.code = {each.__module__ for part in module.modules() for each in type(part).__mro__}
         inside, outside = set[type](), set[type]()
         for path, part in module.named_modules():
             (inside if self.is_in_block(path) else outside).update(type(part).__mro__)
@@ -38,6 +42,10 @@ class BlockPlaces:
 
     def is_in_block(self, path: str) -> bool:
         return f"{path}.".startswith(self.paths)
+
+    def reads_option(self, name: str) -> bool:
+        """Whether the code of the model's classes names an option of ComfyUI's. A newer ComfyUI may read others."""
+        return any(f'"{name}"' in code or f"'{name}'" in code for code in map(code_of, self.code))
 
     def has_option(self, part: str, name: str) -> bool:
         """Whether functions of this name in a part of the options run between the blocks."""
@@ -53,6 +61,12 @@ class BlockPlaces:
             return False
         owner: Any = watched.owner
         return owner in self.outside if watched.kind == METHODS else not watched.path.startswith(self.paths)
+
+
+@cache
+def code_of(module: str) -> str:
+    """Returns the code of a Python module of ComfyUI's; empty for others."""
+    return inspect.getsource(sys.modules[module]) if module.startswith("comfy.") else ""
 
 
 def options_of(module: torch.nn.Module, spec: ModelSpec) -> Places:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -65,6 +66,24 @@ def looped_with_another_forward(census: Any, row: Row, model: Any) -> list[torch
         return looped()(census, row, model)
 
 
+def looped_with(function: str) -> Does:
+    """Something that runs in each step, and that no ComfyUI of today has, under the Parallel Sampler."""
+
+    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+        model = model.clone()
+        if function == "an option":
+            model.model_options["sampler_next_function"] = lambda args: args
+        elif function == "a place":
+            model.add_wrapper_with_key("around_a_branch", "next", lambda run, *args, **given: run(*args, **given))
+        samplers = sys.modules["comfy.samplers"]
+        usual = samplers.cfg_function
+        other = (lambda *args, **given: 1.1 * usual(*args, **given)) if function == "guidance" else usual
+        with patch.object(samplers, "cfg_function", other):
+            return looped()(census, row, model)
+
+    return does
+
+
 def with_wrapper(name: str, moment: str) -> Does:
     """A habit, and a wrapper of another node."""
 
@@ -84,6 +103,16 @@ ENTRY_ROWS: dict[str, Row] = {
         replace(equal(), plan={}, shared="ulysses=2"), with_wrapper(f"{WHOLE} with its own forward", "begin")
     ),
     f"{WHOLE} around its forward": habit(as_stock(), with_wrapper(f"{WHOLE} around its forward", "begin")),
+    **{
+        f"{what} of tomorrow under the Parallel Sampler": replace(
+            habit(refused(f"cannot honour {said}"), looped_with(what)), ours=True
+        )
+        for what, said in {
+            "guidance": "a change of ComfyUI's cfg_function",
+            "an option": "the option 'sampler_next_function'",
+            "a place": "the wrapper 'next'",
+        }.items()
+    },
     "the model's forward under the Parallel Sampler": replace(
         habit(refused("cannot honour a change of its forward"), looped_with_another_forward), ours=True
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from tests.support.cases.files.host_cases import LTX_2
 from tests.support.cases.host.audio import MINIMAX, TRIPOSPLAT
 from tests.support.cases.host.flux import FLUX, FLUX2, RADIANCE
 from tests.support.cases.host.image import SD3, UNET, UNET_XL_BASE
@@ -46,6 +47,19 @@ CENSUS_MODELS = {
         detected_as="SD3",
     ),
     "wan": StockCase("wan.model.WanModel", WAN, VIDEO, text(13, 24), detected_as="WAN21_T2V"),
+    "wan-animate2": StockCase(
+        "wan.model_animate2.WanAnimate2Model",
+        WAN | {"in_dim": 36, "model_type": "animate2"},
+        (1, 16, 3, 8, 12),
+        text(
+            13,
+            24,
+            concat_latent_image=normal(1, 16, 3, 8, 12),
+            concat_mask=normal(1, 1, 3, 8, 12),
+            pose_video_latent=normal(1, 16, 2, 8, 12),
+        ),
+        detected_as="WAN_Animate2",
+    ),
     "wan-of-80": StockCase("wan.model.WanModel", WAN | {"dim": 80}, VIDEO, text(13, 24), detected_as="WAN21_T2V"),
     "wan-causal": StockCase("wan.ar_model.CausalWanModel", WAN, VIDEO, text(13, 24), detected_as="WAN21_CausalAR_T2V"),
     "unet": StockCase(
@@ -141,6 +155,14 @@ CENSUS_MODELS = {
         detected_as="MiniMaxH3",
     ),
     "seedvr2": StockCase("seedvr.model.NaDiT", SEEDVR2, (1, 16, 1, 8, 12), text(13, 24), detected_as="SeedVR2"),
+    "ltxav": StockCase(
+        "lightricks.av_model.LTXAVModel",
+        LTX_2,
+        ((1, 128, 3, 5, 7), (1, 8, 11, 16)),
+        text(13, 24),
+        metadata=LTX_2,
+        detected_as="LTXAV",
+    ),
     "ltx": StockCase(
         "lightricks.model.LTXVModel",
         LTX | {"in_channels": 128},

@@ -31,11 +31,11 @@ from tests.support.census.habits import HABITS
 from tests.support.census.networks import GivenNetworks
 from tests.support.census.pack_rows import HABIT_NODE, PACK
 from tests.support.census.patch_rows import NODE as PATCH_NODE
-from tests.support.census.rows import ROWS, Given, Row, equal
+from tests.support.census.rows import NEWER_ROWS, ROWS, Given, Row, equal
 from tests.support.census.saved import SAVED_ROWS
 from tests.support.census.shown import as_node
 from tests.support.files.quantise import quantised
-from tests.support.host.graphs import relative_error
+from tests.support.host.graphs import joined, relative_error
 from tests.support.host.mounted import mount
 from tests.support.host.stock_prompts import ALL
 from tests.support.ranks.leaving import end
@@ -328,8 +328,7 @@ class Census(GivenNetworks):
             "KSampler", model=model, seed=SEED, steps=row.steps, cfg=row.cfg, sampler_name="euler", scheduler="simple",
             positive=positive, negative=negative, latent_image=self.latent(row), denoise=1.0,
         )  # fmt: skip
-        samples = result["samples"]
-        return torch.cat([part.flatten() for part in samples.unbind()]) if samples.is_nested else samples
+        return joined(result["samples"])
 
     def custom(self, row: Row, model: Any, guider: Any = None, sampler: Any = None) -> torch.Tensor:
         """A guider's or a sampler's latents."""
@@ -337,11 +336,10 @@ class Census(GivenNetworks):
             "CFGGuider", model=model, cfg=row.cfg, positive=self.conditioning(row.model, "positive"),
             negative=self.conditioning(row.model, "negative"),
         )[0]  # fmt: skip
-        return self.run(
-            "SamplerCustomAdvanced", noise=self.a_noise(row, model), guider=guider,
-            sampler=sampler or self.a_sampler(row, model), sigmas=self.a_sigmas(row, model),
-            latent_image=self.latent(row),
-        )[0]["samples"]  # fmt: skip
+        sampler, sigmas = sampler or self.a_sampler(row, model), self.a_sigmas(row, model)
+        given = {"sampler": sampler, "sigmas": sigmas, "latent_image": self.latent(row)}
+        result = self.run("SamplerCustomAdvanced", noise=self.a_noise(row, model), guider=guider, **given)[0]
+        return joined(result["samples"])
 
     def outputs(self, name: str, row: Row, ours: bool) -> Outputs:
         """What comes of a node behind a loader: numbers, and the latents that its MODEL, GUIDER or SAMPLER gives."""
@@ -428,9 +426,11 @@ def order(row: Row) -> tuple[Any, ...]:
 
 def main(comfyui: str, base: str, out: str, *names: str) -> None:
     census = Census(comfyui, base)
+    nodes = census.model_nodes()
     every = {**ROWS, **HABITS, **SAVED_ROWS, **DETECTOR_ROWS}
-    unknown = sorted({*census.model_nodes()} - {row.node or name for name, row in every.items()})
-    results: dict[str, Any] = {"nodes": census.model_nodes(), "unknown": unknown, "rows": {}}
+    every |= {name: row for name, (_, row) in NEWER_ROWS.items() if name in nodes}
+    unknown = sorted({*nodes} - {row.node or name for name, row in every.items()})
+    results: dict[str, Any] = {"nodes": nodes, "unknown": unknown, "rows": {}}
     rows = [(name, row) for name, row in every.items() if not names or name in names]
     rows += [(name, equal()) for name in unknown]  # of a newer ComfyUI: by their own defaults
     try:

@@ -256,3 +256,12 @@ ROWS: dict[str, Row] = {
     "SAM3_VideoTrack": detects("tracker", images=Given("image"), initial_mask=Given("mask")),
     "SDPoseKeypointExtractor": refused("conv_transpose2d", "pose", vae=Given("vae"), image=Given("image")),
 }  # fmt: skip
+# Nodes that only a newer ComfyUI than the gate's has, with its release.
+NEWER_ROWS: Mapping[str, tuple[str, Row]] = {
+    "LTXVDualCFGGuider": ("0.33", equal("ltxav")),
+    "LTXVModalityGuidance": ("0.33", equal("ltxav")),
+    # Of an option that nobody knows, the model's class needs all tokens; of a cache, whole calls one after the other.
+    "LTXVSpatioTemporalGuidance": ("0.33", replace(equal("ltxav", blocks="0, 1"), less="one rank")),
+    "ModelAttentionBackend": ("0.33", ignored()),
+    "WanAnimate2Cache": ("0.33", replace(over_steps(equal("wan-animate2")), plan={"cfg": 2}, less="one rank")),
+}

@@ -7,6 +7,7 @@ Each of `stock_cases.CASES` as NAME.safetensors, with seeded weights, under the 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import sys
 from collections.abc import Mapping
@@ -30,6 +31,8 @@ def main(comfyui: str, folder: str, *names: str) -> None:
     for name in names:
         case = {**CASES, **SIZED_CASES, **HOST_CASES, **UNETS, **CENSUS_MODELS}[name]
         module, _, class_name = case.module.rpartition(".")
+        if importlib.util.find_spec(f"comfy.ldm.{module}") is None:
+            continue  # a newer ComfyUI's
         model_class = getattr(importlib.import_module(f"comfy.ldm.{module}"), class_name)
         model = model_class(**case.config, dtype=torch.float32, device="meta", operations=operations)
         generator = torch.Generator().manual_seed(11)

@@ -360,6 +360,11 @@ def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
     return float((result - reference).abs().max() / reference.abs().max())
 
 
+def joined(samples: Any) -> torch.Tensor:
+    """Latents of several parts, such as video and sound, as one tensor."""
+    return torch.cat([part.flatten() for part in samples.unbind()]) if samples.is_nested else samples
+
+
 def status(host: ComfyHost, group: int = 1) -> dict[str, Any]:
     """What GET /paralleldit/status answers."""
     with _open(f"{host.url}/paralleldit/status?group={group}", timeout=30) as response:
