@@ -7,6 +7,7 @@ as stock, with the assumption as the reason.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import inspect
 import textwrap
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 import comfy.model_base
 import comfy.model_patcher
+import comfy.samplers
 import torch
 
 from ..worker.comfyui.entry import leaves_by
@@ -152,3 +154,13 @@ ASSUMED = (
     ),
     Assumption("ModelPatcher", "its methods take the arguments that ours take", overrides_fit),
 )
+
+
+def guides_by_scale() -> bool:
+    """Whether ComfyUI guides as the loop of the Parallel Sampler does in the ranks. For another sampler it does not
+    matter, since guidance runs in ComfyUI's process then."""
+    cond, uncond, scale = torch.tensor([[3.0]]), torch.tensor([[1.0]]), 2.5
+    with contextlib.suppress(Exception):  # it takes other arguments
+        found = comfy.samplers.cfg_function(None, cond, uncond, scale, cond, torch.ones(1))
+        return torch.equal(found, uncond + scale * (cond - uncond))
+    return False

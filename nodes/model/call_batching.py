@@ -10,7 +10,7 @@ code runs only once, as usual, and the calls are sent one by one.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -27,8 +27,9 @@ from ..inside.controls import computes_here
 from .remote_module import remote_module
 
 KEY = "ParallelDiT"  # of our own wrappers
-# The places where nodes may run code around a call, or between calls.
-WRAPPERS = (WrappersMP.CALC_COND_BATCH, WrappersMP.APPLY_MODEL, WrappersMP.DIFFUSION_MODEL)
+# The places where nodes' code runs once a sampling. At all others, of a newer ComfyUI, too, it runs in each step.
+AROUND_SAMPLING = (WrappersMP.OUTER_SAMPLE, WrappersMP.PREPARE_SAMPLING, WrappersMP.SAMPLER_SAMPLE)
+AROUND_CALLS = (*AROUND_SAMPLING, WrappersMP.PREDICT_NOISE)  # it runs once, however often the calls are made
 CALLBACKS = (CallbacksMP.ON_PREPARE_STATE, CallbacksMP.ON_APPLY_HOOKS)
 REPLACEMENTS = ("model_function_wrapper", "multigpu_clones")
 
@@ -84,15 +85,20 @@ def is_repeatable(
     """Whether ComfyUI's code for the conditions can run twice: no node's code runs in it, and no ControlNet computes
     here, which would take time twice."""
     wrappers = options.get("transformer_options", {}).get("wrappers", {})
-    theirs = (calls for kind in WRAPPERS for key, calls in wrappers.get(kind, {}).items() if key != KEY)
     patcher = model.current_patcher
-    if any(theirs) or any(options.get(name) for name in REPLACEMENTS):
+    if any(list_wrappers(wrappers, AROUND_CALLS)) or any(options.get(name) for name in REPLACEMENTS):
         return False
     if (remote := remote_module(model)) and remote.entries.run_here():
         return False
     if any(patcher.get_all_callbacks(kind) for kind in CALLBACKS):
         return False
     return not any(one.get("hooks") or computes_here(one.get(CONTROL)) for cond in conds for one in cond or ())
+
+
+def list_wrappers(wrappers: Mapping[str, Mapping[Any, Any]], but: Collection[str]) -> Iterator[Any]:
+    """Yields the keys of nodes' wrappers at all places but these."""
+    for kind, by_key in wrappers.items():
+        yield from (key for key, functions in by_key.items() if kind not in but and functions and key != KEY)
 
 
 def add_call_batching(patcher: comfy.model_patcher.ModelPatcher, batcher: CallBatcher) -> None:

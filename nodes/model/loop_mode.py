@@ -14,7 +14,6 @@ from typing import Any
 import comfy.samplers
 import torch
 from comfy.model_base import BaseModel
-from comfy.patcher_extension import WrappersMP
 from tqdm.auto import tqdm
 
 from ...worker.comfyui.controls import CONTROL
@@ -22,9 +21,10 @@ from ...worker.comfyui.patched_options import OPTIONS
 from ...worker.wire.protocol import Header
 from ...worker.wire.sampler_call import SamplerCall, SamplerPass
 from ...worker.wire.tensors import Tensors
+from ..assumptions import guides_by_scale
 from ..errors import Refused
 from ..inside.controls import add_control_facts, computes_here, record_for_all_steps, take_latents_from_steps
-from .call_batching import KEY, batches_calls
+from .call_batching import AROUND_SAMPLING, batches_calls, list_wrappers
 from .compared_sampling import ComparableSampler
 from .remote_module import RemoteModule, remote_module
 from .sampling import Callback
@@ -40,9 +40,6 @@ GUIDANCE_OPTIONS = {
     "denoise_mask_function": "Differential Diffusion",
     "context_handler": "context windows",
 }
-WRAPPED_EACH_STEP = (
-    WrappersMP.PREDICT_NOISE, WrappersMP.CALC_COND_BATCH, WrappersMP.APPLY_MODEL, WrappersMP.DIFFUSION_MODEL
-)  # fmt: skip
 REGIONAL_KEYS = {
     "area": "an area",
     "mask": "a mask",
@@ -203,6 +200,8 @@ def list_unsupported(guider: Guider, model_options: dict[str, Any]) -> list[str]
     asked = []
     if type(guider) is not Guider:
         asked.append(f"the guider {type(guider).__name__}")
+    if not guides_by_scale():
+        asked.append("a change of ComfyUI's cfg_function")
     asked += [
         words
         for name, words in GUIDANCE_OPTIONS.items()
@@ -211,9 +210,9 @@ def list_unsupported(guider: Guider, model_options: dict[str, Any]) -> list[str]
     options = model_options.get("transformer_options", {})
     for key in ("patches", "patches_replace"):
         asked += [f"the model patch {name!r}" for name, functions in options.get(key, {}).items() if functions]
-    for kind in WRAPPED_EACH_STEP:
-        wrappers = options.get("wrappers", {}).get(kind, {})
-        asked += [f"the wrapper {name!r}" for name, functions in wrappers.items() if functions and name != KEY]
+    asked += [f"the wrapper {name!r}" for name in list_wrappers(options.get("wrappers", {}), AROUND_SAMPLING)]
+    others = {name: value for name, value in model_options.items() if name not in GUIDANCE_OPTIONS}
+    asked += [f"the option {name!r}" for name, value in others.items() if callable(value)]  # of a newer ComfyUI
     for kind, conds in guider.conds.items():
         if len(conds) > 1:
             asked.append(f"{len(conds)} {kind} conditionings at once")
