@@ -150,6 +150,18 @@ def test_a_video_and_its_sound_are_decoded_from_one_latent(host: ComfyHost, vaes
     assert [relative_error(*pair) <= TOLERANCE for pair in zip(parallel, stock, strict=True)] == [True, True]
 
 
+def test_a_quantised_vae_is_the_stock_one(host: ComfyHost, comfyui: Path, vaes: Path, two_ranks: list[int]) -> None:
+    if "minimax_quant" not in (comfyui / "comfy" / "sd.py").read_text():
+        pytest.skip("this ComfyUI reads no quantised VAE; 0.33 does")
+    run_program(comfyui, "tests.support.files.quantise", vaes / MINIMAX, "fp8")  # int8 rounds activations, too
+    name = "minimax-fp8.safetensors"
+    stock = decoded(host, name, "VAEDecode", MINIMAX)
+    assert relative_error(stock, decoded(host, MINIMAX, "VAEDecode")) > 1e-3
+    for connected in (False, True):
+        given = {"vae_name": name, "dtype": "auto", "connected": connected}
+        assert relative_error(decoded(host, name, "ParallelDiT_VAEDecode", MINIMAX, **given), stock) <= TOLERANCE
+
+
 def test_another_dtype_is_computed_in(host: ComfyHost, vaes: Path, two_ranks: list[int]) -> None:
     exact = decoded(host, WAN, "VAEDecode")
     half = decoded(host, WAN, "ParallelDiT_VAEDecode", vae_name=WAN, dtype="bf16", connected=True)

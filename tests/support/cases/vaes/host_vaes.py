@@ -27,7 +27,8 @@ LTX_WIDTHS = {"encoder_base_channels": 8, "decoder_base_channels": 8}
 
 @dataclass(frozen=True)
 class HostVae:
-    """build: see `made`. rows: of a latent, for two calls. frames, shots: of latents and of videos; none of images."""
+    """build: see `made`. rows: of a latent, for two calls. frames, shots: of latents and of videos; none of images.
+    cut: so many rows of pixels are cut off for one more call, after which no whole number of latent rows is left."""
 
     build: Callable[[], torch.nn.Module]
     sizes: Sizes
@@ -35,6 +36,7 @@ class HostVae:
     shots: tuple[int, ...] = ()
     rows: tuple[int, ...] = (5, 7)
     batch: int = 1
+    cut: int = 0
 
     def made(self, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
         """The model with weights that keep values near 1. Only where ComfyUI can be imported."""
@@ -60,6 +62,8 @@ class HostVae:
         for rows, frames, shots in zip(self.rows, self.frames or (0, 0), self.shots or (0, 0), strict=True):
             found[f"decode {frames} frames of {rows} rows"] = "decode", self.latents(frames, rows, 3)
             found[f"encode {shots} frames of {rows} rows"] = "encode", self.pictures(shots, rows, 2)
+        if self.cut:
+            found["encode cut rows"] = "encode", self.pictures(min(self.shots), max(self.rows), 2)[..., : -self.cut, :]
         return found
 
     def large(self) -> dict[str, torch.Tensor]:
@@ -204,6 +208,7 @@ VAES: Mapping[str, HostVae] = {
         minimax(tiny_vaes.VIDEO, tiny_vaes.shrink_video, "MiniMaxH3VideoVAE"),
         Sizes(16, 24, 3, 5),
         *((1, 10), (1, 25), (4, 7)),
+        cut=5,
     ),
 }
 SOUND = HostVae(minimax(tiny_vaes.AUDIO, tiny_vaes.shrink_audio, "MiniMaxH3AudioVAE"), Sizes(800, 32, 2, 4))
