@@ -43,6 +43,7 @@ class SharedTiles:
         self.axis = axis
         self.check = check
         self.calls = 0
+        self.first: Any = None  # tile's shape; a gather takes the same from all ranks
         self.placeholder: Any = None
         self.round: Any = ()  # the results of the round's tiles
 
@@ -51,10 +52,11 @@ class SharedTiles:
         if not turn:
             self.check()
         self.calls += 1
+        self.first = self.first or shape
         if turn == self.axis.index:
             result = self.forward(tile)
-            if result.shape != shape or result.dtype != tile.dtype:
-                raise RuntimeError(f"A tile gave {tuple(result.shape)} in {result.dtype}; {shape} was expected.")
+            if not result.shape == shape == self.first or result.dtype != tile.dtype:
+                raise RuntimeError(f"A tile gave {tuple(result.shape)} in {result.dtype}; {self.first} was expected.")
             self.exchange(result)
         if self.axis.index:
             self.placeholder = tile.new_empty(shape, device=self.device)
@@ -62,7 +64,8 @@ class SharedTiles:
         return self.round[turn]
 
     def exchange(self, result: torch.Tensor) -> None:
-        self.round = gather(result.unsqueeze(0), 0, self.axis.degree, self.axis.evenly)
+        tiles = gather(result.unsqueeze(0), 0, self.axis.degree, self.axis.evenly)
+        self.round = () if self.axis.index else tiles
 
     def finish(self, device: torch.device) -> None:
         """Joins the last round's gather on the ranks that had no tile in it. device: of the results."""
