@@ -101,7 +101,7 @@ def remote_vae(vae: comfy.sd.VAE, group: WorkerGroup, ranks: int, dtype: torch.d
     vae.throw_exception_if_invalid()
     module: Any = vae.first_stage_model
     try:
-        class_of(module)
+        kind = class_of(module)
     except RequestError as error:
         raise Refused(*error.explanation) from error
     refuse_changed(vae)
@@ -119,9 +119,9 @@ def remote_vae(vae: comfy.sd.VAE, group: WorkerGroup, ranks: int, dtype: torch.d
     found.first_stage_model = RemoteStage(group, ranks, source, module, vae.device)
     found.patcher = RemoteVaePatcher(torch.nn.Module(), load_device=vae.device, offload_device=CPU)
     found.device, found.vae_dtype = CPU, chosen
-    kept = vae.model_size()
+    kept, sharers = vae.model_size(), 1 if kind.tiles else ranks  # rank 0 joins the tiles on its device
     for name in ("memory_used_decode", "memory_used_encode"):
-        setattr(found, name, scale_estimate(getattr(vae, name), ranks, kept))
+        setattr(found, name, scale_estimate(getattr(vae, name), sharers, kept))
     for name in TILED:
         setattr(found, name, refuse_tiles)
     return found
@@ -135,13 +135,14 @@ def refuse_tiles(*_given: Any, **_options: Any) -> Any:
     )
 
 
-def scale_estimate(estimate: Callable[..., float], ranks: int, kept: int) -> Callable[..., float]:
-    """Returns an estimate of rank 0's memory on ComfyUI's device. kept: the weights, in bytes. It is refused if the
-    estimate itself lacks memory: ComfyUI would use it for the tiles, without having it."""
+def scale_estimate(estimate: Callable[..., float], sharers: int, kept: int) -> Callable[..., float]:
+    """Returns an estimate of rank 0's memory on ComfyUI's device. sharers: how many ranks share what is estimated.
+    kept: the weights, in bytes. It is refused if the estimate itself lacks memory: ComfyUI would use it for the tiles,
+    without having it."""
 
     def scaled(shape: Any, dtype: Any) -> float:
         try:
-            return estimate(shape, dtype) / ranks + kept
+            return estimate(shape, dtype) / sharers + kept
         except comfy.model_management.OOM_EXCEPTION:
             return refuse_tiles()
 

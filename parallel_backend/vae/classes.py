@@ -23,7 +23,8 @@ class VaeClass:
     modules: the classes of its modules, by the Python module that defines them. attends_over_rows, whole_sizes,
     by_size, causal_frames: see `BandFunctions`. draws_noise: the ranks need the same random state. least_rows: of a
     latent, that each rank needs for the convolutions over them. replaced: by class of module and method, the function
-    that replaces it; it gets the module and the bands before the arguments.
+    that replaces it; it gets the module and the bands before the arguments. tiles: whether the class itself cuts its
+    input into tiles; then ranks share these instead of rows (`SharedTiles`), and any module may be in it.
     """
 
     modules: Mapping[str, tuple[str, ...]]
@@ -33,6 +34,7 @@ class VaeClass:
     causal_frames: bool = False
     draws_noise: bool = False
     least_rows: int = 1
+    tiles: bool = False
     replaced: Mapping[str, Mapping[str, Callable[..., Any]]] = field(default_factory=dict)
 
 
@@ -114,6 +116,8 @@ CLASSES: Mapping[str, VaeClass] = {
         },
         attends_over_rows=False,
     ),
+    # Its decoder is a transformer, whose tokens attend to all tokens of a tile.
+    "comfy.ldm.minimax.vae.MiniMaxH3VideoVAE": VaeClass({}, tiles=True),
 }
 
 
@@ -126,7 +130,7 @@ def class_of(vae: torch.nn.Module, classes: Mapping[str, VaeClass] = CLASSES, ad
         raise RequestError(
             f"A VAE of the class {kind.__name__} ({kind.__module__}) cannot be split over ranks.", advice
         )
-    for name, module in vae.named_modules():
+    for name, module in () if found.tiles else vae.named_modules():
         kind = type(module)
         if kind.__qualname__ not in found.modules.get(kind.__module__, ()):
             raise RequestError(

@@ -1,4 +1,5 @@
-"""Runs an unmodified VAE on several ranks: each computes a band of rows, and the result is that of one rank.
+"""Runs an unmodified VAE on several ranks: each computes a band of rows, or some of the tiles that the VAE itself cuts.
+The result is that of one rank.
 
 Splitting activations by patches, with norms and halos, is the idea of DistVAE in xDiT
 (https://arxiv.org/abs/2411.01738). `seams/bands` gets the rows that a function needs from outside of its band.
@@ -24,6 +25,7 @@ from ..seams.bands.rows import ROWS, RowBands
 from ..weights.loading import go_on
 from ..weights.parking import Parking
 from .classes import class_of
+from .tiles import META, SharedTiles
 
 CPU = torch.device("cpu")
 ATTENTION = "optimized_attention"  # an attribute of ComfyUI's modules that attend over space
@@ -42,7 +44,8 @@ class Sizes:
 
 
 class ParallelVAE:
-    """Decodes and encodes with one of ComfyUI's VAEs on all ranks of an axis together, each with its band of rows.
+    """Decodes and encodes with one of ComfyUI's VAEs on all ranks of an axis together, each with its band of rows or
+    its tiles.
 
     Every rank calls with the same tensors, and with the same random state if the class draws noise. The VAE's class is
     unchanged; outside of these calls the model computes as before. If a latent has fewer rows than there are ranks,
@@ -102,7 +105,10 @@ class ParallelVAE:
         """rows: of the latent. scale_in, scale_out: rows of the input and of the result for each latent row."""
         bands, axis = self.bands, self.bands.axis
         call = {"decode": self.run_decoder, "encode": self.run_encoder}[direction]
-        alone = rows < axis.degree or axis.degree == 1
+        if self.kind.tiles and not any(side % scale_in for side in whole.shape[ROWS:]):
+            with axis.timeline.step(direction):
+                return self.run_tiles(direction, call, whole, check)
+        alone = rows < axis.degree or axis.degree == 1 or self.kind.tiles
         if alone and axis.index:
             return None
         asked = go_on if alone and axis.degree > 1 else check  # the other ranks would not join the check
@@ -120,8 +126,45 @@ class ParallelVAE:
                 )
             return self.assemble(band, scale_out)
 
+    def run_tiles(
+        self,
+        direction: str,
+        call: Callable[[torch.Tensor], torch.Tensor],
+        whole: torch.Tensor,
+        check: Callable[[], None],
+    ) -> torch.Tensor | None:
+        """Pictures are without numbers where nobody reads them. Latents are small, and a layer follows that needs a
+        device."""
+        coder, shape, device = {
+            "decode": (self.vae.decoder, self.decoded_shape, META),
+            "encode": (self.vae.encoder, self.encoded_shape, self.device),
+        }[direction]
+        tiles, hooks = SharedTiles(coder.forward, shape, device, self.bands.axis, check), Hooks()
+        hooks.replace(coder, "forward", tiles)
+        try:
+            result = call(whole)
+        finally:
+            hooks.remove()
+        tiles.finish(self.device)
+        return None if self.bands.axis.index else result
+
+    def decoded_shape(self, latents: torch.Size) -> tuple[int, ...]:
+        """Returns the shape of a decoded tile."""
+        batch, _, frames, *sides = latents
+        return batch, self.sizes.channels, frames * self.vae.vae_ratio_t, *(side * self.sizes.scale for side in sides)
+
+    def encoded_shape(self, pictures: torch.Size) -> tuple[int, ...]:
+        """Returns the shape of an encoded tile: the mean and the log variance of each latent number."""
+        batch, _, frames, *sides = pictures
+        frames = -(-frames // self.vae.vae_ratio_t)
+        return batch, 2 * self.sizes.latent_channels, frames, *(side // self.sizes.scale for side in sides)
+
     def run_decoder(self, latents: torch.Tensor) -> torch.Tensor:
-        return self.vae.decode(latents.to(self.device, self.dtype))
+        latents = latents.to(self.device, self.dtype)
+        if self.kind.tiles and getattr(self.vae, CHUNKED, False) and self.bands.axis.index:
+            unread = torch.empty(self.vae.decode_output_shape(latents.shape), device=META)
+            return self.vae.decode(latents, output_buffer=unread)
+        return self.vae.decode(latents)
 
     def run_encoder(self, pictures: torch.Tensor) -> torch.Tensor:
         if getattr(self.vae, CHUNKED, False):

@@ -21,6 +21,7 @@ from .source import VaeSource
 UNFIT = "Error(s) in loading state_dict"  # in torch's message
 PREFIXES = ("first_stage_model.", "vae.")  # of the VAE's weights in a checkpoint
 SET_BY_NODES = ("decode_noise_scale", "decode_timestep")
+STORED_AS = ".comfy_quant"  # says how a layer is stored; ComfyUI reads it
 CODERS = {"decode": "decoder.", "encode": "encoder."}
 
 
@@ -105,7 +106,7 @@ def load_vae(source: VaeSource, weights: Weights, device: torch.device) -> HostV
 def describe_vae(file: str, dtype: torch.dtype | None) -> HostVae:
     """Builds a file's VAE in ComfyUI's process, with its weights on the meta device. Raises ModelFileError."""
     weights, metadata = read_vae(file)
-    seen = {name: tensor.to(META) for name, tensor in weights.items()}
+    seen = {name: tensor if name.endswith(STORED_AS) else tensor.to(META) for name, tensor in weights.items()}
     try:
         with META:
             return build_vae(seen, metadata, dtype, None)

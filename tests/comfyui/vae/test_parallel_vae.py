@@ -13,17 +13,20 @@ from safetensors.torch import load_file, save_file
 
 from demo.host import ComfyHost, PromptError
 from tests.support.cases.vaes.vae_cases import config
-from tests.support.host.graphs import Graph, Job, Link, latents, ranks, relative_error
+from tests.support.host.graphs import Graph, Job, Link, latents, ranks, relative_error, saved_latents
 from tests.support.programs import run_program
 
 STOCK_WIDTHS = (128, 256, 512, 512)  # ComfyUI knows no others
 IMAGE, WAN, LTX = "tiny.safetensors", "wan.safetensors", "ltx.safetensors"
+MINIMAX, SOUND = "minimax.safetensors", "minimax-sound.safetensors"
 # Latents (B, C, T, H, W), and pictures (frames, H, W, channels) of no multiple of the VAE's scale.
 SIZES = {
     IMAGE: ((1, 4, 9, 8), (1, 69, 70, 3)),
     WAN: ((1, 16, 3, 7, 5), (6, 61, 40, 3)),
     LTX: ((1, 128, 2, 3, 3), (9, 96, 64, 3)),
+    MINIMAX: ((1, 24, 12, 5, 3), (25, 83, 50, 3)),
 }
+SOUND_SIZE = (1, 32, 2, 11)
 TOLERANCE = 1e-5
 SEED = 5
 _saves = itertools.count()  # a file each, as the host caches what it has saved
@@ -31,7 +34,8 @@ _saves = itertools.count()  # a file each, as the host caches what it has saved
 
 @pytest.fixture(scope="module")
 def vaes(models: Path, comfyui: Path) -> Path:
-    """A stock VAE file with random weights, and two of videos; a latent and pictures for each. Returns their folder."""
+    """A stock VAE file with random weights, and three of videos; a latent and pictures for each. A VAE of a video's
+    sound, and a latent for it. Returns their folder."""
     folder = models / "models" / "vae"
     folder.mkdir(exist_ok=True)
     torch.manual_seed(0)
@@ -42,6 +46,7 @@ def vaes(models: Path, comfyui: Path) -> Path:
         draw = torch.Generator().manual_seed(SEED)
         write_latent(models, name, torch.randn(latent, generator=draw))
         save_file({"pictures": torch.rand(pictures, generator=draw)}, models / "input" / name)
+    write_latent(models, SOUND, torch.randn(SOUND_SIZE, generator=torch.Generator().manual_seed(SEED)))
     return folder
 
 
@@ -54,8 +59,12 @@ def loaded(graph: Graph, name: str) -> Link:
     return graph.add("VAELoader", vae_name=name)
 
 
+def add_save(graph: Graph, samples: Link) -> Link:
+    return graph.add("SaveLatent", samples=samples, filename_prefix=f"vae-{next(_saves)}")
+
+
 def saved(host: ComfyHost, graph: Graph, samples: Link) -> torch.Tensor:
-    graph.add("SaveLatent", samples=samples, filename_prefix=f"vae-{next(_saves)}")
+    add_save(graph, samples)
     return latents(host, graph.prompt)
 
 
@@ -90,7 +99,7 @@ def two_ranks(host: ComfyHost) -> list[int]:
 
 
 @pytest.mark.parametrize("connected", [False, True], ids=["a file", "a stock VAE"])
-@pytest.mark.parametrize("name", [IMAGE, WAN])
+@pytest.mark.parametrize("name", [IMAGE, WAN, MINIMAX])
 def test_decode_and_encode_are_the_stock_ones(
     host: ComfyHost, vaes: Path, two_ranks: list[int], name: str, connected: bool
 ) -> None:
@@ -120,6 +129,37 @@ def test_a_vae_that_draws_noise_draws_what_the_stock_one_draws(
         )
         <= TOLERANCE
     )
+
+
+def test_a_video_and_its_sound_are_decoded_from_one_latent(host: ComfyHost, vaes: Path, two_ranks: list[int]) -> None:
+    """The video by all ranks, the sound by the stock node beside them, in one prompt."""
+
+    def both(node: str, **inputs: Any) -> list[torch.Tensor]:
+        graph = Graph()
+        parts = (graph.add("LoadLatent", latent=f"{name}.latent") for name in (MINIMAX, SOUND))
+        samples = graph.add("LTXVConcatAVLatent", **dict(zip(("video_latent", "audio_latent"), parts, strict=True)))
+        found = graph.add(node, samples=samples, vae=loaded(graph, MINIMAX), **inputs)
+        sound = graph.add("VAEDecodeAudio", samples=samples, vae=loaded(graph, SOUND))
+        kept = [add_save(graph, graph.add("Test_Numbers", pictures=each)) for each in (found, sound)]
+        outputs = host.run(graph.prompt)["outputs"]
+        return [saved_latents(host, {"outputs": {node: outputs[node]}}) for node, _ in kept]
+
+    stock, parallel = both("VAEDecode"), both("ParallelDiT_VAEDecode", vae_name=IMAGE, dtype="auto")
+    assert [each.std() > 0.01 for each in stock] == [True, True], "silence and grey say nothing"
+    assert [each.shape for each in stock] == [(39, 80, 48, 3), (1, 2, 8800)]
+    assert [relative_error(*pair) <= TOLERANCE for pair in zip(parallel, stock, strict=True)] == [True, True]
+
+
+def test_a_quantised_vae_is_the_stock_one(host: ComfyHost, comfyui: Path, vaes: Path, two_ranks: list[int]) -> None:
+    if "minimax_quant" not in (comfyui / "comfy" / "sd.py").read_text():
+        pytest.skip("this ComfyUI reads no quantised VAE; 0.33 does")
+    run_program(comfyui, "tests.support.files.quantise", vaes / MINIMAX, "fp8")  # int8 rounds activations, too
+    name = "minimax-fp8.safetensors"
+    stock = decoded(host, name, "VAEDecode", MINIMAX)
+    assert relative_error(stock, decoded(host, MINIMAX, "VAEDecode")) > 1e-3
+    for connected in (False, True):
+        given = {"vae_name": name, "dtype": "auto", "connected": connected}
+        assert relative_error(decoded(host, name, "ParallelDiT_VAEDecode", MINIMAX, **given), stock) <= TOLERANCE
 
 
 def test_another_dtype_is_computed_in(host: ComfyHost, vaes: Path, two_ranks: list[int]) -> None:

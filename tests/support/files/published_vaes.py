@@ -63,6 +63,7 @@ PUBLISHED: Mapping[str, Callable[[], torch.nn.Module]] = {
     **{f"ltx {version}": plain(LTX, version=version) for version in (0, 1, 2)},
     "cosmos": plain("comfy.ldm.cosmos.vae.CausalContinuousVideoTokenizer", **COSMOS),
     "mochi": plain("comfy.ldm.genmo.vae.model.VideoVAE"),
+    "minimax-h3": plain("comfy.ldm.minimax.vae.MiniMaxH3VideoVAE"),
 }
 
 

@@ -26,7 +26,7 @@ class Pictures:
 
 
 class Numbers:
-    """Pictures as what Save Latent saves, which rounds nothing."""
+    """Pictures, or a sound, as what Save Latent saves, which rounds nothing."""
 
     RETURN_TYPES = ("LATENT",)
     FUNCTION = "run"
@@ -34,10 +34,10 @@ class Numbers:
 
     @classmethod
     def INPUT_TYPES(cls):
-        return {"required": {"pictures": ("IMAGE",)}}
+        return {"required": {"pictures": ("IMAGE,AUDIO",)}}
 
     def run(self, pictures):
-        return ({"samples": pictures},)
+        return ({"samples": pictures["waveform"] if isinstance(pictures, dict) else pictures},)
 
 
 class Seeded:

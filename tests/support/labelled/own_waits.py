@@ -23,6 +23,7 @@ WAITS = {
     **dict.fromkeys(("comfyui wan-bernini", "comfyui wan-animate-face", "comfyui ace-step-15"), 3),
     "comfyui minimax-h3": 6,
     "comfyui ltxv-guide": 12,
+    "host-vae minimax-h3": 3,  # ComfyUI 0.33's puts each part of a video into the host's memory
 }
 # Classes that look at values in their blocks, by themselves; and LTX's VAE, which puts each part of a video into the
 # host's memory.

@@ -26,7 +26,7 @@ from parallel_backend.seams.exchange.ring import is_before_ampere
 
 from .watch import RUNTIME, Watch
 
-GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
+GPU, CPU, META = torch.device("cuda", 0), torch.device("cpu"), torch.device("meta")
 aten = torch.ops.aten
 # Operations whose result the host has to see.
 WAITS = (
@@ -138,6 +138,9 @@ def run(func: Any, types: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     labelled = [leaf for leaf in leaves if isinstance(leaf, Labelled)]
     devices = [value for value in (*args, kwargs.get("device")) if isinstance(value, (torch.device, str))]
     devices = [value for value in devices if not isinstance(value, str) or value.split(":")[0] in ("cpu", "cuda")]
+    if META in devices:  # it gets no values, so nothing is copied
+        args, kwargs = mapped((args, kwargs), lambda value: value.held if isinstance(value, Labelled) else value)
+        return func(*args, **kwargs)
     goes_to_gpu = is_gpu(devices[0]) if devices else bool(labelled)
     if labelled:
         WATCH.operation(name, known.is_view)

@@ -6,10 +6,12 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from parallel_backend.vae.parallel import Sizes
+from tests.support.host.site import tiny_vaes
 
 LARGE_ROWS = 16
 STABLE = "comfy.ldm.modules.diffusionmodules.model"
@@ -25,7 +27,8 @@ LTX_WIDTHS = {"encoder_base_channels": 8, "decoder_base_channels": 8}
 
 @dataclass(frozen=True)
 class HostVae:
-    """build: see `made`. rows: of a latent, for two calls. frames, shots: of latents and of videos; none of images."""
+    """build: see `made`. rows: of a latent, for two calls. frames, shots: of latents and of videos; none of images.
+    cut: so many rows of pixels are cut off for one more call, after which no whole number of latent rows is left."""
 
     build: Callable[[], torch.nn.Module]
     sizes: Sizes
@@ -33,6 +36,7 @@ class HostVae:
     shots: tuple[int, ...] = ()
     rows: tuple[int, ...] = (5, 7)
     batch: int = 1
+    cut: int = 0
 
     def made(self, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
         """The model with weights that keep values near 1. Only where ComfyUI can be imported."""
@@ -42,7 +46,7 @@ class HostVae:
             for name, weight in model.state_dict().items():
                 if weight.is_floating_point():
                     random = torch.randn(weight.shape, generator=generator)
-                    is_scale = name.endswith(("gamma", "std-of-means", "running_var", "latent_std"))
+                    is_scale = name.endswith(("gamma", "std-of-means", "running_var", "latent_std", "latents_std"))
                     if weight.ndim < 2 or is_scale:
                         by_one = is_scale or ("norm" in name and name.endswith("weight")) or "residual" in name
                         weight.copy_(by_one + 0.2 * random.clamp(-2, 2))
@@ -58,6 +62,8 @@ class HostVae:
         for rows, frames, shots in zip(self.rows, self.frames or (0, 0), self.shots or (0, 0), strict=True):
             found[f"decode {frames} frames of {rows} rows"] = "decode", self.latents(frames, rows, 3)
             found[f"encode {shots} frames of {rows} rows"] = "encode", self.pictures(shots, rows, 2)
+        if self.cut:
+            found["encode cut rows"] = "encode", self.pictures(min(self.shots), max(self.rows), 2)[..., : -self.cut, :]
         return found
 
     def large(self) -> dict[str, torch.Tensor]:
@@ -139,6 +145,16 @@ def mochi() -> torch.nn.Module:
     return vae
 
 
+def minimax(path: str, shrink: Callable[[Any], None], name: str) -> Callable[[], torch.nn.Module]:
+    def build() -> torch.nn.Module:
+        module = importlib.import_module(path)
+        with patch.dict(vars(module)):
+            shrink(module)
+            return getattr(module, name)()
+
+    return build
+
+
 BLOCKS = [["res_x", 1], ["compress_all", 1], ["res_x_y", 1], ["compress_all", 1], ["compress_all", 1], ["res_x", 1]]
 NOISY = [
     *(["res_x", {"num_layers": 1, "inject_noise": True}], ["compress_all", {"residual": True, "multiplier": 2}]),
@@ -187,7 +203,15 @@ VAES: Mapping[str, HostVae] = {
     ),
     "cosmos": HostVae(cosmos, Sizes(8, 16, 3, 5), (1, 3), (1, 17)),
     "mochi": HostVae(mochi, Sizes(8, 12, 3, 5), (1, 3), (1, 13)),
+    # A tile and a clip, two tiles and two clips: not as many as any number of ranks.
+    "minimax-h3": HostVae(
+        minimax(tiny_vaes.VIDEO, tiny_vaes.shrink_video, "MiniMaxH3VideoVAE"),
+        Sizes(16, 24, 3, 5),
+        *((1, 10), (1, 25), (4, 7)),
+        cut=5,
+    ),
 }
+SOUND = HostVae(minimax(tiny_vaes.AUDIO, tiny_vaes.shrink_audio, "MiniMaxH3AudioVAE"), Sizes(800, 32, 2, 4))
 # As wide as they are published.
 WIDE: Mapping[str, HostVae] = {
     "image": HostVae(stable(4, ch=128, ch_mult=[1, 2, 4, 4], num_res_blocks=2), Sizes(8, 4, 3, 4)),

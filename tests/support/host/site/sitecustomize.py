@@ -1,7 +1,7 @@
 """On the path of a test's ComfyUI and of its ranks, where Python imports it first.
 
 A file can say what ComfyUI is to detect in it, for families that it knows by a width that is not tiny: a model's in its
-metadata, a ControlNet's, of which ComfyUI reads no metadata, in a tensor of JSON.
+metadata, a ControlNet's, of which ComfyUI reads no metadata, in a tensor of JSON. VAEs of one size are tiny.
 
 ComfyUI's process does not look for garbage among what it has imported. ComfyUI collects garbage every ten seconds while
 prompts run. That was 44 % of its computing while `test_stock_families.py` ran.
@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 import profiling
+import tiny_vaes
 
 
 def detect_tiny_models(module: Any) -> None:
@@ -65,7 +66,11 @@ def keep_imports(module: Any) -> None:
 
 
 # By name, the modules that are changed.
-CHANGES: dict[str, Callable[[Any], None]] = {"comfy.model_detection": detect_tiny_models, **profiling.CHANGES}
+CHANGES: dict[str, Callable[[Any], None]] = {
+    "comfy.model_detection": detect_tiny_models,
+    **profiling.CHANGES,
+    **tiny_vaes.CHANGES,
+}
 if any(Path(argument).name == "main.py" for argument in sys.orig_argv[1:2]):
     gc.disable()
     CHANGES["server"] = keep_imports

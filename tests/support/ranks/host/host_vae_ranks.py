@@ -1,6 +1,7 @@
 """`torchrun -m tests.support.ranks.host.host_vae_ranks OUT [MEASURED [TIMED]]`:
 decodes and encodes with every VAE of ComfyUI's own on all ranks; OUT.safetensors is what rank 0 gets, and OUT.RANK.json
-the most bytes that each rank held of the large case. MEASURED: JSON of directions by VAE, of which these bytes are.
+the most bytes that each rank held of the large case, or of a VAE that cuts tiles how many each rank computed. MEASURED:
+JSON of directions by VAE, of which these bytes are.
 TIMED: JSON of one call of a wide VAE instead, of which each rank writes its seconds and its peak.
 
 ComfyUI, which COMFYUI_PATH names, is imported with this, and so once for all ranks that are forked off one process.
@@ -13,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -22,6 +24,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from parallel_backend.groups.mesh import Axis
+from parallel_backend.vae.classes import class_of
 from parallel_backend.vae.parallel import ParallelVAE
 from tests.support.cases.vaes.host_vaes import VAES, WIDE, HostVae
 from tests.support.fakes.tally import Tally
@@ -56,6 +59,22 @@ def results_of(case: HostVae, axis: Axis) -> dict[str, torch.Tensor]:
         with torch.inference_mode():
             results[f"plain {name}"] = getattr(model, direction)(given).contiguous()
     return results
+
+
+def tiles_of(case: HostVae, axis: Axis) -> dict[str, int]:
+    """By call, how many tiles this rank computed, and how often it could be told that the call was given up."""
+    model, counts = case.made(), dict[str, int]()
+
+    def count(name: str) -> None:
+        counts[name] = counts.get(name, 0) + 1
+
+    parallel = ParallelVAE(model, axis, case.sizes)
+    for name, (direction, given) in case.calls().items():
+        first = {"decode": model.decoder.x_embedder, "encode": model.encoder.conv_in}[direction]
+        hook = first.register_forward_hook(lambda *_, name=name: count(f"tiles: {name}"))
+        getattr(parallel, direction)(given, partial(count, f"checks: {name}"))
+        hook.remove()
+    return counts
 
 
 def most_bytes(run: Callable[[torch.Tensor], Any], given: torch.Tensor, model: torch.nn.Module) -> tuple[Any, int]:
@@ -106,6 +125,8 @@ def main(out_path: str, measured: str = "{}", call: str = "") -> None:
     results, bytes_of, directions = {}, {}, json.loads(measured)
     for name, case in VAES.items():
         results |= {f"{name}: {call}": result for call, result in results_of(case, axis).items()}
+        if class_of(case.made()).tiles:
+            bytes_of[name] = tiles_of(case, axis)
         if name in directions:
             bytes_of[name] = of_large(case, axis, directions[name])
     Path(f"{out_path}.{rank}.json").write_text(json.dumps(bytes_of))
