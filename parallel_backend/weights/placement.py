@@ -115,17 +115,17 @@ class WeightPlacement:
             self._bring(ranks, model, decided)
         self.asked, self.decided = asked, decided
 
-    def count_lacking(self, ranks: Ranks, model: PlacedModel, plan: ParallelPlan) -> int:
+    def count_lacking(self, ranks: Ranks, model: PlacedModel, plan: ParallelPlan, more: int = 0) -> int:
         """Returns the bytes that a device lacks, or RAM, to keep the model beside all that they hold now; 0 if none.
 
         The model is to be kept as it is. A new one is to be kept as the plan asks; with weights=auto, whole. All ranks
-        call this together, and get the same.
+        call this together, and get the same. more: bytes that the device will need, too.
         """
         last = self._last(plan)
         kept = replace(plan, weights=last.weights, weight_blocks=last.weight_blocks) if last else plan
         room = measure_room(ranks, model, plan, only_free=True)
         new_in_ram = 0 if last else count_host_bytes(kept, model.sizes)
-        return max(0, room.count_lacking(kept, model.sizes), new_in_ram - room.host)
+        return max(0, room.count_lacking(kept, model.sizes) + more, new_in_ram - room.host)
 
     def _last(self, plan: ParallelPlan) -> ParallelPlan | None:
         """Returns the plan with its last decision, if this plan asks for the same. None before the first."""

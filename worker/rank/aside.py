@@ -25,8 +25,9 @@ class HeldModel:
     plan: ParallelPlan
     placement: WeightPlacement
 
-    def count_lacking(self, ranks: Ranks) -> int:
-        return self.placement.count_lacking(ranks, self.model, self.plan)
+    def count_lacking(self, ranks: Ranks, more: int) -> int:
+        """Returns the bytes that a device lacks for it and so many more, see `WeightPlacement.count_lacking`."""
+        return self.placement.count_lacking(ranks, self.model, self.plan, more)
 
     def count_savings(self) -> int:
         """Returns the bytes of a device that weights=shared saves, in comparison with where the weights are or, of a
@@ -35,15 +36,15 @@ class HeldModel:
         return max(count(kept)) - max(count(replace(kept, weights=SHARED, weight_blocks=0)))
 
 
-def make_way(ranks: Ranks, own: HeldModel, aside: list[HeldModel], release: Release) -> str:
+def make_way(ranks: Ranks, own: HeldModel, more: int, aside: list[HeldModel], release: Release) -> str:
     """Releases models that were set aside, the earliest used first, until this one fits beside the others. Returns
     which models stay, which do not, and why, in words. All ranks of the plan call this together, and do the same.
 
-    release: also removes the models from `aside`.
+    more: bytes that the device will need, too. release: also removes the models from `aside`.
     """
     gone, lacked = [], 0
     savings = sum(each.count_savings() for each in (own, *aside)) - count_weights_communicator(own.plan)
-    while aside and (lacking := own.count_lacking(ranks)):
+    while aside and (lacking := own.count_lacking(ranks, more)):
         gone, lacked = [*gone, *release(aside[:1])], lacked or lacking
     name, found = own.source.name, []
     if aside:

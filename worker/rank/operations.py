@@ -129,14 +129,14 @@ class Operations:
         self.state.loaded = {**self.state.loaded, "weights": self.state.placement.describe(job, model)}
         self.state.publish()
 
-    def make_way(self, job: Job, model: HostModel, working: int) -> None:
+    def make_way(self, job: Job, model: HostModel, working: int, networks: int = 0) -> None:
         """Releases models that were set aside, if they leave too little room. The status says which ones, and which
-        stay. working: the bytes that a forward needs beside the weights."""
+        stay. working: the bytes that a forward needs beside the weights. networks: the bytes of networks to come."""
         state = self.state
         if state.aside and state.source and state.plan:
             model.working_bytes = max(model.working_bytes, working)
             own = HeldModel(model, state.source, state.plan, state.placement)
-            said = make_way(job, own, state.aside, state.release)
+            said = make_way(job, own, networks, state.aside, state.release)
             state.loaded = {**state.loaded, BESIDE: said, "aside": [each.source.file for each in state.aside]}
 
     def make_room(self, job: Job, model: HostModel, working: int) -> None:
@@ -190,6 +190,10 @@ class Operations:
         runs inside of the model."""
         if parse_field(model.asks_for_code, kwargs, "options"):
             job.together(lambda: model.take_objects(kwargs))
+            if networks := model.decoder.networks:
+                lacking = sum(each.model_size() - each.loaded_size() for each in networks)
+                self.make_way(job, model, model.working_bytes, lacking)
+                job.together(lambda: model.place(model.working_bytes))
         asked = parse_field(model.new_compile_settings, kwargs, "options")
         if asked:
             job.together(lambda: check_compiler(asked, self.state.device))

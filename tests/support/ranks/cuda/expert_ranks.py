@@ -11,11 +11,13 @@ room for, and what else happens.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -41,6 +43,7 @@ from worker.comfyui.source import HostSource  # noqa: E402
 from worker.errors import OutOfMemory  # noqa: E402
 from worker.host.client import WorkerGroup  # noqa: E402
 from worker.host.known_state import KnownState  # noqa: E402
+from worker.inside.decoder import Decoder  # noqa: E402
 from worker.launch.torchrun import COMFYUI_THREADS, THREADS  # noqa: E402
 from worker.rank.agreement import Control  # noqa: E402
 from worker.rank.channels.heartbeat import Board, Heartbeat  # noqa: E402
@@ -64,8 +67,8 @@ with on_gpu() as first_watch, card(first_watch.memory, WHOLE, ADA):
 
 class Case(NamedTuple):
     """happens: in the second prompt's first step: `grows`: a forward needs as much memory as half of a file's weights.
-    `lacks`: in the first prompt's last step memory lacks, and a third prompt follows. `adapter`: the first file has
-    one. `parked`: ComfyUI frees memory between the prompts."""
+    `network`: a node adds a network that does. Else: `lacks`: in the first prompt's last step memory lacks, and a third
+    prompt follows. `adapter`: the first file has one. `parked`: ComfyUI frees memory between the prompts."""
 
     name: str
     files: list[str]
@@ -145,9 +148,15 @@ def of_case(case: Case, group: Any, use: Use, working: dict[str, int]) -> list[d
             call = patch.object(HostModel, "call", lack if lacks else ran)
             source = HostSource(COMFYUI, ARGUMENTS, file, "WanModel", "float32", "float32").to_json()
             builds: list[str] = []
+            adds = case.happens == "network" and (prompt, place) == (1, 0)
             noting = staticmethod(lambda *given, builds=builds: builds.append("") or build(*given))
             changed, found = executor.counts[PATCH.name], []
-            with Storages(case.files) as storages, patch.object(HostModel, "build", noting), call:
+            with (
+                Storages(case.files) as storages,
+                patch.object(HostModel, "build", noting),
+                call,
+                adding(size // 2 * adds),
+            ):
                 said = group.load(source, plan.to_json(), plan.world_size, lambda: None)
                 has_adapter = case.happens == "adapter" and not place
                 group.patch("adapter" if has_adapter else None, adapter if has_adapter else none, lambda: None)
@@ -172,6 +181,20 @@ def of_case(case: Case, group: Any, use: Use, working: dict[str, int]) -> list[d
                 | {"read": storages.read_bytes, "status": status}
             )
     return told
+
+
+@contextlib.contextmanager
+def adding(size: int) -> Iterator[None]:
+    """While entered, calls bring a network of so many bytes; none if 0."""
+    from comfy.model_patcher import ModelPatcher
+
+    networks = [ModelPatcher(torch.nn.Linear(8, 8), GPU, torch.device("cpu"), size=size)] if size else []
+    with (
+        patch.object(Decoder, "networks", networks),
+        patch.object(HostModel, "asks_for_code", lambda *_: bool(size)),
+        patch.object(HostModel, "take_objects", lambda *_: None),
+    ):
+        yield
 
 
 def lack(*_: Any) -> Any:
