@@ -87,8 +87,8 @@ def common_inputs() -> list[io.Input]:
             min=1,
             max=GROUPS,
             optional=True,
-            tooltip="The worker group that holds this model. Models of one group replace each other in memory and "
-            "are read again. Models of different groups stay loaded side by side, on the same devices.",
+            tooltip="The worker group that holds this model. Models of one group stay on the devices together if they "
+            "fit. Otherwise one is released, and read again when it is sampled. Each group has processes of its own.",
         ),
     ]
 

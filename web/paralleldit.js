@@ -3296,13 +3296,13 @@ class ModelView {
   }
 
   update(group) {
-    const { model, name, plan, files = [] } = group.status;
+    const { model, name, plan, beside, files = [] } = group.status;
     setShown(this.element, model);
     if (!model) return
     setText(this.name, getFileName(name || model));
     setAttribute(this.name, 'title', [...new Set([name || model, model, ...files])].join('\n'));
     setText(this.plan, plan ? describePlanInUse(plan, group.status.pids?.length ?? 0) : '');
-    const words = describeWeights(group, t);
+    const words = [...describeWeights(group, t), ...(beside ? [translateSaid(beside)] : [])];
     setShown(this.weights, words.length);
     if (this.words !== words.join('\n')) {
       this.words = words.join('\n');

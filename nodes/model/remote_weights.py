@@ -4,6 +4,7 @@ memory."""
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
@@ -20,6 +21,7 @@ from ...worker.wire.protocol import Header
 from ..errors import Refused
 from ..plan_words import Remark, remarks_to_json
 from ..workers.room import expect_weights, room_for_weights
+from .sampling import show_on_node
 
 check_interrupt = comfy.model_management.throw_exception_if_processing_interrupted
 # ComfyUI's list by name: (strength, what to add, strength of the weight itself, (dim, start, length), function).
@@ -90,7 +92,10 @@ class RemoteWeights:
     def load(self) -> None:
         """Makes the worker group hold this model under this plan, with the LoRA of the running patcher."""
         plan = self.plan.to_json(), self.plan.world_size
-        self.group.load(self.source, *plan, check_interrupt, remarks_to_json(self.note), self.name)
+        said = self.group.load(self.source, *plan, check_interrupt, remarks_to_json(self.note), self.name)
+        if said:
+            logging.info("[ParallelDiT] %s", said)
+            show_on_node(said)
         self.adapt(*self.patched)
 
     @contextlib.contextmanager
@@ -140,9 +145,19 @@ class RemoteWeights:
 
     def needed_bytes(self) -> int:
         """Returns the bytes that the worker group will keep on ComfyUI's device for this model, at least 1. If the
-        group holds another model, which will be released, it returns only the bytes beyond that model's."""
-        kept = self.group.device_bytes()
-        return max(self.weight_bytes, kept) if self.is_loaded else max(1, self.weight_bytes - kept)
+        group holds others, which will be released, it returns only the bytes beyond theirs."""
+        kept, own = self.group.device_bytes(), self.weight_bytes
+        if self.is_loaded:
+            return max(own, kept)
+        return own if self.will_join(own) else max(1, own - kept)
+
+    def will_join(self, own: int) -> bool:
+        """Whether the ranks will load this model, of so many bytes on rank 0, beside those that they hold."""
+        status, room = self.group.status(), room_for_weights(self.plan, self.working)
+        if room is None or "memory" not in status or self.source["file"] in status.get("aside", ()):
+            return False
+        held = status["memory"][0]["resident_weights"]
+        return 0 < held <= room.device - own
 
     @contextlib.contextmanager
     def make_room(self, networks: int) -> Iterator[None]:

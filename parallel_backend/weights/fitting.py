@@ -44,8 +44,12 @@ class WeightRoom:
 
     def holds(self, plan: ParallelPlan, sizes: WeightSizes) -> bool:
         """Whether what the plan's ranks keep fits the device."""
+        return self.count_lacking(plan, sizes) <= 0
+
+    def count_lacking(self, plan: ParallelPlan, sizes: WeightSizes) -> int:
+        """Returns the bytes that the device lacks for what the plan's ranks keep; negative if some are left."""
         communicator = self.communicator if plan.weights == SHARED else 0
-        return max(sizes.count_kept_bytes(plan)) + communicator <= self.device
+        return max(sizes.count_kept_bytes(plan)) + communicator - self.device
 
 
 def fit_stages(plan: ParallelPlan, sizes: WeightSizes, room: WeightRoom) -> ParallelPlan:

@@ -108,13 +108,28 @@ class WeightPlacement:
         working: bytes to leave free beside the weights.
         """
         model.working_bytes = max(model.working_bytes, working)
-        asked = (plan.weights, plan.weight_blocks)
-        before = self.decided if asked == self.asked else None
+        asked, before = (plan.weights, plan.weight_blocks), self._last(plan)
         self.asked = self.decided = None
         decided = self._decide(ranks, model, plan, before)
         if before is None or (decided.weights, decided.weight_blocks) != (before.weights, before.weight_blocks):
             self._bring(ranks, model, decided)
         self.asked, self.decided = asked, decided
+
+    def count_lacking(self, ranks: Ranks, model: PlacedModel, plan: ParallelPlan, more: int = 0) -> int:
+        """Returns the bytes that a device lacks, or RAM, to keep the model beside all that they hold now; 0 if none.
+
+        The model is to be kept as it is. A new one is to be kept as the plan asks; with weights=auto, whole. All ranks
+        call this together, and get the same. more: bytes that the device will need, too.
+        """
+        last = self._last(plan)
+        kept = replace(plan, weights=last.weights, weight_blocks=last.weight_blocks) if last else plan
+        room = measure_room(ranks, model, plan, only_free=True)
+        new_in_ram = 0 if last else count_host_bytes(kept, model.sizes)
+        return max(0, room.count_lacking(kept, model.sizes) + more, new_in_ram - room.host)
+
+    def _last(self, plan: ParallelPlan) -> ParallelPlan | None:
+        """Returns the plan with its last decision, if this plan asks for the same. None before the first."""
+        return self.decided if (plan.weights, plan.weight_blocks) == self.asked else None
 
     def _decide(
         self, ranks: Ranks, model: PlacedModel, plan: ParallelPlan, before: ParallelPlan | None
@@ -208,11 +223,14 @@ def describe_pinning(store: Store | None) -> dict[str, Any]:
     return {"pinned": pinner.pinned, "unpinned": pinner.refused, "pinning": pinner.seconds}
 
 
-def measure_room(ranks: Ranks, model: PlacedModel, plan: ParallelPlan) -> WeightRoom:
+def measure_room(ranks: Ranks, model: PlacedModel, plan: ParallelPlan, only_free: bool = False) -> WeightRoom:
     """Returns the least memory that any rank has for weights, beside its largest request. The plan's communicators have
-    theirs, but for that of fetched weights."""
+    theirs, but for that of fetched weights. only_free: no more than is free, even with ComfyUI's --highvram; it is
+    negative if a request lacks memory."""
     device = model.mesh.device
     free = device_bytes(device) + model.resident_bytes - model.working_bytes
-    own = (min(max(0, model.limit_weights(free)), sys.maxsize), int(OF_HOST * available_bytes()))
+    room = model.limit_weights(free)
+    room = min(room, free) if only_free else min(max(0, room), sys.maxsize)
+    own = (room, int(OF_HOST * available_bytes()))
     device, host = (min(column) for column in zip(*gather_numbers(own, ranks.control_group), strict=True))
     return WeightRoom(device, host, count_weights_communicator(plan))

@@ -297,6 +297,9 @@ ACCOUNTS = {
     "the model's weights wait in RAM": ([], 3, 8),
     "the group holds another": ([], 0, 8),
     "the group's other model is sampled": ([], 0, 0),
+    "3 GB of another": ([], 0, 0),
+    "8 GB of another": ([], 0, 2),
+    "3 GB of another, ours among them": ([], 0, 2),
     "freed, to unload": ([True], 0, 0),
     "freed, to keep": ([], 10, 0),
 }

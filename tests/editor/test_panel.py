@@ -228,6 +228,15 @@ def test_it_says_how_long_ranks_have_been_starting_and_what_of_the_weights_has_c
     expect(panel.get_by_role("progressbar")).to_have_attribute("aria-valuenow", "40")
 
 
+def test_it_says_which_models_stay_beside_the_one_in_use(panel: Locator, host: ComfyHost) -> None:
+    said = panel.get_by_test_id("paralleldit-weights")
+    for beside in ("Beside low.gguf, the devices keep high.gguf.", "The devices released high.gguf."):
+        tell(host, event(beside=beside))
+        expect(said).to_contain_text(beside)
+    tell(host, event(beside=""))
+    expect(said).not_to_contain_text("high.gguf")
+
+
 @pytest.mark.parametrize(("kind", "number"), [("closed", 12), ("behind", 13)])
 def test_nothing_is_drawn_for_nobody(
     kind: str, number: int, shared_editor: Editor, panel: Locator, host: ComfyHost

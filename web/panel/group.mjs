@@ -5,7 +5,7 @@ import { formatReport, splitFields } from '../errors/message.mjs'
 import { describeRemark } from '../plan/mesh.mjs'
 import { NextView } from '../plan/next.mjs'
 import { countOffered, makeUseAllButton } from '../settings/cards.mjs'
-import { t, translateFields } from '../text.mjs'
+import { t, translateFields, translateSaid } from '../text.mjs'
 import { makeId, setAttribute, setShown, setText } from './dom.mjs'
 import {
   countRanks,
@@ -226,13 +226,13 @@ class ModelView {
   }
 
   update(group) {
-    const { model, name, plan, files = [] } = group.status
+    const { model, name, plan, beside, files = [] } = group.status
     setShown(this.element, model)
     if (!model) return
     setText(this.name, getFileName(name || model))
     setAttribute(this.name, 'title', [...new Set([name || model, model, ...files])].join('\n'))
     setText(this.plan, plan ? describePlanInUse(plan, group.status.pids?.length ?? 0) : '')
-    const words = describeWeights(group, t)
+    const words = [...describeWeights(group, t), ...(beside ? [translateSaid(beside)] : [])]
     setShown(this.weights, words.length)
     if (this.words !== words.join('\n')) {
       this.words = words.join('\n')

@@ -52,6 +52,15 @@ def import_comfyui(source: HostSource | VaeSource) -> None:
         import comfy.model_patcher  # noqa: F401 (and with it every model, but not comfy.sd's VAEs and their media packages)
 
 
+def hide_from_management(patcher: Any) -> None:
+    """Hides a model from ComfyUI's memory management until it is loaded again. To make room for another model, that
+    would move its weights to RAM, on this rank alone."""
+    import comfy.model_management
+
+    loaded = comfy.model_management.current_loaded_models
+    loaded[:] = [each for each in loaded if each.model is not patcher]
+
+
 def is_gguf(file: str | Path) -> bool:
     return Path(file).suffix.lower() == ".gguf"
 

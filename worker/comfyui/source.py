@@ -9,7 +9,8 @@ from typing import Any
 
 # Methods of a diffusion model beside its forward that use its weights. ComfyUI calls them before the first step.
 METHODS = ("preprocess_text_embeds",)
-# How diffusers names the weights in a transformer's folder.
+# How diffusers names a transformer's folder, and the weights in it.
+TRANSFORMER = "transformer"
 WHOLE = "diffusion_pytorch_model.safetensors"
 SHARDS = "diffusion_pytorch_model-*-of-*.safetensors"
 
@@ -43,6 +44,12 @@ class HostSource:
     @property
     def files(self) -> tuple[str, ...]:
         return tuple(map(str, weight_files(self.file)))
+
+    @property
+    def name(self) -> str:
+        """The name of the file or of the diffusers folder, to show to people."""
+        path = Path(self.file)
+        return (path.parent if path.name == TRANSFORMER else path).name
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "arguments": list(self.arguments), "packs": list(self.packs)}

@@ -95,14 +95,13 @@ class WorkerGroup:
 
     def load(
         self, source: Header, plan: Header, ranks: int, check: Check, remarks: Sequence[Header] = (), name: str = ""
-    ) -> None:
-        """Makes sure that `ranks` ranks run and hold this model under this plan. Does nothing if they already do.
+    ) -> str:
+        """Makes sure that `ranks` ranks run and use this model under this plan. Does nothing if they already do.
 
-        If more ranks run, the others stay idle. Ranks that imported ComfyUI with other arguments are restarted.
-
-        source and plan: a HostSource and a ParallelPlan as JSON objects. remarks: sentences about the plan,
-        for the status. name: of the model, as the person chose it, for the status.
-        Raises RequestRefused and WorkerGroupError.
+        If more ranks run, the others stay idle. Ranks that imported ComfyUI with other arguments are restarted. Returns
+        in words which other models stay on the devices, or do not; empty if there are none.
+        source and plan: a HostSource and a ParallelPlan as JSON objects. remarks: sentences about the plan, for the
+        status. name: of the model, as the person chose it, for the status. Raises RequestRefused and WorkerGroupError.
         """
         with self.turn(check):
             stops = self.supervisor.stops
@@ -114,13 +113,14 @@ class WorkerGroup:
             known.remarks, known.name = remarks, name
             self.changed.set()
             if known.model == (source, plan):
-                return
+                return ""
             known.model, known.conditions, known.kernels = None, SentConditions(), {}
             self.loads += 1
             results = self._request(ops.LOAD.header(source=source, plan=plan), {}, check)
             known.model = (source, plan)
             if ops.PATCHED not in results:
-                known.patches = None
+                known.patched = None
+            return decode_text(results[ops.WHY]) if ops.WHY in results else ""
 
     def patch(self, key: str | None, build: Callable[[], tuple[Header, Tensors]], check: Check) -> None:
         """Makes sure that the loaded weights have these changes and no others. Does nothing if they already do.
@@ -131,12 +131,12 @@ class WorkerGroup:
         """
         with self.turn(check):
             known = self._known
-            if known.patches == key:
+            if known.patched == key:
                 return
             fields, tensors = build()
-            known.patches = ""
+            known.patched = ""
             self._request(ops.PATCH.header(**fields), tensors, check)
-            known.patches = key
+            known.patched = key
 
     def choose_kernel(self, name: str, check: Check) -> str:
         """Lets the calls that name this attention kernel use it, if all ranks of the loaded plan can. Returns why not,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -13,21 +14,36 @@ from .sent_conditions import SentConditions
 class KnownState:
     """What the ranks hold: nothing at first, and nothing after they ran out of memory.
 
-    model: its source and plan, as JSON objects; None also while it is uncertain. patches: the key of the changes to
-    its weights; None for no changes, empty while it is uncertain. remarks: sentences about the plan, for the status.
-    name: of the model, as the person chose it, for the status. arguments: ComfyUI's arguments when the ranks imported
-    it; None before that. kernels: by name, why the ranks do not attend by a kernel under this plan; empty if they do.
-    is_parked: whether the ranks dropped the model because it was parked, as CPU ranks do.
+    model: the source and plan of the one in use, as JSON objects; None also while it is uncertain. patches: by a
+    model's source, the key of the changes to its weights; None for no changes, empty while it is uncertain. remarks:
+    sentences about the plan, for the status. name: of the model, as the person chose it, for the status. arguments:
+    ComfyUI's arguments when the ranks imported it; None before that. kernels: by name, why the ranks do not attend by a
+    kernel under this plan; empty if they do. is_parked: whether the ranks dropped the model because it was parked, as
+    CPU ranks do.
     """
 
     model: tuple[Header, Header] | None = None
-    patches: str | None = None
+    patches: dict[str, str | None] = field(default_factory=dict)
     conditions: SentConditions = field(default_factory=SentConditions)
     remarks: Sequence[Header] = ()
     name: str = ""
     arguments: list[str] | None = None
     kernels: dict[str, str] = field(default_factory=dict)
     is_parked: bool = False
+
+    @property
+    def patched(self) -> str | None:
+        """The key of the changes to the weights of the model in use."""
+        return self.patches.get(self.key)
+
+    @patched.setter
+    def patched(self, key: str | None) -> None:
+        self.patches[self.key] = key
+
+    @property
+    def key(self) -> str:
+        """Tells the model in use from others."""
+        return json.dumps(self.model and self.model[0], sort_keys=True)
 
     def emptied(self, is_parked: bool = False) -> KnownState:
         """Returns the state of the same ranks without model and conditions. What they imported stays."""

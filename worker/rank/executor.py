@@ -93,6 +93,8 @@ class Executor:
     def undo(self, job: Job, outcome: Outcome) -> None:
         """Drops the model if a job that ended early may have left it half changed. Drops everything if its
         communication was cut."""
+        if outcome.kind == MEMORY:
+            self.state.crowded |= {each.plan.world_size for each in self.state.aside}
         if outcome.kind in (FAILED, MEMORY):
             self.state.drop_all()
             self.groups.cut(job.id)

@@ -179,8 +179,9 @@ class Job:
         try:
             model = describe_model(self.operation, self.header, self.latents, self.state.model)
             empty, devices = DeviceMemory.now(device), count_devices(device)
+            others = sum(each.model.resident_bytes for each in self.state.aside)
             return OutOfMemoryReport(
-                rank, self.operation, asked(lack), full, empty, **model, devices=devices
+                rank, self.operation, asked(lack), full, empty, **model, devices=devices, others=others
             ).explanation
         except Exception:
             logging.exception("the report of the lack of memory is incomplete")

@@ -32,6 +32,7 @@ from ..wire.sampler_call import SAMPLER_TENSORS, SamplerCall
 from ..wire.tensors import Tensors
 from ..wire.tree import PREDICTION, STATE, unpack_call
 from .agreement import DONE, REFUSED, Ended
+from .aside import HeldModel, make_way
 from .job import Cancelled, Job, ModelFailed
 from .memory.device_memory import own_bytes
 from .memory.release import release_memory
@@ -44,6 +45,7 @@ from .trace import gather_trace
 
 Handler = Callable[[Job, Tensors], Tensors | None]
 CPU = torch.device("cpu")
+BESIDE = "beside"  # in the status: which models stay on the devices beside the one in use, and which do not
 Output = TypeVar("Output")
 
 
@@ -80,10 +82,11 @@ class Operations:
         }
 
     def load(self, job: Job, _tensors: Tensors) -> Tensors | None:
-        """Replaces the model and the plan. If that fails, no model is loaded.
+        """Replaces the model and the plan. If that fails, no model is in use.
 
         If every rank of the new plan needs the weights that it has, they stay with their patches, and the result says
-        so. Ranks outside of the plan release their weights.
+        so. Ranks outside of the plan release their weights. The last model stays beside the new one if both fit, and
+        the result says which models stay or are released.
         """
         source = HostSource.from_json(job.header["source"])
         plan = ParallelPlan.from_json(job.header["plan"])
@@ -93,6 +96,7 @@ class Operations:
             )
         if plan.compile == ON:
             job.together(lambda: check_compiler(BY_PLAN, self.state.device))
+        self.state.choose_model(source, plan)
         kept = self.state.find_reusable_model(source, plan) if dist.get_rank() < plan.world_size else None
         if kept is None:
             self.state.drop_model()
@@ -103,16 +107,19 @@ class Operations:
             return None
         if kept:
             self.state.conditions.clear()
-            job.alone(lambda: kept.replan(mesh))
+            if (kept.mesh.plan, kept.mesh.groups()) != (plan, mesh.groups()):
+                job.alone(lambda: kept.replan(mesh))
         model = kept or job.together(lambda: job.alone(lambda: HostModel.build(source, mesh, job.check)))
         self.state.keep_model(model, source, plan)
         self.place(job, model, plan)
-        return {ops.PATCHED: torch.ones(1)} if kept and kept.is_patched else None
+        patched = {ops.PATCHED: torch.ones(1)} if kept and kept.is_patched else {}
+        return patched | pack_why(self.state.loaded.get(BESIDE, ""))
 
     def place(self, job: Job, model: HostModel, plan: ParallelPlan, working: int = 0) -> None:
         """Puts the weights where the plan keeps them, see `WeightPlacement`. If that fails, no model is loaded. Parked
         weights come back to the device first. If it has no room for them, they stay parked."""
         self.unpark(job, model.parking)
+        self.make_way(job, model, working)
         self.state.before = own_bytes(self.state.device)
         try:
             self.state.placement.place(job, model, plan, working)
@@ -122,6 +129,16 @@ class Operations:
         self.state.loaded = {**self.state.loaded, "weights": self.state.placement.describe(job, model)}
         self.state.publish()
 
+    def make_way(self, job: Job, model: HostModel, working: int, networks: int = 0) -> None:
+        """Releases models that were set aside, if they leave too little room. The status says which ones, and which
+        stay. working: the bytes that a forward needs beside the weights. networks: the bytes of networks to come."""
+        state = self.state
+        if state.aside and state.source and state.plan:
+            model.working_bytes = max(model.working_bytes, working)
+            own = HeldModel(model, state.source, state.plan, state.placement)
+            said = make_way(job, own, networks, state.aside, state.release)
+            state.loaded = {**state.loaded, BESIDE: said, "aside": [each.source.file for each in state.aside]}
+
     def make_room(self, job: Job, model: HostModel, working: int) -> None:
         """Frees weights before forwards that need more bytes than any before."""
         if working <= model.working_bytes or self.state.plan is None:
@@ -129,6 +146,7 @@ class Operations:
         if model.fetched.blocks:
             self.place(job, model, self.state.plan, working)
         else:
+            self.make_way(job, model, working)
             job.alone(lambda: model.place(working))
 
     def patch(self, job: Job, tensors: Tensors) -> None:
@@ -172,6 +190,10 @@ class Operations:
         runs inside of the model."""
         if parse_field(model.asks_for_code, kwargs, "options"):
             job.together(lambda: model.take_objects(kwargs))
+            if networks := model.decoder.networks:
+                lacking = sum(each.model_size() - each.loaded_size() for each in networks)
+                self.make_way(job, model, model.working_bytes, lacking)
+                job.together(lambda: model.place(model.working_bytes))
         asked = parse_field(model.new_compile_settings, kwargs, "options")
         if asked:
             job.together(lambda: check_compiler(asked, self.state.device))
@@ -252,7 +274,9 @@ class Operations:
             raise ModelFailed(error) from error
 
     def park(self, job: Job, _tensors: Tensors) -> None:
-        """Moves the weights of model and VAE to host memory until their next use. Raises RequestError."""
+        """Moves the weights of model and VAE to host memory until their next use. Releases models that were set aside.
+        Raises RequestError."""
+        self.state.release(self.state.aside)
         if vae := self.state.vae:  # the VAE first, because all ranks have it; some may have no part of the model
             self.park_weights(job, vae.parallel.parking, ())
         if job.leave_to_plan() and (model := self.state.model):

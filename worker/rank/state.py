@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import logging
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from parallel_backend.device import outside_bytes
+from parallel_backend.device import is_accelerator, outside_bytes
 from parallel_backend.errors import RequestError
 from parallel_backend.groups.mesh_layout import same_weights
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.placement import WeightPlacement
 
+from ..comfyui.model import hide_from_management
 from ..wire.protocol import Header
 from ..wire.tensors import Tensors
+from .aside import HeldModel
 from .memory.device_memory import memory_use, own_bytes, resident_bytes
 from .memory.release import release_memory
 from .memory.sensors import find_sensors
@@ -51,6 +55,8 @@ class RankState:
         self.source: HostSource | None = None  # of the model
         self.plan: ParallelPlan | None = None  # as requested
         self.placement = WeightPlacement()
+        self.aside: list[HeldModel] = []  # the earliest used first; their plans have as many ranks as the last one
+        self.crowded: set[int] = set()  # the numbers of ranks that lacked memory while a model was set aside
         self.before = 0  # this process's own memory when the load of the weights began
         self.loaded: dict[str, Any] = {}  # the model, for the status
         self.conditions: Tensors = {}
@@ -68,6 +74,37 @@ class RankState:
             "weights": {},
         }
         logging.info("loaded %s (%s) under %s", source.model_class, source.dtype, plan)
+
+    def choose_model(self, source: HostSource, plan: ParallelPlan) -> None:
+        """Sets the model aside if another one is asked for, and takes up the one that is, if it was set aside.
+
+        What is decided here is the same on all ranks of the plan. A model of a plan with another number of ranks is
+        released, because some of these ranks would lack their part.
+        """
+        self.release([each for each in self.aside if not can_stay(each.source, each.plan, source, plan)])
+        if self.source == source:
+            return
+        if self.model and self.source and self.plan and can_stay(self.source, self.plan, source, plan):
+            # Parked weights are already in RAM. On the CPU, weights are pages of the files, which are soon read again.
+            is_there = is_accelerator(self.device) and not self.model.parking.is_parked
+            if is_there and plan.world_size not in self.crowded:
+                self.model.forget()
+                hide_from_management(self.model.patcher)
+                self.aside.append(HeldModel(self.model, self.source, self.plan, copy.copy(self.placement)))
+                self.forget_model()
+        for found in [each for each in self.aside if each.source == source]:
+            self.aside.remove(found)
+            self.model, self.source, self.plan, self.placement = found.model, source, found.plan, found.placement
+
+    def release(self, models: Sequence[HeldModel]) -> list[str]:
+        """Frees the memory of models that were set aside. Returns their names."""
+        names = [each.source.name for each in models]
+        self.aside[:] = [each for each in self.aside if each not in models]
+        del models  # else they live until this returns
+        if names:
+            logging.info("released %s", ", ".join(names))
+            release_memory(self.device)
+        return names
 
     def find_reusable_model(self, source: HostSource, plan: ParallelPlan) -> HostModel | None:
         """Returns the model if its weights are from this source and are all that this rank needs under the plan.
@@ -90,24 +127,28 @@ class RankState:
 
     def drop_model(self) -> None:
         """Frees the model's memory."""
-        self.model, self.source, self.plan, self.loaded = None, None, None, {}
-        self.placement.forget()
+        self.forget_model()
         self.conditions.clear()
         release_memory(self.device)
         self.freeze_imports()
+
+    def forget_model(self) -> None:
+        self.model, self.source, self.plan, self.loaded = None, None, None, {}
+        self.placement.forget()
 
     def freeze_imports(self) -> None:
         """Lets no later collection scan the modules that a model's code has imported. Each takes a tenth of a second.
 
         A frozen object is never collected. So this needs a rank that holds no model and no VAE, and new modules.
         """
-        if self.vae is None and len(sys.modules) > self.modules:
+        if self.vae is None and not self.aside and len(sys.modules) > self.modules:
             gc.freeze()
             self.modules = len(sys.modules)
 
     def drop_all(self) -> None:
         """Releases model, VAE and conditions, and frees their memory."""
         self.vae = None
+        self.aside.clear()
         self.drop_model()
 
     def take_conditions(self, header: Header, tensors: Tensors) -> Tensors:
@@ -130,10 +171,11 @@ class RankState:
         Only the thread that runs requests calls this. Another would wait in CUDA's allocator, while it holds the GIL,
         until this thread has its memory.
         """
-        model, bringing = self.model, self.placement.bringing
+        bringing = self.placement.bringing
         if seconds and time.monotonic() - self.published < seconds:
             return
-        weights, resident = (model.weight_bytes, model.resident_bytes) if model else (0, 0)
+        models = [each.model for each in (self, *self.aside) if each.model]
+        weights, resident = (sum(each.weight_bytes for each in models), sum(each.resident_bytes for each in models))
         figures = {**memory_use(self.device), "weights": weights, "resident_weights": resident}
         if bringing:
             figures["read"] = min(100, max(0, 100 * (own_bytes(self.device) - self.before) // bringing))
@@ -143,7 +185,7 @@ class RankState:
         """Returns this process's RAM in bytes, the published figures, and what `find_sensors` tells. Any thread may
         call this.
 
-        The figures: see `memory_use`, and the bytes of the model's weights on this rank and on its device. read: while
+        The figures: see `memory_use`, and the bytes of the models' weights on this rank and on its device. read: while
         weights are read, the percentage that has been read, judged by memory.
         """
         return {"resident": resident_bytes(), **self.figures, **self.read_sensors()}
@@ -153,3 +195,9 @@ class RankState:
         """Whether this rank has a model or a VAE, and all of it is in host memory."""
         parkings = [part.parking for part in (self.model, self.vae and self.vae.parallel) if part]
         return bool(parkings) and all(parking.is_parked for parking in parkings)
+
+
+def can_stay(held: HostSource, its_plan: ParallelPlan, source: HostSource, plan: ParallelPlan) -> bool:
+    """Whether a model may stay beside another one: all ranks have a part of both, and it is no other form of the same
+    file."""
+    return its_plan.world_size == plan.world_size and (held == source or held.file != source.file)

@@ -39,6 +39,7 @@ class PretendedGroup:
         self.resident: object | None = None
         self.kept, self.weights = 0, OURS
         self.told: dict[str, Any] = {}
+        self.others: dict[str, Any] = {}
         self.asked: list[bool] = []
 
     def start_ahead(self, ranks: int, source: dict[str, Any]) -> None:
@@ -48,7 +49,7 @@ class PretendedGroup:
         return self.kept
 
     def status(self) -> dict[str, Any]:
-        return {"weights": self.told}
+        return {"weights": self.told, **self.others}
 
     def trim(self) -> int:
         freed, self.kept = self.kept - self.weights, self.weights
@@ -207,6 +208,15 @@ def main(comfyui: str, model: str) -> None:
     scene.begin()
     scene.sample(scene.load("bf16"))
     found["the group's other model is sampled"] = scene.outcome()
+
+    for held, aside in ((3, ()), (8, ()), (3, (scene.ours.remote.source["file"],))):
+        scene.begin()
+        scene.other.size = 2 * GIGABYTE
+        management.load_models_gpu([scene.other])
+        scene.group.loaded, scene.group.kept = ({"another": "model"}, {}), held * GIGABYTE
+        scene.group.others = {"memory": [{"resident_weights": held * GIGABYTE}], "aside": aside}
+        scene.prepare(scene.load("bf16"), 1)
+        found[f"{held} GB of another{', ours among them' * len(aside)}"] = scene.outcome()
 
     scene.begin()
     scene.ours = None

@@ -70,7 +70,8 @@ def card(memory: Memory, total: int, capability: tuple[int, int]) -> Iterator[Ca
     made = Card(memory, total)
 
     def stats(*_: Any) -> dict[str, int]:
-        return dict.fromkeys(("active_bytes.all.current", "reserved_bytes.all.current"), memory.in_use)
+        kinds = ("active", "allocated", "reserved")
+        return dict.fromkeys((f"{kind}_bytes.all.current" for kind in kinds), memory.in_use)
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(Numbered())

@@ -39,6 +39,7 @@ class OutOfMemoryReport:
     check: raises PlanError for a plan that the model does not allow.
     sizes: of all the model's weights. Plan, check and sizes are None for a VAE.
     devices: how many ranks can have a device of their own, on all machines; None without such a bound.
+    others: the weights of models that were set aside on this rank.
     """
 
     rank: int
@@ -52,6 +53,7 @@ class OutOfMemoryReport:
     check: Callable[[ParallelPlan], None] | None = None
     sizes: WeightSizes | None = None
     devices: int | None = None
+    others: int = 0
 
     @property
     def needed(self) -> int:
@@ -74,6 +76,9 @@ class OutOfMemoryReport:
 
 def advise(short: OutOfMemoryReport) -> list[str]:
     """Says in sentences what would fit. The estimates assume that a rank's need is proportional to its share."""
+    if short.others:
+        said = f"The ranks also held {size(short.others)} of other models' weights, which they now release. "
+        return [said + "Queue the prompt again."]
     found = []
     plan = find_fitting_plan(short)
     if plan and short.plan:

@@ -199,8 +199,6 @@ class HostModel:
             raise
         except Exception as error:  # importing a node pack's module may raise anything
             raise RequestError(f"The ranks cannot load a node's code: {type(error).__name__}: {error}") from error
-        if self.decoder.networks:
-            self.place(self.working_bytes)
 
     def replan(self, mesh: Mesh) -> None:
         """Applies another plan to the present weights. Runs no collectives. Raises PlanError."""
