@@ -55,5 +55,6 @@ register(
         heads="blocks.0.attn.heads",
         head_dim="blocks.0.attn.head_dim",
         computed={"minimax_payload": ("layout",)},
+        read=("timestep", "minimax_payload"),
     )
 )
