@@ -87,10 +87,12 @@ def build_zimage() -> torch.nn.Module:
 
 
 def build_h3() -> torch.nn.Module:
-    """Makes the published class, whose defaults are its sizes. The form of ComfyUI's own files has eight numbers for a
-    timestep, and 20.1 billion parameters. The class looks at its timestep, so it gets one with data."""
-    made = build("comfy.ldm.minimax.model", "MiniMaxH3Model", adaln_curve_grid=1001, time_embed_dim=8)
-    made.register_forward_pre_hook(lambda _model, args: (args[0], torch.full((1,), 700.0), *args[2:]))
+    """Makes the published class, whose defaults are its sizes. ComfyUI's own files ("pruned") have a table of 1025
+    timesteps of eight numbers, and 20.1 billion parameters. The class looks at its timestep, so it gets one with
+    data."""
+    made = build("comfy.ldm.minimax.model", "MiniMaxH3Model", adaln_curve_grid=1025, time_embed_dim=8)
+    timestep = torch.full((1,), 700.0)
+    made.register_forward_pre_hook(lambda _model, args: (args[0], timestep, *args[2:]))
     return made
 
 
