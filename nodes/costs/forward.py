@@ -116,6 +116,12 @@ def count_latents_forward(
     return count_call_forward(module, (sample, timestep), values, latents[0], peak)
 
 
+def packed_shape(module: torch.nn.Module, latents: Sequence[int]) -> list[int]:
+    """Returns the shape of these latents as ComfyUI samples them. If their sound is unknown, it is left out."""
+    spec = spec_of(type(module))
+    return [latents[0], 1, math.prod(latents[1:])] if spec and spec.packed else [*latents]
+
+
 def attend(_own: Callable, *args: Any, **kwargs: Any) -> torch.Tensor:
     """Runs attention as the ranks do, whatever ComfyUI's own process is set to use."""
     return attention_pytorch(*args, **kwargs)

@@ -169,6 +169,9 @@ class ModelSpec:
     # Arguments at whose values the class looks, and with which a forward is counted. Of the timestep, any value will
     # do.
     read: tuple[str, ...] = ()
+    # Whether its latents are a video and its sound. ComfyUI samples them packed into one row of numbers, and estimates
+    # memory by that row.
+    packed: bool = False
     # Dict arguments of the model, and their entries that it computes if they are missing. These are not sent to ranks.
     computed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Whether the class's pipeline in diffusers gives a flow-matching scheduler sigmas from 1 to 1 / steps. Others leave

@@ -56,5 +56,6 @@ register(
         head_dim="blocks.0.attn.head_dim",
         computed={"minimax_payload": ("layout",)},
         read=("timestep", "minimax_payload"),
+        packed=True,
     )
 )

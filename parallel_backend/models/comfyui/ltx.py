@@ -63,5 +63,6 @@ register(
         heads="num_attention_heads",
         width="inner_dim",
         unstaged="video and sound go through them together",
+        packed=True,
     ),
 )
