@@ -109,6 +109,8 @@ class BlockList:
     def returned(self) -> tuple[str, ...]:
         """Returns the arguments that a block returns, in order. Raises StopIteration if it returns something that is no
         argument."""
+        if isinstance(self.returns, tuple) and self.returns in self.tokens.values():  # one argument has them all
+            return (next(name for name, own in self.tokens.items() if own == self.returns),)
         returns = self.returns if isinstance(self.returns, tuple) else (self.returns,)
         return tuple(next(name for name, own in self.tokens.items() if own == stream) for stream in returns)
 
