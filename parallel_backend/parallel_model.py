@@ -83,7 +83,7 @@ class ParallelModel:
         applied = apply_plan(self.model, self.spec, mesh, self.dtype, self.sizes, self.hooks)
         self.mesh, self.slot, self.stage, self.link = mesh, applied.slot, applied.stage, applied.link
         self.attention, self.layout, self.seams = applied.attention, applied.layout, applied.seams
-        self.pipeline, self.forms = StepPipeline(mesh.plan), Forms()
+        self.pipeline, self.row_forms, self.stage_forms = StepPipeline(mesh.plan), Forms(), Forms()
         self.kept.drop()
 
     def replan(self, mesh: Mesh) -> None:
@@ -197,7 +197,7 @@ class ParallelModel:
             if not self.has_result:
                 return None
             is_last = not self.link or self.link.is_last
-            found = collect_calls(outputs, parts, calls, axis, self.mesh.device, self.forms) if is_last else None
+            found = collect_calls(outputs, parts, calls, axis, self.mesh.device, self.row_forms) if is_last else None
             return self.return_to_first(found, [kind_of(call.latents, call.size) for call in calls])
 
     def run_step(
@@ -230,10 +230,11 @@ class ParallelModel:
             return found
         if found is not None:
             for output, kind in zip(found, kinds, strict=True):
-                send_output(output, stages, self.forms, kind)
+                send_output(output, stages, self.stage_forms, kind)
         if stages.index:
             return None
-        return [receive_output(stages.degree - 1, stages, self.mesh.device, self.forms, kind) for kind in kinds]
+        last, device = stages.degree - 1, self.mesh.device
+        return [receive_output(last, stages, device, self.stage_forms, kind) for kind in kinds]
 
     @property
     def has_result(self) -> bool:

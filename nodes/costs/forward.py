@@ -44,7 +44,12 @@ def count_call_forward(
     bands = spec.bands if spec and not spec.keeps_tokens(module) else None
     attending = bands.attending_blocks(module) if bands else [block for _, block in blocks]
     left_out = ("transformer_options", *(spec.uncounted if spec else ()))
-    given = {name: move_to_meta(value) for name, value in kwargs.items() if name not in left_out}
+    read = spec.read if spec else ()
+    counted = {name: value for name, value in kwargs.items() if name not in left_out}
+    given = {name: value if name in read else move_to_meta(value) for name, value in counted.items()}
+    latents, timestep, *others = map(move_to_meta, args)
+    if "timestep" in read:
+        timestep = torch.ones_like(timestep, device="cpu")
     given["transformer_options"] = {"optimized_attention_override": attend}
     heads, head_dim, kv_heads = sizes_of(module, spec) if spec and spec.attends else (1, 0, None)
     mlp_rows = [count_mlp_rows(block, each.parallel_mlp, heads * head_dim) for each, block in blocks]
@@ -53,7 +58,7 @@ def count_call_forward(
     steps = 2 if spec and spec.drops else 1  # what a model keeps, it computes in the first step only
     token = COUNTING.set(True)
     try:
-        run = lambda: type(module).forward(own, *map(move_to_meta, args), **given)  # noqa: E731
+        run = lambda: type(module).forward(own, latents, timestep, *others, **given)  # noqa: E731
         count = lambda: count_forward(  # noqa: E731
             module,
             attending,
@@ -109,6 +114,12 @@ def count_latents_forward(
             elif parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
                 return None
     return count_call_forward(module, (sample, timestep), values, latents[0], peak)
+
+
+def packed_shape(module: torch.nn.Module, latents: Sequence[int]) -> list[int]:
+    """Returns the shape of these latents as ComfyUI samples them. If their sound is unknown, it is left out."""
+    spec = spec_of(type(module))
+    return [latents[0], 1, math.prod(latents[1:])] if spec and spec.packed else [*latents]
 
 
 def attend(_own: Callable, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -21,7 +21,7 @@ from ...parallel_backend.weights.loading import DTYPES
 from ...parallel_backend.weights.sizes import WeightSizes
 from ..workers.group import device_count, device_type
 from ..workers.room import balance_stages, room_for_weights, room_with_enough_ram
-from .forward import count_call_forward, count_latents_forward
+from .forward import count_call_forward, count_latents_forward, packed_shape
 from .machine import file_of, machine_of
 
 Estimate = Callable[[Sequence[int]], float]
@@ -70,8 +70,8 @@ class ModelCosts:
         key = list_shapes([args, {name: value for name, value in kwargs.items() if name != "transformer_options"}])
         if key not in self.forwards:
             latents = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
-            rows = len(latents[0])
-            peak = sum(self.estimate([1, *each.shape[1:]]) for each in latents)
+            rows, numbers = len(latents[0]), sum(each[0].numel() for each in latents)
+            peak = self.estimate([1, *latents[0].shape[1:]] if len(latents) == 1 else [1, 1, numbers])
             self.forwards[key] = count_call_forward(self.module, args, kwargs, rows, peak)
         return self.forwards[key]
 
@@ -80,7 +80,8 @@ class ModelCosts:
         key = ("latents", *shape)
         if key not in self.forwards:
             own = [1, *shape[1:]]
-            self.forwards[key] = count_latents_forward(self.module, own, self.torch_dtype, self.estimate(own))
+            peak = self.estimate(packed_shape(self.module, own))
+            self.forwards[key] = count_latents_forward(self.module, own, self.torch_dtype, peak)
         return self.forwards[key]
 
     def remember(self, work: Work) -> None:

@@ -24,6 +24,7 @@ from ...parallel_backend.models.checks import count_tokens
 from ...parallel_backend.plan import AUTO, WHOLE, ParallelPlan
 from ...parallel_backend.weights.fitting import ASSUMED, OF_HOST, WeightRoom, count_host_bytes
 from ...parallel_backend.weights.sizes import FETCHED, WeightSizes, fetched_places
+from ..costs.forward import packed_shape
 from ..plan_words import Remark, format_bytes, format_seconds, remark
 from ..workers.group import device_type, last_status, settings
 from ..workers.room import balance_stages, expect_weights, list_plan_cards, room_for_weights, usable_bytes
@@ -69,7 +70,8 @@ def estimate_working_bytes(
             all_rows = rows * shape[0]
             tokens = count_tokens(model.diffusion_model, [largest_rows(plan, all_rows), *shape[1:]])
             kept = stale_bytes(model.diffusion_model, plan, memory.sizes, model.get_dtype_inference(), tokens)
-            known.append(rank_bytes(model.memory_required([all_rows, *shape[1:]]), all_rows, plan) + kept)
+            whole = model.memory_required(packed_shape(model.diffusion_model, [all_rows, *shape[1:]]))
+            known.append(rank_bytes(whole, all_rows, plan) + kept)
     return max(known, default=None)
 
 

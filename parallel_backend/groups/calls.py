@@ -78,8 +78,8 @@ def _share_out_by_speed(sizes: Sequence[int], groups: Axis) -> list[Part]:
 
 
 class Forms:
-    """The dtypes and shapes of outputs that ranks have sent or received, by kind. A description goes before the first
-    of a kind: to read it, the host waits for the device."""
+    """The dtypes and shapes of outputs that ranks have sent or received along one axis, by kind. A description goes
+    before the first of a kind: to read it, the host waits for the device."""
 
     def __init__(self) -> None:
         self.known: dict[Hashable, list[int]] = {}

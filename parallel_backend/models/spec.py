@@ -109,6 +109,8 @@ class BlockList:
     def returned(self) -> tuple[str, ...]:
         """Returns the arguments that a block returns, in order. Raises StopIteration if it returns something that is no
         argument."""
+        if isinstance(self.returns, tuple) and self.returns in self.tokens.values():  # one argument has them all
+            return (next(name for name, own in self.tokens.items() if own == self.returns),)
         returns = self.returns if isinstance(self.returns, tuple) else (self.returns,)
         return tuple(next(name for name, own in self.tokens.items() if own == stream) for stream in returns)
 
@@ -166,6 +168,12 @@ class ModelSpec:
     # Arguments at whose values the class looks, so that a forward with them cannot be counted. A step without them
     # computes as much.
     uncounted: tuple[str, ...] = ()
+    # Arguments at whose values the class looks, and with which a forward is counted. Of the timestep, any value will
+    # do.
+    read: tuple[str, ...] = ()
+    # Whether its latents are a video and its sound. ComfyUI samples them packed into one row of numbers, and estimates
+    # memory by that row.
+    packed: bool = False
     # Dict arguments of the model, and their entries that it computes if they are missing. These are not sent to ranks.
     computed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Whether the class's pipeline in diffusers gives a flow-matching scheduler sigmas from 1 to 1 / steps. Others leave

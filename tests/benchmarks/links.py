@@ -2,12 +2,12 @@
 
 python -m tests.benchmarks.links [--ranks 2 4] [--rounds 3] [--only NAME] [--quick] [--json FILE]
 
-Models are Flux.1, Wan 2.1 14B and Z-Image at batch 1, PixArt-Sigma with guidance, and SDXL with and without, each with
-a part of the real one's width and tokens and, but for SDXL, with fewer blocks (tests/benchmarks/speed/link_cases.py).
-Weights are random. SDXL is ComfyUI's class, which COMFYUI_PATH has to name; the others are diffusers'. Ranks have a
-thread each and are joined by a link (tests/support/links/link.py) that is as much slower than the real one as they
-compute slower than its card (profiles.py has the rule). So a ratio here is that of the real machine as far as the rule
-goes.
+Models are Flux.1, Wan 2.1 14B, Z-Image and MiniMax H3 at batch 1, PixArt-Sigma with guidance, and SDXL with and
+without, each with a part of the real one's width and tokens and, but for SDXL, with fewer blocks
+(tests/benchmarks/speed/link_cases.py). Weights are random. MiniMax H3 and SDXL are ComfyUI's classes, and COMFYUI_PATH
+has to name it; the others are diffusers'. Ranks have a thread each and are joined by a link
+(tests/support/links/link.py) that is as much slower than the real one as they compute slower than its card (profiles.py
+has the rule). So a ratio here is that of the real machine as far as the rule goes.
 
 Ranks are throttled (throttle.py) so far that half of the cores are left to what carries their messages, which a card
 leaves to the host: else a rank that waits would make another one faster, and what overlaps would slow both. One rank's

@@ -28,6 +28,8 @@ PIECES = [{"ulysses": 4, "pieces": 4}, {"dp": 2, "ulysses": 2, "pieces": 3, "spe
 STAGES = [
     {"pipefusion": 2, "patches": 1},
     {"pipefusion": 2, "patches": 3},
+    {"pipefusion": 2, "cfg": 2, "patches": 1},
+    {"pipefusion": 2, "ulysses": 2, "patches": 1},
     {"pipefusion": 2, "ulysses": 2, "patches": 3},
     {"pipefusion": 2, "ring": 2, "patches": 2},
 ]

@@ -11,6 +11,7 @@ PAGE_OF = {
     **{"parity": EXACTNESS, "sparse": EXACTNESS},
     **{"shares": OVERLAP, "left": OVERLAP, "overlap": OVERLAP},
     "clock": REPOSITORY / "docs" / "dev" / "20-pieces.md",
+    "cards": REPOSITORY / "docs" / "benchmarks.md",
 }
 
 

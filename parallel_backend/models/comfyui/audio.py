@@ -54,7 +54,8 @@ register(
         MINIMAX,
         heads="blocks.0.attn.heads",
         head_dim="blocks.0.attn.head_dim",
-        unstaged="video and sound go through them together",
         computed={"minimax_payload": ("layout",)},
+        read=("timestep", "minimax_payload"),
+        packed=True,
     )
 )

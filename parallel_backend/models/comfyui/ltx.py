@@ -62,6 +62,6 @@ register(
         BOTH,
         heads="num_attention_heads",
         width="inner_dim",
-        unstaged="video and sound go through them together",
+        packed=True,
     ),
 )

@@ -29,6 +29,5 @@ register(
         BLOCKS,
         heads="num_heads",
         width="model_channels",
-        unstaged="it makes a latent of several parts",
     )
 )

@@ -6,7 +6,7 @@ stage's last block, such as a ControlNet's residual.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,14 @@ from ..layout import TokenLayout
 from .stages import Stage, StageLink, StandIn
 
 
+def flatten(arguments: Sequence[tuple[Any, Streams]]) -> list[tuple[torch.Tensor, str]]:
+    """Returns the tensors of arguments with tokens, each with its streams."""
+    found = []
+    for value, streams in arguments:
+        found += [(value, streams)] if isinstance(streams, str) else zip(value, streams, strict=True)
+    return found
+
+
 class StageEnds:
     """Both ends of a stage, and its link to other stages."""
 
@@ -29,8 +37,8 @@ class StageEnds:
 
     def receive(self, blocks: BlockList, values: dict[str, Any]) -> None:
         """Puts the tokens from the previous stage into the arguments of this stage's first block. They are local."""
-        layout, handed = self.layout, [(name, str(blocks.tokens[name])) for name in blocks.returned]
-        templates = [(values[name].shape, names(streams)) for name, streams in handed]
+        layout, handed = self.layout, flatten([(values[name], blocks.tokens[name]) for name in blocks.returned])
+        templates = [(tensor.shape, names(streams)) for tensor, streams in handed]
         templates += [templates[0]] * len(self.stage.incoming)
         segments, dim = layout.segments, blocks.dim
 
@@ -39,9 +47,12 @@ class StageEnds:
             pairs = zip(templates, counts, strict=True)
             return [torch.Size((*shape[:dim], count, *shape[dim + 1 :])) for (shape, _), count in pairs]
 
-        arrived = self.link.receive(shapes_of, like=values[handed[0][0]])
-        values.update(zip([name for name, _ in handed], arrived, strict=False))
-        layout.forward.skips = dict(zip(self.stage.incoming, arrived[len(handed) :], strict=True))
+        arrived = iter(self.link.receive(shapes_of, like=handed[0][0]))
+        for name in blocks.returned:
+            streams = blocks.tokens[name]
+            is_one = isinstance(streams, str)
+            values[name] = next(arrived) if is_one else type(values[name])(next(arrived) for _ in streams)
+        layout.forward.skips = dict(zip(self.stage.incoming, arrived, strict=True))
 
     def send_before(self, block: StandIn, blocks: BlockList, cut: Callable[[Any, Streams], Any], hooks: Hooks) -> None:
         """Sends the tokens that the next stage's first block would get. block: its stand-in. cut: makes streams
@@ -49,7 +60,8 @@ class StageEnds:
 
         def leave(_block: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
             values = Arguments(block.takes, args, kwargs).values
-            tokens = [cut(values[name], blocks.tokens[name]) for name in block.returned]
+            local = [(cut(values[name], blocks.tokens[name]), blocks.tokens[name]) for name in block.returned]
+            tokens = [tensor for tensor, _ in flatten(local)]
             self.link.send([*tokens, *(self.layout.forward.skips[place] for place in self.stage.outgoing)])
 
         hooks.before(block, leave, with_kwargs=True)

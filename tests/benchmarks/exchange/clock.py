@@ -86,6 +86,16 @@ def build_zimage() -> torch.nn.Module:
     )  # fmt: skip
 
 
+def build_h3() -> torch.nn.Module:
+    """Makes the published class, whose defaults are its sizes. ComfyUI's own files ("pruned") have a table of 1025
+    timesteps of eight numbers, and 20.1 billion parameters. The class looks at its timestep, so it gets one with
+    data."""
+    made = build("comfy.ldm.minimax.model", "MiniMaxH3Model", adaln_curve_grid=1025, time_embed_dim=8)
+    timestep = torch.full((1,), 700.0)
+    made.register_forward_pre_hook(lambda _model, args: (args[0], timestep, *args[2:]))
+    return made
+
+
 def call_flux() -> Call:
     more = {"context": empty(1, 512, 4096), "y": empty(1, 768), "guidance": empty(1)}
     return Call((empty(1, 16, 128, 128), empty(1)), {**more, "transformer_options": {}})
@@ -100,10 +110,19 @@ def call_zimage() -> Call:
     return Call((empty(1, 16, 128, 128), empty(1)), more)
 
 
+def call_h3(width: int = 832, height: int = 480, frames: int = 124) -> Call:
+    """A text alone. Frames are 17k + 5 at 24 a second, of which 17 become 5 in the latents; sound has 40 a second."""
+    video = (1, 24, (frames - 5) // 17 * 5 + 2, height // 16, width // 16)
+    sound = (1, 32, 2, round(frames / 24 * 40))
+    more = {"context": empty(1, 128, 5120), "transformer_options": {}}
+    return Call(([empty(*video), empty(*sound)], empty(1)), more)
+
+
 MODELS = (
     Model("Flux.1, 1024²", build_flux, call_flux),
     Model("Wan 14B, 81 frames, 832 × 480", build_wan, call_wan),
     Model("Z-Image, 1024²", build_zimage, call_zimage),
+    Model("MiniMax H3, 124 frames, 832 × 480", build_h3, call_h3),
 )
 
 

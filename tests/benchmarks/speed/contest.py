@@ -66,13 +66,15 @@ def apply_plan(own: torch.nn.Module, mesh: Mesh) -> ParallelModel:
     return ParallelModel(own, mesh, torch.float32)
 
 
-def run_step(model: ParallelModel, request: tuple[torch.Tensor, torch.Tensor, dict[str, Any]]) -> torch.Tensor | None:
-    """A forward of latents and timesteps under conditions; what rank 0 gets."""
+def run_step(model: ParallelModel, request: tuple[Any, torch.Tensor, dict[str, Any]]) -> torch.Tensor | None:
+    """A forward of latents and timesteps under conditions; what rank 0 gets, of several parts in one row."""
     latents, timestep, conditions = request
     if isinstance(model, DiffusersModel):
         return model(latents, timestep, conditions)
     outputs = model.run_calls([Call((latents, timestep), conditions)])
-    return outputs[0] if outputs else None
+    if not outputs:
+        return None
+    return outputs[0] if torch.is_tensor(outputs[0]) else torch.cat([part.flatten() for part in outputs[0]])
 
 
 def agreed(attempt: Callable[[], Any]) -> tuple[Any, str]:

@@ -12,6 +12,7 @@ import torch
 
 from parallel_backend.plan import FP8, INT4, INT8, MODEL, ParallelPlan
 from tests.support.cases.host import sdxl
+from tests.support.cases.host.base import HostCase
 from tests.support.links.profiles import CARD_ITEMSIZE
 
 Conditions = dict[str, Any]
@@ -25,7 +26,8 @@ class Case:
     build: with so many blocks, or three times as many of Flux. latents: their shape, with the batch that a step has.
     comfyui: whether the class is ComfyUI's. is_deep: whether it has so many blocks that stages of them can be compared:
     PipeFusion sends once for each stage, and other methods once for each block. sent: the bytes that a rank sends at
-    most under a plan, by what they are for, as formulas have it; None if they are not known."""
+    most under a plan, by what they are for, as formulas have it; None if they are not known. They are known of a UNet.
+    sound: the shape of latents beside those of a video."""
 
     build: Callable[[int], torch.nn.Module]
     depth: int
@@ -36,16 +38,20 @@ class Case:
     comfyui: bool = False
     is_deep: bool = False
     sent: Callable[[tuple[int, ...], ParallelPlan], dict[str, float]] | None = None
+    sound: tuple[int, ...] = ()
 
     def model(self) -> torch.nn.Module:
         """With seeded weights."""
         torch.manual_seed(0)
         return self.build(self.depth).eval()
 
-    def request(self) -> tuple[torch.Tensor, torch.Tensor, Conditions]:
+    def request(self) -> tuple[Any, torch.Tensor, Conditions]:
         """Latents, timestep and conditions, seeded."""
         torch.manual_seed(1)
-        return torch.randn(self.latents), torch.full(self.latents[:1], self.sigma), self.conditions(self.latents[0])
+        latents: Any = torch.randn(self.latents)
+        if self.sound:
+            latents = [latents, torch.randn(self.sound)]
+        return latents, torch.full(self.latents[:1], self.sigma), self.conditions(self.latents[0])
 
     @property
     def guided(self) -> bool:
@@ -139,6 +145,20 @@ def unet_case(batch: int) -> Case:
     return Case(unet, 1, 180 / 36, latents, sdxl.conditions, comfyui=True, sent=unet_sent)
 
 
+def h3(depth: int) -> torch.nn.Module:
+    """With each width a sixteenth of the published one, but for text and timesteps."""
+    config = {
+        "hidden_size": 336, "num_layers": depth, "token_refiner_num_layers": 1, "num_attention_heads": 56,
+        "attention_head_dim": 8, "ffn_hidden_size": 896, "text_dim": TEXT_WIDTH, "adaln_curve_grid": 33,
+        "time_embed_dim": 8, "rope_inv_freq_len": 1,
+    }  # fmt: skip
+    return HostCase("comfy.ldm.minimax.model.MiniMaxH3Model", config, lambda _: ((), {})).build()
+
+
+def h3_conditions(batch: int) -> Conditions:
+    return {"context": torch.randn(batch, 32, TEXT_WIDTH), "transformer_options": {}}
+
+
 CASES = {
     # 1024², 19 + 38 blocks, 24 heads of 128 and 4608 tokens in the real one, 512 of them text.
     "Flux-shaped": Case(flux, 1, 16 / 3, (1, 4, 48, 64), flux_conditions),
@@ -148,6 +168,8 @@ CASES = {
     "Z-Image-shaped": Case(zimage, 5, 8, (1, 4, 44, 44), text_of(32), 0.5),
     # 1024², cond and uncond, 28 blocks, 16 heads of 72 and 4096 tokens in the real one.
     "PixArt-shaped, guided": Case(pixart, 3, 4.5, (2, 4, 60, 60), pixart_conditions),
+    # 124 frames of 832 × 480, 50 blocks, 56 heads of 128 and 14972 tokens in the real one, 414 of them sound, 128 text.
+    "H3-shaped": Case(h3, 2, 16, (1, 24, 8, 20, 22), h3_conditions, comfyui=True, sound=(1, 32, 2, 13)),
     "SDXL-shaped": unet_case(1),
     "SDXL-shaped, guided": unet_case(2),
 }
@@ -176,10 +198,11 @@ def methods(case: Case, ranks: int) -> list[Method]:
         found.append(Method("cfg 2" if ranks == 2 else "cfg 2, ulysses 2", {"cfg": 2, "ulysses": ranks // 2}))
     if case.guided and case.comfyui and ranks > 2:
         found.append(Method("cfg 2", {"cfg": 2, "dp": ranks // 2}))  # the other ranks have nothing to do
-    if case.comfyui:
+    if case.sent:
         found.append(Method(LATE, {"ring": ranks}, late=True))
     else:
         found += [Method(name, heads | {"exchange_dtype": name}, tolerance=LOSSY) for name in (INT8, FP8, INT4)]
+    if not case.comfyui:
         found.append(Method("diffusers", peer=True))
     return [
         *found,

@@ -11,6 +11,7 @@ import torch
 
 from parallel_backend.models import spec_named
 from parallel_backend.seams.kept import KeptValues
+from tests.support.cases.host.audio import MINIMAX
 from tests.support.cases.host.joint import HIDREAM_O1
 from tests.support.programs import run_program
 from tests.support.ranks.pool import RankPool
@@ -113,15 +114,30 @@ def test_a_class_that_has_lost_the_method_runs() -> None:
     assert kept.identify({"ref_pixel_values": pixels.clone()})["ref_pixel_values"] is pixels
 
 
+def counted_steps(comfyui: Path) -> list[dict[str, float]]:
+    return json.loads(run_program(comfyui, "tests.support.files.counted_steps").splitlines()[-1])
+
+
 def test_auto_counts_a_step_that_finds_the_keys(comfyui: Path) -> None:
     sizes = HIDREAM_O1["text_config_overrides"]
     layers, hidden, mlp = (sizes[name] for name in ("num_hidden_layers", "hidden_size", "intermediate_size"))
     heads, kv_heads, head_dim = (sizes[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim"))
     of_a_token = 2 * hidden * ((2 * heads + 2 * kv_heads) * head_dim + 3 * mlp)
-    for each in json.loads(run_program(comfyui, "tests.support.files.counted_steps").splitlines()[-1]):
+    for each in counted_steps(comfyui)[:2]:
         fresh = each["fresh"]
         assert each["linear"] == layers * of_a_token * fresh
         assert each["attention"] == layers * 4 * fresh * (each["kept"] + fresh) * heads * head_dim
         assert each["activation"] == fresh * hidden * 4
         assert each["kv"] == kv_heads / heads
         assert each["left"] == 0
+
+
+def test_auto_counts_a_step_of_a_class_that_reads_its_timestep(comfyui: Path) -> None:
+    """MiniMax H3 modulates video and sound by timesteps of their own, whose numbers it makes in Python."""
+    (_, _, found), sizes, timesteps = counted_steps(comfyui), MINIMAX, 2
+    layers, hidden, mlp = (sizes[name] for name in ("num_layers", "hidden_size", "ffn_hidden_size"))
+    inner = sizes["num_attention_heads"] * sizes["attention_head_dim"]
+    modulation = 2 * timesteps * sizes["time_embed_dim"] * 3 * 6 * hidden
+    assert found["linear"] == layers * (2 * found["tokens"] * hidden * (4 * inner + 3 * mlp) + modulation)
+    assert found["attention"] == layers * 4 * found["tokens"] ** 2 * inner
+    assert found["activation"] == found["tokens"] * hidden * 4

@@ -21,7 +21,7 @@ WITH_MORE_TOKENS = (
 )  # fmt: skip
 LONG = ("wan-animate-face",)  # it encodes faces of 512×512
 # Rows with a timestep for each frame, of which no sampling is made.
-BY_FRAME = ("wan-timestep-by-frame", "cosmos-predict2-timestep-by-frame", "ltxv-i2v", "ltxv-guide")
+BY_FRAME = ("wan-timestep-by-frame", "cosmos-predict2-timestep-by-frame", "ltxv-i2v", "ltxv-guide", "ltx23-i2v")
 COUPLED = ("svd-odd", "svd-low")  # rows of a class of which only some models couple the rows of a batch
 
 ONE_ROW = ("minimax-h3", "minimax-h3-masks")  # the class takes one at a time: ranks without one run nothing in pieces

@@ -432,6 +432,9 @@ HABITS: dict[str, Row] = {
     # Its layout is an object that does not go to the ranks. Its text passes a part of the model before the first step.
     "a video with its sound": habit(ignored("minimax"), sample),
     "a video with its sound, by ring": replace(habit(ignored("minimax"), sample), plan={"ring": 2}),
+    "a video with its sound, in stages": replace(
+        habit(ignored("minimax"), sample), plan={"pipefusion": 2, "patches": 1}
+    ),
     "a video with its sound, its texts side by side": replace(habit(ignored("minimax"), sample), plan={"cfg": 2}),
     "a folder in fp8": habit(replace(of_folder(equal()), dtype="fp8_e4m3fn"), sample),
     "a folder in fp8 on one rank": habit(replace(of_folder(equal()), dtype="fp8_e5m2", plan={"cfg": 1}), sample),

@@ -104,6 +104,10 @@ EXAMPLE_FILES: Files = {
     "checkpoints/ltx-2-19b-distilled-fp8.safetensors": "ltx-2",
     "text_encoders/gemma_3_12B_it_fp4_mixed.safetensors": unread,
     "latent_upscale_models/ltx-2-spatial-upscaler-x2-1.0.safetensors": unread,
+    "diffusion_models/minimax_h3_fl2va_pruned_int8_convrot.safetensors": "minimax",
+    "text_encoders/qwen3vl_32b_minimax_h3_nvfp4_awq.safetensors": unread,
+    "vae/minimax_h3_video_vae_fp16.safetensors": unread,
+    "vae/minimax_h3_audio_vae_fp32.safetensors": unread,
     "checkpoints/sd_xl_base_1.0.safetensors": unread,
     "checkpoints/sdxl_lightning_4step.safetensors": unread,
 }

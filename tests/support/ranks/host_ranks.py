@@ -42,6 +42,7 @@ with patch.object(sys, "argv", [sys.argv[0], "--cpu", "--use-pytorch-cross-atten
     comfy.options.enable_args_parsing()
     import comfy.ldm.modules.attention
     import comfy.model_base  # noqa: F401 (every class that there is)
+    from comfy.utils import pack_latents, unpack_latents
 
 
 def flat(output: Any) -> torch.Tensor:
@@ -72,19 +73,30 @@ def calls_of(case: HostCase, count: int) -> list[Call]:
 
 
 class Sampling:
-    """A row as the sampling of what its model predicts."""
+    """A row as the sampling of what its model predicts. Latents of several parts, which only a stock sampler has, are
+    one tensor here, as ComfyUI packs them."""
 
     def __init__(self, case: HostCase, model: torch.nn.Module) -> None:
-        (self.x, timestep, *rest), self.kwargs = case.inputs()
+        (x, timestep, *rest), self.kwargs = case.inputs()
         self.kwargs = {"transformer_options": {}, **dict(zip(("context",), rest, strict=False)), **self.kwargs}
-        self.model, self.scale = model, float(timestep[0]) / SIGMA
-        with torch.inference_mode():
-            self.channels = model(self.x, timestep, **self.kwargs).shape[1]
-        self.latents, self.more = self.x[:, : self.channels], self.x[:, self.channels :]
+        self.model, self.scale, self.parts = model, float(timestep[0]) / SIGMA, []
+        if isinstance(x, list):
+            x, self.parts = pack_latents(x)
+        self.latents, self.more = x, x[:, :0]
+        channels = self.predict(x, SIGMA).shape[1]
+        self.latents, self.more = x[:, :channels], x[:, channels:]
+
+    def arguments(self, latents: torch.Tensor, sigma: float) -> tuple:
+        given = torch.cat([latents, self.more], 1)
+        timestep = torch.full((len(given),), sigma * self.scale)
+        return unpack_latents(given, self.parts) if self.parts else given, timestep
 
     def predict(self, latents: torch.Tensor, sigma: float) -> torch.Tensor:
-        given = torch.cat([latents, self.more], 1)
-        return self.model(given, torch.full((len(given),), sigma * self.scale), **self.kwargs)
+        with torch.inference_mode():
+            return self.packed(self.model(*self.arguments(latents, sigma), **self.kwargs))
+
+    def packed(self, prediction: Any) -> torch.Tensor:
+        return pack_latents(prediction)[0] if self.parts else prediction
 
     def serial(self, case: HostCase, plan: ParallelPlan) -> torch.Tensor:
         spec = spec_named(case.model_class)
@@ -101,12 +113,12 @@ class Sampling:
         return denoise(module, self.latents, stepper, [given], 1.0, timestep_scale=scale, to_first=True)
 
     def step_by_step(self, module: ParallelModel) -> torch.Tensor:
-        """The same by Euler's method outside of the model, which asks for one step at a time."""
+        """The same by Euler's method outside of the model, which asks for one step at a time: for as many calls as cfg
+        has groups, of which the last one's result counts."""
         latents = self.latents.clone()
         for sigma, following in itertools.pairwise(SIGMAS.tolist()):
-            args = (torch.cat([latents, self.more], 1), torch.full((len(latents),), sigma * self.scale))
-            found = module.run_calls([Call(args, self.kwargs)])
-            prediction = found[0].float() if found else torch.empty_like(latents)
+            found = module.run_calls([Call(self.arguments(latents, sigma), self.kwargs)] * module.mesh.plan.cfg)
+            prediction = self.packed(found[-1]).float() if found else torch.empty_like(latents)
             dist.broadcast(prediction, 0)
             latents = latents + (following - sigma) * prediction
         assert not module.pipeline.why, module.pipeline.why
@@ -146,11 +158,13 @@ class Bench:
         module = ParallelModel(self.model, self.meshes[plan], torch.float32)
         try:
             if sampling:
-                return [sampling.parallel(module), sampling.step_by_step(module)]
+                loop = sampling.step_by_step if sampling.parts else sampling.parallel
+                return [loop(module), sampling.step_by_step(module)]
             if plan.pieces > 1:
                 self.run_whole(module, count)
             with module.showing_whole(False, plan.pieces > 1):
-                if plan.pieces > 1 and not module.can_run_in_pieces(Forward([0])):
+                has_rows = module.mesh["batch"].own_size(calls_of(self.case, 1)[0].size)
+                if plan.pieces > 1 and has_rows and not module.can_run_in_pieces(Forward([0])):
                     raise SystemExit(f"{type(self.model).__name__} runs whole after its first forward.")
                 outputs = [module.run_calls(calls) for calls in steps_of(self.case, count)]
         finally:

@@ -44,7 +44,8 @@ class Example:
 
     note: where it is: left, top, width and height; empty for below the nodes.
 
-    files: the diffusion model first. counted: what `sampled` stands for, where it is not what the words of it say.
+    files: the diffusion model first. cards: GiB of each of two, of which the note tells. counted: what `sampled` stands
+    for, where it is not what the words of it say.
     """
 
     title: str
@@ -55,6 +56,7 @@ class Example:
     names: Mapping[str, str] = field(default_factory=dict)
     note: tuple[int, ...] = ()
     files: tuple[File, ...] = ()
+    cards: tuple[int, ...] = (24, 16, 12)
     sampled: Sampled | None = None
     counted: Words | None = None
     licence: Words | None = None
@@ -68,7 +70,7 @@ KINDS = {"tips": Words, "counted": Words, "licence": Words, "sampled": Sampled}
 
 
 def read(entry: Mapping[str, Any]) -> Example:
-    parts = {name: KINDS[name](**value) if name in KINDS else value for name, value in entry.items()}
+    parts: dict[str, Any] = {name: KINDS[name](**value) if name in KINDS else value for name, value in entry.items()}
     return Example(**{**parts, "files": tuple(File(**each) for each in entry.get("files", ()))})
 
 

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 from tests.support.templates.examples import Example, File
 
 GIB = 1 << 30
-TOO_SMALL = 1e8  # bytes: for LTX-2, ComfyUI's estimate is less than one copy of its tokens
-UNKNOWN = "–"
 LOADERS = {"diffusion_models": "Load Diffusion Model (Parallel)", "checkpoints": "Load Checkpoint (Parallel)"}
 
 
@@ -25,7 +23,6 @@ class Phrases(NamedTuple):
     two_cards: str
     where: Mapping[str, str]
     no_room: str
-    unknown: str
     of_picture: str
     of_video: str
     computed: str
@@ -44,7 +41,6 @@ EN = Phrases(
     "| Two cards of | Plan of *auto* | Weights on each | A step needs, too |",
     {"shared": "; the cards keep half of {} of {} blocks each", "host": "; {} of {} blocks come from RAM"},
     "; the rest is kept in RAM",
-    "–: ComfyUI's estimate for this model is too small to be useful.",
     "{width} × {height}",
     "{length} frames of {width} × {height}",
     "This is for {}, with 64 GiB of free RAM. The pack computes it from the model's published shapes and ComfyUI's "
@@ -63,7 +59,6 @@ ZH = Phrases(
     "| 两张显卡，每张 | *auto* 的方案 | 每张存放的权重 | 每步另需 |",
     {"shared": "；{1} 个块中的 {0} 个由两张卡各存一半", "host": "；{1} 个块中的 {0} 个从内存取来"},
     "；其余放在内存中",
-    "–：ComfyUI 对该模型的估计过小，不足为据。",
     "{width} × {height}",
     "{length} 帧 {width} × {height}",
     "以上针对 {}，假定有 64 GiB 空闲内存。由本扩展按模型公布的形状和 ComfyUI 对一步的估计算出，并非在 GPU 上实测。",
@@ -94,8 +89,6 @@ def about_cards(example: Example, cards: Mapping[str, Any], phrases: Phrases) ->
     said = counted[phrases.language] if isinstance(counted, dict) else getattr(counted, phrases.language)
     rows = [card_row(gigabytes, found, phrases) for gigabytes, found in cards.items()]
     parts = [table(phrases.two_cards, rows), phrases.computed.format(said)]
-    if any(UNKNOWN in row for row in rows):
-        parts[-1] += f" {phrases.unknown}"
     encoders = [file for file in example.files if file.folder == "text_encoders"]
     if encoders:
         parts.append(phrases.encoder.format(amount(max(file.gb for file in encoders))))
@@ -117,7 +110,7 @@ def card_row(gibibytes: str, found: Mapping[str, Any], phrases: Phrases) -> str:
         kept += phrases.where[way].format(*counts)
     elif not found["fits"]:
         kept += phrases.no_room
-    working = in_gib(found["working"]) if found["working"] > TOO_SMALL else UNKNOWN
+    working = in_gib(found["working"])
     return f"| {gibibytes} GiB | {found['plan']} | {kept} | {working} |"
 
 

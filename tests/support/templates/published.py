@@ -20,6 +20,9 @@ DEPTHS = {
     "flux2_dev_fp8mixed.safetensors": {"depth": 8, "depth_single_blocks": 48},
     "krea2_turbo_fp8_scaled.safetensors": {"layers": 28},
     "ltx-2-19b-distilled-fp8.safetensors": {"num_layers": 48},
+    "minimax_h3_fl2va_pruned_int8_convrot.safetensors": {  # in fp8 here, which is as large
+        **{"num_layers": 50, "token_refiner_num_layers": 2, "adaln_curve_grid": 1025, "time_embed_dim": 8},
+    },
     "qwen_image_edit_2511_fp8mixed.safetensors": {"num_layers": 60},
     "qwen_image_fp8_e4m3fn.safetensors": {"num_layers": 60},
     "sd3.5_large_fp8_scaled.safetensors": {},
@@ -39,7 +42,10 @@ PIXART = ModelFile(
     },
 )
 PUBLISHED = (PIXART.names, *DEPTHS)
-MIXED = ("flux2_dev_fp8mixed.safetensors", "flux-2-klein-base-9b-fp8.safetensors")
+MIXED = (
+    *("flux2_dev_fp8mixed.safetensors", "flux-2-klein-base-9b-fp8.safetensors"),
+    "minimax_h3_fl2va_pruned_int8_convrot.safetensors",
+)
 
 
 def published(name: str) -> ModelFile:
@@ -48,6 +54,6 @@ def published(name: str) -> ModelFile:
         return PIXART
     kind = model_file(name)
     assert kind, name
-    stored = torch.float8_e4m3fn if "fp8" in name else torch.bfloat16
+    stored = torch.float8_e4m3fn if "fp8" in name or "int8" in name else torch.bfloat16
     size = next(1e9 * example.model.gb for example in TABLE.values() if example.files and example.model.name == name)
     return replace(kind, sizes={**kind.sizes, **DEPTHS[name]}, stored=stored, size=size if name in MIXED else 0)

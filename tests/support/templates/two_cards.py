@@ -18,7 +18,6 @@ from tests.support.programs import run_program
 from tests.support.templates.examples import HERE, TABLE, Example
 
 FILE = HERE / "two_cards.json"
-CARDS = (24, 16, 12)  # GiB of each of the two
 FETCHED = ("shared", "host")
 
 
@@ -49,7 +48,7 @@ def figures(answer: dict[str, Any]) -> dict[str, Any]:
 
 def asked(comfyui: Path) -> dict[str, Any]:
     """The figures of all, by template and GiB of a card."""
-    keys = [(name, cards) for name, example in TABLE.items() if example.sampled for cards in CARDS]
+    keys = [(name, cards) for name, example in TABLE.items() if example.sampled for cards in example.cards]
     with tempfile.TemporaryDirectory() as folder:
         questions = json.dumps([question(TABLE[name], cards) for name, cards in keys])
         said = run_program(comfyui, "tests.support.host.plans_on_cards", folder, given=questions)
