@@ -88,12 +88,12 @@ def encode_options(options: Options, inside: Inside) -> tuple[dict[str, Any], li
     """Returns the options in the form that goes to the ranks, and what cannot go there, by name."""
     reasons = [words for name, words in WRITTEN_BY_CLASSES.items() if name in options]
 
-    def describe(value: Any, name: str, between: bool, is_data: bool = False, owner: str = "") -> Any:
-        place, owner = (f"the option {name!r}", owner) if owner else (f"the model patch {name!r}", find_owner(value))
+    def describe(value: Any, place: str, between: bool, is_data: bool = False, owner: str = "") -> Any:
+        owner = owner or find_owner(value)
         try:
-            return inside.describe(value, place, owner, between, is_data)
+            return inside.describe(value, f"the model patch {place!r}", owner, between, is_data)
         except UnsendableError as error:
-            reasons.append(f"{place} of {owner} ({error})")
+            reasons.append(f"the model patch {place!r} of {owner} ({error})")
             return None
 
     is_between = inside.places.has_option

@@ -35,7 +35,7 @@ RUN = {**ROWS, **HABITS, **SAVED_ROWS, **DETECTOR_ROWS, **{name: row for name, (
 UNDER, IN_ONE_PLACE = "This sampling runs under {}, not under {}, because of ", "(it needs all {} in one place)"
 LESS = {
     "LTXVSpatioTemporalGuidance": UNDER.format("one rank", "ulysses=2")
-    + f"the option 'stg_self_attn_blocks' of the model's class under ulysses=2 {IN_ONE_PLACE.format('tokens')}.",
+    + f"the model patch 'stg_self_attn_blocks' of the model's class under ulysses=2 {IN_ONE_PLACE.format('tokens')}.",
     "a pack's patch of attention": UNDER.format("one rank", "ulysses=2")
     + f"the model patch 'attn1_output_patch' of Region under ulysses=2 {IN_ONE_PLACE.format('tokens')}.",
     "NAGuidance with its rows apart": UNDER.format("ulysses=2", "cfg=2")

@@ -24,8 +24,6 @@ LONG = ("wan-animate-face",)  # it encodes faces of 512×512
 BY_FRAME = ("wan-timestep-by-frame", "cosmos-predict2-timestep-by-frame", "ltxv-i2v", "ltxv-guide", "ltx23-i2v")
 COUPLED = ("svd-odd", "svd-low")  # rows of a class of which only some models couple the rows of a batch
 
-ONE_ROW = ("minimax-h3", "minimax-h3-masks")  # the class takes one at a time: ranks without one run nothing in pieces
-
 
 def allows(row: str, plan: Plan) -> bool:
     """Whether the spec of the row's class has nothing against the plan."""
@@ -38,8 +36,6 @@ def allows(row: str, plan: Plan) -> bool:
     if plan.get("patches", 1) > 1 and (not spec.image or row in WITH_MORE_TOKENS):
         return False
     if "pieces" in plan and (spec.bands or any(blocks.kept for blocks in spec.blocks)):
-        return False
-    if "pieces" in plan and "dp" in plan and row in ONE_ROW:
         return False
     return not (couples and plan.keys() & BATCH_AXES or unshared and plan.keys() & TOKEN_AXES)
 
