@@ -140,7 +140,7 @@ def alone(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     shutil.copytree(PACK, base / "custom_nodes" / PACK.name, ignore=shutil.ignore_patterns("__pycache__"))
     (base / "models" / "vae").mkdir(parents=True)
     run_program(comfyui, "tests.support.files.video_vaes", base / "models" / "vae")
-    said = run_apart(comfyui, "tests.support.census.no_group", base, MODEL, VAE, **TINY_MODELS)
+    said = run_apart(comfyui, "tests.support.group.no_group", base, MODEL, VAE, **TINY_MODELS)
     return json.loads(said.splitlines()[-1])
 
 

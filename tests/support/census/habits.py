@@ -38,6 +38,7 @@ from tests.support.census.changes import (
 )
 from tests.support.census.controlnets import CONTROLNET_HABITS
 from tests.support.census.entry_rows import ENTRY_ROWS
+from tests.support.census.h3_rows import H3_ROWS
 from tests.support.census.merges import MERGE_ROWS
 from tests.support.census.network_files import NETWORK_HABITS
 from tests.support.census.pack_rows import PACK_ROWS
@@ -429,13 +430,7 @@ HABITS: dict[str, Row] = {
     ),
     "a style model with a bias": habit(equal(), style),
     **CONTROLNET_HABITS,
-    # Its layout is an object that does not go to the ranks. Its text passes a part of the model before the first step.
-    "a video with its sound": habit(ignored("minimax"), sample),
-    "a video with its sound, by ring": replace(habit(ignored("minimax"), sample), plan={"ring": 2}),
-    "a video with its sound, in stages": replace(
-        habit(ignored("minimax"), sample), plan={"pipefusion": 2, "patches": 1}
-    ),
-    "a video with its sound, its texts side by side": replace(habit(ignored("minimax"), sample), plan={"cfg": 2}),
+    **H3_ROWS,
     "a folder in fp8": habit(replace(of_folder(equal()), dtype="fp8_e4m3fn"), sample),
     "a folder in fp8 on one rank": habit(replace(of_folder(equal()), dtype="fp8_e5m2", plan={"cfg": 1}), sample),
     "a video frame by frame": replace(habit(as_stock("wan-causal"), frame_by_frame), cfg=1.0),

@@ -247,7 +247,7 @@ class Census(GivenNetworks):
         generator, found = torch.Generator().manual_seed(4), {}
         weights = load_file(self.base / "models" / "diffusion_models" / f"{row.model}.safetensors")
         for name, weight in weights.items():
-            if weight.ndim == 2 and "_blocks." in name and name.endswith(".weight"):
+            if weight.ndim == 2 and "blocks." in name and name.endswith(".weight"):
                 layer, (rows, columns) = "diffusion_model." + name.removesuffix(".weight"), weight.shape
                 found[f"{layer}.lora_up.weight"] = 0.2 * torch.randn(rows, 4, generator=generator)
                 found[f"{layer}.lora_down.weight"] = 0.2 * torch.randn(4, columns, generator=generator)

@@ -22,7 +22,9 @@ class Row:
     weights. dtype: of the weights, as both loaders name it. form: of `formats.py`, in which the file's blocks are.
     as_stock: whether ComfyUI's own model takes a sampling, in ComfyUI's process. numbers: what inputs of numbers get
     in place of their default. ours: whether the error is of ours alone. shared: the plan that the first call ran
-    under, if it matters. said: on the node, about attention. slow: whether it is one more case of what the gate has."""
+    under, if it matters. said: on the node, about attention. slow: whether it is one more case of what the gate has.
+    rounded: whether a last bit becomes a step of the quantised activations, so that an error up to the quantisation's
+    own is allowed."""
 
     model: str
     inputs: Mapping[str, Any] = field(default_factory=dict)
@@ -47,6 +49,7 @@ class Row:
     less: str = ""
     said: str = ""
     slow: bool = False
+    rounded: bool = False
 
 
 def equal(model: str = "flux", **inputs: Any) -> Row:

@@ -33,7 +33,8 @@ def quantised(weights: dict[str, torch.Tensor], name: str) -> dict[str, torch.Te
     form = FORMATS[name]
     found: dict[str, torch.Tensor] = {}
     for key, tensor in weights.items():
-        if tensor.ndim != 2 or "_blocks." not in key or any(part in key for part in NO_QUANTISATION):
+        is_matrix = tensor.ndim == 2 and "blocks." in key and not any(part in key for part in NO_QUANTISATION)
+        if not is_matrix or tensor.shape[1] % form.get("convrot_groupsize", 1):
             found[key] = tensor
             continue
         layout = quant_ops.QUANT_ALGOS[form["format"]]["comfy_tensor_layout"]

@@ -1,4 +1,4 @@
-"""`python -m tests.support.census.no_group COMFYUI BASE MODEL VAE`:
+"""`python -m tests.support.group.no_group COMFYUI BASE MODEL VAE`:
 a loader, a sampler and a VAE node on a system whose torch has no torch.distributed, against the stock ones.
 
 MODEL: a case that `write_cases` has written to the folder BASE. VAE: a file in its models/vae. Prints JSON: whether the
