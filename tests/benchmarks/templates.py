@@ -34,7 +34,8 @@ NO_SPEC = "it has no spec yet"
 WAYS = (TOKENS, BATCH, ONE)  # of a workflow's models, the last of these counts
 # Why the functions of these nodes need all tokens.
 NEEDS_ALL = {
-    "FluxKVCache": "it keeps keys and values of the references, whose tokens are the last ones, for later steps"
+    "FluxKVCache": "it keeps keys and values of the references, whose tokens are the last ones, for later steps",
+    "WanAnimate2Cache": "it keeps what the pose's video gave, for later steps",
 }
 
 
