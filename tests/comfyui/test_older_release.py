@@ -31,7 +31,7 @@ TOLERANCE = 1e-5
 PLANS = [{"cfg": 2}, {"ulysses": 2}, {"ring": 2}]
 CHANGED = "krea-2"
 # Classes that came later, and PiD's, which takes more by now.
-LATER = {"mage-flow", "joyimage", "minimax-h3", "pid"}
+LATER = {"mage-flow", "joyimage", "minimax-h3", "minimax-h3-masks", "pid"}
 # What its own class does not run in one process, on this torch.
 BROKEN = {"hidream-o1"}
 
