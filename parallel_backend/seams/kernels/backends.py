@@ -159,8 +159,11 @@ def sage(name: str, cards: Mapping[Capability, str]) -> Backend:
 
 NATIVE = Backend("native", "native")
 CUDNN = CudnnBackend("cudnn", "_native_cudnn", package="a torch with cuDNN")
+HOPPER = (9, 0)  # flash-attn 3 refuses newer cards (flash-attention #1853, mistral.rs #1704)
 BACKENDS = (  # auto takes the first that can run, and none after native: torch decides on cuDNN, and sage is lossy
-    Backend("flash3", "_flash_3", (9, 0), 256, "flash-attn 3 (flash_attn_interface)", (0, 2, 1)),
+    Backend(
+        "flash3", "_flash_3", HOPPER, 256, "flash-attn 3 (flash_attn_interface)", (0, 2, 1), cards={HOPPER: "_flash_3"}
+    ),
     Backend("flash", "flash", (8, 0), 256, "the package flash-attn", (0, 1, 2)),
     NATIVE,
     CUDNN,
