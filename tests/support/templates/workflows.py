@@ -23,6 +23,10 @@ def release() -> str:
     return f"{PACKAGE} {importlib.metadata.version(PACKAGE)}"
 
 
+# The release that the pages' table of workflows and the example workflows are made from.
+RELEASE = f"{PACKAGE} 0.1.27"
+
+
 def templates_folder() -> Path | None:
     """Where they are; None where the package is not installed."""
     found = importlib.util.find_spec(PACKAGE.replace("-", "_"))
