@@ -177,4 +177,6 @@ def test_the_readme_asks_for_what_the_pack_asks_for(page: str) -> None:
         (r"torch>=([\d.]+)", requirements),
     ):
         assert re.search(pattern, source)[1] in text, pattern
-    assert dev.RELEASE in text
+    newest = re.search(r"(?:tested up to |测试到)0\.(\d+)", text)[1]
+    assert int(newest) >= int(dev.RELEASE.split(".")[1]), "the gate's is newer"
+    assert f"tested with ComfyUI 0.27 to 0.{newest}." in " ".join(text_of("docs/models.md").split())
