@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+BEHIND_LOADER, BEHIND_NODE = "the loader", "the row's node"
+
 
 class Given(str):
     """A value that the program makes, by its kind."""
@@ -22,7 +24,9 @@ class Row:
     weights. dtype: of the weights, as both loaders name it. form: of `formats.py`, in which the file's blocks are.
     as_stock: whether ComfyUI's own model takes a sampling, in ComfyUI's process. numbers: what inputs of numbers get
     in place of their default. ours: whether the error is of ours alone. shared: the plan that the first call ran
-    under, if it matters. said: on the node, about attention. slow: whether it is one more case of what the gate has."""
+    under, if it matters. said: on the node, about attention. slow: whether it is one more case of what the gate has.
+    behind: what the node *Parallelize Model*, which makes ComfyUI's model ours in place of our loader, stands behind;
+    our loader does if it is empty."""
 
     model: str
     inputs: Mapping[str, Any] = field(default_factory=dict)
@@ -47,6 +51,7 @@ class Row:
     less: str = ""
     said: str = ""
     slow: bool = False
+    behind: str = ""
 
 
 def equal(model: str = "flux", **inputs: Any) -> Row:
