@@ -17,6 +17,7 @@ from .load_model import LoadDiffusionModelParallel
 from .parallel_plan import ParallelPlanNode
 from .parallel_sampler import ParallelSampler
 from .parallel_vae import ParallelVAEDecode, ParallelVAEEncode
+from .parallelize import ParallelizeModel
 from .routes.control import add_control_routes
 from .routes.plan import add_plan_route
 from .routes.settings import add_settings_routes
@@ -36,6 +37,7 @@ class ParallelDiTExtension(ComfyExtension):
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return [
+            ParallelizeModel,
             LoadDiffusionModelParallel,
             LoadCheckpointParallel,
             ParallelPlanNode,

@@ -9,7 +9,7 @@ import comfy.sd
 import folder_paths
 from comfy_api.latest import io
 
-from .load_model import common_inputs, explain_detector, load_listed
+from .load_model import common_inputs, explain_stock, load_listed
 from .model.host_file import HostFile, NoDenoiser
 from .model.model_files import explain_not_listed, list_checkpoints
 from .parallel_plan import AskedPlan
@@ -55,7 +55,7 @@ class LoadCheckpointParallel(io.ComfyNode):
         try:
             model, file = load_listed(listed, model_name, dtype, plan, group, checkpoint=True)
         except NoDenoiser as error:
-            explain_detector(error, group)
+            explain_stock(error, group)
             return io.NodeOutput(*load_whole(listed[model_name]))
         return io.NodeOutput(model, *load_rest(file))
 

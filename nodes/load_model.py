@@ -12,6 +12,7 @@ import comfy.sd
 from comfy_api.latest import io
 
 from ..parallel_backend.costs.auto import PlanOfRun
+from ..parallel_backend.errors import Explained
 from ..worker.settings import REFUSE
 from .errors import Refused
 from .model.host_file import WEIGHT_DTYPES, HostFile, NoDenoiser, WeightDtype, describe_host_file
@@ -62,7 +63,7 @@ class LoadDiffusionModelParallel(io.ComfyNode):
         try:
             model, _file = load_listed(listed, model_name, dtype, plan, group)
         except NoDenoiser as error:
-            explain_detector(error, group)
+            explain_stock(error, group)
             model = load_detector(listed[model_name], WEIGHT_DTYPES[dtype])
         return io.NodeOutput(model)
 
@@ -81,16 +82,21 @@ def common_inputs() -> list[io.Input]:
             "directly, if the device can. Quantised files stay as they are.",
         ),
         PlanType.Input("plan", optional=True, tooltip="From Parallel Plan. Not connected: auto."),
-        io.Int.Input(
-            "group",
-            default=1,
-            min=1,
-            max=GROUPS,
-            optional=True,
-            tooltip="The worker group that holds this model. Models of one group stay on the devices together if they "
-            "fit. Otherwise one is released, and read again when it is sampled. Each group has processes of its own.",
-        ),
+        group_input(),
     ]
+
+
+def group_input() -> io.Input:
+    """Returns the input that chooses the worker group."""
+    return io.Int.Input(
+        "group",
+        default=1,
+        min=1,
+        max=GROUPS,
+        optional=True,
+        tooltip="The worker group that holds this model. Models of one group stay on the devices together if they fit. "
+        "Otherwise one is released, and read again when it is sampled. Each group has processes of its own.",
+    )
 
 
 def load_listed(
@@ -110,6 +116,12 @@ def load_listed(
     if model_name not in listed:
         raise Refused(*explain_not_listed(model_name, checkpoint))
     file = describe_host_file(listed[model_name], WEIGHT_DTYPES[dtype])
+    return load_described(file, model_name, asked, group), file
+
+
+def load_described(file: HostFile, name: str, asked: AskedPlan | None, group: int) -> RemoteModelPatcher:
+    """Returns the MODEL of a file, run by the worker group. name: of the model, as the user knows it. asked: None means
+    auto. Raises PlanError."""
     auto, costs, asked = None, file.costs(), asked or AskedPlan()
     if asked.plan is None:
         auto = PlanOfRun(functools.partial(choose_plan, costs=costs, lossy=asked.lossy))
@@ -117,7 +129,7 @@ def load_listed(
     else:
         resolved = resolve_plan(asked.plan, file.module, file.sizes)
         words = str(resolved.plan)
-    logging.info("[ParallelDiT] %s (ComfyUI's own %s): %s", model_name, file.model_class, words)
+    logging.info("[ParallelDiT] %s (ComfyUI's own %s): %s", name, file.model_class, words)
     if resolved.note:
         logging.warning("[ParallelDiT] %s", join_remarks(resolved.note))
     plan, source = resolved.plan, file.source(resolved.plan, device_type() == "cpu")
@@ -125,8 +137,8 @@ def load_listed(
     prepare_model(workers, plan.world_size, source.to_json(), source.files)
     schedule = read_schedule(file.folder)
     note, compares = resolved.note, asked.compare
-    remote = RemoteModule(workers, source, plan, costs, note, auto, model_name, schedule, compares)
-    return remote_patcher(file.model, remote), file
+    remote = RemoteModule(workers, source, plan, costs, note, auto, name, schedule, compares)
+    return remote_patcher(file.model, remote)
 
 
 def load_detector(path: Path, wanted: WeightDtype) -> comfy.model_patcher.ModelPatcher:
@@ -135,9 +147,11 @@ def load_detector(path: Path, wanted: WeightDtype) -> comfy.model_patcher.ModelP
     return comfy.sd.load_diffusion_model(str(path), model_options={"dtype": wanted.dtype, **fast})
 
 
-def explain_detector(error: NoDenoiser, group: int) -> None:
-    """Says on the node and in the log that a model runs as stock. Raises the error if the settings ask for one."""
+def explain_stock(error: Explained, group: int, begin: str = "") -> None:
+    """Says on the node and in the log that a model runs as stock. Raises the error if the settings ask for one. begin:
+    goes before the error's text."""
     if worker_group(group).settings.when_not_parallel == REFUSE:
         raise error
-    logging.warning("[ParallelDiT] %s", error)
-    show_on_node(str(error))
+    text = f"{begin} {error.explanation.brief}".strip()
+    logging.warning("[ParallelDiT] %s", text)
+    show_on_node(text)

@@ -99,56 +99,61 @@ class ParallelPlanNode(io.ComfyNode):
             category="ParallelDiT",
             description="How many ranks share the work, and how. The product of the degrees is the number of ranks.",
             search_aliases=["ParallelDiT", "multi GPU", "ulysses", "pipefusion", "xdit"],
-            inputs=[
-                io.Combo.Input(
-                    "mode",
-                    options=[AUTO, MANUAL],
-                    default=AUTO,
-                    tooltip="auto: the fastest plan, as predicted or measured here, on ComfyUI's GPU and all GPUs like "
-                    "it (without a GPU, on 2 CPU ranks). manual: the degrees below.",
-                ),
-                *(degree_input(axis) for axis in ("dp", "cfg", "ring", "ulysses")),
-                choice_input(
-                    "attention",
-                    ATTENTION,
-                    AUTO,
-                    "The kernel that computes self-attention. auto: flash-attn where it is installed, else torch's own "
-                    "choice. sage, sage_fp8, sage_fp16: in 8 bits, lossy: the image differs a little.",
-                ),
-                *pipefusion_inputs(),
-                *placement_inputs(),
-                choice_input(
-                    "exchange_dtype",
-                    EXCHANGE_DTYPES,
-                    MODEL,
-                    "The numbers that ranks send each other under ulysses and ring. model: as they are; exact. int8, "
-                    "fp8: half of bf16's bytes; the image changes a little, least with int8. int4: a quarter; sends "
-                    "what has changed since the step before, which takes memory; ulysses only. For slow links.",
-                ),
-                io.String.Input(
-                    "speeds",
-                    default="",
-                    optional=True,
-                    advanced=True,
-                    tooltip="The relative speed of each rank's device, by rank, such as 1, 0.5. A slower device gets "
-                    "proportionally less of the tokens, blocks and images. Empty: all are alike. Used in manual mode.",
-                ),
-                choice_input(
-                    "compile",
-                    COMPILE,
-                    OFF,
-                    "Whether the ranks run the model's blocks through torch.compile. The first steps at each size take "
-                    f"longer then. auto: on a GPU, for samplings of {COMPILED_STEPS} steps or more.",
-                ),
-                *lossy_inputs(),
-                pieces_input(),
-            ],
+            inputs=plan_inputs(),
             outputs=[PlanType.Output("plan", display_name="plan")],
         )
 
     @classmethod
     def execute(cls, mode: str, **values: int | str) -> io.NodeOutput:
         return io.NodeOutput(AskedPlan.of(mode, values))
+
+
+def plan_inputs() -> list[io.Input]:
+    """Returns the inputs that set a plan."""
+    return [
+        io.Combo.Input(
+            "mode",
+            options=[AUTO, MANUAL],
+            default=AUTO,
+            tooltip="auto: the fastest plan, as predicted or measured here, on ComfyUI's GPU and all GPUs like "
+            "it (without a GPU, on 2 CPU ranks). manual: the degrees below.",
+        ),
+        *(degree_input(axis) for axis in ("dp", "cfg", "ring", "ulysses")),
+        choice_input(
+            "attention",
+            ATTENTION,
+            AUTO,
+            "The kernel that computes self-attention. auto: flash-attn where it is installed, else torch's own "
+            "choice. sage, sage_fp8, sage_fp16: in 8 bits, lossy: the image differs a little.",
+        ),
+        *pipefusion_inputs(),
+        *placement_inputs(),
+        choice_input(
+            "exchange_dtype",
+            EXCHANGE_DTYPES,
+            MODEL,
+            "The numbers that ranks send each other under ulysses and ring. model: as they are; exact. int8, "
+            "fp8: half of bf16's bytes; the image changes a little, least with int8. int4: a quarter; sends "
+            "what has changed since the step before, which takes memory; ulysses only. For slow links.",
+        ),
+        io.String.Input(
+            "speeds",
+            default="",
+            optional=True,
+            advanced=True,
+            tooltip="The relative speed of each rank's device, by rank, such as 1, 0.5. A slower device gets "
+            "proportionally less of the tokens, blocks and images. Empty: all are alike. Used in manual mode.",
+        ),
+        choice_input(
+            "compile",
+            COMPILE,
+            OFF,
+            "Whether the ranks run the model's blocks through torch.compile. The first steps at each size take "
+            f"longer then. auto: on a GPU, for samplings of {COMPILED_STEPS} steps or more.",
+        ),
+        *lossy_inputs(),
+        pieces_input(),
+    ]
 
 
 def parse_plan(values: Mapping[str, int | str]) -> ParallelPlan:

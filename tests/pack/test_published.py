@@ -30,6 +30,7 @@ NODE_IDS = (
     "ParallelDiT_ClassLabel",
     "ParallelDiT_LoadCheckpoint",
     "ParallelDiT_LoadDiffusionModel",
+    "ParallelDiT_Parallelize",
     "ParallelDiT_Plan",
     "ParallelDiT_Sampler",
     "ParallelDiT_VAEDecode",

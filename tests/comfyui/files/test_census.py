@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 
 from parallel_backend.plan import ParallelPlan
 from tests.support.cases.files.single_file_cases import PUBLISHED, original
-from tests.support.census.detectors import DETECTOR_ROWS
 from tests.support.census.habits import HABITS
+from tests.support.census.loaders import DETECTOR_ROWS, NODE_ROWS
 from tests.support.census.merges import MERGE_ROWS, ON_ONE_RANK
 from tests.support.census.models import CENSUS_MODELS
 from tests.support.census.pack_rows import PACK
@@ -30,7 +30,14 @@ from tests.support.tiers import running, slow_but
 
 TOLERANCE = 1e-5
 EFFECT = 1e-4  # what a node that does something does at least
-RUN = {**ROWS, **HABITS, **SAVED_ROWS, **DETECTOR_ROWS, **{name: row for name, (_, row) in NEWER_ROWS.items()}}
+RUN = {
+    **ROWS,
+    **HABITS,
+    **SAVED_ROWS,
+    **DETECTOR_ROWS,
+    **NODE_ROWS,
+    **{name: row for name, (_, row) in NEWER_ROWS.items()},
+}
 # By row, what the node says of a plan that shares more than a node's function allows.
 UNDER, IN_ONE_PLACE = "This sampling runs under {}, not under {}, because of ", "(it needs all {} in one place)"
 LESS = {

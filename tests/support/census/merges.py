@@ -15,6 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from tests.support.census.changes import sample_after
+from tests.support.census.loading import is_ours
 from tests.support.census.rows import MERGED, SD1_BLOCKS, SDXL_BLOCKS, Row, as_stock, habit, of_folder, refused
 
 Does = Callable[[Any, Row, Any], list[torch.Tensor]]
@@ -40,10 +41,6 @@ def write_other(census: Any, row: Row, name: str, seed: int = 0) -> Path:
         }
         save_file(others, folder / f"{name}.safetensors", file.metadata())
     return folder / f"{name}.safetensors"
-
-
-def is_ours(model: Any) -> bool:
-    return hasattr(model, "stand_in")
 
 
 def load_other(census: Any, row: Row, model: Any, name: str) -> Any:

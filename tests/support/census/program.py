@@ -21,20 +21,18 @@ from typing import Any
 
 import torch
 from aiohttp.web import RouteTableDef
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from parallel_backend.plan import ParallelPlan
 from tests.support.cases.host.base import fill_weights
-from tests.support.census.detectors import DETECTOR_ROWS
 from tests.support.census.habits import HABITS
+from tests.support.census.loaders import DETECTOR_ROWS, NODE_ROWS
+from tests.support.census.loading import Loading, as_node, is_ours
 from tests.support.census.networks import GivenNetworks
 from tests.support.census.pack_rows import HABIT_NODE, PACK
 from tests.support.census.patch_rows import NODE as PATCH_NODE
-from tests.support.census.rows import NEWER_ROWS, ROWS, Given, Row, equal
+from tests.support.census.rows import BEHIND_NODE, NEWER_ROWS, ROWS, Given, Row, equal
 from tests.support.census.saved import SAVED_ROWS
-from tests.support.census.shown import as_node
-from tests.support.files.quantise import quantised
 from tests.support.host.graphs import joined, relative_error
 from tests.support.host.mounted import mount
 from tests.support.host.stock_prompts import ALL
@@ -44,7 +42,7 @@ SEED = 7
 Outputs = list[torch.Tensor]
 
 
-class Census(GivenNetworks):
+class Census(Loading, GivenNetworks):
     """ComfyUI in this process, its nodes, one worker group, and the models of both loaders."""
 
     def __init__(self, comfyui: str, base: str, *arguments: str) -> None:
@@ -113,38 +111,10 @@ class Census(GivenNetworks):
 
     def loaded(self, row: Row, ours: bool) -> Any:
         """A row's MODEL, of a loader, for all that leave it whole."""
-        key = (row.model, row.dtype, row.form, ours, *((row.folder, *row.plan.items()) if ours else ()))
+        key = (row.model, row.dtype, row.form, ours, *((row.folder, row.behind, *row.plan.items()) if ours else ()))
         if key not in self.models:
             self.models[key] = self.load(row, ours)
         return self.models[key]
-
-    def load(self, row: Row, ours: bool) -> Any:
-        path = self.base / "models" / "diffusion_models" / f"{row.model}.safetensors"
-        if row.form:
-            with safe_open(path, "pt") as file:
-                metadata = file.metadata()
-            weights, path = load_file(path), path.with_name(f"{row.model}-{row.form}.safetensors")
-            save_file(quantised(weights, row.form), path, metadata)
-        if not ours:
-            (model,) = self.run("UNETLoader", unet_name=path.name, weight_dtype=row.dtype)
-            return model
-        chosen, files = ParallelPlan(**row.plan or {"ulysses": 2}), self.pack["host_file"]
-        path = self.base / "models" / "diffusers" / row.model if row.folder else path
-        try:
-            file = files.describe_host_file(path, files.WEIGHT_DTYPES[row.dtype])
-        except files.NoDenoiser:
-            return importlib.import_module("pack.nodes.load_model").load_detector(path, files.WEIGHT_DTYPES[row.dtype])
-        source, costs = file.source(chosen, True), file.costs()
-        auto = None if row.plan else self.auto(costs)
-        remote = self.pack["remote_module"].RemoteModule(self.group, source, chosen, costs, auto=auto)
-        self.remote = remote
-        return self.pack["remote_patcher"].remote_patcher(file.model, remote)
-
-    def auto(self, costs: Any) -> Any:
-        """Chooses among the plans of two ranks without predictions."""
-        plans = importlib.import_module("pack.parallel_backend.costs.auto")
-        words = importlib.import_module("pack.nodes.plan_words")
-        return plans.PlanOfRun(lambda work: words.ResolvedPlan(plans.list_model_plans(2, costs.module, work)[0]))
 
     @cache  # noqa: B019
     def conditioning(self, name: str, which: str) -> list:
@@ -319,8 +289,13 @@ class Census(GivenNetworks):
         result = node.execute(**inputs)
         return tuple(getattr(result, "result", result) or ())
 
+    def placed(self, row: Row, model: Any) -> Any:
+        """The model that is sampled, with the row's node right before the sampler if it stands there."""
+        return self.parallelize(row, model) if self.places_node else model
+
     def sample(self, row: Row, model: Any, **texts: Any) -> torch.Tensor:
         """texts: others than the model's."""
+        model = self.placed(row, model)
         positive, negative = (
             texts.get(which) or self.conditioning(row.model, which) for which in ("positive", "negative")
         )
@@ -332,6 +307,7 @@ class Census(GivenNetworks):
 
     def custom(self, row: Row, model: Any, guider: Any = None, sampler: Any = None) -> torch.Tensor:
         """A guider's or a sampler's latents."""
+        model = model if guider else self.placed(row, model)
         guider = guider or self.run(
             "CFGGuider", model=model, cfg=row.cfg, positive=self.conditioning(row.model, "positive"),
             negative=self.conditioning(row.model, "negative"),
@@ -344,11 +320,12 @@ class Census(GivenNetworks):
     def outputs(self, name: str, row: Row, ours: bool) -> Outputs:
         """What comes of a node behind a loader: numbers, and the latents that its MODEL, GUIDER or SAMPLER gives."""
         torch.manual_seed(SEED)
+        self.places_node = ours and row.behind == BEHIND_NODE
         model = self.load(row, ours) if row.does else self.loaded(row, ours)
-        self.taken = ours and not hasattr(model, "stand_in")  # a model that is not sampled from
+        self.taken = ours and not self.places_node and not is_ours(model)  # a model that is not sampled from
         if row.does:
             return row.does(self, row, model)
-        if ours and not self.taken:
+        if is_ours(model):
             model.stand_in.give_back(model)  # from ComfyUI's own model, if the row before left it there
         node = self.nodes.NODE_CLASS_MAPPINGS[name]
         before = set((self.base / "output").rglob("*.safetensors"))
@@ -427,7 +404,7 @@ def order(row: Row) -> tuple[Any, ...]:
 def main(comfyui: str, base: str, out: str, *names: str) -> None:
     census = Census(comfyui, base)
     nodes = census.model_nodes()
-    every = {**ROWS, **HABITS, **SAVED_ROWS, **DETECTOR_ROWS}
+    every = {**ROWS, **HABITS, **SAVED_ROWS, **DETECTOR_ROWS, **NODE_ROWS}
     every |= {name: row for name, (_, row) in NEWER_ROWS.items() if name in nodes}
     unknown = sorted({*nodes} - {row.node or name for name, row in every.items()})
     results: dict[str, Any] = {"nodes": nodes, "unknown": unknown, "rows": {}}

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+BEHIND_LOADER, BEHIND_NODE = "the loader", "the row's node"
+
 
 class Given(str):
     """A value that the program makes, by its kind."""
@@ -24,7 +26,8 @@ class Row:
     in place of their default. ours: whether the error is of ours alone. shared: the plan that the first call ran
     under, if it matters. said: on the node, about attention. slow: whether it is one more case of what the gate has.
     rounded: whether a last bit becomes a step of the quantised activations, so that an error up to the quantisation's
-    own is allowed."""
+    own is allowed. behind: what the node *Parallelize Model*, which makes ComfyUI's model ours in place of our loader,
+    stands behind; our loader does if it is empty."""
 
     model: str
     inputs: Mapping[str, Any] = field(default_factory=dict)
@@ -50,6 +53,7 @@ class Row:
     said: str = ""
     slow: bool = False
     rounded: bool = False
+    behind: str = ""
 
 
 def equal(model: str = "flux", **inputs: Any) -> Row:

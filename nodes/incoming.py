@@ -1,0 +1,221 @@
+"""A MODEL that any node has made: the file that its weights are from, and what nodes have put on it."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import comfy.model_patcher
+import comfy.sd
+import torch
+from comfy_api.torch_helpers.torch_compile import COMPILE_KEY
+
+from ..worker.comfyui.model import dtype_of
+from ..worker.comfyui.source import HostSource
+from ..worker.inside.changes import FUNCTIONS, METHODS
+from .errors import Refused
+from .inside.differences import find_differences, find_written
+from .inside.moved import Moved
+from .inside.watched import TORCHS
+from .model.call_batching import KEY, batches_calls
+from .model.host_file import HostFile, WeightDtype, describe_host_file
+from .model.local_weights import WRITTEN, DeferredParameter
+from .model.model_files import PICKLE_SUFFIXES
+from .model.remote_module import MODULE
+from .model.remote_patcher import RemoteModelPatcher
+
+Patcher = comfy.model_patcher.ModelPatcher
+COMFYUIS = {comfy.model_patcher.ModelPatcher, comfy.model_patcher.CoreModelPatcher}  # its classes of patchers
+# Arguments of ComfyUI's loaders that say how a model is read. Those in PLACES only say where it is kept.
+DTYPES, FAST, OPERATIONS = ("dtype", "weight_dtype"), "fp8_optimizations", "custom_operations"
+PLACES = ("load_device", "offload_device")
+CALCULATION, OPTIONS, COPIES = "sampler_calc_cond_batch_function", "transformer_options", "multigpu"
+# A patcher's attributes that belong to its model, or to how ComfyUI has loaded it. All others are what nodes ask for.
+OF_MODEL = {
+    *("model", "size", "load_device", "offload_device", "parent", "cached_patcher_init", "clone_base_uuid"),
+    *("backup", "backup_buffers", "object_patches_backup", "pinned", "weight_inplace_update", "force_cast_weights"),
+    *("is_injected", "hook_patches_backup", "hook_backup", "cached_hook_patches", "current_hooks"),
+    *("is_multigpu_base_clone", "non_dynamic_delegate_model"),
+}
+OWN_LOADERS = "Use one of ComfyUI's own loaders."
+BEFORE = "Put Parallelize Model before the node that does this."
+
+
+class NamedFile(NamedTuple):
+    """A model file or folder, and how its weights are read."""
+
+    path: Path
+    wanted: WeightDtype
+
+
+def describe_incoming(model: Patcher) -> HostFile:
+    """Returns the model that is in the file of a MODEL. Raises ModelFileError, or Refused if the MODEL names no file
+    that ranks can read, or is not what the file holds."""
+    if not isinstance(model, Patcher):
+        raise Refused(f"Its MODEL is a {type(model).__name__}, which only the pack knows that made it.")
+    if COPIES in model.additional_models:
+        raise Refused(
+            "MultiGPU CFG Split has put copies of the model on other devices.",
+            "Remove that node: cfg 2 shares the work in the same way.",
+        )
+    named = find_file(model)
+    file = describe_host_file(named.path, named.wanted)
+    if found := list(changes_of(model, file)):
+        raise Refused(
+            f"A node before this one has changed the model itself, not its MODEL alone ({', '.join(found[:3])}).",
+            BEFORE,
+        )
+    return file
+
+
+def find_file(model: Patcher) -> NamedFile:
+    """Returns the file that a MODEL names. Raises Refused if it names none that ranks can read."""
+    if isinstance(model, RemoteModelPatcher):
+        if model.stand_in is None:
+            raise Refused("A node before this one has replaced the model's module.", BEFORE)
+        return file_of_ranks(model.stand_in.weights.source)
+    if type(model) not in COMFYUIS:
+        raise Refused(f"Its MODEL is a {type(model).__name__}, which only the pack knows that made it.")
+    if not model.cached_patcher_init:
+        raise Refused("The node that loads it does not say from which file.", OWN_LOADERS)
+    load, given, *_ = model.cached_patcher_init
+    if load not in (comfy.sd.load_diffusion_model, comfy.sd.load_checkpoint_guess_config):
+        raise Refused(
+            f"It is loaded by {load.__name__}, which the ranks do not know.", "Use one of ComfyUI's own loaders."
+        )
+    path, arguments = given[0], inspect.signature(load).bind(*given).arguments
+    options = {name: value for name, value in arguments.get("model_options", {}).items() if value is not None}
+    if Path(path).suffix.lower() in PICKLE_SUFFIXES:
+        raise Refused(
+            f"{Path(path).name} is a pickle checkpoint. Loading one can run any code, so the ranks do not.",
+            "Use the model's safetensors file, or convert it.",
+        )
+    if unknown := options.keys() - {*DTYPES, FAST, *PLACES}:
+        raise Refused(f"It was loaded with {', '.join(sorted(unknown))}, which the ranks do not know.")
+    dtype = next((options[name] for name in DTYPES if name in options), None)
+    return NamedFile(Path(path), WeightDtype(dtype, bool(options.get(FAST))))
+
+
+def file_of_ranks(source: HostSource) -> NamedFile:
+    """Returns the file of a MODEL that runs in the ranks already, or its diffusers folder."""
+    path = Path(source.file)
+    if source.config and (path.parent / "model_index.json").exists():
+        path = path.parent
+    return NamedFile(path, WeightDtype(dtype_of(source.dtype), source.fast_fp8))
+
+
+def changes_of(model: Patcher, file: HostFile) -> Iterator[str]:
+    """Yields what nodes have changed of the model behind a MODEL, beside the MODEL. Changes of classes and functions
+    are every model's."""
+    replaced = {*model.object_patches_backup, *model.backup}
+    if not isinstance(model, RemoteModelPatcher):
+        yield from find_differences(model.model, file.model, replaced)
+    elif remote := model.stand_in:
+        if remote.weights.is_changed:
+            yield WRITTEN
+        own = {name.removeprefix(f"{MODULE}.") for name in replaced}
+        changes = remote.guard.changes(own, remote.weights.is_here)
+        yield from (each.name for each in changes if each.watched.kind not in (METHODS, FUNCTIONS, TORCHS))
+
+
+def check_weights(model: Patcher, new: RemoteModelPatcher) -> None:
+    """Raises Refused if nodes have written over weights of a stock MODEL. new: the ranks' of the same file."""
+    remote = new.stand_in
+    if isinstance(model, RemoteModelPatcher) or remote is None:  # weights in the ranks notice it themselves
+        return
+    prefix = f"{MODULE}."
+    patched = {name.removeprefix(prefix): each.weight for name, each in model.backup.items()}
+    written = find_written(
+        {**dict(weights_of(model.model.diffusion_model)), **patched}, dict(weights_of(remote.weights.map_file()))
+    )
+    if name := next(written, ""):
+        raise Refused(f"A node before this one has written over the model's weights ({name}).", BEFORE)
+    remote.weights.drop()
+
+
+def weights_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+def take_changes(model: Patcher, new: RemoteModelPatcher, load: Callable[[Patcher], Patcher]) -> None:
+    """Puts on a MODEL all that nodes have put on another MODEL of the same file: changes of weights, functions,
+    options and others. load: makes the ranks' MODEL of a second stock MODEL, which was merged into the first.
+
+    Raises Refused for what cannot be moved."""
+    wanted = {name: value for name, value in vars(model.clone()).items() if name not in OF_MODEL}
+    wanted["patches"] = name_merged(wanted["patches"], model, load)
+    for kind, by_key in wanted["wrappers"].items():
+        wanted["wrappers"][kind] = {key: each for key, each in by_key.items() if key not in (KEY, COMPILE_KEY)}
+    options = wanted["model_options"]
+    if batches_calls(options.get(CALCULATION)):  # of ranks under another plan
+        del options[CALCULATION]
+    moved = Moved(pair_parts(model, new.model), new, model.model, wanted).move(wanted)
+    for table, own in (("wrappers", new.wrappers), ("callbacks", new.callbacks)):
+        for kind, by_key in moved.pop(table).items():
+            for key, functions in by_key.items():
+                own.setdefault(kind, {}).setdefault(key, []).extend(functions)
+    options = moved.pop("model_options")
+    inner = {**new.model_options[OPTIONS], **options[OPTIONS]}
+    new.model_options = {**new.model_options, **options, OPTIONS: inner}
+    vars(new).update(moved)
+
+
+def pair_parts(model: Patcher, other: torch.nn.Module) -> dict[int, Any]:
+    """Returns a model's parts and weights, by the ids of those in the same place of the model behind a MODEL. While
+    ComfyUI has the first one loaded, some places hold what nodes want there. That is no part of the model."""
+    theirs, found = dict(list_parts(other)), {}
+    replaced = {**model.object_patches_backup, **{name: each.weight for name, each in model.backup.items()}}
+    for path, each in list_parts(model.model):
+        if path in theirs and not any(path == name or path.startswith(f"{name}.") for name in replaced):
+            found[id(each)] = theirs[path]
+    for name, original in replaced.items():
+        below = list_parts(original) if isinstance(original, torch.nn.Module) else [("", original)]
+        for path, each in below:
+            if (place := f"{name}.{path}".rstrip(".")) in theirs:
+                found[id(each)] = theirs[place]
+    return found
+
+
+def list_parts(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    yield from module.named_modules()
+    yield from weights_of(module)
+
+
+def name_merged(
+    patches: Mapping[Any, list[tuple]], model: Patcher, load: Callable[[Patcher], Patcher]
+) -> dict[Any, list[tuple]]:
+    """Returns changes of weights in which weights of other stock models are named, so that the ranks read their files.
+    Weights of models without a file stay as they are."""
+    owners: dict[int, tuple[Patcher, str]] | None = None
+    loaded: dict[int, dict[str, list]] = {}
+
+    def name(change: tuple) -> tuple:
+        nonlocal owners
+        strength, value, *rest = change
+        if not isinstance(value, list):
+            return change
+        (weight, convert), *more = value
+        if not isinstance(weight, DeferredParameter):
+            owners = find_owners() if owners is None else owners
+            if found := owners.get(id(weight)):
+                owner, key = found
+                if id(owner.model) not in loaded:
+                    loaded[id(owner.model)] = load(owner).get_key_patches()
+                weight = loaded[id(owner.model)].get(key, [(weight, convert)])[0][0]
+        return (strength, [(weight, convert), *map(name, more)], *rest)
+
+    return {key: [name(change) for change in changes] for key, changes in patches.items()}
+
+
+def find_owners() -> dict[int, tuple[Patcher, str]]:
+    """Returns the MODEL and the name of each weight that is now in this process, by its id. ComfyUI keeps no list."""
+    found: dict[int, tuple[Patcher, str]] = {}
+    for patcher in [each for each in gc.get_objects() if type(each) in COMFYUIS and each.cached_patcher_init]:
+        weights = dict(patcher.model.named_parameters())
+        weights |= {name: each.weight for name, each in patcher.backup.items()}
+        found |= {id(weight): (patcher, name) for name, weight in weights.items()}
+    return found

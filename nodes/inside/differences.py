@@ -1,0 +1,105 @@
+"""Compares a model that nodes have had with the same model as its file makes it."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from ...parallel_backend.compat import buffers_of, hooks_of, parameters_of
+from ...parallel_backend.weights.tensors import list_plain_tensors
+from ...worker.inside.changes import COMFYUIS
+from ...worker.inside.weight_files import are_equal
+from .watched import file_of, is_comfyuis
+
+# What ComfyUI sets on a model while it uses it.
+OF_USE = {*COMFYUIS, "current_patcher", "device"}
+ENDS = 1024  # numbers that are compared at each end of a weight
+NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+
+
+def find_differences(model: torch.nn.Module, like: torch.nn.Module, but: Collection[str]) -> Iterator[str]:
+    """Yields the names of a model's parts and attributes that differ from those of another model of the same file.
+
+    The numbers of weights are not compared. but: the paths that ComfyUI has replaced itself, and will put back.
+    """
+    parts, others = dict(model.named_modules()), dict(like.named_modules())
+    for path in {**others, **parts}:
+        if any(path == each or path.startswith(f"{each}.") for each in but):
+            continue
+        part, other = parts.get(path), others.get(path)
+        if part is None or other is None or kinds(part) != kinds(other) or any(hooks_of(part)):
+            yield path or type(model).__name__
+            continue
+        prefix = f"{path}." if path else ""
+        names = (prefix + name for name in differing_attributes(part, other))
+        weights = (
+            prefix + name
+            for of in (parameters_of, buffers_of)
+            for name in {**of(part), **of(other)}
+            if not are_alike(of(part).get(name), of(other).get(name), set())
+        )
+        yield from (name for name in (*names, *weights) if name not in but)
+
+
+def differing_attributes(part: torch.nn.Module, other: torch.nn.Module) -> Iterator[str]:
+    """Yields a part's attributes that differ. A new one may be a node's own note, so it counts only if code calls it or
+    computes with it."""
+    own, theirs = vars(part), vars(other)
+    for name in {**theirs, **own}:
+        value = own.get(name)
+        is_more = callable(value) or isinstance(value, torch.Tensor)
+        if name in OF_USE or not is_more and (name.startswith("_") or name not in theirs):
+            continue
+        if name not in own or name not in theirs or not are_alike(value, theirs[name], set()):
+            yield name
+
+
+def kinds(value: Any) -> list[str]:
+    """The names of a value's class and those that it derives from. ComfyUI makes some classes anew for each model."""
+    return [f"{each.__module__}.{each.__qualname__}" for each in type(value).__mro__]
+
+
+def are_alike(value: Any, other: Any, seen: set[tuple[int, int]]) -> bool:
+    """Whether two values are the same but for the numbers of tensors. seen: the pairs that are being compared."""
+    if value is other or (id(value), id(other)) in seen:
+        return True
+    if isinstance(value, NAMED) and isinstance(other, NAMED):
+        return (value.__module__, value.__qualname__) == (other.__module__, other.__qualname__)
+    if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
+        return value.shape == other.shape and value.dtype == other.dtype
+    if kinds(value) != kinds(other):
+        return False
+    seen.add((id(value), id(other)))
+    if isinstance(value, Mapping):
+        names = [key for key in value if key not in OF_USE]
+        return value.keys() == other.keys() and all(are_alike(value[key], other[key], seen) for key in names)
+    if isinstance(value, (list, tuple)):
+        return len(value) == len(other) and all(are_alike(*pair, seen) for pair in zip(value, other, strict=True))
+    if isinstance(value, (torch.device, torch.nn.Module)):  # parts are compared by their paths
+        return True
+    if is_comfyuis(file_of(type(value))) and hasattr(value, "__dict__"):
+        return are_alike(vars(value), vars(other), seen)
+    try:
+        return bool(value == other)
+    except (RuntimeError, ValueError):  # of several truth values
+        return False
+
+
+def find_written(weights: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor]) -> Iterator[str]:
+    """Yields the names of weights that differ from the file's. Only the ends of each are compared, so that not all of
+    the file is read: code that writes over a weight nearly always writes over the whole of it.
+
+    stored: the file's, which may have another dtype."""
+    for name, weight in weights.items():
+        if (other := stored.get(name)) is not None:
+            pairs = zip(list_plain_tensors(weight), list_plain_tensors(other), strict=False)
+            if not all(have_equal_ends(*pair) for pair in pairs):
+                yield name
+
+
+def have_equal_ends(weight: torch.Tensor, stored: torch.Tensor) -> bool:
+    ends = (slice(None, ENDS), slice(-ENDS, None))
+    return all(are_equal(stored.flatten()[end].to(weight.dtype), weight.flatten()[end].cpu()) for end in ends)

@@ -1,0 +1,90 @@
+"""The node `Parallelize Model`. It makes the ranks run a MODEL that any node has made."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import comfy.model_patcher
+from comfy_api.latest import io
+
+from ..parallel_backend.errors import ModelFileError
+from .errors import Refused
+from .incoming import check_weights, describe_incoming, take_changes
+from .load_model import explain_stock, group_input, load_described
+from .model.host_file import NoDenoiser
+from .model.remote_patcher import RemoteModelPatcher
+from .model.sampling import show_on_node
+from .parallel_plan import AskedPlan, plan_inputs
+from .workers.installed import check_installed
+
+Patcher = comfy.model_patcher.ModelPatcher
+
+
+class ParallelizeModel(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        mode, *others = plan_inputs()
+        more = [*others, group_input()]
+        for each in more:
+            each.advanced = True
+        return io.Schema(
+            node_id="ParallelDiT_Parallelize",
+            display_name="Parallelize Model",
+            category="ParallelDiT",
+            description="Makes all GPUs share a model's work. It stands behind any loader, anywhere on the MODEL line. "
+            "Bypassed, the workflow is stock.",
+            search_aliases=["ParallelDiT", "multi gpu", "parallel", "ulysses", "pipefusion", "xdit"],
+            inputs=[
+                io.Model.Input(
+                    "model", tooltip="From any loader, LoRA loader or other node that makes or changes a MODEL."
+                ),
+                mode,
+                *more,
+            ],
+            outputs=[io.Model.Output(tooltip="For all that takes a MODEL, and Parallel Sampler.")],
+        )
+
+    @classmethod
+    async def execute(cls, model: Patcher, mode: str, group: int = 1, **values: Any) -> io.NodeOutput:
+        """This is asynchronous so that ComfyUI runs it before other ready nodes. The ranks start while those run."""
+        return io.NodeOutput(parallelize(model, AskedPlan.of(mode, values), group))
+
+
+def parallelize(model: Patcher, asked: AskedPlan, group: int) -> Patcher:
+    """Returns a MODEL whose work the ranks share under this plan. It is the given one if they cannot read its weights,
+    and the node says why. Raises PlanError, and Refused if the settings ask for an error instead."""
+    check_installed()
+    before = model.stand_in if isinstance(model, RemoteModelPatcher) else None
+    try:
+        file = describe_incoming(model)
+        new = load_described(file, before.name if before else file.path.name, asked, group)
+        check_weights(model, new)
+        take_changes(model, new, functools.partial(load_second, asked=asked, group=group))
+    except NoDenoiser as error:
+        explain_stock(error, group)
+        return model
+    except (ModelFileError, Refused) as error:
+        said = f"{name_of(model)} runs as stock, on ComfyUI's own device alone."
+        if before:
+            said = f"The plan of the node before this one stays: {before.asked}."
+        explain_stock(error, group, said)
+        return model
+    if before:
+        show_on_node(f"This node's plan replaces the plan of the node before it, {before.asked}.")
+    return new
+
+
+def name_of(model: Patcher) -> str:
+    """Returns the name of a MODEL's file, or of its class if it names none."""
+    init = getattr(model, "cached_patcher_init", None)
+    path = init[1][0] if init and init[1] else ""
+    return Path(path).name if isinstance(path, str) and path else type(model.model).__name__
+
+
+def load_second(model: Patcher, asked: AskedPlan, group: int) -> Patcher:
+    """Returns the ranks' MODEL of a stock MODEL that was merged into another. Raises ModelFileError and Refused."""
+    new = load_described(describe_incoming(model), "", asked, group)
+    check_weights(model, new)
+    return new

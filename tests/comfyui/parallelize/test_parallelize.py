@@ -1,0 +1,154 @@
+"""*Parallelize Model* in a running ComfyUI, behind its own loaders: what stock draws, by the ranks. The census has more
+nodes before it and behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, reduce
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from demo.host import ComfyHost
+from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, relative_error, runs, status
+from tests.support.host.stock_prompts import Patch, prompt, write_cases
+
+pytestmark = pytest.mark.usefixtures("groups_by_size")
+
+TOLERANCE = 1e-5
+MODEL, LORA, SECOND = "longcat-image", "parallelize", "longcat-image, another"
+PLANS = [{"ulysses": 2}, {"cfg": 2}]
+SAID = "runs as stock, on ComfyUI's own device alone."
+
+
+def node(name: str, **inputs: Any) -> Patch:
+    return lambda graph, model: graph.add(name, model=model, **inputs)
+
+
+def merged(graph: Graph, model: Link) -> Link:
+    second = graph.add("UNETLoader", unet_name=f"{SECOND}.safetensors", weight_dtype="default")
+    return graph.add("ModelMergeSimple", model1=model, model2=second, ratio=0.6)
+
+
+def parallel(plan: dict[str, int]) -> Patch:
+    return node("ParallelDiT_Parallelize", mode="manual", group=GROUPS_BY_SIZE[2], **plan)
+
+
+CHANGES: dict[str, Patch] = {
+    "lora": node("LoraLoaderModelOnly", lora_name=f"{LORA}.safetensors", strength_model=0.8),
+    "sampling": node("ModelSamplingFlux", max_shift=3.0, base_shift=2.0, width=512, height=512),
+    "rescaled": node("RescaleCFG", multiplier=0.7),
+    "merged": merged,
+}
+# By name, what stands before the node and what behind it.
+LINES = {
+    "behind the loader": ((), ("lora", "sampling", "rescaled")),
+    "behind a LoRA": (("lora",), ("sampling", "rescaled")),
+    "behind all": (("sampling", "lora", "rescaled"), ()),
+    "behind a merge": (("merged",), ("lora",)),
+}
+
+
+def in_turn(*patches: Patch) -> Patch:
+    return lambda graph, model: reduce(lambda found, patch: patch(graph, found), patches, model)
+
+
+@pytest.fixture(scope="module")
+def files(comfyui: Path, models: Path) -> Path:
+    """The folder with the model, another one with other weights, a checkpoint, and a LoRA."""
+    write_cases(comfyui, models, [MODEL])
+    folder, generator = models / "models", torch.Generator().manual_seed(5)
+    weights, lora = load_file(folder / "diffusion_models" / f"{MODEL}.safetensors"), {}
+    for name, weight in weights.items():
+        if weight.ndim == 2 and "_blocks." in name and name.endswith(".weight"):
+            layer = f"diffusion_model.{name.removesuffix('.weight')}"
+            lora[f"{layer}.lora_up.weight"] = 0.3 * torch.randn(len(weight), 4, generator=generator)
+            lora[f"{layer}.lora_down.weight"] = 0.3 * torch.randn(4, weight.shape[1], generator=generator)
+    others = {name: weight + 0.05 * torch.randn(weight.shape, generator=generator) for name, weight in weights.items()}
+    checkpoint = {f"model.diffusion_model.{name}": weight for name, weight in weights.items()}
+    for place, tensors in (
+        (f"loras/{LORA}", lora), (f"diffusion_models/{SECOND}", others), (f"checkpoints/{MODEL}", checkpoint)
+    ):  # fmt: skip
+        (folder / place).parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, folder / f"{place}.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stock(host: ComfyHost, files: Path) -> Callable[..., torch.Tensor]:
+    """What stock draws with these changes in turn."""
+    return cache(lambda *names: latents(host, prompt(MODEL, patch=in_turn(*(CHANGES[name] for name in names)))))
+
+
+def drawn(host: ComfyHost, before: tuple[str, ...], plan: dict[str, int], behind: tuple[str, ...]) -> torch.Tensor:
+    """What is drawn with the node in the line, by the ranks under its plan."""
+    line = [*(CHANGES[name] for name in before), parallel(plan), *(CHANGES[name] for name in behind)]
+    found = latents(host, prompt(MODEL, patch=in_turn(*line)))
+    run = runs(host, GROUPS_BY_SIZE[2])[0]
+    assert not run["is_stock"] and run["reason"] == "", run
+    assert run["plan"] == "".join(f"{axis}={degree}" for axis, degree in plan.items())
+    return found
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+@pytest.mark.parametrize("line", LINES)
+def test_it_draws_what_stock_draws_wherever_it_stands(
+    line: str, plan: dict[str, int], host: ComfyHost, stock: Callable[..., torch.Tensor]
+) -> None:
+    before, behind = LINES[line]
+    right = stock(*before, *behind)
+    assert relative_error(right, stock()) > 1e-3, "the nodes change nothing"
+    assert relative_error(drawn(host, before, plan, behind), right) <= TOLERANCE
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_it_reads_a_checkpoint(plan: dict[str, int], host: ComfyHost, stock: Callable[..., torch.Tensor]) -> None:
+    asked = prompt(MODEL, patch=in_turn(CHANGES["lora"], parallel(plan)))
+    (loader,) = [each for each in asked.values() if each["class_type"] == "UNETLoader"]
+    loader.update(class_type="CheckpointLoaderSimple", inputs={"ckpt_name": f"{MODEL}.safetensors"})
+    assert relative_error(latents(host, asked), stock("lora")) <= TOLERANCE
+    assert not runs(host, GROUPS_BY_SIZE[2])[0]["is_stock"]
+
+
+def test_it_takes_the_loaders_dtype(host: ComfyHost, files: Path, stock: Callable[..., torch.Tensor]) -> None:
+    found = []
+    for patch in (None, parallel({"ulysses": 2})):
+        asked = prompt(MODEL, patch=patch)
+        (loader,) = [each for each in asked.values() if each["class_type"] == "UNETLoader"]
+        loader["inputs"]["weight_dtype"] = "fp8_e4m3fn"
+        found.append(latents(host, asked))
+    assert relative_error(found[0], stock()) > 1e-4, "it is the same in fp8"
+    assert relative_error(found[1], found[0]) <= TOLERANCE
+    assert not runs(host, GROUPS_BY_SIZE[2])[0]["is_stock"]
+
+
+def test_another_strength_before_it_reads_no_file_again(host: ComfyHost, stock: Callable[..., torch.Tensor]) -> None:
+    """By an automatic plan. The node runs again, and the ranks keep the model."""
+    auto = node("ParallelDiT_Parallelize", mode="auto", group=GROUPS_BY_SIZE[2])
+    assert relative_error(latents(host, prompt(MODEL, patch=auto)), stock()) <= TOLERANCE
+    loads = status(host, GROUPS_BY_SIZE[2])["counts"]["load"]
+    found = latents(host, prompt(MODEL, patch=in_turn(CHANGES["lora"], auto)))
+    assert relative_error(found, stock("lora")) <= TOLERANCE
+    assert status(host, GROUPS_BY_SIZE[2])["counts"]["load"] == loads
+
+
+def test_a_model_that_ranks_cannot_read_runs_as_stock_and_the_node_says_why(host: ComfyHost, files: Path) -> None:
+    foreign = node("Test_ForeignModel")
+    right = latents(host, prompt(MODEL, patch=foreign))
+    found = latents(host, prompt(MODEL, patch=in_turn(foreign, parallel({"ulysses": 2}))))
+    assert torch.equal(found, right)
+    why = "A node before this one has changed the model itself, not its MODEL alone (diffusion_model"
+    assert f"{MODEL}.safetensors {SAID} {why}" in host.log.read_text()
+
+
+def test_all_inputs_but_the_mode_are_advanced(host: ComfyHost) -> None:
+    known = host.object_info()
+    plan, own = (
+        {name: options for kind in known[each]["input"].values() for name, (_, options) in kind.items()}
+        for each in ("ParallelDiT_Plan", "ParallelDiT_Parallelize")
+    )
+    assert [*own] == ["model", *plan, "group"]
+    assert {name for name, options in own.items() if not options.get("advanced")} == {"model", "mode"}

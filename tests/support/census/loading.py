@@ -1,0 +1,110 @@
+"""Loads the models of the rows, by ComfyUI's own loader, by ours, and by the node that makes ComfyUI's parallel."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from parallel_backend.plan import ParallelPlan
+from tests.support.census.rows import BEHIND_LOADER, Row
+from tests.support.files.quantise import quantised
+
+NODE = "5"
+REPLACED = "This sampling runs under "  # begins what the node says if another plan runs than was asked for
+
+
+@contextmanager
+def as_node() -> Iterator[list[str]]:
+    """Yields these texts, of what is shown on the node while it is entered. There is no server."""
+    server: Any = importlib.import_module("server").PromptServer
+    shown: list[str] = []
+
+    def show(text: str, node: str) -> None:
+        if node == NODE and text.startswith(REPLACED):
+            shown.append(text)
+
+    server.instance = SimpleNamespace(send_progress_text=show)
+    try:
+        with importlib.import_module("comfy_execution.utils").CurrentNodeContext("census", NODE):
+            yield shown
+    finally:
+        del server.instance
+
+
+def is_ours(model: Any) -> bool:
+    return hasattr(model, "stand_in")
+
+
+class Loading:
+    """The loading of a `Census`. places_node: whether a model of ComfyUI's is made parallel before it is sampled."""
+
+    base: Path
+    pack: dict[str, Any]
+    group: Any
+    taken: bool
+    why: list[str]
+    said: list[str]
+    remote: Any  # of the last model of ours that was loaded
+    places_node = False
+
+    def run(self, name: str, /, **inputs: Any) -> tuple:
+        raise NotImplementedError
+
+    def load(self, row: Row, ours: bool) -> Any:
+        path = self.base / "models" / "diffusion_models" / f"{row.model}.safetensors"
+        if row.form:
+            with safe_open(path, "pt") as file:
+                metadata = file.metadata()
+            weights, path = load_file(path), path.with_name(f"{row.model}-{row.form}.safetensors")
+            save_file(quantised(weights, row.form), path, metadata)
+        if not ours or row.behind:
+            (model,) = self.run("UNETLoader", unet_name=path.name, weight_dtype=row.dtype)
+            return self.parallelize(row, model) if ours and row.behind == BEHIND_LOADER else model
+        chosen, files = ParallelPlan(**row.plan or {"ulysses": 2}), self.pack["host_file"]
+        path = self.base / "models" / "diffusers" / row.model if row.folder else path
+        try:
+            file = files.describe_host_file(path, files.WEIGHT_DTYPES[row.dtype])
+        except files.NoDenoiser:
+            return importlib.import_module("pack.nodes.load_model").load_detector(path, files.WEIGHT_DTYPES[row.dtype])
+        source, costs = file.source(chosen, True), file.costs()
+        plans = importlib.import_module("pack.parallel_backend.costs.auto")
+        auto = None if row.plan else plans.PlanOfRun(lambda work: self.choose_plan(work, costs))
+        remote = self.pack["remote_module"].RemoteModule(self.group, source, chosen, costs, auto=auto)
+        self.remote = remote
+        return self.pack["remote_patcher"].remote_patcher(file.model, remote)
+
+    def choose_plan(self, work: Any, costs: Any, lossy: bool = False) -> Any:
+        """Chooses among the plans of two ranks without predictions."""
+        plans = importlib.import_module("pack.parallel_backend.costs.auto")
+        words = importlib.import_module("pack.nodes.plan_words")
+        return words.ResolvedPlan(plans.list_model_plans(2, costs.module, work)[0])
+
+    def parallelize(self, row: Row, model: Any) -> Any:
+        """The model by *Parallelize Model* under the row's plan."""
+        node, of_model = (importlib.import_module(f"pack.nodes.{name}") for name in ("parallelize", "load_model"))
+        asked, said = of_model.AskedPlan(ParallelPlan(**row.plan) if row.plan else None), []
+        with ExitStack() as stack:
+            for place, name, value in (
+                (of_model, "worker_group", lambda _group: self.group),
+                (of_model, "prepare_model", lambda *_args: None),
+                (of_model, "choose_plan", self.choose_plan),
+                (of_model, "show_on_node", said.append),
+                (node, "show_on_node", said.append),
+            ):
+                stack.enter_context(patch.object(place, name, value))
+            found = node.parallelize(model, asked, 1)
+        if not is_ours(found):
+            self.taken, self.why = True, said
+            self.said += said
+        else:
+            self.remote = found.stand_in
+            self.said += [text for text in said if "replaces" in text]
+        return found
