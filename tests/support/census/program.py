@@ -32,8 +32,8 @@ from tests.support.census.networks import GivenNetworks
 from tests.support.census.pack_rows import HABIT_NODE, PACK
 from tests.support.census.patch_rows import NODE as PATCH_NODE
 from tests.support.census.rows import NEWER_ROWS, ROWS, Given, Row, equal
-from tests.support.census.saved import SAVED_ROWS
 from tests.support.census.shown import as_node
+from tests.support.census.weights.saved import SAVED_ROWS
 from tests.support.files.quantise import quantised
 from tests.support.host.graphs import joined, relative_error
 from tests.support.host.mounted import mount
