@@ -214,11 +214,17 @@ def unknown_kind() -> Any:
     return ("census", (torch.ones(64, 64),))
 
 
-PLANS = {"tokens": {"ulysses": 2}, "rows": {"cfg": 2}, "one rank": {"cfg": 1}}
+PLANS: dict[str, dict[str, Any]] = {
+    "tokens": {"ulysses": 2},
+    "rows": {"cfg": 2},
+    "one rank": {"cfg": 1},
+    "tokens, with weights in RAM": {"ulysses": 2, "weights": "host"},
+}
+GATE = ("tokens", "rows")
 LORA_ROWS: dict[str, Row] = {
     **{
         f"a LoRA that widens the first layer, {said}, by {name}": replace(
-            habit(equal(), controlled(has_latent)), plan=plan, slow=name == "one rank"
+            habit(equal(), controlled(has_latent)), plan=plan, slow=name not in GATE
         )
         for name, plan in PLANS.items()
         for has_latent, said in {True: "with a control latent", False: "without one"}.items()
@@ -226,7 +232,7 @@ LORA_ROWS: dict[str, Row] = {
     "a LoRA that widens the first layer, which a node replaces": habit(as_stock(), weights_written),
     **{
         f"a model as LoRA of one text, by {name}": replace(
-            habit(equal(), model_as_lora), plan=plan, slow=name == "one rank"
+            habit(equal(), model_as_lora), plan=plan, slow=name not in GATE
         )
         for name, plan in PLANS.items()
     },
