@@ -71,6 +71,13 @@ class ModuleGuard:
             for key, watched in self.watched.items()
         }
 
+    def expect(self, weights: Mapping[str, Any]) -> None:
+        """Takes these weights, by name, for the module's own."""
+        for each in self.watched[False]:
+            if each.kind == WEIGHTS:
+                for key in each.before:
+                    each.before[key] = weights.get(each.path + key, each.before[key])
+
     def changes(self, allowed: Collection[str] = (), is_filled: bool = False) -> list[Change]:
         """Returns what has changed.
 

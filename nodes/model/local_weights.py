@@ -45,13 +45,12 @@ class Empty(NamedTuple):
 class LocalWeights:
     """Fills a module on the meta device with the weights of its file, as the stock loader would, and empties it again.
 
-    No weight is in this process until somebody needs the weights. Then the file's pages are mapped.
+    No weight is in this process until somebody needs the weights. Then the pages of the file, `source`, are mapped.
     is_here: whether the module has its weights now.
     is_changed: whether a node has written over them. Then the ranks cannot run the model.
     """
 
     def __init__(self, module: torch.nn.Module, source: HostSource) -> None:
-        """source: the file."""
         self.source = source
         self.is_here = self.is_changed = False
         self.mapped: torch.nn.Module | None = None
@@ -92,14 +91,22 @@ class LocalWeights:
 
     def defer(self, name: str, present: Any) -> Any:
         """Returns a weight without its numbers. If a node has put the present weight into the module, returns that."""
-        path, _, own = name.rpartition(".")
-        built = self.empty.get(path)
-        empty: Any = built and built.parameters.get(own, built.buffers.get(own))
-        if empty is None or present is not empty and name not in self.filled:
+        empty = self.empty_of(name)
+        if empty is None or present is not self.own_weight(name) and name not in self.filled:
             return present
         if isinstance(empty, DeferredParameter):
             return empty
         return self.without_numbers(name, torch.empty(empty.shape, dtype=empty.dtype, device="meta"))
+
+    def empty_of(self, name: str) -> Any:
+        """Returns the module's weight without numbers. None if it has none of this name."""
+        path, _, own = name.rpartition(".")
+        built = self.empty.get(path)
+        return built and built.parameters.get(own, built.buffers.get(own))
+
+    def own_weight(self, name: str) -> Any:
+        """Returns what the module has if no node has replaced it."""
+        return self.empty_of(name)
 
     def map_file(self) -> torch.nn.Module:
         """Returns a module of the same class whose weights are the file's pages. Raises ModelFileError."""
@@ -159,12 +166,11 @@ class LocalWeights:
         """Puts the module's own weights where a node has put copies of them, as nodes do that change a weight for a
         call."""
         for path, part in self.parts.items():
-            slots, empty = parameters_of(part), self.empty[path].parameters
+            slots = parameters_of(part)
             for name, weight in slots.items():
-                if weight is not empty.get(name) and isinstance(weight, DeferredParameter):
-                    original = weight.original
-                    if original and original.name == join_path(path, name):
-                        slots[name] = empty[name]
+                own = self.own_weight(join_path(path, name))
+                if isinstance(weight, DeferredParameter) and isinstance(own, DeferredParameter) and weight.original:
+                    slots[name] = own if weight.original is own.weight else weight
 
     def find_written(self) -> bool:
         """Compares the weights, without ComfyUI's patches of them, with the file's. Returns whether a node has written

@@ -48,12 +48,12 @@ from ..inside.patches import SHOWN, describe_call, encode_options, join
 from ..inside.places import BlockPlaces
 from ..inside.watched import configs_of
 from ..plan_words import Remark, ResolvedPlan
-from .local_weights import WRITTEN, DeferredParameter, LocalWeights
-from .merges import name_files
+from .local_weights import WRITTEN, DeferredParameter
 from .own_schedule import Schedule
 from .planned_module import PlannedModule
 from .remote_weights import Patches, StandInPatcher, check_interrupt
 from .sampling import Sampling, show_on_node
+from .weight_changes import PatchedWeights, name_files
 
 ONE_DEVICE = ParallelPlan()
 BRANCHES = "cond_or_uncond"  # an option: for each part of the batch, 0 for cond and 1 for uncond
@@ -87,11 +87,12 @@ class RemoteModule(PlannedModule):
         self.batcher = CallBatcher(self.call, lambda: not self.runs_here and self.shares_calls())
         spec = spec_of(type(module))
         self.computed = spec.computed if spec else {}
-        self.weights = LocalWeights(module, source)
+        self.weights = PatchedWeights(module, source)
         self.stand_ins = self.methods()  # attributes of the module while the ranks run it
         vars(module).update(self.stand_ins)
         vars(module)[ATTRIBUTE] = self
         self.guard = ModuleGuard(module, [ATTRIBUTE, *self.stand_ins], self.weights.take_back_copies)
+        self.weights.on_show = self.guard.expect
         self.entries = Entries(module, self.stand_ins, lambda: self.runs_here)
         self.own_source = self.source
         self.object_patches: Mapping[str, Any] = {}  # nodes' changes of the module, by path
@@ -257,6 +258,7 @@ class RemoteModule(PlannedModule):
         if self.runs_here:
             return self.weights.put_numbers()
         self.free()
+        replaced = self.weights.take_replaced() if load else {}
         self.weights.bring()
         self.runs_here = True
         self.remove_stand_ins()
@@ -264,6 +266,7 @@ class RemoteModule(PlannedModule):
             patcher.forget_load()
             if load:
                 comfy.model_management.load_models_gpu([patcher, *patcher.model_patches_models()])
+        self.weights.put_replaced(replaced)
 
     def remove_stand_ins(self) -> None:
         """Leaves the module its own methods, or those that nodes have put in their place."""
@@ -366,6 +369,8 @@ class RemoteModule(PlannedModule):
         compiled: see `compile_settings`.
         """
         self.patcher = weakref.ref(patcher)
+        if key != self.patched[0] or not self.weights.shown:
+            self.weights.show(patches)
         self.patched, self.compiled = (key, patches), compiled
         prefix = f"{MODULE}."
         self.object_patches = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 from unittest.mock import patch
 
@@ -27,9 +28,9 @@ from ..inside.controls import networks_of, record_all
 from ..inside.patches import compile_settings
 from .call_batching import KEY, add_call_batching
 from .compared_sampling import sample_compared
-from .merges import WeightNames, name_files
 from .remote_module import MODULE, RemoteModule, remote_module
 from .sampling import Callback, show_on_node
+from .weight_changes import WeightNames, is_model_as_lora, name_files
 
 NONE: Mapping[str, list] = {}
 WHOLE = 1e32  # bytes: ComfyUI's value for all of a model
@@ -121,7 +122,12 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         found += [f"the weight wrapper of {name}" for name in self.weight_wrapper_patches]
         found += [f"a replacement of {name}" for name in self.object_patches if name == MODULE]
         found += list_broken(type(self.model), type(self.model.diffusion_model), RemoteModelPatcher)
-        return found + why_unsendable(self.patches)
+        if self.stand_in is None:
+            return found
+        weights, hooks = self.stand_in.weights, [self.name_originals(each) for each in self.hook_patches.values()]
+        found += [f"a hook's change of {name}" for each in hooks for name in sorted(each.keys() - weights.patched)[:1]]
+        patches = map(weights.keep_patched, (self.patches, *hooks))
+        return found + [why for each in patches for why in why_unsendable(each)]
 
     def forget_load(self) -> None:
         """Tells ComfyUI that nothing is loaded, because the weights were only now read into this process."""
@@ -195,6 +201,8 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
             super().unpatch_model(device_to, unpatch_weights)
             return
         super().unpatch_model(None, unpatch_weights)
+        if unpatch_weights:
+            self.remote.weights.show({})
         self.model.device = device_to
 
     def partially_unload(
@@ -234,7 +242,8 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         of the weights. hooks: identify these changes."""
         key = str(self.patches_uuid) if self.patches else None
         if self.remote:
-            patches = {name: [*self.patches.get(name, ()), *more.get(name, ())] for name in {**self.patches, **more}}
+            own = self.remote.weights.keep_patched(self.patches)
+            patches = {name: [*own.get(name, ()), *more.get(name, ())] for name in {**own, **more}}
             key = f"{self.patches_uuid} {list(hooks)}" if more else key
             compiled = compile_settings(self.model_options.get(TORCH_COMPILE_KWARGS, {}))
             self.remote.use_patches(self, key, patches, self.object_patches, compiled)
@@ -312,8 +321,14 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
             super().patch_hooks(hooks)
             return
         strengths = [(id(hook.hook_ref), hook.strength) for hook in (hooks.hooks if hooks else ())]
-        self.use_patches(self.get_combined_hook_patches(hooks), strengths)
+        self.use_patches(self.name_originals(self.get_combined_hook_patches(hooks)), strengths)
         self.current_hooks = hooks
+
+    def name_originals(self, patches: Mapping[str, list]) -> Mapping[str, list]:
+        """Returns the changes of hooks, in which a model as LoRA is a merge's change that names this model's weight."""
+        if self.stand_in is None or not any(map(is_model_as_lora, chain(*patches.values()))):
+            return patches
+        return self.stand_in.weights.name_originals(patches, self.get_key_patches())
 
     def unpatch_hooks(self, whitelist_keys_set: set[str] | None = None) -> None:
         if self.remote is None:

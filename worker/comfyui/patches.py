@@ -19,6 +19,8 @@ from ..wire.tree import pack, unpack
 from .merges import MergedChanges, MergedFile, MergedWeight
 from .source import HostSource
 
+KINDS = ((), ("diff",), ("set",))  # of changes by tensors, as ComfyUI names them; without a name, it is a difference
+
 
 @dataclass(frozen=True)
 class OtherWeight:
@@ -78,11 +80,14 @@ class PackedPatches(NamedTuple):
         self, name: str, path: str, strength: float, value: Any, strength_model: float, offset: Any, function: Any
     ) -> Patch:
         import comfy.utils
-        from comfy.weight_adapter import WeightAdapterBase
+        from comfy.weight_adapter import WeightAdapterBase, adapters
 
         if function not in (None, comfy.utils.swap_scale_shift):
             raise UnsendableError(f"The change of {name} uses a function, which cannot be sent to the ranks.")
         is_adapter = isinstance(value, WeightAdapterBase)
+        if is_adapter and type(value) not in adapters or isinstance(value, tuple) and value[:-1] not in KINDS:
+            kind = type(value).__name__ if is_adapter else value[0]
+            raise UnsendableError(f"The change of {name} is of the kind {kind}, which the ranks do not know.")
         parts = value.weights if isinstance(value, WeightAdapterBase) else value
         other = None
         if isinstance(value, MergedWeight):

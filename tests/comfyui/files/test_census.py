@@ -18,11 +18,11 @@ from parallel_backend.plan import ParallelPlan
 from tests.support.cases.files.single_file_cases import PUBLISHED, original
 from tests.support.census.habits import HABITS
 from tests.support.census.loaders import DETECTOR_ROWS, NODE_ROWS
-from tests.support.census.merges import MERGE_ROWS, ON_ONE_RANK
 from tests.support.census.models import CENSUS_MODELS
 from tests.support.census.pack_rows import PACK
 from tests.support.census.rows import FOLDER_MODEL, NEWER_ROWS, ROWS
-from tests.support.census.saved import SAVED_ROWS
+from tests.support.census.weights.merges import MERGE_ROWS, ON_ONE_RANK
+from tests.support.census.weights.saved import SAVED_ROWS
 from tests.support.host.graphs import TINY_MODELS
 from tests.support.host.stock_prompts import write_cases
 from tests.support.programs import run_apart

@@ -39,11 +39,12 @@ from tests.support.census.changes import (
 from tests.support.census.controlnets import CONTROLNET_HABITS
 from tests.support.census.entry_rows import ENTRY_ROWS
 from tests.support.census.h3_rows import H3_ROWS
-from tests.support.census.merges import MERGE_ROWS
 from tests.support.census.network_files import NETWORK_HABITS
 from tests.support.census.pack_rows import PACK_ROWS
 from tests.support.census.patch_rows import PATCH_ROWS, READ_ROWS
 from tests.support.census.rows import Row, as_stock, equal, habit, ignored, of_folder, refused
+from tests.support.census.weights.loras import LORA_ROWS
+from tests.support.census.weights.merges import MERGE_ROWS
 
 
 def sample(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
@@ -335,6 +336,7 @@ HABITS: dict[str, Row] = {
     **PATCH_ROWS,
     **ENTRY_ROWS,
     **READ_ROWS,
+    **LORA_ROWS,
     **MERGE_ROWS,
     **NETWORK_HABITS,
     "attributes, isinstance, hasattr, names": habit(equal(), look),

@@ -32,7 +32,7 @@ from tests.support.census.networks import GivenNetworks
 from tests.support.census.pack_rows import HABIT_NODE, PACK
 from tests.support.census.patch_rows import NODE as PATCH_NODE
 from tests.support.census.rows import BEHIND_NODE, NEWER_ROWS, ROWS, Given, Row, equal
-from tests.support.census.saved import SAVED_ROWS
+from tests.support.census.weights.saved import SAVED_ROWS
 from tests.support.host.graphs import joined, relative_error
 from tests.support.host.mounted import mount
 from tests.support.host.stock_prompts import ALL

@@ -16,8 +16,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from tests.support.cases.files.formats import FORMATS
-from tests.support.census.merges import OTHER, adapt, load_other, other, simple, subtract, write_other
 from tests.support.census.rows import Row, as_stock, habit
+from tests.support.census.weights.merges import OTHER, adapt, load_other, other, simple, subtract, write_other
 from tests.support.files.quantise import quantised
 
 SAVED, PLAIN_FP8 = "saved: ", "plain fp8"

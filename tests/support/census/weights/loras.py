@@ -1,0 +1,249 @@
+"""LoRAs that change what ComfyUI reads from the patched module, and other kinds of patches."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from safetensors.torch import load_file
+
+from tests.support.census.changes import Does, sample_after
+from tests.support.census.rows import Row, as_stock, equal, habit
+from tests.support.census.weights.merges import OTHER, is_ours, other, write_other
+
+RANK = 4
+KEY = "diffusion_model.img_in.weight"
+LAYERS = ("double_blocks.0.img_attn.qkv", "single_blocks.0.linear1")
+
+
+def control_lora(census: Any, row: Row) -> str:
+    """A LoRA in the layout of Flux' Canny and Depth tools."""
+    weights = load_file(census.base / "models" / "diffusion_models" / f"{row.model}.safetensors")
+    generator = torch.Generator().manual_seed(5)
+    found = {}
+    for layer in ("img_in", *LAYERS):
+        rows, columns = weights[f"{layer}.weight"].shape
+        columns *= 2 if layer == "img_in" else 1
+        found[f"{layer}.lora_A.weight"] = 0.3 * torch.randn(RANK, columns, generator=generator)
+        found[f"{layer}.lora_B.weight"] = 0.3 * torch.randn(rows, RANK, generator=generator)
+        found[f"{layer}.lora_B.bias"] = 0.1 * torch.randn(rows, generator=generator)
+    for name, weight in weights.items():
+        if "_norm." in name:  # newer ComfyUI names them weight
+            scale = name.rpartition(".")[0] + ".scale"
+            found[scale] = 1 + 0.2 * torch.randn(weight.shape, generator=generator)
+    return census.written("loras", found)
+
+
+def reading(model: Any, found: list[torch.Tensor]) -> Any:
+    """The model with a wrapper that reads shapes and values of the patched module, and of its state dict."""
+    patched = model.clone()
+
+    def wrapper(apply_model: Any, given: dict[str, Any]) -> Any:
+        module = model.model.diffusion_model
+        weight, norm = module.img_in.weight, module.double_blocks[0].img_attn.norm.key_norm.weight
+        read = module.state_dict()["img_in.weight"]
+        found.extend([torch.tensor(weight.shape) + 0.0, weight + 0.0, weight[:, -3:].sum() + 0.0, norm.clone() + 0.0])
+        found.extend([torch.tensor(read.shape) + 0.0, read + 0.0, module.txt_in.weight + 0.0])
+        return apply_model(given["input"], given["timestep"], **given["c"])
+
+    patched.set_model_unet_function_wrapper(wrapper)
+    return patched
+
+
+def controlled(has_latent: bool) -> Does:
+    """The latents with such a LoRA, what nodes read of its weights, and the model without it before and after that."""
+
+    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+        texts = {}
+        if has_latent:
+            latent = torch.randn(1, 16, 14, 22, generator=torch.Generator().manual_seed(3))
+            for which in ("positive", "negative"):
+                ((text, options),) = census.conditioning(row.model, which)
+                texts[which] = [[text, {**options, "concat_latent_image": latent}]]
+        lora = {"lora_name": control_lora(census, row), "strength_model": 0.9}
+        (adapted,) = census.run("LoraLoaderModelOnly", model=model, **lora)
+        read: list[torch.Tensor] = []
+        copied = model.model.diffusion_model.img_in.weight.clone()
+        found = [census.sample(row, model, **texts), census.sample(row, reading(adapted, read), **texts)]
+        keys = adapted.get_key_patches("diffusion_model.img_in.")
+        found += [copied + 0.0, keys[KEY][0][0] + 0.0, torch.tensor(float(len(keys[KEY])))]
+        found += [census.sample(row, model, **texts), census.sample(row, adapted)]
+        return [found[1], *found, *read, sample_after(census, row, model)]
+
+    return does
+
+
+def widened(layer: str) -> Does:
+    """A LoRA that widens a layer to 20 inputs more, and the model without it."""
+
+    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+        weight = model.model.diffusion_model.get_parameter(f"{layer}.weight")
+        rows, columns, *sizes = weight.shape
+        generator, shape = torch.Generator().manual_seed(6), (rows, columns + 20, *sizes)
+        name = f"diffusion_model.{layer}"
+        lora = {
+            f"{name}.lora_A.weight": 0.3 * torch.randn(RANK, *shape[1:], generator=generator),
+            f"{name}.lora_B.weight": 0.3 * torch.randn(rows, RANK, *[1] * len(sizes), generator=generator),
+            f"{name}.reshape_weight": torch.tensor(shape),
+        }
+        lora_name, latent = census.written("loras", lora), torch.ones(1, 16, *census.latent(row)["samples"].shape[2:])
+        (adapted,) = census.run("LoraLoaderModelOnly", model=model, lora_name=lora_name, strength_model=0.8)
+        ((text, options),) = census.conditioning(row.model, "positive")
+        positive = [[text, {**options, "concat_latent_image": latent}]]
+        return [census.sample(row, adapted, positive=positive), sample_after(census, row, model)]
+
+    return does
+
+
+def weights_written(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    """Weights with a LoRA that a node replaces for the length of a call, and puts back."""
+    (adapted,) = census.run("LoraLoaderModelOnly", model=model, lora_name=control_lora(census, row), strength_model=0.9)
+    patched = adapted.clone()
+
+    def wrapper(apply_model: Any, given: dict[str, Any]) -> Any:
+        layer = model.model.diffusion_model.img_in
+        before = layer.weight.clone()
+        layer.weight = torch.nn.Parameter(before * 1.5, requires_grad=False)
+        try:
+            return apply_model(given["input"], given["timestep"], **given["c"])
+        finally:
+            layer.weight = torch.nn.Parameter(before, requires_grad=False)
+
+    patched.set_model_unet_function_wrapper(wrapper)
+    return [census.sample(row, patched), census.sample(row, adapted), sample_after(census, row, model)]
+
+
+def model_as_lora(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    """Another model's difference to this one for one of the two texts, beside a LoRA of the model's own, and the model
+    without both."""
+    lora = {"lora_name": census.a_lora(row, model), "strength_model": 0.4}
+    (adapted,) = census.run("LoraLoaderModelOnly", model=model, **lora)
+    positive = with_another(census, row)
+    found = [census.sample(row, each, positive=positive) for each in (model, adapted)]
+    return [*found, census.sample(row, adapted), sample_after(census, row, model)]
+
+
+def model_as_lora_alone(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    """In fp8, stock rounds a model's own LoRA, and then a hook's."""
+    return [census.sample(row, model, positive=with_another(census, row)), sample_after(census, row, model)]
+
+
+def with_another(census: Any, row: Row) -> Any:
+    """A text with another model as LoRA."""
+    sd, text = importlib.import_module("comfy.sd"), census.conditioning(row.model, "positive")
+    if not (census.base / "models" / "diffusion_models" / f"{other(row, OTHER)}.safetensors").exists():
+        write_other(census, row, other(row, OTHER))
+    source = census.load(replace(row, model=other(row, OTHER)), False)
+    with patch.object(sd, "load_checkpoint_guess_config", lambda *_args, **_options: (source, None, None)):
+        (hooks,) = census.run("CreateHookModelAsLoraModelOnly", ckpt_name="another", strength_model=0.7)
+    (positive,) = census.run(
+        "ConditioningSetProperties", cond_NEW=text, strength=1.0, set_cond_area="default", hooks=hooks
+    )
+    return positive
+
+
+def without_positions(does: Does) -> Does:
+    """With another model that has the same table of positions, as all of its class have."""
+
+    def does_so(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+        path = census.base / "models" / "diffusion_models" / f"{row.model}.safetensors"
+        positions = load_file(path)["pos_embed"]
+        state, name = importlib.import_module("comfy.hooks"), "get_patch_weights_from_model"
+        weights = getattr(state, name)
+
+        def with_same(source: Any) -> Any:
+            found = weights(source)
+            return found and {**found, "diffusion_model.pos_embed": positions}
+
+        with patch.object(state, name, with_same):
+            return does(census, row, model)
+
+    return does_so
+
+
+def adapter_of_a_pack() -> Any:
+    """A change of a weight by a pack's own class."""
+    weight_adapter = importlib.import_module("comfy.weight_adapter")
+
+    class Adding(weight_adapter.WeightAdapterBase):
+        name = "adding"
+
+        def __init__(self, loaded_keys: set[str], weights: Any) -> None:
+            self.loaded_keys, self.weights = loaded_keys, weights
+
+        def calculate_weight(self, weight: torch.Tensor, _key: str, strength: float, *_args: Any) -> torch.Tensor:
+            return weight + strength * self.weights[0]
+
+    return Adding(set(), (0.05 * torch.randn(64, 64, generator=torch.Generator().manual_seed(8)),))
+
+
+def patched(make: Any, why: str) -> Does:
+    """A patch that ranks do not know, and the model without it."""
+
+    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+        adapted = model.clone()
+        adapted.add_patches({KEY: make()}, 0.7)
+        found = [census.sample(row, adapted)]
+        assert not is_ours(model) or why in census.why[0], census.why
+        found.append(sample_after(census, row, model))
+        assert not is_ours(model) or not model.stand_in.runs_here, "the ranks should have it again"
+        return found
+
+    return does
+
+
+def hooked_by(make: Any, why: str) -> Does:
+    """A patch of one text that ranks do not know."""
+
+    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+        hooks = importlib.import_module("comfy.hooks").create_hook_model_as_lora({}, None, 0.7, 0.0)
+        hooks.hooks[0].weights = {KEY: make()}
+        text = {"cond_NEW": census.conditioning(row.model, "positive"), "strength": 1.0, "set_cond_area": "default"}
+        (positive,) = census.run("ConditioningSetProperties", **text, hooks=hooks)
+        found = [census.sample(row, model, positive=positive)]
+        assert not is_ours(model) or why in census.why[0], census.why
+        return [*found, sample_after(census, row, model)]
+
+    return does
+
+
+def unknown_kind() -> Any:
+    return ("census", (torch.ones(64, 64),))
+
+
+PLANS: dict[str, dict[str, Any]] = {
+    "tokens": {"ulysses": 2},
+    "rows": {"cfg": 2},
+    "one rank": {"cfg": 1},
+    "tokens, with weights in RAM": {"ulysses": 2, "weights": "host"},
+}
+GATE = ("tokens", "rows")
+LORA_ROWS: dict[str, Row] = {
+    **{
+        f"a LoRA that widens the first layer, {said}, by {name}": replace(
+            habit(equal(), controlled(has_latent)), plan=plan, slow=name not in GATE
+        )
+        for name, plan in PLANS.items()
+        for has_latent, said in {True: "with a control latent", False: "without one"}.items()
+    },
+    "a LoRA that widens the first layer, which a node replaces": habit(as_stock(), weights_written),
+    **{
+        f"a model as LoRA of one text, by {name}": replace(
+            habit(equal(), model_as_lora), plan=plan, slow=name not in GATE
+        )
+        for name, plan in PLANS.items()
+    },
+    "a model as LoRA of one text, on unet": habit(equal("unet"), model_as_lora),
+    "a model as LoRA of one text, on sd35": habit(equal("sd35"), without_positions(model_as_lora)),
+    # Hooks change also what ComfyUI does not patch otherwise: a table of positions, and weights of parts with parts.
+    "a model as LoRA of one text, on sd35 with other positions": habit(as_stock("sd35"), model_as_lora),
+    "a model as LoRA of one text, on wan": habit(as_stock("wan"), model_as_lora),
+    "a LoRA that widens the first layer, on wan": habit(equal("wan"), widened("patch_embedding")),
+    "a model as LoRA of one text, in fp8": habit(replace(equal(), dtype="fp8_e4m3fn"), model_as_lora_alone),
+    "an adapter of a pack": habit(as_stock(), patched(adapter_of_a_pack, "Adding")),
+    "an adapter of a pack for one text": habit(as_stock(), hooked_by(adapter_of_a_pack, "Adding")),
+    "a kind of patch that nobody knows": habit(replace(as_stock(), ignored=True), patched(unknown_kind, "census")),
+}  # fmt: skip
