@@ -1,9 +1,9 @@
 """Every private name of torch and diffusers that the engine uses, and why. Check them before supporting a new release.
 
 The engine uses them only through these functions, so that a missing name is repaired in one place. Tested with torch
-2.8 and 2.13, and the diffusers of requirements.txt. Docstrings say since when an older name exists. The functions
-import what they need themselves, because ComfyUI's process loads this module and must load neither torch.distributed
-nor diffusers.
+2.8, 2.13 and 2.14.1, which has all of torch's names, and the diffusers of requirements.txt. Docstrings say since when
+an older name exists. The functions import what they need themselves, because ComfyUI's process loads this module and
+must load neither torch.distributed nor diffusers.
 """
 
 from __future__ import annotations
