@@ -14,8 +14,8 @@ from ...worker.inside.changes import COMFYUIS
 from ...worker.inside.weight_files import are_equal
 from .watched import file_of, is_comfyuis
 
-# What ComfyUI sets on a model while it uses it.
-OF_USE = {*COMFYUIS, "current_patcher", "device"}
+# What ComfyUI sets on a model while it uses it. The shapes are of the last latent, since 0.33.
+OF_USE = {*COMFYUIS, "current_patcher", "device", "latent_shapes"}
 ENDS = 1024  # numbers that are compared at each end of a weight
 NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 
