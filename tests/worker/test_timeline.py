@@ -270,8 +270,9 @@ def test_a_slow_rank_is_computation_to_itself_and_communication_to_the_other_und
     for plan in PLANS:
         (waited, computed), (slow_waited, slow_computed) = split(fast[plan]), split(slow[plan])
         assert slow_computed >= DELAY * STEPS, plan
-        # Under PipeFusion it is a step later that the first stage needs what the last one made.
-        assert waited >= 0.9 * DELAY * (STEPS - (plan == "pipefusion")), (plan, waited)
+        # Under PipeFusion it is a step later that the first stage needs what the last one made. What the fast rank
+        # computes itself, beside load longer than usual, it need not wait for.
+        assert waited >= 0.9 * DELAY * (STEPS - (plan == "pipefusion")) - computed, (plan, waited)
         assert waited > slow_waited and computed < slow_computed, plan
 
 
