@@ -352,7 +352,7 @@ class Census(Loading, GivenNetworks):
         """The latents of stock's model alone, which rows of one model share."""
         key = (row.model, row.masked, row.latent, row.cfg, row.steps)
         if key not in self.plain_latents:
-            self.plain_latents[key] = self.sample(row, self.loaded(replace(row, dtype="default"), False))
+            self.plain_latents[key] = self.sample(row, self.loaded(replace(row, dtype="default", form=""), False))
         return self.plain_latents[key]
 
     def outcome(self, name: str, row: Row) -> dict[str, Any]:
