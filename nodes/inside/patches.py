@@ -122,9 +122,8 @@ def encode_options(options: Options, inside: Inside) -> tuple[dict[str, Any], li
         elif inside.places.reads_option(name):  # nobody knows what for
             functions[OTHER_OPTIONS][name] = describe(value, name, False, owner="the model's class")
         elif inside.has_unknown:
-            between = all(
-                facts.between for _, facts in inside.asked
-            )  # only functions read it that were asked until now
+            # Only functions read it that were asked until now.
+            between = all(facts.between for _, facts in inside.asked)
             functions[OTHER_OPTIONS][name] = describe(value, name, between, True)
     return {**found, FUNCTIONS: functions} if any(functions.values()) else found, list(dict.fromkeys(reasons))
 
