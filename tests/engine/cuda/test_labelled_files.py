@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from tests.engine.cuda.test_labelled import pytestmark  # noqa: F401
 from tests.support.cases.files.formats import FORMATS
 from tests.support.files.deeper import deepen
 from tests.support.files.write_gguf import write_gguf
