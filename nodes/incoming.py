@@ -13,6 +13,7 @@ import comfy.sd
 import torch
 from comfy_api.torch_helpers.torch_compile import COMPILE_KEY
 
+from ..parallel_backend.errors import ModelFileError
 from ..worker.comfyui.model import dtype_of
 from ..worker.comfyui.source import HostSource
 from ..worker.inside.changes import FUNCTIONS, METHODS
@@ -26,7 +27,7 @@ from .model.local_weights import WRITTEN, DeferredParameter
 from .model.model_files import PICKLE_SUFFIXES
 from .model.remote_module import MODULE
 from .model.remote_patcher import RemoteModelPatcher
-from .model.weights_in_memory import keep_weights
+from .model.weights_in_memory import drop_weights, keep_weights, take_pages
 
 Patcher = comfy.model_patcher.ModelPatcher
 COMFYUIS = {comfy.model_patcher.ModelPatcher, comfy.model_patcher.CoreModelPatcher}  # its classes of patchers
@@ -65,7 +66,11 @@ def describe_incoming(model: Patcher) -> HostFile:
 def describe_in_memory(model: Patcher, name: str) -> HostFile:
     """Puts the weights of a stock MODEL into memory that the ranks map, and returns the model that is in them. name: of
     the model. Raises ModelFileError, and Refused if ranks cannot make the same model of them."""
-    return check_same(model, describe_host_file(*keep_weights(model, name)))
+    try:
+        return check_same(model, describe_host_file(*keep_weights(model, name)))
+    except (ModelFileError, Refused):
+        drop_weights(model)
+        raise
 
 
 def check_class(model: Patcher) -> None:
@@ -138,18 +143,19 @@ def changes_of(model: Patcher, file: HostFile) -> Iterator[str]:
         yield from (each.name for each in changes if each.watched.kind not in (METHODS, FUNCTIONS, TORCHS))
 
 
-def check_weights(model: Patcher, new: RemoteModelPatcher) -> None:
-    """Raises Refused if nodes have written over weights of a stock MODEL. new: the ranks' of the same file."""
+def share_weights(model: Patcher, new: RemoteModelPatcher) -> None:
+    """Compares the weights of a stock MODEL with its file's, and gives it the file's pages in place of a copy in RAM.
+    new: the ranks' MODEL of the same file. Raises Refused if nodes have written over weights."""
     remote = new.stand_in
     if isinstance(model, RemoteModelPatcher) or remote is None:  # weights in the ranks notice it themselves
         return
     prefix = f"{MODULE}."
     patched = {name.removeprefix(prefix): each.weight for name, each in model.backup.items()}
-    written = find_written(
-        {**dict(weights_of(model.model.diffusion_model)), **patched}, dict(weights_of(remote.weights.map_file()))
-    )
-    if name := next(written, ""):
+    own, stored = dict(weights_of(model.model.diffusion_model)), dict(weights_of(remote.weights.map_file()))
+    if name := next(find_written({**own, **patched}, stored), ""):
         raise Refused(f"A node before this one has written over the model's weights ({name}).", BEFORE)
+    for name in () if model.pinned else own.keys() & stored.keys() - patched:
+        take_pages(own[name], stored[name])
     remote.weights.drop()
 
 

@@ -12,7 +12,7 @@ from comfy_api.latest import io
 
 from ..parallel_backend.errors import ModelFileError
 from .errors import Refused
-from .incoming import check_class, check_weights, describe_in_memory, describe_incoming, take_changes
+from .incoming import check_class, describe_in_memory, describe_incoming, share_weights, take_changes
 from .load_model import explain_stock, group_input, load_described
 from .model.host_file import NoDenoiser
 from .model.remote_patcher import RemoteModelPatcher
@@ -84,7 +84,7 @@ def load_incoming(model: Patcher, asked: AskedPlan, group: int) -> RemoteModelPa
     name = name_of(model)
     try:
         new = load_described(describe_incoming(model), name, asked, group)
-        check_weights(model, new)
+        share_weights(model, new)
         return new
     except NoDenoiser:
         raise
@@ -92,7 +92,11 @@ def load_incoming(model: Patcher, asked: AskedPlan, group: int) -> RemoteModelPa
         if isinstance(model, RemoteModelPatcher) or worker_group(group).settings.machines:
             raise
         logging.info("[ParallelDiT] The ranks map the weights of %s. %s", name, error.explanation.cause)
-    new = load_described(describe_in_memory(model, Path(name).stem), name, asked, group)
+        try:
+            file = describe_in_memory(model, Path(name).stem)
+        except ModelFileError:  # ComfyUI makes no such model of its weights
+            raise error from None
+    new = load_described(file, name, asked, group)
     share_file(model, new)
     return new
 

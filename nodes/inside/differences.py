@@ -32,7 +32,7 @@ def find_differences(model: torch.nn.Module, like: torch.nn.Module, but: Collect
         if any(path == each or path.startswith(f"{each}.") for each in but):
             continue
         part, other = parts.get(path), others.get(path)
-        if part is not None and is_packed_layer(part, other):
+        if part is not None and other is not None and is_same_layer(part, other):
             continue
         if part is None or other is None or kinds(part) != kinds(other) or any(hooks_of(part)):
             yield path or type(model).__name__
@@ -48,11 +48,20 @@ def find_differences(model: torch.nn.Module, like: torch.nn.Module, but: Collect
         yield from (name for name in (*names, *weights) if name not in but)
 
 
-def is_packed_layer(part: torch.nn.Module, other: Any) -> bool:
-    """Whether a part is a layer of ComfyUI-GGUF's and computes what another one computes with the same weights."""
-    own, theirs = ([name for name in kinds(each) if name.startswith("torch.")] for each in (part, other))
-    is_theirs = any(name.endswith(".GGMLLayer") for name in kinds(part))
-    return is_theirs and own == theirs and not any(getattr(part, name, None) for name in CHOSEN) and not any(hooks_of(part))
+def is_same_layer(part: torch.nn.Module, other: torch.nn.Module) -> bool:
+    """Whether a layer of another class computes the same with the same weights: one of ComfyUI-GGUF's, which unpacks
+    them, or beside these one of ComfyUI's own, which casts them in each call."""
+    own, theirs = kinds(part), kinds(other)
+    if own == theirs or list(filter(is_torchs, own)) != list(filter(is_torchs, theirs)) or any(hooks_of(part)):
+        return False
+    if any(name.endswith(".GGMLLayer") for name in own):
+        return not any(getattr(part, name, None) for name in CHOSEN)
+    is_comfyuis_layer = all(name.startswith("comfy.ops.") or is_torchs(name) for name in [*own, *theirs])
+    return is_comfyuis_layer and not list(differing_attributes(part, other))
+
+
+def is_torchs(name: str) -> bool:
+    return name.startswith(("torch.", "builtins."))
 
 
 def differing_attributes(part: torch.nn.Module, other: torch.nn.Module) -> Iterator[str]:
