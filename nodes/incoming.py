@@ -13,6 +13,7 @@ import comfy.sd
 import torch
 from comfy_api.torch_helpers.torch_compile import COMPILE_KEY
 
+from ..parallel_backend.errors import ModelFileError
 from ..worker.comfyui.model import dtype_of
 from ..worker.comfyui.source import HostSource
 from ..worker.inside.changes import FUNCTIONS, METHODS
@@ -26,9 +27,12 @@ from .model.local_weights import WRITTEN, DeferredParameter
 from .model.model_files import PICKLE_SUFFIXES
 from .model.remote_module import MODULE
 from .model.remote_patcher import RemoteModelPatcher
+from .model.weights_in_memory import drop_weights, keep_weights, take_pages
 
 Patcher = comfy.model_patcher.ModelPatcher
 COMFYUIS = {comfy.model_patcher.ModelPatcher, comfy.model_patcher.CoreModelPatcher}  # its classes of patchers
+# Classes of packs' patchers that differ from these only in how weights are kept here.
+OF_PACKS = ("GGUFModelPatcher",)
 # Arguments of ComfyUI's loaders that say how a model is read. Those in PLACES only say where it is kept.
 DTYPES, FAST, OPERATIONS = ("dtype", "weight_dtype"), "fp8_optimizations", "custom_operations"
 PLACES = ("load_device", "offload_device")
@@ -39,6 +43,7 @@ OF_MODEL = {
     *("backup", "backup_buffers", "object_patches_backup", "pinned", "weight_inplace_update", "force_cast_weights"),
     *("is_injected", "hook_patches_backup", "hook_backup", "cached_hook_patches", "current_hooks"),
     *("is_multigpu_base_clone", "non_dynamic_delegate_model"),
+    *("patch_on_device", "mmap_released", "named_modules_to_munmap"),  # ComfyUI-GGUF's
 }
 OWN_LOADERS = "Use one of ComfyUI's own loaders."
 BEFORE = "Put Parallelize Model before the node that does this."
@@ -54,15 +59,34 @@ class NamedFile(NamedTuple):
 def describe_incoming(model: Patcher) -> HostFile:
     """Returns the model that is in the file of a MODEL. Raises ModelFileError, or Refused if the MODEL names no file
     that ranks can read, or is not what the file holds."""
-    if not isinstance(model, Patcher):
-        raise Refused(f"Its MODEL is a {type(model).__name__}, which only the pack knows that made it.")
+    named = find_file(model)
+    return check_same(model, describe_host_file(named.path, named.wanted))
+
+
+def describe_in_memory(model: Patcher, name: str) -> HostFile:
+    """Puts the weights of a stock MODEL into memory that the ranks map, and returns the model that is in them. name: of
+    the model. Raises ModelFileError, and Refused if ranks cannot make the same model of them."""
+    try:
+        return check_same(model, describe_host_file(*keep_weights(model, name)))
+    except (ModelFileError, Refused):
+        drop_weights(model)
+        raise
+
+
+def check_class(model: Patcher) -> None:
+    """Raises Refused for a MODEL that ranks know nothing of."""
+    if not isinstance(model, RemoteModelPatcher) and type(model) not in COMFYUIS:
+        if type(model).__name__ not in OF_PACKS:
+            raise Refused(f"Its MODEL is a {type(model).__name__}, which only the pack knows that made it.")
     if COPIES in model.additional_models:
         raise Refused(
             "MultiGPU CFG Split has put copies of the model on other devices.",
             "Remove that node: cfg 2 shares the work in the same way.",
         )
-    named = find_file(model)
-    file = describe_host_file(named.path, named.wanted)
+
+
+def check_same(model: Patcher, file: HostFile) -> HostFile:
+    """Returns a file that has the model of a MODEL. Raises Refused if nodes have changed the model."""
     if found := list(changes_of(model, file)):
         raise Refused(
             f"A node before this one has changed the model itself, not its MODEL alone ({', '.join(found[:3])}).",
@@ -77,8 +101,6 @@ def find_file(model: Patcher) -> NamedFile:
         if model.stand_in is None:
             raise Refused("A node before this one has replaced the model's module.", BEFORE)
         return file_of_ranks(model.stand_in.weights.source)
-    if type(model) not in COMFYUIS:
-        raise Refused(f"Its MODEL is a {type(model).__name__}, which only the pack knows that made it.")
     if not model.cached_patcher_init:
         raise Refused("The node that loads it does not say from which file.", OWN_LOADERS)
     load, given, *_ = model.cached_patcher_init
@@ -121,18 +143,19 @@ def changes_of(model: Patcher, file: HostFile) -> Iterator[str]:
         yield from (each.name for each in changes if each.watched.kind not in (METHODS, FUNCTIONS, TORCHS))
 
 
-def check_weights(model: Patcher, new: RemoteModelPatcher) -> None:
-    """Raises Refused if nodes have written over weights of a stock MODEL. new: the ranks' of the same file."""
+def share_weights(model: Patcher, new: RemoteModelPatcher) -> None:
+    """Compares the weights of a stock MODEL with its file's, and gives it the file's pages in place of a copy in RAM.
+    new: the ranks' MODEL of the same file. Raises Refused if nodes have written over weights."""
     remote = new.stand_in
     if isinstance(model, RemoteModelPatcher) or remote is None:  # weights in the ranks notice it themselves
         return
     prefix = f"{MODULE}."
     patched = {name.removeprefix(prefix): each.weight for name, each in model.backup.items()}
-    written = find_written(
-        {**dict(weights_of(model.model.diffusion_model)), **patched}, dict(weights_of(remote.weights.map_file()))
-    )
-    if name := next(written, ""):
+    own, stored = dict(weights_of(model.model.diffusion_model)), dict(weights_of(remote.weights.map_file()))
+    if name := next(find_written({**own, **patched}, stored), ""):
         raise Refused(f"A node before this one has written over the model's weights ({name}).", BEFORE)
+    for name in () if model.pinned else own.keys() & stored.keys() - patched:
+        take_pages(own[name], stored[name])
     remote.weights.drop()
 
 

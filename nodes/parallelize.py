@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ from comfy_api.latest import io
 
 from ..parallel_backend.errors import ModelFileError
 from .errors import Refused
-from .incoming import check_weights, describe_incoming, take_changes
+from .incoming import check_class, describe_in_memory, describe_incoming, share_weights, take_changes
 from .load_model import explain_stock, group_input, load_described
 from .model.host_file import NoDenoiser
 from .model.remote_patcher import RemoteModelPatcher
 from .model.sampling import show_on_node
+from .model.weights_in_memory import share_file
 from .parallel_plan import AskedPlan, plan_inputs
+from .workers.group import worker_group
 from .workers.installed import check_installed
 
 Patcher = comfy.model_patcher.ModelPatcher
@@ -53,15 +56,13 @@ class ParallelizeModel(io.ComfyNode):
 
 
 def parallelize(model: Patcher, asked: AskedPlan, group: int) -> Patcher:
-    """Returns a MODEL whose work the ranks share under this plan. It is the given one if they cannot read its weights,
-    and the node says why. Raises PlanError, and Refused if the settings ask for an error instead."""
+    """Returns a MODEL whose work the ranks share under this plan. It is the given one if they cannot run it, and the
+    node says why. Raises PlanError, and Refused if the settings ask for an error instead."""
     check_installed()
     before = model.stand_in if isinstance(model, RemoteModelPatcher) else None
     try:
-        file = describe_incoming(model)
-        new = load_described(file, before.name if before else file.path.name, asked, group)
-        check_weights(model, new)
-        take_changes(model, new, functools.partial(load_second, asked=asked, group=group))
+        new = load_incoming(model, asked, group)
+        take_changes(model, new, functools.partial(load_incoming, asked=asked, group=group))
     except NoDenoiser as error:
         explain_stock(error, group)
         return model
@@ -76,15 +77,34 @@ def parallelize(model: Patcher, asked: AskedPlan, group: int) -> Patcher:
     return new
 
 
+def load_incoming(model: Patcher, asked: AskedPlan, group: int) -> RemoteModelPatcher:
+    """Returns the ranks' MODEL of the model behind a MODEL, without what nodes have put on it. The ranks read the file
+    that it names; if they cannot, they map the weights that it has. Raises ModelFileError, Refused and PlanError."""
+    check_class(model)
+    name = name_of(model)
+    try:
+        new = load_described(describe_incoming(model), name, asked, group)
+        share_weights(model, new)
+        return new
+    except NoDenoiser:
+        raise
+    except (ModelFileError, Refused) as error:
+        if isinstance(model, RemoteModelPatcher) or worker_group(group).settings.machines:
+            raise
+        logging.info("[ParallelDiT] The ranks map the weights of %s. %s", name, error.explanation.cause)
+        try:
+            file = describe_in_memory(model, Path(name).stem)
+        except ModelFileError:  # ComfyUI makes no such model of its weights
+            raise error from None
+    new = load_described(file, name, asked, group)
+    share_file(model, new)
+    return new
+
+
 def name_of(model: Patcher) -> str:
     """Returns the name of a MODEL's file, or of its class if it names none."""
+    if isinstance(model, RemoteModelPatcher) and model.stand_in:
+        return model.stand_in.name
     init = getattr(model, "cached_patcher_init", None)
     path = init[1][0] if init and init[1] else ""
     return Path(path).name if isinstance(path, str) and path else type(model.model).__name__
-
-
-def load_second(model: Patcher, asked: AskedPlan, group: int) -> Patcher:
-    """Returns the ranks' MODEL of a stock MODEL that was merged into another. Raises ModelFileError and Refused."""
-    new = load_described(describe_incoming(model), "", asked, group)
-    check_weights(model, new)
-    return new

@@ -48,7 +48,7 @@ UNET_PACK = HOST_SUPPORT.parent / "unet_pack"
 NODE_PACKS = {
     NODE_PACK: NODE_PACK_SOURCE,
     groups.PACK: groups.PACK_SOURCE,
-    **{name: (HOST_SUPPORT / f"{name}.py").read_text() for name in ("narrow_encoders", "pictures")},
+    **{name: (HOST_SUPPORT / f"{name}.py").read_text() for name in ("narrow_encoders", "other_loaders", "pictures")},
 }
 # Four ranks and more, however few cores there are; auto stays at two, for which links cost nothing.
 HOST_ENV = {"PARALLELDIT_CPU_RANKS": "8", "PARALLELDIT_MEASURED": quick_machine(), **TINY_MODELS}

@@ -16,6 +16,8 @@ from .watched import file_of, is_comfyuis
 
 # What ComfyUI sets on a model while it uses it. The shapes are of the last latent, since 0.33.
 OF_USE = {*COMFYUIS, "current_patcher", "device", "latent_shapes"}
+MADE_BY = "custom_operations"  # of a model's config: who made its layers, which are compared
+CHOSEN = ("dequant_dtype", "patch_dtype")  # settings of ComfyUI-GGUF's layers
 ENDS = 1024  # numbers that are compared at each end of a weight
 NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 
@@ -30,6 +32,8 @@ def find_differences(model: torch.nn.Module, like: torch.nn.Module, but: Collect
         if any(path == each or path.startswith(f"{each}.") for each in but):
             continue
         part, other = parts.get(path), others.get(path)
+        if part is not None and other is not None and is_same_layer(part, other):
+            continue
         if part is None or other is None or kinds(part) != kinds(other) or any(hooks_of(part)):
             yield path or type(model).__name__
             continue
@@ -42,6 +46,22 @@ def find_differences(model: torch.nn.Module, like: torch.nn.Module, but: Collect
             if not are_alike(of(part).get(name), of(other).get(name), set())
         )
         yield from (name for name in (*names, *weights) if name not in but)
+
+
+def is_same_layer(part: torch.nn.Module, other: torch.nn.Module) -> bool:
+    """Whether a layer of another class computes the same with the same weights: one of ComfyUI-GGUF's, which unpacks
+    them, or beside these one of ComfyUI's own, which casts them in each call."""
+    own, theirs = kinds(part), kinds(other)
+    if own == theirs or list(filter(is_torchs, own)) != list(filter(is_torchs, theirs)) or any(hooks_of(part)):
+        return False
+    if any(name.endswith(".GGMLLayer") for name in own):
+        return not any(getattr(part, name, None) for name in CHOSEN)
+    is_comfyuis_layer = all(name.startswith("comfy.ops.") or is_torchs(name) for name in [*own, *theirs])
+    return is_comfyuis_layer and not list(differing_attributes(part, other))
+
+
+def is_torchs(name: str) -> bool:
+    return name.startswith(("torch.", "builtins."))
 
 
 def differing_attributes(part: torch.nn.Module, other: torch.nn.Module) -> Iterator[str]:
@@ -74,8 +94,8 @@ def are_alike(value: Any, other: Any, seen: set[tuple[int, int]]) -> bool:
         return False
     seen.add((id(value), id(other)))
     if isinstance(value, Mapping):
-        names = [key for key in value if key not in OF_USE]
-        return value.keys() == other.keys() and all(are_alike(value[key], other[key], seen) for key in names)
+        own, theirs = ({key: each[key] for key in each if key not in (*OF_USE, MADE_BY)} for each in (value, other))
+        return own.keys() == theirs.keys() and all(are_alike(own[key], theirs[key], seen) for key in own)
     if isinstance(value, (list, tuple)):
         return len(value) == len(other) and all(are_alike(*pair, seen) for pair in zip(value, other, strict=True))
     if isinstance(value, (torch.device, torch.nn.Module)):  # parts are compared by their paths

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import gguf
@@ -91,3 +92,20 @@ def read_tensor(reader: gguf.GGUFReader, tensor: gguf.ReaderTensor) -> torch.Ten
         raise ValueError(f"{tensor.name} has {tensor.n_elements} weights, which do not fit the shape {shape}")
     blocks = values.view(-1, gguf.GGML_QUANT_SIZES[tensor.tensor_type][1])
     return wrap_blocks(blocks, form, shape)
+
+
+def write_gguf(path: Path, weights: Mapping[str, tuple[torch.Tensor, str, Sequence[int]]]) -> None:
+    """Writes a file that `read_gguf` reads. weights: by name, a tensor, its format (empty for one that is not in
+    blocks), and the shape of the weight, which the tensor of bytes in blocks does not have."""
+    writer = gguf.GGUFWriter(path, "diffusion")
+    for name, (tensor, form, shape) in weights.items():
+        form = form or (BF16 if tensor.dtype == torch.bfloat16 else "")
+        if form == BF16:
+            tensor = tensor.view(torch.uint8)
+        kind = gguf.GGMLQuantizationType[form] if form else None
+        writer.add_array(ORIGINAL_SHAPE + name, list(shape))
+        writer.add_tensor(name, tensor.numpy(), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -46,10 +46,12 @@ for folder in sys.stdin.read().splitlines():
 """
 
 
-def private_folder(purpose: str) -> Path:
-    """Creates a folder, which the caller may remove earlier. First removes this user's folders that nobody uses."""
-    remove_leftovers()
-    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}-{purpose}-"))
+def private_folder(purpose: str, parent: Path | None = None) -> Path:
+    """Creates a folder, which the caller may remove earlier. First removes this user's folders that nobody uses.
+    parent: where; by default, where temporary files are."""
+    parent = parent or Path(tempfile.gettempdir())
+    remove_leftovers(parent)
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}-{purpose}-", dir=parent))
     if fcntl:
         fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX)  # until this process ends
         with contextlib.suppress(OSError):  # without a caretaker, the next process removes the folder
@@ -104,9 +106,9 @@ def is_only_ours(folder: Path) -> bool:
     return stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid() and not state.st_mode & 0o022
 
 
-def remove_leftovers() -> None:
+def remove_leftovers(parent: Path) -> None:
     """Removes this user's folders that nobody holds any more. What cannot be removed stays, and keeps nothing else."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}-*"):
+    for folder in parent.glob(f"{PREFIX}-*"):
         # A deep tree may not be walked to its end.
         with contextlib.suppress(OSError, RecursionError):
             if is_leftover(folder):

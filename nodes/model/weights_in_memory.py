@@ -1,0 +1,144 @@
+"""The weights of a MODEL whose file ranks cannot read, in a file in memory that all ranks of this machine map.
+
+ComfyUI's module keeps views of the same pages, so there is one copy of the weights.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import comfy.model_management
+import comfy.model_patcher
+import comfy.utils
+import torch
+from safetensors.torch import load_file
+
+from ...parallel_backend.weights.tensors import list_plain_tensors
+from ...worker.comfyui.gguf_file import read_gguf, write_gguf
+from ...worker.wire.private_folder import private_folder
+from ..errors import Refused
+from ..inside.differences import find_written
+from .host_file import WeightDtype
+
+MEMORY = Path("/dev/shm")  # a file system in memory
+SPARE = 256 << 20  # bytes that stay free beside the weights
+NO_BLOCKS = ("F32", "F16")  # formats of ComfyUI-GGUF's tensors that are not in blocks
+Weights = dict[str, torch.Tensor]
+_numbers = itertools.count(1)
+# By ComfyUI's model. Models that ranks have of the same weights are keys, too, so that the file outlives the first.
+_files: weakref.WeakKeyDictionary[torch.nn.Module, FileInMemory] = weakref.WeakKeyDictionary()
+
+
+class FileInMemory:
+    """A file with a model's weights. It is removed when no model needs it any more."""
+
+    def __init__(self, weights: Mapping[str, torch.Tensor], name: str) -> None:
+        """Raises Refused if the weights have no room."""
+        self.folder = find_room(sum(each.nbytes for each in weights.values())) / str(next(_numbers))
+        self.folder.mkdir()
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        if any(form_of(each) for each in weights.values()):
+            self.path = self.folder / f"{name}.gguf"
+            write_gguf(self.path, {key: (plain(each), form_of(each), each.shape) for key, each in weights.items()})
+        else:
+            self.path = self.folder / f"{name}.safetensors"
+            places: set[int] = set()
+            saved = {key: plain(each) for key, each in weights.items()}
+            for key, each in saved.items():  # the format has no tensors that share memory
+                if each.data_ptr() in places:
+                    saved[key] = each.clone()
+                places.add(each.data_ptr())
+            comfy.utils.save_torch_file(saved, str(self.path))
+        pages = self.read()
+        for key, weight in weights.items():
+            take_pages(weight, pages[key])
+
+    def read(self) -> Weights:
+        """Returns the weights in the file's pages, those in blocks as bytes."""
+        found = load_file(self.path) if self.path.suffix == ".safetensors" else read_gguf(self.path)[0]
+        return {key: list_plain_tensors(each)[0] for key, each in found.items()}
+
+    def has(self, weights: Weights) -> bool:
+        """Whether the file has these weights, as far as `find_written` can tell."""
+        stored = self.read()
+        return stored.keys() == weights.keys() and not any(
+            find_written({k: plain(w) for k, w in weights.items()}, stored)
+        )
+
+
+def keep_weights(model: comfy.model_patcher.ModelPatcher, name: str) -> tuple[Path, WeightDtype]:
+    """Returns the file with a MODEL's weights, without its patches, and how they are read. name: of the model.
+
+    Raises Refused if they have no room."""
+    own = model.model
+    comfy.model_management.unload_model_and_clones(model)  # takes back what patches have put into the module
+    weights = list_weights(own)
+    if own not in _files or not _files[own].has(weights):
+        _files[own] = FileInMemory(weights, name)
+    config = own.model_config
+    dtype = None if config.quant_config is not None else own.get_dtype()
+    return _files[own].path, WeightDtype(dtype, bool(config.optimizations.get("fp8")))
+
+
+def drop_weights(model: comfy.model_patcher.ModelPatcher) -> None:
+    """Removes the file, of which ranks can make no model."""
+    _files.pop(model.model, None)
+
+
+def share_file(model: comfy.model_patcher.ModelPatcher, other: comfy.model_patcher.ModelPatcher) -> None:
+    """Keeps the file of a MODEL's weights as long as another one of the same weights is there."""
+    if model.model in _files:
+        _files[other.model] = _files[model.model]
+
+
+def list_weights(model: Any) -> Weights:
+    """Returns the weights of ComfyUI's model by their names in a file, as its module has them."""
+    module = model.diffusion_model
+    found = {name: each for name, each in module.state_dict(keep_vars=True).items() if not each.is_meta}
+    own = dict(module.named_parameters())
+    if any(map(form_of, own.values())):  # ComfyUI-GGUF's layers tell nothing of their weights otherwise
+        return {**found, **own}
+    return model.state_dict_for_saving(found)
+
+
+def form_of(weight: torch.Tensor) -> str:
+    """Returns GGUF's name of the format of a weight in blocks, as ComfyUI-GGUF has it; empty for others."""
+    form = getattr(getattr(weight, "tensor_type", None), "name", "")
+    return "" if form in NO_BLOCKS else form
+
+
+def plain(weight: torch.Tensor) -> torch.Tensor:
+    """Returns a weight as torch's own tensor in this process's memory; one in blocks as bytes."""
+    return weight.detach().as_subclass(torch.Tensor).cpu().contiguous()
+
+
+def take_pages(weight: torch.Tensor, page: torch.Tensor) -> None:
+    """Gives a weight in RAM the memory of a file's page with the same numbers. Others stay as they are."""
+    for here, there in zip(list_plain_tensors(weight), list_plain_tensors(page), strict=False):
+        own = here.detach().as_subclass(torch.Tensor)
+        if own.device == there.device and own.dtype in (there.dtype, torch.uint8) and own.nbytes == there.nbytes:
+            here.data = there.detach().view(own.dtype).view(own.shape)
+
+
+def find_room(size: int) -> Path:
+    """Returns a private folder with room for this many bytes: in memory, or else on the disk. Raises Refused."""
+    on_disk = Path(tempfile.gettempdir())
+    for parent in (MEMORY, on_disk):
+        if parent.is_dir() and shutil.disk_usage(parent).free > size + SPARE:
+            return own_folder(parent)
+    raise Refused(
+        f"The ranks need its weights in a file. Neither {MEMORY} nor {on_disk} has {size / 1e9:.1f} GB free for it.",
+        "Make room there, or set TMPDIR to another folder.",
+    )
+
+
+@cache
+def own_folder(parent: Path) -> Path:
+    return private_folder("weights", parent)
