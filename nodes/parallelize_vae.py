@@ -34,9 +34,9 @@ class ParallelizeVAE(io.ComfyNode):
             default=AUTO,
             tooltip="The dtype that the VAE computes in on the ranks. auto: ComfyUI's choice for its own device.",
         )
-        more = [dtype, group_input()]
-        for each in more:
-            each.advanced = True
+        group = group_input()
+        group.tooltip = "The worker group whose ranks share the VAE's work."
+        dtype.advanced = group.advanced = True
         return io.Schema(
             node_id="ParallelDiT_ParallelizeVAE",
             display_name="Parallelize VAE",
@@ -44,7 +44,11 @@ class ParallelizeVAE(io.ComfyNode):
             description="Makes all GPUs share what a VAE decodes and encodes: each has a band of the rows. It stands "
             "behind any loader. Bypassed, the workflow is stock.",
             search_aliases=["ParallelDiT", "multi gpu", "parallel", "vae", "xdit"],
-            inputs=[io.Vae.Input("vae", tooltip="From Load VAE, a checkpoint loader, or any other node."), *more],
+            inputs=[
+                io.Vae.Input("vae", tooltip="From Load VAE, a checkpoint loader, or any other node."),
+                dtype,
+                group,
+            ],
             outputs=[io.Vae.Output(tooltip="For all that takes a VAE: VAE Decode, VAE Encode, upscalers and others.")],
         )
 

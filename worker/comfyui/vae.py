@@ -93,15 +93,15 @@ def load_vae(source: VaeSource, sent: Weights, device: torch.device) -> HostVae:
     held = source.held or source.dtype
     weights, metadata = (sent, dict(source.metadata)) if sent else read_vae(source.file)
     vae = build_vae(dict(weights), metadata, dtype_of(held), device)
-    if source.structure and structure_of(vae.module) != source.structure:
+    is_same = source.structure in ("", structure_of(vae.module))
+    if source.fingerprint and not sent:
+        found = fingerprint(weights_of(vae.module), dtype_of(held)), metadata_of(vae.module)
+        is_same = is_same and found == (source.fingerprint, dict(source.metadata))
+    if not is_same:
         raise ModelFileError(
             f"From these weights the ranks build a different {type(vae.module).__name__} than ComfyUI's "
             f"{source.vae_class}."
         )
-    if source.fingerprint and not sent:
-        found = fingerprint(weights_of(vae.module), dtype_of(held)), metadata_of(vae.module)
-        if found != (source.fingerprint, dict(source.metadata)):
-            raise ModelFileError(f"ComfyUI's {source.vae_class} has other weights than {source.file}.")
     if source.dtype != held:
         vae = build_vae(weights, metadata, dtype_of(source.dtype), device)
     vae.module.requires_grad_(False).to(device)

@@ -229,13 +229,10 @@ class WorkerGroup:
 
         direction: decode or encode. source: a VaeSource as a JSON object. given: the tensor "input", and RANDOM if
         ComfyUI's random state goes along. The results are "result", and RANDOM likewise. weights: called if the ranks
-        need the weights sent. ranks: how many to start, if none run. Raises RequestRefused in a callback of another
-        request.
+        need the weights sent. ranks: how many to start, if none run.
         """
         with self.turn(check):
             session = self.session
-            if session and session.operation and not (session.is_over or session.given_up):
-                raise RequestRefused("The ranks are at work on the sampling in which this VAE is called.")
             self.supervisor.ensure(session.ranks if session else ranks, check)
             self._known.note_import(source)
             header = ops.VAE.header(direction=direction, vae=source)
