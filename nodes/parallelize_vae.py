@@ -74,8 +74,8 @@ def parallelize_vae(vae: Any, dtype: torch.dtype | None, group: int) -> Any:
 
 
 class Sharing(NamedTuple):
-    """How ranks share a VAE. group: their number. dtype: see `parallelize_vae`. said: what was said, by node and
-    prompt."""
+    """How ranks share a VAE. group: their number. dtype: see `parallelize_vae`. said: what was said, on which
+    node in which prompt, under which setting."""
 
     group: int
     dtype: torch.dtype | None
@@ -95,7 +95,7 @@ class Sharing(NamedTuple):
     def explain(self, error: NoWorkerGroup | Refused | RequestRefused, dtype: torch.dtype) -> None:
         """Says once on the node that runs why the VAE runs as stock. dtype: that it then computes in. Raises the error
         if the settings ask for one."""
-        place = (get_executing_context(), str(error))
+        place = (get_executing_context(), str(error), worker_group(self.group).settings.when_not_parallel)
         if place in self.said:
             return
         said = STOCK if self.dtype in (None, dtype) else f"{STOCK} It computes in {dtype}, not in {self.dtype}."

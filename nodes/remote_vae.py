@@ -33,7 +33,7 @@ TILED = (
     *("decode_tiled_", "decode_tiled_1d", "decode_tiled_3d", "_decode_tiled_owned"),
     *("encode_tiled_", "encode_tiled_1d", "encode_tiled_3d", "_encode_tiled_owned"),
 )
-LOADERS = (comfy.sd.load_vae_patcher, comfy.sd.load_checkpoint_vae_patcher)  # ComfyUI's, by a file's path
+LOADERS = ("load_vae_patcher", "load_checkpoint_vae_patcher")  # functions of comfy.sd; the first argument is a file
 FUNCTIONS = (types.FunctionType, types.MethodType)
 KNOWN = ("comfy.", "torch.")  # modules whose functions ranks have
 CPU = torch.device("cpu")
@@ -138,9 +138,10 @@ def remote_vae(vae: Any, group: WorkerGroup, ranks: int, dtype: torch.dtype | No
 
 def file_of(vae: comfy.sd.VAE) -> str:
     """Returns the file that a VAE is from; empty if it names none that ranks can read."""
-    load, (path, *_), *_ = vae.patcher.cached_patcher_init or (None, ("",))
-    is_read = load in LOADERS and path and Path(path).suffix.lower() in SAFETENSORS
-    return str(Path(path).absolute()) if is_read else ""
+    init: Any = vae.patcher.cached_patcher_init
+    named = init and init[1] and init[0] in [getattr(comfy.sd, name, None) for name in LOADERS]
+    path = Path(init[1][0] if named else "")
+    return str(path.absolute()) if path.suffix.lower() in SAFETENSORS else ""
 
 
 def refuse_tiles(*_given: Any, **_options: Any) -> Any:
