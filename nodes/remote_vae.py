@@ -56,6 +56,12 @@ class RemoteStage:
         self.draws_noise = class_of(original).draws_noise
         setattr(self, CHUNKED, getattr(original, CHUNKED, False))
 
+    def __getattr__(self, name: str) -> Any:
+        """Packs may replace ComfyUI's methods by others, which use more of the model."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise Refused(f"A node pack uses {name} of the VAE's model, which is in the ranks.")
+
     def decode_output_shape(self, latents: torch.Size) -> tuple[int, ...]:
         return self.original.decode_output_shape(latents)
 

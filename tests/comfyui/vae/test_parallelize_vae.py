@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from demo.host import ComfyHost
 from tests.support.cases.vaes.vae_cases import config
+from tests.support.group.memory import little_memory
 from tests.support.host.faults import wait_until
 from tests.support.host.graphs import Graph, Link, latents, ranks, relative_error, saved_latents, status
 from tests.support.host.stock_prompts import write_cases
@@ -294,6 +296,18 @@ def test_a_vae_that_a_node_has_changed_runs_as_stock_and_says_why(
 
 def test_where_comfyui_lacks_memory_it_cuts_tiles_as_in_stock(host: ComfyHost) -> None:
     check_stock(host, IMAGE, decode(IMAGE), "no room for its share of the picture", changed="memory")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of another process are Linux's")
+def test_where_a_rank_lacks_memory_the_vae_runs_as_stock_and_the_group_lives(host: ComfyHost, models: Path) -> None:
+    used(host, IMAGE, decode(IMAGE), True)
+    write_latent(models, "square", torch.randn(1, 4, 24, 24))
+    stock, pids = used(host, IMAGE, decode("square"), False), ranks(host)
+    with little_memory(pids[1]):
+        assert torch.equal(used(host, IMAGE, decode("square"), True), stock)
+    assert f"{SAID} Rank 1" in host.log.read_text()
+    check_shared(host, IMAGE, decode("square"))
+    assert ranks(host) == pids
 
 
 def test_what_cannot_be_shared_runs_as_stock_and_the_group_lives(host: ComfyHost, models: Path, vaes: Path) -> None:
