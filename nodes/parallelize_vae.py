@@ -32,6 +32,7 @@ class ParallelizeVAE(io.ComfyNode):
             "dtype",
             options=[AUTO, *DTYPES],
             default=AUTO,
+            optional=True,
             tooltip="The dtype that the VAE computes in on the ranks. auto: ComfyUI's choice for its own device.",
         )
         group = group_input()

@@ -28,7 +28,7 @@ from .model.model_files import SAFETENSORS
 from .model.remote_weights import check_interrupt
 
 CHUNKED = "comfy_has_chunked_io"
-PATCHES = ("patches", "object_patches", "weight_wrapper_patches")
+PATCHES = ("patches", "object_patches", "weight_wrapper_patches", "hook_patches")
 TILED = (
     *("decode_tiled_", "decode_tiled_1d", "decode_tiled_3d", "_decode_tiled_owned"),
     *("encode_tiled_", "encode_tiled_1d", "encode_tiled_3d", "_encode_tiled_owned"),
