@@ -306,7 +306,7 @@ def test_where_a_rank_lacks_memory_the_vae_runs_as_stock_and_the_group_lives(hos
     with little_memory(pids[1]):
         assert torch.equal(used(host, IMAGE, decode("square"), True), stock)
     assert f"{SAID} Rank 1" in host.log.read_text()
-    check_shared(host, IMAGE, decode("square"))
+    check_shared(host, IMAGE, decode(IMAGE))
     assert ranks(host) == pids
 
 
