@@ -16,8 +16,8 @@ from .load_checkpoint import LoadCheckpointParallel
 from .load_model import LoadDiffusionModelParallel
 from .parallel_plan import ParallelPlanNode
 from .parallel_sampler import ParallelSampler
-from .parallel_vae import ParallelVAEDecode, ParallelVAEEncode
 from .parallelize import ParallelizeModel
+from .parallelize_vae import ParallelizeVAE
 from .routes.control import add_control_routes
 from .routes.plan import add_plan_route
 from .routes.settings import add_settings_routes
@@ -38,12 +38,11 @@ class ParallelDiTExtension(ComfyExtension):
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return [
             ParallelizeModel,
+            ParallelizeVAE,
             LoadDiffusionModelParallel,
             LoadCheckpointParallel,
             ParallelPlanNode,
             ParallelSampler,
-            ParallelVAEDecode,
-            ParallelVAEEncode,
             DiTClassLabel,
         ]
 

@@ -28,6 +28,7 @@ NONE: Mapping[str, Any] = {}
 COMFYUIS_NODES = "nodes"  # ComfyUI's module, not this package
 LOADER, METHOD = "ModelPatchLoader", "load_model_patch"
 MARK = "paralleldit_mark"  # attribute of a network: the mark of its files
+SHARED = "paralleldit"  # attribute of a VAE that ranks share
 LOADED_BY = "paralleldit_loaded_by"  # attribute of the patcher of a ControlNet's network: what loads it
 NOTED = NotedFiles()
 
@@ -136,8 +137,10 @@ def mark_network(patcher: comfy.model_patcher.ModelPatcher, names: tuple[str, ..
 
 def origin_of_vae(vae: comfy.sd.VAE) -> Origin:
     """Raises UnsendableError likewise."""
-    attributes = {name: value for name, value in vars(vae).items() if name not in (PATCHER, STAGE)}
-    return origin_of_patcher(vae.patcher, vae.patcher.cached_patcher_init)._replace(attributes=attributes)
+    attributes = {name: value for name, value in vars(vae).items() if name not in (PATCHER, STAGE, SHARED)}
+    cls = comfy.sd.VAE if SHARED in vars(vae) else type(vae)
+    origin = origin_of_patcher(vae.patcher, vae.patcher.cached_patcher_init)
+    return origin._replace(attributes=attributes, cls=cls)
 
 
 @functools.cache  # each call of the model describes its networks

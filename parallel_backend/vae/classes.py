@@ -38,7 +38,6 @@ class VaeClass:
     replaced: Mapping[str, Mapping[str, Callable[..., Any]]] = field(default_factory=dict)
 
 
-STOCK = "Use the stock VAE nodes."
 COMFYUI = {
     **TORCH,
     "comfy.ops": tuple(
@@ -121,7 +120,7 @@ CLASSES: Mapping[str, VaeClass] = {
 }
 
 
-def class_of(vae: torch.nn.Module, classes: Mapping[str, VaeClass] = CLASSES, advice: str = STOCK) -> VaeClass:
+def class_of(vae: torch.nn.Module, classes: Mapping[str, VaeClass] = CLASSES, advice: str = "") -> VaeClass:
     """Returns the description of a VAE's class. Raises RequestError with the advice if it cannot be split, and names
     the unknown part."""
     kind = type(vae)

@@ -145,14 +145,17 @@ def alone(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 
 def test_without_torch_distributed_the_nodes_give_the_stock_nodes_bits_and_say_why(alone: dict[str, Any]) -> None:
-    assert alone["sampled"] == [True, True] and alone["decoded"] and not alone["read before"]
+    assert alone["sampled"] == [True, True] and alone["decoded"] == [True] * 3 and not alone["read before"]
     assert [run["is_stock"] for run in alone["runs"]] == [True, True]
     for said in (*alone["said"], *(run["reason"] for run in alone["runs"])):
-        assert "runs as stock, on ComfyUI's own device alone. torch " in said and "has no gloo" in said
-    assert any(said.startswith("The VAE runs") for said in alone["said"])
-    assert (
-        alone["connected"] and "The connected VAE computes in torch.float32, not in torch.bfloat16" in alone["said"][-1]
-    )
+        assert "runs as stock, on ComfyUI's own device alone." in said and "has no gloo" in said
+    told = [said for said in alone["said"] if said.startswith("The VAE runs")]
+    assert len(told) == 2, "once for each node"
+    assert "It computes in torch.float32, not in torch.bfloat16." in told[1]
+
+
+def test_a_network_that_has_a_parallel_vae_takes_the_stock_one_into_the_ranks(alone: dict[str, Any]) -> None:
+    assert alone["origin"]
 
 
 def test_who_asks_for_an_error_gets_it_without_torch_distributed(alone: dict[str, Any]) -> None:

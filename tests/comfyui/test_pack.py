@@ -13,17 +13,14 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, req
 from pathlib import Path
 
 import pytest
-import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from safetensors.torch import save_file
 
 from demo.host import REPOSITORY, ComfyHost, PromptError
 from tests.editor.test_help import NODES
 from tests.support.host.graphs import Graph, Job, worker_processes
 from tests.support.host.node_defs import own_nodes
 
-VAE = "beginning.safetensors"
 SCRIPT = "paralleldit.js"
 STYLE = re.compile(r"new URL\('\./([\w/]+\.css)'")
 CLONE = "ComfyUI+ParallelDiT~main"  # odd; but with a space in it, ComfyUI serves no pack's web files (aiohttp 3.14)
@@ -91,10 +88,11 @@ def test_requirements_leave_torch_to_comfyui(release: str) -> None:
 
 
 def vae_prompt() -> dict:
-    """A latent through the parallel VAE."""
+    """A latent through a parallel VAE."""
     graph = Graph()
     latent = graph.add("EmptyLatentImage", width=64, height=64, batch_size=1)
-    image = graph.add("ParallelDiT_VAEDecode", samples=latent, vae_name=VAE, dtype="fp32")
+    vae = graph.add("ParallelDiT_ParallelizeVAE", vae=graph.add("VAELoader", vae_name="pixel_space"))
+    image = graph.add("VAEDecode", samples=latent, vae=vae)
     graph.add("SaveImage", images=image, filename_prefix="bare")
     return graph.prompt
 
@@ -104,8 +102,6 @@ def bare(comfyui: Path, models: Path, tmp_path_factory: pytest.TempPathFactory) 
     """A ComfyUI with a clone of the pack in a folder of another name, whose Python has ComfyUI's requirements alone."""
     base = tmp_path_factory.mktemp("bare")
     (base / "models").symlink_to(models / "models", target_is_directory=True)
-    (models / "models" / "vae").mkdir(exist_ok=True)
-    save_file({"decoder.conv_in.weight": torch.zeros(1)}, models / "models" / "vae" / VAE)
     clone(base / "custom_nodes" / CLONE)
     hidden = packages_distributions().keys() - packages_of(comfyui / "requirements.txt")
     assert "diffusers" in hidden

@@ -18,7 +18,7 @@ from tests.support.host.graphs import alive, status, worker_processes
 
 TITLES = (
     *("Load Diffusion Model (Parallel)", "Load Checkpoint (Parallel)", "Parallel Plan", "Parallel Sampler"),
-    *("Parallel VAE Decode", "Parallel VAE Encode", "DiT Class Label"),
+    *("Parallelize VAE", "DiT Class Label"),
 )
 LAST_TYPE, SAMPLER = "ParallelDiT_ClassLabel", "ParallelDiT_Sampler"
 BUTTONS = ("start", "stop", "restart", "park")

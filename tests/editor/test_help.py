@@ -20,10 +20,9 @@ NODES = {
     "ParallelDiT_LoadDiffusionModel",
     "ParallelDiT_LoadCheckpoint",
     "ParallelDiT_Parallelize",
+    "ParallelDiT_ParallelizeVAE",
     "ParallelDiT_Plan",
     "ParallelDiT_Sampler",
-    "ParallelDiT_VAEDecode",
-    "ParallelDiT_VAEEncode",
     "ParallelDiT_ClassLabel",
 }
 SECTIONS = {

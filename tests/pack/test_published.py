@@ -31,10 +31,9 @@ NODE_IDS = (
     "ParallelDiT_LoadCheckpoint",
     "ParallelDiT_LoadDiffusionModel",
     "ParallelDiT_Parallelize",
+    "ParallelDiT_ParallelizeVAE",
     "ParallelDiT_Plan",
     "ParallelDiT_Sampler",
-    "ParallelDiT_VAEDecode",
-    "ParallelDiT_VAEEncode",
 )
 CLASSIFIERS = re.compile(
     r"Operating System :: (OS Independent|Microsoft :: Windows|MacOS|POSIX :: Linux)"

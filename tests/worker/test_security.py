@@ -365,7 +365,7 @@ def test_an_index_leads_out_of_no_folder(weight_map: object, model: Path, tmp_pa
 def test_a_workflows_names_lead_out_of_no_folder(comfyui: Path, model: Path, tmp_path: Path) -> None:
     """They are looked up in lists. A link that the operator has put there is followed, as all of ComfyUI does."""
     base, outside = tmp_path / "base", tmp_path / "outside.safetensors"
-    for name in ("diffusion_models", "vae", "diffusers"):
+    for name in ("diffusion_models", "diffusers"):
         (base / "models" / name).mkdir(parents=True)
     weights = next((model / "transformer").glob("*.safetensors"))
     outside.write_bytes(weights.read_bytes())
@@ -394,6 +394,5 @@ def test_a_workflows_names_lead_out_of_no_folder(comfyui: Path, model: Path, tmp
         said = found[name]
         assert said["valid"] is not True and said["path"] == "", name
         assert said["load"].startswith("Refused: There is no model"), name
-        assert said["vae"].startswith("Refused: There is no VAE"), name
     assert [found[name]["valid"] for name in links] == [True, True]
     assert found["linked.safetensors"]["path"] == str(base / "models" / "diffusion_models" / "linked.safetensors")

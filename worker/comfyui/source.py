@@ -78,8 +78,9 @@ class VaeSource:
     """A VAE that ComfyUI's class runs. comfyui, arguments: as in HostSource.
 
     file: safetensors; empty if the weights are sent. vae_class: of the VAE, to show to people. dtype: that it computes
-    in, as torch's name. For sent weights: fingerprint; metadata: what a file would contain beside them; structure: of
-    the module that they must build, see `structure_of`.
+    in, as torch's name. The others describe ComfyUI's own: held: the dtype that it computes in; empty: the same.
+    fingerprint: of its weights in that dtype. metadata: what a file contains beside them. structure: of its module, see
+    `structure_of`. If the file makes another VAE, the weights are sent.
     """
 
     comfyui: str
@@ -87,6 +88,7 @@ class VaeSource:
     file: str
     vae_class: str
     dtype: str
+    held: str = ""
     fingerprint: str = ""
     metadata: tuple[tuple[str, str], ...] = ()
     structure: str = ""

@@ -15,13 +15,12 @@ import torch
 
 from ..errors import ModelFileError
 from ..wire.tensors import bytes_of
-from .model import META, Weights, dtype_of, import_comfyui, read
+from .model import Weights, dtype_of, import_comfyui, read
 from .source import VaeSource
 
 UNFIT = "Error(s) in loading state_dict"  # in torch's message
 PREFIXES = ("first_stage_model.", "vae.")  # of the VAE's weights in a checkpoint
 SET_BY_NODES = ("decode_noise_scale", "decode_timestep")
-STORED_AS = ".comfy_quant"  # says how a layer is stored; ComfyUI reads it
 CODERS = {"decode": "decoder.", "encode": "encoder."}
 
 
@@ -86,35 +85,26 @@ def read_vae(file: str) -> tuple[Weights, dict[str, str]]:
     return weights, metadata or {}
 
 
-def load_vae(source: VaeSource, weights: Weights, device: torch.device) -> HostVae:
-    """Loads the VAE in a rank. weights: those that were sent. Raises ModelFileError."""
+def load_vae(source: VaeSource, sent: Weights, device: torch.device) -> HostVae:
+    """Loads the VAE in a rank. sent: the weights, if ComfyUI sends them. Else they are read from the file.
+
+    Raises ModelFileError, also if that gives another VAE than ComfyUI's."""
     import_comfyui(source)
-    metadata = dict(source.metadata)
-    if source.file:
-        weights, metadata = read_vae(source.file)
-    vae = build_vae(weights, metadata, dtype_of(source.dtype), device)
-    if source.structure and structure_of(vae.module) != source.structure:
+    held = source.held or source.dtype
+    weights, metadata = (sent, dict(source.metadata)) if sent else read_vae(source.file)
+    vae = build_vae(dict(weights), metadata, dtype_of(held), device)
+    is_same = source.structure in ("", structure_of(vae.module))
+    if source.fingerprint and not sent:
+        found = fingerprint(weights_of(vae.module), dtype_of(held)), metadata_of(vae.module)
+        is_same = is_same and found == (source.fingerprint, dict(source.metadata))
+    if not is_same:
         raise ModelFileError(
             f"From these weights the ranks build a different {type(vae.module).__name__} than ComfyUI's "
-            f"{source.vae_class}.",
-            "Restart ComfyUI. If the error returns, use the stock VAE nodes.",
+            f"{source.vae_class}."
         )
+    if source.dtype != held:
+        vae = build_vae(weights, metadata, dtype_of(source.dtype), device)
     vae.module.requires_grad_(False).to(device)
-    return vae
-
-
-def describe_vae(file: str, dtype: torch.dtype | None) -> HostVae:
-    """Builds a file's VAE in ComfyUI's process, with its weights on the meta device. Raises ModelFileError."""
-    weights, metadata = read_vae(file)
-    seen = {name: tensor if name.endswith(STORED_AS) else tensor.to(META) for name, tensor in weights.items()}
-    try:
-        with META:
-            return build_vae(seen, metadata, dtype, None)
-    except (RuntimeError, NotImplementedError) as error:
-        if META.type not in str(error):
-            raise
-    vae = build_vae(weights, metadata, dtype, None)  # a class whose constructor computes with tensors (Cosmos)
-    vae.module.to(META)
     return vae
 
 
@@ -151,10 +141,12 @@ def structure_of(vae: torch.nn.Module) -> str:
     return hashlib.sha256(repr(vae).encode()).hexdigest()
 
 
-def fingerprint(weights: Weights) -> str:
-    """Returns a hash of the names, shapes, dtypes and checksums of weights."""
+def fingerprint(weights: Weights, dtype: torch.dtype | None = None) -> str:
+    """Returns a hash of the names, shapes, dtypes and checksums of weights. dtype: that they are computed with in.
+    ComfyUI may keep them in the file's."""
     digest = hashlib.sha256()
     for name, tensor in sorted(weights.items()):
-        checksum = zlib.crc32(bytes_of(tensor).numpy().data)
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {checksum}\n".encode())
+        used = tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor
+        checksum = zlib.crc32(bytes_of(used).cpu().numpy().data)
+        digest.update(f"{name} {tuple(used.shape)} {used.dtype} {checksum}\n".encode())
     return digest.hexdigest()

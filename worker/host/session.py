@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..errors import Explanation, WorkerGroupError
+from ..errors import Explanation, RequestRefused, WorkerGroupError
 from ..launch.logs import collect_stacks
 from ..launch.process import WorkerProcess, is_alive
 from ..launch.torchrun import rank_environment, ranks_a_machine, torchrun_command
@@ -166,10 +166,13 @@ class Session:
         """Sends a request and returns its reply. kind: requests of one kind have steps of the same length. Large
         latents arrive on the device of the request's first tensor.
 
-        Raises WorkerGroupError if the group dies. An exception in `check` or `on_step` cancels the request.
+        Raises WorkerGroupError if the group dies, and RequestRefused in a callback of another request. An exception in
+        `check` or `on_step` cancels the request.
         """
         if self.given_up:
             self.await_cancelled(check)
+        if self.operation:
+            raise RequestRefused("The ranks are at work on the sampling in which they are asked for this.")
         self.last_id += 1
         self.operation = header["op"]
         try:

@@ -47,7 +47,7 @@ class Origin(NamedTuple):
     """How an object came from a file. load: the function, or the method of a class without state. args: plain values.
     index: of the object in what it returns; None if it returns the object. folders: for file names among the
     arguments, by kind, where ComfyUI looks for such files. mark: of these files, see `mark_files`. attributes: of an
-    object, those that need no file; None if the object is what was loaded."""
+    object, those that need no file; None if the object is what was loaded. cls: the object's class in the ranks."""
 
     load: Callable[..., Any]
     args: Sequence[Any]
@@ -55,6 +55,7 @@ class Origin(NamedTuple):
     folders: Mapping[str, Sequence[str]] = {}
     mark: str = ""
     attributes: Mapping[str, Any] | None = None
+    cls: type = object
 
 
 def installed_name(value: Any) -> str | None:
@@ -287,7 +288,7 @@ class Encoder:
         }
         if origin.attributes is None:
             return Entry(tags.LOADED, made, {})
-        return Entry(tags.LAZY, [self.encode_class(type(value)), made], self.slots(origin.attributes))
+        return Entry(tags.LAZY, [self.encode_class(origin.cls), made], self.slots(origin.attributes))
 
     def enter_tensor(self, value: torch.Tensor) -> Entry:
         if type(value) not in (torch.Tensor, torch.nn.Parameter):

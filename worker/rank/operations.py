@@ -260,11 +260,11 @@ class Operations:
         state, source = self.state, VaeSource.from_json(job.header["vae"])
         state.forget_steps()
         if state.vae is None or state.vae.source != source:
-            if not source.file and not any(name.startswith(ops.WEIGHTS) for name in tensors):
-                return {ops.LACKING: torch.ones(1)}
             state.vae = None
             release_memory(state.device)
             state.vae = load_rank_vae(source, tensors, job)
+            if state.vae is None:
+                return {ops.LACKING: torch.ones(1)}
         self.unpark(job, state.vae.parallel.parking)
         try:
             return run_rank_vae(state.vae, job.header["direction"], job, tensors)

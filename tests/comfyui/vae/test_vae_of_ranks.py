@@ -92,6 +92,23 @@ def test_weights_are_sent_once_and_again_when_they_are_let_go(
     assert len(asked) == 3
 
 
+def test_the_weights_are_sent_if_the_file_has_others(
+    group_of_two: WorkerGroup, source: VaeSource, weights: Weights
+) -> None:
+    """The pictures are those of what ComfyUI holds."""
+    expected, other = decode(group_of_two, source), {name: 0.9 * tensor for name, tensor in weights.items()}
+    asked = []
+
+    def send() -> Weights:
+        asked.append(None)
+        return other
+
+    changed = replace(source, fingerprint=fingerprint(other))
+    found = [decode(group_of_two, changed, send=send) for _ in range(2)]
+    assert len(asked) == 1
+    assert torch.equal(*found) and relative_error(found[0], expected) > 1e-3
+
+
 def test_weights_that_make_another_vae_than_comfyuis_are_refused(
     group_of_two: WorkerGroup, source: VaeSource, weights: Weights
 ) -> None:
@@ -135,6 +152,23 @@ def test_a_decode_that_is_given_up_ends_early_and_the_ranks_stay(group_of_two: W
     after = group_of_two.status()
     assert after["counts"]["vae"] == status["counts"]["vae"] + 1, "the one that was given up was run to its end"
     assert after["pids"] == status["pids"]
+
+
+def test_a_decode_in_a_callback_of_another_request_is_refused_and_both_go_on(
+    group_of_two: WorkerGroup, source: VaeSource
+) -> None:
+    """As of a node that shows each step of a sampling by its VAE: ComfyUI's device computes that."""
+    said: list[str] = []
+
+    def decode_another() -> None:
+        if group_of_two.session and group_of_two.session.operation == "vae" and not said:
+            with pytest.raises(RequestRefused) as caught:
+                decode(group_of_two, source)
+            said.append(str(caught.value))
+
+    expected = decode(group_of_two, source, (24, 24))
+    assert torch.equal(decode(group_of_two, source, (24, 24), check=decode_another), expected)
+    assert said == ["The ranks are at work on the sampling in which they are asked for this."]
 
 
 def test_a_parked_vae_comes_back_as_it_was(group_of_two: WorkerGroup, source: VaeSource) -> None:

@@ -1,8 +1,9 @@
 """`python -m tests.support.group.no_group COMFYUI BASE MODEL VAE`:
-a loader, a sampler and a VAE node on a system whose torch has no torch.distributed, against the stock ones.
+a loader, a sampler and Parallelize VAE on a system whose torch has no torch.distributed, against the stock ones.
 
 MODEL: a case that `write_cases` has written to the folder BASE. VAE: a file in its models/vae. Prints JSON: whether the
-results have the stock nodes' bits, what was said, and whether anything of the model's file was read before it sampled.
+results have the stock nodes' bits, what was said, whether anything of the model's file was read before it sampled, and
+whether a network inside of a model that has the VAE takes the stock one into the ranks.
 """
 
 from __future__ import annotations
@@ -24,11 +25,10 @@ from tests.support.census.rows import Row
 def main(comfyui: str, base: str, model: str, vae: str) -> None:
     census, row = Census(comfyui, base), Row(model)
     torch.distributed.is_available = lambda: False
-    loader, vaes = (importlib.import_module(f"pack.nodes.{name}") for name in ("load_model", "parallel_vae"))
+    loader, vaes = (importlib.import_module(f"pack.nodes.{name}") for name in ("load_model", "parallelize_vae"))
     asked = importlib.import_module("pack.nodes.parallel_plan").AskedPlan
     plan = importlib.import_module("pack.parallel_backend.plan").ParallelPlan(**ParallelPlan(ulysses=4).to_json())
     groups, said = importlib.import_module("pack.nodes.workers.group"), census.said
-    vaes.show_on_node = said.append
     groups.Feed = lambda *_given: SimpleNamespace(start=lambda: None)
     loader.list_models = lambda: {model: census.base / "models" / "diffusion_models" / f"{model}.safetensors"}
     server: Any = importlib.import_module("server").PromptServer
@@ -41,15 +41,16 @@ def main(comfyui: str, base: str, model: str, vae: str) -> None:
     found["sampled"] = [census.sample(row, ours).equal(census.sample(row, census.load(row, False))) for _ in range(2)]
     latents = torch.randn((1, 16, 1, 6, 5), generator=torch.Generator().manual_seed(1))
     (stock,) = census.run("VAELoader", vae_name=vae)
-    decoded = vaes.ParallelVAEDecode.execute({"samples": latents}, vae, "auto").result[0]
-    found["decoded"] = decoded.equal(stock.decode(latents).flatten(0, -4))
-    connected = vaes.ParallelVAEDecode.execute({"samples": latents}, vae, "bf16", stock).result[0]
-    found["connected"] = connected.equal(decoded)
+    shared, half = (vaes.ParallelizeVAE.execute(stock, dtype).result[0] for dtype in ("auto", "bf16"))
+    decoded = stock.decode(latents)
+    found["decoded"] = [each.decode(latents).equal(decoded) for each in (shared, shared, half)]
+    origin = importlib.import_module("pack.nodes.inside.origins").origin_of_vae
+    found["origin"] = origin(shared) == origin(stock)
     refused, told = dict(found), list(said)
     object.__setattr__(ours.stand_in.group.settings, "when_not_parallel", "refuse")
     for name, run in {
         "model": lambda: census.sample(row, ours),
-        "vae": lambda: vaes.ParallelVAEDecode.execute({"samples": latents}, vae, "auto"),
+        "vae": lambda: shared.decode(latents),
     }.items():
         try:
             run()

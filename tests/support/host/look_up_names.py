@@ -1,7 +1,7 @@
 """`python -m tests.support.host.look_up_names COMFYUI BASE NAME...`:
 what the nodes make of names that a workflow gives, as JSON.
 
-By name: what the loader's check says of it (true, or words), and what executing it and the VAE nodes raises.
+By name: what the loader's check says of it (true, or words), and what executing it raises.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from tests.support.host.mounted import mount
 def main(comfyui: str, base: str, names: str) -> None:
     mount(comfyui, "--base-directory", base)
     loader = importlib.import_module("pack.nodes.load_model").LoadDiffusionModelParallel
-    vae = importlib.import_module("pack.nodes.parallel_vae")
     files = importlib.import_module("pack.nodes.model.model_files")
 
     def raised(call: object, *arguments: object) -> str:
@@ -32,7 +31,6 @@ def main(comfyui: str, base: str, names: str) -> None:
             "valid": loader.validate_inputs(name),
             "path": str(files.list_models().get(name, "")),
             "load": raised(asyncio.run, loader.execute(name, "fp32")),
-            "vae": raised(vae.run_shared, name, "fp32", None, lambda _vae: None),
         }
         for name in json.loads(names)
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import types
 
 import folder_paths
 import torch
@@ -79,6 +80,11 @@ def out_of_memory(*_given):
     raise torch.OutOfMemoryError
 
 
+def wrap_around(layer, given, weight, bias):
+    padded = torch.nn.functional.pad(given, layer._reversed_padding_repeated_twice, mode="circular")
+    return torch.nn.functional.conv2d(padded, weight, bias, layer.stride)
+
+
 class ChangedVAE:
     RETURN_TYPES = ("VAE",)
     FUNCTION = "run"
@@ -95,12 +101,20 @@ class ChangedVAE:
         if how == "patch":
             vae.patcher = vae.patcher.clone()
             vae.patcher.add_patches({next(iter(vae.patcher.model.state_dict())): (torch.zeros(1),)})
+        elif how == "nameless":
+            vae.patcher = vae.patcher.clone()
+            vae.patcher.cached_patcher_init = None
         elif how != "memory":
             vae.first_stage_model = copy.deepcopy(vae.first_stage_model)
         if how == "hook":
-            vae.first_stage_model.decoder.register_forward_hook(lambda *_: None)
+            vae.first_stage_model.decoder.register_forward_hook(lambda _part, _given, found: 0.5 * found)
         if how == "method":
-            vae.first_stage_model.decode = lambda *_: None
+            decode = vae.first_stage_model.decode
+            vae.first_stage_model.decode = lambda *given: 0.5 * decode(*given)
+        if how == "convolution":  # as packs do that make pictures without seams
+            for part in vae.first_stage_model.modules():
+                if isinstance(part, torch.nn.Conv2d):
+                    part._conv_forward = types.MethodType(wrap_around, part)
         if how == "weights":
             for weight in vae.first_stage_model.parameters():
                 weight.data *= 0.9

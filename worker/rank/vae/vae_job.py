@@ -17,18 +17,26 @@ from ...comfyui.source import VaeSource
 from ...comfyui.vae import chunk_bytes, load_vae, use_chunk_bytes
 from ...wire.operations import RANDOM, WEIGHTS
 from ...wire.tensors import Tensors
+from ..agreement import DONE, REFUSED, Ended
 from ..job import Cancelled, Job
 from ..state import RankVae
 
 
-def load_rank_vae(source: VaeSource, tensors: Tensors, job: Job) -> RankVae:
-    """Builds the VAE on all ranks. tensors: of the request; they include the weights if ComfyUI sends them.
+def load_rank_vae(source: VaeSource, tensors: Tensors, job: Job) -> RankVae | None:
+    """Builds the VAE on all ranks. tensors: of the request; they include the weights if ComfyUI sends them. Returns
+    None if a rank lacks the weights: it finds no file, or the file makes another VAE than ComfyUI's.
 
     Raises Ended, and RequestError for a VAE that cannot be split.
     """
     weights = {name.removeprefix(WEIGHTS): tensor for name, tensor in tensors.items() if name.startswith(WEIGHTS)}
+    if not (source.file or weights):
+        return None
     groups = job.groups
-    host = job.together(lambda: job.alone(lambda: load_vae(source, weights, groups.device)))
+    host, outcome = job.attempt(lambda: job.alone(lambda: load_vae(source, weights, groups.device)))
+    if outcome.kind == REFUSED and not weights:
+        return None
+    if host is None or outcome.kind != DONE:
+        raise Ended(outcome)
     vae, axis = host.vae, groups.whole()
     sizes = Sizes(host.scale, vae.latent_channels, vae.output_channels, vae.latent_dim + 2)
     return RankVae(source, host, ParallelVAE(host.module, axis, sizes, groups.whole(CPU)))
