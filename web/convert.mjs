@@ -41,8 +41,9 @@ const listAdded = (nodes) =>
   )
 
 /** Takes nodes out, the newest first. */
-const takeOut = (added) =>
-  added.sort((one, other) => other.node.id - one.node.id).forEach(({ node, kind }) => remove(node, kind))
+function takeOut(added) {
+  for (const { node, kind } of added.sort((one, other) => other.node.id - one.node.id)) remove(node, kind)
+}
 
 /** Makes the menu's items that change all models made by these nodes. */
 function makeItems(nodes, parallelKey, stockKey) {

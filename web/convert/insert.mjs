@@ -18,16 +18,16 @@ function insertBehind(node, slot, kind) {
   const others = graph.nodes.filter((other) => other !== added)
   added.pos = findPlace(node, added.size, others, graph.groups)
   const link = node.connect(slot, added, findInput(added, kind))
-  if (!link) graph.remove(added) // the node refuses links
-  else {
-    const output = node.outputs[slot]
-    const moved = output.links.filter((id) => id !== link.id)
-    moveLinks(graph, moved, added.id, 0)
-    added.outputs[0].links = moved
-    setLinks(node, slot, [link.id])
-    graph.updateExecutionOrder()
+  if (!link) {
+    graph.remove(added) // the other node refuses links
+    return false
   }
-  return Boolean(link)
+  const moved = node.outputs[slot].links.filter((id) => id !== link.id)
+  moveLinks(graph, moved, added.id, 0)
+  added.outputs[0].links = moved
+  setLinks(node, slot, [link.id])
+  graph.updateExecutionOrder()
+  return true
 }
 
 /** Removes a node that makes parallel. Its links start where its own model or VAE came from. */
