@@ -169,7 +169,7 @@ function findInstead(node) {
 
 /** Returns whether a node is an old group node that holds a loader. The editor could not open it. */
 function isClosed({ type, graph }) {
-  const [, name] = /^workflow[>/](.*)/.exec(type) ?? [];
+  const [, name] = /^workflow[>/]?(.+)/.exec(type) ?? []; // the editor drops the > of a missing type
   return Boolean(graph.rootGraph.extra?.groupNodes?.[name]?.nodes.some((node) => listSlots(node, 'MODEL').length))
 }
 
@@ -192,7 +192,8 @@ function sortNodes(nodes) {
 
 const TITLE$1 = 30;
 const GAP$4 = 40;
-const TRIES$1 = 20; // places above and below
+const MARGIN = 10;
+const TRIES$1 = 40; // places above, and as many below
 const OUTSIDE = 1000; // a place outside of the group counts as so much farther
 const OVERLAP = 1000; // a pixel that is covered counts as so much farther
 
@@ -220,19 +221,16 @@ const hasCenter = (group, { x, y, width, height }) => {
 function findPlace(node, size, others, groups) {
   const home = boxOf(node);
   const [left, top] = [home.x, home.y + TITLE$1];
-  const right = [left + home.width + GAP$4, top];
-  const positions = [right];
-  for (let step = 1; step <= TRIES$1; step++) {
-    for (const y of [top + step * GAP$4, top - step * GAP$4]) positions.push([right[0], y]);
-  }
-  positions.push([left, top + home.height + GAP$4], [left, top - TITLE$1 - GAP$4 - size[1]]);
+  const right = left + home.width + GAP$4;
+  const steps = Array.from({ length: 2 * TRIES$1 + 1 }, (_, at) => top + (at % 2 ? GAP$4 : -GAP$4) * Math.ceil(at / 2));
+  const positions = [right, left].flatMap((x) => steps.map((y) => [x, y]));
   const boxes = others.map(boxOf);
   const around = groups.filter((group) => hasCenter(group, home));
   const rate = (pos) => {
-    const box = makeBox$2({ pos, size });
+    const box = makeBox$2({ pos: pos.map((side) => side - MARGIN), size: size.map((side) => side + 2 * MARGIN) });
     const covered = boxes.reduce((sum, other) => sum + overlap(box, other), 0);
     const isOutside = around.some((group) => !hasCenter(group, box));
-    return covered * OVERLAP + Math.abs(pos[0] - right[0]) + Math.abs(pos[1] - top) + (isOutside ? OUTSIDE : 0)
+    return covered * OVERLAP + Math.abs(pos[0] - right) + Math.abs(pos[1] - top) + (isOutside ? OUTSIDE : 0)
   };
   return positions.reduce((best, pos) => (rate(pos) < rate(best) ? pos : best))
 }
@@ -255,16 +253,16 @@ function insertBehind(node, slot, kind) {
   const others = graph.nodes.filter((other) => other !== added);
   added.pos = findPlace(node, added.size, others, graph.groups);
   const link = node.connect(slot, added, findInput(added, kind));
-  if (!link) graph.remove(added); // the node refuses links
-  else {
-    const output = node.outputs[slot];
-    const moved = output.links.filter((id) => id !== link.id);
-    moveLinks(graph, moved, added.id, 0);
-    added.outputs[0].links = moved;
-    setLinks(node, slot, [link.id]);
-    graph.updateExecutionOrder();
+  if (!link) {
+    graph.remove(added); // the other node refuses links
+    return false
   }
-  return Boolean(link)
+  const moved = node.outputs[slot].links.filter((id) => id !== link.id);
+  moveLinks(graph, moved, added.id, 0);
+  added.outputs[0].links = moved;
+  setLinks(node, slot, [link.id]);
+  graph.updateExecutionOrder();
+  return true
 }
 
 /** Removes a node that makes parallel. Its links start where its own model or VAE came from. */
@@ -691,8 +689,9 @@ const listAdded = (nodes) =>
   );
 
 /** Takes nodes out, the newest first. */
-const takeOut = (added) =>
-  added.sort((one, other) => other.node.id - one.node.id).forEach(({ node, kind }) => remove(node, kind));
+function takeOut(added) {
+  for (const { node, kind } of added.sort((one, other) => other.node.id - one.node.id)) remove(node, kind);
+}
 
 /** Makes the menu's items that change all models made by these nodes. */
 function makeItems(nodes, parallelKey, stockKey) {

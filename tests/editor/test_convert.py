@@ -196,8 +196,9 @@ def test_the_canvas_offers_what_can_be_done(shared_editor: Editor) -> None:
 
 def test_in_app_mode_the_command_adds_the_node_and_the_app_stays(shared_editor: Editor) -> None:
     page, workflow = shared_editor.page, template("default")
-    (loader,) = [node["id"] for node in workflow["nodes"] if node["type"] == "CheckpointLoaderSimple"]
-    workflow["extra"] = {**workflow.get("extra", {}), "linearData": {"inputs": [[loader, "ckpt_name"]], "outputs": []}}
+    ids = {node["type"]: node["id"] for node in workflow["nodes"]}
+    shown = {"inputs": [[ids["CheckpointLoaderSimple"], "ckpt_name"]], "outputs": [ids["SaveImage"]]}
+    workflow["extra"] = {**workflow.get("extra", {}), "linearData": shown}
     before = open_settled(shared_editor, workflow)
     execute(page, APP_MODE)
     try:

@@ -143,10 +143,10 @@ test('loaders of other packs without a MODEL are named with what to use instead,
 })
 
 test('an old group node is named if it holds a loader and does not give its model', () => {
-  const made = make({ nodes: { closed: { type: 'workflow>a' }, open: { type: 'workflow/b' } }, links: [] })
+  const made = make({ nodes: { closed: { type: 'workflow>a' }, again: { type: 'workflowa' }, open: { type: 'workflow/b' } }, links: [] })
   const loader = { type: 'L', outputs: [{ type: 'MODEL', links: [] }] }
   made.root.extra.groupNodes = { a: { nodes: [loader] }, b: { nodes: [{ type: 'X' }] } }
-  assert.deepEqual(sort(made), { ...NONE, closed: ['closed'] })
+  assert.deepEqual(sort(made), { ...NONE, closed: ['closed', 'again'] })
 })
 
 test('a node stands behind all linked outputs of a type, or behind all if none is linked', () => {
@@ -160,10 +160,10 @@ test('a new node stands to the right where it covers no other, if it can in the 
   const box = (x, y, width, height, flags) => ({ pos: [x, y], size: [width, height], flags })
   const size = [200, 60]
   assert.deepEqual(findPlace(node, size, [node], []), [340, 100])
-  assert.deepEqual(findPlace(node, size, [node, box(350, 100, 200, 50)], []), [340, 180])
+  assert.deepEqual(findPlace(node, size, [node, box(350, 100, 200, 50)], []), [340, 220])
   assert.deepEqual(findPlace(node, size, [node, box(350, 100, 200, 50, { collapsed: true })], []), [340, 140])
   const group = { pos: [80, 40], size: [240, 400] }
-  assert.deepEqual(findPlace(node, size, [node], [group]), [100, 250])
+  assert.deepEqual(findPlace(node, size, [node], [group]), [100, 220])
   const wall = box(0, -2000, 2000, 4000)
   assert.deepEqual(findPlace(node, size, [node, wall], []), [340, 100], 'nowhere is room')
 })

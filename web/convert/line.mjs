@@ -91,7 +91,7 @@ export function findInstead(node) {
 
 /** Returns whether a node is an old group node that holds a loader. The editor could not open it. */
 function isClosed({ type, graph }) {
-  const [, name] = /^workflow[>/](.*)/.exec(type) ?? []
+  const [, name] = /^workflow[>/]?(.+)/.exec(type) ?? [] // the editor drops the > of a missing type
   return Boolean(graph.rootGraph.extra?.groupNodes?.[name]?.nodes.some((node) => listSlots(node, 'MODEL').length))
 }
 

@@ -2,7 +2,8 @@
 
 const TITLE = 30
 const GAP = 40
-const TRIES = 20 // places above and below
+const MARGIN = 10
+const TRIES = 40 // places above, and as many below
 const OUTSIDE = 1000 // a place outside of the group counts as so much farther
 const OVERLAP = 1000 // a pixel that is covered counts as so much farther
 
@@ -30,19 +31,16 @@ const hasCenter = (group, { x, y, width, height }) => {
 export function findPlace(node, size, others, groups) {
   const home = boxOf(node)
   const [left, top] = [home.x, home.y + TITLE]
-  const right = [left + home.width + GAP, top]
-  const positions = [right]
-  for (let step = 1; step <= TRIES; step++) {
-    for (const y of [top + step * GAP, top - step * GAP]) positions.push([right[0], y])
-  }
-  positions.push([left, top + home.height + GAP], [left, top - TITLE - GAP - size[1]])
+  const right = left + home.width + GAP
+  const steps = Array.from({ length: 2 * TRIES + 1 }, (_, at) => top + (at % 2 ? GAP : -GAP) * Math.ceil(at / 2))
+  const positions = [right, left].flatMap((x) => steps.map((y) => [x, y]))
   const boxes = others.map(boxOf)
   const around = groups.filter((group) => hasCenter(group, home))
   const rate = (pos) => {
-    const box = makeBox({ pos, size })
+    const box = makeBox({ pos: pos.map((side) => side - MARGIN), size: size.map((side) => side + 2 * MARGIN) })
     const covered = boxes.reduce((sum, other) => sum + overlap(box, other), 0)
     const isOutside = around.some((group) => !hasCenter(group, box))
-    return covered * OVERLAP + Math.abs(pos[0] - right[0]) + Math.abs(pos[1] - top) + (isOutside ? OUTSIDE : 0)
+    return covered * OVERLAP + Math.abs(pos[0] - right) + Math.abs(pos[1] - top) + (isOutside ? OUTSIDE : 0)
   }
   return positions.reduce((best, pos) => (rate(pos) < rate(best) ? pos : best))
 }
