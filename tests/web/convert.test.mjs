@@ -143,7 +143,10 @@ test('loaders of other packs without a MODEL are named with what to use instead,
 })
 
 test('an old group node is named if it holds a loader and does not give its model', () => {
-  const made = make({ nodes: { closed: { type: 'workflow>a' }, again: { type: 'workflowa' }, open: { type: 'workflow/b' } }, links: [] })
+  const made = make({
+    nodes: { closed: { type: 'workflow>a' }, again: { type: 'workflowa' }, open: { type: 'workflow/b' } },
+    links: []
+  })
   const loader = { type: 'L', outputs: [{ type: 'MODEL', links: [] }] }
   made.root.extra.groupNodes = { a: { nodes: [loader] }, b: { nodes: [{ type: 'X' }] } }
   assert.deepEqual(sort(made), { ...NONE, closed: ['closed', 'again'] })
