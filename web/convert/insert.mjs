@@ -5,6 +5,7 @@ import { listSlots, PARALLELIZERS } from './line.mjs'
 import { findPlace } from './place.mjs'
 
 const MUTED = 2
+const SAID = 200 // pixels, for what the node says below its widgets once the server has answered
 
 /** Puts a node behind a node's outputs of this type, see `listSlots`. Returns how many were put. */
 export const insert = (node, kind) => listSlots(node, kind).filter((slot) => insertBehind(node, slot, kind)).length
@@ -16,7 +17,7 @@ function insertBehind(node, slot, kind) {
   if (passesNothing) added.mode = node.mode
   graph.add(added)
   const others = graph.nodes.filter((other) => other !== added)
-  added.pos = findPlace(node, added.size, others, graph.groups)
+  added.pos = findPlace(node, [added.size[0], added.size[1] + SAID], others, graph.groups)
   const link = node.connect(slot, added, findInput(added, kind))
   if (!link) {
     graph.remove(added) // the other node refuses links

@@ -136,9 +136,10 @@ def grouped(kind: str) -> Json:
     text = {**node(-1, "CLIPTextEncode", "clip:CLIP", "CONDITIONING", ("a cat",)), "index": 1}
     inside = {"nodes": [loader, text], "links": [[0, 1, 1, 0, 1, "CLIP"]], "external": []}
     outputs = "MODEL VAE CONDITIONING" if kind == "CheckpointLoaderSimple" else "VAE CONDITIONING"
-    group = node(1, "workflow/loading", "", outputs, ("a.safetensors", "a cat"))
+    name = f"loading by {kind}"  # a page keeps the types of the group nodes that it has opened
+    group = node(1, f"workflow/{name}", "", outputs, ("a.safetensors", "a cat"))
     links = "1.0>2.0 1.2>2.1" if "MODEL" in outputs else "1.1>2.1"
-    return {**graph(group, sampler(2), links=links), "extra": {"groupNodes": {"loading": inside}}}
+    return {**graph(group, sampler(2), links=links), "extra": {"groupNodes": {name: inside}}}
 
 
 EFFICIENT = "MODEL CONDITIONING CONDITIONING LATENT VAE CLIP DEPENDENCIES"
