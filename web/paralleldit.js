@@ -86,6 +86,7 @@ const PARALLELIZERS = { MODEL: 'ParallelDiT_Parallelize', VAE: 'ParallelDiT_Para
 // KJNodes' and Easy-Use's nodes that stand for links
 const SETS = ['SetNode', 'easy setNode'];
 const GETS = ['GetNode', 'easy getNode'];
+const PASSING = ['Reroute', ...SETS, ...GETS];
 const PIPE = /PIPE|CONTEXT|BUS/i; // types of many packs that hold several things, a model among them
 
 /** Returns whether a slot of this type may pass on what `kind` names. */
@@ -134,21 +135,24 @@ function listSlots(node, kind) {
   return linked.length ? linked : slots
 }
 
-const isLinked = (node, kind) => listSlots(node, kind).some((slot) => node.outputs[slot].links?.length);
+const isUsed = (node, kind) => listSlots(node, kind).some((slot) => node.outputs[slot].links?.length);
 
-const takes = (node, kind) =>
-  node.inputs?.some(({ type, link }) => type === kind || (link != null && node.graph.getLink(link)?.type === kind));
+/** Returns whether a node has an input for what `kind` names, or such an output is linked to it. */
+function takes(node, kind) {
+  const findType = ({ origin_id, origin_slot }) => node.graph.getNodeById(origin_id)?.outputs?.[origin_slot]?.type;
+  const isLinked = (link) => link != null && findType(node.graph.getLink(link) ?? {}) === kind;
+  return node.inputs?.some(({ type, link }) => type === kind || isLinked(link))
+}
 
 /** Returns whether a node makes a MODEL and has none to make it of. */
 function makesModel(node) {
-  if (node.subgraph || SETS.includes(node.type) || GETS.includes(node.type) || !listSlots(node, 'MODEL').length)
-    return false
+  if (node.subgraph || PASSING.includes(node.type) || !listSlots(node, 'MODEL').length) return false
   return ![...walk(node, 'MODEL', listBefore)].some((each) => takes(each, 'MODEL'))
 }
 
 /** Returns whether a node gives its model to others only inside of a pipe, where no node can stand behind the model. */
 const isPiped = (node) =>
-  !isLinked(node, 'MODEL') && node.outputs.some(({ type, links }) => PIPE.test(type) && links?.length);
+  !isUsed(node, 'MODEL') && node.outputs.some(({ type, links }) => PIPE.test(type) && links?.length);
 
 // Nodes whose models ranks cannot run: by what loads them, the locale's key of what to use instead.
 const INSTEAD = [
@@ -182,8 +186,8 @@ function sortNodes(nodes) {
   const stock = nodes.filter((node) => makesModel(node) && !listParallelizers(node, 'MODEL').length);
   const others = stock.filter((node) => !insteads.includes(node));
   const [piped, free] = [others.filter(isPiped), others.filter((node) => !isPiped(node))];
-  const used = free.filter((node) => isLinked(node, 'MODEL'));
-  const hasUsed = nodes.some((node) => makesModel(node) && isLinked(node, 'MODEL'));
+  const used = free.filter((node) => isUsed(node, 'MODEL'));
+  const hasUsed = nodes.some((node) => makesModel(node) && isUsed(node, 'MODEL'));
   const closed = nodes.filter((node) => isClosed(node) && !makesModel(node));
   return { makers: hasUsed ? used : free, insteads, piped, closed }
 }

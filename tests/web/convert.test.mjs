@@ -16,9 +16,9 @@ function make(...graphs) {
   for (const [number, { nodes, links }] of graphs.entries()) {
     const graph = made[number]
     const ends = links.map((link) => link.split(' ').map((end) => [end.split('.')[0], Number(end.split('.')[1] ?? 0)]))
-    const typeOf = ([name, slot]) => (nodes[name]?.out ?? [])[slot] ?? 'MODEL'
+    const typeOf = ([name, slot]) => (nodes[name]?.in ?? [])[slot] ?? 'MODEL'
     const list = ends.map(([from, to]) => ({
-      ...{ origin_id: from[0], origin_slot: from[1], target_id: to[0], target_slot: to[1], type: typeOf(from) },
+      ...{ origin_id: from[0], origin_slot: from[1], target_id: to[0], target_slot: to[1], type: typeOf(to) },
       ...{ originIsIoNode: from[0] === 'in', targetIsIoNode: to[0] === 'out' }
     }))
     const select = (end, name, slot) =>
@@ -123,6 +123,16 @@ test('a model that comes out of a pipe is made where it went in, and one that on
   const out = { in: ['PIPE_LINE'], out: ['PIPE_LINE', 'MODEL'] }
   const opened = make({ nodes: { easy, out, sampler: SAMPLER }, links: ['easy out', 'out.1 sampler'] })
   assert.deepEqual(sort(opened), { ...NONE, makers: ['out'], piped: ['easy'] })
+})
+
+test('reroutes and switches make no model, whatever type their slots have', () => {
+  const [any, knee] = [
+    { in: ['*'], out: ['MODEL'] },
+    { type: 'Reroute', in: ['*'], out: ['MODEL'] }
+  ]
+  const nodes = { loader: LOADER, knee, any, one: SAMPLER, two: SAMPLER }
+  const links = ['loader knee', 'loader any', 'knee one', 'any two']
+  assert.deepEqual(sort(make({ nodes, links })).makers, ['loader'])
 })
 
 test('a loader that takes a text of another loader makes its own model', () => {
