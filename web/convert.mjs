@@ -1,22 +1,11 @@
-// Turns stock loaders of diffusion models into parallel ones, and back: from the menu of a node, of the canvas or of
-// the editor, and by commands. The changed workflow is loaded as after an undo, so that one undo takes it all back.
+// Makes models and VAEs parallel by a node behind them, and stock again without it: from the menu of a node, of the
+// canvas or of the editor, and by commands. One undo takes it back.
 
 import { app } from '../../scripts/app.js'
-import {
-  findOtherVae,
-  findParallelType,
-  findStockType,
-  isDeprecated,
-  isParallel,
-  isStock,
-  KINDS,
-  readValues
-} from './convert/loaders.mjs'
-import { convert } from './convert/workflow.mjs'
+import { insert, remove } from './convert/insert.mjs'
+import { findInstead, listParallelizers, listSlots, PARALLELIZERS, sortNodes } from './convert/line.mjs'
 import { listInner } from './loader/hosts.mjs'
-import { LOADERS } from './plan/graph.mjs'
 import { listGraphs } from './plan/links.mjs'
-import { getSmallestSize } from './plan/size.mjs'
 import { t, textsLoaded } from './text.mjs'
 
 const PARALLEL = 'ParallelDiT.MakeWorkflowParallel'
@@ -33,20 +22,9 @@ app.registerExtension({
   ],
   menuCommands: [{ path: ['Edit'], commands: [PARALLEL, STOCK] }],
 
-  getNodeMenuItems(live) {
-    if (live.subgraph) return makeItems(listInner(live), 'convert.parallel', 'convert.stock')
-    if (isDeprecated(live)) return [null, { content: t('convert.old'), disabled: true }]
-    if (!(live.type in KINDS)) return []
-    const other = findOtherVae(live.type)
-    if (other) {
-      const key = isParallel(other) ? 'convert.parallel' : 'convert.stock'
-      return [null, { content: t(key), callback: () => makeNode(live, other) }]
-    }
-    const node = live.serialize()
-    const [type, key, why] = isStock(node)
-      ? [findParallelType(node), 'convert.parallel', 'convert.pickle']
-      : [findStockType(node, EDITOR), 'convert.stock', 'convert.noStock']
-    return [null, { content: t(type ? key : why), disabled: !type, callback: () => makeNode(live, type) }]
+  getNodeMenuItems(node) {
+    const inside = node.subgraph ? makeItems(listInner(node), 'convert.parallel', 'convert.stock') : []
+    return inside.length ? inside : makeNodeItems(node)
   },
 
   getCanvasMenuItems() {
@@ -54,87 +32,85 @@ app.registerExtension({
   }
 })
 
-/** What the editor knows about stock node types. */
-const EDITOR = {
-  exists: (type) => type in window.LiteGraph.registered_node_types,
-  offers: (type, file) => {
-    const inputs = window.LiteGraph.registered_node_types[type]?.nodeData?.input?.required ?? {}
-    const [list, options] = inputs[KINDS[type].widgets.file] ?? []
-    return (Array.isArray(list) ? list : (options?.options ?? [])).includes(file)
-  }
+const listNodes = () => listGraphs(app.rootGraph).flatMap(({ nodes }) => nodes)
+
+/** Lists the nodes among these that make parallel, as `node` and what they do it to. */
+const listAdded = (nodes) =>
+  Object.entries(PARALLELIZERS).flatMap(([kind, type]) =>
+    nodes.filter((node) => node.type === type).map((node) => ({ node, kind }))
+  )
+
+/** Takes nodes out, the newest first. */
+function takeOut(added) {
+  for (const { node, kind } of added.sort((one, other) => other.node.id - one.node.id)) remove(node, kind)
 }
 
-const listNodes = () => listGraphs(app.rootGraph).flatMap(({ nodes }) => nodes)
-const clone = (value) => JSON.parse(JSON.stringify(value))
-
-/** Makes the menu's items that change all loaders among these nodes. */
+/** Makes the menu's items that change all models made by these nodes. */
 function makeItems(nodes, parallelKey, stockKey) {
   const items = []
-  if (nodes.some(isStock)) items.push({ content: t(parallelKey), callback: () => makeParallel(nodes) })
-  if (nodes.some(({ type }) => LOADERS.includes(type)))
-    items.push({ content: t(stockKey), callback: () => makeStock(nodes) })
+  const found = Object.values(sortNodes(nodes))
+  if (found.some(({ length }) => length)) items.push({ content: t(parallelKey), callback: () => makeParallel(nodes) })
+  if (listAdded(nodes).length) items.push({ content: t(stockKey), callback: () => makeStock(nodes) })
   return items.length ? [null, ...items] : []
 }
 
-async function makeNode({ id, graph }, type) {
-  const isNode = (node, graphId) => String(node.id) === String(id) && graphId === graph.id
-  const { lost } = await change((node, graphId) => (isNode(node, graphId) ? type : null))
-  warnAboutLost(lost)
+/** Makes an item for a node's models, and one for its VAEs. */
+function makeNodeItems(node) {
+  const instead = findInstead(node)
+  if (instead)
+    return [null, { content: t('convert.instead', { instead: t(`convert.use.${instead}`) }), disabled: true }]
+  const kinds = Object.keys(PARALLELIZERS).filter(
+    (kind) => PARALLELIZERS[kind] in window.LiteGraph.registered_node_types && listSlots(node, kind).length
+  )
+  const items = kinds.map((kind) => {
+    const added = listAdded(node.type === PARALLELIZERS[kind] ? [node] : listParallelizers(node, kind))
+    const keys = kinds.length > 1 && kind === 'VAE' ? ['vaeParallel', 'vaeStock'] : ['parallel', 'stock']
+    const act = () => (added.length ? takeOut(added) : insert(node, kind))
+    return { content: t(`convert.${keys[Number(added.length > 0)]}`), callback: () => change(act) }
+  })
+  return items.length ? [null, ...items] : []
 }
 
-/** Makes the stock loaders among these nodes parallel. */
+/** Makes all models parallel that these nodes make. */
 async function makeParallel(nodes = listNodes()) {
   await textsLoaded
-  const saved = nodes.filter(isStock).map((live) => live.serialize())
-  const pickles = saved.filter((node) => !findParallelType(node)).map((node) => readValues(node).file)
-  const isMeant = among(nodes)
-  const { count, lost } = await change((node, graphId) => (isMeant(node, graphId) ? findParallelType(node) : null))
+  const { makers, insteads, piped, closed } = sortNodes(nodes)
+  const count = change(() => makers.reduce((sum, node) => sum + insert(node, 'MODEL'), 0))
   if (count) showToast('success', `convert.madeParallel${count === 1 ? 'One' : ''}`, { count })
-  else if (!pickles.length) showToast('info', 'convert.noneToMakeParallel')
-  if (pickles.length) showToast('warn', 'convert.leftPickles', { files: pickles.join(', ') })
-  warnAboutLost(lost)
+  for (const key of new Set(insteads.map(findInstead))) {
+    const named = nameAll(insteads.filter((node) => findInstead(node) === key))
+    showToast('warn', 'convert.leftForeign', { nodes: named, instead: t(`convert.use.${key}`) })
+  }
+  if (piped.length) showToast('warn', 'convert.leftPiped', { nodes: nameAll(piped) })
+  if (closed.length) showToast('warn', 'convert.leftClosed', { nodes: nameAll(closed) })
+  if (![makers, insteads, piped, closed].some(({ length }) => length)) showToast('info', 'convert.noneToMakeParallel')
 }
 
-/** Makes the parallel loaders among these nodes stock. */
+/** Makes all models and VAEs stock that these nodes make parallel. */
 async function makeStock(nodes = listNodes()) {
   await textsLoaded
-  const isMeant = among(nodes)
-  const { count, lost } = await change((node, graphId) => (isMeant(node, graphId) ? findStockType(node, EDITOR) : null))
-  const left = listNodes().filter((live) => LOADERS.includes(live.type) && isMeant(live, live.graph.id))
+  const added = listAdded(nodes)
+  change(() => takeOut(added))
+  const count = added.length
   showToast(count ? 'success' : 'info', count ? 'convert.madeStock' : 'convert.noneToMakeStock', { count })
-  if (left.length) showToast('warn', 'convert.leftParallel', { nodes: left.map(({ title }) => title).join(', ') })
-  warnAboutLost(lost)
 }
 
-/** Returns whether a saved node of the graph with that id is one of these. */
-function among(nodes) {
-  const keys = new Set(nodes.map(({ id, graph }) => `${graph.id} ${id}`))
-  return ({ id }, graphId) => keys.has(`${graphId} ${id}`)
-}
-
-function warnAboutLost(lost) {
-  if (lost.length) showToast('warn', 'convert.lost', { values: lost.join(', ') })
-}
+const nameAll = (nodes) => [...new Set(nodes.map(({ title, type }) => title || type))].join(', ')
 
 function showToast(severity, key, values) {
   app.extensionManager.toast.add({ severity, summary: 'ParallelDiT', detail: t(key, values), life: TOAST_MS })
 }
 
-/** Replaces loaders, see `convert`, in one step that can be undone. */
-async function change(chooseType) {
+/** Changes the open graph in one step that can be undone. */
+function change(act) {
   const tracker = app.extensionManager.workflow.activeWorkflow.changeTracker
   tracker.beforeChange()
   tracker.afterChange() // earlier changes get a step of their own
-  const workflow = clone(app.rootGraph.serialize())
-  const result = convert(workflow, chooseType, measureSmallest)
-  if (!result.count) return result
-  await tracker.updateState([workflow], tracker.undoQueue)
-  tracker.redoQueue.length = 0
-  tracker.activeState = clone(app.rootGraph.serialize()) // what the editor adds as it loads is no step
-  return result
-}
-
-function measureSmallest(node, graphId) {
-  const graph = listGraphs(app.rootGraph).find(({ id }) => id === graphId)
-  return getSmallestSize(graph.getNodeById(node.id))
+  tracker.beforeChange()
+  try {
+    return act()
+  } finally {
+    app.canvas.setDirty(true, true)
+    tracker.afterChange()
+  }
 }

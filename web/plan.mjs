@@ -4,7 +4,6 @@
 import { api } from '../../scripts/api.js'
 import { app } from '../../scripts/app.js'
 import { addStyle } from './elements.mjs'
-import { canFold, fold, setShowsAll, showsAll } from './loader/fold.mjs'
 import { drawLine, drawNoLine } from './loader/line.mjs'
 import { addUseButtons, setPlan } from './loader/use.mjs'
 import { addPlanWidget } from './plan/explain.mjs'
@@ -14,11 +13,9 @@ import { retryPlanRoute } from './plan/server.mjs'
 import { showUsedWidgets } from './plan/used.mjs'
 import { draw, drawNoAnswer, makeBrief, makeWhole } from './plan/view.mjs'
 import { onChange } from './settings/server.mjs'
-import { t } from './text.mjs'
 
 const ENDS = ['execution_success', 'execution_error', 'execution_interrupted']
 const askers = new WeakMap() // by node, the function that asks the server about it
-const heights = new WeakMap() // by loader
 const LINE = { draw: (target, answer) => drawLine(target, answer, makeBrief), fail: drawNoLine, margin: 2 }
 
 app.registerExtension({
@@ -38,12 +35,6 @@ app.registerExtension({
   nodeCreated(node) {
     if (node.comfyClass === PLAN) explainPlan(node)
     if (LOADERS.includes(node.comfyClass)) explainLoader(node)
-  },
-
-  getNodeMenuItems(node) {
-    if (!LOADERS.includes(node.type) || !canFold(node)) return []
-    const all = showsAll(node)
-    return [{ content: t(all ? 'plan.fewer_settings' : 'plan.all_settings'), callback: () => showSettings(node, !all) }]
   },
 
   afterConfigureGraph() {
@@ -90,18 +81,9 @@ function explainLoader(node) {
   const isBeside = node.comfyClass === CHECKPOINT // there is room beside its outputs
   const { ask, height } = addPlanWidget(node, makeQuestionWithoutPlan, { ...LINE, isBeside })
   askers.set(node, ask)
-  heights.set(node, height)
   callOnChange(node, () => askAll())
-  callAfter(node, 'onConfigure', (saved) => {
-    fold(node)
-    height.open(saved.size[1], () => {})
-  })
+  callAfter(node, 'onConfigure', (saved) => height.open(saved.size[1], () => {}))
   callAfter(node, 'onAdded', () => ask())
-}
-
-function showSettings(node, all) {
-  setShowsAll(node, all)
-  heights.get(node).change(() => fold(node))
 }
 
 /** Calls `onChange` when a widget of the node changes, or a link to or from it. */

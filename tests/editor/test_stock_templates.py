@@ -1,4 +1,4 @@
-"""Workflow templates that ComfyUI ships run on this pack's loaders, made parallel by the editor's command.
+"""Workflow templates that ComfyUI ships run with Parallelize Model, put into them by the editor's command.
 
 The files that a template names are there under their names, with tiny weights. Size and steps are the template's own,
 unless its line in TEMPLATES says otherwise.
@@ -16,15 +16,14 @@ import numpy as np
 import pytest
 
 from demo.host import ComfyHost
+from tests.support.editor.converted import PARALLEL, PARALLELIZE, execute
 from tests.support.editor.editor import Editor
 from tests.support.files.template_files import STOCK_FILES, Smaller, files_in, pictures, sd35_checkpoint, shrink
+from tests.support.host.graphs import runs
 from tests.support.templates.workflows import templates_folder
 
 FOLDER = templates_folder()
 pytestmark = pytest.mark.skipif(FOLDER is None, reason="needs ComfyUI's templates package")
-OURS = {"ParallelDiT_LoadDiffusionModel", "ParallelDiT_LoadCheckpoint"}
-STOCK = {"UNETLoader", "CheckpointLoaderSimple"}
-MAKE_PARALLEL = "() => window.app.extensionManager.command.execute('ParallelDiT.MakeWorkflowParallel')"
 FILE = "sd3.5_large_fp8_scaled.safetensors"
 SMALLER = {"EmptySD3LatentImage": {"width": 128, "height": 128}, "KSampler": {"steps": 2}}
 NOISE = 3  # of 255, by which a pixel may differ: two ranks add in another order
@@ -63,16 +62,24 @@ def files(comfyui: Path, models: Path, tmp_path_factory: pytest.TempPathFactory)
         yield
 
 
+def check_node(prompt: dict[str, Any], host: ComfyHost) -> None:
+    """The prompt, which is what *Export (API)* saves, has the node behind a loader, with all its inputs."""
+    (node,) = [each for each in prompt.values() if each["class_type"] == PARALLELIZE]
+    declared = host.object_info()[PARALLELIZE]["input"]
+    assert set(node["inputs"]) == {name for group in declared.values() for name in group}
+    (loader, slot), group = node["inputs"]["model"], node["inputs"]["group"]
+    assert "Loader" in prompt[loader]["class_type"] and (slot, group) == (0, 1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_stock_template_draws_with_our_loader(name: str, editor: Editor, host: ComfyHost, files: None) -> None:
+def test_a_stock_template_draws_with_the_node(name: str, editor: Editor, host: ComfyHost, files: None) -> None:
     template = TEMPLATES[name]
     editor.open(json.loads((FOLDER / f"{name}.json").read_text()))
-    editor.page.evaluate(MAKE_PARALLEL)
+    execute(editor.page, PARALLEL)
     prompt = editor.page.evaluate(PROMPT)
     assert editor.problems == []
-    classes = {node["class_type"] for node in prompt.values()}
-    assert OURS & classes and not STOCK & classes
+    check_node(prompt, host)
     shrink(prompt, template.smaller)
     outputs = host.run(prompt)["outputs"]
     (saved,) = [image for output in outputs.values() for image in output.get("images", [])]
@@ -99,10 +106,10 @@ def test_a_checkpoint_made_parallel_draws_what_the_stock_one_draws(
     shared_editor: Editor, host: ComfyHost, checkpoint: None
 ) -> None:
     stock = drawn(host, shared_editor.prompt(json.loads((FOLDER / "sd3.5_simple_example.json").read_text())))
-    shared_editor.page.evaluate(MAKE_PARALLEL)
+    execute(shared_editor.page, PARALLEL)
     prompt = shared_editor.page.evaluate(PROMPT)
-    classes = {node["class_type"] for node in prompt.values()}
-    assert "ParallelDiT_LoadCheckpoint" in classes and not STOCK & classes
+    check_node(prompt, host)
     ours = drawn(host, prompt)
+    assert not runs(host)[0]["is_stock"]
     assert stock.std() > 1, "a picture of one colour"
     assert abs(ours - stock).max() <= NOISE

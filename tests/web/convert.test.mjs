@@ -1,260 +1,182 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 
-import { findParallelType, findStockType, isDeprecated, isStock, ORIGIN } from '../../web/convert/loaders.mjs'
-import { convert } from '../../web/convert/workflow.mjs'
-import { CHECKPOINT, LOADER } from '../../web/plan/graph.mjs'
+import { findInstead, listParallelizers, listSlots, PARALLELIZERS, sortNodes } from '../../web/convert/line.mjs'
+import { findPlace } from '../../web/convert/place.mjs'
 
-const widget = (name, link = null) => ({ name, localized_name: name, type: 'COMBO', widget: { name }, link })
-const output = (name, links = []) => ({ name, localized_name: name, type: name, links })
-const properties = (type) => ({
-  'Node name for S&R': type,
-  cnr_id: 'comfy-core',
-  ver: '0.3.40',
-  models: [{ name: 'a' }]
-})
-
-const unet = (id, links, link = null) => ({
-  id,
-  type: 'UNETLoader',
-  pos: [10, 20],
-  size: [270, 82],
-  title: 'Mine',
-  mode: 4,
-  color: '#322',
-  inputs: [widget('unet_name', link), widget('weight_dtype')],
-  outputs: [{ ...output('MODEL', links), slot_index: 0 }],
-  properties: properties('UNETLoader'),
-  widgets_values: ['a.safetensors', 'fp8_e4m3fn']
-})
-const checkpoint = (id, type, names, links) => ({
-  id,
-  type,
-  pos: [0, 0],
-  size: [300, 98],
-  inputs: [widget('ckpt_name')],
-  outputs: names.map((name, slot) => output(name, [links[slot]])),
-  properties: properties(type),
-  widgets_values: ['b.safetensors']
-})
-const LEAST = [240, 150]
-const copy = (value) => JSON.parse(JSON.stringify(value))
-const knows = { exists: () => true, offers: () => false }
-const toParallel = (workflow) => convert(workflow, findParallelType, () => LEAST)
-const toStock = (workflow, editor = knows) =>
-  convert(
-    workflow,
-    (node) => findStockType(node, editor),
-    () => LEAST
-  )
-/** As the editor has it: no node is smaller than its kind. */
-function shown(workflow) {
-  for (const node of workflow.nodes) node.size = node.size.map((side, axis) => Math.max(side, LEAST[axis]))
+/**
+ * Graphs as LiteGraph has them, the root first. Each has nodes, by name {type, in: [types], out: [types], of: a graph's
+ * number, named}, and links, each 'from.slot to.slot', where a subgraph's own inputs are 'in' and its outputs are 'out'.
+ */
+function make(...graphs) {
+  const made = graphs.map((_, number) => ({ id: number, extra: {}, inputs: [], outputs: [] }))
+  const [root, ...subgraphs] = made
+  root.subgraphs = new Map(subgraphs.map((graph) => [graph.id, graph]))
+  const found = {}
+  for (const [number, { nodes, links }] of graphs.entries()) {
+    const graph = made[number]
+    const ends = links.map((link) => link.split(' ').map((end) => [end.split('.')[0], Number(end.split('.')[1] ?? 0)]))
+    const typeOf = ([name, slot]) => (nodes[name]?.in ?? [])[slot] ?? 'MODEL'
+    const list = ends.map(([from, to]) => ({
+      ...{ origin_id: from[0], origin_slot: from[1], target_id: to[0], target_slot: to[1], type: typeOf(to) },
+      ...{ originIsIoNode: from[0] === 'in', targetIsIoNode: to[0] === 'out' }
+    }))
+    const select = (end, name, slot) =>
+      list.flatMap((link, id) => (link[`${end}_id`] === name && link[`${end}_slot`] === slot ? [id] : []))
+    graph.rootGraph = root
+    graph.getLink = (id) => list[id]
+    graph.getNodeById = (id) => graph.nodes.find((node) => node.id === id) ?? null
+    graph.inputs = [0, 1].map((slot) => ({ linkIds: select('origin', 'in', slot) }))
+    graph.outputs = [0, 1].map((slot) => ({ linkIds: select('target', 'out', slot) }))
+    graph.nodes = Object.entries(nodes).map(([id, node]) => ({
+      ...{ id, graph, type: node.type ?? id, mode: node.mode ?? 0, subgraph: made[node.of], title: id },
+      ...(node.named && { widgets: [{ value: node.named }] }),
+      ...(node.saved && { widgets_values: [node.saved] }),
+      inputs: (node.in ?? []).map((type, slot) => ({ type, name: `in${slot}`, link: select('target', id, slot)[0] })),
+      outputs: (node.out ?? []).map((type, slot) => ({ type, links: select('origin', id, slot) }))
+    }))
+    for (const node of graph.nodes) found[node.id] = node
+  }
+  return { root, nodes: found, all: made.flatMap((graph) => graph.nodes) }
 }
 
-test('a stock loader becomes parallel and stock again with its file, links, place, title, colour and mode', () => {
-  const inside = {
-    id: 'sub',
-    nodes: [unet(7, [3], 2)],
-    links: [
-      { id: 2, origin_id: -10, origin_slot: 0, target_id: 7, target_slot: 0 },
-      { id: 3, origin_id: 7, origin_slot: 0, target_id: -20, target_slot: 0 }
-    ],
-    inputs: [{ name: 'unet_name', linkIds: [2] }],
-    outputs: [{ name: 'MODEL', linkIds: [3] }]
-  }
-  const host = {
-    id: 1,
-    type: 'sub',
-    size: [300, 200],
-    properties: {
-      proxyWidgets: [
-        ['7', 'weight_dtype'],
-        ['8', 'unet_name']
-      ]
-    }
-  }
-  const workflow = {
-    id: 'root',
-    nodes: [unet(5, [1]), host],
-    links: [[1, 5, 0, 6, 0, 'MODEL']],
-    definitions: { subgraphs: [inside] },
-    extra: {
-      linearData: {
-        inputs: [
-          [5, 'unet_name'],
-          ['root:7:unet_name', 'unet_name'],
-          [9, 'unet_name']
-        ]
+const LOADER = { out: ['MODEL', 'CLIP', 'VAE'] }
+const LORA = { in: ['MODEL'], out: ['MODEL'] }
+const SAMPLER = { in: ['MODEL'], out: ['LATENT'] }
+const OURS = { type: PARALLELIZERS.MODEL, in: ['MODEL'], out: ['MODEL'] }
+const name = (nodes) => nodes.map(({ id }) => id)
+const sort = ({ all }) => Object.fromEntries(Object.entries(sortNodes(all)).map(([key, nodes]) => [key, name(nodes)]))
+const NONE = { makers: [], insteads: [], piped: [], closed: [] }
+
+test('the makers of models are those without a MODEL input, in subgraphs too', () => {
+  const graphs = make(
+    { nodes: { loader: LOADER, lora: LORA, host: { out: ['MODEL'], of: 1 }, sampler: SAMPLER, second: SAMPLER },
+      links: ['loader lora', 'lora sampler', 'host second'] },
+    { nodes: { inner: LOADER, patch: LORA }, links: ['inner patch', 'patch out'] }
+  ) // biome-ignore format: a line each
+  assert.deepEqual(sort(graphs), { ...NONE, makers: ['loader', 'inner'] })
+})
+
+test('a maker without links is left alone unless none is linked', () => {
+  const nodes = { loader: LOADER, idle: LOADER, sampler: SAMPLER }
+  assert.deepEqual(sort(make({ nodes, links: ['loader sampler'] })).makers, ['loader'])
+  assert.deepEqual(sort(make({ nodes, links: [] })).makers, ['loader', 'idle'])
+  assert.deepEqual(sort(make({ nodes: { ...nodes, ours: OURS }, links: ['loader ours', 'ours sampler'] })).makers, [])
+})
+
+test('no second node is added where one stands anywhere on the line: behind reroutes, LoRAs, Set and Get, in subgraphs', () => {
+  const knee = { type: 'Reroute', in: ['*'], out: ['MODEL'] }
+  const lines = [
+    [{ nodes: { loader: LOADER, ours: OURS }, links: ['loader ours'] }],
+    [{ nodes: { loader: LOADER, ours: { ...OURS, mode: 4 } }, links: ['loader ours'] }],
+    [{ nodes: { loader: LOADER, knee, lora: LORA, ours: OURS }, links: ['loader knee', 'knee lora', 'lora ours'] }],
+    [
+      {
+        nodes: {
+          loader: LOADER,
+          set: { type: 'SetNode', in: ['MODEL'], out: ['*'], saved: 'a' },
+          other: { type: 'GetNode', out: ['MODEL'], saved: 'b' },
+          get: { type: 'GetNode', out: ['MODEL'], saved: 'a' },
+          ours: OURS,
+          sampler: SAMPLER
+        },
+        links: ['loader set', 'get ours', 'other sampler']
       }
-    }
-  }
-  const before = copy(workflow)
-  assert.deepEqual(toParallel(workflow), { count: 2, lost: [] })
-  const [outer, inner] = [workflow.nodes[0], inside.nodes[0]]
-  assert.deepEqual([outer.type, outer.title, outer.mode, outer.color, outer.pos], [LOADER, 'Mine', 4, '#322', [10, 20]])
-  assert.deepEqual(outer.widgets_values, ['a.safetensors', 'fp8_e4m3fn', 1])
-  assert.deepEqual(
-    inner.inputs.map(({ name, widget, link }) => [name, widget.name, link]),
+    ],
     [
-      ['model_name', 'model_name', 2],
-      ['dtype', 'dtype', null]
+      { nodes: { loader: LOADER, host: { in: ['MODEL'], out: ['LATENT'], of: 1 } }, links: ['loader host'] },
+      { nodes: { lora: LORA, ours: OURS }, links: ['in lora', 'lora ours'] }
+    ],
+    [
+      { nodes: { host: { out: ['MODEL'], of: 1 }, ours: OURS }, links: ['host ours'] },
+      { nodes: { loader: LOADER }, links: ['loader out'] }
     ]
-  )
-  assert.deepEqual([workflow.links, inside.links], [before.links, before.definitions.subgraphs[0].links])
-  assert.deepEqual(outer.properties.models, [{ name: 'a' }])
-  assert.equal(outer.properties.cnr_id, 'paralleldit')
-  assert.deepEqual(host.properties.proxyWidgets, [
-    ['7', 'dtype'],
-    ['8', 'unet_name']
-  ])
-  const app = [
-    [5, 'model_name'],
-    ['root:7:model_name', 'model_name'],
-    [9, 'unet_name']
   ]
-  assert.deepEqual(workflow.extra.linearData.inputs, app)
-  shown(workflow)
-  shown(inside)
-  assert.deepEqual(toStock(workflow), { count: 2, lost: [] })
-  const localized = (node) => Object.assign(node, copy({ inputs: node.inputs, outputs: node.outputs }))
-  for (const node of [outer, inner]) {
-    for (const slot of [...localized(node).inputs, ...node.outputs]) slot.localized_name = slot.name // the editor's part
-  }
-  workflow.nodes[1].size = before.nodes[1].size
-  assert.deepEqual(copy(workflow), before)
-})
-
-test('outputs that move to another slot keep their links', () => {
-  const names = ['MODEL', 'CLIP_VISION', 'VAE']
-  const workflow = {
-    id: 'root',
-    nodes: [checkpoint(5, 'ImageOnlyCheckpointLoader', names, [1, 2, 3])],
-    links: names.map((name, slot) => [slot + 1, 5, slot, 6, slot, name])
-  }
-  toParallel(workflow)
-  const [node] = workflow.nodes
-  assert.equal(node.type, CHECKPOINT)
-  assert.deepEqual(
-    node.outputs.map(({ name, links }) => [name, links]),
-    [
-      ['MODEL', [1]],
-      ['CLIP', null],
-      ['VAE', [3]],
-      ['CLIP_VISION', [2]]
-    ]
-  )
-  assert.deepEqual(
-    workflow.links.map((link) => link[2]),
-    [0, 3, 2]
-  )
-  toStock(workflow)
-  assert.deepEqual(
-    workflow.links.map((link) => link[2]),
-    [0, 1, 2]
-  )
-  assert.equal(workflow.nodes[0].type, 'ImageOnlyCheckpointLoader')
-})
-
-test("unCLIP's loader becomes parallel and stock again with the links of its four outputs", () => {
-  const names = ['MODEL', 'CLIP', 'VAE', 'CLIP_VISION']
-  const workflow = {
-    id: 'root',
-    nodes: [checkpoint(5, 'unCLIPCheckpointLoader', names, [1, 2, 3, 4])],
-    links: names.map((name, slot) => [slot + 1, 5, slot, 6, slot, name])
-  }
-  const links = copy(workflow.links)
-  const [node] = workflow.nodes
-  for (const [made, type] of [
-    [toParallel, CHECKPOINT],
-    [toStock, 'unCLIPCheckpointLoader']
-  ]) {
-    assert.deepEqual(made(workflow), { count: 1, lost: [] })
-    assert.equal(node.type, type)
-    assert.equal(node.widgets_values[0], 'b.safetensors')
-    assert.deepEqual(
-      node.outputs.map(({ name, links }) => [name, ...links]),
-      names.map((name, slot) => [name, slot + 1])
-    )
-    assert.deepEqual(workflow.links, links)
+  for (const graphs of lines) {
+    const made = make(...graphs)
+    assert.deepEqual(sort(made), NONE)
+    assert.deepEqual(name(listParallelizers(made.nodes.loader, 'MODEL')), ['ours'])
   }
 })
 
-test('the extra settings of the advanced GGUF loader come back when it is stock again', () => {
-  const type = 'UnetLoaderGGUFAdvanced'
-  const values = ['a.gguf', 'float16', 'target', true]
-  const names = ['unet_name', 'dequant_dtype', 'patch_dtype', 'patch_on_device']
-  const saved = { ...unet(5, [1]), type, inputs: names.map((name) => widget(name)), widgets_values: values }
-  saved.properties = { ...properties(type), cnr_id: 'ComfyUI-GGUF' }
-  const workflow = { id: 'root', nodes: [saved], links: [[1, 5, 0, 6, 0, 'MODEL']] }
-  const [node] = workflow.nodes
-  assert.deepEqual(toParallel(workflow), { count: 1, lost: [] })
-  assert.deepEqual([node.type, node.widgets_values], [LOADER, ['a.gguf', 'default', 1]])
-  assert.deepEqual(
-    node.inputs.map(({ name }) => name),
-    ['model_name']
-  )
-  const without = copy(workflow)
-  assert.deepEqual(toStock(workflow), { count: 1, lost: [] })
-  assert.deepEqual([node.type, node.widgets_values, node.properties.cnr_id], [type, values, 'ComfyUI-GGUF'])
-  assert.ok(!(ORIGIN in node.properties))
-  toStock(without, { ...knows, exists: (name) => name !== type })
-  assert.deepEqual([without.nodes[0].type, without.nodes[0].widgets_values], ['UnetLoaderGGUF', ['a.gguf']])
-  saved.inputs = [widget('unet_name'), widget('dequant_dtype', 7)]
-  workflow.links.push([7, 4, 0, 5, 1, 'COMBO'])
-  assert.deepEqual(toParallel(workflow).lost, ['dequant_dtype'], 'a link has no place to be kept')
-})
-
-test("ComfyUI's deprecated loaders are recognised and not changed", () => {
-  for (const type of ['CheckpointLoader', 'DiffusersLoader']) {
-    const node = { type, widgets_values: ['a'] }
-    assert.ok(isDeprecated(node) && !isStock(node))
-    assert.equal(findParallelType(node), null)
-  }
-  assert.ok(!isDeprecated({ type: 'CheckpointLoaderSimple' }))
-})
-
-test('a conversion names what the stock loader has no place for, and removes its links', () => {
-  const plan = { id: 4, type: 'ParallelDiT_Plan', outputs: [{ name: 'plan', links: [9] }] }
-  const node = { ...unet(5, [1]), type: LOADER, widgets_values: ['a.safetensors', 'bf16', 3] }
-  node.inputs = [{ name: 'plan', link: 9 }, widget('model_name', 8), widget('dtype'), widget('group')]
-  const workflow = {
-    id: 'root',
-    nodes: [plan, node],
-    links: [
-      [9, 4, 0, 5, 0, 'PARALLEL_PLAN'],
-      [8, 3, 0, 5, 1, 'COMBO']
-    ]
-  }
-  assert.deepEqual(toStock(workflow).lost, ['weight_dtype bf16', 'group 3', 'plan'])
-  assert.deepEqual(node.widgets_values, ['a.safetensors', 'default'])
-  assert.deepEqual(workflow.links, [[8, 3, 0, 5, 0, 'COMBO']])
-  assert.deepEqual(plan.outputs[0].links, [])
-  assert.deepEqual([node.type, node.properties.cnr_id], ['UNETLoader', 'comfy-core'])
-})
-
-test('loaders of pickle files stay stock, and other nodes do not change', () => {
-  const pickle = { ...unet(5, []), widgets_values: ['a.ckpt', 'default'] }
-  assert.ok(isStock(pickle))
-  assert.equal(findParallelType(pickle), null)
-  assert.equal(findParallelType({ type: 'KSampler' }), null)
-})
-
-test('a parallel loader becomes the stock loader that it was, or one that offers its file', () => {
-  const loader = (file, was) => ({
-    type: LOADER,
-    widgets_values: [file],
-    properties: was && { [ORIGIN]: { type: was } }
+test('a node behind Parallelize Model is parallel already, and one beside it is not', () => {
+  const { nodes } = make({
+    nodes: { loader: LOADER, ours: OURS, lora: LORA, beside: LORA, sampler: SAMPLER },
+    links: ['loader ours', 'ours lora', 'lora sampler', 'loader beside']
   })
-  const checkpoints = { exists: () => true, offers: (type) => type === 'CheckpointLoaderSimple' }
-  assert.equal(findStockType(loader('a.safetensors', 'UNETLoader'), knows), 'UNETLoader')
-  assert.equal(findStockType(loader('a.safetensors', 'UNETLoader'), checkpoints), 'CheckpointLoaderSimple')
-  assert.equal(findStockType(loader('a.safetensors', 'UnetLoaderGGUF'), knows), 'UNETLoader')
-  assert.equal(findStockType(loader('a.gguf', 'UNETLoader'), knows), 'UnetLoaderGGUF')
-  assert.equal(findStockType(loader('a.gguf', 'UnetLoaderGGUFAdvanced'), knows), 'UnetLoaderGGUFAdvanced')
-  assert.equal(findStockType(loader('a.safetensors', 'UnetLoaderGGUFAdvanced'), knows), 'UNETLoader')
-  assert.equal(findStockType(loader('a.gguf'), { ...knows, exists: () => false }), null)
-  assert.equal(findStockType(loader('a-diffusers-folder'), knows), null)
-  assert.equal(findStockType({ ...loader('a.safetensors'), type: CHECKPOINT }, knows), 'CheckpointLoaderSimple')
-  assert.equal(findStockType({ type: 'KSampler' }, knows), null)
+  assert.deepEqual(name(listParallelizers(nodes.lora, 'MODEL')), ['ours'])
+  assert.deepEqual(name(listParallelizers(nodes.ours, 'MODEL')), ['ours'])
+  assert.deepEqual(listParallelizers(nodes.beside, 'MODEL'), [])
+  assert.deepEqual(listParallelizers(nodes.loader, 'VAE'), [])
+})
+
+test('a model that comes out of a pipe is made where it went in, and one that only a pipe carries is named', () => {
+  const pipe = { in: ['BASIC_PIPE'], out: ['MODEL'] }
+  const through = make({
+    nodes: { loader: LOADER, into: { in: ['MODEL'], out: ['BASIC_PIPE'] }, from: pipe, sampler: SAMPLER },
+    links: ['loader into', 'into from', 'from sampler']
+  })
+  assert.deepEqual(sort(through), { ...NONE, makers: ['loader'] })
+  const easy = { out: ['PIPE_LINE', 'MODEL', 'VAE'] }
+  const consumer = { in: ['PIPE_LINE'], out: ['PIPE_LINE'] }
+  assert.deepEqual(sort(make({ nodes: { easy, consumer }, links: ['easy consumer'] })), { ...NONE, piped: ['easy'] })
+  const out = { in: ['PIPE_LINE'], out: ['PIPE_LINE', 'MODEL'] }
+  const opened = make({ nodes: { easy, out, sampler: SAMPLER }, links: ['easy out', 'out.1 sampler'] })
+  assert.deepEqual(sort(opened), { ...NONE, makers: ['out'], piped: ['easy'] })
+})
+
+test('reroutes and switches make no model, whatever type their slots have', () => {
+  const [any, knee] = [
+    { in: ['*'], out: ['MODEL'] },
+    { type: 'Reroute', in: ['*'], out: ['MODEL'] }
+  ]
+  const nodes = { loader: LOADER, knee, any, one: SAMPLER, two: SAMPLER }
+  const links = ['loader knee', 'loader any', 'knee one', 'any two']
+  assert.deepEqual(sort(make({ nodes, links })).makers, ['loader'])
+})
+
+test('a loader that takes a text of another loader makes its own model', () => {
+  const nodes = { first: { out: ['MODEL', 'STRING'] }, second: { in: ['STRING'], out: ['MODEL'] }, one: SAMPLER }
+  const made = make({ nodes: { ...nodes, two: SAMPLER }, links: ['first one', 'first.1 second', 'second two'] })
+  assert.deepEqual(sort(made).makers, ['first', 'second'])
+})
+
+test('loaders of other packs without a MODEL are named with what to use instead, those that only pass models are not', () => {
+  const kinds = { WANVIDEOMODEL: 'wan', HYVIDEOMODEL: 'hunyuan', COGVIDEOMODEL: 'cogvideo', FunModels: 'fun' }
+  for (const [type, instead] of Object.entries(kinds)) {
+    const { nodes } = make({ nodes: { loader: { out: [type] }, swap: { in: [type], out: [type] } }, links: [] })
+    assert.deepEqual([findInstead(nodes.loader), findInstead(nodes.swap)], [instead, undefined])
+  }
+  const nunchaku = { type: 'NunchakuQwenImageDiTLoader', out: ['MODEL'] }
+  const made = make({ nodes: { nunchaku, sampler: SAMPLER }, links: ['nunchaku sampler'] })
+  assert.deepEqual(sort(made), { ...NONE, insteads: ['nunchaku'] })
+})
+
+test('an old group node is named if it holds a loader and does not give its model', () => {
+  const made = make({
+    nodes: { closed: { type: 'workflow>a' }, again: { type: 'workflowa' }, open: { type: 'workflow/b' } },
+    links: []
+  })
+  const loader = { type: 'L', outputs: [{ type: 'MODEL', links: [] }] }
+  made.root.extra.groupNodes = { a: { nodes: [loader] }, b: { nodes: [{ type: 'X' }] } }
+  assert.deepEqual(sort(made), { ...NONE, closed: ['closed', 'again'] })
+})
+
+test('a node stands behind all linked outputs of a type, or behind all if none is linked', () => {
+  const nodes = { two: { out: ['MODEL', 'MODEL', 'VAE'] }, one: SAMPLER }
+  assert.deepEqual(listSlots(make({ nodes, links: ['two.1 one'] }).nodes.two, 'MODEL'), [1])
+  assert.deepEqual(listSlots(make({ nodes, links: [] }).nodes.two, 'MODEL'), [0, 1])
+})
+
+test('a new node stands to the right where it covers no other, if it can in the same group', () => {
+  const node = { pos: { 0: 100, 1: 100 }, size: { 0: 200, 1: 80 } } // as very old files have it
+  const box = (x, y, width, height, flags) => ({ pos: [x, y], size: [width, height], flags })
+  const size = [200, 60]
+  assert.deepEqual(findPlace(node, size, [node], []), [340, 100])
+  assert.deepEqual(findPlace(node, size, [node, box(350, 100, 200, 50)], []), [340, 220])
+  assert.deepEqual(findPlace(node, size, [node, box(350, 100, 200, 50, { collapsed: true })], []), [340, 140])
+  const group = { pos: [80, 40], size: [240, 400] }
+  assert.deepEqual(findPlace(node, size, [node], [group]), [100, 220])
+  const wall = box(0, -2000, 2000, 4000)
+  assert.deepEqual(findPlace(node, size, [node, wall], []), [340, 100], 'nowhere is room')
 })

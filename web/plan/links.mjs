@@ -14,7 +14,7 @@ const listHosts = (graph) =>
 
 /** Lists the nodes at the end of these links. A subgraph's node is replaced by its inner nodes, unless it is muted or
  * bypassed. */
-function* listTargets(graph, ids) {
+export function* listTargets(graph, ids) {
   for (const id of ids ?? []) {
     const link = graph.getLink(id)
     const target = link && graph.getNodeById(link.target_id)
