@@ -2,13 +2,22 @@
 import { app } from '../../scripts/app.js';
 import { api } from '../../scripts/api.js';
 
-// Pure: follows the links of a graph, through reroutes and into and out of subgraphs.
+// Pure: follows the links of a graph, through reroutes and KJNodes' Set and Get, and into and out of subgraphs.
 
-const MUTED = 2;
+const MUTED$1 = 2;
 const BYPASSED$1 = 4;
+const [SET, GET] = ['SetNode', 'GetNode'];
+const PASSING = ['Reroute', SET, GET];
 
 /** Lists the graph of a workflow and its subgraphs. */
 const listGraphs = (root) => [root, ...root.subgraphs.values()];
+
+/** Finds the node of an execution id, such as "6", or "5:12" in a subgraph; null if there is none. */
+function findNode$1(root, id) {
+  const [own, ...hosts] = id.split(':').reverse();
+  const graph = hosts.reduceRight((within, host) => within?.getNodeById(host)?.subgraph, root);
+  return graph?.getNodeById(own) ?? null
+}
 
 /** Lists the nodes that show a subgraph in other graphs. */
 const listHosts$1 = (graph) =>
@@ -30,18 +39,25 @@ function* listTargets(graph, ids) {
   }
 }
 
+/** Lists the Set or Get nodes with the name that a node has. They stand for links. */
+const listNamesakes = ({ graph, widgets }, type) =>
+  graph.nodes.filter((other) => other.type === type && other.widgets?.[0]?.value === widgets?.[0]?.value);
+
 /**
- * Lists the nodes behind a node's outputs of these types, except those in `seen`. It looks through reroutes and
- * bypassed nodes.
+ * Lists the nodes behind a node's outputs of these types, except those in `seen`. It looks through reroutes, Set and
+ * Get, and bypassed nodes.
  */
 function* followOutputs(node, types, seen) {
+  const isPassing = PASSING.includes(node.type);
   for (const output of node.outputs ?? []) {
-    if (node.type !== 'Reroute' && !types.includes(output.type)) continue
+    if (!isPassing && !types.includes(output.type)) continue
     for (const target of listTargets(node.graph, output.links)) {
-      if (seen.has(target) || target.mode === MUTED) continue
+      if (seen.has(target) || target.mode === MUTED$1) continue
       seen.add(target);
-      if (target.type === 'Reroute') yield* followOutputs(target, types, seen);
-      else if (target.mode === BYPASSED$1) yield* followOutputs(target, [output.type], seen);
+      const gets = target.type === SET ? listNamesakes(target, GET) : [];
+      for (const get of gets) yield* followOutputs(get, types, seen);
+      if (PASSING.includes(target.type)) yield* followOutputs(target, types, seen);
+      else if (target.mode === BYPASSED$1) yield* followOutputs(target, isPassing ? types : [output.type], seen);
       else yield target;
     }
   }
@@ -71,88 +87,112 @@ function findStart(graph, link) {
     return findSource(host.graph, input) ?? { value: host.getWidgetFromSlot(input)?.value }
   }
   const node = graph.getNodeById(link.origin_id);
-  if (node?.type === 'Reroute') return findSource(graph, node.inputs[0])
+  if (node?.type === GET) return findSource(graph, listNamesakes(node, SET)[0]?.inputs[0])
+  if (PASSING.includes(node?.type)) return findSource(graph, node.inputs[0])
   if (!node?.subgraph || node.mode) return node ? { node } : null
   const inner = node.subgraph.getLink(node.subgraph.outputs[link.origin_slot]?.linkIds[0]);
   return inner ? findStart(node.subgraph, inner) : null
 }
 
-// Pure: reads the graph around a plan or a loader, and makes the question for POST /paralleldit/plan.
+// Pure: reads the graph around a Parallelize Model node, and makes the question for POST /paralleldit/plan.
 
 
-const PLAN = 'ParallelDiT_Plan';
+const PARALLELIZE = 'ParallelDiT_Parallelize';
 const LOADER = 'ParallelDiT_LoadDiffusionModel';
 const CHECKPOINT = 'ParallelDiT_LoadCheckpoint';
 const LOADERS = [LOADER, CHECKPOINT];
-const PLAN_INPUT = 'plan'; // of each loader
-const BYPASSED = 4;
+const LISTS_FOLDERS = ['ParallelDiT_LoadDiT', ...LOADERS];
+const MODEL_FILE = /\.(safetensors|sft|gguf|ckpt|pt|pt2|pth|bin|pkl)$/i;
+const [MUTED, BYPASSED] = [2, 4];
 const FIRST_GROUP = 1;
-const CARRIES_MODEL = ['MODEL', 'GUIDER'];
+const MODEL = 'MODEL';
+const CARRIES_MODEL = [MODEL, 'GUIDER'];
 const LATENT = 'LATENT';
 const SAMPLED = [LATENT, 'IMAGE'];
 const NEEDED = ['width', 'height']; // of an empty latent: pixels
 const SIZES = [...NEEDED, 'length', 'batch_size']; // length: frames; batch_size: images
 
-/** Returns the question about a plan node, and the names of the values that other nodes compute when they run. */
-function makeQuestion(plan) {
-  const { values, open } = readWidgets(plan);
-  const nodes = [...followOutputs(plan, ['PARALLEL_PLAN'], new Set())];
-  return {
-    question: { values, loaders: sortByRun(nodes).flatMap(describeLoader) },
-    open: values.mode === 'auto' ? [] : open
-  }
+/**
+ * Returns the `question` about a node; null if it does not run, or if only a run can tell. `why`: the text's path and
+ * values that say why there is none; null if it does not run. plan: values in place of the node's own.
+ */
+function makeQuestion(node, plan) {
+  const { values, open } = readWidgets(node);
+  const { group, ...own } = values;
+  const uses = [...listUses(node, new Set(), null)];
+  const samplers = uses.filter(({ target }) => target.type !== PARALLELIZE);
+  const isReplaced = uses.length > samplers.length && !samplers.length;
+  if (node.mode) return { question: null, why: null }
+  if (isReplaced) return { question: null, why: ['plan.replaced'] }
+  if (!plan && open.length && own.mode !== 'auto')
+    return { question: null, why: ['plan.open', { names: open.join(', ') }] }
+  const question = { values: plan ?? own, group: keepType('number', group), ...findFiles(node) };
+  return { question: { ...question, samplers: samplers.map(describeSampler) }, why: null }
 }
 
-/** Returns the question about an automatic plan for a loader. */
-const makeLoaderQuestion = (loader) => ({ values: { mode: 'auto' }, loaders: describeLoader(loader) });
+/** Returns the worker group of a node and its model's file. Null if the node does not run, or if only a run can tell. */
+function findRun$1(node) {
+  const { question } = makeQuestion(node);
+  const [model] = Object.values(question?.files ?? {});
+  return model === undefined ? null : { group: question.group ?? FIRST_GROUP, model }
+}
 
-/** Does the same as `makeQuestion` for a loader. The question is null if the loader has a plan or does not run. */
-function makeQuestionWithoutPlan(loader) {
-  const plan = findOrigin(loader, PLAN_INPUT);
-  return { question: plan?.node || plan?.isOpen || loader.mode ? null : makeLoaderQuestion(loader), open: [] }
+/** Lists the nodes that sample with a node's model. */
+const listSamplers = (node) =>
+  [...listUses(node, new Set(), null)].map(({ target }) => target).filter(({ type }) => type !== PARALLELIZE);
+
+/** Returns the nodes in the order in which their models run, as the editor orders the nodes that sample. */
+function sortByRun(nodes) {
+  const first = (node) => Math.min(...listSamplers(node).map(({ order }) => order ?? Number.MAX_VALUE));
+  const order = new Map(nodes.map((node) => [node, first(node)]));
+  const compare = (one, other) => (one === other ? 0 : one < other ? -1 : 1);
+  return [...nodes].sort((one, other) => compare(order.get(one), order.get(other)))
 }
 
 /**
- * Returns the node that asks about a loader's plan, the worker group and the chosen model. Null if the loader does not
- * run, or if only a run can tell.
+ * Finds the node that makes a node's MODEL from none, up the line. Of several MODELs it follows the first. Returns the
+ * model `files` that are chosen there, by widget, and the chosen `weight_dtype`.
  */
-function findRun$1(loader) {
-  const plan = findOrigin(loader, PLAN_INPUT);
-  const [found] = loader.mode || plan?.isOpen ? [] : describeLoader(loader);
-  return found ? { asks: plan?.node ?? loader, group: found.group ?? FIRST_GROUP, model: found.model_name } : null
+function findFiles(node) {
+  const seen = new Set();
+  let maker = null;
+  for (let at = node; at && !seen.has(at) && at.mode !== MUTED; ) {
+    seen.add(at);
+    const input = at.inputs?.find(({ type, link }) => type === MODEL && link != null);
+    if (!input && at !== node && at.mode !== BYPASSED) maker = at;
+    at = input && findOrigin(at, input.name)?.node;
+  }
+  const { values } = maker ? readWidgets(maker) : { values: {} };
+  const listsFolders = LISTS_FOLDERS.includes(maker?.type);
+  const isFile = ({ name, type }) =>
+    type === 'combo' && (listsFolders ? name === 'model_name' : MODEL_FILE.test(values[name]));
+  const names = (maker?.widgets ?? []).filter(isFile).map(({ name }) => name);
+  const known = names.filter((name) => typeof values[name] === 'string');
+  return {
+    files: Object.fromEntries(known.map((name) => [name, values[name]])),
+    weight_dtype: keepType('string', values.weight_dtype)
+  }
 }
 
-/** Returns what a question says about a loader, in a list. The list is empty for other nodes and unknown models. */
-function describeLoader(node) {
-  const { model_name, dtype, group } = LOADERS.includes(node.type) ? readWidgets(node).values : {};
-  if (typeof model_name !== 'string') return []
-  const samplers = [...listSamplers(node, new Set(), null)].map(({ target, guidance }) => ({
-    type: target.type,
-    cfg: keepType('number', guidance),
-    picture: readPictureSize(target)
-  }));
-  const checkpoint = node.type === CHECKPOINT ? { checkpoint: true } : {};
-  return [{ model_name, dtype: keepType('string', dtype), group: keepType('number', group), samplers, ...checkpoint }]
-}
+const describeSampler = ({ target, guidance }) => ({
+  type: target.type,
+  cfg: keepType('number', guidance),
+  picture: readPictureSize(target)
+});
 
-/** Lists the nodes that sample with a node's model, also behind LoRAs, guiders and the like. cfg: a guider's. */
-function* listSamplers(node, seen, cfg) {
+/**
+ * Lists the nodes that sample with a node's model, also behind LoRAs, guiders and the like, and the next Parallelize
+ * Model nodes. guidance: a guider's.
+ */
+function* listUses(node, seen, cfg) {
   for (const target of followOutputs(node, CARRIES_MODEL, seen)) {
     const { values } = readWidgets(target);
     const guidance = target.type === 'BasicGuider' ? 1 : (values.cfg ?? cfg);
     const gives = (target.outputs ?? []).map((output) => output.type);
-    if (gives.some((type) => CARRIES_MODEL.includes(type))) yield* listSamplers(target, seen, guidance);
+    if (target.type === PARALLELIZE) yield { target, guidance };
+    else if (gives.some((type) => CARRIES_MODEL.includes(type))) yield* listUses(target, seen, guidance);
     else if (gives.some((type) => SAMPLED.includes(type))) yield { target, guidance };
   }
-}
-
-/** Returns the loaders in the order in which their models run, as the editor orders the nodes that sample. */
-function sortByRun(loaders) {
-  const first = (loader) =>
-    Math.min(...[...listSamplers(loader, new Set(), null)].map(({ target }) => target.order ?? Number.MAX_VALUE));
-  const order = new Map(loaders.map((loader) => [loader, first(loader)]));
-  const compare = (one, other) => (one === other ? 0 : one < other ? -1 : 1);
-  return [...loaders].sort((one, other) => compare(order.get(one), order.get(other)))
 }
 
 /** Reads the sizes of what a node samples, from the node that makes its empty latent; null if they are not known. */
@@ -166,8 +206,8 @@ function readPictureSize(sampler) {
   return Object.fromEntries(sizes.map((name) => [name, values[name]]))
 }
 
-/** Returns whether a plan node is in auto mode. A mode that another node computes counts as not auto. */
-const isAuto = (plan) => readWidgets(plan).values.mode === 'auto';
+/** Returns whether a node is in auto mode. A mode that another node computes counts as not auto. */
+const isAuto = (node) => readWidgets(node).values.mode === 'auto';
 
 /**
  * Reads a node's values by widget. A linked widget gets its source's own `value`, as a primitive has one, or the value
@@ -455,7 +495,7 @@ function setProperties(node, type, least, left) {
 /** Returns the side that the stock node had, if only the editor has made it longer since; else the present side. */
 const restoreSide = (side, before, least) => (Math.abs(side - Math.max(before, least)) < 1 ? before : side);
 
-// Pure: finds the subgraph nodes that hold parallel loaders, and the nodes on the way to a node inside of subgraphs.
+// Pure: finds the subgraph nodes that hold Parallelize Model nodes, and the nodes on the way to a node inside of subgraphs.
 
 
 /** Lists the nodes inside of a subgraph's node, at any depth. A subgraph that is used more than once counts once. */
@@ -465,12 +505,12 @@ function listInner(host, seen = new Set()) {
   return host.subgraph.nodes.flatMap((node) => [node, ...listInner(node, seen)])
 }
 
-/** Lists each subgraph's node of a workflow that holds parallel loaders, as `host` and `loaders`. */
+/** Lists each subgraph's node of a workflow that holds Parallelize Model nodes, as `host` and `inner`. */
 const listHosts = (root) =>
   listGraphs(root)
     .flatMap(({ nodes }) => nodes.filter(({ subgraph }) => subgraph))
-    .map((host) => ({ host, loaders: listInner(host).filter(({ type }) => LOADERS.includes(type)) }))
-    .filter(({ loaders }) => loaders.length);
+    .map((host) => ({ host, inner: listInner(host).filter(({ type }) => type === PARALLELIZE) }))
+    .filter(({ inner }) => inner.length);
 
 /** Lists the subgraph nodes around the node of an execution id, such as "5:12", the outermost first. */
 function listAround(root, id) {
@@ -488,14 +528,14 @@ function listAround(root, id) {
 // Sets the height of a node whose content comes and goes, and shows or hides its widgets. Both work whether the editor
 // draws nodes on the canvas or as DOM.
 
-const GAP$3 = 4; // LiteGraph leaves this below each widget
+const GAP$2 = 4; // LiteGraph leaves this below each widget
 
-const heights$1 = new WeakMap(); // by node
+const heights = new WeakMap(); // by node
 
 /** Returns the smallest size that the editor saves for such a node, without the content that comes and goes. */
 function getSmallestSize(node) {
   const [width, height] = node.computeSize();
-  return [width, heights$1.get(node)?.ofWidgets ?? height]
+  return [width, heights.get(node)?.ofWidgets ?? height]
 }
 
 /**
@@ -508,7 +548,7 @@ class Height {
     this.node = node;
     this.content = content;
     this.added = 0;
-    heights$1.set(node, this);
+    heights.set(node, this);
   }
 
   get ofWidgets() {
@@ -522,16 +562,10 @@ class Height {
     this.apply();
   }
 
-  /**
-   * Does the same for a node that was just opened. An older version may have saved it with widgets that are now hidden.
-   */
+  /** Does the same for a node that was just opened. saved: its height in the file. */
   open(saved, act) {
-    const before = this.ofWidgets;
-    const folded = this.node.widgets.filter((widget) => widget.advanced && !widget.hidden).length;
     act();
-    const now = this.ofWidgets;
-    const isOld = saved >= before && before > now;
-    this.added = Math.max(0, saved - (isOld ? before + folded * (window.LiteGraph.NODE_WIDGET_HEIGHT + GAP$3) : now));
+    this.added = Math.max(0, saved - this.ofWidgets);
     this.apply();
   }
 
@@ -1007,12 +1041,12 @@ function makeIcon(name) {
 
 // Pure: finds the node of an error and the place of its card on the canvas. Rectangles are {x, y, width, height}.
 
-const GAP$2 = 10;
+const GAP$1 = 10;
 
 /**
  * Finds the node of an execution id, such as '6', or '12:5' in a subgraph, in the graph on the screen; null if none.
  */
-function findNode$1(shown, root, id) {
+function findNode(shown, root, id) {
   let graph = root;
   for (const part of String(id).split(':')) {
     const node = graph?.getNodeById(part);
@@ -1057,17 +1091,17 @@ function placeInView(node, card, foldedSize, view) {
   const bottom = view.y + view.height;
   if (!node) return moveInside({ x: view.x, y: bottom }, card, view)
   const sides = [
-    [node.y + node.height + 2 * GAP$2 + foldedSize.height <= bottom, { x: node.x, y: node.y + node.height + GAP$2 }],
-    [node.x + node.width + 2 * GAP$2 + foldedSize.width <= right, { x: node.x + node.width + GAP$2, y: node.y }],
-    [node.x - 2 * GAP$2 - foldedSize.width >= view.x, { x: node.x - GAP$2 - card.width, y: node.y }],
-    [node.y - 2 * GAP$2 - foldedSize.height >= view.y, { x: node.x, y: node.y - GAP$2 - card.height }]
+    [node.y + node.height + 2 * GAP$1 + foldedSize.height <= bottom, { x: node.x, y: node.y + node.height + GAP$1 }],
+    [node.x + node.width + 2 * GAP$1 + foldedSize.width <= right, { x: node.x + node.width + GAP$1, y: node.y }],
+    [node.x - 2 * GAP$1 - foldedSize.width >= view.x, { x: node.x - GAP$1 - card.width, y: node.y }],
+    [node.y - 2 * GAP$1 - foldedSize.height >= view.y, { x: node.x, y: node.y - GAP$1 - card.height }]
   ];
   const [, corner] = sides.find(([fits]) => fits) ?? sides[0];
   return moveInside(corner, card, view)
 }
 
 function moveInside({ x, y }, card, view) {
-  const inside = (value, from, size, own) => Math.max(from + GAP$2, Math.min(value, from + size - own - GAP$2));
+  const inside = (value, from, size, own) => Math.max(from + GAP$1, Math.min(value, from + size - own - GAP$1));
   return { x: inside(x, view.x, view.width, card.width), y: inside(y, view.y, view.height, card.height) }
 }
 
@@ -1116,7 +1150,7 @@ class Notice {
   /** Finds the node in the graph on the screen; undefined if the graph lacks it, or now has another node of its id. */
   node() {
     const { node_id: id, node_type: type } = this.event;
-    const node = findNode$1(app.canvas.graph, app.rootGraph, id);
+    const node = findNode(app.canvas.graph, app.rootGraph, id);
     const inside = String(id).includes(':');
     return node && (inside || node.type === type) ? node : undefined
   }
@@ -1450,22 +1484,22 @@ const describePlans = (plans, t) => plans.map((plan) => describePlan(plan, t)).j
 // Pure: makes prompts that differ in their plan, and sums up their runs.
 
 
-const NODE = 'paralleldit_comparison'; // the id of the plan node for all loaders
+const MARK = 'paralleldit_comparison'; // an input that no node reads
 
-/** Returns the ids of a worker group's loaders in a prompt in API format. types: the loaders' node types. */
-const findLoaders = (prompt, types, group) =>
+/** Returns the ids of a worker group's Parallelize Model nodes in a prompt in API format. */
+const findNodes = (prompt, group) =>
   Object.keys(prompt).filter((id) => {
     const { class_type: type, inputs } = prompt[id];
-    return types.includes(type) && (inputs.group ?? 1) === group
+    return type === PARALLELIZE && (inputs.group ?? 1) === group
   });
 
-/** Returns a plan's values as a Plan node has them. values: of a plan in JSON. */
+/** Returns a plan's values as a node has them. values: of a plan in JSON. */
 function makeNodeValues({ speeds, ...values }) {
   return { ...values, ...(speeds ? { speeds: speeds.join(', ') } : {}), mode: 'manual' }
 }
 
 /**
- * Returns the plans to compare, as values of a Plan node: those with the fastest predictions, or auto without a
+ * Returns the plans to compare, as values of a node: those with the fastest predictions, or auto without a
  * prediction; and one device. answer: of POST /paralleldit/plan, or null.
  */
 function listCandidates(answer) {
@@ -1476,13 +1510,15 @@ function listCandidates(answer) {
 }
 
 /**
- * Returns a copy of the prompt in which these loaders have a plan. mark: a value that differs from prompt to prompt.
+ * Returns a copy of the prompt in which these nodes have a plan. mark: a value that differs from prompt to prompt.
  * Without it ComfyUI would reuse the last result instead of running again.
  */
-function applyPlan(prompt, loaders, values, mark) {
+function applyPlan(prompt, nodes, values, mark) {
   const changed = structuredClone(prompt);
-  changed[NODE] = { class_type: 'ParallelDiT_Plan', inputs: { ...values, [NODE]: mark } };
-  for (const id of loaders) changed[id].inputs.plan = [NODE, 0];
+  for (const id of nodes) {
+    const { model, group } = prompt[id].inputs;
+    changed[id].inputs = { model, group, ...values, [MARK]: mark };
+  }
   return changed
 }
 
@@ -1503,13 +1539,10 @@ function addSpeedups(rows) {
   })
 }
 
-// Gives loaders a plan: sets their Parallel Plan node, or adds one to a loader without. One undo takes it back.
+// Gives Parallelize Model nodes a plan. One undo takes it back.
 
 
 const ONE_DEVICE = { dp: 1, cfg: 1, ring: 1, ulysses: 1, pipefusion: 1 };
-const INPUT = 'plan';
-const GAP$1 = 40;
-const TITLE = 30;
 
 /** Makes a button that uses a plan. */
 function makeUseButton(use) {
@@ -1528,55 +1561,33 @@ function addUseButtons(target, answer, use) {
   }
 }
 
-/** Gives the loaders of a worker group in the open workflow a plan. values: of the plan in JSON; {} for one device. */
-function usePlan(values, group) {
-  asOneChange(() => {
-    const loaders = listGraphs(app.rootGraph).flatMap(({ nodes }) => nodes.filter(isOf(group)));
-    const plans = new Set(loaders.map((loader) => findOrigin(loader, INPUT)?.node ?? addPlan(loader)));
-    for (const plan of plans) if (plan.type === PLAN) setWidgets(plan, values);
-  });
-}
+/** Sets a worker group's nodes in the open workflow to a plan. values: of the plan in JSON; {} for one device. */
+const usePlan = (values, group) =>
+  setPlan(
+    listGraphs(app.rootGraph).flatMap(({ nodes }) => nodes.filter(isOf(group))),
+    values
+  );
 
-/** Sets a Parallel Plan node to a plan. values: as in `usePlan`. */
-const setPlan = (plan, values) => asOneChange(() => setWidgets(plan, values));
-
-function asOneChange(change) {
+/** Sets these nodes to a plan. values: as in `usePlan`. */
+function setPlan(nodes, values) {
   const tracker = app.extensionManager.workflow.activeWorkflow.changeTracker;
   tracker.beforeChange();
-  change();
+  for (const node of nodes) setWidgets(node, values);
   app.canvas.setDirty(true, true);
   tracker.afterChange();
 }
 
-const isOf = (group) => (node) => LOADERS.includes(node.type) && !node.mode && getWidget(node, 'group')?.value === group;
+const isOf = (group) => (node) => node.type === PARALLELIZE && !node.mode && getWidget(node, 'group').value === group;
 
-const getWidget = (node, name) => node.widgets?.find((widget) => widget.name === name);
+const getWidget = (node, name) => node.widgets.find((widget) => widget.name === name);
 
-function setWidgets(plan, values) {
+function setWidgets(node, values) {
   for (const [name, value] of Object.entries(makeNodeValues({ ...ONE_DEVICE, ...values }))) {
-    const widget = getWidget(plan, name);
+    const widget = getWidget(node, name);
     if (!widget) continue
     widget.value = value;
-    widget.callback?.(value, app.canvas, plan);
+    widget.callback?.(value, app.canvas, node);
   }
-}
-
-/** Adds a Plan node beside a loader, where no node is, and connects it. */
-function addPlan(loader) {
-  const plan = window.LiteGraph.createNode(PLAN);
-  loader.graph.add(plan);
-  const left = loader.pos[0] - plan.size[0] - GAP$1;
-  const isFree = (y) =>
-    loader.graph.nodes.every((other) => {
-      const [x, top, width, height] = other.getBounding();
-      const isApart = x + width <= left || left + plan.size[0] <= x;
-      return other === plan || isApart || top + height <= y - TITLE || y + plan.size[1] <= top
-    });
-  let y = loader.pos[1];
-  for (let tries = 0; tries < 100 && !isFree(y); tries++) y -= GAP$1;
-  plan.pos = [left, y];
-  plan.connect(0, loader, loader.findInputSlot(INPUT));
-  return plan
 }
 
 // Changes elements in place instead of making them anew, so that focus, selection and scroll position stay.
@@ -1647,13 +1658,13 @@ function makeFold(title, open, ...children) {
 class Comparison {
   /**
    * queue: see queue.mjs. host: asks the page and its server. `prompt()` returns the open workflow as a prompt,
-   * `about(loader)` the open workflow's name and what the loader's sampler draws, `answer(loader)` what POST
-   * /paralleldit/plan says about the loader of that id, `runs(group)` the runs that the server keeps. types: the loaders' node types. onChange: called after `rows`, `isRunning` or `problem` changed.
+   * `about(id)` the open workflow's name and what is drawn with the node of that id, `answer(id)` what POST
+   * /paralleldit/plan says about it, `runs(group)` the runs that the server keeps. onChange: called after `rows`,
+   * `isRunning` or `problem` changed.
    */
-  constructor(queue, host, types, onChange) {
+  constructor(queue, host, onChange) {
     this.queue = queue;
     this.host = host;
-    this.types = types;
     this.onChange = onChange;
     this.rows = []; // each {plans, isAlone, state: waiting, running, done, failed or leftOut, result, times}
     this.isRunning = false;
@@ -1661,21 +1672,22 @@ class Comparison {
     this.about = null; // {workflow, picture}, once it runs
   }
 
-  /** group: the worker group's number. noLoader: the problem to show if the workflow has no loader of this group. */
-  async run(group, noLoader) {
+  /** group: the worker group's number. noNode: the problem to show if the workflow has no node of this group. */
+  async run(group, noNode) {
     if (this.isRunning) return
     this.set({ isRunning: true, problem: '', rows: [] });
     try {
       const { output, workflow } = await this.host.prompt();
-      const loaders = findLoaders(output, this.types, group);
-      if (!loaders.length) throw new Error(noLoader)
-      this.set({ about: this.host.about(loaders[0]) });
-      const plans = listCandidates(await this.host.answer(loaders[0]));
+      const nodes = findNodes(output, group);
+      if (!nodes.length) throw new Error(noNode)
+      const last = nodes.at(-1); // of two in a row, the one whose plan counts
+      this.set({ about: this.host.about(last) });
+      const plans = listCandidates(await this.host.answer(last));
       this.set({ rows: plans.map((plan) => ({ ...plan, state: 'waiting', result: null, times: null })) });
       for (const [at, { values }] of plans.entries()) {
         this.change(at, { state: 'running' });
         const end = await this.runOne(group, at, {
-          output: applyPlan(output, loaders, values, `${Date.now()}`),
+          output: applyPlan(output, nodes, values, `${Date.now()}`),
           workflow
         });
         if (!['success', 'error'].includes(end)) break
@@ -1740,28 +1752,26 @@ async function askServer(question) {
 // Answers a comparison's questions to the editor's page and to the server.
 
 
+const AUTO = { mode: 'auto' };
+
 /** Returns the `host` of a Comparison. app, api: the editor's. */
 function makeHost(app, api) {
   return {
     prompt: () => app.graphToPrompt(),
-    about: (loader) => {
-      const [{ samplers } = { samplers: [] }] = makeLoaderQuestion(findNode(app.rootGraph, loader)).loaders;
+    about: (id) => {
+      const { samplers = [] } = makeQuestion(findNode$1(app.rootGraph, id), AUTO).question ?? {};
       const { picture } = samplers.find((sampler) => sampler.picture) ?? {};
       return { workflow: app.extensionManager.workflow.activeWorkflow.filename, picture: picture ?? null }
     },
-    answer: async (loader) => askServer(makeLoaderQuestion(findNode(app.rootGraph, loader))),
+    answer: async (id) => {
+      const { question } = makeQuestion(findNode$1(app.rootGraph, id), AUTO);
+      return question && askServer(question)
+    },
     async runs(group) {
       const { groups } = await (await api.fetchApi('/paralleldit/groups')).json();
       return groups.find((each) => each.group === group)?.runs ?? []
     }
   }
-}
-
-/** Finds the node of an id in a prompt. The id starts with the subgraph nodes around it, as in "5:12". */
-function findNode(rootGraph, id) {
-  const [own, ...hosts] = id.split(':').reverse();
-  const graph = hosts.reduceRight((within, host) => within.getNodeById(host).subgraph, rootGraph);
-  return graph.getNodeById(own)
 }
 
 // Queues prompts and waits until they have ended, or until somebody has removed them from the queue.
@@ -1822,7 +1832,7 @@ class Queue {
 
 /** Makes the view of comparisons of the open workflow. app, api: the editor's. */
 function makeComparisonView(app, api) {
-  const make = (onChange) => new Comparison(new Queue(api), makeHost(app, api), LOADERS, onChange);
+  const make = (onChange) => new Comparison(new Queue(api), makeHost(app, api), onChange);
   return new ComparisonView(make, () => app.extensionManager.workflow.activeWorkflow)
 }
 
@@ -1862,7 +1872,7 @@ class ComparisonView {
     this.comparisons.set(workflow, comparison);
     this.running = comparison;
     try {
-      await comparison.run(this.group, t('panel.compare.noLoader'));
+      await comparison.run(this.group, t('panel.compare.noNode'));
     } finally {
       this.running = null;
       this.draw();
@@ -2032,7 +2042,7 @@ function applyEvent(model, { group: number, status, runs, log: lines }) {
   return changeGroup(model, number, (old) => ({
     ...old,
     status,
-    runs: (runs ?? []).reduce(addRun, old.runs),
+    runs: (runs ?? []).reduce(addRun$1, old.runs),
     logs: addLines(old.logs, lines ?? [])
   }))
 }
@@ -2054,7 +2064,7 @@ function changeGroup(model, number, change) {
   return { ...model, groups: [...others, change(old)].sort((a, b) => a.number - b.number) }
 }
 
-function addRun(runs, run) {
+function addRun$1(runs, run) {
   const others = runs.filter(({ id }) => id !== run.id);
   return [run, ...others].sort((a, b) => b.id - a.id).slice(0, RUNS)
 }
@@ -2353,6 +2363,15 @@ function describePrediction({ predicted }, say) {
   }
 }
 
+/** Says how the last run of a node went: its plan, and what a step took. */
+function describeRan(run, say) {
+  const plan = run.is_stock ? say('panel.asStock') : describePlans(run.plans, say);
+  const seconds = run.usual ?? summarizeSteps(run.steps)?.median;
+  if (!seconds) return say('plan.ran', { words: plan })
+  const step = describeSpeed({ seconds, alone: run.alone, isRun: true, isAloneRun: run.is_alone_run }, say);
+  return say('plan.ran', { words: `${plan}, ${step}` })
+}
+
 /** Says why there is no prediction for a known model; null if there is one, or if the model is not known. */
 function explainNoPrediction({ memory, predicted, sized }, say) {
   if (!memory || predicted) return null
@@ -2452,13 +2471,12 @@ function findAddress(graphs, model) {
 const MAX_PATCHES_DRAWN = 16;
 
 /**
- * Replaces what the element shows. answer: the server's, or null if nothing was asked. open: names of values that only
- * a run can tell. parts: makes the elements: `makeWhole`, or `makeBrief` for little room.
+ * Replaces what the element shows. answer: the server's, or null if nothing was asked. why: nothing was asked, see
+ * `makeQuestion`. parts: makes the elements: `makeWhole`, or `makeBrief` for little room.
  */
-function draw$1(target, answer, open, parts) {
+function draw$1(target, answer, why, parts) {
   const isOpen = target.querySelector('details')?.open;
-  if (open.length)
-    target.replaceChildren(makeLine$1('paralleldit-plan-remark', t('plan.open', { names: open.join(', ') })));
+  if (why) target.replaceChildren(makeLine('paralleldit-plan-remark', t(...why)));
   else if (!answer) target.replaceChildren();
   else if (answer.error) target.replaceChildren(makeErrorBox(summarizeError(answer.error)));
   else target.replaceChildren(...parts(answer));
@@ -2467,10 +2485,10 @@ function draw$1(target, answer, open, parts) {
 
 /** Says that there is no answer. It does not look like an error. */
 function drawNoAnswer(target, reason) {
-  target.replaceChildren(makeLine$1('paralleldit-plan-remark', t('plan.unanswered', { reason })));
+  target.replaceChildren(makeLine('paralleldit-plan-remark', t('plan.unanswered', { reason })));
 }
 
-/** Makes the elements for a plan node, which include how the plan falls on the ranks. */
+/** Makes the elements for a node, which include how the plan falls on the ranks. */
 function* makeWhole(answer) {
   yield* makeSummary(answer);
   if (answer.ranks.length) yield* makeMesh(answer);
@@ -2487,19 +2505,20 @@ function* makeBrief(answer) {
 function* makeSummary(answer) {
   const missing = describeMissing(answer, t);
   if (missing) yield makeMissing(missing, answer.missing);
-  for (const words of answer.unknown) yield makeLine$1('paralleldit-plan-note', summarizeError(words));
-  if (answer.plan) yield makeLine$1('paralleldit-plan-title', describeTitle(answer, t));
+  for (const words of answer.unknown) yield makeLine('paralleldit-plan-note', summarizeError(words));
+  if (answer.plan) yield makeLine('paralleldit-plan-title', describeTitle(answer, t));
+  if (answer.ran) yield makeLine('paralleldit-plan-title', describeRan(answer.ran, t));
   const fit = describeFit(answer, t);
-  if (fit) yield makeLine$1(`paralleldit-plan-fit${fit.lacks ? ' paralleldit-plan-lacks' : ''}`, fit.text);
+  if (fit) yield makeLine(`paralleldit-plan-fit${fit.lacks ? ' paralleldit-plan-lacks' : ''}`, fit.text);
   const step = describePrediction(answer, t)?.step ?? explainNoPrediction(answer, t);
-  if (step) yield makeLine$1('paralleldit-plan-step', step);
+  if (step) yield makeLine('paralleldit-plan-step', step);
   if (fit?.lacks) yield* makeRemedies(answer, 'paralleldit-plan-note');
-  for (const remark of answer.note) yield makeLine$1('paralleldit-plan-note', describeRemark(remark, t));
+  for (const remark of answer.note) yield makeLine('paralleldit-plan-note', describeRemark(remark, t));
 }
 
 /** Makes a line about missing files, with a link to each that a template tells of. */
 function makeMissing(words, missing) {
-  const line = makeLine$1('paralleldit-plan-note paralleldit-plan-missing', words);
+  const line = makeLine('paralleldit-plan-note paralleldit-plan-missing', words);
   for (const { model } of missing) {
     const address = findAddress(listGraphs(app.rootGraph), model);
     if (!address) continue
@@ -2513,12 +2532,12 @@ function makeMissing(words, missing) {
  * with a button. */
 function* makeReasons(answer) {
   for (const remark of answer.remarks.filter(countOffered)) {
-    const line = makeLine$1('paralleldit-plan-remark', describeRemark(remark, t));
+    const line = makeLine('paralleldit-plan-remark', describeRemark(remark, t));
     line.append(' ', makeUseAllButton(countOffered(remark)));
     yield line;
   }
   const others = answer.remarks.filter((remark) => !countOffered(remark));
-  const remarks = others.map((remark) => makeLine$1('paralleldit-plan-remark', describeRemark(remark, t)));
+  const remarks = others.map((remark) => makeLine('paralleldit-plan-remark', describeRemark(remark, t)));
   const whole = describeFit(answer, t)?.lacks ? [] : makeRemedies(answer, 'paralleldit-plan-remark');
   const reasons = [...makeBest(describePrediction(answer, t)), ...whole, ...remarks];
   if (!answer.plan) yield* reasons;
@@ -2529,13 +2548,13 @@ function* makeReasons(answer) {
 
 function* makeRemedies(answer, className) {
   const remedies = describeRemedies(answer, joinWithOr, t);
-  if (remedies) yield makeLine$1(className, remedies);
+  if (remedies) yield makeLine(className, remedies);
 }
 
 function* makeBest(words) {
   if (!words) return
-  if (words.own) yield makeLine$1('paralleldit-plan-memory', words.own);
-  yield makeLine$1('paralleldit-plan-memory', words.title);
+  if (words.own) yield makeLine('paralleldit-plan-memory', words.own);
+  yield makeLine('paralleldit-plan-memory', words.title);
   const rows = words.best.map((each, place) => {
     const row = element('li', {}, each);
     if (place === words.chosen) row.setAttribute('aria-current', 'true');
@@ -2643,12 +2662,12 @@ function makeGrid(className, children, columns) {
 }
 
 function makeErrorBox(words) {
-  const alert = makeLine$1('paralleldit-plan-error', words);
+  const alert = makeLine('paralleldit-plan-error', words);
   alert.setAttribute('role', 'alert');
   return alert
 }
 
-function makeLine$1(className, words) {
+function makeLine(className, words) {
   return element('div', { class: className }, words)
 }
 
@@ -2677,7 +2696,7 @@ function makeRun({ answer, models }, group, loaded) {
   const names = [...new Set(models)].map(getFileName).join(', ');
   const name = element('p', { class: 'paralleldit-strong paralleldit-cut-off', title: models.join(', ') }, names);
   const content = element('div', { class: 'paralleldit-plan-content' });
-  draw$1(content, answer, [], makeBrief);
+  draw$1(content, answer, null, makeBrief);
   addUseButtons(content, answer, (values) => usePlan(values, group));
   name.hidden = models.every((model) => model === loaded);
   return element('div', {}, name, element('div', { class: 'paralleldit-plan' }, content))
@@ -3397,7 +3416,7 @@ class PanelView {
 // Keeps the server's answers about the plans of the open workflow, for views other than the node that asked.
 
 
-const answers = new WeakMap(); // by plan node, or by loader without a plan
+const answers = new WeakMap(); // by node
 const listeners = [];
 
 /** Keeps a node's last answer; null for none. */
@@ -3409,11 +3428,8 @@ function noteAnswer(node, answer) {
 /** Calls `listener` after each answer. */
 const onAnswer = (listener) => listeners.push(listener);
 
-/** Returns the last answer about a loader's plan; null or undefined if there is none. */
-function findAnswer(loader) {
-  const { asks } = findRun$1(loader) ?? {};
-  return asks && answers.get(asks)
-}
+/** Returns the last answer about a node; null or undefined if there is none. */
+const findAnswer = (node) => answers.get(node);
 
 /**
  * Returns, by worker group, what is known about its next run in the workflow with this graph: each answer, and the names
@@ -3421,27 +3437,25 @@ function findAnswer(loader) {
  */
 function findNextRuns(root) {
   const groups = new Map();
-  const loaders = listGraphs(root).flatMap(({ nodes }) => nodes.filter(({ type }) => LOADERS.includes(type)));
-  for (const loader of sortByRun(loaders)) {
-    const { asks, group, model } = findRun$1(loader) ?? {};
-    const answer = asks && answers.get(asks);
+  for (const node of sortByRun(listGraphs(root).flatMap(({ nodes }) => nodes.filter(isParallelize)))) {
+    const { group, model } = findRun$1(node) ?? {};
+    const answer = model && answers.get(node);
     if (!answer) continue
     const runs = groups.get(group) ?? [];
     groups.set(group, runs);
-    const known = runs.find((run) => run.answer === answer || (lacksFiles(run.answer) && lacksFiles(answer)));
+    const known = lacksFiles(answer) && runs.find((run) => lacksFiles(run.answer));
     if (!known) {
       runs.push({ answer, models: [model] });
       continue
     }
     known.models.push(model);
-    if (known.answer !== answer) {
-      const others = answer.missing.filter((each) => !known.answer.missing.some((file) => file.model === each.model));
-      known.answer = { ...known.answer, missing: [...known.answer.missing, ...others] };
-    }
+    const others = answer.missing.filter((each) => !known.answer.missing.some((file) => file.model === each.model));
+    known.answer = { ...known.answer, missing: [...known.answer.missing, ...others] };
   }
   return groups
 }
 
+const isParallelize = ({ type }) => type === PARALLELIZE;
 const lacksFiles = ({ missing }) => Boolean(missing?.length);
 
 // The sidebar panel of the worker groups. It asks the server when the page loads, and again when a lost connection is
@@ -3573,153 +3587,6 @@ app.registerExtension({
   }
 });
 
-// In auto mode a Parallel Plan node shows only its mode and what auto looks at. The other widgets are hidden and keep
-// their values.
-
-
-const OF_AUTO = ['lossy'];
-const OF_BOTH = ['mode', 'compare'];
-const advancedWidgets = new WeakSet(); // widgets that are advanced when shown
-
-/**
- * Hides the widgets that the node does not use, and shows the others. A linked widget stays, since its link needs an
- * end.
- */
-function showUsedWidgets(node) {
-  const auto = isAuto(node);
-  const isLinked = ({ name }) => node.inputs?.some((input) => input.widget?.name === name && input.link != null);
-  const isOther = (widget) => !isLinked(widget) && OF_AUTO.includes(widget.name) !== auto;
-  const isUnused = (widget) => isOther(widget) || (!auto && isFolded(node, widget));
-  const others = node.widgets.filter(({ name, serialize }) => !OF_BOTH.includes(name) && serialize !== false);
-  for (const widget of others) setAdvanced(widget, isOther(widget));
-  for (const hidden of [true, false]) {
-    const turned = others.filter((widget) => isUnused(widget) === hidden && Boolean(widget.hidden) !== hidden);
-    if (turned.length) setHidden(node, turned, hidden);
-  }
-}
-
-/**
- * Returns whether an advanced widget is folded. The canvas leaves room for folded widgets unless they are also hidden.
- */
-const isFolded = (node, widget) =>
-  !window.LiteGraph.vueNodesMode && !node.showAdvanced && Boolean(widget.advanced || advancedWidgets.has(widget));
-
-/** Sets whether a widget is advanced. A hidden one must not be: the editor would show a button that reveals nothing. */
-function setAdvanced(widget, hidden) {
-  if (widget.advanced || widget.options.advanced) advancedWidgets.add(widget);
-  if (!advancedWidgets.has(widget)) return
-  widget.advanced = !hidden;
-  widget.options.advanced = !hidden;
-}
-
-// A loader that was a stock one keeps its size: settings that the stock loader lacks are folded until a person asks for
-// them or sets them, and so is an output that it lacks.
-
-
-const FOLDED = ['dtype', 'group']; // by meaning
-const SHOWS_ALL = 'paralleldit_shows_all'; // a property of the node
-
-/** Returns whether a loader was a stock one, and so has settings to fold. */
-const canFold = (node) => Boolean(node.properties?.[ORIGIN]);
-
-/** Returns whether a person asked for all settings of the loader. */
-const showsAll = (node) => Boolean(node.properties?.[SHOWS_ALL]);
-
-/** Asks for all settings of a loader, or for no more of them than it needs. */
-function setShowsAll(node, yes) {
-  if (yes) node.properties[SHOWS_ALL] = true;
-  else delete node.properties[SHOWS_ALL];
-}
-
-/** Folds what a loader's stock one lacks, and unfolds what is to be seen. */
-function fold(node) {
-  if (!canFold(node)) return
-  const { widgets } = KINDS$1[node.type];
-  const isLinked = (name) => node.inputs?.some((input) => input.widget?.name === name && input.link != null);
-  const isFolded = ({ name, value }, meaning) => !showsAll(node) && value === DEFAULTS[meaning] && !isLinked(name);
-  const found = FOLDED.map((meaning) => [meaning, node.widgets.find(({ name }) => name === widgets[meaning])]);
-  for (const [meaning, widget] of found) {
-    const hidden = isFolded(widget, meaning);
-    setAdvanced(widget, hidden);
-    setHidden(node, [widget], hidden);
-  }
-  const last = node.outputs.at(-1);
-  const had = KINDS$1[node.properties[ORIGIN].type]?.outputs ?? [];
-  if (!had.includes(last.name) && had.length < node.outputs.length && !last.links?.length) {
-    node.removeOutput(node.outputs.length - 1);
-  }
-}
-
-// Pure: says in one line what a plan does: "2 GPUs · ulysses=2 · 1.7× faster".
-
-
-/**
- * Returns the line's `text`, and as `mark` whether something in it needs a person: 'bad' for what does not run or fit,
- * 'warn' for what is not known, or null. Null if there is nothing to say. answer: the
- * server's. summarize: shortens an error's text. say: `t`.
- */
-function describeLine(answer, summarize, say) {
-  if (answer.error) return { text: summarize(answer.error), mark: 'bad' }
-  const missing = describeMissing(answer, say);
-  if (missing) return { text: missing, mark: 'warn' }
-  if (!answer.plan) {
-    const [unknown] = answer.unknown;
-    return unknown ? { text: summarize(unknown), mark: 'warn' } : { text: say('plan.auto_open'), mark: null }
-  }
-  const count = answer.world;
-  const kind = `plan.line.${answer.device === 'cpu' ? 'cpu' : 'gpu'}${count === 1 ? '' : 's'}`;
-  const lacks = describeFit(answer, say)?.lacks;
-  const [at, of] = answer.tried ?? [];
-  const devices = say(kind, { count });
-  const plan = count > 1 ? answer.plan : devices;
-  const parts = [
-    (count > 1 || !at) && devices,
-    at ? say('plan.trying', { plan, at, of }) : count > 1 && plan,
-    lacks ? say('plan.line.lacks') : describeFactor(answer, say)
-  ];
-  const text = parts.filter(Boolean).join(' · ');
-  return { text, mark: lacks ? 'bad' : answer.unknown.length ? 'warn' : null }
-}
-
-/** Says how many times as fast as one device; '' if that is not known, or if the plan is one device. */
-function describeFactor({ predicted, world }, say) {
-  const { plan, one_device: alone } = predicted ?? {};
-  if (world === 1 || !plan || !(alone?.fits || alone?.has_run) || !plan.seconds) return ''
-  return describeFactor$1(alone.seconds / plan.seconds, 'plan.line', say)
-}
-
-// The one line that a loader shows of its automatic plan. All else that is known stands in its tooltip, and in the panel.
-
-
-/** Replaces what the element shows. answer: the server's, or null. parts: makes the tooltip's elements, see `draw`. */
-function drawLine(target, answer, parts) {
-  const line = answer && describeLine(answer, summarizeError, t);
-  if (!line) return target.replaceChildren()
-  const words = element('div');
-  draw$1(words, answer, [], parts);
-  target.replaceChildren(makeLine(line, listLines(words).join('\n')));
-}
-
-/** Says that there is no answer. */
-function drawNoLine(target, reason) {
-  const text = t('plan.unanswered', { reason });
-  target.replaceChildren(makeLine({ text, mark: null }, text));
-}
-
-function makeLine({ text, mark }, title) {
-  const line = element('div', { class: 'paralleldit-plan-line', title, 'data-testid': 'paralleldit-plan-line' });
-  if (mark) {
-    line.dataset.mark = mark;
-    line.append(element('i', { class: 'pi pi-exclamation-triangle', 'aria-hidden': 'true' }));
-  }
-  line.append(element('span', {}, text));
-  return line
-}
-
-/** Lists the texts of the innermost elements, as lines. */
-const listLines = (target) =>
-  target.childElementCount ? [...target.children].flatMap(listLines) : target.textContent ? [target.textContent] : [];
-
 // Pure: asks after a pause, asks no question twice, and drops an answer that is out of date.
 
 /**
@@ -3759,38 +3626,55 @@ function makeAsker({ pause, read, send, show, fail }) {
   }
 }
 
+// Pure: keeps the last run of each node that samples, for plans that only a run can tell.
+
+
+const runs = new WeakMap(); // by the node that samples
+
+/** Notes runs of the workflow with this graph, the newest first. Returns whether one of them has just ended. */
+function noteRuns(root, told) {
+  let hasEnded = false;
+  for (const run of [...told].reverse()) {
+    const node = run.node && findNode$1(root, run.node);
+    if (!node) continue
+    const old = runs.get(node);
+    runs.set(node, run);
+    hasEnded ||= run.state !== 'running' && !(old?.id === run.id && old.state === run.state);
+  }
+  return hasEnded
+}
+
+/** Returns the last run of a node's samplers; null if there is none. */
+function findRan(node) {
+  const found = listSamplers(node).map((sampler) => runs.get(sampler));
+  return found.filter(Boolean).sort((one, other) => other.began - one.began)[0] ?? null
+}
+
 // Adds a widget to a node that shows the server's answer about its plan. The widget is neither saved nor queued.
 
 
 const PAUSE_MS = 150;
+const MARGIN = 10; // pixels
 
 /**
- * Adds the widget to a node. Returns the function that asks the server, and the node's height. makeQuestion: takes the
- * node and returns its question, null for none, and the names of values that only a run can tell. view: `draw(target,
- * answer, open)` and `fail(target, reason)` fill the widget; `margin` in pixels; `isBeside` whether it stands beside the
- * node's outputs and takes no room of its own.
+ * Adds the widget to a node. Returns the function that asks the server, and the node's height. draw(target, answer, why)
+ * and fail(target, reason) fill the widget; why: see `makeQuestion`.
  */
-function addPlanWidget(node, makeQuestion, view) {
-  const { margin, isBeside } = view;
+function addPlanWidget(node, draw, fail) {
   const content = element('div', { class: 'paralleldit-plan-content' });
-  const frame = element('div', { class: `paralleldit-plan${isBeside ? ' paralleldit-plan-beside' : ''}` }, content);
+  const frame = element('div', { class: 'paralleldit-plan' }, content);
   let contentHeight = 0; // pixels
-  function measure() {
-    if (!isBeside) return contentHeight + 2 * margin
-    const above = node.widgets.filter((each) => each !== widget && !each.hidden).length;
-    frame.style.setProperty('--paralleldit-above', above);
-    return -GAP$3 // LiteGraph adds it to each widget
-  }
+  const measure = () => contentHeight + 2 * MARGIN;
   const widget = node.addDOMWidget('mesh', 'paralleldit_plan', frame, {
     serialize: false,
     hideInPanel: true, // the panel of a node's properties would show a row without a value
-    margin,
+    margin: MARGIN,
     getMinHeight: measure,
     getMaxHeight: measure
   });
   widget.serialize = false;
   setHidden(node, [widget], true); // until there is an answer
-  const height = new Height(node, () => (widget.hidden || isBeside ? 0 : measure() + GAP$3));
+  const height = new Height(node, () => (widget.hidden ? 0 : measure() + GAP$2));
   let wrong = [];
   node.strokeStyles.paralleldit = () => {
     if (!content.querySelector('.paralleldit-plan-error')) return undefined
@@ -3801,17 +3685,17 @@ function addPlanWidget(node, makeQuestion, view) {
     pause: PAUSE_MS,
     read: () => (node.graph && hasPlanRoute() ? JSON.stringify(makeQuestion(node)) : null),
     send: async (text) => {
-      const { question, open } = JSON.parse(text);
+      const { question, why } = JSON.parse(text);
       await textsLoaded;
-      return { answer: open.length || !question ? null : await askServer(question), open }
+      return { answer: question && addRun(node, await askServer(question)), why }
     },
-    show: ({ answer, open }) => {
-      view.draw(content, answer, open);
+    show: ({ answer, why }) => {
+      draw(content, answer, why);
       noteAnswer(node, answer);
       finish(answer?.widgets ?? []);
     },
     fail: (error) => {
-      view.fail(content, error.message);
+      fail(content, error.message);
       noteAnswer(node, null);
       finish([]);
     }
@@ -3845,6 +3729,12 @@ function addPlanWidget(node, makeQuestion, view) {
   return { ask, height }
 }
 
+/** Returns the answer with the last run of the node, where only a run can tell the plan. */
+function addRun(node, answer) {
+  const ran = answer.plan || answer.error ? null : findRan(node);
+  return ran ? { ...answer, ran, remarks: [] } : answer
+}
+
 /** Marks only the widgets of these names: by their outline on the canvas, by their row where nodes are DOM. */
 function markWidgets(node, names) {
   for (const widget of node.widgets ?? []) {
@@ -3859,14 +3749,39 @@ function markWidgets(node, names) {
   }
 }
 
-// Before anything is queued, the Parallel Plan node shows what its plan does. A loader without a plan shows what auto
-// does.
+// A Parallelize Model node shows only its mode, and in manual mode its degrees. Others are advanced. Widgets that its
+// mode does not use are hidden, and keep their values.
+
+
+const DEGREES = ['dp', 'cfg', 'ring', 'ulysses', 'pipefusion'];
+const OF_AUTO = ['lossy'];
+const OF_BOTH = ['compare', 'group'];
+
+/**
+ * Hides the widgets that the node does not use or that are folded, and shows the others. A linked widget stays, since
+ * its link needs an end. A hidden one is not advanced: the editor would show a button that reveals nothing.
+ */
+function showUsedWidgets(node) {
+  const auto = isAuto(node);
+  const folds = !window.LiteGraph.vueNodesMode && !node.showAdvanced; // the canvas leaves room for what it folds
+  const isLinked = ({ name }) => node.inputs?.some((input) => input.widget?.name === name && input.link != null);
+  const widgets = node.widgets.filter(({ name, serialize }) => name !== 'mode' && serialize !== false);
+  const turned = { true: [], false: [] };
+  for (const widget of widgets) {
+    const { name } = widget;
+    const isUsed = isLinked(widget) || OF_BOTH.includes(name) || OF_AUTO.includes(name) === auto;
+    widget.advanced = widget.options.advanced = isUsed && !isLinked(widget) && !DEGREES.includes(name);
+    const hidden = !isUsed || (widget.advanced && folds);
+    if (Boolean(widget.hidden) !== hidden) turned[hidden].push(widget);
+  }
+  for (const hidden of [true, false]) if (turned[hidden].length) setHidden(node, turned[hidden], hidden);
+}
+
+// Before anything is queued, the Parallelize Model node shows what its plan does.
 
 
 const ENDS = ['execution_success', 'execution_error', 'execution_interrupted'];
 const askers = new WeakMap(); // by node, the function that asks the server about it
-const heights = new WeakMap(); // by loader
-const LINE = { draw: (target, answer) => drawLine(target, answer, makeBrief), fail: drawNoLine, margin: 2 };
 
 app.registerExtension({
   name: 'ParallelDiT.Plan',
@@ -3875,6 +3790,9 @@ app.registerExtension({
     addStyle(new URL('./plan/style.css', import.meta.url));
     api.addEventListener('graphChanged', () => askAll());
     onChange(() => askAll(true));
+    api.addEventListener('paralleldit.group', ({ detail }) => {
+      if (noteRuns(app.rootGraph, detail.runs ?? [])) askAll(true);
+    });
     for (const end of ENDS) api.addEventListener(end, () => askAll(true)); // the run may have measured speeds
     api.addEventListener('reconnected', () => {
       retryPlanRoute();
@@ -3883,14 +3801,7 @@ app.registerExtension({
   },
 
   nodeCreated(node) {
-    if (node.comfyClass === PLAN) explainPlan(node);
-    if (LOADERS.includes(node.comfyClass)) explainLoader(node);
-  },
-
-  getNodeMenuItems(node) {
-    if (!LOADERS.includes(node.type) || !canFold(node)) return []
-    const all = showsAll(node);
-    return [{ content: t(all ? 'plan.fewer_settings' : 'plan.all_settings'), callback: () => showSettings(node, !all) }]
+    if (node.comfyClass === PARALLELIZE) explain(node);
   },
 
   afterConfigureGraph() {
@@ -3908,17 +3819,17 @@ function askAll(force) {
   }
 }
 
-function explainPlan(node) {
-  const drawWhole = (target, answer, open) => {
-    draw$1(target, answer, open, makeWhole);
-    addUseButtons(target, answer, (values) => setPlan(node, values));
+function explain(node) {
+  const drawWhole = (target, answer, why) => {
+    draw$1(target, answer, why, makeWhole);
+    addUseButtons(target, answer, (values) => setPlan([node], values));
   };
-  const { ask, height } = addPlanWidget(node, makeQuestion, { draw: drawWhole, fail: drawNoAnswer, margin: 10 });
+  const { ask, height } = addPlanWidget(node, drawWhole, drawNoAnswer);
   askers.set(node, ask);
   const updateWidgets = () => showUsedWidgets(node);
   const onChange = () => {
     height.change(updateWidgets);
-    ask();
+    askAll(); // of two in a row, the other may now be the one that counts
   };
   callOnChange(node, onChange);
   callAfter(node, 'onConfigure', (saved) => height.open(saved.size[1], updateWidgets));
@@ -3930,25 +3841,6 @@ function explainPlan(node) {
       updateWidgets();
     });
   };
-}
-
-/** A change of a loader asks for all nodes, since the plans depend on what it loads. */
-function explainLoader(node) {
-  const isBeside = node.comfyClass === CHECKPOINT; // there is room beside its outputs
-  const { ask, height } = addPlanWidget(node, makeQuestionWithoutPlan, { ...LINE, isBeside });
-  askers.set(node, ask);
-  heights.set(node, height);
-  callOnChange(node, () => askAll());
-  callAfter(node, 'onConfigure', (saved) => {
-    fold(node);
-    height.open(saved.size[1], () => {});
-  });
-  callAfter(node, 'onAdded', () => ask());
-}
-
-function showSettings(node, all) {
-  setShowsAll(node, all);
-  heights.get(node).change(() => fold(node));
 }
 
 /** Calls `onChange` when a widget of the node changes, or a link to or from it. */
@@ -4101,8 +3993,46 @@ app.registerExtension({
   }
 });
 
-// A badge at each subgraph node that holds a parallel loader: the loader's line, or what its workers do before they
-// sample. Whoever has not opened the subgraph sees nothing else of either.
+// Pure: says in one line what a plan does: "2 GPUs · ulysses=2 · 1.7× faster".
+
+
+/**
+ * Returns the line's `text`, and as `mark` whether something in it needs a person: 'bad' for what does not run or fit,
+ * 'warn' for what is not known, or null. Null if there is nothing to say. answer: the
+ * server's. summarize: shortens an error's text. say: `t`.
+ */
+function describeLine(answer, summarize, say) {
+  if (answer.error) return { text: summarize(answer.error), mark: 'bad' }
+  const missing = describeMissing(answer, say);
+  if (missing) return { text: missing, mark: 'warn' }
+  if (!answer.plan) {
+    const [unknown] = answer.unknown;
+    return unknown ? { text: summarize(unknown), mark: 'warn' } : { text: say('plan.auto_open'), mark: null }
+  }
+  const count = answer.world;
+  const kind = `plan.line.${answer.device === 'cpu' ? 'cpu' : 'gpu'}${count === 1 ? '' : 's'}`;
+  const lacks = describeFit(answer, say)?.lacks;
+  const [at, of] = answer.tried ?? [];
+  const devices = say(kind, { count });
+  const plan = count > 1 ? answer.plan : devices;
+  const parts = [
+    (count > 1 || !at) && devices,
+    at ? say('plan.trying', { plan, at, of }) : count > 1 && plan,
+    lacks ? say('plan.line.lacks') : describeFactor(answer, say)
+  ];
+  const text = parts.filter(Boolean).join(' · ');
+  return { text, mark: lacks ? 'bad' : answer.unknown.length ? 'warn' : null }
+}
+
+/** Says how many times as fast as one device; '' if that is not known, or if the plan is one device. */
+function describeFactor({ predicted, world }, say) {
+  const { plan, one_device: alone } = predicted ?? {};
+  if (world === 1 || !plan || !(alone?.fits || alone?.has_run) || !plan.seconds) return ''
+  return describeFactor$1(alone.seconds / plan.seconds, 'plan.line', say)
+}
+
+// A badge at each subgraph node that holds a Parallelize Model node: its plan in one line, or what its workers do before
+// they sample. Whoever has not opened the subgraph sees nothing else of either.
 
 
 const COLOURS = {
@@ -4125,7 +4055,7 @@ function noteWaiting(id, text) {
 /** Brings all badges of the open workflow up to date. */
 function updateBadges() {
   const texts = new Map(); // by host
-  for (const { host, loaders } of listHosts(app.rootGraph)) texts.set(host, chooseLine(loaders));
+  for (const { host, inner } of listHosts(app.rootGraph)) texts.set(host, chooseLine(inner));
   for (const [id, text] of waiting) {
     for (const host of listAround(app.rootGraph, id)) texts.set(host, { text, mark: 'waiting' });
   }
@@ -4135,9 +4065,9 @@ function updateBadges() {
   markElements();
 }
 
-/** Chooses what to say of several loaders: what is wrong, or else the first line. */
-function chooseLine(loaders) {
-  const answers = loaders.map(findAnswer).filter(Boolean);
+/** Chooses what to say of several nodes: what is wrong, or else the first line. */
+function chooseLine(nodes) {
+  const answers = nodes.map(findAnswer).filter(Boolean);
   const lines = answers.map((answer) => describeLine(answer, summarizeError, t));
   return lines.find(({ mark }) => mark === 'bad') ?? lines[0] ?? { text: t('panel.title'), mark: null }
 }

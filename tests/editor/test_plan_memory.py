@@ -55,8 +55,8 @@ class Case(NamedTuple):
     def question(self) -> list[Any]:
         values = {"mode": "manual", **self.plan} if self.plan else {"mode": "auto"}
         sampler = {"type": self.sampler, "cfg": self.cfg, "picture": self.picture}
-        loader = {"model_name": self.model, "dtype": "default", "group": 1, "samplers": [sampler]}
-        return [self.cards, self.told, {"values": values, "loaders": [loader]}, 0, self.ram]
+        question = {"values": values, "files": {"unet_name": self.model}, "samplers": [sampler]}
+        return [self.cards, self.told, question, 0, self.ram]
 
 
 CASES = {

@@ -107,7 +107,7 @@ def answer(
     group = SimpleNamespace(session=SimpleNamespace(last_status={"devices": devices, "weights": told}))
     groups = sys.modules["pack.nodes.workers.group"]
     host_file = sys.modules["pack.nodes.model.host_file"]
-    name = asked["loaders"][0]["model_name"]
+    (name,) = asked["files"].values()
     with (
         patch("comfy.utils.load_torch_file", lambda *_, **__: contents[name]),
         patch.object(host_file, "read_header", lambda _: contents[name]),
@@ -124,14 +124,14 @@ def main(comfyui: str, folder: str) -> None:
     os.environ["PARALLELDIT_MEASURED"] = str(Path(folder) / "measured")
     route = importlib.import_module("pack.nodes.routes.plan")
     questions = json.load(sys.stdin)
-    asked = {loader["model_name"] for _, _, question, *_ in questions for loader in question["loaders"]}
+    asked = {name for _, _, question, *_ in questions for name in question["files"].values()}
     contents = {name: contents_of(MODELS[name]) for name in sorted(asked & {*MODELS})}
     paths = {name: Path(folder) / f"{name}.safetensors" for name in contents}
     for path in paths.values():
         path.touch()
     paths[FOLDER] = write_folder(Path(folder) / "flux")
     contents[FOLDER] = header_of(paths[FOLDER] / "model.safetensors")
-    route.list_models = lambda: paths
+    route.find_loaded = lambda files: next((paths[name] for name in files.values() if name in paths), None)
     print(json.dumps([answer(route, contents, *question) for question in questions]))
 
 
