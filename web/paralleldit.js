@@ -2,12 +2,14 @@
 import { app } from '../../scripts/app.js';
 import { api } from '../../scripts/api.js';
 
-// Pure: follows the links of a graph, through reroutes and KJNodes' Set and Get, and into and out of subgraphs.
+// Pure: follows the links of a graph, through reroutes and the Set and Get nodes of KJNodes and Easy-Use, and into and
+// out of subgraphs.
 
 const MUTED$1 = 2;
 const BYPASSED$1 = 4;
-const [SET, GET] = ['SetNode', 'GetNode'];
-const PASSING = ['Reroute', SET, GET];
+const SETS = ['SetNode', 'easy setNode'];
+const GETS = ['GetNode', 'easy getNode'];
+const PASSING = ['Reroute', ...SETS, ...GETS];
 
 /** Lists the graph of a workflow and its subgraphs. */
 const listGraphs = (root) => [root, ...root.subgraphs.values()];
@@ -39,9 +41,11 @@ function* listTargets(graph, ids) {
   }
 }
 
-/** Lists the Set or Get nodes with the name that a node has. They stand for links. */
-const listNamesakes = ({ graph, widgets }, type) =>
-  graph.nodes.filter((other) => other.type === type && other.widgets?.[0]?.value === widgets?.[0]?.value);
+/** Lists the nodes of these types with the name that a Set or Get node has. They stand for links. */
+function listNamesakes({ graph, widgets }, types) {
+  const nodes = listGraphs(graph.rootGraph).flatMap((each) => each.nodes);
+  return nodes.filter((other) => types.includes(other.type) && other.widgets?.[0]?.value === widgets?.[0]?.value)
+}
 
 /**
  * Lists the nodes behind a node's outputs of these types, except those in `seen`. It looks through reroutes, Set and
@@ -54,7 +58,7 @@ function* followOutputs(node, types, seen) {
     for (const target of listTargets(node.graph, output.links)) {
       if (seen.has(target) || target.mode === MUTED$1) continue
       seen.add(target);
-      const gets = target.type === SET ? listNamesakes(target, GET) : [];
+      const gets = SETS.includes(target.type) ? listNamesakes(target, GETS) : [];
       for (const get of gets) yield* followOutputs(get, types, seen);
       if (PASSING.includes(target.type)) yield* followOutputs(target, types, seen);
       else if (target.mode === BYPASSED$1) yield* followOutputs(target, isPassing ? types : [output.type], seen);
@@ -87,7 +91,10 @@ function findStart(graph, link) {
     return findSource(host.graph, input) ?? { value: host.getWidgetFromSlot(input)?.value }
   }
   const node = graph.getNodeById(link.origin_id);
-  if (node?.type === GET) return findSource(graph, listNamesakes(node, SET)[0]?.inputs[0])
+  if (GETS.includes(node?.type)) {
+    const [set] = listNamesakes(node, SETS);
+    return set ? findSource(set.graph, set.inputs[0]) : null
+  }
   if (PASSING.includes(node?.type)) return findSource(graph, node.inputs[0])
   if (!node?.subgraph || node.mode) return node ? { node } : null
   const inner = node.subgraph.getLink(node.subgraph.outputs[link.origin_slot]?.linkIds[0]);
@@ -101,7 +108,7 @@ const PARALLELIZE = 'ParallelDiT_Parallelize';
 const LOADER = 'ParallelDiT_LoadDiffusionModel';
 const CHECKPOINT = 'ParallelDiT_LoadCheckpoint';
 const LOADERS = [LOADER, CHECKPOINT];
-const LISTS_FOLDERS = ['ParallelDiT_LoadDiT', ...LOADERS];
+const LOAD_DIT = 'ParallelDiT_LoadDiT'; // it offers folders
 const MODEL_FILE = /\.(safetensors|sft|gguf|ckpt|pt|pt2|pth|bin|pkl)$/i;
 const [MUTED, BYPASSED] = [2, 4];
 const FIRST_GROUP = 1;
@@ -163,9 +170,7 @@ function findFiles(node) {
     at = input && findOrigin(at, input.name)?.node;
   }
   const { values } = maker ? readWidgets(maker) : { values: {} };
-  const listsFolders = LISTS_FOLDERS.includes(maker?.type);
-  const isFile = ({ name, type }) =>
-    type === 'combo' && (listsFolders ? name === 'model_name' : MODEL_FILE.test(values[name]));
+  const isFile = ({ name, type }) => type === 'combo' && (maker.type === LOAD_DIT || MODEL_FILE.test(values[name]));
   const names = (maker?.widgets ?? []).filter(isFile).map(({ name }) => name);
   const known = names.filter((name) => typeof values[name] === 'string');
   return {

@@ -71,7 +71,6 @@ CASES = {
     "no blocks to share": Case((4, 4), {"cfg": 2, "weights": "shared"}, "ace-step"),
     "a UNet in part": Case((4, 4), {"cfg": 2}, "sdxl"),
     "nobody to share with": Case((24, 24), {"ulysses": 1, "weights": "shared"}),
-    "a folder does not fit": Case((20, 20), {"ulysses": 2, "weights": "whole"}, "flux folder"),
     "stages would": Case((20, 20), {"ulysses": 2, "weights": "whole"}, sampler="ParallelDiT_Sampler"),
     "more ranks would": Case((20, 20), {"ulysses": 1, "weights": "whole"}, sampler="ParallelDiT_Sampler"),
     "one card is small": Case((80, 20), {"ulysses": 2, "weights": "whole"}),
@@ -272,7 +271,6 @@ def test_each_card_is_told_and_whether_it_has_room(answers: dict) -> None:
     [
         ("whole does not fit", "would_fit", ["fp8 weights", "shared weights", "weights in RAM", STAGES]),
         ("one card is small", "would_fit", ["fp8 weights", "shared weights", "weights in RAM", STAGES]),
-        ("a folder does not fit", "would_fit", ["fp8 weights", "shared weights", "weights in RAM", STAGES]),
         (
             "more ranks would",
             "would_fit",
@@ -401,7 +399,7 @@ def test_ranks_are_drawn_in_equal_columns_and_told_in_words(
 
 def test_what_does_not_fit_is_said_with_what_would(shared_editor: Editor, answers: dict) -> None:
     content = shared_editor.page.locator(".paralleldit-plan-content:not(:empty)")
-    with answering(shared_editor, answers["a folder does not fit"]):
+    with answering(shared_editor, answers["whole does not fit"]):
         open_demo(shared_editor, {"mode": "manual", "cfg": 2})
         lacks = content.locator(".paralleldit-plan-lacks")
         expect(lacks).to_have_text(re.compile(r"Does not fit: needs 22\.\d of 1\d\.\d GiB usable"))
@@ -410,7 +408,7 @@ def test_what_does_not_fit_is_said_with_what_would(shared_editor: Editor, answer
 
 def test_an_answer_is_no_change_of_the_workflow(shared_editor: Editor, answers: dict) -> None:
     sizes = []
-    for name in "auto", "a folder does not fit":
+    for name in "auto", "whole does not fit":
         with answering(shared_editor, answers[name]):
             open_demo(shared_editor)
             expect(shared_editor.page.locator(".paralleldit-plan-title")).to_have_count(1)

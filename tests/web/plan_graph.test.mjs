@@ -31,7 +31,7 @@ function graphOf(nodes, links) {
       )
     }
   }
-  graph.nodes = Object.values(made)
+  Object.assign(graph, { nodes: Object.values(made), rootGraph: graph, subgraphs: new Map() })
   return made
 }
 

@@ -6,7 +6,7 @@ export const PARALLELIZE = 'ParallelDiT_Parallelize'
 export const LOADER = 'ParallelDiT_LoadDiffusionModel'
 export const CHECKPOINT = 'ParallelDiT_LoadCheckpoint'
 export const LOADERS = [LOADER, CHECKPOINT]
-const LISTS_FOLDERS = ['ParallelDiT_LoadDiT', ...LOADERS]
+const LOAD_DIT = 'ParallelDiT_LoadDiT' // it offers folders
 const MODEL_FILE = /\.(safetensors|sft|gguf|ckpt|pt|pt2|pth|bin|pkl)$/i
 const [MUTED, BYPASSED] = [2, 4]
 const FIRST_GROUP = 1
@@ -68,9 +68,7 @@ function findFiles(node) {
     at = input && findOrigin(at, input.name)?.node
   }
   const { values } = maker ? readWidgets(maker) : { values: {} }
-  const listsFolders = LISTS_FOLDERS.includes(maker?.type)
-  const isFile = ({ name, type }) =>
-    type === 'combo' && (listsFolders ? name === 'model_name' : MODEL_FILE.test(values[name]))
+  const isFile = ({ name, type }) => type === 'combo' && (maker.type === LOAD_DIT || MODEL_FILE.test(values[name]))
   const names = (maker?.widgets ?? []).filter(isFile).map(({ name }) => name)
   const known = names.filter((name) => typeof values[name] === 'string')
   return {

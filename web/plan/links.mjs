@@ -1,9 +1,11 @@
-// Pure: follows the links of a graph, through reroutes and KJNodes' Set and Get, and into and out of subgraphs.
+// Pure: follows the links of a graph, through reroutes and the Set and Get nodes of KJNodes and Easy-Use, and into and
+// out of subgraphs.
 
 const MUTED = 2
 const BYPASSED = 4
-const [SET, GET] = ['SetNode', 'GetNode']
-const PASSING = ['Reroute', SET, GET]
+export const SETS = ['SetNode', 'easy setNode']
+export const GETS = ['GetNode', 'easy getNode']
+const PASSING = ['Reroute', ...SETS, ...GETS]
 
 /** Lists the graph of a workflow and its subgraphs. */
 export const listGraphs = (root) => [root, ...root.subgraphs.values()]
@@ -23,7 +25,7 @@ const listHosts = (graph) =>
 
 /** Lists the nodes at the end of these links. A subgraph's node is replaced by its inner nodes, unless it is muted or
  * bypassed. */
-function* listTargets(graph, ids) {
+export function* listTargets(graph, ids) {
   for (const id of ids ?? []) {
     const link = graph.getLink(id)
     const target = link && graph.getNodeById(link.target_id)
@@ -35,9 +37,11 @@ function* listTargets(graph, ids) {
   }
 }
 
-/** Lists the Set or Get nodes with the name that a node has. They stand for links. */
-const listNamesakes = ({ graph, widgets }, type) =>
-  graph.nodes.filter((other) => other.type === type && other.widgets?.[0]?.value === widgets?.[0]?.value)
+/** Lists the nodes of these types with the name that a Set or Get node has. They stand for links. */
+export function listNamesakes({ graph, widgets }, types) {
+  const nodes = listGraphs(graph.rootGraph).flatMap((each) => each.nodes)
+  return nodes.filter((other) => types.includes(other.type) && other.widgets?.[0]?.value === widgets?.[0]?.value)
+}
 
 /**
  * Lists the nodes behind a node's outputs of these types, except those in `seen`. It looks through reroutes, Set and
@@ -50,7 +54,7 @@ export function* followOutputs(node, types, seen) {
     for (const target of listTargets(node.graph, output.links)) {
       if (seen.has(target) || target.mode === MUTED) continue
       seen.add(target)
-      const gets = target.type === SET ? listNamesakes(target, GET) : []
+      const gets = SETS.includes(target.type) ? listNamesakes(target, GETS) : []
       for (const get of gets) yield* followOutputs(get, types, seen)
       if (PASSING.includes(target.type)) yield* followOutputs(target, types, seen)
       else if (target.mode === BYPASSED) yield* followOutputs(target, isPassing ? types : [output.type], seen)
@@ -83,7 +87,10 @@ function findStart(graph, link) {
     return findSource(host.graph, input) ?? { value: host.getWidgetFromSlot(input)?.value }
   }
   const node = graph.getNodeById(link.origin_id)
-  if (node?.type === GET) return findSource(graph, listNamesakes(node, SET)[0]?.inputs[0])
+  if (GETS.includes(node?.type)) {
+    const [set] = listNamesakes(node, SETS)
+    return set ? findSource(set.graph, set.inputs[0]) : null
+  }
   if (PASSING.includes(node?.type)) return findSource(graph, node.inputs[0])
   if (!node?.subgraph || node.mode) return node ? { node } : null
   const inner = node.subgraph.getLink(node.subgraph.outputs[link.origin_slot]?.linkIds[0])

@@ -28,10 +28,7 @@ NODE_PACK = "test_tensors"
 NODE_PACK_SOURCE = '''"""Test-only: CONDITIONING from a file, a LATENT of any shape, a foreign MODEL; looks inside."""
 
 import copy
-import json
 import os
-import time
-import urllib.request
 from types import SimpleNamespace
 
 import comfy.ldm.flux.model
@@ -40,7 +37,6 @@ import folder_paths
 import torch
 from comfy.nested_tensor import NestedTensor
 from safetensors.torch import load_file
-from server import PromptServer
 
 
 class LoadConditioning:
@@ -206,27 +202,6 @@ class ChangeInside:
         return (model,)
 
 
-class WaitForRanks:
-    """Goes on once the ranks of a group start or run. Raises TimeoutError if they do not."""
-
-    RETURN_TYPES = ("MODEL",)
-    FUNCTION = "wait"
-    CATEGORY = "test"
-
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {"model": ("MODEL",), "group": ("INT", {})}}
-
-    def wait(self, model, group):
-        url = f"http://127.0.0.1:{PromptServer.instance.port}/paralleldit/status?group={group}"
-        for _ in range(300):
-            with urllib.request.urlopen(url) as answer:
-                if json.load(answer)["state"] in ("starting", "ready"):
-                    return (model,)
-            time.sleep(0.1)
-        raise TimeoutError(f"No ranks of group {group} start.")
-
-
 # As ComfyUI-GGUF does, whose folders are those of diffusion_models, too.
 folder_paths.folder_names_and_paths["unet_gguf"] = ([os.path.join(folder_paths.models_dir, "unet_gguf")], {".gguf"})
 
@@ -238,7 +213,6 @@ NODE_CLASS_MAPPINGS = {
     "Test_ForeignModel": ForeignModel,
     "Test_LookInside": LookInside,
     "Test_ChangeInside": ChangeInside,
-    "Test_WaitForRanks": WaitForRanks,
 }
 '''
 
