@@ -19,7 +19,7 @@ from ..inside.origins import COMFYUIS_NODES
 from ..model.host_file import OWN_CHOICE, WEIGHT_DTYPES, describe_host_file
 from ..parallel_plan import AskedPlan, choose_plan, resolve_plan
 from ..workers.ahead import prepare_model
-from ..workers.group import device_type, worker_group
+from ..workers.group import GROUPS, device_type, worker_group
 from ..workers.installed import check_installed
 from .loaded_file import find_loaded
 
@@ -44,8 +44,8 @@ def start_ahead(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def prepare_models(prompt: dict[str, Any]) -> None:
-    """Prepares the first model of each worker group, once ComfyUI has accepted the prompt. It ignores errors, because
-    the nodes report them."""
+    """Prepares the first model of each worker group that another node takes, once ComfyUI has accepted the prompt. It
+    ignores errors, because the nodes report them."""
     until = time.monotonic() + WAIT_SECONDS
     while not PromptServer.instance.prompt_queue.get_tasks_remaining():
         if time.monotonic() > until:
@@ -53,12 +53,13 @@ def prepare_models(prompt: dict[str, Any]) -> None:
         time.sleep(POLL_SECONDS)
     try:
         lines = {key: [*walk_up(prompt, key)] for key, node in prompt.items() if node["class_type"] == PARALLELIZE}
-        replaced = {key for line in lines.values() for key in line[1:]}
-        groups = set()
-        for key, line in lines.items():
-            own, maker = prompt[key]["inputs"], prompt[line[-1]]["inputs"]
-            if key not in replaced and (group := own.get("group", 1)) not in groups:
-                groups.add(group)
+        taken = {origin for node in prompt.values() for origin, _ in list_links(node)}
+        meant = taken - {key for line in lines.values() for key in line[1:]}  # of two in a row, the last one counts
+        groups = {*range(1, GROUPS + 1)}
+        for key in lines.keys() & meant:
+            own, maker = prompt[key]["inputs"], prompt[lines[key][-1]]["inputs"]
+            if (group := own.get("group", 1)) in groups:
+                groups.remove(group)
                 prepare(own, maker, worker_group(group))
     except (Explained, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
         logging.debug("[ParallelDiT] %s", error)
@@ -86,8 +87,12 @@ def walk_up(prompt: Mapping[str, Any], key: str) -> Iterator[str]:
     while key and key not in seen:
         seen.add(key)
         yield key
-        links = [value for value in prompt[key]["inputs"].values() if isinstance(value, list) and len(value) == 2]
-        key = next((origin for origin, slot in links if gives_model(prompt.get(origin), slot)), "")
+        key = next((origin for origin, slot in list_links(prompt[key]) if gives_model(prompt.get(origin), slot)), "")
+
+
+def list_links(node: Mapping[str, Any]) -> list[list[Any]]:
+    """Lists what a node's inputs are linked to: the key of a node, and the number of its output."""
+    return [value for value in node["inputs"].values() if isinstance(value, list) and len(value) == 2]
 
 
 def gives_model(node: Mapping[str, Any] | None, slot: int) -> bool:
