@@ -20,6 +20,7 @@ from .parallelize import ParallelizeModel
 from .parallelize_vae import ParallelizeVAE
 from .routes.control import add_control_routes
 from .routes.plan import add_plan_route
+from .routes.queued import add_prompt_handler
 from .routes.settings import add_settings_routes
 from .routes.status import add_status_routes
 from .workers.ahead import start_with_comfyui
@@ -30,6 +31,7 @@ class ParallelDiTExtension(ComfyExtension):
         add_status_routes()
         add_control_routes()
         add_plan_route()
+        add_prompt_handler()
         add_settings_routes()
         keep_files_of_networks()
         keep_compiled_code(Path(folder_paths.get_user_directory()) / "paralleldit-compiled")

@@ -44,7 +44,7 @@ class Panel {
     api.addEventListener('reconnected', () => this.ask())
     onAnswer(() => this.drawSoon())
     onChange(() => this.ask()) // the devices may be others
-    api.addEventListener('graphChanged', () => this.drawSoon()) // a loader may have been removed
+    api.addEventListener('graphChanged', () => this.drawSoon()) // a node may have been removed
     document.addEventListener('visibilitychange', () => this.drawSoon())
   }
 

@@ -2,13 +2,24 @@
 import { app } from '../../scripts/app.js';
 import { api } from '../../scripts/api.js';
 
-// Pure: follows the links of a graph, through reroutes and into and out of subgraphs.
+// Pure: follows the links of a graph, through reroutes and the Set and Get nodes of KJNodes and Easy-Use, and into and
+// out of subgraphs.
 
 const MUTED$1 = 2;
 const BYPASSED$1 = 4;
+const SETS = ['SetNode', 'easy setNode'];
+const GETS = ['GetNode', 'easy getNode'];
+const PASSING = ['Reroute', ...SETS, ...GETS];
 
 /** Lists the graph of a workflow and its subgraphs. */
 const listGraphs = (root) => [root, ...root.subgraphs.values()];
+
+/** Finds the node of an execution id, such as "6", or "5:12" in a subgraph; null if there is none. */
+function findNode$1(root, id) {
+  const [own, ...hosts] = id.split(':').reverse();
+  const graph = hosts.reduceRight((within, host) => within?.getNodeById(host)?.subgraph, root);
+  return graph?.getNodeById(own) ?? null
+}
 
 /** Lists the nodes that show a subgraph in other graphs. */
 const listHosts$1 = (graph) =>
@@ -30,18 +41,27 @@ function* listTargets(graph, ids) {
   }
 }
 
+/** Lists the nodes of these types with the name that a Set or Get node has. They stand for links. */
+function listNamesakes({ graph, widgets }, types) {
+  const nodes = listGraphs(graph.rootGraph).flatMap((each) => each.nodes);
+  return nodes.filter((other) => types.includes(other.type) && other.widgets?.[0]?.value === widgets?.[0]?.value)
+}
+
 /**
- * Lists the nodes behind a node's outputs of these types, except those in `seen`. It looks through reroutes and
- * bypassed nodes.
+ * Lists the nodes behind a node's outputs of these types, except those in `seen`. It looks through reroutes, Set and
+ * Get, and bypassed nodes.
  */
 function* followOutputs(node, types, seen) {
+  const isPassing = PASSING.includes(node.type);
   for (const output of node.outputs ?? []) {
-    if (node.type !== 'Reroute' && !types.includes(output.type)) continue
+    if (!isPassing && !types.includes(output.type)) continue
     for (const target of listTargets(node.graph, output.links)) {
       if (seen.has(target) || target.mode === MUTED$1) continue
       seen.add(target);
-      if (target.type === 'Reroute') yield* followOutputs(target, types, seen);
-      else if (target.mode === BYPASSED$1) yield* followOutputs(target, [output.type], seen);
+      const gets = SETS.includes(target.type) ? listNamesakes(target, GETS) : [];
+      for (const get of gets) yield* followOutputs(get, types, seen);
+      if (PASSING.includes(target.type)) yield* followOutputs(target, types, seen);
+      else if (target.mode === BYPASSED$1) yield* followOutputs(target, isPassing ? types : [output.type], seen);
       else yield target;
     }
   }
@@ -71,333 +91,113 @@ function findStart(graph, link) {
     return findSource(host.graph, input) ?? { value: host.getWidgetFromSlot(input)?.value }
   }
   const node = graph.getNodeById(link.origin_id);
-  if (node?.type === 'Reroute') return findSource(graph, node.inputs[0])
+  if (GETS.includes(node?.type)) {
+    const [set] = listNamesakes(node, SETS);
+    return set ? findSource(set.graph, set.inputs[0]) : null
+  }
+  if (PASSING.includes(node?.type)) return findSource(graph, node.inputs[0])
   if (!node?.subgraph || node.mode) return node ? { node } : null
   const inner = node.subgraph.getLink(node.subgraph.outputs[link.origin_slot]?.linkIds[0]);
   return inner ? findStart(node.subgraph, inner) : null
 }
 
-// Pure: follows a model or a VAE through a workflow, up to where it is made and down to where it is used.
+// Pure: reads the graph around a Parallelize Model node, and makes the question for POST /paralleldit/plan.
 
 
-/** By type of output, the node that stands behind it and makes it parallel. */
-const PARALLELIZERS = { MODEL: 'ParallelDiT_Parallelize', VAE: 'ParallelDiT_ParallelizeVAE' };
-
-// KJNodes' and Easy-Use's nodes that stand for links
-const SETS = ['SetNode', 'easy setNode'];
-const GETS = ['GetNode', 'easy getNode'];
-const PASSING = ['Reroute', ...SETS, ...GETS];
-const PIPE = /PIPE|CONTEXT|BUS/i; // types of many packs that hold several things, a model among them
-
-/** Returns whether a slot of this type may pass on what `kind` names. */
-const isPassing = (type, kind) => type === kind || type === '*' || PIPE.test(type);
-
-/** Lists the nodes of these types that have the same name as a Set or Get node. Missing nodes have no widgets. */
-function listNamesakes(node, types) {
-  const read = ({ widgets, widgets_values }) => widgets?.[0]?.value ?? widgets_values?.[0];
-  const nodes = listGraphs(node.graph.rootGraph).flatMap((graph) => graph.nodes);
-  return nodes.filter((other) => types.includes(other.type) && read(other) === read(node))
-}
-
-function* listNext(node, kind) {
-  for (const { type, links } of node.outputs ?? []) {
-    if (isPassing(type, kind)) yield* listTargets(node.graph, links);
-  }
-  if (SETS.includes(node.type)) yield* listNamesakes(node, GETS);
-}
-
-function* listBefore(node, kind) {
-  for (const { type, name } of node.inputs ?? []) {
-    const origin = isPassing(type, kind) && findOrigin(node, name)?.node;
-    if (origin) yield origin;
-  }
-  if (GETS.includes(node.type)) yield* listNamesakes(node, SETS);
-}
-
-/** Lists a node and all that `listMore` leads to. */
-function* walk(node, kind, listMore, seen = new Set()) {
-  if (seen.has(node)) return
-  seen.add(node);
-  yield node;
-  for (const next of listMore(node, kind)) yield* walk(next, kind, listMore, seen);
-}
-
-/** Lists the nodes that make a node's model or VAE parallel, before it or behind it. It may be one itself. */
-function listParallelizers(node, kind) {
-  const found = [...walk(node, kind, listBefore), ...walk(node, kind, listNext)];
-  return [...new Set(found)].filter(({ type }) => type === PARALLELIZERS[kind])
-}
-
-/** Lists the slots of a node's outputs of this type: the linked ones, or all if none is linked. */
-function listSlots(node, kind) {
-  const slots = (node.outputs ?? []).flatMap(({ type }, slot) => (type === kind ? [slot] : []));
-  const linked = slots.filter((slot) => node.outputs[slot].links?.length);
-  return linked.length ? linked : slots
-}
-
-const isUsed = (node, kind) => listSlots(node, kind).some((slot) => node.outputs[slot].links?.length);
-
-/** Returns whether a node has an input for what `kind` names, or such an output is linked to it. */
-function takes(node, kind) {
-  const findType = ({ origin_id, origin_slot }) => node.graph.getNodeById(origin_id)?.outputs?.[origin_slot]?.type;
-  const isLinked = (link) => link != null && findType(node.graph.getLink(link) ?? {}) === kind;
-  return node.inputs?.some(({ type, link }) => type === kind || isLinked(link))
-}
-
-/** Returns whether a node makes a MODEL and has none to make it of. */
-function makesModel(node) {
-  if (node.subgraph || PASSING.includes(node.type) || !listSlots(node, 'MODEL').length) return false
-  return ![...walk(node, 'MODEL', listBefore)].some((each) => takes(each, 'MODEL'))
-}
-
-/** Returns whether a node gives its model to others only inside of a pipe, where no node can stand behind the model. */
-const isPiped = (node) =>
-  !isUsed(node, 'MODEL') && node.outputs.some(({ type, links }) => PIPE.test(type) && links?.length);
-
-// Nodes whose models ranks cannot run: by what loads them, the locale's key of what to use instead.
-const INSTEAD = [
-  { instead: 'wan', makes: 'WANVIDEOMODEL' }, // WanVideoWrapper
-  { instead: 'hunyuan', makes: 'HYVIDEOMODEL' }, // HunyuanVideoWrapper
-  { instead: 'cogvideo', makes: 'COGVIDEOMODEL' }, // CogVideoXWrapper
-  { instead: 'fun', makes: 'FunModels' }, // VideoX-Fun
-  { instead: 'quantised', type: /^Nunchaku\w*DiTLoader/ }
-];
-
-/** Returns the key of what to use instead of a node whose model ranks cannot run; undefined for other nodes. */
-function findInstead(node) {
-  const has = (slots, makes) => slots?.some(({ type }) => type === makes);
-  const isMeant = ({ makes, type }) =>
-    makes ? has(node.outputs, makes) && !has(node.inputs, makes) : type.test(node.type);
-  return INSTEAD.find(isMeant)?.instead
-}
-
-/** Returns whether a node is an old group node that holds a loader. The editor could not open it. */
-function isClosed({ type, graph }) {
-  const [, name] = /^workflow[>/]?(.+)/.exec(type) ?? []; // the editor drops the > of a missing type
-  return Boolean(graph.rootGraph.extra?.groupNodes?.[name]?.nodes.some((node) => listSlots(node, 'MODEL').length))
-}
-
-/**
- * Sorts these nodes by what becomes of them as the workflow is made parallel. makers: those to put a node behind.
- * insteads: those to use something else for. piped: those whose model is inside of a pipe. closed: old group nodes.
- */
-function sortNodes(nodes) {
-  const insteads = nodes.filter(findInstead);
-  const stock = nodes.filter((node) => makesModel(node) && !listParallelizers(node, 'MODEL').length);
-  const others = stock.filter((node) => !insteads.includes(node));
-  const [piped, free] = [others.filter(isPiped), others.filter((node) => !isPiped(node))];
-  const used = free.filter((node) => isUsed(node, 'MODEL'));
-  const hasUsed = nodes.some((node) => makesModel(node) && isUsed(node, 'MODEL'));
-  const closed = nodes.filter((node) => isClosed(node) && !makesModel(node));
-  return { makers: hasUsed ? used : free, insteads, piped, closed }
-}
-
-// Pure: finds a place for a new node beside another.
-
-const TITLE$1 = 30;
-const GAP$4 = 40;
-const MARGIN = 10;
-const TRIES$1 = 40; // places above, and as many below
-const OUTSIDE = 1000; // a place outside of the group counts as so much farther
-const OVERLAP = 1000; // a pixel that is covered counts as so much farther
-
-const makeBox$2 = ({ pos, size }) => ({ x: pos[0], y: pos[1] - TITLE$1, width: size[0], height: size[1] + TITLE$1 });
-
-/** Returns a node's box with its title. A collapsed node has little else. */
-const boxOf = ({ pos, size, flags }) => makeBox$2({ pos, size: flags?.collapsed ? [size[0], 0] : size });
-
-const overlap = (one, other) => {
-  const side = (start, length) =>
-    Math.max(0, Math.min(one[start] + one[length], other[start] + other[length]) - Math.max(one[start], other[start]));
-  return side('x', 'width') * side('y', 'height')
-};
-
-const hasCenter = (group, { x, y, width, height }) => {
-  const [left, top] = group.pos;
-  const [across, down] = [x + width / 2 - left, y + height / 2 - top];
-  return across > 0 && across < group.size[0] && down > 0 && down < group.size[1]
-};
-
-/**
- * Returns the position for a node of this size, right of another or else near to it, where it covers no other node if
- * that can be, and preferably in the same groups. others: the nodes around. groups: the graph's.
- */
-function findPlace(node, size, others, groups) {
-  const home = boxOf(node);
-  const [left, top] = [home.x, home.y + TITLE$1];
-  const right = left + home.width + GAP$4;
-  const steps = Array.from({ length: 2 * TRIES$1 + 1 }, (_, at) => top + (at % 2 ? GAP$4 : -GAP$4) * Math.ceil(at / 2));
-  const positions = [right, left].flatMap((x) => steps.map((y) => [x, y]));
-  const boxes = others.map(boxOf);
-  const around = groups.filter((group) => hasCenter(group, home));
-  const rate = (pos) => {
-    const box = makeBox$2({ pos: pos.map((side) => side - MARGIN), size: size.map((side) => side + 2 * MARGIN) });
-    const covered = boxes.reduce((sum, other) => sum + overlap(box, other), 0);
-    const isOutside = around.some((group) => !hasCenter(group, box));
-    return covered * OVERLAP + Math.abs(pos[0] - right) + Math.abs(pos[1] - top) + (isOutside ? OUTSIDE : 0)
-  };
-  return positions.reduce((best, pos) => (rate(pos) < rate(best) ? pos : best))
-}
-
-// Puts a node behind another one's output in the open graph, and takes it out again. Links keep their ids, so that the
-// nodes behind them see no change: some packs' nodes change their inputs as links come and go.
-
-
-const MUTED = 2;
-const SAID = 200; // pixels, for what the node says below its widgets once the server has answered
-
-/** Puts a node behind a node's outputs of this type, see `listSlots`. Returns how many were put. */
-const insert = (node, kind) => listSlots(node, kind).filter((slot) => insertBehind(node, slot, kind)).length;
-
-function insertBehind(node, slot, kind) {
-  const { graph } = node;
-  const added = window.LiteGraph.createNode(PARALLELIZERS[kind]);
-  const passesNothing = node.mode === MUTED || !node.inputs?.some(({ type }) => type === kind);
-  if (passesNothing) added.mode = node.mode;
-  graph.add(added);
-  const others = graph.nodes.filter((other) => other !== added);
-  added.pos = findPlace(node, [added.size[0], added.size[1] + SAID], others, graph.groups);
-  const link = node.connect(slot, added, findInput(added, kind));
-  if (!link) {
-    graph.remove(added); // the other node refuses links
-    return false
-  }
-  const moved = node.outputs[slot].links.filter((id) => id !== link.id);
-  moveLinks(graph, moved, added.id, 0);
-  added.outputs[0].links = moved;
-  setLinks(node, slot, [link.id]);
-  graph.updateExecutionOrder();
-  return true
-}
-
-/** Removes a node that makes parallel. Its links start where its own model or VAE came from. */
-function remove(node, kind) {
-  const { graph, id } = node;
-  const link = graph.getLink(node.inputs[findInput(node, kind)]?.link);
-  const origin = link && graph.getNodeById(link.origin_id);
-  const before = link?.originIsIoNode ? graph.inputs[link.origin_slot].linkIds : origin?.outputs[link.origin_slot].links;
-  if (!before) return graph.remove(node)
-  const moved = node.outputs[0].links ?? [];
-  const place = before.indexOf(link.id);
-  keepReroutes(graph, link, moved);
-  moveLinks(graph, moved, link.origin_id, link.origin_slot);
-  node.outputs[0].links = null; // else the graph would remove them, too
-  graph.remove(node);
-  before.splice(place, 0, ...moved);
-  if (origin) setLinks(origin, link.origin_slot, before.length ? before : null);
-  takeBack(graph.state, 'lastLinkId', link.id);
-  takeBack(graph.state, 'lastNodeId', id);
-  graph.updateExecutionOrder();
-}
-
-const findInput = (node, kind) => node.inputs.findIndex(({ type }) => type === kind);
-
-function moveLinks(graph, ids, origin, slot) {
-  for (const id of ids) {
-    const link = graph.getLink(id);
-    if (link) Object.assign(link, { origin_id: origin, origin_slot: slot });
-  }
-}
-
-/** Sets the ids of an output's links. The editor saves a missing node as it was loaded, so they are set there, too. */
-function setLinks(node, slot, ids) {
-  node.outputs[slot].links = ids;
-  const saved = node.last_serialization?.outputs?.[slot];
-  if (saved) saved.links = ids && [...ids];
-}
-
-/** Lets links run through the reroutes of the link before them. */
-function keepReroutes(graph, link, moved) {
-  const listChain = (segment) =>
-    segment ? [segment, ...listChain(segment.parentId == null ? null : graph.reroutes.get(segment.parentId))] : [];
-  const [, ...reroutes] = listChain(link);
-  const links = moved.map((id) => graph.getLink(id)).filter(Boolean);
-  if (!reroutes.length) return
-  for (const first of new Set(links.map((each) => listChain(each).at(-1)))) first.parentId = link.parentId;
-  for (const reroute of reroutes) for (const { id } of links) reroute.linkIds.add(id);
-}
-
-/** Gives the graph's newest id back, so that the saved file is as before. */
-function takeBack(state, name, id) {
-  if (Number(state[name]) === Number(id)) state[name] -= 1;
-}
-
-// Pure: reads the graph around a plan or a loader, and makes the question for POST /paralleldit/plan.
-
-
-const PLAN = 'ParallelDiT_Plan';
+const PARALLELIZE = 'ParallelDiT_Parallelize';
 const LOADER = 'ParallelDiT_LoadDiffusionModel';
 const CHECKPOINT = 'ParallelDiT_LoadCheckpoint';
 const LOADERS = [LOADER, CHECKPOINT];
-const PLAN_INPUT = 'plan'; // of each loader
-const BYPASSED = 4;
+const LOAD_DIT = 'ParallelDiT_LoadDiT'; // it offers folders
+const MODEL_FILE = /\.(safetensors|sft|gguf|ckpt|pt|pt2|pth|bin|pkl)$/i;
+const [MUTED, BYPASSED] = [2, 4];
 const FIRST_GROUP = 1;
-const CARRIES_MODEL = ['MODEL', 'GUIDER'];
+const MODEL = 'MODEL';
+const CARRIES_MODEL = [MODEL, 'GUIDER'];
 const LATENT = 'LATENT';
 const SAMPLED = [LATENT, 'IMAGE'];
 const NEEDED = ['width', 'height']; // of an empty latent: pixels
 const SIZES = [...NEEDED, 'length', 'batch_size']; // length: frames; batch_size: images
 
-/** Returns the question about a plan node, and the names of the values that other nodes compute when they run. */
-function makeQuestion(plan) {
-  const { values, open } = readWidgets(plan);
-  const nodes = [...followOutputs(plan, ['PARALLEL_PLAN'], new Set())];
-  return {
-    question: { values, loaders: sortByRun(nodes).flatMap(describeLoader) },
-    open: values.mode === 'auto' ? [] : open
-  }
+/**
+ * Returns the `question` about a node; null if it does not run, or if only a run can tell. `why`: the text's path and
+ * values that say why there is none; null if it does not run. plan: values in place of the node's own.
+ */
+function makeQuestion(node, plan) {
+  const { values, open } = readWidgets(node);
+  const { group, ...own } = values;
+  const uses = [...listUses(node, new Set(), null)];
+  const samplers = uses.filter(({ target }) => target.type !== PARALLELIZE);
+  const isReplaced = uses.length > samplers.length && !samplers.length;
+  if (node.mode) return { question: null, why: null }
+  if (isReplaced) return { question: null, why: ['plan.replaced'] }
+  if (!plan && open.length && own.mode !== 'auto')
+    return { question: null, why: ['plan.open', { names: open.join(', ') }] }
+  const question = { values: plan ?? own, group: keepType('number', group), ...findFiles(node) };
+  return { question: { ...question, samplers: samplers.map(describeSampler) }, why: null }
 }
 
-/** Returns the question about an automatic plan for a loader. */
-const makeLoaderQuestion = (loader) => ({ values: { mode: 'auto' }, loaders: describeLoader(loader) });
+/** Returns the worker group of a node and its model's file. Null if the node does not run, or if only a run can tell. */
+function findRun$1(node) {
+  const { question } = makeQuestion(node);
+  const [model] = Object.values(question?.files ?? {});
+  return model === undefined ? null : { group: question.group ?? FIRST_GROUP, model }
+}
 
-/** Does the same as `makeQuestion` for a loader. The question is null if the loader has a plan or does not run. */
-function makeQuestionWithoutPlan(loader) {
-  const plan = findOrigin(loader, PLAN_INPUT);
-  return { question: plan?.node || plan?.isOpen || loader.mode ? null : makeLoaderQuestion(loader), open: [] }
+/** Lists the nodes that sample with a node's model. */
+const listSamplers = (node) =>
+  [...listUses(node, new Set(), null)].map(({ target }) => target).filter(({ type }) => type !== PARALLELIZE);
+
+/** Returns the nodes in the order in which their models run, as the editor orders the nodes that sample. */
+function sortByRun(nodes) {
+  const first = (node) => Math.min(...listSamplers(node).map(({ order }) => order ?? Number.MAX_VALUE));
+  const order = new Map(nodes.map((node) => [node, first(node)]));
+  const compare = (one, other) => (one === other ? 0 : one < other ? -1 : 1);
+  return [...nodes].sort((one, other) => compare(order.get(one), order.get(other)))
 }
 
 /**
- * Returns the node that asks about a loader's plan, the worker group and the chosen model. Null if the loader does not
- * run, or if only a run can tell.
+ * Finds the node that makes a node's MODEL from none, up the line. Of several MODELs it follows the first. Returns the
+ * model `files` that are chosen there, by widget, and the chosen `weight_dtype`.
  */
-function findRun$1(loader) {
-  const plan = findOrigin(loader, PLAN_INPUT);
-  const [found] = loader.mode || plan?.isOpen ? [] : describeLoader(loader);
-  return found ? { asks: plan?.node ?? loader, group: found.group ?? FIRST_GROUP, model: found.model_name } : null
+function findFiles(node) {
+  const seen = new Set();
+  let maker = null;
+  for (let at = node; at && !seen.has(at) && at.mode !== MUTED; ) {
+    seen.add(at);
+    const input = at.inputs?.find(({ type, link }) => type === MODEL && link != null);
+    if (!input && at !== node && at.mode !== BYPASSED) maker = at;
+    at = input && findOrigin(at, input.name)?.node;
+  }
+  const { values } = maker ? readWidgets(maker) : { values: {} };
+  const isFile = ({ name, type }) => type === 'combo' && (maker.type === LOAD_DIT || MODEL_FILE.test(values[name]));
+  const names = (maker?.widgets ?? []).filter(isFile).map(({ name }) => name);
+  const known = names.filter((name) => typeof values[name] === 'string');
+  return {
+    files: Object.fromEntries(known.map((name) => [name, values[name]])),
+    weight_dtype: keepType('string', values.weight_dtype)
+  }
 }
 
-/** Returns what a question says about a loader, in a list. The list is empty for other nodes and unknown models. */
-function describeLoader(node) {
-  const { model_name, dtype, group } = LOADERS.includes(node.type) ? readWidgets(node).values : {};
-  if (typeof model_name !== 'string') return []
-  const samplers = [...listSamplers(node, new Set(), null)].map(({ target, guidance }) => ({
-    type: target.type,
-    cfg: keepType('number', guidance),
-    picture: readPictureSize(target)
-  }));
-  const checkpoint = node.type === CHECKPOINT ? { checkpoint: true } : {};
-  return [{ model_name, dtype: keepType('string', dtype), group: keepType('number', group), samplers, ...checkpoint }]
-}
+const describeSampler = ({ target, guidance }) => ({
+  type: target.type,
+  cfg: keepType('number', guidance),
+  picture: readPictureSize(target)
+});
 
-/** Lists the nodes that sample with a node's model, also behind LoRAs, guiders and the like. cfg: a guider's. */
-function* listSamplers(node, seen, cfg) {
+/**
+ * Lists the nodes that sample with a node's model, also behind LoRAs, guiders and the like, and the next Parallelize
+ * Model nodes. guidance: a guider's.
+ */
+function* listUses(node, seen, cfg) {
   for (const target of followOutputs(node, CARRIES_MODEL, seen)) {
     const { values } = readWidgets(target);
     const guidance = target.type === 'BasicGuider' ? 1 : (values.cfg ?? cfg);
     const gives = (target.outputs ?? []).map((output) => output.type);
-    if (gives.some((type) => CARRIES_MODEL.includes(type))) yield* listSamplers(target, seen, guidance);
+    if (target.type === PARALLELIZE) yield { target, guidance };
+    else if (gives.some((type) => CARRIES_MODEL.includes(type))) yield* listUses(target, seen, guidance);
     else if (gives.some((type) => SAMPLED.includes(type))) yield { target, guidance };
   }
-}
-
-/** Returns the loaders in the order in which their models run, as the editor orders the nodes that sample. */
-function sortByRun(loaders) {
-  const first = (loader) =>
-    Math.min(...[...listSamplers(loader, new Set(), null)].map(({ target }) => target.order ?? Number.MAX_VALUE));
-  const order = new Map(loaders.map((loader) => [loader, first(loader)]));
-  const compare = (one, other) => (one === other ? 0 : one < other ? -1 : 1);
-  return [...loaders].sort((one, other) => compare(order.get(one), order.get(other)))
 }
 
 /** Reads the sizes of what a node samples, from the node that makes its empty latent; null if they are not known. */
@@ -411,8 +211,8 @@ function readPictureSize(sampler) {
   return Object.fromEntries(sizes.map((name) => [name, values[name]]))
 }
 
-/** Returns whether a plan node is in auto mode. A mode that another node computes counts as not auto. */
-const isAuto = (plan) => readWidgets(plan).values.mode === 'auto';
+/** Returns whether a node is in auto mode. A mode that another node computes counts as not auto. */
+const isAuto = (node) => readWidgets(node).values.mode === 'auto';
 
 /**
  * Reads a node's values by widget. A linked widget gets its source's own `value`, as a primitive has one, or the value
@@ -440,7 +240,267 @@ function readWidget(node, name) {
   return node?.widgets?.find((widget) => widget.name === name)?.value
 }
 
-// Pure: finds the subgraph nodes that hold parallel loaders, and the nodes on the way to a node inside of subgraphs.
+// Pure: the stock loaders of diffusion models, and the parallel loader that replaces each; the same of the VAE's nodes.
+
+
+const GGUF = 'UnetLoaderGGUF'; // this and the next are nodes of ComfyUI-GGUF
+const GGUF_ADVANCED = 'UnetLoaderGGUFAdvanced';
+const GGUFS = [GGUF, GGUF_ADVANCED];
+const STOCK_CHECKPOINT = 'CheckpointLoaderSimple';
+
+/** The parallel node for each of the VAE's stock nodes. */
+const VAES = { VAEDecode: 'ParallelDiT_VAEDecode', VAEEncode: 'ParallelDiT_VAEEncode' };
+const VAE_WIDGETS = { vaeFile: 'vae_name', vaeDtype: 'dtype' };
+const DECODES = { inputs: ['samples', 'vae'], outputs: ['IMAGE'] };
+const ENCODES = { inputs: ['pixels', 'vae'], outputs: ['LATENT'] };
+
+/** By node type: its widgets in order, as meaning and name, its outputs in order, and its inputs without a widget. */
+const KINDS$1 = {
+  VAEDecode: { widgets: {}, ...DECODES },
+  VAEEncode: { widgets: {}, ...ENCODES },
+  [VAES.VAEDecode]: { widgets: VAE_WIDGETS, ...DECODES },
+  [VAES.VAEEncode]: { widgets: VAE_WIDGETS, ...ENCODES },
+  UNETLoader: { widgets: { file: 'unet_name', dtype: 'weight_dtype' }, outputs: ['MODEL'] },
+  [GGUF]: { widgets: { file: 'unet_name' }, outputs: ['MODEL'] },
+  [GGUF_ADVANCED]: {
+    widgets: { file: 'unet_name', dequant: 'dequant_dtype', patch: 'patch_dtype', onDevice: 'patch_on_device' },
+    outputs: ['MODEL']
+  },
+  [STOCK_CHECKPOINT]: { widgets: { file: 'ckpt_name' }, outputs: ['MODEL', 'CLIP', 'VAE'] },
+  unCLIPCheckpointLoader: { widgets: { file: 'ckpt_name' }, outputs: ['MODEL', 'CLIP', 'VAE', 'CLIP_VISION'] },
+  ImageOnlyCheckpointLoader: { widgets: { file: 'ckpt_name' }, outputs: ['MODEL', 'CLIP_VISION', 'VAE'] },
+  [LOADER]: { widgets: { file: 'model_name', dtype: 'dtype', group: 'group' }, outputs: ['MODEL'] },
+  [CHECKPOINT]: {
+    widgets: { file: 'model_name', dtype: 'dtype', group: 'group' },
+    outputs: ['MODEL', 'CLIP', 'VAE', 'CLIP_VISION']
+  }
+};
+/** A widget's name in the editor, where it differs from its meaning. */
+const LABELS = { dtype: 'weight_dtype' };
+/** Default values by a widget's meaning. */
+const DEFAULTS = {
+  dtype: 'default',
+  group: 1,
+  dequant: 'default',
+  patch: 'default',
+  onDevice: false,
+  vaeDtype: 'auto'
+};
+/** Meanings of values that a node does not use, so that nobody misses them. */
+const UNUSED = ['vaeFile'];
+const STOCK_DTYPES = ['default', 'fp8_e4m3fn', 'fp8_e4m3fn_fast', 'fp8_e5m2'];
+/** The node property in which a parallel loader keeps its stock loader's type, size, properties and values. */
+const ORIGIN = 'paralleldit_stock';
+
+const PARALLEL$1 = {
+  UNETLoader: LOADER,
+  [GGUF]: LOADER,
+  [GGUF_ADVANCED]: LOADER,
+  [STOCK_CHECKPOINT]: CHECKPOINT,
+  unCLIPCheckpointLoader: CHECKPOINT,
+  ImageOnlyCheckpointLoader: CHECKPOINT
+};
+// ComfyUI has deprecated these loaders. A loader above reads the same models.
+const DEPRECATED = ['CheckpointLoader', 'DiffusersLoader'];
+const PICKLE = /\.(ckpt|pt2?|bin|pth|pkl)$/i;
+const STOCK_FILE = /\.(safetensors|sft|ckpt|pt2?|bin|pth|pkl)$/i;
+
+/** Returns a loader's widget values by meaning. node: as it is saved. */
+function readValues(node) {
+  const values = Array.isArray(node.widgets_values) ? node.widgets_values : [];
+  return Object.fromEntries(Object.keys(KINDS$1[node.type].widgets).map((meaning, place) => [meaning, values[place]]))
+}
+
+/** Returns whether a saved node is a stock loader of a diffusion model. */
+const isStock = (node) => node.type in PARALLEL$1;
+
+/** Returns whether a type is one of this pack's that replaces a stock one. */
+const isParallel = (type) => LOADERS.includes(type) || Object.values(VAES).includes(type);
+
+/** Returns the other type of a VAE's node: the parallel one or the stock one. Null for other nodes. */
+function findOtherVae(type) {
+  const [stock] = Object.entries(VAES).find(([, parallel]) => parallel === type) ?? [];
+  return VAES[type] ?? stock ?? null
+}
+
+/** Returns whether a node is a deprecated stock loader, which no parallel loader replaces. */
+const isDeprecated = ({ type }) => DEPRECATED.includes(type);
+
+/**
+ * Returns the parallel type for a stock loader. Null for other nodes, and for pickles: no parallel loader reads them.
+ */
+const findParallelType = (node) =>
+  isStock(node) && !PICKLE.test(readValues(node).file) ? PARALLEL$1[node.type] : null;
+
+/**
+ * Returns the stock type for a saved parallel loader: the type that it had before, or another that offers its file.
+ * Null for other nodes, and where no stock loader reads the model, such as a diffusers folder. exists: whether the
+ * editor knows a type. offers: whether a type's list has a file.
+ */
+function findStockType(node, { exists, offers }) {
+  if (!LOADERS.includes(node.type)) return null
+  const { file } = readValues(node);
+  const before = node.properties?.[ORIGIN]?.type;
+  if (/\.gguf$/i.test(file ?? '')) return [before, GGUF].find((type) => GGUFS.includes(type) && exists(type)) ?? null
+  if (!STOCK_FILE.test(file ?? '')) return null
+  const usual = node.type === LOADER ? ['UNETLoader', STOCK_CHECKPOINT] : [STOCK_CHECKPOINT];
+  const types = !GGUFS.includes(before) && PARALLEL$1[before] === node.type ? [before, ...usual] : usual;
+  return types.find((type) => offers(type, file)) ?? types[0]
+}
+
+// Pure: replaces loaders in a workflow, as the editor saves it. A replaced node keeps its id, links, place, title,
+// colour and mode.
+
+
+const NAME = 'Node name for S&R';
+const PACK$1 = 'cnr_id'; // by this an editor without the node's pack finds the pack
+const OF_THE_TYPE = [NAME, PACK$1, 'aux_id', 'ver'];
+const PACKS = { UnetLoaderGGUF: 'ComfyUI-GGUF' };
+const STOCK_PACK = 'comfy-core';
+const OWN_PACK = 'paralleldit';
+
+/**
+ * Changes a workflow in place. chooseType(node, graphId) returns a node's new type, or null to leave it.
+ * getSmallestSize(node, graphId) returns the smallest size that the editor gives such a node. Returns the count of
+ * replaced nodes, and in words what the new ones have no place for.
+ */
+function convert(workflow, chooseType, getSmallestSize) {
+  let count = 0;
+  const lost = [];
+  for (const graph of [workflow, ...(workflow.definitions?.subgraphs ?? [])]) {
+    for (const node of graph.nodes ?? []) {
+      const type = chooseType(node, graph.id);
+      if (!type) continue
+      const names = matchWidgets(node.type, type);
+      count += 1;
+      const left = fitValues(node, type);
+      if (!isParallel(type)) lost.push(...left.map(([meaning, value]) => `${LABELS[meaning] ?? meaning} ${value}`));
+      lost.push(...fitInputs(graph, node, names), ...fitOutputs(graph, node, type));
+      renameWidgets(workflow, graph, node.id, names);
+      setProperties(node, type, getSmallestSize(node, graph.id), left);
+    }
+  }
+  return { count, lost: [...new Set(lost)] }
+}
+
+/** Maps one type's widget names to the other's, for widgets of the same meaning. */
+function matchWidgets(from, to) {
+  const shared = Object.entries(KINDS$1[from].widgets).filter(([meaning]) => KINDS$1[to].widgets[meaning]);
+  return Object.fromEntries(shared.map(([meaning, name]) => [name, KINDS$1[to].widgets[meaning]]))
+}
+
+/** Sets the values for a node's new type. Returns the values that this type has no place for, as [meaning, value]. */
+function fitValues(node, type) {
+  const given = readValues(node);
+  const origin = node.properties?.[ORIGIN];
+  const before = origin?.type === type ? origin.values : null;
+  const { widgets } = KINDS$1[type];
+  const hasDtype = isParallel(type) || STOCK_DTYPES.includes(given.dtype);
+  const isKept = (meaning) => meaning in widgets && (meaning !== 'dtype' || hasDtype);
+  const isSaid = (meaning) =>
+    !UNUSED.includes(meaning) && given[meaning] != null && given[meaning] !== DEFAULTS[meaning];
+  const left = Object.entries(given).filter(([meaning]) => !isKept(meaning) && isSaid(meaning));
+  const chooseValue = (meaning) =>
+    (isKept(meaning) ? given[meaning] : null) ?? before?.[meaning] ?? DEFAULTS[meaning] ?? null;
+  if ('vaeFile' in widgets)
+    delete node.widgets_values; // the editor's own defaults
+  else node.widgets_values = Object.keys(widgets).map(chooseValue);
+  return left
+}
+
+function fitInputs(graph, node, names) {
+  const plain = KINDS$1[node.type].inputs ?? [];
+  const lost = (node.inputs ?? []).filter(({ name, link }) => !(name in names || plain.includes(name)) && link != null);
+  for (const { link } of lost) unlink(graph, link);
+  node.inputs = (node.inputs ?? [])
+    .filter(({ name }) => name in names || plain.includes(name))
+    .map(({ localized_name, ...input }) => {
+      const name = names[input.name];
+      return name ? { ...input, name, widget: { name } } : input
+    });
+  for (const [slot, { link }] of node.inputs.entries()) setSlot(graph, link, 'target', slot);
+  return lost.map(({ name }) => name)
+}
+
+function fitOutputs(graph, node, type) {
+  const had = new Map(KINDS$1[node.type].outputs.map((name, slot) => [name, node.outputs?.[slot]]));
+  const { outputs } = KINDS$1[type];
+  const lost = [...had].filter(([name, output]) => !outputs.includes(name) && output?.links?.length);
+  for (const [, output] of lost) for (const link of output.links) unlink(graph, link);
+  node.outputs = outputs.map((name, slot) => fitOutput(had.get(name) ?? { name, type: name, links: null }, slot));
+  for (const [slot, { links }] of node.outputs.entries()) {
+    for (const link of links ?? []) setSlot(graph, link, 'origin', slot);
+  }
+  return lost.map(([name]) => name)
+}
+
+function fitOutput({ localized_name, ...output }, slot) {
+  return output.slot_index == null ? output : { ...output, slot_index: slot }
+}
+
+const getLinkId = (link) => (Array.isArray(link) ? link[0] : link.id);
+
+/** Sets the slot at one end of a link: a link is an object in a subgraph, and [id, origin, slot, target, slot, type]
+ * elsewhere. end: 'origin' or 'target'. */
+function setSlot(graph, id, end, slot) {
+  const link = graph.links?.find((each) => getLinkId(each) === id);
+  if (Array.isArray(link)) link[end === 'origin' ? 2 : 4] = slot;
+  else if (link) link[`${end}_slot`] = slot;
+}
+
+function unlink(graph, id) {
+  graph.links = graph.links.filter((link) => getLinkId(link) !== id);
+  for (const node of graph.nodes) {
+    for (const input of node.inputs ?? []) if (input.link === id) input.link = null;
+    for (const output of node.outputs ?? []) output.links &&= output.links.filter((each) => each !== id);
+  }
+  for (const slot of [...(graph.inputs ?? []), ...(graph.outputs ?? [])]) {
+    slot.linkIds &&= slot.linkIds.filter((each) => each !== id); // the subgraph's own inputs and outputs
+  }
+}
+
+/** Renames a node's widgets where others refer to them: in the subgraph nodes that show them, and in the app's view. */
+function renameWidgets(workflow, graph, id, names) {
+  for (const { nodes } of [workflow, ...(workflow.definitions?.subgraphs ?? [])]) {
+    for (const host of nodes ?? []) {
+      for (const shown of (host.type === graph.id && host.properties?.proxyWidgets) || []) {
+        if (shown[0] === String(id)) shown[1] = names[shown[1]] ?? shown[1];
+      }
+    }
+  }
+  for (const shown of workflow.extra?.linearData?.inputs ?? []) {
+    const [place, name] = shown; // a place is a node's id, or graph:node:name
+    const behind = `:${id}:${name}`;
+    if (!names[name] || (String(place) !== String(id) && !String(place).endsWith(behind))) continue
+    if (String(place).endsWith(behind)) shown[0] = `${place.slice(0, -name.length)}${names[name]}`;
+    shown[1] = names[name];
+  }
+}
+
+/**
+ * Sets a node's type, properties and size. A parallel loader also keeps what the stock loader was and had, `left`
+ * included, so that it can become the same again.
+ */
+function setProperties(node, type, least, left) {
+  const { [ORIGIN]: origin, ...properties } = node.properties ?? {};
+  const saved = Object.entries(properties).filter(([name]) => OF_THE_TYPE.includes(name));
+  for (const [name] of saved) delete properties[name];
+  if (isParallel(type)) {
+    const stock = { type: node.type, size: [...node.size], properties: Object.fromEntries(saved) };
+    if (left.length) stock.values = Object.fromEntries(left);
+    node.properties = { ...properties, [NAME]: type, [PACK$1]: OWN_PACK, [ORIGIN]: stock };
+  } else {
+    const own = { [NAME]: type, [PACK$1]: PACKS[type] ?? STOCK_PACK };
+    node.properties = { ...properties, ...(origin?.type === type ? origin.properties : own) };
+    if (origin) node.size = node.size.map((side, axis) => restoreSide(side, origin.size[axis], least[axis]));
+  }
+  node.type = type;
+}
+
+/** Returns the side that the stock node had, if only the editor has made it longer since; else the present side. */
+const restoreSide = (side, before, least) => (Math.abs(side - Math.max(before, least)) < 1 ? before : side);
+
+// Pure: finds the subgraph nodes that hold Parallelize Model nodes, and the nodes on the way to a node inside of subgraphs.
 
 
 /** Lists the nodes inside of a subgraph's node, at any depth. A subgraph that is used more than once counts once. */
@@ -450,12 +510,12 @@ function listInner(host, seen = new Set()) {
   return host.subgraph.nodes.flatMap((node) => [node, ...listInner(node, seen)])
 }
 
-/** Lists each subgraph's node of a workflow that holds parallel loaders, as `host` and `loaders`. */
+/** Lists each subgraph's node of a workflow that holds Parallelize Model nodes, as `host` and `inner`. */
 const listHosts = (root) =>
   listGraphs(root)
     .flatMap(({ nodes }) => nodes.filter(({ subgraph }) => subgraph))
-    .map((host) => ({ host, loaders: listInner(host).filter(({ type }) => LOADERS.includes(type)) }))
-    .filter(({ loaders }) => loaders.length);
+    .map((host) => ({ host, inner: listInner(host).filter(({ type }) => type === PARALLELIZE) }))
+    .filter(({ inner }) => inner.length);
 
 /** Lists the subgraph nodes around the node of an execution id, such as "5:12", the outermost first. */
 function listAround(root, id) {
@@ -468,6 +528,81 @@ function listAround(root, id) {
     graph = host.subgraph;
   }
   return around
+}
+
+// Sets the height of a node whose content comes and goes, and shows or hides its widgets. Both work whether the editor
+// draws nodes on the canvas or as DOM.
+
+const GAP$2 = 4; // LiteGraph leaves this below each widget
+
+const heights = new WeakMap(); // by node
+
+/** Returns the smallest size that the editor saves for such a node, without the content that comes and goes. */
+function getSmallestSize(node) {
+  const [width, height] = node.computeSize();
+  return [width, heights.get(node)?.ofWidgets ?? height]
+}
+
+/**
+ * A node's height: what its widgets need, plus the larger of two: what its content needs, and what a person has added
+ * by resizing. The content's height is not saved, so that an answer of the server is no step to undo.
+ */
+class Height {
+  /** content: returns the content's part of the height that the node computes. */
+  constructor(node, content) {
+    this.node = node;
+    this.content = content;
+    this.added = 0;
+    heights.set(node, this);
+  }
+
+  get ofWidgets() {
+    return this.node.computeSize()[1] - this.content()
+  }
+
+  /** Calls `act`, which changes the height that the node needs, and then sets the new height. */
+  change(act) {
+    this.readAdded();
+    act();
+    this.apply();
+  }
+
+  /** Does the same for a node that was just opened. saved: its height in the file. */
+  open(saved, act) {
+    act();
+    this.added = Math.max(0, saved - this.ofWidgets);
+    this.apply();
+  }
+
+  /** The height to save. */
+  get saved() {
+    this.readAdded();
+    return this.ofWidgets + this.added
+  }
+
+  /** Reads how much height a person has added. Where nodes are DOM, the node's height follows its content instead. */
+  readAdded() {
+    if (window.LiteGraph.vueNodesMode) return
+    const rest = this.node.size[1] - this.ofWidgets;
+    this.added = rest > this.content() ? rest : Math.min(this.added, this.content());
+  }
+
+  apply() {
+    const { node } = this;
+    node.setSize([node.size[0], this.ofWidgets + Math.max(this.added, this.content())]);
+    node.graph?.setDirtyCanvas(true, true);
+  }
+}
+
+/** Hides these widgets, or shows them. */
+function setHidden(node, widgets, hidden) {
+  for (const widget of widgets) {
+    widget.hidden = hidden;
+    widget.options.hidden = hidden;
+  }
+  // Where nodes are DOM, the editor reads widget options again only when the list of widgets changes its length.
+  const all = node.widgets.splice(0);
+  node.widgets.push(...all);
 }
 
 // Pure: makes readable texts of the event of a failed node.
@@ -657,8 +792,8 @@ function summarizeError(text) {
   return joinSentences([cause, advice])
 }
 
-// Makes models and VAEs parallel by a node behind them, and stock again without it: from the menu of a node, of the
-// canvas or of the editor, and by commands. One undo takes it back.
+// Turns stock loaders of diffusion models into parallel ones, and back: from the menu of a node, of the canvas or of
+// the editor, and by commands. The changed workflow is loaded as after an undo, so that one undo takes it all back.
 
 
 const PARALLEL = 'ParallelDiT.MakeWorkflowParallel';
@@ -675,9 +810,20 @@ app.registerExtension({
   ],
   menuCommands: [{ path: ['Edit'], commands: [PARALLEL, STOCK] }],
 
-  getNodeMenuItems(node) {
-    const inside = node.subgraph ? makeItems(listInner(node), 'convert.parallel', 'convert.stock') : [];
-    return inside.length ? inside : makeNodeItems(node)
+  getNodeMenuItems(live) {
+    if (live.subgraph) return makeItems(listInner(live), 'convert.parallel', 'convert.stock')
+    if (isDeprecated(live)) return [null, { content: t('convert.old'), disabled: true }]
+    if (!(live.type in KINDS$1)) return []
+    const other = findOtherVae(live.type);
+    if (other) {
+      const key = isParallel(other) ? 'convert.parallel' : 'convert.stock';
+      return [null, { content: t(key), callback: () => makeNode(live, other) }]
+    }
+    const node = live.serialize();
+    const [type, key, why] = isStock(node)
+      ? [findParallelType(node), 'convert.parallel', 'convert.pickle']
+      : [findStockType(node, EDITOR), 'convert.stock', 'convert.noStock'];
+    return [null, { content: t(type ? key : why), disabled: !type, callback: () => makeNode(live, type) }]
   },
 
   getCanvasMenuItems() {
@@ -685,87 +831,89 @@ app.registerExtension({
   }
 });
 
+/** What the editor knows about stock node types. */
+const EDITOR = {
+  exists: (type) => type in window.LiteGraph.registered_node_types,
+  offers: (type, file) => {
+    const inputs = window.LiteGraph.registered_node_types[type]?.nodeData?.input?.required ?? {};
+    const [list, options] = inputs[KINDS$1[type].widgets.file] ?? [];
+    return (Array.isArray(list) ? list : (options?.options ?? [])).includes(file)
+  }
+};
+
 const listNodes = () => listGraphs(app.rootGraph).flatMap(({ nodes }) => nodes);
+const clone = (value) => JSON.parse(JSON.stringify(value));
 
-/** Lists the nodes among these that make parallel, as `node` and what they do it to. */
-const listAdded = (nodes) =>
-  Object.entries(PARALLELIZERS).flatMap(([kind, type]) =>
-    nodes.filter((node) => node.type === type).map((node) => ({ node, kind }))
-  );
-
-/** Takes nodes out, the newest first. */
-function takeOut(added) {
-  for (const { node, kind } of added.sort((one, other) => other.node.id - one.node.id)) remove(node, kind);
-}
-
-/** Makes the menu's items that change all models made by these nodes. */
+/** Makes the menu's items that change all loaders among these nodes. */
 function makeItems(nodes, parallelKey, stockKey) {
   const items = [];
-  const found = Object.values(sortNodes(nodes));
-  if (found.some(({ length }) => length)) items.push({ content: t(parallelKey), callback: () => makeParallel(nodes) });
-  if (listAdded(nodes).length) items.push({ content: t(stockKey), callback: () => makeStock(nodes) });
+  if (nodes.some(isStock)) items.push({ content: t(parallelKey), callback: () => makeParallel(nodes) });
+  if (nodes.some(({ type }) => LOADERS.includes(type)))
+    items.push({ content: t(stockKey), callback: () => makeStock(nodes) });
   return items.length ? [null, ...items] : []
 }
 
-/** Makes an item for a node's models, and one for its VAEs. */
-function makeNodeItems(node) {
-  const instead = findInstead(node);
-  if (instead)
-    return [null, { content: t('convert.instead', { instead: t(`convert.use.${instead}`) }), disabled: true }]
-  const kinds = Object.keys(PARALLELIZERS).filter(
-    (kind) => PARALLELIZERS[kind] in window.LiteGraph.registered_node_types && listSlots(node, kind).length
-  );
-  const items = kinds.map((kind) => {
-    const added = listAdded(node.type === PARALLELIZERS[kind] ? [node] : listParallelizers(node, kind));
-    const keys = kinds.length > 1 && kind === 'VAE' ? ['vaeParallel', 'vaeStock'] : ['parallel', 'stock'];
-    const act = () => (added.length ? takeOut(added) : insert(node, kind));
-    return { content: t(`convert.${keys[Number(added.length > 0)]}`), callback: () => change(act) }
-  });
-  return items.length ? [null, ...items] : []
+async function makeNode({ id, graph }, type) {
+  const isNode = (node, graphId) => String(node.id) === String(id) && graphId === graph.id;
+  const { lost } = await change((node, graphId) => (isNode(node, graphId) ? type : null));
+  warnAboutLost(lost);
 }
 
-/** Makes all models parallel that these nodes make. */
+/** Makes the stock loaders among these nodes parallel. */
 async function makeParallel(nodes = listNodes()) {
   await textsLoaded;
-  const { makers, insteads, piped, closed } = sortNodes(nodes);
-  const count = change(() => makers.reduce((sum, node) => sum + insert(node, 'MODEL'), 0));
+  const saved = nodes.filter(isStock).map((live) => live.serialize());
+  const pickles = saved.filter((node) => !findParallelType(node)).map((node) => readValues(node).file);
+  const isMeant = among(nodes);
+  const { count, lost } = await change((node, graphId) => (isMeant(node, graphId) ? findParallelType(node) : null));
   if (count) showToast('success', `convert.madeParallel${count === 1 ? 'One' : ''}`, { count });
-  for (const key of new Set(insteads.map(findInstead))) {
-    const named = nameAll(insteads.filter((node) => findInstead(node) === key));
-    showToast('warn', 'convert.leftForeign', { nodes: named, instead: t(`convert.use.${key}`) });
-  }
-  if (piped.length) showToast('warn', 'convert.leftPiped', { nodes: nameAll(piped) });
-  if (closed.length) showToast('warn', 'convert.leftClosed', { nodes: nameAll(closed) });
-  if (![makers, insteads, piped, closed].some(({ length }) => length)) showToast('info', 'convert.noneToMakeParallel');
+  else if (!pickles.length) showToast('info', 'convert.noneToMakeParallel');
+  if (pickles.length) showToast('warn', 'convert.leftPickles', { files: pickles.join(', ') });
+  warnAboutLost(lost);
 }
 
-/** Makes all models and VAEs stock that these nodes make parallel. */
+/** Makes the parallel loaders among these nodes stock. */
 async function makeStock(nodes = listNodes()) {
   await textsLoaded;
-  const added = listAdded(nodes);
-  change(() => takeOut(added));
-  const count = added.length;
+  const isMeant = among(nodes);
+  const { count, lost } = await change((node, graphId) => (isMeant(node, graphId) ? findStockType(node, EDITOR) : null));
+  const left = listNodes().filter((live) => LOADERS.includes(live.type) && isMeant(live, live.graph.id));
   showToast(count ? 'success' : 'info', count ? 'convert.madeStock' : 'convert.noneToMakeStock', { count });
+  if (left.length) showToast('warn', 'convert.leftParallel', { nodes: left.map(({ title }) => title).join(', ') });
+  warnAboutLost(lost);
 }
 
-const nameAll = (nodes) => [...new Set(nodes.map(({ title, type }) => title || type))].join(', ');
+/** Returns whether a saved node of the graph with that id is one of these. */
+function among(nodes) {
+  const keys = new Set(nodes.map(({ id, graph }) => `${graph.id} ${id}`));
+  return ({ id }, graphId) => keys.has(`${graphId} ${id}`)
+}
+
+function warnAboutLost(lost) {
+  if (lost.length) showToast('warn', 'convert.lost', { values: lost.join(', ') });
+}
 
 function showToast(severity, key, values) {
   app.extensionManager.toast.add({ severity, summary: 'ParallelDiT', detail: t(key, values), life: TOAST_MS });
 }
 
-/** Changes the open graph in one step that can be undone. */
-function change(act) {
+/** Replaces loaders, see `convert`, in one step that can be undone. */
+async function change(chooseType) {
   const tracker = app.extensionManager.workflow.activeWorkflow.changeTracker;
   tracker.beforeChange();
   tracker.afterChange(); // earlier changes get a step of their own
-  tracker.beforeChange();
-  try {
-    return act()
-  } finally {
-    app.canvas.setDirty(true, true);
-    tracker.afterChange();
-  }
+  const workflow = clone(app.rootGraph.serialize());
+  const result = convert(workflow, chooseType, measureSmallest);
+  if (!result.count) return result
+  await tracker.updateState([workflow], tracker.undoQueue);
+  tracker.redoQueue.length = 0;
+  tracker.activeState = clone(app.rootGraph.serialize()); // what the editor adds as it loads is no step
+  return result
+}
+
+function measureSmallest(node, graphId) {
+  const graph = listGraphs(app.rootGraph).find(({ id }) => id === graphId);
+  return getSmallestSize(graph.getNodeById(node.id))
 }
 
 // Makes elements of the page, and adds the pack's style sheets to it.
@@ -898,12 +1046,12 @@ function makeIcon(name) {
 
 // Pure: finds the node of an error and the place of its card on the canvas. Rectangles are {x, y, width, height}.
 
-const GAP$3 = 10;
+const GAP$1 = 10;
 
 /**
  * Finds the node of an execution id, such as '6', or '12:5' in a subgraph, in the graph on the screen; null if none.
  */
-function findNode$1(shown, root, id) {
+function findNode(shown, root, id) {
   let graph = root;
   for (const part of String(id).split(':')) {
     const node = graph?.getNodeById(part);
@@ -948,17 +1096,17 @@ function placeInView(node, card, foldedSize, view) {
   const bottom = view.y + view.height;
   if (!node) return moveInside({ x: view.x, y: bottom }, card, view)
   const sides = [
-    [node.y + node.height + 2 * GAP$3 + foldedSize.height <= bottom, { x: node.x, y: node.y + node.height + GAP$3 }],
-    [node.x + node.width + 2 * GAP$3 + foldedSize.width <= right, { x: node.x + node.width + GAP$3, y: node.y }],
-    [node.x - 2 * GAP$3 - foldedSize.width >= view.x, { x: node.x - GAP$3 - card.width, y: node.y }],
-    [node.y - 2 * GAP$3 - foldedSize.height >= view.y, { x: node.x, y: node.y - GAP$3 - card.height }]
+    [node.y + node.height + 2 * GAP$1 + foldedSize.height <= bottom, { x: node.x, y: node.y + node.height + GAP$1 }],
+    [node.x + node.width + 2 * GAP$1 + foldedSize.width <= right, { x: node.x + node.width + GAP$1, y: node.y }],
+    [node.x - 2 * GAP$1 - foldedSize.width >= view.x, { x: node.x - GAP$1 - card.width, y: node.y }],
+    [node.y - 2 * GAP$1 - foldedSize.height >= view.y, { x: node.x, y: node.y - GAP$1 - card.height }]
   ];
   const [, corner] = sides.find(([fits]) => fits) ?? sides[0];
   return moveInside(corner, card, view)
 }
 
 function moveInside({ x, y }, card, view) {
-  const inside = (value, from, size, own) => Math.max(from + GAP$3, Math.min(value, from + size - own - GAP$3));
+  const inside = (value, from, size, own) => Math.max(from + GAP$1, Math.min(value, from + size - own - GAP$1));
   return { x: inside(x, view.x, view.width, card.width), y: inside(y, view.y, view.height, card.height) }
 }
 
@@ -1007,7 +1155,7 @@ class Notice {
   /** Finds the node in the graph on the screen; undefined if the graph lacks it, or now has another node of its id. */
   node() {
     const { node_id: id, node_type: type } = this.event;
-    const node = findNode$1(app.canvas.graph, app.rootGraph, id);
+    const node = findNode(app.canvas.graph, app.rootGraph, id);
     const inside = String(id).includes(':');
     return node && (inside || node.type === type) ? node : undefined
   }
@@ -1341,22 +1489,22 @@ const describePlans = (plans, t) => plans.map((plan) => describePlan(plan, t)).j
 // Pure: makes prompts that differ in their plan, and sums up their runs.
 
 
-const NODE = 'paralleldit_comparison'; // the id of the plan node for all loaders
+const MARK = 'paralleldit_comparison'; // an input that no node reads
 
-/** Returns the ids of a worker group's loaders in a prompt in API format. types: the loaders' node types. */
-const findLoaders = (prompt, types, group) =>
+/** Returns the ids of a worker group's Parallelize Model nodes in a prompt in API format. */
+const findNodes = (prompt, group) =>
   Object.keys(prompt).filter((id) => {
     const { class_type: type, inputs } = prompt[id];
-    return types.includes(type) && (inputs.group ?? 1) === group
+    return type === PARALLELIZE && (inputs.group ?? 1) === group
   });
 
-/** Returns a plan's values as a Plan node has them. values: of a plan in JSON. */
+/** Returns a plan's values as a node has them. values: of a plan in JSON. */
 function makeNodeValues({ speeds, ...values }) {
   return { ...values, ...(speeds ? { speeds: speeds.join(', ') } : {}), mode: 'manual' }
 }
 
 /**
- * Returns the plans to compare, as values of a Plan node: those with the fastest predictions, or auto without a
+ * Returns the plans to compare, as values of a node: those with the fastest predictions, or auto without a
  * prediction; and one device. answer: of POST /paralleldit/plan, or null.
  */
 function listCandidates(answer) {
@@ -1367,13 +1515,15 @@ function listCandidates(answer) {
 }
 
 /**
- * Returns a copy of the prompt in which these loaders have a plan. mark: a value that differs from prompt to prompt.
+ * Returns a copy of the prompt in which these nodes have a plan. mark: a value that differs from prompt to prompt.
  * Without it ComfyUI would reuse the last result instead of running again.
  */
-function applyPlan(prompt, loaders, values, mark) {
+function applyPlan(prompt, nodes, values, mark) {
   const changed = structuredClone(prompt);
-  changed[NODE] = { class_type: 'ParallelDiT_Plan', inputs: { ...values, [NODE]: mark } };
-  for (const id of loaders) changed[id].inputs.plan = [NODE, 0];
+  for (const id of nodes) {
+    const { model, group } = prompt[id].inputs;
+    changed[id].inputs = { model, group, ...values, [MARK]: mark };
+  }
   return changed
 }
 
@@ -1394,13 +1544,10 @@ function addSpeedups(rows) {
   })
 }
 
-// Gives loaders a plan: sets their Parallel Plan node, or adds one to a loader without. One undo takes it back.
+// Gives Parallelize Model nodes a plan. One undo takes it back.
 
 
 const ONE_DEVICE = { dp: 1, cfg: 1, ring: 1, ulysses: 1, pipefusion: 1 };
-const INPUT = 'plan';
-const GAP$2 = 40;
-const TITLE = 30;
 
 /** Makes a button that uses a plan. */
 function makeUseButton(use) {
@@ -1419,55 +1566,33 @@ function addUseButtons(target, answer, use) {
   }
 }
 
-/** Gives the loaders of a worker group in the open workflow a plan. values: of the plan in JSON; {} for one device. */
-function usePlan(values, group) {
-  asOneChange(() => {
-    const loaders = listGraphs(app.rootGraph).flatMap(({ nodes }) => nodes.filter(isOf(group)));
-    const plans = new Set(loaders.map((loader) => findOrigin(loader, INPUT)?.node ?? addPlan(loader)));
-    for (const plan of plans) if (plan.type === PLAN) setWidgets(plan, values);
-  });
-}
+/** Sets a worker group's nodes in the open workflow to a plan. values: of the plan in JSON; {} for one device. */
+const usePlan = (values, group) =>
+  setPlan(
+    listGraphs(app.rootGraph).flatMap(({ nodes }) => nodes.filter(isOf(group))),
+    values
+  );
 
-/** Sets a Parallel Plan node to a plan. values: as in `usePlan`. */
-const setPlan = (plan, values) => asOneChange(() => setWidgets(plan, values));
-
-function asOneChange(change) {
+/** Sets these nodes to a plan. values: as in `usePlan`. */
+function setPlan(nodes, values) {
   const tracker = app.extensionManager.workflow.activeWorkflow.changeTracker;
   tracker.beforeChange();
-  change();
+  for (const node of nodes) setWidgets(node, values);
   app.canvas.setDirty(true, true);
   tracker.afterChange();
 }
 
-const isOf = (group) => (node) => LOADERS.includes(node.type) && !node.mode && getWidget(node, 'group')?.value === group;
+const isOf = (group) => (node) => node.type === PARALLELIZE && !node.mode && getWidget(node, 'group').value === group;
 
-const getWidget = (node, name) => node.widgets?.find((widget) => widget.name === name);
+const getWidget = (node, name) => node.widgets.find((widget) => widget.name === name);
 
-function setWidgets(plan, values) {
+function setWidgets(node, values) {
   for (const [name, value] of Object.entries(makeNodeValues({ ...ONE_DEVICE, ...values }))) {
-    const widget = getWidget(plan, name);
+    const widget = getWidget(node, name);
     if (!widget) continue
     widget.value = value;
-    widget.callback?.(value, app.canvas, plan);
+    widget.callback?.(value, app.canvas, node);
   }
-}
-
-/** Adds a Plan node beside a loader, where no node is, and connects it. */
-function addPlan(loader) {
-  const plan = window.LiteGraph.createNode(PLAN);
-  loader.graph.add(plan);
-  const left = loader.pos[0] - plan.size[0] - GAP$2;
-  const isFree = (y) =>
-    loader.graph.nodes.every((other) => {
-      const [x, top, width, height] = other.getBounding();
-      const isApart = x + width <= left || left + plan.size[0] <= x;
-      return other === plan || isApart || top + height <= y - TITLE || y + plan.size[1] <= top
-    });
-  let y = loader.pos[1];
-  for (let tries = 0; tries < 100 && !isFree(y); tries++) y -= GAP$2;
-  plan.pos = [left, y];
-  plan.connect(0, loader, loader.findInputSlot(INPUT));
-  return plan
 }
 
 // Changes elements in place instead of making them anew, so that focus, selection and scroll position stay.
@@ -1538,13 +1663,13 @@ function makeFold(title, open, ...children) {
 class Comparison {
   /**
    * queue: see queue.mjs. host: asks the page and its server. `prompt()` returns the open workflow as a prompt,
-   * `about(loader)` the open workflow's name and what the loader's sampler draws, `answer(loader)` what POST
-   * /paralleldit/plan says about the loader of that id, `runs(group)` the runs that the server keeps. types: the loaders' node types. onChange: called after `rows`, `isRunning` or `problem` changed.
+   * `about(id)` the open workflow's name and what is drawn with the node of that id, `answer(id)` what POST
+   * /paralleldit/plan says about it, `runs(group)` the runs that the server keeps. onChange: called after `rows`,
+   * `isRunning` or `problem` changed.
    */
-  constructor(queue, host, types, onChange) {
+  constructor(queue, host, onChange) {
     this.queue = queue;
     this.host = host;
-    this.types = types;
     this.onChange = onChange;
     this.rows = []; // each {plans, isAlone, state: waiting, running, done, failed or leftOut, result, times}
     this.isRunning = false;
@@ -1552,21 +1677,22 @@ class Comparison {
     this.about = null; // {workflow, picture}, once it runs
   }
 
-  /** group: the worker group's number. noLoader: the problem to show if the workflow has no loader of this group. */
-  async run(group, noLoader) {
+  /** group: the worker group's number. noNode: the problem to show if the workflow has no node of this group. */
+  async run(group, noNode) {
     if (this.isRunning) return
     this.set({ isRunning: true, problem: '', rows: [] });
     try {
       const { output, workflow } = await this.host.prompt();
-      const loaders = findLoaders(output, this.types, group);
-      if (!loaders.length) throw new Error(noLoader)
-      this.set({ about: this.host.about(loaders[0]) });
-      const plans = listCandidates(await this.host.answer(loaders[0]));
+      const nodes = findNodes(output, group);
+      if (!nodes.length) throw new Error(noNode)
+      const last = nodes.at(-1); // of two in a row, the one whose plan counts
+      this.set({ about: this.host.about(last) });
+      const plans = listCandidates(await this.host.answer(last));
       this.set({ rows: plans.map((plan) => ({ ...plan, state: 'waiting', result: null, times: null })) });
       for (const [at, { values }] of plans.entries()) {
         this.change(at, { state: 'running' });
         const end = await this.runOne(group, at, {
-          output: applyPlan(output, loaders, values, `${Date.now()}`),
+          output: applyPlan(output, nodes, values, `${Date.now()}`),
           workflow
         });
         if (!['success', 'error'].includes(end)) break
@@ -1631,28 +1757,26 @@ async function askServer(question) {
 // Answers a comparison's questions to the editor's page and to the server.
 
 
+const AUTO = { mode: 'auto' };
+
 /** Returns the `host` of a Comparison. app, api: the editor's. */
 function makeHost(app, api) {
   return {
     prompt: () => app.graphToPrompt(),
-    about: (loader) => {
-      const [{ samplers } = { samplers: [] }] = makeLoaderQuestion(findNode(app.rootGraph, loader)).loaders;
+    about: (id) => {
+      const { samplers = [] } = makeQuestion(findNode$1(app.rootGraph, id), AUTO).question ?? {};
       const { picture } = samplers.find((sampler) => sampler.picture) ?? {};
       return { workflow: app.extensionManager.workflow.activeWorkflow.filename, picture: picture ?? null }
     },
-    answer: async (loader) => askServer(makeLoaderQuestion(findNode(app.rootGraph, loader))),
+    answer: async (id) => {
+      const { question } = makeQuestion(findNode$1(app.rootGraph, id), AUTO);
+      return question && askServer(question)
+    },
     async runs(group) {
       const { groups } = await (await api.fetchApi('/paralleldit/groups')).json();
       return groups.find((each) => each.group === group)?.runs ?? []
     }
   }
-}
-
-/** Finds the node of an id in a prompt. The id starts with the subgraph nodes around it, as in "5:12". */
-function findNode(rootGraph, id) {
-  const [own, ...hosts] = id.split(':').reverse();
-  const graph = hosts.reduceRight((within, host) => within.getNodeById(host).subgraph, rootGraph);
-  return graph.getNodeById(own)
 }
 
 // Queues prompts and waits until they have ended, or until somebody has removed them from the queue.
@@ -1713,7 +1837,7 @@ class Queue {
 
 /** Makes the view of comparisons of the open workflow. app, api: the editor's. */
 function makeComparisonView(app, api) {
-  const make = (onChange) => new Comparison(new Queue(api), makeHost(app, api), LOADERS, onChange);
+  const make = (onChange) => new Comparison(new Queue(api), makeHost(app, api), onChange);
   return new ComparisonView(make, () => app.extensionManager.workflow.activeWorkflow)
 }
 
@@ -1753,7 +1877,7 @@ class ComparisonView {
     this.comparisons.set(workflow, comparison);
     this.running = comparison;
     try {
-      await comparison.run(this.group, t('panel.compare.noLoader'));
+      await comparison.run(this.group, t('panel.compare.noNode'));
     } finally {
       this.running = null;
       this.draw();
@@ -1923,7 +2047,7 @@ function applyEvent(model, { group: number, status, runs, log: lines }) {
   return changeGroup(model, number, (old) => ({
     ...old,
     status,
-    runs: (runs ?? []).reduce(addRun, old.runs),
+    runs: (runs ?? []).reduce(addRun$1, old.runs),
     logs: addLines(old.logs, lines ?? [])
   }))
 }
@@ -1945,7 +2069,7 @@ function changeGroup(model, number, change) {
   return { ...model, groups: [...others, change(old)].sort((a, b) => a.number - b.number) }
 }
 
-function addRun(runs, run) {
+function addRun$1(runs, run) {
   const others = runs.filter(({ id }) => id !== run.id);
   return [run, ...others].sort((a, b) => b.id - a.id).slice(0, RUNS)
 }
@@ -2244,6 +2368,15 @@ function describePrediction({ predicted }, say) {
   }
 }
 
+/** Says how the last run of a node went: its plan, and what a step took. */
+function describeRan(run, say) {
+  const plan = run.is_stock ? say('panel.asStock') : describePlans(run.plans, say);
+  const seconds = run.usual ?? summarizeSteps(run.steps)?.median;
+  if (!seconds) return say('plan.ran', { words: plan })
+  const step = describeSpeed({ seconds, alone: run.alone, isRun: true, isAloneRun: run.is_alone_run }, say);
+  return say('plan.ran', { words: `${plan}, ${step}` })
+}
+
 /** Says why there is no prediction for a known model; null if there is one, or if the model is not known. */
 function explainNoPrediction({ memory, predicted, sized }, say) {
   if (!memory || predicted) return null
@@ -2343,13 +2476,12 @@ function findAddress(graphs, model) {
 const MAX_PATCHES_DRAWN = 16;
 
 /**
- * Replaces what the element shows. answer: the server's, or null if nothing was asked. open: names of values that only
- * a run can tell. parts: makes the elements: `makeWhole`, or `makeBrief` for little room.
+ * Replaces what the element shows. answer: the server's, or null if nothing was asked. why: nothing was asked, see
+ * `makeQuestion`. parts: makes the elements: `makeWhole`, or `makeBrief` for little room.
  */
-function draw$1(target, answer, open, parts) {
+function draw$1(target, answer, why, parts) {
   const isOpen = target.querySelector('details')?.open;
-  if (open.length)
-    target.replaceChildren(makeLine$1('paralleldit-plan-remark', t('plan.open', { names: open.join(', ') })));
+  if (why) target.replaceChildren(makeLine('paralleldit-plan-remark', t(...why)));
   else if (!answer) target.replaceChildren();
   else if (answer.error) target.replaceChildren(makeErrorBox(summarizeError(answer.error)));
   else target.replaceChildren(...parts(answer));
@@ -2358,10 +2490,10 @@ function draw$1(target, answer, open, parts) {
 
 /** Says that there is no answer. It does not look like an error. */
 function drawNoAnswer(target, reason) {
-  target.replaceChildren(makeLine$1('paralleldit-plan-remark', t('plan.unanswered', { reason })));
+  target.replaceChildren(makeLine('paralleldit-plan-remark', t('plan.unanswered', { reason })));
 }
 
-/** Makes the elements for a plan node, which include how the plan falls on the ranks. */
+/** Makes the elements for a node, which include how the plan falls on the ranks. */
 function* makeWhole(answer) {
   yield* makeSummary(answer);
   if (answer.ranks.length) yield* makeMesh(answer);
@@ -2378,19 +2510,20 @@ function* makeBrief(answer) {
 function* makeSummary(answer) {
   const missing = describeMissing(answer, t);
   if (missing) yield makeMissing(missing, answer.missing);
-  for (const words of answer.unknown) yield makeLine$1('paralleldit-plan-note', summarizeError(words));
-  if (answer.plan) yield makeLine$1('paralleldit-plan-title', describeTitle(answer, t));
+  for (const words of answer.unknown) yield makeLine('paralleldit-plan-note', summarizeError(words));
+  if (answer.plan) yield makeLine('paralleldit-plan-title', describeTitle(answer, t));
+  if (answer.ran) yield makeLine('paralleldit-plan-title', describeRan(answer.ran, t));
   const fit = describeFit(answer, t);
-  if (fit) yield makeLine$1(`paralleldit-plan-fit${fit.lacks ? ' paralleldit-plan-lacks' : ''}`, fit.text);
+  if (fit) yield makeLine(`paralleldit-plan-fit${fit.lacks ? ' paralleldit-plan-lacks' : ''}`, fit.text);
   const step = describePrediction(answer, t)?.step ?? explainNoPrediction(answer, t);
-  if (step) yield makeLine$1('paralleldit-plan-step', step);
+  if (step) yield makeLine('paralleldit-plan-step', step);
   if (fit?.lacks) yield* makeRemedies(answer, 'paralleldit-plan-note');
-  for (const remark of answer.note) yield makeLine$1('paralleldit-plan-note', describeRemark(remark, t));
+  for (const remark of answer.note) yield makeLine('paralleldit-plan-note', describeRemark(remark, t));
 }
 
 /** Makes a line about missing files, with a link to each that a template tells of. */
 function makeMissing(words, missing) {
-  const line = makeLine$1('paralleldit-plan-note paralleldit-plan-missing', words);
+  const line = makeLine('paralleldit-plan-note paralleldit-plan-missing', words);
   for (const { model } of missing) {
     const address = findAddress(listGraphs(app.rootGraph), model);
     if (!address) continue
@@ -2404,12 +2537,12 @@ function makeMissing(words, missing) {
  * with a button. */
 function* makeReasons(answer) {
   for (const remark of answer.remarks.filter(countOffered)) {
-    const line = makeLine$1('paralleldit-plan-remark', describeRemark(remark, t));
+    const line = makeLine('paralleldit-plan-remark', describeRemark(remark, t));
     line.append(' ', makeUseAllButton(countOffered(remark)));
     yield line;
   }
   const others = answer.remarks.filter((remark) => !countOffered(remark));
-  const remarks = others.map((remark) => makeLine$1('paralleldit-plan-remark', describeRemark(remark, t)));
+  const remarks = others.map((remark) => makeLine('paralleldit-plan-remark', describeRemark(remark, t)));
   const whole = describeFit(answer, t)?.lacks ? [] : makeRemedies(answer, 'paralleldit-plan-remark');
   const reasons = [...makeBest(describePrediction(answer, t)), ...whole, ...remarks];
   if (!answer.plan) yield* reasons;
@@ -2420,13 +2553,13 @@ function* makeReasons(answer) {
 
 function* makeRemedies(answer, className) {
   const remedies = describeRemedies(answer, joinWithOr, t);
-  if (remedies) yield makeLine$1(className, remedies);
+  if (remedies) yield makeLine(className, remedies);
 }
 
 function* makeBest(words) {
   if (!words) return
-  if (words.own) yield makeLine$1('paralleldit-plan-memory', words.own);
-  yield makeLine$1('paralleldit-plan-memory', words.title);
+  if (words.own) yield makeLine('paralleldit-plan-memory', words.own);
+  yield makeLine('paralleldit-plan-memory', words.title);
   const rows = words.best.map((each, place) => {
     const row = element('li', {}, each);
     if (place === words.chosen) row.setAttribute('aria-current', 'true');
@@ -2534,12 +2667,12 @@ function makeGrid(className, children, columns) {
 }
 
 function makeErrorBox(words) {
-  const alert = makeLine$1('paralleldit-plan-error', words);
+  const alert = makeLine('paralleldit-plan-error', words);
   alert.setAttribute('role', 'alert');
   return alert
 }
 
-function makeLine$1(className, words) {
+function makeLine(className, words) {
   return element('div', { class: className }, words)
 }
 
@@ -2568,7 +2701,7 @@ function makeRun({ answer, models }, group, loaded) {
   const names = [...new Set(models)].map(getFileName).join(', ');
   const name = element('p', { class: 'paralleldit-strong paralleldit-cut-off', title: models.join(', ') }, names);
   const content = element('div', { class: 'paralleldit-plan-content' });
-  draw$1(content, answer, [], makeBrief);
+  draw$1(content, answer, null, makeBrief);
   addUseButtons(content, answer, (values) => usePlan(values, group));
   name.hidden = models.every((model) => model === loaded);
   return element('div', {}, name, element('div', { class: 'paralleldit-plan' }, content))
@@ -2741,7 +2874,7 @@ function describeRank({ rank, pid, index, name, placed, weights }) {
 
 const HEIGHT = 40;
 const SLOT = 10;
-const GAP$1 = 1.5;
+const GAP = 1.5;
 const DENSE = 80; // with this many slots, bars are too thin for gaps
 const MOST_SLOTS = 500; // the server keeps this many steps of a run
 const LEAST_SLOTS = 12; // keeps the bars of a short run narrow
@@ -2768,7 +2901,7 @@ function layOutBars(steps, total, first = 1) {
 
 /** Makes the paths of these bars: for computing, for communication, and for the marks of bars that are cut off. */
 function makePaths({ slots, bars: drawn }) {
-  const gap = slots < DENSE ? GAP$1 : 0;
+  const gap = slots < DENSE ? GAP : 0;
   const found = { compute: '', communication: '', cut: '' };
   for (const [at, { height, below, cut }] of drawn.entries()) {
     const x = at * SLOT + gap / 2;
@@ -3288,7 +3421,7 @@ class PanelView {
 // Keeps the server's answers about the plans of the open workflow, for views other than the node that asked.
 
 
-const answers = new WeakMap(); // by plan node, or by loader without a plan
+const answers = new WeakMap(); // by node
 const listeners = [];
 
 /** Keeps a node's last answer; null for none. */
@@ -3300,11 +3433,8 @@ function noteAnswer(node, answer) {
 /** Calls `listener` after each answer. */
 const onAnswer = (listener) => listeners.push(listener);
 
-/** Returns the last answer about a loader's plan; null or undefined if there is none. */
-function findAnswer(loader) {
-  const { asks } = findRun$1(loader) ?? {};
-  return asks && answers.get(asks)
-}
+/** Returns the last answer about a node; null or undefined if there is none. */
+const findAnswer = (node) => answers.get(node);
 
 /**
  * Returns, by worker group, what is known about its next run in the workflow with this graph: each answer, and the names
@@ -3312,27 +3442,25 @@ function findAnswer(loader) {
  */
 function findNextRuns(root) {
   const groups = new Map();
-  const loaders = listGraphs(root).flatMap(({ nodes }) => nodes.filter(({ type }) => LOADERS.includes(type)));
-  for (const loader of sortByRun(loaders)) {
-    const { asks, group, model } = findRun$1(loader) ?? {};
-    const answer = asks && answers.get(asks);
+  for (const node of sortByRun(listGraphs(root).flatMap(({ nodes }) => nodes.filter(isParallelize)))) {
+    const { group, model } = findRun$1(node) ?? {};
+    const answer = model && answers.get(node);
     if (!answer) continue
     const runs = groups.get(group) ?? [];
     groups.set(group, runs);
-    const known = runs.find((run) => run.answer === answer || (lacksFiles(run.answer) && lacksFiles(answer)));
+    const known = lacksFiles(answer) && runs.find((run) => lacksFiles(run.answer));
     if (!known) {
       runs.push({ answer, models: [model] });
       continue
     }
     known.models.push(model);
-    if (known.answer !== answer) {
-      const others = answer.missing.filter((each) => !known.answer.missing.some((file) => file.model === each.model));
-      known.answer = { ...known.answer, missing: [...known.answer.missing, ...others] };
-    }
+    const others = answer.missing.filter((each) => !known.answer.missing.some((file) => file.model === each.model));
+    known.answer = { ...known.answer, missing: [...known.answer.missing, ...others] };
   }
   return groups
 }
 
+const isParallelize = ({ type }) => type === PARALLELIZE;
 const lacksFiles = ({ missing }) => Boolean(missing?.length);
 
 // The sidebar panel of the worker groups. It asks the server when the page loads, and again when a lost connection is
@@ -3370,7 +3498,7 @@ class Panel {
     api.addEventListener('reconnected', () => this.ask());
     onAnswer(() => this.drawSoon());
     onChange(() => this.ask()); // the devices may be others
-    api.addEventListener('graphChanged', () => this.drawSoon()); // a loader may have been removed
+    api.addEventListener('graphChanged', () => this.drawSoon()); // a node may have been removed
     document.addEventListener('visibilitychange', () => this.drawSoon());
   }
 
@@ -3464,76 +3592,6 @@ app.registerExtension({
   }
 });
 
-// Pure: says in one line what a plan does: "2 GPUs · ulysses=2 · 1.7× faster".
-
-
-/**
- * Returns the line's `text`, and as `mark` whether something in it needs a person: 'bad' for what does not run or fit,
- * 'warn' for what is not known, or null. Null if there is nothing to say. answer: the
- * server's. summarize: shortens an error's text. say: `t`.
- */
-function describeLine(answer, summarize, say) {
-  if (answer.error) return { text: summarize(answer.error), mark: 'bad' }
-  const missing = describeMissing(answer, say);
-  if (missing) return { text: missing, mark: 'warn' }
-  if (!answer.plan) {
-    const [unknown] = answer.unknown;
-    return unknown ? { text: summarize(unknown), mark: 'warn' } : { text: say('plan.auto_open'), mark: null }
-  }
-  const count = answer.world;
-  const kind = `plan.line.${answer.device === 'cpu' ? 'cpu' : 'gpu'}${count === 1 ? '' : 's'}`;
-  const lacks = describeFit(answer, say)?.lacks;
-  const [at, of] = answer.tried ?? [];
-  const devices = say(kind, { count });
-  const plan = count > 1 ? answer.plan : devices;
-  const parts = [
-    (count > 1 || !at) && devices,
-    at ? say('plan.trying', { plan, at, of }) : count > 1 && plan,
-    lacks ? say('plan.line.lacks') : describeFactor(answer, say)
-  ];
-  const text = parts.filter(Boolean).join(' · ');
-  return { text, mark: lacks ? 'bad' : answer.unknown.length ? 'warn' : null }
-}
-
-/** Says how many times as fast as one device; '' if that is not known, or if the plan is one device. */
-function describeFactor({ predicted, world }, say) {
-  const { plan, one_device: alone } = predicted ?? {};
-  if (world === 1 || !plan || !(alone?.fits || alone?.has_run) || !plan.seconds) return ''
-  return describeFactor$1(alone.seconds / plan.seconds, 'plan.line', say)
-}
-
-// The one line that a loader shows of its automatic plan. All else that is known stands in its tooltip, and in the panel.
-
-
-/** Replaces what the element shows. answer: the server's, or null. parts: makes the tooltip's elements, see `draw`. */
-function drawLine(target, answer, parts) {
-  const line = answer && describeLine(answer, summarizeError, t);
-  if (!line) return target.replaceChildren()
-  const words = element('div');
-  draw$1(words, answer, [], parts);
-  target.replaceChildren(makeLine(line, listLines(words).join('\n')));
-}
-
-/** Says that there is no answer. */
-function drawNoLine(target, reason) {
-  const text = t('plan.unanswered', { reason });
-  target.replaceChildren(makeLine({ text, mark: null }, text));
-}
-
-function makeLine({ text, mark }, title) {
-  const line = element('div', { class: 'paralleldit-plan-line', title, 'data-testid': 'paralleldit-plan-line' });
-  if (mark) {
-    line.dataset.mark = mark;
-    line.append(element('i', { class: 'pi pi-exclamation-triangle', 'aria-hidden': 'true' }));
-  }
-  line.append(element('span', {}, text));
-  return line
-}
-
-/** Lists the texts of the innermost elements, as lines. */
-const listLines = (target) =>
-  target.childElementCount ? [...target.children].flatMap(listLines) : target.textContent ? [target.textContent] : [];
-
 // Pure: asks after a pause, asks no question twice, and drops an answer that is out of date.
 
 /**
@@ -3573,113 +3631,55 @@ function makeAsker({ pause, read, send, show, fail }) {
   }
 }
 
-// Sets the height of a node whose content comes and goes, and shows or hides its widgets. Both work whether the editor
-// draws nodes on the canvas or as DOM.
+// Pure: keeps the last run of each node that samples, for plans that only a run can tell.
 
-const GAP = 4; // LiteGraph leaves this below each widget
 
-const heights = new WeakMap(); // by node
+const runs = new WeakMap(); // by the node that samples
 
-/**
- * A node's height: what its widgets need, plus the larger of two: what its content needs, and what a person has added
- * by resizing. The content's height is not saved, so that an answer of the server is no step to undo.
- */
-class Height {
-  /** content: returns the content's part of the height that the node computes. */
-  constructor(node, content) {
-    this.node = node;
-    this.content = content;
-    this.added = 0;
-    heights.set(node, this);
+/** Notes runs of the workflow with this graph, the newest first. Returns whether one of them has just ended. */
+function noteRuns(root, told) {
+  let hasEnded = false;
+  for (const run of [...told].reverse()) {
+    const node = run.node && findNode$1(root, run.node);
+    if (!node) continue
+    const old = runs.get(node);
+    runs.set(node, run);
+    hasEnded ||= run.state !== 'running' && !(old?.id === run.id && old.state === run.state);
   }
-
-  get ofWidgets() {
-    return this.node.computeSize()[1] - this.content()
-  }
-
-  /** Calls `act`, which changes the height that the node needs, and then sets the new height. */
-  change(act) {
-    this.readAdded();
-    act();
-    this.apply();
-  }
-
-  /**
-   * Does the same for a node that was just opened. An older version may have saved it with widgets that are now hidden.
-   */
-  open(saved, act) {
-    const before = this.ofWidgets;
-    const folded = this.node.widgets.filter((widget) => widget.advanced && !widget.hidden).length;
-    act();
-    const now = this.ofWidgets;
-    const isOld = saved >= before && before > now;
-    this.added = Math.max(0, saved - (isOld ? before + folded * (window.LiteGraph.NODE_WIDGET_HEIGHT + GAP) : now));
-    this.apply();
-  }
-
-  /** The height to save. */
-  get saved() {
-    this.readAdded();
-    return this.ofWidgets + this.added
-  }
-
-  /** Reads how much height a person has added. Where nodes are DOM, the node's height follows its content instead. */
-  readAdded() {
-    if (window.LiteGraph.vueNodesMode) return
-    const rest = this.node.size[1] - this.ofWidgets;
-    this.added = rest > this.content() ? rest : Math.min(this.added, this.content());
-  }
-
-  apply() {
-    const { node } = this;
-    node.setSize([node.size[0], this.ofWidgets + Math.max(this.added, this.content())]);
-    node.graph?.setDirtyCanvas(true, true);
-  }
+  return hasEnded
 }
 
-/** Hides these widgets, or shows them. */
-function setHidden(node, widgets, hidden) {
-  for (const widget of widgets) {
-    widget.hidden = hidden;
-    widget.options.hidden = hidden;
-  }
-  // Where nodes are DOM, the editor reads widget options again only when the list of widgets changes its length.
-  const all = node.widgets.splice(0);
-  node.widgets.push(...all);
+/** Returns the last run of a node's samplers; null if there is none. */
+function findRan(node) {
+  const found = listSamplers(node).map((sampler) => runs.get(sampler));
+  return found.filter(Boolean).sort((one, other) => other.began - one.began)[0] ?? null
 }
 
 // Adds a widget to a node that shows the server's answer about its plan. The widget is neither saved nor queued.
 
 
 const PAUSE_MS = 150;
+const MARGIN = 10; // pixels
 
 /**
- * Adds the widget to a node. Returns the function that asks the server, and the node's height. makeQuestion: takes the
- * node and returns its question, null for none, and the names of values that only a run can tell. view: `draw(target,
- * answer, open)` and `fail(target, reason)` fill the widget; `margin` in pixels; `isBeside` whether it stands beside the
- * node's outputs and takes no room of its own.
+ * Adds the widget to a node. Returns the function that asks the server, and the node's height. draw(target, answer, why)
+ * and fail(target, reason) fill the widget; why: see `makeQuestion`.
  */
-function addPlanWidget(node, makeQuestion, view) {
-  const { margin, isBeside } = view;
+function addPlanWidget(node, draw, fail) {
   const content = element('div', { class: 'paralleldit-plan-content' });
-  const frame = element('div', { class: `paralleldit-plan${isBeside ? ' paralleldit-plan-beside' : ''}` }, content);
+  const frame = element('div', { class: 'paralleldit-plan' }, content);
   let contentHeight = 0; // pixels
-  function measure() {
-    if (!isBeside) return contentHeight + 2 * margin
-    const above = node.widgets.filter((each) => each !== widget && !each.hidden).length;
-    frame.style.setProperty('--paralleldit-above', above);
-    return -GAP // LiteGraph adds it to each widget
-  }
+  const measure = () => contentHeight + 2 * MARGIN;
   const widget = node.addDOMWidget('mesh', 'paralleldit_plan', frame, {
     serialize: false,
     hideInPanel: true, // the panel of a node's properties would show a row without a value
-    margin,
+    margin: MARGIN,
     getMinHeight: measure,
     getMaxHeight: measure
   });
   widget.serialize = false;
   setHidden(node, [widget], true); // until there is an answer
-  const height = new Height(node, () => (widget.hidden || isBeside ? 0 : measure() + GAP));
+  const height = new Height(node, () => (widget.hidden ? 0 : measure() + GAP$2));
   let wrong = [];
   node.strokeStyles.paralleldit = () => {
     if (!content.querySelector('.paralleldit-plan-error')) return undefined
@@ -3690,17 +3690,17 @@ function addPlanWidget(node, makeQuestion, view) {
     pause: PAUSE_MS,
     read: () => (node.graph && hasPlanRoute() ? JSON.stringify(makeQuestion(node)) : null),
     send: async (text) => {
-      const { question, open } = JSON.parse(text);
+      const { question, why } = JSON.parse(text);
       await textsLoaded;
-      return { answer: open.length || !question ? null : await askServer(question), open }
+      return { answer: question && addRun(node, await askServer(question)), why }
     },
-    show: ({ answer, open }) => {
-      view.draw(content, answer, open);
+    show: ({ answer, why }) => {
+      draw(content, answer, why);
       noteAnswer(node, answer);
       finish(answer?.widgets ?? []);
     },
     fail: (error) => {
-      view.fail(content, error.message);
+      fail(content, error.message);
       noteAnswer(node, null);
       finish([]);
     }
@@ -3734,6 +3734,12 @@ function addPlanWidget(node, makeQuestion, view) {
   return { ask, height }
 }
 
+/** Returns the answer with the last run of the node, where only a run can tell the plan. */
+function addRun(node, answer) {
+  const ran = answer.plan || answer.error ? null : findRan(node);
+  return ran ? { ...answer, ran, remarks: [] } : answer
+}
+
 /** Marks only the widgets of these names: by their outline on the canvas, by their row where nodes are DOM. */
 function markWidgets(node, names) {
   for (const widget of node.widgets ?? []) {
@@ -3748,52 +3754,39 @@ function markWidgets(node, names) {
   }
 }
 
-// In auto mode a Parallel Plan node shows only its mode and what auto looks at. The other widgets are hidden and keep
-// their values.
+// A Parallelize Model node shows only its mode, and in manual mode its degrees. Others are advanced. Widgets that its
+// mode does not use are hidden, and keep their values.
 
 
+const DEGREES = ['dp', 'cfg', 'ring', 'ulysses', 'pipefusion'];
 const OF_AUTO = ['lossy'];
-const OF_BOTH = ['mode', 'compare'];
-const advancedWidgets = new WeakSet(); // widgets that are advanced when shown
+const OF_BOTH = ['compare', 'group'];
 
 /**
- * Hides the widgets that the node does not use, and shows the others. A linked widget stays, since its link needs an
- * end.
+ * Hides the widgets that the node does not use or that are folded, and shows the others. A linked widget stays, since
+ * its link needs an end. A hidden one is not advanced: the editor would show a button that reveals nothing.
  */
 function showUsedWidgets(node) {
   const auto = isAuto(node);
+  const folds = !window.LiteGraph.vueNodesMode && !node.showAdvanced; // the canvas leaves room for what it folds
   const isLinked = ({ name }) => node.inputs?.some((input) => input.widget?.name === name && input.link != null);
-  const isOther = (widget) => !isLinked(widget) && OF_AUTO.includes(widget.name) !== auto;
-  const isUnused = (widget) => isOther(widget) || (!auto && isFolded(node, widget));
-  const others = node.widgets.filter(({ name, serialize }) => !OF_BOTH.includes(name) && serialize !== false);
-  for (const widget of others) setAdvanced(widget, isOther(widget));
-  for (const hidden of [true, false]) {
-    const turned = others.filter((widget) => isUnused(widget) === hidden && Boolean(widget.hidden) !== hidden);
-    if (turned.length) setHidden(node, turned, hidden);
+  const widgets = node.widgets.filter(({ name, serialize }) => name !== 'mode' && serialize !== false);
+  const turned = { true: [], false: [] };
+  for (const widget of widgets) {
+    const { name } = widget;
+    const isUsed = isLinked(widget) || OF_BOTH.includes(name) || OF_AUTO.includes(name) === auto;
+    widget.advanced = widget.options.advanced = isUsed && !isLinked(widget) && !DEGREES.includes(name);
+    const hidden = !isUsed || (widget.advanced && folds);
+    if (Boolean(widget.hidden) !== hidden) turned[hidden].push(widget);
   }
+  for (const hidden of [true, false]) if (turned[hidden].length) setHidden(node, turned[hidden], hidden);
 }
 
-/**
- * Returns whether an advanced widget is folded. The canvas leaves room for folded widgets unless they are also hidden.
- */
-const isFolded = (node, widget) =>
-  !window.LiteGraph.vueNodesMode && !node.showAdvanced && Boolean(widget.advanced || advancedWidgets.has(widget));
-
-/** Sets whether a widget is advanced. A hidden one must not be: the editor would show a button that reveals nothing. */
-function setAdvanced(widget, hidden) {
-  if (widget.advanced || widget.options.advanced) advancedWidgets.add(widget);
-  if (!advancedWidgets.has(widget)) return
-  widget.advanced = !hidden;
-  widget.options.advanced = !hidden;
-}
-
-// Before anything is queued, the Parallel Plan node shows what its plan does. A loader without a plan shows what auto
-// does.
+// Before anything is queued, the Parallelize Model node shows what its plan does.
 
 
 const ENDS = ['execution_success', 'execution_error', 'execution_interrupted'];
 const askers = new WeakMap(); // by node, the function that asks the server about it
-const LINE = { draw: (target, answer) => drawLine(target, answer, makeBrief), fail: drawNoLine, margin: 2 };
 
 app.registerExtension({
   name: 'ParallelDiT.Plan',
@@ -3802,6 +3795,9 @@ app.registerExtension({
     addStyle(new URL('./plan/style.css', import.meta.url));
     api.addEventListener('graphChanged', () => askAll());
     onChange(() => askAll(true));
+    api.addEventListener('paralleldit.group', ({ detail }) => {
+      if (noteRuns(app.rootGraph, detail.runs ?? [])) askAll(true);
+    });
     for (const end of ENDS) api.addEventListener(end, () => askAll(true)); // the run may have measured speeds
     api.addEventListener('reconnected', () => {
       retryPlanRoute();
@@ -3810,8 +3806,7 @@ app.registerExtension({
   },
 
   nodeCreated(node) {
-    if (node.comfyClass === PLAN) explainPlan(node);
-    if (LOADERS.includes(node.comfyClass)) explainLoader(node);
+    if (node.comfyClass === PARALLELIZE) explain(node);
   },
 
   afterConfigureGraph() {
@@ -3829,17 +3824,17 @@ function askAll(force) {
   }
 }
 
-function explainPlan(node) {
-  const drawWhole = (target, answer, open) => {
-    draw$1(target, answer, open, makeWhole);
-    addUseButtons(target, answer, (values) => setPlan(node, values));
+function explain(node) {
+  const drawWhole = (target, answer, why) => {
+    draw$1(target, answer, why, makeWhole);
+    addUseButtons(target, answer, (values) => setPlan([node], values));
   };
-  const { ask, height } = addPlanWidget(node, makeQuestion, { draw: drawWhole, fail: drawNoAnswer, margin: 10 });
+  const { ask, height } = addPlanWidget(node, drawWhole, drawNoAnswer);
   askers.set(node, ask);
   const updateWidgets = () => showUsedWidgets(node);
   const onChange = () => {
     height.change(updateWidgets);
-    ask();
+    askAll(); // of two in a row, the other may now be the one that counts
   };
   callOnChange(node, onChange);
   callAfter(node, 'onConfigure', (saved) => height.open(saved.size[1], updateWidgets));
@@ -3851,16 +3846,6 @@ function explainPlan(node) {
       updateWidgets();
     });
   };
-}
-
-/** A change of a loader asks for all nodes, since the plans depend on what it loads. */
-function explainLoader(node) {
-  const isBeside = node.comfyClass === CHECKPOINT; // there is room beside its outputs
-  const { ask, height } = addPlanWidget(node, makeQuestionWithoutPlan, { ...LINE, isBeside });
-  askers.set(node, ask);
-  callOnChange(node, () => askAll());
-  callAfter(node, 'onConfigure', (saved) => height.open(saved.size[1], () => {}));
-  callAfter(node, 'onAdded', () => ask());
 }
 
 /** Calls `onChange` when a widget of the node changes, or a link to or from it. */
@@ -4013,8 +3998,46 @@ app.registerExtension({
   }
 });
 
-// A badge at each subgraph node that holds a parallel loader: the loader's line, or what its workers do before they
-// sample. Whoever has not opened the subgraph sees nothing else of either.
+// Pure: says in one line what a plan does: "2 GPUs · ulysses=2 · 1.7× faster".
+
+
+/**
+ * Returns the line's `text`, and as `mark` whether something in it needs a person: 'bad' for what does not run or fit,
+ * 'warn' for what is not known, or null. Null if there is nothing to say. answer: the
+ * server's. summarize: shortens an error's text. say: `t`.
+ */
+function describeLine(answer, summarize, say) {
+  if (answer.error) return { text: summarize(answer.error), mark: 'bad' }
+  const missing = describeMissing(answer, say);
+  if (missing) return { text: missing, mark: 'warn' }
+  if (!answer.plan) {
+    const [unknown] = answer.unknown;
+    return unknown ? { text: summarize(unknown), mark: 'warn' } : { text: say('plan.auto_open'), mark: null }
+  }
+  const count = answer.world;
+  const kind = `plan.line.${answer.device === 'cpu' ? 'cpu' : 'gpu'}${count === 1 ? '' : 's'}`;
+  const lacks = describeFit(answer, say)?.lacks;
+  const [at, of] = answer.tried ?? [];
+  const devices = say(kind, { count });
+  const plan = count > 1 ? answer.plan : devices;
+  const parts = [
+    (count > 1 || !at) && devices,
+    at ? say('plan.trying', { plan, at, of }) : count > 1 && plan,
+    lacks ? say('plan.line.lacks') : describeFactor(answer, say)
+  ];
+  const text = parts.filter(Boolean).join(' · ');
+  return { text, mark: lacks ? 'bad' : answer.unknown.length ? 'warn' : null }
+}
+
+/** Says how many times as fast as one device; '' if that is not known, or if the plan is one device. */
+function describeFactor({ predicted, world }, say) {
+  const { plan, one_device: alone } = predicted ?? {};
+  if (world === 1 || !plan || !(alone?.fits || alone?.has_run) || !plan.seconds) return ''
+  return describeFactor$1(alone.seconds / plan.seconds, 'plan.line', say)
+}
+
+// A badge at each subgraph node that holds a Parallelize Model node: its plan in one line, or what its workers do before
+// they sample. Whoever has not opened the subgraph sees nothing else of either.
 
 
 const COLOURS = {
@@ -4037,7 +4060,7 @@ function noteWaiting(id, text) {
 /** Brings all badges of the open workflow up to date. */
 function updateBadges() {
   const texts = new Map(); // by host
-  for (const { host, loaders } of listHosts(app.rootGraph)) texts.set(host, chooseLine(loaders));
+  for (const { host, inner } of listHosts(app.rootGraph)) texts.set(host, chooseLine(inner));
   for (const [id, text] of waiting) {
     for (const host of listAround(app.rootGraph, id)) texts.set(host, { text, mark: 'waiting' });
   }
@@ -4047,9 +4070,9 @@ function updateBadges() {
   markElements();
 }
 
-/** Chooses what to say of several loaders: what is wrong, or else the first line. */
-function chooseLine(loaders) {
-  const answers = loaders.map(findAnswer).filter(Boolean);
+/** Chooses what to say of several nodes: what is wrong, or else the first line. */
+function chooseLine(nodes) {
+  const answers = nodes.map(findAnswer).filter(Boolean);
   const lines = answers.map((answer) => describeLine(answer, summarizeError, t));
   return lines.find(({ mark }) => mark === 'bad') ?? lines[0] ?? { text: t('panel.title'), mark: null }
 }

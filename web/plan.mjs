@@ -1,22 +1,20 @@
-// Before anything is queued, the Parallel Plan node shows what its plan does. A loader without a plan shows what auto
-// does.
+// Before anything is queued, the Parallelize Model node shows what its plan does.
 
 import { api } from '../../scripts/api.js'
 import { app } from '../../scripts/app.js'
 import { addStyle } from './elements.mjs'
-import { drawLine, drawNoLine } from './loader/line.mjs'
 import { addUseButtons, setPlan } from './loader/use.mjs'
 import { addPlanWidget } from './plan/explain.mjs'
-import { CHECKPOINT, LOADERS, makeQuestion, makeQuestionWithoutPlan, PLAN } from './plan/graph.mjs'
+import { PARALLELIZE } from './plan/graph.mjs'
 import { listGraphs } from './plan/links.mjs'
+import { noteRuns } from './plan/ran.mjs'
 import { retryPlanRoute } from './plan/server.mjs'
 import { showUsedWidgets } from './plan/used.mjs'
-import { draw, drawNoAnswer, makeBrief, makeWhole } from './plan/view.mjs'
+import { draw, drawNoAnswer, makeWhole } from './plan/view.mjs'
 import { onChange } from './settings/server.mjs'
 
 const ENDS = ['execution_success', 'execution_error', 'execution_interrupted']
 const askers = new WeakMap() // by node, the function that asks the server about it
-const LINE = { draw: (target, answer) => drawLine(target, answer, makeBrief), fail: drawNoLine, margin: 2 }
 
 app.registerExtension({
   name: 'ParallelDiT.Plan',
@@ -25,6 +23,9 @@ app.registerExtension({
     addStyle(new URL('./plan/style.css', import.meta.url))
     api.addEventListener('graphChanged', () => askAll())
     onChange(() => askAll(true))
+    api.addEventListener('paralleldit.group', ({ detail }) => {
+      if (noteRuns(app.rootGraph, detail.runs ?? [])) askAll(true)
+    })
     for (const end of ENDS) api.addEventListener(end, () => askAll(true)) // the run may have measured speeds
     api.addEventListener('reconnected', () => {
       retryPlanRoute()
@@ -33,8 +34,7 @@ app.registerExtension({
   },
 
   nodeCreated(node) {
-    if (node.comfyClass === PLAN) explainPlan(node)
-    if (LOADERS.includes(node.comfyClass)) explainLoader(node)
+    if (node.comfyClass === PARALLELIZE) explain(node)
   },
 
   afterConfigureGraph() {
@@ -52,17 +52,17 @@ function askAll(force) {
   }
 }
 
-function explainPlan(node) {
-  const drawWhole = (target, answer, open) => {
-    draw(target, answer, open, makeWhole)
-    addUseButtons(target, answer, (values) => setPlan(node, values))
+function explain(node) {
+  const drawWhole = (target, answer, why) => {
+    draw(target, answer, why, makeWhole)
+    addUseButtons(target, answer, (values) => setPlan([node], values))
   }
-  const { ask, height } = addPlanWidget(node, makeQuestion, { draw: drawWhole, fail: drawNoAnswer, margin: 10 })
+  const { ask, height } = addPlanWidget(node, drawWhole, drawNoAnswer)
   askers.set(node, ask)
   const updateWidgets = () => showUsedWidgets(node)
   const onChange = () => {
     height.change(updateWidgets)
-    ask()
+    askAll() // of two in a row, the other may now be the one that counts
   }
   callOnChange(node, onChange)
   callAfter(node, 'onConfigure', (saved) => height.open(saved.size[1], updateWidgets))
@@ -74,16 +74,6 @@ function explainPlan(node) {
       updateWidgets()
     })
   }
-}
-
-/** A change of a loader asks for all nodes, since the plans depend on what it loads. */
-function explainLoader(node) {
-  const isBeside = node.comfyClass === CHECKPOINT // there is room beside its outputs
-  const { ask, height } = addPlanWidget(node, makeQuestionWithoutPlan, { ...LINE, isBeside })
-  askers.set(node, ask)
-  callOnChange(node, () => askAll())
-  callAfter(node, 'onConfigure', (saved) => height.open(saved.size[1], () => {}))
-  callAfter(node, 'onAdded', () => ask())
 }
 
 /** Calls `onChange` when a widget of the node changes, or a link to or from it. */

@@ -1,1 +1,1 @@
-"""HTTP routes for the panel and the plan view."""
+"""HTTP routes for the panel and the plan view, and what is done as soon as a prompt is queued."""

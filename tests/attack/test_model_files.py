@@ -85,7 +85,7 @@ def ask(host: ComfyHost) -> Iterator[Callable[[str], str]]:
 
     def question(name: str) -> str:
         before, began = process.memory_info().rss, seconds_of(process)
-        data = json.dumps({"values": {"mode": "auto"}, "loaders": [{"model_name": name}]}).encode()
+        data = json.dumps({"values": {"mode": "auto"}, "files": {"model_name": name}}).encode()
         request = urllib.request.Request(f"{host.url}/paralleldit/plan", data, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=60) as answer:  # raises for a 500
             said = json.loads(answer.read())

@@ -25,7 +25,7 @@ from tests.support.host.graphs import TINY_MODELS, alive
 from tests.support.host.quick_machine import tried_machine
 
 SECONDS = 180
-OURS = "ParallelDiT_LoadDiffusionModel"
+OURS = "ParallelDiT_Parallelize"
 SHOWN = f"""() => window.app?.graph?.nodes.some((node) => node.type === '{OURS}')
     && !document.querySelector('#splash-loader')"""
 WRONG = "() => window.app.graph.nodes.filter((node) => node.has_errors).map((node) => node.type)"
@@ -39,7 +39,6 @@ MOST_RUNS = 10
 TRYING = re.compile(r"trying (.+, \d of \d)$")
 TRIED = re.compile(r"auto tries .+, (\d) of (\d)\.")
 LEAST_TRIED = 3  # plans; auto tries another where one device may be faster than the fastest of these
-FACTOR = re.compile(r"[\d.]+× (faster|as fast)|as fast as one")
 SET_SAMPLER = """(values) => {
     const { widgets } = window.app.graph.nodes.find((node) => node.type === 'KSampler')
     for (const [place, name] of ['seed', 'steps'].entries()) {
@@ -62,10 +61,6 @@ MARK_OLD = """() => window.app.api.addEventListener('execution_success', () => {
 FIGURES_ALIKE = """() => new Set(["[data-testid='paralleldit-factor']", '.dom-widget .paralleldit-plan-step',
     "[data-testid='paralleldit-next'] .paralleldit-plan-step"]
     .map((place) => document.querySelector(place)?.textContent)).size === 1"""
-UNLINK_PLAN = f"""() => {{
-    const loader = window.app.graph.nodes.find((node) => node.type === '{OURS}')
-    loader.disconnectInput(loader.inputs.findIndex((input) => input.name === 'plan'))
-}}"""
 
 
 class Started(NamedTuple):
@@ -223,11 +218,6 @@ def test_after_some_runs_all_places_name_one_plan_and_one_figure(
     wait_for(page, FIGURES_ALIKE)
     assert "measured" in step
     page.screenshot(path=SCREENSHOTS / "one-truth.png")
-    page.evaluate(UNLINK_PLAN)
-    line = page.get_by_test_id("paralleldit-plan-line")
-    expect(line).to_contain_text(plan if plan != "one rank" else "1 CPU rank")
-    if factor := FACTOR.search(step):
-        expect(line).to_contain_text(factor[0])
 
 
 def test_it_takes_its_workers_along_when_it_ends(started: Started) -> None:

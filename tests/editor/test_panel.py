@@ -63,7 +63,7 @@ SET_HIDDEN = """(hidden) => {
     document.dispatchEvent(new Event('visibilitychange'))
 }"""
 OF_PLAN = """() => ['mode', 'cfg', 'ulysses'].map((name) => window.app.graph.nodes
-    .find((node) => node.type === 'ParallelDiT_Plan').widgets.find((widget) => widget.name === name).value)"""
+    .find((node) => node.type === 'ParallelDiT_Parallelize').widgets.find((widget) => widget.name === name).value)"""
 PAUSE_MS = 1000  # more than is between two drawings
 WINDOW, ROUNDS, TRIES = 0.75, 2, 10  # seconds, in turn, and how often where the machine had other things to do
 SHARE = 0.9  # of the closed panel's frames

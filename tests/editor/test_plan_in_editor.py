@@ -1,4 +1,4 @@
-"""The Parallel Plan node in the real editor: it says what its plan does, and what is wrong with it, before queueing."""
+"""Parallelize Model in the real editor: it says what its plan does, and what is wrong with it, before queueing."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from demo.host import REPOSITORY, ComfyHost
 from demo.workflow import api_prompt
 from tests.support.editor.editor import Editor, wait_for
 from tests.support.editor.examples import NOTES, open_demo
+from tests.support.editor.groups import event, run, tell
 
 TEMPLATES = REPOSITORY / "example_workflows"
 ROUTE, SETTINGS = "**/paralleldit/plan", "**/paralleldit/settings"
 # Two unlike GPUs, of which one is used.
 LEFT_OUT = {"key": "left_out", "values": {"cards": "GPU 1 (8 GB)", "own": "GPU 0 (12 GB)", "present": 2}, "text": ""}
 STROKE = """() => {
-    const node = window.app.graph.nodes.find((node) => node.type === 'ParallelDiT_Plan')
+    const node = window.app.graph.nodes.find((node) => node.type === 'ParallelDiT_Parallelize')
     return Object.values(node.strokeStyles).some((style) => style.call(node)?.color === LiteGraph.NODE_ERROR_COLOUR)
 }"""
-OUTLINED = """() => window.app.graph.nodes.find((node) => node.type === 'ParallelDiT_Plan').widgets
+OUTLINED = """() => window.app.graph.nodes.find((node) => node.type === 'ParallelDiT_Parallelize').widgets
     .filter((widget) => widget.getOutlineColor() === LiteGraph.NODE_ERROR_COLOUR).map((widget) => widget.name)"""
 TURN_RING = """() => {
-    const { widgets } = window.app.graph.nodes.find((node) => node.type === 'ParallelDiT_Plan')
+    const { widgets } = window.app.graph.nodes.find((node) => node.type === 'ParallelDiT_Parallelize')
     const [mode, ring] = ['mode', 'ring'].map((name) => widgets.find((widget) => widget.name === name))
     for (const [widget, value] of [[mode, 'manual'], [ring, 2], [ring, 3], [ring, 4]]) {
         widget.value = value
         widget.callback?.(value)
     }
 }"""
-PLAN_NODE = "window.app.graph.nodes.find((node) => node.type === 'ParallelDiT_Plan')"
+PLAN_NODE = "window.app.graph.nodes.find((node) => node.type === 'ParallelDiT_Parallelize')"
 OF_PLAN = f"""() => ['mode', 'dp', 'ulysses'].map((name) => {PLAN_NODE}.widgets
     .find((widget) => widget.name === name).value)"""
 SEEN = f"""() => {PLAN_NODE}.widgets
@@ -42,6 +43,15 @@ SEEN = f"""() => {PLAN_NODE}.widgets
 HAS_ADVANCED = f"() => {PLAN_NODE}.hasAdvancedWidgets()"
 TOGGLE_ADVANCED = f"() => {PLAN_NODE}.toggleAdvanced()"
 HEIGHT = f"() => {PLAN_NODE}.size[1]"
+NODE = "2"  # its id, in the examples
+# Another one behind the node, for all that takes its model.
+PUT_BEHIND = f"""() => {{
+    const [node, other] = [{PLAN_NODE}, LiteGraph.createNode('ParallelDiT_Parallelize')]
+    node.graph.add(other)
+    const links = node.outputs[0].links.map((id) => node.graph.getLink(id))
+    for (const link of links) other.connect(0, node.graph.getNodeById(link.target_id), link.target_slot)
+    node.connect(0, other, 0)
+}}"""
 UNDO_STEPS = "window.app.extensionManager.workflow.activeWorkflow.changeTracker.undoQueue.length"
 FITS = re.compile(r"Fits: needs \d+ MiB of \d+\.\d GiB usable")
 LAST = re.compile(r"Rank 1 on CPU: (positive|negative|batch 2/2), all tokens, \d+ MiB of weights")
@@ -76,10 +86,10 @@ def test_the_node_shows_its_mesh_and_marks_what_is_wrong(renderer: str, shared_e
     tiles = page.get_by_role("list", name="2 ranks").get_by_role("listitem")
     expect(tiles.last).to_have_attribute("aria-label", LAST)
     expect(page.locator(".paralleldit-plan-content:not(:empty)")).to_contain_text("run side by side (cfg=2)")
-    shared_editor.set_widgets("ParallelDiT_Plan", mode="manual", cfg=2, ulysses=2)
+    shared_editor.set_widgets("ParallelDiT_Parallelize", mode="manual", cfg=2, ulysses=2)
     expect(page.locator(".paralleldit-plan-title")).to_have_text("4 CPU ranks, cfg=2 × ulysses=2")
     expect(page.locator(".paralleldit-plan-cell")).to_have_count(4)
-    shared_editor.set_widgets("ParallelDiT_Plan", cfg=1, ulysses=9)
+    shared_editor.set_widgets("ParallelDiT_Parallelize", cfg=1, ulysses=9)
     alert = page.locator(".paralleldit-plan").get_by_role("alert")
     expect(alert).to_have_text(HEADS)
     assert page.evaluate(STROKE) and page.evaluate(OUTLINED) == ["ulysses"]
@@ -88,7 +98,7 @@ def test_the_node_shows_its_mesh_and_marks_what_is_wrong(renderer: str, shared_e
         expect(page.locator("[data-paralleldit-plan-error]")).to_have_text("ulysses")
     box, frame = alert.bounding_box(), alert.locator("..").locator("..").bounding_box()
     assert box["y"] + box["height"] <= frame["y"] + frame["height"] + 1, "the error is cut off"
-    shared_editor.set_widgets("ParallelDiT_Plan", ulysses=4)
+    shared_editor.set_widgets("ParallelDiT_Parallelize", ulysses=4)
     expect(page.locator(".paralleldit-plan-title")).to_have_text("4 CPU ranks, ulysses=4")
     assert not page.evaluate(STROKE) and page.evaluate(OUTLINED) == []
 
@@ -99,41 +109,44 @@ def test_auto_shows_what_it_looks_at_and_manual_what_it_has(renderer: str, share
     prompt = shared_editor.prompt(saved)
     content = page.locator(".paralleldit-plan-content:not(:empty)")
     expect(content).to_contain_text("run side by side (cfg=2)")
-    assert page.evaluate(SEEN) == ["mode", "lossy", "compare"]
-    rows = page.locator('[data-node-id="1"] [data-testid="widget-layout-field-label"]')
-    expect(rows).to_have_count(3 if renderer == "vue" else 0)
+    assert page.evaluate(SEEN) == ["mode"]
+    rows = page.locator(f'[data-node-id="{NODE}"] [data-testid="widget-layout-field-label"]')
+    expect(rows).to_have_count(1 if renderer == "vue" else 0)
     expect(content).to_contain_text("The fastest plans")
     short = page.evaluate(HEIGHT)
     shared_editor.screenshot(f"plan-auto-{renderer}")
-    shared_editor.set_widgets("ParallelDiT_Plan", mode="manual", ulysses=2)
+    shared_editor.set_widgets("ParallelDiT_Parallelize", mode="manual", ulysses=2)
     expect(content).to_contain_text("2 CPU ranks, ulysses=2")
-    assert page.evaluate(SEEN) == ["mode", "dp", "cfg", "ring", "ulysses", "pipefusion", "weights", "compare"]
-    expect(rows).to_have_count(8 if renderer == "vue" else 0)
+    assert page.evaluate(SEEN) == ["mode", "dp", "cfg", "ring", "ulysses", "pipefusion"]
+    expect(rows).to_have_count(6 if renderer == "vue" else 0)
     shared_editor.screenshot(f"plan-manual-{renderer}")
     if renderer == "canvas":
         assert page.evaluate(HAS_ADVANCED)
         page.evaluate(TOGGLE_ADVANCED)
-        assert {"attention", "exchange_dtype", "speeds", "compile"} < {*page.evaluate(SEEN)}
+        seen = {*page.evaluate(SEEN)}
+        assert {"attention", "weights", "speeds", "compile", "compare", "group"} < seen and "lossy" not in seen
         page.evaluate(TOGGLE_ADVANCED)
-    shared_editor.set_widgets("ParallelDiT_Plan", mode="auto", ulysses=1)
+    shared_editor.set_widgets("ParallelDiT_Parallelize", mode="auto", ulysses=1)
     expect(content).to_contain_text("run side by side (cfg=2)")
-    assert page.evaluate(SEEN) == ["mode", "lossy", "compare"]
+    assert page.evaluate(SEEN) == ["mode"]
     if renderer == "canvas":
         wait_for(page, f"() => Math.abs(({HEIGHT})() - {short}) <= 2", timeout=60_000)
-        assert not page.evaluate(HAS_ADVANCED)
+        page.evaluate(TOGGLE_ADVANCED)
+        assert page.evaluate(SEEN) == ["mode", "lossy", "compare", "group"]
+        page.evaluate(TOGGLE_ADVANCED)
     assert page.evaluate("async () => (await window.app.graphToPrompt()).output") == prompt
 
 
 def test_the_node_says_what_weights_take_and_marks_that_nobody_can_share_them(shared_editor: Editor) -> None:
     page = shared_editor.page
     shared_editor.prompt(template("demo"))
-    shared_editor.set_widgets("ParallelDiT_Plan", mode="manual", ulysses=2)
+    shared_editor.set_widgets("ParallelDiT_Parallelize", mode="manual", ulysses=2)
     expect(page.locator(".paralleldit-plan-fit")).to_have_text(FITS)
     expect(page.locator(".paralleldit-plan-memory")).to_contain_text("The fastest plans")
-    shared_editor.set_widgets("ParallelDiT_Plan", weights="shared", weight_blocks=3)
+    shared_editor.set_widgets("ParallelDiT_Parallelize", weights="shared", weight_blocks=3)
     content = page.locator(".paralleldit-plan-content:not(:empty)")
     expect(content).to_contain_text("blocks are shared: a rank keeps a part of each")
-    shared_editor.set_widgets("ParallelDiT_Plan", ulysses=1)
+    shared_editor.set_widgets("ParallelDiT_Parallelize", ulysses=1)
     expect(content.get_by_role("alert")).to_contain_text(
         "weights=shared needs ranks that compute with the same weights"
     )
@@ -209,7 +222,7 @@ def test_missing_files_come_first_with_the_templates_links_in_the_order_in_which
     page.route(ROUTE, lambda route: route.fulfill(json={**route.fetch().json(), "missing": missing}))
     try:
         workflow = template("demo")
-        (loader,) = [node for node in workflow["nodes"] if node["type"] == "ParallelDiT_LoadDiffusionModel"]
+        (loader,) = [node for node in workflow["nodes"] if node["type"] == "ParallelDiT_LoadDiT"]
         loader["properties"]["models"] = [{"name": names[0], "url": "https://example.org/high"}]
         shared_editor.prompt(workflow)
         first = page.locator(".paralleldit-plan-content:not(:empty) > *").first
@@ -234,32 +247,16 @@ def test_the_panel_shows_what_the_ranks_tell(shared_editor: Editor) -> None:
     assert shared_editor.problems == []
 
 
-def test_a_workflow_from_before_there_were_weights_opens_as_it_was(shared_editor: Editor) -> None:
-    workflow = template("demo")
-    (plan,) = [node for node in workflow["nodes"] if node["type"] == "ParallelDiT_Plan"]
-    now = shared_editor.prompt(workflow)
-    plan["widgets_values"] = ["manual", 1, 1, 1, 2, "native", 1, 0, 3]
-    asked = shared_editor.prompt(workflow)["1"]["inputs"]
-    assert asked == {**now["1"]["inputs"], "mode": "manual", "ulysses": 2, "attention": "native", "sync_steps": 3}
-    assert (asked["weights"], asked["weight_blocks"]) == ("auto", 0)
-    expect(shared_editor.page.locator(".paralleldit-plan-title")).to_have_text(
-        "2 CPU ranks, ulysses=2 × native attention"
-    )
-    assert shared_editor.problems == []
-
-
 @pytest.mark.parametrize("name", ["demo", "pipefusion"])
 def test_nothing_of_the_drawing_is_saved_or_queued(name: str, shared_editor: Editor, host: ComfyHost) -> None:
     workflow = template(name)
     prompt = shared_editor.prompt(workflow)
     expect(shared_editor.page.locator(".paralleldit-plan-mesh")).to_be_attached()
-    assert prompt["1"]["inputs"] == api_prompt(workflow, host.object_info())["1"]["inputs"]
-    (saved,) = [
-        node
-        for node in shared_editor.page.evaluate("() => window.app.graph.serialize()")["nodes"]
-        if node["id"] in (1, "1")
-    ]
-    (given,) = [node for node in workflow["nodes"] if node["id"] == 1]
+    assert prompt[NODE]["inputs"] == api_prompt(workflow, host.object_info())[NODE]["inputs"]
+    saved, given = (
+        next(node for node in nodes if str(node["id"]) == NODE)
+        for nodes in (shared_editor.page.evaluate("() => window.app.graph.serialize()")["nodes"], workflow["nodes"])
+    )
     assert saved["widgets_values"] == given["widgets_values"]
     assert shared_editor.prompt(workflow) == prompt
 
@@ -277,14 +274,39 @@ def test_it_asks_when_something_has_changed_and_not_else(shared_editor: Editor) 
     expect(page.locator(".paralleldit-plan-title")).to_have_text("4 CPU ranks, ring=4")
     assert len(asked) == 1
     with page.expect_request(ROUTE):
-        shared_editor.set_widgets("ParallelDiT_LoadDiffusionModel", model_name="tiny-dit")
+        shared_editor.set_widgets("ParallelDiT_LoadDiT", model_name="tiny-dit")
+        page.mouse.click(1500, 850)  # upon which the editor looks for what has changed
     page.wait_for_timeout(600)
-    assert json.loads(asked[-1])["loaders"][0]["model_name"] == "tiny-dit" and len(asked) == 2
-    page.evaluate(
-        "() => window.app.graph.nodes.find((node) => node.type === 'ParallelDiT_LoadDiffusionModel').disconnectInput(0)"
-    )
-    expect(page.locator(".paralleldit-plan-content", has_text="Connect the plan to a loader")).to_be_visible()
-    assert [] in [json.loads(question)["loaders"] for question in asked]
+    assert json.loads(asked[-1])["files"] == {"model_name": "tiny-dit"} and len(asked) == 2
+    page.evaluate(f"() => {PLAN_NODE}.disconnectInput(0)")
+    expect(page.locator(".paralleldit-plan-content", has_text="The first run checks this plan")).to_be_visible()
+    assert json.loads(asked[-1])["files"] == {}
+
+
+def test_where_only_a_run_can_tell_the_plan_the_node_shows_what_ran(shared_editor: Editor, host: ComfyHost) -> None:
+    page = shared_editor.page
+    shared_editor.prompt(template("demo"))
+    content = page.locator(".paralleldit-plan-content:not(:empty)")
+    expect(content).to_contain_text("Automatic plan")
+    page.evaluate(f"() => {PLAN_NODE}.disconnectInput(0)")
+    expect(content).to_contain_text("is known after the first run")
+    sampler = page.evaluate("() => window.app.graph.nodes.find((node) => node.type === 'KSampler').id")
+    try:
+        tell(host, event([run(1, node=str(sampler), usual=0.5, alone=1.0)]))
+        expect(content).to_have_text(
+            "Last run: ulysses=2, 0.50 s a step, 2.0× faster than one device (measured; one device predicted)"
+        )
+    finally:
+        tell(host, event([], 0, state="stopped", model=None))
+
+
+def test_of_two_in_a_row_the_first_says_that_the_last_counts(shared_editor: Editor) -> None:
+    page = shared_editor.page
+    shared_editor.prompt(template("demo"))
+    expect(page.locator(".paralleldit-plan-title")).to_have_count(1)
+    page.evaluate(PUT_BEHIND)
+    expect(page.locator(".paralleldit-plan-content", has_text="node behind this one counts")).to_have_count(1)
+    expect(page.locator(".paralleldit-plan-title")).to_have_text("Automatic plan: 2 CPU ranks, cfg=2")
 
 
 def test_a_changed_degree_is_one_step_to_undo(shared_editor: Editor) -> None:
@@ -295,7 +317,7 @@ def test_a_changed_degree_is_one_step_to_undo(shared_editor: Editor) -> None:
     page.mouse.click(1500, 850)  # upon which the editor looks for what has changed
     steps = page.evaluate(UNDO_STEPS)
     for ring in (3, 4):
-        shared_editor.set_widgets("ParallelDiT_Plan", mode="manual", ring=ring)
+        shared_editor.set_widgets("ParallelDiT_Parallelize", mode="manual", ring=ring)
         page.mouse.click(1500, 850)
         expect(title).to_have_text(f"{ring} CPU ranks, ring={ring}")
         page.mouse.click(1500, 850)
@@ -312,7 +334,7 @@ def test_an_older_server_leaves_the_node_quiet_until_another_is_connected(shared
         shared_editor.prompt(template("demo"))
         told = page.locator(".paralleldit-plan-content:not(:empty)")
         expect(told).to_have_text("No answer about this plan: HTTP 404")
-        shared_editor.set_widgets("ParallelDiT_Plan", mode="manual", ring=2)
+        shared_editor.set_widgets("ParallelDiT_Parallelize", mode="manual", ring=2)
         page.wait_for_timeout(500)
         ours = [each for each in shared_editor.problems if "paralleldit" in each or "uncaught" in each]
         assert len(ours) == 1 and ours[0].startswith("HTTP 404"), "asked once"

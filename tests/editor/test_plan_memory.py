@@ -19,18 +19,7 @@ from tests.support.programs import run_program
 GIB = 1 << 30
 STAGES = "the plan pipefusion=2 × 2 patches, 1 sync"
 ROUTE, GROUPS = "**/paralleldit/plan", "**/paralleldit/groups*"
-SAVED = (
-    """() => window.app.graph.nodes.find((node) => node.type === 'ParallelDiT_LoadDiffusionModel').serialize().size"""
-)
-MAKE_ROOM = """() => {
-    for (const node of window.app.graph.nodes) if (node.type === 'MarkdownNote') node.pos = [0, 1200]
-}"""
-LINK_PLAN = """(on) => {
-    const [plan, loader] = ['ParallelDiT_Plan', 'ParallelDiT_LoadDiffusionModel'].map((type) =>
-        window.app.graph.nodes.find((node) => node.type === type))
-    const input = loader.inputs.findIndex(({ name }) => name === 'plan')
-    on ? plan.connect(0, loader, input) : loader.disconnectInput(input)
-}"""
+SAVED = """() => window.app.graph.nodes.find((node) => node.type === 'ParallelDiT_Parallelize').serialize().size"""
 LATENT = {"width": 1024, "height": 1024}
 MEASURED = {"kind": "host", "link": 2e10, "is_measured": True}
 FLUX = 22.2  # GiB in bf16: 11.9 billion weights
@@ -55,8 +44,8 @@ class Case(NamedTuple):
     def question(self) -> list[Any]:
         values = {"mode": "manual", **self.plan} if self.plan else {"mode": "auto"}
         sampler = {"type": self.sampler, "cfg": self.cfg, "picture": self.picture}
-        loader = {"model_name": self.model, "dtype": "default", "group": 1, "samplers": [sampler]}
-        return [self.cards, self.told, {"values": values, "loaders": [loader]}, 0, self.ram]
+        question = {"values": values, "files": {"unet_name": self.model}, "samplers": [sampler]}
+        return [self.cards, self.told, question, 0, self.ram]
 
 
 CASES = {
@@ -82,7 +71,6 @@ CASES = {
     "no blocks to share": Case((4, 4), {"cfg": 2, "weights": "shared"}, "ace-step"),
     "a UNet in part": Case((4, 4), {"cfg": 2}, "sdxl"),
     "nobody to share with": Case((24, 24), {"ulysses": 1, "weights": "shared"}),
-    "a folder does not fit": Case((20, 20), {"ulysses": 2, "weights": "whole"}, "flux folder"),
     "stages would": Case((20, 20), {"ulysses": 2, "weights": "whole"}, sampler="ParallelDiT_Sampler"),
     "more ranks would": Case((20, 20), {"ulysses": 1, "weights": "whole"}, sampler="ParallelDiT_Sampler"),
     "one card is small": Case((80, 20), {"ulysses": 2, "weights": "whole"}),
@@ -283,7 +271,6 @@ def test_each_card_is_told_and_whether_it_has_room(answers: dict) -> None:
     [
         ("whole does not fit", "would_fit", ["fp8 weights", "shared weights", "weights in RAM", STAGES]),
         ("one card is small", "would_fit", ["fp8 weights", "shared weights", "weights in RAM", STAGES]),
-        ("a folder does not fit", "would_fit", ["fp8 weights", "shared weights", "weights in RAM", STAGES]),
         (
             "more ranks would",
             "would_fit",
@@ -412,36 +399,21 @@ def test_ranks_are_drawn_in_equal_columns_and_told_in_words(
 
 def test_what_does_not_fit_is_said_with_what_would(shared_editor: Editor, answers: dict) -> None:
     content = shared_editor.page.locator(".paralleldit-plan-content:not(:empty)")
-    with answering(shared_editor, answers["a folder does not fit"]):
+    with answering(shared_editor, answers["whole does not fit"]):
         open_demo(shared_editor, {"mode": "manual", "cfg": 2})
         lacks = content.locator(".paralleldit-plan-lacks")
         expect(lacks).to_have_text(re.compile(r"Does not fit: needs 22\.\d of 1\d\.\d GiB usable"))
         expect(content).to_contain_text("What would fit: fp8 weights")
 
 
-def test_a_loader_without_a_plan_says_in_one_line_what_auto_does(shared_editor: Editor, answers: dict) -> None:
-    """All else is in its tooltip and in the panel; and it says nothing while a plan does."""
-    page = shared_editor.page
-    line = page.get_by_test_id("paralleldit-plan-line")
-    with answering(shared_editor, answers["auto"]):
-        open_demo(shared_editor)
-        expect(page.locator(".paralleldit-plan-title")).to_have_count(1)
-        page.evaluate(MAKE_ROOM)
-        before = page.evaluate(SAVED)
-        page.evaluate(LINK_PLAN, False)
-        expect(line).to_have_text(re.compile(r"2 GPUs · \S+=2 · [\d.]+× faster"))
-        whole = line.get_attribute("title")
-        assert "Automatic plan: 2 GPUs, " in whole and "auto uses all 2 GPUs." in whole and "fp8 weights." in whole
-        shared_editor.screenshot("loader-without-plan")
-        assert page.evaluate(SAVED) == before, "an answer is no change of the workflow"
-    with answering(shared_editor, answers["a folder does not fit"]):
-        open_demo(shared_editor)
-        page.evaluate(LINK_PLAN, False)
-        expect(line).to_contain_text("does not fit")
-        expect(line).to_have_attribute("data-mark", "bad")
-        page.evaluate(LINK_PLAN, True)
-        expect(line).to_have_count(0)
-    assert shared_editor.problems == []
+def test_an_answer_is_no_change_of_the_workflow(shared_editor: Editor, answers: dict) -> None:
+    sizes = []
+    for name in "auto", "whole does not fit":
+        with answering(shared_editor, answers[name]):
+            open_demo(shared_editor)
+            expect(shared_editor.page.locator(".paralleldit-plan-title")).to_have_count(1)
+            sizes.append(shared_editor.page.evaluate(SAVED))
+    assert sizes[0] == sizes[1] and shared_editor.problems == []
 
 
 def test_on_the_cpu_there_is_no_link_to_speak_of(answers: dict) -> None:

@@ -43,9 +43,9 @@ def ask(host: ComfyHost, body: Any) -> dict[str, Any]:
 
 
 def about(plan: dict[str, Any], *samplers: dict[str, Any], model: str = "tiny-dit") -> dict[str, Any]:
-    """A question about a manual plan, or an automatic one with {}, for one loader."""
+    """A question about a manual plan, or an automatic one with {}, for one model."""
     values = {"mode": "manual" if plan else "auto", **plan}
-    return {"values": values, "loaders": [{"model_name": model, "samplers": list(samplers)}]}
+    return {"values": values, "files": {"model_name": model}, "samplers": list(samplers)}
 
 
 def keys(answer: dict[str, Any], part: str = "remarks") -> list[str]:
@@ -122,7 +122,7 @@ def test_what_a_step_is_predicted_to_take_is_told_before_the_run(host: ComfyHost
         assert seconds == sorted(seconds) and 0 < seconds[0] < 100 and told["best"][0]["bytes"] > 1e5
         for each in told["best"]:
             values = {**each["values"], "speeds": ", ".join(map(str, each["values"]["speeds"]))}
-            assert ask(host, about(values))["plan"] == each["plan"], "what Compare plans gives a Plan node"
+            assert ask(host, about(values))["plan"] == each["plan"], "what Compare plans gives a node"
     answer = ask(host, about({"dp": 2}, {**KSAMPLER, "cfg": 1.0, **picture}, model="longcat-image.safetensors"))
     assert answer["predicted"]["plan"]["seconds"] > answer["predicted"]["best"][0]["seconds"]
     assert ask(host, about({}, KSAMPLER, model="longcat-image.safetensors"))["predicted"] is None
@@ -165,7 +165,7 @@ def test_pieces_that_forwards_do_not_run_in_are_told_of(host: ComfyHost, comfyui
         assert keys(ask(host, about({**plan, **other}, KSAMPLER)), "note") == ["runs_whole"], other
 
 
-def test_without_a_loader_what_can_be_said_is_said(host: ComfyHost) -> None:
+def test_without_a_file_what_can_be_said_is_said(host: ComfyHost) -> None:
     answer = ask(host, {"values": {"mode": "manual", "cfg": 2}})
     assert (answer["world"], answer["ranks"][0]["heads"], keys(answer)) == (2, None, ["unchecked"])
     answer = ask(host, {"values": {"mode": "auto"}})
@@ -173,12 +173,42 @@ def test_without_a_loader_what_can_be_said_is_said(host: ComfyHost) -> None:
 
 
 def test_a_model_that_is_not_there_is_named_and_is_no_fault_of_the_plan(host: ComfyHost) -> None:
-    answer = ask(host, about({"cfg": 2}, model="no-such-model"))
-    assert (answer["error"], answer["unknown"]) == ("", [])
+    question = about({"cfg": 2}, model="no-such-model")
+    answer = ask(host, question)
+    assert (answer["error"], answer["unknown"], keys(answer)) == ("", [], ["unchecked_file"])
     assert answer["missing"] == [{"model": "no-such-model", "folder": "diffusion_models"}]
-    question = about({"cfg": 2})
-    question["loaders"][0]["checkpoint"] = True
-    assert "Use Load Diffusion Model (Parallel) for it" in ask(host, question)["unknown"][0]
+    answer = ask(host, {**question, "files": {"ckpt_name": "no.safetensors", "lora_name": "nor-this.safetensors"}})
+    assert answer["missing"] == [{"model": "no.safetensors", "folder": "checkpoints"}]
+
+
+def test_of_a_loaders_files_the_one_in_a_folder_of_models_counts(host: ComfyHost, comfyui: Path, models: Path) -> None:
+    """Files of other folders are no models, names do not leave the folders, and a pickle is not read."""
+    write_cases(comfyui, models, ["longcat-image"])
+    others, name = {"vae_name": "other.safetensors"}, "longcat-image.safetensors"
+    answer = ask(host, {**about({}, KSAMPLER), "files": {**others, "unet_name": name}})
+    assert (answer["plan"], answer["missing"]) == ("cfg=2", [])
+    in_vae, pickle = models / "models" / "vae" / "other.safetensors", models / "models" / "checkpoints" / "old.ckpt"
+    for path in in_vae, pickle:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"no model")
+    try:
+        for files in others, {"unet_name": "../vae/other.safetensors"}, {"unet_name": str(in_vae)}, {}:
+            answer = ask(host, {**about({}, KSAMPLER), "files": files})
+            assert (answer["plan"], answer["unknown"]) == ("", []) and keys(answer)[-1] in ("needs_model", "needs_file")
+        answer = ask(host, {**about({}, KSAMPLER), "files": {"ckpt_name": pickle.name}})
+        assert "old.ckpt is a pickle checkpoint" in answer["unknown"][0] and keys(answer)[-1] == "needs_model"
+    finally:
+        in_vae.unlink()
+        pickle.unlink()
+
+
+def test_the_chosen_dtype_counts(host: ComfyHost, comfyui: Path, models: Path) -> None:
+    write_cases(comfyui, models, ["longcat-image"])
+    question = about({"ulysses": 2}, KSAMPLER, model="longcat-image.safetensors")
+    (own,), (fp8,) = (
+        ask(host, {**question, "weight_dtype": dtype})["memory"]["kept"] for dtype in ("another pack's", "fp8_e4m3fn")
+    )
+    assert fp8 < 0.6 * own
 
 
 def test_a_model_that_has_changed_is_looked_at_again(host: ComfyHost, models: Path) -> None:
@@ -200,13 +230,15 @@ def test_a_model_that_has_changed_is_looked_at_again(host: ComfyHost, models: Pa
         {"values": []},
         {"values": {"mode": "both"}},
         {"values": {"mode": "manual", "cfg": {}}},
-        {"values": {"mode": "auto"}, "loaders": {}},
-        {"values": {"mode": "auto"}, "loaders": ["model"]},
-        {"values": {"mode": "auto"}, "loaders": [{"model_name": 3}]},
-        {"values": {"mode": "auto"}, "loaders": [{"model_name": "a", "samplers": [{"type": None}]}]},
-        {"values": {"mode": "auto"}, "loaders": [{"model_name": "a"}] * 100},
-        {"values": {"mode": "auto"}, "loaders": [{"model_name": "a", "group": "1"}]},
-        *({"values": {"mode": "auto"}, "loaders": [{"model_name": "a", "samplers": [bad]}]} for bad in PICTURES),
+        {"values": {"mode": "auto"}, "samplers": {}},
+        {"values": {"mode": "auto"}, "samplers": ["KSampler"]},
+        {"values": {"mode": "auto"}, "samplers": [{"type": None}]},
+        {"values": {"mode": "auto"}, "samplers": [KSAMPLER] * 100},
+        {"values": {"mode": "auto"}, "files": ["a"]},
+        {"values": {"mode": "auto"}, "files": {"unet_name": 3}},
+        {"values": {"mode": "auto"}, "files": {str(number): "a" for number in range(100)}},
+        {"values": {"mode": "auto"}, "group": "1"},
+        *({"values": {"mode": "auto"}, "samplers": [bad]} for bad in PICTURES),
     ],
     ids=lambda value: repr(value)[:60],
 )

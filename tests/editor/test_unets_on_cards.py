@@ -27,8 +27,7 @@ def answers(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> Answers:
     keys, asked = list(itertools.product(LINKS, CARDS, GUIDED)), []
     for link, cards, guided in keys:
         sampler = {"type": "KSampler", "cfg": GUIDED[guided], "picture": PICTURE}
-        loader = {"model_name": MODEL, "dtype": "default", "group": 1, "samplers": [sampler]}
-        question = {"values": {"mode": "auto"}, "loaders": [loader]}
+        question = {"values": {"mode": "auto"}, "files": {"ckpt_name": MODEL}, "samplers": [sampler]}
         asked.append([[24] * cards, {}, question, PROFILES[link].link])
     folder = tmp_path_factory.mktemp("models")
     said = run_program(comfyui, "tests.support.host.plans_on_cards", folder, given=json.dumps(asked))

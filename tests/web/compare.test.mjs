@@ -2,13 +2,13 @@ import assert from 'node:assert/strict'
 import test from 'node:test'
 
 import { Comparison } from '../../web/compare/comparison.mjs'
-import { addSpeedups, applyPlan, findLoaders, listCandidates, summarizeRuns } from '../../web/compare/prompts.mjs'
+import { addSpeedups, applyPlan, findNodes, listCandidates, summarizeRuns } from '../../web/compare/prompts.mjs'
 import { Queue } from '../../web/compare/queue.mjs'
 
-const LOADER = 'ParallelDiT_LoadDiffusionModel'
+const NODE = 'ParallelDiT_Parallelize'
 const PROMPT = {
-  1: { class_type: LOADER, inputs: { model_name: 'a', plan: ['9', 0] } },
-  2: { class_type: LOADER, inputs: { model_name: 'b', group: 2 } },
+  1: { class_type: NODE, inputs: { model: ['9', 0], mode: 'manual', ring: 4 } },
+  2: { class_type: NODE, inputs: { model: ['9', 0], mode: 'auto', group: 2 } },
   3: { class_type: 'KSampler', inputs: { model: ['1', 0], seed: 5 } }
 }
 const ULYSSES = { ulysses: 2, speeds: [1, 0.5] }
@@ -20,16 +20,14 @@ const run = (began, step, state = 'done') => ({
   steps: [[step, 0]]
 })
 
-test('the loaders of a group get the plan, and nothing else of the prompt changes', () => {
-  assert.deepEqual(findLoaders(PROMPT, [LOADER], 1), ['1'])
-  assert.deepEqual(findLoaders(PROMPT, [LOADER], 2), ['2'])
+test('the nodes of a group get the plan in place of their own, and nothing else of the prompt changes', () => {
+  assert.deepEqual(findNodes(PROMPT, 1), ['1'])
+  assert.deepEqual(findNodes(PROMPT, 2), ['2'])
   const changed = applyPlan(PROMPT, ['1'], { mode: 'manual', ulysses: 2 }, 'now')
-  const [id, slot] = changed[1].inputs.plan
-  assert.equal(slot, 0)
-  assert.equal(changed[id].class_type, 'ParallelDiT_Plan')
-  assert.equal(changed[id].inputs.ulysses, 2)
+  const { model, mode, ulysses, ring } = changed[1].inputs
+  assert.deepEqual([model, mode, ulysses, ring], [['9', 0], 'manual', 2, undefined])
   assert.deepEqual([changed[2], changed[3]], [PROMPT[2], PROMPT[3]])
-  assert.deepEqual(PROMPT[1].inputs.plan, ['9', 0])
+  assert.equal(PROMPT[1].inputs.ring, 4)
   assert.notDeepEqual(changed, applyPlan(PROMPT, ['1'], { mode: 'manual', ulysses: 2 }, 'later'), 'it runs again')
 })
 
@@ -87,13 +85,13 @@ function comparing(ends) {
   const host = {
     prompt: async () => ({ output: PROMPT, workflow: {} }),
     about: () => ({ workflow: 'flux', picture: { width: 64, height: 64 } }),
-    answer: async (loader) => {
-      asked.push(loader)
+    answer: async (node) => {
+      asked.push(node)
       return { predicted: { best: [{ values: { dp: 2, speeds: [] }, fits: true }] } }
     },
     runs: async () => [...runs]
   }
-  return { comparison: new Comparison(queue, host, [LOADER], () => {}), queued, asked }
+  return { comparison: new Comparison(queue, host, () => {}), queued, asked }
 }
 
 test('each plan runs once, one after the other, also after one has failed', async () => {
@@ -131,10 +129,10 @@ test('the comparison shows why the server refused a prompt', async () => {
   assert.equal(comparison.problem, 'no such file')
 })
 
-test('a workflow without a loader of the group says so', async () => {
+test('a workflow without a node of the group says so', async () => {
   const { comparison, queued } = comparing([])
-  await comparison.run(3, 'no loader')
-  assert.deepEqual([comparison.problem, queued.length], ['no loader', 0])
+  await comparison.run(3, 'no node')
+  assert.deepEqual([comparison.problem, queued.length], ['no node', 0])
 })
 
 /** An editor's api with a queue of one prompt. answers: by path. */

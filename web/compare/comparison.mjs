@@ -1,17 +1,17 @@
 // Runs the open workflow once under each of a few plans, one after the other, through ComfyUI's queue.
 
-import { addSpeedups, applyPlan, findLoaders, listCandidates, summarizeRuns } from './prompts.mjs'
+import { addSpeedups, applyPlan, findNodes, listCandidates, summarizeRuns } from './prompts.mjs'
 
 export class Comparison {
   /**
    * queue: see queue.mjs. host: asks the page and its server. `prompt()` returns the open workflow as a prompt,
-   * `about(loader)` the open workflow's name and what the loader's sampler draws, `answer(loader)` what POST
-   * /paralleldit/plan says about the loader of that id, `runs(group)` the runs that the server keeps. types: the loaders' node types. onChange: called after `rows`, `isRunning` or `problem` changed.
+   * `about(id)` the open workflow's name and what is drawn with the node of that id, `answer(id)` what POST
+   * /paralleldit/plan says about it, `runs(group)` the runs that the server keeps. onChange: called after `rows`,
+   * `isRunning` or `problem` changed.
    */
-  constructor(queue, host, types, onChange) {
+  constructor(queue, host, onChange) {
     this.queue = queue
     this.host = host
-    this.types = types
     this.onChange = onChange
     this.rows = [] // each {plans, isAlone, state: waiting, running, done, failed or leftOut, result, times}
     this.isRunning = false
@@ -19,21 +19,22 @@ export class Comparison {
     this.about = null // {workflow, picture}, once it runs
   }
 
-  /** group: the worker group's number. noLoader: the problem to show if the workflow has no loader of this group. */
-  async run(group, noLoader) {
+  /** group: the worker group's number. noNode: the problem to show if the workflow has no node of this group. */
+  async run(group, noNode) {
     if (this.isRunning) return
     this.set({ isRunning: true, problem: '', rows: [] })
     try {
       const { output, workflow } = await this.host.prompt()
-      const loaders = findLoaders(output, this.types, group)
-      if (!loaders.length) throw new Error(noLoader)
-      this.set({ about: this.host.about(loaders[0]) })
-      const plans = listCandidates(await this.host.answer(loaders[0]))
+      const nodes = findNodes(output, group)
+      if (!nodes.length) throw new Error(noNode)
+      const last = nodes.at(-1) // of two in a row, the one whose plan counts
+      this.set({ about: this.host.about(last) })
+      const plans = listCandidates(await this.host.answer(last))
       this.set({ rows: plans.map((plan) => ({ ...plan, state: 'waiting', result: null, times: null })) })
       for (const [at, { values }] of plans.entries()) {
         this.change(at, { state: 'running' })
         const end = await this.runOne(group, at, {
-          output: applyPlan(output, loaders, values, `${Date.now()}`),
+          output: applyPlan(output, nodes, values, `${Date.now()}`),
           workflow
         })
         if (!['success', 'error'].includes(end)) break

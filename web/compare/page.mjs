@@ -1,28 +1,27 @@
 // Answers a comparison's questions to the editor's page and to the server.
 
-import { makeLoaderQuestion } from '../plan/graph.mjs'
+import { makeQuestion } from '../plan/graph.mjs'
+import { findNode } from '../plan/links.mjs'
 import { askServer } from '../plan/server.mjs'
+
+const AUTO = { mode: 'auto' }
 
 /** Returns the `host` of a Comparison. app, api: the editor's. */
 export function makeHost(app, api) {
   return {
     prompt: () => app.graphToPrompt(),
-    about: (loader) => {
-      const [{ samplers } = { samplers: [] }] = makeLoaderQuestion(findNode(app.rootGraph, loader)).loaders
+    about: (id) => {
+      const { samplers = [] } = makeQuestion(findNode(app.rootGraph, id), AUTO).question ?? {}
       const { picture } = samplers.find((sampler) => sampler.picture) ?? {}
       return { workflow: app.extensionManager.workflow.activeWorkflow.filename, picture: picture ?? null }
     },
-    answer: async (loader) => askServer(makeLoaderQuestion(findNode(app.rootGraph, loader))),
+    answer: async (id) => {
+      const { question } = makeQuestion(findNode(app.rootGraph, id), AUTO)
+      return question && askServer(question)
+    },
     async runs(group) {
       const { groups } = await (await api.fetchApi('/paralleldit/groups')).json()
       return groups.find((each) => each.group === group)?.runs ?? []
     }
   }
-}
-
-/** Finds the node of an id in a prompt. The id starts with the subgraph nodes around it, as in "5:12". */
-function findNode(rootGraph, id) {
-  const [own, ...hosts] = id.split(':').reverse()
-  const graph = hosts.reduceRight((within, host) => within.getNodeById(host).subgraph, rootGraph)
-  return graph.getNodeById(own)
 }

@@ -1,23 +1,24 @@
 // Pure: makes prompts that differ in their plan, and sums up their runs.
 
 import { computeMedian } from '../panel/format.mjs'
+import { PARALLELIZE } from '../plan/graph.mjs'
 
-const NODE = 'paralleldit_comparison' // the id of the plan node for all loaders
+const MARK = 'paralleldit_comparison' // an input that no node reads
 
-/** Returns the ids of a worker group's loaders in a prompt in API format. types: the loaders' node types. */
-export const findLoaders = (prompt, types, group) =>
+/** Returns the ids of a worker group's Parallelize Model nodes in a prompt in API format. */
+export const findNodes = (prompt, group) =>
   Object.keys(prompt).filter((id) => {
     const { class_type: type, inputs } = prompt[id]
-    return types.includes(type) && (inputs.group ?? 1) === group
+    return type === PARALLELIZE && (inputs.group ?? 1) === group
   })
 
-/** Returns a plan's values as a Plan node has them. values: of a plan in JSON. */
+/** Returns a plan's values as a node has them. values: of a plan in JSON. */
 export function makeNodeValues({ speeds, ...values }) {
   return { ...values, ...(speeds ? { speeds: speeds.join(', ') } : {}), mode: 'manual' }
 }
 
 /**
- * Returns the plans to compare, as values of a Plan node: those with the fastest predictions, or auto without a
+ * Returns the plans to compare, as values of a node: those with the fastest predictions, or auto without a
  * prediction; and one device. answer: of POST /paralleldit/plan, or null.
  */
 export function listCandidates(answer) {
@@ -28,13 +29,15 @@ export function listCandidates(answer) {
 }
 
 /**
- * Returns a copy of the prompt in which these loaders have a plan. mark: a value that differs from prompt to prompt.
+ * Returns a copy of the prompt in which these nodes have a plan. mark: a value that differs from prompt to prompt.
  * Without it ComfyUI would reuse the last result instead of running again.
  */
-export function applyPlan(prompt, loaders, values, mark) {
+export function applyPlan(prompt, nodes, values, mark) {
   const changed = structuredClone(prompt)
-  changed[NODE] = { class_type: 'ParallelDiT_Plan', inputs: { ...values, [NODE]: mark } }
-  for (const id of loaders) changed[id].inputs.plan = [NODE, 0]
+  for (const id of nodes) {
+    const { model, group } = prompt[id].inputs
+    changed[id].inputs = { model, group, ...values, [MARK]: mark }
+  }
   return changed
 }
 

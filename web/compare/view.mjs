@@ -5,7 +5,6 @@ import { element } from '../elements.mjs'
 import { makeUseButton, usePlan } from '../loader/use.mjs'
 import { setAttribute, setShown, setText } from '../panel/dom.mjs'
 import { describePlans, formatSeconds, formatSpeedup } from '../panel/format.mjs'
-import { LOADERS } from '../plan/graph.mjs'
 import { t } from '../text.mjs'
 import { Comparison } from './comparison.mjs'
 import { makeHost } from './page.mjs'
@@ -13,7 +12,7 @@ import { Queue } from './queue.mjs'
 
 /** Makes the view of comparisons of the open workflow. app, api: the editor's. */
 export function makeComparisonView(app, api) {
-  const make = (onChange) => new Comparison(new Queue(api), makeHost(app, api), LOADERS, onChange)
+  const make = (onChange) => new Comparison(new Queue(api), makeHost(app, api), onChange)
   return new ComparisonView(make, () => app.extensionManager.workflow.activeWorkflow)
 }
 
@@ -53,7 +52,7 @@ export class ComparisonView {
     this.comparisons.set(workflow, comparison)
     this.running = comparison
     try {
-      await comparison.run(this.group, t('panel.compare.noLoader'))
+      await comparison.run(this.group, t('panel.compare.noNode'))
     } finally {
       this.running = null
       this.draw()

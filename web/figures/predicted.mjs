@@ -1,6 +1,6 @@
 // Pure: describes how long steps are predicted to take, from the server's answer about a plan.
 
-import { describePlan, formatBytes, formatSeconds } from '../panel/format.mjs'
+import { describePlan, describePlans, formatBytes, formatSeconds, summarizeSteps } from '../panel/format.mjs'
 import { describeSpeed } from './speed.mjs'
 
 /** Returns a title, a line for each of the best plans, and a line for this plan if it is not among them; null without a
@@ -19,6 +19,15 @@ export function describePrediction({ predicted }, say) {
     chosen,
     own: chosen < 0 && predicted.plan ? say('plan.this_plan', { words: line(predicted.plan) }) : null
   }
+}
+
+/** Says how the last run of a node went: its plan, and what a step took. */
+export function describeRan(run, say) {
+  const plan = run.is_stock ? say('panel.asStock') : describePlans(run.plans, say)
+  const seconds = run.usual ?? summarizeSteps(run.steps)?.median
+  if (!seconds) return say('plan.ran', { words: plan })
+  const step = describeSpeed({ seconds, alone: run.alone, isRun: true, isAloneRun: run.is_alone_run }, say)
+  return say('plan.ran', { words: `${plan}, ${step}` })
 }
 
 /** Says why there is no prediction for a known model; null if there is one, or if the model is not known. */

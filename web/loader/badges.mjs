@@ -1,5 +1,5 @@
-// A badge at each subgraph node that holds a parallel loader: the loader's line, or what its workers do before they
-// sample. Whoever has not opened the subgraph sees nothing else of either.
+// A badge at each subgraph node that holds a Parallelize Model node: its plan in one line, or what its workers do before
+// they sample. Whoever has not opened the subgraph sees nothing else of either.
 
 import { app } from '../../../scripts/app.js'
 import { findAnswer } from '../plan/answers.mjs'
@@ -27,7 +27,7 @@ export function noteWaiting(id, text) {
 /** Brings all badges of the open workflow up to date. */
 export function updateBadges() {
   const texts = new Map() // by host
-  for (const { host, loaders } of listHosts(app.rootGraph)) texts.set(host, chooseLine(loaders))
+  for (const { host, inner } of listHosts(app.rootGraph)) texts.set(host, chooseLine(inner))
   for (const [id, text] of waiting) {
     for (const host of listAround(app.rootGraph, id)) texts.set(host, { text, mark: 'waiting' })
   }
@@ -37,9 +37,9 @@ export function updateBadges() {
   markElements()
 }
 
-/** Chooses what to say of several loaders: what is wrong, or else the first line. */
-function chooseLine(loaders) {
-  const answers = loaders.map(findAnswer).filter(Boolean)
+/** Chooses what to say of several nodes: what is wrong, or else the first line. */
+function chooseLine(nodes) {
+  const answers = nodes.map(findAnswer).filter(Boolean)
   const lines = answers.map((answer) => describeLine(answer, summarizeError, t))
   return lines.find(({ mark }) => mark === 'bad') ?? lines[0] ?? { text: t('panel.title'), mark: null }
 }

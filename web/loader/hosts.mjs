@@ -1,6 +1,6 @@
-// Pure: finds the subgraph nodes that hold parallel loaders, and the nodes on the way to a node inside of subgraphs.
+// Pure: finds the subgraph nodes that hold Parallelize Model nodes, and the nodes on the way to a node inside of subgraphs.
 
-import { LOADERS } from '../plan/graph.mjs'
+import { PARALLELIZE } from '../plan/graph.mjs'
 import { listGraphs } from '../plan/links.mjs'
 
 /** Lists the nodes inside of a subgraph's node, at any depth. A subgraph that is used more than once counts once. */
@@ -10,12 +10,12 @@ export function listInner(host, seen = new Set()) {
   return host.subgraph.nodes.flatMap((node) => [node, ...listInner(node, seen)])
 }
 
-/** Lists each subgraph's node of a workflow that holds parallel loaders, as `host` and `loaders`. */
+/** Lists each subgraph's node of a workflow that holds Parallelize Model nodes, as `host` and `inner`. */
 export const listHosts = (root) =>
   listGraphs(root)
     .flatMap(({ nodes }) => nodes.filter(({ subgraph }) => subgraph))
-    .map((host) => ({ host, loaders: listInner(host).filter(({ type }) => LOADERS.includes(type)) }))
-    .filter(({ loaders }) => loaders.length)
+    .map((host) => ({ host, inner: listInner(host).filter(({ type }) => type === PARALLELIZE) }))
+    .filter(({ inner }) => inner.length)
 
 /** Lists the subgraph nodes around the node of an execution id, such as "5:12", the outermost first. */
 export function listAround(root, id) {

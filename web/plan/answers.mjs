@@ -1,9 +1,9 @@
 // Keeps the server's answers about the plans of the open workflow, for views other than the node that asked.
 
-import { findRun, LOADERS, sortByRun } from './graph.mjs'
+import { findRun, PARALLELIZE, sortByRun } from './graph.mjs'
 import { listGraphs } from './links.mjs'
 
-const answers = new WeakMap() // by plan node, or by loader without a plan
+const answers = new WeakMap() // by node
 const listeners = []
 
 /** Keeps a node's last answer; null for none. */
@@ -15,11 +15,8 @@ export function noteAnswer(node, answer) {
 /** Calls `listener` after each answer. */
 export const onAnswer = (listener) => listeners.push(listener)
 
-/** Returns the last answer about a loader's plan; null or undefined if there is none. */
-export function findAnswer(loader) {
-  const { asks } = findRun(loader) ?? {}
-  return asks && answers.get(asks)
-}
+/** Returns the last answer about a node; null or undefined if there is none. */
+export const findAnswer = (node) => answers.get(node)
 
 /**
  * Returns, by worker group, what is known about its next run in the workflow with this graph: each answer, and the names
@@ -27,25 +24,23 @@ export function findAnswer(loader) {
  */
 export function findNextRuns(root) {
   const groups = new Map()
-  const loaders = listGraphs(root).flatMap(({ nodes }) => nodes.filter(({ type }) => LOADERS.includes(type)))
-  for (const loader of sortByRun(loaders)) {
-    const { asks, group, model } = findRun(loader) ?? {}
-    const answer = asks && answers.get(asks)
+  for (const node of sortByRun(listGraphs(root).flatMap(({ nodes }) => nodes.filter(isParallelize)))) {
+    const { group, model } = findRun(node) ?? {}
+    const answer = model && answers.get(node)
     if (!answer) continue
     const runs = groups.get(group) ?? []
     groups.set(group, runs)
-    const known = runs.find((run) => run.answer === answer || (lacksFiles(run.answer) && lacksFiles(answer)))
+    const known = lacksFiles(answer) && runs.find((run) => lacksFiles(run.answer))
     if (!known) {
       runs.push({ answer, models: [model] })
       continue
     }
     known.models.push(model)
-    if (known.answer !== answer) {
-      const others = answer.missing.filter((each) => !known.answer.missing.some((file) => file.model === each.model))
-      known.answer = { ...known.answer, missing: [...known.answer.missing, ...others] }
-    }
+    const others = answer.missing.filter((each) => !known.answer.missing.some((file) => file.model === each.model))
+    known.answer = { ...known.answer, missing: [...known.answer.missing, ...others] }
   }
   return groups
 }
 
+const isParallelize = ({ type }) => type === PARALLELIZE
 const lacksFiles = ({ missing }) => Boolean(missing?.length)

@@ -5,38 +5,33 @@ import { element } from '../elements.mjs'
 import { textsLoaded } from '../text.mjs'
 import { noteAnswer } from './answers.mjs'
 import { makeAsker } from './ask.mjs'
+import { makeQuestion } from './graph.mjs'
+import { findRan } from './ran.mjs'
 import { askServer, hasPlanRoute } from './server.mjs'
 import { GAP, Height, setHidden } from './size.mjs'
 
 const PAUSE_MS = 150
+const MARGIN = 10 // pixels
 
 /**
- * Adds the widget to a node. Returns the function that asks the server, and the node's height. makeQuestion: takes the
- * node and returns its question, null for none, and the names of values that only a run can tell. view: `draw(target,
- * answer, open)` and `fail(target, reason)` fill the widget; `margin` in pixels; `isBeside` whether it stands beside the
- * node's outputs and takes no room of its own.
+ * Adds the widget to a node. Returns the function that asks the server, and the node's height. draw(target, answer, why)
+ * and fail(target, reason) fill the widget; why: see `makeQuestion`.
  */
-export function addPlanWidget(node, makeQuestion, view) {
-  const { margin, isBeside } = view
+export function addPlanWidget(node, draw, fail) {
   const content = element('div', { class: 'paralleldit-plan-content' })
-  const frame = element('div', { class: `paralleldit-plan${isBeside ? ' paralleldit-plan-beside' : ''}` }, content)
+  const frame = element('div', { class: 'paralleldit-plan' }, content)
   let contentHeight = 0 // pixels
-  function measure() {
-    if (!isBeside) return contentHeight + 2 * margin
-    const above = node.widgets.filter((each) => each !== widget && !each.hidden).length
-    frame.style.setProperty('--paralleldit-above', above)
-    return -GAP // LiteGraph adds it to each widget
-  }
+  const measure = () => contentHeight + 2 * MARGIN
   const widget = node.addDOMWidget('mesh', 'paralleldit_plan', frame, {
     serialize: false,
     hideInPanel: true, // the panel of a node's properties would show a row without a value
-    margin,
+    margin: MARGIN,
     getMinHeight: measure,
     getMaxHeight: measure
   })
   widget.serialize = false
   setHidden(node, [widget], true) // until there is an answer
-  const height = new Height(node, () => (widget.hidden || isBeside ? 0 : measure() + GAP))
+  const height = new Height(node, () => (widget.hidden ? 0 : measure() + GAP))
   let wrong = []
   node.strokeStyles.paralleldit = () => {
     if (!content.querySelector('.paralleldit-plan-error')) return undefined
@@ -47,17 +42,17 @@ export function addPlanWidget(node, makeQuestion, view) {
     pause: PAUSE_MS,
     read: () => (node.graph && hasPlanRoute() ? JSON.stringify(makeQuestion(node)) : null),
     send: async (text) => {
-      const { question, open } = JSON.parse(text)
+      const { question, why } = JSON.parse(text)
       await textsLoaded
-      return { answer: open.length || !question ? null : await askServer(question), open }
+      return { answer: question && addRun(node, await askServer(question)), why }
     },
-    show: ({ answer, open }) => {
-      view.draw(content, answer, open)
+    show: ({ answer, why }) => {
+      draw(content, answer, why)
       noteAnswer(node, answer)
       finish(answer?.widgets ?? [])
     },
     fail: (error) => {
-      view.fail(content, error.message)
+      fail(content, error.message)
       noteAnswer(node, null)
       finish([])
     }
@@ -89,6 +84,12 @@ export function addPlanWidget(node, makeQuestion, view) {
     saved.size[1] = height.saved
   }
   return { ask, height }
+}
+
+/** Returns the answer with the last run of the node, where only a run can tell the plan. */
+function addRun(node, answer) {
+  const ran = answer.plan || answer.error ? null : findRan(node)
+  return ran ? { ...answer, ran, remarks: [] } : answer
 }
 
 /** Marks only the widgets of these names: by their outline on the canvas, by their row where nodes are DOM. */

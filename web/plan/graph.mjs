@@ -1,80 +1,101 @@
-// Pure: reads the graph around a plan or a loader, and makes the question for POST /paralleldit/plan.
+// Pure: reads the graph around a Parallelize Model node, and makes the question for POST /paralleldit/plan.
 
 import { findOrigin, followOutputs } from './links.mjs'
 
-export const PLAN = 'ParallelDiT_Plan'
+export const PARALLELIZE = 'ParallelDiT_Parallelize'
 export const LOADER = 'ParallelDiT_LoadDiffusionModel'
 export const CHECKPOINT = 'ParallelDiT_LoadCheckpoint'
 export const LOADERS = [LOADER, CHECKPOINT]
-const PLAN_INPUT = 'plan' // of each loader
-const BYPASSED = 4
+const LOAD_DIT = 'ParallelDiT_LoadDiT' // it offers folders
+const MODEL_FILE = /\.(safetensors|sft|gguf|ckpt|pt|pt2|pth|bin|pkl)$/i
+const [MUTED, BYPASSED] = [2, 4]
 const FIRST_GROUP = 1
-const CARRIES_MODEL = ['MODEL', 'GUIDER']
+const MODEL = 'MODEL'
+const CARRIES_MODEL = [MODEL, 'GUIDER']
 const LATENT = 'LATENT'
 const SAMPLED = [LATENT, 'IMAGE']
 const NEEDED = ['width', 'height'] // of an empty latent: pixels
 const SIZES = [...NEEDED, 'length', 'batch_size'] // length: frames; batch_size: images
 
-/** Returns the question about a plan node, and the names of the values that other nodes compute when they run. */
-export function makeQuestion(plan) {
-  const { values, open } = readWidgets(plan)
-  const nodes = [...followOutputs(plan, ['PARALLEL_PLAN'], new Set())]
-  return {
-    question: { values, loaders: sortByRun(nodes).flatMap(describeLoader) },
-    open: values.mode === 'auto' ? [] : open
-  }
+/**
+ * Returns the `question` about a node; null if it does not run, or if only a run can tell. `why`: the text's path and
+ * values that say why there is none; null if it does not run. plan: values in place of the node's own.
+ */
+export function makeQuestion(node, plan) {
+  const { values, open } = readWidgets(node)
+  const { group, ...own } = values
+  const uses = [...listUses(node, new Set(), null)]
+  const samplers = uses.filter(({ target }) => target.type !== PARALLELIZE)
+  const isReplaced = uses.length > samplers.length && !samplers.length
+  if (node.mode) return { question: null, why: null }
+  if (isReplaced) return { question: null, why: ['plan.replaced'] }
+  if (!plan && open.length && own.mode !== 'auto')
+    return { question: null, why: ['plan.open', { names: open.join(', ') }] }
+  const question = { values: plan ?? own, group: keepType('number', group), ...findFiles(node) }
+  return { question: { ...question, samplers: samplers.map(describeSampler) }, why: null }
 }
 
-/** Returns the question about an automatic plan for a loader. */
-export const makeLoaderQuestion = (loader) => ({ values: { mode: 'auto' }, loaders: describeLoader(loader) })
+/** Returns the worker group of a node and its model's file. Null if the node does not run, or if only a run can tell. */
+export function findRun(node) {
+  const { question } = makeQuestion(node)
+  const [model] = Object.values(question?.files ?? {})
+  return model === undefined ? null : { group: question.group ?? FIRST_GROUP, model }
+}
 
-/** Does the same as `makeQuestion` for a loader. The question is null if the loader has a plan or does not run. */
-export function makeQuestionWithoutPlan(loader) {
-  const plan = findOrigin(loader, PLAN_INPUT)
-  return { question: plan?.node || plan?.isOpen || loader.mode ? null : makeLoaderQuestion(loader), open: [] }
+/** Lists the nodes that sample with a node's model. */
+export const listSamplers = (node) =>
+  [...listUses(node, new Set(), null)].map(({ target }) => target).filter(({ type }) => type !== PARALLELIZE)
+
+/** Returns the nodes in the order in which their models run, as the editor orders the nodes that sample. */
+export function sortByRun(nodes) {
+  const first = (node) => Math.min(...listSamplers(node).map(({ order }) => order ?? Number.MAX_VALUE))
+  const order = new Map(nodes.map((node) => [node, first(node)]))
+  const compare = (one, other) => (one === other ? 0 : one < other ? -1 : 1)
+  return [...nodes].sort((one, other) => compare(order.get(one), order.get(other)))
 }
 
 /**
- * Returns the node that asks about a loader's plan, the worker group and the chosen model. Null if the loader does not
- * run, or if only a run can tell.
+ * Finds the node that makes a node's MODEL from none, up the line. Of several MODELs it follows the first. Returns the
+ * model `files` that are chosen there, by widget, and the chosen `weight_dtype`.
  */
-export function findRun(loader) {
-  const plan = findOrigin(loader, PLAN_INPUT)
-  const [found] = loader.mode || plan?.isOpen ? [] : describeLoader(loader)
-  return found ? { asks: plan?.node ?? loader, group: found.group ?? FIRST_GROUP, model: found.model_name } : null
+function findFiles(node) {
+  const seen = new Set()
+  let maker = null
+  for (let at = node; at && !seen.has(at) && at.mode !== MUTED; ) {
+    seen.add(at)
+    const input = at.inputs?.find(({ type, link }) => type === MODEL && link != null)
+    if (!input && at !== node && at.mode !== BYPASSED) maker = at
+    at = input && findOrigin(at, input.name)?.node
+  }
+  const { values } = maker ? readWidgets(maker) : { values: {} }
+  const isFile = ({ name, type }) => type === 'combo' && (maker.type === LOAD_DIT || MODEL_FILE.test(values[name]))
+  const names = (maker?.widgets ?? []).filter(isFile).map(({ name }) => name)
+  const known = names.filter((name) => typeof values[name] === 'string')
+  return {
+    files: Object.fromEntries(known.map((name) => [name, values[name]])),
+    weight_dtype: keepType('string', values.weight_dtype)
+  }
 }
 
-/** Returns what a question says about a loader, in a list. The list is empty for other nodes and unknown models. */
-function describeLoader(node) {
-  const { model_name, dtype, group } = LOADERS.includes(node.type) ? readWidgets(node).values : {}
-  if (typeof model_name !== 'string') return []
-  const samplers = [...listSamplers(node, new Set(), null)].map(({ target, guidance }) => ({
-    type: target.type,
-    cfg: keepType('number', guidance),
-    picture: readPictureSize(target)
-  }))
-  const checkpoint = node.type === CHECKPOINT ? { checkpoint: true } : {}
-  return [{ model_name, dtype: keepType('string', dtype), group: keepType('number', group), samplers, ...checkpoint }]
-}
+const describeSampler = ({ target, guidance }) => ({
+  type: target.type,
+  cfg: keepType('number', guidance),
+  picture: readPictureSize(target)
+})
 
-/** Lists the nodes that sample with a node's model, also behind LoRAs, guiders and the like. cfg: a guider's. */
-function* listSamplers(node, seen, cfg) {
+/**
+ * Lists the nodes that sample with a node's model, also behind LoRAs, guiders and the like, and the next Parallelize
+ * Model nodes. guidance: a guider's.
+ */
+function* listUses(node, seen, cfg) {
   for (const target of followOutputs(node, CARRIES_MODEL, seen)) {
     const { values } = readWidgets(target)
     const guidance = target.type === 'BasicGuider' ? 1 : (values.cfg ?? cfg)
     const gives = (target.outputs ?? []).map((output) => output.type)
-    if (gives.some((type) => CARRIES_MODEL.includes(type))) yield* listSamplers(target, seen, guidance)
+    if (target.type === PARALLELIZE) yield { target, guidance }
+    else if (gives.some((type) => CARRIES_MODEL.includes(type))) yield* listUses(target, seen, guidance)
     else if (gives.some((type) => SAMPLED.includes(type))) yield { target, guidance }
   }
-}
-
-/** Returns the loaders in the order in which their models run, as the editor orders the nodes that sample. */
-export function sortByRun(loaders) {
-  const first = (loader) =>
-    Math.min(...[...listSamplers(loader, new Set(), null)].map(({ target }) => target.order ?? Number.MAX_VALUE))
-  const order = new Map(loaders.map((loader) => [loader, first(loader)]))
-  const compare = (one, other) => (one === other ? 0 : one < other ? -1 : 1)
-  return [...loaders].sort((one, other) => compare(order.get(one), order.get(other)))
 }
 
 /** Reads the sizes of what a node samples, from the node that makes its empty latent; null if they are not known. */
@@ -88,8 +109,8 @@ function readPictureSize(sampler) {
   return Object.fromEntries(sizes.map((name) => [name, values[name]]))
 }
 
-/** Returns whether a plan node is in auto mode. A mode that another node computes counts as not auto. */
-export const isAuto = (plan) => readWidgets(plan).values.mode === 'auto'
+/** Returns whether a node is in auto mode. A mode that another node computes counts as not auto. */
+export const isAuto = (node) => readWidgets(node).values.mode === 'auto'
 
 /**
  * Reads a node's values by widget. A linked widget gets its source's own `value`, as a primitive has one, or the value

@@ -1,10 +1,21 @@
-// Pure: follows the links of a graph, through reroutes and into and out of subgraphs.
+// Pure: follows the links of a graph, through reroutes and the Set and Get nodes of KJNodes and Easy-Use, and into and
+// out of subgraphs.
 
 const MUTED = 2
 const BYPASSED = 4
+export const SETS = ['SetNode', 'easy setNode']
+export const GETS = ['GetNode', 'easy getNode']
+const PASSING = ['Reroute', ...SETS, ...GETS]
 
 /** Lists the graph of a workflow and its subgraphs. */
 export const listGraphs = (root) => [root, ...root.subgraphs.values()]
+
+/** Finds the node of an execution id, such as "6", or "5:12" in a subgraph; null if there is none. */
+export function findNode(root, id) {
+  const [own, ...hosts] = id.split(':').reverse()
+  const graph = hosts.reduceRight((within, host) => within?.getNodeById(host)?.subgraph, root)
+  return graph?.getNodeById(own) ?? null
+}
 
 /** Lists the nodes that show a subgraph in other graphs. */
 const listHosts = (graph) =>
@@ -26,18 +37,27 @@ export function* listTargets(graph, ids) {
   }
 }
 
+/** Lists the nodes of these types with the name that a Set or Get node has. They stand for links. */
+export function listNamesakes({ graph, widgets }, types) {
+  const nodes = listGraphs(graph.rootGraph).flatMap((each) => each.nodes)
+  return nodes.filter((other) => types.includes(other.type) && other.widgets?.[0]?.value === widgets?.[0]?.value)
+}
+
 /**
- * Lists the nodes behind a node's outputs of these types, except those in `seen`. It looks through reroutes and
- * bypassed nodes.
+ * Lists the nodes behind a node's outputs of these types, except those in `seen`. It looks through reroutes, Set and
+ * Get, and bypassed nodes.
  */
 export function* followOutputs(node, types, seen) {
+  const isPassing = PASSING.includes(node.type)
   for (const output of node.outputs ?? []) {
-    if (node.type !== 'Reroute' && !types.includes(output.type)) continue
+    if (!isPassing && !types.includes(output.type)) continue
     for (const target of listTargets(node.graph, output.links)) {
       if (seen.has(target) || target.mode === MUTED) continue
       seen.add(target)
-      if (target.type === 'Reroute') yield* followOutputs(target, types, seen)
-      else if (target.mode === BYPASSED) yield* followOutputs(target, [output.type], seen)
+      const gets = SETS.includes(target.type) ? listNamesakes(target, GETS) : []
+      for (const get of gets) yield* followOutputs(get, types, seen)
+      if (PASSING.includes(target.type)) yield* followOutputs(target, types, seen)
+      else if (target.mode === BYPASSED) yield* followOutputs(target, isPassing ? types : [output.type], seen)
       else yield target
     }
   }
@@ -67,7 +87,11 @@ function findStart(graph, link) {
     return findSource(host.graph, input) ?? { value: host.getWidgetFromSlot(input)?.value }
   }
   const node = graph.getNodeById(link.origin_id)
-  if (node?.type === 'Reroute') return findSource(graph, node.inputs[0])
+  if (GETS.includes(node?.type)) {
+    const [set] = listNamesakes(node, SETS)
+    return set ? findSource(set.graph, set.inputs[0]) : null
+  }
+  if (PASSING.includes(node?.type)) return findSource(graph, node.inputs[0])
   if (!node?.subgraph || node.mode) return node ? { node } : null
   const inner = node.subgraph.getLink(node.subgraph.outputs[link.origin_slot]?.linkIds[0])
   return inner ? findStart(node.subgraph, inner) : null

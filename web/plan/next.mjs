@@ -29,7 +29,7 @@ function makeRun({ answer, models }, group, loaded) {
   const names = [...new Set(models)].map(getFileName).join(', ')
   const name = element('p', { class: 'paralleldit-strong paralleldit-cut-off', title: models.join(', ') }, names)
   const content = element('div', { class: 'paralleldit-plan-content' })
-  draw(content, answer, [], makeBrief)
+  draw(content, answer, null, makeBrief)
   addUseButtons(content, answer, (values) => usePlan(values, group))
   name.hidden = models.every((model) => model === loaded)
   return element('div', {}, name, element('div', { class: 'paralleldit-plan' }, content))

@@ -35,16 +35,10 @@ export class Height {
     this.apply()
   }
 
-  /**
-   * Does the same for a node that was just opened. An older version may have saved it with widgets that are now hidden.
-   */
+  /** Does the same for a node that was just opened. saved: its height in the file. */
   open(saved, act) {
-    const before = this.ofWidgets
-    const folded = this.node.widgets.filter((widget) => widget.advanced && !widget.hidden).length
     act()
-    const now = this.ofWidgets
-    const isOld = saved >= before && before > now
-    this.added = Math.max(0, saved - (isOld ? before + folded * (window.LiteGraph.NODE_WIDGET_HEIGHT + GAP) : now))
+    this.added = Math.max(0, saved - this.ofWidgets)
     this.apply()
   }
 

@@ -3,7 +3,7 @@
 import { app } from '../../../scripts/app.js'
 import { element } from '../elements.mjs'
 import { describeFit, describeRemedies } from '../figures/memory.mjs'
-import { describePrediction, explainNoPrediction } from '../figures/predicted.mjs'
+import { describePrediction, describeRan, explainNoPrediction } from '../figures/predicted.mjs'
 import { getFileName } from '../panel/format.mjs'
 import { countOffered, makeUseAllButton } from '../settings/cards.mjs'
 import { summarizeError as inBrief, joinWithOr, t } from '../text.mjs'
@@ -25,13 +25,12 @@ import {
 const MAX_PATCHES_DRAWN = 16
 
 /**
- * Replaces what the element shows. answer: the server's, or null if nothing was asked. open: names of values that only
- * a run can tell. parts: makes the elements: `makeWhole`, or `makeBrief` for little room.
+ * Replaces what the element shows. answer: the server's, or null if nothing was asked. why: nothing was asked, see
+ * `makeQuestion`. parts: makes the elements: `makeWhole`, or `makeBrief` for little room.
  */
-export function draw(target, answer, open, parts) {
+export function draw(target, answer, why, parts) {
   const isOpen = target.querySelector('details')?.open
-  if (open.length)
-    target.replaceChildren(makeLine('paralleldit-plan-remark', t('plan.open', { names: open.join(', ') })))
+  if (why) target.replaceChildren(makeLine('paralleldit-plan-remark', t(...why)))
   else if (!answer) target.replaceChildren()
   else if (answer.error) target.replaceChildren(makeErrorBox(inBrief(answer.error)))
   else target.replaceChildren(...parts(answer))
@@ -43,7 +42,7 @@ export function drawNoAnswer(target, reason) {
   target.replaceChildren(makeLine('paralleldit-plan-remark', t('plan.unanswered', { reason })))
 }
 
-/** Makes the elements for a plan node, which include how the plan falls on the ranks. */
+/** Makes the elements for a node, which include how the plan falls on the ranks. */
 export function* makeWhole(answer) {
   yield* makeSummary(answer)
   if (answer.ranks.length) yield* makeMesh(answer)
@@ -62,6 +61,7 @@ function* makeSummary(answer) {
   if (missing) yield makeMissing(missing, answer.missing)
   for (const words of answer.unknown) yield makeLine('paralleldit-plan-note', inBrief(words))
   if (answer.plan) yield makeLine('paralleldit-plan-title', describeTitle(answer, t))
+  if (answer.ran) yield makeLine('paralleldit-plan-title', describeRan(answer.ran, t))
   const fit = describeFit(answer, t)
   if (fit) yield makeLine(`paralleldit-plan-fit${fit.lacks ? ' paralleldit-plan-lacks' : ''}`, fit.text)
   const step = describePrediction(answer, t)?.step ?? explainNoPrediction(answer, t)

@@ -29,7 +29,6 @@ from tests.support.templates.model_files import flux, model_file
 from tests.support.templates.published import PUBLISHED, published
 
 GB = 1 << 30
-FOLDER = "flux folder"  # with a header of published sizes, and no weights
 MODELS = {
     "flux": flux("flux", "Flux", depth=19, depth_single_blocks=38),
     "sdxl": model_file("sd_xl_base_1.0.safetensors"),
@@ -57,25 +56,6 @@ def pretend(route: Any, sizes: list[int], ram: int, own: float) -> None:
     management.get_free_memory = lambda _device: ram * GB
     management.get_total_memory = lambda device: (ram if device.type == "cpu" else sizes[0]) * GB
     management.supports_fp8_compute = lambda _device=None: bool(cards)  # of a card such as these
-
-
-def write_folder(root: Path) -> Path:
-    """A diffusers folder of FLUX.1-dev's sizes, which are the class's own."""
-    from diffusers import FluxTransformer2DModel
-
-    with torch.device("meta"):
-        model = FluxTransformer2DModel(guidance_embeds=True)
-    model.save_config(root)
-    header = {name: {"dtype": "BF16", "shape": [*each.shape]} for name, each in model.state_dict().items()}
-    written = json.dumps(header).encode()
-    (root / "model.safetensors").write_bytes(len(written).to_bytes(8, "little") + written)
-    return root
-
-
-def header_of(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Of a file that has nothing else."""
-    header = json.loads(path.read_bytes()[8:])
-    return {name: torch.empty(each["shape"], dtype=torch.bfloat16, device="meta") for name, each in header.items()}, {}
 
 
 def measured(find_machine: Callable[[str], Machine], rate: float) -> Callable[[str], Machine]:
@@ -107,7 +87,7 @@ def answer(
     group = SimpleNamespace(session=SimpleNamespace(last_status={"devices": devices, "weights": told}))
     groups = sys.modules["pack.nodes.workers.group"]
     host_file = sys.modules["pack.nodes.model.host_file"]
-    name = asked["loaders"][0]["model_name"]
+    (name,) = asked["files"].values()
     with (
         patch("comfy.utils.load_torch_file", lambda *_, **__: contents[name]),
         patch.object(host_file, "read_header", lambda _: contents[name]),
@@ -124,14 +104,12 @@ def main(comfyui: str, folder: str) -> None:
     os.environ["PARALLELDIT_MEASURED"] = str(Path(folder) / "measured")
     route = importlib.import_module("pack.nodes.routes.plan")
     questions = json.load(sys.stdin)
-    asked = {loader["model_name"] for _, _, question, *_ in questions for loader in question["loaders"]}
+    asked = {name for _, _, question, *_ in questions for name in question["files"].values()}
     contents = {name: contents_of(MODELS[name]) for name in sorted(asked & {*MODELS})}
     paths = {name: Path(folder) / f"{name}.safetensors" for name in contents}
     for path in paths.values():
         path.touch()
-    paths[FOLDER] = write_folder(Path(folder) / "flux")
-    contents[FOLDER] = header_of(paths[FOLDER] / "model.safetensors")
-    route.list_models = lambda: paths
+    route.find_loaded = lambda files: next((paths[name] for name in files.values() if name in paths), None)
     print(json.dumps([answer(route, contents, *question) for question in questions]))
 
 

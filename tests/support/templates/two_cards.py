@@ -27,8 +27,8 @@ def question(example: Example, cards: int) -> list[Any]:
     width, height, length, cfg = example.sampled
     picture = {"width": width, "height": height, "length": length}
     sampler = {"type": "KSampler", "cfg": cfg, "picture": picture}
-    loader = {"model_name": example.model.name, "samplers": [sampler]}
-    return [[cards, cards], {}, {"values": {"mode": "auto"}, "loaders": [loader]}]
+    files = {"unet_name": example.model.name}
+    return [[cards, cards], {}, {"values": {"mode": "auto"}, "files": files, "samplers": [sampler]}]
 
 
 def figures(answer: dict[str, Any]) -> dict[str, Any]:
