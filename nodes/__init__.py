@@ -13,6 +13,7 @@ from ..worker.wire.private_folder import keep_compiled_code
 from .class_label import DiTClassLabel
 from .inside.origins import keep_files_of_networks
 from .load_checkpoint import LoadCheckpointParallel
+from .load_dit import LoadDiT
 from .load_model import LoadDiffusionModelParallel
 from .parallel_plan import ParallelPlanNode
 from .parallel_sampler import ParallelSampler
@@ -40,6 +41,7 @@ class ParallelDiTExtension(ComfyExtension):
             ParallelizeModel,
             LoadDiffusionModelParallel,
             LoadCheckpointParallel,
+            LoadDiT,
             ParallelPlanNode,
             ParallelSampler,
             ParallelVAEDecode,

@@ -20,6 +20,7 @@ from .errors import Refused
 from .inside.differences import find_differences, find_written
 from .inside.moved import Moved
 from .inside.watched import TORCHS
+from .load_dit import load_dit
 from .model.call_batching import KEY, batches_calls
 from .model.host_file import HostFile, WeightDtype, describe_host_file
 from .model.local_weights import WRITTEN, DeferredParameter
@@ -82,6 +83,8 @@ def find_file(model: Patcher) -> NamedFile:
     if not model.cached_patcher_init:
         raise Refused("The node that loads it does not say from which file.", OWN_LOADERS)
     load, given, *_ = model.cached_patcher_init
+    if load is load_dit:
+        return NamedFile(Path(given[0]), WeightDtype())
     if load not in (comfy.sd.load_diffusion_model, comfy.sd.load_checkpoint_guess_config):
         raise Refused(
             f"It is loaded by {load.__name__}, which the ranks do not know.", "Use one of ComfyUI's own loaders."

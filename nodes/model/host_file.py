@@ -20,6 +20,7 @@ from ...parallel_backend.errors import ModelFileError
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.weights.loading import DTYPES
 from ...parallel_backend.weights.sizes import WeightSizes, sizes_of_model
+from ...worker.comfyui.dit.folder import is_dit
 from ...worker.comfyui.model import (
     META,
     build,
@@ -170,20 +171,20 @@ def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile
     """Returns the model that ComfyUI detects in a file, or in a diffusers folder. Raises NoDenoiser for one that cannot
     be sampled from, and ModelFileError if the file is broken, if ComfyUI finds no model in it, or if its weights do not
     fit the detected model."""
-    folder = describe_folder(path) if path.is_dir() else None
-    if not folder and not is_gguf(path):
+    folder = describe_folder(path) if path.is_dir() and not is_dit(path) else None
+    if not path.is_dir() and not is_gguf(path):
         refuse_others(path)
     mark = mark_files(weight_files(folder.transformer if folder else path))
     try:
         if folder:
-            config, weights, others = detect(folder.transformer, folder.config, folder.scheduler)
+            config, weights, others = detect(folder.transformer, folder.config)
         else:
             config, weights, others = detect(path)
     except ModelFileError:
         raise
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        if folder:
-            raise wrong_config_error(folder, error) from error
+        if path.is_dir():
+            raise wrong_config_error(path, error) from error
         config, weights, others = None, {}, {}  # some names and shapes of a known model, without the rest
     if config is None:
         raise unknown_model_error(path)
@@ -196,8 +197,8 @@ def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile
     try:
         model = build(config, weights, others, chosen, cast, META, wanted.fast)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        if folder:
-            raise wrong_config_error(folder, error) from error
+        if path.is_dir():
+            raise wrong_config_error(path, error) from error
         raise
     # Nodes read some of the model's own buffers, such as SeedVR2's texts.
     read = {name for name, _ in model.diffusion_model.named_buffers(recurse=False)}
@@ -219,17 +220,15 @@ def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile
             f"is {missing[0]}. The file is incomplete or of another model.",
             "Download it again.",
         )
-    if folder and folder.class_names:
-        vars(model)["id2label"] = folder.class_names  # for DiT Class Label
     sizes = sizes_of_model(model.diffusion_model)
     file = folder.transformer if folder else path
     return HostFile(file, model, chosen, cast, sizes, wanted.fast, bool(others), mark, folder)
 
 
-def wrong_config_error(folder: DiffusersFolder, error: Exception) -> ModelFileError:
+def wrong_config_error(folder: Path, error: Exception) -> ModelFileError:
     """Returns the error for a folder of whose config no model can be made."""
     return ModelFileError(
-        f"No model can be made of the config of {folder.transformer} ({type(error).__name__}: {error}).",
+        f"No model can be made of the config of {folder} ({type(error).__name__}: {error}).",
         "Download the model again.",
     )
 

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from ...parallel_backend.errors import Explanation, ModelFileError
 from ...parallel_backend.weights.folder import model_class, read_json
+from ...worker.comfyui.dit.folder import is_dit, read_config
 from ...worker.comfyui.model import PIPELINE
 from ...worker.comfyui.source import weight_files
 
@@ -63,12 +64,42 @@ def list_models() -> dict[str, Path]:
         for name, path in list_safetensors(kind).items():
             models.setdefault(name, path)
     models.update({name: path for name, path in list_gguf_files().items() if name not in models})
-    for root in [*folder_paths.get_folder_paths("diffusion_models"), *folder_paths.get_folder_paths("diffusers")]:
+    demo = {DEMO_NAME: DEMO_FOLDER} if DEMO_FOLDER.is_dir() else {}
+    return {**list_folders(), **models, **demo}
+
+
+def list_dits() -> dict[str, Path]:
+    """Returns the class-conditional DiTs, name to path: diffusers folders, and the demo model."""
+    found = {name: path for name, path in list_folders().items() if is_dit(path)}
+    return {**found, DEMO_NAME: DEMO_FOLDER} if DEMO_FOLDER.is_dir() else found
+
+
+def list_folders() -> dict[str, Path]:
+    """Returns the diffusers folders in ComfyUI's model folders, name to path."""
+    roots = [*folder_paths.get_folder_paths("diffusion_models"), *folder_paths.get_folder_paths("diffusers")]
+    found: dict[str, Path] = {}
+    for root in roots:
         for index in sorted([*Path(root).glob("*/model_index.json"), *Path(root).glob("*/config.json")]):
-            models.setdefault(index.parent.name, index.parent)
-    if DEMO_FOLDER.is_dir():
-        models[DEMO_NAME] = DEMO_FOLDER
-    return models
+            found.setdefault(index.parent.name, index.parent)
+    return found
+
+
+def explain_no_dit(name: str) -> Explanation:
+    """Says why Load DiT does not offer a name."""
+    if (folder := list_folders().get(name)) is None:
+        return Explanation(
+            f"There is no class-conditional DiT {name!r} in ComfyUI's diffusers or diffusion_models folders.",
+            "Put its diffusers folder there, or press R to refresh and choose another.",
+        )
+    try:
+        kind = read_config(folder).get("_class_name")
+    except ModelFileError as error:
+        return error.explanation
+    return Explanation(
+        f"The folder {name!r} is no class-conditional DiT: its config names the class {kind!r}.",
+        "For a diffusers folder of another class, get the model as a single file and use ComfyUI's own loader, or run "
+        "it by a script (docs/scripts.md).",
+    )
 
 
 def list_checkpoints() -> dict[str, Path]:

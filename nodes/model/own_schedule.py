@@ -10,6 +10,7 @@ import torch
 from comfy.model_base import ModelType
 
 from ...parallel_backend.models import spec_named
+from ...worker.comfyui.dit.model import ClassConditionalDiT
 from ..errors import Refused
 from .model_files import DiffusersFolder
 
@@ -30,9 +31,11 @@ class Schedule(NamedTuple):
 def choose_schedule(patcher: Any, folder: Schedule | None) -> tuple[Schedule, float]:
     """Returns the schedule, and the factor from a scheduler's timestep to the model's.
 
-    folder: the schedule of a diffusers folder. It applies unless a ModelSampling node has set another shift. Raises
-    Refused for a kind of noise that no diffusers scheduler here supports.
+    folder: the schedule of a diffusers folder. It and a DiT's apply unless a ModelSampling node has set another shift.
+    Raises Refused for a kind of noise that no diffusers scheduler here supports.
     """
+    if isinstance(patcher.model, ClassConditionalDiT) and (scheduler := patcher.model.model_config.scheduler):
+        folder = Schedule(scheduler, {}, linear_sigmas=True)
     model, sampling = patcher.model, patcher.get_model_object("model_sampling")
     kind, is_own = model.model_type, "model_sampling" not in patcher.object_patches
     is_flow = isinstance(sampling, comfy.model_sampling.CONST) and kind in (ModelType.FLOW, ModelType.FLUX)

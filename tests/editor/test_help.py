@@ -19,6 +19,7 @@ DOCS = REPOSITORY / "web" / "docs"
 NODES = {
     "ParallelDiT_LoadDiffusionModel",
     "ParallelDiT_LoadCheckpoint",
+    "ParallelDiT_LoadDiT",
     "ParallelDiT_Parallelize",
     "ParallelDiT_Plan",
     "ParallelDiT_Sampler",

@@ -29,6 +29,7 @@ MOST_ICON, BANNER = 400, 21 / 9
 NODE_IDS = (
     "ParallelDiT_ClassLabel",
     "ParallelDiT_LoadCheckpoint",
+    "ParallelDiT_LoadDiT",
     "ParallelDiT_LoadDiffusionModel",
     "ParallelDiT_Parallelize",
     "ParallelDiT_Plan",

@@ -19,6 +19,7 @@ import torch
 from ..errors import ModelFileError
 from ..wire.file_marks import check_mark
 from .diffusers_names import convert_names, read_settings
+from .dit.folder import explain_no_weights, read_folder
 from .source import HostSource, VaeSource, weight_files
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     import comfy.supported_models_base
 
 Weights = dict[str, torch.Tensor]
-CLASS_CONDITIONAL = "DiTTransformer2DModel"  # diffusers' class, of which ComfyUI has none
 PIPELINE = "_pipeline"  # in a folder's config, the class of its pipeline
 PACK = Path(__file__).resolve().parents[2]
 META = torch.device("meta")
@@ -74,7 +74,7 @@ def read(file: str | Path) -> tuple[Weights, dict[str, str] | None]:
     if not is_gguf(file):
         weights, metadata = {}, None
         if not (files := weight_files(file)):
-            raise ModelFileError(f"{file} holds no safetensors file.", "Download the model again.")
+            raise explain_no_weights(Path(file))
         for path in files:
             try:
                 tensors, metadata = comfy.utils.load_torch_file(str(path), return_metadata=True)
@@ -103,29 +103,29 @@ def has_packed(weights: Weights) -> bool:
 
 
 def detect(
-    file: str | Path, folder: Mapping[str, Any] | None = None, scheduler: Mapping[str, Any] | None = None
+    file: str | Path, folder: Mapping[str, Any] | None = None
 ) -> tuple[comfy.supported_models_base.BASE | None, Weights, Weights]:
     """Detects the diffusion model in a file, or in a diffusers folder.
 
     Returns ComfyUI's config of it (None if ComfyUI does not know it), its weights by ComfyUI's names, and the other
     weights of a checkpoint. All are views of the file's pages, but those of a folder that ComfyUI joins or swaps.
-    folder: the config.json of a diffusers folder. scheduler: the config of its scheduler. Raises ModelFileError for a
-    folder whose names are not known.
+    folder: the config.json of a diffusers folder, but of a class-conditional DiT, which has its configs beside it.
+    Raises ModelFileError for a folder whose names are not known, or whose configs are broken.
     """
     import comfy.model_detection
     import comfy.utils
 
     weights, metadata = read(file)
     if folder:
-        if folder["_class_name"] == CLASS_CONDITIONAL:
-            from .dit_model import DiTConfig
-
-            return DiTConfig(folder, scheduler or {}), weights, {}
         weights, metadata = convert_names(folder["_class_name"], folder, weights), None
         config = comfy.model_detection.model_config_from_unet(weights, "")
         if config:
             config.unet_config.update(read_settings(folder["_class_name"], folder, folder.get(PIPELINE, "")))
         return config, weights, {}
+    if Path(file).is_dir():
+        from .dit.model import DiTConfig
+
+        return DiTConfig(read_folder(Path(file), len(weights))), weights, {}
     weights, metadata = comfy.utils.convert_old_quants(weights, "", metadata=metadata)
     prefix = comfy.model_detection.unet_prefix_from_state_dict(weights)
     others: Weights = {}

@@ -68,9 +68,15 @@ def weight_files(file: str | Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     for pattern in (WHOLE, SHARDS, "*.safetensors"):
-        if found := sorted(path.glob(pattern)):
+        if found := sorted(weights_folder(path).glob(pattern)):
             return found
     return []
+
+
+def weights_folder(folder: Path) -> Path:
+    """Returns the folder of a transformer's weights, in the folder of its pipeline or of itself."""
+    inner = folder / TRANSFORMER
+    return inner if inner.is_dir() else folder
 
 
 @dataclass(frozen=True)
