@@ -2,7 +2,7 @@
 
 COMFYUI_PATH=… python -m tests.support.templates.two_cards
 
-The pack's own answer to a Parallel Plan node set to auto (`nodes/routes/plan.py`), for files of published names and
+The pack's own answer to Parallelize Model set to auto (`nodes/routes/plan.py`), for files of published names and
 shapes and for cards that are pretended (`tests/support/host/plans_on_cards.py`).
 """
 
@@ -27,8 +27,8 @@ def question(example: Example, cards: int) -> list[Any]:
     width, height, length, cfg = example.sampled
     picture = {"width": width, "height": height, "length": length}
     sampler = {"type": "KSampler", "cfg": cfg, "picture": picture}
-    loader = {"model_name": example.model.name, "samplers": [sampler]}
-    return [[cards, cards], {}, {"values": {"mode": "auto"}, "loaders": [loader]}]
+    files = {"unet_name": example.model.name}
+    return [[cards, cards], {}, {"values": {"mode": "auto"}, "files": files, "samplers": [sampler]}]
 
 
 def figures(answer: dict[str, Any]) -> dict[str, Any]:
