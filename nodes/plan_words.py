@@ -82,7 +82,7 @@ def remarks_to_json(remarks: Iterable[Remark]) -> list[dict[str, Any]]:
 def explain_auto(devices: Devices, lacks_file: bool = False) -> list[Remark]:
     """Returns the remarks on an automatic plan while no model is known. The plan depends on the model.
 
-    lacks_file: True if there is a loader without a file; False if there is no loader.
+    lacks_file: whether the loader's file is missing; else only a run can tell the file.
     """
     remarks, count = explain_devices(devices), devices.count
     return remarks if count <= 1 else [*remarks, remark("needs_file" if lacks_file else "needs_model", ranks=count)]

@@ -1,4 +1,4 @@
-"""POST /paralleldit/plan: says what a Parallel Plan node would do, before it is queued. Reads only model headers."""
+"""POST /paralleldit/plan: says what a Parallelize Model node would do before it is queued. Reads only model headers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from server import PromptServer
 from ...parallel_backend.axes import BATCH_AXES
 from ...parallel_backend.costs.choose import allows, list_divisors
 from ...parallel_backend.device import Card
-from ...parallel_backend.errors import PlanError, RequestError
+from ...parallel_backend.errors import ModelFileError, PlanError, RequestError
 from ...parallel_backend.groups.mesh_layout import RankPart, rank_parts
 from ...parallel_backend.models import spec_of
 from ...parallel_backend.models.checks import sizes_of
@@ -24,17 +24,17 @@ from ...parallel_backend.weights.sizes import sizes_in_fp8
 from ...worker.settings import SettingsError
 from ...worker.wire.json_object import parse_object
 from ..costs.plans import ModelCosts
-from ..load_model import DEFAULT
 from ..model.host_file import OWN_CHOICE, WEIGHT_DTYPES, describe_host_file
-from ..model.model_files import explain_not_listed, is_nowhere, list_checkpoints, list_models
+from ..model.model_files import PICKLE_SUFFIXES
 from ..parallel_plan import AUTO, AskedPlan, describe_devices, fit_to_machine, resolve_plan
 from ..plan_words import Remark, ResolvedPlan, explain_auto, remark, remarks_to_json
 from ..workers.group import device_count, device_type, why_no_group
 from ..workers.room import list_plan_cards
 from .body import read_body
+from .loaded_file import find_loaded, list_missing
 from .memory_estimate import MemoryEstimate, ModelMemory
 from .predicted import Sampled, choose_patches, expect_plan, predict_computing, predict_plans
-from .question import Loader, Question, Sampler, read_question
+from .question import Question, Sampler, read_question
 from .remedies import list_remedies
 
 MAX_RANKS = 256  # more are counted, but not listed
@@ -81,13 +81,13 @@ def answer(question: Question) -> dict[str, Any]:
     predicted: see `predict_plans`.
     sized: whether the sampled size is known.
     note: what a person should know first: why the plan differs from the requested one, or what leaves ranks idle.
-    missing: the models whose files are not there, each with its folder in models/.
-    unknown: why another loader's model is not known.
+    missing: the model whose file is not there, with its folder in models/; in a list.
+    unknown: why the model's file cannot be read, in a list.
     is_auto: whether auto chooses the plan.
     Raises SettingsError.
     """
     samplers = question.samplers
-    models, missing, unknown = find_models(question.loaders)
+    model, missing, unknown = find_model(question)
     common = {"device": device_type(), "missing": missing, "unknown": unknown, "error": "", "widgets": []}
     common |= {"is_auto": question.mode == AUTO}
     nothing = {"plan": "", "world": 0, "ranks": [], "memory": None, "predicted": None, "sized": False}
@@ -95,10 +95,10 @@ def answer(question: Question) -> dict[str, Any]:
     if why_no_group():
         alone = fit_to_machine(ParallelPlan())
         return {**common, **nothing, "plan": str(alone.plan), "world": 1, "note": remarks_to_json(alone.note)}
-    sampled = Sampled.of(models[0].costs, models[0].memory, samplers) if models else None
+    sampled = Sampled.of(model.costs, model.memory, samplers) if model else None
     try:
         asked = AskedPlan.of(question.mode, question.values)
-        resolved, remarks = resolve(asked, models, sampled, bool(missing or unknown))
+        resolved, remarks = resolve(asked, model, sampled, bool(missing))
     except PlanError as error:
         return {**common, **nothing, "error": str(error), "widgets": list(error.fields)}
     if resolved is None:
@@ -107,8 +107,8 @@ def answer(question: Question) -> dict[str, Any]:
     if sampled:
         plan = choose_patches(plan, sampled)
     if asked.plan is not None:
-        note += explain_idle_axes(plan, models, samplers)
-    estimate = estimate_memory(plan, models[0], question.loaders) if models else None
+        note += explain_idle_axes(plan, model, samplers)
+    estimate = estimate_memory(plan, model, question) if model else None
     if estimate and sampled:
         remarks = [*remarks, *estimate.remarks(predict_computing(plan, sampled))]
     return {
@@ -117,8 +117,8 @@ def answer(question: Question) -> dict[str, Any]:
         "tried": resolved.tried,
         "world": plan.world_size,
         "patches": plan.patch_count,
-        "ranks": describe_ranks(plan, models[0] if models else None, list_branches(samplers)),
-        "memory": estimate and {**estimate.to_json(), "remedies": remedies_to_json(estimate, models[0], samplers)},
+        "ranks": describe_ranks(plan, model, list_branches(samplers)),
+        "memory": estimate and model and {**estimate.to_json(), "remedies": remedies_to_json(estimate, model)},
         "predicted": predict_plans(plan, sampled, asked.lossy) if sampled else None,
         "sized": sampled is not None and sampled.picture is not None,
         "remarks": remarks_to_json(remarks),
@@ -126,15 +126,15 @@ def answer(question: Question) -> dict[str, Any]:
     }
 
 
-def estimate_memory(plan: ParallelPlan, model: Bounds, loaders: list[Loader]) -> MemoryEstimate:
+def estimate_memory(plan: ParallelPlan, model: Bounds, question: Question) -> MemoryEstimate:
     """Estimates what the plan's ranks keep, need and fetch for a model and its samplers."""
-    samplers = [sampler for loader in loaders for sampler in loader.samplers]
+    samplers = question.samplers
     pictures = [one.picture for one in samplers if one.picture]
     is_guided = not samplers or any(one.cfg != 1 for one in samplers)
-    return MemoryEstimate.of(plan, model.memory, pictures, is_guided, loaders[0].group)
+    return MemoryEstimate.of(plan, model.memory, pictures, is_guided, question.group)
 
 
-def remedies_to_json(estimate: MemoryEstimate, model: Bounds, samplers: list[Sampler]) -> dict[str, Any] | None:
+def remedies_to_json(estimate: MemoryEstimate, model: Bounds) -> dict[str, Any] | None:
     """Returns what would fit, as `found`, and the locale's words for it. Returns null if nothing is wrong. whole_would
     means: it fits now, because weights are fetched or ComfyUI's partial loading holds them."""
     if estimate.fits and not estimate.is_fetched_by_auto:
@@ -152,44 +152,44 @@ def remedies_to_json(estimate: MemoryEstimate, model: Bounds, samplers: list[Sam
     return {"words": words, "found": remarks_to_json(found)}
 
 
-def explain_idle_axes(plan: ParallelPlan, models: list[Bounds], samplers: list[Sampler]) -> list[Remark]:
+def explain_idle_axes(plan: ParallelPlan, model: Bounds | None, samplers: list[Sampler]) -> list[Remark]:
     """Says which axis of a person's plan has nothing to split, and how its ranks could be used instead."""
     guided = not samplers or any(sampler.cfg != 1 for sampler in samplers)
     if plan.cfg > 1 and not guided:
-        return [explain_idle_axis(plan, models, "cfg", 1, "no_guidance")]
+        return [explain_idle_axis(plan, model, "cfg", 1, "no_guidance")]
     pictures = [sampler.picture for sampler in samplers if sampler.picture]
     parts = max((picture.batch_size for picture in pictures), default=0) * (1 + guided)
     if plan.dp == 1 or plan.ways(BATCH_AXES) <= parts or len(pictures) < max(1, len(samplers)):
         return []
     used = max(each for each in list_divisors(plan.dp) if each * plan.cfg <= max(parts, plan.cfg))
-    return [explain_idle_axis(plan, models, "dp", used, "no_batch", parts=parts, ways=plan.ways(BATCH_AXES))]
+    return [explain_idle_axis(plan, model, "dp", used, "no_batch", parts=parts, ways=plan.ways(BATCH_AXES))]
 
 
 def explain_idle_axis(
-    plan: ParallelPlan, models: list[Bounds], axis: str, used: int, key: str, **values: int
+    plan: ParallelPlan, model: Bounds | None, axis: str, used: int, key: str, **values: int
 ) -> Remark:
     """Says that an axis has work for `used` of its groups only, and with which plan the model would use all ranks."""
     rest = getattr(plan, axis) // used
     others = (replace(plan, speeds=(), **{axis: used, to: getattr(plan, to) * rest}) for to in ("ulysses", "ring"))
-    other = next((each for each in others if models and allows(models[0].resolve, each)), None)
+    other = next((each for each in others if model and allows(model.resolve, each)), None)
     return remark(key, plan=str(other), **values) if other else remark(f"{key}_alone", **values)
 
 
 def resolve(
-    asked: AskedPlan, models: list[Bounds], sampled: Sampled | None, lacks_file: bool
+    asked: AskedPlan, model: Bounds | None, sampled: Sampled | None, lacks_file: bool
 ) -> tuple[ResolvedPlan | None, list[Remark]]:
-    """Returns the plan and the remarks on it. A requested plan must be allowed by every model. Raises PlanError.
+    """Returns the plan and the remarks on it. Raises PlanError if the model does not allow a requested plan.
 
     The plan is None if it is automatic and depends on something unknown.
-    lacks_file: whether some loader's model is unknown.
+    lacks_file: whether the model's file is missing.
     """
     plan = asked.plan
     if plan is not None:
         plan.check_weights()
-        if models:
-            return [m.resolve(plan) for m in models][0], []
+        if model:
+            return model.resolve(plan), []
         return fit_to_machine(plan), [remark("unchecked_file" if lacks_file else "unchecked")]
-    if models and sampled:
+    if sampled:
         return expect_plan(sampled, asked.lossy)
     chosen = None if device_count() > 1 else ResolvedPlan(ParallelPlan())
     return chosen, explain_auto(describe_devices(), lacks_file)
@@ -236,21 +236,20 @@ def rank_json(part: RankPart, card: Card | None) -> dict[str, Any]:
     }
 
 
-def find_models(loaders: list[Loader]) -> tuple[list[Bounds], list[dict[str, str]], list[str]]:
-    """Returns each model of the loaders once, those whose files are missing, and why others are unknown."""
-    known, missing, unknown = [], [], []
-    for name, dtype, checkpoint in dict.fromkeys((one.model_name, one.dtype, one.checkpoint) for one in loaders):
-        listed = list_checkpoints() if checkpoint else list_models()
-        try:
-            if name not in listed and is_nowhere(name):
-                missing.append({"model": name, "folder": "checkpoints" if checkpoint else "diffusion_models"})
-                continue
-            if name not in listed:
-                raise RequestError(*explain_not_listed(name, checkpoint))
-            known.append(read_bounds(listed[name], stamp_files(listed[name]), dtype))
-        except (RequestError, OSError) as error:
-            unknown.append(str(error))
-    return known, missing, unknown
+def find_model(question: Question) -> tuple[Bounds | None, list[dict[str, str]], list[str]]:
+    """Returns the model that a question is about, the file that is missing, and why a file cannot be read."""
+    path = find_loaded(question.files)
+    if path is None:
+        return None, list_missing(question.files), []
+    try:
+        if path.suffix.lower() in PICKLE_SUFFIXES:
+            raise ModelFileError(
+                f"{path.name} is a pickle checkpoint, which is not read before the run.",
+                "Its plan is known after the first run.",
+            )
+        return read_bounds(path, stamp_files(path), question.weight_dtype), [], []
+    except (RequestError, OSError) as error:
+        return None, [], [str(error)]
 
 
 def stamp_files(path: Path) -> tuple[tuple[str, int, int], ...]:
@@ -261,9 +260,9 @@ def stamp_files(path: Path) -> tuple[tuple[str, int, int], ...]:
 
 
 @functools.lru_cache(maxsize=32)
-def read_bounds(path: Path, _stamp: tuple, dtype: str = DEFAULT) -> Bounds:
-    """Returns the bounds of the model at this path, as a loader with that dtype takes it. Raises RequestError. _stamp:
-    of the files. Their headers are read again when it changes."""
+def read_bounds(path: Path, _stamp: tuple, dtype: str) -> Bounds:
+    """Returns the bounds of the model at this path, with weights of that dtype (by default ComfyUI's choice). Raises
+    RequestError. _stamp: of the files. Their headers are read again when it changes."""
     file = describe_host_file(path, WEIGHT_DTYPES.get(dtype, OWN_CHOICE))
     spec = spec_of(type(file.module))
     heads = sizes_of(file.module, spec).heads if spec and spec.attends else None

@@ -1,10 +1,9 @@
-"""Reads what the editor asks about a plan: the node's values, and the models and sizes in the graph around it."""
+"""Reads what the editor asks about a plan: the node's values, and the model and sizes in the graph around it."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..load_model import DEFAULT
 from ..parallel_plan import AUTO, MANUAL
 from ..workers.group import GROUPS
 from .memory_estimate import Picture
@@ -26,35 +25,24 @@ class Sampler(NamedTuple):
         return self.type != PARALLEL_SAMPLER
 
 
-class Loader(NamedTuple):
-    """A loader that the plan goes to, and the samplers that use its model. dtype: a key of WEIGHT_DTYPES, else the
-    loader's own choice. checkpoint: whether it only loads checkpoints."""
-
-    model_name: str
-    samplers: list[Sampler]
-    dtype: str = DEFAULT
-    group: int = 1
-    checkpoint: bool = False
-
-
 class Question(NamedTuple):
-    """mode, values: of the node. loaders: the plan goes to."""
+    """mode, values, group: of the node. files: that are chosen at the node that makes the model, by widget; empty if
+    the editor cannot tell. weight_dtype: chosen there. samplers: that use the model."""
 
     mode: str
     values: dict[str, Any]
-    loaders: list[Loader]
-
-    @property
-    def samplers(self) -> list[Sampler]:
-        return [sampler for loader in self.loaders for sampler in loader.samplers]
+    group: int
+    files: dict[str, str]
+    weight_dtype: str
+    samplers: list[Sampler]
 
 
 def read_question(asked: dict[str, Any]) -> Question:
     """Reads the JSON of a question. Raises ValueError for anything else.
 
     {"values": {"mode": "manual", "cfg": 2, …},
-     "loaders": [{"model_name": …, "dtype": "bf16", "group": 1, "samplers": [
-        {"type": "KSampler", "cfg": 4.0, "picture": {"width": 1024, "height": 1024}}]}]}
+     "group": 1, "files": {"unet_name": …}, "weight_dtype": "default",
+     "samplers": [{"type": "KSampler", "cfg": 4.0, "picture": {"width": 1024, "height": 1024}}]}
     """
     values = read_field(asked, "values", dict)
     if values.get("mode") not in (AUTO, MANUAL):
@@ -62,21 +50,19 @@ def read_question(asked: dict[str, Any]) -> Question:
     degrees = {name: value for name, value in values.items() if name != "mode"}
     if any(not isinstance(value, (int, float, str)) for value in degrees.values()):
         raise ValueError("values has an entry that is neither a number nor a text")
-    loaders = []
-    for loader in read_entries(asked, "loaders"):
-        samplers = [
-            Sampler(
-                read_field(sampler, "type", str),
-                read_field(sampler, "cfg", (int, float), None),
-                read_picture(read_field(sampler, "picture", dict, None)),
-            )
-            for sampler in read_entries(loader, "samplers")
-        ]
-        dtype, group = read_field(loader, "dtype", str, DEFAULT), read_field(loader, "group", int, 1)
-        checkpoint = read_field(loader, "checkpoint", bool, False)
-        name, group = read_field(loader, "model_name", str), min(max(group, 1), GROUPS)
-        loaders.append(Loader(name, samplers, dtype, group, checkpoint))
-    return Question(values["mode"], degrees, loaders)
+    files = read_field(asked, "files", dict, {})
+    if len(files) > MAX_ITEMS or not all(isinstance(name, str) for name in files.values()):
+        raise ValueError(f"files are not at most {MAX_ITEMS} names")
+    samplers = [
+        Sampler(
+            read_field(sampler, "type", str),
+            read_field(sampler, "cfg", (int, float), None),
+            read_picture(read_field(sampler, "picture", dict, None)),
+        )
+        for sampler in read_entries(asked, "samplers")
+    ]
+    dtype, group = read_field(asked, "weight_dtype", str, ""), read_field(asked, "group", int, 1)
+    return Question(values["mode"], degrees, min(max(group, 1), GROUPS), files, dtype, samplers)
 
 
 def read_picture(asked: dict[str, Any] | None) -> Picture | None:
