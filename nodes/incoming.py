@@ -103,11 +103,8 @@ def find_file(model: Patcher) -> NamedFile:
 
 
 def file_of_ranks(source: HostSource) -> NamedFile:
-    """Returns the file of a MODEL that runs in the ranks already, or its diffusers folder."""
-    path = Path(source.file)
-    if source.config and (path.parent / "model_index.json").exists():
-        path = path.parent
-    return NamedFile(path, WeightDtype(dtype_of(source.dtype), source.fast_fp8))
+    """Returns the file of a MODEL that runs in the ranks already."""
+    return NamedFile(Path(source.file), WeightDtype(dtype_of(source.dtype), source.fast_fp8))
 
 
 def changes_of(model: Patcher, file: HostFile) -> Iterator[str]:

@@ -10,7 +10,7 @@ from comfy_api.latest import io
 from ..parallel_backend.plan import ParallelPlan
 from .errors import Refused
 from .model.host_file import describe_host_file
-from .model.model_files import explain_no_dit, list_dits
+from .model.model_files import explain_not_listed, list_models
 from .model.remote_patcher import stock_patcher
 
 
@@ -27,7 +27,7 @@ class LoadDiT(io.ComfyNode):
             inputs=[
                 io.Combo.Input(
                     "model_name",
-                    options=list(list_dits()),
+                    options=list(list_models()),
                     tooltip="The demo model, or the diffusers folder of a class-conditional DiT in models/diffusers or "
                     "models/diffusion_models.",
                 )
@@ -37,12 +37,12 @@ class LoadDiT(io.ComfyNode):
 
     @classmethod
     def validate_inputs(cls, model_name: str) -> bool | str:
-        return True if model_name in list_dits() else str(explain_no_dit(model_name))
+        return True if model_name in list_models() else str(explain_not_listed(model_name))
 
     @classmethod
     def execute(cls, model_name: str) -> io.NodeOutput:
-        if (folder := list_dits().get(model_name)) is None:
-            raise Refused(*explain_no_dit(model_name))
+        if (folder := list_models().get(model_name)) is None:
+            raise Refused(*explain_not_listed(model_name))
         return io.NodeOutput(load_dit(str(folder)))
 
 

@@ -29,7 +29,7 @@ except ImportError:  # in the ranks, where the pack's folder is not a package
     from parallel_backend.device import is_accelerator, to_host, wait_for_stream
 
 MAGIC, IN_MEMORY = b"PDiT", b"PDiM"
-VERSION = 20
+VERSION = 21
 FAILED, MEMORY = "failed", "memory"  # the kinds of errors after which the ranks have no model
 NEVER, ONCE, IN_BLOCKS = "never", "once", "in blocks"  # when ranks exchange something in a forward, for the status
 PREFIX = struct.Struct("!4sHIQ")
