@@ -1,4 +1,4 @@
-"""Workflow templates that ComfyUI ships run in the ranks, made parallel by the editor's command.
+"""Workflow templates that ComfyUI ships run on this pack's loaders, made parallel by the editor's command.
 
 The files that a template names are there under their names, with tiny weights. Size and steps are the template's own,
 unless its line in TEMPLATES says otherwise.
@@ -18,13 +18,12 @@ import pytest
 from demo.host import ComfyHost
 from tests.support.editor.editor import Editor
 from tests.support.files.template_files import STOCK_FILES, Smaller, files_in, pictures, sd35_checkpoint, shrink
-from tests.support.host.graphs import runs
 from tests.support.templates.workflows import templates_folder
 
 FOLDER = templates_folder()
 pytestmark = pytest.mark.skipif(FOLDER is None, reason="needs ComfyUI's templates package")
-LOADERS = {"UNETLoader", "CheckpointLoaderSimple"}
-PARALLELIZE = "ParallelDiT_Parallelize"
+OURS = {"ParallelDiT_LoadDiffusionModel", "ParallelDiT_LoadCheckpoint"}
+STOCK = {"UNETLoader", "CheckpointLoaderSimple"}
 MAKE_PARALLEL = "() => window.app.extensionManager.command.execute('ParallelDiT.MakeWorkflowParallel')"
 FILE = "sd3.5_large_fp8_scaled.safetensors"
 SMALLER = {"EmptySD3LatentImage": {"width": 128, "height": 128}, "KSampler": {"steps": 2}}
@@ -64,30 +63,18 @@ def files(comfyui: Path, models: Path, tmp_path_factory: pytest.TempPathFactory)
         yield
 
 
-def is_parallel(prompt: dict[str, Any]) -> bool:
-    """Whether every loader of a model goes to Parallelize Model, and to nothing else."""
-    loaders = {name for name, node in prompt.items() if node["class_type"] in LOADERS}
-    takers = {
-        node["class_type"]
-        for node in prompt.values()
-        for value in node["inputs"].values()
-        if isinstance(value, list) and value[0] in loaders and value[1] == 0
-    }
-    return takers == {PARALLELIZE}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_stock_template_draws_in_the_ranks(name: str, editor: Editor, host: ComfyHost, files: None) -> None:
+def test_a_stock_template_draws_with_our_loader(name: str, editor: Editor, host: ComfyHost, files: None) -> None:
     template = TEMPLATES[name]
     editor.open(json.loads((FOLDER / f"{name}.json").read_text()))
     editor.page.evaluate(MAKE_PARALLEL)
     prompt = editor.page.evaluate(PROMPT)
     assert editor.problems == []
-    assert is_parallel(prompt)
+    classes = {node["class_type"] for node in prompt.values()}
+    assert OURS & classes and not STOCK & classes
     shrink(prompt, template.smaller)
     outputs = host.run(prompt)["outputs"]
-    assert not runs(host)[0]["is_stock"]
     (saved,) = [image for output in outputs.values() for image in output.get("images", [])]
     drawn = pictures(host.output_file(saved))
     assert len(drawn) == (template.frames or 1)
@@ -114,8 +101,8 @@ def test_a_checkpoint_made_parallel_draws_what_the_stock_one_draws(
     stock = drawn(host, shared_editor.prompt(json.loads((FOLDER / "sd3.5_simple_example.json").read_text())))
     shared_editor.page.evaluate(MAKE_PARALLEL)
     prompt = shared_editor.page.evaluate(PROMPT)
-    assert is_parallel(prompt)
+    classes = {node["class_type"] for node in prompt.values()}
+    assert "ParallelDiT_LoadCheckpoint" in classes and not STOCK & classes
     ours = drawn(host, prompt)
-    assert not runs(host)[0]["is_stock"]
     assert stock.std() > 1, "a picture of one colour"
     assert abs(ours - stock).max() <= NOISE

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -67,15 +68,26 @@ def test_pipefusion_is_its_serial_oracle(name: str, host: ComfyHost, models: Pat
     assert relative_error(latents(host, prompt(job)), wanted) <= TOLERANCE
 
 
-def test_only_class_conditional_dits_are_offered(host: ComfyHost) -> None:
-    (offered, *_) = host.object_info()["ParallelDiT_LoadDiT"]["input"]["required"]["model_name"]
-    offered = offered if isinstance(offered, list) else _[0]["options"]
-    assert {"tiny-dit", "shapes-dit", DEMO_NAME} <= {*offered}
-    assert not {"tiny-flux", "tiny-sd3"} & {*offered}
+@pytest.fixture(scope="module")
+def of_flux(models: Path) -> Iterator[str]:
+    """The folder of another class."""
+    folder = models / "models" / "diffusers" / "folder-of-flux"
+    (folder / "transformer").mkdir(parents=True)
+    (folder / "model_index.json").write_text("{}")
+    (folder / "transformer" / "config.json").write_text('{"_class_name": "FluxTransformer2DModel"}')
+    yield folder.name
+    shutil.rmtree(folder)
 
 
+def test_only_class_conditional_dits_are_offered(host: ComfyHost, of_flux: str) -> None:
+    offered = json.dumps(host.object_info()["ParallelDiT_LoadDiT"]["input"]["required"], ensure_ascii=False)
+    assert all(f'"{name}"' in offered for name in ("tiny-dit", "shapes-dit", DEMO_NAME))
+    assert of_flux not in offered
+
+
+@pytest.mark.usefixtures("of_flux")
 @pytest.mark.parametrize(
-    ("name", "words"), [("no-such", "Put its diffusers folder there"), ("tiny-flux", "FluxTransformer2DModel")]
+    ("name", "words"), [("no-such", "Put its diffusers folder there"), ("folder-of-flux", "FluxTransformer2DModel")]
 )
 def test_another_name_is_refused_with_what_to_do(name: str, words: str, host: ComfyHost) -> None:
     with pytest.raises(PromptError, match=words):
