@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from demo.host import ComfyHost, PromptError
 from parallel_backend.plan import ParallelPlan
+from tests.support.host.loaders import load
 
 Link = list
 Patch = Callable[["Graph", Link], Link]
@@ -272,6 +273,11 @@ class Job:
             object.__setattr__(self, side, getattr(self, side) or least)
 
     @property
+    def name(self) -> str:
+        """The model's, without .safetensors."""
+        return self.model.removesuffix(".safetensors")
+
+    @property
     def worker_group(self) -> int:
         """The number of the group that serves it. An automatic plan has two ranks."""
         if self.group is not None:
@@ -282,12 +288,9 @@ class Job:
         return replace(self, plan=plan)
 
     def prompt(self, patch_model: Patch | None = None, patch_positive: Patch | None = None) -> dict:
-        """The prompt; the patches put nodes behind the loader and behind the positive conditioning."""
+        """The prompt; the patches put nodes behind the model and behind the positive conditioning."""
         graph = Graph()
-        loader = {"model_name": self.model, "dtype": "fp32", "group": self.worker_group}
-        if self.plan is not None:
-            loader["plan"] = graph.add("ParallelDiT_Plan", mode="manual", **self.plan)
-        loaded = graph.add("ParallelDiT_LoadDiffusionModel", **loader)
+        loaded = load(graph, self.model, self.plan, self.worker_group)
         positive = conditioning(graph, loaded, self.positive)
         negative = conditioning(graph, loaded, self.negative)
         if self.latent:
