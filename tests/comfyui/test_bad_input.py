@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from demo.host import ComfyHost, PromptError
 from tests.support.host.graphs import Graph, Job, Link, Patch, alive, latents, ranks, refusal, status, worker_processes
-from tests.support.host.loaders import load
+from tests.support.loaders import load
 
 GOOD = Job("tiny-dit", steps=1)
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"

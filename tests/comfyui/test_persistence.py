@@ -26,7 +26,7 @@ from tests.support.host.graphs import (
     status,
     worker_processes,
 )
-from tests.support.host.loaders import load
+from tests.support.loaders import load
 
 PIXART = Job("tiny-pixart-alpha.safetensors", "text.safetensors", "text.safetensors")
 ULYSSES = {"cfg": 1, "ulysses": 2}

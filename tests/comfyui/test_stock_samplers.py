@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from demo.host import ComfyHost
 from tests.support.cases.files.single_file_cases import PUBLISHED, original
 from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, relative_error, right_half
-from tests.support.host.loaders import parallelize
+from tests.support.loaders import parallelize
 
 TOLERANCE = 1e-4
 ONE_RANK = {"cfg": 1}

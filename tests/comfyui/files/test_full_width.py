@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from demo.host import ComfyHost
 from tests.support.cases.sized_cases import FULL_WIDTH
 from tests.support.host.graphs import Graph, Job, latents, ranks, relative_error
-from tests.support.host.loaders import parallelize
+from tests.support.loaders import parallelize
 from tests.support.programs import run_program
 
 NAME = "flux-full-width"

@@ -20,8 +20,8 @@ from demo.host import ComfyHost, PromptError
 from tests.comfyui.files.test_host_files import EVEN, TOLERANCE, write_adapter
 from tests.support.files.write_gguf import write_gguf
 from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, relative_error
-from tests.support.host.loaders import load
 from tests.support.host.stock_prompts import prompt, write_cases
+from tests.support.loaders import load
 from tests.support.ranks.pool import RankPool
 from worker.comfyui.gguf_blocks import FORMATS
 

@@ -20,8 +20,8 @@ from demo.host import ComfyHost, PromptError
 from tests.support.cases.files.formats import FORMATS
 from tests.support.cases.files.host_cases import HOST_CASES
 from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, ranks, relative_error, runs
-from tests.support.host.loaders import parallelize
 from tests.support.host.stock_prompts import STEPS, prompt, write_cases
+from tests.support.loaders import parallelize
 from tests.support.programs import run_program
 
 pytestmark = pytest.mark.usefixtures("groups_by_size")

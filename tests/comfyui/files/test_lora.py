@@ -28,7 +28,7 @@ from tests.support.host.graphs import (
     relative_error,
     status,
 )
-from tests.support.host.loaders import bypass
+from tests.support.loaders import bypass
 
 pytestmark = pytest.mark.usefixtures("groups_by_size")
 

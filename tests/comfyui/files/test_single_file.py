@@ -15,7 +15,7 @@ from demo.host import ComfyHost
 from tests.support.cases.files.original_layouts import Weights
 from tests.support.cases.files.single_file_cases import FILES, PUBLISHED, REFUSED, refused
 from tests.support.host.graphs import Job, latents, ranks, relative_error
-from tests.support.host.loaders import bypass
+from tests.support.loaders import bypass
 from tests.support.programs import run_program
 
 pytestmark = pytest.mark.usefixtures("groups_by_size")

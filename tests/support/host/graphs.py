@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from demo.host import ComfyHost, PromptError
 from parallel_backend.plan import ParallelPlan
-from tests.support.host.loaders import load
+from tests.support.loaders import load
 
 Link = list
 Patch = Callable[["Graph", Link], Link]

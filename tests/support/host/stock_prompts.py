@@ -14,7 +14,7 @@ from tests.support.cases.sized_cases import SIZED_CASES
 from tests.support.cases.stock_cases import CASES
 from tests.support.census.models import CENSUS_MODELS
 from tests.support.host.graphs import Graph, Link
-from tests.support.host.loaders import load
+from tests.support.loaders import load
 from tests.support.programs import run_program
 
 Patch = Callable[[Graph, Link], Link]
