@@ -25,6 +25,7 @@ Patch = Callable[["Graph", Link], Link]
 # Of a host and its ranks: a model's file can say what ComfyUI is to detect in it, and ComfyUI looks for no garbage
 # among its imports.
 TINY_MODELS = {"PYTHONPATH": str(Path(__file__).parent / "site")}
+STOCK = "runs as stock"  # in what ComfyUI logs of a model that the ranks do not run
 NODE_PACK = "test_tensors"
 NODE_PACK_SOURCE = '''"""Test-only: CONDITIONING from a file, a LATENT of any shape, a foreign MODEL; looks inside."""
 
@@ -330,9 +331,14 @@ def conditioning(graph: Graph, model: Link, what: str) -> Link:
     return graph.add("ParallelDiT_ClassLabel", model=model, label=what)
 
 
-def latents(host: ComfyHost, prompt: dict, **wait: Any) -> torch.Tensor:
-    """Runs a prompt; returns the latents (B, C, H, W) that its Save Latent node wrote."""
-    return saved_latents(host, host.run(prompt, **wait))
+def latents(host: ComfyHost, prompt: dict, as_stock: bool = False, **wait: Any) -> torch.Tensor:
+    """Runs a prompt; returns the latents (B, C, H, W) that its Save Latent node wrote. Fails if one of our models runs
+    as stock, unless as_stock."""
+    before = host.log.stat().st_size
+    found = saved_latents(host, host.run(prompt, **wait))
+    said = [line for line in host.log.read_bytes()[before:].decode(errors="replace").splitlines() if STOCK in line]
+    assert as_stock or not said, said
+    return found
 
 
 def saved_latents(host: ComfyHost, entry: dict) -> torch.Tensor:
