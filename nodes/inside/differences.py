@@ -36,12 +36,8 @@ def find_differences(model: torch.nn.Module, like: torch.nn.Module, but: Collect
             continue
         prefix = f"{path}." if path else ""
         names = (prefix + name for name in differing_attributes(part, other))
-        weights = (
-            prefix + name
-            for of in (parameters_of, buffers_of)
-            for name in {**of(part), **of(other)}
-            if not are_alike(of(part).get(name), of(other).get(name), set())
-        )
+        own, theirs = ({**parameters_of(each), **buffers_of(each)} for each in (part, other))
+        weights = (prefix + name for name in {**theirs, **own} if not are_alike(own.get(name), theirs.get(name), set()))
         yield from (name for name in (*names, *weights) if name not in but)
 
 

@@ -299,7 +299,7 @@ BROKEN = [
     (arrows_run_down, "worker/rank/memory/room.py", "from ..state import RankState", "* is not below memory"),
     (arrows_run_down, "nodes/model/model_files.py", "from .patches import known", "* is not below"),
     (arrows_run_down, "nodes/plan_words.py", LATER + "from .routes.status import group_of", "upward"),
-    (arrows_run_down, "nodes/load_model.py", "from ..worker.join import main", "imports worker.join"),
+    (arrows_run_down, "nodes/parallelize.py", "from ..worker.join import main", "imports worker.join"),
     (arrows_run_down, "worker/odds.py", "", "no room"),
     (packages_import_what_they_may, "parallel_backend/plan.py", "import comfy.utils", "imports comfy.utils"),
     (
@@ -338,7 +338,7 @@ BROKEN = [
     (sizes_are_kept, "web/panel.mjs", "// more\n" * 400, "lines, more than 400"),
     (sizes_are_kept, "nodes/class_label.py", "def long():\n" + "    x = 1\n" * 60, "long has 61 lines"),
     (private_names_are_in_compat, "parallel_backend/vae/parallel.py", "import torch._dynamo", "uses torch._dynamo"),
-    (private_names_are_in_compat, "nodes/load_model.py", "from comfy.utils import _x", "nodes/compat.py"),
+    (private_names_are_in_compat, "nodes/parallelize.py", "from comfy.utils import _x", "nodes/compat.py"),
     (
         private_names_are_in_compat,
         "parallel_backend/vae/parallel.py",
