@@ -49,7 +49,7 @@ def explain_not_listed(name: str) -> Explanation:
     if (folder := list_folders().get(name)) is None:
         return Explanation(
             f"There is no class-conditional DiT {name!r} in ComfyUI's diffusers or diffusion_models folders.",
-            "Put its diffusers folder there, or press R to refresh and choose another.",
+            "Put it there, or press R to refresh and choose another.",
         )
     try:
         kind = read_config(folder).get("_class_name")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,24 +15,16 @@ Plan = Mapping[str, Any] | None  # degrees by axis, and other inputs of a manual
 def load(graph: Graph, model: str, plan: Plan = None, group: int = 1, dtype: str = "default") -> Link:
     """A model that the ranks run. model: the name of a file, or of a class-conditional DiT's folder."""
     if model.endswith(".safetensors"):
-        return parallelize(graph, graph.add("UNETLoader", unet_name=model, weight_dtype=dtype), plan, group)
-    return (load_gguf if Path(model).suffix == ".gguf" else load_dit)(graph, model, plan, group)
+        loaded = graph.add("UNETLoader", unet_name=model, weight_dtype=dtype)
+    elif model.endswith(".gguf"):
+        loaded = graph.add("Test_LoadGGUF", unet_name=model)
+    else:
+        loaded = graph.add("ParallelDiT_LoadDiT", model_name=model)
+    return parallelize(graph, loaded, plan, group)
 
 
 def parallelize(graph: Graph, model: Link, plan: Plan = None, group: int = 1) -> Link:
     return graph.add(PARALLELIZE, model=model, group=group, **inputs_of(plan))
-
-
-def load_dit(graph: Graph, model: str, plan: Plan, group: int) -> Link:
-    """A folder of a class-conditional DiT, which no stock loader reads."""
-    asked = graph.add("ParallelDiT_Plan", **inputs_of(plan))
-    return graph.add("ParallelDiT_LoadDiffusionModel", model_name=model, dtype="fp32", plan=asked, group=group)
-
-
-def load_gguf(graph: Graph, model: str, plan: Plan, group: int) -> Link:
-    """A GGUF file, which no stock loader reads."""
-    asked = graph.add("ParallelDiT_Plan", **inputs_of(plan))
-    return graph.add("ParallelDiT_LoadDiffusionModel", model_name=model, dtype="default", plan=asked, group=group)
 
 
 def inputs_of(plan: Plan) -> dict[str, Any]:

@@ -86,9 +86,7 @@ def test_only_class_conditional_dits_are_offered(host: ComfyHost, of_flux: str) 
 
 
 @pytest.mark.usefixtures("of_flux")
-@pytest.mark.parametrize(
-    ("name", "words"), [("no-such", "Put its diffusers folder there"), ("folder-of-flux", "FluxTransformer2DModel")]
-)
+@pytest.mark.parametrize(("name", "words"), [("no-such", "Put it there"), ("folder-of-flux", "FluxTransformer2DModel")])
 def test_another_name_is_refused_with_what_to_do(name: str, words: str, host: ComfyHost) -> None:
     with pytest.raises(PromptError, match=words):
         host.run(prompt(Job(name, seed=23)))

@@ -96,7 +96,7 @@ def looped(*kinds: str, cfg: float = 3.0, asked: str = "ulysses=2") -> Callable[
                 )[0]["samples"]
             ]  # fmt: skip
         node = importlib.import_module("pack.nodes.parallel_sampler")
-        schedule, scale = node.choose_schedule(model, None)
+        schedule, scale = node.choose_schedule(model)
         call = node.SamplerCall(
             "model's own", schedule.config, schedule.default, schedule.linear_sigmas, row.steps, guidance=cfg,
             seed=SEED, timestep_scale=scale,
