@@ -343,7 +343,7 @@ def test_a_stock_model_in_the_parallel_sampler(host: ComfyHost) -> None:
     """The MODEL that a third node has wrapped in another diffusion model is no longer ours."""
     job = replace(LOOP, seed=5)
     prompt = job.prompt(lambda graph, model: graph.add("Test_ForeignModel", model=model))
-    assert_says(refusal(host, prompt, GOOD), "Load Diffusion Model (Parallel)", "KSampler")
+    assert_says(refusal(host, prompt, GOOD), "Put Parallelize Model before it", "KSampler")
 
 
 @pytest.mark.slow  # the gate has it in worker/faults/test_restarts.py
