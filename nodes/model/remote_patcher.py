@@ -1,4 +1,4 @@
-"""The MODEL that the loader returns: to ComfyUI, a ModelPatcher, but without the weights."""
+"""The MODEL that Parallelize Model returns: to ComfyUI, a ModelPatcher, but without the weights."""
 
 from __future__ import annotations
 
