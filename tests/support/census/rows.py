@@ -186,7 +186,8 @@ ROWS: dict[str, Row] = {
     "TorchCompileModel": replace(ignored(backend="eager"), costly=True, slow=True),
     "TorchCompileModel of a UNet": replace(
         ignored("unet", backend="eager"), node="TorchCompileModel", plan={"ulysses": 2}, costly=True,
-        said="unet.safetensors runs without torch.compile: the ranks share a picture's rows, which its layers exchange.",
+        said="unet.safetensors runs without torch.compile: the ranks share a picture's rows, which its layers "
+        "exchange.",
     ),
     "PerturbedAttentionGuidance": replace(equal("unet"), shared="ulysses=2"),
     "FreeU": replace(equal("unet"), shared="ulysses=2"),
