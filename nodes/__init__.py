@@ -5,16 +5,15 @@ scheduler names, the layout of weights in files. They never import what runs a r
 """
 
 from pathlib import Path
+from typing import Any
 
 import folder_paths
-from comfy_api.latest import ComfyExtension, io
+from comfy_api.latest import ComfyAPI, ComfyExtension, io
 
 from ..worker.wire.private_folder import keep_compiled_code
 from .class_label import DiTClassLabel
 from .inside.origins import keep_files_of_networks
-from .load_checkpoint import LoadCheckpointParallel
-from .load_model import LoadDiffusionModelParallel
-from .parallel_plan import ParallelPlanNode
+from .load_dit import LoadDiT
 from .parallel_sampler import ParallelSampler
 from .parallelize import ParallelizeModel
 from .parallelize_vae import ParallelizeVAE
@@ -24,6 +23,16 @@ from .routes.queued import add_prompt_handler
 from .routes.settings import add_settings_routes
 from .routes.status import add_status_routes
 from .workers.ahead import start_with_comfyui
+
+# Nodes that are gone, in saved workflows: what takes their place, which of their inputs its inputs are, and outputs.
+REPLACED = {
+    "ParallelDiT_LoadDiffusionModel": ("UNETLoader", {"unet_name": "model_name", "weight_dtype": "dtype"}, 1),
+    "ParallelDiT_LoadCheckpoint": ("CheckpointLoaderSimple", {"ckpt_name": "model_name"}, 3),
+    "ParallelDiT_Plan": ("ParallelDiT_Parallelize", {}, 0),
+    "ParallelDiT_VAEDecode": ("VAEDecode", {"samples": "samples", "vae": "vae"}, 1),
+    "ParallelDiT_VAEEncode": ("VAEEncode", {"pixels": "pixels", "vae": "vae"}, 1),
+}
+WIDGETS = ["model_name", "dtype", "group"]  # of the loaders that are gone
 
 
 class ParallelDiTExtension(ComfyExtension):
@@ -36,14 +45,16 @@ class ParallelDiTExtension(ComfyExtension):
         keep_files_of_networks()
         keep_compiled_code(Path(folder_paths.get_user_directory()) / "paralleldit-compiled")
         start_with_comfyui()
+        for old, (new, inputs, outputs) in REPLACED.items():
+            names: list[Any] = [{"new_id": name, "old_id": before} for name, before in inputs.items()]
+            same: list[Any] = [{"new_idx": slot, "old_idx": slot} for slot in range(outputs)]
+            await ComfyAPI().node_replacement.register(io.NodeReplace(new, old, WIDGETS, names, same))
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return [
             ParallelizeModel,
             ParallelizeVAE,
-            LoadDiffusionModelParallel,
-            LoadCheckpointParallel,
-            ParallelPlanNode,
+            LoadDiT,
             ParallelSampler,
             DiTClassLabel,
         ]

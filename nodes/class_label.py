@@ -7,7 +7,7 @@ import difflib
 import torch
 from comfy_api.latest import io
 
-from ..worker.comfyui.dit_model import ClassConditionalDiT
+from ..worker.comfyui.dit.model import ClassConditionalDiT
 from .errors import Refused
 
 

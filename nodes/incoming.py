@@ -21,6 +21,7 @@ from .errors import Refused
 from .inside.differences import find_differences, find_written
 from .inside.moved import Moved
 from .inside.watched import TORCHS
+from .load_dit import load_dit
 from .model.call_batching import KEY, batches_calls
 from .model.host_file import HostFile, WeightDtype, describe_host_file
 from .model.local_weights import WRITTEN, DeferredParameter
@@ -104,6 +105,8 @@ def find_file(model: Patcher) -> NamedFile:
     if not model.cached_patcher_init:
         raise Refused("The node that loads it does not say from which file.", OWN_LOADERS)
     load, given, *_ = model.cached_patcher_init
+    if load is load_dit:
+        return NamedFile(Path(given[0]), WeightDtype())
     if load not in (comfy.sd.load_diffusion_model, comfy.sd.load_checkpoint_guess_config):
         raise Refused(
             f"It is loaded by {load.__name__}, which the ranks do not know.", "Use one of ComfyUI's own loaders."
@@ -122,11 +125,8 @@ def find_file(model: Patcher) -> NamedFile:
 
 
 def file_of_ranks(source: HostSource) -> NamedFile:
-    """Returns the file of a MODEL that runs in the ranks already, or its diffusers folder."""
-    path = Path(source.file)
-    if source.config and (path.parent / "model_index.json").exists():
-        path = path.parent
-    return NamedFile(path, WeightDtype(dtype_of(source.dtype), source.fast_fp8))
+    """Returns the file of a MODEL that runs in the ranks already."""
+    return NamedFile(Path(source.file), WeightDtype(dtype_of(source.dtype), source.fast_fp8))
 
 
 def changes_of(model: Patcher, file: HostFile) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The node `Parallel Plan` sets how the ranks share the work."""
+"""The plan that a node asks for: its inputs, and the plan that runs on this machine."""
 
 from __future__ import annotations
 
@@ -53,11 +53,9 @@ MAX_DEGREE = 64
 MAX_BLOCKS = 1000
 ON_THE_CPU = (AUTO, "native")  # the attention kernels that need no GPU
 
-PlanType = io.Custom("PARALLEL_PLAN")
-
 
 class AskedPlan(NamedTuple):
-    """What a Parallel Plan node asks for. plan: None means auto. lossy: whether auto may choose a plan that changes the
+    """What a node asks for. plan: None means auto. lossy: whether auto may choose a plan that changes the
     image a little. compare: whether the first sampling under a lossy plan also runs exactly."""
 
     plan: ParallelPlan | None = None
@@ -88,24 +86,6 @@ def choice_input(name: str, options: Sequence[str], default: str, tooltip: str, 
     return io.Combo.Input(
         name, options=list(options), default=default, optional=True, advanced=advanced, tooltip=tooltip
     )
-
-
-class ParallelPlanNode(io.ComfyNode):
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return io.Schema(
-            node_id="ParallelDiT_Plan",
-            display_name="Parallel Plan",
-            category="ParallelDiT",
-            description="How many ranks share the work, and how. The product of the degrees is the number of ranks.",
-            search_aliases=["ParallelDiT", "multi GPU", "ulysses", "pipefusion", "xdit"],
-            inputs=plan_inputs(),
-            outputs=[PlanType.Output("plan", display_name="plan")],
-        )
-
-    @classmethod
-    def execute(cls, mode: str, **values: int | str) -> io.NodeOutput:
-        return io.NodeOutput(AskedPlan.of(mode, values))
 
 
 def plan_inputs() -> list[io.Input]:

@@ -36,7 +36,7 @@ class ParallelSampler(io.ComfyNode):
             description="Denoises a latent in the worker group with a diffusers scheduler, under any plan.",
             search_aliases=["ParallelDiT", "KSampler", "PipeFusion", "xdit"],
             inputs=[
-                io.Model.Input("model", tooltip="From Load Diffusion Model (Parallel) or Load Checkpoint (Parallel)."),
+                io.Model.Input("model", tooltip="From Parallelize Model, or a node behind it."),
                 io.Int.Input(
                     "seed",
                     default=0,
@@ -59,9 +59,9 @@ class ParallelSampler(io.ComfyNode):
                     "scheduler",
                     options=list(SCHEDULERS),
                     default=MODELS_OWN,
-                    tooltip="A diffusers scheduler, with the settings in the model's folder. model's own: the "
-                    "scheduler that the folder names; for a file, Euler flow or DPM++ with ComfyUI's own shift or "
-                    "betas. Schedulers with flow in their names are for flow matching (SD3, Flux, Wan and others). "
+                    tooltip="A diffusers scheduler. model's own: Euler flow or DPM++ with ComfyUI's own shift or "
+                    "betas, or the scheduler that a class-conditional DiT's folder names. Schedulers with flow in "
+                    "their names are for flow matching (SD3, Flux, Wan and others). "
                     "CogVideoX ones are for CogVideoX, the rest for DiT, PixArt and HunyuanDiT.",
                 ),
                 io.Conditioning.Input("positive", tooltip="What the image should show."),
@@ -96,8 +96,8 @@ class ParallelSampler(io.ComfyNode):
         compare: str = NEVER,
         vae: comfy.sd.VAE | None = None,
     ) -> io.NodeOutput:
-        remote = require_remote_module(model.model)
-        schedule, scale = choose_schedule(model, remote.schedule)
+        require_remote_module(model.model)
+        schedule, scale = choose_schedule(model)
         ratios = [latent_image.get(f"downscale_ratio_{kind}") for kind in ("spacial", "temporal")]
         samples = comfy.sample.fix_empty_latent_channels(model, latent_image["samples"], *ratios)
         output = {name: value for name, value in latent_image.items() if not name.startswith("downscale_ratio_")}
@@ -133,7 +133,7 @@ def compare_inputs() -> list[io.Input]:
         compare_input(
             "once: if the setting is lossy (PipeFusion, sage, sparse, another exchange_dtype than model), the "
             "first prompt also runs exactly. The node shows both pictures, their difference and both times. Later "
-            "prompts with the same setting show the same result. Parallel Plan's compare does the same for every "
+            "prompts with the same setting show the same result. Parallelize Model's compare does the same for every "
             "sampler, without pictures.",
         ),
         io.Vae.Input(

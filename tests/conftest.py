@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import sys
@@ -16,11 +17,12 @@ from typing import Any
 import pytest
 import torch
 from playwright.sync_api import Browser
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from demo.host import PACK_NAME, REPOSITORY, ComfyHost
 from tests.support import tiers
 from tests.support.cases.families import FAMILIES
+from tests.support.cases.files.original_layouts import PIXART, Weights
 from tests.support.editor import groups
 from tests.support.editor.editor import Editor, browser_path, open_browser, open_editor
 from tests.support.group.footprint import settings_that_free
@@ -41,6 +43,7 @@ if sys.platform == "linux":
     with contextlib.suppress(OSError):  # a sandbox may know no policies
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
+WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
 DEMO_MODEL = REPOSITORY / "demo" / "shapes-dit"
 HOST_SUPPORT = Path(__file__).parent / "support" / "host"
 UNET_PACK = HOST_SUPPORT.parent / "unet_pack"
@@ -65,7 +68,7 @@ DIT_LABELS = (
     "hen",
     "ostrich, Struthio camelus",
 )
-# The schedule that DiT-XL/2 and the PixArts were trained with, as their scheduler_config.json says it.
+# The schedule that DiT-XL/2 was trained with, as its scheduler_config.json says it.
 LINEAR_BETAS = {
     "_class_name": "DDIMScheduler",
     "beta_end": 0.02,
@@ -78,15 +81,16 @@ LINEAR_BETAS = {
     "steps_offset": 0,
     "trained_betas": None,
 }
-SD3_SCHEDULER = {"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 1000, "shift": 3.0}
-FLUX_SCHEDULER = {
-    **SD3_SCHEDULER,
-    "base_image_seq_len": 256,
-    "base_shift": 0.5,
-    "max_image_seq_len": 4096,
-    "max_shift": 1.15,
-    "use_dynamic_shifting": True,
+# The schedules by which ComfyUI samples the others' files.
+PIXART_SCHEDULER = {
+    "_class_name": "DPMSolverMultistepScheduler",
+    "beta_end": 0.02,
+    "beta_schedule": "linear",
+    "beta_start": 0.0001,
+    "prediction_type": "epsilon",
 }
+SD3_SCHEDULER = {"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 1000, "shift": 3.0}
+FLUX_SCHEDULER = {**SD3_SCHEDULER, "shift": math.exp(1.15)}
 PIPELINES = {
     "tiny-dit": ("dit", {"_class_name": "DiTPipeline", "id2label": {str(i): n for i, n in enumerate(DIT_LABELS)}}),
     "tiny-pixart-alpha": ("pixart-alpha", {"_class_name": "PixArtAlphaPipeline"}),
@@ -94,7 +98,12 @@ PIPELINES = {
     "tiny-sd3": ("sd3.5", {"_class_name": "StableDiffusion3Pipeline"}),
     "tiny-flux": ("flux-dev", {"_class_name": "FluxPipeline"}),
 }
-SCHEDULERS = {"tiny-sd3": SD3_SCHEDULER, "tiny-flux": FLUX_SCHEDULER}
+SCHEDULERS = {
+    "tiny-pixart-alpha": PIXART_SCHEDULER,
+    "tiny-pixart-sigma": PIXART_SCHEDULER,
+    "tiny-sd3": SD3_SCHEDULER,
+    "tiny-flux": FLUX_SCHEDULER,
+}
 # In proportions that ComfyUI detects. Its latents of SD3 and Flux have 16 channels, of which Flux packs patches of 2×2.
 SIZES = {
     "tiny-sd3": {
@@ -108,6 +117,12 @@ SIZES = {
     "tiny-pixart-sigma": {"sample_size": 64},
 }
 
+
+PIXART_SIZES = {"hidden_size": 96, "depth": 3, "num_heads": 4, "caption_channels": 32}
+TINY_PIXARTS = {
+    "tiny-pixart-alpha": {"class": "PixArtAlpha", "config": {**PIXART_SIZES, "micro_condition": True}},
+    "tiny-pixart-sigma": {"class": "PixArtSigma", "config": {**PIXART_SIZES, "micro_condition": False}},
+}
 
 DESELECTED = pytest.StashKey[str]()
 REFUSED = pytest.StashKey[list[str]]()
@@ -251,11 +266,13 @@ def models(folders: disk.TemporaryFolders) -> Path:
     """A base folder for ComfyUI: tiny models in the published layouts, and files for the test-only node."""
     base = folders.lasting("base")
     diffusers = base / "models" / "diffusers"
+    (base / "models" / "diffusion_models").mkdir(parents=True)
     for name, (family, pipeline) in PIPELINES.items():
         write_pipeline(diffusers / name, family, pipeline)
+        if name != "tiny-dit":  # for the stock loader; the folder says what diffusers makes of it
+            write_file(base / "models" / "diffusion_models", name, load_file(diffusers / name / WEIGHTS))
     if DEMO_MODEL.is_dir():
         shutil.copytree(DEMO_MODEL, diffusers / "shapes-dit")  # a copy, so that training does not change it under us
-    (base / "models" / "diffusion_models").mkdir()
     (base / "models" / "loras").mkdir()
     for name, source in NODE_PACKS.items():
         (base / "custom_nodes" / name).mkdir(parents=True)
@@ -272,6 +289,15 @@ def models(folders: disk.TemporaryFolders) -> Path:
     folders.share(base / "models")
     folders.share(base / "input")
     return base
+
+
+def write_file(folder: Path, name: str, weights: Weights, file: str = "") -> None:
+    """A file of a tiny model for the stock loader. ComfyUI knows PixArt by its width alone, so it is told."""
+    metadata = None
+    if name in TINY_PIXARTS:
+        weights = {**PIXART.write(weights), "y_embedder.y_embedding": torch.zeros(120, 32)}
+        metadata = {"tiny": json.dumps(TINY_PIXARTS[name])}
+    save_file(weights, folder / f"{file or name}.safetensors", metadata)
 
 
 def write_pipeline(folder: Path, family: str, pipeline: dict) -> None:

@@ -5,11 +5,11 @@ import { api } from '../../scripts/api.js';
 // Pure: follows the links of a graph, through reroutes and the Set and Get nodes of KJNodes and Easy-Use, and into and
 // out of subgraphs.
 
-const MUTED$1 = 2;
+const MUTED$2 = 2;
 const BYPASSED$1 = 4;
-const SETS = ['SetNode', 'easy setNode'];
-const GETS = ['GetNode', 'easy getNode'];
-const PASSING = ['Reroute', ...SETS, ...GETS];
+const SETS$1 = ['SetNode', 'easy setNode'];
+const GETS$1 = ['GetNode', 'easy getNode'];
+const PASSING$1 = ['Reroute', ...SETS$1, ...GETS$1];
 
 /** Lists the graph of a workflow and its subgraphs. */
 const listGraphs = (root) => [root, ...root.subgraphs.values()];
@@ -42,7 +42,7 @@ function* listTargets(graph, ids) {
 }
 
 /** Lists the nodes of these types with the name that a Set or Get node has. They stand for links. */
-function listNamesakes({ graph, widgets }, types) {
+function listNamesakes$1({ graph, widgets }, types) {
   const nodes = listGraphs(graph.rootGraph).flatMap((each) => each.nodes);
   return nodes.filter((other) => types.includes(other.type) && other.widgets?.[0]?.value === widgets?.[0]?.value)
 }
@@ -52,15 +52,15 @@ function listNamesakes({ graph, widgets }, types) {
  * Get, and bypassed nodes.
  */
 function* followOutputs(node, types, seen) {
-  const isPassing = PASSING.includes(node.type);
+  const isPassing = PASSING$1.includes(node.type);
   for (const output of node.outputs ?? []) {
     if (!isPassing && !types.includes(output.type)) continue
     for (const target of listTargets(node.graph, output.links)) {
-      if (seen.has(target) || target.mode === MUTED$1) continue
+      if (seen.has(target) || target.mode === MUTED$2) continue
       seen.add(target);
-      const gets = SETS.includes(target.type) ? listNamesakes(target, GETS) : [];
+      const gets = SETS$1.includes(target.type) ? listNamesakes$1(target, GETS$1) : [];
       for (const get of gets) yield* followOutputs(get, types, seen);
-      if (PASSING.includes(target.type)) yield* followOutputs(target, types, seen);
+      if (PASSING$1.includes(target.type)) yield* followOutputs(target, types, seen);
       else if (target.mode === BYPASSED$1) yield* followOutputs(target, isPassing ? types : [output.type], seen);
       else yield target;
     }
@@ -91,23 +91,265 @@ function findStart(graph, link) {
     return findSource(host.graph, input) ?? { value: host.getWidgetFromSlot(input)?.value }
   }
   const node = graph.getNodeById(link.origin_id);
-  if (GETS.includes(node?.type)) {
-    const [set] = listNamesakes(node, SETS);
+  if (GETS$1.includes(node?.type)) {
+    const [set] = listNamesakes$1(node, SETS$1);
     return set ? findSource(set.graph, set.inputs[0]) : null
   }
-  if (PASSING.includes(node?.type)) return findSource(graph, node.inputs[0])
+  if (PASSING$1.includes(node?.type)) return findSource(graph, node.inputs[0])
   if (!node?.subgraph || node.mode) return node ? { node } : null
   const inner = node.subgraph.getLink(node.subgraph.outputs[link.origin_slot]?.linkIds[0]);
   return inner ? findStart(node.subgraph, inner) : null
+}
+
+// Pure: follows a model or a VAE through a workflow, up to where it is made and down to where it is used.
+
+
+/** By type of output, the node that stands behind it and makes it parallel. */
+const PARALLELIZERS = { MODEL: 'ParallelDiT_Parallelize', VAE: 'ParallelDiT_ParallelizeVAE' };
+
+// KJNodes' and Easy-Use's nodes that stand for links
+const SETS = ['SetNode', 'easy setNode'];
+const GETS = ['GetNode', 'easy getNode'];
+const PASSING = ['Reroute', ...SETS, ...GETS];
+const PIPE = /PIPE|CONTEXT|BUS/i; // types of many packs that hold several things, a model among them
+
+/** Returns whether a slot of this type may pass on what `kind` names. */
+const isPassing = (type, kind) => type === kind || type === '*' || PIPE.test(type);
+
+/** Lists the nodes of these types that have the same name as a Set or Get node. Missing nodes have no widgets. */
+function listNamesakes(node, types) {
+  const read = ({ widgets, widgets_values }) => widgets?.[0]?.value ?? widgets_values?.[0];
+  const nodes = listGraphs(node.graph.rootGraph).flatMap((graph) => graph.nodes);
+  return nodes.filter((other) => types.includes(other.type) && read(other) === read(node))
+}
+
+function* listNext(node, kind) {
+  for (const { type, links } of node.outputs ?? []) {
+    if (isPassing(type, kind)) yield* listTargets(node.graph, links);
+  }
+  if (SETS.includes(node.type)) yield* listNamesakes(node, GETS);
+}
+
+function* listBefore(node, kind) {
+  for (const { type, name } of node.inputs ?? []) {
+    const origin = isPassing(type, kind) && findOrigin(node, name)?.node;
+    if (origin) yield origin;
+  }
+  if (GETS.includes(node.type)) yield* listNamesakes(node, SETS);
+}
+
+/** Lists a node and all that `listMore` leads to. */
+function* walk(node, kind, listMore, seen = new Set()) {
+  if (seen.has(node)) return
+  seen.add(node);
+  yield node;
+  for (const next of listMore(node, kind)) yield* walk(next, kind, listMore, seen);
+}
+
+/** Lists the nodes that make a node's model or VAE parallel, before it or behind it. It may be one itself. */
+function listParallelizers(node, kind) {
+  const found = [...walk(node, kind, listBefore), ...walk(node, kind, listNext)];
+  return [...new Set(found)].filter(({ type }) => type === PARALLELIZERS[kind])
+}
+
+/** Lists the slots of a node's outputs of this type: the linked ones, or all if none is linked. */
+function listSlots(node, kind) {
+  const slots = (node.outputs ?? []).flatMap(({ type }, slot) => (type === kind ? [slot] : []));
+  const linked = slots.filter((slot) => node.outputs[slot].links?.length);
+  return linked.length ? linked : slots
+}
+
+const isUsed = (node, kind) => listSlots(node, kind).some((slot) => node.outputs[slot].links?.length);
+
+/** Returns whether a node has an input for what `kind` names, or such an output is linked to it. */
+function takes(node, kind) {
+  const findType = ({ origin_id, origin_slot }) => node.graph.getNodeById(origin_id)?.outputs?.[origin_slot]?.type;
+  const isLinked = (link) => link != null && findType(node.graph.getLink(link) ?? {}) === kind;
+  return node.inputs?.some(({ type, link }) => type === kind || isLinked(link))
+}
+
+/** Returns whether a node makes a MODEL and has none to make it of. */
+function makesModel(node) {
+  if (node.subgraph || PASSING.includes(node.type) || !listSlots(node, 'MODEL').length) return false
+  return ![...walk(node, 'MODEL', listBefore)].some((each) => takes(each, 'MODEL'))
+}
+
+/** Returns whether a node gives its model to others only inside of a pipe, where no node can stand behind the model. */
+const isPiped = (node) =>
+  !isUsed(node, 'MODEL') && node.outputs.some(({ type, links }) => PIPE.test(type) && links?.length);
+
+// Nodes whose models ranks cannot run: by what loads them, the locale's key of what to use instead.
+const INSTEAD = [
+  { instead: 'wan', makes: 'WANVIDEOMODEL' }, // WanVideoWrapper
+  { instead: 'hunyuan', makes: 'HYVIDEOMODEL' }, // HunyuanVideoWrapper
+  { instead: 'cogvideo', makes: 'COGVIDEOMODEL' }, // CogVideoXWrapper
+  { instead: 'fun', makes: 'FunModels' }, // VideoX-Fun
+  { instead: 'quantised', type: /^Nunchaku\w*DiTLoader/ }
+];
+
+/** Returns the key of what to use instead of a node whose model ranks cannot run; undefined for other nodes. */
+function findInstead(node) {
+  const has = (slots, makes) => slots?.some(({ type }) => type === makes);
+  const isMeant = ({ makes, type }) =>
+    makes ? has(node.outputs, makes) && !has(node.inputs, makes) : type.test(node.type);
+  return INSTEAD.find(isMeant)?.instead
+}
+
+/** Returns whether a node is an old group node that holds a loader. The editor could not open it. */
+function isClosed({ type, graph }) {
+  const [, name] = /^workflow[>/]?(.+)/.exec(type) ?? []; // the editor drops the > of a missing type
+  return Boolean(graph.rootGraph.extra?.groupNodes?.[name]?.nodes.some((node) => listSlots(node, 'MODEL').length))
+}
+
+/**
+ * Sorts these nodes by what becomes of them as the workflow is made parallel. makers: those to put a node behind.
+ * insteads: those to use something else for. piped: those whose model is inside of a pipe. closed: old group nodes.
+ */
+function sortNodes(nodes) {
+  const insteads = nodes.filter(findInstead);
+  const stock = nodes.filter((node) => makesModel(node) && !listParallelizers(node, 'MODEL').length);
+  const others = stock.filter((node) => !insteads.includes(node));
+  const [piped, free] = [others.filter(isPiped), others.filter((node) => !isPiped(node))];
+  const used = free.filter((node) => isUsed(node, 'MODEL'));
+  const hasUsed = nodes.some((node) => makesModel(node) && isUsed(node, 'MODEL'));
+  const closed = nodes.filter((node) => isClosed(node) && !makesModel(node));
+  return { makers: hasUsed ? used : free, insteads, piped, closed }
+}
+
+// Pure: finds a place for a new node beside another.
+
+const TITLE = 30;
+const GAP$3 = 40;
+const MARGIN$1 = 10;
+const TRIES$1 = 40; // places above, and as many below
+const OUTSIDE = 1000; // a place outside of the group counts as so much farther
+const OVERLAP = 1000; // a pixel that is covered counts as so much farther
+
+const makeBox$2 = ({ pos, size }) => ({ x: pos[0], y: pos[1] - TITLE, width: size[0], height: size[1] + TITLE });
+
+/** Returns a node's box with its title. A collapsed node has little else. */
+const boxOf = ({ pos, size, flags }) => makeBox$2({ pos, size: flags?.collapsed ? [size[0], 0] : size });
+
+const overlap = (one, other) => {
+  const side = (start, length) =>
+    Math.max(0, Math.min(one[start] + one[length], other[start] + other[length]) - Math.max(one[start], other[start]));
+  return side('x', 'width') * side('y', 'height')
+};
+
+const hasCenter = (group, { x, y, width, height }) => {
+  const [left, top] = group.pos;
+  const [across, down] = [x + width / 2 - left, y + height / 2 - top];
+  return across > 0 && across < group.size[0] && down > 0 && down < group.size[1]
+};
+
+/**
+ * Returns the position for a node of this size, right of another or else near to it, where it covers no other node if
+ * that can be, and preferably in the same groups. others: the nodes around. groups: the graph's.
+ */
+function findPlace(node, size, others, groups) {
+  const home = boxOf(node);
+  const [left, top] = [home.x, home.y + TITLE];
+  const right = left + home.width + GAP$3;
+  const steps = Array.from({ length: 2 * TRIES$1 + 1 }, (_, at) => top + (at % 2 ? GAP$3 : -GAP$3) * Math.ceil(at / 2));
+  const positions = [right, left].flatMap((x) => steps.map((y) => [x, y]));
+  const boxes = others.map(boxOf);
+  const around = groups.filter((group) => hasCenter(group, home));
+  const rate = (pos) => {
+    const box = makeBox$2({ pos: pos.map((side) => side - MARGIN$1), size: size.map((side) => side + 2 * MARGIN$1) });
+    const covered = boxes.reduce((sum, other) => sum + overlap(box, other), 0);
+    const isOutside = around.some((group) => !hasCenter(group, box));
+    return covered * OVERLAP + Math.abs(pos[0] - right) + Math.abs(pos[1] - top) + (isOutside ? OUTSIDE : 0)
+  };
+  return positions.reduce((best, pos) => (rate(pos) < rate(best) ? pos : best))
+}
+
+// Puts a node behind another one's output in the open graph, and takes it out again. Links keep their ids, so that the
+// nodes behind them see no change: some packs' nodes change their inputs as links come and go.
+
+
+const MUTED$1 = 2;
+const SAID = 200; // pixels, for what the node says below its widgets once the server has answered
+
+/** Puts a node behind a node's outputs of this type, see `listSlots`. Returns how many were put. */
+const insert = (node, kind) => listSlots(node, kind).filter((slot) => insertBehind(node, slot, kind)).length;
+
+function insertBehind(node, slot, kind) {
+  const { graph } = node;
+  const added = window.LiteGraph.createNode(PARALLELIZERS[kind]);
+  const passesNothing = node.mode === MUTED$1 || !node.inputs?.some(({ type }) => type === kind);
+  if (passesNothing) added.mode = node.mode;
+  graph.add(added);
+  const others = graph.nodes.filter((other) => other !== added);
+  added.pos = findPlace(node, [added.size[0], added.size[1] + SAID], others, graph.groups);
+  const link = node.connect(slot, added, findInput(added, kind));
+  if (!link) {
+    graph.remove(added); // the other node refuses links
+    return false
+  }
+  const moved = node.outputs[slot].links.filter((id) => id !== link.id);
+  moveLinks(graph, moved, added.id, 0);
+  added.outputs[0].links = moved;
+  setLinks(node, slot, [link.id]);
+  graph.updateExecutionOrder();
+  return true
+}
+
+/** Removes a node that makes parallel. Its links start where its own model or VAE came from. */
+function remove(node, kind) {
+  const { graph, id } = node;
+  const link = graph.getLink(node.inputs[findInput(node, kind)]?.link);
+  const origin = link && graph.getNodeById(link.origin_id);
+  const before = link?.originIsIoNode ? graph.inputs[link.origin_slot].linkIds : origin?.outputs[link.origin_slot].links;
+  if (!before) return graph.remove(node)
+  const moved = node.outputs[0].links ?? [];
+  const place = before.indexOf(link.id);
+  keepReroutes(graph, link, moved);
+  moveLinks(graph, moved, link.origin_id, link.origin_slot);
+  node.outputs[0].links = null; // else the graph would remove them, too
+  graph.remove(node);
+  before.splice(place, 0, ...moved);
+  if (origin) setLinks(origin, link.origin_slot, before.length ? before : null);
+  takeBack(graph.state, 'lastLinkId', link.id);
+  takeBack(graph.state, 'lastNodeId', id);
+  graph.updateExecutionOrder();
+}
+
+const findInput = (node, kind) => node.inputs.findIndex(({ type }) => type === kind);
+
+function moveLinks(graph, ids, origin, slot) {
+  for (const id of ids) {
+    const link = graph.getLink(id);
+    if (link) Object.assign(link, { origin_id: origin, origin_slot: slot });
+  }
+}
+
+/** Sets the ids of an output's links. The editor saves a missing node as it was loaded, so they are set there, too. */
+function setLinks(node, slot, ids) {
+  node.outputs[slot].links = ids;
+  const saved = node.last_serialization?.outputs?.[slot];
+  if (saved) saved.links = ids && [...ids];
+}
+
+/** Lets links run through the reroutes of the link before them. */
+function keepReroutes(graph, link, moved) {
+  const listChain = (segment) =>
+    segment ? [segment, ...listChain(segment.parentId == null ? null : graph.reroutes.get(segment.parentId))] : [];
+  const [, ...reroutes] = listChain(link);
+  const links = moved.map((id) => graph.getLink(id)).filter(Boolean);
+  if (!reroutes.length) return
+  for (const first of new Set(links.map((each) => listChain(each).at(-1)))) first.parentId = link.parentId;
+  for (const reroute of reroutes) for (const { id } of links) reroute.linkIds.add(id);
+}
+
+/** Gives the graph's newest id back, so that the saved file is as before. */
+function takeBack(state, name, id) {
+  if (Number(state[name]) === Number(id)) state[name] -= 1;
 }
 
 // Pure: reads the graph around a Parallelize Model node, and makes the question for POST /paralleldit/plan.
 
 
 const PARALLELIZE = 'ParallelDiT_Parallelize';
-const LOADER = 'ParallelDiT_LoadDiffusionModel';
-const CHECKPOINT = 'ParallelDiT_LoadCheckpoint';
-const LOADERS = [LOADER, CHECKPOINT];
 const LOAD_DIT = 'ParallelDiT_LoadDiT'; // it offers folders
 const MODEL_FILE = /\.(safetensors|sft|gguf|ckpt|pt|pt2|pth|bin|pkl)$/i;
 const [MUTED, BYPASSED] = [2, 4];
@@ -240,266 +482,6 @@ function readWidget(node, name) {
   return node?.widgets?.find((widget) => widget.name === name)?.value
 }
 
-// Pure: the stock loaders of diffusion models, and the parallel loader that replaces each; the same of the VAE's nodes.
-
-
-const GGUF = 'UnetLoaderGGUF'; // this and the next are nodes of ComfyUI-GGUF
-const GGUF_ADVANCED = 'UnetLoaderGGUFAdvanced';
-const GGUFS = [GGUF, GGUF_ADVANCED];
-const STOCK_CHECKPOINT = 'CheckpointLoaderSimple';
-
-/** The parallel node for each of the VAE's stock nodes. */
-const VAES = { VAEDecode: 'ParallelDiT_VAEDecode', VAEEncode: 'ParallelDiT_VAEEncode' };
-const VAE_WIDGETS = { vaeFile: 'vae_name', vaeDtype: 'dtype' };
-const DECODES = { inputs: ['samples', 'vae'], outputs: ['IMAGE'] };
-const ENCODES = { inputs: ['pixels', 'vae'], outputs: ['LATENT'] };
-
-/** By node type: its widgets in order, as meaning and name, its outputs in order, and its inputs without a widget. */
-const KINDS$1 = {
-  VAEDecode: { widgets: {}, ...DECODES },
-  VAEEncode: { widgets: {}, ...ENCODES },
-  [VAES.VAEDecode]: { widgets: VAE_WIDGETS, ...DECODES },
-  [VAES.VAEEncode]: { widgets: VAE_WIDGETS, ...ENCODES },
-  UNETLoader: { widgets: { file: 'unet_name', dtype: 'weight_dtype' }, outputs: ['MODEL'] },
-  [GGUF]: { widgets: { file: 'unet_name' }, outputs: ['MODEL'] },
-  [GGUF_ADVANCED]: {
-    widgets: { file: 'unet_name', dequant: 'dequant_dtype', patch: 'patch_dtype', onDevice: 'patch_on_device' },
-    outputs: ['MODEL']
-  },
-  [STOCK_CHECKPOINT]: { widgets: { file: 'ckpt_name' }, outputs: ['MODEL', 'CLIP', 'VAE'] },
-  unCLIPCheckpointLoader: { widgets: { file: 'ckpt_name' }, outputs: ['MODEL', 'CLIP', 'VAE', 'CLIP_VISION'] },
-  ImageOnlyCheckpointLoader: { widgets: { file: 'ckpt_name' }, outputs: ['MODEL', 'CLIP_VISION', 'VAE'] },
-  [LOADER]: { widgets: { file: 'model_name', dtype: 'dtype', group: 'group' }, outputs: ['MODEL'] },
-  [CHECKPOINT]: {
-    widgets: { file: 'model_name', dtype: 'dtype', group: 'group' },
-    outputs: ['MODEL', 'CLIP', 'VAE', 'CLIP_VISION']
-  }
-};
-/** A widget's name in the editor, where it differs from its meaning. */
-const LABELS = { dtype: 'weight_dtype' };
-/** Default values by a widget's meaning. */
-const DEFAULTS = {
-  dtype: 'default',
-  group: 1,
-  dequant: 'default',
-  patch: 'default',
-  onDevice: false,
-  vaeDtype: 'auto'
-};
-/** Meanings of values that a node does not use, so that nobody misses them. */
-const UNUSED = ['vaeFile'];
-const STOCK_DTYPES = ['default', 'fp8_e4m3fn', 'fp8_e4m3fn_fast', 'fp8_e5m2'];
-/** The node property in which a parallel loader keeps its stock loader's type, size, properties and values. */
-const ORIGIN = 'paralleldit_stock';
-
-const PARALLEL$1 = {
-  UNETLoader: LOADER,
-  [GGUF]: LOADER,
-  [GGUF_ADVANCED]: LOADER,
-  [STOCK_CHECKPOINT]: CHECKPOINT,
-  unCLIPCheckpointLoader: CHECKPOINT,
-  ImageOnlyCheckpointLoader: CHECKPOINT
-};
-// ComfyUI has deprecated these loaders. A loader above reads the same models.
-const DEPRECATED = ['CheckpointLoader', 'DiffusersLoader'];
-const PICKLE = /\.(ckpt|pt2?|bin|pth|pkl)$/i;
-const STOCK_FILE = /\.(safetensors|sft|ckpt|pt2?|bin|pth|pkl)$/i;
-
-/** Returns a loader's widget values by meaning. node: as it is saved. */
-function readValues(node) {
-  const values = Array.isArray(node.widgets_values) ? node.widgets_values : [];
-  return Object.fromEntries(Object.keys(KINDS$1[node.type].widgets).map((meaning, place) => [meaning, values[place]]))
-}
-
-/** Returns whether a saved node is a stock loader of a diffusion model. */
-const isStock = (node) => node.type in PARALLEL$1;
-
-/** Returns whether a type is one of this pack's that replaces a stock one. */
-const isParallel = (type) => LOADERS.includes(type) || Object.values(VAES).includes(type);
-
-/** Returns the other type of a VAE's node: the parallel one or the stock one. Null for other nodes. */
-function findOtherVae(type) {
-  const [stock] = Object.entries(VAES).find(([, parallel]) => parallel === type) ?? [];
-  return VAES[type] ?? stock ?? null
-}
-
-/** Returns whether a node is a deprecated stock loader, which no parallel loader replaces. */
-const isDeprecated = ({ type }) => DEPRECATED.includes(type);
-
-/**
- * Returns the parallel type for a stock loader. Null for other nodes, and for pickles: no parallel loader reads them.
- */
-const findParallelType = (node) =>
-  isStock(node) && !PICKLE.test(readValues(node).file) ? PARALLEL$1[node.type] : null;
-
-/**
- * Returns the stock type for a saved parallel loader: the type that it had before, or another that offers its file.
- * Null for other nodes, and where no stock loader reads the model, such as a diffusers folder. exists: whether the
- * editor knows a type. offers: whether a type's list has a file.
- */
-function findStockType(node, { exists, offers }) {
-  if (!LOADERS.includes(node.type)) return null
-  const { file } = readValues(node);
-  const before = node.properties?.[ORIGIN]?.type;
-  if (/\.gguf$/i.test(file ?? '')) return [before, GGUF].find((type) => GGUFS.includes(type) && exists(type)) ?? null
-  if (!STOCK_FILE.test(file ?? '')) return null
-  const usual = node.type === LOADER ? ['UNETLoader', STOCK_CHECKPOINT] : [STOCK_CHECKPOINT];
-  const types = !GGUFS.includes(before) && PARALLEL$1[before] === node.type ? [before, ...usual] : usual;
-  return types.find((type) => offers(type, file)) ?? types[0]
-}
-
-// Pure: replaces loaders in a workflow, as the editor saves it. A replaced node keeps its id, links, place, title,
-// colour and mode.
-
-
-const NAME = 'Node name for S&R';
-const PACK$1 = 'cnr_id'; // by this an editor without the node's pack finds the pack
-const OF_THE_TYPE = [NAME, PACK$1, 'aux_id', 'ver'];
-const PACKS = { UnetLoaderGGUF: 'ComfyUI-GGUF' };
-const STOCK_PACK = 'comfy-core';
-const OWN_PACK = 'paralleldit';
-
-/**
- * Changes a workflow in place. chooseType(node, graphId) returns a node's new type, or null to leave it.
- * getSmallestSize(node, graphId) returns the smallest size that the editor gives such a node. Returns the count of
- * replaced nodes, and in words what the new ones have no place for.
- */
-function convert(workflow, chooseType, getSmallestSize) {
-  let count = 0;
-  const lost = [];
-  for (const graph of [workflow, ...(workflow.definitions?.subgraphs ?? [])]) {
-    for (const node of graph.nodes ?? []) {
-      const type = chooseType(node, graph.id);
-      if (!type) continue
-      const names = matchWidgets(node.type, type);
-      count += 1;
-      const left = fitValues(node, type);
-      if (!isParallel(type)) lost.push(...left.map(([meaning, value]) => `${LABELS[meaning] ?? meaning} ${value}`));
-      lost.push(...fitInputs(graph, node, names), ...fitOutputs(graph, node, type));
-      renameWidgets(workflow, graph, node.id, names);
-      setProperties(node, type, getSmallestSize(node, graph.id), left);
-    }
-  }
-  return { count, lost: [...new Set(lost)] }
-}
-
-/** Maps one type's widget names to the other's, for widgets of the same meaning. */
-function matchWidgets(from, to) {
-  const shared = Object.entries(KINDS$1[from].widgets).filter(([meaning]) => KINDS$1[to].widgets[meaning]);
-  return Object.fromEntries(shared.map(([meaning, name]) => [name, KINDS$1[to].widgets[meaning]]))
-}
-
-/** Sets the values for a node's new type. Returns the values that this type has no place for, as [meaning, value]. */
-function fitValues(node, type) {
-  const given = readValues(node);
-  const origin = node.properties?.[ORIGIN];
-  const before = origin?.type === type ? origin.values : null;
-  const { widgets } = KINDS$1[type];
-  const hasDtype = isParallel(type) || STOCK_DTYPES.includes(given.dtype);
-  const isKept = (meaning) => meaning in widgets && (meaning !== 'dtype' || hasDtype);
-  const isSaid = (meaning) =>
-    !UNUSED.includes(meaning) && given[meaning] != null && given[meaning] !== DEFAULTS[meaning];
-  const left = Object.entries(given).filter(([meaning]) => !isKept(meaning) && isSaid(meaning));
-  const chooseValue = (meaning) =>
-    (isKept(meaning) ? given[meaning] : null) ?? before?.[meaning] ?? DEFAULTS[meaning] ?? null;
-  if ('vaeFile' in widgets)
-    delete node.widgets_values; // the editor's own defaults
-  else node.widgets_values = Object.keys(widgets).map(chooseValue);
-  return left
-}
-
-function fitInputs(graph, node, names) {
-  const plain = KINDS$1[node.type].inputs ?? [];
-  const lost = (node.inputs ?? []).filter(({ name, link }) => !(name in names || plain.includes(name)) && link != null);
-  for (const { link } of lost) unlink(graph, link);
-  node.inputs = (node.inputs ?? [])
-    .filter(({ name }) => name in names || plain.includes(name))
-    .map(({ localized_name, ...input }) => {
-      const name = names[input.name];
-      return name ? { ...input, name, widget: { name } } : input
-    });
-  for (const [slot, { link }] of node.inputs.entries()) setSlot(graph, link, 'target', slot);
-  return lost.map(({ name }) => name)
-}
-
-function fitOutputs(graph, node, type) {
-  const had = new Map(KINDS$1[node.type].outputs.map((name, slot) => [name, node.outputs?.[slot]]));
-  const { outputs } = KINDS$1[type];
-  const lost = [...had].filter(([name, output]) => !outputs.includes(name) && output?.links?.length);
-  for (const [, output] of lost) for (const link of output.links) unlink(graph, link);
-  node.outputs = outputs.map((name, slot) => fitOutput(had.get(name) ?? { name, type: name, links: null }, slot));
-  for (const [slot, { links }] of node.outputs.entries()) {
-    for (const link of links ?? []) setSlot(graph, link, 'origin', slot);
-  }
-  return lost.map(([name]) => name)
-}
-
-function fitOutput({ localized_name, ...output }, slot) {
-  return output.slot_index == null ? output : { ...output, slot_index: slot }
-}
-
-const getLinkId = (link) => (Array.isArray(link) ? link[0] : link.id);
-
-/** Sets the slot at one end of a link: a link is an object in a subgraph, and [id, origin, slot, target, slot, type]
- * elsewhere. end: 'origin' or 'target'. */
-function setSlot(graph, id, end, slot) {
-  const link = graph.links?.find((each) => getLinkId(each) === id);
-  if (Array.isArray(link)) link[end === 'origin' ? 2 : 4] = slot;
-  else if (link) link[`${end}_slot`] = slot;
-}
-
-function unlink(graph, id) {
-  graph.links = graph.links.filter((link) => getLinkId(link) !== id);
-  for (const node of graph.nodes) {
-    for (const input of node.inputs ?? []) if (input.link === id) input.link = null;
-    for (const output of node.outputs ?? []) output.links &&= output.links.filter((each) => each !== id);
-  }
-  for (const slot of [...(graph.inputs ?? []), ...(graph.outputs ?? [])]) {
-    slot.linkIds &&= slot.linkIds.filter((each) => each !== id); // the subgraph's own inputs and outputs
-  }
-}
-
-/** Renames a node's widgets where others refer to them: in the subgraph nodes that show them, and in the app's view. */
-function renameWidgets(workflow, graph, id, names) {
-  for (const { nodes } of [workflow, ...(workflow.definitions?.subgraphs ?? [])]) {
-    for (const host of nodes ?? []) {
-      for (const shown of (host.type === graph.id && host.properties?.proxyWidgets) || []) {
-        if (shown[0] === String(id)) shown[1] = names[shown[1]] ?? shown[1];
-      }
-    }
-  }
-  for (const shown of workflow.extra?.linearData?.inputs ?? []) {
-    const [place, name] = shown; // a place is a node's id, or graph:node:name
-    const behind = `:${id}:${name}`;
-    if (!names[name] || (String(place) !== String(id) && !String(place).endsWith(behind))) continue
-    if (String(place).endsWith(behind)) shown[0] = `${place.slice(0, -name.length)}${names[name]}`;
-    shown[1] = names[name];
-  }
-}
-
-/**
- * Sets a node's type, properties and size. A parallel loader also keeps what the stock loader was and had, `left`
- * included, so that it can become the same again.
- */
-function setProperties(node, type, least, left) {
-  const { [ORIGIN]: origin, ...properties } = node.properties ?? {};
-  const saved = Object.entries(properties).filter(([name]) => OF_THE_TYPE.includes(name));
-  for (const [name] of saved) delete properties[name];
-  if (isParallel(type)) {
-    const stock = { type: node.type, size: [...node.size], properties: Object.fromEntries(saved) };
-    if (left.length) stock.values = Object.fromEntries(left);
-    node.properties = { ...properties, [NAME]: type, [PACK$1]: OWN_PACK, [ORIGIN]: stock };
-  } else {
-    const own = { [NAME]: type, [PACK$1]: PACKS[type] ?? STOCK_PACK };
-    node.properties = { ...properties, ...(origin?.type === type ? origin.properties : own) };
-    if (origin) node.size = node.size.map((side, axis) => restoreSide(side, origin.size[axis], least[axis]));
-  }
-  node.type = type;
-}
-
-/** Returns the side that the stock node had, if only the editor has made it longer since; else the present side. */
-const restoreSide = (side, before, least) => (Math.abs(side - Math.max(before, least)) < 1 ? before : side);
-
 // Pure: finds the subgraph nodes that hold Parallelize Model nodes, and the nodes on the way to a node inside of subgraphs.
 
 
@@ -528,81 +510,6 @@ function listAround(root, id) {
     graph = host.subgraph;
   }
   return around
-}
-
-// Sets the height of a node whose content comes and goes, and shows or hides its widgets. Both work whether the editor
-// draws nodes on the canvas or as DOM.
-
-const GAP$2 = 4; // LiteGraph leaves this below each widget
-
-const heights = new WeakMap(); // by node
-
-/** Returns the smallest size that the editor saves for such a node, without the content that comes and goes. */
-function getSmallestSize(node) {
-  const [width, height] = node.computeSize();
-  return [width, heights.get(node)?.ofWidgets ?? height]
-}
-
-/**
- * A node's height: what its widgets need, plus the larger of two: what its content needs, and what a person has added
- * by resizing. The content's height is not saved, so that an answer of the server is no step to undo.
- */
-class Height {
-  /** content: returns the content's part of the height that the node computes. */
-  constructor(node, content) {
-    this.node = node;
-    this.content = content;
-    this.added = 0;
-    heights.set(node, this);
-  }
-
-  get ofWidgets() {
-    return this.node.computeSize()[1] - this.content()
-  }
-
-  /** Calls `act`, which changes the height that the node needs, and then sets the new height. */
-  change(act) {
-    this.readAdded();
-    act();
-    this.apply();
-  }
-
-  /** Does the same for a node that was just opened. saved: its height in the file. */
-  open(saved, act) {
-    act();
-    this.added = Math.max(0, saved - this.ofWidgets);
-    this.apply();
-  }
-
-  /** The height to save. */
-  get saved() {
-    this.readAdded();
-    return this.ofWidgets + this.added
-  }
-
-  /** Reads how much height a person has added. Where nodes are DOM, the node's height follows its content instead. */
-  readAdded() {
-    if (window.LiteGraph.vueNodesMode) return
-    const rest = this.node.size[1] - this.ofWidgets;
-    this.added = rest > this.content() ? rest : Math.min(this.added, this.content());
-  }
-
-  apply() {
-    const { node } = this;
-    node.setSize([node.size[0], this.ofWidgets + Math.max(this.added, this.content())]);
-    node.graph?.setDirtyCanvas(true, true);
-  }
-}
-
-/** Hides these widgets, or shows them. */
-function setHidden(node, widgets, hidden) {
-  for (const widget of widgets) {
-    widget.hidden = hidden;
-    widget.options.hidden = hidden;
-  }
-  // Where nodes are DOM, the editor reads widget options again only when the list of widgets changes its length.
-  const all = node.widgets.splice(0);
-  node.widgets.push(...all);
 }
 
 // Pure: makes readable texts of the event of a failed node.
@@ -792,8 +699,8 @@ function summarizeError(text) {
   return joinSentences([cause, advice])
 }
 
-// Turns stock loaders of diffusion models into parallel ones, and back: from the menu of a node, of the canvas or of
-// the editor, and by commands. The changed workflow is loaded as after an undo, so that one undo takes it all back.
+// Makes models and VAEs parallel by a node behind them, and stock again without it: from the menu of a node, of the
+// canvas or of the editor, and by commands. One undo takes it back.
 
 
 const PARALLEL = 'ParallelDiT.MakeWorkflowParallel';
@@ -810,20 +717,9 @@ app.registerExtension({
   ],
   menuCommands: [{ path: ['Edit'], commands: [PARALLEL, STOCK] }],
 
-  getNodeMenuItems(live) {
-    if (live.subgraph) return makeItems(listInner(live), 'convert.parallel', 'convert.stock')
-    if (isDeprecated(live)) return [null, { content: t('convert.old'), disabled: true }]
-    if (!(live.type in KINDS$1)) return []
-    const other = findOtherVae(live.type);
-    if (other) {
-      const key = isParallel(other) ? 'convert.parallel' : 'convert.stock';
-      return [null, { content: t(key), callback: () => makeNode(live, other) }]
-    }
-    const node = live.serialize();
-    const [type, key, why] = isStock(node)
-      ? [findParallelType(node), 'convert.parallel', 'convert.pickle']
-      : [findStockType(node, EDITOR), 'convert.stock', 'convert.noStock'];
-    return [null, { content: t(type ? key : why), disabled: !type, callback: () => makeNode(live, type) }]
+  getNodeMenuItems(node) {
+    const inside = node.subgraph ? makeItems(listInner(node), 'convert.parallel', 'convert.stock') : [];
+    return inside.length ? inside : makeNodeItems(node)
   },
 
   getCanvasMenuItems() {
@@ -831,89 +727,87 @@ app.registerExtension({
   }
 });
 
-/** What the editor knows about stock node types. */
-const EDITOR = {
-  exists: (type) => type in window.LiteGraph.registered_node_types,
-  offers: (type, file) => {
-    const inputs = window.LiteGraph.registered_node_types[type]?.nodeData?.input?.required ?? {};
-    const [list, options] = inputs[KINDS$1[type].widgets.file] ?? [];
-    return (Array.isArray(list) ? list : (options?.options ?? [])).includes(file)
-  }
-};
-
 const listNodes = () => listGraphs(app.rootGraph).flatMap(({ nodes }) => nodes);
-const clone = (value) => JSON.parse(JSON.stringify(value));
 
-/** Makes the menu's items that change all loaders among these nodes. */
+/** Lists the nodes among these that make parallel, as `node` and what they do it to. */
+const listAdded = (nodes) =>
+  Object.entries(PARALLELIZERS).flatMap(([kind, type]) =>
+    nodes.filter((node) => node.type === type).map((node) => ({ node, kind }))
+  );
+
+/** Takes nodes out, the newest first. */
+function takeOut(added) {
+  for (const { node, kind } of added.sort((one, other) => other.node.id - one.node.id)) remove(node, kind);
+}
+
+/** Makes the menu's items that change all models made by these nodes. */
 function makeItems(nodes, parallelKey, stockKey) {
   const items = [];
-  if (nodes.some(isStock)) items.push({ content: t(parallelKey), callback: () => makeParallel(nodes) });
-  if (nodes.some(({ type }) => LOADERS.includes(type)))
-    items.push({ content: t(stockKey), callback: () => makeStock(nodes) });
+  const found = Object.values(sortNodes(nodes));
+  if (found.some(({ length }) => length)) items.push({ content: t(parallelKey), callback: () => makeParallel(nodes) });
+  if (listAdded(nodes).length) items.push({ content: t(stockKey), callback: () => makeStock(nodes) });
   return items.length ? [null, ...items] : []
 }
 
-async function makeNode({ id, graph }, type) {
-  const isNode = (node, graphId) => String(node.id) === String(id) && graphId === graph.id;
-  const { lost } = await change((node, graphId) => (isNode(node, graphId) ? type : null));
-  warnAboutLost(lost);
+/** Makes an item for a node's models, and one for its VAEs. */
+function makeNodeItems(node) {
+  const instead = findInstead(node);
+  if (instead)
+    return [null, { content: t('convert.instead', { instead: t(`convert.use.${instead}`) }), disabled: true }]
+  const kinds = Object.keys(PARALLELIZERS).filter(
+    (kind) => PARALLELIZERS[kind] in window.LiteGraph.registered_node_types && listSlots(node, kind).length
+  );
+  const items = kinds.map((kind) => {
+    const added = listAdded(node.type === PARALLELIZERS[kind] ? [node] : listParallelizers(node, kind));
+    const keys = kinds.length > 1 && kind === 'VAE' ? ['vaeParallel', 'vaeStock'] : ['parallel', 'stock'];
+    const act = () => (added.length ? takeOut(added) : insert(node, kind));
+    return { content: t(`convert.${keys[Number(added.length > 0)]}`), callback: () => change(act) }
+  });
+  return items.length ? [null, ...items] : []
 }
 
-/** Makes the stock loaders among these nodes parallel. */
+/** Makes all models parallel that these nodes make. */
 async function makeParallel(nodes = listNodes()) {
   await textsLoaded;
-  const saved = nodes.filter(isStock).map((live) => live.serialize());
-  const pickles = saved.filter((node) => !findParallelType(node)).map((node) => readValues(node).file);
-  const isMeant = among(nodes);
-  const { count, lost } = await change((node, graphId) => (isMeant(node, graphId) ? findParallelType(node) : null));
+  const { makers, insteads, piped, closed } = sortNodes(nodes);
+  const count = change(() => makers.reduce((sum, node) => sum + insert(node, 'MODEL'), 0));
   if (count) showToast('success', `convert.madeParallel${count === 1 ? 'One' : ''}`, { count });
-  else if (!pickles.length) showToast('info', 'convert.noneToMakeParallel');
-  if (pickles.length) showToast('warn', 'convert.leftPickles', { files: pickles.join(', ') });
-  warnAboutLost(lost);
+  for (const key of new Set(insteads.map(findInstead))) {
+    const named = nameAll(insteads.filter((node) => findInstead(node) === key));
+    showToast('warn', 'convert.leftForeign', { nodes: named, instead: t(`convert.use.${key}`) });
+  }
+  if (piped.length) showToast('warn', 'convert.leftPiped', { nodes: nameAll(piped) });
+  if (closed.length) showToast('warn', 'convert.leftClosed', { nodes: nameAll(closed) });
+  if (![makers, insteads, piped, closed].some(({ length }) => length)) showToast('info', 'convert.noneToMakeParallel');
 }
 
-/** Makes the parallel loaders among these nodes stock. */
+/** Makes all models and VAEs stock that these nodes make parallel. */
 async function makeStock(nodes = listNodes()) {
   await textsLoaded;
-  const isMeant = among(nodes);
-  const { count, lost } = await change((node, graphId) => (isMeant(node, graphId) ? findStockType(node, EDITOR) : null));
-  const left = listNodes().filter((live) => LOADERS.includes(live.type) && isMeant(live, live.graph.id));
+  const added = listAdded(nodes);
+  change(() => takeOut(added));
+  const count = added.length;
   showToast(count ? 'success' : 'info', count ? 'convert.madeStock' : 'convert.noneToMakeStock', { count });
-  if (left.length) showToast('warn', 'convert.leftParallel', { nodes: left.map(({ title }) => title).join(', ') });
-  warnAboutLost(lost);
 }
 
-/** Returns whether a saved node of the graph with that id is one of these. */
-function among(nodes) {
-  const keys = new Set(nodes.map(({ id, graph }) => `${graph.id} ${id}`));
-  return ({ id }, graphId) => keys.has(`${graphId} ${id}`)
-}
-
-function warnAboutLost(lost) {
-  if (lost.length) showToast('warn', 'convert.lost', { values: lost.join(', ') });
-}
+const nameAll = (nodes) => [...new Set(nodes.map(({ title, type }) => title || type))].join(', ');
 
 function showToast(severity, key, values) {
   app.extensionManager.toast.add({ severity, summary: 'ParallelDiT', detail: t(key, values), life: TOAST_MS });
 }
 
-/** Replaces loaders, see `convert`, in one step that can be undone. */
-async function change(chooseType) {
+/** Changes the open graph in one step that can be undone. */
+function change(act) {
   const tracker = app.extensionManager.workflow.activeWorkflow.changeTracker;
   tracker.beforeChange();
   tracker.afterChange(); // earlier changes get a step of their own
-  const workflow = clone(app.rootGraph.serialize());
-  const result = convert(workflow, chooseType, measureSmallest);
-  if (!result.count) return result
-  await tracker.updateState([workflow], tracker.undoQueue);
-  tracker.redoQueue.length = 0;
-  tracker.activeState = clone(app.rootGraph.serialize()); // what the editor adds as it loads is no step
-  return result
-}
-
-function measureSmallest(node, graphId) {
-  const graph = listGraphs(app.rootGraph).find(({ id }) => id === graphId);
-  return getSmallestSize(graph.getNodeById(node.id))
+  tracker.beforeChange();
+  try {
+    return act()
+  } finally {
+    app.canvas.setDirty(true, true);
+    tracker.afterChange();
+  }
 }
 
 // Makes elements of the page, and adds the pack's style sheets to it.
@@ -1046,7 +940,7 @@ function makeIcon(name) {
 
 // Pure: finds the node of an error and the place of its card on the canvas. Rectangles are {x, y, width, height}.
 
-const GAP$1 = 10;
+const GAP$2 = 10;
 
 /**
  * Finds the node of an execution id, such as '6', or '12:5' in a subgraph, in the graph on the screen; null if none.
@@ -1096,17 +990,17 @@ function placeInView(node, card, foldedSize, view) {
   const bottom = view.y + view.height;
   if (!node) return moveInside({ x: view.x, y: bottom }, card, view)
   const sides = [
-    [node.y + node.height + 2 * GAP$1 + foldedSize.height <= bottom, { x: node.x, y: node.y + node.height + GAP$1 }],
-    [node.x + node.width + 2 * GAP$1 + foldedSize.width <= right, { x: node.x + node.width + GAP$1, y: node.y }],
-    [node.x - 2 * GAP$1 - foldedSize.width >= view.x, { x: node.x - GAP$1 - card.width, y: node.y }],
-    [node.y - 2 * GAP$1 - foldedSize.height >= view.y, { x: node.x, y: node.y - GAP$1 - card.height }]
+    [node.y + node.height + 2 * GAP$2 + foldedSize.height <= bottom, { x: node.x, y: node.y + node.height + GAP$2 }],
+    [node.x + node.width + 2 * GAP$2 + foldedSize.width <= right, { x: node.x + node.width + GAP$2, y: node.y }],
+    [node.x - 2 * GAP$2 - foldedSize.width >= view.x, { x: node.x - GAP$2 - card.width, y: node.y }],
+    [node.y - 2 * GAP$2 - foldedSize.height >= view.y, { x: node.x, y: node.y - GAP$2 - card.height }]
   ];
   const [, corner] = sides.find(([fits]) => fits) ?? sides[0];
   return moveInside(corner, card, view)
 }
 
 function moveInside({ x, y }, card, view) {
-  const inside = (value, from, size, own) => Math.max(from + GAP$1, Math.min(value, from + size - own - GAP$1));
+  const inside = (value, from, size, own) => Math.max(from + GAP$2, Math.min(value, from + size - own - GAP$2));
   return { x: inside(x, view.x, view.width, card.width), y: inside(y, view.y, view.height, card.height) }
 }
 
@@ -2874,7 +2768,7 @@ function describeRank({ rank, pid, index, name, placed, weights }) {
 
 const HEIGHT = 40;
 const SLOT = 10;
-const GAP = 1.5;
+const GAP$1 = 1.5;
 const DENSE = 80; // with this many slots, bars are too thin for gaps
 const MOST_SLOTS = 500; // the server keeps this many steps of a run
 const LEAST_SLOTS = 12; // keeps the bars of a short run narrow
@@ -2901,7 +2795,7 @@ function layOutBars(steps, total, first = 1) {
 
 /** Makes the paths of these bars: for computing, for communication, and for the marks of bars that are cut off. */
 function makePaths({ slots, bars: drawn }) {
-  const gap = slots < DENSE ? GAP : 0;
+  const gap = slots < DENSE ? GAP$1 : 0;
   const found = { compute: '', communication: '', cut: '' };
   for (const [at, { height, below, cut }] of drawn.entries()) {
     const x = at * SLOT + gap / 2;
@@ -3655,6 +3549,75 @@ function findRan(node) {
   return found.filter(Boolean).sort((one, other) => other.began - one.began)[0] ?? null
 }
 
+// Sets the height of a node whose content comes and goes, and shows or hides its widgets. Both work whether the editor
+// draws nodes on the canvas or as DOM.
+
+const GAP = 4; // LiteGraph leaves this below each widget
+
+const heights = new WeakMap(); // by node
+
+/**
+ * A node's height: what its widgets need, plus the larger of two: what its content needs, and what a person has added
+ * by resizing. The content's height is not saved, so that an answer of the server is no step to undo.
+ */
+class Height {
+  /** content: returns the content's part of the height that the node computes. */
+  constructor(node, content) {
+    this.node = node;
+    this.content = content;
+    this.added = 0;
+    heights.set(node, this);
+  }
+
+  get ofWidgets() {
+    return this.node.computeSize()[1] - this.content()
+  }
+
+  /** Calls `act`, which changes the height that the node needs, and then sets the new height. */
+  change(act) {
+    this.readAdded();
+    act();
+    this.apply();
+  }
+
+  /** Does the same for a node that was just opened. saved: its height in the file. */
+  open(saved, act) {
+    act();
+    this.added = Math.max(0, saved - this.ofWidgets);
+    this.apply();
+  }
+
+  /** The height to save. */
+  get saved() {
+    this.readAdded();
+    return this.ofWidgets + this.added
+  }
+
+  /** Reads how much height a person has added. Where nodes are DOM, the node's height follows its content instead. */
+  readAdded() {
+    if (window.LiteGraph.vueNodesMode) return
+    const rest = this.node.size[1] - this.ofWidgets;
+    this.added = rest > this.content() ? rest : Math.min(this.added, this.content());
+  }
+
+  apply() {
+    const { node } = this;
+    node.setSize([node.size[0], this.ofWidgets + Math.max(this.added, this.content())]);
+    node.graph?.setDirtyCanvas(true, true);
+  }
+}
+
+/** Hides these widgets, or shows them. */
+function setHidden(node, widgets, hidden) {
+  for (const widget of widgets) {
+    widget.hidden = hidden;
+    widget.options.hidden = hidden;
+  }
+  // Where nodes are DOM, the editor reads widget options again only when the list of widgets changes its length.
+  const all = node.widgets.splice(0);
+  node.widgets.push(...all);
+}
+
 // Adds a widget to a node that shows the server's answer about its plan. The widget is neither saved nor queued.
 
 
@@ -3679,7 +3642,7 @@ function addPlanWidget(node, draw, fail) {
   });
   widget.serialize = false;
   setHidden(node, [widget], true); // until there is an answer
-  const height = new Height(node, () => (widget.hidden ? 0 : measure() + GAP$2));
+  const height = new Height(node, () => (widget.hidden ? 0 : measure() + GAP));
   let wrong = [];
   node.strokeStyles.paralleldit = () => {
     if (!content.querySelector('.paralleldit-plan-error')) return undefined

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
+from comfy.supported_models_base import BASE
 
 from ...parallel_backend.compat import buffers_of, hooks_of, parameters_of
 from ...parallel_backend.weights.tensors import list_plain_tensors
@@ -39,12 +40,8 @@ def find_differences(model: torch.nn.Module, like: torch.nn.Module, but: Collect
             continue
         prefix = f"{path}." if path else ""
         names = (prefix + name for name in differing_attributes(part, other))
-        weights = (
-            prefix + name
-            for of in (parameters_of, buffers_of)
-            for name in {**of(part), **of(other)}
-            if not are_alike(of(part).get(name), of(other).get(name), set())
-        )
+        own, theirs = ({**parameters_of(each), **buffers_of(each)} for each in (part, other))
+        weights = (prefix + name for name in {**theirs, **own} if not are_alike(own.get(name), theirs.get(name), set()))
         yield from (name for name in (*names, *weights) if name not in but)
 
 
@@ -100,7 +97,7 @@ def are_alike(value: Any, other: Any, seen: set[tuple[int, int]]) -> bool:
         return len(value) == len(other) and all(are_alike(*pair, seen) for pair in zip(value, other, strict=True))
     if isinstance(value, (torch.device, torch.nn.Module)):  # parts are compared by their paths
         return True
-    if is_comfyuis(file_of(type(value))) and hasattr(value, "__dict__"):
+    if isinstance(value, BASE) or is_comfyuis(file_of(type(value))) and hasattr(value, "__dict__"):
         return are_alike(vars(value), vars(other), seen)
     try:
         return bool(value == other)

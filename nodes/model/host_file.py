@@ -1,4 +1,4 @@
-"""Describes a model file or folder that ComfyUI's own class runs, as ComfyUI detects it. It reads no weights."""
+"""Describes the file of a model that ComfyUI's own class runs, as ComfyUI detects it. It reads no weights."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from ...worker.comfyui.model import (
 from ...worker.comfyui.source import HostSource, weight_files
 from ...worker.wire.file_marks import mark_files
 from ..costs.plans import ModelCosts
-from .model_files import DiffusersFolder, describe_folder, read_header
+from .model_files import read_header
 
 # Models that ComfyUI mistakes for a supported one: a prefix that only their weights' names have.
 OTHERS = {"controlnet_": "a ControlNet"}
@@ -80,14 +80,12 @@ class NoDenoiser(ModelFileError):
 
 @dataclass(frozen=True)
 class HostFile:
-    """path: of the file, or of the folder of a diffusers transformer.
+    """path: of the file, or of the folder of a class-conditional DiT.
     model: ComfyUI's model, with its diffusion model on the meta device.
     dtype, cast: see `choose_dtypes`.
     sizes: of its weights as loaded.
     fast_fp8: see HostSource.
-    has_more: whether it is a checkpoint with more than the diffusion model.
-    mark: differs if the file is overwritten, see `mark_files`.
-    folder: the configs of a diffusers folder."""
+    mark: differs if the file is overwritten, see `mark_files`."""
 
     path: Path
     model: comfy.model_base.BaseModel
@@ -95,9 +93,7 @@ class HostFile:
     cast: torch.dtype | None
     sizes: WeightSizes
     fast_fp8: bool
-    has_more: bool
     mark: str
-    folder: DiffusersFolder | None = None
 
     @property
     def module(self) -> torch.nn.Module:
@@ -131,7 +127,6 @@ class HostFile:
             cast=dtype_name(self.cast),
             fast_fp8=self.fast_fp8,
             keeps_small=has_dynamic_vram(),
-            config=self.folder.config if self.folder else {},
             packs=tuple(folder_paths.get_folder_paths("custom_nodes")),
             mark=self.mark,
         )
@@ -167,23 +162,19 @@ def format_flag(name: str) -> str:
 
 
 def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile:
-    """Returns the model that ComfyUI detects in a file, or in a diffusers folder. Raises NoDenoiser for one that cannot
-    be sampled from, and ModelFileError if the file is broken, if ComfyUI finds no model in it, or if its weights do not
-    fit the detected model."""
-    folder = describe_folder(path) if path.is_dir() else None
-    if not folder and not is_gguf(path):
+    """Returns the model that ComfyUI detects in a file, or that of a class-conditional DiT's folder. Raises NoDenoiser
+    for one that cannot be sampled from, and ModelFileError if the file is broken, if ComfyUI finds no model in it, or
+    if its weights do not fit the detected model."""
+    if not path.is_dir() and not is_gguf(path):
         refuse_others(path)
-    mark = mark_files(weight_files(folder.transformer if folder else path))
+    mark = mark_files(weight_files(path))
     try:
-        if folder:
-            config, weights, others = detect(folder.transformer, folder.config, folder.scheduler)
-        else:
-            config, weights, others = detect(path)
+        config, weights, others = detect(path)
     except ModelFileError:
         raise
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        if folder:
-            raise wrong_config_error(folder, error) from error
+        if path.is_dir():
+            raise wrong_config_error(path, error) from error
         config, weights, others = None, {}, {}  # some names and shapes of a known model, without the rest
     if config is None:
         raise unknown_model_error(path)
@@ -196,8 +187,8 @@ def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile
     try:
         model = build(config, weights, others, chosen, cast, META, wanted.fast)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        if folder:
-            raise wrong_config_error(folder, error) from error
+        if path.is_dir():
+            raise wrong_config_error(path, error) from error
         raise
     # Nodes read some of the model's own buffers, such as SeedVR2's texts.
     read = {name for name, _ in model.diffusion_model.named_buffers(recurse=False)}
@@ -219,17 +210,13 @@ def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile
             f"is {missing[0]}. The file is incomplete or of another model.",
             "Download it again.",
         )
-    if folder and folder.class_names:
-        vars(model)["id2label"] = folder.class_names  # for DiT Class Label
-    sizes = sizes_of_model(model.diffusion_model)
-    file = folder.transformer if folder else path
-    return HostFile(file, model, chosen, cast, sizes, wanted.fast, bool(others), mark, folder)
+    return HostFile(path, model, chosen, cast, sizes_of_model(model.diffusion_model), wanted.fast, mark)
 
 
-def wrong_config_error(folder: DiffusersFolder, error: Exception) -> ModelFileError:
+def wrong_config_error(folder: Path, error: Exception) -> ModelFileError:
     """Returns the error for a folder of whose config no model can be made."""
     return ModelFileError(
-        f"No model can be made of the config of {folder.transformer} ({type(error).__name__}: {error}).",
+        f"No model can be made of the config of {folder} ({type(error).__name__}: {error}).",
         "Download the model again.",
     )
 

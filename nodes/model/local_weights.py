@@ -314,7 +314,7 @@ class DeferredParameter(torch.nn.Parameter):
                 raise Refused(
                     "The parallel model cannot take a node that writes into a part of a weight: its weights are in "
                     "worker processes.",
-                    "Remove that node, or use the stock loader. The node's code could write to a clone of the weight.",
+                    "Remove that node, or bypass Parallelize Model. Its code could write to a clone of the weight.",
                 )
             target = first.read().clone()
             result = func(target, *with_numbers(args[1:], device), **with_numbers(kwargs, device))
@@ -362,7 +362,7 @@ class QuantisedParameter(QuantizedTensor):
             raise Refused(
                 "The parallel model cannot take a node that writes into a quantised weight: its weights are in worker "
                 "processes.",
-                "Remove that node, or use the stock loader.",
+                "Remove that node, or bypass Parallelize Model.",
             )
         return super().__torch_dispatch__(func, types, args, kwargs)
 

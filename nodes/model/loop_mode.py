@@ -134,9 +134,8 @@ def require_remote_module(model: BaseModel) -> RemoteModule:
     found = remote_module(model)
     if found is None:
         raise Refused(
-            "Parallel Sampler needs the MODEL of Load Diffusion Model (Parallel) or Load Checkpoint (Parallel), and "
-            "this one runs in ComfyUI.",
-            "Use a stock KSampler for it.",
+            "Parallel Sampler needs a MODEL that the ranks run, and this one runs in ComfyUI.",
+            "Put Parallelize Model before it, or use a stock KSampler.",
         )
     return found
 

@@ -9,9 +9,8 @@ import comfy.model_sampling
 import torch
 from comfy.model_base import ModelType
 
-from ...parallel_backend.models import spec_named
+from ...worker.comfyui.dit.model import ClassConditionalDiT
 from ..errors import Refused
-from .model_files import DiffusersFolder
 
 TIMESTEPS = 1000  # the count of diffusers' schedulers
 BETAS = {"linear": "scaled_linear", "sqrt_linear": "linear", "squaredcos_cap_v2": "squaredcos_cap_v2"}
@@ -19,7 +18,7 @@ PREDICTIONS = {ModelType.EPS: "epsilon", ModelType.V_PREDICTION: "v_prediction"}
 
 
 class Schedule(NamedTuple):
-    """config: scheduler_config.json of the model's folder; empty without one. default, linear_sigmas: of the model, see
+    """config: of a DiT's scheduler; empty without one. default, linear_sigmas: of the model, see
     the engine's `build_scheduler` and `Stepper.prepare`."""
 
     config: dict[str, Any]
@@ -27,18 +26,18 @@ class Schedule(NamedTuple):
     linear_sigmas: bool
 
 
-def choose_schedule(patcher: Any, folder: Schedule | None) -> tuple[Schedule, float]:
+def choose_schedule(patcher: Any) -> tuple[Schedule, float]:
     """Returns the schedule, and the factor from a scheduler's timestep to the model's.
 
-    folder: the schedule of a diffusers folder. It applies unless a ModelSampling node has set another shift. Raises
-    Refused for a kind of noise that no diffusers scheduler here supports.
+    A DiT's folder names its scheduler, which applies unless a ModelSampling node has set another shift. Raises Refused
+    for a kind of noise that no diffusers scheduler here supports.
     """
     model, sampling = patcher.model, patcher.get_model_object("model_sampling")
     kind, is_own = model.model_type, "model_sampling" not in patcher.object_patches
     is_flow = isinstance(sampling, comfy.model_sampling.CONST) and kind in (ModelType.FLOW, ModelType.FLUX)
     scale = float(patcher.get_model_object("model_sampling").timestep(torch.ones(()))) / TIMESTEPS if is_flow else 1.0
-    if folder and is_own:
-        return folder, scale
+    if is_own and isinstance(model, ClassConditionalDiT) and model.model_config.scheduler:
+        return Schedule(model.model_config.scheduler, {}, linear_sigmas=True), scale
     if is_flow:
         if isinstance(sampling, comfy.model_sampling.ModelSamplingFlux):
             return flow_euler(math.exp(sampling.shift)), scale
@@ -61,14 +60,6 @@ def choose_schedule(patcher: Any, folder: Schedule | None) -> tuple[Schedule, fl
         "scheduler for that.",
         "Remove the node that changes the model's sampling, or use a stock KSampler.",
     )
-
-
-def read_schedule(folder: DiffusersFolder | None) -> Schedule | None:
-    """Returns the schedule of a diffusers folder, if it has one."""
-    if folder is None or not folder.scheduler:
-        return None
-    spec = spec_named(folder.config["_class_name"])
-    return Schedule(folder.scheduler, {}, linear_sigmas=spec is None or spec.linear_sigmas)
 
 
 def flow_euler(shift: float) -> Schedule:

@@ -49,7 +49,6 @@ from ..inside.places import BlockPlaces
 from ..inside.watched import configs_of
 from ..plan_words import Remark, ResolvedPlan
 from .local_weights import WRITTEN, DeferredParameter
-from .own_schedule import Schedule
 from .planned_module import PlannedModule
 from .remote_weights import Patches, StandInPatcher, check_interrupt
 from .sampling import Sampling, show_on_node
@@ -74,15 +73,12 @@ class RemoteModule(PlannedModule):
         note: tuple[Remark, ...] = (),
         auto: PlanOfRun[ResolvedPlan] | None = None,
         name: str = "",
-        schedule: Schedule | None = None,
         compares: bool = False,
     ) -> None:
         """costs: of the module's plans.
         auto: decides the plan by the work of a call; None if the plan does not depend on it.
-        name: of the model, as the user chose it.
-        schedule: of a diffusers folder, if it has one."""
+        name: of the model, as the user chose it."""
         super().__init__(group, source.to_json(), plan, costs, note, auto, name, compares)
-        self.schedule = schedule
         module = self.module
         self.batcher = CallBatcher(self.call, lambda: not self.runs_here and self.shares_calls())
         spec = spec_of(type(module))
@@ -144,7 +140,7 @@ class RemoteModule(PlannedModule):
             if isinstance(value, torch.Tensor) and value.is_meta:
                 raise Refused(
                     f"ComfyUI computes this model's {name} from its weights, but these are in worker processes.",
-                    "Use the stock loader.",
+                    "Bypass Parallelize Model.",
                 )
         for name, parts in self.computed.items():
             if isinstance(whole := values.get(name), dict):
@@ -247,7 +243,7 @@ class RemoteModule(PlannedModule):
                 raise NoWorkerGroup(*down)
             raise Refused(
                 f"The parallel model cannot honour {why}: its inside runs in worker processes.",
-                "Remove that node, or use the stock loader.",
+                "Remove that node, or bypass Parallelize Model.",
             )
         said = self.explain_stock(why, down)
         if said != self.why_here:

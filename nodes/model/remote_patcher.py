@@ -1,4 +1,4 @@
-"""The MODEL that the loader returns: to ComfyUI, a ModelPatcher, but without the weights."""
+"""The MODEL that Parallelize Model returns: to ComfyUI, a ModelPatcher, but without the weights."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         raise Refused(
             "The parallel model cannot take a copy of the model on another device (the plan's ranks are on all of "
             "them): its weights are in worker processes.",
-            "Remove that node, or use the stock loader.",
+            "Remove that node, or bypass Parallelize Model.",
         )
 
     def take_over(self, reason: str) -> None:

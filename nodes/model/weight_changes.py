@@ -19,7 +19,7 @@ from .local_weights import CPU, DeferredParameter, LocalWeights, Weight, are_sam
 from .remote_weights import Patches
 
 MERGED_ELSEWHERE = (
-    "The merge takes weights of a model from another loader. Load that, too, by Load Diffusion Model (Parallel)."
+    "The merge takes weights of a model that is not in the ranks. Put Parallelize Model behind its loader, too."
 )
 MODEL_AS_LORA = "model_as_lora"  # ComfyUI's kind of change by another model's weight, less this one's
 COMFYUI = "comfy."  # ComfyUI's modules, whose functions make numbers of a weight
@@ -43,7 +43,7 @@ class WeightNames:
 
 def name_files(patches: Patches) -> Patches:
     """Returns the changes with a MergedWeight for each weight of another model. Raises UnsendableError if one has other
-    values than a file of our loader."""
+    values than a file of a parallel model."""
     return {name: [name_file(change) for change in changes] for name, changes in patches.items()}
 
 

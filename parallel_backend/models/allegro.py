@@ -50,7 +50,7 @@ BLOCKS = single_stream(
 )
 register_adapter(
     Adapter(
-        usual_spec("AllegroTransformer3DModel", BLOCKS, linear_sigmas=False),
+        usual_spec("AllegroTransformer3DModel", BLOCKS),
         conditions=("encoder_hidden_states", "encoder_attention_mask"),
         optional=("encoder_attention_mask",),
         widths={"encoder_hidden_states": "caption_channels"},

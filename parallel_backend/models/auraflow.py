@@ -9,9 +9,7 @@ WHOLE = ("temb", "attention_kwargs")
 DOUBLE, SINGLE = replace(JOINT, path="joint_transformer_blocks", whole=WHOLE), replace(JOINED, whole=WHOLE)
 register_adapter(
     Adapter(
-        usual_spec(
-            "AuraFlowTransformer2DModel", DOUBLE, SINGLE, head=replace(PROJ_OUT, chained=False), linear_sigmas=False
-        ),
+        usual_spec("AuraFlowTransformer2DModel", DOUBLE, SINGLE, head=replace(PROJ_OUT, chained=False)),
         conditions=("encoder_hidden_states",),
         widths={"encoder_hidden_states": "joint_attention_dim"},
         largest=lambda config: (math.isqrt(config["pos_embed_max_size"]),) * 2,

@@ -46,7 +46,7 @@ BLOCKS = BlockList(
 )
 register_adapter(
     Adapter(
-        usual_spec("CosmosTransformer3DModel", BLOCKS, linear_sigmas=False),
+        usual_spec("CosmosTransformer3DModel", BLOCKS),
         conditions=("encoder_hidden_states", "fps", "condition_mask"),
         optional=("fps", "condition_mask"),
         exact=("fps",),

@@ -10,7 +10,6 @@ register_adapter(
             head=None,
             image="",
             unshared="its blocks attend within a frame and through the frames in turn",
-            linear_sigmas=False,
         ),
         conditions=("encoder_hidden_states",),
         widths={"encoder_hidden_states": "caption_channels"},

@@ -69,7 +69,7 @@ BLOCKS = BlockList(
 )
 register_adapter(
     Adapter(
-        usual_spec("MochiTransformer3DModel", BLOCKS, linear_sigmas=False),
+        usual_spec("MochiTransformer3DModel", BLOCKS),
         conditions=("encoder_hidden_states", "encoder_attention_mask"),
         optional=("encoder_attention_mask",),
         widths={"encoder_hidden_states": "text_embed_dim"},

@@ -30,7 +30,6 @@ register_adapter(
             head=None,
             image="",
             unshared="its attention is linear, and it convolves over the image in every block",
-            linear_sigmas=False,
         ),
         conditions=("encoder_hidden_states", "encoder_attention_mask", "guidance"),
         optional=("encoder_attention_mask", "guidance"),

@@ -13,7 +13,7 @@ BLOCKS = BlockList(
 )
 register_adapter(
     Adapter(
-        usual_spec("SD3Transformer2DModel", BLOCKS, linear_sigmas=False),
+        usual_spec("SD3Transformer2DModel", BLOCKS),
         conditions=("encoder_hidden_states", "pooled_projections"),
         widths={"encoder_hidden_states": "joint_attention_dim", "pooled_projections": "pooled_projection_dim"},
     )

@@ -176,9 +176,6 @@ class ModelSpec:
     packed: bool = False
     # Dict arguments of the model, and their entries that it computes if they are missing. These are not sent to ranks.
     computed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    # Whether the class's pipeline in diffusers gives a flow-matching scheduler sigmas from 1 to 1 / steps. Others leave
-    # the sigmas to the scheduler.
-    linear_sigmas: bool = True
 
     @property
     def is_comfyui(self) -> bool:

@@ -62,7 +62,6 @@ register_adapter(
                 ),
                 needed=("encoder_hidden_states",),
             ),
-            linear_sigmas=False,
         ),
         conditions=("encoder_hidden_states", "timestep_cond", "class_labels", *ADDED),
         optional=("timestep_cond", "class_labels", *ADDED),

@@ -36,7 +36,7 @@ BLOCKS = single_stream(
 )
 register_adapter(
     Adapter(
-        usual_spec("WanTransformer3DModel", BLOCKS, linear_sigmas=False),
+        usual_spec("WanTransformer3DModel", BLOCKS),
         conditions=("encoder_hidden_states", "encoder_hidden_states_image", "image_latents"),
         optional=("encoder_hidden_states_image", "image_latents"),
         widths={"encoder_hidden_states": "text_dim"},

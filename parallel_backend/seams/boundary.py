@@ -130,7 +130,7 @@ class BlockBoundary:
             raise RequestError(
                 f"The blocks {blocks.path} ({type(block).__name__}) were given {', '.join(unknown)}, which cannot be "
                 "shared over ranks yet.",
-                "Use ulysses=1 and ring=1, or the stock loader.",
+                "Use ulysses=1 and ring=1.",
             )
         for name, convert in blocks.converters.items():
             if given.values.get(name) is not None:

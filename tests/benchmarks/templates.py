@@ -1,4 +1,4 @@
-"""Which of the workflows that ComfyUI ships run with our loader in place of the stock one: a table of docs/classes.md.
+"""Which of the workflows that ComfyUI ships run with Parallelize Model in them: a table of docs/classes.md.
 
 COMFYUI_PATH=… python -m tests.benchmarks.templates [--write] [--all]
 

@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -33,20 +34,27 @@ PLANS = {
     "ulysses 2": {"cfg": 1, "ulysses": 2},
     "cfg 2": {"cfg": 2, "ulysses": 1},
 }
+PIXART, SIGMA = "tiny-pixart-alpha.safetensors", "tiny-pixart-sigma.safetensors"
 JOB = partial(Job, group=None)
 SQUARE = {
     "demo": JOB("shapes-dit", "red heart", width=64, height=64, seed=11),
     "dit": JOB("tiny-dit", "3", seed=12),
-    "pixart-alpha": JOB("tiny-pixart-alpha", "text.safetensors", "other-text.safetensors", seed=13),
-    "pixart-sigma": JOB("tiny-pixart-sigma", "text.safetensors", "other-text.safetensors", seed=14),
+    "pixart-alpha": JOB(PIXART, "text.safetensors", "other-text.safetensors", seed=13),
+    "pixart-sigma": JOB(SIGMA, "text.safetensors", "other-text.safetensors", seed=14),
 }
 OTHER = {
     "demo, 3 images of 64x96": JOB("shapes-dit", "blue ring", width=64, height=96, batch=3, seed=21),
     "dit, 3 images of 144x80": JOB("tiny-dit", "9", width=144, height=80, batch=3, seed=22),
     "pixart, 2 images of 448x576": JOB(
-        "tiny-pixart-alpha", "text.safetensors", "other-text.safetensors", width=448, height=576, batch=2, seed=23
+        PIXART,
+        "text.safetensors",
+        "other-text.safetensors",
+        width=448,
+        height=576,
+        batch=2,
+        seed=23,
     ),
-    "pixart, texts of unequal length": JOB("tiny-pixart-sigma", "text.safetensors", "short-text.safetensors", seed=24),
+    "pixart, texts of unequal length": JOB(SIGMA, "text.safetensors", "short-text.safetensors", seed=24),
 }
 JOBS = SQUARE | OTHER
 # Each plan on a model and each job under a plan; the engine's own tests have every family under every plan.
@@ -65,7 +73,7 @@ QUICK = (
 @pytest.fixture(scope="module")
 def on_one_rank(host: ComfyHost, models: Path) -> dict[str, torch.Tensor]:
     """The latents of every job under a plan of one rank."""
-    there = {name: job for name, job in JOBS.items() if (models / "models" / "diffusers" / job.model).is_dir()}
+    there = {name: job for name, job in JOBS.items() if (models / "models" / "diffusers" / job.name).is_dir()}
     return {name: latents(host, job.under(ONE_RANK).prompt()) for name, job in there.items()}
 
 
@@ -119,16 +127,14 @@ def test_a_class_by_number_by_name_and_by_any_of_its_names_is_the_same(host: Com
         assert torch.equal(latents(host, Job("tiny-dit", label, seed=31).prompt()), by_number), label
 
 
-@pytest.mark.parametrize("name", ["dit", "pixart-alpha"])
-def test_a_folder_under_its_published_class_name_loads(name: str, host: ComfyHost, models: Path) -> None:
-    """facebook/DiT-XL-2-256 and PixArt-alpha's repositories name diffusers' old class in transformer/config.json."""
-    job = SQUARE[name]
-    folder = models / "models" / "diffusers" / f"{job.model}-published"
-    shutil.copytree(models / "models" / "diffusers" / job.model, folder)
+def test_a_folder_under_its_published_class_name_loads(host: ComfyHost, models: Path) -> None:
+    """facebook/DiT-XL-2-256 names diffusers' old class in transformer/config.json."""
+    job = replace(SQUARE["dit"], seed=41)
+    folder = models / "models" / "diffusers" / f"{job.name}-published"
+    shutil.copytree(models / "models" / "diffusers" / job.name, folder)
     path = folder / "transformer" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "_class_name": "Transformer2DModel"}))
-    published = latents(host, Job(folder.name, job.positive, job.negative, seed=41).prompt())
-    assert torch.equal(published, latents(host, Job(job.model, job.positive, job.negative, seed=41).prompt()))
+    assert torch.equal(latents(host, replace(job, model=folder.name).prompt()), latents(host, job.prompt()))
 
 
 def test_every_step_reports_progress_and_a_preview(host: ComfyHost) -> None:
@@ -194,7 +200,7 @@ def epsilon_sample(job: Job, predict: Denoise, channels: int) -> torch.Tensor:
 
 
 def demo_reference(job: Job, base: Path) -> torch.Tensor:
-    folder = base / "models" / "diffusers" / job.model
+    folder = base / "models" / "diffusers" / job.name
     model = diffusers.DiTTransformer2DModel.from_pretrained(folder / "transformer", torch_dtype=torch.float32).eval()
     names = json.loads((folder / "model_index.json").read_text())["id2label"]
     (asked,) = [int(index) for index, name in names.items() if name == job.positive]
@@ -209,7 +215,7 @@ def demo_reference(job: Job, base: Path) -> torch.Tensor:
 
 
 def dit_reference(job: Job, base: Path) -> torch.Tensor:
-    model = diffusers.DiTTransformer2DModel.from_pretrained(base / "models/diffusers" / job.model / "transformer")
+    model = diffusers.DiTTransformer2DModel.from_pretrained(base / "models/diffusers" / job.name / "transformer")
     null_label = model.config.num_embeds_ada_norm
 
     def predict(x: torch.Tensor, timestep: torch.Tensor, wanted: bool) -> torch.Tensor:
@@ -220,7 +226,7 @@ def dit_reference(job: Job, base: Path) -> torch.Tensor:
 
 
 def pixart_reference(job: Job, base: Path) -> torch.Tensor:
-    model = diffusers.PixArtTransformer2DModel.from_pretrained(base / "models/diffusers" / job.model / "transformer")
+    model = diffusers.PixArtTransformer2DModel.from_pretrained(base / "models/diffusers" / job.name / "transformer")
     texts = {True: job.positive, False: job.negative}
     sizes = {
         "resolution": torch.tensor([[float(job.height), float(job.width)]]),
@@ -231,7 +237,7 @@ def pixart_reference(job: Job, base: Path) -> torch.Tensor:
         text = load_file(base / "input" / texts[wanted])["conditioning"]
         return model.eval()(x, encoder_hidden_states=text, timestep=timestep, added_cond_kwargs=sizes).sample
 
-    scale = {"tiny-pixart-alpha": 0.18215, "tiny-pixart-sigma": 0.13025}[job.model]  # Stable Diffusion's VAE, SDXL's
+    scale = {"tiny-pixart-alpha": 0.18215, "tiny-pixart-sigma": 0.13025}[job.name]  # Stable Diffusion's VAE, SDXL's
     return epsilon_sample(job, predict, 4) / scale
 
 

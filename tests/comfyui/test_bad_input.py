@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -19,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from demo.host import ComfyHost, PromptError
 from tests.support.host.graphs import Graph, Job, Link, Patch, alive, latents, ranks, refusal, status, worker_processes
+from tests.support.loaders import load
 
 GOOD = Job("tiny-dit", steps=1)
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
@@ -41,8 +41,7 @@ def assert_says(message: str, *words: str) -> None:
 
 
 def test_a_model_that_is_not_there(host: ComfyHost) -> None:
-    message = refusal(host, Job("no-such-model.safetensors").prompt(), GOOD)
-    assert_says(message, "no-such-model.safetensors", "diffusion_models", "Put it there")
+    assert_says(refusal(host, Job("no-such-model").prompt(), GOOD), "no-such-model", "Put it there")
 
 
 def test_a_model_deleted_between_prompts(host: ComfyHost, broken: Path) -> None:
@@ -63,13 +62,6 @@ def test_a_truncated_file_in_a_diffusers_folder(host: ComfyHost, broken: Path) -
     assert_says(
         refusal(host, Job(broken.name).prompt(), GOOD), Path(WEIGHTS).name, "cut short or damaged", "Download it again"
     )
-
-
-def test_a_truncated_single_file(host: ComfyHost, models: Path) -> None:
-    path = models / "models" / "diffusion_models" / "truncated.safetensors"
-    shutil.copyfile(models / "models" / "diffusers" / "tiny-pixart-alpha" / WEIGHTS, path)
-    truncate(path)
-    assert_says(refusal(host, Job(path.name, **TEXT).prompt(), GOOD), path.name, "cut short or damaged")
 
 
 def truncate(path: Path) -> None:
@@ -106,55 +98,6 @@ def test_a_config_that_is_no_config(host: ComfyHost, broken: Path, lines: str) -
     assert_says(refusal(host, Job(broken.name).prompt(), GOOD), "config")
 
 
-@pytest.mark.parametrize("suffix", ["ckpt", "pt"])
-def test_a_pickle_checkpoint(host: ComfyHost, models: Path, suffix: str) -> None:
-    path = models / "models" / "diffusion_models" / f"model.{suffix}"
-    torch.save({"weight": torch.ones(1)}, path)
-    offered = host.object_info()["ParallelDiT_LoadDiffusionModel"]["input"]["required"]["model_name"]
-    assert path.name not in json.dumps(offered)
-    assert_says(refusal(host, Job(path.name).prompt(), GOOD), path.name, "pickle", "refused", "safetensors")
-
-
-OTHER_LOADER = ("Use Load Diffusion Model (Parallel) for it", "a safetensors file of models/checkpoints")
-
-
-def test_a_file_of_another_kind_is_found_where_it_is(host: ComfyHost, models: Path) -> None:
-    path = models / "models" / "vae" / "only-a-vae.safetensors"
-    path.parent.mkdir(exist_ok=True)
-    save_file({"weight": torch.ones(1)}, path)
-    there = "is in ComfyUI's vae folder, but this node cannot load it"
-    assert_says(
-        refusal(host, Job(path.name).prompt(), GOOD), path.name, there, "Choose one from the list", "GGUF files"
-    )
-    message = refusal(host, checkpoint(path.name), GOOD)
-    assert_says(message, path.name, there, "Choose a safetensors file of models/checkpoints")
-    assert "Load Diffusion Model" not in message
-
-
-@pytest.mark.parametrize("name", ["x.gguf", "bare.safetensors"])
-def test_a_diffusion_model_is_no_checkpoint_and_has_a_loader_of_its_own(
-    host: ComfyHost, models: Path, name: str
-) -> None:
-    path = models / "models" / "diffusion_models" / name
-    path.write_bytes(b"any")
-    there = "is in ComfyUI's diffusion_models folder, but this node cannot load it"
-    assert_says(refusal(host, checkpoint(name), GOOD), name, there, *OTHER_LOADER)
-
-
-def test_a_folder_is_no_checkpoint_and_what_is_nowhere_is_to_be_put_there(host: ComfyHost) -> None:
-    message = refusal(host, checkpoint("tiny-dit"), GOOD)
-    assert_says(message, "'tiny-dit' in ComfyUI's checkpoints folder", *OTHER_LOADER)
-    assert_says(refusal(host, checkpoint("none.safetensors"), GOOD), "in ComfyUI's checkpoints folder", "Put it there")
-
-
-def checkpoint(name: str) -> dict[str, Any]:
-    """A prompt that loads it by Load Checkpoint (Parallel)."""
-    prompt = Job(name).prompt()
-    (loader,) = [node for node in prompt.values() if node["class_type"] == "ParallelDiT_LoadDiffusionModel"]
-    loader["class_type"] = "ParallelDiT_LoadCheckpoint"
-    return prompt
-
-
 def test_a_diffusers_folder_of_pickled_weights(host: ComfyHost, broken: Path) -> None:
     torch.save(load_file(broken / WEIGHTS), broken / "transformer" / "diffusion_pytorch_model.bin")
     (broken / WEIGHTS).unlink()
@@ -171,7 +114,7 @@ def test_an_unknown_class_name_suggests_the_nearest(host: ComfyHost) -> None:
 
 
 def test_a_class_label_node_on_a_text_model(host: ComfyHost) -> None:
-    message = refusal(host, Job("tiny-pixart-alpha", "goldfish", "text.safetensors").prompt(), GOOD)
+    message = refusal(host, Job("tiny-pixart-alpha.safetensors", "goldfish", "text.safetensors").prompt(), GOOD)
     assert_says(message, "DiT Class Label", "PixArt", "text-encode")
 
 
@@ -205,8 +148,8 @@ def test_nan_in_the_class(host: ComfyHost, models: Path) -> None:
 
 def test_a_blend_of_two_class_labels(host: ComfyHost) -> None:
     def blend(graph: Graph, positive: Link) -> Link:
-        loader = next(key for key, node in graph.prompt.items() if "LoadDiffusionModel" in node["class_type"])
-        other = graph.add("ParallelDiT_ClassLabel", model=[loader, 0], label="hen")
+        model = graph.prompt[positive[0]]["inputs"]["model"]
+        other = graph.add("ParallelDiT_ClassLabel", model=model, label="hen")
         return graph.add(
             "ConditioningAverage", conditioning_to=positive, conditioning_from=other, conditioning_to_strength=0.5
         )
@@ -223,7 +166,7 @@ def test_a_text_conditioning_of_another_width(host: ComfyHost, models: Path) -> 
     save_file(
         {"conditioning": torch.randn(1, 12, 48), "pooled": torch.zeros(1, 16)}, models / "input" / "wide.safetensors"
     )
-    job = Job("tiny-pixart-alpha", "wide.safetensors", "wide.safetensors")
+    job = Job("tiny-pixart-alpha.safetensors", "wide.safetensors", "wide.safetensors")
     assert_says(refusal(host, job.prompt(), GOOD), "48", "32")
 
 
@@ -241,8 +184,7 @@ def lora(model: Link, graph: Graph, node: str) -> Link:
 
 def merge(node: str, **inputs: float) -> Patch:
     def add(graph: Graph, model: Link) -> Link:
-        other = graph.add("ParallelDiT_LoadDiffusionModel", model_name="tiny-dit-other", dtype="fp32")
-        return graph.add(node, model1=model, model2=other, **inputs)
+        return graph.add(node, model1=model, model2=load(graph, "tiny-dit-other"), **inputs)
 
     return add
 
@@ -274,13 +216,13 @@ def test_a_change_of_weights_is_not_dropped(host: ComfyHost, lora_and_other_mode
     """`test_census.py` compares each with the stock loader's model."""
     job = replace(GOOD, seed=81)
     plain = latents(host, job.prompt())
-    assert not torch.allclose(latents(host, job.prompt(WEIGHT_CHANGES[change])), plain, rtol=1e-3)
+    changed = latents(host, job.prompt(WEIGHT_CHANGES[change]), as_stock=change == "bypass_lora")
+    assert not torch.allclose(changed, plain, rtol=1e-3)
 
 
 def test_the_parallel_model_is_saved_whole(host: ComfyHost, models: Path) -> None:
     graph = Graph()
-    loaded = graph.add("ParallelDiT_LoadDiffusionModel", model_name="tiny-dit", dtype="fp32")
-    graph.add("ModelSave", model=loaded, filename_prefix="saved")
+    graph.add("ModelSave", model=load(graph, "tiny-dit"), filename_prefix="saved")
     host.run(graph.prompt)
     (file,) = (models / "output").glob("saved*")
     saved = {name.removeprefix("model.diffusion_model."): tensor for name, tensor in load_file(file).items()}
@@ -384,7 +326,7 @@ def test_what_acts_inside_the_hosts_loop_is_refused_by_the_parallel_sampler(host
     ("job", "words"),
     [
         (replace(LOOP, scheduler="Euler flow"), ("'Euler flow'", "flow matching", "DDIM")),
-        (replace(LOOP, model="tiny-sd3", **TEXT), ("'DDIM'", "diffusion", "Euler flow")),
+        (replace(LOOP, model="tiny-sd3.safetensors", **TEXT), ("'DDIM'", "diffusion", "Euler flow")),
         (replace(LOOP, steps=1001), ("1001", "1000")),
         (replace(LOOP, width=88, height=88, plan={"pipefusion": 2}), ("11", "patch")),
         (replace(LOOP, plan={"pipefusion": 9}), ("pipefusion=9", "blocks")),
@@ -401,7 +343,7 @@ def test_a_stock_model_in_the_parallel_sampler(host: ComfyHost) -> None:
     """The MODEL that a third node has wrapped in another diffusion model is no longer ours."""
     job = replace(LOOP, seed=5)
     prompt = job.prompt(lambda graph, model: graph.add("Test_ForeignModel", model=model))
-    assert_says(refusal(host, prompt, GOOD), "Load Diffusion Model (Parallel)", "KSampler")
+    assert_says(refusal(host, prompt, GOOD), "Put Parallelize Model before it", "KSampler")
 
 
 @pytest.mark.slow  # the gate has it in worker/faults/test_restarts.py

@@ -260,7 +260,7 @@ def test_free_in_comfyui_unloads_the_ranks_and_the_next_prompt_draws_the_same(ho
     def with_lora(graph: Graph, model: Link) -> Link:
         return graph.add("LoraLoaderModelOnly", model=model, lora_name=file, strength_model=0.7)
 
-    job = Job("tiny-sd3", "text.safetensors", "other-text.safetensors", seed=5, plan={"cfg": 2})
+    job = Job("tiny-sd3.safetensors", "text.safetensors", "other-text.safetensors", seed=5, plan={"cfg": 2})
     plain, right = latents(host, job.prompt()), latents(host, job.prompt(with_lora))
     assert not plain.equal(right), "the LoRA changes nothing"
     processes, loads = ranks(host), status(host)["counts"]["load"]

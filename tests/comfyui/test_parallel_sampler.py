@@ -28,13 +28,13 @@ JOB = partial(Job, group=None)
 OWN = {
     "demo": JOB("shapes-dit", "red heart", width=64, height=64, seed=11, scheduler="model's own"),
     "dit": JOB("tiny-dit", "3", seed=12, batch=3, scheduler="model's own"),
-    "pixart": JOB("tiny-pixart-alpha", *TEXTS, seed=13, scheduler="model's own"),
+    "pixart": JOB("tiny-pixart-alpha.safetensors", *TEXTS, seed=13, scheduler="model's own"),
     "pixart, texts of unequal length": JOB(
-        "tiny-pixart-alpha", TEXTS[0], "short-text.safetensors", seed=13, scheduler="model's own"
+        "tiny-pixart-alpha.safetensors", TEXTS[0], "short-text.safetensors", seed=13, scheduler="model's own"
     ),
-    "sd3": JOB("tiny-sd3", *TEXTS, seed=14, scheduler="model's own"),
-    "flux": JOB("tiny-flux", *TEXTS, seed=15, cfg=1.0, scheduler="model's own"),
-    "flux with a negative": JOB("tiny-flux", *TEXTS, seed=16, scheduler="model's own"),
+    "sd3": JOB("tiny-sd3.safetensors", *TEXTS, seed=14, scheduler="model's own"),
+    "flux": JOB("tiny-flux.safetensors", *TEXTS, seed=15, cfg=1.0, scheduler="model's own"),
+    "flux with a negative": JOB("tiny-flux.safetensors", *TEXTS, seed=16, scheduler="model's own"),
 }
 OTHERS = {
     "DPM++ 2M Karras": (
@@ -111,7 +111,7 @@ def test_the_parallel_sampler_on_one_rank_is_diffusers_loop(
     name: str, on_one_rank: dict[str, torch.Tensor], models: Path
 ) -> None:
     job = OWN[name]
-    wanted = EXPECTED[job.model].sample(job, models, scheduler_in(job, models))
+    wanted = EXPECTED[job.name].sample(job, models, scheduler_in(job, models))
     assert relative_error(on_one_rank[name], wanted) <= TOLERANCE
 
 
@@ -123,9 +123,9 @@ def test_the_parallel_sampler_on_one_rank_is_diffusers_pipeline(
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_another_scheduler_is_diffusers_with_the_folders_settings(name: str, host: ComfyHost, models: Path) -> None:
+def test_another_scheduler_is_diffusers_with_the_models_settings(name: str, host: ComfyHost, models: Path) -> None:
     job, scheduler_class, options = OTHERS[name]
-    wanted = EXPECTED[job.model].sample(job, models, scheduler_in(job, models, scheduler_class, **options))
+    wanted = EXPECTED[job.name].sample(job, models, scheduler_in(job, models, scheduler_class, **options))
     result = latents(host, replace(job, scheduler=name, plan=ONE_RANK).prompt())
     assert relative_error(result, wanted) <= TOLERANCE
 
@@ -142,7 +142,7 @@ def test_every_exact_plan_gives_the_latents_of_one_rank(
 )
 def test_pipefusion_in_the_graph_is_its_serial_oracle(plan: dict, name: str, host: ComfyHost, models: Path) -> None:
     job = OWN[name].under(plan)
-    wanted = EXPECTED[job.model].sample(job, models, scheduler_in(job, models))
+    wanted = EXPECTED[job.name].sample(job, models, scheduler_in(job, models))
     assert relative_error(latents(host, job.prompt()), wanted) <= TOLERANCE
 
 

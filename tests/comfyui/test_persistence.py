@@ -26,7 +26,9 @@ from tests.support.host.graphs import (
     status,
     worker_processes,
 )
+from tests.support.loaders import load
 
+PIXART = Job("tiny-pixart-alpha.safetensors", "text.safetensors", "text.safetensors")
 ULYSSES = {"cfg": 1, "ulysses": 2}
 OTHER = 5  # a group that no other test has
 
@@ -48,7 +50,8 @@ def test_a_second_prompt_reuses_the_group_and_loads_nothing(host: ComfyHost) -> 
 
 
 @pytest.mark.parametrize(
-    "other", [Job("tiny-pixart-alpha", "text.safetensors", "text.safetensors"), Job("tiny-dit", plan=ULYSSES)]
+    "other",
+    [Job("tiny-pixart-alpha.safetensors", "text.safetensors", "text.safetensors"), Job("tiny-dit", plan=ULYSSES)],
 )
 def test_another_model_or_plan_of_the_same_size_is_loaded_by_the_same_processes(host: ComfyHost, other: Job) -> None:
     latents(host, Job("tiny-dit").prompt())
@@ -63,8 +66,7 @@ def test_another_model_or_plan_of_the_same_size_is_loaded_by_the_same_processes(
 def test_a_loader_has_the_ranks_start_before_a_sampler_needs_them(host: ComfyHost) -> None:
     post(host, f"/paralleldit/stop?group={OTHER}")
     graph = Graph()
-    loaded = graph.add("ParallelDiT_LoadDiffusionModel", model_name="tiny-dit", dtype="fp32", group=OTHER)
-    graph.add("PreviewAny", source=loaded)
+    graph.add("PreviewAny", source=load(graph, "tiny-dit", group=OTHER))
     host.run(graph.prompt)
     wait_until(lambda: status(host, OTHER)["state"] == "ready")
     pids = ranks(host, OTHER)
@@ -86,7 +88,7 @@ def test_ranks_start_with_comfyui_where_that_is_set(comfyui: Path, own_base: Pat
 def test_models_in_two_groups_stay_loaded_side_by_side(host: ComfyHost) -> None:
     jobs = [
         Job("tiny-dit", seed=51),
-        Job("tiny-pixart-alpha", "text.safetensors", "text.safetensors", group=OTHER, seed=52),
+        replace(PIXART, group=OTHER, seed=52),
     ]
     results = [latents(host, job.prompt()) for job in jobs]
     before = [status(host, group) for group in (1, OTHER)]

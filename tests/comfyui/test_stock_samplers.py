@@ -1,4 +1,4 @@
-"""Every stock way to sample: our MODEL gives the latents that the stock loader gives by ComfyUI's own model code."""
+"""Every stock way to sample: with Parallelize Model it gives the latents that it gives without."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from demo.host import ComfyHost
 from tests.support.cases.files.single_file_cases import PUBLISHED, original
 from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, relative_error, right_half
+from tests.support.loaders import parallelize
 
 TOLERANCE = 1e-4
 ONE_RANK = {"cfg": 1}
@@ -22,20 +23,17 @@ SIZE = {"width": 128, "height": 96}
 class Scene:
     """A graph with a model file, two texts and an empty latent, from which a case samples.
 
-    plan: of our loader; None for ComfyUI's own.
+    plan: of Parallelize Model; None for stock.
     """
 
     def __init__(self, name: str, plan: dict[str, int] | None) -> None:
         self.graph = Graph()
         self.cfg = PUBLISHED[name].cfg
         add = self.graph.add
+        self.model = add("UNETLoader", unet_name=f"{name}.safetensors", weight_dtype="default")
         if plan:
             group = GROUPS_BY_SIZE[plan.get("pipefusion", 1)]
-            chosen = add("ParallelDiT_Plan", mode="manual", **plan)
-            file = {"model_name": f"{name}.safetensors", "dtype": "fp32", "plan": chosen, "group": group}
-            self.model = add("ParallelDiT_LoadDiffusionModel", **file)
-        else:
-            self.model = add("UNETLoader", unet_name=f"{name}.safetensors", weight_dtype="default")
+            self.model = parallelize(self.graph, self.model, plan, group)
         self.positive, self.other, self.negative = (
             add("Test_LoadConditioning", name=f"{text}.safetensors") for text in ("text", "other-text", "short-text")
         )

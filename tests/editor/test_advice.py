@@ -21,7 +21,7 @@ CARD = "paralleldit-error"
 NAME = re.compile(r"\{(\w+)\}")
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 ANY = "…"
-NO_VERBS = {"if", "did", "the"}  # with which advice begins, too
+NO_VERBS = {"if", "did", "its", "the"}  # with which advice begins, too
 SENTENCE_END = re.compile(r"(?<=[.!?]) |(?<=[.!?]\)) |\n")
 SAYING = {"show_on_node", "say_once", "explained", "because", "Compared"}  # functions whose first text a person sees
 # What only scripts call. They have no editor.

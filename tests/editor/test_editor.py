@@ -16,10 +16,7 @@ from tests.support.editor.settings import ask_settings, settings_kept
 from tests.support.host.faults import wait_until
 from tests.support.host.graphs import alive, status, worker_processes
 
-TITLES = (
-    *("Load Diffusion Model (Parallel)", "Load Checkpoint (Parallel)", "Parallel Plan", "Parallel Sampler"),
-    *("Parallelize VAE", "DiT Class Label"),
-)
+TITLES = ("Parallelize Model", "Parallelize VAE", "Parallel Sampler", "Load DiT", "DiT Class Label")
 LAST_TYPE, SAMPLER = "ParallelDiT_ClassLabel", "ParallelDiT_Sampler"
 BUTTONS = ("start", "stop", "restart", "park")
 LONG = 3000  # steps, of a job that does not end by itself while the test looks
@@ -158,7 +155,7 @@ def test_the_group_is_parked_restarted_stopped_and_started_by_the_panels_buttons
     start, stop, restart, park = (panel.get_by_test_id(f"paralleldit-{name}") for name in BUTTONS)
     editor.run()
     wait_for(page, HAS_IMAGE)
-    expect(model.get_by_text("demo: coloured shapes")).to_have_attribute("title", re.compile("DiT"))
+    expect(model.get_by_text("shapes-dit")).to_have_attribute("title", re.compile("DiT"))
     expect(state).to_contain_text("ready", ignore_case=True)
     park.click()
     expect(model).to_be_hidden()

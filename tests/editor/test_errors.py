@@ -111,7 +111,7 @@ def test_a_plan_that_does_not_fit_is_told_at_the_node(editor: Editor) -> None:
     expect(card.get_by_test_id(f"{CARD}-advice")).to_contain_text("Lower it to 8 or less")
     expect(card.get_by_test_id(f"{CARD}-details")).to_have_count(0)
     assert page.evaluate("document.activeElement.className") == focused
-    loader = editor.set_widgets("ParallelDiT_LoadDiffusionModel")
+    loader = editor.set_widgets("ParallelDiT_Parallelize")
     for way in ((0, 0), (150, -120), (40, -60)):
         page.evaluate(PAN, way)
         page.evaluate(FRAME)

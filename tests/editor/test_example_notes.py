@@ -76,7 +76,7 @@ def test_a_step_of_a_video_with_sound_needs_more_than_its_latents() -> None:
 
 
 @pytest.mark.slow
-def test_the_figures_are_what_the_plan_node_says(comfyui: Path) -> None:
+def test_the_figures_are_what_parallelize_model_says(comfyui: Path) -> None:
     assert asked(comfyui) == FIGURES, "run python -m tests.support.templates.two_cards, then make"
 
 

@@ -23,29 +23,26 @@ from tests.support.editor.examples import EXAMPLES, FOLDER, boxes, open_example,
 from tests.support.editor.shared import SharedPage
 from tests.support.files.template_files import EXAMPLE_FILES, Smaller, files_in, pictures, shrink, unread
 from tests.support.templates.examples import TABLE
+from tests.support.templates.layout import PARALLELIZE
 from tests.support.tiers import running, slow_but
 
 # Downloads of models that no template of ComfyUI's has, as their makers' pages give them.
 MAKERS = ("https://huggingface.co/ByteDance/SDXL-Lightning/resolve/main/sdxl_lightning_4step.safetensors",)
 OPEN = ("flux_dev_text_to_image", "ltx2_text_to_video")  # by the quick run: a small one and the largest
 DEMOS = ("demo", "pipefusion")  # whose model comes with the pack; test_api_queue looks at what they draw
-LOADER = "ParallelDiT_LoadDiffusionModel"
 MOST_BYTES, MOST_PIXELS = 120_000, 1200
 ANSWER_MS = 120_000
 ROOMY = {"width": 2600, "height": 2000}
-# Inputs that take a file, and the folder that it is in; of those that are called model_name, by node.
+# Inputs that take a file, and the folder that it is in.
 FILE_INPUTS = {
     "clip_name": "text_encoders",
     "clip_name1": "text_encoders",
     "clip_name2": "text_encoders",
     "vae_name": "vae",
     "ckpt_name": "checkpoints",
+    "model_name": "latent_upscale_models",
     "text_encoder": "text_encoders",
-}
-MODEL_NAMES = {
-    LOADER: ("diffusion_models",),
-    "ParallelDiT_LoadCheckpoint": ("checkpoints",),
-    "LatentUpscaleModelLoader": ("latent_upscale_models",),
+    "unet_name": "diffusion_models",
 }
 UNKNOWN = (
     "() => window.app.graph.nodes.map((node) => node.type).filter((type) => !LiteGraph.registered_node_types[type])"
@@ -124,10 +121,6 @@ def files_chosen(prompt: dict) -> set[str]:
         for name, value in node["inputs"].items():
             if name in FILE_INPUTS and str(value).endswith(".safetensors"):
                 chosen.add(f"{FILE_INPUTS[name]}/{value}")
-        model = node["inputs"].get("model_name", "") if node["class_type"] in MODEL_NAMES else ""
-        if model.endswith(".safetensors"):
-            folders = MODEL_NAMES[node["class_type"]]
-            chosen.update(path for path in EXAMPLE_FILES if path in {f"{folder}/{model}" for folder in folders})
     return chosen
 
 
@@ -143,6 +136,13 @@ def test_the_host_offers_them_with_their_pictures(host: ComfyHost) -> None:
             picture = Image.open(answer)
             assert picture.width <= MOST_PIXELS
         assert (FOLDER / f"{name}.jpg").stat().st_size <= MOST_BYTES
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_parallelize_model_is_all_that_a_template_has_of_this_pack(name: str) -> None:
+    kinds = {node["type"] for node in workflow(name)["nodes"] if node["type"].startswith("ParallelDiT_")}
+    assert PARALLELIZE in kinds
+    assert name in DEMOS or kinds == {PARALLELIZE}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -167,7 +167,6 @@ def test_downloads_that_the_editor_offers_are_those_of_comfyuis_own_templates_or
 
 
 def test_a_missing_model_is_offered_with_its_folder(editor: Editor) -> None:
-    """Also that of our loader, whose list is of several folders."""
     open_example(editor, "flux_dev_text_to_image")
     editor.page.get_by_test_id("error-overlay-see-errors").click()
     for path in files_noted("flux_dev_text_to_image"):

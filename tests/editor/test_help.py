@@ -16,12 +16,11 @@ from tests.support.editor.editor import CONTEXT, Editor, insist, use_setting
 from tests.support.host.node_defs import inputs_of, node_defs, own_nodes, read
 
 DOCS = REPOSITORY / "web" / "docs"
+PARALLELIZE = "ParallelDiT_Parallelize"
 NODES = {
-    "ParallelDiT_LoadDiffusionModel",
-    "ParallelDiT_LoadCheckpoint",
+    "ParallelDiT_LoadDiT",
     "ParallelDiT_Parallelize",
     "ParallelDiT_ParallelizeVAE",
-    "ParallelDiT_Plan",
     "ParallelDiT_Sampler",
     "ParallelDiT_ClassLabel",
 }
@@ -189,11 +188,11 @@ def test_the_editor_shows_nodes_and_their_help_in_its_language(speaking: tuple[E
         editor.page.locator(".node-help-content h1", has_text=said[node]["display_name"]).wait_for()
         text = " ".join(editor.page.locator(".node-help-content").inner_text().split())
         assert all(error in text for error in quoted_errors(page(node, language), language))
-    editor.page.evaluate(SELECT, "ParallelDiT_Plan")
-    editor.set_widgets("ParallelDiT_Plan", mode="manual")  # in auto it is hidden
-    tooltip = said["ParallelDiT_Plan"]["inputs"]["ulysses"]["tooltip"]
+    editor.page.evaluate(SELECT, PARALLELIZE)
+    editor.set_widgets(PARALLELIZE, mode="manual")  # in auto it is hidden
+    tooltip = said[PARALLELIZE]["inputs"]["ulysses"]["tooltip"]
     told = editor.page.locator(".node-tooltip", has_text=tooltip)
-    insist(lambda: hover(editor, "ParallelDiT_Plan", "ulysses"), lambda ms: told.wait_for(timeout=ms))
+    insist(lambda: hover(editor, PARALLELIZE, "ulysses"), lambda ms: told.wait_for(timeout=ms))
     problems = [problem for problem in editor.problems if "/extensions/" in problem]
     assert not [problem for problem in problems if "/docs/" not in problem or not problem.endswith("/en.md")]
 

@@ -28,11 +28,9 @@ MOST_ICON, BANNER = 400, 21 / 9
 # Saved workflows name nodes by these, so they stay as they are; a new node is a line more.
 NODE_IDS = (
     "ParallelDiT_ClassLabel",
-    "ParallelDiT_LoadCheckpoint",
-    "ParallelDiT_LoadDiffusionModel",
+    "ParallelDiT_LoadDiT",
     "ParallelDiT_Parallelize",
     "ParallelDiT_ParallelizeVAE",
-    "ParallelDiT_Plan",
     "ParallelDiT_Sampler",
 )
 CLASSIFIERS = re.compile(

@@ -18,7 +18,7 @@ import torch
 
 from ..errors import ModelFileError
 from ..wire.file_marks import check_mark
-from .diffusers_names import convert_names, read_settings
+from .dit.folder import explain_no_weights, read_folder
 from .source import HostSource, VaeSource, weight_files
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     import comfy.supported_models_base
 
 Weights = dict[str, torch.Tensor]
-CLASS_CONDITIONAL = "DiTTransformer2DModel"  # diffusers' class, of which ComfyUI has none
-PIPELINE = "_pipeline"  # in a folder's config, the class of its pipeline
 PACK = Path(__file__).resolve().parents[2]
 META = torch.device("meta")
 SMALL = 16 << 10  # bytes of a layer, with `keeps_small`
@@ -74,7 +72,7 @@ def read(file: str | Path) -> tuple[Weights, dict[str, str] | None]:
     if not is_gguf(file):
         weights, metadata = {}, None
         if not (files := weight_files(file)):
-            raise ModelFileError(f"{file} holds no safetensors file.", "Download the model again.")
+            raise explain_no_weights(Path(file))
         for path in files:
             try:
                 tensors, metadata = comfy.utils.load_torch_file(str(path), return_metadata=True)
@@ -102,30 +100,21 @@ def has_packed(weights: Weights) -> bool:
     return any(is_packed(weight) for weight in weights.values())
 
 
-def detect(
-    file: str | Path, folder: Mapping[str, Any] | None = None, scheduler: Mapping[str, Any] | None = None
-) -> tuple[comfy.supported_models_base.BASE | None, Weights, Weights]:
-    """Detects the diffusion model in a file, or in a diffusers folder.
+def detect(file: str | Path) -> tuple[comfy.supported_models_base.BASE | None, Weights, Weights]:
+    """Detects the diffusion model in a file, or reads the folder of a class-conditional DiT.
 
     Returns ComfyUI's config of it (None if ComfyUI does not know it), its weights by ComfyUI's names, and the other
-    weights of a checkpoint. All are views of the file's pages, but those of a folder that ComfyUI joins or swaps.
-    folder: the config.json of a diffusers folder. scheduler: the config of its scheduler. Raises ModelFileError for a
-    folder whose names are not known.
+    weights of a checkpoint. All are views of the file's pages. Raises ModelFileError for a folder whose configs are
+    broken.
     """
     import comfy.model_detection
     import comfy.utils
 
     weights, metadata = read(file)
-    if folder:
-        if folder["_class_name"] == CLASS_CONDITIONAL:
-            from .dit_model import DiTConfig
+    if Path(file).is_dir():
+        from .dit.model import DiTConfig
 
-            return DiTConfig(folder, scheduler or {}), weights, {}
-        weights, metadata = convert_names(folder["_class_name"], folder, weights), None
-        config = comfy.model_detection.model_config_from_unet(weights, "")
-        if config:
-            config.unet_config.update(read_settings(folder["_class_name"], folder, folder.get(PIPELINE, "")))
-        return config, weights, {}
+        return DiTConfig(read_folder(Path(file), len(weights))), weights, {}
     weights, metadata = comfy.utils.convert_old_quants(weights, "", metadata=metadata)
     prefix = comfy.model_detection.unet_prefix_from_state_dict(weights)
     others: Weights = {}
@@ -210,7 +199,7 @@ def map_model(
     """
     if source.mark and source.files:  # a folder without files has an error of its own
         check_mark(source.file, source.files, source.mark)
-    config, weights, others = detect(source.file, source.config)
+    config, weights, others = detect(source.file)
     if config is None:
         raise ModelFileError(f"ComfyUI does not recognise the model in {source.file}.", "Download it again.")
     check()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ class HostSource:
     """A model file that ComfyUI's class runs.
 
     comfyui: the folder of ComfyUI. arguments: the part of its command line that matters to the ranks.
-    file: safetensors or GGUF, or the folder of a diffusers transformer. model_class: of the diffusion model, to show
-    to people. config: of a folder, its config.json and the class of its pipeline.
+    file: safetensors or GGUF, or the folder of a class-conditional DiT. model_class: of the diffusion model, to show to
+    people.
     dtype: of the weights on the device, as torch's name; empty: as the file's format says. cast: the dtype to compute
     in; empty: the same. fast_fp8: multiply fp8 weights without converting them, where the device can. keeps_small:
     small layers stay in the file's dtype, as in a ComfyUI with DynamicVRAM, see `load_weights`. packs: the
@@ -37,7 +36,6 @@ class HostSource:
     cast: str
     fast_fp8: bool = False
     keeps_small: bool = False
-    config: Mapping[str, Any] = field(default_factory=dict)
     packs: tuple[str, ...] = ()
     mark: str = ""
 
@@ -47,7 +45,7 @@ class HostSource:
 
     @property
     def name(self) -> str:
-        """The name of the file or of the diffusers folder, to show to people."""
+        """The name of the file or of the folder, to show to people."""
         path = Path(self.file)
         return (path.parent if path.name == TRANSFORMER else path).name
 
@@ -58,7 +56,7 @@ class HostSource:
     def from_json(cls, fields: dict[str, Any]) -> HostSource:
         """Raises TypeError or AttributeError for wrong types."""
         lists = {name: tuple(fields.get(name, ())) for name in ("arguments", "packs")}
-        return cls(**{**fields, **lists, "config": {**fields.get("config", {})}})
+        return cls(**{**fields, **lists})
 
 
 def weight_files(file: str | Path) -> list[Path]:
@@ -68,9 +66,15 @@ def weight_files(file: str | Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     for pattern in (WHOLE, SHARDS, "*.safetensors"):
-        if found := sorted(path.glob(pattern)):
+        if found := sorted(weights_folder(path).glob(pattern)):
             return found
     return []
+
+
+def weights_folder(folder: Path) -> Path:
+    """Returns the folder of a transformer's weights, in the folder of its pipeline or of itself."""
+    inner = folder / TRANSFORMER
+    return inner if inner.is_dir() else folder
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,6 @@ def make_way(ranks: Ranks, own: HeldModel, more: int, aside: list[HeldModel], re
         said = f"The devices released {', '.join(gone)}, because beside it {name} lacked {size(lacked)}."
         found.append(said)
         if savings >= lacked:
-            said = "With weights=shared in Parallel Plan, all of them fit."
+            said = "With weights=shared, all of them fit."
             found.append(said)
     return " ".join(found)

@@ -1,12 +1,12 @@
-"""Whether nodes of real packs, at their defaults, give with our loader what they give with the stock loader.
+"""Whether nodes of real packs, at their defaults, give with Parallelize Model what they give without it.
 
 python -m tests.benchmarks.inside.defaults COMFYUI PACKS [--models flux unet] [--only NODE...]
 
 PACKS is a folder of clones, such as ComfyUI's custom_nodes; what they require beside can be on the PYTHONPATH. Every
-node that takes a MODEL and returns one runs on tiny models of both loaders, under an automatic plan of two ranks. A
-node that needs a file, or a kind of input that is not known here, fails alike on both. It prints a line for each node
-and model that differs or fails with ours alone, and the sums. A difference that a plan of one rank has not comes of
-rounding, in a node that compares numbers.
+node that takes a MODEL and returns one runs on tiny models, as stock and in ranks under an automatic plan of two ranks.
+A node that needs a file, or a kind of input that is not known here, fails alike on both. It prints a line for each node
+and model that differs or fails with the ranks alone, and the sums. A difference that a plan of one rank has not comes
+of rounding, in a node that compares numbers.
 """
 
 from __future__ import annotations

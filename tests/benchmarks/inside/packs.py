@@ -2,10 +2,10 @@
 
 python -m tests.benchmarks.inside.packs COMFYUI PACKS
 
-PACKS is a folder of clones, such as ComfyUI's custom_nodes. Each row's node runs on a tiny model of the stock loader
-and of ours, on two ranks that share tokens, and that share the rows of a batch if the row allows it. It prints the
-relative error, and what the node says if the plan was replaced, as it is if a function's text is not the one that was
-read, or why it ran as stock.
+PACKS is a folder of clones, such as ComfyUI's custom_nodes. Each row's node runs on a tiny model as stock, and on two
+ranks that share tokens, and that share the rows of a batch if the row allows it. It prints the relative error, and what
+the node says if the plan was replaced, as it is if a function's text is not the one that was read, or why it ran as
+stock.
 """
 
 from __future__ import annotations

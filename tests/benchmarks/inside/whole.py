@@ -1,10 +1,10 @@
-"""Whether node packs that run code between a model's blocks give the same with our loader, and under which plan.
+"""Whether node packs that run code between a model's blocks give the same with Parallelize Model, and under which plan.
 
 python -m tests.benchmarks.inside.whole COMFYUI PACKS [CASE...]
 
-PACKS is a folder of clones, such as ComfyUI's custom_nodes. Each case runs on a tiny model of the stock loader and of
-ours, on two ranks under ulysses=2 and under auto. It prints the relative error, the plan, how many of the steps a cache
-left out in both, what the node does to stock's image, and why another plan ran.
+PACKS is a folder of clones, such as ComfyUI's custom_nodes. Each case runs on a tiny model as stock, and on two ranks
+under ulysses=2 and under auto. It prints the relative error, the plan, how many of the steps a cache left out in both,
+what the node does to stock's image, and why another plan ran.
 
 Some packs are older than ComfyUI, which gives their functions more arguments or lacks a name that they import. MENDS
 has them accept it, in the copies that run.

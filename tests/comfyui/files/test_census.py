@@ -1,7 +1,5 @@
-"""Every node of ComfyUI that takes a MODEL, and what node packs do to one beside, on a model of our loader that runs by
-ComfyUI's own class: it gives what it gives on the stock loader's. ComfyUI's own model runs what the ranks cannot.
-
-A few run on a model in a diffusers folder, too, beside the stock loader's of a file with the same weights."""
+"""Every node of ComfyUI that takes a MODEL, and what node packs do to one beside, with *Parallelize Model* behind the
+stock loader: it gives what it gives without. ComfyUI's own model runs what the ranks cannot."""
 
 from __future__ import annotations
 
@@ -12,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import save_file
 
 from parallel_backend.plan import ParallelPlan
-from tests.support.cases.files.single_file_cases import PUBLISHED, original
 from tests.support.census.habits import HABITS
 from tests.support.census.loaders import DETECTOR_ROWS, NODE_ROWS
 from tests.support.census.models import CENSUS_MODELS
 from tests.support.census.pack_rows import PACK
-from tests.support.census.rows import FOLDER_MODEL, NEWER_ROWS, ROWS
+from tests.support.census.rows import NEWER_ROWS, ROWS
 from tests.support.census.weights.merges import MERGE_ROWS, ON_ONE_RANK
 from tests.support.census.weights.saved import SAVED_ROWS
 from tests.support.host.graphs import TINY_MODELS
@@ -64,10 +60,7 @@ def census(
 ) -> dict[str, Any]:
     """What came of each row that this session runs, and the names of the host's nodes."""
     base = tmp_path_factory.mktemp("census")
-    write_cases(comfyui, base, [*CENSUS_MODELS, FOLDER_MODEL])
-    weights = {name: tensor.contiguous() for name, tensor in original(FOLDER_MODEL).items()}
-    save_file(weights, base / "models" / "diffusion_models" / f"{FOLDER_MODEL}.safetensors")
-    PUBLISHED[FOLDER_MODEL].family.save(base / "models" / "diffusers" / FOLDER_MODEL)
+    write_cases(comfyui, base, CENSUS_MODELS)
     shutil.copytree(PACK, base / "custom_nodes" / PACK.name, ignore=shutil.ignore_patterns("__pycache__"))
     out, wanted = base / "census.json", {name for (name,) in running(request, "name")}
     run_apart(comfyui, "tests.support.census.program", base, out, *wanted, **TINY_MODELS)

@@ -74,7 +74,7 @@ def test_a_quantised_file_draws_what_the_stock_loader_draws(
     model = f"{CASE}-{form}.safetensors"
     right = stock(model)
     own_error = relative_error(right, stock(f"{CASE}.safetensors"))
-    ours = prompt(CASE, {"ulysses": ranks}, model=model, dtype="default", group=GROUPS_BY_SIZE[ranks])
+    ours = prompt(CASE, {"ulysses": ranks}, model=model, group=GROUPS_BY_SIZE[ranks])
     error = relative_error(latents(gpu_host, ours), right)
     record_property("error", error)
     assert error <= own_error

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from demo.host import ComfyHost
 from tests.support.cases.sized_cases import FULL_WIDTH
 from tests.support.host.graphs import Graph, Job, latents, ranks, relative_error
+from tests.support.loaders import parallelize
 from tests.support.programs import run_program
 
 NAME = "flux-full-width"
@@ -29,14 +30,11 @@ def file(comfyui: Path, models: Path) -> Path:
 
 
 def prompt(plan: dict[str, int] | None) -> dict:
-    """One step, by our loader or, without a plan, by the stock one."""
+    """One step, under a plan or as stock."""
     graph = Graph()
+    model = graph.add("UNETLoader", unet_name=f"{NAME}.safetensors", weight_dtype="default")
     if plan:
-        chosen = graph.add("ParallelDiT_Plan", mode="manual", **plan)
-        loader = {"model_name": f"{NAME}.safetensors", "dtype": "fp32", "plan": chosen}
-        model = graph.add("ParallelDiT_LoadDiffusionModel", **loader)
-    else:
-        model = graph.add("UNETLoader", unet_name=f"{NAME}.safetensors", weight_dtype="default")
+        model = parallelize(graph, model, plan)
     text = graph.add("Test_LoadConditioning", name=f"{NAME}.safetensors")
     sampled = graph.add(
         "KSampler", model=model, positive=text, negative=text, seed=7, steps=1, cfg=1.0, sampler_name="euler",
@@ -54,7 +52,7 @@ def proportional(pids: list[int]) -> int:
 @pytest.mark.slow
 def test_the_host_holds_no_weights_and_the_ranks_hold_them_once(file: Path, own_host: ComfyHost) -> None:
     host = psutil.Process(own_host.process.pid)
-    small = Job("tiny-flux", positive="text.safetensors", negative="text.safetensors")
+    small = Job("tiny-flux.safetensors", positive="text.safetensors", negative="text.safetensors")
     drawn = {}
     for plan in ({"cfg": 2}, {"ulysses": 2}):
         latents(own_host, small.under(plan).prompt())

@@ -21,6 +21,7 @@ from tests.comfyui.files.test_host_files import EVEN, TOLERANCE, write_adapter
 from tests.support.files.write_gguf import write_gguf
 from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, relative_error
 from tests.support.host.stock_prompts import prompt, write_cases
+from tests.support.loaders import load
 from tests.support.ranks.pool import RankPool
 from worker.comfyui.gguf_blocks import FORMATS
 
@@ -67,7 +68,7 @@ def test_a_gguf_file_draws_what_its_dequantised_weights_draw(
 ) -> None:
     """To the bit on one rank. `auto` computes in what ComfyUI's device would, which here is fp32."""
     allowed = 0.0 if plan == {"cfg": 1} else TOLERANCE
-    assert relative_error(drawn(host, name, plan, dtype="default"), stock(name)) <= allowed
+    assert relative_error(drawn(host, name, plan), stock(name)) <= allowed
 
 
 @pytest.mark.parametrize("kind", ["LoRA", "DoRA", "LoKr", "a difference"])
@@ -93,12 +94,12 @@ def test_a_merge_of_gguf_files_draws_what_their_dequantised_weights_draw(
     files = {False: f"{ADAPTED} packed.safetensors", True: f"{FOLDER}/{ADAPTED}.gguf"}
 
     def merged(graph: Graph, loaded: Link) -> Link:
-        second = graph.add("ParallelDiT_LoadDiffusionModel", model_name=files[packed != "first"], dtype="default")
+        second = load(graph, files[packed != "first"])
         return graph.add("ModelMergeAdd", model1=loaded, model2=second)
 
     right = stock(ADAPTED, lambda graph, loaded: graph.add("ModelMergeAdd", model1=loaded, model2=loaded))
     assert relative_error(right, stock(ADAPTED)) > 0.01, "nothing is merged"
-    found = drawn(host, ADAPTED, plan, files[packed != "second"], dtype="default", patch=merged)
+    found = drawn(host, ADAPTED, plan, files[packed != "second"], patch=merged)
     assert relative_error(found, right) <= TOLERANCE
 
 

@@ -1,4 +1,5 @@
-"""A file that the ranks run by ComfyUI's own class draws what ComfyUI's own loader draws."""
+"""A file that the ranks run by ComfyUI's own class, with Parallelize Model behind the stock loader, draws what it draws
+without the node."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from tests.support.cases.files.formats import FORMATS
 from tests.support.cases.files.host_cases import HOST_CASES
 from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, ranks, relative_error, runs
 from tests.support.host.stock_prompts import STEPS, prompt, write_cases
+from tests.support.loaders import parallelize
 from tests.support.programs import run_program
 
 pytestmark = pytest.mark.usefixtures("groups_by_size")
@@ -54,7 +56,7 @@ ADAPTERS: dict[str, Callable[[int, int, Callable], dict[str, torch.Tensor]]] = {
 
 
 def ours(name: str, plan: dict[str, int], **options: Any) -> dict:
-    """A prompt by our loader, on the group of that many ranks."""
+    """A prompt with Parallelize Model, on the group of that many ranks."""
     return prompt(name, plan, group=GROUPS_BY_SIZE[math.prod(plan.values())], **options)
 
 
@@ -143,7 +145,7 @@ def test_a_quantised_file_draws_what_the_stock_loader_draws(
     own_error = relative_error(right, stock(QUANTISED))
     assert own_error > 1e-4, "it is not quantised"
     allowed = 0.0 if plan == {"cfg": 1} else own_error if form in ROUNDED else TOLERANCE
-    assert relative_error(latents(host, ours(QUANTISED, plan, model=model, dtype="default")), right) <= allowed
+    assert relative_error(latents(host, ours(QUANTISED, plan, model=model)), right) <= allowed
 
 
 def write_adapter(kind: str, model: Path, folder: Path) -> str:
@@ -172,7 +174,7 @@ def test_an_adapter_changes_the_image_as_with_the_stock_loader_and_goes_again(
         return graph.add("LoraLoaderModelOnly", model=loaded, lora_name=adapter, strength_model=0.8)
 
     def drawn(patch: Callable[[Graph, Link], Link] | None) -> torch.Tensor:
-        return latents(host, ours(QUANTISED, {"ulysses": 2}, model=model, dtype="default", patch=patch))
+        return latents(host, ours(QUANTISED, {"ulysses": 2}, model=model, patch=patch))
 
     right = latents(host, prompt(QUANTISED, model=model, patch=adapted))
     assert relative_error(right, stock(QUANTISED, model)) > 0.01, "the adapter changes nothing"
@@ -201,9 +203,9 @@ def merged_with(model: str, ours: bool, as_stock: bool = False) -> Callable[[Gra
     """Behind the loader, a merge with a second file. as_stock: also something that the ranks cannot run."""
 
     def add(graph: Graph, loaded: Link) -> Link:
-        name, dtype = ("model_name", "dtype") if ours else ("unet_name", "weight_dtype")
-        loader = "ParallelDiT_LoadDiffusionModel" if ours else "UNETLoader"
-        second = graph.add(loader, **{name: f"{model}.safetensors", dtype: "default"})
+        second = graph.add("UNETLoader", unet_name=f"{model}.safetensors", weight_dtype="default")
+        if ours:
+            second = parallelize(graph, second)
         found = graph.add("ModelMergeAdd", model1=loaded, model2=second)
         return graph.add("Test_ChangeInside", model=found, how="for the length of a call") if as_stock else found
 
@@ -225,7 +227,7 @@ def test_a_merge_of_quantised_files_draws_what_the_stock_loader_draws(
     assert relative_error(right, stock(QUANTISED, model)) > 0.01, "nothing is merged"
     plan = {"ulysses": 2} if place == "two ranks" else {"cfg": 1}
     patch = merged_with(other, True, as_stock)
-    found = latents(host, ours(QUANTISED, plan, model=model, dtype="default", patch=patch))
+    found = latents(host, ours(QUANTISED, plan, model=model, patch=patch), as_stock)
     assert relative_error(found, right) <= (TOLERANCE if place == "two ranks" else 0.0)
 
 
@@ -295,9 +297,7 @@ def test_an_automatic_plan_keeps_rows_together_for_a_node_that_needs_them(host: 
     guided = behind("NAGuidance", nag_scale=5.0, nag_alpha=0.5, nag_tau=1.5)
     right = latents(host, prompt(QUANTISED, patch=guided))
     assert relative_error(right, stock(QUANTISED)) > 1e-3, "nothing is guided"
-    asked = ours(QUANTISED, {"ulysses": 2}, patch=guided)
-    (plan,) = (node for node in asked.values() if node["class_type"] == "ParallelDiT_Plan")
-    plan["inputs"] = {"mode": "auto"}
+    asked = prompt(QUANTISED, {}, group=GROUPS_BY_SIZE[2], patch=guided)
     assert relative_error(latents(host, asked), right) <= TOLERANCE
 
 
@@ -308,7 +308,8 @@ def test_comfyuis_own_model_runs_what_the_ranks_cannot(how: str, host: ComfyHost
     right = latents(host, prompt(QUANTISED, patch=changed))
     assert relative_error(right, stock(QUANTISED)) > 1e-3, "nothing is changed"
     latents(host, ours(QUANTISED, {"ulysses": 2}))
-    assert torch.equal(latents(host, ours(QUANTISED, {"ulysses": 2}, patch=changed)), right), "not stock's bits"
+    found = latents(host, ours(QUANTISED, {"ulysses": 2}, patch=changed), as_stock=True)
+    assert torch.equal(found, right), "not stock's bits"
     why = runs(host)[0]["reason"]
     assert "cannot run" in why and re.search(r"A step takes about .+ on one device and .+ under ulysses=2\.", why)
 

@@ -1,5 +1,5 @@
-"""The stock Load LoRA nodes on a model in a diffusers folder: the image that they give with the stock loader of the
-same weights in a file, and the base again. Of files, `test_host_files.py` has more kinds."""
+"""The stock Load LoRA nodes behind Parallelize Model: the image that they give without it, and the base again.
+`test_host_files.py` has more kinds."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from demo.host import ComfyHost
+from tests.conftest import write_file
 from tests.support.cases.families import FAMILIES
 from tests.support.cases.files.single_file_cases import FILES, PUBLISHED, diffusers_weights, original
 from tests.support.host.graphs import (
@@ -27,6 +28,7 @@ from tests.support.host.graphs import (
     relative_error,
     status,
 )
+from tests.support.loaders import bypass
 
 pytestmark = pytest.mark.usefixtures("groups_by_size")
 
@@ -89,14 +91,13 @@ def files(models: Path) -> Path:
         path = models / "models" / "diffusion_models" / f"{name}, original.safetensors"
         if not path.exists():
             save_file({key: value.clone().contiguous() for key, value in FILES["original"](name).items()}, path)
-        PUBLISHED[name].family.save(models / "models" / "diffusers" / f"{name}-folder")
         for kind in KINDS:
             written(models, name, kind)
     return models
 
 
 def job(name: str, **changes: object) -> Job:
-    call = Job(f"{name}-folder", **TEXT, seed=3, cfg=PUBLISHED[name].cfg, width=128, height=96)
+    call = Job(f"{name}, original.safetensors", **TEXT, seed=3, cfg=PUBLISHED[name].cfg, width=128, height=96)
     return replace(call, **{"plan": {"cfg": 1}, "group": None, **changes})
 
 
@@ -113,19 +114,10 @@ def with_lora(name: str, stack: Stack) -> Patch:
     return add
 
 
-def stock_loader(prompt: dict) -> dict:
-    """The prompt with ComfyUI's own loader, of the file with the same weights, in place of ours."""
-    (loader,) = [node for node in prompt.values() if node["class_type"] == "ParallelDiT_LoadDiffusionModel"]
-    name = loader["inputs"]["model_name"].removesuffix("-folder")
-    inputs = {"unet_name": f"{name}, original.safetensors", "weight_dtype": "default"}
-    loader.update(class_type="UNETLoader", inputs=inputs)
-    return prompt
-
-
 @pytest.fixture(scope="module")
 def stock(host: ComfyHost, files: Path) -> Callable[[str, Stack], torch.Tensor]:
     """What ComfyUI's own model code samples with a stack of LoRA."""
-    return cache(lambda name, stack: latents(host, stock_loader(job(name).prompt(with_lora(name, stack)))))
+    return cache(lambda name, stack: latents(host, bypass(job(name).prompt(with_lora(name, stack)))))
 
 
 STACKS: dict[str, Stack] = {
@@ -216,31 +208,34 @@ def test_models_with_and_without_a_lora_run_in_one_graph(host: ComfyHost, files:
     ("model", "family", "names", "plan"),
     [
         ("tiny-dit", "dit", original_names, {"cfg": 1, "ulysses": 2}),
-        ("tiny-pixart-alpha", "pixart-alpha", peft_names, {"cfg": 2}),
-        ("tiny-pixart-alpha", "pixart-alpha", peft_names, {"cfg": 1, "ulysses": 2}),
+        ("tiny-pixart-alpha.safetensors", "pixart-alpha", peft_names, {"cfg": 2}),
+        ("tiny-pixart-alpha.safetensors", "pixart-alpha", peft_names, {"cfg": 1, "ulysses": 2}),
     ],
     ids=["dit, ulysses", "pixart, cfg", "pixart, ulysses"],
 )
 def test_a_lora_draws_what_a_model_with_merged_weights_draws(
     model: str, family: str, names: Names, plan: dict[str, int], host: ComfyHost, models: Path
 ) -> None:
-    """Families that the stock loader cannot take in a tiny size."""
     weights = FAMILIES[family].build().state_dict()
     lora = low_rank(weights, 4, ".lora_B.weight", ".lora_A.weight", names)
     save_file(lora, models / "models" / "loras" / f"{model}, merged.safetensors")
-    folder = models / "models" / "diffusers" / f"{model}-merged"
-    if not folder.exists():
-        shutil.copytree(models / "models" / "diffusers" / model, folder)
-        for key, weight in weights.items():
-            layer = names(key.removesuffix(".weight"))
-            if f"{layer}.lora_B.weight" in lora:
-                up, down = lora[f"{layer}.lora_B.weight"], lora[f"{layer}.lora_A.weight"]
-                weight += 0.7 * (up.flatten(1) @ down.flatten(1)).view(weight.shape)
+    for key, weight in weights.items():
+        layer = names(key.removesuffix(".weight"))
+        if f"{layer}.lora_B.weight" in lora:
+            up, down = lora[f"{layer}.lora_B.weight"], lora[f"{layer}.lora_A.weight"]
+            weight += 0.7 * (up.flatten(1) @ down.flatten(1)).view(weight.shape)
+    result = f"merged-{model}"
+    if family == "dit":
+        folder = models / "models" / "diffusers" / result
+        shutil.copytree(models / "models" / "diffusers" / model, folder, dirs_exist_ok=True)
         save_file(weights, folder / "transformer" / "diffusion_pytorch_model.safetensors")
+    else:
+        name = model.removesuffix(".safetensors")
+        write_file(models / "models" / "diffusion_models", name, weights, f"merged-{name}")
     text = {} if family == "dit" else TEXT
     call = Job(model, **text, seed=3, plan=plan)
     adapted = latents(host, call.prompt(with_lora(model, (("merged", 0.7),))))
-    merged = latents(host, replace(call, model=folder.name).prompt())
+    merged = latents(host, replace(call, model=result).prompt())
     assert relative_error(merged, latents(host, call.prompt())) > 0.01
     assert relative_error(adapted, merged) <= 1e-5
 
@@ -255,7 +250,7 @@ def test_differences_of_weights_and_biases_are_applied(host: ComfyHost, files: P
     differences[f"diffusion_model.{norm}.diff"] = weights[f"{norm}.weight"] / 2
     save_file(differences, files / "models" / "loras" / "sd3.5, difference.safetensors")
     patch = with_lora("sd3.5", (("difference", 1.0),))
-    right = latents(host, stock_loader(job("sd3.5").prompt(patch)))
+    right = latents(host, bypass(job("sd3.5").prompt(patch)))
     assert relative_error(latents(host, job("sd3.5").prompt(patch)), right) <= STOCK_TOLERANCE
 
 
@@ -270,7 +265,7 @@ def test_a_lora_for_the_first_rows_of_a_fused_matrix_changes_these_alone(host: C
     }
     save_file(tensors, files / "models" / "loras" / "flux-dev, rows.safetensors")
     patch = with_lora("flux-dev", (("rows", 1.0),))
-    right = latents(host, stock_loader(job("flux-dev").prompt(patch)))
+    right = latents(host, bypass(job("flux-dev").prompt(patch)))
     for plan in ({"cfg": 1}, {"cfg": 1, "ulysses": 2}):
         assert relative_error(latents(host, job("flux-dev", plan=plan).prompt(patch)), right) <= STOCK_TOLERANCE
 
@@ -298,8 +293,8 @@ OTHER_KINDS: dict[str, Tensors] = {
 def test_other_kinds_draw_what_they_draw_with_the_stock_loader(kind: str, host: ComfyHost, files: Path) -> None:
     save_file(OTHER_KINDS[kind], files / "models" / "loras" / f"sd3, {kind}.safetensors")
     patch = with_lora("sd3", ((kind, 1.0),))
-    right = latents(host, stock_loader(job("sd3").prompt(patch)))
-    assert relative_error(right, latents(host, stock_loader(job("sd3").prompt()))) > 1e-3, "it changes nothing"
+    right = latents(host, bypass(job("sd3").prompt(patch)))
+    assert relative_error(right, latents(host, bypass(job("sd3").prompt()))) > 1e-3, "it changes nothing"
     assert relative_error(latents(host, job("sd3").prompt(patch)), right) <= STOCK_TOLERANCE
 
 

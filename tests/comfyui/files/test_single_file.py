@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from demo.host import ComfyHost
 from tests.support.cases.files.original_layouts import Weights
 from tests.support.cases.files.single_file_cases import FILES, PUBLISHED, REFUSED, refused
-from tests.support.host.graphs import Job, latents, ranks, refusal, relative_error
+from tests.support.host.graphs import Job, latents, ranks, relative_error
+from tests.support.loaders import bypass
 from tests.support.programs import run_program
 
 pytestmark = pytest.mark.usefixtures("groups_by_size")
@@ -54,18 +55,10 @@ def job(name: str, kind: str, models: Path, **changes: object) -> Job:
     return Job(path.name, **TEXT, seed=3, cfg=PUBLISHED[name].cfg, width=128, height=96, **given)
 
 
-def through_stock(job: Job) -> dict:
-    """The prompt with ComfyUI's own loader in place of ours."""
-    prompt = job.prompt()
-    (loader,) = [node for node in prompt.values() if node["class_type"] == "ParallelDiT_LoadDiffusionModel"]
-    loader.update(class_type="UNETLoader", inputs={"unet_name": job.model, "weight_dtype": "default"})
-    return prompt
-
-
 @pytest.fixture(scope="module")
 def stock(host: ComfyHost, models: Path) -> Callable[[str, str], torch.Tensor]:
     """The latents that ComfyUI's own model code samples from a file."""
-    return cache(lambda name, kind: latents(host, through_stock(job(name, kind, models))))
+    return cache(lambda name, kind: latents(host, bypass(job(name, kind, models).prompt())))
 
 
 # Each layout on one rank, which gives the stock loader's bits, and one on two.
@@ -82,12 +75,6 @@ def test_a_file_draws_what_the_stock_loader_draws(
     if plan == {"cfg": 1} and "fp8" not in kind:
         assert torch.equal(sampled, right)
     assert relative_error(sampled, right) <= TOLERANCE
-
-
-def test_a_refused_file_leaves_the_ranks_in_place(host: ComfyHost, models: Path) -> None:
-    save(refused("Ovis"), models / "models" / "diffusion_models" / "Ovis.safetensors")
-    message = refusal(host, Job("Ovis.safetensors", **TEXT).prompt(), Job("tiny-dit"))
-    assert "ComfyUI detects Ovis.safetensors as its Flux, but the weights do not fit: size mismatch" in message
 
 
 def test_one_rank_gives_the_stock_bits_after_ranks_that_attend_otherwise_were_emptied(

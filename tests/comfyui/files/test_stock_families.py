@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 
-import diffusers
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from demo.host import ComfyHost
-from tests.support.cases.files.folders import FOLDERS
 from tests.support.cases.stock_cases import CASES
 from tests.support.host import stock_prompts
 from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, relative_error
@@ -23,7 +21,6 @@ from tests.support.tiers import running, slow_but
 pytestmark = pytest.mark.usefixtures("groups_by_size")
 
 TOLERANCE = 1e-5
-FOLDER_TOLERANCE = 1e-4  # diffusers' class against ComfyUI's
 RANK = 4
 # One of each class: it runs on two ranks too, in the gate.
 SHARED = (
@@ -115,18 +112,10 @@ def test_a_file_draws_what_the_stock_loader_draws(
 @pytest.mark.parametrize("dtype", ["fp8_e4m3fn_fast", "fp8_e5m2"])
 def test_weights_are_cast_as_the_stock_loader_casts_them(dtype: str, host: ComfyHost, files: Path) -> None:
     name = "z-image"
-    stock = prompt(name)
-    (loader,) = [node for node in stock.values() if node["class_type"] == "UNETLoader"]
-    loader["inputs"]["weight_dtype"] = dtype
-    right = latents(host, stock)
+    right = latents(host, prompt(name, dtype=dtype))
     assert relative_error(right, latents(host, prompt(name))) > 1e-3, "the cast changes nothing"
     one = {"plan": {"cfg": 1}, "group": GROUPS_BY_SIZE[1]}
     assert torch.equal(latents(host, prompt(name, dtype=dtype, **one)), right)
-
-
-def test_a_prompt_from_before_the_loader_had_stocks_dtypes_is_run(host: ComfyHost, stock: Callable) -> None:
-    made = prompt("z-image", {"cfg": 1}, dtype="default", group=GROUPS_BY_SIZE[1])
-    assert torch.equal(latents(host, made), stock("z-image"))
 
 
 @pytest.mark.parametrize("plan", [{"ulysses": 2}], ids=str)
@@ -156,40 +145,24 @@ def test_two_experts_are_two_loaders(host: ComfyHost, files: Path) -> None:
         made = prompt(name, plan, group=GROUPS_BY_SIZE[2])
         (high,) = [node for node, inputs in made.items() if inputs["class_type"] == "KSampler"]
         inputs = made[high]["inputs"]
-        loader = made[inputs["model"][0]]
-        file = "unet_name" if plan is None else "model_name"
-        made["low"] = {**loader, "inputs": {**loader["inputs"], file: other}}
+        made["low"] = {"class_type": "UNETLoader", "inputs": {"unet_name": other, "weight_dtype": "default"}}
+        low = ["low", 0]
+        if plan is not None:
+            node = made[inputs["model"][0]]
+            made["parallel low"] = {**node, "inputs": {**node["inputs"], "model": low}}
+            low = ["parallel low", 0]
         common = {key: value for key, value in inputs.items() if key not in ("seed", "denoise")}
         common |= {"noise_seed": 7, "steps": 4}
         first = {"add_noise": "enable", "start_at_step": 0, "end_at_step": 2, "return_with_leftover_noise": "enable"}
         rest = {"add_noise": "disable", "start_at_step": 2, "end_at_step": 9, "return_with_leftover_noise": "disable"}
         made["first"] = {"class_type": "KSamplerAdvanced", "inputs": common | first}
         made[high] = {"class_type": "KSamplerAdvanced", "inputs": common | rest}
-        made[high]["inputs"] |= {"model": ["low", 0], "latent_image": ["first", 0]}
+        made[high]["inputs"] |= {"model": low, "latent_image": ["first", 0]}
         return made
 
     right = latents(host, experts(None))
     assert relative_error(right, latents(host, prompt(name))) > 0.01, "the second expert changes nothing"
     assert relative_error(latents(host, experts({"ulysses": 2})), right) <= TOLERANCE
-
-
-@pytest.mark.parametrize("name", FOLDERS)
-def test_a_diffusers_folder_draws_what_the_stock_loader_draws_of_a_file(
-    name: str, files: Path, host: ComfyHost, stock: Callable
-) -> None:
-    """The folder is in several files, as large models are."""
-    from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES  # which imports many others
-
-    model_class, config = FOLDERS[name]
-    convert = SINGLE_FILE_LOADABLE_CLASSES[model_class]["checkpoint_mapping_fn"]
-    model = getattr(diffusers, model_class).from_config(config)
-    model.load_state_dict(convert(checkpoint=load_file(files / f"{name}.safetensors"), config=config))
-    folder = files.parent / "diffusers" / name
-    model.save_pretrained(folder / "transformer", max_shard_size="1MB")
-    (folder / "model_index.json").write_text("{}")
-    assert len(list((folder / "transformer").glob("*.safetensors"))) > 1
-    drawn = latents(host, prompt(name, {"ulysses": 2}, model=name, group=GROUPS_BY_SIZE[2]))
-    assert relative_error(drawn, stock(name)) <= FOLDER_TOLERANCE
 
 
 def write_lora(name: str, models: Path) -> str:

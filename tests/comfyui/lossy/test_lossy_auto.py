@@ -40,11 +40,10 @@ def slow_host(comfyui: Path, models: Path, tmp_path_factory: pytest.TempPathFact
 
 
 def asked(job: Job, **values: Any) -> dict[str, Any]:
-    """The job's prompt with a plan node that has these values."""
+    """The job's prompt with these values of the plan's inputs."""
     prompt = job.prompt()
-    prompt["plan"] = {"class_type": "ParallelDiT_Plan", "inputs": values}
-    loader = next(each for each in prompt.values() if each["class_type"] == "ParallelDiT_LoadDiffusionModel")
-    loader["inputs"]["plan"] = ["plan", 0]
+    (plan,) = (each["inputs"] for each in prompt.values() if "mode" in each["inputs"])
+    plan.update(values)
     return prompt
 
 
@@ -59,9 +58,9 @@ def apart(found: torch.Tensor, exact: torch.Tensor) -> float:
 
 def test_a_lossy_plan_is_chosen_only_where_it_is_allowed_and_compared_with_the_exact_one(slow_host: ComfyHost) -> None:
     exact = latents(slow_host, JOB.prompt())
-    assert not is_lossy(runs(slow_host)[0]), "a loader without a plan node is exact"
+    assert not is_lossy(runs(slow_host)[0]), "auto is exact"
     assert torch.equal(latents(slow_host, asked(JOB, mode="auto", compare="once")), exact)
-    assert not is_lossy(runs(slow_host)[0]), "so is one with its defaults"
+    assert not is_lossy(runs(slow_host)[0]), "so it is with a comparison"
     assert runs(slow_host)[0]["comparison"] == "Nothing to compare: this setting is exact."
 
     found = latents(slow_host, asked(JOB, mode="auto", lossy="allowed"))

@@ -151,7 +151,7 @@ def test_it_draws_what_it_draws_with_the_stock_loader(
     right = latents(host, asked(model, None, change))
     if right.shape == stock(model).shape:
         assert relative_error(right, stock(model)) > EFFECT, "it changes nothing"
-    drawn = latents(host, asked(model, BANDS, change))
+    drawn = latents(host, asked(model, BANDS, change), as_stock=plans == AS_STOCK)
     run = runs(host, GROUPS_BY_SIZE[2])[0]
     found = AS_STOCK if run["is_stock"] else run["plan"]
     assert (found, bool(run["reason"])) == (plans, plans != IN_BANDS), run["reason"]

@@ -77,7 +77,7 @@ def test_two_ranks_on_one_card_draw_what_stock_draws(
     plan: dict, device: str, shared_card: ComfyHost, right: torch.Tensor, record_property: Callable[[str, object], None]
 ) -> None:
     record_property("group", "ComfyUI, two ranks on one card")
-    error = relative_error(latents(shared_card, prompt(CASE, plan, size=LATENT, dtype="default")), right)
+    error = relative_error(latents(shared_card, prompt(CASE, plan, size=LATENT)), right)
     record_property("error", error)
     assert error <= TOLERANCE[device]
 
@@ -88,7 +88,7 @@ def test_patches_travel_between_two_ranks_in_the_parallel_sampler(
     """Both send and receive ahead, over one link each way: with one for both ways they would wait for ever."""
     record_property("group", "ComfyUI, two ranks on one card")
     whole, patched = (
-        latents(shared_card, prompt(CASE, plan, size=LATENT, dtype="default", scheduler="model's own"))
+        latents(shared_card, prompt(CASE, plan, size=LATENT, scheduler="model's own"))
         for plan in (PATCHES | {"patches": 1}, PATCHES)
     )
     error = relative_error(patched, whole)

@@ -119,7 +119,7 @@ def test_one_is_given_up_if_both_do_not_fit(told: dict[str, list[Any]]) -> None:
     for said in steps_of(told, "one fits", "said"):
         assert not said[0]
         assert said[1].startswith(f"The devices released {HIGH}, because beside it {LOW} lacked ")
-        assert said[1].endswith(" With weights=shared in Parallel Plan, all of them fit.")
+        assert said[1].endswith(" With weights=shared, all of them fit.")
     assert steps_of(told, "one fits", "said") == steps_of(told, "one fits", "status")
 
 

@@ -63,11 +63,11 @@ class Expected:
 
 
 def transformer_folder(job: Job, base: Path) -> Path:
-    return base / "models" / "diffusers" / job.model / "transformer"
+    return base / "models" / "diffusers" / job.name / "transformer"
 
 
 def pipeline_config(job: Job, base: Path) -> dict:
-    return json.loads((base / "models" / "diffusers" / job.model / "model_index.json").read_text())
+    return json.loads((base / "models" / "diffusers" / job.name / "model_index.json").read_text())
 
 
 def label(job: Job, base: Path, what: str) -> Tensors:
@@ -110,30 +110,22 @@ EXPECTED = {
 
 def scheduler_in(job: Job, base: Path, scheduler_class: type | None = None, **others: Any) -> Any:
     """The scheduler of the model's folder, or another class with its settings, set as diffusers' pipelines set it."""
-    folder = base / "models" / "diffusers" / job.model / "scheduler"
+    folder = base / "models" / "diffusers" / job.name / "scheduler"
     config = json.loads((folder / "scheduler_config.json").read_text())
     scheduler = (scheduler_class or getattr(diffusers, config["_class_name"])).from_config(config, **others)
     arguments: dict[str, Any] = {"num_inference_steps": job.steps}
-    if job.model == "tiny-flux" or (job.model == "shapes-dit" and scheduler_class is None):
+    if isinstance(scheduler, diffusers.FlowMatchEulerDiscreteScheduler):
         arguments = {"sigmas": np.linspace(1.0, 1 / job.steps, job.steps)}
-    if getattr(scheduler.config, "use_dynamic_shifting", False):
-        from diffusers.pipelines.flux.pipeline_flux import calculate_shift
-
-        tokens = (job.height // 16) * (job.width // 16)
-        config = scheduler.config
-        arguments["mu"] = calculate_shift(
-            tokens, config.base_image_seq_len, config.max_image_seq_len, config.base_shift, config.max_shift
-        )
     scheduler.set_timesteps(**arguments)
     return scheduler
 
 
 def by_pipeline(job: Job, base: Path) -> torch.Tensor:
     """ComfyUI's latents from diffusers' whole pipeline, of SD3 or Flux."""
-    case = EXPECTED[job.model]
+    case = EXPECTED[job.name]
     pipeline_class = getattr(diffusers, pipeline_config(job, base)["_class_name"])
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler.from_pretrained(
-        base / "models" / "diffusers" / job.model / "scheduler"
+        base / "models" / "diffusers" / job.name / "scheduler"
     )
     texts = [part for part in pipeline_class._get_signature_types() if part.startswith(("text_", "tokenizer"))]
     pipeline = pipeline_class(transformer=case.load(job, base), scheduler=scheduler, **dict.fromkeys([*texts, "vae"]))
@@ -145,10 +137,11 @@ def by_pipeline(job: Job, base: Path) -> torch.Tensor:
         "height": job.height,
         "width": job.width,
         "num_inference_steps": job.steps,
+        "sigmas": np.linspace(1.0, 1 / job.steps, job.steps),
         "output_type": "latent",
     }
     noise = case.noise(job)
-    if job.model == "tiny-flux":
+    if job.name == "tiny-flux":
         arguments |= {"latents": pipeline._pack_latents(noise, *noise.shape), "guidance_scale": GUIDANCE}
         latents = pipeline._unpack_latents(pipeline(**arguments).images, job.height, job.width, 8)
     else:

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.census.rows import Row, as_stock, equal, habit, of_folder, refused
+from tests.support.census.rows import Row, as_stock, equal, habit, refused
 
 SEED = 7
 # ComfyUI's, whose loader takes their own names: module, class, config, and whether it begins with the model's.
@@ -96,7 +96,7 @@ def looped(*kinds: str, cfg: float = 3.0, asked: str = "ulysses=2") -> Callable[
                 )[0]["samples"]
             ]  # fmt: skip
         node = importlib.import_module("pack.nodes.parallel_sampler")
-        schedule, scale = node.choose_schedule(model, None)
+        schedule, scale = node.choose_schedule(model)
         call = node.SamplerCall(
             "model's own", schedule.config, schedule.default, schedule.linear_sigmas, row.steps, guidance=cfg,
             seed=SEED, timestep_scale=scale,
@@ -192,7 +192,6 @@ CONTROLNET_HABITS = {
     "a ControlNet under auto": replace(habit(equal(), controlled("flux")), plan={}),
     "a ControlNet of rows": replace(habit(equal(), controlled("flux")), plan={"cfg": 2}),
     "a ControlNet of no file": habit(equal(), controlled("no file")),
-    "a ControlNet on a folder": habit(of_folder(equal()), controlled("no file")),
     "two ControlNets": habit(equal(), controlled("flux", "flux")),
     "a ControlNet after one of no file": habit(equal(), controlled("no file", "flux")),
     "a ControlNet before one of no file": habit(equal(), controlled("flux", "no file")),

@@ -1,4 +1,4 @@
-"""What node packs put in the place of the method that a call of the model begins with, on a model of both loaders."""
+"""What node packs put in the place of the method that a call of the model begins with, as stock and in the ranks."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ from tests.support.census.h3_rows import H3_ROWS
 from tests.support.census.network_files import NETWORK_HABITS
 from tests.support.census.pack_rows import PACK_ROWS
 from tests.support.census.patch_rows import PATCH_ROWS, READ_ROWS
-from tests.support.census.rows import Row, as_stock, equal, habit, ignored, of_folder, refused
+from tests.support.census.rows import Row, as_stock, equal, habit, ignored, refused
 from tests.support.census.weights.loras import LORA_ROWS
 from tests.support.census.weights.merges import MERGE_ROWS
 
@@ -433,8 +433,6 @@ HABITS: dict[str, Row] = {
     "a style model with a bias": habit(equal(), style),
     **CONTROLNET_HABITS,
     **H3_ROWS,
-    "a folder in fp8": habit(replace(of_folder(equal()), dtype="fp8_e4m3fn"), sample),
-    "a folder in fp8 on one rank": habit(replace(of_folder(equal()), dtype="fp8_e5m2", plan={"cfg": 1}), sample),
     "a video frame by frame": replace(habit(as_stock("wan-causal"), frame_by_frame), cfg=1.0),
     "a LoRA of one text": habit(equal(), hook_lora),
     "a LoRA of one text on a UNet": habit(equal("unet"), hook_lora),

@@ -1,13 +1,12 @@
-"""A detector, which is not sampled from, by the loader nodes themselves; and *Parallelize Model* behind stock nodes."""
+"""A detector, which is not sampled from; and *Parallelize Model* behind other nodes, which may keep ranks from reading
+the model."""
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from safetensors import safe_open
@@ -15,7 +14,7 @@ from safetensors.torch import save_file
 
 from tests.support.census.habits import HABITS
 from tests.support.census.loading import is_ours
-from tests.support.census.rows import BEHIND_LOADER, BEHIND_NODE, ROWS, Row, as_stock, detects, equal, habit
+from tests.support.census.rows import ROWS, Row, as_stock, detects, equal, habit
 
 
 def boxes(census: Any, row: Row, model: Any) -> torch.Tensor:
@@ -27,8 +26,8 @@ def boxes(census: Any, row: Row, model: Any) -> torch.Tensor:
     return torch.tensor([value for box in found[0] for value in box.values() if isinstance(value, float)])
 
 
-def by_loader_nodes(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-    """By our Load Diffusion Model and our Load Checkpoint. The settings may ask for an error instead."""
+def by_both_loaders(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    """Of Load Diffusion Model and of Load Checkpoint. The settings may ask for an error instead."""
     name = f"{row.model}.safetensors"
     path = census.base / "models" / "diffusion_models" / name
     checkpoint = census.base / "models" / "checkpoints" / name
@@ -36,42 +35,33 @@ def by_loader_nodes(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     with safe_open(path, "pt") as file:
         weights = {f"model.diffusion_model.{key}": file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         save_file(weights, checkpoint, file.metadata())
-    if not census.taken:
-        return [boxes(census, row, model)]
-    of_model, of_checkpoint = (
-        importlib.import_module(f"pack.nodes.{each}") for each in ("load_model", "load_checkpoint")
-    )
-    said: list[str] = []
-    with (
-        patch.object(of_model, "show_on_node", said.append),
-        patch.object(of_model, "worker_group", lambda _group: census.group),
-        patch.object(of_model, "list_models", lambda: {name: path}),
-        patch.object(of_checkpoint, "list_checkpoints", lambda: {name: checkpoint}),
-    ):
-        nodes = of_model.LoadDiffusionModelParallel, of_checkpoint.LoadCheckpointParallel
-        loads = [lambda node=node: asyncio.run(node.execute(name, "default")).result[0] for node in nodes]
-        models = [load() for load in loads]
-        first, second = (each.model.diffusion_model.state_dict() for each in models)
-        assert first.keys() == second.keys() and all(weight.equal(second[name]) for name, weight in first.items())
-        found = [boxes(census, row, models[1])]  # which takes a second for each picture
-        assert len(said) == 2 and all("runs as stock, on ComfyUI's own device" in each for each in said)
-        object.__setattr__(census.group.settings, "when_not_parallel", "refuse")
-        try:
-            for load in loads:
-                try:
-                    load()
-                except importlib.import_module("pack.nodes.model.host_file").NoDenoiser:
-                    continue
-                raise AssertionError("it ran, where errors are wanted")
-        finally:
-            object.__setattr__(census.group.settings, "when_not_parallel", "run")
-    return found
+    of_checkpoint = census.run("CheckpointLoaderSimple", ckpt_name=name)[0]
+    if census.taken:
+        census.said.clear()
+        for each in (model, of_checkpoint):
+            check_stays(census, row, each, "runs as stock, on ComfyUI's own device")
+    return [boxes(census, row, of_checkpoint)]  # which takes a second for each picture
 
 
-DETECTOR_ROWS = {"RTDETR_detect": habit(detects("detector"), by_loader_nodes)}
+def check_stays(census: Any, row: Row, model: Any, words: str) -> None:
+    """The node gives back the very MODEL that it got, and says why. The settings may ask for an error instead."""
+    assert census.parallelize(row, model) is model and words in census.why[0], census.why
+    object.__setattr__(census.group.settings, "when_not_parallel", "refuse")
+    try:
+        census.parallelize(row, model)
+    except importlib.import_module("pack.parallel_backend.errors").Explained as error:
+        assert words in str(error)
+    else:
+        raise AssertionError("it ran, where errors are wanted")
+    finally:
+        object.__setattr__(census.group.settings, "when_not_parallel", "run")
+        census.said.clear()  # it is compared above
 
 
-# Nodes that change a MODEL, which the node stands before and behind.
+DETECTOR_ROWS = {"RTDETR_detect": replace(habit(detects("detector", "RT_DETR_v4"), by_both_loaders), said="")}
+
+
+# Nodes that change a MODEL. In their own rows the node stands before them, in these behind them.
 BY_THEIR_NAMES = (
     "LoraLoaderModelOnly", "ModelMergeSimple", "ModelSamplingFlux", "RescaleCFG", "EasyCache", "NAGuidance", "FreeU",
     "QwenImageDiffsynthControlnet", "TorchCompileModel", "a merge: three models", "a pack's first-block cache on Wan",
@@ -126,21 +116,12 @@ UNREAD: dict[str, tuple[Callable[[Any], None], str]] = {
 
 
 def unread(change: Callable[[Any], None], words: str) -> Callable[..., list[torch.Tensor]]:
-    """The node gives back the very MODEL that it got, and says why. The settings may ask for an error instead."""
+    """A MODEL that is changed so. It stays as it is."""
 
     def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
         if census.places_node:
             change(model)
-            assert census.parallelize(row, model) is model and words in census.why[0], census.why
-            object.__setattr__(census.group.settings, "when_not_parallel", "refuse")
-            try:
-                census.parallelize(row, model)
-            except importlib.import_module("pack.nodes.errors").Refused as error:
-                assert words in str(error)
-            else:
-                raise AssertionError("it ran, where errors are wanted")
-            finally:
-                object.__setattr__(census.group.settings, "when_not_parallel", "run")
+            check_stays(census, row, model, words)
         found = [census.sample(row, model)]
         census.said.clear()  # it is compared above
         return found
@@ -166,24 +147,16 @@ def two_in_a_row(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
 
 
 NODE_ROWS: dict[str, Row] = {
+    **{f"{name}, before Parallelize Model": replace(EVERY[name], node=name, last=True) for name in BY_THEIR_NAMES},
     **{
-        f"{name}, behind Parallelize Model": replace(EVERY[name], node=name, behind=BEHIND_LOADER, slow=True)
-        for name in BY_THEIR_NAMES  # in the gate, tests/comfyui/parallelize has some
-    },
-    **{
-        f"{name}, before Parallelize Model": replace(EVERY[name], node=name, behind=BEHIND_NODE)
-        for name in BY_THEIR_NAMES
-    },
-    **{
-        f"{name}, before Parallelize Model": replace(EVERY[name], behind=BEHIND_NODE, said=SAID.format(said))
+        f"{name}, before Parallelize Model": replace(EVERY[name], last=True, said=SAID.format(said))
         for name, said in IN_THE_MODULE.items()
     },
     **{
         f"a MODEL that {name}, before Parallelize Model": replace(
-            habit(as_stock(), unread(*said)), behind=BEHIND_NODE, ignored=True
+            habit(as_stock(), unread(*said)), last=True, ignored=True
         )
         for name, said in UNREAD.items()
     },
-    "two Parallelize Model in a row": replace(habit(equal(), two_in_a_row), behind=BEHIND_LOADER),
-    "Parallelize Model behind our loader": habit(equal(), two_in_a_row),
+    "two Parallelize Model in a row": habit(equal(), two_in_a_row),
 }

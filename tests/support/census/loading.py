@@ -1,4 +1,4 @@
-"""Loads the models of the rows, by ComfyUI's own loader, by ours, and by the node that makes ComfyUI's parallel."""
+"""Loads the models of the rows by ComfyUI's own loader, and makes them parallel by *Parallelize Model*."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from parallel_backend.plan import ParallelPlan
-from tests.support.census.rows import BEHIND_LOADER, Row
+from tests.support.census.rows import Row
 from tests.support.files.quantise import quantised
 
 NODE = "5"
@@ -47,12 +47,11 @@ class Loading:
     """The loading of a `Census`. places_node: whether a model of ComfyUI's is made parallel before it is sampled."""
 
     base: Path
-    pack: dict[str, Any]
     group: Any
     taken: bool
     why: list[str]
     said: list[str]
-    remote: Any  # of the last model of ours that was loaded
+    remote: Any  # of the last model that was made parallel
     places_node = False
 
     def run(self, name: str, /, **inputs: Any) -> tuple:
@@ -65,21 +64,8 @@ class Loading:
                 metadata = file.metadata()
             weights, path = load_file(path), path.with_name(f"{row.model}-{row.form}.safetensors")
             save_file(quantised(weights, row.form), path, metadata)
-        if not ours or row.behind:
-            (model,) = self.run("UNETLoader", unet_name=path.name, weight_dtype=row.dtype)
-            return self.parallelize(row, model) if ours and row.behind == BEHIND_LOADER else model
-        chosen, files = ParallelPlan(**row.plan or {"ulysses": 2}), self.pack["host_file"]
-        path = self.base / "models" / "diffusers" / row.model if row.folder else path
-        try:
-            file = files.describe_host_file(path, files.WEIGHT_DTYPES[row.dtype])
-        except files.NoDenoiser:
-            return importlib.import_module("pack.nodes.load_model").load_detector(path, files.WEIGHT_DTYPES[row.dtype])
-        source, costs = file.source(chosen, True), file.costs()
-        plans = importlib.import_module("pack.parallel_backend.costs.auto")
-        auto = None if row.plan else plans.PlanOfRun(lambda work: self.choose_plan(work, costs))
-        remote = self.pack["remote_module"].RemoteModule(self.group, source, chosen, costs, auto=auto)
-        self.remote = remote
-        return self.pack["remote_patcher"].remote_patcher(file.model, remote)
+        (model,) = self.run("UNETLoader", unet_name=path.name, weight_dtype=row.dtype)
+        return self.parallelize(row, model) if ours and not row.last else model
 
     def choose_plan(self, work: Any, costs: Any, lossy: bool = False) -> Any:
         """Chooses among the plans of two ranks without predictions."""

@@ -1,4 +1,4 @@
-"""The pack of habits on a model of both loaders: what node packs do inside of a model, in the ways of real packs."""
+"""The pack of habits, as stock and in the ranks: what node packs do inside of a model, in the ways of real packs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What node packs put at ComfyUI's places for functions, on a model of both loaders: each habit on each model that has
+"""What node packs put at ComfyUI's places for functions, as stock and in the ranks: each habit on each model that has
 the place, at each moment, under each plan. And some of these functions as somebody has read them."""
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """`python -m tests.support.census.program COMFYUI BASE OUT [NODE...]`:
-runs ComfyUI's nodes on models of its own loader and of ours, in one process, and writes what came of each as JSON.
+runs ComfyUI's nodes on models without and with *Parallelize Model*, in one process, and writes what came of each as
+JSON.
 
 The rows of `rows`; without names, all of them.
 """
@@ -31,7 +32,7 @@ from tests.support.census.loading import Loading, as_node, is_ours
 from tests.support.census.networks import GivenNetworks
 from tests.support.census.pack_rows import HABIT_NODE, PACK
 from tests.support.census.patch_rows import NODE as PATCH_NODE
-from tests.support.census.rows import BEHIND_NODE, NEWER_ROWS, ROWS, Given, Row, equal
+from tests.support.census.rows import NEWER_ROWS, ROWS, Given, Row, equal
 from tests.support.census.weights.saved import SAVED_ROWS
 from tests.support.host.graphs import joined, relative_error
 from tests.support.host.mounted import mount
@@ -43,7 +44,7 @@ Outputs = list[torch.Tensor]
 
 
 class Census(Loading, GivenNetworks):
-    """ComfyUI in this process, its nodes, one worker group, and the models of both loaders."""
+    """ComfyUI in this process, its nodes, one worker group, and models with and without *Parallelize Model*."""
 
     def __init__(self, comfyui: str, base: str, *arguments: str) -> None:
         mount(comfyui, "--base-directory", base, *arguments)
@@ -53,21 +54,17 @@ class Census(Loading, GivenNetworks):
         asyncio.run(self.nodes.init_builtin_extra_nodes())
         self.base = Path(base)
         self.load_pack()
-        self.pack = {
-            name: importlib.import_module(f"pack.nodes.model.{name}")
-            for name in ("host_file", "remote_module", "remote_patcher")
-        }
         importlib.import_module("pack.nodes.inside.origins").keep_files_of_networks()
         module = importlib.import_module("pack.worker.host.client")
         self.group = module.WorkerGroup("cpu", self.base / "group")
         self.models: dict[tuple, Any] = {}
         self.plain_latents: dict[tuple, torch.Tensor] = {}
-        self.remote: Any = None  # of the last model of ours that was loaded
+        self.remote: Any = None  # of the last model that was made parallel
         self.why: list[str] = []
         self.plans: list[str] = []  # of this row's calls
         self.said: list[str] = []  # on the node, of this row's attention
         self.taken = False  # whether ComfyUI's own model has taken over from the ranks
-        self.watch(self.pack["remote_module"].RemoteModule)
+        self.watch(importlib.import_module("pack.nodes.model.remote_module").RemoteModule)
         gc.freeze()  # what has been imported is not looked through for each row
         gc.set_threshold(20_000)  # new objects; 700 took 7 % of the time
 
@@ -110,8 +107,8 @@ class Census(Loading, GivenNetworks):
         return sorted(found)
 
     def loaded(self, row: Row, ours: bool) -> Any:
-        """A row's MODEL, of a loader, for all that leave it whole."""
-        key = (row.model, row.dtype, row.form, ours, *((row.folder, row.behind, *row.plan.items()) if ours else ()))
+        """A row's MODEL, of the loader, for all that leave it whole."""
+        key = (row.model, row.dtype, row.form, ours, *((row.last, *row.plan.items()) if ours else ()))
         if key not in self.models:
             self.models[key] = self.load(row, ours)
         return self.models[key]
@@ -318,9 +315,9 @@ class Census(Loading, GivenNetworks):
         return joined(result["samples"])
 
     def outputs(self, name: str, row: Row, ours: bool) -> Outputs:
-        """What comes of a node behind a loader: numbers, and the latents that its MODEL, GUIDER or SAMPLER gives."""
+        """What comes of a node behind the loader: numbers, and the latents that its MODEL, GUIDER or SAMPLER gives."""
         torch.manual_seed(SEED)
-        self.places_node = ours and row.behind == BEHIND_NODE
+        self.places_node = ours and row.last
         model = self.load(row, ours) if row.does else self.loaded(row, ours)
         self.taken = ours and not self.places_node and not is_ours(model)  # a model that is not sampled from
         if row.does:

@@ -1,12 +1,11 @@
-"""What becomes of every node of ComfyUI that takes a MODEL, if it is of our loader and runs by ComfyUI's own class."""
+"""What becomes of every node of ComfyUI that takes a MODEL, if *Parallelize Model* has made it and it runs by ComfyUI's
+own class."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
-
-BEHIND_LOADER, BEHIND_NODE = "the loader", "the row's node"
 
 
 class Given(str):
@@ -20,14 +19,13 @@ class Row:
     kept. costly: whether stock's model without the node stands for that with it. samples: whether the model can be
     sampled from. latent: its shape, if not the model's. plan: of ours; empty is auto. node: if the row has a name of
     its own. does: what is done in place of running a node. steps: of each sampling; more than one for what a node
-    keeps from step to step, or does to the schedule. folder: whether ours is of a diffusers folder with the same
-    weights. dtype: of the weights, as both loaders name it. form: of `formats.py`, in which the file's blocks are.
-    as_stock: whether ComfyUI's own model takes a sampling, in ComfyUI's process. numbers: what inputs of numbers get
-    in place of their default. ours: whether the error is of ours alone. shared: the plan that the first call ran
-    under, if it matters. said: on the node, about attention. slow: whether it is one more case of what the gate has.
-    rounded: whether a last bit becomes a step of the quantised activations, so that an error up to the quantisation's
-    own is allowed. behind: what the node *Parallelize Model*, which makes ComfyUI's model ours in place of our loader,
-    stands behind; our loader does if it is empty."""
+    keeps from step to step, or does to the schedule. dtype: of the weights, as the loader names it. form: of
+    `formats.py`, in which the file's blocks are. as_stock: whether ComfyUI's own model takes a sampling, in
+    ComfyUI's process. numbers: what inputs of numbers get in place of their default. ours: whether the error is of
+    ours alone. shared: the plan that the first call ran under, if it matters. said: on the node, about attention.
+    slow: whether it is one more case of what the gate has. rounded: whether a last bit becomes a step of the
+    quantised activations, so that an error up to the quantisation's own is allowed. last: whether *Parallelize
+    Model*, which makes ComfyUI's model ours, stands right before the sampler and not behind the loader."""
 
     model: str
     inputs: Mapping[str, Any] = field(default_factory=dict)
@@ -42,7 +40,6 @@ class Row:
     node: str = ""
     does: Callable[..., Any] | None = None
     steps: int = 1
-    folder: bool = False
     dtype: str = "default"
     form: str = ""
     as_stock: bool = False
@@ -53,7 +50,7 @@ class Row:
     said: str = ""
     slow: bool = False
     rounded: bool = False
-    behind: str = ""
+    last: bool = False
 
 
 def equal(model: str = "flux", **inputs: Any) -> Row:
@@ -69,9 +66,9 @@ def as_stock(model: str = "flux", **inputs: Any) -> Row:
     return replace(equal(model, **inputs), as_stock=True)
 
 
-def detects(model: str, **inputs: Any) -> Row:
-    """A model that is not sampled from."""
-    return replace(as_stock(model, **inputs), samples=False)
+def detects(model: str, kind: str, **inputs: Any) -> Row:
+    """A model that is not sampled from. kind: what ComfyUI's configuration of it is called."""
+    return replace(as_stock(model, **inputs), samples=False, said=DETECTOR.format(model, kind))
 
 
 def over_steps(row: Row) -> Row:
@@ -83,17 +80,14 @@ def habit(row: Row, does: Callable[..., Any]) -> Row:
     return replace(row, does=does, steps=2)
 
 
-def of_folder(row: Row) -> Row:
-    """The row on a model in a diffusers folder."""
-    return replace(row, model=FOLDER_MODEL, folder=True)
-
-
 def refused(words: str, model: str = "flux", **inputs: Any) -> Row:
     return replace(equal(model, **inputs), words=words)
 
 
-# A tiny model that is there as a file and as a diffusers folder.
-FOLDER_MODEL = "flux-dev"
+DETECTOR = (
+    "{}.safetensors holds a detector ({}), which has no steps that ranks could share. It runs as stock, on ComfyUI's "
+    "own device."
+)
 ALWAYS = {"start_percent": 0.0, "end_percent": 1.0}
 STEPS = {"steps": 3}
 TWICE = {"q": 2.0, "out": 1.5}
@@ -181,10 +175,6 @@ ROWS: dict[str, Row] = {
     "SkipLayerGuidanceSD3 of the last": replace(equal("sd3", layers="2", **ALWAYS), node="SkipLayerGuidanceSD3"),
     "SkipLayerGuidanceSD3": equal("sd3", layers="0", **ALWAYS),
     "NAGuidance": equal(),
-    "SkipLayerGuidanceDiT on a folder": of_folder(
-        replace(equal(double_layers="0", single_layers="1", **ALWAYS), node="SkipLayerGuidanceDiT")
-    ),
-    "NAGuidance on a folder": of_folder(replace(equal(), node="NAGuidance")),
     "NAGuidance with its rows apart": replace(equal(), plan={"cfg": 2}, node="NAGuidance", shared="ulysses=2"),
     "ScaleROPE": equal(scale_x=2.0, shift_y=1.0),
     "FluxKVCache": over_steps(replace(equal("flux-2"), plan={"cfg": 2}, cfg=1.0)),
@@ -196,7 +186,8 @@ ROWS: dict[str, Row] = {
     "TorchCompileModel": replace(ignored(backend="eager"), costly=True, slow=True),
     "TorchCompileModel of a UNet": replace(
         ignored("unet", backend="eager"), node="TorchCompileModel", plan={"ulysses": 2}, costly=True,
-        said="UNetModel runs without torch.compile: the ranks share a picture's rows, which its layers exchange.",
+        said="unet.safetensors runs without torch.compile: the ranks share a picture's rows, which its layers "
+        "exchange.",
     ),
     "PerturbedAttentionGuidance": replace(equal("unet"), shared="ulysses=2"),
     "FreeU": replace(equal("unet"), shared="ulysses=2"),
@@ -258,9 +249,9 @@ ROWS: dict[str, Row] = {
         equal("seedvr2", vae_conditioning=Given("latent")), plan={"cfg": 1}, samples=False
     ),
     "SAM3_Detect": detects(
-        "segmenter", image=Given("image"), conditioning=Given("positive"), threshold=0.0, refine_iterations=0
+        "segmenter", "SAM3", image=Given("image"), conditioning=Given("positive"), threshold=0.0, refine_iterations=0
     ),
-    "SAM3_VideoTrack": detects("tracker", images=Given("image"), initial_mask=Given("mask")),
+    "SAM3_VideoTrack": detects("tracker", "SAM31", images=Given("image"), initial_mask=Given("mask")),
     "SDPoseKeypointExtractor": refused("conv_transpose2d", "pose", vae=Given("vae"), image=Given("image")),
 }  # fmt: skip
 # Nodes that only a newer ComfyUI than the gate's has, with its release.

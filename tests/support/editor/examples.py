@@ -39,9 +39,9 @@ def settle(editor: Editor) -> None:
 
 
 def open_demo(editor: Editor, plan: Mapping[str, Any] | None = None, **sampler: int) -> None:
-    """Opens the demo with these widgets of its plan and of its sampler: another seed makes it a prompt never run."""
+    """Opens the demo with these widgets of Parallelize Model and of the sampler: another seed makes a new prompt."""
     editor.open(json.loads((FOLDER / "demo.json").read_text()))
-    editor.set_widgets("ParallelDiT_Plan", **(plan or {}))
+    editor.set_widgets("ParallelDiT_Parallelize", **(plan or {}))
     editor.set_widgets("KSampler", **sampler)
 
 

@@ -95,7 +95,7 @@ def photograph(editor: Editor, name: str) -> Image.Image:
 def film(editor: Editor) -> list[Image.Image]:
     """The demo's graph and the panel, from before a run until its picture is there."""
     open_example(editor, "demo")
-    editor.set_widgets("ParallelDiT_Plan", mode="manual", cfg=2)
+    editor.set_widgets("ParallelDiT_Parallelize", mode="manual", cfg=2)
     editor.resize(FILM_SIZE)
     editor.page.evaluate(TAKE_NOTES)
     panel = editor.open_panel()

@@ -1,5 +1,5 @@
 """`python -m tests.support.group.no_group COMFYUI BASE MODEL VAE`:
-a loader, a sampler and Parallelize VAE on a system whose torch has no torch.distributed, against the stock ones.
+Parallelize Model, a sampler and Parallelize VAE on a system whose torch has no torch.distributed, against the stock ones.
 
 MODEL: a case that `write_cases` has written to the folder BASE. VAE: a file in its models/vae. Prints JSON: whether the
 results have the stock nodes' bits, what was said, whether anything of the model's file was read before it sampled, and
@@ -8,7 +8,6 @@ whether a network inside of a model that has the VAE takes the stock one into th
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import json
 import sys
@@ -25,18 +24,16 @@ from tests.support.census.rows import Row
 def main(comfyui: str, base: str, model: str, vae: str) -> None:
     census, row = Census(comfyui, base), Row(model)
     torch.distributed.is_available = lambda: False
-    loader, vaes = (importlib.import_module(f"pack.nodes.{name}") for name in ("load_model", "parallelize_vae"))
+    node, vaes = (importlib.import_module(f"pack.nodes.{name}") for name in ("parallelize", "parallelize_vae"))
     asked = importlib.import_module("pack.nodes.parallel_plan").AskedPlan
     plan = importlib.import_module("pack.parallel_backend.plan").ParallelPlan(**ParallelPlan(ulysses=4).to_json())
     groups, said = importlib.import_module("pack.nodes.workers.group"), census.said
     groups.Feed = lambda *_given: SimpleNamespace(start=lambda: None)
-    loader.list_models = lambda: {model: census.base / "models" / "diffusion_models" / f"{model}.safetensors"}
     server: Any = importlib.import_module("server").PromptServer
     server.instance = None
 
     found: dict[str, Any] = {}
-    load = loader.LoadDiffusionModelParallel.execute(model, "default", asked(plan))
-    ours = asyncio.run(load).result[0]
+    ours = node.parallelize(census.load(row, False), asked(plan), 1)
     found["read before"] = ours.stand_in.weights.is_here
     found["sampled"] = [census.sample(row, ours).equal(census.sample(row, census.load(row, False))) for _ in range(2)]
     latents = torch.randn((1, 16, 1, 6, 5), generator=torch.Generator().manual_seed(1))

@@ -50,9 +50,9 @@ def spaced(job: Job) -> Job:
     return replace(job, positive=" " * next(_spaces) + job.positive)
 
 
-def good(host: ComfyHost) -> torch.Tensor:
+def good(host: ComfyHost, as_stock: bool = False) -> torch.Tensor:
     """The latents of a prompt that is always the same, and is always run."""
-    return latents(host, spaced(GOOD).prompt(), timeout=PATIENCE)
+    return latents(host, spaced(GOOD).prompt(), as_stock, timeout=PATIENCE)
 
 
 def long(scheduler: str | None) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from demo.host import ComfyHost, PromptError
 from parallel_backend.plan import ParallelPlan
+from tests.support.loaders import load
 
 Link = list
 Patch = Callable[["Graph", Link], Link]
@@ -24,6 +25,7 @@ Patch = Callable[["Graph", Link], Link]
 # Of a host and its ranks: a model's file can say what ComfyUI is to detect in it, and ComfyUI looks for no garbage
 # among its imports.
 TINY_MODELS = {"PYTHONPATH": str(Path(__file__).parent / "site")}
+STOCK = "runs as stock"  # in what ComfyUI logs of a model that the ranks do not run
 NODE_PACK = "test_tensors"
 NODE_PACK_SOURCE = '''"""Test-only: CONDITIONING from a file, a LATENT of any shape, a foreign MODEL; looks inside."""
 
@@ -272,6 +274,11 @@ class Job:
             object.__setattr__(self, side, getattr(self, side) or least)
 
     @property
+    def name(self) -> str:
+        """The model's, without .safetensors."""
+        return self.model.removesuffix(".safetensors")
+
+    @property
     def worker_group(self) -> int:
         """The number of the group that serves it. An automatic plan has two ranks."""
         if self.group is not None:
@@ -282,12 +289,9 @@ class Job:
         return replace(self, plan=plan)
 
     def prompt(self, patch_model: Patch | None = None, patch_positive: Patch | None = None) -> dict:
-        """The prompt; the patches put nodes behind the loader and behind the positive conditioning."""
+        """The prompt; the patches put nodes behind the model and behind the positive conditioning."""
         graph = Graph()
-        loader = {"model_name": self.model, "dtype": "fp32", "group": self.worker_group}
-        if self.plan is not None:
-            loader["plan"] = graph.add("ParallelDiT_Plan", mode="manual", **self.plan)
-        loaded = graph.add("ParallelDiT_LoadDiffusionModel", **loader)
+        loaded = load(graph, self.model, self.plan, self.worker_group)
         positive = conditioning(graph, loaded, self.positive)
         negative = conditioning(graph, loaded, self.negative)
         if self.latent:
@@ -327,9 +331,14 @@ def conditioning(graph: Graph, model: Link, what: str) -> Link:
     return graph.add("ParallelDiT_ClassLabel", model=model, label=what)
 
 
-def latents(host: ComfyHost, prompt: dict, **wait: Any) -> torch.Tensor:
-    """Runs a prompt; returns the latents (B, C, H, W) that its Save Latent node wrote."""
-    return saved_latents(host, host.run(prompt, **wait))
+def latents(host: ComfyHost, prompt: dict, as_stock: bool = False, **wait: Any) -> torch.Tensor:
+    """Runs a prompt; returns the latents (B, C, H, W) that its Save Latent node wrote. Fails if one of our models runs
+    as stock, unless as_stock."""
+    before = host.log.stat().st_size
+    found = saved_latents(host, host.run(prompt, **wait))
+    said = [line for line in host.log.read_bytes()[before:].decode(errors="replace").splitlines() if STOCK in line]
+    assert as_stock or not said, said
+    return found
 
 
 def saved_latents(host: ComfyHost, entry: dict) -> torch.Tensor:

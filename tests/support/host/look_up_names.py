@@ -1,12 +1,11 @@
 """`python -m tests.support.host.look_up_names COMFYUI BASE NAME...`:
-what the nodes make of names that a workflow gives, as JSON.
+what Load DiT makes of names that a workflow gives, as JSON.
 
-By name: what the loader's check says of it (true, or words), and what executing it raises.
+By name: what the node's check says of it (true, or words), the path that it means, and what executing it raises.
 """
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import json
 import sys
@@ -16,7 +15,7 @@ from tests.support.host.mounted import mount
 
 def main(comfyui: str, base: str, names: str) -> None:
     mount(comfyui, "--base-directory", base)
-    loader = importlib.import_module("pack.nodes.load_model").LoadDiffusionModelParallel
+    loader = importlib.import_module("pack.nodes.load_dit").LoadDiT
     files = importlib.import_module("pack.nodes.model.model_files")
 
     def raised(call: object, *arguments: object) -> str:
@@ -30,7 +29,7 @@ def main(comfyui: str, base: str, names: str) -> None:
         name: {
             "valid": loader.validate_inputs(name),
             "path": str(files.list_models().get(name, "")),
-            "load": raised(asyncio.run, loader.execute(name, "fp32")),
+            "load": raised(loader.execute, name),
         }
         for name in json.loads(names)
     }

@@ -8,7 +8,6 @@ prompts whose text encoder and model do not fit together, what both hold from st
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import importlib
 import json
@@ -73,7 +72,8 @@ class Scene:
         self.management.get_torch_device = lambda: CARD
         self.management.get_free_memory = self.free
         self.loader = importlib.import_module("pack.nodes.load_model")
-        self.loader.list_models = lambda: {"tiny": Path(model)}
+        self.files, self.path = importlib.import_module("pack.nodes.model.host_file"), Path(model)
+        self.plan = importlib.import_module("pack.nodes.parallel_plan")
         self.sizes = importlib.import_module("pack.parallel_backend.weights.sizes")
         room = importlib.import_module("pack.nodes.workers.room")
         room.list_plan_cards, room.list_rank_contexts = lambda _plan: [Card(0, "", TOTAL)], lambda: {"0": 0}
@@ -92,7 +92,8 @@ class Scene:
         self.sample(self.ours)
 
     def load(self, dtype: str) -> Any:
-        patcher = asyncio.run(self.loader.LoadDiffusionModelParallel.execute("tiny", dtype)).result[0]
+        file = self.files.describe_host_file(self.path, self.files.WEIGHT_DTYPES[dtype])
+        patcher = self.loader.load_described(file, "tiny", self.plan.AskedPlan(), 1)
         patcher.remote.sizes = self.sizes.WeightSizes(OURS)
         patcher.model.to = lambda _device: None  # the little that is in this process cannot go to a pretended card
         return patcher

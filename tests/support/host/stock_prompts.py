@@ -14,6 +14,7 @@ from tests.support.cases.sized_cases import SIZED_CASES
 from tests.support.cases.stock_cases import CASES
 from tests.support.census.models import CENSUS_MODELS
 from tests.support.host.graphs import Graph, Link
+from tests.support.loaders import load
 from tests.support.programs import run_program
 
 Patch = Callable[[Graph, Link], Link]
@@ -39,7 +40,7 @@ def prompt(
     plan: Mapping[str, int] | None = None,
     *,
     model: str | None = None,
-    dtype: str = "fp32",
+    dtype: str = "default",
     group: int = 1,
     positive: str = "positive",
     negative: str = "negative",
@@ -50,20 +51,19 @@ def prompt(
     sigmas: Sequence[float] = (),
     size: Sequence[int] = (),
 ) -> dict:
-    """A KSampler on a case, by our loader under a plan, an automatic one with {}, or without one by ComfyUI's own.
+    """A KSampler on a case, with Parallelize Model behind the loader under a plan, an automatic one with {}, or without
+    one as stock.
 
-    model: another than the case's file. dtype, group: for our loader. positive, negative: other texts. cfg, size:
-    another scale, and of another latent, than the case's. patch: puts nodes behind the loader. scheduler: of a Parallel
-    Sampler instead. sigmas: for Euler, by a Sampler Custom instead.
+    model: another than the case's file. dtype: of its weights. group: of workers. positive, negative: other texts. cfg,
+    size: another scale, and of another latent, than the case's. patch: puts nodes behind the model. scheduler: of a
+    Parallel Sampler instead. sigmas: for Euler, by a Sampler Custom instead.
     """
     case, graph = ALL[name], Graph()
     model = model or f"{name}.safetensors"
     if plan is None:
-        loaded = graph.add("UNETLoader", unet_name=model, weight_dtype="default")
+        loaded = graph.add("UNETLoader", unet_name=model, weight_dtype=dtype)
     else:
-        chosen = graph.add("ParallelDiT_Plan", mode="manual" if plan else "auto", **plan)
-        options = {"dtype": dtype, "plan": chosen, "group": group}
-        loaded = graph.add("ParallelDiT_LoadDiffusionModel", model_name=model, **options)
+        loaded = load(graph, model, plan or None, group, dtype)
     texts = [graph.add("Test_LoadConditioning", name=f"{name} {which}.safetensors") for which in (positive, negative)]
     latent = graph.add("Test_EmptyLatent", shape=" ".join(map(str, size or case.latent)))
     common = {

@@ -120,7 +120,7 @@ def measure(
 
 def made(size: Size, variant: Variant, steps: int, seed: int) -> dict[str, Any]:
     """A prompt; of a seed that the host has no result of."""
-    built = prompt(size.case, variant.plan, dtype="default", group=variant.group, cfg=1.0, steps=steps)
+    built = prompt(size.case, variant.plan, group=variant.group, cfg=1.0, steps=steps)
     next(node for node in built.values() if node["class_type"] == "KSampler")["inputs"]["seed"] = seed
     return built
 

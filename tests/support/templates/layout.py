@@ -14,20 +14,17 @@ GAP = 40
 ABOVE = 60  # a node's title, and the name of its pack
 IN_A_ROW = 8
 WIDTH = 230
-WIDE = ("Load", "TextEncode", "Save", "ParallelDiT_Plan")  # parts of types
+PARALLELIZE = "ParallelDiT_Parallelize"
+WIDE = ("Load", "TextEncode", "Save", PARALLELIZE)  # parts of types
 WIDTHS = {WIDE: 330, ("KSampler",): 270, ("Decode",): 180}
 ROW, WIDGET, MARGIN = 20, 26, 16
 HEIGHTS = {
     "CLIPTextEncode": 170,
     "LoadImage": 340,
-    "ParallelDiT_LoadCheckpoint": 200,
-    "ParallelDiT_LoadDiffusionModel": 150,
-    "ParallelDiT_Plan": 300,
+    PARALLELIZE: 420,
     "TextEncodeQwenImageEditPlus": 240,
 }
 SAVED = 330
-PLAN = "plan"
-PLAN_COLUMN = 330
 NOTE_WIDTH, NOTE_LINE, NOTE_LETTER = 700, 21, 6.0
 
 
@@ -51,8 +48,8 @@ def size_of(node: Node) -> tuple[int, int]:
 
 def boxes(graph: Graph) -> Mapping[str, Box]:
     """The nodes': a node stands behind what is linked to it, and what makes something from nothing right before what
-    takes it, but for loaders; after so many columns there is another row of them. The plan has a column of its own, as
-    its node grows by its answer."""
+    takes it, but for loaders; after so many columns there is another row of them. Parallelize Model is below the others
+    of its column, as it grows by its answer."""
     column = columns(graph)
     found: dict[str, Box] = {}
     left, start = LEFT, TOP
@@ -61,6 +58,7 @@ def boxes(graph: Graph) -> Mapping[str, Box]:
             left, start = LEFT, max(box.top + box.height for box in found.values()) + 2 * ABOVE
         names = [name for name in graph if column[name] == place]
         names.sort(key=lambda name: mean([found[came.node].top for came in graph[name].linked.values()] or [1e9]))
+        names.sort(key=lambda name: graph[name].type == PARALLELIZE)
         top, widest = start, 0
         for name in names:
             width, height = size_of(graph[name])
@@ -76,7 +74,7 @@ def columns(graph: Graph) -> Mapping[str, int]:
     def depth(name: str) -> int:
         if name not in depths:
             before = [depth(came.node) for came in graph[name].linked.values()]
-            depths[name] = max(before) + 1 if before else 0 if name == PLAN else 1
+            depths[name] = max(before, default=-1) + 1
         return depths[name]
 
     for name in graph:
@@ -86,14 +84,14 @@ def columns(graph: Graph) -> Mapping[str, int]:
         for came in node.linked.values():
             after[came.node].append(depths[name])
     for name, node in graph.items():
-        if name != PLAN and not node.linked and after[name] and "Load" not in node.type:
-            depths[name] = max(1, min(after[name]) - 1)
+        if not node.linked and after[name] and "Load" not in node.type:
+            depths[name] = min(after[name]) - 1
     return depths
 
 
 def note_box(graph: Mapping[str, Box], texts: Sequence[str]) -> Box:
-    """Of a note that has room for each of these texts, below the nodes and right of the plan, whose node may grow."""
-    left = LEFT + PLAN_COLUMN + GAP
+    """Of a note that has room for each of these texts, below the nodes."""
+    left = LEFT
     right = max(box.left + box.width for box in graph.values())
     top = max(box.top + box.height for box in graph.values())
     width = max(NOTE_WIDTH, (right - left - GAP) // 2)

@@ -2,8 +2,8 @@
 
 python -m tests.support.templates.make [--previews FOLDER]
 
-Each template of `examples.json` is ComfyUI's, opened and settled (`stock_graph`), with our loader in place of the stock
-one, a Parallel Plan, and a note. Those without a base keep their graph and get their note. With --previews, the
+Each template of `examples.json` is ComfyUI's, opened and settled (`stock_graph`), with Parallelize Model behind each
+loader of a model, and a note. Those without a base keep their graph and get their note. With --previews, the
 folder of the pictures that ComfyUI ships with its templates, the thumbnails are made of them.
 """
 
@@ -21,7 +21,7 @@ from PIL import Image, ImageSequence
 
 from demo.host import REPOSITORY
 from tests.support.templates.examples import HERE, TABLE, Example
-from tests.support.templates.layout import PLAN, Box, boxes, note_box
+from tests.support.templates.layout import PARALLELIZE, Box, boxes, note_box
 from tests.support.templates.notes import EN, ZH, note
 from tests.support.templates.stock_graph import NOTES, Graph, Node, Output, opened, settled
 from tests.support.templates.two_cards import FILE
@@ -31,9 +31,7 @@ FOLDER = REPOSITORY / "example_workflows"
 NOTICE = FOLDER / "NOTICE.md"
 PACK = "paralleldit"
 TRANSLATED = "paralleldit_translated"  # a note's property, as `web/notes.mjs` reads it
-PLAN_NODE, PLAN_TYPE = "ParallelDiT_Plan", "PARALLEL_PLAN"
-# Ours, whose outputs have the places of the stock one's, by that.
-LOADERS = {"UNETLoader": "ParallelDiT_LoadDiffusionModel", "CheckpointLoaderSimple": "ParallelDiT_LoadCheckpoint"}
+LOADERS, MODEL = ("UNETLoader", "CheckpointLoaderSimple"), "MODEL"
 THUMBNAIL, QUALITY = 512, 85  # pixels of the longer side
 
 
@@ -90,22 +88,21 @@ def renamed(graph: Graph, example: Example) -> Graph:
 
 
 def parallel(graph: Graph) -> Graph:
-    """With our loaders, and the plan that they have."""
-    found: Graph = {PLAN: Node(saved(PLAN_NODE, [("plan", PLAN_TYPE)], ["auto"]))}
+    """With Parallelize Model behind each loader of a model. It takes all links of the loader's MODEL."""
+    found: Graph = {}
+    moved: dict[Output, Output] = {}
     for name, node in graph.items():
         found[name] = node
         if node.type in LOADERS:
-            outputs = [(each["name"], each["type"]) for each in node.saved["outputs"]]
-            ours = saved(LOADERS[node.type], outputs, node.saved["widgets_values"][:1])
-            ours |= {"inputs": [{"name": "plan", "type": PLAN_TYPE}], "properties": node.saved["properties"]}
-            found[name] = Node(ours, {"plan": Output(PLAN, 0)})
+            slot = [each["type"] for each in node.saved["outputs"]].index(MODEL)
+            behind = f"{name} parallel"
+            sockets = {"inputs": [{"name": "model", "type": MODEL}], "outputs": [{"name": MODEL, "type": MODEL}]}
+            saved = {"type": PARALLELIZE, **sockets, "widgets_values": ["auto"], "properties": {}}
+            found[behind] = Node(saved, {"model": Output(name, slot)})
+            moved[Output(name, slot)] = Output(behind, 0)
+    for node in graph.values():
+        node.linked = {socket: moved.get(came, came) for socket, came in node.linked.items()}
     return found
-
-
-def saved(kind: str, outputs: list[tuple[str, str]], values: list[Any]) -> dict[str, Any]:
-    """A node of ours. Widgets without a value have their defaults."""
-    given = [{"name": name, "type": of} for name, of in outputs]
-    return {"type": kind, "inputs": [], "outputs": given, "widgets_values": values, "properties": {}}
 
 
 def in_turn(graph: Graph) -> list[str]:

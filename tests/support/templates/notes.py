@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from tests.support.templates.examples import Example, File
 
 GIB = 1 << 30
-LOADERS = {"diffusion_models": "Load Diffusion Model (Parallel)", "checkpoints": "Load Checkpoint (Parallel)"}
 
 
 class Phrases(NamedTuple):
@@ -35,7 +34,7 @@ EN = Phrases(
     "en",
     "Files and cards",
     "## {} on all GPUs",
-    "This is ComfyUI's template *{}*. **{}** replaces its loader, and **Parallel Plan** is new. All other nodes are "
+    "This is ComfyUI's template *{}*, with **Parallelize Model** behind the loader of the model. All other nodes are "
     "stock.",
     "| File | in models/ | Size |",
     "| Two cards of | Plan of *auto* | Weights on each | A step needs, too |",
@@ -47,14 +46,14 @@ EN = Phrases(
     "estimate of a step. It is not measured on GPUs.",
     "The text encoder ({}) uses the first card before the model does. If both do not fit, they take turns.",
     "Press **Run**. The workers start with the first run and stay up. *auto* uses all GPUs. To choose the degrees "
-    "yourself, set **Parallel Plan** to *manual*.",
+    "yourself, set **Parallelize Model** to *manual*.",
     "Licence of the model: {}",
 )
 ZH = Phrases(
     "zh",
     "文件与显卡",
     "## 用所有 GPU 运行 {}",
-    "这是 ComfyUI 的模板 *{}*。加载器换成了 **{}**，并加上了 **Parallel Plan**。其余都是自带节点。",
+    "这是 ComfyUI 的模板 *{}*，在模型加载器之后加上了 **Parallelize Model**。其余都是自带节点。",
     "| 文件 | 放在 models/ 下 | 大小 |",
     "| 两张显卡，每张 | *auto* 的方案 | 每张存放的权重 | 每步另需 |",
     {"shared": "；{1} 个块中的 {0} 个由两张卡各存一半", "host": "；{1} 个块中的 {0} 个从内存取来"},
@@ -64,7 +63,7 @@ ZH = Phrases(
     "以上针对 {}，假定有 64 GiB 空闲内存。由本扩展按模型公布的形状和 ComfyUI 对一步的估计算出，并非在 GPU 上实测。",
     "文本编码器（{}）先于模型使用第一张显卡。两者放不下时轮流使用。",
     "点击**运行**即可。工作进程随第一次运行启动，之后一直保留。*auto* 使用所有 GPU。要自选并行度，"
-    "请在 **Parallel Plan** 中选 *manual*。",
+    "请在 **Parallelize Model** 中选 *manual*。",
     "模型许可证：{}",
 )
 
@@ -73,7 +72,7 @@ def note(example: Example, cards: Mapping[str, Any], phrases: Phrases) -> str:
     """The text of a note. cards: `two_cards.figures` by GiB of a card."""
     parts = [phrases.heading.format(example.title)]
     if example.base:
-        parts.append(phrases.made_of.format(example.base, LOADERS[example.model.folder]))
+        parts.append(phrases.made_of.format(example.base))
     if example.files:
         parts += [table(phrases.files, map(file_row, example.files)), *about_cards(example, cards, phrases)]
     parts += [phrases.run, getattr(example.tips, phrases.language)]
@@ -115,7 +114,7 @@ def card_row(gibibytes: str, found: Mapping[str, Any], phrases: Phrases) -> str:
 
 
 def in_gib(count: int) -> str:
-    """As the Plan node tells of memory."""
+    """As Parallelize Model tells of memory."""
     return f"{count / GIB:.1f} GiB"
 
 

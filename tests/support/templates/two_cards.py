@@ -2,7 +2,7 @@
 
 COMFYUI_PATH=… python -m tests.support.templates.two_cards
 
-The pack's own answer to a Parallel Plan node set to auto (`nodes/routes/plan.py`), for files of published names and
+The pack's own answer to Parallelize Model set to auto (`nodes/routes/plan.py`), for files of published names and
 shapes and for cards that are pretended (`tests/support/host/plans_on_cards.py`).
 """
 

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from tests.support.census.changes import sample_after
 from tests.support.census.loading import is_ours
-from tests.support.census.rows import MERGED, SD1_BLOCKS, SDXL_BLOCKS, Row, as_stock, habit, of_folder, refused
+from tests.support.census.rows import MERGED, SD1_BLOCKS, SDXL_BLOCKS, Row, as_stock, habit, refused
 
 Does = Callable[[Any, Row, Any], list[torch.Tensor]]
 Merge = Callable[[Any, Row, Any, Any, Any], Any]  # of the census, a row, and three models, of which `three` has all
@@ -211,7 +211,7 @@ def merged_with_a_lost_file(census: Any, row: Row, model: Any) -> list[torch.Ten
 
 
 def merged_with_itself(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-    """A second model of the same file, or folder, with a LoRA."""
+    """A second model of the same file with a LoRA."""
     return [census.sample(row, simple(census, row, model, adapt(census, row, model), None))]
 
 
@@ -254,7 +254,6 @@ MERGE_ROWS: dict[str, Row] = {
     "a merge with a model of ComfyUI's loader": habit(as_stock(), merged_with_stocks),
     "a merge with a model that runs in ComfyUI's process": habit(PLAIN, merged_with_one_that_runs_here),
     "a merge into a model of ComfyUI's loader": replace(habit(PLAIN, merged_into_stocks), shared=""),
-    "a merge of folders": habit(of_folder(PLAIN), merged_with_itself),
     "a merge of quantised weights": habit(
         replace(refused("no attribute 'weight_scale'"), form="fp8"), merged_with_itself
     ),

@@ -12,8 +12,9 @@ import comfy.supported_models_base
 import torch
 from comfy.model_base import ModelType
 
-from ..errors import ModelFileError, RequestRefused
-from .dit import DiT
+from ...errors import ModelFileError, RequestRefused
+from .folder import DiTFolder
+from .module import DiT
 
 LATENT_FORMATS = {3: comfy.latent_formats.ChromaRadiance, 4: comfy.latent_formats.SD15}
 PREDICTIONS = {"epsilon": ModelType.EPS, "v_prediction": ModelType.V_PREDICTION}
@@ -31,7 +32,7 @@ class ClassConditionalDiT(comfy.model_base.BaseModel):
     def __init__(self, config: DiTConfig, device: Any = None) -> None:
         super().__init__(config, config.kind, device, unet_model=DiT)  # pyright: ignore[reportArgumentType]
         self.classes: int = config.unet_config["config"]["num_embeds_ada_norm"]
-        self.id2label: dict[int, str] = {}
+        self.id2label: dict[int, str] = config.class_names
 
     def extra_conds(self, **given: Any) -> dict[str, Any]:
         """Converts one-hot vectors to labels (B). All zeros, as ConditioningZeroOut makes them, mean no class."""
@@ -73,8 +74,9 @@ class ClassConditionalDiT(comfy.model_base.BaseModel):
 class DiTConfig(comfy.supported_models_base.BASE):
     unet_extra_config = {}
 
-    def __init__(self, config: Mapping[str, Any], scheduler: Mapping[str, Any]) -> None:
-        """config: the config of diffusers' class. scheduler: the config of its scheduler. Raises ModelFileError."""
+    def __init__(self, folder: DiTFolder) -> None:
+        """Raises ModelFileError if this pack cannot run the model."""
+        config, self.scheduler, self.class_names = folder
         channels = config["in_channels"]
         if channels not in LATENT_FORMATS:
             raise ModelFileError(
@@ -84,7 +86,7 @@ class DiTConfig(comfy.supported_models_base.BASE):
         if other:
             raise ModelFileError(f"The DiT's config has {', '.join(other)}, which this pack does not support.")
         self.latent_format = LATENT_FORMATS[channels]
-        self.kind, self.sampling_settings = noise_schedule(scheduler)
+        self.kind, self.sampling_settings = noise_schedule(self.scheduler)
         super().__init__({"config": {**DEFAULTS, **config}})
 
     def get_model(self, state_dict: Any, prefix: str = "", device: Any = None) -> ClassConditionalDiT:

@@ -1,0 +1,45 @@
+"""Nodes that are gone: a saved workflow or prompt with them draws, with ComfyUI's own nodes in their place."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from pathlib import Path
+
+import torch
+
+from demo.host import ComfyHost
+from tests.support.host.graphs import latents
+from tests.support.host.stock_prompts import prompt, write_cases
+
+MODEL = "longcat-image"
+GONE = {
+    "ParallelDiT_LoadDiffusionModel": "UNETLoader",
+    "ParallelDiT_LoadCheckpoint": "CheckpointLoaderSimple",
+    "ParallelDiT_Plan": "ParallelDiT_Parallelize",
+    "ParallelDiT_VAEDecode": "VAEDecode",
+    "ParallelDiT_VAEEncode": "VAEEncode",
+}
+
+
+def test_an_old_prompt_draws_what_the_stock_loader_draws(host: ComfyHost, comfyui: Path, models: Path) -> None:
+    """As the editor exports it, with titles."""
+    write_cases(comfyui, models, [MODEL])
+    stock, old = prompt(MODEL), prompt(MODEL)
+    (loader,) = [each for each in old.values() if each["class_type"] == "UNETLoader"]
+    file = {"model_name": f"{MODEL}.safetensors", "dtype": "default", "group": 1, "plan": ["plan", 0]}
+    loader |= {"class_type": "ParallelDiT_LoadDiffusionModel", "inputs": file}
+    old["plan"] = {"class_type": "ParallelDiT_Plan", "inputs": {"mode": "manual", "ulysses": 2}}
+    exported = {key: {**node, "_meta": {"title": key}} for key, node in old.items()}
+    assert torch.equal(latents(host, exported), latents(host, stock))
+
+
+def test_the_editor_is_told_of_nodes_and_inputs_that_are_there(host: ComfyHost) -> None:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"{host.url}/node_replacements", timeout=30) as answer:
+        offered = {name: each for name, (each, *_) in json.loads(answer.read()).items() if name in GONE}
+    assert {name: each["new_node_id"] for name, each in offered.items()} == GONE
+    known = host.object_info()
+    for each in offered.values():
+        inputs = known[each["new_node_id"]]["input"]["required"]
+        assert {one["new_id"] for one in each["input_mapping"] or ()} <= inputs.keys()

@@ -1,0 +1,99 @@
+"""The folder of a class-conditional DiT: which of its files are read, and what is wrong with a broken one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from demo.host import REPOSITORY
+from worker.comfyui.dit.folder import explain_no_weights, is_dit, read_folder
+from worker.comfyui.source import weight_files
+from worker.errors import ModelFileError
+
+TENSORS = 70  # more than the demo's five blocks need
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of the demo model without its weights."""
+    model = tmp_path / "dit"
+    shutil.copytree(REPOSITORY / "demo" / "shapes-dit", model, ignore=shutil.ignore_patterns("*.safetensors"))
+    return model
+
+
+def change(folder: Path, **values: Any) -> None:
+    path = folder / "transformer" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def test_a_pipelines_folder_has_the_classes_and_the_scheduler(folder: Path) -> None:
+    found = read_folder(folder, TENSORS)
+    assert found.class_names[5] == "red heart" and len(found.class_names) == 48
+    assert found.scheduler["_class_name"] == "FlowMatchEulerDiscreteScheduler"
+    assert is_dit(folder)
+
+
+def test_a_transformers_folder_alone_has_neither(folder: Path) -> None:
+    assert is_dit(folder / "transformer")
+    assert read_folder(folder / "transformer", TENSORS)[1:] == ({}, {})
+
+
+def test_an_old_folder_is_told_by_its_norm(folder: Path) -> None:
+    change(folder, _class_name="Transformer2DModel")
+    assert is_dit(folder)
+    change(folder, norm_type="ada_norm_single")
+    assert not is_dit(folder)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"num_layers": 1_000_000}, "num_layers=1000000, but its files have only 70 tensors"),
+        ({"num_layers": "5"}, "num_layers='5'"),
+        ({"patch_size": 0}, "patch_size=0"),
+        ({"num_attention_heads": None}, "num_attention_heads=None"),
+    ],
+)
+def test_a_config_that_makes_no_model_is_refused_before_it_takes_memory(
+    folder: Path, wrong: dict[str, Any], said: str
+) -> None:
+    change(folder, **wrong)
+    with pytest.raises(ModelFileError, match=said):
+        read_folder(folder, TENSORS)
+
+
+@pytest.mark.parametrize("text", ['{"_class_name": ', "[1, 2]", "\xff"])
+def test_a_config_that_is_none_is_named(folder: Path, text: str) -> None:
+    (folder / "transformer" / "config.json").write_bytes(text.encode("latin-1"))
+    assert not is_dit(folder)
+    with pytest.raises(ModelFileError, match=r"config\.json cannot be read"):
+        read_folder(folder, TENSORS)
+
+
+def test_pickled_weights_are_told_from_none(folder: Path) -> None:
+    assert "holds no safetensors file" in str(explain_no_weights(folder))
+    (folder / "transformer" / "diffusion_pytorch_model.bin").touch()
+    assert "pickled weights" in str(explain_no_weights(folder))
+
+
+@pytest.mark.parametrize(
+    ("there", "read"),
+    [
+        (("diffusion_pytorch_model", "diffusion_pytorch_model.fp16"), ("diffusion_pytorch_model",)),
+        (("model-1-of-2", "model-2-of-2"), ("model-1-of-2", "model-2-of-2")),
+        (
+            ("diffusion_pytorch_model-1-of-2", "diffusion_pytorch_model-2-of-2", "diffusion_pytorch_model.fp16"),
+            ("diffusion_pytorch_model-1-of-2", "diffusion_pytorch_model-2-of-2"),
+        ),
+        ((), ()),
+    ],
+    ids=["a variant beside it", "names of its own", "shards and a variant", "none"],
+)
+def test_of_a_folder_one_set_of_weights_is_read(there: tuple[str, ...], read: tuple[str, ...], tmp_path: Path) -> None:
+    for name in there:
+        (tmp_path / f"{name}.safetensors").touch()
+    assert weight_files(tmp_path) == [tmp_path / f"{name}.safetensors" for name in read]
