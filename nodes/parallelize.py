@@ -12,12 +12,12 @@ from comfy_api.latest import io
 
 from ..parallel_backend.errors import ModelFileError
 from .errors import Refused
-from .incoming import check_class, describe_in_memory, describe_incoming, share_weights, take_changes
+from .incoming.in_memory import share_file
+from .incoming.model import check_class, describe_in_memory, describe_incoming, share_weights, take_changes
 from .load_model import explain_stock, group_input, load_described
 from .model.host_file import NoDenoiser
 from .model.remote_patcher import RemoteModelPatcher
 from .model.sampling import show_on_node
-from .model.weights_in_memory import share_file
 from .parallel_plan import AskedPlan, plan_inputs
 from .workers.group import worker_group
 from .workers.installed import check_installed

@@ -7,9 +7,9 @@ import { api } from '../../scripts/api.js';
 
 const MUTED$2 = 2;
 const BYPASSED$1 = 4;
-const SETS$1 = ['SetNode', 'easy setNode'];
-const GETS$1 = ['GetNode', 'easy getNode'];
-const PASSING$1 = ['Reroute', ...SETS$1, ...GETS$1];
+const SETS = ['SetNode', 'easy setNode'];
+const GETS = ['GetNode', 'easy getNode'];
+const PASSING$1 = ['Reroute', ...SETS, ...GETS];
 
 /** Lists the graph of a workflow and its subgraphs. */
 const listGraphs = (root) => [root, ...root.subgraphs.values()];
@@ -41,10 +41,12 @@ function* listTargets(graph, ids) {
   }
 }
 
-/** Lists the nodes of these types with the name that a Set or Get node has. They stand for links. */
-function listNamesakes$1({ graph, widgets }, types) {
-  const nodes = listGraphs(graph.rootGraph).flatMap((each) => each.nodes);
-  return nodes.filter((other) => types.includes(other.type) && other.widgets?.[0]?.value === widgets?.[0]?.value)
+/** Lists the nodes of these types with the name that a Set or Get node has. They stand for links. Missing nodes have no
+ * widgets. */
+function listNamesakes(node, types) {
+  const read = ({ widgets, widgets_values }) => widgets?.[0]?.value ?? widgets_values?.[0];
+  const nodes = listGraphs(node.graph.rootGraph).flatMap((each) => each.nodes);
+  return nodes.filter((other) => types.includes(other.type) && read(other) === read(node))
 }
 
 /**
@@ -58,7 +60,7 @@ function* followOutputs(node, types, seen) {
     for (const target of listTargets(node.graph, output.links)) {
       if (seen.has(target) || target.mode === MUTED$2) continue
       seen.add(target);
-      const gets = SETS$1.includes(target.type) ? listNamesakes$1(target, GETS$1) : [];
+      const gets = SETS.includes(target.type) ? listNamesakes(target, GETS) : [];
       for (const get of gets) yield* followOutputs(get, types, seen);
       if (PASSING$1.includes(target.type)) yield* followOutputs(target, types, seen);
       else if (target.mode === BYPASSED$1) yield* followOutputs(target, isPassing ? types : [output.type], seen);
@@ -91,8 +93,8 @@ function findStart(graph, link) {
     return findSource(host.graph, input) ?? { value: host.getWidgetFromSlot(input)?.value }
   }
   const node = graph.getNodeById(link.origin_id);
-  if (GETS$1.includes(node?.type)) {
-    const [set] = listNamesakes$1(node, SETS$1);
+  if (GETS.includes(node?.type)) {
+    const [set] = listNamesakes(node, SETS);
     return set ? findSource(set.graph, set.inputs[0]) : null
   }
   if (PASSING$1.includes(node?.type)) return findSource(graph, node.inputs[0])
@@ -107,21 +109,11 @@ function findStart(graph, link) {
 /** By type of output, the node that stands behind it and makes it parallel. */
 const PARALLELIZERS = { MODEL: 'ParallelDiT_Parallelize', VAE: 'ParallelDiT_ParallelizeVAE' };
 
-// KJNodes' and Easy-Use's nodes that stand for links
-const SETS = ['SetNode', 'easy setNode'];
-const GETS = ['GetNode', 'easy getNode'];
 const PASSING = ['Reroute', ...SETS, ...GETS];
 const PIPE = /PIPE|CONTEXT|BUS/i; // types of many packs that hold several things, a model among them
 
 /** Returns whether a slot of this type may pass on what `kind` names. */
 const isPassing = (type, kind) => type === kind || type === '*' || PIPE.test(type);
-
-/** Lists the nodes of these types that have the same name as a Set or Get node. Missing nodes have no widgets. */
-function listNamesakes(node, types) {
-  const read = ({ widgets, widgets_values }) => widgets?.[0]?.value ?? widgets_values?.[0];
-  const nodes = listGraphs(node.graph.rootGraph).flatMap((graph) => graph.nodes);
-  return nodes.filter((other) => types.includes(other.type) && read(other) === read(node))
-}
 
 function* listNext(node, kind) {
   for (const { type, links } of node.outputs ?? []) {

@@ -169,7 +169,7 @@ def test_an_error_is_told_in_the_tab_of_its_workflow_until_that_is_closed(
     for there in (True, False, True):
         go_to_tab(page, there)
         expect(card).to_have_count(int(there))
-    expect(card.locator("footer")).to_contain_text("Load Diffusion Model (Parallel)")
+    expect(card.locator("footer")).to_contain_text("Parallelize Model")
     close_tab(page)
     expect(card).to_have_count(0)
     page.evaluate(REOPEN, FAILING)

@@ -1,25 +1,15 @@
 // Pure: follows a model or a VAE through a workflow, up to where it is made and down to where it is used.
 
-import { findOrigin, listGraphs, listTargets } from '../plan/links.mjs'
+import { findOrigin, GETS, listNamesakes, listTargets, SETS } from '../plan/links.mjs'
 
 /** By type of output, the node that stands behind it and makes it parallel. */
 export const PARALLELIZERS = { MODEL: 'ParallelDiT_Parallelize', VAE: 'ParallelDiT_ParallelizeVAE' }
 
-// KJNodes' and Easy-Use's nodes that stand for links
-const SETS = ['SetNode', 'easy setNode']
-const GETS = ['GetNode', 'easy getNode']
 const PASSING = ['Reroute', ...SETS, ...GETS]
 const PIPE = /PIPE|CONTEXT|BUS/i // types of many packs that hold several things, a model among them
 
 /** Returns whether a slot of this type may pass on what `kind` names. */
 const isPassing = (type, kind) => type === kind || type === '*' || PIPE.test(type)
-
-/** Lists the nodes of these types that have the same name as a Set or Get node. Missing nodes have no widgets. */
-function listNamesakes(node, types) {
-  const read = ({ widgets, widgets_values }) => widgets?.[0]?.value ?? widgets_values?.[0]
-  const nodes = listGraphs(node.graph.rootGraph).flatMap((graph) => graph.nodes)
-  return nodes.filter((other) => types.includes(other.type) && read(other) === read(node))
-}
 
 function* listNext(node, kind) {
   for (const { type, links } of node.outputs ?? []) {

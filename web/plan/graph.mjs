@@ -3,9 +3,6 @@
 import { findOrigin, followOutputs } from './links.mjs'
 
 export const PARALLELIZE = 'ParallelDiT_Parallelize'
-export const LOADER = 'ParallelDiT_LoadDiffusionModel'
-export const CHECKPOINT = 'ParallelDiT_LoadCheckpoint'
-export const LOADERS = [LOADER, CHECKPOINT]
 const LOAD_DIT = 'ParallelDiT_LoadDiT' // it offers folders
 const MODEL_FILE = /\.(safetensors|sft|gguf|ckpt|pt|pt2|pth|bin|pkl)$/i
 const [MUTED, BYPASSED] = [2, 4]

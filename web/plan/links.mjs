@@ -37,10 +37,12 @@ export function* listTargets(graph, ids) {
   }
 }
 
-/** Lists the nodes of these types with the name that a Set or Get node has. They stand for links. */
-export function listNamesakes({ graph, widgets }, types) {
-  const nodes = listGraphs(graph.rootGraph).flatMap((each) => each.nodes)
-  return nodes.filter((other) => types.includes(other.type) && other.widgets?.[0]?.value === widgets?.[0]?.value)
+/** Lists the nodes of these types with the name that a Set or Get node has. They stand for links. Missing nodes have no
+ * widgets. */
+export function listNamesakes(node, types) {
+  const read = ({ widgets, widgets_values }) => widgets?.[0]?.value ?? widgets_values?.[0]
+  const nodes = listGraphs(node.graph.rootGraph).flatMap((each) => each.nodes)
+  return nodes.filter((other) => types.includes(other.type) && read(other) === read(node))
 }
 
 /**

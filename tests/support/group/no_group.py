@@ -1,5 +1,5 @@
 """`python -m tests.support.group.no_group COMFYUI BASE MODEL VAE`:
-Parallelize Model, a sampler and Parallelize VAE on a system whose torch has no torch.distributed, against the stock ones.
+Parallelize Model, a sampler and Parallelize VAE on a system whose torch has no torch.distributed, against stock.
 
 MODEL: a case that `write_cases` has written to the folder BASE. VAE: a file in its models/vae. Prints JSON: whether the
 results have the stock nodes' bits, what was said, whether anything of the model's file was read before it sampled, and

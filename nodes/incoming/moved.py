@@ -17,7 +17,7 @@ import comfy.model_patcher
 import torch
 
 from ..errors import Refused
-from .watched import file_of, is_comfyuis, is_foreign
+from ..inside.watched import file_of, is_comfyuis, is_foreign
 
 MOST = 200_000  # objects that are looked through
 PATCHER = comfy.model_patcher.ModelPatcher

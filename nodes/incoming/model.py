@@ -13,22 +13,22 @@ import comfy.sd
 import torch
 from comfy_api.torch_helpers.torch_compile import COMPILE_KEY
 
-from ..parallel_backend.errors import ModelFileError
-from ..worker.comfyui.model import dtype_of
-from ..worker.comfyui.source import HostSource
-from ..worker.inside.changes import FUNCTIONS, METHODS
-from .errors import Refused
-from .inside.differences import find_differences, find_written
-from .inside.moved import Moved
-from .inside.watched import TORCHS
-from .load_dit import load_dit
-from .model.call_batching import KEY, batches_calls
-from .model.host_file import HostFile, WeightDtype, describe_host_file
-from .model.local_weights import WRITTEN, DeferredParameter
-from .model.model_files import PICKLE_SUFFIXES
-from .model.remote_module import MODULE
-from .model.remote_patcher import RemoteModelPatcher
-from .model.weights_in_memory import drop_weights, keep_weights, take_pages
+from ...parallel_backend.errors import ModelFileError
+from ...worker.comfyui.model import dtype_of
+from ...worker.comfyui.source import HostSource
+from ...worker.inside.changes import FUNCTIONS, METHODS
+from ..errors import Refused
+from ..inside.watched import TORCHS
+from ..load_dit import load_dit
+from ..model.call_batching import KEY, batches_calls
+from ..model.host_file import HostFile, WeightDtype, describe_host_file
+from ..model.local_weights import WRITTEN, DeferredParameter
+from ..model.model_files import PICKLE_SUFFIXES
+from ..model.remote_module import MODULE
+from ..model.remote_patcher import RemoteModelPatcher
+from .differences import find_differences, find_written
+from .in_memory import drop_weights, keep_weights, take_pages
+from .moved import Moved
 
 Patcher = comfy.model_patcher.ModelPatcher
 COMFYUIS = {comfy.model_patcher.ModelPatcher, comfy.model_patcher.CoreModelPatcher}  # its classes of patchers

@@ -24,8 +24,8 @@ from ...parallel_backend.weights.tensors import list_plain_tensors
 from ...worker.comfyui.gguf_file import read_gguf, write_gguf
 from ...worker.wire.private_folder import private_folder
 from ..errors import Refused
-from ..inside.differences import find_written
-from .host_file import WeightDtype
+from ..model.host_file import WeightDtype
+from .differences import find_written
 
 MEMORY = Path("/dev/shm")  # a file system in memory
 SPARE = 256 << 20  # bytes that stay free beside the weights

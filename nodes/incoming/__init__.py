@@ -1,0 +1,1 @@
+"""A MODEL that any node has made, as Parallelize Model takes it."""
