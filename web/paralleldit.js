@@ -3546,8 +3546,6 @@ function findRan(node) {
 
 const GAP = 4; // LiteGraph leaves this below each widget
 
-const heights = new WeakMap(); // by node
-
 /**
  * A node's height: what its widgets need, plus the larger of two: what its content needs, and what a person has added
  * by resizing. The content's height is not saved, so that an answer of the server is no step to undo.
@@ -3558,7 +3556,6 @@ class Height {
     this.node = node;
     this.content = content;
     this.added = 0;
-    heights.set(node, this);
   }
 
   get ofWidgets() {

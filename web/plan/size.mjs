@@ -3,14 +3,6 @@
 
 export const GAP = 4 // LiteGraph leaves this below each widget
 
-const heights = new WeakMap() // by node
-
-/** Returns the smallest size that the editor saves for such a node, without the content that comes and goes. */
-export function getSmallestSize(node) {
-  const [width, height] = node.computeSize()
-  return [width, heights.get(node)?.ofWidgets ?? height]
-}
-
 /**
  * A node's height: what its widgets need, plus the larger of two: what its content needs, and what a person has added
  * by resizing. The content's height is not saved, so that an answer of the server is no step to undo.
@@ -21,7 +13,6 @@ export class Height {
     this.node = node
     this.content = content
     this.added = 0
-    heights.set(node, this)
   }
 
   get ofWidgets() {
