@@ -55,11 +55,14 @@ def go_on() -> None:
 
 
 def source_of(family: Family, folder: Path) -> HostSource:
-    """The family's tiny model, saved in the folder, for ComfyUI's class."""
+    """The family's tiny model, saved in the folder, for ComfyUI's class: all of it of a DiT, else the file with the
+    weights."""
     family.save(folder)
-    config = json.loads((folder / "config.json").read_text())
     host_class, _, _ = HOST_CLASSES[family.model_class]
-    return HostSource(os.environ["COMFYUI_PATH"], ARGUMENTS, str(folder), host_class, "float32", "", config=config)
+    source = HostSource(os.environ["COMFYUI_PATH"], ARGUMENTS, str(folder), host_class, "float32", "")
+    if family.model_class == "DiTTransformer2DModel":
+        return replace(source, config=json.loads((folder / "config.json").read_text()))
+    return replace(source, file=str(folder / "diffusion_pytorch_model.safetensors"))
 
 
 def kwargs_of(family: Family, conditions: Mapping[str, torch.Tensor]) -> dict[str, Any]:
