@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -61,7 +60,7 @@ def source_of(family: Family, folder: Path) -> HostSource:
     host_class, _, _ = HOST_CLASSES[family.model_class]
     source = HostSource(os.environ["COMFYUI_PATH"], ARGUMENTS, str(folder), host_class, "float32", "")
     if family.model_class == "DiTTransformer2DModel":
-        return replace(source, config=json.loads((folder / "config.json").read_text()))
+        return source
     return replace(source, file=str(folder / "diffusion_pytorch_model.safetensors"))
 
 

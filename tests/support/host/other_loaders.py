@@ -160,7 +160,9 @@ class LoadGGUF:
             shape = torch.Size(field.contents() if field else reversed(each.shape.tolist()))
             data = torch.from_numpy(each.data)
             data = data.view(shape) if each.tensor_type in PLAIN else data
-            weights[each.name] = GGMLTensor(data, tensor_type=each.tensor_type, tensor_shape=shape)
+            weight = GGMLTensor(data, tensor_type=each.tensor_type, tensor_shape=shape)
+            is_layers = len(shape) == 2 and each.name.endswith(".weight")  # converters pack these alone
+            weights[each.name] = weight if is_layers else unpack(weight, torch.float32)
         model = comfy.sd.load_diffusion_model_state_dict(weights, model_options={"custom_operations": GGMLOps})
         return (GGUFModelPatcher.clone(model),)
 
