@@ -17,7 +17,7 @@ from ..inside.watched import file_of, is_comfyuis
 
 # What ComfyUI sets on a model while it uses it. The shapes are of the last latent, since 0.33.
 OF_USE = {*COMFYUIS, "current_patcher", "device", "latent_shapes"}
-MADE_BY = "custom_operations"  # of a model's config: who made its layers, which are compared
+MADE_BY = ("custom_operations", "operations")  # who made the layers, which are compared
 CHOSEN = ("dequant_dtype", "patch_dtype")  # settings of ComfyUI-GGUF's layers
 ENDS = 1024  # numbers that are compared at each end of a weight
 NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
@@ -68,7 +68,7 @@ def differing_attributes(part: torch.nn.Module, other: torch.nn.Module) -> Itera
     for name in {**theirs, **own}:
         value = own.get(name)
         is_more = callable(value) or isinstance(value, torch.Tensor)
-        if name in OF_USE or not is_more and (name.startswith("_") or name not in theirs):
+        if name in (*OF_USE, *MADE_BY) or not is_more and (name.startswith("_") or name not in theirs):
             continue
         if name not in own or name not in theirs or not are_alike(value, theirs[name], set()):
             yield name
@@ -91,7 +91,7 @@ def are_alike(value: Any, other: Any, seen: set[tuple[int, int]]) -> bool:
         return False
     seen.add((id(value), id(other)))
     if isinstance(value, Mapping):
-        own, theirs = ({key: each[key] for key in each if key not in (*OF_USE, MADE_BY)} for each in (value, other))
+        own, theirs = ({key: each[key] for key in each if key not in (*OF_USE, *MADE_BY)} for each in (value, other))
         return own.keys() == theirs.keys() and all(are_alike(own[key], theirs[key], seen) for key in own)
     if isinstance(value, (list, tuple)):
         return len(value) == len(other) and all(are_alike(*pair, seen) for pair in zip(value, other, strict=True))

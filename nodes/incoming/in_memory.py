@@ -6,6 +6,7 @@ ComfyUI's module keeps views of the same pages, so there is one copy of the weig
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 import tempfile
 import weakref
@@ -39,14 +40,15 @@ _files: weakref.WeakKeyDictionary[torch.nn.Module, FileInMemory] = weakref.WeakK
 class FileInMemory:
     """A file with a model's weights. It is removed when no model needs it any more."""
 
-    def __init__(self, weights: Mapping[str, torch.Tensor], name: str) -> None:
-        """Raises Refused if the weights have no room."""
+    def __init__(self, weights: Mapping[str, torch.Tensor], name: str, config: Mapping[str, Any]) -> None:
+        """config: what ComfyUI has detected of the model. Raises Refused if the weights have no room."""
         self.folder = find_room(sum(each.nbytes for each in weights.values())) / str(next(_numbers))
         self.folder.mkdir()
         weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         if any(form_of(each) for each in weights.values()):
             self.path = self.folder / f"{name}.gguf"
-            write_gguf(self.path, {key: (plain(each), form_of(each), each.shape) for key, each in weights.items()})
+            blocks = {key: (plain(each), form_of(each), each.shape) for key, each in weights.items()}
+            write_gguf(self.path, blocks, describe(config))
         else:
             self.path = self.folder / f"{name}.safetensors"
             places: set[int] = set()
@@ -55,7 +57,7 @@ class FileInMemory:
                 if each.data_ptr() in places:
                     saved[key] = each.clone()
                 places.add(each.data_ptr())
-            comfy.utils.save_torch_file(saved, str(self.path))
+            comfy.utils.save_torch_file(saved, str(self.path), describe(config))
         pages = self.read()
         for key, weight in weights.items():
             take_pages(weight, pages[key])
@@ -81,7 +83,7 @@ def keep_weights(model: comfy.model_patcher.ModelPatcher, name: str) -> tuple[Pa
     comfy.model_management.unload_model_and_clones(model)  # takes back what patches have put into the module
     weights = list_weights(own)
     if own not in _files or not _files[own].has(weights):
-        _files[own] = FileInMemory(weights, name)
+        _files[own] = FileInMemory(weights, name, own.model_config.unet_config)
     config = own.model_config
     dtype = None if config.quant_config is not None else own.get_dtype()
     return _files[own].path, WeightDtype(dtype, bool(config.optimizations.get("fp8")))
@@ -106,6 +108,12 @@ def list_weights(model: Any) -> Weights:
     if any(map(form_of, own.values())):  # ComfyUI-GGUF's layers tell nothing of their weights otherwise
         return {**found, **own}
     return model.state_dict_for_saving(found)
+
+
+def describe(config: Mapping[str, Any]) -> dict[str, str]:
+    """Returns a file's metadata from which ComfyUI detects what weights do not tell, such as LTX-Video's heads."""
+    plain_values = {key: value for key, value in config.items() if isinstance(value, (str, int, float, list))}
+    return {"config": json.dumps({"transformer": plain_values})}
 
 
 def form_of(weight: torch.Tensor) -> str:

@@ -81,17 +81,20 @@ def test_it_draws_what_stock_draws(
 
 
 def test_its_file_in_memory_goes_with_the_model(host: ComfyHost, stock: Callable[[str], torch.Tensor]) -> None:
-    line = [*LINES["state dict"], parallel({"ulysses": 2})]
+    load = loader("Test_LoadStateDict", model_name=f"{OWN}.safetensors", dtype="float32")  # of no other test
+    line = [load, parallel({"ulysses": 2})]
+    before = files_in_memory(host)  # of models that other groups keep
     latents(host, prompt(MODEL, patch=in_turn(*line)))
+    (own,) = files_in_memory(host) - before
     latents(host, prompt(MODEL, patch=in_turn(*line, CHANGES["sampling"])))
-    assert len(files_in_memory(host)) == 1
+    assert files_in_memory(host) - before == {own}
     host.free()
     latents(host, prompt(MODEL, patch=parallel({"ulysses": 2})))  # the group keeps its last model
-    wait_until(lambda: not files_in_memory(host))
+    wait_until(lambda: own not in files_in_memory(host))
 
 
-def files_in_memory(host: ComfyHost) -> list[Path]:
+def files_in_memory(host: ComfyHost) -> set[Path]:
     """The weights that this host keeps in memory for its ranks."""
     opened = [each.resolve() for each in Path(f"/proc/{host.process.pid}/fd").iterdir()]
     folders = [each for each in opened if each.is_dir() and each.name.startswith("paralleldit-weights")]
-    return [file for folder in folders for file in folder.glob("*/*")]
+    return {file for folder in folders for file in folder.glob("*/*")}
