@@ -19,6 +19,7 @@ import comfy.model_management
 import comfy.model_patcher
 import comfy.utils
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from ...parallel_backend.weights.tensors import list_plain_tensors
@@ -45,19 +46,16 @@ class FileInMemory:
         self.folder = find_room(sum(each.nbytes for each in weights.values())) / str(next(_numbers))
         self.folder.mkdir()
         weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
-        if any(form_of(each) for each in weights.values()):
-            self.path = self.folder / f"{name}.gguf"
-            blocks = {key: (plain(each), form_of(each), each.shape) for key, each in weights.items()}
-            write_gguf(self.path, blocks, describe(config))
-        else:
-            self.path = self.folder / f"{name}.safetensors"
-            places: set[int] = set()
-            saved = {key: plain(each) for key, each in weights.items()}
-            for key, each in saved.items():  # the format has no tensors that share memory
-                if each.data_ptr() in places:
-                    saved[key] = each.clone()
-                places.add(each.data_ptr())
-            comfy.utils.save_torch_file(saved, str(self.path), describe(config))
+        has_blocks = any(form_of(each) for each in weights.values())
+        self.path = self.folder / f"{name}.{'gguf' if has_blocks else 'safetensors'}"
+        try:
+            if has_blocks:
+                blocks = {key: (plain(each), form_of(each), each.shape) for key, each in weights.items()}
+                write_gguf(self.path, blocks, describe(config))
+            else:
+                comfy.utils.save_torch_file(separate(weights), str(self.path), describe(config))
+        except (OSError, SafetensorError) as error:
+            raise Refused(f"The ranks need its weights in a file, which cannot be written ({error}).") from error
         pages = self.read()
         for key, weight in weights.items():
             take_pages(weight, pages[key])
@@ -69,10 +67,8 @@ class FileInMemory:
 
     def has(self, weights: Weights) -> bool:
         """Whether the file has these weights, as far as `find_written` can tell."""
-        stored = self.read()
-        return stored.keys() == weights.keys() and not any(
-            find_written({k: plain(w) for k, w in weights.items()}, stored)
-        )
+        stored, own = self.read(), {key: plain(each) for key, each in weights.items()}
+        return stored.keys() == own.keys() and not any(find_written(own, stored))
 
 
 def keep_weights(model: comfy.model_patcher.ModelPatcher, name: str) -> tuple[Path, WeightDtype]:
@@ -110,6 +106,17 @@ def list_weights(model: Any) -> Weights:
     return model.state_dict_for_saving(found)
 
 
+def separate(weights: Mapping[str, torch.Tensor]) -> Weights:
+    """Returns weights each in memory of its own, as a safetensors file has them."""
+    places: set[int] = set()
+    found = {key: plain(each) for key, each in weights.items()}
+    for key, each in found.items():
+        if each.data_ptr() in places:
+            found[key] = each.clone()
+        places.add(each.data_ptr())
+    return found
+
+
 def describe(config: Mapping[str, Any]) -> dict[str, str]:
     """Returns a file's metadata from which ComfyUI detects what weights do not tell, such as LTX-Video's heads."""
     plain_values = {key: value for key, value in config.items() if isinstance(value, (str, int, float, list))}
@@ -138,8 +145,9 @@ def take_pages(weight: torch.Tensor, page: torch.Tensor) -> None:
 def find_room(size: int) -> Path:
     """Returns a private folder with room for this many bytes: in memory, or else on the disk. Raises Refused."""
     on_disk = Path(tempfile.gettempdir())
-    for parent in (MEMORY, on_disk):
-        if parent.is_dir() and shutil.disk_usage(parent).free > size + SPARE:
+    free: Any = comfy.model_management.get_free_memory(torch.device("cpu"))
+    for parent, most in ((MEMORY, free), (on_disk, float("inf"))):
+        if parent.is_dir() and min(shutil.disk_usage(parent).free, most) > size + SPARE:
             return own_folder(parent)
     raise Refused(
         f"The ranks need its weights in a file. Neither {MEMORY} nor {on_disk} has {size / 1e9:.1f} GB free for it.",

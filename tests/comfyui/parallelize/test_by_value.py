@@ -18,11 +18,13 @@ from tests.support.files.write_gguf import write_gguf
 from tests.support.host.faults import wait_until
 from tests.support.host.graphs import GROUPS_BY_SIZE, latents, relative_error, runs
 from tests.support.host.stock_prompts import Patch, prompt
+from tests.support.programs import run_program
 
 pytestmark = pytest.mark.usefixtures("groups_by_size")
 
 TOLERANCE = 1e-5
 OWN = f"{MODEL}, its own"  # files of these tests
+QUANTISED = ("fp8", "int8 convrot", "nvfp4")
 FORMS = ["Q8_0", "Q4_K", "BF16", "F16"]
 
 
@@ -41,21 +43,23 @@ LINES: dict[str, tuple[Patch, ...]] = {
         loader("UNETLoader", unet_name=f"{OWN}, written over.safetensors", weight_dtype="default"),
         node("Test_WriteOver", amount=0.05),
     ),
+    **{f"quantised {form}": (loader("Test_LoadStateDict", model_name=f"{OWN}-{form}.safetensors"),) for form in QUANTISED},
     "GGUF": (loader("Test_LoadGGUF", unet_name=f"{OWN}.gguf"),),
     "GGUF and LoRA": (loader("Test_LoadGGUF", unet_name=f"{OWN}.gguf"), CHANGES["lora"]),
 }  # fmt: skip
-# bf16 rounds where the ranks' sums have another order. The pack rounds an F16 weight to F16 after a LoRA; the ranks
+# bf16 rounds where the ranks' sums have another order, and int8 rounds what layers are given. The pack rounds an F16 weight to F16 after a LoRA; the ranks
 # have it in the model's own dtype.
-TOLERANCES = {"in bf16": 2e-2, "GGUF and LoRA": 1e-3}
+TOLERANCES = {"in bf16": 2e-2, "quantised int8 convrot": 5e-3, "GGUF and LoRA": 1e-3}
 
 
 @pytest.fixture(scope="module")
-def own_files(files: Path) -> Path:  # noqa: F811
+def own_files(comfyui: Path, files: Path) -> Path:  # noqa: F811
     folder = files / "diffusion_models"
     for name in (OWN, f"{OWN}, written over"):
         shutil.copy(folder / f"{MODEL}.safetensors", folder / f"{name}.safetensors")
     weights = load_file(folder / f"{MODEL}.safetensors")
     torch.save(weights, folder / f"{OWN}.pt")
+    run_program(comfyui, "tests.support.files.quantise", folder / f"{OWN}.safetensors", *QUANTISED)
     write_gguf(weights, folder / f"{OWN}.gguf", FORMS)
     return folder
 

@@ -1,0 +1,100 @@
+"""What a large model costs to its first image, and in memory: as stock, and by Parallelize Model behind a loader that
+names its file, and behind one that does not.
+
+COMFYUI_PATH=… python -m tests.benchmarks.host.cold_prompt [--gigabytes 4] [--runs 3] [--packs CHECKOUT …]
+
+Each prompt is the first of a ComfyUI of its own, with the file in the system's cache, on two CPU ranks. They take turns.
+Memory is PSS, which counts a page that several processes map once for all, at the end of the prompt, in GB (1e9).
+--packs: checkouts of this pack, older ones by their own loader.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from demo.host import PACK_NAME, REPOSITORY, ComfyHost
+from tests.conftest import HOST_ENV, NODE_PACKS
+from tests.support.files.deeper import deepen
+from tests.support.host.graphs import Graph, Link, worker_processes
+from tests.support.host.stock_prompts import prompt, write_cases
+from tests.support.loaders import parallelize
+
+MODEL = "longcat-image"
+BLOCK = 17e6  # bytes
+PLAN = {"ulysses": 2}
+Loads = Callable[[Graph, Link], Link]
+
+
+class Found(NamedTuple):
+    seconds: float
+    of_comfyui: float
+    of_all: float
+
+
+def by_file(graph: Graph, model: Link) -> Link:
+    return parallelize(graph, model, PLAN)
+
+
+def by_value(graph: Graph, _model: Link) -> Link:
+    return parallelize(graph, graph.add("Test_LoadStateDict", model_name=f"{MODEL}.safetensors"), PLAN)
+
+
+def by_older_loader(graph: Graph, _model: Link) -> Link:
+    plan = graph.add("ParallelDiT_Plan", mode="manual", **PLAN)
+    return graph.add("ParallelDiT_LoadDiffusionModel", model_name=f"{MODEL}.safetensors", dtype="default", plan=plan)
+
+
+def measure(comfyui: Path, base: Path, pack: Path, options: list[str], loads: Loads | None) -> Found:
+    with ComfyHost(comfyui, base, pack=pack, extra_args=options, env=HOST_ENV) as host:
+        began = time.monotonic()
+        host.run(prompt(MODEL, patch=loads, steps=1))
+        seconds = time.monotonic() - began
+        processes = [psutil.Process(host.process.pid), *worker_processes(host)]
+        pss = [each.memory_full_info().pss / 1e9 for each in processes]
+        return Found(seconds, pss[0], sum(pss))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--gigabytes", type=float, default=4)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--packs", type=Path, nargs="+", default=[REPOSITORY])
+    options = parser.parse_args()
+    comfyui, found = Path(os.environ["COMFYUI_PATH"]), {}
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder)
+        write_cases(comfyui, base, [MODEL])
+        deepen(base / "models" / "diffusion_models" / f"{MODEL}.safetensors", int(options.gigabytes * 1e9 / BLOCK))
+        for name, source in NODE_PACKS.items():
+            (base / "custom_nodes" / name).mkdir(parents=True)
+            (base / "custom_nodes" / name / "__init__.py").write_text(source)
+        flags = ["--whitelist-custom-nodes", PACK_NAME, *NODE_PACKS]
+        cases = {}
+        for mapped, more in {"": [], ", --disable-mmap": ["--disable-mmap"]}.items():
+            cases[f"stock{mapped}"] = (REPOSITORY, more, None)
+            for pack in options.packs:
+                if (pack / "nodes" / "load_checkpoint.py").exists():
+                    cases[f"{pack.name}, own loader{mapped}"] = (pack, more, by_older_loader)
+                else:
+                    cases[f"{pack.name}, file{mapped}"] = (pack, more, by_file)
+                    cases[f"{pack.name}, value{mapped}"] = (pack, more, by_value)
+        for _ in range(options.runs):
+            for name, (pack, more, loads) in cases.items():
+                found.setdefault(name, []).append(measure(comfyui, base, pack, [*flags, *more], loads))
+                print(name, found[name][-1], flush=True)
+    for name, each in found.items():
+        medians = (statistics.median(values) for values in zip(*each, strict=True))
+        print("{:40} {:6.1f} s, ComfyUI {:5.2f} GB, with the ranks {:5.2f} GB".format(name, *medians))
+
+
+if __name__ == "__main__":
+    main()
