@@ -6,7 +6,6 @@ ComfyUI's module keeps views of the same pages, so there is one copy of the weig
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 import tempfile
 import weakref
@@ -24,6 +23,7 @@ from safetensors.torch import load_file
 
 from ...parallel_backend.weights.tensors import list_plain_tensors
 from ...worker.comfyui.gguf_file import read_gguf, write_gguf
+from ...worker.comfyui.model import write_detected
 from ...worker.wire.private_folder import private_folder
 from ..errors import Refused
 from ..model.host_file import WeightDtype
@@ -41,8 +41,8 @@ _files: weakref.WeakKeyDictionary[torch.nn.Module, FileInMemory] = weakref.WeakK
 class FileInMemory:
     """A file with a model's weights. It is removed when no model needs it any more."""
 
-    def __init__(self, weights: Mapping[str, torch.Tensor], name: str, config: Mapping[str, Any]) -> None:
-        """config: what ComfyUI has detected of the model. Raises Refused if the weights have no room."""
+    def __init__(self, weights: Mapping[str, torch.Tensor], name: str) -> None:
+        """Raises Refused if the weights have no room."""
         self.folder = find_room(sum(each.nbytes for each in weights.values())) / str(next(_numbers))
         self.folder.mkdir()
         weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
@@ -51,9 +51,9 @@ class FileInMemory:
         try:
             if has_blocks:
                 blocks = {key: (plain(each), form_of(each), each.shape) for key, each in weights.items()}
-                write_gguf(self.path, blocks, describe(config))
+                write_gguf(self.path, blocks)
             else:
-                comfy.utils.save_torch_file(separate(weights), str(self.path), describe(config))
+                comfy.utils.save_torch_file(separate(weights), str(self.path))
         except (OSError, SafetensorError) as error:
             raise Refused(f"The ranks need its weights in a file, which cannot be written ({error}).") from error
         pages = self.read()
@@ -71,18 +71,22 @@ class FileInMemory:
         return stored.keys() == own.keys() and not any(find_written(own, stored))
 
 
-def keep_weights(model: comfy.model_patcher.ModelPatcher, name: str) -> tuple[Path, WeightDtype]:
-    """Returns the file with a MODEL's weights, without its patches, and how they are read. name: of the model.
+def keep_weights(model: comfy.model_patcher.ModelPatcher, name: str) -> tuple[Path, WeightDtype, str]:
+    """Returns the file with a MODEL's weights, without its patches, how they are read, and what ComfyUI has detected of
+    them, as `describe_host_file` takes it. name: of the model.
 
-    Raises Refused if they have no room."""
-    own = model.model
+    Raises Refused for a model that ComfyUI's own detection does not know, and if the weights have no room."""
+    own, config = model.model, model.model.model_config
+    try:
+        detected = write_detected(config)
+    except LookupError as error:
+        raise Refused(f"Its model is a {error}, which ComfyUI's own detection does not know.") from error
     comfy.model_management.unload_model_and_clones(model)  # takes back what patches have put into the module
     weights = list_weights(own)
     if own not in _files or not _files[own].has(weights):
-        _files[own] = FileInMemory(weights, name, own.model_config.unet_config)
-    config = own.model_config
+        _files[own] = FileInMemory(weights, name)
     dtype = None if config.quant_config is not None else own.get_dtype()
-    return _files[own].path, WeightDtype(dtype, bool(config.optimizations.get("fp8")))
+    return _files[own].path, WeightDtype(dtype, bool(config.optimizations.get("fp8"))), detected
 
 
 def drop_weights(model: comfy.model_patcher.ModelPatcher) -> None:
@@ -115,12 +119,6 @@ def separate(weights: Mapping[str, torch.Tensor]) -> Weights:
             found[key] = each.clone()
         places.add(each.data_ptr())
     return found
-
-
-def describe(config: Mapping[str, Any]) -> dict[str, str]:
-    """Returns a file's metadata from which ComfyUI detects what weights do not tell, such as LTX-Video's heads."""
-    plain_values = {key: value for key, value in config.items() if isinstance(value, (str, int, float, list))}
-    return {"config": json.dumps({"transformer": plain_values})}
 
 
 def form_of(weight: torch.Tensor) -> str:

@@ -51,17 +51,17 @@ BEFORE = "Put Parallelize Model before the node that does this."
 
 
 class NamedFile(NamedTuple):
-    """A model file or folder, and how its weights are read."""
+    """A model file or folder, and how its weights are read. detected: see HostSource."""
 
     path: Path
     wanted: WeightDtype
+    detected: str = ""
 
 
 def describe_incoming(model: Patcher) -> HostFile:
     """Returns the model that is in the file of a MODEL. Raises ModelFileError, or Refused if the MODEL names no file
     that ranks can read, or is not what the file holds."""
-    named = find_file(model)
-    return check_same(model, describe_host_file(named.path, named.wanted))
+    return check_same(model, describe_host_file(*find_file(model)))
 
 
 def describe_in_memory(model: Patcher, name: str) -> HostFile:
@@ -126,7 +126,7 @@ def find_file(model: Patcher) -> NamedFile:
 
 def file_of_ranks(source: HostSource) -> NamedFile:
     """Returns the file of a MODEL that runs in the ranks already."""
-    return NamedFile(Path(source.file), WeightDtype(dtype_of(source.dtype), source.fast_fp8))
+    return NamedFile(Path(source.file), WeightDtype(dtype_of(source.dtype), source.fast_fp8), source.detected)
 
 
 def changes_of(model: Patcher, file: HostFile) -> Iterator[str]:

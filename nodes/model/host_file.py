@@ -85,7 +85,8 @@ class HostFile:
     dtype, cast: see `choose_dtypes`.
     sizes: of its weights as loaded.
     fast_fp8: see HostSource.
-    mark: differs if the file is overwritten, see `mark_files`."""
+    mark: differs if the file is overwritten, see `mark_files`.
+    detected: see HostSource."""
 
     path: Path
     model: comfy.model_base.BaseModel
@@ -94,6 +95,7 @@ class HostFile:
     sizes: WeightSizes
     fast_fp8: bool
     mark: str
+    detected: str = ""
 
     @property
     def module(self) -> torch.nn.Module:
@@ -129,6 +131,7 @@ class HostFile:
             keeps_small=has_dynamic_vram(),
             packs=tuple(folder_paths.get_folder_paths("custom_nodes")),
             mark=self.mark,
+            detected=self.detected,
         )
 
 
@@ -161,15 +164,15 @@ def format_flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile:
-    """Returns the model that ComfyUI detects in a file, or that of a class-conditional DiT's folder. Raises NoDenoiser
-    for one that cannot be sampled from, and ModelFileError if the file is broken, if ComfyUI finds no model in it, or
-    if its weights do not fit the detected model."""
+def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE, detected: str = "") -> HostFile:
+    """Returns the model that ComfyUI detects in a file, or that of a class-conditional DiT's folder. detected: see
+    HostSource. Raises NoDenoiser for one that cannot be sampled from, and ModelFileError if the file is broken, if
+    ComfyUI finds no model in it, or if its weights do not fit the detected model."""
     if not path.is_dir() and not is_gguf(path):
         refuse_others(path)
     mark = mark_files(weight_files(path))
     try:
-        config, weights, others = detect(path)
+        config, weights, others = detect(path, detected)
     except ModelFileError:
         raise
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -210,7 +213,7 @@ def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile
             f"is {missing[0]}. The file is incomplete or of another model.",
             "Download it again.",
         )
-    return HostFile(path, model, chosen, cast, sizes_of_model(model.diffusion_model), wanted.fast, mark)
+    return HostFile(path, model, chosen, cast, sizes_of_model(model.diffusion_model), wanted.fast, mark, detected)
 
 
 def wrong_config_error(folder: Path, error: Exception) -> ModelFileError:

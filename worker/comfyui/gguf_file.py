@@ -94,14 +94,10 @@ def read_tensor(reader: gguf.GGUFReader, tensor: gguf.ReaderTensor) -> torch.Ten
     return wrap_blocks(blocks, form, shape)
 
 
-def write_gguf(
-    path: Path, weights: Mapping[str, tuple[torch.Tensor, str, Sequence[int]]], texts: Mapping[str, str]
-) -> None:
+def write_gguf(path: Path, weights: Mapping[str, tuple[torch.Tensor, str, Sequence[int]]]) -> None:
     """Writes a file that `read_gguf` reads. weights: by name, a tensor, its format (empty for one that is not in
-    blocks), and the shape of the weight, which the tensor of bytes in blocks does not have. texts: its text fields."""
+    blocks), and the shape of the weight, which the tensor of bytes in blocks does not have."""
     writer = gguf.GGUFWriter(path, "diffusion")
-    for name, text in texts.items():
-        writer.add_string(name, text)
     for name, (tensor, form, shape) in weights.items():
         form = form or (BF16 if tensor.dtype == torch.bfloat16 else "")
         if form == BF16:

@@ -6,6 +6,7 @@ process builds it without weights, and the ranks map theirs from the file's page
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import logging
 import sys
@@ -100,12 +101,41 @@ def has_packed(weights: Weights) -> bool:
     return any(is_packed(weight) for weight in weights.values())
 
 
-def detect(file: str | Path) -> tuple[comfy.supported_models_base.BASE | None, Weights, Weights]:
+def write_detected(config: comfy.supported_models_base.BASE) -> str:
+    """Returns what ComfyUI has detected of a model, in Python's literals, for `read_detected`. Raises LookupError for a
+    model that ComfyUI's own detection does not know."""
+    import comfy.supported_models
+
+    kind = type(config)
+    if getattr(comfy.supported_models, kind.__name__, None) is not kind:
+        raise LookupError(kind.__name__)
+    return repr((kind.__name__, {name: each for name, each in config.unet_config.items() if is_literal(each)}))
+
+
+def is_literal(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(is_literal, value))
+    return value is None or isinstance(value, (str, int, float))
+
+
+def read_detected(detected: str, weights: Weights) -> comfy.supported_models_base.BASE:
+    """Returns ComfyUI's config of a model that it has detected before. weights: by ComfyUI's names."""
+    import comfy.supported_models
+    import comfy.utils
+
+    name, values = ast.literal_eval(detected)
+    config = getattr(comfy.supported_models, name)(values)
+    if quantised := comfy.utils.detect_layer_quantization(weights, ""):
+        config.quant_config = quantised
+    return config
+
+
+def detect(file: str | Path, detected: str = "") -> tuple[comfy.supported_models_base.BASE | None, Weights, Weights]:
     """Detects the diffusion model in a file, or reads the folder of a class-conditional DiT.
 
     Returns ComfyUI's config of it (None if ComfyUI does not know it), its weights by ComfyUI's names, and the other
-    weights of a checkpoint. All are views of the file's pages. Raises ModelFileError for a folder whose configs are
-    broken.
+    weights of a checkpoint. All are views of the file's pages. detected: see HostSource. Raises ModelFileError for a
+    folder whose configs are broken.
     """
     import comfy.model_detection
     import comfy.utils
@@ -122,6 +152,8 @@ def detect(file: str | Path) -> tuple[comfy.supported_models_base.BASE | None, W
     if own:
         others = {name: tensor for name, tensor in weights.items() if not name.startswith(prefix)}
         weights, metadata = comfy.utils.convert_old_quants(own, "", metadata=metadata)
+    if detected:
+        return read_detected(detected, weights), weights, others
     if config := comfy.model_detection.model_config_from_unet(weights, "", metadata=metadata):
         return config, weights, others
     if (converted := comfy.model_detection.convert_diffusers_mmdit(weights, "")) is not None:
@@ -199,7 +231,7 @@ def map_model(
     """
     if source.mark and source.files:  # a folder without files has an error of its own
         check_mark(source.file, source.files, source.mark)
-    config, weights, others = detect(source.file)
+    config, weights, others = detect(source.file, source.detected)
     if config is None:
         raise ModelFileError(f"ComfyUI does not recognise the model in {source.file}.", "Download it again.")
     check()

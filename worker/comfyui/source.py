@@ -25,7 +25,7 @@ class HostSource:
     in; empty: the same. fast_fp8: multiply fp8 weights without converting them, where the device can. keeps_small:
     small layers stay in the file's dtype, as in a ComfyUI with DynamicVRAM, see `load_weights`. packs: the
     folders of node packs, whose functions may run inside of the model. mark: of the files when they were loaded, see
-    `mark_files`.
+    `mark_files`. detected: what ComfyUI has detected of the model, see `write_detected`. Empty: detected in the file.
     """
 
     comfyui: str
@@ -38,6 +38,7 @@ class HostSource:
     keeps_small: bool = False
     packs: tuple[str, ...] = ()
     mark: str = ""
+    detected: str = ""
 
     @property
     def files(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ register(
     )
 )
 
-# The class-conditional DiT of `worker/comfyui/dit.py`, which ComfyUI lacks.
+# The class-conditional DiT of `worker/comfyui/dit/`, which ComfyUI lacks.
 register(
     ModelSpec(
         "paralleldit.DiT",

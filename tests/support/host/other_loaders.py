@@ -163,7 +163,8 @@ class LoadGGUF:
             weight = GGMLTensor(data, tensor_type=each.tensor_type, tensor_shape=shape)
             is_layers = len(shape) == 2 and each.name.endswith(".weight")  # converters pack these alone
             weights[each.name] = weight if is_layers else unpack(weight, torch.float32)
-        texts = {name: field.contents() for name, field in reader.fields.items() if name == "config"}
+        text = [gguf.GGUFValueType.STRING]
+        texts = {name: field.contents() for name, field in reader.fields.items() if field.types == text}
         options = {"custom_operations": GGMLOps}
         model = comfy.sd.load_diffusion_model_state_dict(weights, model_options=options, metadata=texts)
         return (GGUFModelPatcher.clone(model),)

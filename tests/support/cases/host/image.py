@@ -162,7 +162,7 @@ CASES: dict[str, HostCase] = {
         "paralleldit.DiT",
         {"config": DIT},
         with_(image(4), lambda _random: {"class_labels": torch.tensor([3, 10])}),
-        "worker.comfyui.dit",
+        "worker.comfyui.dit.module",
     ),
     "krea2": HostCase("comfy.ldm.krea2.model.SingleStreamDiT", KREA, with_(image(16), text(96))),
     "krea2-reference": HostCase(
