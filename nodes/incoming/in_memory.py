@@ -22,7 +22,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from ...parallel_backend.weights.tensors import list_plain_tensors
-from ...worker.comfyui.gguf_file import read_gguf, write_gguf
 from ...worker.comfyui.model import write_detected
 from ...worker.wire.private_folder import private_folder
 from ..errors import Refused
@@ -50,6 +49,8 @@ class FileInMemory:
         self.path = self.folder / f"{name}.{'gguf' if has_blocks else 'safetensors'}"
         try:
             if has_blocks:
+                from ...worker.comfyui.gguf_file import write_gguf
+
                 blocks = {key: (plain(each), form_of(each), each.shape) for key, each in weights.items()}
                 write_gguf(self.path, blocks)
             else:
@@ -62,7 +63,11 @@ class FileInMemory:
 
     def read(self) -> Weights:
         """Returns the weights in the file's pages, those in blocks as bytes."""
-        found = load_file(self.path) if self.path.suffix == ".safetensors" else read_gguf(self.path)[0]
+        if self.path.suffix == ".safetensors":
+            return load_file(self.path)
+        from ...worker.comfyui.gguf_file import read_gguf
+
+        found = read_gguf(self.path)[0]
         return {key: list_plain_tensors(each)[0] for key, each in found.items()}
 
     def has(self, weights: Weights) -> bool:

@@ -57,8 +57,8 @@ def explain_not_listed(name: str) -> Explanation:
         return error.explanation
     return Explanation(
         f"The folder {name!r} is no class-conditional DiT: its config names the class {kind!r}.",
-        "For a diffusers folder of another class, get the model as a single file and use ComfyUI's own loader, or run "
-        "it by a script (docs/scripts.md).",
+        "A diffusers folder of another class runs in scripts (docs/scripts.md)."
+        " Here, use a single file and its own loader.",
     )
 
 

@@ -3,7 +3,8 @@ names its file, and behind one that does not.
 
 COMFYUI_PATH=… python -m tests.benchmarks.host.cold_prompt [--gigabytes 4] [--runs 3] [--packs CHECKOUT …]
 
-Each prompt is the first of a ComfyUI of its own, with the file in the system's cache, on two CPU ranks. They take turns.
+Each prompt is the first of a ComfyUI of its own, on two CPU ranks, with the file in the system's cache. They take
+turns.
 Memory is PSS, which counts a page that several processes map once for all, at the end of the prompt, in GB (1e9).
 --packs: checkouts of this pack, older ones by their own loader.
 """

@@ -74,11 +74,11 @@ def test_weights_are_expected_where_ranks_put_them_beside_the_contexts_of_a_smal
 def test_before_a_prompt_the_contexts_of_cards_count(comfyui: Path, tmp_path: Path) -> None:
     """Flux, which two cards of 24 GB hold whole beside small contexts, is fetched in part beside usual ones."""
     sampler = {"type": "KSampler", "cfg": 1.0, "picture": {"width": 1024, "height": 1024}}
-    loaders = [{"model_name": "flux", "dtype": "default", "group": 1, "samplers": [sampler]}]
+    asks = {"group": 1, "files": {"unet_name": "flux"}, "weight_dtype": "default", "samplers": [sampler]}
 
     def ask(weights: str, contexts: tuple[float, float]) -> list[object]:
         values = {"mode": "manual", "ulysses": 2, "weights": weights}
-        return [[24, 24], {}, {"values": values, "loaders": loaders}, 0, 64, contexts]
+        return [[24, 24], {}, {"values": values, **asks}, 0, 64, contexts]
 
     asked = [ask("auto", (0.1, 0.2)), ask("auto", (0.5, 0.4)), ask("whole", (0.5, 0.4))]
     said = run_program(comfyui, "tests.support.host.plans_on_cards", tmp_path, given=json.dumps(asked))

@@ -43,12 +43,15 @@ LINES: dict[str, tuple[Patch, ...]] = {
         loader("UNETLoader", unet_name=f"{OWN}, written over.safetensors", weight_dtype="default"),
         node("Test_WriteOver", amount=0.05),
     ),
-    **{f"quantised {form}": (loader("Test_LoadStateDict", model_name=f"{OWN}-{form}.safetensors"),) for form in QUANTISED},
+    **{
+        f"quantised {form}": (loader("Test_LoadStateDict", model_name=f"{OWN}-{form}.safetensors"),)
+        for form in QUANTISED
+    },
     "GGUF": (loader("Test_LoadGGUF", unet_name=f"{OWN}.gguf"),),
     "GGUF and LoRA": (loader("Test_LoadGGUF", unet_name=f"{OWN}.gguf"), CHANGES["lora"]),
 }  # fmt: skip
-# bf16 rounds where the ranks' sums have another order, and int8 rounds what layers are given. The pack rounds an F16 weight to F16 after a LoRA; the ranks
-# have it in the model's own dtype.
+# bf16 rounds where the ranks' sums have another order, and int8 rounds what layers are given. The pack rounds an F16
+# weight to F16 after a LoRA; the ranks have it in the model's own dtype.
 TOLERANCES = {"in bf16": 2e-2, "quantised int8 convrot": 5e-3, "GGUF and LoRA": 1e-3}
 
 

@@ -98,7 +98,7 @@ def used(
     if behind:
         vae = graph.add("Test_ChangedVAE", vae=vae, how=behind)
     add_save(graph, use(graph, vae))
-    return latents(host, graph.prompt)
+    return latents(host, graph.prompt, as_stock=True)  # callers look at what ranks have done
 
 
 def calls(host: ComfyHost) -> int:

@@ -74,7 +74,6 @@ IN_THE_MODULE = {
     "a hook": CHANGED.format("diffusion_model.single_blocks.0"),
     "a block": CHANGED.format(f"{BLOCK}, {BLOCK}.img_mod, {BLOCK}.img_mod.lin"),
     "forward_orig": CHANGED.format("diffusion_model.forward_orig"),
-    "weights written": "A node before this one has written over the model's weights (img_in.weight).",
 }
 SAID = (
     "flux.safetensors runs as stock, on ComfyUI's own device alone. {} Put Parallelize Model before the node that does "
@@ -83,34 +82,12 @@ SAID = (
 EVERY = {**ROWS, **HABITS}
 
 
-def without_file(model: Any) -> None:
-    model.cached_patcher_init = None
-
-
-def with_own_operations(model: Any) -> None:
-    load, (path, options) = model.cached_patcher_init
-    model.cached_patcher_init = load, (path, {**options, "custom_operations": type("Operations", (), {})})
-
-
-def of_a_pickle(model: Any) -> None:
-    load, (_, options) = model.cached_patcher_init
-    model.cached_patcher_init = load, ("models/some.ckpt", options)
-
-
-def of_another_loader(model: Any) -> None:
-    model.cached_patcher_init = without_file, *model.cached_patcher_init[1:]
-
-
 def with_copies(model: Any) -> None:
     model.additional_models["multigpu"] = []
 
 
 # By what is so of a MODEL that the ranks cannot read, what the node says.
 UNREAD: dict[str, tuple[Callable[[Any], None], str]] = {
-    "names no file": (without_file, "does not say from which file"),
-    "has own operations": (with_own_operations, "loaded with custom_operations"),
-    "is of a pickle": (of_a_pickle, "some.ckpt is a pickle checkpoint"),
-    "is of another loader": (of_another_loader, "loaded by without_file"),
     "has copies on other devices": (with_copies, "MultiGPU CFG Split"),
 }
 

@@ -284,7 +284,7 @@ def test_a_network_is_loaded_from_its_file_and_kept_until_a_run_does_without(bot
     origin = Origin(loader.load, ["a file"], 0)
     both.encoder.origins = {
         code.Patcher: lambda _patcher: origin,
-        code.Vae: lambda _vae: origin._replace(attributes={"scale": 8}),
+        code.Vae: lambda _vae: origin._replace(attributes={"scale": 8}, cls=code.Vae),
     }
     network, vae = both.send((here, code.Vae(here)))
     there = type(network)

@@ -38,7 +38,8 @@ def detect_tiny_models(module: Any) -> None:
         config = getattr(comfy.supported_models, tiny["class"])(
             {name: value_of(each) for name, each in tiny["config"].items()}
         )
-        config.quant_config = comfy.utils.detect_layer_quantization(state_dict, prefix)
+        if quantised := comfy.utils.detect_layer_quantization(state_dict, prefix):
+            config.quant_config = quantised
         return config
 
     module.model_config_from_unet = detect_tiny
