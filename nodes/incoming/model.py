@@ -35,7 +35,7 @@ COMFYUIS = {comfy.model_patcher.ModelPatcher, comfy.model_patcher.CoreModelPatch
 # Classes of packs' patchers that differ from these only in how weights are kept here.
 OF_PACKS = ("GGUFModelPatcher",)
 # Arguments of ComfyUI's loaders that say how a model is read. Those in PLACES only say where it is kept.
-DTYPES, FAST, OPERATIONS = ("dtype", "weight_dtype"), "fp8_optimizations", "custom_operations"
+DTYPES, FAST = ("dtype", "weight_dtype"), "fp8_optimizations"
 PLACES = ("load_device", "offload_device")
 CALCULATION, OPTIONS, COPIES = "sampler_calc_cond_batch_function", "transformer_options", "multigpu"
 # A patcher's attributes that belong to its model, or to how ComfyUI has loaded it. All others are what nodes ask for.
