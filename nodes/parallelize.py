@@ -19,7 +19,6 @@ from .model.host_file import NoDenoiser
 from .model.remote_patcher import RemoteModelPatcher
 from .model.sampling import show_on_node
 from .parallel_plan import AskedPlan, plan_inputs
-from .workers.group import worker_group
 from .workers.installed import check_installed
 
 Patcher = comfy.model_patcher.ModelPatcher
@@ -89,7 +88,7 @@ def load_incoming(model: Patcher, asked: AskedPlan, group: int) -> RemoteModelPa
     except NoDenoiser:
         raise
     except (ModelFileError, Refused) as error:
-        if isinstance(model, RemoteModelPatcher) or worker_group(group).settings.machines:
+        if isinstance(model, RemoteModelPatcher):
             raise
         logging.info("[ParallelDiT] The ranks map the weights of %s. %s", name, error.explanation.cause)
         try:

@@ -108,6 +108,10 @@ class ModelFileError(RequestError):
     """Model files are missing, broken, or belong to another model."""
 
 
+class NoRoomError(RequestError):
+    """A machine has no room for the file of weights by value."""
+
+
 def reasons(error: BaseException | None) -> Iterator[BaseException]:
     """Yields an error and the chain of its causes and contexts, as a traceback shows them."""
     seen: set[int] = set()

@@ -7,9 +7,11 @@ import traceback
 try:
     from ..parallel_backend.errors import Explained, Explanation
     from ..parallel_backend.errors import ModelFileError as ModelFileError
+    from ..parallel_backend.errors import NoRoomError as NoRoomError
 except ImportError:  # in the ranks and their launchers, where the pack's folder is not a package
     from parallel_backend.errors import Explained, Explanation
     from parallel_backend.errors import ModelFileError as ModelFileError
+    from parallel_backend.errors import NoRoomError as NoRoomError
 
 MAX_TRACEBACK = 8000  # characters, the last of them
 
@@ -28,6 +30,10 @@ class RequestRefused(Explained, ValueError):
 
 class OutOfMemory(RequestRefused):
     """A rank ran out of memory (OOM) in this request. The group goes on, without a model."""
+
+
+class NoRoom(RequestRefused):
+    """A machine has no room for the file of weights by value. ComfyUI's own has it."""
 
 
 class ConnectionClosed(ConnectionError):

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import itertools
 import shutil
-import tempfile
 import weakref
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +19,14 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from ...parallel_backend.errors import NoRoomError
 from ...parallel_backend.weights.tensors import list_plain_tensors
 from ...worker.comfyui.model import write_detected
-from ...worker.wire.private_folder import private_folder
+from ...worker.wire.private_folder import find_room
 from ..errors import Refused
 from ..model.host_file import WeightDtype
 from .differences import find_written
 
-MEMORY = Path("/dev/shm")  # a file system in memory
-SPARE = 256 << 20  # bytes that stay free beside the weights
 NO_BLOCKS = ("F32", "F16")  # formats of ComfyUI-GGUF's tensors that are not in blocks
 Weights = dict[str, torch.Tensor]
 _numbers = itertools.count(1)
@@ -42,7 +39,12 @@ class FileInMemory:
 
     def __init__(self, weights: Mapping[str, torch.Tensor], name: str) -> None:
         """Raises Refused if the weights have no room."""
-        self.folder = find_room(sum(each.nbytes for each in weights.values())) / str(next(_numbers))
+        free: Any = comfy.model_management.get_free_memory(torch.device("cpu"))
+        try:
+            parent = find_room(sum(each.nbytes for each in weights.values()), free)
+        except NoRoomError as error:
+            raise Refused(*error.explanation) from error
+        self.folder = parent / str(next(_numbers))
         self.folder.mkdir()
         weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         has_blocks = any(form_of(each) for each in weights.values())
@@ -143,21 +145,3 @@ def take_pages(weight: torch.Tensor, page: torch.Tensor) -> None:
         own = here.detach().as_subclass(torch.Tensor)
         if own.device == there.device and own.dtype in (there.dtype, torch.uint8) and own.nbytes == there.nbytes:
             here.data = there.detach().view(own.dtype).view(own.shape)
-
-
-def find_room(size: int) -> Path:
-    """Returns a private folder with room for this many bytes: in memory, or else on the disk. Raises Refused."""
-    on_disk = Path(tempfile.gettempdir())
-    free: Any = comfy.model_management.get_free_memory(torch.device("cpu"))
-    for parent, most in ((MEMORY, free), (on_disk, float("inf"))):
-        if parent.is_dir() and min(shutil.disk_usage(parent).free, most) > size + SPARE:
-            return own_folder(parent)
-    raise Refused(
-        f"The ranks need its weights in a file. Neither {MEMORY} nor {on_disk} has {size / 1e9:.1f} GB free for it.",
-        "Make room there, or set TMPDIR to another folder.",
-    )
-
-
-@cache
-def own_folder(parent: Path) -> Path:
-    return private_folder("weights", parent)

@@ -26,7 +26,7 @@ from ...worker.comfyui.model import dtype_name
 from ...worker.comfyui.patched_options import COMPILED, FACTS, GRAPH, OPTIONS, RUN
 from ...worker.comfyui.patches import pack_patches
 from ...worker.comfyui.source import METHODS, HostSource
-from ...worker.errors import Explanation, NoWorkerGroup, OutOfMemory, RequestRefused
+from ...worker.errors import Explanation, NoRoom, NoWorkerGroup, OutOfMemory, RequestRefused
 from ...worker.host.call_batcher import Answer, CallBatcher, CallRecorded, ModelCall, order_branches
 from ...worker.host.client import WorkerGroup
 from ...worker.host.session import OnStep
@@ -302,7 +302,7 @@ class RemoteModule(PlannedModule):
                 return [answers[places.index(place)] for place in range(len(calls))]
         except OutOfMemory:
             raise
-        except NoWorkerGroup as error:
+        except (NoRoom, NoWorkerGroup) as error:
             self.take_over([], self.patcher(), load=True, down=error.explanation)
             raise CallRecorded from error
         except RequestRefused as error:
@@ -346,7 +346,7 @@ class RemoteModule(PlannedModule):
                 self.load()
                 ((result,),) = self.group.call([(args, kwargs)], check_interrupt, method)
                 return result.to(args[0].device)
-        except NoWorkerGroup as error:
+        except (NoRoom, NoWorkerGroup) as error:
             self.take_over([], self.patcher(), load=True, down=error.explanation)
             return getattr(self.module, method)(*args, **kwargs)
 

@@ -14,10 +14,10 @@ import torch
 
 from ..comfyui.controls import NEW_EACH_CALL
 from ..comfyui.patched_options import compile_key
-from ..errors import Explanation, OutOfMemory, RequestRefused, WorkerGroupError
+from ..errors import Explanation, NoRoom, OutOfMemory, RequestRefused, WorkerGroupError
 from ..settings import Settings
 from ..wire import operations as ops
-from ..wire.protocol import MEMORY, Header
+from ..wire.protocol import MEMORY, NO_ROOM, Header
 from ..wire.sampler_call import SamplerCall, SamplerPass
 from ..wire.tensors import Tensors, UnsendableError
 from ..wire.tree import PREDICTION, Arguments, pack_call
@@ -396,5 +396,5 @@ class WorkerGroup:
             if "seconds" in reply:
                 self.runs.step(operation.name, reply["seconds"], reply["communication"])
             return results
-        refusal = OutOfMemory if reply.get("kind") == MEMORY else RequestRefused
+        refusal = {MEMORY: OutOfMemory, NO_ROOM: NoRoom}.get(reply.get("kind", ""), RequestRefused)
         raise refusal(**reply["error"])

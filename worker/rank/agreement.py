@@ -15,13 +15,13 @@ from parallel_backend.groups.collectives import gather_numbers
 from parallel_backend.groups.mesh import new_group
 
 from ..errors import Explanation
-from ..wire.protocol import FAILED, MEMORY, Header
+from ..wire.protocol import FAILED, MEMORY, NO_ROOM, Header
 from .channels.relay import FOREVER
 
 DONE, BROKEN, CANCELLED, REFUSED = "done", "broken", "cancelled", "refused"
 # From best to worst. The worst outcome of any rank counts for all ranks. Broken: another rank broke the job off, and
 # its outcome has the reason.
-KINDS = (DONE, BROKEN, CANCELLED, REFUSED, FAILED, MEMORY)
+KINDS = (DONE, BROKEN, CANCELLED, REFUSED, NO_ROOM, FAILED, MEMORY)
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from parallel_backend.errors import GroupError, RequestError, is_out_of_memory, lack_of_memory, reasons
+from parallel_backend.errors import GroupError, NoRoomError, RequestError, is_out_of_memory, lack_of_memory, reasons
 from parallel_backend.models.checks import check_module, count_tokens
 
 from ..comfyui.source import HostSource
 from ..errors import Explained, Explanation, unforeseen
 from ..launch.torchrun import machine_prefix
 from ..wire.operations import Operation, operation_of
-from ..wire.protocol import FAILED, MEMORY, Header
+from ..wire.protocol import FAILED, MEMORY, NO_ROOM, Header
 from ..wire.tensors import Tensors
 from .agreement import BROKEN, CANCELLED, DONE, REFUSED, Control, Ended, Outcome, agree
 from .channels.heartbeat import CUT_DELAY_SECONDS, Heartbeat
@@ -143,7 +143,8 @@ class Job:
         if isinstance(error, Cancelled):
             return Outcome(CANCELLED)
         if isinstance(error, RequestError):
-            return Outcome(REFUSED, error.explanation.because(machine_prefix()))
+            kind = NO_ROOM if isinstance(error, NoRoomError) else REFUSED
+            return Outcome(kind, error.explanation.because(machine_prefix()))
         if isinstance(error, GroupError) or not self.groups.can_be_cut:
             raise error
         lack = lack_of_memory(error)

@@ -36,6 +36,7 @@ from .aside import HeldModel, make_way
 from .job import Cancelled, Job, ModelFailed
 from .memory.device_memory import own_bytes
 from .memory.release import release_memory
+from .model.copied_file import bring_file, find_copy
 from .model.host_model import HostModel
 from .request_checks import parse_field
 from .sampling import build_inpainting, build_stepper, unpack_passes
@@ -96,6 +97,7 @@ class Operations:
             )
         if plan.compile == ON:
             job.together(lambda: check_compiler(BY_PLAN, self.state.device))
+        held = find_copy(self.state, source)  # so that it does not go with the model
         self.state.choose_model(source, plan)
         kept = self.state.find_reusable_model(source, plan) if dist.get_rank() < plan.world_size else None
         if kept is None:
@@ -109,7 +111,8 @@ class Operations:
             self.state.conditions.clear()
             if (kept.mesh.plan, kept.mesh.groups()) != (plan, mesh.groups()):
                 job.alone(lambda: kept.replan(mesh))
-        model = kept or job.together(lambda: job.alone(lambda: HostModel.build(source, mesh, job.check)))
+        here = source if kept else bring_file(job, source, held)
+        model = kept or job.together(lambda: job.alone(lambda: HostModel.build(here, mesh, job.check)))
         self.state.keep_model(model, source, plan)
         self.place(job, model, plan)
         patched = {ops.PATCHED: torch.ones(1)} if kept and kept.is_patched else {}
@@ -154,7 +157,7 @@ class Operations:
         loaded."""
         model = self.get_model(job)
         patches = [Patch.from_json(fields) for fields in job.header["patches"]]
-        files = [MergedFile(HostSource.from_json(fields)) for fields in job.header["files"]]
+        files = [MergedFile(bring_file(job, HostSource.from_json(fields))) for fields in job.header["files"]]
         own = {name: tensor.clone() for name, tensor in tensors.items()}  # the request's memory is used again
         job.alone(lambda: model.patch(patches, own, files))
 

@@ -7,7 +7,9 @@ import gc
 import logging
 import sys
 import time
+import weakref
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -56,6 +58,8 @@ class RankState:
         self.plan: ParallelPlan | None = None  # as requested
         self.placement = WeightPlacement()
         self.aside: list[HeldModel] = []  # the earliest used first; their plans have as many ranks as the last one
+        # By the link to each, this rank's copies of files that are on another machine, see `copied_file.py`.
+        self.copies: weakref.WeakValueDictionary[Path, Any] = weakref.WeakValueDictionary()
         self.crowded: set[int] = set()  # the numbers of ranks that lacked memory while a model was set aside
         self.before = 0  # this process's own memory when the load of the weights began
         self.loaded: dict[str, Any] = {}  # the model, for the status

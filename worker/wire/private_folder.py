@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from ..errors import NoRoomError
+
 try:
     import fcntl
 except ImportError:  # on Windows, where no group starts
@@ -33,6 +35,8 @@ STORE, EXPECTED = "store", "expected.json"
 PREFIX = "paralleldit"
 # The variables with the folders in which torch and Triton keep compiled code, and read it as pickles.
 COMPILED = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+MEMORY = Path("/dev/shm")  # a file system in memory
+SPARE = 256 << 20  # bytes that stay free beside weights
 SECONDS_TO_LOCK = 60.0  # a younger folder may not be locked yet
 # The caretaker ignores signals that end a whole session or service. It ends after its parent, when its input closes.
 CARETAKER = """
@@ -59,6 +63,24 @@ def private_folder(purpose: str, parent: Path | None = None) -> Path:
             folders.write(f"{folder}\n")
             folders.flush()
     return folder
+
+
+def find_room(size: int, free: float) -> Path:
+    """Returns a private folder with room for weights of this many bytes: in memory, or else on the disk. free: the
+    bytes of RAM that are free. Raises NoRoomError."""
+    on_disk = Path(tempfile.gettempdir())
+    for parent, most in ((MEMORY, free), (on_disk, float("inf"))):
+        if parent.is_dir() and min(shutil.disk_usage(parent).free, most) > size + SPARE:
+            return own_folder(parent)
+    raise NoRoomError(
+        f"The ranks need its weights in a file. Neither {MEMORY} nor {on_disk} has {size / 1e9:.1f} GB free for it.",
+        "Make room there, or set TMPDIR to another folder.",
+    )
+
+
+@functools.cache
+def own_folder(parent: Path) -> Path:
+    return private_folder("weights", parent)
 
 
 @functools.cache

@@ -31,6 +31,7 @@ except ImportError:  # in the ranks, where the pack's folder is not a package
 MAGIC, IN_MEMORY = b"PDiT", b"PDiM"
 VERSION = 21
 FAILED, MEMORY = "failed", "memory"  # the kinds of errors after which the ranks have no model
+NO_ROOM = "no room"  # the kind of an error for which ComfyUI's own model can run instead
 NEVER, ONCE, IN_BLOCKS = "never", "once", "in blocks"  # when ranks exchange something in a forward, for the status
 PREFIX = struct.Struct("!4sHIQ")
 MAX_HEADER = 8 << 20

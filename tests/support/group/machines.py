@@ -89,12 +89,14 @@ class First:
 
 
 class Second:
-    """The machine that lends itself. hidden: a folder that it does not have. join: the command line on it."""
+    """The machine that lends itself. hidden: a folder that it does not have, but an empty one. size: of the file system
+    in its place, as tmpfs takes it. join: the command line on it."""
 
-    def __init__(self, network: Network, log: Path, hidden: Path, join: Sequence[str] = ()) -> None:
+    def __init__(self, network: Network, log: Path, hidden: Path, join: Sequence[str] = (), size: str = "50%") -> None:
         self.log = log
         join = join or [sys.executable, "-m", "worker.join", f"{FIRST}:{PORT}"]
-        command = ["sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden), *join]
+        mount = 'mount -t tmpfs -o size="$1" none "$0" && shift && exec "$@"'
+        command = ["sh", "-c", mount, str(hidden), size, *join]
         with log.open("ab") as out:
             self.popen = subprocess.Popen(
                 network.on("second", command), cwd=REPOSITORY, stdout=out, stderr=subprocess.STDOUT
