@@ -9,7 +9,7 @@ import itertools
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from ...parallel_backend.device import trim_heap
 from ...parallel_backend.weights.tensors import list_plain_tensors
 from ...worker.comfyui.model import write_detected
 from ...worker.wire.private_folder import private_folder
@@ -58,8 +59,7 @@ class FileInMemory:
         except (OSError, SafetensorError) as error:
             raise Refused(f"The ranks need its weights in a file, which cannot be written ({error}).") from error
         pages = self.read()
-        for key, weight in weights.items():
-            take_pages(weight, pages[key])
+        take_all_pages((weight, pages[key]) for key, weight in weights.items())
 
     def read(self) -> Weights:
         """Returns the weights in the file's pages, those in blocks as bytes."""
@@ -135,6 +135,13 @@ def form_of(weight: torch.Tensor) -> str:
 def plain(weight: torch.Tensor) -> torch.Tensor:
     """Returns a weight as torch's own tensor in this process's memory; one in blocks as bytes."""
     return weight.detach().as_subclass(torch.Tensor).cpu().contiguous()
+
+
+def take_all_pages(weights: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Gives weights the memory of a file's pages, and their own memory back to the system."""
+    for weight, page in weights:
+        take_pages(weight, page)
+    trim_heap()
 
 
 def take_pages(weight: torch.Tensor, page: torch.Tensor) -> None:

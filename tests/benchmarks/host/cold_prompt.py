@@ -5,7 +5,9 @@ COMFYUI_PATH=… python -m tests.benchmarks.host.cold_prompt [--gigabytes 4] [--
 
 Each prompt is the first of a ComfyUI of its own, on two CPU ranks, with the file in the system's cache. They take
 turns.
-Memory is PSS, which counts a page that several processes map once for all, at the end of the prompt, in GB (1e9).
+Memory is PSS, which counts a page that several processes map once for all, at the end of the prompt, in GB (1e9):
+the memory that the processes own or share, and beside it the pages of files, which the system takes back when it
+needs them.
 --packs: checkouts of this pack, older ones by their own loader.
 """
 
@@ -30,7 +32,7 @@ from tests.support.host.stock_prompts import prompt, write_cases
 from tests.support.loaders import parallelize
 
 MODEL = "longcat-image"
-BLOCK = 17e6  # bytes
+BLOCK = 4e6  # bytes
 PLAN = {"ulysses": 2}
 Loads = Callable[[Graph, Link], Link]
 
@@ -39,6 +41,7 @@ class Found(NamedTuple):
     seconds: float
     of_comfyui: float
     of_all: float
+    pages_of_files: float
 
 
 def by_file(graph: Graph, model: Link) -> Link:
@@ -60,8 +63,15 @@ def measure(comfyui: Path, base: Path, pack: Path, options: list[str], loads: Lo
         host.run(prompt(MODEL, patch=loads, steps=1))
         seconds = time.monotonic() - began
         processes = [psutil.Process(host.process.pid), *worker_processes(host)]
-        pss = [each.memory_full_info().pss / 1e9 for each in processes]
-        return Found(seconds, pss[0], sum(pss))
+        owned, mapped = zip(*(memory_of(each.pid) for each in processes), strict=True)
+        return Found(seconds, owned[0], sum(owned), sum(mapped))
+
+
+def memory_of(pid: int) -> tuple[float, float]:
+    """Returns a process's PSS in GB, of its own and shared memory, and of files."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    kilobytes = {name: int(value.split()[0]) for name, value in (line.split(":") for line in lines)}
+    return (kilobytes["Pss_Anon"] + kilobytes["Pss_Shmem"]) * 1024 / 1e9, kilobytes["Pss_File"] * 1024 / 1e9
 
 
 def main() -> None:
@@ -94,7 +104,8 @@ def main() -> None:
                 print(name, found[name][-1], flush=True)
     for name, each in found.items():
         medians = (statistics.median(values) for values in zip(*each, strict=True))
-        print("{:40} {:6.1f} s, ComfyUI {:5.2f} GB, with the ranks {:5.2f} GB".format(name, *medians))
+        words = "{:40} {:6.1f} s, ComfyUI {:5.2f} GB, with the ranks {:5.2f} GB, pages of files {:5.2f} GB"
+        print(words.format(name, *medians))
 
 
 if __name__ == "__main__":
