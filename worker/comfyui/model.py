@@ -65,10 +65,10 @@ def is_gguf(file: str | Path) -> bool:
 
 
 def read(file: str | Path) -> tuple[Weights, dict[str, str] | None]:
-    """Returns the tensors of a file, or of a folder's files, and a file's metadata. Raises ModelFileError for a file
+    """Returns the tensors of a file, or of a folder's files, and a file's metadata. Tensors are views of the file's
+    pages, whatever ComfyUI's option --disable-mmap says, since most are not read. Raises ModelFileError for a file
     that cannot be read, and for a folder without safetensors."""
-    import comfy.utils
-    from safetensors import SafetensorError
+    from safetensors import SafetensorError, safe_open
 
     if not is_gguf(file):
         weights, metadata = {}, None
@@ -76,13 +76,14 @@ def read(file: str | Path) -> tuple[Weights, dict[str, str] | None]:
             raise explain_no_weights(Path(file))
         for path in files:
             try:
-                tensors, metadata = comfy.utils.load_torch_file(str(path), return_metadata=True)
-            except (SafetensorError, ValueError) as error:  # ComfyUI makes a ValueError of some
+                with safe_open(path, framework="pt") as pages:
+                    weights |= {name: pages.get_tensor(name) for name in pages.keys()}  # noqa: SIM118
+                    metadata = pages.metadata()
+            except SafetensorError as error:
                 raise ModelFileError(
                     f"{path} cannot be read as safetensors ({error}); it was cut short or damaged.",
                     "Download it again.",
                 ) from error
-            weights |= tensors
         return weights, metadata
     try:
         from .gguf_file import read_gguf

@@ -31,8 +31,9 @@ from tests.support.host.graphs import Graph, Link, worker_processes
 from tests.support.host.stock_prompts import prompt, write_cases
 from tests.support.loaders import parallelize
 
-MODEL = "longcat-image"
-BLOCK = 4e6  # bytes
+MODEL = "flux-full-width"
+BLOCK = 0.566e9  # bytes, of one stream
+REST = 1.5e9  # bytes, of the rest of the model
 PLAN = {"ulysses": 2}
 Loads = Callable[[Graph, Link], Link]
 
@@ -84,7 +85,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
         write_cases(comfyui, base, [MODEL])
-        deepen(base / "models" / "diffusion_models" / f"{MODEL}.safetensors", int(options.gigabytes * 1e9 / BLOCK))
+        deepen(base / "models" / "diffusion_models" / f"{MODEL}.safetensors", round((options.gigabytes * 1e9 - REST) / BLOCK))
         for name, source in NODE_PACKS.items():
             (base / "custom_nodes" / name).mkdir(parents=True)
             (base / "custom_nodes" / name / "__init__.py").write_text(source)
