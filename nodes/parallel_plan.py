@@ -49,6 +49,7 @@ from .workers.room import balance_stages
 MANUAL = "manual"
 NEVER, ALLOWED, ONCE = "never", "allowed", "once"
 OF_CHOICE = ("lossy", "compare")  # inputs that are no part of a plan
+FORMER_DTYPES = ("int8", "fp8")  # of saved workflows, which exchange exactly now
 MAX_DEGREE = 64
 MAX_BLOCKS = 1000
 ON_THE_CPU = (AUTO, "native")  # the attention kernels that need no GPU
@@ -112,9 +113,9 @@ def plan_inputs() -> list[io.Input]:
             "exchange_dtype",
             EXCHANGE_DTYPES,
             MODEL,
-            "The numbers that ranks send each other under ulysses and ring. model: as they are; exact. int8, "
-            "fp8: half of bf16's bytes; the image changes a little, least with int8. int4: a quarter; sends "
-            "what has changed since the step before, which takes memory; ulysses only. For slow links.",
+            "The numbers that ranks send each other under ulysses and ring. model: as they are; exact. int4: a "
+            "quarter of bf16's bytes; the image changes a little. It sends what has changed since the step before, "
+            "which takes memory; ulysses only. For slow links.",
         ),
         io.String.Input(
             "speeds",
@@ -139,6 +140,8 @@ def plan_inputs() -> list[io.Input]:
 def parse_plan(values: Mapping[str, int | str]) -> ParallelPlan:
     """Returns the plan for the node's values. Raises PlanError."""
     own = {name: value for name, value in values.items() if name not in OF_CHOICE}
+    if own.get("exchange_dtype") in FORMER_DTYPES:
+        own["exchange_dtype"] = MODEL
     return ParallelPlan.from_json({**own, "speeds": parse_speeds(values.get("speeds", ""))})
 
 

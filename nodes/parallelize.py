@@ -11,6 +11,7 @@ import comfy.model_patcher
 from comfy_api.latest import io
 
 from ..parallel_backend.errors import ModelFileError
+from ..parallel_backend.plan import MODEL
 from .errors import Refused
 from .incoming.in_memory import share_file
 from .incoming.model import check_class, describe_in_memory, describe_incoming, share_weights, take_changes
@@ -47,6 +48,11 @@ class ParallelizeModel(io.ComfyNode):
             ],
             outputs=[io.Model.Output(tooltip="For all that takes a MODEL, and Parallel Sampler.")],
         )
+
+    @classmethod
+    def validate_inputs(cls, exchange_dtype: str = MODEL) -> bool:
+        """Makes ComfyUI accept any exchange_dtype: saved workflows may have a former one. The plan refuses others."""
+        return True
 
     @classmethod
     async def execute(cls, model: Patcher, mode: str, group: int = 1, **values: Any) -> io.NodeOutput:

@@ -8,8 +8,10 @@ accelerator that does not exist, and it has no functions for memory.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import logging
+import sys
 import time
 import weakref
 from collections import deque
@@ -315,6 +317,13 @@ def empty_caches(device: torch.device) -> None:
         module_of(device).empty_cache()
         memory = getattr(torch.accelerator, "memory", None)  # since torch 2.9; older releases keep pinned memory
         getattr(memory, "empty_host_cache", lambda: None)()
+
+
+def trim_heap() -> None:
+    """Gives freed memory of the CPU back to the system. The C library keeps it otherwise."""
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if libc and hasattr(libc, "malloc_trim"):  # glibc has it
+        libc.malloc_trim(0)
 
 
 def total_bytes(device: torch.device) -> int:

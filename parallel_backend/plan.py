@@ -22,7 +22,7 @@ COMPILED_STEPS = 16  # auto compiles from this many steps on; see docs/dev/10-de
 # The most parts that heads are exchanged in. Attention waits only for the first part's way in and the last's way out.
 EXCHANGE_PARTS = 4
 PIECES = 4  # the most in which a rank's tokens may take turns
-MODEL, INT8, FP8, INT4 = EXCHANGE_DTYPES = ("model", "int8", "fp8", "int4")
+MODEL, INT4 = EXCHANGE_DTYPES = ("model", "int4")
 AUTO, TIME, MEMORY = BALANCES = (AUTO, "time", "memory")
 EXCHANGE_BLOCK = 64  # the most numbers of a head that share a scale, in a lossy exchange
 CHOICES = {
@@ -55,8 +55,8 @@ class ParallelPlan:
     compile: whether blocks run through `torch.compile`. auto compiles on a GPU, for samplings of at least
     COMPILED_STEPS steps.
     exchange_dtype: the dtype in which ulysses and ring send keys, values, queries and results. It is the model's own,
-    or lossy: int8 or fp8 (float8 e4m3), with a scale for each block of a token's head. int4 sends the differences to
-    the step before, and the first step in int8; ulysses only.
+    or int4, which is lossy: the differences to the step before, with a scale for each block of a token's head; ulysses
+    only. The first step is exact.
 
     sparse: whether the tokens of a video attend to a part of them only, which is lossy: off, or a pattern in space and
     time.
@@ -109,7 +109,7 @@ class ParallelPlan:
             raise PlanError(
                 f"exchange_dtype={INT4} sends differences under ulysses alone, and this plan has "
                 f"{'ring' if self.ring > 1 else 'pipefusion or patches'}.",
-                f"Use exchange_dtype={INT8}, or ulysses in place of ring and pipefusion.",
+                f"Use exchange_dtype={MODEL}, or ulysses in place of ring and pipefusion.",
                 "exchange_dtype",
             )
         self.check_pieces()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from ...parallel_backend.device import trim_heap
 from ...parallel_backend.errors import NoRoomError
 from ...parallel_backend.weights.tensors import list_plain_tensors
 from ...worker.comfyui.model import write_detected
@@ -60,8 +61,7 @@ class FileInMemory:
         except (OSError, SafetensorError) as error:
             raise Refused(f"The ranks need its weights in a file, which cannot be written ({error}).") from error
         pages = self.read()
-        for key, weight in weights.items():
-            take_pages(weight, pages[key])
+        take_all_pages((weight, pages[key]) for key, weight in weights.items())
 
     def read(self) -> Weights:
         """Returns the weights in the file's pages, those in blocks as bytes."""
@@ -137,6 +137,13 @@ def form_of(weight: torch.Tensor) -> str:
 def plain(weight: torch.Tensor) -> torch.Tensor:
     """Returns a weight as torch's own tensor in this process's memory; one in blocks as bytes."""
     return weight.detach().as_subclass(torch.Tensor).cpu().contiguous()
+
+
+def take_all_pages(weights: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Gives weights the memory of a file's pages, and their own memory back to the system."""
+    for weight, page in weights:
+        take_pages(weight, page)
+    trim_heap()
 
 
 def take_pages(weight: torch.Tensor, page: torch.Tensor) -> None:

@@ -27,7 +27,7 @@ from ..model.model_files import PICKLE_SUFFIXES
 from ..model.remote_module import MODULE
 from ..model.remote_patcher import RemoteModelPatcher
 from .differences import find_differences, find_written
-from .in_memory import drop_weights, keep_weights, take_pages
+from .in_memory import drop_weights, keep_weights, take_all_pages
 from .moved import Moved
 
 Patcher = comfy.model_patcher.ModelPatcher
@@ -154,8 +154,8 @@ def share_weights(model: Patcher, new: RemoteModelPatcher) -> None:
     own, stored = dict(weights_of(model.model.diffusion_model)), dict(weights_of(remote.weights.map_file()))
     if name := next(find_written({**own, **patched}, stored), ""):
         raise Refused(f"A node before this one has written over the model's weights ({name}).", BEFORE)
-    for name in () if model.pinned else own.keys() & stored.keys() - patched:
-        take_pages(own[name], stored[name])
+    if not model.pinned:
+        take_all_pages((own[name], stored[name]) for name in own.keys() & stored.keys() - patched)
     remote.weights.drop()
 
 

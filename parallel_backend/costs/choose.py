@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ..axes import BATCH_AXES
 from ..errors import PlanError
-from ..plan import AUTO, INT8, ParallelPlan
+from ..plan import AUTO, INT4, ParallelPlan
 from ..weights.fitting import WeightRoom, fit_weights
 from ..weights.sizes import WeightSizes
 from .forward import ForwardCost
@@ -93,7 +93,7 @@ def list_lossy_plans(
     ranks: int, rows: int, check: Check = lambda plan: None, *, branches: bool = False
 ) -> list[ParallelPlan]:
     """Returns the plans that change the image a little and that the model allows: PipeFusion with several numbers of
-    patches, alone and with other axes, and a lossy exchange in int8. See `list_plans` for the arguments."""
+    patches, alone and with other axes, and Ulysses with a lossy exchange. See `list_plans` for the arguments."""
     found = []
     for stages, ring, ulysses in itertools.product(list_divisors(ranks), repeat=3):
         ways, rest = divmod(ranks, stages * ring * ulysses)
@@ -101,17 +101,15 @@ def list_lossy_plans(
             continue
         cfg = 2 if branches and rows > 1 and ways % 2 == 0 else 1
         plan = ParallelPlan(dp=ways // cfg, cfg=cfg, pipefusion=stages, ring=ring, ulysses=ulysses)
-        if plan.token_ways > 1:
-            found += list_patches(replace(plan, exchange_dtype=INT8))
+        if stages == ring == 1 and ulysses > 1:
+            found.append(replace(plan, exchange_dtype=INT4))
         if stages > 1:
             found += list_patches(plan)
     return [plan for plan in found if allows(check, plan)]
 
 
 def list_patches(plan: ParallelPlan) -> list[ParallelPlan]:
-    """Returns the plan with each number of patches that is tried; the plan itself if it has no stages."""
-    if plan.pipefusion == 1:
-        return [plan]
+    """Returns a plan of several stages with each number of patches that is tried."""
     return [replace(plan, patches=each * plan.pipefusion) for each in PATCHES]
 
 

@@ -30,7 +30,7 @@ from ..plan import EXCHANGE_PARTS, HOST, OFF, SHARED, ParallelPlan
 from ..weights.sizes import WeightSizes
 from .forward import Cost, ForwardCost
 from .machine import Machine, Speed
-from .overhead import CODINGS, count_added_operations, count_coding, count_copied_bytes, count_merged_bytes
+from .overhead import CODED_BYTES, count_added_operations, count_coding, count_copied_bytes, count_merged_bytes
 from .pipeline import (
     LATENT_BYTES,
     PipelineTimes,
@@ -356,9 +356,9 @@ def estimate_attention(cost: Cost, speed: Speed) -> float:
 def estimate_exchange(forward: ForwardCost, plan: ParallelPlan, rows: float, busy: Busy, machine: Machine) -> float:
     """Returns the exposed time of a forward's exchanges in the model. rows: of the batch group with the most rows.
     busy: of the whole forward."""
-    exposed, coding = 0.0, CODINGS.get(plan.exchange_dtype)
+    exposed = 0.0
     beside = busy.overlap / forward.count * (1.0 if plan.compile == OFF else forward.plain)
-    travels = coding.sent / forward.itemsize if coding else 1.0
+    travels = CODED_BYTES / forward.itemsize if plan.keeps_differences else 1.0
     for axis, exchange in EXCHANGES.items():
         if (degree := getattr(plan, axis)) == 1:
             continue

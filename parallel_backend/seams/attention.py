@@ -1,7 +1,7 @@
 """Seam 2, attention: self-attention over shared tokens, around an unmodified attention module.
 
 Shapes: B batch, H heads, h the heads of one part of this rank's, L local tokens, R the Ulysses group's tokens, D head
-dim, E a token's head as it is sent.
+dim, E the numbers or bytes of a token's head as it is sent.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from ..device import is_accelerator
 from ..errors import RequestError
 from ..groups.mesh import Mesh
 from ..hooks import Hooks
-from ..plan import EXCHANGE_PARTS, MODEL, OFF
+from ..plan import EXCHANGE_PARTS, OFF
 from .attention_op import RUNNING, Attend, Attention, plain_attention
-from .exchange.formats import FORMATS
 from .exchange.heads import HeadPart, head_parts
 from .exchange.ring import ring_attention
 from .exchange.ulysses import Arrival, Run, Shares, UlyssesExchange, view_heads
@@ -68,8 +67,6 @@ class ParallelAttention:
         self.ulysses = mesh["ulysses"]
         self.ring = mesh["ring"]
         self.exchange = UlyssesExchange(self.ulysses)
-        exchanges = self.ulysses.degree * self.ring.degree > 1
-        self.format = FORMATS[mesh.plan.exchange_dtype if exchanges else MODEL]
         self.layout = layout
         self.backend = backend
         self.parts = parts
@@ -154,8 +151,9 @@ class ParallelAttention:
             arrived: list[torch.Tensor] = []
             for arrival in pieces[-1].arriving[index]:
                 arrived += arrival()
-            q_BhRD = call.decode(("query", index), arrived[0])
-            out_BhRD = self.attend(call, index, part, q_BhRD, *call.arrived_keys(index, *arrived[1:]))
+            named = zip(("query", "key", "value"), arrived, strict=True)
+            decoded = [call.decode((name, index), each) for name, each in named]
+            out_BhRD = self.attend(call, index, part, *decoded)
             results.append((call.encode(("result", index), out_BhRD), part.queries))
             first.append(give_back(0, *results[-1]))
         return [first, *([give_back(piece, *each) for each in results] for piece in range(1, len(pieces)))]
@@ -172,7 +170,6 @@ class ParallelAttention:
         kept: Sequence[torch.Tensor],
     ) -> SharedCall:
         layout, forward, shape = self.layout, self.layout.forward, self.shape_of(streams, seen, query, key)
-        is_plain = self.format is FORMATS[MODEL] and forward.differences is None
         if forward.pieces and not forward.pieces.is_last:
             attn_mask = None  # the last piece computes
         return SharedCall(
@@ -180,9 +177,7 @@ class ParallelAttention:
             shape=shape,
             mask=None if attn_mask is None else mask_of_group(attn_mask, layout, streams, seen, shape.ranks),
             scale=scale,
-            kept=kept if is_plain or forward.differences else [self.format.encode(each) for each in kept],
-            dtype=query.dtype,
-            format=None if is_plain else self.format,
+            kept=kept,
             differences=forward.differences,
             pattern=self.patterns.find(streams, seen, shape.ranks, query.device, attn_mask is not None),
         )
@@ -212,7 +207,6 @@ class ParallelAttention:
             places=[] if forward.cache is None else layout.cache_places(seen, ranks),
             heads=heads,
             group=group,
-            head_dim=query.shape[3],
             parts=head_parts(tuple(self.ulysses.sizes(heads)), group, most),
         )
         return forward.counts[at]
@@ -230,31 +224,30 @@ class ParallelAttention:
         index: int,
         part: HeadPart,
         q_BhRD: torch.Tensor,
-        k_BhRE: torch.Tensor,
-        v_BhRE: torch.Tensor,
+        k_BhRD: torch.Tensor,
+        v_BhRD: torch.Tensor,
     ) -> torch.Tensor:
-        """Computes attention for one part of this rank's heads, BhRD. Keys and values stay in the form in which they
-        were sent until a kernel takes them: in the cache, and on the ring."""
+        """Computes attention for one part of this rank's heads, BhRD."""
         queries, keys = part.queries[self.ulysses.index], part.keys[self.ulysses.index]
         layout, shape = self.layout, call.shape
         if cache := layout.slot.forward.cache:
             whole = layout.running == layout.slot.every_segment()
-            k_BhRE, v_BhRE = cache.refresh((call.owner, index), shape.places, whole, k_BhRE, v_BhRE)
+            k_BhRD, v_BhRD = cache.refresh((call.owner, index), shape.places, whole, k_BhRD, v_BhRD)
         mask = None if call.mask is None else call.own_mask(queries)
         kept = [each[:, keys.start : keys.stop] for each in call.kept] if call.kept else ()
         if self.ring.degree > 1:
 
             def attend_with_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: Any) -> Any:
-                key, value = call.taken(k, queries, keys), call.taken(v, queries, keys)
+                key, value = call.repeat(k, queries, keys), call.repeat(v, queries, keys)
                 return self.backend.attend_with_lse(q, key, value, *more)
 
-            given = (q_BhRD, k_BhRE, v_BhRE, shape.ring_lengths, self.ring, attend_with_lse, layout.slot)
+            given = (q_BhRD, k_BhRD, v_BhRD, shape.ring_lengths, self.ring, attend_with_lse, layout.slot)
             return ring_attention(*given, call.scale, mask, kept)
         if not q_BhRD.numel():
             return q_BhRD
         if kept:
-            k_BhRE, v_BhRE = (torch.cat(each, 2) for each in zip(kept, (k_BhRE, v_BhRE), strict=True))
-        key, value = call.taken(k_BhRE, queries, keys), call.taken(v_BhRE, queries, keys)
+            k_BhRD, v_BhRD = (torch.cat(each, 2) for each in zip(kept, (k_BhRD, v_BhRD), strict=True))
+        key, value = call.repeat(k_BhRD, queries, keys), call.repeat(v_BhRD, queries, keys)
         if call.pattern:
             return call.pattern.attend(q_BhRD, key, value, call.scale)
         return self.backend.attend(q_BhRD, key, value, call.scale, mask)

@@ -12,7 +12,6 @@ import torch
 
 from ..errors import RequestError
 from .exchange.differences import Differences
-from .exchange.formats import WireFormat
 from .exchange.heads import HeadPart, repeat_heads
 from .kernels.sparse import SparsePattern
 from .layout import TokenLayout
@@ -41,15 +40,13 @@ class CallShape(NamedTuple):
     places: list[tuple[int, int]]
     heads: int
     group: int
-    head_dim: int
     parts: tuple[HeadPart, ...]
 
 
 class SharedCall(NamedTuple):
     """A call of attention over shared tokens: the values that its parts have in common.
 
-    kept: keys and values that every rank has, in the form in which others travel.
-    format: in which tensors travel; None if they travel as they are.
+    kept: keys and values that every rank has.
     differences: what arrived in the steps before. If it is there, only what differs from that travels.
     pattern: which tokens attend to which, if not all to all.
     """
@@ -59,36 +56,18 @@ class SharedCall(NamedTuple):
     mask: torch.Tensor | None
     scale: float | None
     kept: Sequence[torch.Tensor]
-    dtype: torch.dtype
-    format: WireFormat | None
     differences: Differences | None
     pattern: SparsePattern | None
 
     def encode(self, what: object, values: torch.Tensor) -> torch.Tensor:
-        if self.format is None:
-            return values
-        if self.differences is None:
-            return self.format.encode(values)
-        return self.differences.encode(self.format, (self.owner, what), values)
+        return values if self.differences is None else self.differences.encode((self.owner, what), values)
 
     def decode(self, what: object, encoded: torch.Tensor) -> torch.Tensor:
-        if self.format is None:
-            return encoded
-        if self.differences is None:
-            return self.format.decode(encoded, self.shape.head_dim, self.dtype)
-        return self.differences.decode(self.format, (self.owner, what), encoded, self.shape.head_dim, self.dtype)
+        return encoded if self.differences is None else self.differences.decode((self.owner, what), encoded)
 
-    def arrived_keys(self, index: int, *encoded: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Returns keys and values of a part as they stay until a kernel takes them. Only differences are decoded."""
-        if self.differences is None:
-            return encoded
-        return tuple(self.decode((what, index), each) for what, each in zip(("key", "value"), encoded, strict=True))
-
-    def taken(self, kv_BhKE: torch.Tensor, queries: range, keys: range) -> torch.Tensor:
-        """Decodes a part's keys or values for a kernel, and repeats each head for the queries that share it."""
-        if self.format is not None and self.differences is None:
-            kv_BhKE = self.format.decode(kv_BhKE, self.shape.head_dim, self.dtype)
-        return kv_BhKE if self.shape.group == 1 else repeat_heads(kv_BhKE, queries, keys, self.shape.group)
+    def repeat(self, kv_BhKD: torch.Tensor, queries: range, keys: range) -> torch.Tensor:
+        """Repeats each head of a part's keys or values for the queries that share it."""
+        return kv_BhKD if self.shape.group == 1 else repeat_heads(kv_BhKD, queries, keys, self.shape.group)
 
     def own_mask(self, queries: range) -> torch.Tensor | None:
         """The mask of these heads."""

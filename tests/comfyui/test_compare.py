@@ -66,7 +66,7 @@ def test_what_was_compared_is_compared_again_where_the_file_is_damaged(host: Com
     assert "earlier" not in text and len(files) == 2 and first
 
 
-def test_what_travels_in_fp8_is_compared_with_the_same_plan_exact(host: ComfyHost) -> None:
-    job = replace(EXACT, seed=85, steps=2).under({"ulysses": 2, "exchange_dtype": "fp8"})
+def test_what_travels_in_int4_is_compared_with_the_same_plan_exact(host: ComfyHost) -> None:
+    job = replace(EXACT, seed=85, steps=2).under({"ulysses": 2, "exchange_dtype": "int4"})
     _, text, files = compared(host, job)
-    assert "exact (ulysses=2)" in text and "(ulysses=2 × fp8 exchange)" in text and len(files) == 2
+    assert "exact (ulysses=2)" in text and "(ulysses=2 × int4 exchange)" in text and len(files) == 2

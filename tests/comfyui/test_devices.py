@@ -101,7 +101,7 @@ def test_gpus_that_cannot_take_part_are_refused_and_can_be_chosen_anew(machine: 
 
 
 def test_one_rank_gives_the_exact_image_of_a_plan_whose_exchange_is_lossy(machines: dict[str, Any]) -> None:
-    expected = {"ulysses": "same_image", "int8": "exact_image", "sparse": "same_image"}
+    expected = {"ulysses": "same_image", "int4": "exact_image", "sparse": "same_image"}
     assert machines["three alike"]["images"] == expected
 
 

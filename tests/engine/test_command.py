@@ -125,7 +125,7 @@ def test_a_plan_for_other_ranks_is_refused_with_cause_and_advice(
         (["--ring=two"], "ring='two' does not work", "Use a whole number from 1"),
         (["--weights=somewhere"], "no weights='somewhere'", "auto, whole, shared, host"),
         (["--speeds=1,fast", "--dp=2"], "speeds='1,fast' does not work", "a positive number for each rank"),
-        (["--exchange-dtype=int4", "--ring=2"], "exchange_dtype=int4 sends differences", "exchange_dtype=int8"),
+        (["--exchange-dtype=int4", "--ring=2"], "exchange_dtype=int4 sends differences", "exchange_dtype=model"),
         (["--ulysses=5", "--dry-run"], "ulysses=5 is more than the model's 4 heads", "Lower it to 4 or less"),
         (["--argument=strength=1", "--dry-run"], "StableDiffusion3Pipeline takes no strength", "It takes prompt"),
         (["--argument=strength"], "names no argument", "NAME=VALUE"),

@@ -34,7 +34,7 @@ def test_ulysses_takes_any_number_of_ranks_up_to_the_heads() -> None:
 def test_differences_to_the_step_before_are_refused_where_other_tokens_than_ulysses_exchange(
     degrees: dict[str, int], has: str
 ) -> None:
-    with pytest.raises(PlanError, match=rf"exchange_dtype=int4 .* has {has}.*\n\nUse exchange_dtype=int8"):
+    with pytest.raises(PlanError, match=rf"exchange_dtype=int4 .* has {has}.*\n\nUse exchange_dtype=model"):
         ParallelPlan(exchange_dtype="int4", **degrees)
     assert ParallelPlan(exchange_dtype="int4", ulysses=2, cfg=2).ulysses == 2
 

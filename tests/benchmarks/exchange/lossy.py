@@ -1,8 +1,8 @@
-"""What a lossy exchange_dtype does to a whole sampling: to the demo model's pictures, and to families' latents.
+"""What exchange_dtype=int4 does to a whole sampling: to the demo model's pictures, and to families' latents.
 
-python -m tests.benchmarks.exchange.lossy [--model demo/shapes-dit] [--families flux-dev wan-t2v] [--dtypes int4]
+python -m tests.benchmarks.exchange.lossy [--model demo/shapes-dit] [--families flux-dev wan-t2v]
 
-On two ranks, by Ulysses and ring. The demo model is trained: every class once, 20 steps of FlowMatchEuler, guidance 3,
+On two ranks. The demo model is trained: every class once, 20 steps of FlowMatchEuler, guidance 3,
 read by the shape checker. Families are tiny, with random weights: 5 steps, guidance 3.
 """
 
@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from parallel_backend.plan import EXCHANGE_DTYPES, INT4
+from parallel_backend.plan import INT4
 from tests.benchmarks.exactness import head, plan_name, row
 from tests.benchmarks.pipefusion_demo import GUIDANCE, MODEL, STEPS, Request, psnr, relative_error
 from tests.engine.sampling import test_pipefusion as pipefusion
@@ -22,21 +22,16 @@ from tests.support.cases.families import FAMILIES
 from tests.support.ranks.pool import RankPool
 
 Plan = dict[str, Any]
-PLANS: list[Plan] = [
-    {axis: 2, "exchange_dtype": dtype}
-    for dtype in EXCHANGE_DTYPES
-    for axis in ("ulysses", "ring")
-    if axis == "ulysses" or dtype != INT4
-]
+PLANS: list[Plan] = [{"ulysses": 2, "exchange_dtype": INT4}]
 FAMILIES_SHOWN = ("flux-dev", "wan-t2v")
 LEAST_RIGHT = 0.95
 
 
-def print_demo(folder: Path, plans: list[Plan]) -> float:
+def print_demo(folder: Path) -> float:
     """Prints how the demo model's pictures differ; returns the least share that the checker finds right."""
     request = Request.of(folder)
     exact = request.serial()
-    drawn = request.parallel({plan_name(plan): plan for plan in plans})
+    drawn = request.parallel({plan_name(plan): plan for plan in PLANS})
     count = len(request.names)
     print(f"demo model, {STEPS} steps, guidance {GUIDANCE:g}, {count} pictures, fp32\n")
     print(head("exchange", "right", "PSNR to exact, dB", "worst picture, dB", "relative error"))
@@ -49,20 +44,20 @@ def print_demo(folder: Path, plans: list[Plan]) -> float:
     return min(shares)
 
 
-def print_families(names: list[str], plans: list[Plan]) -> None:
+def print_families(names: list[str]) -> None:
     """Prints the relative errors of families' latents against exact sampling in one process."""
     cases = [
         {**pipefusion.case(name, "flow", 1, 1), "name": f"{name} {plan_name(plan)}", "plan": plan, "world": 2}
         for name in names
-        for plan in plans
+        for plan in PLANS
     ]
     with tempfile.TemporaryDirectory(prefix="exchange-") as root, RankPool(Path(root)) as ranks:
         results = pipefusion.run_cases(cases, ranks, Path(root))
     print(f"\nfamilies, {pipefusion.STEPS} steps, guidance 3, fp32: relative error\n")
-    print(head("family", *map(plan_name, plans)))
+    print(head("family", *map(plan_name, PLANS)))
     for name in names:
         wanted = pipefusion.expected(name, "flow", 1, None)
-        errors = [relative_error(results[f"{name} {plan_name(plan)}"], wanted) for plan in plans]
+        errors = [relative_error(results[f"{name} {plan_name(plan)}"], wanted) for plan in PLANS]
         print(row(name, *(f"{error:.1e}" for error in errors)))
 
 
@@ -71,12 +66,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.exchange.lossy")
     parser.add_argument("--model", type=Path, default=MODEL)
     parser.add_argument("--families", nargs="*", default=list(FAMILIES_SHOWN), choices=list(FAMILIES))
-    parser.add_argument("--dtypes", nargs="+", default=list(EXCHANGE_DTYPES), choices=list(EXCHANGE_DTYPES))
     arguments = parser.parse_args()
-    plans = [plan for plan in PLANS if plan["exchange_dtype"] in arguments.dtypes]
-    least = print_demo(arguments.model, plans)
+    least = print_demo(arguments.model)
     if arguments.families:
-        print_families(arguments.families, plans)
+        print_families(arguments.families)
     return int(least < LEAST_RIGHT)
 
 

@@ -5,7 +5,9 @@ COMFYUI_PATH=… python -m tests.benchmarks.host.cold_prompt [--gigabytes 4] [--
 
 Each prompt is the first of a ComfyUI of its own, on two CPU ranks, with the file in the system's cache. They take
 turns.
-Memory is PSS, which counts a page that several processes map once for all, at the end of the prompt, in GB (1e9).
+Memory is PSS, which counts a page that several processes map once for all, at the end of the prompt, in GB (1e9):
+the memory that the processes own or share, and beside it the pages of files, which the system takes back when it
+needs them.
 --packs: checkouts of this pack, older ones by their own loader.
 """
 
@@ -29,8 +31,9 @@ from tests.support.host.graphs import Graph, Link, worker_processes
 from tests.support.host.stock_prompts import prompt, write_cases
 from tests.support.loaders import parallelize
 
-MODEL = "longcat-image"
-BLOCK = 17e6  # bytes
+MODEL = "flux-full-width"
+BLOCK = 0.566e9  # bytes, of one stream
+REST = 1.5e9  # bytes, of the rest of the model
 PLAN = {"ulysses": 2}
 Loads = Callable[[Graph, Link], Link]
 
@@ -39,6 +42,7 @@ class Found(NamedTuple):
     seconds: float
     of_comfyui: float
     of_all: float
+    pages_of_files: float
 
 
 def by_file(graph: Graph, model: Link) -> Link:
@@ -60,8 +64,15 @@ def measure(comfyui: Path, base: Path, pack: Path, options: list[str], loads: Lo
         host.run(prompt(MODEL, patch=loads, steps=1))
         seconds = time.monotonic() - began
         processes = [psutil.Process(host.process.pid), *worker_processes(host)]
-        pss = [each.memory_full_info().pss / 1e9 for each in processes]
-        return Found(seconds, pss[0], sum(pss))
+        owned, mapped = zip(*(memory_of(each.pid) for each in processes), strict=True)
+        return Found(seconds, owned[0], sum(owned), sum(mapped))
+
+
+def memory_of(pid: int) -> tuple[float, float]:
+    """Returns a process's PSS in GB, of its own and shared memory, and of files."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    kilobytes = {name: int(value.split()[0]) for name, value in (line.split(":") for line in lines)}
+    return (kilobytes["Pss_Anon"] + kilobytes["Pss_Shmem"]) * 1024 / 1e9, kilobytes["Pss_File"] * 1024 / 1e9
 
 
 def main() -> None:
@@ -74,7 +85,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
         write_cases(comfyui, base, [MODEL])
-        deepen(base / "models" / "diffusion_models" / f"{MODEL}.safetensors", int(options.gigabytes * 1e9 / BLOCK))
+        deepen(
+            base / "models" / "diffusion_models" / f"{MODEL}.safetensors",
+            round((options.gigabytes * 1e9 - REST) / BLOCK),
+        )
         for name, source in NODE_PACKS.items():
             (base / "custom_nodes" / name).mkdir(parents=True)
             (base / "custom_nodes" / name / "__init__.py").write_text(source)
@@ -94,7 +108,8 @@ def main() -> None:
                 print(name, found[name][-1], flush=True)
     for name, each in found.items():
         medians = (statistics.median(values) for values in zip(*each, strict=True))
-        print("{:40} {:6.1f} s, ComfyUI {:5.2f} GB, with the ranks {:5.2f} GB".format(name, *medians))
+        words = "{:40} {:6.1f} s, ComfyUI {:5.2f} GB, with the ranks {:5.2f} GB, pages of files {:5.2f} GB"
+        print(words.format(name, *medians))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from parallel_backend.models import adapter_for
 from parallel_backend.models.checks import count_tokens, sizes_of
 from parallel_backend.models.parallel_mlp import count_mlp_rows
 from parallel_backend.models.spec import spec_of
-from parallel_backend.plan import MODEL, ParallelPlan
+from parallel_backend.plan import ParallelPlan
 from parallel_backend.rates import measure_ranks
 from parallel_backend.sampling.denoiser import Denoiser, Watch
 from parallel_backend.seams.forward import Forward as Running
@@ -275,7 +275,7 @@ def run(name: str, size: str, meshes: Meshes, namespace: str, options: dict) -> 
 
 
 class LossyContest:
-    """Exact plans, PipeFusion and int8 on a deep model, each as a step for a stock sampler and in a loop."""
+    """Exact plans, PipeFusion and int4 on a deep model, each as a step for a stock sampler and in a loop."""
 
     def __init__(self, case: Case, meshes: Meshes) -> None:
         model, ranks, rows = case.model(), dist.get_world_size(), case.latents[0]
@@ -284,8 +284,7 @@ class LossyContest:
         check = lambda plan: plan.check_model(**limits)  # noqa: E731
         exact = list_plans(ranks, rows, check, branches=case.guided, heads=limits["heads"])
         plans = [each for each in exact if each.ways(BATCH_AXES) <= rows]
-        lossy = list_lossy_plans(ranks, rows, check, branches=case.guided)
-        plans += [each for each in lossy if each.pipefusion == 1 or each.exchange_dtype == MODEL]
+        plans += list_lossy_plans(ranks, rows, check, branches=case.guided)
         self.contenders: dict[str, tuple[ParallelPlan, bool, Runner | Looper]] = {}
         self.refused: dict[str, str] = {}
         for plan, loops in itertools.product((ONE, *plans), (False, True)):

@@ -10,7 +10,7 @@ from typing import Any
 import diffusers
 import torch
 
-from parallel_backend.plan import FP8, INT4, INT8, MODEL, ParallelPlan
+from parallel_backend.plan import INT4, ParallelPlan
 from tests.support.cases.host import sdxl
 from tests.support.cases.host.base import HostCase
 from tests.support.links.profiles import CARD_ITEMSIZE
@@ -78,8 +78,7 @@ class Method:
     def slower(self) -> float:
         """By how much the link is slower for it. A byte of a lossy exchange is half of what a card sends in its place,
         and a quarter of what a CPU rank does."""
-        is_lossy = (self.plan or {}).get("exchange_dtype", MODEL) != MODEL
-        return torch.float32.itemsize / CARD_ITEMSIZE if is_lossy else 1.0
+        return torch.float32.itemsize / CARD_ITEMSIZE if self.name == INT4 else 1.0
 
 
 def text_of(tokens: int) -> Callable[[int], Conditions]:
@@ -201,7 +200,7 @@ def methods(case: Case, ranks: int) -> list[Method]:
     if case.sent:
         found.append(Method(LATE, {"ring": ranks}, late=True))
     else:
-        found += [Method(name, heads | {"exchange_dtype": name}, tolerance=LOSSY) for name in (INT8, FP8, INT4)]
+        found.append(Method(INT4, heads | {"exchange_dtype": INT4}, tolerance=LOSSY))
     if not case.comfyui:
         found.append(Method("diffusers", peer=True))
     return [

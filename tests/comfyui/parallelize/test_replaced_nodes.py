@@ -1,4 +1,4 @@
-"""Nodes that are gone: a saved workflow or prompt with them draws, with ComfyUI's own nodes in their place."""
+"""Nodes and values that are gone: a saved workflow or prompt with them draws, with what takes their place."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import json
 import urllib.request
 from pathlib import Path
 
+import pytest
 import torch
 
 from demo.host import ComfyHost
-from tests.support.host.graphs import latents
+from tests.support.host.graphs import Job, latents, refusal
 from tests.support.host.stock_prompts import prompt, write_cases
 
 MODEL = "longcat-image"
@@ -43,3 +44,23 @@ def test_the_editor_is_told_of_nodes_and_inputs_that_are_there(host: ComfyHost) 
     for each in offered.values():
         inputs = known[each["new_node_id"]]["input"]["required"]
         assert {one["new_id"] for one in each["input_mapping"] or ()} <= inputs.keys()
+
+
+JOB = Job("shapes-dit", "red heart", width=64, height=64, steps=2, seed=7, plan={"ring": 2})
+
+
+def sent_as(exchange_dtype: str) -> dict:
+    """The job's prompt with this value."""
+    prompt = JOB.prompt()
+    (plan,) = (each["inputs"] for each in prompt.values() if "mode" in each["inputs"])
+    plan["exchange_dtype"] = exchange_dtype
+    return prompt
+
+
+@pytest.mark.parametrize("former", ["int8", "fp8"])
+def test_a_former_format_of_the_exchange_runs_exactly(former: str, host: ComfyHost) -> None:
+    assert torch.equal(latents(host, sent_as(former)), latents(host, JOB.prompt()))
+
+
+def test_a_format_that_never_was_is_refused(host: ComfyHost) -> None:
+    assert "There is no exchange_dtype='int3' in a plan." in refusal(host, sent_as("int3"), JOB)

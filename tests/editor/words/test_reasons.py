@@ -12,7 +12,7 @@ from parallel_backend.costs.auto import Work
 from parallel_backend.costs.choose import list_plans
 from parallel_backend.costs.correct import DOUBTED, FASTEST, KEPT, LEAST, MEASURED, STAYED, TRIED_NEXT, Choice
 from parallel_backend.costs.predict import Prediction
-from parallel_backend.plan import INT8, ParallelPlan
+from parallel_backend.plan import INT4, ParallelPlan
 from tests.support.host.mounted import packages
 
 ONE, CFG, ULYSSES, RING = ParallelPlan(), ParallelPlan(cfg=2), ParallelPlan(ulysses=2), ParallelPlan(ring=2)
@@ -145,7 +145,7 @@ def test_every_reason_and_rule_has_a_case(pack: Any) -> None:
 def test_a_reason_for_a_lossy_plan_is_that_of_its_branch(
     key: str, chosen: bool, exact_fits: bool, lossy_fits: bool, pack: Any
 ) -> None:
-    lossy = predict(ParallelPlan(ulysses=2, exchange_dtype=INT8), 0.5, fits=lossy_fits)
+    lossy = predict(ParallelPlan(ulysses=2, exchange_dtype=INT4), 0.5, fits=lossy_fits)
     exact = predict(ULYSSES, 1.0, fits=exact_fits)
     said = pack("plan_words").explain_lossy_choice(lossy if chosen else None, exact, [lossy], 20)
     assert [each.key for each in said] == [key]

@@ -28,8 +28,6 @@ PLANS: dict[int, list[dict[str, Any]]] = {
         {"ring": 2, "speeds": [1, 0.4]},
         {"ulysses": 2, "speeds": [0.001, 1]},
         {"ring": 2},
-        {"ulysses": 2, "exchange_dtype": "int8"},
-        {"ring": 2, "exchange_dtype": "int8"},
         {"ulysses": 2, "exchange_dtype": "int4"},
     ],
     4: [

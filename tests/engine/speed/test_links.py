@@ -91,7 +91,7 @@ def found_by(module: str, folder: Path, *options: str) -> tuple[dict, str]:
 def test_the_table_of_links_is_measured_from_end_to_end(possible: None, tmp_path: Path) -> None:
     found, said = found_by("tests.benchmarks.links", tmp_path, "--only", "Flux", "--quick", "--ranks", "2")
     case = found["Flux-shaped"]["2"]
-    assert {"one rank", "ulysses 2", "ring 2", "fp8", "no overlap", "diffusers"} <= set(case["errors"])
+    assert {"one rank", "ulysses 2", "ring 2", "int4", "no overlap", "diffusers"} <= set(case["errors"])
     assert case["refused"] == {}
     for profile in ("PCIe 4.0 x16", "10 Gbit/s Ethernet"):
         assert profile in said
@@ -131,7 +131,7 @@ def test_lossy_plans_are_predicted_and_measured_and_a_run_goes_on_where_it_stopp
     profiles = found["Wan-shaped, deep, 2 ranks"]["profiles"]
     assert found["Wan-shaped, deep, 2 ranks"]["refused"] == {}
     for profile in profiles.values():
-        names = {"ulysses=2", "ulysses=2 × int8 exchange", "pipefusion=2 × 4 patches, 1 sync"}
+        names = {"ulysses=2", "ulysses=2 × int4 exchange", "pipefusion=2 × 4 patches, 1 sync"}
         assert {*names, *(f"{name} in a loop" for name in names)} <= set(profile["seconds"])
         assert set(profile["predicted"]) == set(profile["seconds"])
         assert all(seconds > 0 for each in profile["seconds"].values() for seconds in each)

@@ -14,7 +14,6 @@ from parallel_backend.costs.choose import choose_lossy, list_lossy_plans, list_p
 from parallel_backend.costs.correct import Correction
 from parallel_backend.costs.forward import Cost, ForwardCost
 from parallel_backend.costs.machine import Link, Machine, Speed
-from parallel_backend.costs.overhead import CODINGS, count_coding
 from parallel_backend.costs.predict import Prediction, predict
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.sizes import WeightSizes
@@ -146,27 +145,19 @@ def test_the_keys_of_a_group_are_those_of_its_own_rows() -> None:
     assert found.bytes == pytest.approx(200 + 2 * 8e6 * 20)
 
 
-def test_cached_keys_are_decoded_for_every_patch() -> None:
-    plan, whole = ParallelPlan(pipefusion=2, patches=4, ulysses=2, exchange_dtype="int8"), forward()
-    patch = replace(whole, activation=whole.activation / 4)
-    fresh, cached = (count_coding(replace(patch, cached=each), plan).moved for each in (0.0, whole.activation))
-    of_others = 2 * (whole.activation - patch.activation) / 2  # keys and values of the other patches, on two ranks
-    coding = CODINGS["int8"]
-    assert cached - fresh == pytest.approx(of_others * (coding.decoded + 1 / whole.itemsize) * whole.count)
-
-
 def test_lossy_plans_are_apart_from_exact_ones() -> None:
     check = lambda plan: plan.check_model(heads=24)  # noqa: E731
     exact = list_plans(4, 2, check, branches=True, heads=24)
     lossy = list_lossy_plans(4, 2, check, branches=True)
-    assert not any(plan.pipefusion > 1 or plan.exchange_dtype == "int8" for plan in exact)
-    assert all(plan.patch_count > 1 or plan.exchange_dtype == "int8" for plan in lossy)
+    assert not any(plan.pipefusion > 1 or plan.exchange_dtype == "int4" for plan in exact)
+    assert all(plan.patch_count > 1 or plan.exchange_dtype == "int4" for plan in lossy)
     assert all(plan.world_size == 4 for plan in [*exact, *lossy])
+    assert not any(plan.exchange_dtype == "int4" and plan.token_ways > plan.ulysses for plan in lossy)
     words = {str(plan) for plan in lossy}
     assert {
         "cfg=2 × pipefusion=2 × 8 patches, 1 sync",
         "pipefusion=4 × 16 patches, 1 sync",
-        "ulysses=4 × int8 exchange",
+        "ulysses=4 × int4 exchange",
     } <= words
     unpatched = list_lossy_plans(4, 2, lambda plan: plan.check_model(heads=24, pipefusion=False))
     assert all(plan.pipefusion == 1 for plan in unpatched), "a class without patches has none"

@@ -32,7 +32,7 @@ class Case:
 
     def is_lossy(self, mask_name: str = "none") -> bool:
         """Whether 8 bits are in use. Kernels that compute with them take no masks, so masked attention is torch's."""
-        return "exchange_dtype" in self.plan or (self.kernel != "native" and mask_name == "none")
+        return self.kernel != "native" and mask_name == "none"
 
     def share_out(self, size: int, degree: int) -> list[int]:
         """How many of so many each rank of an axis gets."""
@@ -43,7 +43,6 @@ class Case:
         return [turns.count(rank) for rank in range(degree)]
 
 
-FP8, INT8, INT4 = ({"exchange_dtype": name} for name in ("fp8", "int8", "int4"))
 # By the number of ranks.
 CASES: dict[int, dict[str, Case]] = {
     2: {
@@ -52,11 +51,8 @@ CASES: dict[int, dict[str, Case]] = {
         "ulysses, 6 heads on 3": Case({"ulysses": 2}, 6, 3, parts=2),
         "ring": Case({"ring": 2}),
         "ring, 6 heads on 2": Case({"ring": 2}, 6, 2),
-        "ulysses, fp8": Case({"ulysses": 2, **FP8}, 5, 5, parts=2),
-        "ring, fp8": Case({"ring": 2, **FP8}),
-        "ulysses, int8": Case({"ulysses": 2, **INT8}, 5, 5, parts=2),
         "ring, sage": Case({"ring": 2}, kernel="sage"),
-        "ulysses, int4": Case({"ulysses": 2, **INT4}, 6, 2, parts=2),
+        "ulysses, int4": Case({"ulysses": 2, "exchange_dtype": "int4"}, 6, 2, parts=2),
         "ulysses, of unlike speed": Case({"ulysses": 2, "speeds": [1, 0.4]}, 5, 5, parts=2, heads_by_speed=(4, 1)),
     },
     3: {
@@ -75,8 +71,6 @@ CASES: dict[int, dict[str, Case]] = {
         "usp, 5 heads": Case({"ring": 2, "ulysses": 2}, 5, 5, parts=3),
         "usp, 6 heads on 2": Case({"ring": 2, "ulysses": 2}, 6, 2, parts=2),
         "usp, of unlike speed": Case({"ring": 2, "ulysses": 2, "speeds": [1, 0.25, 0.5, 1]}, 6, 2, parts=2),
-        "usp, 6 heads on 2, fp8": Case({"ring": 2, "ulysses": 2, **FP8}, 6, 2, parts=2),
-        "usp, 6 heads on 2, int8": Case({"ring": 2, "ulysses": 2, **INT8}, 6, 2, parts=2),
     },
     8: {
         "ulysses, 15 heads": Case({"ulysses": 8}, 15, 15, parts=2),

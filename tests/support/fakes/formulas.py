@@ -15,7 +15,6 @@ from tests.support.fakes.models import Model
 from tests.support.fakes.tally import ALL_GATHER, ALL_TO_ALL, SEND
 
 BYTES, LATENT_BYTES = 2, 4  # of bf16; of latents in a sampling, in fp32
-SCALE_BYTES = 2 / 64  # of each number in a lossy exchange
 
 # By the model's name.
 PLANS: dict[str, list[dict[str, Any]]] = {
@@ -25,7 +24,6 @@ PLANS: dict[str, list[dict[str, Any]]] = {
         {"ring": 8},
         {"ring": 2, "ulysses": 4},
         {"ulysses": 5},
-        {"ring": 2, "ulysses": 4, "exchange_dtype": "int8"},
         {"pipefusion": 4, "ulysses": 2},
         {"ring": 2, "ulysses": 8},
         {"ring": 8, "ulysses": 8},
@@ -94,14 +92,13 @@ def sent_bytes(model: Model, size: str, plan: ParallelPlan, blocks: int) -> dict
     tokens, samples = plan.token_ways, stages > 1
     heads = [model.heads // ulysses + (rank < model.heads % ulysses) for rank in range(ulysses)]
     scattered = (3 * (1 - min(heads) / sum(heads)) + (ulysses - 1) * max(heads) / sum(heads)) / ulysses
-    travels = 1 if plan.exchange_dtype == "model" else (1 + SCALE_BYTES) / BYTES
     whole = activation_bytes(model, size, plan)
     pixels = model.channels * math.prod(model.sizes[size])
     prediction = rows_of(model, plan) * pixels * BYTES
     return {
-        ALL_TO_ALL: {"ulysses": whole / ring * scattered * travels * blocks},
+        ALL_TO_ALL: {"ulysses": whole / ring * scattered * blocks},
         SEND: {
-            "ring": 2 * whole / ulysses * (ring - 1) / ring * travels * blocks * plan.patch_count,
+            "ring": 2 * whole / ulysses * (ring - 1) / ring * blocks * plan.patch_count,
             "stage": whole / tokens if samples else 0,
             "collected": prediction if plan.cfg > 1 and not samples else 0,
             "latents": pixels * LATENT_BYTES if samples else 0,

@@ -20,7 +20,7 @@ PLANS = {
     "sparse": {"ulysses": 2, "sparse": "radial"},
     "sage": {"ulysses": 2, "attention": "sage_fp8"},
     "int4": {"ulysses": 2, "exchange_dtype": "int4"},
-    "patches": {"pipefusion": 2, "patches": 4, "exchange_dtype": "int8", "ulysses": 2},
+    "patches": {"pipefusion": 2, "patches": 4, "ulysses": 2},
     "patches, no ulysses": {"pipefusion": 2, "patches": 4},
     "whole": {"pipefusion": 2, "patches": 4, "sync_steps": STEPS},
     "flash": {"ulysses": 2, "attention": "flash"},

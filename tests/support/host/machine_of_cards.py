@@ -84,8 +84,8 @@ def planned(machine_name: str, kind: str, cards: list[SimpleNamespace], settings
             del os.environ[f"PARALLELDIT_{name.upper()}"]
     lossy = {
         "ulysses": {},
-        "int8": {"exchange_dtype": "int8"},
-        "sparse": {"exchange_dtype": "int8", "sparse": "radial"},
+        "int4": {"exchange_dtype": "int4"},
+        "sparse": {"exchange_dtype": "int4", "sparse": "radial"},
     }
     images = {
         each: words.explain_one_rank(plans.ParallelPlan(ulysses=2, **more), 1, True)[1].key
@@ -113,7 +113,7 @@ def lossy_by_call(plans: Any, words: Any) -> list[Any]:
     """What is said where guidance is unknown and auto would take a lossy plan with it."""
     predicted = importlib.import_module("pack.nodes.routes.predicted")
     guided = words.ResolvedPlan(
-        plans.ParallelPlan(ulysses=2, exchange_dtype="int8"),
+        plans.ParallelPlan(ulysses=2, exchange_dtype="int4"),
         (words.remark("auto_cpu", devices=2), words.remark("lossy_unknown")),
         plans.ParallelPlan(cfg=2),
     )

@@ -89,7 +89,7 @@ def answer(
     host_file = sys.modules["pack.nodes.model.host_file"]
     (name,) = asked["files"].values()
     with (
-        patch("comfy.utils.load_torch_file", lambda *_, **__: contents[name]),
+        patch("pack.worker.comfyui.model.read_safetensors", lambda *_, **__: contents[name]),
         patch.object(host_file, "read_header", lambda _: contents[name]),
         patch.object(sys.modules["pack.nodes.model.model_files"], "read_header", lambda _: contents[name]),
         patch.dict(groups._groups, {1: group}),

@@ -71,7 +71,7 @@ def modules_of_the_pack() -> SimpleNamespace:
 def describe(pack: SimpleNamespace, node_classes: Mapping[str, Any], kind: ModelFile, types: set[str]) -> Any:
     contents = contents_of(kind)
     with (
-        patch("comfy.utils.load_torch_file", lambda *_, **__: contents),
+        patch("pack.worker.comfyui.model.read_safetensors", lambda *_, **__: contents),
         patch.object(pack.file, "read_header", lambda _: contents),
         patch.object(pack.file, "mark_files", lambda _: ""),
     ):
