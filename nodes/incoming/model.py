@@ -211,8 +211,8 @@ def list_parts(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 def name_merged(
     patches: Mapping[Any, list[tuple]], model: Patcher, load: Callable[[Patcher], Patcher]
 ) -> dict[Any, list[tuple]]:
-    """Returns changes of weights in which weights of other stock models are named, so that the ranks read their files.
-    Weights of models without a file stay as they are."""
+    """Returns changes of weights in which weights of other stock models are named, so that the ranks read them,
+    too."""
     owners: dict[int, tuple[Patcher, str]] | None = None
     loaded: dict[int, dict[str, list]] = {}
 
@@ -237,7 +237,7 @@ def name_merged(
 def find_owners() -> dict[int, tuple[Patcher, str]]:
     """Returns the MODEL and the name of each weight that is now in this process, by its id. ComfyUI keeps no list."""
     found: dict[int, tuple[Patcher, str]] = {}
-    for patcher in [each for each in gc.get_objects() if type(each) in COMFYUIS and each.cached_patcher_init]:
+    for patcher in [each for each in gc.get_objects() if type(each) in COMFYUIS]:
         weights = dict(patcher.model.named_parameters())
         weights |= {name: each.weight for name, each in patcher.backup.items()}
         found |= {id(weight): (patcher, name) for name, weight in weights.items()}

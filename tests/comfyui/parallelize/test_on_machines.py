@@ -118,7 +118,7 @@ def test_the_other_machine_gets_the_weights_over_the_connection(first: FirstComf
     right, merge = (first.draw(LOADER, *more).latents for more in ((), (merged,)))
     assert relative_error(merge, right) > 1e-3, "the merge changes nothing"
     drawn = first.draw(LOADER, PARALLEL)
-    assert not drawn.run["is_stock"] and drawn.run["reason"] == "", drawn.run
+    assert not drawn.run["is_stock"] and drawn.run["reason"] == "", drawn.run["reason"]
     assert relative_error(drawn.latents, right) <= TOLERANCE
     here, there = drawn.pids
     (copy,) = copies_of(there)
@@ -126,7 +126,7 @@ def test_the_other_machine_gets_the_weights_over_the_connection(first: FirstComf
     assert (copy.parent.stat().st_mode & 0o777, stat.filemode(copy.stat().st_mode)) == (0o700, "-rw-------")
 
     drawn = first.draw(LOADER, merged, PARALLEL)
-    assert not drawn.run["is_stock"] and drawn.run["reason"] == "", drawn.run
+    assert not drawn.run["is_stock"] and drawn.run["reason"] == "", drawn.run["reason"]
     assert relative_error(drawn.latents, merge) <= TOLERANCE
     assert len(copies_of(there)) == 2, "of both models"
 
