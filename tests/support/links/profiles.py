@@ -15,8 +15,6 @@ the run. link, host and card are what is reached in practice, not what data shee
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -74,14 +72,3 @@ def counted_flops(run: Callable[[], Any]) -> int:
 
 def flops_of_attention(query: torch.Size, key: torch.Size, value: torch.Size, *_args: Any, **_options: Any) -> int:
     return sdpa_flop(query, key, value)
-
-
-def measured_flops(run: Callable[[], Any], repeats: int = 3) -> float:
-    """FLOP/s of this process in what it runs, by the median. All ranks do it at once, so that each has the share of the
-    machine that it has in a step, and none waits for another in it."""
-    flops, seconds = counted_flops(run), []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - started)
-    return flops / statistics.median(seconds)
