@@ -151,9 +151,10 @@ class ParallelAttention:
             arrived: list[torch.Tensor] = []
             for arrival in pieces[-1].arriving[index]:
                 arrived += arrival()
-            named = zip(("query", "key", "value"), arrived, strict=True)
-            decoded = [call.decode((name, index), each) for name, each in named]
-            out_BhRD = self.attend(call, index, part, *decoded)
+            if call.differences:
+                named = zip(("query", "key", "value"), arrived, strict=True)
+                arrived = [call.decode((name, index), each) for name, each in named]
+            out_BhRD = self.attend(call, index, part, *arrived)
             results.append((call.encode(("result", index), out_BhRD), part.queries))
             first.append(give_back(0, *results[-1]))
         return [first, *([give_back(piece, *each) for each in results] for piece in range(1, len(pieces)))]
