@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..parallel_backend.costs.predict import Prediction
+from ..parallel_backend.costs.roofline import Prediction
 from ..parallel_backend.plan import LOSSY_ATTENTION, MODEL, OFF, ParallelPlan
 
 LOCALES = Path(__file__).parent.parent / "locales"

@@ -17,11 +17,9 @@ from .groups.mesh import Axis
 
 MEASURED = 32 << 20  # bytes sent to measure a link
 TIMES = 3
-HEAD_DIMS = (32, 128)  # attention's time is linear in the head dim
+HEAD_DIM = 64
 WIDTH = 512  # of a token, for operations that are no products
 TINY, TINY_TIMES = 8, 50  # how wide a tiny operation's token is, and how often it runs
-LEAST_HIDDEN = 0.01
-READ = 8  # matrices that are read in turn, so that no cache has them
 NANOSECONDS = 1_000_000_000
 NAME_BYTES = 96
 
@@ -66,13 +64,11 @@ def measure_ranks(
         for own, row in zip(names, gather_numbers([*map(int, computing.values())], control), strict=True)
     ]
     found = links_of(axis, device, amounts, computing["memory"])
-    hidden = int(hidden_share(axis, device, dtype, amounts) * NANOSECONDS)
     of_links = [int(value) for link in found.values() for value in link]
-    rows = gather_numbers([hidden, host_rate(device), *of_links], control)
-    hides, host, *values = (column for column in zip(*rows, strict=True))
+    host, *values = zip(*gather_numbers([host_rate(device), *of_links], control), strict=True)
     pairs = zip(values[::2], values[1::2], strict=True)
     links = {kind: [min(rates), max(waits) / NANOSECONDS] for kind, (rates, waits) in zip(found, pairs, strict=True)}
-    return {"speeds": speeds, **links, "host": min(host), "hides": statistics.median(hides) / NANOSECONDS}
+    return {"speeds": speeds, **links, "host": min(host), "hides": float(is_accelerator(device))}
 
 
 @torch.inference_mode()
@@ -90,55 +86,18 @@ def speeds_of(device: torch.device, dtype: torch.dtype, amounts: Amounts) -> dic
             torch.add(tokens, tokens, out=others)
             torch.cat((tokens, others), 1, out=joined)
 
-    def activate() -> None:
-        for _ in range(amounts.repeats):
-            F.gelu(tokens, approximate="tanh")
-
-    few, many = (usual(attention_of(dim, dtype, device, amounts), device) for dim in HEAD_DIMS)
-    scores = amounts.tokens**2 * amounts.heads
-    by_dim = max(many - few, many / 2) / (HEAD_DIMS[1] - HEAD_DIMS[0])  # at least, if noise says less
-    softmax = max(many - by_dim * HEAD_DIMS[1], many / 100)
-    matrices = torch.ones(READ, 2 * side, side // 2, dtype=dtype, device=device)
+    query, key, value = (
+        torch.ones(1, amounts.heads, amounts.tokens, HEAD_DIM, dtype=dtype, device=device) for _ in "qkv"
+    )
+    token = tokens[:1, :TINY]
+    operation = usual(lambda: [token + token for _ in range(TINY_TIMES)], device) / TINY_TIMES
+    attention = usual(lambda: F.scaled_dot_product_attention(query, key, value), device)
     return {
         "linear": 2 * side**3 / usual(lambda: F.linear(given, weight, bias), device),
-        "attention": 4 * scores / by_dim,
+        "attention": 4 * amounts.tokens**2 * amounts.heads * HEAD_DIM / attention,
         "memory": 9 * amounts.repeats * tokens.nbytes / usual(move, device),
-        "scores": scores / softmax,
-        "functions": 2 * amounts.repeats * tokens.nbytes / usual(activate, device),
-        "weights": matrices.nbytes / usual(lambda: [F.linear(given[:1], each) for each in matrices], device),
-        "operation": max(1, operation_seconds(device) * NANOSECONDS),
+        "operation": max(1, operation * NANOSECONDS),
     }
-
-
-def operation_seconds(device: torch.device) -> float:
-    """Measures how long a tiny operation takes: on a CPU with the Python of the modules around it, which a card's
-    queue hides."""
-    token = torch.ones(1, TINY, TINY, device=device)
-    if is_accelerator(device):
-        return usual(lambda: [token + token for _ in range(TINY_TIMES)], device) / TINY_TIMES
-    module = TinyModule()
-    return usual(lambda: [module(token) for _ in range(TINY_TIMES)], device) / TINY_TIMES / module.operations
-
-
-class TinyModule(torch.nn.Module):
-    """A few operations in a few modules, as in a transformer's block."""
-
-    operations = 6
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = torch.nn.LayerNorm(TINY)
-        self.first, self.last = torch.nn.Linear(TINY, 3 * TINY), torch.nn.Linear(TINY, TINY)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        query, key, value = self.first(self.norm(tokens)).unflatten(-1, (3, TINY)).unbind(-2)
-        return tokens + self.last(query * key + value)
-
-
-def attention_of(dim: int, dtype: torch.dtype, device: torch.device, amounts: Amounts) -> Callable[[], Any]:
-    """Returns a function that computes attention with this head dim."""
-    query, key, value = (torch.ones(1, amounts.heads, amounts.tokens, dim, dtype=dtype, device=device) for _ in "qkv")
-    return lambda: F.scaled_dot_product_attention(query, key, value)
 
 
 def links_of(axis: Axis, device: torch.device, amounts: Amounts, fastest: float) -> dict[str, tuple[float, float]]:
@@ -148,80 +107,34 @@ def links_of(axis: Axis, device: torch.device, amounts: Amounts, fastest: float)
     long as the many, which would make the link look unlimited.
     """
     found = {}
-    for kind in ("all_to_all", "all_gather", "send", "collect"):
+    for kind in ("all_to_all", "all_gather", "send"):
         waits, seconds = (quickest(exchange(kind, size, axis, device), device) for size in (amounts.few, amounts.sent))
         least = (amounts.sent - amounts.few) / fastest
         found[kind] = ((amounts.sent - amounts.few) / max(seconds - waits, least), max(1, waits * NANOSECONDS))
     return found
 
 
-def hidden_share(axis: Axis, device: torch.device, dtype: torch.dtype, amounts: Amounts) -> float:
-    """Measures which share of an exchange takes no time while products are computed that take as long. Above zero.
-
-    As in a forward, the device is busy when the exchange begins, and what it waits for has just been computed.
-    """
-    given, weight = (torch.ones(rows, WIDTH, dtype=dtype, device=device) for rows in (amounts.side, WIDTH))
-    result = torch.empty_like(given)
-    send = start_exchange("all_to_all", amounts.sent, axis, device)
-    sending = usual(lambda: send()(), device)
-    times = max(1, round(sending / usual(lambda: torch.mm(given, weight, out=result), device)))
-
-    def compute() -> None:
-        for _ in range(times):
-            torch.mm(given, weight, out=result)
-
-    def overlap() -> None:
-        compute()
-        finish = send()
-        compute()
-        finish()
-
-    computing, both = usual(compute, device), usual(overlap, device)
-    return min(1.0, max(LEAST_HIDDEN, (sending + 2 * computing - both) / min(sending, computing)))
-
-
 def exchange(kind: str, size: int, axis: Axis, device: torch.device) -> Callable[[], Any]:
     """Returns a function that sends this many bytes to the other ranks of an axis."""
-    start = start_exchange(kind, size, axis, device)
-    return lambda: start()()
-
-
-def start_exchange(kind: str, size: int, axis: Axis, device: torch.device) -> Callable[[], Callable[[], Any]]:
-    """Returns a function that starts to send this many bytes to the other ranks of an axis. It returns a function that
-    waits for them."""
     others = axis.degree - 1
     share = torch.zeros(size // others if kind == "all_gather" else size, dtype=torch.uint8, device=device)
     if kind == "all_gather":
         whole = share.new_empty(len(share) * axis.degree)
-        return lambda: getattr(dist, ALL_GATHER)(whole, share, group=axis.group, async_op=True).wait
+        return lambda: getattr(dist, ALL_GATHER)(whole, share, group=axis.group)
     if kind == "all_to_all":
         given = share.new_zeros(size // others * axis.degree)
         arrived = torch.empty_like(given)
-
-        def swap() -> Callable[[], Any]:
-            work = dist.all_to_all_single(arrived, given, group=axis.group, async_op=True)
-            assert work
-            return work.wait
-
-        return swap
+        return lambda: dist.all_to_all_single(arrived, given, group=axis.group)
     arriving = torch.empty_like(share)
+    following, preceding = (axis.global_rank((axis.index + step) % axis.degree) for step in (1, -1))
 
-    def pass_on() -> Callable[[], Any]:
-        transfers = list_transfers(kind, share, arriving, axis)
-        works = dist.batch_isend_irecv(transfers) if transfers else []
-        return lambda: [work.wait() for work in works]
+    def pass_on() -> None:
+        send = dist.P2POp(dist.isend, share, following, axis.group)
+        receive = dist.P2POp(dist.irecv, arriving, preceding, axis.group)
+        for work in dist.batch_isend_irecv([send, receive]):
+            work.wait()
 
     return pass_on
-
-
-def list_transfers(kind: str, share: torch.Tensor, arriving: torch.Tensor, axis: Axis) -> list[dist.P2POp]:
-    """Returns what this rank sends and receives: round a ring, or to the first rank from the second alone."""
-    following, preceding = (axis.global_rank((axis.index + step) % axis.degree) for step in (1, -1))
-    if kind == "collect":
-        receives = [dist.P2POp(dist.irecv, arriving, following, axis.group)] * (axis.index == 0)
-        return receives or [dist.P2POp(dist.isend, share, preceding, axis.group)] * (axis.index == 1)
-    send = dist.P2POp(dist.isend, share, following, axis.group)
-    return [send, dist.P2POp(dist.irecv, arriving, preceding, axis.group)]
 
 
 def peer_rate(axis: Axis, device: torch.device) -> int:

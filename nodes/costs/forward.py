@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import logging
 import math
-from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -16,18 +16,14 @@ from comfy.ldm.modules.attention import attention_pytorch
 
 from ...parallel_backend.costs.forward import META, ForwardCost, count_forward
 from ...parallel_backend.models import spec_of
-from ...parallel_backend.models.checks import modules_at, patch_of, sizes_of
-from ...parallel_backend.models.parallel_mlp import SPLITS, count_mlp_rows
-from ...parallel_backend.models.spec import BlockList, ModelSpec
-from ...worker.comfyui.quantised_rows import QUANTISED
+from ...parallel_backend.models.checks import modules_at, sizes_of
+from ...parallel_backend.models.spec import BlockList
 
 TEXT = 512  # tokens, while the text is unknown
 # Arguments that a class needs beside latents and timestep. The values are unknown yet; the model gives their width.
 TEXT_NAMES, COUNT_NAMES = ("context", "encoder_hidden_states"), ("num_tokens",)
 REPLACED = ("forward", "_forward")  # attributes that redirect a module's calls
-VIDEO_DIMS = 3  # frames, rows and columns
 COUNTING: ContextVar[bool] = ContextVar("COUNTING", default=False)  # whether a forward is being counted
-SPLITS.update(QUANTISED)
 
 
 def count_call_forward(
@@ -51,29 +47,28 @@ def count_call_forward(
     if "timestep" in read:
         timestep = torch.ones_like(timestep, device="cpu")
     given["transformer_options"] = {"optimized_attention_override": attend}
-    heads, head_dim, kv_heads = sizes_of(module, spec) if spec and spec.attends else (1, 0, None)
-    mlp_rows = [count_mlp_rows(block, each.parallel_mlp, heads * head_dim) for each, block in blocks]
+    heads, _, kv_heads = sizes_of(module, spec) if spec and spec.attends else (1, 0, None)
     returned = {block: count for each, block in blocks if (count := count_returned(each))}
-    grid = count_tokens_by_dim(module, spec, args[0])
     steps = 2 if spec and spec.drops else 1  # what a model keeps, it computes in the first step only
     token = COUNTING.set(True)
     try:
-        run = lambda: type(module).forward(own, latents, timestep, *others, **given)  # noqa: E731
-        count = lambda: count_forward(  # noqa: E731
-            module,
-            attending,
-            run,
-            rows=rows,
-            heads=heads,
-            kv_heads=kv_heads,
-            mlp_rows=dict(ChainMap(*mlp_rows)),
-            returned=returned,
-            peak=peak,
-            in_bands=bands is not None,
-            image_tokens=math.prod(grid),
-            frames=grid[0] if len(grid) == VIDEO_DIMS else 0,
-        )
-        return [count() for _ in range(steps)][-1]
+        run = functools.partial(type(module).forward, own, latents, timestep, *others, **given)
+        found = [
+            count_forward(
+                module,
+                attending,
+                run,
+                rows=rows,
+                heads=heads,
+                kv_heads=kv_heads,
+                returned=returned,
+                peak=peak,
+                in_bands=bands is not None,
+                size=tuple(args[0].shape[1:]) if isinstance(args[0], torch.Tensor) else (),
+            )
+            for _ in range(steps)
+        ]
+        return found[-1]
     except Exception as error:  # the class's own code may raise anything
         logging.debug("[ParallelDiT] a forward of %s cannot be counted: %s", type(module).__name__, error)
         return None
@@ -85,14 +80,6 @@ def count_returned(blocks: BlockList) -> int:
     """Returns how many of the values that a block returns have tokens, if others follow; else 0."""
     returns = blocks.returns
     return returns.index(None) if isinstance(returns, tuple) and None in returns else 0
-
-
-def count_tokens_by_dim(module: torch.nn.Module, spec: ModelSpec | None, latents: Any) -> list[int]:
-    """Returns how many tokens a picture has along each dim, for latents (B, C, …). [0] if that is not known."""
-    if spec is None or not spec.patch_size or not isinstance(latents, torch.Tensor):
-        return [0]
-    sizes = latents.shape[2:]
-    return [-(-size // side) for size, side in zip(sizes, patch_of(module, spec, len(sizes)), strict=True)]
 
 
 def count_latents_forward(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 
-from ...parallel_backend.costs.alike import Doubt, choose_figures
 from ...parallel_backend.costs.machine import Machine, assume_machine
 from ...parallel_backend.device import CPU
 from ...worker.errors import RequestRefused
@@ -32,15 +30,14 @@ def machine_of(dtype: str) -> Machine:
 
 
 def measure(group: WorkerGroup, dtype: str, check: Callable[[], None]) -> None:
-    """Lets the ranks of an automatic plan measure their speed, unless it is known. A difference between devices of one
-    name is measured again, see `choose_figures`. Raises WorkerGroupError."""
+    """Lets the ranks of an automatic plan measure their speed, unless it is known. Raises WorkerGroupError."""
     stored, ranks = file_of(dtype), device_count()
-    if ranks < 2 or machine_of(dtype).is_measured and not Doubt(*stored.doubt).is_due(time.time()):
+    if ranks < 2 or machine_of(dtype).is_measured:
         return
     try:
         found = group.measure(ranks, dtype, check)
-        devices, doubt = devices_of_ranks(ranks), Doubt(*stored.doubt)
-        stored.keep(*choose_figures(found, stored.figures, doubt, devices, time.time()))
+        Machine.of(found)
+        stored.keep(found)
         logging.info("[ParallelDiT] Measured %d ranks and their links, kept in %s.", ranks, stored.path)
     except RequestRefused as refused:
         logging.warning("[ParallelDiT] The ranks could not be measured: %s", refused)

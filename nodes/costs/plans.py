@@ -1,8 +1,9 @@
-"""Predicts the plans of one of ComfyUI's models, and corrects the predictions by the steps that it has run here."""
+"""Predicts the plans of one of ComfyUI's models, and keeps what their steps have taken here."""
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,22 +11,28 @@ from typing import Any
 import torch
 
 from ...parallel_backend.compat import lacks_coroutines
-from ...parallel_backend.costs.auto import Work, list_lossy_model_plans, list_model_plans
-from ...parallel_backend.costs.choose import TURNS, Weights, choose_lossy, list_patches, predict_fitted, rank_plans
-from ...parallel_backend.costs.correct import Choice, Correction, choose_prediction
+from ...parallel_backend.costs.auto import Work, list_model_plans
+from ...parallel_backend.costs.choose import (
+    TURNS,
+    Choice,
+    Weights,
+    choose_prediction,
+    list_patches,
+    predict_fitted,
+    rank_plans,
+)
 from ...parallel_backend.costs.forward import ForwardCost
-from ...parallel_backend.costs.predict import Prediction
+from ...parallel_backend.costs.roofline import Prediction, predict
 from ...parallel_backend.device import CPU
 from ...parallel_backend.plan import OFF, ParallelPlan
 from ...parallel_backend.weights.loading import DTYPES
 from ...parallel_backend.weights.sizes import WeightSizes
 from ..workers.group import device_count, device_type
-from ..workers.room import balance_stages, room_for_weights, room_with_enough_ram
+from ..workers.room import room_for_weights
 from .forward import count_call_forward, count_latents_forward, packed_shape
 from .machine import file_of, machine_of
 
 Estimate = Callable[[Sequence[int]], float]
-SAME_AS = "same as"  # under the key of a size: the key of its last call
 ONE_DEVICE = ParallelPlan()
 
 
@@ -57,7 +64,6 @@ class ModelCosts:
         self.estimate = estimate
         self.dtype = next((name for name, one in DTYPES.items() if one == dtype), "bf16")
         self.forwards = forwards
-        self.same_as: dict[str, str] = {}  # by the key of the editor's work: that of calls of this size
         self.seen = list_seen(type(module).__name__, sizes.total, self.dtype)
 
     @property
@@ -86,111 +92,89 @@ class ModelCosts:
 
     def remember(self, work: Work) -> None:
         """Remembers the work of a call, so that the editor counts the same for this size from now on."""
-        if work.forward and work.forward.image_tokens:
-            self.seen[size_of(work), work.has_branches] = work
+        if work.forward and work.forward.size:
+            self.seen[self.key(work), work.has_branches] = work
 
     def recall(self, work: Work) -> Work:
         """Returns the editor's work as calls of this size had it: with their text, which the editor does not know, and
-        in as many calls. Of calls before ComfyUI started, only the times of steps are known."""
-        known = self.seen.get((size_of(work), work.has_branches))
-        if known:
-            return replace(work, forward=known.forward, calls=known.calls)
-        if same := file_of(self.dtype).steps.get(self.size_key(work)):
-            self.same_as[self.key(work)] = str(same.get(SAME_AS))
-        return work
+        in as many calls."""
+        known = work.forward and self.seen.get((self.key(work), work.has_branches))
+        return replace(work, forward=known.forward, calls=known.calls) if known else work
 
     def rank_plans(self, work: Work) -> tuple[list[Prediction], Choice | None]:
-        """Returns the corrected predictions of all exact plans that may run this work, and the choice among them, which
-        is the first. One device alone is one of them. Empty and None if the work's cost is unknown."""
+        """Returns the predictions of all exact plans that may run this work, and the choice among them, which is the
+        first. One device alone is one of them. Empty and None if the work's cost is unknown."""
         if work.forward is None:
             return [], None
         plans = list_model_plans(device_count(), self.module, work, list_turns())
         if work.parts > 1 and ONE_DEVICE not in plans:
             plans.append(ONE_DEVICE)
-        found = self.predict_all(work, plans)
-        choice = choose_prediction(found, self.correction(work))
-        return sorted(found, key=lambda each: each is not choice.prediction), choice
-
-    def rank_lossy_plans(self, work: Work) -> list[Prediction]:
-        """Returns the same of the plans that change the image, the fastest first. Those that do not fit come last."""
-        if work.forward is None:
-            return []
-        plans = list_lossy_model_plans(device_count(), self.module, work)
-        found = self.predict_all(work, [balance_stages(plan, self.sizes) for plan in plans])
-        return sorted(found, key=lambda each: (not each.fits, each.average(work.steps)))
-
-    def choose_lossy(self, work: Work, exact: Prediction) -> Prediction | None:
-        """Returns the lossy plan that is clearly faster than this exact one, or fits where that does not; else None."""
-        return choose_lossy(exact, self.rank_lossy_plans(work), work.steps, self.correction(work).weigh)
+        machine = machine_of(self.dtype)
+        found = rank_plans(
+            plans, work.forward, work.parts, machine, weights=self.weights, calls=work.calls, loops=work.loops
+        )
+        measured = self.measured(work)
+        choice = choose_prediction(found, measured)
+        known = [take_measured(each, measured) for each in found]
+        return sorted(known, key=lambda each: (each.plan != choice.plan, not each.fits, each.seconds)), choice
 
     def choose_patches(self, work: Work, plan: ParallelPlan) -> ParallelPlan:
         """Returns the plan with the number of patches that is predicted to be the fastest, if it leaves the number
-        open. The number changes the image, which has to be the same again. So neither steps correct this choice, nor
-        does the RAM count that is free now."""
+        open. The number changes the image, which has to be the same again. So neither what steps took counts here, nor
+        the memory that is free now."""
         if plan.patches or plan.pipefusion == 1 or work.forward is None:
             return plan
-        weights = Weights(self.sizes, room_with_enough_ram)
-        found = [self.predict_uncorrected(work, each, weights) for each in list_patches(plan)]
-        patches = min(found, key=lambda each: each.average(work.steps)).plan.patches
-        return replace(plan, patches=patches)
-
-    def predict_all(self, work: Work, plans: Sequence[ParallelPlan]) -> list[Prediction]:
-        assert work.forward
-        return rank_plans(
-            plans,
-            work.forward,
-            work.parts,
-            machine_of(self.dtype),
-            weights=self.weights,
-            corrected=self.correction(work).correct,
-            calls=work.calls,
-            loops=work.loops,
+        forward, machine = work.forward, machine_of(self.dtype)
+        return min(
+            list_patches(plan),
+            key=lambda each: predict(forward, work.parts, each, machine, None, work.calls, work.loops).seconds,
         )
 
     # These take work whose cost is known.
 
     def predict(self, work: Work, plan: ParallelPlan) -> Prediction:
-        """Returns the corrected prediction of any plan."""
-        return self.correction(work).correct(self.predict_uncorrected(work, plan))
+        """Returns the prediction of any plan; of one that has run, with the seconds that its steps took."""
+        return take_measured(self.predict_unmeasured(work, plan), self.measured(work))
 
     def has_run(self, work: Work, plan: ParallelPlan) -> bool:
-        """Whether a prediction of this plan is what a step of it took here."""
-        return self.predict_uncorrected(work, plan).words in self.correction(work).plans
+        """Whether a step of this plan has run here."""
+        return self.predict_unmeasured(work, plan).words in self.measured(work)
 
-    def predict_uncorrected(self, work: Work, plan: ParallelPlan, weights: Weights | None = None) -> Prediction:
-        """weights: in place of the model's own."""
+    def predict_unmeasured(self, work: Work, plan: ParallelPlan) -> Prediction:
         assert work.forward
-        machine, weights = machine_of(self.dtype), weights or self.weights
-        return predict_fitted(work.forward, work.parts, plan, machine, weights, work.calls, work.loops)
+        machine = machine_of(self.dtype)
+        return predict_fitted(work.forward, work.parts, plan, machine, self.weights, work.calls, work.loops)
 
-    def correction(self, work: Work) -> Correction:
-        key = self.key(work)
-        stored = file_of(self.dtype).steps.get(self.same_as.get(key, key))
+    def measured(self, work: Work) -> dict[str, float]:
+        """Returns the seconds of a step of each plan that has run, by its words. Calls of one size differ in their text
+        and reference images, so the seconds are scaled by FLOPs."""
+        assert work.forward
+        stored = file_of(self.dtype).steps.get(self.key(work), {})
         try:
-            return Correction.from_json(stored) if stored else Correction()
-        except (KeyError, TypeError, ValueError, AttributeError):
-            return Correction()
+            return {words: float(seconds) * work.forward.flops / flops for words, (seconds, flops) in stored.items()}
+        except (TypeError, ValueError, AttributeError, ZeroDivisionError):  # the file may hold anything
+            return {}
 
-    def learn(self, work: Work, plan: ParallelPlan, seconds: float, communication: float) -> None:
-        """Records what a step took."""
-        predicted = self.predict_uncorrected(work, plan)
-        corrected = self.correction(work).add_step(replace(predicted, plan=plan), seconds, communication)
-        file_of(self.dtype).note(self.key(work), corrected.to_json())
-        if size_of(work):
-            file_of(self.dtype).note(self.size_key(work), {SAME_AS: self.key(work)})
+    def learn(self, work: Work, plan: ParallelPlan, seconds: float) -> None:
+        """Keeps what a step took, if no step of this plan was faster."""
+        assert work.forward
+        measured, words = self.measured(work), self.predict_unmeasured(work, plan).words
+        if seconds < measured.get(words, math.inf):
+            measured[words] = seconds
+            steps = {each: [taken, work.forward.flops] for each, taken in measured.items()}
+            file_of(self.dtype).note(self.key(work), steps)
 
     def key(self, work: Work) -> str:
         """Returns the key of this model and size."""
         assert work.forward
-        return f"{self.name}, {work.parts} × {work.forward.flops:.4g} FLOPs"
+        size = "×".join(map(str, work.forward.size)) or f"{work.forward.flops:.4g} FLOPs"
+        return f"{type(self.module).__name__} of {self.sizes.total} bytes, {work.parts} × {size}"
 
-    def size_key(self, work: Work) -> str:
-        """Returns the key of this model and latents of this size, under which is the key of the last call of them."""
-        return f"{self.name}, {size_of(work)}"
 
-    @property
-    def name(self) -> str:
-        return f"{type(self.module).__name__} of {self.sizes.total} bytes"
+def take_measured(predicted: Prediction, measured: Mapping[str, float]) -> Prediction:
+    """Returns the prediction with the measured seconds, if its plan has run."""
+    factor = measured.get(predicted.words, predicted.seconds) / predicted.seconds
+    return replace(predicted, computing=predicted.computing * factor, waiting=predicted.waiting * factor)
 
 
 def list_turns() -> Sequence[int]:
@@ -198,24 +182,15 @@ def list_turns() -> Sequence[int]:
     return () if device_type() == CPU or lacks_coroutines() else TURNS
 
 
-def size_of(work: Work) -> str:
-    """Returns the size of what is sampled, in words; empty if unknown."""
-    known = work.forward
-    if known is None or not known.image_tokens:
-        return ""
-    return f"{work.parts} × {known.image_tokens} tokens in {known.frames} frames"
-
-
 def can_predict(work: Work, plan: ParallelPlan) -> bool:
-    """Whether this work can be predicted under a plan: whether its cost is known, and under sparse attention its
-    frames."""
-    return work.forward is not None and (plan.sparse == OFF or work.forward.frames > 0)
+    """Whether this work can be predicted under a plan: whether its cost is known, and attention is not sparse."""
+    return work.forward is not None and plan.sparse == OFF
 
 
-def pick_usual_step(steps: Sequence[tuple[float, float]], whole: int = 0) -> tuple[float, float] | None:
-    """Returns the seconds and communication of the median step. The first step lays out memory, so it only counts if
-    there is no other. whole: how many of the first ones run whole, and say nothing of others. None if all do."""
-    usual = sorted(steps[max(1, whole) :] or steps[whole:])
+def pick_usual_step(steps: Sequence[tuple[float, float]], whole: int = 0) -> float | None:
+    """Returns the seconds of the median step. The first step lays out memory, so it only counts if there is no other.
+    whole: how many of the first ones run whole, and say nothing of others. None if all do."""
+    usual = sorted(seconds for seconds, _ in steps[max(1, whole) :] or steps[whole:])
     return usual[(len(usual) - 1) // 2] if usual else None
 
 

@@ -3,41 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from ...parallel_backend.axes import BATCH_AXES
 from ...parallel_backend.costs.auto import Work
-from ...parallel_backend.costs.choose import UNEVEN
-from ...parallel_backend.costs.correct import DOUBTED, FASTEST, KEPT, LEAST, MEASURED, STAYED, TRIED_NEXT, Choice
-from ...parallel_backend.costs.predict import Prediction
+from ...parallel_backend.costs.choose import UNEVEN, Choice
+from ...parallel_backend.costs.roofline import Prediction
 from ...parallel_backend.plan import ParallelPlan
 from ..plan_words import Remark, format_seconds, remark
 
-# By the rule that chose the plan: the key of its remark.
-RULES = {
-    FASTEST: "fastest_of",
-    MEASURED: "fastest_run",
-    KEPT: "kept",
-    STAYED: "stayed",
-    TRIED_NEXT: "tried",
-    DOUBTED: "doubted",
-    LEAST: "least_of",
-}
+RULES = ("fastest_of", "fastest_run", "tried", "least_of")  # the keys of what `explain_choice` says
 
 
 def explain_choice(choice: Choice, found: Sequence[Prediction]) -> list[Remark]:
     """Says by which rule auto chose one of these predictions. Empty if there is no other."""
     if len(found) == 1:
         return []
-    at, of = choice.tried or (0, 0)
-    count = sum(each.fits or choice.why == LEAST for each in found)
-    values = {"count": count, "best": describe_plan(choice.best), "at": at, "of": of}
-    return [remark(RULES[choice.why], **values)]
-
-
-def describe_plan(predicted: Prediction) -> str:
-    """Returns a plan in words; one device is the same however it is written."""
-    return "one device" if predicted.is_alone else str(predicted.plan)
+    if choice.tried:
+        at, of = choice.tried
+        return [remark("tried", at=at, of=of)]
+    if choice.has_run:
+        return [remark("fastest_run")]
+    if not choice.prediction.fits:
+        return [remark("least_of", count=len(found))]
+    return [remark("fastest_of", count=sum(each.fits for each in found))]
 
 
 def explain_work(
@@ -61,7 +49,7 @@ def explain_work(
         remarks.append(remark("uneven", parts=work.parts, ranks=ranks))
     if plan.dp > 1:
         remarks.append(remark("rows_apart", dp=plan.dp))
-    return [*remarks, *explain_tokens(plan, found, heads)]
+    return [*remarks, *explain_tokens(plan, heads)]
 
 
 def count_busy(plan: ParallelPlan, work: Work) -> int:
@@ -84,28 +72,14 @@ def explain_idle(plan: ParallelPlan, found: Sequence[Prediction], work: Work, ra
     return [remark("one_faster", **told) if busy == 1 else remark("some_faster", busy=busy, **told)]
 
 
-def explain_tokens(plan: ParallelPlan, found: Sequence[Prediction], heads: int) -> list[Remark]:
-    """Says how the plan shares tokens, and why with ring."""
+def explain_tokens(plan: ParallelPlan, heads: int) -> list[Remark]:
+    """Says how the plan shares tokens, and where ulysses could not."""
     remarks = []
     if plan.ulysses > 1:
         remarks.append(remark("ulysses", ulysses=plan.ulysses, heads=heads))
     if plan.ring > 1:
-        remarks.append(explain_ring(plan, found, heads))
+        ranks, told = plan.token_ways, {"ring": plan.ring, "heads": heads, "ranks": plan.token_ways}
+        uneven = -(-heads // ranks) * ranks > UNEVEN * heads
+        key = "ring_heads" if heads < ranks else "ring_uneven" if uneven else "ring"
+        remarks.append(remark(key, **told))
     return remarks
-
-
-def explain_ring(plan: ParallelPlan, found: Sequence[Prediction], heads: int) -> Remark:
-    """Says why ring shares tokens that Ulysses might share. It compares with the plan that differs in that alone."""
-    ranks, told = plan.token_ways, {"ring": plan.ring, "heads": heads, "ranks": plan.token_ways}
-    if heads < ranks:
-        return remark("ring_heads", **told)
-    if not found:  # the order of `list_plans` decided
-        is_uneven = -(-heads // ranks) * ranks > UNEVEN * heads
-        return remark("ring_uneven" if is_uneven else "ring", **told)
-    alike = replace(plan, ulysses=ranks, ring=1, speeds=())
-    others = [each for each in found if replace(each.plan, speeds=()) == alike]
-    own, other = found[0], min(others, key=lambda each: each.seconds, default=None)
-    if other and own.fits >= other.fits and own.seconds < other.seconds:
-        seconds = {"seconds": format_seconds(own.seconds), "more": format_seconds(other.seconds)}
-        return remark("ring_faster", plan=str(other.plan), **seconds, **told)
-    return remark("ring", **told)

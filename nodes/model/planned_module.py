@@ -163,13 +163,13 @@ class PlannedModule(RemoteWeights):
         return f"{said} A step takes about {alone} on one device and {shared} under {plan}."
 
     def learn_steps(self) -> None:
-        """Corrects this plan's predictions by the measured steps of the run, and what the run says of one device."""
+        """Keeps what the run's steps took, and corrects what the run says of one device."""
         run, work = self.group.runs.current, self.last_work
         if not work or not run or not can_predict(work, self.plan) or (run.usual and len(run.of_plan) > LEARNT):
             return
         if usual := pick_usual_step(run.of_plan[:LEARNT], self.plan.whole_steps):
-            self.costs.learn(work, self.plan, *usual)
-            self.group.runs.note(usual=usual[0])
+            self.costs.learn(work, self.plan, usual)
+            self.group.runs.note(usual=usual)
             self.report_alone(work)
 
     def choose_kernel(self, options: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 from ...parallel_backend.costs.auto import Work
-from ...parallel_backend.costs.predict import Prediction
+from ...parallel_backend.costs.roofline import Prediction
 from ...parallel_backend.plan import ParallelPlan
 from ..costs.plans import ModelCosts, can_predict
 from ..costs.reasons import RULES

@@ -5,7 +5,6 @@ The pipeline itself runs, for one step. A stand-in counts what its transformer w
 
 from __future__ import annotations
 
-from collections import ChainMap
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +15,10 @@ import torch
 from ..compat import tree_map_only
 from ..costs.forward import META, ForwardCost, count_forward
 from ..costs.machine import Machine
-from ..costs.predict import Prediction, predict
+from ..costs.roofline import Prediction, predict
 from ..errors import RequestError
 from ..models import adapter_for
 from ..models.checks import check_module, modules_at, sizes_of
-from ..models.parallel_mlp import count_mlp_rows
 from ..plan import ParallelPlan
 from ..weights.folder import transformer_source
 from ..weights.loading import build_transformer
@@ -70,17 +68,15 @@ class CountedTransformer(torch.nn.Module):
     def count(self, run: Callable[[], Any], rows: int) -> ForwardCost:
         """Returns the cost of a forward. run: calls the model with so many rows."""
         spec = adapter_for(type(self.model).__name__).spec
-        heads, head_dim, kv_heads = sizes_of(self.model, spec)
-        blocks = [(each, block) for each in spec.blocks for block in modules_at(self.model, each.path)]
-        mlp_rows = [count_mlp_rows(block, each.parallel_mlp, heads * head_dim) for each, block in blocks]
+        heads, _, kv_heads = sizes_of(self.model, spec)
+        blocks = [block for each in spec.blocks for block in modules_at(self.model, each.path)]
         return count_forward(
             self.model,
-            [block for _, block in blocks],
+            blocks,
             run,
             rows=rows,
             heads=heads,
             kv_heads=kv_heads,
-            mlp_rows=dict(ChainMap(*mlp_rows)),
         )
 
 

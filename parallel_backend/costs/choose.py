@@ -1,33 +1,30 @@
-"""Finds the plan that auto uses: it lists every exact plan for the given ranks, and sorts them by their predictions.
+"""Finds the plan that auto uses: lists every exact plan for the given ranks, orders them by their predictions, and
+tries the first few.
 
 The list has an order of its own. It decides where nothing is predicted.
-
-PipeFusion and a lossy exchange change the image. They are in a list of their own, which auto uses only if the person
-allows it, and only where they are clearly faster.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import NamedTuple
 
 from ..axes import BATCH_AXES
 from ..errors import PlanError
-from ..plan import AUTO, INT4, ParallelPlan
+from ..plan import AUTO, ParallelPlan
 from ..weights.fitting import WeightRoom, fit_weights
 from ..weights.sizes import WeightSizes
 from .forward import ForwardCost
 from .machine import Machine
-from .pipeline import count_working_bytes
-from .predict import Prediction, compare_speeds, predict
+from .roofline import Prediction, compare_speeds, count_working_bytes, predict
 
 Check = Callable[[ParallelPlan], object]  # raises PlanError if something does not allow the plan
 PATCHES = (1, 2, 4)  # how many patches for each stage are tried
 TURNS = (2, 3)  # in how many pieces tokens take turns, beside not at all
-CLEARLY = 0.9  # a lossy plan's time must be below this share of the best exact plan's
+TRIED, NEAR = 3, 4 / 3  # how many plans are tried at most, if predicted within a third of the fastest that has run
 UNEVEN = Fraction(5, 4)  # the largest share of heads of one rank, relative to an even share, before a ring is better
 
 
@@ -89,43 +86,9 @@ def list_plans(
     return [*found, *(plan for plan in pieces if allows(check, plan))]
 
 
-def list_lossy_plans(
-    ranks: int, rows: int, check: Check = lambda plan: None, *, branches: bool = False
-) -> list[ParallelPlan]:
-    """Returns the plans that change the image a little and that the model allows: PipeFusion with several numbers of
-    patches, alone and with other axes, and Ulysses with a lossy exchange. See `list_plans` for the arguments."""
-    found = []
-    for stages, ring, ulysses in itertools.product(list_divisors(ranks), repeat=3):
-        ways, rest = divmod(ranks, stages * ring * ulysses)
-        if rest or ways > rows:
-            continue
-        cfg = 2 if branches and rows > 1 and ways % 2 == 0 else 1
-        plan = ParallelPlan(dp=ways // cfg, cfg=cfg, pipefusion=stages, ring=ring, ulysses=ulysses)
-        if stages == ring == 1 and ulysses > 1:
-            found.append(replace(plan, exchange_dtype=INT4))
-        if stages > 1:
-            found += list_patches(plan)
-    return [plan for plan in found if allows(check, plan)]
-
-
 def list_patches(plan: ParallelPlan) -> list[ParallelPlan]:
     """Returns a plan of several stages with each number of patches that is tried."""
     return [replace(plan, patches=each * plan.pipefusion) for each in PATCHES]
-
-
-def choose_lossy(
-    exact: Prediction,
-    lossy: Sequence[Prediction],
-    steps: int,
-    weigh: Callable[[Prediction], float] = lambda predicted: 1.0,
-) -> Prediction | None:
-    """Returns the best of the lossy plans if it is clearly faster than the best exact one, or fits where that one does
-    not. Else None. steps: of the sampling; 0 if they are not known. weigh: see `Correction.weigh`."""
-    seconds = {each: each.average(steps) * weigh(each) for each in lossy if each.fits}
-    best = min(seconds, key=seconds.__getitem__, default=None)
-    if best is None or exact.fits and seconds[best] >= CLEARLY * exact.seconds * weigh(exact):
-        return None
-    return best
 
 
 def rank_plans(
@@ -135,7 +98,6 @@ def rank_plans(
     machine: Machine,
     *,
     weights: Weights | None = None,
-    corrected: Callable[[Prediction], Prediction] = lambda predicted: predicted,
     calls: int = 1,
     loops: bool = False,
 ) -> list[Prediction]:
@@ -145,14 +107,13 @@ def rank_plans(
     forward: the cost of one row, see `count_forward`.
     rows: see `list_plans`.
     machine: see `Machine`. A benchmark makes one from its own measurements.
-    corrected: corrects a prediction by what was measured of this model.
     calls, loops: see `predict`.
     """
     found = []
     for plan in plans:
         speeds = compare_speeds(forward, machine.first(plan.world_size))
         for each in dict.fromkeys((plan, replace(plan, speeds=speeds))):
-            found.append(corrected(predict_fitted(forward, rows, each, machine, weights, calls, loops)))
+            found.append(predict_fitted(forward, rows, each, machine, weights, calls, loops))
     return sorted(found, key=lambda each: (0.0 if each.fits else each.bytes, each.seconds))
 
 
@@ -180,3 +141,34 @@ def predict_fitted(
     predicted = predict(forward, rows, decided, machine, sizes, calls, loops)
     fits = room.holds(decided, sizes)
     return replace(predicted, plan=plan if plan.weights == AUTO else decided, fits=fits)
+
+
+class Choice(NamedTuple):
+    """The plan to run. tried: which of how many plans this is, while plans are tried; else None. has_run: whether it is
+    the fastest that has run."""
+
+    prediction: Prediction
+    tried: tuple[int, int] | None = None
+    has_run: bool = False
+
+    @property
+    def plan(self) -> ParallelPlan:
+        return self.prediction.plan
+
+
+def choose_prediction(found: Sequence[Prediction], measured: Mapping[str, float]) -> Choice:
+    """Chooses the plan to run. Each of the first samplings tries the next plan in order, as long as it is predicted to
+    take at most a third longer than the fastest so far took. Then the fastest of them stays.
+
+    found: the predictions, in order. measured: the seconds of each plan that has run, by its words.
+    """
+    ran = [each for each in found if each.words in measured]
+    if not ran:
+        return Choice(found[0])
+    fastest = min(ran, key=lambda each: measured[each.words])
+    near = NEAR * measured[fastest.words]
+    others = [each for each in found if each.fits and each not in ran and each.seconds < near]
+    tried = len({each.words for each in ran})
+    if others and tried < TRIED:
+        return Choice(others[0], (tried + 1, min(TRIED, tried + len(others))))
+    return Choice(fastest, has_run=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,12 +17,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import flop_registry, sdpa_flop
 
-from ..compat import SOFTMAX, DispatchMode, packet_of
-from ..models.parallel_mlp import count_plain_share
+from ..compat import DispatchMode, packet_of
 from .memory import device_bytes
 
 META = torch.device("meta")
-FEW_TOKENS = 16  # a product of so few is as fast as its weights are read
 NUMBERS_OF_A_GROUP = 3  # that ranks exchange for a group norm, see `seams/bands/norm.py`
 WITH_EXCHANGE = (torch.nn.functional.conv2d, torch.nn.functional.conv3d, torch.nn.functional.group_norm)  # in bands
 NORMS = (torch.nn.functional.rms_norm, torch.nn.functional.layer_norm)
@@ -33,33 +30,15 @@ _counting = threading.Lock()  # layers are replaced while counting
 class Cost(NamedTuple):
     """linear, attention: FLOPs of linear layers and other products, and of attention.
     moved: bytes that other operations read and write.
-    operations: how many operations there are.
-    overlap: FLOPs of linear layers that can overlap attention's exchange.
-    scores: attention's scores, one for each query, key and head. Their softmax takes time beside the FLOPs.
-    functions: bytes that activation functions read and write. A CPU needs longer for them than for other operations.
-    own_scores: those of the scores whose queries and keys are of the same tokens.
-    read: bytes of weights that products of few tokens read (modulation). Each forward reads them once, however many
-    tokens and rows it has."""
+    operations: how many operations there are."""
 
     linear: float = 0.0
     attention: float = 0.0
     moved: float = 0.0
     operations: float = 0.0
-    overlap: float = 0.0
-    scores: float = 0.0
-    functions: float = 0.0
-    own_scores: float = 0.0
-    read: float = 0.0
-
-    def times(self, factor: float) -> Cost:
-        """Returns the cost of as many operations on tensors `factor` times as large."""
-        return Cost(*(factor * each for each in self))._replace(operations=self.operations, read=self.read)
 
 
 PLACES = {name: place for place, name in enumerate(Cost._fields)}  # of `Cost`
-aten = torch.ops.aten
-PRODUCTS = {aten.mm, aten.addmm}
-FUNCTIONS = {aten.gelu, aten.silu, aten.silu_, aten.tanh, aten.sigmoid, aten.exp, aten.softplus, SOFTMAX}
 
 
 class BandCost(NamedTuple):
@@ -89,13 +68,9 @@ class ForwardCost:
     heads: attention heads.
     weights: bytes of all parameters.
     kv: key heads per query head; below one in models with grouped queries.
-    parallel: the share of the blocks with layers that can overlap attention. plain: the share of these layers whose
-    weights are not quantised; in compiled blocks, others overlap nothing (`seams/compiled_overlap.py`).
     itemsize: bytes of a number of the tokens.
-    cached: A of all tokens whose cached keys are read, if only a patch of them runs; else 0.
     gathers: how often all tokens between two blocks are gathered for nodes' code.
-    image_tokens: of the picture; 0 if not known. frames: of a video; 0 if not known. text: the share of the tokens that
-    are not the image's.
+    size: of the latents, without the batch; () if not known.
     bands: of a class whose ranks share a picture in bands of rows. Its blocks are all of the model; `count` and
     `activation` are of those with attention.
     """
@@ -109,14 +84,9 @@ class ForwardCost:
     heads: int
     weights: float
     kv: float = 1.0
-    parallel: float = 0.0
-    plain: float = 1.0
     bands: BandCost | None = None
     itemsize: float = 2.0
-    image_tokens: int = 0
-    frames: int = 0
-    text: float = 0.0
-    cached: float = 0.0
+    size: tuple[int, ...] = ()
     gathers: int = 0
 
     @property
@@ -125,6 +95,11 @@ class ForwardCost:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> ForwardCost:
+        costs = {name: Cost(*values[name]) for name in ("blocks", "rest")}
+        return cls(**{**values, **costs, "bands": values["bands"] and BandCost(*values["bands"])})
 
 
 class AttentionCounter(TorchFunctionMode):
@@ -147,9 +122,7 @@ class AttentionCounter(TorchFunctionMode):
         query, key, value = (named[name] for name in ("query", "key", "value"))
         whole = (*query.shape[:-2], *key.shape[-2:])  # grouped queries: expand keys to the query heads
         flops = sdpa_flop(query.shape, whole, (*whole[:-1], value.shape[-1]))
-        scores = math.prod(query.shape[:-1]) * key.shape[-2]
-        is_own = query.shape[-2] == key.shape[-2]
-        self.tally.add(attention=flops, scores=scores, own_scores=is_own * scores)
+        self.tally.add(attention=flops)
         return query.new_empty((*query.shape[:-1], value.shape[-1]))
 
 
@@ -160,7 +133,7 @@ class Tally(DispatchMode):
         super().__init__()
         self.blocks, self.rest = ([0.0] * len(Cost._fields) for _ in range(2))
         self.inside = self.count = 0
-        self.streams = self.numbers = self.tokens = 0.0  # bytes, numbers and tokens after each block
+        self.streams = self.numbers = 0.0  # bytes and numbers after each block
         self.known: dict[Any, tuple[list[float], Any]] = {}
         self.bands = BandCost()
 
@@ -190,11 +163,9 @@ class Tally(DispatchMode):
         if (packet := packet_of(func)) in flop_registry:
             flops = flop_registry[packet](*args, **(kwargs or {}), out_val=result)
             batched = packet in (torch.ops.aten.bmm, torch.ops.aten.baddbmm)  # attention written out as products
-            is_small = packet in PRODUCTS and args[-2].shape[0] <= FEW_TOKENS
-            self.add(**{"attention" if batched else "linear": flops}, read=args[-1].nbytes if is_small else 0)
+            self.add(**{"attention" if batched else "linear": flops})
         elif results and not func.is_view:
-            touched = sum(each.nbytes for each in (*tensors_in(args), *results))
-            self.add(**{"functions" if packet in FUNCTIONS else "moved": touched})
+            self.add(moved=sum(each.nbytes for each in (*tensors_in(args), *results)))
         return result
 
     def run_block(self, forward: Callable[..., Any], kind: Any, returned: int | None, *args: Any, **kwargs: Any) -> Any:
@@ -218,7 +189,6 @@ class Tally(DispatchMode):
             streams = [*tensors_in(known[1] if returned is None else known[1][:returned])]
             self.streams += sum(each.nbytes for each in streams)
             self.numbers += sum(each.numel() for each in streams)
-            self.tokens += sum(each.numel() / each.shape[-1] for each in streams)
         return known[1]
 
 
@@ -230,27 +200,19 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(each)
 
 
-def plain_linear(
-    layer: torch.nn.Linear, tally: Tally, mlp_rows: int, given: torch.Tensor, *_: Any, **__: Any
-) -> torch.Tensor:
+def plain_linear(layer: torch.nn.Linear, given: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     """Runs a linear layer, in whatever form its weights are kept. The input may be too narrow if the width of a
-    condition is unknown. Then it is widened.
-
-    mlp_rows: how many of the layer's rows can overlap attention's exchange."""
+    condition is unknown. Then it is widened."""
     if given.shape[-1] != layer.in_features:
         given = given.new_empty((*given.shape[:-1], layer.in_features))
     weight = given.new_empty((layer.out_features, layer.in_features))
     bias = None if layer.bias is None else given.new_empty(layer.out_features)
-    tally.blocks[PLACES["overlap"]] += 2 * mlp_rows * given.numel()
     return torch.nn.functional.linear(given, weight, bias)
 
 
 @contextlib.contextmanager
 def count_operations(
-    model: torch.nn.Module,
-    blocks: Sequence[torch.nn.Module],
-    mlp_rows: Mapping[torch.nn.Module, int],
-    returned: Mapping[torch.nn.Module, int],
+    model: torch.nn.Module, blocks: Sequence[torch.nn.Module], returned: Mapping[torch.nn.Module, int]
 ) -> Iterator[Tally]:
     """Counts what runs of the model while entered. These blocks are counted separately. returned: see
     `count_forward`."""
@@ -259,11 +221,7 @@ def count_operations(
         stack.enter_context(_counting)
         for layer in model.modules():
             if isinstance(layer, torch.nn.Linear):
-                stack.enter_context(
-                    replace_attribute(
-                        layer, "forward", functools.partial(plain_linear, layer, tally, mlp_rows.get(layer, 0))
-                    )
-                )
+                stack.enter_context(replace_attribute(layer, "forward", functools.partial(plain_linear, layer)))
         for block in blocks:
             kind = (type(block), *((name, each.shape) for name, each in block.named_parameters()))
             run = functools.partial(tally.run_block, block.forward, kind, returned.get(block))
@@ -296,39 +254,35 @@ def count_forward(
     rows: int,
     heads: int,
     kv_heads: int | None = None,
-    mlp_rows: Mapping[torch.nn.Module, int] | None = None,
     returned: Mapping[torch.nn.Module, int] | None = None,
     itemsize: int | None = None,
     peak: float | None = None,
     in_bands: bool = False,
-    image_tokens: int = 0,
-    frames: int = 0,
+    size: tuple[int, ...] = (),
 ) -> ForwardCost:
     """Returns the cost of a forward, per row.
 
     model: on the meta device. It may be elsewhere if `run` gives it tensors of that device without memory.
     run: calls the model with tensors on the meta device, with `rows` rows in all, and returns its result.
-    mlp_rows: `count_mlp_rows` of all blocks.
     returned: of blocks that also return other values: how many of the first ones have tokens.
     itemsize: of the compute dtype, if that differs from the parameters' dtype.
     peak: bytes beside the weights for one row, if the model states them.
     in_bands: whether ranks share its picture in bands of rows. Then the blocks are those with attention.
-    image_tokens, frames: of one row, if known.
+    size: of one row's latents, if known.
     Raises whatever the model's code raises when it looks at values.
     """
-    mlp_rows = mlp_rows or {}
-    parallel = [block for block in blocks if not mlp_rows.keys().isdisjoint(block.modules())]
-    with count_operations(model, blocks, mlp_rows, returned or {}) as tally:
+    with count_operations(model, blocks, returned or {}) as tally:
         result = run()
     result_bytes = sum(each.nbytes for each in tensors_in(getattr(result, "sample", result)))
     weights = sum(each.numel() * (itemsize or each.itemsize) for each in model.parameters())
-    blocks_cost, rest = (Cost(*own).times(1 / rows) for own in (tally.blocks, tally.rest))
+    blocks_cost, rest = (
+        Cost(*(amount / rows for amount in own[:-1]), operations=own[-1]) for own in (tally.blocks, tally.rest)
+    )
     if in_bands:
         blocks_cost, rest = Cost(*map(sum, zip(blocks_cost, rest, strict=True))), Cost()
     exchanged = tally.bands._replace(borders=tally.bands.borders / rows, norms=tally.bands.norms / rows)
     count = max(1, tally.count)
     activation = tally.streams / count / rows
-    others = 1 - image_tokens * count * rows / tally.tokens if image_tokens and tally.tokens else 0.0
     return ForwardCost(
         blocks_cost,
         rest,
@@ -339,11 +293,7 @@ def count_forward(
         heads=heads,
         weights=weights,
         kv=(kv_heads or heads) / heads,
-        parallel=len(parallel) / max(1, len(blocks)),
-        plain=count_plain_share(mlp_rows),
         bands=exchanged if in_bands else None,
         itemsize=tally.streams / max(1.0, tally.numbers) or ForwardCost.itemsize,
-        image_tokens=image_tokens,
-        frames=frames,
-        text=max(0.0, others),
+        size=size,
     )

@@ -17,10 +17,7 @@ class Speed:
 
     linear, attention: FLOP/s of products and of attention, in the model's compute dtype.
     memory: bytes per second that other operations read and write.
-    operation: the least seconds of one operation, however small, with what the modules around it take.
-    scores: attention's scores per second, as their softmax allows. It adds to the time of attention's FLOPs.
-    functions: bytes per second that activation functions read and write.
-    weights: bytes per second of weights that products of few tokens read.
+    operation: the least seconds of one operation, however small.
     """
 
     name: str
@@ -28,9 +25,6 @@ class Speed:
     attention: float
     memory: float
     operation: float
-    scores: float
-    functions: float
-    weights: float
 
 
 class Link(NamedTuple):
@@ -48,9 +42,10 @@ class Link(NamedTuple):
 class Machine:
     """speeds: of the ranks, in their order.
     all_to_all, all_gather, send: the links between ranks while all of them send, by operation. An all-reduce is as fast
-    as an all-gather. collect: while only one rank sends, to rank 0.
+    as an all-gather.
     host: bytes per second that arrive at a rank from pinned host memory.
-    hides: the share of an exchange that takes no time while ranks compute. CPU ranks send with the cores that compute.
+    hides: the share of an exchange that takes no time while ranks compute: all of it on GPUs, and nothing on a CPU,
+    whose ranks send with the cores that compute.
 
     A benchmark makes one from its own figures: `Machine((Speed(…),) * ranks, Link(rate, latency), …)`. Or it measures
     them with `parallel_backend.rates.measure_ranks` on its ranks and calls `Machine.of`.
@@ -60,7 +55,6 @@ class Machine:
     all_to_all: Link
     all_gather: Link
     send: Link
-    collect: Link
     host: float = ASSUMED_LINKS.host
     hides: float = 1.0
     is_measured: bool = True
@@ -87,9 +81,10 @@ class Machine:
             Speed(str(each["name"]), **{name: parse_positive(each[name]) for name in SPEEDS})
             for each in measured["speeds"]
         )
-        if not speeds:
-            raise ValueError("no rank was measured")
-        return cls(speeds, *links, host=parse_positive(measured["host"]), hides=parse_positive(measured["hides"]))
+        hides = float(measured["hides"])
+        if not speeds or not 0 <= hides <= 1:
+            raise ValueError("no rank was measured" if not speeds else f"hides={hides} is no share")
+        return cls(speeds, *links, host=parse_positive(measured["host"]), hides=hides)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -100,13 +95,13 @@ class Machine:
         }
 
 
-LINKS = ("all_to_all", "all_gather", "send", "collect")
-SPEEDS = ("linear", "attention", "memory", "operation", "scores", "functions", "weights")
+LINKS = ("all_to_all", "all_gather", "send")
+SPEEDS = ("linear", "attention", "memory", "operation")
 
 # CARD is about an RTX 4090 with bf16 on PCIe 4.0 x16, where GPUs exchange through the host's memory. CORES is a share
 # of a desktop's cores, with ranks that exchange through the machine's memory.
-CARD = Speed("", 140e12, 140e12, 800e9, 5e-6, 5e12, 800e9, 800e9)
-CORES = Speed("", 1e11, 1e11, 1e10, 1e-5, 1e9, 3e9, 1e10)
+CARD = Speed("", 140e12, 100e12, 800e9, 5e-6)
+CORES = Speed("", 1e11, 5e10, 1e10, 1e-5)
 PCIE, HOST_MEMORY = Link(ASSUMED_LINKS.peers, 3e-5), Link(2e9, 1e-4)
 
 
@@ -114,7 +109,7 @@ def assume_machine(names: Sequence[str], on_cpu: bool) -> Machine:
     """Returns an assumed machine with ranks on these devices. Nothing of it is measured."""
     speed, link = (CORES, HOST_MEMORY) if on_cpu else (CARD, PCIE)
     speeds = tuple(replace(speed, name=name) for name in names)
-    return Machine(speeds, link, link, link, link, is_measured=False)
+    return Machine(speeds, link, link, link, hides=float(not on_cpu), is_measured=False)
 
 
 def parse_positive(value: Any) -> float:

@@ -6,7 +6,7 @@ See `BlockList.parallel_mlp`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -44,23 +44,3 @@ def split_rows(weight: torch.Tensor, first: int) -> tuple[torch.Tensor, torch.Te
     with the second part its other outputs. Returns None if the weight's class or form cannot be split there."""
     split = SPLITS.get(type(weight))
     return split(weight, first) if split else None
-
-
-def count_mlp_rows(block: torch.nn.Module, rows: Mapping[str, str], width: int) -> dict[torch.nn.Module, int]:
-    """Returns a block's linear layers that can be deferred, with their deferred rows. rows:
-    `BlockList.parallel_mlp`."""
-    layers = {layer: attention_rows(rows[path], width) for path, layer in submodules(block, rows).items()}
-    linear = {layer: first for layer, first in layers.items() if isinstance(layer, torch.nn.Linear)}
-    return {
-        each: each.out_features - first
-        for each, first in linear.items()
-        if not first or split_rows(each.weight, first) is not None
-    }
-
-
-def count_plain_share(mlp_rows: Mapping[torch.nn.Module, int]) -> float:
-    """Returns which share of these layers' FLOPs is of weights that are not quantised; 1 without layers. mlp_rows: of
-    `count_mlp_rows`."""
-    sizes = {layer: rows * layer.in_features for layer, rows in mlp_rows.items() if isinstance(layer, torch.nn.Linear)}
-    plain = sum(size for layer, size in sizes.items() if SPLITS.get(type(layer.weight)) is split_plain_rows)
-    return plain / sum(sizes.values()) if sizes else 1.0

@@ -161,12 +161,3 @@ def test_a_network_that_has_a_parallel_vae_takes_the_stock_one_into_the_ranks(al
 def test_who_asks_for_an_error_gets_it_without_torch_distributed(alone: dict[str, Any]) -> None:
     for node in ("model", "vae"):
         assert "has no gloo" in alone[node]
-
-
-def test_prompts_measure_a_machine_once_and_a_difference_between_equal_devices_again(
-    comfyui: Path, tmp_path: Path
-) -> None:
-    """Something else kept a core busy during the first measurement, so a rank seemed 1.52 times slower."""
-    given = json.dumps([[0, 9, 400, 999], [1.52, 1.0]])
-    said = run_program(comfyui, "tests.support.fakes.measured_ranks", tmp_path, given=given)
-    assert json.loads(said.splitlines()[-1]) == [[1, 1.0], [1, 1.0], [2, 1.0], [2, 1.0]]

@@ -203,9 +203,8 @@ def test_a_dry_run_counts_what_the_real_transformer_computes(folder: Path) -> No
     order = drawing.Order(PROMPTS[:1], SEEDS[:1], 1, {**CALL, "num_inference_steps": 1})
     drawing.draw(pipeline, order, "latent")
     # Only products take time, at one a second, so that the seconds of a step are the FLOPs.
-    free = dict.fromkeys(("memory", "scores", "functions", "weights"), math.inf)
-    speed = Speed("", linear=1, attention=1, operation=0, **free)
-    machine = Machine((speed, speed), *(Link(1, 0),) * 4)
+    speed = Speed("", linear=1, attention=1, memory=math.inf, operation=0)
+    machine = Machine((speed, speed), *(Link(math.inf, 0),) * 3)
     one, two = predict_plans(folder, [ParallelPlan(), ParallelPlan(cfg=2)], order, CPU, "fp32", machine)
     assert one.computing == pytest.approx(flops[0]) and two.computing == pytest.approx(flops[0] / 2)
 

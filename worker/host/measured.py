@@ -2,7 +2,7 @@
 
 A file holds for the devices that it names, in this order, and for the versions that it names. A damaged file, or one
 for other devices or versions, is ignored, and the machine is measured again. An operator may add "fixed": true to a
-file: then the times of steps do not correct its predictions.
+file: then what steps take is not kept, so auto stays with what it predicts.
 """
 
 from __future__ import annotations
@@ -21,17 +21,15 @@ from typing import Any
 import torch
 
 CPU_FACTS = Path("/proc/cpuinfo")
-VERSION = 3  # of what the figures say
-NO_DOUBT = (0, 0.0)
+VERSION = 4  # of what the figures say
 Figures = dict[str, Any]
 
 
 class MeasuredFile:
     """One file of measurements.
 
-    figures: of devices and links, as the ranks measured them; None before. doubt: about these, see `costs.alike.Doubt`.
-    steps: by model and size, the measured times of steps against the predicted ones. problem: why an existing file is
-    ignored. Any thread may call any method.
+    figures: of devices and links, as the ranks measured them; None before. steps: by model and size, what steps of each
+    plan took. problem: why an existing file is ignored. Any thread may call any method.
     """
 
     def __init__(self, folder: Path, devices: Sequence[str], dtype: str) -> None:
@@ -40,7 +38,6 @@ class MeasuredFile:
         key = hashlib.sha256(json.dumps([self.made_of["devices"], dtype]).encode()).hexdigest()[:16]
         self.path = folder / f"{key}.json"
         self.figures: Figures | None = None
-        self.doubt: tuple[int, float] = NO_DOUBT
         self.steps: dict[str, Figures] = {}
         self.problem, self.is_fixed = "", False
         self.lock = threading.Lock()
@@ -51,10 +48,10 @@ class MeasuredFile:
             saved = json.loads(self.path.read_text("utf-8"))
             if saved["made_of"] != self.made_of:
                 raise ValueError("it is for other devices or versions")
-            figures, steps, (times, at) = saved["figures"], saved["steps"], saved["doubt"]
+            figures, steps = saved["figures"], saved["steps"]
             if not isinstance(figures, dict) or not isinstance(steps, dict):
                 raise ValueError("it holds no figures")
-            self.figures, self.doubt, self.steps = figures, (int(times), float(at)), steps
+            self.figures, self.steps = figures, steps
             self.is_fixed = saved.get("fixed") is True
         except FileNotFoundError:
             return
@@ -63,16 +60,16 @@ class MeasuredFile:
 
     def refuse(self, reason: str) -> None:
         """Ignores the file's figures from now on."""
-        self.figures, self.doubt = None, NO_DOUBT
+        self.figures = None
         self.problem = f"{self.path} is ignored ({reason}): this machine is measured again."
         logging.warning("[ParallelDiT] %s", self.problem)
 
-    def keep(self, figures: Figures, doubt: tuple[int, float] = NO_DOUBT) -> None:
+    def keep(self, figures: Figures) -> None:
         """Keeps new measurements. If the figures differ from those before, the steps are forgotten."""
         with self.lock:
             if figures != self.figures:
                 self.steps = {}
-            self.figures, self.doubt, self.problem = figures, doubt, ""
+            self.figures, self.problem = figures, ""
             self._write()
 
     def note(self, key: str, step: Figures) -> None:
@@ -83,7 +80,7 @@ class MeasuredFile:
                 self._write()
 
     def _write(self) -> None:
-        saved = {"made_of": self.made_of, "figures": self.figures, "doubt": self.doubt, "steps": self.steps}
+        saved = {"made_of": self.made_of, "figures": self.figures, "steps": self.steps}
         new = self.path.with_suffix(f".{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

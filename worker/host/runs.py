@@ -18,7 +18,7 @@ from ..wire.protocol import Header
 
 KEPT = 10  # the last runs
 STEPS = 500  # the last steps of a run
-LEARNT = 8  # the first steps of a plan, which correct the predictions; one more is kept, as a sign that they have
+LEARNT = 8  # the first steps of a plan, of which a usual one is kept; one more is a sign that it has been
 UNKNOWN = "auto"  # shown while auto has not chosen a plan
 
 
@@ -43,7 +43,7 @@ class RunRecord:
     ranks with one step.
 
     predicted: the predicted seconds of a step. is_measured: the prediction uses this machine's measurements. of_plan:
-    the steps since the prediction. usual: the seconds of a usual one of them, by which later predictions are corrected;
+    the steps since the prediction. usual: the seconds of a usual one of them, which are kept;
     None before there is one. alone: the seconds of such a step on one device, predicted or as it ran
     (is_alone_run); None if the run itself is on one device. size: the size of its first step; only runs of equal size
     are compared. reason: what is special about it, in words, such as why it is less parallel than asked. is_stock:

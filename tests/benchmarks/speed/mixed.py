@@ -4,7 +4,7 @@ python -m tests.benchmarks.speed.mixed [--slower 2] [--rounds 5] [--json FILE]
 
 PixArt's blocks at a quarter of its width, without guidance. The second rank's products and attention are throttled
 (throttle.py); the ranks measure each other, and share by what they find
-(`parallel_backend.costs.predict.compare_speeds`).
+(`parallel_backend.costs.roofline.compare_speeds`).
 even, by speed: seconds a step. ratio: of by speed to even. least: one rank's time, on the faster, by the sum of the
 speeds; what no way of sharing is below. Each result is compared with one rank's, to 1e-4; that of stages, whose patches
 see stale keys, with the even stages' own. Figures are medians over the rounds, in which all runs take turns.

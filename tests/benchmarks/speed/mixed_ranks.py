@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from parallel_backend.costs.machine import Machine
-from parallel_backend.costs.predict import compare_speeds
+from parallel_backend.costs.roofline import compare_speeds
 from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.rates import measure_ranks

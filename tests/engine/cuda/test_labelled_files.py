@@ -53,7 +53,6 @@ UNASKED = {
     "parallel_backend.groups.mesh.start_distributed": "starts NCCL",
     "parallel_backend.device.group_backends": "names NCCL",
     "parallel_backend.rates.measure_ranks": "how large samples are",
-    "parallel_backend.rates.operation_seconds": "which operations are timed",
     "parallel_backend.seams.compiled.lack": "looks for Triton",
     "parallel_backend.seams.compiled.CompiledBlocks.settings_for": "asked where auto compiles: test_compiled_blocks",
     "worker.rank.memory.device_memory.own_bytes": "tells how much of the weights has been read",

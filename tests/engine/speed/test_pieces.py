@@ -15,7 +15,7 @@ import pytest
 from parallel_backend.costs.choose import TURNS, list_plans, rank_plans
 from parallel_backend.costs.forward import Cost, ForwardCost
 from parallel_backend.costs.machine import CARD, Link, Machine
-from parallel_backend.costs.predict import predict
+from parallel_backend.costs.roofline import predict
 from parallel_backend.errors import PlanError
 from parallel_backend.models import checks
 from parallel_backend.models.spec import BlockList, ModelSpec
@@ -165,7 +165,7 @@ FORWARD = ForwardCost(
 
 def machine(rate: float) -> Machine:
     link = Link(rate, 2e-5)
-    return Machine((CARD,) * 4, link, link, link, link)
+    return Machine((CARD,) * 4, link, link, link)
 
 
 def test_a_forward_in_pieces_waits_less_by_the_order_of_its_own_operations(comfyui: Path) -> None:

@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from parallel_backend.costs.machine import CORES, HOST_MEMORY, Link, Machine, Speed
+from parallel_backend.costs.machine import CORES, Link, Machine, Speed
 from parallel_backend.weights.loading import DTYPES
 from worker.host.measured import MeasuredFile, cpu_name
 
@@ -20,7 +20,7 @@ FREE = Link(1e15, 1e-12)
 
 
 # On these, sharing a picture's tokens takes longer than one device, and PipeFusion does not.
-SLOW_LINK, SLOW_CORES = Link(1e5, 0.02), Speed("", 1e8, 1e8, 1e12, 1e-9, 1e12, 1e12, 1e12)
+SLOW_LINK, SLOW_CORES = Link(1e5, 0.02), Speed("", 1e8, 1e8, 1e12, 1e-9)
 
 
 @functools.cache
@@ -43,13 +43,6 @@ def slow_machine() -> str:
     return write_machine(SLOW_CORES, SLOW_LINK)
 
 
-def two_ranks(slower: float) -> Machine:
-    """Two CPU ranks, the second so many times slower."""
-    figures = {name: value / slower for name, value in vars(CORES).items() if name not in ("name", "operation")}
-    second = replace(CORES, operation=CORES.operation * slower, **figures)
-    return Machine((CORES, second), *[HOST_MEMORY] * 4)
-
-
 def write_machine(speed: Speed, link: Link, is_fixed: bool = True) -> str:
     folder = Path(tempfile.mkdtemp(prefix="pretended-machine-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -57,6 +50,6 @@ def write_machine(speed: Speed, link: Link, is_fixed: bool = True) -> str:
         for dtype in DTYPES:
             speeds = (replace(speed, name=cpu_name()),) * ranks
             kept = MeasuredFile(folder, [cpu_name()] * ranks, dtype)
-            kept.keep(Machine(speeds, link, link, link, link).to_json())
+            kept.keep(Machine(speeds, link, link, link).to_json())
             kept.path.write_text(json.dumps({**json.loads(kept.path.read_text()), "fixed": is_fixed}))
     return str(folder)

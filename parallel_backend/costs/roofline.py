@@ -1,0 +1,240 @@
+"""Estimates by a roofline model how long a step of a plan takes, and what memory a rank needs.
+
+A rank's own work takes its FLOPs at the device's rate for products and for attention, plus its bytes at the rate of the
+device's memory, plus a fixed time for each operation. All ranks of a group wait for the slowest of them. Each axis then
+adds what it sends, less what travels while the ranks compute. The result orders plans; as seconds, it is *about* right.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ..axes import BATCH_AXES, TOKEN_AXES
+from ..groups.mesh_layout import (
+    axis_shares,
+    fraction,
+    largest_rows,
+    own_heads,
+    places_of_ranks,
+    shard_sizes,
+    split_sizes,
+    stages_of,
+)
+from ..plan import EXCHANGE_BLOCK, EXCHANGE_PARTS, HOST, SHARED, ParallelPlan
+from ..weights.sizes import WeightSizes
+from .forward import Cost, ForwardCost
+from .machine import Machine, Speed
+from .memory import kept_factor, rank_bytes
+
+MERGED = 6  # in multiples of A: what a block reads and writes to merge the results of a ring's parts in fp32
+INT4_BYTES = 1 / 2 + 2 / EXCHANGE_BLOCK  # of a number that travels as int4
+# Ranks share by speed if the slowest is slower than the fastest by this factor. It is larger for devices of one name,
+# which only seem to differ if something else ran while they were measured.
+UNLIKE, UNLIKE_OF_A_NAME = 1.1, 1.5
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a step of a plan takes: `computing` and `waiting`, in seconds. bytes: what the rank with the most needs of
+    its device, for kept weights and a forward. fits: whether the device has that much, as far as known. loops: whether
+    the steps follow one another in the ranks, which matters to PipeFusion only. is_alone: whether one device computes
+    everything."""
+
+    plan: ParallelPlan
+    computing: float
+    waiting: float
+    bytes: float
+    fits: bool = True
+    loops: bool = False
+    is_alone: bool = False
+
+    @property
+    def seconds(self) -> float:
+        return self.computing + self.waiting
+
+    @property
+    def words(self) -> str:
+        """The plan in words that tell apart what takes differently long. One device has the same words whether others
+        have no rows of the batch or no part of the plan."""
+        plan = replace(self.plan, dp=1, cfg=1, speeds=()) if self.is_alone else self.plan
+        return f"{plan} in a loop" if self.loops and plan.pipefusion * plan.patch_count > 1 else str(plan)
+
+
+class RankShare(NamedTuple):
+    """A rank's share of a step: rows of the batch, and shares of their tokens and of their attention."""
+
+    rows: float
+    tokens: float
+    attention: float
+
+
+def predict(
+    forward: ForwardCost,
+    rows: int,
+    plan: ParallelPlan,
+    machine: Machine,
+    sizes: WeightSizes | None = None,
+    calls: int = 1,
+    loops: bool = False,
+) -> Prediction:
+    """Estimates a step in which the model sees `rows` rows at once. Sparse attention counts as dense.
+
+    sizes: of the weights, if known. weights=auto counts as whole. calls: in how many forwards of equal size the rows
+    come. loops: see `Prediction`."""
+    shares = share_work(forward, rows, plan)
+    ranks = [*zip(shares, machine.first(plan.world_size).speeds, strict=True)]
+    members = plan.token_ways * plan.pipefusion
+    groups = [ranks[start : start + members] for start in range(0, len(ranks), members)]
+    computing, waiting = max(
+        (time_group(forward, rows, plan, group, machine, sizes, calls, loops) for group in groups if group[0][0].rows),
+        key=sum,
+    )
+    others = rows - shares[0].rows
+    link = machine.all_gather if loops else machine.send  # in a loop, every rank receives the other groups' results
+    waiting += link.seconds(forward.prediction * others, 1) if others else 0.0
+    if sizes and plan.weights in (SHARED, HOST):
+        forwards = plan.patch_count * count_forwards(calls, shares[0].rows, rows)
+        fetching = forwards * sizes.count_fetched_bytes(plan) / machine.links.of(plan.weights)
+        waiting += max(0.0, fetching - computing - waiting)
+    kept = max(sizes.count_kept_bytes(plan)) if sizes else forward.weights / plan.pipefusion
+    needed = kept + count_working_bytes(forward, rows, plan, sizes)
+    return Prediction(plan, computing, waiting, needed, loops=loops, is_alone=members == 1 and not others)
+
+
+def time_group(
+    forward: ForwardCost,
+    rows: int,
+    plan: ParallelPlan,
+    ranks: Sequence[tuple[RankShare, Speed]],
+    machine: Machine,
+    sizes: WeightSizes | None,
+    calls: int,
+    loops: bool,
+) -> tuple[float, float]:
+    """Returns the seconds of computing and waiting of a batch group's step. ranks: of the group, stage by stage.
+
+    PipeFusion: each patch of each forward takes a turn on every stage. In a stock sampler's step, the last turn has to
+    leave the last stage; in a loop, the next step's turns follow at once."""
+    forwards, ways = count_forwards(calls, ranks[0][0].rows, rows), plan.token_ways
+    each_rows, tokens = ranks[0][0].rows / forwards, 1 / plan.patch_count
+    blocks = share_blocks(plan, sizes)
+    computing, waiting = max(
+        (
+            time_turn(forward, plan, ranks[stage * ways :][:ways], each_rows, machine, share, tokens)
+            for stage, share in enumerate(blocks)
+        ),
+        key=sum,
+    )
+    drained = 0 if loops and plan.patch_count > 1 else plan.pipefusion - 1
+    turns = plan.patch_count * forwards + drained
+    messages = drained * machine.send.seconds(forward.activation * tokens * each_rows / ways, 1)
+    gathered = forward.prediction + forward.gathers * forward.activation
+    ends = machine.all_gather.seconds(gathered * each_rows * tokens * (1 - 1 / ways), 1 + forward.gathers)
+    return computing * turns, waiting * turns + messages + (ends * turns if ways > 1 else 0.0)
+
+
+def time_turn(
+    forward: ForwardCost,
+    plan: ParallelPlan,
+    ranks: Sequence[tuple[RankShare, Speed]],
+    rows: float,
+    machine: Machine,
+    blocks: float,
+    tokens: float,
+) -> tuple[float, float]:
+    """Returns the seconds in which the ranks that share tokens compute, and wait for exchanges, in a forward of these
+    shares of the blocks and tokens. All that is outside of the blocks is computed in full."""
+    count, ways, attending, other = forward.count * blocks, plan.token_ways, 0.0, 0.0
+    merged = MERGED * forward.activation * forward.count * plan.ring if plan.ring > 1 else 0.0
+    others = forward.blocks._replace(
+        attention=0.0, moved=forward.blocks.moved + merged, operations=forward.blocks.operations * plan.turns
+    )
+    for share, speed in ranks:
+        attention = forward.blocks.attention / speed.attention
+        attending = max(attending, rows * tokens * share.attention * blocks * attention)
+        seconds = blocks * time_alone(others, speed, rows * tokens * share.tokens)
+        other = max(other, seconds + time_alone(forward.rest, speed, rows))
+    waiting = count * time_exchanges(forward, plan, rows * tokens, machine, attending / count, other / count)
+    if forward.bands and ways > 1:
+        borders = forward.bands.borders * rows * min(2, ways - 1) / 2
+        waiting += machine.send.seconds(borders, forward.bands.convolutions)
+        waiting += machine.all_gather.seconds(forward.bands.norms * rows * (ways - 1), forward.bands.group_norms)
+    return attending + other, waiting
+
+
+def time_exchanges(
+    forward: ForwardCost, plan: ParallelPlan, rows: float, machine: Machine, attending: float, other: float
+) -> float:
+    """Returns the seconds for which ranks wait in a block. attending, other: the seconds for which they compute in it.
+
+    Ulysses exchanges queries, keys, values and the result, in parts: one part travels while attention computes another.
+    With pieces, others travel while the rest of the block is computed. Ring: the next keys travel while attention
+    computes with the present ones."""
+    degree, waiting = plan.ulysses, 0.0
+    all_tokens = forward.activation * rows * (INT4_BYTES / forward.itemsize if plan.keeps_differences else 1.0)
+    if degree > 1:
+        sent = (2 + 2 * forward.kv) * all_tokens / plan.ring * (degree - 1) / degree**2
+        needed = machine.all_to_all.seconds(sent, 2 * EXCHANGE_PARTS * plan.turns)
+        needed -= machine.hides * min(needed * (1 - 1 / plan.turns), other)
+        covered = 1 - 1 / EXCHANGE_PARTS
+        waiting += needed - machine.hides * covered * min(needed, attending)
+    if plan.ring > 1:
+        sent = 2 * forward.kv * all_tokens / plan.ulysses * (plan.ring - 1) / plan.ring
+        needed = machine.send.seconds(sent, plan.ring - 1)
+        waiting += needed - machine.hides * min(needed, attending * (plan.ring - 1) / plan.ring)
+    return waiting
+
+
+def share_work(forward: ForwardCost, rows: int, plan: ParallelPlan) -> list[RankShare]:
+    """Returns each rank's share, in order. Rows are shared over dp and cfg, tokens over ring and ulysses, heads over
+    ulysses."""
+    found, queries = [], defaultdict[tuple[int, ...], float](float)
+    ways = plan.ways(BATCH_AXES)
+    for places in places_of_ranks(plan):
+        by_batch, by_tokens = (axis_shares(plan, axes, places) for axes in (BATCH_AXES, TOKEN_AXES))
+        own_rows = (split_sizes(rows, by_batch) if by_batch else shard_sizes(rows, ways))[places["batch"]]
+        start, stop = fraction(places["sequence"], plan.token_ways, by_tokens)
+        heads = len(own_heads(forward.heads, plan, places)) / forward.heads
+        ring = tuple(places[axis] for axis in ("batch", "pipefusion", "ring"))
+        queries[ring] += stop - start
+        found.append((own_rows, stop - start, heads, ring))
+    return [RankShare(own_rows, tokens, heads * queries[ring]) for own_rows, tokens, heads, ring in found]
+
+
+def share_blocks(plan: ParallelPlan, sizes: WeightSizes | None) -> list[float]:
+    """Returns each stage's share of the blocks, which take equally long. sizes: of the weights; without them, the
+    shares are even."""
+    if sizes is None or len(sizes.blocks) < plan.pipefusion:
+        return [1 / plan.pipefusion] * plan.pipefusion
+    return [len(stage) / len(sizes.blocks) for stage in stages_of(plan, sizes.blocks)]
+
+
+def count_working_bytes(forward: ForwardCost, rows: int, plan: ParallelPlan, sizes: WeightSizes | None) -> float:
+    """Returns what the rank with the most needs beside the weights: for a forward of all rows, and for what it keeps
+    for later steps."""
+    blocks = max(share_blocks(plan, sizes)) * forward.count
+    tokens = forward.activation * largest_rows(plan, rows) / plan.token_ways
+    return rank_bytes(forward.peak * rows, rows, plan) + kept_factor(plan, forward.kv) * tokens * blocks
+
+
+def count_forwards(calls: int, own_rows: float, rows: int) -> int:
+    """Returns how many of a step's calls a batch group with so many of all rows computes."""
+    return max(1, round(calls * own_rows / rows))
+
+
+def time_alone(cost: Cost, speed: Speed, rows: float) -> float:
+    """Returns the seconds of this cost of so many rows on one device."""
+    work = cost.linear / speed.linear + cost.attention / speed.attention + cost.moved / speed.memory
+    return rows * work + cost.operations * speed.operation
+
+
+def compare_speeds(forward: ForwardCost, machine: Machine) -> tuple[float, ...]:
+    """Returns each rank's speed on this forward to two digits; the fastest is 1. Returns () if they are alike."""
+    unlike = UNLIKE if len(set(machine.names)) > 1 else UNLIKE_OF_A_NAME
+    seconds = [time_alone(forward.blocks, each, 1) + time_alone(forward.rest, each, 1) for each in machine.speeds]
+    if max(seconds) < unlike * min(seconds):
+        return ()
+    return tuple(round(min(seconds) / each, 2) for each in seconds)
