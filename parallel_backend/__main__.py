@@ -222,12 +222,12 @@ def predict(options: argparse.Namespace, plan: ParallelPlan, order: Order) -> No
     )
     say(f"speeds of devices and links: {'measured' if machine.is_measured else 'assumed; under torchrun, measured'}")
     say(
-        f"{plan}: {found.seconds:.3g} s a step of {order.batch} pictures "
+        f"{plan}: about {found.seconds:.3g} s a step of {order.batch} pictures "
         f"({found.computing:.3g} s computing, {found.waiting:.3g} s waiting)"
     )
     if options.steps:
-        say(f"{options.steps} steps: {found.average(options.steps) * options.steps:.3g} s")
-    say(f"one rank: {alone.seconds:.3g} s a step; the plan is {alone.seconds / found.seconds:.2f} times as fast")
+        say(f"{options.steps} steps: about {found.seconds * options.steps:.3g} s")
+    say(f"one rank: about {alone.seconds:.3g} s a step; the plan is about {alone.seconds / found.seconds:.2f} times as fast")
     say(
         f"memory: {found.bytes / GIGABYTE:.2f} GiB a rank for the transformer, {alone.bytes / GIGABYTE:.2f} on one rank"
     )

@@ -67,7 +67,7 @@ def expect_plan(sampled: Sampled, lossy: bool = False) -> tuple[ResolvedPlan, li
     if len({each.plan for each in found.values()}) > 1:
         devices = explain_devices(describe_devices())
         either = remark("by_call", guided=str(plan), alone=str(found[False].plan))
-        reasons = [each for each in why if each.key.startswith("lossy") or each.key in RULES.values()]
+        reasons = [each for each in why if each.key.startswith("lossy") or each.key in RULES]
         remarks = [*devices, either, remark("counted_guided"), *explain_size(sampled), *reasons]
         return resolved, remarks
     if device_count() == 1:
