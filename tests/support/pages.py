@@ -5,13 +5,11 @@ from __future__ import annotations
 from demo.host import REPOSITORY
 
 CLASSES, EXACTNESS = (REPOSITORY / "docs" / f"{name}.md" for name in ("classes", "exactness"))
-OVERLAP = REPOSITORY / "docs" / "dev" / "14-overlap.md"
+EXCHANGE = REPOSITORY / "docs" / "dev" / "12-exchange.md"
 PAGE_OF = {
     **{"classes": CLASSES, "folders": CLASSES, "templates": CLASSES},
     **{"parity": EXACTNESS, "sparse": EXACTNESS},
-    **{"shares": OVERLAP, "left": OVERLAP, "overlap": OVERLAP},
-    "clock": REPOSITORY / "docs" / "dev" / "20-pieces.md",
-    "cards": REPOSITORY / "docs" / "benchmarks.md",
+    **{"overlap": EXCHANGE, "clock": EXCHANGE},
 }
 
 
