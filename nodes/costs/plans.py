@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ...parallel_backend.compat import lacks_coroutines
-from ...parallel_backend.costs.auto import Work, list_lossy_model_plans, list_model_plans
-from ...parallel_backend.costs.choose import TURNS, Weights, choose_lossy, list_patches, predict_fitted, rank_plans
+from ...parallel_backend.costs.auto import Work, list_model_plans
+from ...parallel_backend.costs.choose import TURNS, Weights, list_patches, predict_fitted, rank_plans
 from ...parallel_backend.costs.correct import Choice, Correction, choose_prediction
 from ...parallel_backend.costs.forward import ForwardCost
 from ...parallel_backend.costs.predict import Prediction
@@ -20,7 +20,7 @@ from ...parallel_backend.plan import OFF, ParallelPlan
 from ...parallel_backend.weights.loading import DTYPES
 from ...parallel_backend.weights.sizes import WeightSizes
 from ..workers.group import device_count, device_type
-from ..workers.room import balance_stages, room_for_weights, room_with_enough_ram
+from ..workers.room import room_for_weights, room_with_enough_ram
 from .forward import count_call_forward, count_latents_forward, packed_shape
 from .machine import file_of, machine_of
 
@@ -111,18 +111,6 @@ class ModelCosts:
         choice = choose_prediction(found, self.correction(work))
         return sorted(found, key=lambda each: each is not choice.prediction), choice
 
-    def rank_lossy_plans(self, work: Work) -> list[Prediction]:
-        """Returns the same of the plans that change the image, the fastest first. Those that do not fit come last."""
-        if work.forward is None:
-            return []
-        plans = list_lossy_model_plans(device_count(), self.module, work)
-        found = self.predict_all(work, [balance_stages(plan, self.sizes) for plan in plans])
-        return sorted(found, key=lambda each: (not each.fits, each.average(work.steps)))
-
-    def choose_lossy(self, work: Work, exact: Prediction) -> Prediction | None:
-        """Returns the lossy plan that is clearly faster than this exact one, or fits where that does not; else None."""
-        return choose_lossy(exact, self.rank_lossy_plans(work), work.steps, self.correction(work).weigh)
-
     def choose_patches(self, work: Work, plan: ParallelPlan) -> ParallelPlan:
         """Returns the plan with the number of patches that is predicted to be the fastest, if it leaves the number
         open. The number changes the image, which has to be the same again. So neither steps correct this choice, nor
@@ -210,13 +198,6 @@ def can_predict(work: Work, plan: ParallelPlan) -> bool:
     """Whether this work can be predicted under a plan: whether its cost is known, and under sparse attention its
     frames."""
     return work.forward is not None and (plan.sparse == OFF or work.forward.frames > 0)
-
-
-def pick_usual_step(steps: Sequence[tuple[float, float]], whole: int = 0) -> tuple[float, float] | None:
-    """Returns the seconds and communication of the median step. The first step lays out memory, so it only counts if
-    there is no other. whole: how many of the first ones run whole, and say nothing of others. None if all do."""
-    usual = sorted(steps[max(1, whole) :] or steps[whole:])
-    return usual[(len(usual) - 1) // 2] if usual else None
 
 
 def list_shapes(value: Any) -> Any:

@@ -17,7 +17,7 @@ from ..errors import PlanError
 from ..models.checks import changes_of, check_module, sizes_of
 from ..models.spec import ModelSpec, spec_of
 from ..plan import ParallelPlan
-from .choose import Check, list_lossy_plans, list_plans
+from .choose import Check, list_plans
 from .forward import ForwardCost
 
 IDLE_REQUESTS = 2
@@ -40,8 +40,7 @@ class Work:
     whole_calls: if they do not allow the latter, how many calls may run at the same time.
     forward: the cost of one part, if known.
     calls: in how many calls the parts come. loops: whether the ranks run the whole loop. steps: of the sampling; 0 if
-    they are not known. whole: why PipeFusion cannot cut this work into patches, in words; empty if it can. is_plain:
-    whether no function of a node runs inside of the model.
+    they are not known. is_plain: whether no function of a node runs inside of the model.
     """
 
     parts: int = 1
@@ -53,7 +52,6 @@ class Work:
     calls: int = 1
     loops: bool = False
     steps: int = 0
-    whole: str = ""
     is_plain: bool = True
 
     @classmethod
@@ -91,11 +89,6 @@ def list_model_plans(devices: int, model: torch.nn.Module, work: Work, turns: Se
     return found or [ParallelPlan()]
 
 
-def list_lossy_model_plans(devices: int, model: torch.nn.Module, work: Work) -> list[ParallelPlan]:
-    """Returns the lossy plans that this model and work allow on all these devices, see `list_lossy_plans`."""
-    return list_lossy_plans(devices, work.parts, checks_of(model, work), branches=work.has_branches)
-
-
 def checks_of(model: torch.nn.Module, work: Work) -> Check:
     """Returns what raises PlanError if the model or the work does not allow a plan."""
     tokens = shareable(model)
@@ -106,10 +99,6 @@ def checks_of(model: torch.nn.Module, work: Work) -> Check:
             raise PlanError("A node's function needs them together.")
         if plan.token_ways > 1 and tokens and tokens.bands and work.forward is None:
             raise PlanError("What sharing a picture in bands costs is unknown.")
-        if plan.pipefusion * plan.patch_count > 1 and work.whole:
-            raise PlanError(work.whole)
-        if work.forward and 0 < work.forward.image_tokens < plan.patch_count:
-            raise PlanError("There are fewer tokens than patches.")
         check_module(plan, model)
 
     return check

@@ -2,8 +2,7 @@
 
 The list has an order of its own. It decides where nothing is predicted.
 
-PipeFusion and a lossy exchange change the image. They are in a list of their own, which auto uses only if the person
-allows it, and only where they are clearly faster.
+It does not list plans that change the image: PipeFusion's patches and a lossy exchange.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import NamedTuple
 
 from ..axes import BATCH_AXES
 from ..errors import PlanError
-from ..plan import AUTO, INT4, ParallelPlan
+from ..plan import AUTO, ParallelPlan
 from ..weights.fitting import WeightRoom, fit_weights
 from ..weights.sizes import WeightSizes
 from .forward import ForwardCost
@@ -27,7 +26,6 @@ from .predict import Prediction, compare_speeds, predict
 Check = Callable[[ParallelPlan], object]  # raises PlanError if something does not allow the plan
 PATCHES = (1, 2, 4)  # how many patches for each stage are tried
 TURNS = (2, 3)  # in how many pieces tokens take turns, beside not at all
-CLEARLY = 0.9  # a lossy plan's time must be below this share of the best exact plan's
 UNEVEN = Fraction(5, 4)  # the largest share of heads of one rank, relative to an even share, before a ring is better
 
 
@@ -89,43 +87,9 @@ def list_plans(
     return [*found, *(plan for plan in pieces if allows(check, plan))]
 
 
-def list_lossy_plans(
-    ranks: int, rows: int, check: Check = lambda plan: None, *, branches: bool = False
-) -> list[ParallelPlan]:
-    """Returns the plans that change the image a little and that the model allows: PipeFusion with several numbers of
-    patches, alone and with other axes, and Ulysses with a lossy exchange. See `list_plans` for the arguments."""
-    found = []
-    for stages, ring, ulysses in itertools.product(list_divisors(ranks), repeat=3):
-        ways, rest = divmod(ranks, stages * ring * ulysses)
-        if rest or ways > rows:
-            continue
-        cfg = 2 if branches and rows > 1 and ways % 2 == 0 else 1
-        plan = ParallelPlan(dp=ways // cfg, cfg=cfg, pipefusion=stages, ring=ring, ulysses=ulysses)
-        if stages == ring == 1 and ulysses > 1:
-            found.append(replace(plan, exchange_dtype=INT4))
-        if stages > 1:
-            found += list_patches(plan)
-    return [plan for plan in found if allows(check, plan)]
-
-
 def list_patches(plan: ParallelPlan) -> list[ParallelPlan]:
     """Returns a plan of several stages with each number of patches that is tried."""
     return [replace(plan, patches=each * plan.pipefusion) for each in PATCHES]
-
-
-def choose_lossy(
-    exact: Prediction,
-    lossy: Sequence[Prediction],
-    steps: int,
-    weigh: Callable[[Prediction], float] = lambda predicted: 1.0,
-) -> Prediction | None:
-    """Returns the best of the lossy plans if it is clearly faster than the best exact one, or fits where that one does
-    not. Else None. steps: of the sampling; 0 if they are not known. weigh: see `Correction.weigh`."""
-    seconds = {each: each.average(steps) * weigh(each) for each in lossy if each.fits}
-    best = min(seconds, key=seconds.__getitem__, default=None)
-    if best is None or exact.fits and seconds[best] >= CLEARLY * exact.seconds * weigh(exact):
-        return None
-    return best
 
 
 def rank_plans(

@@ -1,6 +1,6 @@
 """What an automatic plan is worth: the plan that it comes to beside the fastest of all, by trying each.
 
-python -m tests.benchmarks.auto [--rounds 5] [--only NAME] [--without NAME] [--json FILE] [--minutes 25] [--lossy]
+python -m tests.benchmarks.auto [--rounds 5] [--only NAME] [--without NAME] [--json FILE] [--minutes 25]
 
 A case is a model at a size, on a number of ranks, on a link of a real machine (as in tests/benchmarks/links.py, with
 fewer blocks). The ranks, throttled as there, measure what they compute and what the link carries,
@@ -16,12 +16,6 @@ plan is tried evenly and by the speeds that were measured.
 
 With --json, a run goes on where the last one stopped: what the file has is not measured again, and each case is in it
 as soon as it is measured. --minutes: no case begins after so many. The summary is of all cases that the file has.
-
---lossy: PipeFusion and a lossy exchange instead, of deep models (link_cases.py), beside exact plans. Each is predicted
-and measured twice: as a step for a stock sampler, and in a loop on the ranks, where a step is the median of the steps
-that follow the first ones. `predicted`, `measured` and the ratio are printed for each plan. The link is shared: what
-one rank sends while the others are silent goes as many times faster as there are ranks (tests/support/links/link.py),
-so a stage's messages are predicted too slow here.
 """
 
 from __future__ import annotations
@@ -38,12 +32,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.benchmarks.speed.auto_ranks import CORRECTING, ONE, SIZES
-from tests.benchmarks.speed.link_cases import CASES
 from tests.benchmarks.speed.scaling import busy_share
 from tests.support.links.link import Link
 
 SECONDS = 3600.0
-LOSSY_PROFILES = ("PCIe 4.0 x16", "10 Gbit/s Ethernet")
 PROFILES = ("PCIe 3.0 x8", "PCIe 4.0 x16, peer-to-peer", "10 Gbit/s Ethernet")
 NEAR = 1.05  # of the fastest
 EXPECTED, LEARNT = 0.15, 0.05  # of a prediction, before any step and after some
@@ -53,7 +45,7 @@ NOISE = 1.02  # of two medians of the same
 
 @dataclass(frozen=True)
 class Group:
-    """slowed: by rank, how many times slower than it is. sizes: of each model, the last so many; 0 for deep ones."""
+    """slowed: by rank, how many times slower than it is. sizes: of each model, the last so many."""
 
     slowed: tuple[float, ...]
     sizes: int
@@ -63,12 +55,11 @@ class Group:
         return f"{len(self.slowed)} ranks" + (", mixed" if max(self.slowed) > 1 else "")
 
     def name(self, model: str, size: str) -> str:
-        return ", ".join((f"{model} {size}".rstrip(), str(self)))
+        return f"{model} {size}, {self}"
 
     def cases(self, only: str, without: str | None) -> list[tuple[str, str]]:
-        """Models and sizes. Deep ones have one size, without a name."""
-        named = [(model, size) for model, (_, sizes) in SIZES.items() for size in list(sizes)[-self.sizes :]]
-        found = named if self.sizes else [(name, "") for name, case in CASES.items() if case.is_deep]
+        """Models and sizes."""
+        found = [(model, size) for model, (_, sizes) in SIZES.items() for size in list(sizes)[-self.sizes :]]
         names = {case: self.name(*case) for case in found}
         return [case for case, name in names.items() if only in name and (without is None or without not in name)]
 
@@ -79,7 +70,6 @@ GROUPS = (
     Group((1.0, 2.0), 1, PROFILES[1:2]),
     Group((1.0, 1.0, 2.0, 2.0), 1, PROFILES[1:2]),
 )
-LOSSY_GROUPS = (Group((1.0, 1.0), 0, LOSSY_PROFILES), Group((1.0,) * 4, 0, LOSSY_PROFILES))
 
 
 @dataclass(frozen=True)
@@ -156,20 +146,6 @@ def print_summary(verdicts: list[Verdict]) -> int:
     return (before < FEWEST_EXPECTED * count) + (after < count) + (near < FEWEST_NEAR * count) + bool(worse)
 
 
-def print_lossy(name: str, found: dict) -> list[float]:
-    """Prints a line a plan; returns the ratios of what is predicted to what is measured."""
-    ratios = []
-    for profile, each in found["profiles"].items():
-        print(f"\n{name}, {profile}\n{'':60}{'predicted':>11}{'measured':>11}{'ratio':>8}")
-        for plan, seconds in each["seconds"].items():
-            predicted, measured = each["predicted"][plan], statistics.median(seconds)
-            ratios.append(predicted / measured)
-            print(f"{plan:60}{predicted:11.3f}{measured:11.3f}{predicted / measured:8.2f}", flush=True)
-    for plan, reason in found["refused"].items():
-        print(f"  {plan}: {reason}", flush=True)
-    return ratios
-
-
 def main() -> int:
     """Prints a line a case; returns how many of the claims do not hold."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.auto")
@@ -178,20 +154,17 @@ def main() -> int:
     parser.add_argument("--without", default=None, help="no cases whose name contains this: SDXL")
     parser.add_argument("--json", type=Path, help="a file for all that is measured, with what was before")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="after which no case begins")
-    parser.add_argument("--lossy", action="store_true", help="PipeFusion and a lossy exchange, predicted and measured")
     arguments = parser.parse_args()
-    groups = LOSSY_GROUPS if arguments.lossy else GROUPS
-    cases = [(group, *case) for group in groups for case in group.cases(arguments.only, arguments.without)]
+    cases = [(group, *case) for group in GROUPS for case in group.cases(arguments.only, arguments.without)]
     if not cases:
         parser.error(f"no case has {arguments.only!r} in its name")
     others = busy_share()
     print(f"{os.cpu_count()} cores, {others:.0%} busy with something else{': NOT QUIET' if others > 0.05 else ''}")
     titles = f"{'s':>7}{'first':>7}{'best':>6}{'one rank':>10}{'predicted':>11}{'after':>7}"
-    if not arguments.lossy:
-        print(f"{'':44}{'link':28}{'chosen':46}{'fastest':46}{titles}")
+    print(f"{'':44}{'link':28}{'chosen':46}{'fastest':46}{titles}")
     file, until = arguments.json, time.monotonic() + 60 * arguments.minutes
     everything = json.loads(file.read_text()) if file and file.exists() else {}
-    verdicts, ratios, failures, left = [], [], 0, 0
+    verdicts, failures, left = [], 0, 0
     for group, model, size in cases:
         name = group.name(model, size)
         if name not in everything:
@@ -207,16 +180,9 @@ def main() -> int:
             everything[name] = found
             if file:
                 file.write_text(json.dumps(everything, indent=1))
-        if arguments.lossy:
-            ratios += print_lossy(name, everything[name])
-        else:
-            verdicts += print_case(name, everything[name])
+        verdicts += print_case(name, everything[name])
     if left:
         print(f"{left} models and sizes are left: run the same again.")
-    if ratios:
-        within = sum(abs(ratio - 1) <= EXPECTED for ratio in ratios)
-        print(f"\n{within} of {len(ratios)} are predicted within {EXPECTED:.0%}, before any step.")
-        return failures + left
     return failures + left + print_summary(verdicts) if verdicts else 1
 
 

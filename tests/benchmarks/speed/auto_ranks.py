@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import statistics
 import sys
-import time
 from collections import ChainMap
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import torch
 import torch.distributed as dist
 
 from parallel_backend.axes import BATCH_AXES
 from parallel_backend.compat import tree_map_only
-from parallel_backend.costs.choose import list_lossy_plans, list_plans, rank_plans
+from parallel_backend.costs.choose import list_plans, rank_plans
 from parallel_backend.costs.correct import Correction, choose_prediction
 from parallel_backend.costs.forward import ForwardCost, count_forward
 from parallel_backend.costs.machine import Machine
@@ -33,9 +30,7 @@ from parallel_backend.models.parallel_mlp import count_mlp_rows
 from parallel_backend.models.spec import spec_of
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.rates import measure_ranks
-from parallel_backend.sampling.denoiser import Denoiser, Watch
 from parallel_backend.seams.forward import Forward as Running
-from parallel_backend.weights.sizes import sizes_of_model
 from tests.benchmarks.speed.contest import (
     CPU,
     UNLIMITED,
@@ -60,7 +55,6 @@ ALONE = Axis(None, 1, 0)
 ONE, UNCORRECTED = ParallelPlan(), Correction()
 SAMPLES = 7  # whose median tells a rank's speed
 CORRECTING = 3  # steps of a plan that correct its prediction, by their median
-LOOP_STEPS = 5  # of a sampling in the ranks
 # Blocks, and latents, smaller ones of them first; a step takes a rank some tenths of a second.
 SIZES: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
     "Flux-shaped": (1, {"512²": (1, 4, 24, 32), "1024²": (1, 4, 48, 64)}),
@@ -110,42 +104,6 @@ class Runner:
             before = self.timeline.communicated()
             found.append((self.seconds(), self.timeline.communicated() - before))
         return sorted(found)[CORRECTING // 2]
-
-
-class StepTimes(Watch):
-    """When the steps of a sampling ended, on the ranks of the first stage."""
-
-    def __init__(self) -> None:
-        self.ends: list[float] = []
-
-    def stepped(self, step: int, timestep: float, denoised: torch.Tensor | None) -> None:
-        self.ends.append(time.perf_counter())
-
-
-class Looper:
-    """A plan of a model of diffusers', ready to run a sampling's loop."""
-
-    def __init__(self, plan: ParallelPlan, case: Case, model: torch.nn.Module, meshes: Meshes) -> None:
-        own = apply_plan(twin(model), meshes.of(plan))
-        assert isinstance(own, DiffusersModel)
-        self.denoiser, self.first = Denoiser(own), plan.whole_steps
-        latents, _, conditions = case.request()
-        self.latents = latents[:1]
-        cond, uncond = ({name: value[row : row + 1] for name, value in conditions.items()} for row in (0, -1))
-        self.conditions = (cond, uncond, 3.0) if case.guided else (cond,)
-
-    def seconds(self) -> float:
-        """Of a step that follows the first ones and their following one: the median, as rank 0 sees it."""
-        scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
-        scheduler.set_timesteps(LOOP_STEPS)
-        times = StepTimes()
-        dist.barrier()
-        self.denoiser.sample(self.latents, scheduler, *self.conditions, watch=times, to_first=True)
-        ends = times.ends[self.first :]
-        own = statistics.median(b - a for a, b in itertools.pairwise(ends)) if len(ends) > 1 else 0.0
-        seconds = [own]
-        dist.broadcast_object_list(seconds, 0)
-        return seconds[0]
 
 
 def forward_cost(case: Case) -> ForwardCost:
@@ -252,15 +210,13 @@ class Contest:
 
 
 def run(name: str, size: str, meshes: Meshes, namespace: str, options: dict) -> dict:
-    """By profile, what was found of a model at a size; of a deep one, which has no size, of lossy plans."""
-    case = CASES[name]
-    if size:
-        depth, sizes = SIZES[name]
-        case = replace(case, depth=depth, latents=sizes[size])
+    """By profile, what was found of a model at a size."""
+    depth, sizes = SIZES[name]
+    case = replace(CASES[name], depth=depth, latents=sizes[size])
     set_rate(namespace, UNLIMITED)
     world = meshes.of(ParallelPlan(ulysses=dist.get_world_size()))["ulysses"]
     ranks = Machine.of(measure_ranks(world, CPU, torch.float32, None))
-    contest = Contest(case, meshes, ranks) if size else LossyContest(case, meshes)
+    contest = Contest(case, meshes, ranks)
     found = {}
     for turn, profile in enumerate(options["profiles"]):
         say(f"{name} {size}, {dist.get_world_size()} ranks: {profile}")
@@ -272,52 +228,6 @@ def run(name: str, size: str, meshes: Meshes, namespace: str, options: dict) -> 
             machine, options["rounds"], turn
         )
     return {"profiles": found, "refused": contest.refused}
-
-
-class LossyContest:
-    """Exact plans, PipeFusion and int4 on a deep model, each as a step for a stock sampler and in a loop."""
-
-    def __init__(self, case: Case, meshes: Meshes) -> None:
-        model, ranks, rows = case.model(), dist.get_world_size(), case.latents[0]
-        self.forward, self.rows, self.sizes = forward_cost(case), rows, sizes_of_model(model)
-        limits = limits_of(model)
-        check = lambda plan: plan.check_model(**limits)  # noqa: E731
-        exact = list_plans(ranks, rows, check, branches=case.guided, heads=limits["heads"])
-        plans = [each for each in exact if each.ways(BATCH_AXES) <= rows]
-        plans += list_lossy_plans(ranks, rows, check, branches=case.guided)
-        self.contenders: dict[str, tuple[ParallelPlan, bool, Runner | Looper]] = {}
-        self.refused: dict[str, str] = {}
-        for plan, loops in itertools.product((ONE, *plans), (False, True)):
-            name = f"{plan}{' in a loop' if loops else ''}"
-            kind = Looper if loops else Runner
-            say(f"{name}: warm-up")
-            contender, failure = agreed(lambda kind=kind, plan=plan: kind(plan, case, model, meshes))
-            if not failure:
-                _, failure = agreed(contender.seconds)
-            if failure:
-                self.refused[name] = failure
-            else:
-                self.contenders[name] = (plan, loops, contender)
-        self.one = self.contenders[str(ONE)][2]
-        self.flops = counted_flops(self.one.step)
-
-    def measured_speed(self) -> float:
-        found = [timed(self.one.step) for _ in range(CORRECTING)]
-        return self.flops / min(statistics.median(each) for each in zip(*found, strict=True))
-
-    def measure(self, machine: Machine, rounds: int, turn: int) -> dict:
-        """What is predicted and what is measured, on a link that is set by now."""
-        predicted = {
-            name: predict(self.forward, self.rows, plan, machine, self.sizes, 1, loops).seconds
-            for name, (plan, loops, _) in self.contenders.items()
-        }
-        seconds: dict[str, list[float]] = {name: [] for name in self.contenders}
-        order = random.Random(turn)
-        for number in range(rounds):
-            say(f"round {number + 1} of {rounds}")
-            for name in order.sample(list(self.contenders), len(self.contenders)):
-                seconds[name].append(self.contenders[name][2].seconds())
-        return {"predicted": predicted, "seconds": seconds}
 
 
 def main(namespace: str, options: str, file: str) -> None:

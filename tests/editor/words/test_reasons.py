@@ -12,7 +12,7 @@ from parallel_backend.costs.auto import Work
 from parallel_backend.costs.choose import list_plans
 from parallel_backend.costs.correct import DOUBTED, FASTEST, KEPT, LEAST, MEASURED, STAYED, TRIED_NEXT, Choice
 from parallel_backend.costs.predict import Prediction
-from parallel_backend.plan import INT4, ParallelPlan
+from parallel_backend.plan import ParallelPlan
 from tests.support.host.mounted import packages
 
 ONE, CFG, ULYSSES, RING = ParallelPlan(), ParallelPlan(cfg=2), ParallelPlan(ulysses=2), ParallelPlan(ring=2)
@@ -131,21 +131,3 @@ def test_every_reason_and_rule_has_a_case(pack: Any) -> None:
     text = importlib.util.find_spec(source.__name__).loader.get_source(source.__name__)
     named = {key for key in pack("plan_words").TEXTS if f'"{key}"' in text}
     assert named - set(RULES) == {key for keys, _ in CASES.values() for key in keys}
-
-
-@pytest.mark.parametrize(
-    ("key", "chosen", "exact_fits", "lossy_fits"),
-    [
-        ("lossy_faster", True, True, True),
-        ("lossy_fits", True, False, True),
-        ("lossy_slower", False, True, True),
-        ("lossy_lacks", False, True, False),
-    ],
-)
-def test_a_reason_for_a_lossy_plan_is_that_of_its_branch(
-    key: str, chosen: bool, exact_fits: bool, lossy_fits: bool, pack: Any
-) -> None:
-    lossy = predict(ParallelPlan(ulysses=2, exchange_dtype=INT4), 0.5, fits=lossy_fits)
-    exact = predict(ULYSSES, 1.0, fits=exact_fits)
-    said = pack("plan_words").explain_lossy_choice(lossy if chosen else None, exact, [lossy], 20)
-    assert [each.key for each in said] == [key]

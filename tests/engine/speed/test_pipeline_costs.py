@@ -5,16 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import diffusers
 import pytest
-import torch
 
-from parallel_backend.costs.auto import Work, list_lossy_model_plans
-from parallel_backend.costs.choose import choose_lossy, list_lossy_plans, list_plans
 from parallel_backend.costs.correct import Correction
 from parallel_backend.costs.forward import Cost, ForwardCost
 from parallel_backend.costs.machine import Link, Machine, Speed
-from parallel_backend.costs.predict import Prediction, predict
+from parallel_backend.costs.predict import predict
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.sizes import WeightSizes
 from tests.support.fakes.formulas import activation_bytes, sent_bytes
@@ -145,44 +141,6 @@ def test_the_keys_of_a_group_are_those_of_its_own_rows() -> None:
     assert found.bytes == pytest.approx(200 + 2 * 8e6 * 20)
 
 
-def test_lossy_plans_are_apart_from_exact_ones() -> None:
-    check = lambda plan: plan.check_model(heads=24)  # noqa: E731
-    exact = list_plans(4, 2, check, branches=True, heads=24)
-    lossy = list_lossy_plans(4, 2, check, branches=True)
-    assert not any(plan.pipefusion > 1 or plan.exchange_dtype == "int4" for plan in exact)
-    assert all(plan.patch_count > 1 or plan.exchange_dtype == "int4" for plan in lossy)
-    assert all(plan.world_size == 4 for plan in [*exact, *lossy])
-    assert not any(plan.exchange_dtype == "int4" and plan.token_ways > plan.ulysses for plan in lossy)
-    words = {str(plan) for plan in lossy}
-    assert {
-        "cfg=2 × pipefusion=2 × 8 patches, 1 sync",
-        "pipefusion=4 × 16 patches, 1 sync",
-        "ulysses=4 × int4 exchange",
-    } <= words
-    unpatched = list_lossy_plans(4, 2, lambda plan: plan.check_model(heads=24, pipefusion=False))
-    assert all(plan.pipefusion == 1 for plan in unpatched), "a class without patches has none"
-
-
-def of_seconds(seconds: float, fits: bool = True, whole: float = 0.0, **plan: int) -> Prediction:
-    return Prediction(ParallelPlan(**plan), seconds, 0.0, 0.0, fits, whole)
-
-
-def test_a_lossy_plan_has_to_be_clearly_faster() -> None:
-    exact = of_seconds(1.0, ulysses=2)
-    near, clear = (of_seconds(seconds, pipefusion=2, patches=4) for seconds in (0.95, 0.85))
-    assert choose_lossy(exact, [near], 20) is None
-    assert choose_lossy(exact, [near, clear], 20) is clear
-    assert choose_lossy(replace(exact, fits=False), [replace(near, computing=9.0)], 20), "if only it fits"
-    assert choose_lossy(exact, [replace(clear, fits=False)], 20) is None
-
-
-def test_steps_that_run_whole_count_in_a_short_sampling() -> None:
-    exact, lossy = of_seconds(1.0, ulysses=2), of_seconds(0.8, whole=1.5, pipefusion=2, patches=4)
-    assert choose_lossy(exact, [lossy], 20) is lossy
-    assert choose_lossy(exact, [lossy], 4) is None
-    assert lossy.average(1) == 1.5
-
-
 def test_steps_of_a_pipeline_correct_pipelines_alone() -> None:
     plan = ParallelPlan(pipefusion=2, patches=4)
     told, other = (predict(forward(), 1, each, ranks(2, Link(1e8, 0.0))) for each in (plan, replace(plan, patches=8)))
@@ -195,16 +153,3 @@ def test_steps_of_a_pipeline_correct_pipelines_alone() -> None:
     assert noted.correct(exact).computing == pytest.approx(1.1 * exact.computing)
     in_a_loop = predict(forward(), 1, plan, ranks(2), loops=True)
     assert in_a_loop.words not in noted.plans and told.words in noted.plans, "a loop takes less"
-
-
-def test_work_that_cannot_be_cut_has_no_stages() -> None:
-    with torch.device("meta"):
-        model = diffusers.FluxTransformer2DModel(num_layers=2, num_single_layers=2)
-    counted = replace(forward(), image_tokens=3)
-
-    def patches(work: Work) -> set[int]:
-        return {plan.patch_count for plan in list_lossy_model_plans(2, model, work) if plan.pipefusion > 1}
-
-    assert patches(Work()) == {2, 4, 8}
-    assert patches(Work(whole="a ControlNet adds to all blocks")) == set()
-    assert patches(Work(forward=counted)) == {2}, "each patch needs a token"
