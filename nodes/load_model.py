@@ -9,12 +9,13 @@ from comfy_api.latest import io
 
 from ..parallel_backend.costs.auto import PlanOfRun
 from ..parallel_backend.errors import Explained
+from ..parallel_backend.plan import ParallelPlan
 from ..worker.settings import REFUSE
 from .model.host_file import HostFile
 from .model.remote_module import RemoteModule
 from .model.remote_patcher import RemoteModelPatcher, remote_patcher
 from .model.sampling import show_on_node
-from .parallel_plan import AskedPlan, choose_plan, resolve_plan
+from .parallel_plan import choose_plan, resolve_plan
 from .plan_words import ResolvedPlan, join_remarks
 from .workers.ahead import prepare_model
 from .workers.group import GROUPS, device_type, worker_group
@@ -33,15 +34,15 @@ def group_input() -> io.Input:
     )
 
 
-def load_described(file: HostFile, name: str, asked: AskedPlan, group: int) -> RemoteModelPatcher:
-    """Returns the MODEL of a file, run by the worker group. name: of the model, as the user knows it. Raises
-    PlanError."""
+def load_described(file: HostFile, name: str, asked: ParallelPlan | None, group: int) -> RemoteModelPatcher:
+    """Returns the MODEL of a file, run by the worker group. name: of the model, as the user knows it. asked:
+    the plan; None means auto. Raises PlanError."""
     auto, costs = None, file.costs()
-    if asked.plan is None:
-        auto = PlanOfRun(functools.partial(choose_plan, costs=costs, lossy=asked.lossy))
+    if asked is None:
+        auto = PlanOfRun(functools.partial(choose_plan, costs=costs))
         resolved, words = ResolvedPlan(auto.plan), "auto, decided by the first call of a sampling"
     else:
-        resolved = resolve_plan(asked.plan, file.module, file.sizes)
+        resolved = resolve_plan(asked, file.module, file.sizes)
         words = str(resolved.plan)
     logging.info("[ParallelDiT] %s (ComfyUI's own %s): %s", name, file.model_class, words)
     if resolved.note:
@@ -49,7 +50,7 @@ def load_described(file: HostFile, name: str, asked: AskedPlan, group: int) -> R
     plan, source = resolved.plan, file.source(resolved.plan, device_type() == "cpu")
     workers = worker_group(group)
     prepare_model(workers, plan.world_size, source.to_json(), source.files)
-    remote = RemoteModule(workers, source, plan, costs, resolved.note, auto, name, asked.compare)
+    remote = RemoteModule(workers, source, plan, costs, resolved.note, auto, name)
     return remote_patcher(file.model, remote)
 
 

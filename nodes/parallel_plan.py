@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import comfy.cli_args
 import torch
@@ -39,7 +38,6 @@ from .plan_words import (
     Devices,
     ResolvedPlan,
     explain_devices,
-    explain_lossy_choice,
     explain_one_rank,
     remark,
 )
@@ -47,27 +45,11 @@ from .workers.group import device_count, device_type, most_ranks, settings, spli
 from .workers.room import balance_stages
 
 MANUAL = "manual"
-NEVER, ALLOWED, ONCE = "never", "allowed", "once"
-OF_CHOICE = ("lossy", "compare")  # inputs that are no part of a plan
+FORMER_INPUTS = ("lossy", "compare")  # that saved prompts may still have
 FORMER_DTYPES = ("int8", "fp8")  # of saved workflows, which exchange exactly now
 MAX_DEGREE = 64
 MAX_BLOCKS = 1000
 ON_THE_CPU = (AUTO, "native")  # the attention kernels that need no GPU
-
-
-class AskedPlan(NamedTuple):
-    """What a node asks for. plan: None means auto. lossy: whether auto may choose a plan that changes the
-    image a little. compare: whether the first sampling under a lossy plan also runs exactly."""
-
-    plan: ParallelPlan | None = None
-    lossy: bool = False
-    compare: bool = False
-
-    @classmethod
-    def of(cls, mode: str, values: Mapping[str, int | str]) -> AskedPlan:
-        """Reads the node's values. Raises PlanError."""
-        plan = None if mode == AUTO else parse_plan(values)
-        return cls(plan, mode == AUTO and values.get("lossy") == ALLOWED, values.get("compare") == ONCE)
 
 
 def degree_input(axis: str) -> io.Input:
@@ -132,22 +114,6 @@ def plan_inputs() -> list[io.Input]:
             "Whether the ranks run the model's blocks through torch.compile. The first steps at each size take "
             f"longer then. auto: on a GPU, for samplings of {COMPILED_STEPS} steps or more.",
         ),
-        *lossy_inputs(),
-        pieces_input(),
-    ]
-
-
-def parse_plan(values: Mapping[str, int | str]) -> ParallelPlan:
-    """Returns the plan for the node's values. Raises PlanError."""
-    own = {name: value for name, value in values.items() if name not in OF_CHOICE}
-    if own.get("exchange_dtype") in FORMER_DTYPES:
-        own["exchange_dtype"] = MODEL
-    return ParallelPlan.from_json({**own, "speeds": parse_speeds(values.get("speeds", ""))})
-
-
-def lossy_inputs() -> list[io.Input]:
-    """Returns the inputs about plans that change the image a little."""
-    return [
         choice_input(
             "sparse",
             SPARSE,
@@ -156,21 +122,18 @@ def lossy_inputs() -> list[io.Input]:
             "token sees all of its own, the next and the first frame; in others places near its own, fewer the "
             "farther they are. radial_narrow: a quarter as far. Not with ring and pipefusion.",
         ),
-        io.Combo.Input(
-            "lossy",
-            options=[NEVER, ALLOWED],
-            default=NEVER,
-            optional=True,
-            tooltip="Whether auto may use PipeFusion and an int8 exchange, which change the image a little. It does so "
-            "only if they are clearly faster or no exact plan fits, and says so. Used in auto mode.",
-        ),
-        compare_input(
-            "once: shows what a plan that changes the image costs in quality. This is one with PipeFusion, sage, "
-            "sparse, or another exchange_dtype than model. The first sampling runs a second time, exactly. The node "
-            "and the panel say how far apart the two results are, and how long a step takes in each. Later samplings "
-            "with the same setting show the same figures. Works with every sampler.",
-        ),
+        pieces_input(),
     ]
+
+
+def parse_plan(mode: str, values: Mapping[str, int | str]) -> ParallelPlan | None:
+    """Returns the plan for a node's values; None if auto chooses it. Raises PlanError."""
+    if mode == AUTO:
+        return None
+    own = {name: value for name, value in values.items() if name not in FORMER_INPUTS}
+    if own.get("exchange_dtype") in FORMER_DTYPES:
+        own["exchange_dtype"] = MODEL
+    return ParallelPlan.from_json({**own, "speeds": parse_speeds(values.get("speeds", ""))})
 
 
 def pieces_input() -> io.Input:
@@ -184,11 +147,6 @@ def pieces_input() -> io.Input:
         least=1,
         most=PIECES,
     )
-
-
-def compare_input(tooltip: str) -> io.Input:
-    """Returns the input that compares a lossy setting with the exact one."""
-    return io.Combo.Input("compare", options=[NEVER, ONCE], default=NEVER, optional=True, tooltip=tooltip)
 
 
 def parse_speeds(words: int | str) -> tuple[float, ...]:
@@ -276,38 +234,12 @@ def describe_devices() -> Devices:
     return Devices(device_count(), bool(alike), is_set, chosen, str(alike[0]) if alike else "", unlike, present)
 
 
-def choose_plan(work: Work, costs: ModelCosts, lossy: bool = False) -> ResolvedPlan:
+def choose_plan(work: Work, costs: ModelCosts) -> ResolvedPlan:
     """Returns the automatic plan for a call to one of ComfyUI's own diffusion models.
 
-    It is the first of the possible plans: by their predictions, or else in the order of `list_plans`. Its note says
-    why. lossy: whether a lossy plan may take its place, if that is clearly faster.
+    It is the first of the possible exact plans: by their predictions, or else in the order of `list_plans`. Its note
+    says why.
     """
-    exact = choose_exact_plan(work, costs)
-    if not lossy or device_count() == 1:
-        return exact
-    if work.forward is None:
-        return exact._replace(note=(*exact.note, remark("lossy_unknown")))
-    best = costs.predict(work, exact.plan)
-    found, chosen = costs.rank_lossy_plans(work), costs.choose_lossy(work, best)
-    why = explain_lossy_choice(chosen, best, found, work.steps)
-    if reason := explain_no_stages(work, costs.module):
-        why.append(remark("no_stages", why=reason))
-    if chosen is None:
-        return exact._replace(note=(*exact.note, *why))
-    return ResolvedPlan(chosen.plan, (*explain_devices(describe_devices()), *why), exact.plan)
-
-
-def explain_no_stages(work: Work, module: torch.nn.Module) -> str:
-    """Says why PipeFusion cannot run this work of this model; empty if it can."""
-    try:
-        check_module(ParallelPlan(pipefusion=device_count(), patches=device_count()), module)
-    except PlanError as error:
-        return error.explanation.cause.rstrip(".")
-    return work.whole
-
-
-def choose_exact_plan(work: Work, costs: ModelCosts) -> ResolvedPlan:
-    """Returns the exact automatic plan, see `choose_plan`."""
     (found, choice), devices, module = costs.rank_plans(work), device_count(), costs.module
     plan = choice.plan if choice else list_model_plans(devices, module, work)[0]
     why = explain_devices(describe_devices())

@@ -9,19 +9,15 @@ from typing import Any
 import comfy.model_management
 import comfy.sample
 import comfy.samplers
-import comfy.sd
 import comfy.utils
 import latent_preview
 import torch
-from comfy_api.latest import io, ui
-from server import PromptServer
+from comfy_api.latest import io
 
 from ..parallel_backend.sampling.schedulers import MODELS_OWN, SCHEDULERS
 from ..worker.wire.sampler_call import SamplerCall
-from .compared_pictures import decode_pictures
 from .model.loop_mode import LoopSampler, require_remote_module
 from .model.own_schedule import choose_schedule
-from .parallel_plan import NEVER, ONCE, compare_input
 
 MAX_SEED = 0xFFFFFFFFFFFFFFFF
 
@@ -75,9 +71,7 @@ class ParallelSampler(io.ComfyNode):
                     step=0.01,
                     tooltip="Below 1, only the last steps run, and the latent's image shows through.",
                 ),
-                *compare_inputs(),
             ],
-            hidden=[io.Hidden.unique_id],
             outputs=[io.Latent.Output(tooltip="The denoised latent.")],
         )
 
@@ -93,8 +87,7 @@ class ParallelSampler(io.ComfyNode):
         negative: list,
         latent_image: dict[str, Any],
         denoise: float,
-        compare: str = NEVER,
-        vae: comfy.sd.VAE | None = None,
+        **_former: Any,  # a prompt may still link the former input vae
     ) -> io.NodeOutput:
         require_remote_module(model.model)
         schedule, scale = choose_schedule(model)
@@ -116,32 +109,8 @@ class ParallelSampler(io.ComfyNode):
             previews=latent_preview.get_previewer(model.load_device, model.model.latent_format) is not None,
         )
         latent = {**latent_image, "samples": samples}
-        sampler = LoopSampler(call, compare == ONCE)
-        latents = run_sampler(model, positive, negative, latent, sampler)
-        compared = sampler.compared
-        if compared is None:
-            return io.NodeOutput({**output, "samples": latents})
-        PromptServer.instance.send_progress_text(compared.text, cls.hidden.unique_id)
-        shown = None if compared.exact is None else decode_pictures([latents, compared.exact], model, vae)
-        pictures = {} if shown is None else ui.PreviewImage(shown, cls=cls).as_dict()
-        return io.NodeOutput({**output, "samples": latents}, ui={**pictures, "text": (compared.text,)})
-
-
-def compare_inputs() -> list[io.Input]:
-    """Returns the inputs that compare a lossy setting with the exact one."""
-    return [
-        compare_input(
-            "once: if the setting is lossy (PipeFusion, sage, sparse, another exchange_dtype than model), the "
-            "first prompt also runs exactly. The node shows both pictures, their difference and both times. Later "
-            "prompts with the same setting show the same result. Parallelize Model's compare does the same for every "
-            "sampler, without pictures.",
-        ),
-        io.Vae.Input(
-            "vae",
-            optional=True,
-            tooltip="Decodes the compared pictures. Without it, they are shown like previews.",
-        ),
-    ]
+        latents = run_sampler(model, positive, negative, latent, LoopSampler(call))
+        return io.NodeOutput({**output, "samples": latents})
 
 
 def run_sampler(

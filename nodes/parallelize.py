@@ -11,7 +11,7 @@ import comfy.model_patcher
 from comfy_api.latest import io
 
 from ..parallel_backend.errors import ModelFileError
-from ..parallel_backend.plan import MODEL
+from ..parallel_backend.plan import MODEL, ParallelPlan
 from .errors import Refused
 from .incoming.in_memory import share_file
 from .incoming.model import check_class, describe_in_memory, describe_incoming, share_weights, take_changes
@@ -19,7 +19,7 @@ from .load_model import explain_stock, group_input, load_described
 from .model.host_file import NoDenoiser
 from .model.remote_patcher import RemoteModelPatcher
 from .model.sampling import show_on_node
-from .parallel_plan import AskedPlan, plan_inputs
+from .parallel_plan import parse_plan, plan_inputs
 from .workers.installed import check_installed
 
 Patcher = comfy.model_patcher.ModelPatcher
@@ -57,12 +57,12 @@ class ParallelizeModel(io.ComfyNode):
     @classmethod
     async def execute(cls, model: Patcher, mode: str, group: int = 1, **values: Any) -> io.NodeOutput:
         """This is asynchronous so that ComfyUI runs it before other ready nodes. The ranks start while those run."""
-        return io.NodeOutput(parallelize(model, AskedPlan.of(mode, values), group))
+        return io.NodeOutput(parallelize(model, parse_plan(mode, values), group))
 
 
-def parallelize(model: Patcher, asked: AskedPlan, group: int) -> Patcher:
+def parallelize(model: Patcher, asked: ParallelPlan | None, group: int) -> Patcher:
     """Returns a MODEL whose work the ranks share under this plan. It is the given one if they cannot run it, and the
-    node says why. Raises PlanError, and Refused if the settings ask for an error instead."""
+    node says why. asked: None means auto. Raises PlanError, and Refused if the settings ask for an error instead."""
     check_installed()
     before = model.stand_in if isinstance(model, RemoteModelPatcher) else None
     try:
@@ -82,7 +82,7 @@ def parallelize(model: Patcher, asked: AskedPlan, group: int) -> Patcher:
     return new
 
 
-def load_incoming(model: Patcher, asked: AskedPlan, group: int) -> RemoteModelPatcher:
+def load_incoming(model: Patcher, asked: ParallelPlan | None, group: int) -> RemoteModelPatcher:
     """Returns the ranks' MODEL of the model behind a MODEL, without what nodes have put on it. The ranks read the file
     that it names; if they cannot, they map the weights that it has. Raises ModelFileError, Refused and PlanError."""
     check_class(model)

@@ -6,11 +6,10 @@ The sentences are in `locales/*/main.json` under plan.remarks, so that the edito
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..parallel_backend.costs.roofline import Prediction
 from ..parallel_backend.plan import LOSSY_ATTENTION, MODEL, OFF, ParallelPlan
 
 LOCALES = Path(__file__).parent.parent / "locales"
@@ -29,12 +28,11 @@ class Remark(NamedTuple):
 
 
 class ResolvedPlan(NamedTuple):
-    """The plan that runs. note: why it differs, or may differ, from the requested plan. exact: the exact plan that auto
-    would use, if this one is lossy. tried: which of how many plans this is, while auto tries plans; else None."""
+    """The plan that runs. note: why it differs, or may differ, from the requested plan. tried: which of how many plans
+    this is, while auto tries plans; else None."""
 
     plan: ParallelPlan
     note: tuple[Remark, ...] = ()
-    exact: ParallelPlan | None = None
     tried: tuple[int, int] | None = None
 
 
@@ -99,25 +97,6 @@ def explain_devices(devices: Devices) -> list[Remark]:
     on_gpus = "auto_like" if devices.unlike else "auto_gpus"
     key = "auto_set" if devices.is_set else on_gpus if devices.on_gpus else "auto_cpu"
     return [remark(key, devices=devices.count), *hidden]
-
-
-def explain_lossy_choice(
-    chosen: Prediction | None, exact: Prediction, lossy: Sequence[Prediction], steps: int
-) -> list[Remark]:
-    """Says which lossy plan auto chose in place of the best exact one, or why it chose none. lossy: all of them, the
-    best first. steps: of the sampling; 0 if they are not known."""
-    if chosen and exact.fits:
-        factor = f"{exact.seconds / chosen.average(steps):.2f}"
-        seconds = format_seconds(exact.seconds)
-        return [remark("lossy_faster", plan=str(chosen.plan), factor=factor, exact=str(exact.plan), seconds=seconds)]
-    if chosen:
-        return [remark("lossy_fits", plan=str(chosen.plan), exact=str(exact.plan))]
-    if not lossy:
-        return []
-    best = lossy[0]
-    if not best.fits:
-        return [remark("lossy_lacks")]
-    return [remark("lossy_slower", plan=str(best.plan), seconds=format_seconds(best.average(steps)))]
 
 
 def explain_one_rank(plan: ParallelPlan, most: int, on_gpus: bool) -> tuple[Remark, ...]:

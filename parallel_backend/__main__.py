@@ -227,7 +227,8 @@ def predict(options: argparse.Namespace, plan: ParallelPlan, order: Order) -> No
     )
     if options.steps:
         say(f"{options.steps} steps: about {found.seconds * options.steps:.3g} s")
-    say(f"one rank: about {alone.seconds:.3g} s a step; the plan is about {alone.seconds / found.seconds:.2f} times as fast")
+    faster = f"{alone.seconds / found.seconds:.2f} times as fast"
+    say(f"one rank: about {alone.seconds:.3g} s a step; the plan is about {faster}")
     say(
         f"memory: {found.bytes / GIGABYTE:.2f} GiB a rank for the transformer, {alone.bytes / GIGABYTE:.2f} on one rank"
     )

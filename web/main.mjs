@@ -2,6 +2,7 @@
 
 import './convert.mjs'
 import './errors.mjs'
+import './former.mjs'
 import './notes.mjs'
 import './panel.mjs'
 import './plan.mjs'

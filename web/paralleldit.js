@@ -1228,6 +1228,47 @@ app.registerExtension({
   }
 });
 
+// Opens workflows that were saved when the pack's nodes had inputs that are gone.
+
+
+const FORMER_PLAN = 'ParallelDiT_Plan'; // the editor offers to replace it, and reads its values as Parallelize Model's
+const PLACE = 15; // of `pieces` among the saved values
+const inputNames = new WeakMap(); // by node, the names of its inputs
+
+app.registerExtension({
+  name: 'ParallelDiT.Former',
+
+  nodeCreated(node) {
+    if (!node.comfyClass?.startsWith('ParallelDiT_')) return
+    inputNames.set(node, new Set(node.inputs.map(({ name }) => name)));
+    if (node.comfyClass !== PARALLELIZE) return
+    const { configure } = node;
+    node.configure = (saved) => {
+      removeFormerValues(saved);
+      configure.call(node, saved);
+    };
+  },
+
+  afterConfigureGraph() {
+    for (const node of listGraphs(app.rootGraph).flatMap(({ nodes }) => nodes)) {
+      if (node.type === FORMER_PLAN) removeFormerValues(node.last_serialization);
+      removeFormerInputs(node);
+    }
+  }
+});
+
+/** Removes the values of `lossy` and `compare`, two texts, which stood before `pieces`, a number. They have no names. */
+function removeFormerValues({ widgets_values: values }) {
+  while (typeof values?.[PLACE] === 'string') values.splice(PLACE, 1);
+}
+
+/** Removes inputs that only the file has, and their links. */
+function removeFormerInputs(node) {
+  const names = inputNames.get(node);
+  const former = names ? node.inputs.filter(({ name }) => !names.has(name)) : [];
+  for (const input of former) node.removeInput(node.inputs.indexOf(input));
+}
+
 // A template's note and its own titles are in the editor's language alone: they bring their translations as a property.
 
 
@@ -2893,13 +2934,12 @@ class RunRow {
     this.outcome = element('span', { class: 'paralleldit-outcome' }, this.icon, this.word);
     this.about = element('p', { class: 'paralleldit-quiet' });
     this.reason = element('p', { class: 'paralleldit-quiet', 'data-testid': 'paralleldit-reason' });
-    this.comparison = element('p', { class: 'paralleldit-quiet', 'data-testid': 'paralleldit-compared' });
     this.numbers = element('span');
     this.factor = element('p', { class: 'paralleldit-factor', 'data-testid': 'paralleldit-factor' });
     this.share = element('span', { class: 'paralleldit-key paralleldit-communication' });
     this.timeline = new Timeline(t);
     const line = element('div', { class: 'paralleldit-line' }, this.model, this.outcome);
-    this.element = element('li', { 'data-testid': 'paralleldit-run' }, line, this.about, this.reason, this.comparison);
+    this.element = element('li', { 'data-testid': 'paralleldit-run' }, line, this.about, this.reason);
     const counted = element('p', { class: 'paralleldit-numbers' }, this.numbers, this.share);
     this.element.append(this.factor, this.timeline.element, counted);
   }
@@ -2919,8 +2959,6 @@ class RunRow {
     setText(this.about, [t(`panel.operation.${run.operation}`), isNamed && how, time].filter(Boolean).join(' · '));
     setText(this.reason, translateSaid(run.reason));
     setShown(this.reason, run.reason);
-    setText(this.comparison, translateSaid(run.comparison));
-    setShown(this.comparison, run.comparison);
     setAttribute(this.about, 'title', describeNode(run, began));
     this.showNumbers(run, summarizeSteps(run.steps));
   }
@@ -3711,8 +3749,7 @@ function markWidgets(node, names) {
 
 
 const DEGREES = ['dp', 'cfg', 'ring', 'ulysses', 'pipefusion'];
-const OF_AUTO = ['lossy'];
-const OF_BOTH = ['compare', 'group'];
+const ALWAYS_USED = 'group';
 
 /**
  * Hides the widgets that the node does not use or that are folded, and shows the others. A linked widget stays, since
@@ -3726,7 +3763,7 @@ function showUsedWidgets(node) {
   const turned = { true: [], false: [] };
   for (const widget of widgets) {
     const { name } = widget;
-    const isUsed = isLinked(widget) || OF_BOTH.includes(name) || OF_AUTO.includes(name) === auto;
+    const isUsed = isLinked(widget) || name === ALWAYS_USED || !auto;
     widget.advanced = widget.options.advanced = isUsed && !isLinked(widget) && !DEGREES.includes(name);
     const hidden = !isUsed || (widget.advanced && folds);
     if (Boolean(widget.hidden) !== hidden) turned[hidden].push(widget);

@@ -187,13 +187,6 @@ def can_predict(work: Work, plan: ParallelPlan) -> bool:
     return work.forward is not None and plan.sparse == OFF
 
 
-def pick_usual_step(steps: Sequence[tuple[float, float]], whole: int = 0) -> float | None:
-    """Returns the seconds of the median step. The first step lays out memory, so it only counts if there is no other.
-    whole: how many of the first ones run whole, and say nothing of others. None if all do."""
-    usual = sorted(seconds for seconds, _ in steps[max(1, whole) :] or steps[whole:])
-    return usual[(len(usual) - 1) // 2] if usual else None
-
-
 def list_shapes(value: Any) -> Any:
     """Returns shapes and scalars as a key that tells sizes apart."""
     if isinstance(value, torch.Tensor):

@@ -161,11 +161,7 @@ def unshared(place: str, facts: Facts, plan: ParallelPlan, are_whole: bool) -> I
 
 def limit_work(work: Work, asked: Sequence[Options]) -> Work:
     """Returns the work with what the nodes' functions allow to share. asked: the options of its calls."""
-    found = [each for options in asked for each in list_facts(options)]
-    facts = [each for _, each in found]
-    if found and not work.whole:
-        place, owner = found[0]
-        work = replace(work, whole=f"{place} of {owner.node} needs all blocks in one place")
+    facts = [each for options in asked for _, each in list_facts(options)]
     tokens, rows = all(each.tokens or each.between for each in facts), all(each.rows for each in facts)
     work = replace(work, is_plain=all(map(runs_no_function, asked)))
     if work.forward:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import comfy.samplers
@@ -25,7 +25,6 @@ from ..assumptions import guides_by_scale
 from ..errors import Refused
 from ..inside.controls import add_control_facts, computes_here, record_for_all_steps, take_latents_from_steps
 from .call_batching import AROUND_SAMPLING, batches_calls, list_wrappers
-from .compared_sampling import ComparableSampler
 from .remote_module import RemoteModule, remote_module
 from .sampling import Callback
 
@@ -55,20 +54,14 @@ REGIONAL_KEYS = {
 STEP_OPTIONS = ("sigmas", "sample_sigmas")
 
 
-class LoopSampler(ComparableSampler, comfy.samplers.Sampler):
+class LoopSampler(comfy.samplers.Sampler):
     """A ComfyUI sampler that sends its call to the worker group."""
 
     needs_ranks = True
 
-    def __init__(self, call: SamplerCall, compares: bool = False) -> None:
-        """call: without the guidance scale, which the guider has. compares: see `sample_compared`."""
-        self.call, self.compares = call, compares
-
-    def count_steps(self) -> int:
-        return self.call.steps
-
-    def describe(self, guider: Guider) -> dict[str, Any]:
-        return asdict(replace(self.call, seed=0, previews=False, guidance=guider.cfg))
+    def __init__(self, call: SamplerCall) -> None:
+        """call: without the guidance scale, which the guider has."""
+        self.call = call
 
     def sample(
         self,

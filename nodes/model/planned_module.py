@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,19 +9,18 @@ from typing import Any
 
 from ...parallel_backend.axes import BATCH_AXES, STAGE_AXES
 from ...parallel_backend.costs.auto import PlanOfRun, Work, list_model_plans
-from ...parallel_backend.costs.choose import allows
 from ...parallel_backend.costs.memory import stale_bytes
 from ...parallel_backend.groups.mesh_layout import largest_rows
-from ...parallel_backend.models.checks import check_module, count_tokens
+from ...parallel_backend.models.checks import count_tokens
 from ...parallel_backend.models.spec import spec_of
 from ...parallel_backend.plan import HOST, OFF, ParallelPlan
 from ...worker.comfyui.patched_options import CHANGES, KERNEL, OPTIONS
 from ...worker.errors import Explanation
 from ...worker.host.client import WorkerGroup
-from ...worker.host.runs import LEARNT, RunPlan
+from ...worker.host.runs import LEARNT, RunPlan, pick_usual_step
 from ...worker.wire.protocol import Header
 from ..costs.machine import measure
-from ..costs.plans import ONE_DEVICE, ModelCosts, can_predict, pick_usual_step
+from ..costs.plans import ONE_DEVICE, ModelCosts, can_predict
 from ..costs.structure import copy_structure
 from ..inside.patches import join, limit_work, reasons_of_plan
 from ..plan_words import Remark, ResolvedPlan, format_seconds, join_remarks
@@ -33,8 +31,8 @@ from .sampling import Sampling, show_on_node
 class PlannedModule(RemoteWeights):
     """A module whose calls run under the user's plan or an automatic one. auto: decides the plan by the work of a call;
     None if the user chose it. asked: the plan at the begin of a sampling. replaced: the plan that would run, while a
-    node's functions do not allow it. compares: whether lossy plans are compared with exact ones. sampling: the current
-    one. compiled: see `compile_settings`. has_bands: whether ranks share a picture in bands of rows."""
+    node's functions do not allow it. sampling: the current one. compiled: see `compile_settings`. has_bands: whether
+    ranks share a picture in bands of rows."""
 
     sampling: Sampling
     compiled: Mapping[str, Any]
@@ -48,21 +46,15 @@ class PlannedModule(RemoteWeights):
         note: tuple[Remark, ...],
         auto: PlanOfRun[ResolvedPlan] | None,
         name: str,
-        compares: bool,
     ) -> None:
         super().__init__(group, source, plan, costs.sizes, note, name)
         self.auto, self.costs, self.module = auto, costs, costs.module
         costs.module = copy_structure(self.module)
-        self.asked, self.compares = plan, compares
+        self.asked = plan
         spec = spec_of(type(self.module))
         self.has_bands = bool(spec and spec.bands)
         self.replaced: ParallelPlan | None = None
-        self.refused_comparisons: dict[str, str] = {}  # by setting: why its exact run failed
         self.last_work: Work | None = None  # of the last request
-
-    def allows(self, plan: ParallelPlan) -> bool:
-        """Whether the model can run under this plan."""
-        return allows(functools.partial(check_module, model=self.costs.module), plan)
 
     def stale_bytes(self, latents: Sequence[int]) -> int:
         tokens = count_tokens(self.costs.module, [largest_rows(self.plan, latents[0]), *latents[1:]])
@@ -109,10 +101,6 @@ class PlannedModule(RemoteWeights):
         self.group.runs.planned(describe_plan(self.plan))
         if tried := self.auto.choice.tried:
             self.group.runs.note(reason=f"auto tries {self.plan}, {tried[0]} of {tried[1]}.", is_stock=False)
-        if exact := self.auto.choice.exact:
-            said = f"This sampling runs under {self.plan}, which changes the image a little. The exact plan is {exact}."
-            show_on_node(said)
-            self.group.runs.note(reason=said, is_stock=False)
 
     def choose_patches(self, work: Work) -> None:
         """Decides at the first request of a sampling how many patches a user's plan has, if it leaves that open."""

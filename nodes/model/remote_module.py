@@ -38,7 +38,6 @@ from ...worker.wire.sampler_call import SamplerCall, SamplerPass
 from ...worker.wire.tensors import Tensors, UnsendableError
 from ..compat import runs_wrappers
 from ..costs.plans import ModelCosts
-from ..costs.whole_work import count_steps, explain_whole_calls, explain_whole_loop
 from ..errors import Refused
 from ..inside.controls import add_control_facts, encode_control, residuals_of
 from ..inside.describe import Inside, describe_changes
@@ -73,12 +72,11 @@ class RemoteModule(PlannedModule):
         note: tuple[Remark, ...] = (),
         auto: PlanOfRun[ResolvedPlan] | None = None,
         name: str = "",
-        compares: bool = False,
     ) -> None:
         """costs: of the module's plans.
         auto: decides the plan by the work of a call; None if the plan does not depend on it.
         name: of the model, as the user chose it."""
-        super().__init__(group, source.to_json(), plan, costs, note, auto, name, compares)
+        super().__init__(group, source.to_json(), plan, costs, note, auto, name)
         module = self.module
         self.batcher = CallBatcher(self.call, lambda: not self.runs_here and self.shares_calls())
         spec = spec_of(type(module))
@@ -288,7 +286,6 @@ class RemoteModule(PlannedModule):
         try:
             with self.group.turn(check_interrupt):
                 work = Work.of([call.size for call in calls], [call.branches for call in calls])
-                work = replace(work, steps=count_steps(options[0]), whole=explain_whole_calls(self.costs.module, calls))
                 self.decide_plan(self.count_work(work, calls[0].args, calls[0].kwargs), options)
                 self.load()
                 self.choose_kernel(options[0])
@@ -322,8 +319,7 @@ class RemoteModule(PlannedModule):
         """Runs the whole sampler call, see WorkerGroup.sample. Returns the latents on the CPU."""
         rows = [len(tensors["noise"]) * len(each.branches) for each in passes]
         work = Work.of(rows, [each.branches for each in passes])
-        whole = explain_whole_loop(self.costs.module, tensors["noise"], call)
-        work = replace(work, loops=True, steps=call.steps, whole=whole)
+        work = replace(work, loops=True)
         noise, (first, *_) = tensors["noise"].to(self.costs.torch_dtype), passes
         latents = torch.cat([noise] * len(first.branches))
         if first.channels is not None:

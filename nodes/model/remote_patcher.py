@@ -20,16 +20,14 @@ from comfy_execution.utils import get_executing_context
 from ...worker.comfyui.model import cast_weights, map_model
 from ...worker.comfyui.patches import pack_patches
 from ...worker.comfyui.source import HostSource
-from ...worker.host.runs import RunRecord
 from ...worker.wire.tensors import UnsendableError
 from ..assumptions import list_broken
 from ..errors import Refused
 from ..inside.controls import networks_of, record_all
 from ..inside.patches import compile_settings
 from .call_batching import KEY, add_call_batching
-from .compared_sampling import sample_compared
 from .remote_module import MODULE, RemoteModule, remote_module
-from .sampling import Callback, show_on_node
+from .sampling import show_on_node
 from .weight_changes import WeightNames, is_model_as_lora, name_files
 
 NONE: Mapping[str, list] = {}
@@ -47,30 +45,25 @@ def record_run(
     *args: Any,
     **options: Any,
 ) -> torch.Tensor:
-    """Wraps a sampling. Its steps in the worker group belong to one run; a comparison makes a second one."""
-    patcher, node = executor.class_obj.model_patcher, get_executing_context()
+    """Wraps a sampling. Its steps in the worker group belong to one run."""
+    patcher = executor.class_obj.model_patcher
     if isinstance(patcher, RemoteModelPatcher) and patcher.stand_in:
         asked = executor.class_obj.model_options.get("transformer_options", {})
         patcher.stand_in.choose_place(patcher, asked, getattr(sampler, "needs_ranks", False))
     stand_in = patcher.stand_in if isinstance(patcher, RemoteModelPatcher) else None
     if stand_in is None:
         return executor(noise, latent_image, sampler, sigmas, denoise_mask, callback, *args, **options)
-    runs, given = stand_in.group.runs, (node and node.node_id, stand_in.name)
+    runs, node = stand_in.group.runs, get_executing_context()
 
-    def run(sampler: Any, callback: Callback | None, reason: str) -> tuple[torch.Tensor, RunRecord]:
-        def report_step(step: int, denoised: torch.Tensor, latents: torch.Tensor, total: int) -> None:
-            runs.note(at=step + 1, total=total)
-            if callback is not None:
-                callback(step, denoised, latents, total)
+    def report_step(step: int, denoised: torch.Tensor, latents: torch.Tensor, total: int) -> None:
+        runs.note(at=step + 1, total=total)
+        if callback is not None:
+            callback(step, denoised, latents, total)
 
-        with runs.run(*given, stand_in.begin_run(), stand_in.source["model_class"]) as record:
-            if reason or stand_in.runs_here:
-                runs.note(reason=reason or stand_in.why_here, is_stock=stand_in.runs_here)
-            own_noise = noise.clone()  # a sampler may write into it, and a second run needs the same
-            found = executor(own_noise, latent_image, sampler, sigmas, denoise_mask, report_step, *args, **options)
-        return found, record
-
-    return sample_compared(executor.class_obj, stand_in, sampler, sigmas, noise, callback, run)
+    with runs.run(node and node.node_id, stand_in.name, stand_in.begin_run(), stand_in.source["model_class"]):
+        if stand_in.runs_here:
+            runs.note(reason=stand_in.why_here, is_stock=True)
+        return executor(noise, latent_image, sampler, sigmas, denoise_mask, report_step, *args, **options)
 
 
 def mark_preparation(

@@ -26,7 +26,7 @@ from ...worker.wire.json_object import parse_object
 from ..costs.plans import ModelCosts
 from ..model.host_file import OWN_CHOICE, WEIGHT_DTYPES, describe_host_file
 from ..model.model_files import PICKLE_SUFFIXES
-from ..parallel_plan import AUTO, AskedPlan, describe_devices, fit_to_machine, resolve_plan
+from ..parallel_plan import AUTO, describe_devices, fit_to_machine, parse_plan, resolve_plan
 from ..plan_words import Remark, ResolvedPlan, explain_auto, remark, remarks_to_json
 from ..workers.group import device_count, device_type, why_no_group
 from ..workers.room import list_plan_cards
@@ -97,7 +97,7 @@ def answer(question: Question) -> dict[str, Any]:
         return {**common, **nothing, "plan": str(alone.plan), "world": 1, "note": remarks_to_json(alone.note)}
     sampled = Sampled.of(model.costs, model.memory, samplers) if model else None
     try:
-        asked = AskedPlan.of(question.mode, question.values)
+        asked = parse_plan(question.mode, question.values)
         resolved, remarks = resolve(asked, model, sampled, bool(missing))
     except PlanError as error:
         return {**common, **nothing, "error": str(error), "widgets": list(error.fields)}
@@ -106,7 +106,7 @@ def answer(question: Question) -> dict[str, Any]:
     plan, note = resolved.plan, [*resolved.note]
     if sampled:
         plan = choose_patches(plan, sampled)
-    if asked.plan is not None:
+    if asked is not None:
         note += explain_idle_axes(plan, model, samplers)
     estimate = estimate_memory(plan, model, question) if model else None
     if estimate and sampled:
@@ -119,7 +119,7 @@ def answer(question: Question) -> dict[str, Any]:
         "patches": plan.patch_count,
         "ranks": describe_ranks(plan, model, list_branches(samplers)),
         "memory": estimate and model and {**estimate.to_json(), "remedies": remedies_to_json(estimate, model)},
-        "predicted": predict_plans(plan, sampled, asked.lossy) if sampled else None,
+        "predicted": predict_plans(plan, sampled) if sampled else None,
         "sized": sampled is not None and sampled.picture is not None,
         "remarks": remarks_to_json(remarks),
         "note": remarks_to_json(note),
@@ -176,21 +176,21 @@ def explain_idle_axis(
 
 
 def resolve(
-    asked: AskedPlan, model: Bounds | None, sampled: Sampled | None, lacks_file: bool
+    plan: ParallelPlan | None, model: Bounds | None, sampled: Sampled | None, lacks_file: bool
 ) -> tuple[ResolvedPlan | None, list[Remark]]:
     """Returns the plan and the remarks on it. Raises PlanError if the model does not allow a requested plan.
 
     The plan is None if it is automatic and depends on something unknown.
+    plan: what is asked for; None means auto.
     lacks_file: whether the model's file is missing.
     """
-    plan = asked.plan
     if plan is not None:
         plan.check_weights()
         if model:
             return model.resolve(plan), []
         return fit_to_machine(plan), [remark("unchecked_file" if lacks_file else "unchecked")]
     if sampled:
-        return expect_plan(sampled, asked.lossy)
+        return expect_plan(sampled)
     chosen = None if device_count() > 1 else ResolvedPlan(ParallelPlan())
     return chosen, explain_auto(describe_devices(), lacks_file)
 

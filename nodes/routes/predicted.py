@@ -51,15 +51,14 @@ class Sampled(NamedTuple):
         return self.costs.recall(Work((1 + guided) * images, has_branches=guided, forward=forward, loops=self.loops))
 
 
-def expect_plan(sampled: Sampled, lossy: bool = False) -> tuple[ResolvedPlan, list[Remark]]:
-    """Returns the automatic plan that a sampling will use, and the reasons for it. lossy: whether it may be one that
-    changes the image a little.
+def expect_plan(sampled: Sampled) -> tuple[ResolvedPlan, list[Remark]]:
+    """Returns the automatic plan that a sampling will use, and the reasons for it.
 
     If guidance is unknown and decides the plan, it returns the plan for cond and uncond, which is the larger work, and
     a note that says so.
     """
     works = {guided: sampled.work(guided) for guided in (False, True) if sampled.guided in (guided, None)}
-    found = {guided: choose_plan(work, sampled.costs, lossy) for guided, work in works.items()}
+    found = {guided: choose_plan(work, sampled.costs) for guided, work in works.items()}
     resolved = list(found.values())[-1]
     plan, why, resolved = resolved.plan, resolved.note, resolved._replace(note=())
     if sampled.guided is False:  # then it is known why there is one pass
@@ -67,12 +66,12 @@ def expect_plan(sampled: Sampled, lossy: bool = False) -> tuple[ResolvedPlan, li
     if len({each.plan for each in found.values()}) > 1:
         devices = explain_devices(describe_devices())
         either = remark("by_call", guided=str(plan), alone=str(found[False].plan))
-        reasons = [each for each in why if each.key.startswith("lossy") or each.key in RULES]
+        reasons = [each for each in why if each.key in RULES]
         remarks = [*devices, either, remark("counted_guided"), *explain_size(sampled), *reasons]
         return resolved, remarks
     if device_count() == 1:
         return resolved, [*why]
-    if sampled.picture is None and resolved.exact is None:
+    if sampled.picture is None:
         return resolved, [*why, *([remark("images_first")] if plan.dp == 1 else [])]
     return resolved, [*why, *explain_size(sampled)]
 
@@ -97,9 +96,8 @@ def predict_computing(plan: ParallelPlan, sampled: Sampled) -> float:
     return costs.predict(work, plan).computing if can_predict(work, plan) else 0.0
 
 
-def predict_plans(plan: ParallelPlan, sampled: Sampled, lossy: bool = False) -> dict[str, Any] | None:
-    """Predicts the step of several plans. Returns None if it is unknown what is sampled. lossy: whether plans that
-    change the image count.
+def predict_plans(plan: ParallelPlan, sampled: Sampled) -> dict[str, Any] | None:
+    """Predicts the step of several plans. Returns None if it is unknown what is sampled.
 
     plan: this plan; null if it cannot be predicted.
     best: the best plans for this machine.
@@ -125,8 +123,6 @@ def predict_plans(plan: ParallelPlan, sampled: Sampled, lossy: bool = False) -> 
         }
 
     found, _ = costs.rank_plans(work)
-    if lossy and (chosen := costs.choose_lossy(work, found[0])):
-        found = [chosen, *found]
     return {
         "plan": describe(costs.predict(work, plan)) if can_predict(work, plan) else None,
         "best": [describe(each) for each in found[:BEST]],

@@ -17,7 +17,7 @@ from ...parallel_backend.errors import Explained
 from ...worker.host.client import WorkerGroup
 from ..inside.origins import COMFYUIS_NODES
 from ..model.host_file import OWN_CHOICE, WEIGHT_DTYPES, describe_host_file
-from ..parallel_plan import AskedPlan, choose_plan, resolve_plan
+from ..parallel_plan import choose_plan, parse_plan, resolve_plan
 from ..workers.ahead import prepare_model
 from ..workers.group import GROUPS, device_type, worker_group
 from ..workers.installed import check_installed
@@ -72,11 +72,11 @@ def prepare(own: Mapping[str, Any], maker: Mapping[str, Any], group: WorkerGroup
     if path := find_loaded(names):
         check_installed()
         file = describe_host_file(path, WEIGHT_DTYPES.get(names.get("weight_dtype", ""), OWN_CHOICE))
-        asked = AskedPlan.of(own["mode"], {name: own[name] for name in own if name not in ("model", "mode", "group")})
-        if asked.plan:
-            plan = resolve_plan(asked.plan, file.module, file.sizes).plan
+        asked = parse_plan(own["mode"], {name: own[name] for name in own if name not in ("model", "mode", "group")})
+        if asked:
+            plan = resolve_plan(asked, file.module, file.sizes).plan
         else:
-            plan = choose_plan(Work(), file.costs(), asked.lossy).plan
+            plan = choose_plan(Work(), file.costs()).plan
         source = file.source(plan, device_type() == CPU)
         prepare_model(group, plan.world_size, source.to_json(), source.files)
 

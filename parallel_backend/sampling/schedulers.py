@@ -192,14 +192,6 @@ WHOLE_IMAGE_OPTIONS = MappingProxyType(
 )
 
 
-def explain_whole_steps(name: str, config: Mapping[str, Any], default: Mapping[str, Any]) -> str:
-    """Says why the scheduler that `build_scheduler` would build cannot run patch by patch; empty if it can."""
-    config = dict(config or default)
-    class_name = SCHEDULERS[name].class_name or config.get("_class_name") or default["_class_name"]
-    reason = why_not_patchwise(class_name, config)
-    return f"{class_name} cannot run patch by patch: {reason}" if reason else ""
-
-
 def why_not_patchwise(class_name: str, config: Mapping[str, Any]) -> str | None:
     """Returns why a scheduler of this class and config cannot run patch by patch; None if it can."""
     reason = PATCHWISE.get(class_name, "this version of the engine does not know it")

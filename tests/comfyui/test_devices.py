@@ -105,10 +105,6 @@ def test_one_rank_gives_the_exact_image_of_a_plan_whose_exchange_is_lossy(machin
     assert machines["three alike"]["images"] == expected
 
 
-def test_a_lossy_choice_is_explained_also_where_guidance_is_unknown(machines: dict[str, Any]) -> None:
-    assert machines["three alike"]["by call"] == ["cfg=2", ["by_call", "counted_guided", "lossy_unknown"]]
-
-
 def test_a_device_that_is_set_and_not_there_is_refused_with_what_to_do(machines: dict[str, Any]) -> None:
     error = machines["set to what is not there"]["error"]
     assert "device is xpu, and torch finds none here" in error and "out of the settings" in error

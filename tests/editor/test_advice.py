@@ -14,6 +14,7 @@ from playwright.sync_api import Browser, expect
 from demo.host import REPOSITORY, ComfyHost
 from tests.support.editor.editor import open_editor, use_setting, wait_for
 from tests.support.editor.examples import NOTES, open_demo
+from tests.support.editor.groups import NUMBER, event, run, tell
 from tests.support.host.node_defs import read
 
 ROOMS = ("nodes", "worker", "parallel_backend")
@@ -23,16 +24,23 @@ CHINESE = re.compile(r"[\u4e00-\u9fff]")
 ANY = "…"
 NO_VERBS = {"if", "did", "its", "the"}  # with which advice begins, too
 SENTENCE_END = re.compile(r"(?<=[.!?]) |(?<=[.!?]\)) |\n")
-SAYING = {"show_on_node", "say_once", "explained", "because", "Compared"}  # functions whose first text a person sees
+SAYING = {"show_on_node", "say_once", "explained", "because"}  # functions whose first text a person sees
 # What only scripts call. They have no editor.
 SCRIPTS = tuple(f"parallel_backend/{each}" for each in ("__main__", "command/", "library", "pipelines/", "groups/mesh"))
 # How many texts are in English alone, by room: of how the processes talk to each other, of what a node's code may not
 # be, of broken requests and specs, and of rare models.
 LEFT = {"nodes": 10, "worker": 55, "parallel_backend": 37}
-PROMPT = "async () => (await window.app.graphToPrompt()).output"
 TITLES = "() => window.app.graph.nodes.map(({ title }) => title)"
-NODE_TEXT = """window.app.graph.nodes.find((node) => node.type === 'KSampler')
+ADD_A_SECOND = """() => {
+    const { graph } = window.app
+    const [first, sampler] = ['ParallelDiT_Parallelize', 'KSampler'].map((type) => graph.findNodesByType(type)[0])
+    const second = graph.add(window.LiteGraph.createNode(first.type))
+    first.connect(0, second, 0)
+    second.connect(0, sampler, 0)
+}"""
+NODE_TEXT = """window.app.graph.findNodesByType('ParallelDiT_Parallelize').at(-1)
     .widgets.find((widget) => widget.name === '$$node-text-preview')?.value"""
+LESS = {"plan": "cfg=2", "asked": "ulysses=2", "reasons": "attn1_patch"}
 FILLED_IN = ("7", "2 or 4", "Euler, DPM++ 2M", "ulysses=2, ring=1", "a text (CLIP)")
 ENGLISH, TRANSLATED = (read(language, "main.json")["paralleldit"]["said"] for language in ("en", "zh"))
 
@@ -167,20 +175,21 @@ def test_a_chinese_editor_tells_in_chinese_what_the_server_says(browser: Browser
     """In the templates' notes and the drawing of a plan; during a run, on its node and in the panel; and of a plan that
     does not fit, before the run and after it."""
     with use_setting(host, "Comfy.Locale", "zh", "en"), open_editor(browser, host) as editor:
-        page, exact = editor.page, TRANSLATED["compared_exact"]
+        page = editor.page
         open_demo(editor)
         (note,) = page.evaluate(NOTES)
         assert note["title"] == "文件与显卡" and "工作进程" in note["text"] and not note["isTranslated"]
         assert {"画什么", "负向：无类别"} <= {*page.evaluate(TITLES)}
         expect(page.locator(".paralleldit-plan-content:not(:empty)")).to_contain_text("并行计算（cfg=2）")
-        compared = {"mode": "manual", "ulysses": 2, "compare": "once"}
-        open_demo(editor, compared, steps=1, seed=76)
-        host.run(page.evaluate(PROMPT))  # or the node would say how long the workers took to start
-        open_demo(editor, compared, steps=1, seed=77)
+        open_demo(editor, {"mode": "manual", "ulysses": 2}, steps=1, seed=76)
+        page.evaluate(ADD_A_SECOND)
         editor.run()
-        wait_for(page, f"(text) => {NODE_TEXT} === text", arg=exact)
-        page.locator(".paralleldit-tab-button").click()
-        expect(page.get_by_test_id("paralleldit-compared").first).to_have_text(exact)
+        replaced = TRANSLATED["plan_replaced"].format(plan="ulysses=2")
+        wait_for(page, f"(text) => {NODE_TEXT} === text", arg=replaced)
+        english, chinese = (each["runs_under"].format(**LESS) for each in (ENGLISH, TRANSLATED))
+        tell(host, event([run(1, reason=english)]))
+        expect(editor.open_panel(NUMBER).get_by_test_id("paralleldit-reason").first).to_have_text(chinese)
+        tell(host, event([], 0, state="stopped", model=None))
         open_demo(editor, {"mode": "manual", "ulysses": 9})
         cause, advice = TRANSLATED["too_many_heads"], TRANSLATED["degree_of_heads"].format(most=8, ring=9)
         told = cause.format(degree=9, heads=8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import psutil
 import pytest
@@ -22,6 +23,24 @@ BUTTONS = ("start", "stop", "restart", "park")
 LONG = 3000  # steps, of a job that does not end by itself while the test looks
 HAS_IMAGE = "() => window.app.graph.nodes.some((node) => node.type === 'SaveImage' && node.imgs?.length)"
 PLACED = "window.app.graph.nodes.filter((node) => !node.flags.ghost).map((node) => node.type)"
+
+
+PARALLELIZE, VAE_LINK = "ParallelDiT_Parallelize", 99
+VALUES = ["manual", 1, 2, 1, 1, "native", 2, 4, 3, "host", 5, "int4", "1, 0.5", "on", "radial"]
+LAST_VALUES = {"set": ["allowed", "once", 2, 3], "not set": ["never", "never", 2, 3], "gone": [2, 3]}
+SOCKETS = "(type) => window.app.graph.findNodesByType(type)[0].inputs.map(({ name }) => name)"
+LINKS = """() => {
+    const { nodes, links } = window.app.graph
+    const sort = (ids) => ids.filter((id) => id != null).sort((one, other) => one - other)
+    const given = nodes.flatMap(({ outputs }) => outputs.flatMap((output) => output.links))
+    const taken = nodes.flatMap(({ inputs }) => inputs.map(({ link }) => link))
+    return { kept: sort([...links.keys()]), taken: sort(taken), given: sort(given) }
+}"""
+
+
+def former_inputs(**kinds: str) -> list[dict[str, Any]]:
+    """As they are saved, by name and type."""
+    return [{"name": name, "type": kind, "widget": {"name": name}, "link": None} for name, kind in kinds.items()]
 
 
 @pytest.fixture
@@ -75,17 +94,32 @@ def test_the_demo_draws_when_run_is_pressed(editor: Editor, page: Page) -> None:
     assert editor.problems == []
 
 
-def test_a_workflow_from_when_the_sampler_had_step_caches_opens_with_its_other_values(editor: Editor) -> None:
+@pytest.mark.parametrize("last", LAST_VALUES.values(), ids=LAST_VALUES.keys())
+def test_a_workflow_with_inputs_that_are_gone_opens_with_its_other_values(last: list[Any], editor: Editor) -> None:
+    """Of Parallelize Model `lossy` and `compare`; of Parallel Sampler `compare`, a linked VAE, and the step caches."""
     workflow = json.loads((REPOSITORY / "example_workflows" / "pipefusion.json").read_text())
-    (sampler,) = (node for node in workflow["nodes"] if node["type"] == SAMPLER)
+    links = [link for link, *_ in workflow["links"]]
+    plan, sampler, loader = (
+        next(node for node in workflow["nodes"] if node["type"] == kind) for kind in (PARALLELIZE, SAMPLER, "VAELoader")
+    )
+    plan["widgets_values"] = [*VALUES, *last]
+    plan["inputs"] += former_inputs(lossy="COMBO", compare="COMBO", pieces="INT")
     sampler["widgets_values"] = [7, "fixed", 12, 2.5, "Euler", 0.75, "once", "taylorseer", 0.15, 3]
-    sampler["inputs"] += [
-        {"name": name, "type": kind, "widget": {"name": name}, "link": None}
-        for name, kind in (("cache", "COMBO"), ("cache_threshold", "FLOAT"), ("cache_interval", "INT"))
-    ]
-    (asked,) = (each["inputs"] for each in editor.prompt(workflow).values() if each["class_type"] == SAMPLER)
-    values = {name: value for name, value in asked.items() if not isinstance(value, list)}
-    assert values == {"seed": 7, "steps": 12, "cfg": 2.5, "scheduler": "Euler", "denoise": 0.75, "compare": "once"}
+    workflow["links"].append([VAE_LINK, loader["id"], 0, sampler["id"], len(sampler["inputs"]), "VAE"])
+    loader["outputs"][0]["links"].append(VAE_LINK)
+    sampler["inputs"].append({"name": "vae", "type": "VAE", "link": VAE_LINK})
+    sampler["inputs"] += former_inputs(compare="COMBO", cache="COMBO", cache_threshold="FLOAT", cache_interval="INT")
+    prompt = {each["class_type"]: each["inputs"] for each in editor.prompt(workflow).values()}
+    values, sampled = (
+        {name: value for name, value in prompt[kind].items() if not isinstance(value, list)}
+        for kind in (PARALLELIZE, SAMPLER)
+    )
+    assert [*values.values()] == [*VALUES, 2, 3] and (values["sparse"], values["pieces"]) == ("radial", 2)
+    assert sampled == {"seed": 7, "steps": 12, "cfg": 2.5, "scheduler": "Euler", "denoise": 0.75}
+    assert prompt[SAMPLER].keys() - sampled == {"model", "positive", "negative", "latent_image"}
+    sockets = {name for kind in (PARALLELIZE, SAMPLER) for name in editor.page.evaluate(SOCKETS, kind)}
+    assert sockets >= values.keys() | sampled.keys() and sockets <= prompt[PARALLELIZE].keys() | prompt[SAMPLER].keys()
+    assert editor.page.evaluate(LINKS) == {"kept": links, "taken": links, "given": links}
     assert editor.problems == []
 
 

@@ -124,7 +124,7 @@ def test_auto_shows_what_it_looks_at_and_manual_what_it_has(renderer: str, share
         assert page.evaluate(HAS_ADVANCED)
         page.evaluate(TOGGLE_ADVANCED)
         seen = {*page.evaluate(SEEN)}
-        assert {"attention", "weights", "speeds", "compile", "compare", "group"} < seen and "lossy" not in seen
+        assert {"attention", "weights", "speeds", "compile", "group"} < seen
         page.evaluate(TOGGLE_ADVANCED)
     shared_editor.set_widgets("ParallelDiT_Parallelize", mode="auto", ulysses=1)
     expect(content).to_contain_text("run side by side (cfg=2)")
@@ -132,7 +132,7 @@ def test_auto_shows_what_it_looks_at_and_manual_what_it_has(renderer: str, share
     if renderer == "canvas":
         wait_for(page, f"() => Math.abs(({HEIGHT})() - {short}) <= 2", timeout=60_000)
         page.evaluate(TOGGLE_ADVANCED)
-        assert page.evaluate(SEEN) == ["mode", "lossy", "compare", "group"]
+        assert page.evaluate(SEEN) == ["mode", "group"]
         page.evaluate(TOGGLE_ADVANCED)
     assert page.evaluate("async () => (await window.app.graphToPrompt()).output") == prompt
 

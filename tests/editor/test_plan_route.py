@@ -53,7 +53,8 @@ def keys(answer: dict[str, Any], part: str = "remarks") -> list[str]:
 
 
 def test_a_plan_is_told_rank_by_rank_with_the_blocks_and_heads_of_the_model(host: ComfyHost) -> None:
-    answer = ask(host, about({"cfg": 2, "pipefusion": 2, "ulysses": 2}, PARALLEL))
+    gone = {"lossy": "allowed", "compare": "once"}  # of a former page
+    answer = ask(host, about({"cfg": 2, "pipefusion": 2, "ulysses": 2, **gone}, PARALLEL))
     assert (answer["error"], answer["note"], answer["world"]) == ("", [], 8)
     assert [rank["branch"] for rank in answer["ranks"]] == ["cond"] * 4 + ["uncond"] * 4
     first, last = answer["ranks"][0], answer["ranks"][-1]

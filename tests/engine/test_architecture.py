@@ -63,7 +63,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("workers", "plan_words", "assumptions"),
         ("costs", "inside"),
         ("model",),
-        ("class_label", "compared_pictures", "load_dit", "parallel_plan", "remote_vae"),
+        ("class_label", "load_dit", "parallel_plan", "remote_vae"),
         ("incoming",),
         ("load_model", "parallel_sampler"),
         ("parallelize", "parallelize_vae"),

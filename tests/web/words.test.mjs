@@ -86,8 +86,7 @@ const SENTENCES = [
   'The worker group ended between two steps. It was stopped.\nQueue the prompt again.',
   'Rank 1 ran out of memory while it was sampling. It asked for 1.2 GB more. It used 22.1 GB of 24.0 GB, and 0.3 GB was free. The request has 4,096 tokens of latents.',
   'auto tries ring=2, 2 of 3.',
-  'This sampling runs under ulysses=2 × int8 exchange, which changes the image a little. The exact plan is cfg=2.',
-  'Compared with exact (ulysses=2): the latents differ by 1.20%. A step takes 0.12 s (ulysses=2 × int8 exchange), and 0.14 s exact: ×1.17 as fast. (Found on an earlier prompt.)',
+  'This sampling runs under ulysses=2 × int4 exchange, not under pipefusion=2, because of the model patch attn1_patch.',
   "Flux runs as stock, on ComfyUI's own device alone. The worker processes cannot run a change of its img_in. Without it, they can. A step takes about 1.2 s on one device and 0.6 s under ulysses=2."
 ]
 

@@ -73,13 +73,12 @@ class RunRow {
     this.outcome = element('span', { class: 'paralleldit-outcome' }, this.icon, this.word)
     this.about = element('p', { class: 'paralleldit-quiet' })
     this.reason = element('p', { class: 'paralleldit-quiet', 'data-testid': 'paralleldit-reason' })
-    this.comparison = element('p', { class: 'paralleldit-quiet', 'data-testid': 'paralleldit-compared' })
     this.numbers = element('span')
     this.factor = element('p', { class: 'paralleldit-factor', 'data-testid': 'paralleldit-factor' })
     this.share = element('span', { class: 'paralleldit-key paralleldit-communication' })
     this.timeline = new Timeline(t)
     const line = element('div', { class: 'paralleldit-line' }, this.model, this.outcome)
-    this.element = element('li', { 'data-testid': 'paralleldit-run' }, line, this.about, this.reason, this.comparison)
+    this.element = element('li', { 'data-testid': 'paralleldit-run' }, line, this.about, this.reason)
     const counted = element('p', { class: 'paralleldit-numbers' }, this.numbers, this.share)
     this.element.append(this.factor, this.timeline.element, counted)
   }
@@ -99,8 +98,6 @@ class RunRow {
     setText(this.about, [t(`panel.operation.${run.operation}`), isNamed && how, time].filter(Boolean).join(' · '))
     setText(this.reason, translateSaid(run.reason))
     setShown(this.reason, run.reason)
-    setText(this.comparison, translateSaid(run.comparison))
-    setShown(this.comparison, run.comparison)
     setAttribute(this.about, 'title', describeNode(run, began))
     this.showNumbers(run, summarizeSteps(run.steps))
   }

@@ -5,8 +5,7 @@ import { isAuto } from './graph.mjs'
 import { setHidden } from './size.mjs'
 
 const DEGREES = ['dp', 'cfg', 'ring', 'ulysses', 'pipefusion']
-const OF_AUTO = ['lossy']
-const OF_BOTH = ['compare', 'group']
+const ALWAYS_USED = 'group'
 
 /**
  * Hides the widgets that the node does not use or that are folded, and shows the others. A linked widget stays, since
@@ -20,7 +19,7 @@ export function showUsedWidgets(node) {
   const turned = { true: [], false: [] }
   for (const widget of widgets) {
     const { name } = widget
-    const isUsed = isLinked(widget) || OF_BOTH.includes(name) || OF_AUTO.includes(name) === auto
+    const isUsed = isLinked(widget) || name === ALWAYS_USED || !auto
     widget.advanced = widget.options.advanced = isUsed && !isLinked(widget) && !DEGREES.includes(name)
     const hidden = !isUsed || (widget.advanced && folds)
     if (Boolean(widget.hidden) !== hidden) turned[hidden].push(widget)

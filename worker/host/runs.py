@@ -8,7 +8,7 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -47,7 +47,7 @@ class RunRecord:
     None before there is one. alone: the seconds of such a step on one device, predicted or as it ran
     (is_alone_run); None if the run itself is on one device. size: the size of its first step; only runs of equal size
     are compared. reason: what is special about it, in words, such as why it is less parallel than asked. is_stock:
-    ComfyUI's own model runs it, in ComfyUI's process. comparison: with the exact run, in words.
+    ComfyUI's own model runs it, in ComfyUI's process.
     """
 
     id: int
@@ -73,7 +73,6 @@ class RunRecord:
     seconds: float | None = None
     reason: str = ""
     is_stock: bool = False
-    comparison: str = ""
     ended: Explanation | None = None  # why its group has ended; then the run makes no more requests
 
     def to_json(self) -> dict[str, Any]:
@@ -195,3 +194,10 @@ class Runs:
 
     def to_json(self) -> list[dict[str, Any]]:
         return [run.to_json() for run in list(self.kept)]
+
+
+def pick_usual_step(steps: Sequence[tuple[float, float]], whole: int = 0) -> float | None:
+    """Returns the seconds of the median step. The first step lays out memory, so it only counts if there is no other.
+    whole: how many of the first ones run whole, and say nothing of others. None if all do."""
+    usual = sorted(seconds for seconds, _ in steps[max(1, whole) :] or steps[whole:])
+    return usual[(len(usual) - 1) // 2] if usual else None

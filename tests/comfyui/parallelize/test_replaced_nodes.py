@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from demo.host import ComfyHost
-from tests.support.host.graphs import Job, latents, refusal
+from tests.support.host.graphs import Job, latents, refusal, runs
 from tests.support.host.stock_prompts import prompt, write_cases
 
 MODEL = "longcat-image"
@@ -49,6 +50,9 @@ def test_the_editor_is_told_of_nodes_and_inputs_that_are_there(host: ComfyHost) 
 JOB = Job("shapes-dit", "red heart", width=64, height=64, steps=2, seed=7, plan={"ring": 2})
 
 
+FORMER = (replace(JOB, seed=8, plan=None), replace(JOB, seed=9, scheduler="model's own"))
+
+
 def sent_as(exchange_dtype: str) -> dict:
     """The job's prompt with this value."""
     prompt = JOB.prompt()
@@ -60,6 +64,22 @@ def sent_as(exchange_dtype: str) -> dict:
 @pytest.mark.parametrize("former", ["int8", "fp8"])
 def test_a_former_format_of_the_exchange_runs_exactly(former: str, host: ComfyHost) -> None:
     assert torch.equal(latents(host, sent_as(former)), latents(host, JOB.prompt()))
+
+
+@pytest.mark.parametrize("job", FORMER, ids=["auto", "manual"])
+def test_inputs_that_are_gone_change_nothing(job: Job, host: ComfyHost) -> None:
+    """They asked for a lossy plan and a comparison, whose pictures a linked VAE decoded."""
+    asked = {**job.prompt(), "vae": {"class_type": "VAELoader", "inputs": {"vae_name": "pixel_space"}}}
+    former = {
+        "ParallelDiT_Parallelize": {"lossy": "allowed", "compare": "once"},
+        "ParallelDiT_Sampler": {"compare": "once", "vae": ["vae", 0]},
+    }
+    for node in asked.values():
+        node["inputs"] |= former.get(node["class_type"], {})
+    before = runs(host)[:1]
+    assert torch.equal(latents(host, asked), latents(host, job.prompt()))
+    first, second, *rest = runs(host)
+    assert first["plans"] == second["plans"] and rest[:1] == before, "each has run once"
 
 
 def test_a_format_that_never_was_is_refused(host: ComfyHost) -> None:

@@ -122,23 +122,6 @@ def test_every_plan_is_tried_beside_the_automatic_one_from_end_to_end(possible: 
     assert "1 cases" in said
 
 
-@pytest.mark.slow
-def test_lossy_plans_are_predicted_and_measured_and_a_run_goes_on_where_it_stopped(
-    possible: None, tmp_path: Path
-) -> None:
-    asked = ("tests.benchmarks.auto", tmp_path, "--lossy", "--only", "Wan-shaped, deep, 2 ranks")
-    found, said = found_by(*asked)
-    profiles = found["Wan-shaped, deep, 2 ranks"]["profiles"]
-    assert found["Wan-shaped, deep, 2 ranks"]["refused"] == {}
-    for profile in profiles.values():
-        names = {"ulysses=2", "ulysses=2 × int4 exchange", "pipefusion=2 × 4 patches, 1 sync"}
-        assert {*names, *(f"{name} in a loop" for name in names)} <= set(profile["seconds"])
-        assert set(profile["predicted"]) == set(profile["seconds"])
-        assert all(seconds > 0 for each in profile["seconds"].values() for seconds in each)
-    again, repeated = found_by(*asked, "--minutes", "0")
-    assert again == found and repeated.splitlines()[1:] == said.splitlines()[1:], "nothing is measured again"
-
-
 def test_without_tools_a_link_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(os, "geteuid", lambda: 0, raising=False)

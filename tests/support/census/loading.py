@@ -67,7 +67,7 @@ class Loading:
         (model,) = self.run("UNETLoader", unet_name=path.name, weight_dtype=row.dtype)
         return self.parallelize(row, model) if ours and not row.last else model
 
-    def choose_plan(self, work: Any, costs: Any, lossy: bool = False) -> Any:
+    def choose_plan(self, work: Any, costs: Any) -> Any:
         """Chooses among the plans of two ranks without predictions."""
         plans = importlib.import_module("pack.parallel_backend.costs.auto")
         words = importlib.import_module("pack.nodes.plan_words")
@@ -76,7 +76,7 @@ class Loading:
     def parallelize(self, row: Row, model: Any) -> Any:
         """The model by *Parallelize Model* under the row's plan."""
         node, of_model = (importlib.import_module(f"pack.nodes.{name}") for name in ("parallelize", "load_model"))
-        asked, said = of_model.AskedPlan(ParallelPlan(**row.plan) if row.plan else None), []
+        asked, said = ParallelPlan(**row.plan) if row.plan else None, []
         with ExitStack() as stack:
             for place, name, value in (
                 (of_model, "worker_group", lambda _group: self.group),

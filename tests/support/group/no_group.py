@@ -25,7 +25,6 @@ def main(comfyui: str, base: str, model: str, vae: str) -> None:
     census, row = Census(comfyui, base), Row(model)
     torch.distributed.is_available = lambda: False
     node, vaes = (importlib.import_module(f"pack.nodes.{name}") for name in ("parallelize", "parallelize_vae"))
-    asked = importlib.import_module("pack.nodes.parallel_plan").AskedPlan
     plan = importlib.import_module("pack.parallel_backend.plan").ParallelPlan(**ParallelPlan(ulysses=4).to_json())
     groups, said = importlib.import_module("pack.nodes.workers.group"), census.said
     groups.Feed = lambda *_given: SimpleNamespace(start=lambda: None)
@@ -33,7 +32,7 @@ def main(comfyui: str, base: str, model: str, vae: str) -> None:
     server.instance = None
 
     found: dict[str, Any] = {}
-    ours = node.parallelize(census.load(row, False), asked(plan), 1)
+    ours = node.parallelize(census.load(row, False), plan, 1)
     found["read before"] = ours.stand_in.weights.is_here
     found["sampled"] = [census.sample(row, ours).equal(census.sample(row, census.load(row, False))) for _ in range(2)]
     latents = torch.randn((1, 16, 1, 6, 5), generator=torch.Generator().manual_seed(1))

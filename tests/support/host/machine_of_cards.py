@@ -13,7 +13,6 @@ import os
 import sys
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
@@ -93,7 +92,6 @@ def planned(machine_name: str, kind: str, cards: list[SimpleNamespace], settings
     }
     return {
         "images": images,
-        "by call": lossy_by_call(plans, words),
         "device": answer["device"],
         "auto": group.device_count(),
         "devices": devices,
@@ -107,22 +105,6 @@ def planned(machine_name: str, kind: str, cards: list[SimpleNamespace], settings
         "offered": [each["values"].get("present") for each in answer["remarks"] if each["key"] == "left_out"],
         "note": words.join_remarks(noted.note),
     }
-
-
-def lossy_by_call(plans: Any, words: Any) -> list[Any]:
-    """What is said where guidance is unknown and auto would take a lossy plan with it."""
-    predicted = importlib.import_module("pack.nodes.routes.predicted")
-    guided = words.ResolvedPlan(
-        plans.ParallelPlan(ulysses=2, exchange_dtype="int4"),
-        (words.remark("auto_cpu", devices=2), words.remark("lossy_unknown")),
-        plans.ParallelPlan(cfg=2),
-    )
-    alone = words.ResolvedPlan(plans.ParallelPlan(ulysses=2))
-    chosen = patch.object(predicted, "choose_plan", lambda work, _costs, _lossy: guided if work else alone)
-    sampled: Any = SimpleNamespace(guided=None, work=lambda guided: guided, costs=None, picture=None)
-    with chosen:
-        found, remarks = predicted.expect_plan(sampled, lossy=True)
-    return [str(found.exact), [each.key for each in remarks[-3:]]]
 
 
 def main(comfyui: str) -> None:

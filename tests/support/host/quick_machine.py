@@ -19,8 +19,7 @@ RANKS = (2, 3, 4, 8)
 FREE = Link(1e15, 1e-12)
 
 
-# On these, sharing a picture's tokens takes longer than one device, and PipeFusion does not.
-SLOW_LINK, SLOW_CORES = Link(1e5, 0.02), Speed("", 1e8, 1e8, 1e12, 1e-9)
+SLOW_CORES = Speed("", 1e8, 1e8, 1e12, 1e-9)
 
 
 @functools.cache
@@ -35,12 +34,6 @@ def tried_machine() -> str:
     """The same of a machine where all plans that share the work are predicted to be as fast. Steps correct that. So
     auto tries them."""
     return write_machine(SLOW_CORES, FREE, is_fixed=False)
-
-
-@functools.cache
-def slow_machine() -> str:
-    """The same of a machine whose links are too slow for exact plans."""
-    return write_machine(SLOW_CORES, SLOW_LINK)
 
 
 def write_machine(speed: Speed, link: Link, is_fixed: bool = True) -> str:

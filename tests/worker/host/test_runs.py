@@ -11,7 +11,7 @@ import torch
 
 from worker.errors import Explanation, WorkerGroupError
 from worker.host.client import WorkerGroup
-from worker.host.runs import RunPlan, RunRecord, Runs
+from worker.host.runs import RunPlan, RunRecord, Runs, pick_usual_step
 from worker.wire.operations import CALL, SAMPLE
 
 ALONE, TWO = RunPlan("one rank", {}), RunPlan("cfg=2", {"cfg": 2}, 2)
@@ -86,3 +86,11 @@ def test_a_death_between_two_steps_ends_the_run_and_one_before_its_first_step_do
             runs.check_ended()
     with runs.run("3", "a model", TWO, "a class"):
         runs.check_ended()
+
+
+def test_steps_that_run_whole_say_nothing_of_what_a_lossy_plan_takes() -> None:
+    steps = [(9.0, 0.1), (4.0, 0.2), (4.1, 0.3), (1.0, 0.4), (1.2, 0.5), (1.1, 0.6)]
+    assert pick_usual_step(steps) == 1.2
+    assert pick_usual_step(steps, 3) == 1.1
+    assert pick_usual_step(steps, len(steps)) is None
+    assert pick_usual_step(steps[:1]) == 9.0, "of the first step, if there is no other"
