@@ -22,13 +22,13 @@ from ...parallel_backend.costs.choose import (
     rank_plans,
 )
 from ...parallel_backend.costs.forward import ForwardCost
-from ...parallel_backend.costs.roofline import Prediction, predict
+from ...parallel_backend.costs.roofline import Prediction
 from ...parallel_backend.device import CPU
 from ...parallel_backend.plan import OFF, ParallelPlan
 from ...parallel_backend.weights.loading import DTYPES
 from ...parallel_backend.weights.sizes import WeightSizes
 from ..workers.group import device_count, device_type
-from ..workers.room import room_for_weights
+from ..workers.room import room_for_weights, room_with_enough_ram
 from .forward import count_call_forward, count_latents_forward, packed_shape
 from .machine import file_of, machine_of
 
@@ -121,14 +121,11 @@ class ModelCosts:
     def choose_patches(self, work: Work, plan: ParallelPlan) -> ParallelPlan:
         """Returns the plan with the number of patches that is predicted to be the fastest, if it leaves the number
         open. The number changes the image, which has to be the same again. So neither what steps took counts here, nor
-        the memory that is free now."""
+        the RAM that is free now."""
         if plan.patches or plan.pipefusion == 1 or work.forward is None:
             return plan
-        forward, machine = work.forward, machine_of(self.dtype)
-        return min(
-            list_patches(plan),
-            key=lambda each: predict(forward, work.parts, each, machine, None, work.calls, work.loops).seconds,
-        )
+        weights = Weights(self.sizes, room_with_enough_ram)
+        return min(list_patches(plan), key=lambda each: self.predict_unmeasured(work, each, weights).seconds)
 
     # These take work whose cost is known.
 
@@ -140,10 +137,11 @@ class ModelCosts:
         """Whether a step of this plan has run here."""
         return self.predict_unmeasured(work, plan).words in self.measured(work)
 
-    def predict_unmeasured(self, work: Work, plan: ParallelPlan) -> Prediction:
+    def predict_unmeasured(self, work: Work, plan: ParallelPlan, weights: Weights | None = None) -> Prediction:
+        """weights: in place of the model's own."""
         assert work.forward
-        machine = machine_of(self.dtype)
-        return predict_fitted(work.forward, work.parts, plan, machine, self.weights, work.calls, work.loops)
+        machine, weights = machine_of(self.dtype), weights or self.weights
+        return predict_fitted(work.forward, work.parts, plan, machine, weights, work.calls, work.loops)
 
     def measured(self, work: Work) -> dict[str, float]:
         """Returns the seconds of a step of each plan that has run, by its words. Calls of one size differ in their text

@@ -94,6 +94,12 @@ def room_for_weights(plan: ParallelPlan, working: float = 0, contexts: int | Non
     return WeightRoom(max(0, room), in_ram, count_weights_communicator(plan))
 
 
+def room_with_enough_ram(plan: ParallelPlan, working: float = 0) -> WeightRoom | None:
+    """Returns the same if RAM is no limit, with assumed contexts. So it is the same at each prompt."""
+    room = room_for_weights(plan, working, 2 * CONTEXT)
+    return room and replace(room, host=sys.maxsize)
+
+
 def balance_stages(plan: ParallelPlan, sizes: WeightSizes) -> ParallelPlan:
     """Returns the plan with the balance of its stages decided by the smallest card, see `fit_stages`. The ranks get it
     with the plan, so all cut the stages alike."""

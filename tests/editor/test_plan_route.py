@@ -128,12 +128,8 @@ def test_what_a_step_is_predicted_to_take_is_told_before_the_run(host: ComfyHost
     assert answer["predicted"]["plan"]["seconds"] > answer["predicted"]["best"][0]["seconds"]
     assert ask(host, about({}, KSAMPLER, model="longcat-image.safetensors"))["predicted"] is None
     video = {**KSAMPLER, "picture": {"width": 256, "height": 192, "length": 81}}
-    steps = [
-        ask(host, about({"ulysses": 2, "sparse": sparse}, video, model="wan-2.1-t2v.safetensors"))["predicted"]["plan"]
-        for sparse in ("off", "radial", "radial_narrow")
-    ]
-    dense, radial, narrow = (each["seconds"] for each in steps)
-    assert dense > radial > narrow
+    sparse = ask(host, about({"ulysses": 2, "sparse": "radial"}, video, model="wan-2.1-t2v.safetensors"))
+    assert sparse["predicted"]["plan"] is None and sparse["predicted"]["best"], "what a kernel saves is not known"
 
 
 @pytest.mark.parametrize(
