@@ -24,7 +24,6 @@ from parallel_backend.costs.correct import Correction, choose_prediction
 from parallel_backend.costs.forward import ForwardCost, count_forward
 from parallel_backend.costs.machine import Machine
 from parallel_backend.costs.predict import Prediction, predict
-from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.mesh import Axis
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.models import adapter_for
@@ -33,7 +32,7 @@ from parallel_backend.models.parallel_mlp import count_mlp_rows
 from parallel_backend.models.spec import spec_of
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.rates import measure_ranks
-from parallel_backend.sampling.denoiser import Denoiser, Watch
+from parallel_backend.sampling.denoiser import Watch
 from parallel_backend.seams.forward import Forward as Running
 from parallel_backend.weights.sizes import sizes_of_model
 from tests.benchmarks.speed.contest import (
@@ -53,6 +52,7 @@ from tests.benchmarks.speed.link_cases import CASES, SDXL_CHANNELS, Case
 from tests.benchmarks.speed.throttle import spare_half, throttled
 from tests.support.cases.host import sdxl
 from tests.support.fakes.measure import import_comfyui
+from tests.support.family_model import FAMILY_OF, Denoiser, FamilyModel
 from tests.support.links.profiles import PROFILES, counted_flops
 from tests.support.ranks.leaving import leave
 
@@ -95,7 +95,7 @@ class Runner:
         own = tree_map_only(torch.Tensor, lambda value: value[: self.rows], self.request)
         latents, timestep, conditions = own
         running = Running(self.model.slot.every_segment())
-        if isinstance(self.model, DiffusersModel):
+        if isinstance(self.model, FamilyModel):
             return self.model.predict(latents, timestep, conditions, ALONE, running)
         return self.model.run_rows((latents, timestep), conditions, self.rows, ALONE, running)
 
@@ -127,7 +127,7 @@ class Looper:
 
     def __init__(self, plan: ParallelPlan, case: Case, model: torch.nn.Module, meshes: Meshes) -> None:
         own = apply_plan(twin(model), meshes.of(plan))
-        assert isinstance(own, DiffusersModel)
+        assert isinstance(own, FamilyModel)
         self.denoiser, self.first = Denoiser(own), plan.whole_steps
         latents, _, conditions = case.request()
         self.latents = latents[:1]
@@ -140,7 +140,7 @@ class Looper:
         scheduler.set_timesteps(LOOP_STEPS)
         times = StepTimes()
         dist.barrier()
-        self.denoiser.sample(self.latents, scheduler, *self.conditions, watch=times, to_first=True)
+        self.denoiser.sample(self.latents, scheduler, *self.conditions, watch=times)
         ends = times.ends[self.first :]
         own = statistics.median(b - a for a, b in itertools.pairwise(ends)) if len(ends) > 1 else 0.0
         seconds = [own]
@@ -154,16 +154,16 @@ def forward_cost(case: Case) -> ForwardCost:
         return sdxl.count_cost(SDXL_CHANNELS, case.latents)
     with torch.device("meta"):
         model = case.build(case.depth).eval()
-    adapter = adapter_for(type(model).__name__)
+    spec = adapter_for(type(model).__name__).spec
     latents, timestep, conditions = case.request()
     meta = {name: value.to("meta") for name, value in conditions.items()}
-    blocks = [(each, block) for each in adapter.spec.blocks for block in model.get_submodule(each.path).children()]
+    blocks = [(each, block) for each in spec.blocks for block in model.get_submodule(each.path).children()]
 
     def run() -> object:
-        inputs = adapter.inputs(model.config, latents.to("meta"), timestep.to("meta"), meta)
-        return model(**inputs, return_dict=False)[0]
+        with torch.device("meta"):
+            return FAMILY_OF[type(model).__name__].reference(model, latents.to("meta"), timestep.to("meta"), meta)
 
-    heads, head_dim, kv_heads = sizes_of(model, adapter.spec)
+    heads, head_dim, kv_heads = sizes_of(model, spec)
     image_tokens = count_tokens(model, [1, *case.latents[1:]])
     rows = [count_mlp_rows(block, each.parallel_mlp, heads * head_dim) for each, block in blocks]
     return count_forward(
