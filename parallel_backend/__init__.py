@@ -14,12 +14,10 @@ if TYPE_CHECKING:
     from .groups.mesh import start_distributed
     from .library import load_transformer, parallelize, unparallelize
     from .plan import ParallelPlan
-    from .sampling.denoiser import Denoiser
 
-__all__ = ["Denoiser", "ParallelPlan", "load_transformer", "parallelize", "start_distributed", "unparallelize"]
+__all__ = ["ParallelPlan", "load_transformer", "parallelize", "start_distributed", "unparallelize"]
 
 _MODULES = {
-    "Denoiser": ".sampling.denoiser",
     "ParallelPlan": ".plan",
     "load_transformer": ".library",
     "parallelize": ".library",

@@ -61,7 +61,7 @@ def apply_plan(
     sizes = sizes_of(model, spec) if spec and can_share(model, spec, plan) else None
     kernel = choose_kernel(sizes, mesh, dtype)
     stage = keep_own_blocks(model, spec, mesh, weights, hooks)  # pipefusion: removes other stages' blocks
-    stages_alone = spec is not None and spec.keeps_tokens(model) and plan.pipefusion > 1
+    stages_alone = spec is not None and spec.unshared and plan.pipefusion > 1
     if spec is None or (not stages_alone and (sizes is None or kernel is None)):
         return AppliedPlan(slot, stage)
     if kernel and not shares_tokens(plan) and plan.sparse == OFF:  # this rank has all tokens
@@ -99,7 +99,7 @@ def apply_plan_inside(
 
 def can_share(model: torch.nn.Module, spec: ModelSpec, plan: ParallelPlan) -> bool:
     """Returns whether this package may run the attention. ComfyUI runs its own if no tokens are shared."""
-    return not spec.keeps_tokens(model) and (shares_tokens(plan) or plan.sparse != OFF or not spec.is_comfyui)
+    return not spec.unshared and (shares_tokens(plan) or plan.sparse != OFF or not spec.is_comfyui)
 
 
 def shares_tokens(plan: ParallelPlan) -> bool:

@@ -29,7 +29,6 @@ from .seams.exchange.pieces import Pieces
 from .seams.forward import Forward
 from .seams.kept import KeptValues
 from .seams.kernels.backends import Backend
-from .seams.pipeline.regions import check_sizes
 from .seams.pipeline.stages import StageExit, StandIn
 from .seams.pipeline.step_pipeline import StepPipeline, StepRun, count_picture_tokens
 from .video import Video, video_of
@@ -332,16 +331,8 @@ class ParallelModel:
 
     def patch(self, latents: torch.Tensor) -> tuple[int, ...]:
         """Returns the sides of the patch of latents that becomes a token, over their last dims. All 1 if not known."""
-        return self.patch_sides(latents.ndim - 2)
-
-    def patch_sides(self, dims: int) -> tuple[int, ...]:
-        """Returns the same for latents with this many last dims."""
+        dims = latents.ndim - 2
         return patch_of(self.model, self.spec, dims) if self.spec else (1,) * dims
-
-    def check(self, latents: torch.Tensor, _timestep_B: torch.Tensor, _conditions: Any) -> None:
-        """Raises RequestError, on every rank alike, for latents that PipeFusion's patches do not divide evenly."""
-        if self.mesh.plan.patch_count > 1:
-            check_sizes(latents, self.patch(latents))
 
     def forget(self) -> None:
         """Drops what is cached for the last sampling."""

@@ -37,7 +37,7 @@ def count_call_forward(
         vars(own).pop(name, None)
     spec = spec_of(type(module))
     blocks = [(each, block) for each in (spec.blocks if spec else ()) for block in modules_at(module, each.path)]
-    bands = spec.bands if spec and not spec.keeps_tokens(module) else None
+    bands = spec.bands if spec and not spec.unshared else None
     attending = bands.attending_blocks(module) if bands else [block for _, block in blocks]
     left_out = ("transformer_options", *(spec.uncounted if spec else ()))
     read = spec.read if spec else ()

@@ -69,7 +69,7 @@ def load_pipeline(folder: str | Path, dtype: torch.dtype, quiet: bool, **compone
     if "vae" in absent:
         raise RequestError(
             f"{folder} has no VAE, and its pipeline decodes pictures with one.",
-            "Draw latents with load_transformer and Denoiser.",
+            'Draw latents in a script, with parallelize and output_type="latent".',
         )
     if quiet:
         logging.disable_progress_bar()

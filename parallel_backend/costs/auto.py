@@ -64,7 +64,7 @@ class Work:
 def shareable(model: torch.nn.Module) -> ModelSpec | None:
     """Returns the spec of the model's class if the class fits it and its tokens can be shared."""
     spec = spec_of(type(model))
-    return None if spec is None or spec.keeps_tokens(model) or changes_of(model) else spec
+    return None if spec is None or spec.unshared or changes_of(model) else spec
 
 
 def couples(model: torch.nn.Module) -> bool:

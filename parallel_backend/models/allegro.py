@@ -4,20 +4,8 @@ from typing import Any
 
 import torch
 
-from .adapter import Adapter, Config, Tensors, register_adapter, usual_spec
-from .rotary import rotary_of_axes
+from .adapter import register_adapter, usual_spec
 from .spec import single_stream
-
-
-def inputs(config: Config, latents_BCFHW: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors) -> dict:
-    """T5 embeddings (B, tokens, width), and a mask (B, tokens) if not all count."""
-    return {
-        "hidden_states": latents_BCFHW,
-        "timestep": timestep_B,
-        "encoder_attention_mask": None,
-        "image_rotary_emb": rotary_of_axes(config, latents_BCFHW),
-        **conditions,
-    }
 
 
 class Processor:
@@ -48,14 +36,4 @@ BLOCKS = single_stream(
     refused=("attention_mask",),
     chained=True,
 )
-register_adapter(
-    Adapter(
-        usual_spec("AllegroTransformer3DModel", BLOCKS),
-        conditions=("encoder_hidden_states", "encoder_attention_mask"),
-        optional=("encoder_attention_mask",),
-        widths={"encoder_hidden_states": "caption_channels"},
-        geometry=lambda config: (config["in_channels"], (1, config["patch_size"], config["patch_size"])),
-        inputs=inputs,
-        processors={"attn1": Processor},
-    )
-)
+register_adapter(usual_spec("AllegroTransformer3DModel", BLOCKS), processors={"attn1": Processor})

@@ -100,7 +100,7 @@ def check_shared(plan: ParallelPlan, model: torch.nn.Module, spec: ModelSpec | N
             f"Use {shared[0]}=1, and cfg or dp in its place.",
             *shared,
         )
-    if shared and spec.keeps_tokens(model):
+    if shared and spec.unshared:
         raise PlanError(
             f"The tokens of {name} cannot be shared: {spec.unshared}.",
             f"Use {shared[0]}=1" + ("." if spec.couples(model) else ", and cfg or dp in its place."),
@@ -133,7 +133,7 @@ def check_sparse(plan: ParallelPlan, model: torch.nn.Module, spec: ModelSpec | N
     if plan.sparse == OFF:
         return
     name = type(model).__name__
-    if spec is None or not spec.image or spec.keeps_tokens(model):
+    if spec is None or not spec.image or spec.unshared:
         raise PlanError(
             f"sparse={plan.sparse} does not work for {name}: the pack does not know which of its tokens are frames.",
             f"Use sparse={OFF}.",
@@ -227,7 +227,7 @@ def differences(model: torch.nn.Module, spec: ModelSpec) -> Iterator[str]:
         wrong = list(differences_in_heads(model, spec))
         sizes = None if wrong else sizes_of(model, spec)
         yield from wrong
-    if spec.bands and not spec.keeps_tokens(model):
+    if spec.bands and not spec.unshared:
         yield from differences_in_bands(model, spec.bands)
     for blocks in spec.sharded:
         try:

@@ -5,16 +5,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from .adapter import Adapter, Config, Tensors, register_adapter, usual_spec
+from .adapter import register_adapter, usual_spec
 from .spec import BlockList
-
-
-def inputs(_config: Config, latents_BCFHW: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors) -> dict:
-    """T5 embeddings (B, tokens, width), and a mask (B, tokens) if not all count. Time starts from noise at 0, as its
-    own scheduler counts it."""
-    text_BSD = conditions["encoder_hidden_states"]
-    mask_BS = text_BSD.new_ones(text_BSD.shape[:2], dtype=torch.bool)
-    return {"hidden_states": latents_BCFHW, "timestep": timestep_B, "encoder_attention_mask": mask_BS, **conditions}
 
 
 def rotated(x_BLHD: torch.Tensor, cosines_LHE: torch.Tensor, sines_LHE: torch.Tensor) -> torch.Tensor:
@@ -67,14 +59,4 @@ BLOCKS = BlockList(
     whole=("temb",),
     chained=True,
 )
-register_adapter(
-    Adapter(
-        usual_spec("MochiTransformer3DModel", BLOCKS),
-        conditions=("encoder_hidden_states", "encoder_attention_mask"),
-        optional=("encoder_attention_mask",),
-        widths={"encoder_hidden_states": "text_embed_dim"},
-        geometry=lambda config: (config["in_channels"], (1, config["patch_size"], config["patch_size"])),
-        inputs=inputs,
-        processors={"attn1": Processor},
-    )
-)
+register_adapter(usual_spec("MochiTransformer3DModel", BLOCKS), processors={"attn1": Processor})

@@ -1,6 +1,6 @@
 """Stable Diffusion 3 (https://arxiv.org/abs/2403.03206) and 3.5, whose first blocks attend to the image twice."""
 
-from .adapter import Adapter, register_adapter, usual_spec
+from .adapter import register_adapter, usual_spec
 from .spec import BlockList
 
 BLOCKS = BlockList(
@@ -11,10 +11,4 @@ BLOCKS = BlockList(
     whole=("temb", "joint_attention_kwargs"),
     chained=True,
 )
-register_adapter(
-    Adapter(
-        usual_spec("SD3Transformer2DModel", BLOCKS),
-        conditions=("encoder_hidden_states", "pooled_projections"),
-        widths={"encoder_hidden_states": "joint_attention_dim", "pooled_projections": "pooled_projection_dim"},
-    )
-)
+register_adapter(usual_spec("SD3Transformer2DModel", BLOCKS))

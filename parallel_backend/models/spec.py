@@ -138,10 +138,8 @@ class ModelSpec:
     # attribute that is true for those.
     coupled: str = ""
     coupled_where: str = ""
-    # Why its tokens cannot be shared, if they cannot. Then none of the fields above is needed. If only some models of
-    # the class are so, an attribute that is true for those.
+    # Why its tokens cannot be shared, if they cannot. Then none of the fields above is needed.
     unshared: str = ""
-    unshared_where: str = ""
     # Whether it is a network that runs inside of another model's forward. A stream with the name of one of that model's
     # is the same stream. Nothing is gathered after its blocks, unless a list says so.
     inside: bool = False
@@ -210,10 +208,6 @@ class ModelSpec:
     def couples(self, model: object) -> bool:
         """Whether the rows of this model's batch depend on each other."""
         return bool(self.coupled) and (not self.coupled_where or bool(getattr(model, self.coupled_where, True)))
-
-    def keeps_tokens(self, model: object) -> bool:
-        """Whether this model's tokens cannot be shared."""
-        return bool(self.unshared) and (not self.unshared_where or bool(getattr(model, self.unshared_where, True)))
 
 
 def single_stream(path: str, argument: str, attention: str, *, stream: str = "x", **others: Any) -> BlockList:

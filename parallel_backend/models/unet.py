@@ -2,72 +2,46 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from .adapter import Adapter, Config, Tensors, needs, register_adapter
+from .adapter import register_adapter
 from .bands import TORCH, Bands
 from .spec import ModelSpec
 
-if TYPE_CHECKING:
-    import torch
-
-ADDED = ("text_embeds", "time_ids")  # SDXL's pooled text, and sizes
-
-
-def inputs(_config: Config, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors) -> dict[str, Any]:
-    added = {name: value for name, value in conditions.items() if name in ADDED}
-    others = {name: value for name, value in conditions.items() if name not in ADDED}
-    return {"sample": latents, "timestep": timestep_B, **others, "added_cond_kwargs": added}
-
-
-def has_sizes(config: Config) -> bool:
-    return config["addition_embed_type"] == "text_time"
-
-
 register_adapter(
-    Adapter(
-        ModelSpec(
-            "UNet2DConditionModel",
-            unstaged="they skip from the first half to the second",
-            bands=Bands(
-                {
-                    **TORCH,
-                    "peft.tuners.lora.layer": ("Conv2d", "Linear"),
-                    "diffusers.models.activations": ("GEGLU", "GELU"),
-                    "diffusers.models.attention": ("BasicTransformerBlock", "FeedForward"),
-                    "diffusers.models.attention_processor": ("Attention",),
-                    "diffusers.models.downsampling": ("Downsample2D",),
-                    "diffusers.models.embeddings": ("TimestepEmbedding", "Timesteps"),
-                    "diffusers.models.resnet": ("ResnetBlock2D",),
-                    "diffusers.models.transformers.transformer_2d": ("Transformer2DModel",),
-                    "diffusers.models.unets.unet_2d_blocks": (
-                        *("CrossAttnDownBlock2D", "CrossAttnUpBlock2D", "DownBlock2D", "UNetMidBlock2DCrossAttn"),
-                        "UpBlock2D",
-                    ),
-                    "diffusers.models.unets.unet_2d_condition": ("UNet2DConditionModel",),
-                    "diffusers.models.upsampling": ("Upsample2D",),
-                },
-                levels="config.block_out_channels",
-                attention={"BasicTransformerBlock": "attn1"},
-                attends_to_pixels=("only_cross_attention", False),
-                heads="heads",
-                width="inner_dim",
-                rows=(
-                    *("down_block_additional_residuals", "mid_block_additional_residual"),
-                    "down_intrablock_additional_residuals",
+    ModelSpec(
+        "UNet2DConditionModel",
+        unstaged="they skip from the first half to the second",
+        bands=Bands(
+            {
+                **TORCH,
+                "peft.tuners.lora.layer": ("Conv2d", "Linear"),
+                "diffusers.models.activations": ("GEGLU", "GELU"),
+                "diffusers.models.attention": ("BasicTransformerBlock", "FeedForward"),
+                "diffusers.models.attention_processor": ("Attention",),
+                "diffusers.models.downsampling": ("Downsample2D",),
+                "diffusers.models.embeddings": ("TimestepEmbedding", "Timesteps"),
+                "diffusers.models.resnet": ("ResnetBlock2D",),
+                "diffusers.models.transformers.transformer_2d": ("Transformer2DModel",),
+                "diffusers.models.unets.unet_2d_blocks": (
+                    *("CrossAttnDownBlock2D", "CrossAttnUpBlock2D", "DownBlock2D", "UNetMidBlock2DCrossAttn"),
+                    "UpBlock2D",
                 ),
-                whole=(
-                    *("timestep", "encoder_hidden_states", "class_labels", "timestep_cond", "attention_mask"),
-                    *("cross_attention_kwargs", "added_cond_kwargs", "encoder_attention_mask", "return_dict"),
-                ),
-                needed=("encoder_hidden_states",),
+                "diffusers.models.unets.unet_2d_condition": ("UNet2DConditionModel",),
+                "diffusers.models.upsampling": ("Upsample2D",),
+            },
+            levels="config.block_out_channels",
+            attention={"BasicTransformerBlock": "attn1"},
+            attends_to_pixels=("only_cross_attention", False),
+            heads="heads",
+            width="inner_dim",
+            rows=(
+                *("down_block_additional_residuals", "mid_block_additional_residual"),
+                "down_intrablock_additional_residuals",
             ),
+            whole=(
+                *("timestep", "encoder_hidden_states", "class_labels", "timestep_cond", "attention_mask"),
+                *("cross_attention_kwargs", "added_cond_kwargs", "encoder_attention_mask", "return_dict"),
+            ),
+            needed=("encoder_hidden_states",),
         ),
-        conditions=("encoder_hidden_states", "timestep_cond", "class_labels", *ADDED),
-        optional=("timestep_cond", "class_labels", *ADDED),
-        widths={"encoder_hidden_states": "cross_attention_dim"},
-        geometry=lambda config: (config["in_channels"], (1, 1)),
-        inputs=inputs,
-        check=needs(text_embeds=has_sizes, time_ids=has_sizes),
     )
 )

@@ -19,7 +19,7 @@ from ..compat import is_compiled, tree_leaves, tree_map_only
 from ..errors import RequestError
 from ..groups.calls import Call
 from ..groups.mesh import Axis
-from ..models import Adapter
+from ..models import ModelSpec
 from ..plan import OFF, ParallelPlan
 from .agreement import Batch, check_same, is_batch, parts_of
 
@@ -27,16 +27,22 @@ BATCH_DIM = 0
 LATENTS = ("hidden_states", "x", "sample")
 TIMESTEP = ("timestep", "timesteps", "t")
 NEW_EACH_STEP = (*LATENTS, *TIMESTEP)
-# In addition to the adapter's conditions.
+# fmt: off
 BATCH_FIRST = (
     *NEW_EACH_STEP,
-    "cap_feats",
-    "attention_mask",
-    "encoder_attention_mask",
-    "img_shapes",
-    "inpaint_latents",
-    "control_latents",
+    # texts
+    "cap_feats", "encoder_hidden_states", "encoder_hidden_states_t5", "input_ids", "pooled_embeds",
+    "pooled_projections", "text_embeds",
+    # their masks, and places of all tokens
+    "attention_mask", "encoder_attention_mask", "encoder_hidden_states_mask", "position_ids", "text_embedding_mask",
+    "text_embedding_mask_t5", "video_coords",
+    # pictures
+    "condition_mask", "control_latents", "encoder_hidden_states_image", "id_cond", "inpaint_latents",
+    # numbers
+    "aspect_ratio", "class_labels", "crop_coords", "guidance", "image_meta_size", "img_shapes", "original_size",
+    "resolution", "style", "target_size", "time_ids", "timestep_cond",
 )
+# fmt: on
 LAYERED = ("id_vit_hidden", "encoder_hidden_states_llama3")  # a batch for each of several layers of an encoder
 SHARED = (  # the same for all rows
     "img_ids",
@@ -95,14 +101,13 @@ class ModelCall:
 class ModelArguments:
     """Reads the arguments of a model's calls, checks them, and cuts them to rows."""
 
-    def __init__(self, model: torch.nn.Module, adapter: Adapter, plan: ParallelPlan, identifies: bool) -> None:
+    def __init__(self, model: torch.nn.Module, spec: ModelSpec, plan: ParallelPlan, identifies: bool) -> None:
         """identifies: whether calls are told apart by their constant arguments."""
         self.model = model
         self.plan = plan
-        self.adapter = adapter
+        self.spec = spec
         self.identifies = identifies
-        of_rows = dict.fromkeys((*BATCH_FIRST, *adapter.conditions))
-        self.batch_first = tuple(name for name in of_rows if name not in adapter.spec.first_rows)
+        self.batch_first = tuple(name for name in (*BATCH_FIRST, *LAYERED) if name not in spec.first_rows)
         self.signature = inspect.signature(model.forward)
         self.agreed: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
         self.forget()
@@ -164,9 +169,9 @@ class ModelArguments:
         """Raises RequestError for an unknown argument that is more than a number."""
         for name, value in given.items():
             plain = value is None or isinstance(value, (bool, int, float, str))
-            if not plain and name not in (*self.batch_first, *SHARED, *self.adapter.spec.first_rows):
+            if not plain and name not in (*self.batch_first, *SHARED, *self.spec.first_rows):
                 raise RequestError(
-                    f"{self.adapter.model_class} was called with {name}, which cannot be split over ranks yet.",
+                    f"{self.spec.model_class} was called with {name}, which cannot be split over ranks yet.",
                     "Leave out what brings it (IP-Adapter, ControlNet, skipped layers), or use the plain pipeline.",
                 )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,7 +38,7 @@ class PipelineTransformer:
         self.pipeline = pipeline
         plan = transformer.mesh.plan
         identifies = plan.cfg > 1 or transformer.pipeline.keeps
-        self.arguments = ModelArguments(transformer.model, transformer.adapter, plan, identifies)
+        self.arguments = ModelArguments(transformer.model, transformer.adapter.spec, plan, identifies)
         self.results = Results(transformer.mesh)
         self.ahead = CallsAhead(plan.cfg)
         self.timesteps: Any = None
@@ -116,13 +116,13 @@ class PipelineTransformer:
 
     def grid(self, call: Call) -> Video:
         """Returns the grid of a video's tokens. Raises RequestError for other latents."""
-        adapter, config = self.transformer.adapter, self.transformer.model.config
+        config = self.transformer.model.config
         shape = list(call.latents[0].shape)
         if all(call.kwargs.get(name) for name in FRAMES):
             shape[1:] = [shape[-1], *(call.kwargs[name] for name in FRAMES)]
-        elif adapter.frames_first:
+        elif self.transformer.adapter.frames_first:
             shape[1:3] = shape[2], shape[1]
-        return video_of(shape, adapter.geometry(config)[1])
+        return video_of(shape, patch_of(config))
 
     def tell_why(self, call: ModelCall) -> None:
         """Says once why guidance's branches do not run side by side, if there are ranks without a row."""
@@ -134,6 +134,12 @@ class PipelineTransformer:
                 type(self.pipeline).__name__,
                 self.ahead.why,
             )
+
+
+def patch_of(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Returns the sides of the patch of a video's latents that becomes a token: (F, H, W)."""
+    patch = config["patch_size"]
+    return (config.get("patch_size_t") or 1, patch, patch) if isinstance(patch, int) else tuple(patch)
 
 
 def rows_of(output: Any) -> torch.Tensor:

@@ -15,7 +15,6 @@ import torch
 
 from ..compat import tree_leaves
 from ..device import is_accelerator
-from ..diffusers_model import Conditions, DiffusersModel
 from ..groups.collectives import gather
 from ..parallel_model import ParallelModel
 from ..plan import OFF
@@ -69,48 +68,6 @@ class Inpainting:
     noise: torch.Tensor
 
 
-class Denoiser:
-    """Samples with a diffusers transformer. Holds no state between calls."""
-
-    def __init__(self, transformer: DiffusersModel) -> None:
-        self.transformer = transformer
-
-    def sample(
-        self,
-        latents: torch.Tensor,
-        scheduler: Any,
-        conditions: Conditions,
-        negative: Conditions | None = None,
-        guidance: float = 1.0,
-        *,
-        inpainting: Inpainting | None = None,
-        watch: Watch | None = None,
-        to_first: bool = False,
-    ) -> torch.Tensor | None:
-        """Denoises `latents`. The result is on the ranks of the last stage; other ranks get None.
-
-        latents: noise at the scheduler's first timestep, (B, C, H, W) or (B, C, F, H, W).
-        scheduler: a diffusers scheduler with its timesteps set, or a Stepper of one. It is not changed.
-        negative: the unconditional branch of classifier-free guidance, with weight `guidance`.
-        to_first: returns the result on the ranks of the first stage instead of the last.
-        Raises LoopStopped. Raises RequestError, on every rank alike, for input that the model cannot take.
-        """
-        stepper = scheduler.copy() if isinstance(scheduler, Stepper) else Stepper(scheduler)
-        adapter = self.transformer.adapter
-        passes = passes_of(conditions, negative)
-        return denoise(
-            self.transformer,
-            latents,
-            stepper,
-            passes,
-            guidance,
-            timestep_scale=adapter.timestep_scale,
-            inpainting=inpainting,
-            watch=watch,
-            to_first=to_first,
-        )
-
-
 def denoise(
     model: ParallelModel,
     latents: torch.Tensor,
@@ -121,12 +78,16 @@ def denoise(
     timestep_scale: float,
     inpainting: Inpainting | None = None,
     watch: Watch | None = None,
-    to_first: bool = False,
 ) -> torch.Tensor | None:
-    """Denoises `latents` with the forwards of each step, see Denoiser.sample. stepper: is used up. timestep_scale: the
-    model takes a scheduler's timestep times this."""
+    """Denoises `latents` with the forwards of each step. The result is on the ranks of the first stage; other ranks get
+    None.
+
+    latents: noise at the stepper's first timestep, (B, C, H, W) or (B, C, F, H, W). stepper: is used up. guidance: the
+    weight of classifier-free guidance. timestep_scale: the model takes a scheduler's timestep times this. Raises
+    LoopStopped. Raises RequestError, on every rank alike, for input that the model cannot take.
+    """
     with torch.inference_mode(), model.compiling(len(stepper.timesteps)):
-        run = _Run(model, latents, stepper, passes, guidance, timestep_scale, inpainting, watch, to_first)
+        run = _Run(model, latents, stepper, passes, guidance, timestep_scale, inpainting, watch)
         timeline = model.mesh.timeline
         try:
             for step in range(run.steps):
@@ -153,14 +114,12 @@ class _Run:
         timestep_scale: float,
         inpainting: Inpainting | None,
         watch: Watch | None,
-        to_first: bool,
     ) -> None:
         self.model, self.guidance, self.timestep_scale = model, guidance, timestep_scale
         self.link, model.pipeline.why = model.link, ""
         self.plan = model.mesh.plan
-        self.is_first, self.is_last = (self.link.is_first, self.link.is_last) if self.link else (True, True)
+        self.is_first = self.link is None or self.link.is_first
         self.watch = watch or Watch()
-        self.to_first = to_first and self.link is not None
         self.patches = list(range(self.plan.patch_count))
         self.passes = passes
         self.branches = [branch for each in passes for branch in each.branches]
@@ -180,8 +139,6 @@ class _Run:
         )
         self.inputs = stepper.model_input(self.latents, 0)
         self.denoised = torch.zeros_like(self.latents) if self.watch.previews else None
-        for each in self.passes:
-            model.check(*self.arguments(0, each))
         self.regions: list[torch.Tensor] = []
         if len(self.patches) > 1:
             self.regions = patch_regions(latents, model.patch(latents), len(self.patches), device)
@@ -208,8 +165,7 @@ class _Run:
         if not self.is_first:
             forwards = [(step, segments) for step in range(self.steps) for segments in self.parts(step)]
             return [Message(*forward, index) for forward in forwards for index in self.own_passes]
-        sent = range(self.steps if self.to_first else self.steps - 1)
-        return [Message(step, segments) for step in sent for segments in self.parts(step)]
+        return [Message(step, segments) for step in range(self.steps) for segments in self.parts(step)]
 
     def parts(self, step: int) -> list[list[int]]:
         """Returns the segments that run together in a step: all of them, or each patch alone."""
@@ -258,7 +214,7 @@ class _Run:
             self.receive_latents(self.link, step - 1, segments)
         prediction = self.predict(step, segments)
         if prediction is None:
-            if self.link and self.is_first and step in self.serial_steps and (self.to_first or step + 1 < self.steps):
+            if self.link and self.is_first and step in self.serial_steps:
                 self.take_latents(self.link, step, segments)
             return
         region = self.region(segments)
@@ -274,12 +230,11 @@ class _Run:
         else:  # a new tensor each time, because schedulers with a history keep the last one
             self.latents = self.latents.clone(memory_format=torch.contiguous_format)
             put_part(self.latents, region, part_of(latents, region))
-        is_final = step + 1 == self.steps
-        following = latents if is_final else stepper.model_input(self.latents, step + 1)
+        following = latents if step + 1 == self.steps else stepper.model_input(self.latents, step + 1)
         put_part(self.inputs, region, part_of(following, region))
         if not self.link:
             self.note(step, segments, denoised)
-        elif self.to_first or not is_final:
+        else:
             values = [part_of(self.inputs, region), *(() if denoised is None else (denoised,))]
             self.link.send_latents(values, step, segments)
 
@@ -327,27 +282,12 @@ class _Run:
 
     def finish(self) -> torch.Tensor | None:
         """Returns the result on the ranks that return it."""
-        if self.link and self.to_first and self.is_first:
+        if self.link and self.is_first:
             last = self.steps - 1
             for segments in self.parts(last):
                 self.receive_latents(self.link, last, segments)
-        elif self.link and self.is_first:
-            self.watch.stepped(self.steps - 1, self.stepper.timesteps[-1], None)
         if self.link:
             self.link.finish()
             if self.steps >= self.serial_steps.stop:
                 self.link.loaded.add(self.kind)
-        if self.to_first:
-            return self.inputs if self.is_first else None
-        return self.latents if self.is_last else None
-
-
-def passes_of(conditions: Conditions, negative: Conditions | None) -> list[Pass]:
-    """Returns the forwards of a step: cond and uncond in one batch if their shapes allow it, else one after the
-    other."""
-    if negative is None:
-        return [Pass((0,), conditions)]
-    shapes, others = ({name: value.shape for name, value in each.items()} for each in (conditions, negative))
-    if shapes == others:
-        return [Pass((0, 1), {name: torch.cat([value, negative[name]]) for name, value in conditions.items()})]
-    return [Pass((0,), conditions), Pass((1,), negative)]
+        return self.inputs if self.is_first else None

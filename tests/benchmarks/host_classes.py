@@ -28,7 +28,7 @@ def table() -> str:
         cases = [*CASES.items(), *CONTROLNETS.items()]
         rows = ", ".join(name for name, case in cases if case.model_class == model_class)
         batch = f"no{' for some' if spec.coupled_where else ''}: {spec.coupled}" if spec.coupled else "yes"
-        tokens = f"no{' for some' if spec.unshared_where else ''}: {spec.unshared}" if spec.unshared else "yes"
+        tokens = f"no: {spec.unshared}" if spec.unshared else "yes"
         stages = f"no: {spec.unstaged}" if spec.unstaged else "no" if spec.unshared else "patches=1"
         stages = "yes" if spec.image else stages
         lines.append(f"| {short_name(model_class)} | {rows or '–'} | {batch} | {tokens} | {stages} |")

@@ -190,10 +190,7 @@ def test_cosmos_1_as_its_pipeline_calls_it_shares_tokens(out: Path) -> None:
 
 @torch.no_grad()
 def test_a_unet_of_a_folder_predicts_in_bands_what_it_does_alone(out: Path) -> None:
-    """Without a pipeline, by the engine's names of its conditions."""
-    latents, timesteps, conditions = unet_inputs(2)
-    added = {name: conditions.pop(name) for name in ("text_embeds", "time_ids")}
-    expected = unet(**SDXL_UNET)(latents, timesteps, **conditions, added_cond_kwargs=added).sample
+    expected = unet(**SDXL_UNET)(**unet_inputs(2)).sample
     assert relative_error(load_file(out / "world2.safetensors")["UNet of a folder"], expected) <= TOLERANCE
 
 

@@ -9,68 +9,10 @@ import pytest
 import torch
 
 from parallel_backend.costs.auto import PlanOfRun, Work, list_model_plans
-from parallel_backend.diffusers_model import DiffusersModel
-from parallel_backend.errors import PlanError, RequestError
-from parallel_backend.groups.mesh import Axis, Mesh
-from parallel_backend.models import adapter_for
+from parallel_backend.errors import PlanError
 from parallel_backend.models.checks import changes_of, check_module
 from parallel_backend.plan import ParallelPlan
 from tests.support.cases.families import FAMILIES
-
-
-def one_rank(family: str) -> DiffusersModel:
-    plan = ParallelPlan()
-    names = (*plan.degrees(), "batch", "sequence")
-    mesh = Mesh(plan, torch.device("cpu"), dict.fromkeys(names, Axis(None, 1, 0)), None)
-    return DiffusersModel(FAMILIES[family].build(), mesh)
-
-
-@pytest.mark.parametrize(("family", "most"), [("auraflow", 16), ("z-image", 32), ("lumina2", 32)])
-def test_a_latent_beyond_the_models_positions(family: str, most: int) -> None:
-    transformer, inputs = one_rank(family), FAMILIES[family].inputs
-    transformer.check(*inputs(1, most, most))
-    with pytest.raises(RequestError, match=rf"measures 8×{most + 2} \(height×width\).* for {most}×{most} at most"):
-        transformer.check(*inputs(1, 8, most + 2))
-
-
-@pytest.mark.parametrize(("family", "most"), [("z-image", 96), ("lumina2", 31)])
-def test_a_text_beyond_the_models_positions(family: str, most: int) -> None:
-    transformer, (latents, timestep, _) = one_rank(family), FAMILIES[family].inputs(1, 16, 16)
-    text = {"encoder_hidden_states": torch.zeros(1, most, 32)}
-    transformer(latents, timestep, text)
-    with pytest.raises(RequestError, match=rf"text has {most + 1} tokens, and this model takes {most}\.\n\nShorten"):
-        transformer.check(latents, timestep, {"encoder_hidden_states": torch.zeros(1, most + 1, 32)})
-
-
-def test_a_guidance_scale_for_a_model_without_one() -> None:
-    _, _, conditions = FAMILIES["flux2-dev"].inputs(1, 5, 7)
-    latents, timestep, _ = FAMILIES["flux2-klein"].inputs(1, 5, 7)
-    with pytest.raises(RequestError, match="takes no guidance"):
-        one_rank("flux2-klein").check(latents, timestep, conditions)
-
-
-@pytest.mark.parametrize("config", [{"inject_sample_info": True}, {"num_frame_per_block": 5}])
-def test_a_model_of_diffusion_forcing(config: dict[str, Any]) -> None:
-    check = adapter_for("SkyReelsV2Transformer3DModel").check
-    assert check
-    with pytest.raises(RequestError, match=r"made for diffusion forcing.*\n\nUse a checkpoint for text-to-video"):
-        check({"inject_sample_info": False, "num_frame_per_block": 1, **config}, {})
-
-
-def test_a_model_whose_noise_schedule_the_loop_does_not_have() -> None:
-    check = adapter_for("CosmosTransformer3DModel").check
-    assert check
-    with pytest.raises(
-        RequestError, match=r"Cosmos 1 has a noise schedule of its own.*\n\nUse its pipeline's own call"
-    ):
-        check({"extra_pos_embed_type": "learnable"}, {})
-
-
-def test_a_model_with_attention_that_reorders_tokens() -> None:
-    check = adapter_for("Kandinsky5Transformer3DModel").check
-    assert check
-    with pytest.raises(RequestError, match="attention of the kind nabla, which takes tokens in another order"):
-        check({"attention_type": "nabla"}, {})
 
 
 @pytest.mark.parametrize("plan", [{"ulysses": 2}, {"ring": 2, "pipefusion": 2, "patches": 1}])

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.mesh import Axis, Mesh
 from parallel_backend.groups.mesh_layout import same_weights
 from parallel_backend.hooks import Hooks
@@ -17,6 +16,7 @@ from parallel_backend.weights.loading import ModelSource
 from tests.support.cases.families import FAMILIES, LAST_OF_CLASS
 from tests.support.cases.pipefusion_cases import family_of
 from tests.support.cases.removal_cases import PARKED, PIPELINES, REMOVED, REPLANNED, STOPPED, case_name
+from tests.support.family_model import FamilyModel
 from tests.support.ranks.pool import RankPool
 from tests.support.tiers import running
 
@@ -104,7 +104,7 @@ def one_rank(**plan: int | str) -> Mesh:
 def test_what_is_remembered_of_conditions_goes(tmp_path: Path) -> None:
     family = FAMILIES["pixart-alpha"]  # its projections of the text are remembered
     path = family.save(tmp_path) / "diffusion_pytorch_model.safetensors"
-    transformer = DiffusersModel.load(ModelSource(family.model_class, family.config, (str(path),)), one_rank())
+    transformer = FamilyModel.load(ModelSource(family.model_class, family.config, (str(path),)), one_rank())
     path.unlink()
     inputs = family.inputs(2, 16, 16)
     expected = transformer(*inputs)

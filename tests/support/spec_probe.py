@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from parallel_backend.models import Adapter, adapter_for
+from parallel_backend.models import adapter_for
 from parallel_backend.models.checks import modules_at, sizes_of
 from parallel_backend.models.spec import BlockList, ModelSpec
-from tests.support.cases.families import UNEVEN, Family, Tensors
+from tests.support.cases.families import UNEVEN, Family
 from tests.support.stream_probe import misplaced_streams
 
 
@@ -116,30 +116,3 @@ def are_repeated(key_BHSD: torch.Tensor, heads: int) -> bool:
     """Whether these are so many heads, each repeated one after the other."""
     group, rest = divmod(key_BHSD.shape[1], heads)
     return not rest and torch.equal(key_BHSD, key_BHSD[:, ::group].repeat_interleave(group, 1))
-
-
-def ignored_conditions(family: Family, adapter: Adapter) -> list[str]:
-    """The family's conditions that change nothing in what the adapter passes to the model."""
-    latents, timestep, conditions = family.inputs(*family.shapes[UNEVEN])
-    config = family.build().config
-
-    def passed(given: Tensors) -> dict[str, Any]:
-        return adapter.inputs(config, latents, timestep, given)
-
-    def changed(value: torch.Tensor) -> torch.Tensor:
-        return value + 1 if value.is_floating_point() else 1 - value
-
-    before = passed(conditions)
-    others = {name: passed({**conditions, name: changed(value)}) for name, value in conditions.items()}
-    return [name for name, after in others.items() if are_equal(before, after)]
-
-
-def are_equal(one: Any, other: Any) -> bool:
-    """Whether two values are the same, tensor by tensor."""
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(are_equal(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(map(are_equal, one, other))
-    return one is other or (type(one) is type(other) and not isinstance(one, torch.Tensor) and one == other)

@@ -231,7 +231,6 @@ class Operations:
                 timestep_scale=call.timestep_scale,
                 inpainting=build_inpainting(own),
                 watch=watch,
-                to_first=True,
             )
 
         try:

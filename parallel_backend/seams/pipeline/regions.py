@@ -17,8 +17,9 @@ def patch_regions(
 
     A patch is a range of tokens. The result holds indices, not masks: reading by a mask makes the host wait for the
     device.
-    patch: the pixels that become a token.
+    patch: the pixels that become a token. Raises RequestError, on every rank alike, for latents that cannot be cut.
     """
+    check_sizes(latents, patch)
     grid = [size // side for size, side in zip(latents.shape[2:], patch, strict=True)]
     tokens = math.prod(grid)
     if patches > tokens:

@@ -18,16 +18,15 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.mesh import Axis, build_mesh
 from parallel_backend.plan import OFF, SPARSE, ParallelPlan
-from parallel_backend.sampling.denoiser import Denoiser
 from parallel_backend.seams.forward import Forward, ForwardSlot
 from parallel_backend.seams.kernels.sparse import SparsePattern, SparsePatterns
 from parallel_backend.seams.layout import TokenLayout
 from parallel_backend.video import WIDTHS, Video, tile_pairs
 from tests.support.cases.families import wan
 from tests.support.cases.references import relative_error
+from tests.support.family_model import Denoiser, FamilyModel
 from tests.support.pages import write_table
 
 STEPS, SYNC_STEPS = 20, (1, 5, 10)
@@ -44,7 +43,7 @@ def sample(plan: ParallelPlan) -> torch.Tensor:
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0)
     scheduler.set_timesteps(STEPS)
     mesh = build_mesh(plan, torch.device("cpu"))
-    found = Denoiser(DiffusersModel(FAMILY.build(), mesh)).sample(latents, scheduler, conditions)
+    found = Denoiser(FamilyModel(FAMILY.build(), mesh)).sample(latents, scheduler, conditions)
     mesh.close()
     assert found is not None
     return found

@@ -18,7 +18,6 @@ from parallel_backend.compat import tree_map_only
 from parallel_backend.costs.choose import list_plans, rank_plans
 from parallel_backend.costs.forward import ForwardCost, count_forward
 from parallel_backend.costs.machine import Machine
-from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.mesh import Axis
 from parallel_backend.models import adapter_for
 from parallel_backend.models.checks import sizes_of
@@ -43,6 +42,7 @@ from tests.benchmarks.speed.link_cases import CASES, SDXL_CHANNELS, Case
 from tests.benchmarks.speed.throttle import spare_half, throttled
 from tests.support.cases.host import sdxl
 from tests.support.fakes.measure import import_comfyui
+from tests.support.family_model import FAMILY_OF, FamilyModel
 from tests.support.links.profiles import PROFILES, counted_flops
 from tests.support.ranks.leaving import leave
 
@@ -82,7 +82,7 @@ class Runner:
         own = tree_map_only(torch.Tensor, lambda value: value[: self.rows], self.request)
         latents, timestep, conditions = own
         running = Running(self.model.slot.every_segment())
-        if isinstance(self.model, DiffusersModel):
+        if isinstance(self.model, FamilyModel):
             return self.model.predict(latents, timestep, conditions, ALONE, running)
         return self.model.run_rows((latents, timestep), conditions, self.rows, ALONE, running)
 
@@ -97,16 +97,16 @@ def forward_cost(case: Case) -> ForwardCost:
         return sdxl.count_cost(SDXL_CHANNELS, case.latents)
     with torch.device("meta"):
         model = case.build(case.depth).eval()
-    adapter = adapter_for(type(model).__name__)
+    spec = adapter_for(type(model).__name__).spec
     latents, timestep, conditions = case.request()
     meta = {name: value.to("meta") for name, value in conditions.items()}
-    blocks = [(each, block) for each in adapter.spec.blocks for block in model.get_submodule(each.path).children()]
+    blocks = [(each, block) for each in spec.blocks for block in model.get_submodule(each.path).children()]
 
     def run() -> object:
-        inputs = adapter.inputs(model.config, latents.to("meta"), timestep.to("meta"), meta)
-        return model(**inputs, return_dict=False)[0]
+        with torch.device("meta"):
+            return FAMILY_OF[type(model).__name__].reference(model, latents.to("meta"), timestep.to("meta"), meta)
 
-    heads, _, kv_heads = sizes_of(model, adapter.spec)
+    heads, _, kv_heads = sizes_of(model, spec)
     return count_forward(
         model,
         [block for _, block in blocks],

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.compiled import BY_PLAN
 from tests.support.cases.families import FAMILIES
+from tests.support.family_model import FamilyModel
 from tests.support.ranks.leaving import leave
 
 # Flux's blocks at a quarter of its width; 2 and 4 of 19 and 38.
@@ -45,7 +45,7 @@ def main(rounds: str, out: str) -> None:
     dist.init_process_group("gloo")
     family = FAMILIES["flux-dev"]
     family = replace(family, config={**family.config, **SIZES})
-    model = DiffusersModel(family.build(), build_mesh(ParallelPlan(ulysses=dist.get_world_size()), torch.device("cpu")))
+    model = FamilyModel(family.build(), build_mesh(ParallelPlan(ulysses=dist.get_world_size()), torch.device("cpu")))
     inputs, others = family.inputs(1, SIDE, SIDE), family.inputs(1, OTHER_SIDE, OTHER_SIDE)
     found: dict[str, Any] = {"eager": [], "compiled": []}
     right = model(*inputs)

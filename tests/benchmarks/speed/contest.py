@@ -18,12 +18,12 @@ import torch
 import torch.distributed as dist
 from diffusers.utils import logging
 
-from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import Axis, Mesh, build_mesh, new_group
 from parallel_backend.groups.timeline import SILENT, Timeline
 from parallel_backend.parallel_model import ParallelModel
 from parallel_backend.plan import ParallelPlan
+from tests.support.family_model import FamilyModel
 from tests.support.links.link import limit
 
 CPU = torch.device("cpu")
@@ -62,14 +62,14 @@ def twin(model: torch.nn.Module) -> torch.nn.Module:
 def apply_plan(own: torch.nn.Module, mesh: Mesh) -> ParallelModel:
     """A model of diffusers', or of ComfyUI's, under a mesh's plan."""
     if isinstance(own, diffusers.ModelMixin):
-        return DiffusersModel(own, mesh)
+        return FamilyModel(own, mesh)
     return ParallelModel(own, mesh, torch.float32)
 
 
 def run_step(model: ParallelModel, request: tuple[Any, torch.Tensor, dict[str, Any]]) -> torch.Tensor | None:
     """A forward of latents and timesteps under conditions; what rank 0 gets, of several parts in one row."""
     latents, timestep, conditions = request
-    if isinstance(model, DiffusersModel):
+    if isinstance(model, FamilyModel):
         return model(latents, timestep, conditions)
     outputs = model.run_calls([Call((latents, timestep), conditions)])
     if not outputs:

@@ -15,14 +15,13 @@ import torch.distributed as dist
 
 from parallel_backend.costs.machine import Machine
 from parallel_backend.costs.roofline import compare_speeds
-from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.rates import measure_ranks
-from parallel_backend.sampling.denoiser import Denoiser
 from tests.benchmarks.speed.auto_ranks import forward_cost
 from tests.benchmarks.speed.contest import CPU, Meshes, say, start, timed, twin
 from tests.benchmarks.speed.link_cases import CASES
 from tests.benchmarks.speed.throttle import spare_half, throttled
+from tests.support.family_model import Denoiser, FamilyModel
 from tests.support.ranks.leaving import leave
 
 CASE = replace(CASES["PixArt-shaped, guided"], latents=(1, 4, 40, 40))
@@ -40,7 +39,7 @@ class Sampling:
     """A plan, ready to sample so many images on this rank."""
 
     def __init__(self, images: int, plan: ParallelPlan, model: torch.nn.Module, meshes: Meshes) -> None:
-        self.denoiser = Denoiser(DiffusersModel(twin(model), meshes.of(plan)))
+        self.denoiser = Denoiser(FamilyModel(twin(model), meshes.of(plan)))
         self.scheduler = diffusers.DDIMScheduler()
         self.scheduler.set_timesteps(STEPS)
         generator = torch.Generator().manual_seed(2)

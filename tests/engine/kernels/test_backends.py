@@ -23,7 +23,6 @@ from torch.nn.attention import SDPBackend
 
 from demo.host import REPOSITORY
 from parallel_backend import apply_plan, parallelize, unparallelize
-from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.errors import PlanError
 from parallel_backend.groups.mesh import Mesh, build_mesh
 from parallel_backend.library import ATTRIBUTE
@@ -37,6 +36,7 @@ from parallel_backend.weights.loading import ModelSource
 from tests.support.cases.families import FAMILIES, UNEVEN
 from tests.support.cases.library_cases import SDXL_UNET, unet, unet_inputs
 from tests.support.fakes.sage import fake_package
+from tests.support.family_model import FamilyModel
 from tests.support.host_time import Operations
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -60,9 +60,10 @@ def one_rank() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def load(family: str, folder: Path, mesh: Mesh) -> DiffusersModel:
+def load(family: str, folder: Path, mesh: Mesh) -> FamilyModel:
     files = (str(FAMILIES[family].save(folder) / "diffusion_pytorch_model.safetensors"),)
-    return DiffusersModel.load(ModelSource(FAMILIES[family].model_class, FAMILIES[family].config, files), mesh)
+    source = ModelSource(FAMILIES[family].model_class, FAMILIES[family].config, files)
+    return FamilyModel.load(source, mesh).of(FAMILIES[family])
 
 
 def test_every_backend_of_a_plan_exists() -> None:
@@ -278,10 +279,8 @@ MODELS = ("flux-dev", "sd3.5", "wan-t2v", "lumina2", "SDXL")  # streams apart an
 @pytest.mark.parametrize("family", MODELS)
 def test_a_plan_of_one_rank_adds_no_operation(family: str, one_rank: None, monkeypatch: pytest.MonkeyPatch) -> None:
     if family == "SDXL":
-        model, (latents, timestep, conditions) = unet(**SDXL_UNET), unet_inputs(1)
-        more = {name: conditions.pop(name) for name in ("text_embeds", "time_ids")}
-        given = {"sample": latents, "timestep": timestep, "added_cond_kwargs": more, **conditions}
-        run = partial(model, **given, return_dict=False)
+        model = unet(**SDXL_UNET)
+        run = partial(model, **unet_inputs(1), return_dict=False)
     else:
         model = FAMILIES[family].build()
         run = partial(FAMILIES[family].reference, model, *FAMILIES[family].inputs(*FAMILIES[family].shapes[UNEVEN]))

@@ -1,7 +1,7 @@
 """What people get wrong when they add a model is an error that names it: a stream, a condition, the number of heads.
 
 Most are errors of the first forward on ranks. What a forward cannot tell is found here in every family, before ranks
-run: each family's class runs in one process and is compared with its spec, and its adapter with its forward.
+run: each family's class runs in one process and is compared with its spec.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import diffusers
 import pytest
 import torch
 
-from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.errors import PlanError, RequestError
 from parallel_backend.groups.mesh import Axis, Mesh
 from parallel_backend.models import Adapter, adapter_for, model_classes
@@ -27,7 +26,8 @@ from parallel_backend.seams.attention import ParallelAttention
 from parallel_backend.seams.boundary import BlockBoundary
 from parallel_backend.seams.layout import TokenLayout
 from tests.support.cases.families import FAMILIES, UNEVEN
-from tests.support.spec_probe import ignored_conditions, mistakes_in_family
+from tests.support.family_model import FamilyModel
+from tests.support.spec_probe import mistakes_in_family
 
 IMAGE = {"hidden_states": "img"}
 TEXT_WHOLE = ("temb", "encoder_hidden_states")
@@ -36,7 +36,7 @@ INSIDE_BLOCKS = {
     "attention_kwargs", "block_controlnet_hidden_states", "controlnet_block_samples", "controlnet_blocks_repeat",
     "controlnet_single_block_samples", "cross_attention_kwargs", "joint_attention_kwargs", "return_dict", "skip_layers",
 }  # fmt: skip
-# By class, arguments that its pipelines do not pass, or that say in another way what its adapter passes.
+# By class, arguments that its pipelines do not pass, or that say in another way what its families pass.
 NOT_PASSED = {
     "AllegroTransformer3DModel": {"attention_mask"},
     "BriaTransformer2DModel": {"guidance", "pooled_projections"},
@@ -74,20 +74,19 @@ def with_spec(name: str, **fields: Any) -> Adapter:
     return replace(adapter, spec=replace(adapter.spec, **fields))
 
 
-def run_first_of_two(name: str, adapter: Adapter, without: tuple[str, ...] = ()) -> None:
+def run_first_of_two(name: str, adapter: Adapter) -> None:
     """Runs a forward as the first of two ranks do, up to where their tokens come together. Attention gives each token
-    its own query. without: conditions to leave out."""
+    its own query."""
     plan, family, one = ParallelPlan(ulysses=2), FAMILIES[name], Axis(None, 1, 0)
     axes = dict.fromkeys((*plan.degrees(), "batch"), one) | dict.fromkeys(("ulysses", "sequence"), Axis(None, 2, 0))
-    latents, timestep, conditions = family.inputs(*family.shapes[UNEVEN])
-    given = {key: value for key, value in conditions.items() if key not in without}
     with (
-        patch.dict("parallel_backend.models.spec._SPECS", {adapter.model_class: adapter.spec}),
-        patch.dict("parallel_backend.models.adapter._ADAPTERS", {adapter.model_class: adapter}),
+        patch.dict("parallel_backend.models.spec._SPECS", {family.model_class: adapter.spec}),
+        patch.dict("parallel_backend.models.adapter._ADAPTERS", {family.model_class: adapter}),
         patch.object(ParallelAttention, "__call__", lambda *args, **_: args[3]),
         patch.object(TokenLayout, "gather", side_effect=ReachedEnd),
     ):
-        DiffusersModel(family.build(), Mesh(plan, torch.device("cpu"), axes))(latents, timestep, given)
+        model = FamilyModel(family.build(), Mesh(plan, torch.device("cpu"), axes)).of(family)
+        model(*family.inputs(*family.shapes[UNEVEN]))
 
 
 @pytest.mark.parametrize("name", ["easyanimate", "easyanimate-inp", "sd3.5", "lumina2"])
@@ -159,29 +158,6 @@ def test_an_attention_forgotten_is_named() -> None:
     spec = with_blocks("sd3.5", attention={"attn": "img+txt"}).spec
     said = ["attn2 of transformer_blocks attends to tokens, and `attention` does not list it"]
     assert mistakes_in_family(FAMILIES["sd3.5"], spec) == said
-
-
-def test_a_condition_forgotten_in_a_request_is_named() -> None:
-    adapter = adapter_for(FAMILIES["easyanimate-inp"].model_class)
-    with pytest.raises(RequestError, match="needs the condition encoder_hidden_states; it was not given"):
-        run_first_of_two("easyanimate-inp", adapter, without=("encoder_hidden_states",))
-    with pytest.raises(RequestError, match="needs the condition image_latents; it was not given"):
-        run_first_of_two("easyanimate-inp", adapter, without=("image_latents",))
-
-
-def test_a_condition_that_an_adapter_does_not_list_is_named() -> None:
-    adapter = replace(adapter_for("EasyAnimateTransformer3DModel"), conditions=("encoder_hidden_states",))
-    with pytest.raises(RequestError, match="EasyAnimateTransformer3DModel takes no condition image_latents"):
-        run_first_of_two("easyanimate-inp", adapter)
-
-
-def test_a_condition_that_an_adapter_does_not_pass_on_is_named() -> None:
-    adapter = adapter_for("EasyAnimateTransformer3DModel")
-
-    def forgetful(*args: Any) -> dict[str, Any]:
-        return {**adapter.inputs(*args), "inpaint_latents": None}
-
-    assert ignored_conditions(FAMILIES["easyanimate-inp"], replace(adapter, inputs=forgetful)) == ["image_latents"]
 
 
 @pytest.mark.parametrize(
@@ -307,10 +283,10 @@ def test_what_prepares_a_model_meets_this_stages_blocks_alone() -> None:
     plan, one = ParallelPlan(pipefusion=2, patches=1), Axis(None, 1, 0)
     axes = dict.fromkeys((*plan.degrees(), "batch", "sequence"), one) | {"pipefusion": Axis(None, 2, 1)}
     with (
-        patch.dict("parallel_backend.models.adapter._ADAPTERS", {adapter.model_class: prepared}),
+        patch.dict("parallel_backend.models.adapter._ADAPTERS", {adapter.spec.model_class: prepared}),
         patch.object(Axis, "global_rank", lambda _axis, index: index),
     ):
-        staged = DiffusersModel(FAMILIES["mochi"].build(), Mesh(plan, torch.device("cpu"), axes))
+        staged = FamilyModel(FAMILIES["mochi"].build(), Mesh(plan, torch.device("cpu"), axes))
     assert met == staged.stage.blocks
     assert len(staged.model.transformer_blocks) == FAMILIES["mochi"].config["num_layers"] > len(met)
 
@@ -324,16 +300,18 @@ def test_a_familys_class_attends_as_its_spec_says(name: str) -> None:
     assert mistakes_in_family(FAMILIES[name], adapter_for(FAMILIES[name].model_class).spec) == []
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_familys_conditions_all_reach_its_class(name: str) -> None:
-    assert ignored_conditions(FAMILIES[name], adapter_for(FAMILIES[name].model_class)) == []
-
-
 @pytest.mark.parametrize("model_class", CLASSES)
 def test_a_classs_arguments_are_all_passed_or_known_not_to_be(model_class: str) -> None:
     passed = set()
     for family in (each for each in FAMILIES.values() if each.model_class == model_class):
-        inputs = adapter_for(model_class).inputs(family.build().config, *family.inputs(*family.shapes[UNEVEN]))
-        passed |= {name for name, value in inputs.items() if value is not None}
+        model, signature = family.build(), inspect.signature(getattr(diffusers, model_class).forward)
+
+        def note(model: torch.nn.Module, args: tuple, kwargs: dict, signature: Any = signature) -> None:
+            given = signature.bind(model, *args, **kwargs).arguments
+            passed.update(name for name, value in given.items() if value is not None)
+
+        model.register_forward_pre_hook(note, with_kwargs=True)
+        with torch.no_grad():
+            family.reference(model, *family.inputs(*family.shapes[UNEVEN]))
     takes = set(inspect.signature(getattr(diffusers, model_class).forward).parameters) - {"self"}
     assert takes - passed - INSIDE_BLOCKS == NOT_PASSED.get(model_class, set())

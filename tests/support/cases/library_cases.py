@@ -340,11 +340,17 @@ def sdxl_call(batch: int) -> Arguments:
     return unet_call(batch, pooled_prompt_embeds=pooled, negative_pooled_prompt_embeds=negative)
 
 
-def unet_inputs(batch: int) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-    """Latents, timesteps and SDXL's conditions, of a UNet without a pipeline."""
-    conditions = {"text_embeds": embeddings(2, batch, 16), "time_ids": embeddings(4, batch, 6).abs() * 100}
-    latents, timesteps = embeddings(5, batch, 4, 13, 9), torch.tensor([500.0, 20.0, 900.0])[:batch]
-    return latents, timesteps, {"encoder_hidden_states": embeddings(1, batch, TEXT_TOKENS, 32), **conditions}
+def unet_inputs(batch: int) -> dict[str, Any]:
+    """The arguments of a call of SDXL's UNet."""
+    return {
+        "sample": embeddings(5, batch, 4, 13, 9),
+        "timestep": torch.tensor([500.0, 20.0, 900.0])[:batch],
+        "encoder_hidden_states": embeddings(1, batch, TEXT_TOKENS, 32),
+        "added_cond_kwargs": {
+            "text_embeds": embeddings(2, batch, 16),
+            "time_ids": embeddings(4, batch, 6).abs() * 100,
+        },
+    }
 
 
 CALLS = {

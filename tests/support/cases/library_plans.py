@@ -30,7 +30,7 @@ def allows(row: str, plan: Plan) -> bool:
     spec = spec_named(ROWS[row].model_class)
     assert spec
     couples = row in COUPLED or spec.coupled and not spec.coupled_where
-    unshared = spec.unshared and not spec.unshared_where
+    unshared = spec.unshared
     if "pipefusion" in plan and (spec.unstaged or unshared or row in BY_FRAME):
         return False
     if plan.get("patches", 1) > 1 and (not spec.image or row in WITH_MORE_TOKENS):

@@ -13,7 +13,6 @@ import diffusers
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import Mesh, replica_axis
 from parallel_backend.parallel_model import ModelConditions, ParallelModel
@@ -26,12 +25,13 @@ from parallel_backend.weights.stores import ShardedStore
 from tests.support.fakes.models import Model
 from tests.support.fakes.rank import pretended
 from tests.support.fakes.tally import Exchange, Tally
+from tests.support.family_model import FamilyModel
 from tests.support.labelled.tensors import GPU
 
 # Of a sampling under a plan with stages: one of the whole image; one that is measured; and one after it, as the last
 # sends nothing back to the first stage.
 STEPS, MEASURED = 3, 1
-Parallel = DiffusersModel | ParallelModel
+Parallel = FamilyModel | ParallelModel
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def measure(model: Model, size: str, plan: ParallelPlan, rank: int) -> Figures:
         weights, marks = tally.live, StepMarks(tally)
         with tally:
             run(parallel, model, size, marks)
-        if parallel.slot.buffers and isinstance(parallel, ParallelModel) and not isinstance(parallel, DiffusersModel):
+        if parallel.slot.buffers and isinstance(parallel, ParallelModel) and not isinstance(parallel, FamilyModel):
             raise AssertionError("An idle model holds memory of messages.")
         flops, exchanges = tally.flops, tally.exchanges
         if marks.marks:
@@ -100,7 +100,7 @@ def made(model: Model, mesh: Mesh) -> Parallel:
         with unset_fake_temporarily(), patch("parallel_backend.groups.mesh.shake_hands"):
             store = ShardedStore(replica_axis(plan, GPU), GPU)
     if model.library == "diffusers":
-        parallel = DiffusersModel.build(ModelSource(model.model_class, config, (), "bf16"), mesh)
+        parallel = FamilyModel.build(ModelSource(model.model_class, config, (), "bf16"), mesh)
         parallel.bring(places_of(parallel), store)
         return parallel
     import_comfyui()
@@ -133,7 +133,7 @@ def import_comfyui() -> None:
 def run(parallel: Parallel, model: Model, size: str, watch: Watch) -> None:
     """A forward, as a stock sampler asks for it; with stages a sampling of STEPS steps."""
     plan, rows = parallel.mesh.plan, model.rows
-    is_ours = isinstance(parallel, DiffusersModel)
+    is_ours = isinstance(parallel, FamilyModel)
     dtype = torch.float32 if is_ours else torch.bfloat16  # ComfyUI casts before it calls its classes
 
     def empty(*shape: int) -> torch.Tensor:

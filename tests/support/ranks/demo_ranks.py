@@ -11,12 +11,11 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.sampling.denoiser import Denoiser
 from parallel_backend.sampling.schedulers import build_scheduler
 from parallel_backend.weights.loading import ModelSource
+from tests.support.family_model import Denoiser, FamilyModel
 from tests.support.ranks.leaving import leave
 
 
@@ -35,7 +34,7 @@ def main(folder: str, cases_path: str, out_path: str) -> None:
     results = {}
     for name, plan in cases["plans"].items():
         mesh = build_mesh(ParallelPlan.from_json(plan), torch.device("cpu"))
-        transformer = DiffusersModel.load(source, mesh)
+        transformer = FamilyModel.load(source, mesh)
         scheduler = build_scheduler(cases["scheduler"], scheduler_config)
         scheduler.set_timesteps(cases["steps"])
         result = Denoiser(transformer).sample(inputs["latents"], scheduler, *branches, cases["guidance"])

@@ -19,12 +19,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.collectives import ALL_GATHER
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.sampling.denoiser import Denoiser
 from tests.support.cases.families import FAMILIES
+from tests.support.family_model import Denoiser, FamilyModel
 
 FAMILY, STEPS = "dit", 100_000
 COMMUNICATES = ("all_to_all_single", ALL_GATHER, "batch_isend_irecv", "isend", "send")
@@ -66,7 +65,7 @@ def main(plan: str, how: str, out: str) -> None:
     dist.init_process_group("gloo")
     rank, family = dist.get_rank(), FAMILIES[FAMILY]
     report = Path(out, f"{rank}.json")
-    transformer = DiffusersModel(family.build(), build_mesh(ParallelPlan.from_json(json.loads(plan)), CPU))
+    transformer = FamilyModel(family.build(), build_mesh(ParallelPlan.from_json(json.loads(plan)), CPU))
     latents, _, conditions = family.inputs(1, 16, 16)
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(num_train_timesteps=STEPS)
     scheduler.set_timesteps(STEPS)

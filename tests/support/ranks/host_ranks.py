@@ -110,7 +110,7 @@ class Sampling:
         stepper = Stepper(scheduler)
         given = Pass((0,), ModelConditions(self.kwargs, self.more))
         scale = self.scale / stepper.scheduler.config.num_train_timesteps
-        return denoise(module, self.latents, stepper, [given], 1.0, timestep_scale=scale, to_first=True)
+        return denoise(module, self.latents, stepper, [given], 1.0, timestep_scale=scale)
 
     def step_by_step(self, module: ParallelModel) -> torch.Tensor:
         """The same by Euler's method outside of the model, which asks for one step at a time: for as many calls as cfg

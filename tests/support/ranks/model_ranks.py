@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.loading import ModelSource
 from tests.support.cases.families import FAMILIES
+from tests.support.family_model import FamilyModel
 from tests.support.ranks.leaving import leave
 
 
@@ -35,7 +35,7 @@ def main(cases_path: str, out_path: str) -> None:
             meshes[plan] = build_mesh(plan, device)
         key = (case["family"], case["dtype"], plan)
         if key not in loaded:
-            loaded = {key: DiffusersModel.load(source, meshes[plan])}
+            loaded = {key: FamilyModel.load(source, meshes[plan]).of(family)}
         prediction = loaded[key](*family.inputs(*case["shape"]))
         if (dist.get_rank() == 0) != (prediction is not None):
             raise SystemExit("Exactly rank 0 shall hold the result.")

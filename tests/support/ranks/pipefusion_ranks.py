@@ -13,12 +13,11 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.sampling.denoiser import Denoiser
 from parallel_backend.weights.loading import ModelSource
 from tests.support.cases.pipefusion_cases import case_inputs, family_of, scheduler_of
+from tests.support.family_model import Denoiser, FamilyModel
 from tests.support.ranks.leaving import leave
 
 
@@ -38,7 +37,8 @@ def main(cases_path: str, out_path: str) -> None:
             files = (str(Path(case["folder"]) / "diffusion_pytorch_model.safetensors"),)
             if plan not in meshes:
                 meshes[plan] = build_mesh(plan, device, link_groups=case.get("link_groups"))
-            loaded = {key: DiffusersModel.load(ModelSource(family.model_class, family.config, files), meshes[plan])}
+            source = ModelSource(family.model_class, family.config, files)
+            loaded = {key: FamilyModel.load(source, meshes[plan]).of(family)}
         latents, conditions, negative = case_inputs(case["family"], case["short_negative"])
         result = Denoiser(loaded[key]).sample(latents, scheduler_of(case["scheduler"]), conditions, negative, 3.0)
         if result is not None:

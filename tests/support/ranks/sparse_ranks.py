@@ -20,7 +20,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
-from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import Mesh, build_mesh
 from parallel_backend.models import ModelSpec, adapter_for, spec_named
@@ -32,6 +31,7 @@ from tests.support.cases.families import FAMILIES
 from tests.support.cases.host import CASES
 from tests.support.cases.host_oracle import attending
 from tests.support.fakes.sparse_pattern import pattern, with_text
+from tests.support.family_model import FamilyModel
 from tests.support.ranks import host_ranks  # noqa: F401 (imports ComfyUI)
 from tests.support.ranks.leaving import leave
 
@@ -97,7 +97,7 @@ def library_steps(name: str, mesh: Mesh | None) -> tuple[torch.nn.Module, ModelS
     family = FAMILIES[name]
     model = family.build()
     latents, timesteps, conditions = family.inputs(2, FRAMES, HEIGHT, WIDTH)
-    module = DiffusersModel(model, mesh) if mesh else None
+    module = FamilyModel(model, mesh) if mesh else None
 
     def step(part: float) -> torch.Tensor | None:
         if module is None:

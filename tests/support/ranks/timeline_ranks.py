@@ -15,12 +15,11 @@ import diffusers
 import torch
 import torch.distributed as dist
 
-from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.sampling.denoiser import Denoiser
 from tests.support.cases.families import FAMILIES
+from tests.support.family_model import Denoiser, FamilyModel
 from tests.support.ranks.leaving import leave
 
 PLANS = {
@@ -43,12 +42,12 @@ def main(out: str) -> None:
     for name, plan in PLANS.items():
         timeline = Timeline(CPU)
         mesh = build_mesh(ParallelPlan.from_json(plan), CPU, timeline=timeline)
-        transformer = DiffusersModel(family.build(), mesh)
+        transformer = FamilyModel(family.build(), mesh)
         if dist.get_rank():
             last = transformer.model.get_submodule(transformer.spec.blocks[-1].path)[-1]
             last.register_forward_pre_hook(lambda *_: time.sleep(DELAY))
         with timeline.request("sample"):
-            Denoiser(transformer).sample(latents, scheduler, conditions, conditions, 3.0, to_first=True)
+            Denoiser(transformer).sample(latents, scheduler, conditions, conditions, 3.0)
         held[name] = timeline.spans()
     Path(out, f"{dist.get_rank()}.json").write_text(json.dumps(held))
     leave()

@@ -101,7 +101,7 @@ def describe(pack: SimpleNamespace, node_classes: Mapping[str, Any], kind: Model
         "predicts": file.model.model_type.name,
         "buffers": [name for name, one in file.module.named_buffers(recurse=False) if not one.is_meta],
         "plan": plan.to_json(),
-        "unshared": spec.unshared if spec and spec.keeps_tokens(file.module) else "",
+        "unshared": spec.unshared if spec and spec.unshared else "",
         "coupled": spec.coupled if spec and spec.couples(file.module) else "",
         "counted alike": is_alike,
         "as_stock": as_stock,

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import math
+
 import diffusers
 import torch
+import torch.nn.functional as F
 
 from .family import IMAGES, SQUARE, TEXT_TOKENS, UNEVEN, Family, Tensors, text_mask
 
 
 def dit_reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, conditions: Tensors):
-    """Plain diffusers. For latents that are not square, whose image diffusers cannot put together, the head's tokens
-    are read where they leave the model and put together here, patch by patch."""
+    """Plain diffusers. The class puts together square images alone. For others, the head's tokens are filled up to a
+    square, and put together here, patch by patch."""
     tokens = []
-    hook = model.proj_out_2.register_forward_hook(lambda _m, _a, out: tokens.append(out))
+
+    def fill(_head: torch.nn.Module, _args: tuple, out: torch.Tensor) -> torch.Tensor:
+        tokens.append(out)
+        return F.pad(out, (0, 0, 0, (math.isqrt(out.shape[1] - 1) + 1) ** 2 - out.shape[1]))
+
+    hook = model.proj_out_2.register_forward_hook(fill)
     try:
         sample = model(latents, timestep=timestep, **conditions).sample
-    except RuntimeError:
-        assert latents.shape[-2] != latents.shape[-1]
-    hook.remove()
+    finally:
+        hook.remove()
     channels, patch = model.config.in_channels, model.config.patch_size
     height, width = latents.shape[-2:]
     if height == width:

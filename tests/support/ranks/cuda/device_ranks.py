@@ -33,16 +33,15 @@ import torch
 import torch.distributed as dist
 
 from parallel_backend.costs.memory import device_bytes, rank_bytes, stale_bytes
-from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.errors import PlanError
 from parallel_backend.groups.mesh import start_distributed
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.sampling.denoiser import Denoiser
 from parallel_backend.sampling.stepper import Stepper
 from parallel_backend.seams.compiled import BY_PLAN, CompiledBlocks
 from tests.support.cases.families import DEEP, WIDE
 from tests.support.cases.references import relative_error
 from tests.support.fakes.tally import Tally
+from tests.support.family_model import Denoiser, FamilyModel
 from tests.support.ranks.cuda.libraries import LIBRARIES, PLAIN, STEPS, Bench
 from tests.support.ranks.leaving import leave
 
@@ -113,7 +112,7 @@ def parked(bench: Bench, plan: ParallelPlan, dtype: str) -> dict[str, Any]:
     """What is left of the weights on the device while they are parked, as a share; and whether it predicts the same
     after."""
     source, inputs = bench.source("wide", WIDE, dtype), WIDE.inputs(2, 8, 8)
-    model = DiffusersModel.load(source, bench.mesh(plan))
+    model = FamilyModel.load(source, bench.mesh(plan))
     right = model(*inputs)
     weights = [parameter.untyped_storage() for parameter in model.model.parameters()]
 
@@ -138,7 +137,7 @@ def memory(bench: Bench, plan: ParallelPlan, dtype: str) -> dict[str, Any]:
     """The most bytes beside the weights while a deep model samples: what tensors need, what torch's allocator takes,
     and what is predicted that they need."""
     source, (latents, _, conditions) = bench.source("deep", DEEP, dtype), DEEP.inputs(1, *DEEP_SIDES)
-    model = DiffusersModel.load(source, bench.mesh(plan))
+    model = FamilyModel.load(source, bench.mesh(plan))
     tokens = math.prod(latents.shape[2:]) // math.prod(model.patch(latents))
     width = DEEP.config["num_attention_heads"] * DEEP.config["attention_head_dim"] * model.dtype.itemsize
     predicted = rank_bytes(device_bytes(tokens * width), 1, plan)
@@ -147,7 +146,7 @@ def memory(bench: Bench, plan: ParallelPlan, dtype: str) -> dict[str, Any]:
     def sample() -> tuple[int, int]:
         stepper = Stepper.prepare(diffusers.FlowMatchEulerDiscreteScheduler(), STEPS, device=bench.device)
         with counted(bench.device, model.model) as most:
-            Denoiser(model).sample(latents, stepper, conditions, to_first=True)
+            Denoiser(model).sample(latents, stepper, conditions)
         return most()
 
     sample()  # kernels take memory to work in, and keep it

@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_map
 
 from parallel_backend.compat import kept_in_fp32
-from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import Mesh, build_mesh, world_axis
 from parallel_backend.groups.timeline import SILENT, Timeline
@@ -26,7 +25,6 @@ from parallel_backend.models import spec_named
 from parallel_backend.models.checks import modules_at
 from parallel_backend.parallel_model import ParallelModel, moved
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.sampling.denoiser import Denoiser
 from parallel_backend.sampling.stepper import Stepper
 from parallel_backend.vae.parallel import ParallelVAE
 from parallel_backend.vae.pipeline import PipelineVAE
@@ -35,6 +33,7 @@ from tests.support.cases.families import FAMILIES, SQUARE, UNEVEN, Family
 from tests.support.cases.host import CASES, HostCase
 from tests.support.cases.vaes.diffusers_vaes import ON_DEVICES as VAES
 from tests.support.cases.vaes.host_vaes import VAES as HOST_VAES
+from tests.support.family_model import Denoiser, FamilyModel
 from tests.support.labelled.tensors import off_gpu
 from tests.support.ranks.host_ranks import Sampling, calls_of, flat
 from worker.comfyui.vae import use_chunk_bytes
@@ -89,7 +88,7 @@ def of_diffusers(bench: Bench, name: str, plan: ParallelPlan, dtype: str) -> Res
     if plan.pipefusion * plan.patch_count > 1:
         return sampled(bench, family, source, plan)
     inputs = family.inputs(*family.shapes[UNEVEN])
-    model = DiffusersModel.load(source, bench.mesh(plan))
+    model = FamilyModel.load(source, bench.mesh(plan)).of(family)
     result = bench.run(model.stage.blocks, lambda: model(*inputs), None)
     return result, None if result is None else plain_diffusers(name)
 
@@ -98,11 +97,11 @@ def sampled(bench: Bench, family: Family, source: ModelSource, plan: ParallelPla
     """By the loop, on rank 0, where the latents come back to; right is the same on the CPU."""
     latents, _, conditions = family.inputs(1, *family.shapes[SQUARE][1:])
 
-    def run(model: DiffusersModel, steps: int = STEPS) -> torch.Tensor | None:
+    def run(model: FamilyModel, steps: int = STEPS) -> torch.Tensor | None:
         stepper = Stepper.prepare(diffusers.FlowMatchEulerDiscreteScheduler(), steps, device=model.mesh.device)
-        return Denoiser(model).sample(latents, stepper, conditions, to_first=True)
+        return Denoiser(model).sample(latents, stepper, conditions)
 
-    here, on_cpu = (DiffusersModel.load(source, bench.mesh(plan, device)) for device in (bench.device, CPU))
+    here, on_cpu = (FamilyModel.load(source, bench.mesh(plan, device)).of(family) for device in (bench.device, CPU))
     return bench.run(here.stage.blocks, lambda: run(here), lambda: run(here, 2 * STEPS)), run(on_cpu)
 
 

@@ -17,12 +17,11 @@ import diffusers
 import torch
 import torch.distributed as dist
 
-from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.sampling.denoiser import Denoiser
 from parallel_backend.sampling.stepper import Stepper
 from tests.support.cases.families import FAMILIES
+from tests.support.family_model import Denoiser, FamilyModel
 from tests.support.ranks.leaving import leave
 
 STEPS = 5
@@ -66,13 +65,11 @@ def main(plans: str, out: str) -> None:
         family = FAMILIES["flux-dev"]
         latents, _, conditions = family.inputs(1, 16, 16)
         mesh = build_mesh(ParallelPlan(**degrees), torch.device("cpu"), link_groups=True)
-        transformer = DiffusersModel(family.build(), mesh)
+        transformer = FamilyModel(family.build(), mesh)
         stepper = Stepper.prepare(diffusers.FlowMatchEulerDiscreteScheduler(), STEPS, device=mesh.device)
         negative = {name: -value for name, value in conditions.items()} if degrees.get("patches", 1) % 2 else None
         with patch.object(dist, "irecv", receive), patch.object(dist, "isend", send):
-            Denoiser(transformer).sample(
-                latents, stepper, conditions, negative, 3.0, to_first=bool(degrees["patches"] % 2)
-            )
+            Denoiser(transformer).sample(latents, stepper, conditions, negative, 3.0)
         mesh.close()
         found.append(log)
     Path(f"{out}.{dist.get_rank()}").write_text(json.dumps(found))

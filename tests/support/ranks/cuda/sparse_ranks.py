@@ -17,12 +17,12 @@ import torch.distributed as dist
 # Inference tensors cannot be labelled ones. What is imported from here on is decorated with this.
 torch.inference_mode = torch.no_grad
 
-from parallel_backend.diffusers_model import DiffusersModel  # noqa: E402
 from parallel_backend.groups.mesh import build_mesh  # noqa: E402
 from parallel_backend.models.checks import modules_at  # noqa: E402
 from parallel_backend.plan import ParallelPlan  # noqa: E402
 from tests.support.cases.families import wan  # noqa: E402
 from tests.support.cases.references import relative_error  # noqa: E402
+from tests.support.family_model import FamilyModel  # noqa: E402
 from tests.support.labelled.flex import flex_on_labelled  # noqa: E402
 from tests.support.labelled.tensors import GPU, off_gpu, on_gpu  # noqa: E402
 from tests.support.labelled.watch import Watch  # noqa: E402
@@ -37,7 +37,7 @@ def run_steps(plan: ParallelPlan, device: torch.device, watch: Watch | None = No
     """The predictions of the steps. Inside of blocks, all of them are watched: the pattern is built there."""
     with off_gpu():
         built, (latents, timesteps, conditions) = FAMILY.build(), FAMILY.inputs(*VIDEO)
-    model = DiffusersModel(built.to(device), build_mesh(plan, device, link_groups=True))
+    model = FamilyModel(built.to(device), build_mesh(plan, device, link_groups=True))
     for block in modules_at(model.model, "blocks") if watch else ():
         block.register_forward_pre_hook(lambda *_: watch.enter(), prepend=True)
         block.register_forward_hook(lambda *_: watch.leave(), always_call=True)

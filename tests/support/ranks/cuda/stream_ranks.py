@@ -22,11 +22,10 @@ import torch.distributed as dist
 # Inference tensors cannot be labelled ones. What is imported from here on is decorated with this.
 torch.inference_mode = torch.no_grad
 
-from parallel_backend.diffusers_model import DiffusersModel  # noqa: E402
 from parallel_backend.groups.collectives import gather_numbers  # noqa: E402
 from parallel_backend.groups.timeline import SILENT  # noqa: E402
 from parallel_backend.plan import HOST, SHARED, WHOLE, ParallelPlan  # noqa: E402
-from parallel_backend.sampling.denoiser import Denoiser, LoopStopped, Watch  # noqa: E402
+from parallel_backend.sampling.denoiser import LoopStopped, Watch  # noqa: E402
 from parallel_backend.seams import attention  # noqa: E402
 from parallel_backend.seams.forward import Forward  # noqa: E402
 from parallel_backend.seams.kernels.backends import Backend  # noqa: E402
@@ -37,6 +36,7 @@ from parallel_backend.weights.parking import Parking  # noqa: E402
 from parallel_backend.weights.stores import HostStore, ShardedStore, Store  # noqa: E402
 from tests.support.cases.pipefusion_cases import case_inputs, family_of, scheduler_of  # noqa: E402
 from tests.support.cases.vaes.vae_cases import CASES as VAES  # noqa: E402
+from tests.support.family_model import Denoiser, FamilyModel  # noqa: E402
 from tests.support.labelled.tensors import GPU, off_gpu, on_gpu  # noqa: E402
 from tests.support.ranks.leaving import leave  # noqa: E402
 from tests.support.streams.device import on_streams  # noqa: E402
@@ -62,9 +62,7 @@ class Rig:
             with off_gpu():
                 family.save(folder)
         gather_numbers((0,), None)
-        self.model = DiffusersModel.build(
-            ModelSource(family.model_class, family.config, (str(file),), "fp32"), self.mesh
-        )
+        self.model = FamilyModel.build(ModelSource(family.model_class, family.config, (str(file),), "fp32"), self.mesh)
         self.place(plan.weights)
 
     def place(self, weights: str) -> None:

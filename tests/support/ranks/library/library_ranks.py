@@ -140,14 +140,16 @@ def with_ip_adapter() -> None:
     pipeline(**CALLS["Flux"].arguments(1), joint_attention_kwargs=adapter, num_inference_steps=1)
 
 
-def unet_of_a_folder(folder: Path) -> torch.Tensor | None:
-    """What `load_transformer` predicts with a UNet, on rank 0."""
+def unet_of_a_folder(folder: Path) -> torch.Tensor:
+    """What a UNet predicts of which `load_transformer` has read this rank's part."""
     if dist.get_rank() == 0:
         unet(**SDXL_UNET).save_pretrained(folder / "unet")
     dist.barrier()
-    model = load_transformer(folder, ParallelPlan(ulysses=2), torch.device("cpu"), name="unet")
-    found = model(*unet_inputs(2))
-    return None if found is None else found.contiguous()
+    plan = ParallelPlan(ulysses=2)
+    pipeline = SimpleNamespace(unet=load_transformer(folder, plan, torch.device("cpu"), name="unet").model)
+    parallelize(pipeline, plan)
+    with torch.no_grad():
+        return pipeline.unet(**unet_inputs(2)).sample.contiguous()
 
 
 def with_unknown_layers() -> None:

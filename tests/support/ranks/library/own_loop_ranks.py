@@ -22,8 +22,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from parallel_backend import Denoiser, ParallelPlan, parallelize, start_distributed, unparallelize
-from parallel_backend.diffusers_model import DiffusersModel
+from parallel_backend import ParallelPlan, parallelize, start_distributed, unparallelize
 from parallel_backend.groups.mesh import build_mesh
 from tests.support.cases.families import FAMILIES
 from tests.support.cases.library_cases import CALLS, SEED, sd3_with_encoders
@@ -37,6 +36,7 @@ from tests.support.cases.own_loop_cases import (
     pipeline_of,
     scheduler_of,
 )
+from tests.support.family_model import Denoiser, FamilyModel
 from tests.support.ranks.leaving import leave
 
 CPU = torch.device("cpu")
@@ -51,14 +51,14 @@ def looped(case: LoopCase) -> dict[str, torch.Tensor]:
     loop, pipeline = LOOPS[case.loop], pipeline_of(case)
     parallelize(pipeline, case.plan)
     first, again = (CALLS[loop.call].run(pipeline, 1, seeded()) for _ in range(2))
-    transformer: DiffusersModel = pipeline.transformer.parallel_transformer
+    transformer: FamilyModel = pipeline.transformer.parallel_transformer
     if transformer.pipeline.kinds:
         raise SystemExit(f"{case} keeps keys and values when its call has ended.")
     unparallelize(pipeline)
     mesh = build_mesh(case.plan, CPU)
-    denoiser = Denoiser(DiffusersModel(pipeline.transformer, mesh))
+    denoiser = Denoiser(FamilyModel(pipeline.transformer, mesh).of(loop.model))
     scheduler = scheduler_of(loop, case.scheduler)
-    found = denoiser.sample(loop.noise(), scheduler, loop.conditions, loop.negative, loop.guidance, to_first=True)
+    found = denoiser.sample(loop.noise(), scheduler, loop.conditions, loop.negative, loop.guidance)
     mesh.close()
     result = {f"{case}": loop.latents(first), f"{case}, again": loop.latents(again)}
     return result if found is None else {**result, f"{case}, Denoiser": found}

@@ -15,19 +15,18 @@ import torch
 import torch.distributed as dist
 from torch._dynamo.utils import counters
 
-from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.calls import Call
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.sampling.denoiser import Denoiser
 from parallel_backend.weights.parking import Parking
 from tests.support.cases.pipefusion_cases import case_inputs, family_of, scheduler_of
+from tests.support.family_model import Denoiser, FamilyModel
 from tests.support.ranks.host_ranks import CASES, ParallelModel, Sampling, calls_of, flat
 from tests.support.ranks.leaving import leave
 from tests.support.ranks.weights.fetching import Meshes
 
 CUTS = (0, 2, 4, 0)  # columns less of the latents
 HEIGHTS = (10, 14, 18, 10)
-Model = ParallelModel | DiffusersModel
+Model = ParallelModel | FamilyModel
 
 
 class Bench(NamedTuple):
@@ -55,7 +54,7 @@ def of_comfyui(row: str, mesh: Any) -> Bench:
 
 def of_diffusers(name: str, mesh: Any) -> Bench:
     family = family_of(name)
-    model = DiffusersModel(family.build(), mesh)
+    model = FamilyModel(family.build(), mesh).of(family)
     if mesh.plan.pipefusion > 1:
 
         def sample() -> torch.Tensor | None:

@@ -17,11 +17,11 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.exchange import ring
 from parallel_backend.seams.exchange.ulysses import UlyssesExchange
 from tests.support.cases.families import FAMILIES, UNEVEN
+from tests.support.family_model import FamilyModel
 from tests.support.ranks.host_ranks import CASES, ParallelModel, calls_of
 from tests.support.ranks.leaving import leave
 from tests.support.ranks.weights.fetching import Meshes, Way
@@ -80,7 +80,7 @@ def products(name: str, library: str, blocks: str, meshes: Meshes, axis: str, we
         given: tuple[Any, ...] = (calls_of(CASES[name], 1),)
     else:
         family = FAMILIES[name]
-        run = model = DiffusersModel(family.build(), mesh)
+        run = model = FamilyModel(family.build(), mesh).of(family)
         given = tuple(family.inputs(*family.shapes[UNEVEN]))
     fetched = model.fetched
     fetched.rearrange(Way(weights).places(len(fetched.blocks)), meshes.store(weights, mesh, fetched))

@@ -17,12 +17,11 @@ import torch
 import torch.distributed as dist
 
 from parallel_backend.axes import JOINT_AXES
-from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.mesh import Mesh, build_mesh
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.sampling.denoiser import Denoiser
 from tests.benchmarks.speed.meter import Meter
 from tests.benchmarks.speed.scaling import SHAPES, SMALL, VARIANTS, Shape, Variant
+from tests.support.family_model import Denoiser, FamilyModel
 from tests.support.links.profiles import counted_flops
 from tests.support.ranks.leaving import leave
 
@@ -98,7 +97,7 @@ class Contender:
         if variant.peer:
             enable_context_parallel(model)
         mesh = meshes.of(ParallelPlan.from_json(variant.plan or {}))
-        self.denoiser = Denoiser(DiffusersModel(model, mesh))
+        self.denoiser = Denoiser(FamilyModel(model, mesh))
         self.patches = mesh.plan.patch_count
         self.starts: list[float] = []
         model.register_forward_pre_hook(lambda *_: self.starts.append(time.perf_counter()))

@@ -11,12 +11,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.sampling.denoiser import Denoiser
 from parallel_backend.weights.loading import ModelSource
 from tests.support.cases.families import FAMILIES, SQUARE, UNEVEN
 from tests.support.cases.pipefusion_cases import case_inputs, family_of, scheduler_of
+from tests.support.family_model import Denoiser, FamilyModel
 from tests.support.ranks.leaving import leave
 from tests.support.ranks.weights.fetching import Meshes, equal_by_way, poison_buffers, ways_from
 
@@ -31,9 +30,9 @@ def source_of(name: str, plan: ParallelPlan, folder: Path) -> ModelSource:
     return ModelSource(family.model_class, family.config, (str(place / "diffusion_pytorch_model.safetensors"),))
 
 
-def outputs(model: DiffusersModel, name: str) -> list[torch.Tensor | None]:
+def outputs(model: FamilyModel, name: str) -> list[torch.Tensor | None]:
     """Of forwards of either shape; with stages of a whole sampler call."""
-    plan = model.mesh.plan
+    plan = model.of(FAMILIES[name]).mesh.plan
     if plan.pipefusion > 1:
         latents, conditions, negative = case_inputs(name)
         return [Denoiser(model).sample(latents, scheduler_of("flow"), conditions, negative, 3.0)]
@@ -50,8 +49,8 @@ def main(cases: str, out: str) -> None:
     for name, degrees, first in json.loads(Path(cases).read_text()):
         plan = ParallelPlan.from_json(degrees)
         mesh, source = meshes.of(plan), source_of(name, plan, Path(out).parent)
-        right = outputs(DiffusersModel.load(source, mesh), name)
-        model = DiffusersModel.build(source, mesh)
+        right = outputs(FamilyModel.load(source, mesh), name)
+        model = FamilyModel.build(source, mesh)
         equal = equal_by_way(
             model.fetched,
             ways_from(first, plan, name),

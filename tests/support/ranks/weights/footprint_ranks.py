@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.library import AllRanks
@@ -25,6 +24,7 @@ from parallel_backend.weights.placement import WeightPlacement
 from parallel_backend.weights.sizes import BUFFERS, fetched_places
 from parallel_backend.weights.stores import HostStore
 from parallel_backend.weights.tensors import list_storages
+from tests.support.family_model import FamilyModel
 from tests.support.group.footprint import (
     Highest,
     Storages,
@@ -38,7 +38,7 @@ from worker.comfyui.source import HostSource
 from worker.rank.model.host_model import HostModel
 
 CPU = torch.device("cpu")
-Model = DiffusersModel | HostModel
+Model = FamilyModel | HostModel
 
 
 def run(model: Model, latents: list[int], conditions: dict[str, list[int]]) -> torch.Tensor | None:
@@ -46,7 +46,7 @@ def run(model: Model, latents: list[int], conditions: dict[str, list[int]]) -> t
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1, *latents, generator=generator)
     given = {name: torch.randn(1, *shape, generator=generator) for name, shape in conditions.items()}
-    if isinstance(model, DiffusersModel):
+    if isinstance(model, FamilyModel):
         return model(x, torch.tensor([0.5]), given)
     dtype = model.module.dtype
     kwargs = {name: value.to(dtype) for name, value in given.items()}
@@ -60,7 +60,7 @@ def built(case: dict[str, Any], ranks: AllRanks, plan: ParallelPlan) -> tuple[Mo
     mesh = build_mesh(plan, ranks.device)
     if case["library"] == "diffusers":
         source = ModelSource(**case["source"])
-        return DiffusersModel.build(source, mesh), DTYPES[source.dtype]
+        return FamilyModel.build(source, mesh), DTYPES[source.dtype]
     host_source = HostSource.from_json(case["source"])
     return HostModel.build(host_source, mesh), getattr(torch, host_source.dtype)
 
@@ -87,7 +87,7 @@ def measured(case: dict[str, Any], ranks: AllRanks) -> dict[str, Any]:
     own_copy = mapped = 0  # of memory that is no other rank's, too
     if isinstance(store, HostStore) and not copy:
         own_copy, mapped = sum(row.nbytes for row in store.blocks.values()), store.memory.size
-    module = model.model if isinstance(model, DiffusersModel) else model.module.model
+    module = model.model if isinstance(model, FamilyModel) else model.module.model
     in_pages = sum(each.nbytes() for each in list_storages(module, CPU) if mapped_at(each.data_ptr(), storages.files))
     return {
         **expected(model, plan),

@@ -20,15 +20,14 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from parallel_backend import ParallelPlan, parallelize, unparallelize
-from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.errors import RequestError
 from parallel_backend.groups.mesh import build_mesh
-from parallel_backend.sampling.denoiser import Denoiser
 from parallel_backend.weights.loading import ModelSource
 from tests.support.cases.families import FAMILIES, SQUARE
 from tests.support.cases.library_cases import CALLS, SEED
 from tests.support.cases.pipefusion_cases import case_inputs, family_of, scheduler_of
 from tests.support.cases.removal_cases import PARKED, PIPELINES, REPLANNED, STOPPED, case_name
+from tests.support.family_model import Denoiser, FamilyModel
 from tests.support.ranks.leaving import leave
 
 CPU = torch.device("cpu")
@@ -70,7 +69,7 @@ def removed(name: str, degrees: dict[str, int], mesh_of: Any) -> dict[str, bool]
     latents, timestep, conditions = family.inputs(*family.shapes[SQUARE])
     model, expected = plain(name)
     before, weights = traces(model), {key: value.clone() for key, value in model.state_dict().items()}
-    transformer = DiffusersModel(model, mesh_of(degrees))
+    transformer = FamilyModel(model, mesh_of(degrees)).of(family)
     marked = traces(model) != before
     if "pipefusion" not in degrees:
         transformer(latents, timestep, conditions)
@@ -89,10 +88,10 @@ def removed(name: str, degrees: dict[str, int], mesh_of: Any) -> dict[str, bool]
     }
 
 
-def result_of(transformer: DiffusersModel, name: str) -> torch.Tensor | None:
+def result_of(transformer: FamilyModel, name: str) -> torch.Tensor | None:
     """Of a whole sampler call."""
     latents, conditions, negative = case_inputs(name)
-    return Denoiser(transformer).sample(latents, scheduler_of("flow"), conditions, negative, 3.0)
+    return Denoiser(transformer.of(family_of(name))).sample(latents, scheduler_of("flow"), conditions, negative, 3.0)
 
 
 def replanned(name: str, plans: list[dict[str, int]], folder: Path, parked: bool) -> dict[str, bool]:
@@ -104,11 +103,11 @@ def replanned(name: str, plans: list[dict[str, int]], folder: Path, parked: bool
     fresh = []
     for degrees in plans:
         mesh = build_mesh(ParallelPlan.from_json(degrees), CPU)
-        fresh.append(result_of(DiffusersModel.load(source, mesh), name))
+        fresh.append(result_of(FamilyModel.load(source, mesh), name))
         dist.barrier()
         mesh.close()
     mesh = build_mesh(ParallelPlan.from_json(plans[0]), CPU)
-    transformer = DiffusersModel.load(source, mesh)
+    transformer = FamilyModel.load(source, mesh)
     if parked:  # on the CPU, weights are the file's pages, which cannot be parked
         model = transformer.model
         model.load_state_dict({key: value.clone() for key, value in model.state_dict().items()}, assign=True)
@@ -173,7 +172,7 @@ def stopped(name: str, degrees: dict[str, int], folder: Path, mesh_of: Any) -> d
     family = family_of(name)
     files = (str(folder / name / "diffusion_pytorch_model.safetensors"),)
     source = ModelSource(family.model_class, family.config, files)
-    transformer = DiffusersModel.load(source, mesh_of(degrees))
+    transformer = FamilyModel.load(source, mesh_of(degrees))
     expected = result_of(transformer, name)
     found = {}
     try:

@@ -1,0 +1,120 @@
+"""Models of diffusers' classes on a mesh, called as the pipelines of their families call them."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from parallel_backend.diffusers_model import DiffusersModel
+from parallel_backend.groups.calls import Call
+from parallel_backend.groups.mesh import Axis, Mesh
+from parallel_backend.parallel_model import map_tensors
+from parallel_backend.sampling.denoiser import Pass, Watch, denoise
+from parallel_backend.sampling.stepper import Stepper
+from parallel_backend.seams.forward import Forward
+from parallel_backend.seams.pipeline.stages import StageExit
+from tests.support.cases.families import FAMILIES, Family, Tensors
+from tests.support.cases.oracle import ANATOMIES, Anatomy
+
+FAMILY_OF = {family.model_class: family for family in reversed(FAMILIES.values())}  # the first of each class
+ANATOMY_OF = {FAMILIES[name].model_class: anatomy for name, anatomy in ANATOMIES.items()}
+
+
+class Caller:
+    """A model whose calls go elsewhere."""
+
+    def __init__(self, model: torch.nn.Module, call: Any) -> None:
+        self.model, self.call = model, call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.call(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+
+class FamilyModel(DiffusersModel):
+    """A parallel model that takes a family's latents, timesteps and conditions. Its family's `reference` calls it with
+    this rank's rows, and makes a prediction of what it returns."""
+
+    def __init__(self, model: Any, mesh: Mesh) -> None:
+        self.family = FAMILY_OF[type(model).__name__]
+        self.anatomy = ANATOMY_OF.get(self.family.model_class, Anatomy((), {}))
+        super().__init__(model, mesh)
+
+    def of(self, family: Family) -> FamilyModel:
+        """Sets another family of the class."""
+        self.family = family
+        return self
+
+    def __call__(
+        self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors, steps: int = 1
+    ) -> torch.Tensor | None:
+        """The prediction for a batch on rank 0; None elsewhere."""
+        found: Any = self.run_calls([Call((latents, timestep_B), dict(conditions))], steps)
+        return found and found[0]
+
+    def predict_rows(
+        self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Any, axis: Axis, forward: Forward
+    ) -> torch.Tensor | None:
+        return self.run_rows((latents, timestep_B), conditions, len(latents), axis, forward)
+
+    def run(self, args: tuple, kwargs: dict[str, Any], forward: Forward) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            output = super(FamilyModel, self).run(args, kwargs, forward)
+            if output is None:
+                raise StageExit
+            return output
+
+        latents, timestep_B, given = self.cast(args[0]), args[1].to(self.mesh.device), self.cast(kwargs)
+        model: Any = Caller(self.model, call)
+        # On a card, references make their own tensors there.
+        with nullcontext() if self.mesh.device.type == "cpu" else self.mesh.device:
+            try:
+                return self.family.reference(model, latents, timestep_B, given)
+            except StageExit:
+                return None
+
+    def cast(self, value: Any) -> Any:
+        """The same on the device, and in the model's dtype."""
+        return map_tensors(
+            lambda each: each.to(self.mesh.device, self.dtype if each.is_floating_point() else None), value
+        )
+
+    def patch(self, latents: torch.Tensor) -> tuple[int, ...]:
+        return self.anatomy.patch
+
+
+class Denoiser:
+    """Samples with a family's model, by the engine's loop."""
+
+    def __init__(self, model: FamilyModel) -> None:
+        self.model = model
+
+    def sample(
+        self,
+        latents: torch.Tensor,
+        scheduler: Any,
+        conditions: Tensors,
+        negative: Tensors | None = None,
+        guidance: float = 1.0,
+        *,
+        watch: Watch | None = None,
+    ) -> torch.Tensor | None:
+        """scheduler: with its timesteps set, or a Stepper of one. It is not changed."""
+        stepper = scheduler.copy() if isinstance(scheduler, Stepper) else Stepper(scheduler)
+        passes, scale = passes_of(conditions, negative), self.model.anatomy.timestep_scale
+        passes = [replace(each, conditions=self.model.cast(each.conditions)) for each in passes]
+        return denoise(self.model, latents, stepper, passes, guidance, timestep_scale=scale, watch=watch)
+
+
+def passes_of(conditions: Tensors, negative: Tensors | None) -> list[Pass]:
+    """The forwards of a step: cond and uncond in one batch if their shapes allow it, else one after the other."""
+    if negative is None:
+        return [Pass((0,), conditions)]
+    if any(value.shape != negative[name].shape for name, value in conditions.items()):
+        return [Pass((0,), conditions), Pass((1,), negative)]
+    return [Pass((0, 1), {name: torch.cat([value, negative[name]]) for name, value in conditions.items()})]
