@@ -39,7 +39,7 @@ from pathlib import Path
 
 from tests.benchmarks.speed.auto_ranks import CORRECTING, ONE, SIZES
 from tests.benchmarks.speed.link_cases import CASES
-from tests.benchmarks.speed.scaling import busy_share
+from tests.benchmarks.speed.throttle import busy_share
 from tests.support.links.link import Link
 
 SECONDS = 3600.0
