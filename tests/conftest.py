@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from playwright.sync_api import Browser
 from safetensors.torch import load_file, save_file
 
@@ -205,6 +206,14 @@ def cleared(request: pytest.FixtureRequest, folders: disk.TemporaryFolders) -> I
     failed = request.session.testsfailed
     yield
     folders.end_file(failed=request.session.testsfailed > failed)
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    """This process is the only rank of gloo's group."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import types
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from diffusers.models import attention_dispatch
 from diffusers.utils import import_utils
@@ -51,13 +49,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(backends, "is_usable", lambda backend: backend.name in usable)
     return usable
-
-
-@pytest.fixture
-def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def load(family: str, folder: Path, mesh: Mesh) -> DiffusersModel:
