@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from playwright.sync_api import Browser
 from safetensors.torch import load_file, save_file
 
@@ -29,7 +30,7 @@ from tests.support.group.footprint import settings_that_free
 from tests.support.host.graphs import NODE_PACK, NODE_PACK_SOURCE, TINY_MODELS
 from tests.support.host.quick_machine import quick_machine
 from tests.support.ranks.pool import RankPool
-from tests.support.runs import changed, disk, durations, shards
+from tests.support.runs import disk, durations, shards
 from tests.support.runs.longest_first import LongestFirst
 from worker.host.client import WorkerGroup
 from worker.launch.imports import pause_garbage_collector
@@ -133,9 +134,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--fast", action="store_true", help="run only the tests without ranks, ComfyUI or a browser")
     group.addoption("--slow", action="store_true", help="run the tests that are marked slow, too")
     group.addoption("--shard", metavar="K/N", help="run the K-th of N parts, each of whole files")
-    group.addoption(
-        "--changed", nargs="?", const="main", metavar="SINCE", help="run what a change since that commit touches"
-    )
     group.addoption("--keep-durations", action="store_true", help="write what each file takes to tests/durations.json")
     group.addoption("--device", choices=("cuda", "cpu"), default="cuda", help="where tests marked gpu compute")
 
@@ -168,8 +166,6 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     said = [tiers.select(config, items)]
-    if since := config.getoption("--changed"):
-        said.append(changed.select(config, items, since))
     if shard := config.getoption("--shard"):
         said.append(shards.select(config, items, shard))
     config.stash[DESELECTED] = "\n".join(filter(None, said))
@@ -177,24 +173,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.workeroutput["deselected"] = config.stash[DESELECTED]
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["said"] = session.config.stash.get(tiers.SAID, [])
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Takes over, from one of several processes, what is to be said at the end."""
-    told = getattr(node, "workeroutput", {})
-    node.config.stash[DESELECTED] = told.get("deselected", "")
-    node.config.stash.setdefault(tiers.SAID, []).extend(told.get("said", []))
+    node.config.stash[DESELECTED] = getattr(node, "workeroutput", {}).get("deselected", "")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    stash = terminalreporter.config.stash
-    for said in (*stash.get(tiers.SAID, []), stash.get(DESELECTED, "")):
-        if said:
-            terminalreporter.write_line(said)
+    if said := terminalreporter.config.stash.get(DESELECTED, ""):
+        terminalreporter.write_line(said)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -219,6 +206,14 @@ def cleared(request: pytest.FixtureRequest, folders: disk.TemporaryFolders) -> I
     failed = request.session.testsfailed
     yield
     folders.end_file(failed=request.session.testsfailed > failed)
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    """This process is the only rank of gloo's group."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="session")

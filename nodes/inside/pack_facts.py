@@ -1,7 +1,6 @@
 """How functions of node packs share a model's work, as somebody has read and measured them.
 
 A row holds for the text that was read. A function with another text sees all tokens and rows, until it is read again.
-`python -m tests.benchmarks.inside.packs` measures each row with the pack itself.
 """
 
 from __future__ import annotations

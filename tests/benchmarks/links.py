@@ -58,7 +58,7 @@ from tests.benchmarks.speed.link_cases import (
     Case,
     methods,
 )
-from tests.benchmarks.speed.scaling import busy_share
+from tests.benchmarks.speed.throttle import busy_share
 from tests.support.links.link import Link
 from tests.support.links.profiles import PROFILES
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -31,9 +30,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from demo.host import REPOSITORY
 from parallel_backend.plan import HOST, SHARED, WHOLE
 from tests.support.fakes.models import LIBRARIES
+from tests.support.programs import run_program
 from tests.support.ranks.pool import RankPool
 
 PROGRAM = "weights.footprint_ranks"
@@ -108,8 +107,7 @@ def write_diffusers(shape: Shape, path: Path) -> dict[str, Any]:
 def write_stock(shape: Shape, folder: Path) -> dict[str, Any]:
     """The file of ComfyUI's class, and its `HostSource`."""
     comfyui = os.environ["COMFYUI_PATH"]
-    command = [sys.executable, "-m", "tests.support.files.write_stock_models", comfyui, str(folder), shape.stock]
-    subprocess.run(command, cwd=REPOSITORY, check=True)
+    run_program(Path(comfyui), "tests.support.files.write_stock_models", folder, shape.stock)
     file = str(folder / f"{shape.stock}.safetensors")
     return {"comfyui": comfyui, "arguments": ARGUMENTS, "file": file, "model_class": "", "dtype": "", "cast": ""}
 
@@ -209,15 +207,12 @@ def lines(shape: Shape, library: str, worlds: list[int], folder: Path, pool: Ran
         source = write_stock(shape, folder)
         itemsize = torch.float32.itemsize if shape.stock == "flux-full-width" else torch.bfloat16.itemsize
     for ranks in worlds:
-        yield from measure(list(cases_of(shape, library, source, itemsize, ranks)), ranks, folder, pool)
+        yield from measure(list(cases_of(shape, library, source, itemsize, ranks)), ranks, pool)
 
 
-def measure(cases: list[dict[str, Any]], ranks: int, folder: Path, pool: RankPool) -> Iterator[Line]:
-    (folder / "cases.json").write_text(json.dumps(cases))
-    pool.run(ranks, PROGRAM, str(folder / "cases.json"), str(folder / "found"))
-    by_rank = [json.loads(Path(f"{folder}/found.{rank}").read_text()) for rank in range(ranks)]
+def measure(cases: list[dict[str, Any]], ranks: int, pool: RankPool) -> Iterator[Line]:
     outputs: dict[str, int] = {}
-    for case, *found in zip(cases, *by_rank, strict=True):
+    for case, *found in zip(cases, *pool.run(ranks, PROGRAM, cases), strict=True):
         yield line_of(case, found, outputs)
 
 

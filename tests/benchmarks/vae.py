@@ -25,7 +25,7 @@ from typing import Any
 from safetensors.torch import load_file
 
 from demo.host import REPOSITORY
-from tests.benchmarks.speed.scaling import busy_share
+from tests.benchmarks.speed.throttle import busy_share
 from tests.support.cases.vaes.vae_cases import relative_error
 
 MEMORY_TARGET = {2: 0.6, 4: 0.4}  # of one rank's

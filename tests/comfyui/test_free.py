@@ -15,7 +15,6 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import save_file
 
 from demo.host import ComfyHost
@@ -37,13 +36,6 @@ PLAN = ParallelPlan(ulysses=2)
 LAYER = Layer("transformer_blocks.3.attn1.to_q.weight", (1024, 1024))
 SECONDS_TO_FREE = 20
 ROOM = 32 * MEGABYTE  # for a rank to go on with, and too little for its weights
-
-
-@pytest.fixture
-def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def test_what_is_parked_is_nowhere_else_and_comes_back_to_the_bit(one_rank: None) -> None:

@@ -71,8 +71,7 @@ def test_its_classes_on_ranks_equal_themselves(
     by_world = {1: [(row, {}, False) for row in own], 2: [(row, plan, True) for row, plan in cases]}
     with RankPool(tmp_path, COMFYUI_PATH=str(older_comfyui)) as pool:
         for world, jobs in by_world.items():
-            (tmp_path / "cases.json").write_text(json.dumps(jobs))
-            pool.run(world, "host_ranks", str(tmp_path / "cases.json"), str(tmp_path / "out.safetensors"))
+            pool.run(world, "host_ranks", jobs, str(tmp_path / "out.safetensors"))
             results.update(load_file(tmp_path / "out.safetensors"))
     far = {}
     for row, plan in cases:

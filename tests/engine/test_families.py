@@ -111,9 +111,8 @@ def run_cases(wanted: list[tuple[str, Degrees, str, str]], ranks: RankPool, root
                 }
                 for family, plan, shape, dtype in cases
             ]
-            (root / "cases.json").write_text(json.dumps(described))
             out = root / f"world{world}.safetensors"
-            ranks.run(world, "model_ranks", str(root / "cases.json"), str(out))
+            ranks.run(world, "model_ranks", described, str(out))
             return load_file(out)
 
         results |= run_apart(

@@ -117,11 +117,10 @@ def found(
     mistakes: dict[str, list[str]] = {}
     for world, cases in by_world.items():
         for job, part in enumerate(split_into_jobs(cases)):
-            (root / "cases.json").write_text(json.dumps(part))
             out = root / f"world{world}-{job}.safetensors"
-            ranks.run(world, "host_ranks", str(root / "cases.json"), str(out), cases=len(part))
+            noted_by_row = ranks.run(world, "host_ranks", part, str(out), cases=len(part))[0]
             results.update(load_file(out))
-            for row, noted in json.loads(Path(f"{out}.json").read_text()).items():
+            for row, noted in noted_by_row.items():
                 mistakes.setdefault(row, []).extend(noted)
     return Found(results, mistakes)
 

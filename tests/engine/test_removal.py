@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -25,12 +24,10 @@ from tests.support.tiers import running
 def found(request: pytest.FixtureRequest, ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     """What each rank found, by case name; all cases of a world size at once."""
     root = tmp_path_factory.mktemp("removal")
-    (root / "removed.json").write_text(json.dumps(running(request, "removed", "plan", "world")))
+    removed = running(request, "removed", "plan", "world")
     for name in {case[0] for case in (*REPLANNED, *STOPPED)}:
         family_of(name).save(root / name)
-    for world in (2, 4):
-        ranks.run(world, "weights.removal_ranks", str(root))
-    return [json.loads(path.read_text()) for path in sorted(root.glob("found.*.json"))]
+    return [found for world in (2, 4) for found in ranks.run(world, "weights.removal_ranks", str(root), removed)]
 
 
 def assert_all_hold(found: list[dict], name: str, world: int, count: int) -> None:

@@ -4,8 +4,6 @@ it and its set-up remove."""
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,86 +12,10 @@ import pytest
 
 import dev
 from demo.host import REPOSITORY
-from tests.support.runs import changed, disk, durations, shards
+from tests.support.runs import disk, durations, shards
 from tests.support.runs.durations import Duration
 from tests.support.runs.longest_first import choose, needs_of
 from tests.support.runs.shards import files_of_shard, parse
-
-SOURCES = {
-    "__init__.py": "from .nodes import pack",
-    "nodes/__init__.py": "",
-    "nodes/pack.py": "from ..worker import client",
-    "worker/__init__.py": "",
-    "worker/client.py": "START = ['-m', 'worker.rank']",
-    "worker/rank.py": "def run():\n    from parallel_backend.plan import Plan",
-    "parallel_backend/__init__.py": "",
-    "parallel_backend/plan.py": "",
-    "tests/conftest.py": (
-        "from worker import client\nfrom tests.support.pool import Pool\n"
-        "def comfyui(): ...\ndef host(comfyui): ...\ndef ranks(): return Pool()\ndef group(): return client.start()\n"
-    ),
-    "tests/support/pool.py": "",
-    "tests/support/ranks/model_ranks.py": "from parallel_backend import plan",
-    "tests/test_plan.py": "from parallel_backend.plan import Plan",
-    "tests/test_ranks.py": "def test_it(ranks): ranks.run(2, 'model_ranks')",
-    "tests/test_group.py": "def test_it(group): pass",
-    "tests/test_host.py": "def test_it(host): pass",
-    "tests/test_words.py": "'''worker.client is not used'''\nfrom demo import pages\nPAGE = REPOSITORY / 'docs'",
-}
-ALL = {path for path in SOURCES if "test_" in path}
-
-
-@pytest.mark.parametrize(
-    ("path", "touched"),
-    {
-        "parallel_backend/plan.py": {"test_plan", "test_ranks", "test_group", "test_host"},
-        "worker/rank.py": {"test_group", "test_host"},
-        "nodes/pack.py": {"test_host"},
-        "tests/support/pool.py": {"test_ranks"},
-        "tests/test_plan.py": {"test_plan"},
-        "tests/conftest.py": {"test_plan", "test_ranks", "test_group", "test_host", "test_words"},
-        "docs/classes.md": {"test_words"},
-        "web/panel.mjs": {"test_host"},
-        "LICENSE": set(),
-    }.items(),
-)
-def test_a_change_touches_the_tests_that_reach_it(path: str, touched: set[str]) -> None:
-    assert changed.Reach(SOURCES).touched({path}) == {f"tests/{name}.py" for name in touched}
-
-
-def test_a_change_of_this_repository_runs_the_tests_of_what_imports_it() -> None:
-    reach = changed.Reach(changed.python_files(REPOSITORY))
-    program = {"tests/support/ranks/host_ranks.py"}
-    assert reach.is_touched("tests/engine/test_host_models.py", program)
-    assert not reach.is_touched("tests/engine/test_plan.py", program)
-    assert reach.is_touched("tests/worker/test_operations.py", {"worker/rank/executor.py"})
-
-
-def test_changes_since_a_commit_are_the_branchs_own_and_those_not_yet_committed(tmp_path: Path) -> None:
-    def git(*arguments: str) -> None:
-        who = {
-            "GIT_AUTHOR_NAME": "a",
-            "GIT_AUTHOR_EMAIL": "a@b",
-            "GIT_COMMITTER_NAME": "a",
-            "GIT_COMMITTER_EMAIL": "a@b",
-        }
-        subprocess.run(["git", *arguments], cwd=tmp_path, check=True, capture_output=True, env={**os.environ, **who})
-
-    def commit(name: str) -> None:
-        (tmp_path / name).write_text(name)
-        git("add", name)
-        git("commit", "-m", name)
-
-    git("init", "-b", "main")
-    commit("first")
-    git("switch", "-c", "branch")
-    commit("committed")
-    git("switch", "main")
-    commit("of others")
-    git("switch", "branch")
-    (tmp_path / "first").write_text("edited")
-    (tmp_path / "new").touch()
-    assert changed.changed_files(tmp_path, "main") == {"first", "committed", "new"}
 
 
 def test_each_file_is_in_one_shard_and_shards_cost_alike() -> None:
@@ -256,38 +178,16 @@ def test_only_runs_of_whole_files_keep_their_durations(monkeypatch: pytest.Monke
 
     assert keeps() and keeps("--slow", "--shard", "1/4") and keeps("-n0", "-q")
     assert keeps("--slow", "-m", "slow", "--shard=1/4")
-    for arguments in (["-k", "plan"], ["-m", "gpu"], ["--fast"], ["tests/engine"], ["-x"], ["--changed"]):
+    for arguments in (["-k", "plan"], ["-m", "gpu"], ["--fast"], ["tests/engine"], ["-x"]):
         assert not keeps(*arguments)
 
 
-def test_what_a_change_does_not_touch_and_other_shards_run_is_left_out_and_said(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_other_shards_run_is_left_out_and_said() -> None:
     deselected: list[SimpleNamespace] = []
     config = SimpleNamespace(hook=SimpleNamespace(pytest_deselected=lambda items: deselected.extend(items)))
-    items = [SimpleNamespace(path=REPOSITORY / path, fixturenames=["host"]) for path in sorted(ALL)]
-    monkeypatch.setattr(changed, "python_files", lambda root: SOURCES)
-    monkeypatch.setattr(changed, "changed_files", lambda root, since: {"parallel_backend/plan.py", "LICENSE"})
-    said = changed.select(config, items, "main")
-    assert said == "1 tests left out: the 2 files changed since main do not touch them"
-    assert [item.path.name for item in deselected] == ["test_words.py"] and len(items) == 4
+    items = [SimpleNamespace(path=REPOSITORY / f"tests/test_{name}.py", fixturenames=["host"]) for name in "abcd"]
     assert shards.select(config, items, "1/4") == "3 tests are in other shards than 1/4"
-    assert len(items) == 1
-
-
-def test_a_commit_that_there_is_not_is_refused() -> None:
-    with pytest.raises(pytest.UsageError, match="no-such-commit"):
-        changed.select(SimpleNamespace(), [], "no-such-commit")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="takes over processes whose parent has ended")
-def test_cpu_seconds_are_of_all_that_a_command_starts_even_if_its_parent_ends_first() -> None:
-    busy = "import time\nwhile time.process_time() < 1: pass"
-    command = ["sh", "-c", f"{sys.executable} -c '{busy}' & exit 3"]
-    counted = [sys.executable, "-m", "tests.support.runs.cpu_seconds", *command]
-    run = subprocess.run(counted, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert run.returncode == 3, "the command's own"
-    assert 1 <= float(run.stdout.split()[0]) < 10
+    assert len(items) == 1 and len(deselected) == 3
 
 
 @pytest.mark.parametrize("failed", [False, True], ids=["passed", "failed"])

@@ -33,9 +33,7 @@ def main(comfyui: str, *rows: str) -> None:
         for start in range(0, len(cases), JOB):
             folder = Path(name) / f"{start}"
             folder.mkdir()
-            (folder / "cases.json").write_text(json.dumps(cases[start : start + JOB]))
-            pool.run(2, "cuda.labelled_ranks", str(folder / "cases.json"), str(folder / "told"), cases=JOB)
-            told = [json.loads((folder / f"told.{rank}").read_text()) for rank in range(2)]
+            told = pool.run(2, "cuda.labelled_ranks", cases[start : start + JOB], str(folder), cases=JOB)
             for case in told[0]:
                 print_line(case, [each[case] for each in told])
 

@@ -13,8 +13,6 @@ import pytest
 import torch
 from _pytest.mark.structures import ParameterSet
 
-# What tests tell of the run, for its end.
-SAID = pytest.StashKey[list[str]]()
 # What takes long to start, by the fixture that stands for it: whatever starts it has that fixture among its own.
 NEEDS = {
     "browser": "a browser",

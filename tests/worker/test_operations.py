@@ -6,14 +6,12 @@ import gc
 import json
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from demo.host import REPOSITORY
 from parallel_backend.errors import RequestError
@@ -52,14 +50,6 @@ def polish(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(OPERATIONS, POLISH.name, POLISH)
 
 
-@pytest.fixture
-def alone() -> Iterator[None]:
-    """This process as a group of one rank."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 def job(header: Header) -> Job:
     """A job of that group."""
     board = Board(1)
@@ -77,7 +67,7 @@ def job(header: Header) -> Job:
         ({"op": "load", "source": {"files": ["/x"]}, "plan": {}}, "loading a model"),
     ],
 )
-def test_a_lack_of_memory_is_told_whatever_was_asked_for(header: Header, doing: str, alone: None) -> None:
+def test_a_lack_of_memory_is_told_whatever_was_asked_for(header: Header, doing: str, one_rank: None) -> None:
     """It may be noticed before the request has been checked."""
     _, outcome = job(header).attempt(lambda: torch.empty(TOO_MUCH, dtype=torch.uint8))
     assert outcome.kind == MEMORY

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from parallel_backend.plan import INT4
-from tests.benchmarks.exactness import head, plan_name, row
 from tests.benchmarks.pipefusion_demo import GUIDANCE, MODEL, STEPS, Request, psnr, relative_error
 from tests.engine.sampling import test_pipefusion as pipefusion
 from tests.support.cases.families import FAMILIES
@@ -25,6 +24,18 @@ Plan = dict[str, Any]
 PLANS: list[Plan] = [{"ulysses": 2, "exchange_dtype": INT4}]
 FAMILIES_SHOWN = ("flux-dev", "wan-t2v")
 LEAST_RIGHT = 0.95
+
+
+def plan_name(plan: dict[str, int]) -> str:
+    return " × ".join(f"{axis} {degree}" for axis, degree in plan.items()) or "one rank"
+
+
+def row(*cells: object) -> str:
+    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+
+
+def head(*cells: str) -> str:
+    return row(*cells) + "\n" + row("---", *["---:"] * (len(cells) - 1))
 
 
 def print_demo(folder: Path) -> float:

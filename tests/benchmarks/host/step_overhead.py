@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import cProfile
-import json
 import os
 import pstats
 import statistics
@@ -106,8 +105,7 @@ def profile(way: Any, size: Any, steps: int, process: str) -> None:
 
 def count(folder: Path) -> dict[str, Any]:
     with RankPool(folder) as pool:
-        pool.run(1, "cuda.step_ranks", str(folder / "counted"))
-    return json.loads((folder / "counted").read_text())
+        return pool.run(1, "cuda.step_ranks", str(folder))[0]
 
 
 def print_counts(name: str, counted: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import diffusers
 import torch
 import torch.distributed as dist
 
@@ -42,7 +43,6 @@ from tests.support.fakes.measure import import_comfyui
 from tests.support.fakes.tally import Tally, sent
 from tests.support.links.profiles import PROFILES, counted_flops
 from tests.support.ranks.leaving import leave
-from tests.support.ranks.speed.scaling_ranks import enable_context_parallel
 
 WARM = 2
 GATHER, RESULT = "all_gather", "the result"
@@ -68,6 +68,16 @@ def without_overlap() -> Iterator[None]:
         mock.patch("parallel_backend.seams.bands.functions.BorderRows", BordersFirst),
     ):
         yield
+
+
+def enable_context_parallel(model: torch.nn.Module) -> None:
+    """diffusers' own Ulysses. It takes its device from the accelerator that there is none of: told there is one CPU."""
+    cpu = mock.Mock(type="cpu")
+    with (
+        mock.patch.object(torch._C, "_get_accelerator", return_value=cpu),
+        mock.patch.object(torch.accelerator, "device_count", return_value=1),
+    ):
+        model.enable_parallelism(config=diffusers.ContextParallelConfig(ulysses_degree=dist.get_world_size()))
 
 
 class Contender:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,19 @@ SLOWED = (*PRODUCTS, *CONVOLUTIONS, aten.scaled_dot_product_attention, aten._sca
 def spare_half(ranks: int) -> float:
     """How many times slower so many ranks are to compute that half of this machine's cores are left to their links."""
     return max(1.0, 2 * ranks / (os.cpu_count() or 1))
+
+
+def busy_share(seconds: float = 1.0) -> float:
+    """The share of the machine's CPU time that others use now."""
+
+    def ticks() -> tuple[int, int]:
+        values = [int(value) for value in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+        return sum(values), values[3] + values[4]
+
+    total, idle = ticks()
+    time.sleep(seconds)
+    later, idle_later = ticks()
+    return 1 - (idle_later - idle) / max(1, later - total)
 
 
 def throttled(factor: float) -> AbstractContextManager:

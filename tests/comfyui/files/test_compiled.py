@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -38,7 +37,6 @@ def eager(
     comfyui: Path,
     folder: Path,
     ranks: RankPool,
-    tmp_path_factory: pytest.TempPathFactory,
 ) -> Found:
     """Of torch.compile's backend "eager", which has no compiler."""
     wanted: defaultdict[int, list[str]] = defaultdict(list)
@@ -47,18 +45,16 @@ def eager(
     for (form,) in running(request, "form"):
         run_program(comfyui, "tests.support.files.quantise", folder / "flux-deep.safetensors", form)
         wanted[2].append(f"flux-deep-{form}")
-    out = tmp_path_factory.mktemp("eager")
-    found = {world: run(comfyui, folder, ranks, world, "eager", out / str(world), *wanted[world]) for world in wanted}
+    found = {world: run(comfyui, folder, ranks, world, "eager", *wanted[world]) for world in wanted}
     return {(name, world): each for world, of_world in found.items() for name, each in of_world.items()}
 
 
 def run(
-    comfyui: Path, folder: Path, ranks: RankPool, world: int, backend: str, out: Path, *names: str
+    comfyui: Path, folder: Path, ranks: RankPool, world: int, backend: str, *names: str
 ) -> dict[str, dict[str, list]]:
-    """What `compiled_rank` saves."""
+    """What `compiled_rank` returns."""
     files = [str(folder / f"{name}.safetensors") for name in names]
-    ranks.run(world, "files.compiled_rank", str(comfyui), backend, str(out), *files)
-    return json.loads(Path(f"{out}.0").read_text())
+    return ranks.run(world, "files.compiled_rank", str(comfyui), backend, *files)[0]
 
 
 @pytest.mark.parametrize(
@@ -87,10 +83,8 @@ def test_blocks_with_quantised_weights_compute_what_they_did(form: str, eager: F
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
-def test_compiled_blocks_compute_what_they_did(
-    name: str, comfyui: Path, folder: Path, ranks: RankPool, tmp_path: Path
-) -> None:
-    found = run(comfyui, folder, ranks, 2, "inductor", tmp_path / "found", name)
+def test_compiled_blocks_compute_what_they_did(name: str, comfyui: Path, folder: Path, ranks: RankPool) -> None:
+    found = run(comfyui, folder, ranks, 2, "inductor", name)
     assert max(found[name]["errors"]) <= TOLERANCE
 
 

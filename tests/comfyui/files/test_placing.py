@@ -35,14 +35,11 @@ def files(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 @pytest.mark.parametrize(("form", "world"), [("fp32", 1), ("fp32", 2), ("fp8", 1), ("gguf", 1)])
 def test_a_model_that_is_too_large_for_the_card_is_there_in_part_and_gives_the_same(
-    form: str, world: int, comfyui: Path, files: dict[str, Path], ranks: RankPool, tmp_path: Path
+    form: str, world: int, comfyui: Path, files: dict[str, Path], ranks: RankPool
 ) -> None:
     """Also with an adapter, and without it again; a larger call sends more of it away. A lack of memory is told with
     its tokens."""
-    out = tmp_path / "found"
-    ranks.run(world, "files.placed_rank", str(comfyui), str(files[form]), str(ROOM), str(out))
-    for rank in range(world):
-        found = json.loads(Path(f"{out}.{rank}").read_text())
+    for rank, found in enumerate(ranks.run(world, "files.placed_rank", str(comfyui), str(files[form]), ROOM)):
         total = found["total"]
         assert found["whole"] == total
         assert found["checks"] >= found["blocks"] > BLOCKS, "how much has been read could not be told, nor given up"

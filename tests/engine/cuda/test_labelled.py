@@ -125,9 +125,7 @@ def told(
         own = [case for case in wanted if (2 if case[2] else 1) == world]
         folder = root / str(world)
         folder.mkdir()
-        (folder / "cases.json").write_text(json.dumps(own))
-        labelled_ranks.run(world, "cuda.labelled_ranks", str(folder / "cases.json"), str(folder / "told"))
-        by_rank = [json.loads((folder / f"told.{rank}").read_text()) for rank in range(world)]
+        by_rank = labelled_ranks.run(world, "cuda.labelled_ranks", own, str(folder))
         found |= {case: [told[case] for told in by_rank] for case in by_rank[0]}
     return found
 
@@ -151,8 +149,7 @@ def test_one_rank_adds_to_a_step_what_is_listed_and_no_more(
     labelled_ranks: RankPool, comfyui: Path, tmp_path: Path
 ) -> None:
     """On the whole way from ComfyUI's node to the rank and back, beyond what stock asks of its GPU."""
-    labelled_ranks.run(1, "cuda.step_ranks", str(tmp_path / "told"), *ADDED)
-    told = json.loads((tmp_path / "told").read_text())
+    (told,) = labelled_ranks.run(1, "cuda.step_ranks", str(tmp_path), *ADDED)
     for name, (conditions, latents, gathers) in ADDED.items():
         found = told[name]
         stock, process, rank = (Counter(found[each]) for each in ("stock", "comfyui", "rank"))
@@ -170,13 +167,16 @@ def test_one_rank_adds_to_a_step_what_is_listed_and_no_more(
         assert found["corrections"] <= LEARNT
 
 
-def test_sparse_attention_runs_on_a_gpus_path(labelled_ranks: RankPool, tmp_path: Path) -> None:
+def test_sparse_attention_runs_on_a_gpus_path(labelled_ranks: RankPool) -> None:
     """Its mask is built on the device, inside of the first sparse forward's blocks, where the host does not wait."""
-    labelled_ranks.run(2, "cuda.sparse_ranks", str(tmp_path / "told"))
-    by_rank = [json.loads((tmp_path / f"told.{rank}").read_text()) for rank in range(2)]
+    by_rank = labelled_ranks.run(2, "cuda.sparse_ranks")
     for told in by_rank:
         assert len(told) == 4
         for plan, found in told.items():
             assert not found["inside"], f"{plan}: {found['inside']}"
     for plan, found in by_rank[0].items():
         assert len(found["errors"]) == 3 and max(found["errors"]) <= TOLERANCE["fp32"], plan
+
+
+def test_cards_that_one_rank_cannot_connect_ahead_are_given_up_by_all(labelled_ranks: RankPool) -> None:
+    labelled_ranks.run(2, "cuda.ahead_ranks")

@@ -6,7 +6,6 @@ loader.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,9 @@ from tests.support.cases.files.formats import FORMATS
 from tests.support.files.deeper import deepen
 from tests.support.files.write_gguf import write_gguf
 from tests.support.host.stock_prompts import write_cases
-from tests.support.labelled.branches import questions
 from tests.support.programs import run_program
 from tests.support.ranks.pool import RankPool
-from tests.support.tiers import SAID, running
+from tests.support.tiers import running
 from worker.comfyui.gguf_blocks import FORMATS as BLOCKS
 
 NAME = "longcat-image"
@@ -47,6 +45,7 @@ CASES = [
 STAGES, SHARED = {"pipefusion": 2, "patches": 1}, {"ring": 2, "weights": "shared"}
 SHARED_OUT = [("fp32", SHARED, ADA, 1.0), ("gguf", STAGES, ADA, 1.0)]
 NAMES = ("form", "plan", "capability", "share")
+<<<<<<< HEAD
 ELSEWHERE = "is asked in a process that computes nothing"
 # Places that ask whether a device is a GPU, and that the labelled ranks do not come to.
 UNASKED = {
@@ -63,6 +62,8 @@ UNASKED = {
     "worker.host.client.WorkerGroup._park": ELSEWHERE,
     "worker.rank.state.RankState.choose_model": "asks once another model is loaded: test_two_experts",
 }
+=======
+>>>>>>> less
 
 
 def cases() -> list[Any]:
@@ -97,20 +98,16 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
 
 @pytest.fixture(scope="module")
 def told(
-    request: pytest.FixtureRequest, comfyui: Path, files: dict[str, Path], ranks: RankPool,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, list[dict[str, Any]]]:  # fmt: skip
+    request: pytest.FixtureRequest, comfyui: Path, files: dict[str, Path], ranks: RankPool
+) -> dict[str, list[dict[str, Any]]]:
     """What each rank tells of the cases that this session runs. A process has a card for good."""
-    root, found = tmp_path_factory.mktemp("labelled"), {}
+    found: dict[str, list[dict[str, Any]]] = {}
     jobs: dict[tuple, list] = {}
     for case in running(request, *NAMES):
         jobs.setdefault((case[2], 2 if case[1] else 1), []).append(case)
-    for number, ((capability, world), cases) in enumerate(jobs.items()):
+    for (capability, world), cases in jobs.items():
         asked = [(key(*case), str(files[case[0]]), stored_in(case[0]), "float32", case[1], case[3]) for case in cases]
-        given, out = root / f"{number}.json", root / f"told-{number}"
-        given.write_text(json.dumps({"capability": capability, "cases": asked}))
-        ranks.run(world, "cuda.file_ranks", str(given), str(out))
-        by_rank = [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(world)]
+        by_rank = ranks.run(world, "cuda.file_ranks", capability, asked)
         found |= {name: [told[name] for told in by_rank] for name in by_rank[0]}
     return found
 
@@ -175,16 +172,3 @@ def test_quantised_layers_are_multiplied_by_the_kernels_that_the_card_has(told: 
     assert ran("fp8 e5m2", ADA, "aten::_scaled_mm") and not ran("fp8 e5m2", ADA, "comfy_kitchen::dequantize")
     assert ran("int8", ADA, "comfy_kitchen::int8_linear") and not ran("int8", ADA, "comfy_kitchen::dequantize")
     assert ran("mxfp8", ADA, "comfy_kitchen::dequantize_mxfp8")
-
-
-def test_each_place_that_asks_whether_a_device_is_a_gpu_was_told_so(
-    request: pytest.FixtureRequest, comfyui: Path, files: dict[str, Path], ranks: RankPool, tmp_path: Path
-) -> None:
-    """But for the places of a short list, with the reason; the list is told at the end of the run."""
-    ranks.run(2, "cuda.branch_ranks", str(files["gguf"]), str(tmp_path / "told"))
-    told = {place for rank in range(2) for place in json.loads((tmp_path / f"told.{rank}").read_text())}
-    asked = set(questions())
-    lines = [f"  {place}: {'told' if place in told else UNASKED.get(place, 'NOT TOLD')}" for place in sorted(asked)]
-    header = f"places that ask whether a device is a GPU, {len(told)} of {len(asked)} told so without one:"
-    request.config.stash.setdefault(SAID, []).extend([header, *lines])
-    assert asked - told == set(UNASKED), "\n".join(lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -96,7 +96,7 @@ def test_only_other_degrees_or_devices_build_groups_again(
 
 @pytest.mark.parametrize(("device", "kept"), [(torch.device("cuda", 0), {}), (CPU, {8: "socket:[2]"})], ids=str)
 def test_sockets_that_nccl_opens_are_left_to_it(
-    device: torch.device, kept: dict[int, str], alone: None, monkeypatch: pytest.MonkeyPatch
+    device: torch.device, kept: dict[int, str], one_rank: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = iter([{}, {8: "socket:[2]"}])
     monkeypatch.setattr(job_groups, "list_connected_sockets", lambda: next(opened))
@@ -105,15 +105,7 @@ def test_sockets_that_nccl_opens_are_left_to_it(
     assert groups.sockets == kept
 
 
-@pytest.fixture
-def alone() -> Iterator[None]:
-    """This process as a group of one rank."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-def test_gloos_groups_split_nothing_of_nccls(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gloos_groups_split_nothing_of_nccls(one_rank: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a rank outside of one would have NCCL do, and wait for its members."""
     monkeypatch.setattr(dist.distributed_c10d, "_get_split_source", lambda _: pytest.fail("the default group is split"))
     bound = dist.group.WORLD.bound_device_id = torch.device("cuda", 0)
@@ -129,7 +121,7 @@ def test_gloos_groups_split_nothing_of_nccls(alone: None, monkeypatch: pytest.Mo
     ids=["silence", "an error"],
 )
 def test_devices_that_cannot_exchange_data_are_named_with_what_to_try(
-    is_completed: object, words: str, alone: None, monkeypatch: pytest.MonkeyPatch
+    is_completed: object, words: str, one_rank: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 0.05)
     work = SimpleNamespace(is_completed=is_completed)

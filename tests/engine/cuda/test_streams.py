@@ -107,9 +107,7 @@ def told(request: pytest.FixtureRequest, labelled_ranks: RankPool, tmp_path_fact
     for world in sorted({world for _, world in wanted}):
         folder = tmp_path_factory.mktemp("streams")
         own = [json.loads(case) for case, of in sorted(wanted) if of == world]
-        (folder / "cases.json").write_text(json.dumps(own))
-        labelled_ranks.run(world, "cuda.stream_ranks", str(folder / "cases.json"), str(folder / "told"))
-        by_rank = [json.loads((folder / f"told.{rank}").read_text()) for rank in range(world)]
+        by_rank = labelled_ranks.run(world, "cuda.stream_ranks", own, str(folder))
         found |= {(case, world): [each[case] for each in by_rank] for case in by_rank[0]}
     return found
 

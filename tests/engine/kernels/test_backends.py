@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import types
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from diffusers.models import attention_dispatch
 from diffusers.utils import import_utils
@@ -53,6 +51,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return usable
 
 
+<<<<<<< HEAD
 @pytest.fixture
 def one_rank() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -61,6 +60,9 @@ def one_rank() -> Iterator[None]:
 
 
 def load(family: str, folder: Path, mesh: Mesh) -> FamilyModel:
+=======
+def load(family: str, folder: Path, mesh: Mesh) -> DiffusersModel:
+>>>>>>> less
     files = (str(FAMILIES[family].save(folder) / "diffusion_pytorch_model.safetensors"),)
     source = ModelSource(FAMILIES[family].model_class, FAMILIES[family].config, files)
     return FamilyModel.load(source, mesh).of(FAMILIES[family])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +32,12 @@ Found = dict[str, list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def found(ranks: RankPool, comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
+def found(ranks: RankPool, comfyui: Path) -> Found:
     """By plan, what each rank found."""
-    root, found = tmp_path_factory.mktemp("bands"), {}
+    found = {}
     for world in (1, 2, 4):
         asked = {name: each for name, each in PLANS.items() if ParallelPlan.from_json(each[0]).world_size == world}
-        ranks.run(world, "band_ranks", str(CHANNELS), json.dumps(asked), str(root / f"world{world}"))
-        by_rank = [json.loads((root / f"world{world}.{rank}.json").read_text()) for rank in range(world)]
+        by_rank = ranks.run(world, "band_ranks", CHANNELS, asked)
         found |= {name: [each[name] for each in by_rank] for name in asked}
     return found
 

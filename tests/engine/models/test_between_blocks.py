@@ -3,7 +3,6 @@ share the tokens of the blocks. Likewise, UNets with functions that need the who
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -43,15 +42,13 @@ UNETS = {
 
 
 @pytest.fixture(scope="module")
-def found(ranks: RankPool, comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
-    root, found = tmp_path_factory.mktemp("between"), dict[str, list[float]]()
+def found(ranks: RankPool, comfyui: Path) -> dict[str, list[float]]:
+    found = dict[str, list[float]]()
     for world in (2, 4):
         rows = {
             row: plan for row, plan in {**ROWS, **UNETS}.items() if ParallelPlan.from_json(plan).world_size == world
         }
-        (root / "rows.json").write_text(json.dumps(rows))
-        ranks.run(world, "host.between_ranks", str(root / "rows.json"), str(root / "out.json"), cases=len(rows))
-        found |= json.loads((root / "out.json").read_text())
+        found |= ranks.run(world, "host.between_ranks", rows, cases=len(rows))[0]
     return found
 
 

@@ -66,16 +66,12 @@ class Found(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def found(
-    request: pytest.FixtureRequest, ranks: RankPool, comfyui: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[tuple[int, int], Found]:
-    root, found = tmp_path_factory.mktemp("kept"), {}
+def found(request: pytest.FixtureRequest, ranks: RankPool, comfyui: Path) -> dict[tuple[int, int], Found]:
+    found = {}
     wanted = running(request, "world", "place")
     for world in sorted({world for world, _ in wanted}):
         plans = PLANS[world][: 1 + max(place for own, place in wanted if own == world)]
-        (root / "plans.json").write_text(json.dumps(plans))
-        ranks.run(world, "host.kept_ranks", str(root / "plans.json"), str(STEPS), str(root / "out.json"))
-        made = json.loads((root / "out.json").read_text())
+        made = ranks.run(world, "host.kept_ranks", plans, STEPS)[0]
         found |= {(world, place): Found(**each) for place, each in enumerate(made)}
     return found
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,13 +33,11 @@ STAGED = [
 ]
 
 
-def run(ranks: RankPool, root: Path, case: tuple, weights: str | None, backend: str = "eager") -> list[dict[str, Any]]:
+def run(ranks: RankPool, case: tuple, weights: str | None, backend: str = "eager") -> list[dict[str, Any]]:
     """What every rank found."""
     library, name, plans = case
-    (root / "cases.json").write_text(json.dumps([[library, name, plans, weights, backend]]))
     world = ParallelPlan.from_json(plans[0]).world_size
-    ranks.run(world, "speed.compiled_ranks", str(root / "cases.json"), str(root / "found"))
-    return [json.loads((root / f"found.{rank}").read_text())[0] for rank in range(world)]
+    return [found for (found,) in ranks.run(world, "speed.compiled_ranks", [[library, name, plans, weights, backend]])]
 
 
 @pytest.mark.parametrize(
@@ -50,10 +46,10 @@ def run(ranks: RankPool, root: Path, case: tuple, weights: str | None, backend: 
     ids=str,
 )
 def test_blocks_of_a_kind_are_one_graph_and_another_size_brings_one_more(
-    library: str, name: str, plans: list, weights: str | None, kinds: int, ranks: RankPool, tmp_path: Path
+    library: str, name: str, plans: list, weights: str | None, kinds: int, ranks: RankPool
 ) -> None:
     """Four runs of sizes of which the first and the last are alike."""
-    for found in run(ranks, tmp_path, (library, name, plans), weights):
+    for found in run(ranks, (library, name, plans), weights):
         assert found["breaks"] == 0
         first, second, third, again = found["graphs"][:4]
         assert (first, third, again) == (kinds, second, second)
@@ -64,10 +60,8 @@ def test_blocks_of_a_kind_are_one_graph_and_another_size_brings_one_more(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("library", "name", "plans"), STAGED, ids=str)
-def test_pipefusion_runs_the_same_compiled(
-    library: str, name: str, plans: list, ranks: RankPool, tmp_path: Path
-) -> None:
-    found = run(ranks, tmp_path, (library, name, plans), None)
+def test_pipefusion_runs_the_same_compiled(library: str, name: str, plans: list, ranks: RankPool) -> None:
+    found = run(ranks, (library, name, plans), None)
     assert all(each["breaks"] == 0 for each in found)
     errors = [error for each in found for error in each["errors"]]
     assert errors and max(errors) == 0
@@ -76,9 +70,9 @@ def test_pipefusion_runs_the_same_compiled(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2])
-def test_inductors_kernels_compute_what_the_blocks_do(world: int, ranks: RankPool, tmp_path: Path) -> None:
+def test_inductors_kernels_compute_what_the_blocks_do(world: int, ranks: RankPool) -> None:
     case = ("diffusers", "flux-dev", [{"ulysses": world}])
-    found = run(ranks, tmp_path, case, "host", "inductor")
+    found = run(ranks, case, "host", "inductor")
     assert max(found[0]["errors"]) <= EXACT
 
 

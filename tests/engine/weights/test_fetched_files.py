@@ -4,7 +4,6 @@ are; also with an adapter, of another strength, after it is off, under another p
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +29,10 @@ def found(
     request: pytest.FixtureRequest, ranks: RankPool, comfyui: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """By form and kind, of each rank, what is equal."""
-    root = tmp_path_factory.mktemp("fetched-files")
     cases = [(form, PLAN, OTHER, kind) for form, kind in running(request, "form", "kind")]
-    (root / "cases.json").write_text(json.dumps(cases))
-    ranks.run(2, "weights.fetched_file_ranks", str(root), str(root / "cases.json"), str(root / "found"))
     told: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for rank in range(2):
-        for form, _, _, kind, equal in json.loads((root / f"found.{rank}").read_text()):
+    for found in ranks.run(2, "weights.fetched_file_ranks", str(tmp_path_factory.mktemp("fetched-files")), cases):
+        for form, _, _, kind, equal in found:
             told.setdefault((form, kind), []).append(equal)
     return told
 

@@ -5,7 +5,6 @@ A block's buffer is poisoned once it has run, so that whatever is read out of tu
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -81,7 +80,7 @@ def marked(cases: Cases, models: Mapping[str, Any], under_every: tuple[str, ...]
             yield pytest.param(*case, marks=[pytest.mark.slow] if is_slow else [])
 
 
-def found_by(program: str, wanted: list[tuple[str, Plan, str]], ranks: RankPool, root: Path) -> dict[str, Any]:
+def found_by(library: str, wanted: list[tuple[str, Plan, str]], ranks: RankPool, root: Path) -> dict[str, Any]:
     """By case and rank, where the outputs are equal."""
     by_world: dict[int, list[tuple[str, Plan, str]]] = {}
     for case in wanted:
@@ -89,20 +88,20 @@ def found_by(program: str, wanted: list[tuple[str, Plan, str]], ranks: RankPool,
     found: dict[str, Any] = {}
     for world, cases in by_world.items():
         for part in split_into_jobs(cases):
-            (root / "cases.json").write_text(json.dumps(part))
-            ranks.run(world, program, str(root / "cases.json"), str(root / "found"), cases=len(part))
-            for rank in range(world):
-                for *case, equal in json.loads((root / f"found.{rank}").read_text()):
+            for rank, told in enumerate(
+                ranks.run(world, "weights.fetched_ranks", library, part, str(root), cases=len(part))
+            ):
+                for *case, equal in told:
                     found.setdefault(str(tuple(case)), {})[rank] = equal
     return found
 
 
 @pytest.fixture(scope="module")
 def of_families(
-    request: pytest.FixtureRequest, ranks: RankPool, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, ranks: RankPool, comfyui: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
     wanted = running(request, "family", "plan", "first")
-    return found_by("weights.fetched_ranks", wanted, ranks, tmp_path_factory.mktemp("families"))
+    return found_by("diffusers", wanted, ranks, tmp_path_factory.mktemp("families"))
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +109,7 @@ def of_rows(
     request: pytest.FixtureRequest, ranks: RankPool, comfyui: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
     wanted = running(request, "row", "plan", "first")
-    return found_by("weights.fetched_host_ranks", wanted, ranks, tmp_path_factory.mktemp("rows"))
+    return found_by("comfyui", wanted, ranks, tmp_path_factory.mktemp("rows"))
 
 
 def assert_equal_everywhere(found: dict[int, dict[str, bool]]) -> None:

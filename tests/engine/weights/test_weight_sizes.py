@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -72,10 +71,7 @@ def test_ranks_keep_what_was_told_of_the_files(ranks: RankPool, tmp_path: Path) 
         family = FAMILIES[name]
         file = family.save(tmp_path / name) / "diffusion_pytorch_model.safetensors"
         sources[name] = ModelSource(family.model_class, family.config, (str(file),), "fp32")
-    texts = {name: asdict(source) for name, source in sources.items()}
-    (tmp_path / "sources.json").write_text(json.dumps(texts))
-    ranks.run(WORLD, "weights.sizes_ranks", str(tmp_path / "sources.json"), str(tmp_path / "kept"))
-    by_rank = [json.loads(Path(f"{tmp_path}/kept.{rank}").read_text()) for rank in range(WORLD)]
+    by_rank = ranks.run(WORLD, "weights.sizes_ranks", {name: asdict(source) for name, source in sources.items()})
     for rank, found in enumerate(by_rank):
         for name, degrees, held in found:
             plan = ParallelPlan(**degrees)

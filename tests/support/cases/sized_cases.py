@@ -28,6 +28,7 @@ TO_TIME_SMALL = replace(
 )
 # As deep as half of Flux.1's, of a sixth of its width; a third of Wan 14B's depth, of a fifth of its width.
 FLUX_TO_WEIGH = replace(flux_case(hidden_size=512, num_heads=4, depth=10, depth_single_blocks=20), dtype=torch.bfloat16)
+FLUX_TO_WEIGH_SOON = replace(FLUX_TO_WEIGH, config={**FLUX_TO_WEIGH.config, "depth": 2, "depth_single_blocks": 4})
 WAN_TO_WEIGH = StockCase(
     "wan.model.WanModel",
     wan(dim=1024, ffn_dim=4096, num_heads=8, num_layers=14),
@@ -54,6 +55,7 @@ QWEN_TO_WEIGH = StockCase(
 )
 SIZED_CASES = {
     "flux-to-weigh": FLUX_TO_WEIGH,
+    "flux-to-weigh-soon": FLUX_TO_WEIGH_SOON,
     "zimage-to-weigh": ZIMAGE_TO_WEIGH,
     "qwen-to-weigh": QWEN_TO_WEIGH,
     "wan-to-weigh": WAN_TO_WEIGH,

@@ -1,9 +1,8 @@
-"""`torchrun -m tests.support.ranks.attention_ranks OUT`:
+"""`attention_ranks OUT`:
 masked attention over shared tokens, every plan of this world size."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,7 +19,6 @@ from parallel_backend.seams.layout import TokenLayout
 from tests.support.cases.attention_cases import CASES, LENGTHS, MASKS, PATCHES, STEPS, STREAMS, Case, mask, qkv
 from tests.support.fakes.sage import install_fake
 from tests.support.fakes.tally import Tally, sent
-from tests.support.ranks.leaving import leave
 
 
 def take(layout: TokenLayout, whole_BHSD: torch.Tensor) -> torch.Tensor:
@@ -93,10 +91,8 @@ def results_by_step(name: str, case: Case, mesh: Mesh) -> dict[str, torch.Tensor
     return results
 
 
-def main(out_path: str) -> None:
+def on_ranks(out_path: str) -> None:
     """Each rank saves its own tokens' results, with the positions of its tokens, by plan and mask."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     install_fake()
     results = {}
     for name, case in CASES[dist.get_world_size()].items():
@@ -107,8 +103,3 @@ def main(out_path: str) -> None:
             results |= results_by_step(name, case, mesh)
         mesh.close()
     save_file(results, f"{out_path}.{dist.get_rank()}")
-    leave()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,5 +1,5 @@
-"""`torchrun -m tests.support.ranks.band_ranks CHANNELS PLANS OUT`:
-runs a UNet of SDXL's proportions under plans; OUT.RANK.json is by plan what each rank sent, by kind of exchange, and
+"""`band_ranks CHANNELS PLANS`:
+runs a UNet of SDXL's proportions under plans; returns by plan what each rank sent, by kind of exchange, and
 the most bytes that it held beside weights and input; of one rank also what auto counts of the forward.
 
 ComfyUI, which COMFYUI_PATH names, is imported with this, and so once for all ranks that are forked off one process.
@@ -8,9 +8,6 @@ ComfyUI, which COMFYUI_PATH names, is imported with this, and so once for all ra
 from __future__ import annotations
 
 import gc
-import json
-import sys
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -22,7 +19,6 @@ from parallel_backend.plan import ParallelPlan
 from tests.support.cases.host import sdxl
 from tests.support.fakes.tally import Tally, sent
 from tests.support.ranks import host_ranks  # noqa: F401 (imports ComfyUI)
-from tests.support.ranks.leaving import leave
 
 
 def measure(parallel: ParallelModel, latents: list[int]) -> tuple[dict[str, float], int]:
@@ -39,23 +35,16 @@ def measure(parallel: ParallelModel, latents: list[int]) -> tuple[dict[str, floa
     return dict(sent(tally.exchanges)), tally.peak - before
 
 
-def main(channels: str, plans: str, out: str) -> None:
-    """channels: of the first level. plans: by name, in JSON, a plan and the shape of the latents."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def on_ranks(channels: int, plans: dict[str, list]) -> dict[str, dict]:
+    """channels: of the first level. plans: by name, a plan and the shape of the latents."""
     torch.manual_seed(0)
-    model, found = sdxl.build(int(channels)), {}
-    for name, (degrees, latents) in json.loads(plans).items():
+    model, found = sdxl.build(channels), {}
+    for name, (degrees, latents) in plans.items():
         mesh = build_mesh(ParallelPlan.from_json(degrees), torch.device("cpu"))
         parallel = ParallelModel(model, mesh, torch.float32)
         found[name] = dict(zip(("sent", "peak"), measure(parallel, latents), strict=True))
         if dist.get_world_size() == 1:
-            found[name]["counted"] = sdxl.count_cost(int(channels), tuple(latents)).to_json()
+            found[name]["counted"] = sdxl.count_cost(channels, tuple(latents)).to_json()
         parallel.remove()
         mesh.close()
-    Path(f"{out}.{dist.get_rank()}.json").write_text(json.dumps(found))
-    leave()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return found

@@ -1,8 +1,10 @@
 """`python -m tests.support.ranks.forks`: runs programs of this folder on ranks that it forks off itself.
 
 torch and diffusers, whose import takes a rank seconds, are imported once, here. A line on stdin is a job, as JSON:
-program (a module whose `main` each rank runs with `arguments`), ranks, arguments, folder, environment, seconds. It is
-answered by a line with the ranks' exit codes; what a rank prints is in FOLDER/rank-N.log. The end of stdin ends all.
+program (a module), ranks, arguments, folder, environment, seconds. Each rank joins gloo's group and runs the program's
+`on_ranks`; or its `main`, which joins and leaves by itself. The job is answered by a line with the ranks' exit codes;
+what a rank prints is in FOLDER/rank-N.log, and what its `on_ranks` returns in FOLDER/result-N.json. The end of stdin
+ends all.
 """
 
 from __future__ import annotations
@@ -24,8 +26,10 @@ from worker.launch.imports import pause_garbage_collector
 with pause_garbage_collector():
     import diffusers
     import torch
+    import torch.distributed as dist
 
     from tests.support.cases.families import FAMILIES
+    from tests.support.ranks.leaving import leave
 
 POLL_SECONDS = 0.02
 OBJECTS = 20_000  # new ones after which a rank looks for garbage; Python's own 700 took a rank 3 % of its time
@@ -43,8 +47,15 @@ def be_rank(rank: int, job: dict) -> None:
     os.environ.update(job["environment"])
     os.environ.update(dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)))
     os.environ.update(dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(job["ranks"])))
+    program = sys.modules[job["program"]]
     try:
-        sys.modules[job["program"]].main(*job["arguments"])
+        if hasattr(program, "on_ranks"):
+            torch.set_num_threads(1)
+            dist.init_process_group("gloo")
+            result = program.on_ranks(*job["arguments"])
+            Path(job["folder"], f"result-{rank}.json").write_text(json.dumps(result))
+            leave()
+        program.main(*job["arguments"])
     except BaseException:
         traceback.print_exc()
     finally:

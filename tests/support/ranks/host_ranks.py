@@ -1,6 +1,6 @@
-"""`torchrun -m tests.support.ranks.host_ranks CASES OUT`:
+"""`host_ranks CASES OUT`:
 runs ComfyUI's own classes under plans, a forward or with stages a sampling, and saves what rank 0 gets, and what the
-plain class gives. OUT.json gets by case what the plain class does in another way than its spec says.
+plain class gives. Returns by row what the plain class does in another way than its spec says.
 
 ComfyUI, which COMFYUI_PATH names, is imported with this, and so once for all ranks that are forked off one process.
 """
@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import sys
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -32,7 +31,6 @@ from parallel_backend.seams.forward import Forward
 from tests.support.cases.host import CASES, HostCase
 from tests.support.cases.host.base import SIGMA
 from tests.support.cases.host_oracle import SIGMAS, sample
-from tests.support.ranks.leaving import leave
 from tests.support.spec_probe import mistakes_in
 
 sys.path.append(os.environ["COMFYUI_PATH"])
@@ -183,14 +181,12 @@ def is_sampling(plan: ParallelPlan) -> bool:
     return plan.pipefusion * plan.patch_count > 1
 
 
-def main(cases_path: str, out_path: str) -> None:
+def on_ranks(wanted: list, out_path: str) -> dict[str, list[str]]:
     """Cases are a name in CASES, with the number of calls behind it if they are several, a plan, and whether it runs in
     parallel; else, the plain class runs on rank 0. Those of a row are done together, the plain ones first."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     rank, meshes, results, mistakes = dist.get_rank(), {}, {}, {}
     by_row: dict[str, list[tuple[str, Any, bool]]] = {}
-    for case in json.loads(Path(cases_path).read_text()):
+    for case in wanted:
         by_row.setdefault(case[0].partition(" × ")[0], []).append(case)
     for row, cases in by_row.items():
         bench = Bench(CASES[row], meshes)
@@ -202,9 +198,4 @@ def main(cases_path: str, out_path: str) -> None:
         mistakes[row] = bench.mistakes
     if rank == 0:
         save_file(results, out_path)
-        Path(f"{out_path}.json").write_text(json.dumps(mistakes))
-    leave()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return mistakes

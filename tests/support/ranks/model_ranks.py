@@ -1,10 +1,8 @@
-"""`torchrun -m tests.support.ranks.model_ranks CASES OUT`:
+"""`model_ranks CASES OUT`:
 runs cases on the engine as a plain script would, and saves what rank 0 gets."""
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 
 import torch
@@ -15,18 +13,19 @@ from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.loading import ModelSource
 from tests.support.cases.families import FAMILIES
+<<<<<<< HEAD
 from tests.support.family_model import FamilyModel
 from tests.support.ranks.leaving import leave
+=======
+>>>>>>> less
 
 
-def main(cases_path: str, out_path: str) -> None:
+def on_ranks(cases: list[dict], out_path: str) -> None:
     """Cases are JSON objects of name, family, folder, plan, shape (batch first) and dtype; a model is loaded once for
     those that follow each other with it."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     device = torch.device("cpu")
     meshes, results, loaded = {}, {}, {}
-    for case in json.loads(Path(cases_path).read_text()):
+    for case in cases:
         family = FAMILIES[case["family"]]
         files = (str(Path(case["folder"]) / "diffusion_pytorch_model.safetensors"),)
         source = ModelSource(family.model_class, family.config, files, case["dtype"])
@@ -43,8 +42,3 @@ def main(cases_path: str, out_path: str) -> None:
             results[case["name"]] = prediction.contiguous()
     if dist.get_rank() == 0:
         save_file(results, out_path)
-    leave()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,31 +1,28 @@
-"""`torchrun -m tests.support.ranks.pipefusion_ranks CASES OUT`:
+"""`pipefusion_ranks CASES OUT`:
 samples cases on the engine; each result is saved by its rank."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
-import diffusers
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
-from torch.distributed.elastic.multiprocessing.errors import record
 
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.loading import ModelSource
 from tests.support.cases.pipefusion_cases import case_inputs, family_of, scheduler_of
+<<<<<<< HEAD
 from tests.support.family_model import Denoiser, FamilyModel
 from tests.support.ranks.leaving import leave
+=======
+>>>>>>> less
 
 
-@record
-def main(cases_path: str, out_path: str) -> None:
+def on_ranks(cases_path: str, out_path: str) -> None:
     """Cases are JSON objects: see tests/support/cases/pipefusion_cases.py."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     device = torch.device("cpu")
     results, loaded = {}, {}
     meshes = {}
@@ -44,9 +41,3 @@ def main(cases_path: str, out_path: str) -> None:
         if result is not None:
             results[case["name"]] = result.contiguous()
     save_file(results, f"{out_path}.{dist.get_rank()}")
-    leave()
-
-
-if __name__ == "__main__":
-    assert diffusers  # imported here, so that the ranks do not import it one after the other later
-    main(*sys.argv[1:])

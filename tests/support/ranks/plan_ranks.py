@@ -1,11 +1,7 @@
-"""`torchrun -m tests.support.ranks.plan_ranks OUT`:
+"""`plan_ranks`:
 what the engine really gives each rank, by plan, for a model of toy blocks."""
 
 from __future__ import annotations
-
-import json
-import sys
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -21,7 +17,6 @@ from parallel_backend.seams.forward import ForwardSlot
 from parallel_backend.seams.kernels.backends import NATIVE
 from parallel_backend.seams.layout import TokenLayout
 from parallel_backend.seams.pipeline.stages import keep_stage
-from tests.support.ranks.leaving import leave
 
 HEADS, BLOCKS, TOKENS = 6, (4, 3), 24
 BLOCK_BYTES = [300, 300, 300, 300, 100, 100, 100]  # so that stages differ in how many they have
@@ -79,13 +74,5 @@ def held(plan: ParallelPlan) -> dict:
     return result
 
 
-def main(out: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    results = [held(ParallelPlan.from_json(plan)) for plan in PLANS]
-    Path(f"{out}.{dist.get_rank()}").write_text(json.dumps(results))
-    leave()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+def on_ranks() -> list[dict]:
+    return [held(ParallelPlan.from_json(plan)) for plan in PLANS]

@@ -1,4 +1,4 @@
-"""Runs a program of this folder on ranks, as `torchrun -m PROGRAM ARGUMENTS` does, without a rank's start."""
+"""Runs a program of this folder on ranks, as torchrun does, without a rank's start."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class RankPool:
             self.process.stdin.close()
             self.process.wait(END_SECONDS)
 
-    def run(self, ranks: int, program: str, *arguments: str, cases: int = 0) -> None:
-        """Runs `main` of a program on all ranks. Raises AssertionError with what they said if one of them fails. cases:
-        how many it has, if they are many."""
+    def run(self, ranks: int, program: str, *arguments: Any, cases: int = 0) -> list[Any]:
+        """Runs a program on all ranks, and returns what each rank's `on_ranks` does. Raises AssertionError with what
+        they said if one of them fails. arguments: as in JSON, like results. cases: how many there are, if many."""
         if self.process is None:
             command = [sys.executable, "-m", f"{PROGRAMS}.forks"]
             self.process = subprocess.Popen(
@@ -79,6 +79,8 @@ class RankPool:
         assert answer, "what forks the ranks has ended; its error is in pytest's own output"
         codes = json.loads(answer)
         assert not any(code != 0 for code in codes), f"{program} on {ranks} ranks ended with {codes}\n{said(folder)}"
+        results = [folder / f"result-{rank}.json" for rank in range(ranks)]
+        return [json.loads(result.read_text()) if result.exists() else None for result in results]
 
 
 def split_into_jobs(cases: Sequence[Case]) -> Iterator[Sequence[Case]]:

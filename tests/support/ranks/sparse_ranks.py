@@ -1,4 +1,4 @@
-"""`torchrun -m tests.support.ranks.sparse_ranks OUT PLAN …`:
+"""`sparse_ranks OUT PLAN …`:
 runs steps of video models under plans with sparse attention, and saves the predictions that rank 0 gets, and those of
 the plain class with and without the pattern as a mask.
 
@@ -8,7 +8,6 @@ ComfyUI, which COMFYUI_PATH names, is imported by `host_ranks`.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -33,7 +32,6 @@ from tests.support.cases.host_oracle import attending
 from tests.support.fakes.sparse_pattern import pattern, with_text
 from tests.support.family_model import FamilyModel
 from tests.support.ranks import host_ranks  # noqa: F401 (imports ComfyUI)
-from tests.support.ranks.leaving import leave
 
 FRAMES, HEIGHT, WIDTH = 9, 10, 14  # 35 tokens a frame, which tiles do not divide
 TOKENS = HEIGHT * WIDTH // 4
@@ -145,9 +143,7 @@ def masked_results(words: str) -> dict[str, torch.Tensor]:
     return {name: each.contiguous() for name, each in found.items() if each is not None}
 
 
-def main(out_path: str, *plans: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def on_ranks(out_path: str, *plans: str) -> None:
     results: dict[str, torch.Tensor] = {}
     rows = {**dict.fromkeys(HOST_ROWS, host_steps), "diffusers wan-t2v": library_steps}
     for row, steps_of in rows.items():
@@ -166,8 +162,3 @@ def main(out_path: str, *plans: str) -> None:
     results |= masked_results(plans[0])
     if dist.get_rank() == 0:
         save_file(results, out_path)
-    leave()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,15 +1,9 @@
-"""`torchrun -m tests.support.ranks.timeline_ranks OUT`:
-runs a few steps under every plan of two ranks, of which the last is slow.
-
-Each rank leaves what its timeline held in OUT/RANK.json, by plan.
-"""
+"""`timeline_ranks`:
+runs a few steps under every plan of two ranks, of which the last is slow. Returns by plan what the timeline held."""
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from pathlib import Path
 
 import diffusers
 import torch
@@ -19,8 +13,11 @@ from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import ParallelPlan
 from tests.support.cases.families import FAMILIES
+<<<<<<< HEAD
 from tests.support.family_model import Denoiser, FamilyModel
 from tests.support.ranks.leaving import leave
+=======
+>>>>>>> less
 
 PLANS = {
     "ulysses": {"ulysses": 2},
@@ -32,9 +29,7 @@ STEPS, DELAY = 3, 0.2
 CPU = torch.device("cpu")
 
 
-def main(out: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def on_ranks() -> dict[str, list]:
     family, held = FAMILIES["flux-dev"], {}
     latents, _, conditions = family.inputs(1, 16, 16)
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
@@ -49,9 +44,4 @@ def main(out: str) -> None:
         with timeline.request("sample"):
             Denoiser(transformer).sample(latents, scheduler, conditions, conditions, 3.0)
         held[name] = timeline.spans()
-    Path(out, f"{dist.get_rank()}.json").write_text(json.dumps(held))
-    leave()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return held

@@ -1,4 +1,4 @@
-"""`torchrun -m tests.support.ranks.vae_ranks OUT`:
+"""`vae_ranks OUT`:
 the cases of vae_cases and diffusers_vaes on all ranks; OUT.safetensors is what every rank gets.
 
 Each rank writes OUT.RANK.json: the most bytes of the large case.
@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
-from torch.distributed.elastic.multiprocessing.errors import record
 
 from parallel_backend.groups.collectives import collect, shard
 from parallel_backend.groups.mesh import Axis
@@ -24,7 +22,6 @@ from parallel_backend.vae.pipeline import PipelineVAE
 from tests.support.cases.vaes.diffusers_vaes import VAES, latents_of
 from tests.support.cases.vaes.vae_cases import BF16, CASES, LARGE, Case, norm_input
 from tests.support.group.footprint import return_freed_memory
-from tests.support.ranks.leaving import leave
 
 SEED = 3  # of the noise that some draw
 PART = 1 << 12  # numbers: convolutions of even tiny videos run in parts then
@@ -94,21 +91,13 @@ def small_cases(axis: Axis) -> dict[str, torch.Tensor]:
     return results
 
 
-@record
-def main(out_path: str) -> None:
+def on_ranks(out_path: str) -> None:
     return_freed_memory()
-    torch.set_num_threads(1)
     replaced.LARGEST = PART
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo")
     axis = Axis(dist.group.WORLD, world, rank) if world > 1 else Axis(None, 1, 0)
     image, peak = measured_decode(LARGE, axis)
     Path(f"{out_path}.{rank}.json").write_text(json.dumps({"peak": peak}))
     results = {} if world == 1 else small_cases(axis)
     if rank == 0:
         save_file({**results, "large": image.contiguous()}, f"{out_path}.safetensors")
-    leave()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""`torchrun -m tests.support.ranks.cuda.expert_ranks CASES OUT`:
+"""`cuda.expert_ranks CASES OUT`:
 samples two files in turn, in two prompts, on labelled cards with little memory.
 
 Each rank is ComfyUI's side, too: its `WorkerGroup` asks this process's `Executor`, and so all ranks get the same
@@ -15,7 +15,6 @@ import contextlib
 import gc
 import json
 import os
-import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,7 +35,6 @@ from tests.support.group.footprint import Storages  # noqa: E402
 from tests.support.labelled.card import card  # noqa: E402
 from tests.support.labelled.memory import Memory  # noqa: E402
 from tests.support.labelled.tensors import GPU, on_gpu  # noqa: E402
-from tests.support.ranks.leaving import leave  # noqa: E402
 from worker.comfyui.model import import_comfyui  # noqa: E402
 from worker.comfyui.patches import pack_patches  # noqa: E402
 from worker.comfyui.source import HostSource  # noqa: E402
@@ -211,10 +209,8 @@ def none() -> tuple[Any, Any]:
     return packed.to_json(), packed.tensors
 
 
-def main(cases: str, out: str) -> None:
-    torch.set_num_threads(1)
+def on_ranks(cases: str, out: str) -> None:
     os.environ |= {THREADS: "1", COMFYUI_THREADS: "1"}
-    dist.init_process_group("gloo")
     found = {}
     for values in json.loads(Path(cases).read_text()):
         case, working = Case(*values), {"bytes": 0}
@@ -236,8 +232,3 @@ def main(cases: str, out: str) -> None:
                 break
             gc.collect()
     torch.save(found, f"{out}.{dist.get_rank()}")
-    leave()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

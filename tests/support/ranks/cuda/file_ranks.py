@@ -1,10 +1,10 @@
-"""`torchrun -m tests.support.ranks.cuda.file_ranks CASES OUT`:
+"""`cuda.file_ranks CAPABILITY CASES`:
 loads tiny Flux files as `HostModel` does, on a labelled card, and saves by case: the relative errors against the same
 on the CPU, without and with an adapter; how often the host would have waited in a forward after the first; which
 operations there were; how many bytes were on the card; and how many layers were computed while keys travelled.
 
-CASES: a file of JSON: the card's compute capability, and cases, of a name, a file, what its weights are stored in and
-computed in, a plan, and the share of the weights that the card has room for.
+CAPABILITY: of the card. CASES: of a name, a file, what its weights are stored in and computed in, a plan, and the share
+of the weights that the card has room for.
 ComfyUI, which COMFYUI_PATH names, is imported with this on such a card, as it looks for cards once; and so once for all
 ranks that are forked off one process.
 """
@@ -14,11 +14,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import json
 import os
-import sys
 import traceback
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -40,7 +37,6 @@ from tests.support.labelled.card import Card, card  # noqa: E402
 from tests.support.labelled.counting import counted  # noqa: E402
 from tests.support.labelled.tensors import GPU, off_gpu, on_gpu  # noqa: E402
 from tests.support.labelled.watch import Watch  # noqa: E402
-from tests.support.ranks.leaving import leave  # noqa: E402
 from tests.support.ranks.speed.deferring import noting_deferred  # noqa: E402
 from worker.comfyui.model import import_comfyui  # noqa: E402
 from worker.comfyui.patches import Patch, pack_patches  # noqa: E402
@@ -180,23 +176,15 @@ def of_case(case: Case, watch: Watch, there: Card) -> dict[str, Any]:
     return told | {"inside": watch.inside, "outside": watch.outside}
 
 
-def main(cases: str, out: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    asked = json.loads(Path(cases).read_text())
+def on_ranks(capability: list[int], cases: list) -> dict[str, dict]:
     found = {}
-    for values in asked["cases"]:
+    for values in cases:
         case = Case(*values)
-        with on_gpu() as watch, card(watch.memory, WHOLE, tuple(asked["capability"])) as there:
+        with on_gpu() as watch, card(watch.memory, WHOLE, tuple(capability)) as there:
             gc.freeze()  # what has been imported is not looked through for each case
             try:
                 found[case.name] = of_case(case, watch, there)
             except Exception:  # whatever it is fails that case's test; the others still run
                 found[case.name] = {"failed": "\n".join(traceback.format_exc().splitlines()[-12:])}
             gc.collect()
-    Path(f"{out}.{dist.get_rank()}").write_text(json.dumps(found))
-    leave()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return found

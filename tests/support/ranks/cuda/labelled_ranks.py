@@ -1,8 +1,8 @@
-"""`torchrun -m tests.support.ranks.cuda.labelled_ranks CASES OUT`:
+"""`cuda.labelled_ranks CASES FOLDER`:
 runs models on ranks whose tensors say that they are on a GPU, and saves by case the relative error against the CPU, how
 often the host would have waited in a forward after the first, inside of blocks and elsewhere, and which kernels ran.
 
-CASES: a file of JSON, of [library, name, plan, dtype]; of `libraries`. A dtype may name the GPU's compute capability:
+CASES: of [library, name, plan, dtype]; of `libraries`. A dtype may name the GPU's compute capability:
 "fp16 on 7.5".
 Under plans with stages, diffusers' are sampled and compared with the same on the CPU; counted is what more steps add.
 """
@@ -10,7 +10,6 @@ Under plans with stages, diffusers' are sampled and compared with the same on th
 from __future__ import annotations
 
 import json
-import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 # Inference tensors cannot be labelled ones. What is imported from here on is decorated with this.
 torch.inference_mode = torch.no_grad
@@ -31,7 +29,6 @@ from tests.support.labelled.tensors import ADA, GPU, on_gpu  # noqa: E402
 from tests.support.labelled.watch import Watch  # noqa: E402
 from tests.support.labelled.whole_way import WholeWay  # noqa: E402
 from tests.support.ranks.cuda.libraries import LIBRARIES, Bench  # noqa: E402
-from tests.support.ranks.leaving import leave  # noqa: E402
 
 
 def with_more(
@@ -48,11 +45,9 @@ def with_more(
     return result
 
 
-def main(cases: str, out: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def on_ranks(cases: list, folder: str) -> dict[str, dict]:
     found, way, broken = {}, None, ""
-    for case in json.loads(Path(cases).read_text()):
+    for case in cases:
         if broken:
             found[json.dumps(case)] = {"failed": f"not run, since the ranks were out of step after {broken}"}
             continue
@@ -60,8 +55,8 @@ def main(cases: str, out: str) -> None:
         major, minor = map(int, card.split(".")) if card else ADA
         told: dict[str, Any] = {}
         with on_gpu(counts_memory=False, capability=(major, minor)) as watch:
-            way = way or WholeWay(Path(out).parent)
-            bench = Bench(GPU, Path(out).parent, partial(with_more, watch))
+            way = way or WholeWay(Path(folder))
+            bench = Bench(GPU, Path(folder), partial(with_more, watch))
             if library == "comfyui":
                 bench.call, bench.timeline = partial(way.call, watch), way.timeline
             try:
@@ -75,9 +70,4 @@ def main(cases: str, out: str) -> None:
                 # The other ranks still wait for what this one would have sent: they end when it leaves.
                 broken = json.dumps(case) if library == "comfyui" else ""
         found[json.dumps(case)] = told
-    Path(f"{out}.{dist.get_rank()}").write_text(json.dumps(found))
-    leave()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return found

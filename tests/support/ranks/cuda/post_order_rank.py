@@ -1,4 +1,4 @@
-"""`torchrun -m tests.support.ranks.cuda.post_order_rank PLANS OUT`:
+"""`cuda.post_order_rank PLANS OUT`:
 samples under PipeFusion and saves, by rank and plan, the order in which sends and receives were posted and waited for.
 
 PLANS: as JSON. Each entry of a log is [what, the other rank, which of the messages between the two].
@@ -7,7 +7,6 @@ PLANS: as JSON. Each entry of a log is [what, the other rank, which of the messa
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,11 @@ from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.stepper import Stepper
 from tests.support.cases.families import FAMILIES
+<<<<<<< HEAD
 from tests.support.family_model import Denoiser, FamilyModel
 from tests.support.ranks.leaving import leave
+=======
+>>>>>>> less
 
 STEPS = 5
 
@@ -38,9 +40,7 @@ class Logged:
         return self.work.wait()
 
 
-def main(plans: str, out: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def on_ranks(plans: str, out: str) -> None:
     irecv, isend = dist.irecv, dist.isend
     found = []
     for degrees in json.loads(plans):
@@ -73,8 +73,3 @@ def main(plans: str, out: str) -> None:
         mesh.close()
         found.append(log)
     Path(f"{out}.{dist.get_rank()}").write_text(json.dumps(found))
-    leave()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

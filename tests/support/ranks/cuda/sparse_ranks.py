@@ -1,18 +1,14 @@
-"""`torchrun -m tests.support.ranks.cuda.sparse_ranks OUT`:
+"""`cuda.sparse_ranks`:
 runs a video model under plans with sparse attention on ranks whose tensors say that they are on a GPU, and saves by
 plan the relative error against the CPU, and how often the host would have waited inside of blocks.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 # Inference tensors cannot be labelled ones. What is imported from here on is decorated with this.
 torch.inference_mode = torch.no_grad
@@ -26,7 +22,6 @@ from tests.support.family_model import FamilyModel  # noqa: E402
 from tests.support.labelled.flex import flex_on_labelled  # noqa: E402
 from tests.support.labelled.tensors import GPU, off_gpu, on_gpu  # noqa: E402
 from tests.support.labelled.watch import Watch  # noqa: E402
-from tests.support.ranks.leaving import leave  # noqa: E402
 
 VIDEO = (2, 9, 16, 22)  # 88 tokens a frame, in seven blocks of the kernel
 FAMILY = wan(attention_head_dim=16, num_attention_heads=4)
@@ -59,17 +54,10 @@ def compare(plan: ParallelPlan, on_cpu: Callable[[], list[torch.Tensor | None]])
     return {"errors": errors, "inside": watch.inside}
 
 
-def main(out: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def on_ranks() -> dict[str, dict]:
     told = {}
     for degrees in ({"ulysses": 2}, {"cfg": 2}):
         for sparse in ("radial", "radial_narrow"):
             plan = ParallelPlan(sparse=sparse, **degrees)
             told[str(plan)] = compare(plan, lambda plan=plan: run_steps(plan, torch.device("cpu")))
-    Path(f"{out}.{dist.get_rank()}").write_text(json.dumps(told))
-    leave()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return told

@@ -1,4 +1,4 @@
-"""`torchrun -m tests.support.ranks.cuda.step_ranks OUT [SIZE ...]`:
+"""`cuda.step_ranks FOLDER [SIZE ...]`:
 counts on labelled tensors what a step of stock asks of its GPU, and what ComfyUI's process and rank 0 ask of theirs on
 the way from the node to the rank and back. One rank.
 
@@ -8,15 +8,12 @@ at", with their places; "error", the greatest difference from stock's result; "c
 
 from __future__ import annotations
 
-import json
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
-import torch.distributed as dist
 
 # Inference tensors cannot be labelled ones. What is imported from here on is decorated with this.
 torch.inference_mode = lambda mode=True: torch.no_grad(mode) if callable(mode) else torch.no_grad()
@@ -25,7 +22,6 @@ from tests.support.labelled.one_rank import SIZES, OneRank  # noqa: E402
 from tests.support.labelled.tally import Tally  # noqa: E402
 from tests.support.labelled.tensors import GPU, on_gpu  # noqa: E402
 from tests.support.labelled.whole_way import WholeWay  # noqa: E402
-from tests.support.ranks.leaving import leave  # noqa: E402
 from worker.host.runs import LEARNT  # noqa: E402
 from worker.wire import job_channel  # noqa: E402
 
@@ -69,17 +65,10 @@ def count_corrections(one: OneRank) -> int:
     return learn.call_count
 
 
-def main(out: str, *sizes: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def on_ranks(folder: str, *sizes: str) -> dict[str, dict]:
     found = {}
     with on_gpu(counts_memory=False) as watch:
-        way = WholeWay(Path(out).parent)
+        way = WholeWay(Path(folder))
         for name in sizes or SIZES:
             found[name] = count(way, name, watch)
-    Path(out).write_text(json.dumps(found, indent=1))
-    leave()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return found

@@ -1,8 +1,8 @@
-"""`torchrun -m tests.support.ranks.cuda.stream_ranks CASES OUT`:
+"""`cuda.stream_ranks CASES FOLDER`:
 runs the engine on labelled tensors in simulated streams, and saves by case what the simulator finds, which collectives
 it was told of, and the most bytes in use and taken.
 
-CASES: a file of JSON, of [what runs, plan, a wait that is taken away or ""]; of `RUNS` and `WAITS`.
+CASES: of [what runs, plan, a wait that is taken away or ""]; of `RUNS` and `WAITS`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ from tests.support.cases.pipefusion_cases import case_inputs, family_of, schedul
 from tests.support.cases.vaes.vae_cases import CASES as VAES  # noqa: E402
 from tests.support.family_model import Denoiser, FamilyModel  # noqa: E402
 from tests.support.labelled.tensors import GPU, off_gpu, on_gpu  # noqa: E402
-from tests.support.ranks.leaving import leave  # noqa: E402
 from tests.support.streams.device import on_streams  # noqa: E402
 from tests.support.streams.waits import WAITS  # noqa: E402
 from worker.rank.job_groups import JobGroups  # noqa: E402
@@ -244,16 +243,9 @@ def run_case(what: str, degrees: dict[str, Any], missing: str, folder: Path) -> 
     return told
 
 
-def main(cases: str, out: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def on_ranks(cases: list, folder: str) -> dict[str, dict]:
     found = {}
     with patch.object(attention, "ROWS_OF_CARD", 1):  # so that small forwards are exchanged in parts, too
-        for case in json.loads(Path(cases).read_text()):
-            found[json.dumps(case)] = run_case(*case, Path(out).parent / "model")
-    Path(f"{out}.{dist.get_rank()}").write_text(json.dumps(found))
-    leave()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+        for case in cases:
+            found[json.dumps(case)] = run_case(*case, Path(folder) / "model")
+    return found

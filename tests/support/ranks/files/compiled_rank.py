@@ -1,4 +1,4 @@
-"""`torchrun -m tests.support.ranks.files.compiled_rank COMFYUI BACKEND OUT FILE...`:
+"""`files.compiled_rank COMFYUI BACKEND FILE...`:
 runs cases of a host with their blocks compiled and as they are, and saves, by file, the relative errors, and how many
 graphs each call brought. FILE: of a case, or the same in a format. BACKEND is torch.compile's; of others than "eager"
 the graphs are not counted.
@@ -6,8 +6,6 @@ the graphs are not counted.
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
 from tests.support.cases.sized_cases import SIZED_CASES
 from tests.support.cases.stock_cases import CASES
-from tests.support.ranks.leaving import leave
 from worker.comfyui.patched_options import COMPILED
 from worker.comfyui.source import HostSource
 from worker.rank.model.host_model import HostModel
@@ -65,16 +62,9 @@ def compare(comfyui: str, backend: str, file: Path) -> dict[str, list]:
     return {"errors": errors, "graphs": counts}
 
 
-def main(comfyui: str, backend: str, out: str, *files: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def on_ranks(comfyui: str, backend: str, *files: str) -> dict[str, dict]:
     found = {}
     for file in map(Path, files):
         torch.compiler.reset()  # or the graphs of the file before would count
         found[file.stem] = compare(comfyui, backend, file)
-    Path(f"{out}.{dist.get_rank()}").write_text(json.dumps(found))
-    leave()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return found

@@ -1,4 +1,4 @@
-"""`torchrun -m tests.support.ranks.files.gguf_rank COMFYUI FILE DEQUANTISED OUT`:
+"""`files.gguf_rank COMFYUI FILE DEQUANTISED`:
 loads a tiny Flux from a GGUF file, and saves what memory it takes and what becomes of it under adapters and parking.
 
 DEQUANTISED is the same file's weights in safetensors.
@@ -6,21 +6,17 @@ DEQUANTISED is the same file's weights in safetensors.
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file
 
 from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.tensors import list_storages
-from tests.support.ranks.leaving import leave
 from worker.comfyui.patches import pack_patches
 from worker.comfyui.source import HostSource
 from worker.rank.model.host_model import HostModel
@@ -73,9 +69,7 @@ def adapt(model: HostModel) -> None:
     model.patch(packed.patches, packed.tensors)
 
 
-def main(comfyui: str, file: str, dequantised: str, out: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def on_ranks(comfyui: str, file: str, dequantised: str) -> dict[str, Any]:
     mesh, right = build_mesh(ParallelPlan(), CPU), load_file(dequantised)
     source = HostSource(comfyui, ("--cpu",), file, "Flux", "bfloat16", "")
     weights = HostModel.load(source, mesh).module.model.state_dict()
@@ -91,9 +85,4 @@ def main(comfyui: str, file: str, dequantised: str, out: str) -> None:
     found |= {"changed": not torch.equal(call(model), plain), "held with an adapter": held_bytes(module)}
     model.patch([], {})
     found |= {"as before": torch.equal(call(model), plain), "copied after all": copied_bytes(file)}
-    Path(out).write_text(json.dumps({**found, **parked(model, module)}))
-    leave()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return {**found, **parked(model, module)}

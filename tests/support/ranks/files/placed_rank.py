@@ -1,4 +1,4 @@
-"""`torchrun -m tests.support.ranks.files.placed_rank COMFYUI FILE ROOM OUT`:
+"""`files.placed_rank COMFYUI FILE SHARE`:
 runs a tiny Flux on ranks whose card has not the memory for it, and saves what of it was there, and what came out.
 
 The card is the CPU, of which is told that it is a device with so many bytes.
@@ -7,10 +7,7 @@ The card is the CPU, of which is told that it is a device with so many bytes.
 from __future__ import annotations
 
 import contextlib
-import json
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -22,7 +19,6 @@ from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.library import AllRanks
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights import placement
-from tests.support.ranks.leaving import leave
 from worker.comfyui.model import import_comfyui
 from worker.comfyui.patches import pack_patches
 from worker.comfyui.source import HostSource
@@ -92,11 +88,8 @@ def adapt(model: HostModel) -> None:
     model.patch(packed.patches, packed.tensors)
 
 
-def main(comfyui: str, file: str, room: str, out: str) -> None:
-    """room: of the weights, that the card has beside what the smaller call takes."""
-    share = float(room)
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def on_ranks(comfyui: str, file: str, share: float) -> dict[str, Any]:
+    """share: of the weights, that the card has beside what the smaller call takes."""
     world = dist.get_world_size()
     source = HostSource(comfyui, ("--cpu", "--use-pytorch-cross-attention"), file, "Flux", "float32", "float32")
     import_comfyui(source)
@@ -150,9 +143,4 @@ def main(comfyui: str, file: str, room: str, out: str) -> None:
     if world > 1:
         stage = load(pipefusion=world, patches=1)
         found["stage"] = stage.resident_bytes
-    Path(f"{out}.{dist.get_rank()}").write_text(json.dumps(found))
-    leave()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return found

@@ -1,16 +1,13 @@
-"""`torchrun -m tests.support.ranks.host.between_ranks ROWS OUT`:
+"""`host.between_ranks ROWS`:
 runs ComfyUI's own classes with code that needs all tokens, between their blocks or at a UNet's places, under a plan and
-plain. Saves by row
-the relative error on rank 0, what the code changes, and the share of the calls of blocks that ranks share.
+plain. Returns by row the relative error on rank 0, what the code changes, and the share of the calls of blocks that
+ranks share.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +24,6 @@ from parallel_backend.plan import ParallelPlan
 from tests.support.cases.host import CASES, HostCase
 from tests.support.cases.references import relative_error
 from tests.support.ranks.host_ranks import flat, steps_of
-from tests.support.ranks.leaving import leave
 
 
 def change(output: Any, given: list[torch.Tensor]) -> Any:
@@ -155,16 +151,6 @@ def run(row: str, plan: ParallelPlan) -> tuple[float, float, float] | None:
     return error, changed, sum(shared) / len(shared)
 
 
-def main(rows_path: str, out_path: str) -> None:
+def on_ranks(rows: dict[str, dict]) -> dict[str, Any]:
     """ROWS: by row in CASES, its plan."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    rows = json.loads(Path(rows_path).read_text()).items()
-    found = {row: run(row, ParallelPlan.from_json(degrees)) for row, degrees in rows}
-    if dist.get_rank() == 0:
-        Path(out_path).write_text(json.dumps(found))
-    leave()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return {row: run(row, ParallelPlan.from_json(degrees)) for row, degrees in rows.items()}

@@ -1,4 +1,4 @@
-"""`torchrun -m tests.support.ranks.host.kept_ranks PLANS STEPS OUT`:
+"""`host.kept_ranks PLANS STEPS`:
 samples with HiDream-O1 under one plan after the other, on the same weights, and by the plain class. Saves by plan and
 sampling the largest relative error of a call, and by rank how many of the image's tokens its blocks got in each step.
 
@@ -8,11 +8,8 @@ requests do.
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +24,6 @@ from parallel_backend.plan import ParallelPlan
 from tests.support.cases.host import CASES
 from tests.support.cases.references import relative_error
 from tests.support.ranks.host_ranks import flat
-from tests.support.ranks.leaving import leave
 
 from comfy.ldm.hidream_o1.conditioning import build_extra_conds  # isort: skip
 
@@ -75,12 +71,10 @@ def note_length(lengths: list[int], _block: torch.nn.Module, args: tuple, kwargs
     lengths.append(next(iter([*args, *kwargs.values()])).shape[1])
 
 
-def main(plans_path: str, count: str, out_path: str) -> None:
+def on_ranks(degrees: list[dict], steps: int) -> list[dict]:
     """PLANS: a list, of which the ranks take one after the other."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    plans = [ParallelPlan.from_json(each) for each in json.loads(Path(plans_path).read_text())]
-    model, steps = CASES["hidream-o1"].build(), int(count)
+    plans = [ParallelPlan.from_json(each) for each in degrees]
+    model = CASES["hidream-o1"].build()
     meshes = [build_mesh(plan, torch.device("cpu")) for plan in plans]
     wanted = {}
     if dist.get_rank() == 0:
@@ -102,10 +96,4 @@ def main(plans_path: str, count: str, out_path: str) -> None:
         by_rank: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(by_rank, seen)
         found.append({"errors": errors, "seen": by_rank})
-    if dist.get_rank() == 0:
-        Path(out_path).write_text(json.dumps(found))
-    leave()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return found

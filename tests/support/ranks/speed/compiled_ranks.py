@@ -1,18 +1,14 @@
-"""`torchrun -m tests.support.ranks.speed.compiled_ranks CASES OUT`:
+"""`speed.compiled_ranks CASES`:
 runs models of both libraries with their blocks compiled and as they are, and saves how far apart that is, and how many
 graphs each run brought."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch._dynamo.utils import counters
 
 from parallel_backend.groups.calls import Call
@@ -21,7 +17,6 @@ from parallel_backend.weights.parking import Parking
 from tests.support.cases.pipefusion_cases import case_inputs, family_of, scheduler_of
 from tests.support.family_model import Denoiser, FamilyModel
 from tests.support.ranks.host_ranks import CASES, ParallelModel, Sampling, calls_of, flat
-from tests.support.ranks.leaving import leave
 from tests.support.ranks.weights.fetching import Meshes
 
 CUTS = (0, 2, 4, 0)  # columns less of the latents
@@ -84,13 +79,11 @@ def parked_between(bench: Bench, plain: torch.Tensor | None, backend: Any) -> li
     return [] if plain is None or got is None else [float((got - plain).norm() / plain.norm())]
 
 
-def main(cases: str, out: str) -> None:
+def on_ranks(cases: list) -> list[dict]:
     """Cases are a library, a name of it, plans that follow each other, where the weights wait, and the backend:
     "eager", whose graphs are counted, or another of torch.compile's."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     meshes, found = Meshes(), []
-    for library, name, plans, weights, backend in json.loads(Path(cases).read_text()):
+    for library, name, plans, weights, backend in cases:
         torch.compiler.reset()
         counters.clear()
         graphs: list[Any] = []
@@ -122,9 +115,4 @@ def main(cases: str, out: str) -> None:
                 errors += parked_between(bench, right[-1], counting if backend == "eager" else backend)
                 counts.append(len(graphs))
         found.append({"errors": errors, "graphs": counts, "breaks": sum(counters["graph_break"].values())})
-    Path(f"{out}.{dist.get_rank()}").write_text(json.dumps(found))
-    leave()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return found

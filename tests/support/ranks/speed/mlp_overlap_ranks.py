@@ -1,20 +1,16 @@
-"""`torchrun -m tests.support.ranks.speed.mlp_overlap_ranks CASES OUT`:
-runs models of both libraries on as many ranks, and saves how many products each block computes between the first
+"""`speed.mlp_overlap_ranks CASES`:
+runs models of both libraries on as many ranks, and returns how many products each block computes between the first
 exchange's start and the wait for it, block by block. CASES: of a model, its library and blocks, an axis of the ranks,
 and where the weights wait."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallel_backend.plan import ParallelPlan
@@ -23,7 +19,6 @@ from parallel_backend.seams.exchange.ulysses import UlyssesExchange
 from tests.support.cases.families import FAMILIES, UNEVEN
 from tests.support.family_model import FamilyModel
 from tests.support.ranks.host_ranks import CASES, ParallelModel, calls_of
-from tests.support.ranks.leaving import leave
 from tests.support.ranks.weights.fetching import Meshes, Way
 
 PRODUCTS = {torch.ops.aten.linear, torch.ops.aten.addmm, torch.ops.aten.mm}
@@ -93,18 +88,9 @@ def products(name: str, library: str, blocks: str, meshes: Meshes, axis: str, we
     return events.under_way()
 
 
-def main(cases_path: str, out_path: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    meshes, cases = Meshes(), json.loads(Path(cases_path).read_text())
-    found = {
-        f"{library} {name} {axis}": torch.tensor(products(name, library, blocks, meshes, axis, weights))
+def on_ranks(cases: list) -> dict[str, list[int]]:
+    meshes = Meshes()
+    return {
+        f"{library} {name} {axis}": products(name, library, blocks, meshes, axis, weights)
         for name, library, blocks, axis, weights in cases
     }
-    if dist.get_rank() == 0:
-        save_file(found, out_path)
-    leave()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

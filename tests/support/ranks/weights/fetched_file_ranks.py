@@ -1,4 +1,4 @@
-"""`torchrun -m tests.support.ranks.weights.fetched_file_ranks FOLDER CASES OUT`:
+"""`weights.fetched_file_ranks FOLDER CASES`:
 loads tiny Flux files of ComfyUI's formats with weights that are fetched, adapts them and changes plans, and saves where
 they are equal to whole ones.
 
@@ -7,9 +7,7 @@ FOLDER gets the files. CASES: of a form, a plan, another for the same weights, a
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +16,12 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 from parallel_backend.groups.calls import Call
-from parallel_backend.plan import WHOLE, ParallelPlan
+from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.tensors import list_plain_tensors
 from tests.support.cases.files.formats import FORMATS
 from tests.support.files import quantise, write_stock_models
 from tests.support.files.write_gguf import write_gguf
-from tests.support.ranks import host_ranks
-from tests.support.ranks.leaving import leave
+from tests.support.ranks import host_ranks  # noqa: F401 (imports ComfyUI, once for all ranks)
 from tests.support.ranks.weights.fetching import Meshes, poison_buffers, same, ways_from
 from worker.comfyui.gguf_blocks import FORMATS as BLOCKS
 from worker.comfyui.patches import pack_patches
@@ -143,11 +140,9 @@ def equal_to_whole(meshes: Meshes, source: HostSource, plans: list[ParallelPlan]
     return found
 
 
-def main(folder: str, cases: str, out: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def on_ranks(folder: str, wanted: list) -> list[list]:
     poison_buffers()
-    wanted, meshes, found = json.loads(Path(cases).read_text()), Meshes(), []
+    meshes, found = Meshes(), []
     if not dist.get_rank():
         write(Path(folder), {form for form, *_ in wanted})
     dist.barrier()
@@ -157,10 +152,4 @@ def main(folder: str, cases: str, out: str) -> None:
         source = HostSource(os.environ["COMFYUI_PATH"], ("--cpu",), file, "Flux", *dtypes, keeps_small=True)
         plans = [ParallelPlan.from_json(each) for each in (degrees, others)]
         found.append([form, degrees, others, first, equal_to_whole(meshes, source, plans, first)])
-    Path(f"{out}.{dist.get_rank()}").write_text(json.dumps(found))
-    leave()
-
-
-if __name__ == "__main__":
-    assert host_ranks and WHOLE  # imports ComfyUI, once for all ranks
-    main(*sys.argv[1:])
+    return found

@@ -1,23 +1,47 @@
-"""`torchrun -m tests.support.ranks.weights.fetched_ranks CASES OUT`:
-runs diffusers' models with weights that are fetched, and with the same weights whole, and saves where they are equal.
-"""
+"""`weights.fetched_ranks LIBRARY CASES FOLDER`:
+runs models of a library with weights that are fetched, and with the same weights whole, and returns where they are
+equal. FOLDER gets diffusers' files."""
 
 from __future__ import annotations
 
-import json
-import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
+<<<<<<< HEAD
+=======
+from parallel_backend.diffusers_model import DiffusersModel
+from parallel_backend.groups.mesh import Mesh
+from parallel_backend.parallel_model import ParallelModel
+>>>>>>> less
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.loading import ModelSource
+from parallel_backend.weights.prefetcher import BlockPrefetcher
 from tests.support.cases.families import FAMILIES, SQUARE, UNEVEN
+from tests.support.cases.host import CASES
 from tests.support.cases.pipefusion_cases import case_inputs, family_of, scheduler_of
+<<<<<<< HEAD
 from tests.support.family_model import Denoiser, FamilyModel
 from tests.support.ranks.leaving import leave
 from tests.support.ranks.weights.fetching import Meshes, equal_by_way, poison_buffers, ways_from
+=======
+from tests.support.ranks.host_ranks import Sampling, flat, steps_of
+from tests.support.ranks.weights.fetching import Meshes, Way, poison_buffers, same, ways_from
+
+Outputs = list[torch.Tensor | None]
+
+
+class Bench(NamedTuple):
+    """A model, how its weights are brought to other places, what runs it, and what whole weights give."""
+
+    fetched: BlockPrefetcher
+    bring: Callable[..., None]
+    run: Callable[[], Outputs]
+    right: Outputs
+>>>>>>> less
 
 
 def source_of(name: str, plan: ParallelPlan, folder: Path) -> ModelSource:
@@ -30,6 +54,7 @@ def source_of(name: str, plan: ParallelPlan, folder: Path) -> ModelSource:
     return ModelSource(family.model_class, family.config, (str(place / "diffusion_pytorch_model.safetensors"),))
 
 
+<<<<<<< HEAD
 def outputs(model: FamilyModel, name: str) -> list[torch.Tensor | None]:
     """Of forwards of either shape; with stages of a whole sampler call."""
     plan = model.of(FAMILIES[name]).mesh.plan
@@ -38,16 +63,58 @@ def outputs(model: FamilyModel, name: str) -> list[torch.Tensor | None]:
         return [Denoiser(model).sample(latents, scheduler_of("flow"), conditions, negative, 3.0)]
     family = FAMILIES[name]
     return [model(*family.inputs(*family.shapes[shape])) for shape in (SQUARE, UNEVEN)]
+=======
+def of_diffusers(name: str, mesh: Mesh, folder: Path) -> Bench:
+    """Runs forwards of either shape; with stages a whole sampler call."""
+    source = source_of(name, mesh.plan, folder)
+
+    def run(model: DiffusersModel) -> Outputs:
+        if mesh.plan.pipefusion > 1:
+            latents, conditions, negative = case_inputs(name)
+            return [Denoiser(model).sample(latents, scheduler_of("flow"), conditions, negative, 3.0)]
+        family = FAMILIES[name]
+        return [model(*family.inputs(*family.shapes[shape])) for shape in (SQUARE, UNEVEN)]
+
+    right, model = run(DiffusersModel.load(source, mesh)), DiffusersModel.build(source, mesh)
+    return Bench(model.fetched, model.bring, lambda: run(model), right)
+>>>>>>> less
 
 
-def main(cases: str, out: str) -> None:
-    """Cases are a family, a plan, and the kind of weights that the model is read with."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def of_comfyui(name: str, mesh: Mesh, _folder: Path) -> Bench:
+    """Runs so many calls at once as are behind the name, in all steps; with stages a sampling."""
+    row, _, count = name.partition(" × ")
+    case = CASES[row]
+    model = ParallelModel(case.build(), mesh, torch.float32)
+
+    def run() -> Outputs:
+        if mesh.plan.pipefusion > 1:
+            return [Sampling(case, case.build()).parallel(model)]
+        model.forget()
+        got = [flat(each) for calls in steps_of(case, int(count or 1)) for each in model.run_calls(calls) or ()]
+        return [torch.cat(got) if got else None]
+
+    return Bench(model.fetched, model.fetched.rearrange, run, run())
+
+
+def equal_by_way(bench: Bench, ways: Sequence[Way], meshes: Meshes, mesh: Mesh) -> dict[str, bool]:
+    """By way, whether this rank gets the bits of whole weights."""
+    assert bench.fetched.blocks, "the spec lists no blocks to fetch"
+    found = {}
+    for number, way in enumerate(ways):
+        bench.bring(way.places(len(bench.fetched.blocks)), meshes.store(way.kind, mesh, bench.fetched))
+        dist.barrier()  # each has written to the host's memory what the others read there
+        found[f"{number} {way}"] = same(bench.run(), bench.right)
+    return found
+
+
+def on_ranks(library: str, cases: list, folder: str) -> list[Any]:
+    """Cases are a name (of FAMILIES; or of CASES, with the number of calls behind it if they are several), a plan, and
+    the kind of weights that come first."""
     poison_buffers()
     meshes, found = Meshes(), []
-    for name, degrees, first in json.loads(Path(cases).read_text()):
+    for name, degrees, first in cases:
         plan = ParallelPlan.from_json(degrees)
+<<<<<<< HEAD
         mesh, source = meshes.of(plan), source_of(name, plan, Path(out).parent)
         right = outputs(FamilyModel.load(source, mesh), name)
         model = FamilyModel.build(source, mesh)
@@ -66,3 +133,10 @@ def main(cases: str, out: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+=======
+        mesh = meshes.of(plan)
+        bench = {"diffusers": of_diffusers, "comfyui": of_comfyui}[library](name, mesh, Path(folder))
+        ways = ways_from(first, plan, name.partition(" × ")[0])
+        found.append([name, degrees, first, equal_by_way(bench, ways, meshes, mesh)])
+    return found
+>>>>>>> less

@@ -3,11 +3,10 @@ poisoned."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from parallel_backend.groups.mesh import Axis, Mesh, build_mesh, replica_axis
 from parallel_backend.plan import HOST, SHARED, WHOLE, ParallelPlan
@@ -82,24 +81,6 @@ class Meshes:
         sizes = fetched.sizes
         memory = agree_on_memory((mesh.weight_places, sizes), HostStore.total(sizes), None)
         return HostStore(sizes, CPU, memory)
-
-
-def equal_by_way(
-    fetched: BlockPrefetcher,
-    ways: Sequence[Way],
-    store_of: Callable[[str], Store | None],
-    bring: Callable[[Sequence[int], Store | None], None],
-    run: Callable[[], list[torch.Tensor | None]],
-    right: list[torch.Tensor | None],
-) -> dict[str, bool]:
-    """By way, whether this rank gets the bits of `right` in it. run: several forwards, one after the other."""
-    assert fetched.blocks, "the spec lists no blocks to fetch"
-    found = {}
-    for number, way in enumerate(ways):
-        bring(way.places(len(fetched.blocks)), store_of(way.kind))
-        dist.barrier()  # each has written to the host's memory what the others read there
-        found[f"{number} {way}"] = same(run(), right)
-    return found
 
 
 def same(got: Sequence[torch.Tensor | None], right: Sequence[torch.Tensor | None]) -> bool:

@@ -1,14 +1,11 @@
-"""`torchrun -m tests.support.ranks.weights.footprint_ranks CASES OUT`:
-loads models under plans with every kind of weights, runs them, and saves to OUT.RANK what of memory this rank took, in
+"""`weights.footprint_ranks CASES`:
+loads models under plans with every kind of weights, runs them, and returns what of memory this rank took, in
 bytes, beside what `WeightSizes` says of it.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import zlib
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,7 +30,6 @@ from tests.support.group.footprint import (
     settled_bytes,
     shared_bytes,
 )
-from tests.support.ranks.leaving import leave
 from worker.comfyui.source import HostSource
 from worker.rank.model.host_model import HostModel
 
@@ -123,18 +119,9 @@ def expected(model: Model, plan: ParallelPlan) -> dict[str, int]:
     }
 
 
-def main(cases_path: str, out: str) -> None:
+def on_ranks(cases: list[dict]) -> list[dict]:
     """Cases: JSON objects of library, plan, source, files and the itemsize in them, latents, conditions; the first is
     run before it is measured, as what libraries take of memory once is no model's."""
     return_freed_memory()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    cases = json.loads(Path(cases_path).read_text())
     ranks = AllRanks(CPU)
-    found = [measured(case, ranks) for case in [cases[0], *cases]][1:]
-    Path(f"{out}.{dist.get_rank()}").write_text(json.dumps(found))
-    leave()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return [measured(case, ranks) for case in [cases[0], *cases]][1:]

@@ -1,15 +1,12 @@
-"""`torchrun -m tests.support.ranks.weights.order_ranks OUT`:
+"""`weights.order_ranks OUT`:
 runs a small model whose weights are shared out while something happens on one rank alone, and saves what each asked for
 and whether its output is right.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -17,15 +14,12 @@ import torch.distributed as dist
 from parallel_backend.groups.mesh import world_axis
 from parallel_backend.weights.stores import ShardedStore
 from tests.support.cases.fetched_cases import BLOCKS, Model, Told, fetched_of, given, run
-from tests.support.ranks.leaving import leave
 from tests.support.ranks.weights.fetching import CPU
 
 FORWARDS = 3
 
 
-def main(out: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def on_ranks() -> dict[str, dict]:
     warnings.simplefilter("error", FutureWarning)  # torch's of a collective's old name
     warnings.simplefilter("error", DeprecationWarning)
     rank, told = dist.get_rank(), {}
@@ -63,9 +57,4 @@ def main(out: str) -> None:
     case("skips", lambda model: setattr(model, "skipped", (0, 2, BLOCKS - 1)), plainly)
     case("ends early", lambda model: setattr(model, "ends_after", 1), nothing)
     case("no rows", lambda _: None, nothing)
-    Path(f"{out}.{rank}").write_text(json.dumps(told))
-    leave()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return told

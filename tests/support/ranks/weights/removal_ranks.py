@@ -1,4 +1,4 @@
-"""`torchrun -m tests.support.ranks.weights.removal_ranks FOLDER`:
+"""`weights.removal_ranks FOLDER`:
 plans put on models, taken off, and changed for others.
 
 FOLDER holds a folder of each family's weights. What was found is written to FOLDER/found.RANK.json, by case name.
@@ -10,14 +10,12 @@ import functools
 import gc
 import json
 import shutil
-import sys
 import weakref
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.errors import record
 
 from parallel_backend import ParallelPlan, parallelize, unparallelize
 from parallel_backend.errors import RequestError
@@ -27,8 +25,11 @@ from tests.support.cases.families import FAMILIES, SQUARE
 from tests.support.cases.library_cases import CALLS, SEED
 from tests.support.cases.pipefusion_cases import case_inputs, family_of, scheduler_of
 from tests.support.cases.removal_cases import PARKED, PIPELINES, REPLANNED, STOPPED, case_name
+<<<<<<< HEAD
 from tests.support.family_model import Denoiser, FamilyModel
 from tests.support.ranks.leaving import leave
+=======
+>>>>>>> less
 
 CPU = torch.device("cpu")
 KINDS_OF_HOOKS = [
@@ -188,10 +189,7 @@ def stopped(name: str, degrees: dict[str, int], folder: Path, mesh_of: Any) -> d
     return found
 
 
-@record
-def main(folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def on_ranks(folder: str, removing: list) -> dict[str, dict]:
     root, world, meshes, found = Path(folder), dist.get_world_size(), {}, {}
 
     def mesh_of(degrees: dict[str, int]) -> Any:
@@ -203,7 +201,7 @@ def main(folder: str) -> None:
     def wanted(cases: list[tuple]) -> list[tuple]:
         return [case for case in cases if case[-1] == world]
 
-    for name, degrees, _ in wanted(json.loads((root / "removed.json").read_text())):
+    for name, degrees, _ in wanted(removing):
         found[case_name("removed", name, degrees)] = removed(name, degrees, mesh_of)
     for name, degrees, _ in wanted(STOPPED):
         found[case_name("stopped", name, degrees)] = stopped(name, degrees, root, mesh_of)
@@ -211,9 +209,4 @@ def main(folder: str) -> None:
         found[case_name("replanned", name, plans, parked)] = replanned(name, plans, root, parked)
     for name, plans, _ in wanted(PIPELINES):
         found[case_name("pipeline", name, plans)] = pipeline(name, plans)
-    (root / f"found.{world}.{dist.get_rank()}.json").write_text(json.dumps(found))
-    leave()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return found
