@@ -32,19 +32,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-<<<<<<< HEAD
 from parallel_backend.costs.choose import choose_prediction
 from parallel_backend.costs.forward import ForwardCost
 from parallel_backend.costs.machine import Machine
 from parallel_backend.costs.roofline import predict
 from parallel_backend.plan import ParallelPlan
 from tests.benchmarks.speed.auto_ranks import SIZES
-from tests.benchmarks.speed.scaling import busy_share
-=======
-from tests.benchmarks.speed.auto_ranks import CORRECTING, ONE, SIZES
-from tests.benchmarks.speed.link_cases import CASES
 from tests.benchmarks.speed.throttle import busy_share
->>>>>>> less
 from tests.support.links.link import Link
 
 SECONDS = 3600.0

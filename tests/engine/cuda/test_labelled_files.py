@@ -45,25 +45,6 @@ CASES = [
 STAGES, SHARED = {"pipefusion": 2, "patches": 1}, {"ring": 2, "weights": "shared"}
 SHARED_OUT = [("fp32", SHARED, ADA, 1.0), ("gguf", STAGES, ADA, 1.0)]
 NAMES = ("form", "plan", "capability", "share")
-<<<<<<< HEAD
-ELSEWHERE = "is asked in a process that computes nothing"
-# Places that ask whether a device is a GPU, and that the labelled ranks do not come to.
-UNASKED = {
-    "parallel_backend.groups.mesh.start_distributed": "starts NCCL",
-    "parallel_backend.device.group_backends": "names NCCL",
-    "parallel_backend.rates.measure_ranks": "how large samples are",
-    "parallel_backend.seams.compiled.lack": "looks for Triton",
-    "parallel_backend.seams.compiled.CompiledBlocks.settings_for": "asked where auto compiles: test_compiled_blocks",
-    "worker.rank.memory.device_memory.own_bytes": "tells how much of the weights has been read",
-    "worker.rank.memory.out_of_memory.count_devices": "is asked when memory lacks",
-    "worker.host.client.WorkerGroup.is_on_comfyuis_card": ELSEWHERE,
-    "worker.launch.forks.fork_ranks": "forks ranks on a CPU alone: test_launch",
-    "worker.launch.torchrun.rank_environment": "gives CPU ranks one BLAS thread: test_launch",
-    "worker.host.client.WorkerGroup._park": ELSEWHERE,
-    "worker.rank.state.RankState.choose_model": "asks once another model is loaded: test_two_experts",
-}
-=======
->>>>>>> less
 
 
 def cases() -> list[Any]:

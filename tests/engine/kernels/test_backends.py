@@ -51,18 +51,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return usable
 
 
-<<<<<<< HEAD
-@pytest.fixture
-def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 def load(family: str, folder: Path, mesh: Mesh) -> FamilyModel:
-=======
-def load(family: str, folder: Path, mesh: Mesh) -> DiffusersModel:
->>>>>>> less
     files = (str(FAMILIES[family].save(folder) / "diffusion_pytorch_model.safetensors"),)
     source = ModelSource(FAMILIES[family].model_class, FAMILIES[family].config, files)
     return FamilyModel.load(source, mesh).of(FAMILIES[family])

@@ -13,11 +13,7 @@ from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.loading import ModelSource
 from tests.support.cases.families import FAMILIES
-<<<<<<< HEAD
 from tests.support.family_model import FamilyModel
-from tests.support.ranks.leaving import leave
-=======
->>>>>>> less
 
 
 def on_ranks(cases: list[dict], out_path: str) -> None:

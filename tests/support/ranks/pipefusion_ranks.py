@@ -14,11 +14,7 @@ from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.loading import ModelSource
 from tests.support.cases.pipefusion_cases import case_inputs, family_of, scheduler_of
-<<<<<<< HEAD
 from tests.support.family_model import Denoiser, FamilyModel
-from tests.support.ranks.leaving import leave
-=======
->>>>>>> less
 
 
 def on_ranks(cases_path: str, out_path: str) -> None:

@@ -13,11 +13,7 @@ from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import ParallelPlan
 from tests.support.cases.families import FAMILIES
-<<<<<<< HEAD
 from tests.support.family_model import Denoiser, FamilyModel
-from tests.support.ranks.leaving import leave
-=======
->>>>>>> less
 
 PLANS = {
     "ulysses": {"ulysses": 2},

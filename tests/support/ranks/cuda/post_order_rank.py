@@ -20,11 +20,7 @@ from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.stepper import Stepper
 from tests.support.cases.families import FAMILIES
-<<<<<<< HEAD
 from tests.support.family_model import Denoiser, FamilyModel
-from tests.support.ranks.leaving import leave
-=======
->>>>>>> less
 
 STEPS = 5
 

@@ -11,23 +11,15 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-<<<<<<< HEAD
-=======
-from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.mesh import Mesh
 from parallel_backend.parallel_model import ParallelModel
->>>>>>> less
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.loading import ModelSource
 from parallel_backend.weights.prefetcher import BlockPrefetcher
 from tests.support.cases.families import FAMILIES, SQUARE, UNEVEN
 from tests.support.cases.host import CASES
 from tests.support.cases.pipefusion_cases import case_inputs, family_of, scheduler_of
-<<<<<<< HEAD
 from tests.support.family_model import Denoiser, FamilyModel
-from tests.support.ranks.leaving import leave
-from tests.support.ranks.weights.fetching import Meshes, equal_by_way, poison_buffers, ways_from
-=======
 from tests.support.ranks.host_ranks import Sampling, flat, steps_of
 from tests.support.ranks.weights.fetching import Meshes, Way, poison_buffers, same, ways_from
 
@@ -41,7 +33,6 @@ class Bench(NamedTuple):
     bring: Callable[..., None]
     run: Callable[[], Outputs]
     right: Outputs
->>>>>>> less
 
 
 def source_of(name: str, plan: ParallelPlan, folder: Path) -> ModelSource:
@@ -54,30 +45,20 @@ def source_of(name: str, plan: ParallelPlan, folder: Path) -> ModelSource:
     return ModelSource(family.model_class, family.config, (str(place / "diffusion_pytorch_model.safetensors"),))
 
 
-<<<<<<< HEAD
-def outputs(model: FamilyModel, name: str) -> list[torch.Tensor | None]:
-    """Of forwards of either shape; with stages of a whole sampler call."""
-    plan = model.of(FAMILIES[name]).mesh.plan
-    if plan.pipefusion > 1:
-        latents, conditions, negative = case_inputs(name)
-        return [Denoiser(model).sample(latents, scheduler_of("flow"), conditions, negative, 3.0)]
-    family = FAMILIES[name]
-    return [model(*family.inputs(*family.shapes[shape])) for shape in (SQUARE, UNEVEN)]
-=======
 def of_diffusers(name: str, mesh: Mesh, folder: Path) -> Bench:
     """Runs forwards of either shape; with stages a whole sampler call."""
     source = source_of(name, mesh.plan, folder)
 
-    def run(model: DiffusersModel) -> Outputs:
+    def run(model: FamilyModel) -> Outputs:
+        model.of(FAMILIES[name])
         if mesh.plan.pipefusion > 1:
             latents, conditions, negative = case_inputs(name)
             return [Denoiser(model).sample(latents, scheduler_of("flow"), conditions, negative, 3.0)]
         family = FAMILIES[name]
         return [model(*family.inputs(*family.shapes[shape])) for shape in (SQUARE, UNEVEN)]
 
-    right, model = run(DiffusersModel.load(source, mesh)), DiffusersModel.build(source, mesh)
+    right, model = run(FamilyModel.load(source, mesh)), FamilyModel.build(source, mesh)
     return Bench(model.fetched, model.bring, lambda: run(model), right)
->>>>>>> less
 
 
 def of_comfyui(name: str, mesh: Mesh, _folder: Path) -> Bench:
@@ -114,29 +95,8 @@ def on_ranks(library: str, cases: list, folder: str) -> list[Any]:
     meshes, found = Meshes(), []
     for name, degrees, first in cases:
         plan = ParallelPlan.from_json(degrees)
-<<<<<<< HEAD
-        mesh, source = meshes.of(plan), source_of(name, plan, Path(out).parent)
-        right = outputs(FamilyModel.load(source, mesh), name)
-        model = FamilyModel.build(source, mesh)
-        equal = equal_by_way(
-            model.fetched,
-            ways_from(first, plan, name),
-            lambda kind, mesh=mesh, model=model: meshes.store(kind, mesh, model.fetched),
-            model.bring,
-            lambda model=model, name=name: outputs(model, name),
-            right,
-        )
-        found.append([name, degrees, first, equal])
-    Path(f"{out}.{dist.get_rank()}").write_text(json.dumps(found))
-    leave()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
-=======
         mesh = meshes.of(plan)
         bench = {"diffusers": of_diffusers, "comfyui": of_comfyui}[library](name, mesh, Path(folder))
         ways = ways_from(first, plan, name.partition(" × ")[0])
         found.append([name, degrees, first, equal_by_way(bench, ways, meshes, mesh)])
     return found
->>>>>>> less

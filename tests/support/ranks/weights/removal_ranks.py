@@ -25,11 +25,7 @@ from tests.support.cases.families import FAMILIES, SQUARE
 from tests.support.cases.library_cases import CALLS, SEED
 from tests.support.cases.pipefusion_cases import case_inputs, family_of, scheduler_of
 from tests.support.cases.removal_cases import PARKED, PIPELINES, REPLANNED, STOPPED, case_name
-<<<<<<< HEAD
 from tests.support.family_model import Denoiser, FamilyModel
-from tests.support.ranks.leaving import leave
-=======
->>>>>>> less
 
 CPU = torch.device("cpu")
 KINDS_OF_HOOKS = [
