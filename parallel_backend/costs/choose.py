@@ -158,7 +158,7 @@ class Choice(NamedTuple):
 
 def choose_prediction(found: Sequence[Prediction], measured: Mapping[str, float]) -> Choice:
     """Chooses the plan to run. Each of the first samplings tries the next plan in order, as long as it is predicted to
-    take at most a third longer than the fastest so far took. Then the fastest of them stays.
+    take at most a third longer than the fastest so far took, or was predicted to take. Then the fastest stays.
 
     found: the predictions, in order. measured: the seconds of each plan that has run, by its words.
     """
@@ -166,7 +166,7 @@ def choose_prediction(found: Sequence[Prediction], measured: Mapping[str, float]
     if not ran:
         return Choice(found[0])
     fastest = min(ran, key=lambda each: measured[each.words])
-    near = NEAR * measured[fastest.words]
+    near = NEAR * max(measured[fastest.words], fastest.seconds)
     others = [each for each in found if each.fits and each not in ran and each.seconds < near]
     tried = len({each.words for each in ran})
     if others and tried < TRIED:

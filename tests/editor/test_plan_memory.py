@@ -139,7 +139,7 @@ def test_the_number_of_patches_goes_by_the_cards_and_not_by_the_ram_that_is_free
     """It changes the image, so the same prompt has to give the same number again."""
     names = ("open patches", "open patches, fetched", "open patches, little RAM")
     room, fetched, little = (answers[name]["plan"].split(",")[0] for name in names)
-    assert (room, fetched) == ("pipefusion=2 × 4 patches", "pipefusion=2 × 2 patches")
+    assert (room, fetched) == ("pipefusion=2 × 8 patches", "pipefusion=2 × 2 patches")
     assert little == fetched
 
 

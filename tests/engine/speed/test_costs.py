@@ -323,6 +323,11 @@ def test_only_plans_within_a_third_of_the_fastest_so_far_are_tried():
     assert [each.plan for each in run_samplings(predicted, took, 3)] == [ULYSSES] * 3
 
 
+def test_plans_are_tried_though_all_take_less_than_predicted():
+    predicted, took = {ULYSSES: 10.0, RING: 11.0, ONE: 15.0}, {ULYSSES: 1.0, RING: 0.9, ONE: 0.1}
+    assert [each.plan for each in run_samplings(predicted, took, 3)] == [ULYSSES, RING, RING]
+
+
 def test_one_device_is_tried_if_sharing_took_longer_than_predicted():
     predicted, took = {ULYSSES: 1.0, ONE: 1.9}, {ULYSSES: 3.0, ONE: 2.0}
     assert [each.plan for each in run_samplings(predicted, took, 3)] == [ULYSSES, ONE, ONE]
