@@ -546,7 +546,7 @@ function classifyError({ exception_type: type, node_type: node, traceback = [] }
 }
 
 /** Returns {cause, advice, details} of an `execution_error`. Advice and details may be empty. */
-function describeError({ exception_type: type, exception_message: message, traceback = [] }, kind) {
+function describeError$1({ exception_type: type, exception_message: message, traceback = [] }, kind) {
   if (kind !== 'unforeseen') return splitFields(message)
   return { cause: `${type.split('.').at(-1)}: ${message.trim()}`, advice: '', details: traceback.join('').trimEnd() }
 }
@@ -1030,7 +1030,7 @@ class Notice {
 
   makeCard() {
     const name = this.node()?.title ?? this.event.node_type;
-    const text = describeError(this.event, this.kind);
+    const text = describeError$1(this.event, this.kind);
     return makeErrorCard(this.kind, translateFields(text), name, {
       onDismiss: () => this.dismiss(),
       onShow: () => this.goToNode(),
@@ -1430,15 +1430,35 @@ function makeNodeValues({ speeds, ...values }) {
   return { ...values, ...(speeds ? { speeds: speeds.join(', ') } : {}), mode: 'manual' }
 }
 
+/** Whether a node's values are of a plan that changes the image. */
+const isLossy = ({ mode, pipefusion, patches, sparse, exchange_dtype: dtype, attention }) =>
+  mode === 'manual' &&
+  ((pipefusion > 1 && patches !== 1) ||
+    sparse?.startsWith('radial') ||
+    dtype === 'int4' ||
+    attention?.startsWith('sage'));
+
+/** Returns the candidate of a plan that a person has set. values: of the node. */
+function makeOwn(values) {
+  const speeds =
+    values.speeds
+      ?.split?.(/[\s,;:]+/)
+      .filter(Boolean)
+      .map(Number) ?? [];
+  return { plans: [{ ...values, speeds }], values, isAlone: false, isLossy: true }
+}
+
 /**
  * Returns the plans to compare, as values of a node: those with the fastest predictions, or auto without a
- * prediction; and one device. answer: of POST /paralleldit/plan, or null.
+ * prediction; the node's own if it changes the image; and one device. answer: of POST /paralleldit/plan, or null. own:
+ * the inputs of the node.
  */
-function listCandidates(answer) {
+function listCandidates(answer, { model, group, ...own }) {
   const best = (answer?.predicted?.best ?? []).filter((each) => each.fits && !each.is_alone);
   const found = best.map(({ values }) => ({ plans: [values], values: makeNodeValues(values), isAlone: false }));
   const auto = { plans: [], values: { mode: 'auto' }, isAlone: false };
-  return [...(found.length ? found : [auto]), { plans: [{}], values: { mode: 'manual' }, isAlone: true }]
+  const lossy = isLossy(own) ? [makeOwn(own)] : [];
+  return [...(found.length ? found : [auto]), ...lossy, { plans: [{}], values: { mode: 'manual' }, isAlone: true }]
 }
 
 /**
@@ -1454,12 +1474,12 @@ function applyPlan(prompt, nodes, values, mark) {
   return changed
 }
 
-/** Sums up the runs of one prompt: their seconds together, and their median step. */
+/** Sums up the runs of one prompt, the newest first: their seconds together, and their median step. */
 function summarizeRuns(runs) {
   const steps = runs.flatMap((run) => run.steps.map(([length]) => length));
   const seconds = runs.reduce((sum, run) => sum + (run.seconds ?? 0), 0);
   const isDone = runs.length > 0 && runs.every(({ state }) => state === 'done');
-  return { isDone, plans: runs[0]?.plans, seconds, step: steps.length ? computeMedian(steps) : null }
+  return { isDone, last: runs[0]?.id, plans: runs[0]?.plans, seconds, step: steps.length ? computeMedian(steps) : null }
 }
 
 /** Adds to each row how many times as fast as one device it was; null if either time is unknown. */
@@ -1591,14 +1611,15 @@ class Comparison {
   /**
    * queue: see queue.mjs. host: asks the page and its server. `prompt()` returns the open workflow as a prompt,
    * `about(id)` the open workflow's name and what is drawn with the node of that id, `answer(id)` what POST
-   * /paralleldit/plan says about it, `runs(group)` the runs that the server keeps. onChange: called after `rows`,
+   * /paralleldit/plan says about it, `runs(group)` the runs that the server keeps,
+   * `error(group, run, exact)` the relative error of a run against an exact one, or null. onChange: called after `rows`,
    * `isRunning` or `problem` changed.
    */
   constructor(queue, host, onChange) {
     this.queue = queue;
     this.host = host;
     this.onChange = onChange;
-    this.rows = []; // each {plans, isAlone, state: waiting, running, done, failed or leftOut, result, times}
+    this.rows = []; // each {plans, isAlone, isLossy, state: waiting, running, done, failed or leftOut, result, times, error}
     this.isRunning = false;
     this.problem = '';
     this.about = null; // {workflow, picture}, once it runs
@@ -1614,7 +1635,7 @@ class Comparison {
       if (!nodes.length) throw new Error(noNode)
       const last = nodes.at(-1); // of two in a row, the one whose plan counts
       this.set({ about: this.host.about(last) });
-      const plans = listCandidates(await this.host.answer(last));
+      const plans = listCandidates(await this.host.answer(last), output[last].inputs);
       this.set({ rows: plans.map((plan) => ({ ...plan, state: 'waiting', result: null, times: null })) });
       for (const [at, { values }] of plans.entries()) {
         this.change(at, { state: 'running' });
@@ -1640,7 +1661,10 @@ class Comparison {
     const runs = await this.host.runs(group);
     const found = summarizeRuns(runs.filter(({ began }) => from <= 1000 * began && 1000 * began <= to));
     const state = end === 'success' && found.isDone ? 'done' : ['success', 'error'].includes(end) ? 'failed' : 'leftOut';
-    this.change(at, { state, result: found });
+    const exact = this.rows.findLast((row) => row.state === 'done' && !row.isLossy);
+    const isKnown = state === 'done' && this.rows[at].isLossy && exact;
+    const error = isKnown ? await this.host.error(group, found.last, exact.result.last) : null;
+    this.change(at, { state, result: found, error });
     return end
   }
 
@@ -1698,6 +1722,10 @@ function makeHost(app, api) {
     answer: async (id) => {
       const { question } = makeQuestion(findNode$1(app.rootGraph, id), AUTO);
       return question && askServer(question)
+    },
+    async error(group, run, exact) {
+      const answer = await api.fetchApi(`/paralleldit/error?group=${group}&run=${run}&exact=${exact}`);
+      return (await answer.json()).error
     },
     async runs(group) {
       const { groups } = await (await api.fetchApi('/paralleldit/groups')).json();
@@ -1831,12 +1859,16 @@ function describeAbout({ workflow, picture }) {
   return [workflow, size, images > 1 && t('panel.compare.images', { images })].filter(Boolean).join(' · ')
 }
 
-function makeRow({ plans, values, isAlone, state, result, times: factor }, group) {
+/** Says how far a plan's latents are from an exact one's: "error 2.4%". '' if that is not known. */
+const describeError = (error) =>
+  (error ?? null) === null ? '' : t('panel.compare.error', { error: `${(100 * error).toPrecision(2)}%` });
+
+function makeRow({ plans, values, isAlone, state, result, times: factor, error }, group) {
   const name = isAlone ? t('panel.compare.alone') : describePlans(result?.plans ?? plans, t);
   const cells = [
     state === 'done' ? formatSeconds(result.seconds) : t(`panel.compare.state.${state}`),
     state === 'done' && result.step !== null ? formatSeconds(result.step) : '',
-    factor ? `×${formatSpeedup(factor)}` : ''
+    [factor && `×${formatSpeedup(factor)}`, describeError(error)].filter(Boolean).join(', ')
   ];
   const head = element('th', { scope: 'row' }, name);
   const use = element('td', {}, ...(values.mode === 'manual' ? [makeUseButton(() => usePlan(plans[0], group))] : []));

@@ -60,10 +60,12 @@ def record_run(
         if callback is not None:
             callback(step, denoised, latents, total)
 
-    with runs.run(node and node.node_id, stand_in.name, stand_in.begin_run(), stand_in.source["model_class"]):
+    with runs.run(node and node.node_id, stand_in.name, stand_in.begin_run(), stand_in.source["model_class"]) as record:
         if stand_in.runs_here:
             runs.note(reason=stand_in.why_here, is_stock=True)
-        return executor(noise, latent_image, sampler, sigmas, denoise_mask, report_step, *args, **options)
+        found = executor(noise, latent_image, sampler, sigmas, denoise_mask, report_step, *args, **options)
+        record.keep_numbers(found)
+        return found
 
 
 def mark_preparation(

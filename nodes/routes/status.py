@@ -1,4 +1,4 @@
-"""GET /paralleldit/groups, /status, /trace and /logs: show what the worker groups do and did. Read-only."""
+"""GET /paralleldit/groups, /status, /error, /trace and /logs: show what the worker groups do and did. Read-only."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def add_status_routes() -> None:
     routes = PromptServer.instance.routes
     routes.get("/paralleldit/groups")(groups)
     routes.get("/paralleldit/status")(status)
+    routes.get("/paralleldit/error")(relative_error)
     routes.get("/paralleldit/trace")(trace)
     routes.get("/paralleldit/logs")(logs)
 
@@ -58,6 +59,16 @@ async def groups(request: web.Request) -> web.Response:
 async def status(request: web.Request) -> web.Response:
     """Returns the group's state, its process ids, the loaded models, and the last run's time per step."""
     return web.json_response(await asyncio.to_thread(group_of(request).status))
+
+
+async def relative_error(request: web.Request) -> web.Response:
+    """Returns the relative error of one run's latents against an exact one's, as `error`; null if it is not known. The
+    queries `run` and `exact` are their ids."""
+    try:
+        run, exact = (int(request.query.get(name, "")) for name in ("run", "exact"))
+    except ValueError:
+        return web.Response(status=400, text="Ask for ?run= and exact= with the ids of two runs.")
+    return web.json_response({"error": group_of(request).runs.relative_error(run, exact)})
 
 
 async def trace(request: web.Request) -> web.Response:

@@ -11,7 +11,17 @@ from safetensors.torch import save_file
 
 from demo.host import ComfyHost
 from tests.support.cases.files.single_file_cases import PUBLISHED, original
-from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, relative_error, right_half
+from tests.support.host.graphs import (
+    GROUPS_BY_SIZE,
+    Graph,
+    Job,
+    Link,
+    ask_error,
+    latents,
+    relative_error,
+    right_half,
+    runs,
+)
 from tests.support.loaders import parallelize
 
 TOLERANCE = 1e-4
@@ -231,3 +241,12 @@ def test_pipefusion_under_a_stock_sampler_depends_on_the_patches_alone(
     assert relative_error(staged, serial) <= TOLERANCE
     assert TOLERANCE < relative_error(serial, stock) < 0.5
     assert relative_error(draw({"pipefusion": 2, "patches": 3, "sync_steps": 100}), stock) <= TOLERANCE
+
+
+def test_two_runs_are_compared_by_their_latents(host: ComfyHost) -> None:
+    job = Job("shapes-dit", "red heart", width=64, height=64, seed=86, steps=6)
+    found = [latents(host, job.under(plan).prompt()) for plan in ({"ulysses": 2}, {"pipefusion": 2, "patches": 2})]
+    lossy, exact = (each["id"] for each in runs(host)[:2])
+    error = float((found[1] - found[0]).norm() / found[0].norm())
+    assert ask_error(host, lossy, exact) == pytest.approx(error, rel=1e-3) and error > 1e-3
+    assert ask_error(host, exact, exact) == 0.0 and ask_error(host, lossy, 0) is None

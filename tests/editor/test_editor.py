@@ -28,6 +28,7 @@ PLACED = "window.app.graph.nodes.filter((node) => !node.flags.ghost).map((node) 
 PARALLELIZE, VAE_LINK = "ParallelDiT_Parallelize", 99
 VALUES = ["manual", 1, 2, 1, 1, "native", 2, 4, 3, "host", 5, "int4", "1, 0.5", "on", "radial"]
 LAST_VALUES = {"set": ["allowed", "once", 2, 3], "not set": ["never", "never", 2, 3], "gone": [2, 3]}
+OF_PLAN = "window.app.graph.findNodesByType('ParallelDiT_Parallelize')[0]"
 SOCKETS = "(type) => window.app.graph.findNodesByType(type)[0].inputs.map(({ name }) => name)"
 LINKS = """() => {
     const { nodes, links } = window.app.graph
@@ -121,6 +122,19 @@ def test_a_workflow_with_inputs_that_are_gone_opens_with_its_other_values(last: 
     assert sockets >= values.keys() | sampled.keys() and sockets <= prompt[PARALLELIZE].keys() | prompt[SAMPLER].keys()
     assert editor.page.evaluate(LINKS) == {"kept": links, "taken": links, "given": links}
     assert editor.problems == []
+
+
+def test_an_old_plan_node_is_replaced_by_one_with_its_values(editor: Editor, page: Page) -> None:
+    workflow = json.loads((REPOSITORY / "example_workflows" / "demo.json").read_text())
+    workflow["nodes"] = [node for node in workflow["nodes"] if node["type"] == "VAELoader"]
+    workflow["links"], (node,) = [], workflow["nodes"]
+    node |= {"type": "ParallelDiT_Plan", "outputs": [], "widgets_values": [*VALUES, "allowed", "once", 2]}
+    editor.open(workflow)
+    page.get_by_role("button", name="View details").click()
+    page.get_by_role("button", name="Replace Node").click()
+    wait_for(page, f"() => {OF_PLAN}")
+    values = page.evaluate(f"() => {OF_PLAN}.widgets.map(({{ value }}) => value)")
+    assert values[: len(VALUES) + 2] == [*VALUES, 2, 1]
 
 
 # The gate has both themes where colours matter: an error's card in test_errors.py.

@@ -14,6 +14,7 @@ from tests.support.editor.cost import cost
 from tests.support.editor.editor import PATIENCE_MS, VIEWPORT, Editor, open_editor, use_setting, wait_for
 from tests.support.editor.examples import open_demo
 from tests.support.editor.groups import EVENTS_A_SECOND, NUMBER, event, run, sampling, tell
+from tests.support.host.graphs import ask_error, runs
 
 WIDTHS = (250, 312, 500)  # pixels: of a small window, ComfyUI's least, and a broad one
 LEAST = 312
@@ -328,6 +329,25 @@ def test_the_log_fits_its_lines_and_is_copied_whole(shared_editor: Editor, panel
     finally:
         page.unroute("**/paralleldit/logs*")
         panel.locator("summary", has_text="Log").click()
+
+
+def test_a_lossy_plan_is_compared_with_an_exact_one_too(shared_editor: Editor, host: ComfyHost) -> None:
+    open_demo(shared_editor, {"mode": "manual", "pipefusion": 2, "patches": 2}, steps=4, seed=121)
+    panel = shared_editor.open_panel()
+    shared_editor.run()
+    expect(panel.get_by_test_id("paralleldit-run").first).to_contain_text("done", timeout=3 * PATIENCE_MS)
+    panel.get_by_test_id("paralleldit-compare").click()
+    lines = panel.get_by_test_id("paralleldit-comparison").locator("tbody tr")
+    expect(lines).to_have_count(5)  # before one device
+    for line in lines.all():
+        expect(line).to_have_attribute("data-state", "done", timeout=3 * PATIENCE_MS)
+    texts = lines.all_inner_texts()
+    assert ["error" in text for text in texts] == [False, False, False, True, False]
+    (shown,) = re.findall(r"error ([\d.]+)%", texts[3])
+    _, lossy, exact = (each["id"] for each in runs(host)[:3])
+    error = ask_error(host, lossy, exact)
+    assert "pipefusion=2 × 2 patches" in texts[3] and float(shown) == float(f"{100 * error:.2g}") > 0.01
+    assert shared_editor.problems == []
 
 
 def test_plans_are_compared_with_one_device_by_running_each_once(shared_editor: Editor) -> None:

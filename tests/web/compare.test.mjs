@@ -12,7 +12,9 @@ const PROMPT = {
   3: { class_type: 'KSampler', inputs: { model: ['1', 0], seed: 5 } }
 }
 const ULYSSES = { ulysses: 2, speeds: [1, 0.5] }
+const EXACT = { pipefusion: 2, patches: 1, sparse: 'off', exchange_dtype: 'model', attention: 'native' }
 const run = (began, step, state = 'done') => ({
+  id: began,
   state,
   began,
   plans: [{ ...ULYSSES, dp: began }],
@@ -36,7 +38,7 @@ test('a comparison runs the fastest predicted plans that fit, or auto, and one d
     { values: ULYSSES, fits: true },
     { values: { dp: 2, speeds: [] }, fits: false }
   ]
-  const found = listCandidates({ predicted: { best } })
+  const found = listCandidates({ predicted: { best } }, PROMPT[1].inputs)
   assert.deepEqual(
     found.map(({ values, isAlone }) => [values, isAlone]),
     [
@@ -44,12 +46,34 @@ test('a comparison runs the fastest predicted plans that fit, or auto, and one d
       [{ mode: 'manual' }, true]
     ]
   )
-  for (const answer of [null, { predicted: null }]) assert.equal(listCandidates(answer)[0].values.mode, 'auto')
+  for (const answer of [null, { predicted: null }]) assert.equal(listCandidates(answer, {})[0].values.mode, 'auto')
 })
+
+const LOSSY = {
+  pipefusion: { pipefusion: 2, patches: 0 },
+  int4: { ulysses: 2, exchange_dtype: 'int4' },
+  sparse: { ulysses: 2, sparse: 'radial' },
+  sage: { attention: 'sage_fp8', speeds: '1, 0.5' }
+}
+
+for (const [name, plan] of Object.entries(LOSSY)) {
+  test(`so does the node's own plan with ${name}, which changes the image`, () => {
+    const own = { pipefusion: 1, patches: 0, sparse: 'off', exchange_dtype: 'model', attention: 'auto', ...plan }
+    const [, found, alone] = listCandidates(null, { model: ['9', 0], group: 1, mode: 'manual', ...own })
+    assert.deepEqual([found.values, found.isLossy, alone.isAlone], [{ mode: 'manual', ...own }, true, true])
+    assert.deepEqual(found.plans[0].speeds, own.speeds ? [1, 0.5] : [])
+    for (const exact of [
+      { mode: 'auto', ...own },
+      { mode: 'manual', ...own, ...EXACT }
+    ])
+      assert.equal(listCandidates(null, exact).length, 2)
+  })
+}
 
 test("a prompt's runs are summed up, with the speedup over one device", () => {
   assert.deepEqual(summarizeRuns([run(1, 2), run(2, 4)]), {
     isDone: true,
+    last: 1,
     plans: [{ ...ULYSSES, dp: 1 }],
     seconds: 60,
     step: 3
@@ -89,7 +113,8 @@ function comparing(ends) {
       asked.push(node)
       return { predicted: { best: [{ values: { dp: 2, speeds: [] }, fits: true }] } }
     },
-    runs: async () => [...runs]
+    runs: async () => [...runs],
+    error: async (...ids) => ids
   }
   return { comparison: new Comparison(queue, host, () => {}), queued, asked }
 }
@@ -105,6 +130,18 @@ test('each plan runs once, one after the other, also after one has failed', asyn
   )
   assert.equal(queued.length, 2)
   assert.equal(comparison.isRunning, false)
+})
+
+test("a lossy plan's run is compared with an exact one's", async () => {
+  const { comparison } = comparing(['success', 'success', 'success'])
+  const output = structuredClone(PROMPT)
+  Object.assign(output[1].inputs, LOSSY.int4)
+  comparison.host.prompt = async () => ({ output, workflow: {} })
+  await comparison.run(1, '')
+  assert.deepEqual(
+    comparison.rows.map(({ error }) => error),
+    [null, [1, 20.5, 10.5], null]
+  )
 })
 
 for (const end of ['interrupted', 'gone']) {

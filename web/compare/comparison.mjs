@@ -6,14 +6,15 @@ export class Comparison {
   /**
    * queue: see queue.mjs. host: asks the page and its server. `prompt()` returns the open workflow as a prompt,
    * `about(id)` the open workflow's name and what is drawn with the node of that id, `answer(id)` what POST
-   * /paralleldit/plan says about it, `runs(group)` the runs that the server keeps. onChange: called after `rows`,
+   * /paralleldit/plan says about it, `runs(group)` the runs that the server keeps,
+   * `error(group, run, exact)` the relative error of a run against an exact one, or null. onChange: called after `rows`,
    * `isRunning` or `problem` changed.
    */
   constructor(queue, host, onChange) {
     this.queue = queue
     this.host = host
     this.onChange = onChange
-    this.rows = [] // each {plans, isAlone, state: waiting, running, done, failed or leftOut, result, times}
+    this.rows = [] // each {plans, isAlone, isLossy, state: waiting, running, done, failed or leftOut, result, times, error}
     this.isRunning = false
     this.problem = ''
     this.about = null // {workflow, picture}, once it runs
@@ -29,7 +30,7 @@ export class Comparison {
       if (!nodes.length) throw new Error(noNode)
       const last = nodes.at(-1) // of two in a row, the one whose plan counts
       this.set({ about: this.host.about(last) })
-      const plans = listCandidates(await this.host.answer(last))
+      const plans = listCandidates(await this.host.answer(last), output[last].inputs)
       this.set({ rows: plans.map((plan) => ({ ...plan, state: 'waiting', result: null, times: null })) })
       for (const [at, { values }] of plans.entries()) {
         this.change(at, { state: 'running' })
@@ -55,7 +56,10 @@ export class Comparison {
     const runs = await this.host.runs(group)
     const found = summarizeRuns(runs.filter(({ began }) => from <= 1000 * began && 1000 * began <= to))
     const state = end === 'success' && found.isDone ? 'done' : ['success', 'error'].includes(end) ? 'failed' : 'leftOut'
-    this.change(at, { state, result: found })
+    const exact = this.rows.findLast((row) => row.state === 'done' && !row.isLossy)
+    const isKnown = state === 'done' && this.rows[at].isLossy && exact
+    const error = isKnown ? await this.host.error(group, found.last, exact.result.last) : null
+    this.change(at, { state, result: found, error })
     return end
   }
 

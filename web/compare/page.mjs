@@ -19,6 +19,10 @@ export function makeHost(app, api) {
       const { question } = makeQuestion(findNode(app.rootGraph, id), AUTO)
       return question && askServer(question)
     },
+    async error(group, run, exact) {
+      const answer = await api.fetchApi(`/paralleldit/error?group=${group}&run=${run}&exact=${exact}`)
+      return (await answer.json()).error
+    },
     async runs(group) {
       const { groups } = await (await api.fetchApi('/paralleldit/groups')).json()
       return groups.find((each) => each.group === group)?.runs ?? []

@@ -17,15 +17,35 @@ export function makeNodeValues({ speeds, ...values }) {
   return { ...values, ...(speeds ? { speeds: speeds.join(', ') } : {}), mode: 'manual' }
 }
 
+/** Whether a node's values are of a plan that changes the image. */
+const isLossy = ({ mode, pipefusion, patches, sparse, exchange_dtype: dtype, attention }) =>
+  mode === 'manual' &&
+  ((pipefusion > 1 && patches !== 1) ||
+    sparse?.startsWith('radial') ||
+    dtype === 'int4' ||
+    attention?.startsWith('sage'))
+
+/** Returns the candidate of a plan that a person has set. values: of the node. */
+function makeOwn(values) {
+  const speeds =
+    values.speeds
+      ?.split?.(/[\s,;:]+/)
+      .filter(Boolean)
+      .map(Number) ?? []
+  return { plans: [{ ...values, speeds }], values, isAlone: false, isLossy: true }
+}
+
 /**
  * Returns the plans to compare, as values of a node: those with the fastest predictions, or auto without a
- * prediction; and one device. answer: of POST /paralleldit/plan, or null.
+ * prediction; the node's own if it changes the image; and one device. answer: of POST /paralleldit/plan, or null. own:
+ * the inputs of the node.
  */
-export function listCandidates(answer) {
+export function listCandidates(answer, { model, group, ...own }) {
   const best = (answer?.predicted?.best ?? []).filter((each) => each.fits && !each.is_alone)
   const found = best.map(({ values }) => ({ plans: [values], values: makeNodeValues(values), isAlone: false }))
   const auto = { plans: [], values: { mode: 'auto' }, isAlone: false }
-  return [...(found.length ? found : [auto]), { plans: [{}], values: { mode: 'manual' }, isAlone: true }]
+  const lossy = isLossy(own) ? [makeOwn(own)] : []
+  return [...(found.length ? found : [auto]), ...lossy, { plans: [{}], values: { mode: 'manual' }, isAlone: true }]
 }
 
 /**
@@ -41,12 +61,12 @@ export function applyPlan(prompt, nodes, values, mark) {
   return changed
 }
 
-/** Sums up the runs of one prompt: their seconds together, and their median step. */
+/** Sums up the runs of one prompt, the newest first: their seconds together, and their median step. */
 export function summarizeRuns(runs) {
   const steps = runs.flatMap((run) => run.steps.map(([length]) => length))
   const seconds = runs.reduce((sum, run) => sum + (run.seconds ?? 0), 0)
   const isDone = runs.length > 0 && runs.every(({ state }) => state === 'done')
-  return { isDone, plans: runs[0]?.plans, seconds, step: steps.length ? computeMedian(steps) : null }
+  return { isDone, last: runs[0]?.id, plans: runs[0]?.plans, seconds, step: steps.length ? computeMedian(steps) : null }
 }
 
 /** Adds to each row how many times as fast as one device it was; null if either time is unknown. */

@@ -79,12 +79,16 @@ function describeAbout({ workflow, picture }) {
   return [workflow, size, images > 1 && t('panel.compare.images', { images })].filter(Boolean).join(' · ')
 }
 
-function makeRow({ plans, values, isAlone, state, result, times: factor }, group) {
+/** Says how far a plan's latents are from an exact one's: "error 2.4%". '' if that is not known. */
+const describeError = (error) =>
+  (error ?? null) === null ? '' : t('panel.compare.error', { error: `${(100 * error).toPrecision(2)}%` })
+
+function makeRow({ plans, values, isAlone, state, result, times: factor, error }, group) {
   const name = isAlone ? t('panel.compare.alone') : describePlans(result?.plans ?? plans, t)
   const cells = [
     state === 'done' ? formatSeconds(result.seconds) : t(`panel.compare.state.${state}`),
     state === 'done' && result.step !== null ? formatSeconds(result.step) : '',
-    factor ? `×${formatSpeedup(factor)}` : ''
+    [factor && `×${formatSpeedup(factor)}`, describeError(error)].filter(Boolean).join(', ')
   ]
   const head = element('th', { scope: 'row' }, name)
   const use = element('td', {}, ...(values.mode === 'manual' ? [makeUseButton(() => usePlan(plans[0], group))] : []))

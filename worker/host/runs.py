@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import statistics
 import threading
 import time
@@ -18,6 +19,8 @@ from ..wire.protocol import Header
 
 KEPT = 10  # the last runs
 STEPS = 500  # the last steps of a run
+NUMBERS = 1 << 16
+HIDDEN = ("of_plan", "size", "numbers", "ended")  # from pages
 LEARNT = 8  # the first steps of a plan, of which a usual one is kept; one more is a sign that it has been
 UNKNOWN = "auto"  # shown while auto has not chosen a plan
 
@@ -73,13 +76,19 @@ class RunRecord:
     seconds: float | None = None
     reason: str = ""
     is_stock: bool = False
+    numbers: Any = None  # NUMBERS of its latents, evenly spaced, on the CPU, by which it is compared with others
     ended: Explanation | None = None  # why its group has ended; then the run makes no more requests
 
     def to_json(self) -> dict[str, Any]:
-        fields = {name: value for name, value in vars(self).items() if name not in ("of_plan", "size", "ended")}
+        fields = {name: value for name, value in vars(self).items() if name not in HIDDEN}
         plans = list(self.plans)
         fields |= {"plan": ", ".join(plan.words for plan in plans) or UNKNOWN, "plans": [plan.values for plan in plans]}
         return {**fields, "steps": [list(step) for step in self.steps.copy()]}
+
+    def keep_numbers(self, latents: Any) -> None:
+        """Keeps numbers of the run's latents, a tensor. An odd step reaches all rows and columns."""
+        flat = latents.flatten()
+        self.numbers = flat[:: max(1, len(flat) // NUMBERS) | 1].cpu().double()
 
 
 class Runs:
@@ -191,6 +200,15 @@ class Runs:
                 run.of_plan.append((seconds, communication))
             run.made += 1
             self.changed.set()
+
+    def relative_error(self, run: int, exact: int) -> float | None:
+        """Returns the norm of the difference of two runs' latents, divided by the norm of the exact ones'. None if they
+        are of unequal size, or not kept. run, exact: ids."""
+        found = {each.id: each.numbers for each in list(self.kept) if each.numbers is not None}
+        if run not in found or exact not in found or found[run].shape != found[exact].shape:
+            return None
+        error = float((found[run] - found[exact]).norm() / found[exact].norm())
+        return error if math.isfinite(error) else None
 
     def to_json(self) -> list[dict[str, Any]]:
         return [run.to_json() for run in list(self.kept)]

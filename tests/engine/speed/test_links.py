@@ -113,7 +113,10 @@ def test_links_of_sdxl_are_measured_from_end_to_end(possible: None, comfyui: Pat
 
 @pytest.mark.slow
 def test_every_plan_is_tried_beside_the_automatic_one_from_end_to_end(possible: None, tmp_path: Path) -> None:
-    found, said = found_by("tests.benchmarks.auto", tmp_path, "--only", "Wan-shaped 81 frames, 2 ranks, mixed")
+    asked = ("tests.benchmarks.auto", tmp_path, "--only", "Wan-shaped 81 frames, 2 ranks, mixed")
+    found, said = found_by(*asked)
+    again, repeated = found_by(*asked, "--minutes", "0")
+    assert again == found and repeated.splitlines()[1:] == said.splitlines()[1:], "a run goes on where it stopped"
     (case,) = found["Wan-shaped 81 frames, 2 ranks, mixed"]["profiles"].values()
     assert {"one rank", "ulysses=2", "ring=2"} <= set(case["seconds"]) == set(case["predicted"])
     assert set(case["chosen"]) <= set(case["seconds"])

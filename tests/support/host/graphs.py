@@ -397,6 +397,12 @@ def runs(host: ComfyHost, group: int = 1) -> list[dict[str, Any]]:
     return next(each["runs"] for each in groups(host) if each["group"] == group)
 
 
+def ask_error(host: ComfyHost, run: int, exact: int, group: int = 1) -> float:
+    """The relative error of two of a group's runs, as Compare plans asks for it."""
+    with _open(f"{host.url}/paralleldit/error?group={group}&run={run}&exact={exact}", timeout=60) as answer:
+        return json.loads(answer.read())["error"]
+
+
 def post(host: ComfyHost, path: str, headers: Mapping[str, str] | None = None) -> None:
     """An empty POST. Raises HTTPError for a refusal."""
     _open(urllib.request.Request(host.url + path, method="POST", headers=dict(headers or {})), timeout=120).close()

@@ -94,3 +94,22 @@ def test_steps_that_run_whole_say_nothing_of_what_a_lossy_plan_takes() -> None:
     assert pick_usual_step(steps, 3) == 1.1
     assert pick_usual_step(steps, len(steps)) is None
     assert pick_usual_step(steps[:1]) == 9.0, "of the first step, if there is no other"
+
+
+def test_runs_of_one_size_are_compared_by_their_latents() -> None:
+    runs = Runs(threading.Event())
+    exact, change = (torch.randn(2, 16, 96, 100, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    change[:, 5:9] = 0  # in some channels
+    wanted = float((0.03 * change).norm() / exact.norm())
+    found = []
+    for latents in (exact, exact + 0.03 * change, exact[:, :8]):
+        with runs.run("1", "flux", None) as record:
+            record.keep_numbers(latents)
+        found.append(record.id)
+    with runs.run("1", "flux", None) as other:
+        pass
+    one, two, three = found
+    assert runs.relative_error(one, one) == 0.0
+    assert runs.relative_error(two, one) == pytest.approx(wanted, rel=0.02), "of a part of the numbers"
+    assert [runs.relative_error(run, one) for run in (three, other.id, 99)] == [None] * 3
+    assert "numbers" not in record.to_json()
