@@ -213,6 +213,7 @@ def hunyuandit(use_style_cond_and_image_meta_size: bool) -> Family:
         grid = (latents.shape[-2] // 2, latents.shape[-1] // 2)
         crop = pipeline.get_resize_crop_region_for_grid(grid, 32)
         rotary = pipeline.get_2d_rotary_pos_embed(8, crop, grid, output_type="pt")
+        timestep = timestep.to(latents.dtype)  # as its pipeline does
         return model(latents, timestep, image_rotary_emb=rotary, **given).sample.chunk(2, dim=1)[0]
 
     return Family("HunyuanDiT2DModel", config, conditions, reference)
