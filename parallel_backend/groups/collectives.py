@@ -11,13 +11,8 @@ from .handshake import ALL_GATHER
 from .mesh import Axis
 
 
-def shard(tensor: torch.Tensor, dim: int, axis: Axis) -> torch.Tensor:
-    """Returns this rank's contiguous share of `tensor` along `dim`. It may be empty."""
-    return tensor.split(axis.sizes(tensor.shape[dim]), dim)[axis.index].contiguous()
-
-
 def gather(local: torch.Tensor, dim: int, size: int, axis: Axis) -> torch.Tensor:
-    """Returns the whole tensor, of `size` along `dim`, on every rank. The inverse of `shard`.
+    """Returns the whole tensor, of `size` along `dim`, on every rank.
 
     An all-gather takes the same length from each rank. If shares differ by more than one, padding would be sent as
     well; then an all-to-all is used, in which each rank sends the same to all others.

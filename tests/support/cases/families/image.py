@@ -129,7 +129,7 @@ def flux(guidance_embeds: bool, image_channels: int = 0, references: tuple[tuple
         for number, image in enumerate([latents, *(given[name] for name in names)]):
             ids.append(
                 pipeline._prepare_latent_image_ids(
-                    batch, image.shape[-2] // 2, image.shape[-1] // 2, "cpu", torch.float32
+                    batch, image.shape[-2] // 2, image.shape[-1] // 2, latents.device, torch.float32
                 )
             )
             ids[-1][:, 0] = number
@@ -172,7 +172,9 @@ def bria() -> Family:
             timestep=timestep,
             encoder_hidden_states=given["encoder_hidden_states"],
             txt_ids=torch.zeros(TEXT_TOKENS, 3),
-            img_ids=pipeline._prepare_latent_image_ids(batch, height // 2, width // 2, "cpu", torch.float32)[0],
+            img_ids=pipeline._prepare_latent_image_ids(batch, height // 2, width // 2, latents.device, torch.float32)[
+                0
+            ],
         ).sample
         return pipeline._unpack_latents(tokens, height // 2, width // 2, vae_scale_factor=1)
 
@@ -213,6 +215,7 @@ def hunyuandit(use_style_cond_and_image_meta_size: bool) -> Family:
         grid = (latents.shape[-2] // 2, latents.shape[-1] // 2)
         crop = pipeline.get_resize_crop_region_for_grid(grid, 32)
         rotary = pipeline.get_2d_rotary_pos_embed(8, crop, grid, output_type="pt")
+        timestep = timestep.to(latents.dtype)  # as its pipeline does
         return model(latents, timestep, image_rotary_emb=rotary, **given).sample.chunk(2, dim=1)[0]
 
     return Family("HunyuanDiT2DModel", config, conditions, reference)
@@ -312,7 +315,7 @@ def chroma(masked: bool) -> Family:
             timestep=timestep,
             encoder_hidden_states=given["encoder_hidden_states"],
             txt_ids=torch.zeros(given["encoder_hidden_states"].shape[1], 3),
-            img_ids=pipeline._prepare_latent_image_ids(batch, height // 2, width // 2, "cpu", torch.float32),
+            img_ids=pipeline._prepare_latent_image_ids(batch, height // 2, width // 2, latents.device, torch.float32),
             attention_mask=pipeline._prepare_attention_mask(None, batch, tokens.shape[1], latents.dtype, mask),
         ).sample
         return pipeline._unpack_latents(tokens, height, width, vae_scale_factor=1)

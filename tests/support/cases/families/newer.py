@@ -218,7 +218,7 @@ def ovis() -> Family:
             timestep=timestep,
             encoder_hidden_states=given["encoder_hidden_states"],
             txt_ids=diagonal.float(),
-            img_ids=pipeline._prepare_latent_image_ids(batch, height // 2, width // 2, "cpu", torch.float32),
+            img_ids=pipeline._prepare_latent_image_ids(batch, height // 2, width // 2, latents.device, torch.float32),
         ).sample
         return pipeline._unpack_latents(tokens, height, width, vae_scale_factor=1)
 

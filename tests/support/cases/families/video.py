@@ -39,7 +39,7 @@ def cogvideox(image: bool = False, **config: object) -> Family:
         if config.get("use_rotary_positional_embeddings"):
             pipeline = SimpleNamespace(vae_scale_factor_spatial=1, transformer=model)
             make = diffusers.CogVideoXPipeline._prepare_rotary_positional_embeddings
-            keywords["image_rotary_emb"] = make(pipeline, height, width, frames, torch.device("cpu"))
+            keywords["image_rotary_emb"] = make(pipeline, height, width, frames, latents.device)
         if image:
             latents = torch.cat([latents, given["image_latents"].permute(0, 2, 1, 3, 4)], dim=2)
         if config.get("ofs_embed_dim"):
@@ -224,7 +224,7 @@ def allegro(mask: bool) -> Family:
         batch, _, frames, height, width = latents.shape
         pipeline = SimpleNamespace(vae_scale_factor_spatial=1, transformer=model)
         make = AllegroPipeline._prepare_rotary_positional_embeddings
-        rotary = make(pipeline, batch, height, width, frames, torch.device("cpu"))
+        rotary = make(pipeline, batch, height, width, frames, latents.device)
         text, mask = given["encoder_hidden_states"], given.get("encoder_attention_mask")
         return model(latents, text, timestep, encoder_attention_mask=mask, image_rotary_emb=rotary).sample
 
@@ -277,7 +277,7 @@ def consisid() -> Family:
             hidden_states=torch.cat([latents, given["image_latents"]], dim=1).permute(0, 2, 1, 3, 4),
             encoder_hidden_states=given["encoder_hidden_states"],
             timestep=timestep,
-            image_rotary_emb=make(pipeline, height, width, frames, torch.device("cpu")),
+            image_rotary_emb=make(pipeline, height, width, frames, latents.device),
             id_cond=given["id_cond"],
             id_vit_hidden=[given["id_vit_hidden"][:, 0], given["id_vit_hidden"][:, 1]],
         ).sample.permute(0, 2, 1, 3, 4)

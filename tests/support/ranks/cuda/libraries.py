@@ -170,8 +170,6 @@ def plain_diffusers(name: str, device: torch.device = CPU, dtype: str = "fp32") 
         if any(part in path for part in kept_in_fp32(model)):  # as `from_pretrained` keeps them
             weight.data = weight.data.float()
     latents, conditions = in_dtype(latents, dtype), in_dtype(conditions, dtype)
-    if family.model_class == "HunyuanDiT2DModel":  # which computes embeddings in the dtype of the timesteps
-        timestep = in_dtype(timestep, dtype)
     latents, timestep, conditions = tree_map(lambda value: value.to(device), (latents, timestep, conditions))
     # On a card, references make their own tensors there. A function mode does that, which `off_gpu` would take away.
     with off_gpu() if device == CPU else device, torch.no_grad():
