@@ -57,7 +57,8 @@ def test_the_project_has_every_field_that_the_registry_asks_for(project: dict[st
     assert re.fullmatch(r"[a-z](?:[a-z0-9]|[-_.](?=[a-z0-9])){0,98}", about["name"])
     assert re.fullmatch(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)", about["version"])
     assert 0 < len(about["description"]) <= 200 and about["requires-python"]
-    assert (REPOSITORY / about["license"]["file"]).is_file()
+    assert "comfyui" not in about["name"]  # which the registry advises against
+    assert (REPOSITORY / about["license"]["file"]).read_text().lstrip().startswith("Apache License")
     assert about["urls"]["Repository"].startswith("https://github.com/")
     assert about["classifiers"] and all(map(CLASSIFIERS.fullmatch, about["classifiers"]))
     assert comfy["PublisherId"] and comfy["DisplayName"]

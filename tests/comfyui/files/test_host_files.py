@@ -52,6 +52,7 @@ ADAPTERS: dict[str, Callable[[int, int, Callable], dict[str, torch.Tensor]]] = {
     },
     "OFT": lambda rows, columns, random: {".oft_blocks": random(rows // 16, 16, 16)},
     "a difference": lambda rows, columns, random: {".diff": 0.3 * random(rows, columns)},
+    "weights": lambda rows, columns, random: {".set_weight": 0.1 * random(rows, columns)},
 }  # fmt: skip
 
 

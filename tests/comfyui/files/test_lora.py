@@ -122,22 +122,8 @@ def stock(host: ComfyHost, files: Path) -> Callable[[str, Stack], torch.Tensor]:
 
 STACKS: dict[str, Stack] = {
     "original names": (("original", 0.8),),
-    "kohya names, alpha": (("kohya", 0.8),),
-    "diffusers names": (("peft", 0.8),),
-    "negative strength": (("original", -0.6),),
     "stacked": (("original", 0.8), ("peft", 0.5), ("kohya", -0.3)),
 }
-
-
-@pytest.mark.parametrize("stack", STACKS)
-@pytest.mark.parametrize("name", ["sd3", "sd3.5", "flux-dev"])
-def test_a_lora_draws_what_it_draws_with_the_stock_loader(
-    name: str, stack: str, host: ComfyHost, stock: Callable
-) -> None:
-    right = stock(name, STACKS[stack])
-    assert relative_error(right, stock(name, ())) > 0.01, "the LoRA changes nothing"
-    sampled = latents(host, job(name).prompt(with_lora(name, STACKS[stack])))
-    assert relative_error(sampled, right) <= STOCK_TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -147,13 +133,18 @@ def test_a_lora_draws_what_it_draws_with_the_stock_loader(
         ("flux-dev", {"cfg": 1, "ulysses": 2}),
         ("flux-dev", {"cfg": 1, "ulysses": 2, "weights": "shared"}),
         ("sd3", {"cfg": 2}),
+        ("sd3", {"cfg": 1}),
     ],
     ids=str,
 )
-def test_a_lora_draws_the_same_under_a_plan(name: str, plan: dict[str, int], host: ComfyHost, stock: Callable) -> None:
-    stack = STACKS["stacked"]
-    sampled = latents(host, job(name, plan=plan).prompt(with_lora(name, stack)))
-    assert relative_error(sampled, stock(name, stack)) <= STOCK_TOLERANCE
+def test_a_lora_draws_what_it_draws_with_the_stock_loader(
+    name: str, plan: dict[str, int], host: ComfyHost, stock: Callable
+) -> None:
+    """Three, by names of every kind, of which one is taken away."""
+    right = stock(name, STACKS["stacked"])
+    assert relative_error(right, stock(name, ())) > 0.01, "the LoRA change nothing"
+    sampled = latents(host, job(name, plan=plan).prompt(with_lora(name, STACKS["stacked"])))
+    assert relative_error(sampled, right) <= STOCK_TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["sd3.5", "flux-dev"])
@@ -268,34 +259,6 @@ def test_a_lora_for_the_first_rows_of_a_fused_matrix_changes_these_alone(host: C
     right = latents(host, bypass(job("flux-dev").prompt(patch)))
     for plan in ({"cfg": 1}, {"cfg": 1, "ulysses": 2}):
         assert relative_error(latents(host, job("flux-dev", plan=plan).prompt(patch)), right) <= STOCK_TOLERANCE
-
-
-LAYER = "diffusion_model.joint_blocks.0.x_block.mlp.fc1"
-generator = torch.Generator().manual_seed(6)
-
-
-def normal(*shape: int) -> torch.Tensor:
-    return 0.3 * torch.randn(shape, generator=generator)
-
-
-PLAIN = {f"{LAYER}.lora_up.weight": normal(512, 2), f"{LAYER}.lora_down.weight": normal(2, 128)}
-OTHER_KINDS: dict[str, Tensors] = {
-    "LoHa": {
-        f"{LAYER}.hada_w{n}_{side}": normal(*((512, 2) if side == "a" else (2, 128))) for n in (1, 2) for side in "ab"
-    },
-    "LoKr": {f"{LAYER}.lokr_w1": normal(4, 4), f"{LAYER}.lokr_w2": normal(128, 32)},
-    "DoRA": PLAIN | {f"{LAYER}.dora_scale": 1 + normal(512, 1).abs()},
-    "set": {f"{LAYER}.set_weight": normal(512, 128)},
-}
-
-
-@pytest.mark.parametrize("kind", OTHER_KINDS)
-def test_other_kinds_draw_what_they_draw_with_the_stock_loader(kind: str, host: ComfyHost, files: Path) -> None:
-    save_file(OTHER_KINDS[kind], files / "models" / "loras" / f"sd3, {kind}.safetensors")
-    patch = with_lora("sd3", ((kind, 1.0),))
-    right = latents(host, bypass(job("sd3").prompt(patch)))
-    assert relative_error(right, latents(host, bypass(job("sd3").prompt()))) > 1e-3, "it changes nothing"
-    assert relative_error(latents(host, job("sd3").prompt(patch)), right) <= STOCK_TOLERANCE
 
 
 def test_a_group_that_died_is_given_the_lora_again(host: ComfyHost, files: Path, stock: Callable) -> None:

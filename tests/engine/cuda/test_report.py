@@ -9,16 +9,13 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from demo.host import REPOSITORY
-from parallel_backend.groups.processors import Node
 from tests.support.ranks.cuda.resumed import told_by_ranks
-from tests.support.report import __main__ as program
-from tests.support.report import lacking, machine
+from tests.support.report import machine
 from tests.support.report.page import page
 from tests.support.report.results import read
 
@@ -114,35 +111,6 @@ def test_names_and_folders_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None
     assert machine.without_names(said, Path("/opt/ComfyUI")) == kept
     files = "/opt/ComfyUI/comfy/ops.py /usr/lib/python3/site-packages/torch/nn.py " + str(REPOSITORY / "dev.py")
     assert machine.without_names(files, Path("/opt/ComfyUI")) == "ComfyUI/comfy/ops.py torch/nn.py dev.py"
-
-
-def test_the_cards_and_their_links_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    card = SimpleNamespace(name="Some GPU", total_memory=24 << 30, major=8, minor=9, multi_processor_count=128)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _card: card)
-    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda _one, _other: False)
-    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 3))
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    monkeypatch.setattr(machine, "find_node", lambda device: Node(device.index, frozenset({0})))
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text('#!/bin/sh\n[ "$1" = topo ] && echo "GPU0 \x1b[4mGPU1\x1b[0m PHB" || echo 570.86.10\n')
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    told = "\n".join(machine.gpus("cuda"))
-    assert "GPU 1: Some GPU, 24.0 GB, compute 8.9, 128 multiprocessors, NUMA node 1\n" in told
-    assert "driver 570.86.10, NCCL 2.27.3" in told
-    assert machine.links("cuda") == "peer access: 0-1: no\nGPU0 GPU1 PHB"
-
-
-def test_without_a_gpu_it_says_in_a_line_what_it_needs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(lacking, "IN_CONTAINER", ())
-    monkeypatch.setenv("COMFYUI_PATH", "anywhere")
-    assert program.main([]) == 2
-    out, said = capsys.readouterr()
-    assert not out and said.count("\n") == 1 and "needs a GPU" in said and "install the NVIDIA driver" in said
 
 
 @pytest.mark.slow

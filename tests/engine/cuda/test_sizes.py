@@ -3,7 +3,6 @@
 What is shown: ranks meet in their collectives and messages; no rank sends more than the formulas of the field ask for;
 weights and activations shrink as the plan says, and of shared weights as many bytes come as `WeightSizes` tells. In no
 block does a rank give up memory that a message still uses: torch's allocator would take more than is predicted.
-`python -m tests.benchmarks.sizes` prints the figures.
 """
 
 from __future__ import annotations

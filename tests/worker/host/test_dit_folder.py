@@ -1,4 +1,5 @@
-"""The folder of a class-conditional DiT: which of its files are read, and what is wrong with a broken one."""
+"""The folder of a class-conditional DiT: which of its files are read. `tests/comfyui/test_bad_input.py` and
+`tests/attack/test_model_files.py` have broken ones."""
 
 from __future__ import annotations
 
@@ -10,9 +11,8 @@ from typing import Any
 import pytest
 
 from demo.host import REPOSITORY
-from worker.comfyui.dit.folder import explain_no_weights, is_dit, read_folder
+from worker.comfyui.dit.folder import is_dit, read_folder
 from worker.comfyui.source import weight_files
-from worker.errors import ModelFileError
 
 TENSORS = 70  # more than the demo's five blocks need
 
@@ -47,37 +47,6 @@ def test_an_old_folder_is_told_by_its_norm(folder: Path) -> None:
     assert is_dit(folder)
     change(folder, norm_type="ada_norm_single")
     assert not is_dit(folder)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"num_layers": 1_000_000}, "num_layers=1000000, but its files have only 70 tensors"),
-        ({"num_layers": "5"}, "num_layers='5'"),
-        ({"patch_size": 0}, "patch_size=0"),
-        ({"num_attention_heads": None}, "num_attention_heads=None"),
-    ],
-)
-def test_a_config_that_makes_no_model_is_refused_before_it_takes_memory(
-    folder: Path, wrong: dict[str, Any], said: str
-) -> None:
-    change(folder, **wrong)
-    with pytest.raises(ModelFileError, match=said):
-        read_folder(folder, TENSORS)
-
-
-@pytest.mark.parametrize("text", ['{"_class_name": ', "[1, 2]", "\xff"])
-def test_a_config_that_is_none_is_named(folder: Path, text: str) -> None:
-    (folder / "transformer" / "config.json").write_bytes(text.encode("latin-1"))
-    assert not is_dit(folder)
-    with pytest.raises(ModelFileError, match=r"config\.json cannot be read"):
-        read_folder(folder, TENSORS)
-
-
-def test_pickled_weights_are_told_from_none(folder: Path) -> None:
-    assert "holds no safetensors file" in str(explain_no_weights(folder))
-    (folder / "transformer" / "diffusion_pytorch_model.bin").touch()
-    assert "pickled weights" in str(explain_no_weights(folder))
 
 
 @pytest.mark.parametrize(

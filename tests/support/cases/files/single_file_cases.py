@@ -63,34 +63,21 @@ def in_checkpoint(weights: Weights) -> Weights:
     return {"vae.decoder.conv_in.weight": torch.zeros(1), **{PREFIX + key: value for key, value in weights.items()}}
 
 
-def cast(weights: Weights, dtype: torch.dtype) -> Weights:
-    return {key: value.to(dtype) for key, value in weights.items()}
-
-
-def scales(weights: Weights) -> dict[str, float]:
-    """A scale of its own for each matrix."""
-    matrices = [key for key, value in weights.items() if value.ndim == 2]
-    return {key: (index + 1) / 16 for index, key in enumerate(matrices)}
-
-
-def scaled_fp8(weights: Weights, end: str) -> Weights:
-    """Matrices in fp8 with their scales beside them, in the way of old or in ComfyUI's present one."""
+def scaled_fp8(weights: Weights) -> Weights:
+    """Matrices in fp8, each with a scale of its own beside it."""
     scaled = dict(weights)
-    for key, scale in scales(weights).items():
+    for index, key in enumerate(key for key, value in weights.items() if value.ndim == 2):
+        scale = (index + 1) / 16
         scaled[key] = (weights[key] / scale).to(FP8)
-        scaled[f"{key.removesuffix('weight')}{end}"] = torch.tensor(scale)
-    return scaled | ({"scaled_fp8": torch.zeros(2, dtype=FP8)} if end == "scale_weight" else {})
+        scaled[f"{key.removesuffix('weight')}weight_scale"] = torch.tensor(scale)
+    return scaled
 
 
 FILES: dict[str, Callable[[str], Weights]] = {
     "original": original,
     "checkpoint": lambda name: in_checkpoint(original(name)),
     "diffusers": diffusers_weights,
-    "fp16": lambda name: cast(original(name), torch.float16),
-    "bf16": lambda name: cast(original(name), torch.bfloat16),
-    "fp8": lambda name: cast(original(name), FP8),
-    "scaled fp8": lambda name: scaled_fp8(original(name), "scale_weight"),
-    "scaled fp8, checkpoint": lambda name: in_checkpoint(scaled_fp8(original(name), "weight_scale")),
+    "scaled fp8, checkpoint": lambda name: in_checkpoint(scaled_fp8(original(name))),
 }
 
 
