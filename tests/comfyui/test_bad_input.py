@@ -5,24 +5,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from demo.host import ComfyHost, PromptError
-from tests.support.host.graphs import Graph, Job, Link, Patch, alive, latents, ranks, refusal, status, worker_processes
+from demo.host import ComfyHost
+from tests.support.host.graphs import Graph, Job, Link, Patch, latents, refusal, worker_processes
 from tests.support.loaders import load
 
 GOOD = Job("tiny-dit", steps=1)
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
-SAMPLERS = {"KSampler": None, "Parallel Sampler": "Euler"}
 TEXT = {"positive": "text.safetensors", "negative": "text.safetensors"}
 
 
@@ -344,44 +339,3 @@ def test_a_stock_model_in_the_parallel_sampler(host: ComfyHost) -> None:
     job = replace(LOOP, seed=5)
     prompt = job.prompt(lambda graph, model: graph.add("Test_ForeignModel", model=model))
     assert_says(refusal(host, prompt, GOOD), "Put Parallelize Model before it", "KSampler")
-
-
-@pytest.mark.slow  # the gate has it in worker/faults/test_restarts.py
-def test_a_rank_killed_while_idle_is_replaced_without_being_asked(host: ComfyHost) -> None:
-    latents(host, GOOD.prompt())
-    before = worker_processes(host, 1)
-    os.kill(ranks(host)[1], signal.SIGKILL)
-    wait_until(lambda: not any(map(alive, before)))
-    wait_until(lambda: status(host)["state"] == "ready", 60)
-    assert latents(host, GOOD.prompt()).isfinite().all()
-    assert set(ranks(host)).isdisjoint(process.pid for process in before)
-
-
-KILLED = {f"{node}, rank {rank}": (scheduler, rank) for node, scheduler in SAMPLERS.items() for rank in (0, 1)}
-
-
-# In the gate, test_faults.py kills rank 1 under a Parallel Sampler, editor/test_errors.py kills it under a KSampler,
-# and worker/faults/test_restarts.py kills rank 0 between two steps.
-@pytest.mark.slow
-@pytest.mark.parametrize(("scheduler", "rank"), KILLED.values(), ids=KILLED)
-def test_a_rank_killed_during_a_job_is_named_and_replaced(host: ComfyHost, scheduler: str | None, rank: int) -> None:
-    latents(host, GOOD.prompt())
-    before = ranks(host)
-    process = psutil.Process(before[rank])
-
-    def kill(event: dict) -> None:
-        if event["type"] == "progress" and alive(process):
-            process.kill()
-
-    with pytest.raises(PromptError) as caught:
-        host.run(Job("tiny-dit", steps=5000, scheduler=scheduler).prompt(), on_event=kill)
-    assert_says(caught.value.message, f"Rank {rank}", "SIGKILL", "Queue the prompt again")
-    assert latents(host, GOOD.prompt()).isfinite().all()
-    assert set(ranks(host)).isdisjoint(before)
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 15) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happened"
-        time.sleep(0.1)

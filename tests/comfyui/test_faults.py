@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import urllib.error
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -17,34 +17,25 @@ from demo.host import ComfyHost
 from tests.support.host.faults import (
     CASES,
     GOOD,
-    LACKS,
-    PATIENCE,
     PYTHON,
     Case,
     end,
     frail_host,
     good,
-    lack,
-    remove_socket_folder,
     spaced,
     suffer,
-    wait_until,
 )
 from tests.support.host.graphs import (
-    alive,
     latents,
     post,
     ranks,
     relative_error,
     runs,
-    saved_latents,
     status,
-    worker_processes,
 )
 from tests.support.tiers import slow_but
 
 QUICK = ("kill rank 1, in a step", "stop rank 0, in a step of ComfyUI's loop")
-QUICK_LACKS = ("delete the checkpoint",)
 
 
 @pytest.fixture(scope="module")
@@ -63,27 +54,6 @@ def test_a_fault_is_named_soon_and_the_next_prompt_is_served(case: Case, frail: 
     assert not outcome.left
 
 
-@pytest.mark.parametrize(("file", "harm", "says"), slow_but(QUICK_LACKS, LACKS))
-def test_a_file_that_is_harmed_between_prompts_is_named_and_served_again_when_it_is_mended(
-    file: str, harm: Callable[[Path], None], says: tuple[str, ...], frail: ComfyHost
-) -> None:
-    outcome = lack(frail, frail.base / file, harm)
-    for words in says:
-        assert words in outcome.said
-    assert not outcome.left
-
-
-@pytest.mark.slow  # the gate has it with an interpreter that fails once, in worker/faults/test_start_ahead.py
-def test_a_start_that_fails_once_is_tried_again(frail: ComfyHost) -> None:
-    reference, last = good(frail), status(frail)["last_death"]
-    post(frail, "/paralleldit/stop")
-    prompt = frail.queue(spaced(GOOD).prompt())
-    wait_until(lambda: status(frail)["state"] == "starting")
-    remove_socket_folder(frail)
-    assert saved_latents(frail, frail.wait(prompt, timeout=PATIENCE)).equal(reference)
-    assert status(frail)["last_death"] in (None, last)
-
-
 def test_models_run_as_stock_while_no_group_starts_and_in_the_ranks_after_a_restart(frail: ComfyHost) -> None:
     reference, python = good(frail), frail.base / PYTHON
     whole = python.read_text()
@@ -99,19 +69,6 @@ def test_models_run_as_stock_while_no_group_starts_and_in_the_ranks_after_a_rest
     post(frail, "/paralleldit/restart")
     assert good(frail).equal(reference)
     assert not runs(frail)[0]["is_stock"]
-
-
-# The gate has it by the panel's buttons, in editor/test_editor.py.
-@pytest.mark.slow
-def test_the_operator_can_restart_and_stop_a_group(frail: ComfyHost) -> None:
-    reference = good(frail)
-    for path, state in {"restart": "ready", "stop": "stopped", "start": "ready"}.items():
-        before = worker_processes(frail)
-        post(frail, f"/paralleldit/{path}", {"Origin": frail.url})  # as from the editor's page
-        wait_until(lambda before=before: not any(map(alive, before)))
-        assert status(frail)["state"] == state
-        if path != "stop":
-            assert good(frail).equal(reference)
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -35,13 +33,12 @@ _spaces = itertools.count()
 
 @dataclass(frozen=True)
 class Outcome:
-    """said: the node's error; empty where the fault met an idle group, which no node saw. Times are in seconds from the
+    """said: the node's error; empty where the fault met an idle group, which no node saw. to_error: seconds from the
     fault. left: processes of before the fault that are still there.
     """
 
     said: str
     to_error: float
-    to_good: float
     left: list[psutil.Process]
 
 
@@ -112,8 +109,7 @@ def suffer(host: ComfyHost, moment: str, fault: Callable[[ComfyHost], None]) -> 
         except PromptError as error:
             said, ended = error.message, time.monotonic() - seen[0]
     assert_equal(good(host), reference)
-    to_good = time.monotonic() - seen[0]
-    return Outcome(said, ended, to_good, [process for process in before if alive(process)])
+    return Outcome(said, ended, [process for process in before if alive(process)])
 
 
 def queue_until_it_loads(host: ComfyHost) -> str:
@@ -166,26 +162,6 @@ def frail_host(comfyui: Path, base: Path) -> ComfyHost:
     return ComfyHost(comfyui, base, env=TINY_MODELS)
 
 
-def lack(host: ComfyHost, file: Path, harm: Callable[[Path], None]) -> Outcome:
-    """Has a file come to harm between two prompts of which the second has to read it; mends it after that.
-
-    Ranks on the CPU read weights again that they have parked.
-    """
-    reference, mode, whole = good(host), file.stat().st_mode, file.read_bytes()
-    harm(file)
-    post(host, "/paralleldit/park")
-    started, said = time.monotonic(), ""
-    try:
-        good(host)
-    except PromptError as error:
-        said = error.message
-    to_error = time.monotonic() - started
-    file.write_bytes(whole)
-    file.chmod(mode)
-    assert_equal(good(host), reference)
-    return Outcome(said, to_error, time.monotonic() - started, [])
-
-
 def end(host: ComfyHost, number: signal.Signals, sampling: bool) -> None:
     """Ends a ComfyUI by a signal, idle or while it samples. Fails unless its processes end soon, too."""
     good(host)
@@ -205,16 +181,6 @@ def end(host: ComfyHost, number: signal.Signals, sampling: bool) -> None:
     wait_until(lambda: not any(map(alive, processes)), SECONDS_TO_GO)
 
 
-def truncate(file: Path) -> None:
-    os.truncate(file, file.stat().st_size // 2)
-
-
-def remove_socket_folder(_host: ComfyHost) -> None:
-    for folder in Path(tempfile.gettempdir()).glob("paralleldit-*"):
-        if (folder / "socket").exists():
-            shutil.rmtree(folder)
-
-
 @dataclass(frozen=True)
 class Case:
     """moment: see `suffer`. says: regular expressions that the node's error matches; none where no node sees it."""
@@ -222,7 +188,7 @@ class Case:
     moment: str
     fault: Callable[[ComfyHost], None]
     says: tuple[str, ...] = ()
-    seconds_to_error: float = 20.0  # generous: `tests/benchmarks/faults.py` measures
+    seconds_to_error: float = 20.0  # generous
 
 
 KILLED = "was killed by SIGKILL"
@@ -248,10 +214,3 @@ for _rank in (0, 1):
         f"stop rank {_rank}, in a step": Case("loop mode", _stop, (_who, SILENT), SILENCE),
         f"stop rank {_rank}, in a step of ComfyUI's loop": Case("step mode", _stop, (_who, SILENT), SILENCE),
     }
-
-WEIGHTS = f"models/diffusers/{GOOD.model}/transformer/diffusion_pytorch_model.safetensors"
-# What happens to a file between two prompts: the file, the harm, what the node says.
-LACKS = {
-    "truncate the checkpoint": (WEIGHTS, truncate, ("was overwritten after it was loaded", "queue the prompt again")),
-    "delete the checkpoint": (WEIGHTS, Path.unlink, ("safetensors",)),
-}

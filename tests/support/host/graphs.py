@@ -41,26 +41,28 @@ from comfy.nested_tensor import NestedTensor
 from safetensors.torch import load_file
 
 
-class LoadConditioning:
+class Node:
+    FUNCTION, CATEGORY = "run", "test"
+
+    def __init_subclass__(cls, returns, **inputs):
+        """inputs: their types by name."""
+        cls.RETURN_TYPES = (returns,)
+        required = {name: (kind, {}) for name, kind in inputs.items()}
+        cls.INPUT_TYPES = staticmethod(lambda: {"required": required})
+
+
+class LoadConditioning(Node, returns="CONDITIONING", name="STRING"):
     """Tensors "conditioning" and "pooled", and others by the names of options.
 
     Those of "list" options are in any order, those of "string" options are bytes. Those of "unclip" options are
     embeddings of images.
     """
 
-    RETURN_TYPES = ("CONDITIONING",)
-    FUNCTION = "load"
-    CATEGORY = "test"
-
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {"name": ("STRING", {})}}
-
     @classmethod
     def IS_CHANGED(cls, name):
         return os.stat(os.path.join(folder_paths.get_input_directory(), name)).st_mtime_ns
 
-    def load(self, name):
+    def run(self, name):
         tensors = load_file(os.path.join(folder_paths.get_input_directory(), name))
         text = tensors.pop("conditioning")
         options = {"pooled_output": tensors.pop("pooled", None)}
@@ -81,43 +83,19 @@ class LoadConditioning:
         return ([[text, {name: value for name, value in options.items() if value is not None}]],)
 
 
-class NoConditioning:
-    RETURN_TYPES = ("CONDITIONING",)
-    FUNCTION = "make"
-    CATEGORY = "test"
-
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {}}
-
-    def make(self):
+class NoConditioning(Node, returns="CONDITIONING"):
+    def run(self):
         return ([],)
 
 
-class EmptyLatent:
-    RETURN_TYPES = ("LATENT",)
-    FUNCTION = "make"
-    CATEGORY = "test"
-
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {"shape": ("STRING", {})}}
-
-    def make(self, shape):
+class EmptyLatent(Node, returns="LATENT", shape="STRING"):
+    def run(self, shape):
         parts = [torch.zeros([int(size) for size in part.split()]) for part in shape.split("|")]
         return ({"samples": parts[0] if len(parts) == 1 else NestedTensor(parts)},)
 
 
-class FirstFrameMask:
-    RETURN_TYPES = ("LATENT",)
-    FUNCTION = "mask"
-    CATEGORY = "test"
-
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {"samples": ("LATENT",)}}
-
-    def mask(self, samples):
+class FirstFrameMask(Node, returns="LATENT", samples="LATENT"):
+    def run(self, samples):
         mask = torch.ones_like(samples["samples"][:, :1])
         mask[:, :, 0] = 0
         return ({**samples, "noise_mask": mask},)
@@ -130,34 +108,18 @@ class Zeros(torch.nn.Module):
         return torch.zeros_like(x)
 
 
-class ForeignModel:
-    RETURN_TYPES = ("MODEL",)
-    FUNCTION = "replace"
-    CATEGORY = "test"
-
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {"model": ("MODEL",)}}
-
-    def replace(self, model):
+class ForeignModel(Node, returns="MODEL", model="MODEL"):
+    def run(self, model):
         patcher = model.clone()
         patcher.model = copy.copy(model.model)
         patcher.model._modules = {**model.model._modules, "diffusion_model": Zeros()}
         return (patcher,)
 
 
-class LookInside:
+class LookInside(Node, returns="MODEL", model="MODEL"):
     """What node packs look for in ComfyUI's own Flux."""
 
-    RETURN_TYPES = ("MODEL",)
-    FUNCTION = "look"
-    CATEGORY = "test"
-
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {"model": ("MODEL",)}}
-
-    def look(self, model):
+    def run(self, model):
         module = model.model.diffusion_model
         assert isinstance(module, comfy.ldm.flux.model.Flux)
         assert (module.params.hidden_size, module.patch_size, module.in_channels) == (256, 2, 64)
@@ -167,16 +129,8 @@ class LookInside:
         return (model,)
 
 
-class ChangeInside:
-    RETURN_TYPES = ("MODEL",)
-    FUNCTION = "change"
-    CATEGORY = "test"
-
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {"model": ("MODEL",), "how": ("STRING", {})}}
-
-    def change(self, model, how):
+class ChangeInside(Node, returns="MODEL", model="MODEL", how="STRING"):
+    def run(self, model, how):
         model, module = model.clone(), model.model.diffusion_model
 
         def around(apply_model, given):

@@ -11,46 +11,32 @@ import torch
 from safetensors.torch import load_file
 
 
-class Pictures:
+class Node:
+    FUNCTION, CATEGORY = "run", "test"
+
+    def __init_subclass__(cls, returns, **inputs):
+        """inputs: their types by name."""
+        cls.RETURN_TYPES = (returns,)
+        required = {name: (kind, {}) for name, kind in inputs.items()}
+        cls.INPUT_TYPES = staticmethod(lambda: {"required": required})
+
+
+class Pictures(Node, returns="IMAGE", name="STRING"):
     """The tensor "pictures" (frames, height, width, channels) of a file in the input folder."""
-
-    RETURN_TYPES = ("IMAGE",)
-    FUNCTION = "run"
-    CATEGORY = "test"
-
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {"name": ("STRING", {})}}
 
     def run(self, name):
         return (load_file(os.path.join(folder_paths.get_input_directory(), name))["pictures"],)
 
 
-class Numbers:
+class Numbers(Node, returns="LATENT", pictures="IMAGE,AUDIO"):
     """Pictures, or a sound, as what Save Latent saves, which rounds nothing."""
-
-    RETURN_TYPES = ("LATENT",)
-    FUNCTION = "run"
-    CATEGORY = "test"
-
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {"pictures": ("IMAGE,AUDIO",)}}
 
     def run(self, pictures):
         return ({"samples": pictures["waveform"] if isinstance(pictures, dict) else pictures},)
 
 
-class Seeded:
+class Seeded(Node, returns="LATENT", samples="LATENT", vae="VAE", seed="INT"):
     """The latent, and a random state for what comes next: after the VAE is made, which may draw, too."""
-
-    RETURN_TYPES = ("LATENT",)
-    FUNCTION = "run"
-    CATEGORY = "test"
-
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {"samples": ("LATENT",), "vae": ("VAE",), "seed": ("INT", {})}}
 
     @classmethod
     def IS_CHANGED(cls, **_inputs):
@@ -61,16 +47,8 @@ class Seeded:
         return (samples,)
 
 
-class Drawn:
+class Drawn(Node, returns="LATENT", pictures="IMAGE"):
     """What is drawn after a picture was made."""
-
-    RETURN_TYPES = ("LATENT",)
-    FUNCTION = "run"
-    CATEGORY = "test"
-
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {"pictures": ("IMAGE",)}}
 
     def run(self, pictures):
         return ({"samples": torch.cat([pictures.flatten(), torch.randn(4)])},)
@@ -85,15 +63,7 @@ def wrap_around(layer, given, weight, bias):
     return torch.nn.functional.conv2d(padded, weight, bias, layer.stride)
 
 
-class ChangedVAE:
-    RETURN_TYPES = ("VAE",)
-    FUNCTION = "run"
-    CATEGORY = "test"
-
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {"vae": ("VAE",), "how": ("STRING", {})}}
-
+class ChangedVAE(Node, returns="VAE", vae="VAE", how="STRING"):
     def run(self, vae, how):
         vae = copy.copy(vae)
         if how == "memory":
