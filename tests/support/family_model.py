@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from parallel_backend.diffusers_model import DiffusersModel
-from parallel_backend.groups.calls import Call
+from parallel_backend.groups.calls import Call, kind_of
+from parallel_backend.groups.collectives import collect
 from parallel_backend.groups.mesh import Axis, Mesh
-from parallel_backend.parallel_model import map_tensors
+from parallel_backend.parallel_model import BATCH_DIM, map_tensors
 from parallel_backend.sampling.denoiser import Pass, Watch, denoise
 from parallel_backend.sampling.stepper import Stepper
 from parallel_backend.seams.forward import Forward
@@ -54,8 +55,20 @@ class FamilyModel(DiffusersModel):
         self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors, steps: int = 1
     ) -> torch.Tensor | None:
         """The prediction for a batch on rank 0; None elsewhere."""
-        found: Any = self.run_calls([Call((latents, timestep_B), dict(conditions))], steps)
-        return found and found[0]
+        axis, calls = self.mesh["batch"], [Call((latents, timestep_B), dict(conditions))]
+
+        def run(_part: int, forward: Forward) -> torch.Tensor | None:
+            return self.predict_rows(latents, timestep_B, conditions, axis, forward)
+
+        with torch.inference_mode(), self.mesh.timeline.step("forward"), self.compiling(steps):
+            (local,) = self.run_step(self.pipeline.begin(calls, 1, self.count_tokens, self.find_grid), [0], run)
+            if not self.has_result:
+                return None
+            whole = None
+            if not self.link or self.link.is_last:
+                whole = collect(self.no_rows(latents) if local is None else local, BATCH_DIM, len(latents), axis)
+            found: Any = self.return_to_first(None if whole is None else [whole], [kind_of([latents], len(latents))])
+            return found and found[0]
 
     def predict_rows(
         self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Any, axis: Axis, forward: Forward
