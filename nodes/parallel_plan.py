@@ -45,7 +45,8 @@ from .workers.group import device_count, device_type, most_ranks, settings, spli
 from .workers.room import balance_stages
 
 MANUAL = "manual"
-FORMER_INPUTS = ("lossy", "compare")  # that saved prompts may still have
+# Inputs of prompts that are no part of a plan: those that are gone, and the mark of Compare plans.
+OTHER_INPUTS = ("lossy", "compare", "paralleldit_comparison")
 FORMER_DTYPES = ("int8", "fp8")  # of saved workflows, which exchange exactly now
 MAX_DEGREE = 64
 MAX_BLOCKS = 1000
@@ -130,7 +131,7 @@ def parse_plan(mode: str, values: Mapping[str, int | str]) -> ParallelPlan | Non
     """Returns the plan for a node's values; None if auto chooses it. Raises PlanError."""
     if mode == AUTO:
         return None
-    own = {name: value for name, value in values.items() if name not in FORMER_INPUTS}
+    own = {name: value for name, value in values.items() if name not in OTHER_INPUTS}
     if own.get("exchange_dtype") in FORMER_DTYPES:
         own["exchange_dtype"] = MODEL
     return ParallelPlan.from_json({**own, "speeds": parse_speeds(values.get("speeds", ""))})

@@ -16,7 +16,8 @@ from tests.support.host.graphs import Graph, Link, latents, post, relative_error
 from tests.support.host.stock_prompts import prompt, write_cases
 
 MODEL, GROUP = "longcat-image", 5
-FORMER = {"lossy": "allowed", "compare": "once"}  # inputs that are gone
+# Inputs that are gone, and the mark of Compare plans.
+OTHERS = {"lossy": "allowed", "compare": "once", "paralleldit_comparison": 1}
 PARALLELIZE = {"class_type": "ParallelDiT_Parallelize", "inputs": {"mode": "auto", "model": ["1", 0]}}
 
 
@@ -34,7 +35,7 @@ def test_the_ranks_start_before_the_node_runs(host: ComfyHost) -> None:
 
     def patch(graph: Graph, model: Link) -> Link:
         waits = graph.add("Test_WaitForRanks", model=model, group=GROUP)
-        return graph.add("ParallelDiT_Parallelize", model=waits, mode="manual", ulysses=2, group=GROUP, **FORMER)
+        return graph.add("ParallelDiT_Parallelize", model=waits, mode="manual", ulysses=2, group=GROUP, **OTHERS)
 
     made = latents(host, prompt(MODEL, None, patch=patch))
     assert relative_error(made, latents(host, prompt(MODEL, None))) < 1e-5
