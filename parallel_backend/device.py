@@ -27,7 +27,7 @@ CPU = "cpu"
 BACKENDS = {CPU: "gloo", "cuda": "nccl", "xpu": "xccl"}  # torch.distributed's backend for each kind
 THROUGH_THE_HOST = {"cuda": "NCCL_P2P_DISABLE=1", "xpu": "CCL_TOPO_P2P_ACCESS=0"}  # make GPUs exchange over the host
 CHANNELS = 32  # the most that NCCL uses by itself
-WARM = 64  # numbers in a row of what `warm_up` computes with
+WARM = 64  # the width of the tensors that `warm_up` computes with
 GB = 1e9
 KIBIBYTE = 1024  # Linux counts a process's memory in these
 SAME_MEMORY = 0.05  # cards of one model report memory within this; models of one name differ by more

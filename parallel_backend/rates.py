@@ -29,7 +29,7 @@ class Amounts(NamedTuple):
 
     side: tokens of a product; their width is half of it, and the result's width twice it.
     tokens, heads: of attention.
-    elements: of what other operations read. repeats: how often they run.
+    elements: numbers that other operations read. repeats: how often they run.
     sent: bytes that a rank sends over a link. few: so few bytes that their time is the link's latency.
     """
 

@@ -207,9 +207,10 @@ def encode_control(control: Any, encoder: Encoder) -> Encoded:
 
 
 def take_latents_from_steps(control: Mapping[str, Any], latents: torch.Tensor, timesteps: torch.Tensor) -> Encoded:
-    """Returns a call that stands for all steps, of what `encode_control` returned, without the latents and timesteps of
-    the recorded step. latents, timesteps: what the model got in that step. Raises Refused if a ControlNet gets
-    others."""
+    """Removes the latents and timesteps of the recorded step from an encoded call, so that it stands for all steps.
+
+    control: from `encode_control`. latents, timesteps: what the model got in that step. Raises Refused if a ControlNet
+    gets others."""
     given, previous = dict(control[GIVEN]), control[PREVIOUS]
     x, t = given.pop(LATENTS), given.pop(TIMESTEPS)
     own = latents[:, : x.shape[1]]
@@ -233,7 +234,7 @@ def is_near(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def residuals_of(control: Any) -> Any:
-    """Returns the tensors that ComfyUI's ControlNets computed, of what `encode_control` returned."""
+    """Returns the tensors that ComfyUI's ControlNets computed. control: from `encode_control`."""
     while isinstance(control, dict) and NETWORK in control:
         control = control[PREVIOUS]
     return control

@@ -15,10 +15,10 @@ import torch
 
 from .bands import Bands
 
-# Of an argument that is a tensor; or of one that is a tuple of them, each item's stream, None for an item of no stream.
+# An argument's stream; for a tuple, one per item (None: no tokens).
 Streams = str | tuple[str | None, ...]
-# An argument of every model and every block of ComfyUI: a dict of what nodes ask for, of all rows and tokens. A
-# schedule in it may be as long as the batch.
+# ComfyUI passes this dict of nodes' options to every model and block. It is for all rows and tokens. A schedule in it may
+# be as long as the batch.
 ALWAYS_WHOLE = "transformer_options"
 OTHER = "+"  # rows of a linear layer that are not for queries, keys or values
 

@@ -43,8 +43,8 @@ Leaving = list[Returning]  # by part
 
 
 class Sent(NamedTuple):
-    """What a forward, or a piece of one, has sent for a call. arriving: what it receives, by part: queries, keys and
-    values; keys and values apart if they are of other tokens."""
+    """The exchange that a forward, or one of its pieces, has started for a call. arriving: its receives, by part:
+    queries, keys and values. Keys and values are apart if they are of other tokens."""
 
     call: SharedCall
     forward: Forward
@@ -114,7 +114,7 @@ class ParallelAttention:
         return out_BHLD
 
     def send(self, call: SharedCall, q_BHLE: torch.Tensor, k_BHLE: torch.Tensor, v_BHLE: torch.Tensor) -> Sent:
-        """Starts the exchange of all parts. What pieces of a forward receive is in the memory of the first one's."""
+        """Starts the exchange of all parts. All pieces receive into the first piece's buffer."""
         forward = self.layout.forward
         sent = forward.pieces.sent if forward.pieces else []  # by the pieces before
         before = sent[-1].arriving if sent else [(None,)] * len(call.shape.parts)

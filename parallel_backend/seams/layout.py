@@ -57,7 +57,7 @@ def once_a_forward(
 
 
 class Said(NamedTuple):
-    """What a spec says a tensor's streams by: the tensor, and the field."""
+    """Names a tensor and the field of its spec, for an error."""
 
     what: str = "A tensor"
     field: str = "its spec"

@@ -370,7 +370,7 @@ class WorkerGroup:
     def _request(
         self, header: Header, tensors: Tensors, check: Check, on_step: OnStep | None = None, size: Any = None
     ) -> Tensors:
-        """Sends a request and returns its results. size: of what its steps compute, if it has steps."""
+        """Sends a request and returns its results. size: of the latents of its steps, if it has steps."""
         session = self.session
         self.runs.check_ended()  # after the line above: a stop marks the run, then removes the session
         if session is None:

@@ -23,8 +23,8 @@ MISSING = object()
 
 @contextmanager
 def apply_changes(model: torch.nn.Module, changes: Sequence[Sequence[Any]]) -> Iterator[None]:
-    """While entered, the model is as the changes say: of a kind, an owner, a key, whether it is there, and the value.
-    Of a hook: its module, whether it gets keywords, and the function. Of an object patch: the path, and the value."""
+    """While entered, the model has these changes. Each has a kind, an owner, a key, whether the value is there, and the
+    value. A hook has its module, whether it gets keywords, and the function. An object patch has its path and value."""
     undo = []
     try:
         for kind, *change in changes:

@@ -94,7 +94,7 @@ class Encoder:
         self.entries: dict[str, Entry] = {}
         self.seen: set[str] = set()  # those that are as they are now
         self.sent: dict[str, dict[str, tuple[Encoded, Encoded]]] = {}  # the slots that the ranks have
-        self.keeps_tensors = False  # whether tensors of what is found now stay in the ranks
+        self.keeps_tensors = False  # whether tensors that are found now stay in the ranks
         # Functions and classes that the last values name, and methods of these classes, by name.
         self.functions: list[types.FunctionType] = []
         self.classes: dict[type, None] = {}  # in order

@@ -44,8 +44,8 @@ class Entry(NamedTuple):
 
 
 class Version(NamedTuple):
-    """A tensor as it is, or as it was when it was sent. version: how often it was written to. copy: of what was sent,
-    for an inference tensor, which does not know that."""
+    """A snapshot of a tensor. version: how often it was written to. copy: the values that were sent, for an inference
+    tensor, which does not count its writes."""
 
     tensor: torch.Tensor
     version: int

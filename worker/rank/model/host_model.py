@@ -247,7 +247,7 @@ class HostModel:
         return math.ceil(sum(map(self.patcher.memory_required, shapes)) * token_factor(self.mesh.plan))
 
     def estimate_working_of_calls(self, calls: Sequence[Call]) -> int:
-        """Returns the bytes of the call that needs the most, and of what PipeFusion keeps of all."""
+        """Returns the bytes that the largest call needs, plus those that PipeFusion keeps for all calls."""
         parts = share_out([call.size for call in calls], self.mesh["batch"])
         shapes = [[each.shape for each in call.latents] for call in calls]
         most = max(self.estimate_working(*shapes[part.call], axis=part.rows) for part in parts)
