@@ -17,8 +17,8 @@ from .bands import Bands
 
 # An argument's stream; for a tuple, one per item (None: no tokens).
 Streams = str | tuple[str | None, ...]
-# ComfyUI passes this dict of nodes' options to every model and block. It is for all rows and tokens. A schedule in it may
-# be as long as the batch.
+# ComfyUI passes this dict of nodes' options to every model and block. It is for all rows and tokens. A schedule in it
+# may be as long as the batch.
 ALWAYS_WHOLE = "transformer_options"
 OTHER = "+"  # rows of a linear layer that are not for queries, keys or values
 

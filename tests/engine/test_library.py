@@ -251,7 +251,7 @@ def test_by_torchrun_as_a_person_starts_it_the_pages_parallel_pipeline_draws_it_
 
 
 def test_the_pages_pipefusion_draws_the_oracles_image(ranks: RankPool, tmp_path: Path) -> None:
-    _, script, _ = scripts_of_the_page()
+    _, script = scripts_of_the_page()
     got = run_script(
         script, tmp_path, lambda *arguments: ranks.run(2, "library.script_ranks", str(tmp_path), *arguments)
     )

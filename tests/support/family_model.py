@@ -77,12 +77,17 @@ class FamilyModel(DiffusersModel):
 
     def run(self, args: tuple, kwargs: dict[str, Any], forward: Forward) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            output = super(FamilyModel, self).run(args, kwargs, forward)
+            with torch.device("cpu"):  # the default, in which models run
+                output = super(FamilyModel, self).run(args, kwargs, forward)
             if output is None:
                 raise StageExit
             return output
 
-        latents, timestep_B, given = self.cast(args[0]), args[1].to(self.mesh.device), self.cast(kwargs)
+        latents, timestep_B, given = (
+            self.cast(args[0]),
+            args[1].to(self.mesh.device, non_blocking=True),
+            self.cast(kwargs),
+        )
         model: Any = Caller(self.model, call)
         # On a card, references make their own tensors there.
         with nullcontext() if self.mesh.device.type == "cpu" else self.mesh.device:
@@ -94,7 +99,8 @@ class FamilyModel(DiffusersModel):
     def cast(self, value: Any) -> Any:
         """The same on the device, and in the model's dtype."""
         return map_tensors(
-            lambda each: each.to(self.mesh.device, self.dtype if each.is_floating_point() else None), value
+            lambda each: each.to(self.mesh.device, self.dtype if each.is_floating_point() else None, non_blocking=True),
+            value,
         )
 
     def patch(self, latents: torch.Tensor) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ WAITS = {
     **dict.fromkeys(("diffusers qwenimage-edit", "diffusers cogview4"), 2),
     **dict.fromkeys(("diffusers easyanimate", "diffusers easyanimate-inp"), 2),
     **dict.fromkeys(("diffusers kandinsky5", "diffusers kandinsky5-i2v"), 1),
+    **{"diffusers ovis": 1, "diffusers ltx": 1, "diffusers flux2-dev": 9},  # their pipelines' position ids
     "diffusers omnigen": 2,
     "diffusers hidream": 22,  # it looks at each row's size
     "diffusers z-image-masked": 3,
