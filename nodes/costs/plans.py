@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -113,9 +112,9 @@ class ModelCosts:
         found = rank_plans(
             plans, work.forward, work.parts, machine, weights=self.weights, calls=work.calls, loops=work.loops
         )
-        measured = self.measured(work)
-        choice = choose_prediction(found, measured)
-        known = [take_measured(each, measured) for each in found]
+        last, fastest = self.measured(work)
+        choice = choose_prediction(found, fastest)
+        known = [take_measured(each, last) for each in found]
         return sorted(known, key=lambda each: (each.plan != choice.plan, not each.fits, each.seconds)), choice
 
     def choose_patches(self, work: Work, plan: ParallelPlan) -> ParallelPlan:
@@ -130,12 +129,12 @@ class ModelCosts:
     # These take work whose cost is known.
 
     def predict(self, work: Work, plan: ParallelPlan) -> Prediction:
-        """Returns the prediction of any plan; of one that has run, with the seconds that its steps took."""
-        return take_measured(self.predict_unmeasured(work, plan), self.measured(work))
+        """Returns the prediction of any plan; of one that has run, with the seconds that a step last took."""
+        return take_measured(self.predict_unmeasured(work, plan), self.measured(work)[0])
 
     def has_run(self, work: Work, plan: ParallelPlan) -> bool:
         """Whether a step of this plan has run here."""
-        return self.predict_unmeasured(work, plan).words in self.measured(work)
+        return self.predict_unmeasured(work, plan).words in self.measured(work)[0]
 
     def predict_unmeasured(self, work: Work, plan: ParallelPlan, weights: Weights | None = None) -> Prediction:
         """weights: in place of the model's own."""
@@ -143,24 +142,31 @@ class ModelCosts:
         machine, weights = machine_of(self.dtype), weights or self.weights
         return predict_fitted(work.forward, work.parts, plan, machine, weights, work.calls, work.loops)
 
-    def measured(self, work: Work) -> dict[str, float]:
-        """Returns the seconds of a step of each plan that has run, by its words. Calls of one size differ in their text
-        and reference images, so the seconds are scaled by FLOPs."""
+    def measured(self, work: Work) -> tuple[dict[str, float], dict[str, float]]:
+        """Returns what a step of each plan that has run took, by its words: in the last sampling, and in the fastest.
+        The fastest decides which plan stays, so noise does not make plans alternate. Calls of one size differ in their
+        text and reference images, so the seconds are scaled by FLOPs."""
         assert work.forward
         stored = file_of(self.dtype).steps.get(self.key(work), {})
         try:
-            return {words: float(seconds) * work.forward.flops / flops for words, (seconds, flops) in stored.items()}
+            scaled = {
+                words: [float(seconds) * work.forward.flops / flops for seconds in taken]
+                for words, (*taken, flops) in stored.items()
+            }
+            return {words: last for words, (last, _) in scaled.items()}, {
+                words: least for words, (_, least) in scaled.items()
+            }
         except (TypeError, ValueError, AttributeError, ZeroDivisionError):  # the file may hold anything
-            return {}
+            return {}, {}
 
     def learn(self, work: Work, plan: ParallelPlan, seconds: float) -> None:
-        """Keeps what a step took, if no step of this plan was faster."""
+        """Keeps what a step of a plan took."""
         assert work.forward
-        measured, words = self.measured(work), self.predict_unmeasured(work, plan).words
-        if seconds < measured.get(words, math.inf):
-            measured[words] = seconds
-            steps = {each: [taken, work.forward.flops] for each, taken in measured.items()}
-            file_of(self.dtype).note(self.key(work), steps)
+        last, fastest = self.measured(work)
+        words = self.predict_unmeasured(work, plan).words
+        last[words], fastest[words] = seconds, min(seconds, fastest.get(words, seconds))
+        steps = {each: [last[each], fastest[each], work.forward.flops] for each in last}
+        file_of(self.dtype).note(self.key(work), steps)
 
     def key(self, work: Work) -> str:
         """Returns the key of this model and size."""
