@@ -274,11 +274,14 @@ test('the best plans are listed with their seconds and bytes, and how these are 
   assert.match(other.title, /not measured yet/)
   assert.equal(other.chosen, -1)
   assert.equal(describePrediction({ predicted: null }, say), null)
-  assert.equal(first.step, 'About 1.25 s a step, 1.8× faster than one device (predicted)')
-  assert.equal(other.step, 'About 3.00 s a step, 0.8× as fast as one device (not measured yet)')
+  assert.equal(first.step, 'About 1.25 s a step (predicted)', 'one device has run, which is not compared')
+  const neither = { one_device: { ...one_device, has_run: false } }
+  assert.equal(told(best[0], neither).step, 'About 1.25 s a step, 1.8× faster than one device (predicted)')
+  const slower = told(row('cfg=2', 3), { ...neither, is_measured: false }).step
+  assert.equal(slower, 'About 3.00 s a step, 0.8× as fast as one device (not measured yet)')
   const ran = { ...best[0], has_run: true }
   assert.equal(told(ran, {}).step, '1.25 s a step, 1.8× faster than one device (measured)')
-  const part = told(ran, { one_device: { ...one_device, has_run: false } }).step
+  const part = told(ran, neither).step
   assert.equal(part, '1.25 s a step, 1.8× faster than one device (measured; one device predicted)')
   assert.equal(told({ ...ran, seconds: 2.25 }, {}).step, '2.25 s a step, as fast as one device (measured)')
   assert.equal(told(one_device, {}).step, '2.25 s a step (measured)')

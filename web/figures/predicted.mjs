@@ -36,11 +36,13 @@ export function explainNoPrediction({ memory, predicted, sized }, say) {
   return say(sized ? 'plan.step_uncounted' : 'plan.step_unsized')
 }
 
-/** Says how long a step takes with the plan, and how many times as fast as on one device, if that has the memory. */
+/** Says how long a step takes with the plan, and how many times as fast as on one device, if that has the memory. A plan
+ * that is only predicted is not compared with what one device has taken. */
 function describeStep({ plan, one_device: one, is_measured: isMeasured }, say) {
   if (!plan) return say('plan.step_unknown')
-  const alone = !plan.is_alone && (one.fits || one.has_run) ? one.seconds : null
+  const canCompare = one.has_run ? plan.has_run : one.fits
+  const alone = !plan.is_alone && canCompare ? one.seconds : null
   const known = { seconds: plan.seconds, alone, isRun: plan.has_run, isAloneRun: one.has_run, isMeasured }
   const words = describeSpeed(known, say)
-  return plan.is_alone || alone ? words : say('plan.step_alone_lacks', { words })
+  return plan.is_alone || one.fits || one.has_run ? words : say('plan.step_alone_lacks', { words })
 }
