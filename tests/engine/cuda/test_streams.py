@@ -130,9 +130,10 @@ def test_work_on_streams_is_ordered(what: str, plan: dict[str, Any], world: int,
 def test_the_allocator_takes_no_more_than_tensors_need(
     what: str, plan: dict[str, Any], world: int, missing: str, told: Told
 ) -> None:
-    """Freed memory of messages is lost until the host waits for the device. A VAE's layers send single rows alone."""
+    """Freed memory of messages is lost until the host waits for the device, as it does for the result of each forward;
+    here nobody waits for them. A VAE's layers send single rows alone."""
     for found in of_case(told, what, plan, world, missing):
-        assert found["taken"] == found["in use"] or what == "decode"
+        assert found["taken"] - found["in use"] <= found["results"] or what == "decode"
 
 
 @pytest.mark.parametrize(

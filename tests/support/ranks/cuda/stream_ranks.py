@@ -1,6 +1,6 @@
 """`cuda.stream_ranks CASES FOLDER`:
 runs the engine on labelled tensors in simulated streams, and saves by case what the simulator finds, which collectives
-it was told of, and the most bytes in use and taken.
+it was told of, the most bytes in use and taken, and the bytes of what forwards returned.
 
 CASES: of [what runs, plan, a wait that is taken away or ""]; of `RUNS` and `WAITS`.
 """
@@ -22,6 +22,7 @@ import torch.distributed as dist
 # Inference tensors cannot be labelled ones. What is imported from here on is decorated with this.
 torch.inference_mode = torch.no_grad
 
+from parallel_backend.groups.calls import NUMBERS  # noqa: E402
 from parallel_backend.groups.collectives import gather_numbers  # noqa: E402
 from parallel_backend.groups.timeline import SILENT  # noqa: E402
 from parallel_backend.plan import HOST, SHARED, WHOLE, ParallelPlan  # noqa: E402
@@ -54,6 +55,7 @@ class Rig:
     def __init__(self, plan: ParallelPlan, folder: Path) -> None:
         self.groups = JobGroups(GPU, SILENT)
         self.plan, self.mesh = plan, self.groups.of_plan(plan)
+        self.results = 0  # bytes of what forwards have returned to rank 0, and of its descriptions
         self.latents, self.conditions, self.negative = case_inputs(MODEL)
         file = folder / "diffusion_pytorch_model.safetensors"
         family = family_of(MODEL)
@@ -79,7 +81,9 @@ class Rig:
 
     def forward(self, rows: int = 2, time: float = 1.0) -> None:
         conditions = {name: torch.cat([value] * rows) for name, value in self.conditions.items()}
-        result = self.model(torch.cat([self.latents] * rows), torch.full((rows,), time), conditions)
+        given = torch.cat([self.latents] * rows)
+        result = self.model(given, torch.full((rows,), time), conditions)
+        self.results += given.nbytes + 8 * NUMBERS
         if result is not None:
             result.sum()  # whoever asked for it reads it
 
@@ -228,12 +232,14 @@ def decode() -> None:
 def run_case(what: str, degrees: dict[str, Any], missing: str, folder: Path) -> dict[str, Any]:
     without = WAITS[missing].codes if missing else ()
     with on_gpu(counts_memory=False) as watch, on_streams(watch, without) as simulator:
-        told: dict[str, Any] = {"failed": ""}
+        told: dict[str, Any] = {"failed": "", "results": 0}
         try:
             if what == "decode":
                 decode()
             else:
-                RUNS[what](Rig(ParallelPlan(**degrees), folder))
+                rig = Rig(ParallelPlan(**degrees), folder)
+                RUNS[what](rig)
+                told["results"] = rig.results
         except Exception:  # whatever it is fails that case's test; the others still run
             told["failed"] = "\n".join(traceback.format_exc().splitlines()[-12:])
     told["findings"] = list(simulator.findings.values())
