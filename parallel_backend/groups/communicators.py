@@ -146,7 +146,7 @@ def count_weights_communicator(plan: ParallelPlan) -> int:
 
 def count_side_by_side(plan: ParallelPlan) -> int:
     """Counts the kernels of communicators that a card may have to run side by side, so that ranks never wait for each
-    other for ever, see docs/dev/14-streams.md: each axis over tokens, both links of a stage, fetched weights."""
+    other for ever, see docs/dev/06-gpu-path.md: each axis over tokens, both links of a stage, fetched weights."""
     tokens = sum(degree > 1 for degree in (plan.ring, plan.ulysses))
     batch = int(plan.ways(BATCH_AXES) > 1)  # never beside the exchanges of tokens
     links = 2 if plan.pipefusion > 1 else 0

@@ -25,7 +25,7 @@ MEASURED = {"kind": "host", "link": 2e10, "is_measured": True}
 FLUX = 22.2  # GiB in bf16: 11.9 billion weights
 # In 57 blocks; two blocks of two streams, which are the largest, are the buffers that others come to.
 LARGEST = 0.633
-COMMUNICATORS = 72 / 1024  # GiB, of two ranks that gather and send messages, see docs/dev/14-streams.md
+COMMUNICATORS = 72 / 1024  # GiB, of two ranks that gather and send messages, see docs/dev/06-gpu-path.md
 
 
 class Case(NamedTuple):

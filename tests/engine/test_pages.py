@@ -14,7 +14,7 @@ from parallel_backend.plan import ParallelPlan
 from tests.support import chart
 
 README, CHINESE = "README.md", "README.zh.md"
-SEEDS = "docs/dev/15-pipelines.md"
+SEEDS = "tests/README.md"
 PAGES = (
     README,
     CHINESE,

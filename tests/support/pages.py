@@ -5,7 +5,7 @@ from __future__ import annotations
 from demo.host import REPOSITORY
 
 CLASSES, EXACTNESS = (REPOSITORY / "docs" / f"{name}.md" for name in ("classes", "exactness"))
-EXCHANGE = REPOSITORY / "docs" / "dev" / "12-exchange.md"
+EXCHANGE = REPOSITORY / "docs" / "dev" / "03-exchange.md"
 PAGE_OF = {
     **{"classes": CLASSES, "folders": CLASSES, "templates": CLASSES},
     **{"parity": EXACTNESS, "sparse": EXACTNESS},

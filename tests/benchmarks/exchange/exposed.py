@@ -1,4 +1,4 @@
-"""What of an exchange each family's blocks hide, and behind what: the table of docs/dev/12-exchange.md.
+"""What of an exchange each family's blocks hide, and behind what: the table of docs/dev/03-exchange.md.
 
 COMFYUI_PATH=… python -m tests.benchmarks.exchange.exposed [--write]
 

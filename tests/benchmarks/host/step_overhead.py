@@ -4,7 +4,7 @@ python -m tests.benchmarks.host.step_overhead COMFYUI [--steps 60] [--profile co
 
 Milliseconds are of the CPU, medians of steps that stock and the rank make in turns, on tiny models with large patches,
 without the model's own.
-All else is counted on labelled tensors (docs/dev/08-gpu-path.md): kernels, memory, copies and waits as a GPU would see
+All else is counted on labelled tensors (docs/dev/06-gpu-path.md): kernels, memory, copies and waits as a GPU would see
 them, and frames. Both processes work in one thread, so the time of a wake-up is not in it; `hop` has that.
 --profile prints where Python's time goes in a process.
 """

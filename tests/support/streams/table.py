@@ -1,4 +1,4 @@
-"""`python -m tests.support.streams.table`: prints the table of communicators by plan, of docs/dev/14-streams.md."""
+"""`python -m tests.support.streams.table`: prints the table of communicators by plan, of docs/dev/06-gpu-path.md."""
 
 from __future__ import annotations
 
