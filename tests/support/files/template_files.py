@@ -141,7 +141,7 @@ def files_in(files: Files, comfyui: Path, base: Path, scratch: Path) -> Iterator
         written.append(path)
     yield
     for path in written:
-        path.unlink()
+        path.unlink(missing_ok=True)  # another fixture may have put and taken the same
 
 
 def shrink(prompt: dict, smaller: Smaller) -> None:
