@@ -24,7 +24,7 @@ from ...worker.wire.tensors import Tensors, UnsendableError
 from ...worker.wire.tree import PLAIN
 from .facts import Facts, find_facts
 from .module_guard import Change
-from .origins import NOTED, ORIGINS
+from .origins import ORIGINS
 from .pack_facts import find_read
 from .places import BlockPlaces
 from .watched import HOOKS, TORCHS, WEIGHTS
@@ -59,7 +59,7 @@ class Inside:
         its blocks."""
         self.files, self.places = files, places
         replaced = {id(method): ("", name) for name, method in methods.items()}
-        self.encoder = Encoder(files, parts, replaced, NOT_SENT, ORIGINS, NOTED)
+        self.encoder = Encoder(files, parts, replaced, NOT_SENT, ORIGINS)
         self.asked: list[Asked] = []
 
     def begin(self) -> None:

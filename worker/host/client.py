@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..comfyui.controls import NEW_EACH_CALL
+from ..comfyui.controls import take_new
 from ..comfyui.patched_options import compile_key
 from ..errors import Explanation, NoRoom, OutOfMemory, RequestRefused, WorkerGroupError
 from ..settings import Settings
@@ -171,7 +171,7 @@ class WorkerGroup:
             packed = [pack_call(call, f"{name}.{place}", tensors) for place, call in enumerate(calls)]
         except UnsendableError as error:
             raise RequestRefused(*error.explanation) from error
-        fresh = {path: tensors.pop(path) for path in list(tensors) if NEW_EACH_CALL.match(path)}
+        fresh = take_new(tensors)
         with self.turn(check):
             keys, new, dropped = self._known.conditions.exchange(tensors)
             header = ops.CALL.header(method=method, calls=packed, conditions=keys, drop=dropped)
@@ -206,6 +206,7 @@ class WorkerGroup:
             packed = [each.pack(f"passes.{place}", given).to_json() for place, each in enumerate(passes)]
         except UnsendableError as error:
             raise RequestRefused(*error.explanation) from error
+        tensors = {**tensors, **take_new(given)}
         with self.turn(check):
             keys, new, dropped = self._known.conditions.exchange(given)
             header = ops.SAMPLE.header(call=call.to_json(), passes=packed, conditions=keys, drop=dropped)

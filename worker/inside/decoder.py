@@ -16,7 +16,6 @@ from . import tags
 from .code_files import CodeFiles, find_code, find_installed
 from .loaded import LoadedFiles, patcher_of
 from .object_graph import DICTS, HOSTS, Encoded, State, alike, key_of, refs_in, set_slot, slots_of
-from .weight_files import OpenFiles
 
 
 class Decoder:
@@ -25,7 +24,7 @@ class Decoder:
     def __init__(self, files: CodeFiles, model: torch.nn.Module, device: Callable[[], torch.device]) -> None:
         """model: whose parts are named by path. device: of this rank."""
         self.files, self.model, self.device = files, model, device
-        self.loaded, self.opened = LoadedFiles(files), OpenFiles()
+        self.loaded = LoadedFiles(files)
         self.run = ""
         self.objects: dict[str, Any] = {}
         self.names: dict[int, str] = {}
@@ -73,7 +72,6 @@ class Decoder:
             for key in each[tags.GONE]:
                 set_slot(target, kind, self.decode(key), None, False)
                 known.pop(key_of(key), None)
-        self.opened.close()
         for each in changes:
             if tags.NEW in each and each[tags.NEW][0] == tags.PATCHER:  # its network has its weights now
                 patcher = self.objects[each[tags.REF]]
@@ -114,14 +112,12 @@ class Decoder:
             return cls.__new__(cls)
         raise ValueError(f"{kind!r:.100} is not a kind of object")
 
-    def fill_tensor(self, target: torch.Tensor, value: torch.Tensor | Mapping[str, Any]) -> None:
-        """Gives a tensor its values, or those that a file has. It stays the same object."""
-        if not isinstance(value, torch.Tensor):
-            value = self.opened.read(**value[tags.FILED]).to(self.device())
-        if target.shape == value.shape and target.dtype == value.dtype and target.device == value.device:
+    def fill_tensor(self, target: torch.Tensor, value: torch.Tensor) -> None:
+        """Gives a tensor its values. It stays the same object."""
+        if target.shape == value.shape and target.dtype == value.dtype and target.device == self.device():
             target.copy_(value)
         else:
-            target.data = value.clone()
+            target.data = value.to(self.device(), copy=True)
 
     def make_function(
         self, code: Encoded, name: str, cells: list[Encoded], defaults: Encoded, keywords: list[list[Encoded]]

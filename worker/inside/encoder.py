@@ -34,7 +34,6 @@ from .object_graph import (
     unmarked,
     whole,
 )
-from .weight_files import NotedFiles
 
 NONE: Mapping[type, Any] = {}
 COMFYUIS = "comfy."  # the package of its models' classes
@@ -75,7 +74,6 @@ class Encoder:
     parts: by id, the modules of the model, by path. methods: by id, functions that stand in for a method of a module:
     its path and the method's name. not_sent: classes whose objects stay in ComfyUI's process. origins: for classes of
     objects that were loaded from a file, what tells how; None for a patcher whose network is described like any object.
-    noted: files that may have weights of such networks.
     """
 
     def __init__(
@@ -85,10 +83,8 @@ class Encoder:
         methods: Mapping[int, tuple[str, str]],
         not_sent: Sequence[type] = (),
         origins: Mapping[type, Callable[[Any], Origin | None]] = NONE,
-        noted: NotedFiles | None = None,
     ) -> None:
         self.files, self.parts, self.methods, self.not_sent, self.origins = files, parts, methods, not_sent, origins
-        self.noted = noted or NotedFiles()
         self.objects: dict[str, Any] = {}  # kept, so that no new object gets the id of one
         self.names: dict[int, str] = {}
         self.entries: dict[str, Entry] = {}
@@ -127,10 +123,7 @@ class Encoder:
                 found.append({tags.REF: name, tags.SLOTS: slots, tags.GONE: gone, **new})
             if known is None or slots or gone:
                 self.sent[name] = kept(entry.slots)
-        try:
-            return unmarked(found, self.noted)
-        finally:
-            self.noted.close()
+        return unmarked(found)
 
     def absorb(self, state: State, tensors: Mapping[str, torch.Tensor]) -> None:
         """Takes over what functions in the ranks changed. state: of `Decoder.state`, with the tensors that it names."""

@@ -18,7 +18,6 @@ import torch
 
 from . import tags
 from .changes import COMFYUIS
-from .weight_files import NotedFiles
 
 HOSTS = {"cpu": torch.device("cpu")}  # by type, the devices that a rank has, too; of others it has its own
 DICTS = (dict, collections.OrderedDict, collections.defaultdict)
@@ -88,14 +87,13 @@ def kept(slots: dict[str, tuple[Encoded, Encoded]]) -> dict[str, tuple[Encoded, 
     return {key: (name, value.kept() if isinstance(value, Version) else value) for key, (name, value) in slots.items()}
 
 
-def unmarked(value: Any, files: NotedFiles) -> Any:
-    """Returns an encoded value with its tensors themselves. files: may have some of its weights."""
+def unmarked(value: Any) -> Any:
+    """Returns an encoded value with its tensors themselves."""
     if isinstance(value, Version):
-        place = files.find(value.tensor) if isinstance(value.tensor, torch.nn.Parameter) else None
-        return {tags.FILED: place} if place else value.tensor
+        return value.tensor
     if isinstance(value, (list, tuple)):
-        return [unmarked(each, files) for each in value]
-    return {key: unmarked(each, files) for key, each in value.items()} if isinstance(value, dict) else value
+        return [unmarked(each) for each in value]
+    return {key: unmarked(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
 def refs_in(encoded: Encoded) -> list[str]:
