@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import enum
 import functools
+import importlib
 import inspect
 import sys
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +31,13 @@ OF_DEVICES = (
     *("comfy.model_management", "comfy.memory_management", "comfy.pinned_memory"),
     *("comfy.cli_args", "comfy.internal_logging"),
 )
+# Functions that models' code names in modules of which it imports nothing: `comfy.ldm.common_dit.pad_to_patch_size(…)`.
+NAMED = {
+    "comfy.ldm.common_dit": ("pad_to_patch_size", "rms_norm"),
+    "comfy.ldm.modules.attention": ("optimized_attention",),
+    "comfy.rmsnorm": ("rms_norm",),
+    "comfy.utils": ("common_upscale", "repeat_to_batch_size"),
+}
 TORCH: tuple[types.ModuleType, ...] = (torch, torch.nn.functional)
 CLASS = "__class__"
 PLAIN = {bool, int, float, str, type(None), dict, OrderedDict, list, tuple, set, torch.Tensor, torch.dtype}
@@ -161,72 +169,32 @@ def namespaces_of(module: torch.nn.Module) -> dict[str, types.ModuleType]:
     return found
 
 
-class NamedInCode:
-    """The names in a model's code that another module of ComfyUI's defines, or torch.
-
-    Code like `comfy.ldm.common_dit.pad_to_patch_size(…)` names a function without importing it. All of the other
-    module's functions may be replaced for other reasons, so only those that are named count.
-    """
-
-    def __init__(self, places: dict[str, types.ModuleType], classes: Iterable[type]) -> None:
-        """places: the modules with the model's code. classes: of the model's parts, torch's, too."""
-        known = {*places, *OF_DEVICES}
-        self.others = {
-            name: (place, set(name.split(".")))
-            for name, place in list(sys.modules.items())
-            if name.startswith("comfy.") and name not in known and isinstance(place, types.ModuleType)
-        }
-        self.found: dict[str, set[str]] = {}  # by module of ComfyUI's
-        self.names = {name for each in classes for names in names_in_code(each) for name in names}
-        waiting = [(place, value) for place in places.values() for value in own_values(place)]
-        while waiting:
-            place, value = waiting.pop()
-            for names in names_in_code(value):
-                self.names |= names
-                waiting += self.follow(place, names)
-
-    def follow(self, place: types.ModuleType, names: set[str]) -> Iterator[tuple[types.ModuleType, Any]]:
-        """Returns what a piece of code names for the first time in other modules of ComfyUI's. place: its module."""
-        reached = [name for name, (_, parts) in self.others.items() if parts <= names] if "comfy" in names else []
-        held = (vars(place).get(name) for name in names)
-        reached += [
-            each.__name__ for each in held if isinstance(each, types.ModuleType) and each.__name__ in self.others
-        ]
-        for name in reached:
-            other, _ = self.others[name]
-            before = self.found.setdefault(name, set())
-            new = (names & vars(other).keys()) - before
-            before |= new
-            for each in new:
-                yield other, vars(other)[each]
-
-
-def own_values(place: types.ModuleType) -> Iterator[Any]:
-    """Returns the functions and classes that a Python module defines."""
-    return (value for value in vars(place).values() if getattr(value, "__module__", None) == place.__name__)
-
-
-def names_in_code(value: Any) -> Iterator[set[str]]:
-    """Returns the names in the code of a function, or in that of each method of a class and of those inside of it."""
-    for each in vars(value).values() if isinstance(value, type) else [value]:
-        if isinstance(each, type) and each is not value and each.__qualname__.startswith(f"{value.__qualname__}."):
-            yield from names_in_code(each)
-        function: Any = getattr(each, "fget", getattr(each, "__func__", each))
-        code = getattr(inspect.unwrap(function), "__code__", None) if isinstance(function, Callable) else None
+def names_in_code(values: Iterable[Any]) -> Iterator[str]:
+    """Yields the names in the code of functions, and in that of the methods of classes and of those inside of them."""
+    for value in values:
+        for each in vars(value).values() if isinstance(value, type) else ():
+            if not isinstance(each, type) or each.__qualname__.startswith(f"{value.__qualname__}."):
+                yield from names_in_code([each])
+        function: Any = getattr(value, "fget", getattr(value, "__func__", value))
+        code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
         if isinstance(code, types.CodeType):
-            yield {name for own in codes_in(code) for name in own.co_names}
+            yield from (name for own in codes_in(code) for name in own.co_names)
 
 
 def watch_functions(module: torch.nn.Module) -> Iterator[Watched]:
     places = namespaces_of(module)
-    named = NamedInCode(places, classes_of(module))
+    code: list[Any] = classes_of(module)
     for name, place in places.items():
         yield watch(vars(place), f"{name}.", FUNCTIONS, place)
-    for name, names in named.found.items():
-        place, _ = named.others[name]
-        yield watch(vars(place), f"{name}.", FUNCTIONS, place, names)
+        code += (value for value in vars(place).values() if getattr(value, "__module__", None) == name)
+    used = set(names_in_code(code))
+    for name, names in NAMED.items():
+        if name not in places:
+            place = importlib.import_module(name)
+            yield watch(vars(place), f"{name}.", FUNCTIONS, place, used.intersection(names))
+            used.update(names_in_code(vars(place)[each] for each in names))
     for place in TORCH:
-        yield watch(vars(place), f"{place.__name__}.", TORCHS, place, named.names & vars(place).keys())
+        yield watch(vars(place), f"{place.__name__}.", TORCHS, place, used & vars(place).keys())
 
 
 @functools.cache
