@@ -50,15 +50,9 @@ class Decoder:
 
     def apply(self, changes: Sequence[Mapping[str, Any]]) -> None:
         """Takes over what `Encoder.changes` returned. Raises ValueError for what is not here as described."""
-        for each in changes:  # objects first, since they may name each other
-            if tags.NEW in each and each[tags.NEW][0] != tags.FUNCTION:
-                self.add(each[tags.REF], each[tags.NEW][0], self.make(*each[tags.NEW]), each[tags.KEEPS])
-        waiting = [each for each in changes if tags.NEW in each and each[tags.NEW][0] == tags.FUNCTION]
-        while waiting:
-            ready = [each for each in waiting if self.can_make(each[tags.NEW][1])] or waiting
-            for each in ready:
-                self.add(each[tags.REF], tags.FUNCTION, self.make_function(**each[tags.NEW][1]), each[tags.KEEPS])
-            waiting = [each for each in waiting if each[tags.REF] not in self.objects]
+        new = [(each[tags.REF], *each[tags.NEW], each[tags.KEEPS]) for each in changes if tags.NEW in each]
+        for name, kind, made, keeps in sorted(new, key=lambda each: each[1] == tags.FUNCTION):  # which needs its cells
+            self.add(name, kind, self.make(kind, made), keeps)
         for each in changes:
             name = each[tags.REF]
             target, kind, known = self.objects[name], self.kinds[name], self.known[name]
@@ -72,20 +66,19 @@ class Decoder:
             for key in each[tags.GONE]:
                 set_slot(target, kind, self.decode(key), None, False)
                 known.pop(key_of(key), None)
-        for each in changes:
-            if tags.NEW in each and each[tags.NEW][0] == tags.PATCHER:  # its network has its weights now
-                patcher = self.objects[each[tags.REF]]
-                patcher.__init__(patcher.model, self.device(), HOSTS["cpu"])
+        for name, kind, made, _ in new:
+            target = self.objects[name]
+            if kind == tags.FUNCTION:
+                target.__defaults__ = self.decode(made["defaults"])
+                target.__kwdefaults__ = dict(map(self.decode, made["keywords"])) or None
+            elif kind == tags.PATCHER:  # its network has its weights now
+                target.__init__(target.model, self.device(), HOSTS["cpu"])
 
     def add(self, name: str, kind: str, value: Any, keeps_tensors: bool) -> None:
         self.objects[name], self.kinds[name], self.known[name] = value, kind, {}
         self.names[id(value)] = name
         if keeps_tensors:
             self.keep_tensors.add(name)
-
-    def can_make(self, made: Mapping[str, Any]) -> bool:
-        """Whether all that a function's defaults name is there."""
-        return all(name in self.objects for name in refs_in([made["defaults"], made["keywords"]]))
 
     def make(self, kind: str, made: Encoded) -> Any:
         """Makes an object without its slots."""
@@ -94,6 +87,8 @@ class Decoder:
         if kind == tags.DICT:
             name, factory = made
             return {each.__name__: each for each in DICTS}[name](*[] if factory is None else [self.decode(factory)])
+        if kind == tags.FUNCTION:
+            return self.make_function(made["code"], made["name"], made["cells"])
         if kind == tags.TENSOR:
             return torch.nn.Parameter(torch.empty(0), requires_grad=False) if made else torch.empty(0)
         if kind == tags.NAMESPACE:
@@ -119,16 +114,13 @@ class Decoder:
         else:
             target.data = value.to(self.device(), copy=True)
 
-    def make_function(
-        self, code: Encoded, name: str, cells: list[Encoded], defaults: Encoded, keywords: list[list[Encoded]]
-    ) -> types.FunctionType:
-        """Raises ValueError if its file has no such function here."""
+    def make_function(self, code: Encoded, name: str, cells: list[Encoded]) -> types.FunctionType:
+        """Makes a function without its defaults. Raises ValueError if its file has no such function here."""
         named, mark = code
         module = self.files.load(named)
         found = find_code(module, mark)
         closure = tuple(self.decode(cell) for cell in cells)
-        function = types.FunctionType(found, vars(module), found.co_name, self.decode(defaults), closure)
-        function.__kwdefaults__ = {self.decode(key): self.decode(value) for key, value in keywords} or None
+        function = types.FunctionType(found, vars(module), found.co_name, None, closure)
         function.__qualname__ = name
         return function
 
