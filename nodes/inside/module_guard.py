@@ -26,7 +26,7 @@ from .watched import (
     is_comfyuis,
     is_foreign,
     is_not_torchs,
-    watch,
+    snapshot,
     watch_classes,
     watch_functions,
     watch_structure,
@@ -104,11 +104,6 @@ class ModuleGuard:
         return found
 
     def changes_of(self, each: Watched, is_filled: bool) -> Iterator[Change]:
-        if each.attribute:
-            if not are_equal([each.now], [each.before]) and vars(each.owner).get(each.attribute) is not None:
-                slots = watch(vars(each.owner), each.path, each.kind, each.owner)
-                yield Change(each.path + each.attribute, slots, each.attribute)
-            return
         for key in differing(each.now, each.before):
             if is_filled and key in self.own and not each.path:
                 continue
@@ -129,7 +124,7 @@ class ModuleGuard:
         """Accepts a difference that does not matter, so that the next comparison is fast."""
         is_new = key not in watched.before and key not in COMFYUIS
         if key in watched.now:
-            watched.before[key] = watched.now[key]
+            watched.before[key] = snapshot(watched.now[key])
         else:
             watched.before.pop(key, None)
         if is_new and watched.kind == ATTRIBUTES and isinstance(watched.owner, torch.nn.Module):

@@ -44,9 +44,9 @@ PLAIN = {bool, int, float, str, type(None), dict, OrderedDict, list, tuple, set,
 
 
 class Watched(NamedTuple):
-    """A dict, list or set that a node may change. now: it. before: a copy of it. path: goes before the names of its
-    keys. kind: which changes matter. owner: the part, class or Python module that has it. names: the only keys that
-    matter; None if all do. attribute: the owner's name for it, if it is an attribute's value."""
+    """A dict that a node may change. now: it. before: a copy of it. path: goes before the names of its keys. kind:
+    which changes matter. owner: the part, class or Python module that has it. names: the only keys that matter; None if
+    all do."""
 
     now: Any
     before: Any
@@ -54,7 +54,6 @@ class Watched(NamedTuple):
     kind: str
     owner: Any
     names: frozenset[str] | None = None
-    attribute: str = ""
 
 
 def watch(now: Any, path: str, kind: str, owner: Any, names: Iterable[str] | None = None) -> Watched:
@@ -63,30 +62,31 @@ def watch(now: Any, path: str, kind: str, owner: Any, names: Iterable[str] | Non
 
 def watch_structure(module: torch.nn.Module) -> Iterator[Watched]:
     for path, part in paths_of(module):
-        yield watch(vars(part), path, ATTRIBUTES, part)
+        yield watch_attributes(part, path)
         yield watch(parts_of(part), path, PARTS, part)
         for hooks in hooks_of(part):
             yield watch(hooks, path, HOOKS, part)
-        yield from watch_containers(part, path)
     for path, config in configs_of(module).items():
-        yield watch(vars(config), f"{path}.", ATTRIBUTES, config)
-        yield from watch_containers(config, f"{path}.")
+        yield watch_attributes(config, f"{path}.")
 
 
-def watch_containers(owner: Any, path: str) -> Iterator[Watched]:
-    """Watches the lists, dicts and sets that are attributes, and those in them: a node may write into one."""
-    for name, value in vars(owner).items():
-        if not name.startswith("_") and name not in COMFYUIS:
-            for each in containers_in(value):
-                yield watch(each, path, ATTRIBUTES, owner)._replace(attribute=name)
+def watch_attributes(owner: Any, path: str) -> Watched:
+    before = {
+        name: value if name.startswith("_") or name in COMFYUIS else snapshot(value)
+        for name, value in vars(owner).items()
+    }
+    return Watched(vars(owner), before, path, ATTRIBUTES, owner)
 
 
-def containers_in(value: Any) -> Iterator[Any]:
-    if isinstance(value, (list, dict, set)):
-        yield value
-    if isinstance(value, (list, tuple, dict)):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from containers_in(each)
+def snapshot(value: Any) -> Any:
+    """Returns a copy of a list, dict or set, and of those in it: a node may write into one. Other values stay."""
+    if isinstance(value, dict):
+        found = value.copy()
+        found.update((name, snapshot(each)) for name, each in value.items())
+        return found
+    if type(value) in (list, tuple, set):
+        return type(value)(map(snapshot, value))
+    return value
 
 
 def watch_weights(module: torch.nn.Module) -> Iterator[Watched]:
