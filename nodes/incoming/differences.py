@@ -10,10 +10,9 @@ import torch
 from comfy.supported_models_base import BASE
 
 from ...parallel_backend.compat import buffers_of, hooks_of, parameters_of
-from ...parallel_backend.weights.tensors import list_plain_tensors
+from ...parallel_backend.weights.tensors import are_equal, list_plain_tensors
 from ...worker.inside.changes import COMFYUIS
 from ..inside.watched import file_of, is_comfyuis
-from ..model.local_weights import are_equal
 
 # What ComfyUI sets on a model while it uses it. The shapes are of the last latent, since 0.33.
 OF_USE = {*COMFYUIS, "current_patcher", "device", "latent_shapes"}

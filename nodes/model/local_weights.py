@@ -12,7 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ...parallel_backend.compat import buffers_of, parameters_of, without_function_modes, writes_to_arguments
 from ...parallel_backend.models.parallel_mlp import SPLITS, split_plain_rows
-from ...parallel_backend.weights.tensors import list_plain_tensors
+from ...parallel_backend.weights.tensors import are_equal, list_plain_tensors
 from ...worker.comfyui.model import cast_weights, map_model
 from ...worker.comfyui.quantised_rows import QUANTISED
 from ...worker.comfyui.source import HostSource
@@ -29,7 +29,6 @@ DATA = TENSOR.data  # a property that reads and writes weights without torch's c
 # What the stock loader's weights say of themselves while ComfyUI has not loaded them onto a device.
 CPU = torch.device("cpu")
 AT_REST = {TENSOR.device.__get__: CPU, TENSOR.is_meta.__get__: False}
-PIECE = 1 << 24  # numbers that are compared at once
 # They need numbers that stay where they are.
 IN_MEMORY = ("data_ptr", "storage", "untyped_storage", "numpy", "tolist", "item")
 ALIASES = (DATA.__get__, torch.Tensor.detach, torch.Tensor.requires_grad_)  # their result is the same weight
@@ -212,18 +211,6 @@ def are_same(present: Any, stored: Any, dtype: torch.dtype | None) -> bool:
     if type(present) is not type(stored) or present.shape != stored.shape or present.dtype != (dtype or stored.dtype):
         return False
     return all(map(are_equal, list_plain_tensors(stored), list_plain_tensors(present)))
-
-
-def are_equal(stored: torch.Tensor, tensor: torch.Tensor) -> bool:
-    """Whether a file's tensor, cast to the dtype of another one, has the same bits. Compares them where that one is, a
-    piece at a time."""
-    one, other = stored.reshape(-1), tensor.detach().reshape(-1)
-    pieces = (slice(start, start + PIECE) for start in range(0, len(one), PIECE))
-    return all(bits_of(one[each].to(other.device, other.dtype)).equal(bits_of(other[each])) for each in pieces)
-
-
-def bits_of(row: torch.Tensor) -> torch.Tensor:
-    return row.contiguous().view(torch.uint8)
 
 
 @torch.inference_mode(False)

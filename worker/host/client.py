@@ -22,7 +22,7 @@ from ..wire.sampler_call import SamplerCall, SamplerPass
 from ..wire.tensors import Tensors, UnsendableError
 from ..wire.tree import PREDICTION, Arguments, pack_call
 from .known_state import KnownState
-from .results import decode_text, take_state
+from .results import decode_text, tell_of
 from .runs import Runs
 from .sent_conditions import SentConditions
 from .session import WAS_STOPPED, Check, OnStep, Session
@@ -177,9 +177,7 @@ class WorkerGroup:
             header = ops.CALL.header(method=method, calls=packed, conditions=keys, drop=dropped)
             size = (tuple(tuple(tensor.shape) for tensor in fresh.values()), compile_key(calls[0][1]))
             results = self._request(header, {**fresh, **new}, check, size=size if method in ops.ENTRIES else None)
-            on_state(*take_state(results))
-            if ops.WHY in results:
-                on_whole(decode_text(results.pop(ops.WHY)))
+            tell_of(results, on_state, on_whole)
             found: list[list[torch.Tensor]] = [[] for _ in calls]
             for call, place in sorted(tuple(map(int, path.split(".")[1:])) for path in results):
                 found[call].append(results[f"{PREDICTION}.{call}.{place}"])
@@ -218,9 +216,7 @@ class WorkerGroup:
                 on_step(event, denoised)
 
             results = self._request(header, {**tensors, **new}, check, noted, size)
-            on_state(*take_state(results))
-            if ops.WHY in results:
-                on_whole(decode_text(results.pop(ops.WHY)))
+            tell_of(results, on_state, on_whole)
             return results["latents"]
 
     def run_vae(
