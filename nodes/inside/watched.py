@@ -19,7 +19,7 @@ import torch
 
 from ...parallel_backend.compat import buffers_of, hooks_of, parameters_of, parts_of
 from ...worker.compat import version_of
-from ...worker.inside.changes import ATTRIBUTES, CLASSES, COMFYUIS, FUNCTIONS, METHODS, PARTS
+from ...worker.inside.changes import ATTRIBUTES, COMFYUIS, FUNCTIONS, METHODS, PARTS
 from ...worker.inside.code_files import codes_in, find_package_folders
 
 COMFYUI = Path(comfy.model_base.__file__).resolve().parents[1]
@@ -95,36 +95,16 @@ def watch_weights(module: torch.nn.Module) -> Iterator[Watched]:
             yield watch(weights, path, WEIGHTS, part)
 
 
-class WatchedTensors:
-    """The tensors with numbers that a module has here: a node may write into one. Weights notice it themselves, see
-    `local_weights.py`."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self.tensors = [
-            (watch(slots, path, WEIGHTS, part), name, tensor, version_of(tensor))
-            for path, part in paths_of(module)
-            for slots in (vars(part), buffers_of(part))
-            for name, tensor in slots.items()
-            if type(tensor) is torch.Tensor and not tensor.is_meta
-        ]
-
-    def find_written(self) -> Iterator[tuple[Watched, str]]:
-        return ((watched, name) for watched, name, tensor, before in self.tensors if version_of(tensor) != before)
-
-
-class WatchedTypes:
-    """The classes of a module's parts: a node may give a part another one."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self.paths = [path for path, _ in paths_of(module)]
-        self.parts = [part for _, part in paths_of(module)]
-        self.before = list(map(type, self.parts))
-
-    def find_changed(self) -> Iterator[Watched]:
-        if list(map(type, self.parts)) != self.before:
-            for path, part, before in zip(self.paths, self.parts, self.before, strict=True):
-                if type(part) is not before:
-                    yield Watched({CLASS: type(part)}, {CLASS: before}, path, CLASSES, part)
+def watch_numbers(module: torch.nn.Module) -> list[tuple[Watched, str, torch.Tensor, int]]:
+    """Returns the tensors with numbers that a module has here, by the dict that has them and their name there, with how
+    often they were written to. Weights notice it themselves, see `local_weights.py`."""
+    return [
+        (watch(slots, path, WEIGHTS, part), name, tensor, version_of(tensor))
+        for path, part in paths_of(module)
+        for slots in (vars(part), buffers_of(part))
+        for name, tensor in slots.items()
+        if type(tensor) is torch.Tensor and not tensor.is_meta
+    ]
 
 
 def configs_of(module: torch.nn.Module) -> dict[str, Any]:
@@ -152,7 +132,7 @@ def classes_of(module: torch.nn.Module) -> list[type]:
 
 def watch_classes(module: torch.nn.Module) -> Iterator[Watched]:
     for each in classes_of(module):
-        yield Watched(vars(each), dict(vars(each)), f"{each.__name__}.", METHODS, each)
+        yield watch(vars(each), f"{each.__name__}.", METHODS, each)
 
 
 def namespaces_of(module: torch.nn.Module) -> dict[str, types.ModuleType]:
