@@ -6,7 +6,7 @@ import functools
 import types
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,6 +18,15 @@ from .loaded import LoadedFiles, patcher_of
 from .object_graph import DICTS, HOSTS, Encoded, State, alike, key_of, refs_in, set_slot, slots_of
 
 
+class Held(NamedTuple):
+    """An object here. keeps_tensors: see `Entry`. known: the slots that ComfyUI's process has."""
+
+    value: Any
+    kind: str
+    keeps_tensors: bool
+    known: dict[str, Encoded]
+
+
 class Decoder:
     """The graph in a rank. An object keeps its identity, and what it learned, for as long as a sampling lasts."""
 
@@ -26,27 +35,22 @@ class Decoder:
         self.files, self.model, self.device = files, model, device
         self.loaded = LoadedFiles(files)
         self.run = ""
-        self.objects: dict[str, Any] = {}
+        self.objects: dict[str, Held] = {}
         self.names: dict[int, str] = {}
-        self.kinds: dict[str, str] = {}
-        self.keep_tensors: set[str] = set()
-        self.known: dict[str, dict[str, Encoded]] = {}  # by name, the slots that ComfyUI's process has
         self.count = 0
 
     def start_run(self, run: str) -> None:
         """Forgets the objects of another run."""
         if run != self.run:
-            self.run = run
-            self.objects, self.names, self.kinds, self.keep_tensors, self.known = {}, {}, {}, set(), {}
+            self.run, self.objects, self.names = run, {}, {}
             if run:
                 self.loaded.start_run()
 
     @property
     def networks(self) -> list[Any]:
         """ComfyUI's patchers of the networks that run inside of the model or beside it."""
-        patchers = (tags.LOADED, tags.PATCHER)
-        found = (patcher_of(self.objects[name]) for name, kind in self.kinds.items() if kind in patchers)
-        return list(dict.fromkeys(found))
+        found = (each for each in self.objects.values() if each.kind in (tags.LOADED, tags.PATCHER))
+        return list(dict.fromkeys(patcher_of(each.value) for each in found))
 
     def apply(self, changes: Sequence[Mapping[str, Any]]) -> None:
         """Takes over what `Encoder.changes` returned. Raises ValueError for what is not here as described."""
@@ -54,8 +58,7 @@ class Decoder:
         for name, kind, made, keeps in sorted(new, key=lambda each: each[1] == tags.FUNCTION):  # which needs its cells
             self.add(name, kind, self.make(kind, made), keeps)
         for each in changes:
-            name = each[tags.REF]
-            target, kind, known = self.objects[name], self.kinds[name], self.known[name]
+            target, kind, _, known = self.objects[each[tags.REF]]
             for key, value in each[tags.SLOTS]:
                 if kind == tags.TENSOR:
                     self.fill_tensor(target, value)
@@ -67,7 +70,7 @@ class Decoder:
                 set_slot(target, kind, self.decode(key), None, False)
                 known.pop(key_of(key), None)
         for name, kind, made, _ in new:
-            target = self.objects[name]
+            target = self.objects[name].value
             if kind == tags.FUNCTION:
                 target.__defaults__ = self.decode(made["defaults"])
                 target.__kwdefaults__ = dict(map(self.decode, made["keywords"])) or None
@@ -75,10 +78,8 @@ class Decoder:
                 target.__init__(target.model, self.device(), HOSTS["cpu"])
 
     def add(self, name: str, kind: str, value: Any, keeps_tensors: bool) -> None:
-        self.objects[name], self.kinds[name], self.known[name] = value, kind, {}
+        self.objects[name] = Held(value, kind, keeps_tensors, {})
         self.names[id(value)] = name
-        if keeps_tensors:
-            self.keep_tensors.add(name)
 
     def make(self, kind: str, made: Encoded) -> Any:
         """Makes an object without its slots."""
@@ -158,7 +159,7 @@ class Decoder:
         return types.MethodType(getattr(type(part), name), part)
 
     decoders: Mapping[str, Callable[[Any, Any], Any]] = {
-        tags.REF: lambda self, value: self.objects[value],
+        tags.REF: lambda self, value: self.objects[value].value,
         tags.TUPLE: lambda self, value: tuple(self.decode(value)),
         tags.FROZEN_SET: lambda self, value: frozenset(self.decode(value)),
         tags.NAMED_TUPLE: lambda self, value: self.decode(value[0])._make(self.decode(value[1])),
@@ -185,18 +186,16 @@ class Decoder:
         here."""
         found: State = {}
         tensors: dict[str, torch.Tensor] = {}
-        for name, target in list(self.objects.items()):
+        for name, (target, kind, keeps_tensors, known) in list(self.objects.items()):
             if name not in self.objects:  # a tensor of a slot that has another now
                 continue
-            kind, known = self.kinds[name], self.known[name]
             now = {key_of(key): value for key, value in slots_of(target, kind).items() if type(key) in PLAIN}
             changed: dict[str, list[Any]] = {}
             for key, value in now.items():
                 if kind == tags.NAMESPACE and key not in known:  # another variable
                     continue
-                new = None if name in self.keep_tensors else tensors
                 try:
-                    encoded = self.encode(value, new, kind in (tags.LIST, tags.SET))
+                    encoded = self.encode(value, None if keeps_tensors else tensors, kind in (tags.LIST, tags.SET))
                 except UnsendableError:
                     continue
                 if key not in known or not alike(known[key], encoded):
@@ -231,8 +230,7 @@ class Decoder:
         """Forgets the tensors of a slot that were made here."""
         for name in refs_in(encoded):
             if name.startswith("rank.") and name in self.objects:  # two slots may hold one tensor
-                self.names.pop(id(self.objects.pop(name)))
-                del self.kinds[name], self.known[name]
+                self.names.pop(id(self.objects.pop(name).value))
 
 
 @functools.cache
