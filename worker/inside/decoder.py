@@ -15,7 +15,7 @@ from ..wire.tree import PLAIN
 from . import tags
 from .code_files import CodeFiles, find_code, find_installed
 from .loaded import LoadedFiles, patcher_of
-from .object_graph import DICTS, HOSTS, Encoded, State, alike, key_of, refs_in, set_slot, slots_of
+from .object_graph import DICTS, HOSTS, Encoded, State, key_of, refs_in, set_slot, slots_of
 
 
 class Held(NamedTuple):
@@ -198,7 +198,7 @@ class Decoder:
                     encoded = self.encode(value, None if keeps_tensors else tensors, kind in (tags.LIST, tags.SET))
                 except UnsendableError:
                     continue
-                if key not in known or not alike(known[key], encoded):
+                if key not in known or key_of(known[key]) != key_of(encoded):
                     changed[key] = [True, encoded]
                     self.release(known.get(key))
                     known[key] = encoded

@@ -25,13 +25,12 @@ from .object_graph import (
     Entry,
     State,
     Version,
-    alike,
+    differs,
     has_attributes,
     kept,
     key_of,
     set_slot,
     slots_of,
-    unmarked,
     whole,
 )
 
@@ -89,7 +88,7 @@ class Encoder:
         self.names: dict[int, str] = {}
         self.entries: dict[str, Entry] = {}
         self.seen: set[str] = set()  # those that are as they are now
-        self.sent: dict[str, dict[str, tuple[Encoded, Encoded]]] = {}  # the slots that the ranks have
+        self.sent: dict[str, dict[str, str | Version]] = {}  # the slots that the ranks have
         self.keeps_tensors = False  # whether tensors that are found now stay in the ranks
         # Functions and classes that the last values name, and methods of these classes, by name.
         self.functions: list[types.FunctionType] = []
@@ -114,16 +113,18 @@ class Encoder:
         """Returns what changed since the last time, for `Decoder.apply`. Empty if nothing did."""
         found = []
         for name, entry in self.entries.items():
-            known = self.sent.get(name)
-            before = known or {}
-            slots = [[*slot] for key, slot in entry.slots.items() if key not in before or not alike(before[key], slot)]
-            gone = [before[key][0] for key in before.keys() - entry.slots.keys()]
-            new = {tags.NEW: [entry.kind, entry.made], tags.KEEPS: entry.keeps_tensors} if known is None else {}
+            before = self.sent.get(name, {})
+            slots = [
+                list(slot) for key, slot in entry.slots.items() if key not in before or differs(before[key], slot[1])
+            ]
+            if entry.kind == tags.TENSOR:
+                slots = [[key, version.tensor] for key, version in slots]
+            gone = [json.loads(key) for key in before.keys() - entry.slots.keys()]
+            new = {} if name in self.sent else {tags.NEW: [entry.kind, entry.made], tags.KEEPS: entry.keeps_tensors}
             if new or slots or gone:
                 found.append({tags.REF: name, tags.SLOTS: slots, tags.GONE: gone, **new})
-            if known is None or slots or gone:
                 self.sent[name] = kept(entry.slots)
-        return unmarked(found)
+        return found
 
     def absorb(self, state: State, tensors: Mapping[str, torch.Tensor]) -> None:
         """Takes over what functions in the ranks changed. state: of `Decoder.state`, with the tensors that it names."""
@@ -136,11 +137,10 @@ class Encoder:
             entry = self.entries[name]
             for key, (present, value) in slots.items():
                 set_slot(self.objects[name], entry.kind, json.loads(key), self.restore(value), present)
-                for known in (entry.slots, self.sent[name]):
-                    if present:
-                        known[key] = (json.loads(key), value)
-                    else:
-                        known.pop(key, None)
+                self.sent[name].pop(key, None)
+                entry.slots.pop(key, None)
+                if present:
+                    entry.slots[key], self.sent[name][key] = (json.loads(key), value), key_of(value)
 
     def restore(self, encoded: Encoded) -> Any:
         """Returns a value that a rank encoded."""
