@@ -10,9 +10,8 @@ import torch
 from comfy.supported_models_base import BASE
 
 from ...parallel_backend.compat import buffers_of, hooks_of, parameters_of
-from ...parallel_backend.weights.tensors import list_plain_tensors
+from ...parallel_backend.weights.tensors import are_equal, list_plain_tensors
 from ...worker.inside.changes import COMFYUIS
-from ...worker.inside.weight_files import are_equal
 from ..inside.watched import file_of, is_comfyuis
 
 # What ComfyUI sets on a model while it uses it. The shapes are of the last latent, since 0.33.

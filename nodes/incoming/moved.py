@@ -7,21 +7,14 @@ the other model they have to refer to that one.
 from __future__ import annotations
 
 import copy
-import functools
-import types
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import comfy.model_patcher
-import torch
-
 from ..errors import Refused
-from ..inside.watched import file_of, is_comfyuis, is_foreign
+from ..inside.references import CELL, FUNCTION, METHOD, PARTIAL, PATCHER, contents
 
 MOST = 200_000  # objects that are looked through
-PATCHER = comfy.model_patcher.ModelPatcher
-FUNCTION, METHOD, PARTIAL, CELL = types.FunctionType, types.MethodType, functools.partial, types.CellType
 
 
 class Moved:
@@ -31,9 +24,7 @@ class Moved:
     object has one copy.
     """
 
-    def __init__(
-        self, parts: Mapping[int, Any], patcher: comfy.model_patcher.ModelPatcher, model: Any, root: Any
-    ) -> None:
+    def __init__(self, parts: Mapping[int, Any], patcher: PATCHER, model: Any, root: Any) -> None:
         """parts: of the other model, by the id of the part in whose place each comes. patcher: of the other model.
         model: the first one. root: has all that is moved. Raises Refused for a root that has too much."""
         self.copies = dict(parts)
@@ -95,7 +86,7 @@ class Moved:
             found.clear()
             return found
         if isinstance(value, CELL):
-            return types.CellType()
+            return CELL()
         if isinstance(value, tuple):
             parts = map(self.move, value)
             return tuple(parts) if type(value) is tuple else type(value)(*parts)
@@ -120,34 +111,3 @@ class Moved:
                 f"A {type(value).__name__} that a node has put on the MODEL refers to the model's inside and cannot be "
                 f"copied ({type(error).__name__}: {error})."
             ) from error
-
-
-def contents(value: Any) -> Iterable[Any]:
-    """Returns what a value refers to, as far as that may be a part of a model."""
-    if isinstance(value, dict):
-        return *value, *value.values()
-    if isinstance(value, weakref.ref):
-        return (value(),)
-    if isinstance(value, (list, tuple, set)):
-        return value
-    if isinstance(value, CELL):
-        try:
-            return (value.cell_contents,)
-        except ValueError:  # it is empty
-            return ()
-    if isinstance(value, METHOD):
-        return value.__func__, value.__self__
-    if isinstance(value, PARTIAL):
-        return value.func, *value.args, *value.keywords.values()
-    if isinstance(value, FUNCTION):
-        more = (value.__defaults__ or (), (value.__kwdefaults__ or {}).values(), vars(value).values())
-        return *(value.__closure__ or ()), *(each for some in more for each in some)
-    return vars(value).values() if is_looked_into(value) else ()
-
-
-def is_looked_into(value: Any) -> bool:
-    """Whether it is an object of a module's, ComfyUI's or a node pack's class."""
-    kind = type(value)
-    if isinstance(value, (type, types.ModuleType, torch.Tensor, PATCHER)) or not hasattr(value, "__dict__"):
-        return False
-    return isinstance(value, torch.nn.Module) or is_comfyuis(file_of(kind)) or is_foreign(kind)

@@ -6,9 +6,9 @@ by its name. Any other override is a function like all that run inside of a mode
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from comfy.ldm.modules import attention
@@ -36,9 +36,9 @@ SAGE3 = "sageattn3"  # the package whose functions the pack's Sage may call inst
 kernel: Any = None  # stands for a global name in the forms below
 
 
-def find_forms() -> Mapping[bytes, Callable[[types.FunctionType], Any]]:
-    """Returns the code of functions that only pass their arguments on, and for each how to find the function that it
-    calls. Python compiles the same code for a node's function of this form."""
+def find_forms() -> set[bytes]:
+    """Returns the code of functions that only pass their arguments on. Python compiles the same code for a node's
+    function of this form."""
     held: Any = None
 
     def by_cell(_chosen: Any, *args: Any, **kwargs: Any) -> Any:
@@ -53,12 +53,10 @@ def find_forms() -> Mapping[bytes, Callable[[types.FunctionType], Any]]:
     def by_attribute(_chosen: Any, *args: Any, **kwargs: Any) -> Any:
         return kernel.__wrapped__(*args, **kwargs)
 
-    return {
-        by_cell.__code__.co_code: read_cell,
-        by_cell_inside.__code__.co_code: lambda function: getattr(read_cell(function), function.__code__.co_names[0]),
-        by_name.__code__.co_code: read_name,
-        by_attribute.__code__.co_code: lambda function: getattr(read_name(function), function.__code__.co_names[1]),
-    }
+    return {each.__code__.co_code for each in (by_cell, by_cell_inside, by_name, by_attribute)}
+
+
+FORMS = find_forms()
 
 
 def read_cell(function: types.FunctionType) -> Any:
@@ -66,11 +64,11 @@ def read_cell(function: types.FunctionType) -> Any:
     return function.__closure__[0].cell_contents
 
 
-def read_name(function: types.FunctionType) -> Any:
-    return function.__globals__[function.__code__.co_names[0]]
-
-
-FORMS = find_forms()
+def find_called(function: types.FunctionType) -> Any:
+    """Returns what a function of one of the forms calls."""
+    names = list(function.__code__.co_names)
+    found = read_cell(function) if function.__closure__ else function.__globals__[names.pop(0)]
+    return functools.reduce(getattr, names, found)
 
 
 def find_kernel(override: Any, files: CodeFiles) -> str | None:
@@ -79,11 +77,10 @@ def find_kernel(override: Any, files: CodeFiles) -> str | None:
         return None
     code = override.__code__
     takes = code.co_argcount, code.co_kwonlyargcount, code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
-    read = FORMS.get(code.co_code)
-    if read is None or takes != (1, 0, inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
+    if code.co_code not in FORMS or takes != (1, 0, inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
         return None
     try:
-        return kernel_of(read(override), files)
+        return kernel_of(find_called(override), files)
     except (AttributeError, KeyError, ValueError, UnsendableError):
         return None
 

@@ -24,8 +24,7 @@ from ...worker.wire.tensors import Tensors, UnsendableError
 from ...worker.wire.tree import PLAIN
 from .facts import Facts, find_facts
 from .module_guard import Change
-from .origins import NOTED, ORIGINS
-from .pack_facts import find_read
+from .origins import ORIGINS
 from .places import BlockPlaces
 from .watched import HOOKS, TORCHS, WEIGHTS
 
@@ -59,7 +58,7 @@ class Inside:
         its blocks."""
         self.files, self.places = files, places
         replaced = {id(method): ("", name) for name, method in methods.items()}
-        self.encoder = Encoder(files, parts, replaced, NOT_SENT, ORIGINS, NOTED)
+        self.encoder = Encoder(files, parts, replaced, NOT_SENT, ORIGINS)
         self.asked: list[Asked] = []
 
     def begin(self) -> None:
@@ -86,7 +85,7 @@ class Inside:
     def describe(self, value: Any, place: str, owner: str, between: bool, is_data: bool = False) -> Encoded:
         """Describes a value that runs inside. place, owner: in words. between: whether it runs between the blocks.
         is_data: whether it matters only if there is code in it. Raises UnsendableError."""
-        known = find_facts(value, self.files) or find_read(value, self.files)
+        known = find_facts(value, self.files)
         self.encoder.forget_code()
         self.encoder.keeps_tensors = known is not None
         encoded = self.encoder.encode(value)

@@ -7,9 +7,7 @@ goes to the ranks, and the function runs there. Likewise if a node gives the who
 
 from __future__ import annotations
 
-import functools
 import inspect
-import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -21,6 +19,7 @@ from ...worker.comfyui.entry import leaves_by
 from ...worker.wire.operations import FORWARD, INNER
 from ..compat import runs_wrappers
 from .module_guard import Change
+from .references import CELL, contents
 from .watched import HOOKS
 
 
@@ -149,36 +148,8 @@ def holds(value: Any, method: Any) -> bool:
         each = waiting.pop()
         if id(each) in wanted:
             return True
-        if id(each) not in seen:
+        is_call = callable(each) and not isinstance(each, (type, torch.nn.Module))
+        if id(each) not in seen and (is_call or isinstance(each, (CELL, list, tuple))):
             seen.add(id(each))
-            waiting += parts_of_callable(each)
+            waiting += contents(each)
     return False
-
-
-def parts_of_callable(value: Any) -> list[Any]:
-    if isinstance(value, types.MethodType):
-        return [value.__func__, value.__self__]
-    if isinstance(value, types.FunctionType):
-        return [
-            *cells_of(value),
-            *(value.__defaults__ or ()),
-            *(value.__kwdefaults__ or {}).values(),
-            *vars(value).values(),
-        ]
-    if isinstance(value, functools.partial):
-        return [value.func, *value.args, *value.keywords.values()]
-    if isinstance(value, (list, tuple)):
-        return list(value)
-    if callable(value) and not isinstance(value, (type, torch.nn.Module)):
-        return list(getattr(value, "__dict__", {}).values())
-    return []
-
-
-def cells_of(function: types.FunctionType) -> list[Any]:
-    found = []
-    for cell in function.__closure__ or ():
-        try:
-            found.append(cell.cell_contents)
-        except ValueError:  # nothing is in it yet
-            continue
-    return found

@@ -1,8 +1,17 @@
-"""How functions that nodes run inside of a model share its work. A function without a row sees all tokens and rows."""
+"""How functions that nodes run inside of a model share its work, as somebody has measured it.
+
+A function without a row sees all tokens and rows. A node pack's row holds for the text that was read: a function with
+another text has none, until it is read again.
+"""
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import inspect
+import sys
 import types
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +22,7 @@ from ...worker.inside.code_files import CodeFiles, file_of
 from ...worker.wire.tensors import UnsendableError
 
 LOCALS = "<locals>"
+PACK = "PACK"  # the folder of a node pack, in the table
 
 
 class Facts(NamedTuple):
@@ -31,17 +41,44 @@ class Facts(NamedTuple):
     between: bool = False
 
 
+class Known(NamedTuple):
+    """helpers, text: of a node pack's function, see `hash_text`. holds: whether the facts hold for a pack's function or
+    object as it is set up."""
+
+    facts: Facts
+    helpers: tuple[str, ...]
+    text: str
+    holds: Callable[[Any], bool]
+
+
 def row(
-    node: str, file: str, name: str, *, tokens: bool = False, rows: bool = True, by_network: bool = False
-) -> tuple[str, Facts]:
-    """file: without its suffix, in comfy_extras if it names no folder. name: of the function in the file; NODE stands
-    for the body of the node's `execute`."""
+    node: str,
+    file: str,
+    name: str,
+    *helpers: str,
+    tokens: bool = False,
+    rows: bool = True,
+    by_network: bool = False,
+    text: str = "",
+    reads: bool = True,
+    holds: Callable[[Any], bool] = lambda _value: True,
+) -> tuple[str, Known]:
+    """node: for the user. file: without its suffix, in comfy_extras if it names no folder. name: of the function or
+    class in the file; NODE stands for the body of the node's `execute`. helpers: functions and classes of the same file
+    that it uses. reads: whether a pack's function may read variables of its pack."""
     place = file if "/" in file else f"comfy_extras/{file}"
-    return f"{place}.py:{name.replace('NODE', f'{node}.execute.{LOCALS}')}", Facts(
-        node, tokens or by_network, rows, by_network=by_network
-    )
+    facts = Facts(node, tokens or by_network, rows, by_network=by_network, reads_pack=bool(text) and reads)
+    return f"{place}.py:{name.replace('NODE', f'{node}.execute.{LOCALS}')}", Known(facts, helpers, text, holds)
 
 
+def has_no_mask(patch: Any) -> bool:
+    """Whether IPAdapter's functions alone see all tokens alike."""
+    are_its_own = all(each.__qualname__ == "ipadapter_attention" for each in patch.callback)
+    return are_its_own and all(each["mask"] is None for each in patch.kwargs)
+
+
+KJ_MODELS, KJ_LTXV = f"{PACK}/nodes/model_optimization_nodes", f"{PACK}/nodes/ltxv_nodes"
+BOUND = f"__get__.{LOCALS}"  # where these make a function of a module
 KNOWN = dict(
     [
         row("SkipLayerGuidanceDiT", "nodes_slg", "NODE.skip", tokens=True),
@@ -67,29 +104,59 @@ KNOWN = dict(
         # With two speakers: each token is compared with the keys of the whole first frame, and with all other tokens.
         row("WanInfiniteTalkToVideo", "comfy/ldm/wan/model_multitalk", "MultiTalkGetAttnMapPatch", rows=False),
         row("USOStyleReference", "nodes_model_patch", "UsoStyleProjectorPatch", tokens=True),
+        row(
+            "PerturbedAttention", f"{PACK}/guidance_utils", "perturbed_attention", text="cf1ee8c8b77ff234", tokens=True,
+        ),
+        row(
+            "SmoothedEnergyGuidanceAdvanced", f"{PACK}/guidance_utils", f"seg_attention_wrapper.{LOCALS}.seg_attention",
+            "gaussian_blur_2d", text="eb3e56ae11e8c5b5",
+        ),
+        row(
+            "IPAdapter", f"{PACK}/CrossAttentionPatch", "Attn2Replace", "ipadapter_attention", text="fa015b51a2f0daa6",
+            tokens=True, rows=False, holds=has_no_mask,
+        ),
+        row(
+            "WanVideoNAG", KJ_MODELS, f"WanCrossAttentionPatch.{BOUND}.wrapped_attention", "wan_crossattn_forward_nag",
+            "wan_i2v_crossattn_forward_nag", "wan_nag_attention", "_wan_compute_attention",
+            "normalized_attention_guidance", text="ded48d16908374d7", tokens=True, rows=False,
+        ),
+        row(
+            "WanChunkFeedForward", KJ_MODELS, f"WanffnChunkPatch.{BOUND}.wrapped_forward", "wan_ffn_chunked_forward",
+            text="072b0d2a844519cc", tokens=True,
+        ),
+        row(
+            "LTXVChunkFeedForward", KJ_LTXV, f"LTXVffnChunkPatch.{BOUND}.wrapped_forward", "ffn_chunked_forward",
+            text="f7455ce52a8988e2", tokens=True,
+        ),
+        row(
+            "LTX2_NAG", KJ_LTXV, f"LTXVCrossAttentionPatch.{BOUND}.wrapped_attention", "ltxv_crossattn_forward_nag",
+            "nag_attention", "normalized_attention_guidance", text="abaa7cc9d97c0c41", tokens=True, rows=False,
+        ),
+        # It wraps the blocks of all UNets where the pack is installed.
+        row(
+            "layerdiffuse", f"{PACK}/lib_layerdiffusion/attention_sharing", "BasicTransformerBlock.forward",
+            text="0abb8be26815ece2", tokens=True, reads=False,
+        ),
     ]
 )  # fmt: skip
 SHARES = "paralleldit_shares_tokens"  # attribute of a network
 
 
 def find_facts(value: Any, files: CodeFiles) -> Facts | None:
-    """Returns the facts of ComfyUI's function, or of an object's class; None if nobody has measured it."""
-    target, place = find_place(value, files)
-    facts = KNOWN.get(f"{place}:{target.__qualname__}")
-    if facts and facts.by_network and not shares_tokens(network_of(value), files):
-        return facts._replace(tokens=False)
-    return facts
-
-
-def find_place(value: Any, files: CodeFiles) -> tuple[types.FunctionType | type, str]:
-    """Returns a function, or an object's class, and the place of its file in ComfyUI's folder or in that of the packs;
-    empty if it is in neither."""
+    """Returns the facts of a function, or of an object's class; None if nobody has measured it as it is."""
     function = getattr(value, "__func__", value)
     target = function if isinstance(function, (types.FunctionType, type)) else type(value)
     try:
-        return target, files.place_of(file_of(target)).partition("/")[2]
+        number, _, place = files.place_of(file_of(target)).partition("/")
     except UnsendableError:
-        return target, ""
+        return None
+    place = place if number == "0" else f"{PACK}/{place.partition('/')[2]}"
+    known = KNOWN.get(f"{place}:{target.__qualname__}")
+    if known is None or known.text and (hash_text(target, known.helpers) != known.text or not known.holds(value)):
+        return None
+    if known.facts.by_network and not shares_tokens(network_of(value), files):
+        return known.facts._replace(tokens=False)
+    return known.facts
 
 
 def network_of(patch: Any) -> torch.nn.Module:
@@ -109,3 +176,16 @@ def shares_tokens(network: torch.nn.Module, files: CodeFiles) -> bool:
         spec = spec_named(f"{module}.{type(network).__qualname__}")
         kept[SHARES] = spec is not None and spec.inside and not any(differences(network, spec))
     return kept[SHARES]
+
+
+@functools.cache
+def hash_text(target: types.FunctionType | type, helpers: tuple[str, ...]) -> str:
+    """Returns the hash of a function's or class's text, and of its helpers'; empty if one is not there."""
+    module = sys.modules.get(target.__module__)
+    try:
+        parts = [target, *(getattr(module, name) for name in helpers)]
+        # A function that functools.wraps has named after another is found by its code.
+        texts = [inspect.getsource(getattr(each, "__code__", each)) for each in parts]
+    except (AttributeError, OSError, TypeError):
+        return ""
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]

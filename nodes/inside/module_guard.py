@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...worker.inside.changes import ATTRIBUTES, COMFYUIS, FUNCTIONS, METHODS
+from ...worker.compat import version_of
+from ...worker.inside.changes import ATTRIBUTES, CLASSES, COMFYUIS, FUNCTIONS, METHODS
 from ...worker.wire.tree import PLAIN
 from .watched import (
     CLASS,
@@ -19,16 +20,16 @@ from .watched import (
     TORCHS,
     WEIGHTS,
     Watched,
-    WatchedTensors,
-    WatchedTypes,
     file_of,
     is_code,
     is_comfyuis,
     is_foreign,
     is_not_torchs,
-    watch,
+    paths_of,
+    snapshot,
     watch_classes,
     watch_functions,
+    watch_numbers,
     watch_structure,
     watch_weights,
 )
@@ -60,7 +61,8 @@ class ModuleGuard:
         self.take_back_copies = take_back_copies
         self.own = set(own)
         self.notes: dict[torch.nn.Module, set[str]] = {}  # by part, attributes that nodes set for their own code
-        self.types, self.tensors = WatchedTypes(module), WatchedTensors(module)
+        self.types = [(path, part, type(part)) for path, part in paths_of(module)]
+        self.tensors = watch_numbers(module)
         self.functions = [*watch_classes(module), *watch_functions(module)]
         self.replaced = list(foreign_functions(self.functions))
         code = [*watch_structure(module), *self.functions]
@@ -91,9 +93,15 @@ class ModuleGuard:
 
     def find(self, allowed: Collection[str], is_filled: bool) -> list[Change]:
         found = [*self.replaced]
-        found += [Change(f"{each.path}{CLASS}", each, CLASS) for each in self.types.find_changed()]
+        for path, part, cls in self.types:
+            if type(part) is not cls:
+                found.append(
+                    Change(path + CLASS, Watched({CLASS: type(part)}, {CLASS: cls}, path, CLASSES, part), CLASS)
+                )
         if not is_filled:
-            found += [Change(each.path + name, each, name) for each, name in self.tensors.find_written()]
+            found += [
+                Change(each.path + key, each, key) for each, key, now, was in self.tensors if version_of(now) != was
+            ]
         now, before = self.lists[is_filled]
         if not self.replaced and are_equal(now, before):
             return found
@@ -104,11 +112,6 @@ class ModuleGuard:
         return found
 
     def changes_of(self, each: Watched, is_filled: bool) -> Iterator[Change]:
-        if each.attribute:
-            if not are_equal([each.now], [each.before]) and vars(each.owner).get(each.attribute) is not None:
-                slots = watch(vars(each.owner), each.path, each.kind, each.owner)
-                yield Change(each.path + each.attribute, slots, each.attribute)
-            return
         for key in differing(each.now, each.before):
             if is_filled and key in self.own and not each.path:
                 continue
@@ -129,7 +132,7 @@ class ModuleGuard:
         """Accepts a difference that does not matter, so that the next comparison is fast."""
         is_new = key not in watched.before and key not in COMFYUIS
         if key in watched.now:
-            watched.before[key] = watched.now[key]
+            watched.before[key] = snapshot(watched.now[key])
         else:
             watched.before.pop(key, None)
         if is_new and watched.kind == ATTRIBUTES and isinstance(watched.owner, torch.nn.Module):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import json
-import os
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,14 +12,11 @@ from typing import Any
 import comfy.controlnet
 import comfy.model_patcher
 import comfy.sd
-import comfy.utils
 import folder_paths
-import safetensors.torch
 import torch
 
 from ...worker.inside.encoder import Origin
 from ...worker.inside.loaded import OF_CONTROLNET, PATCHER, STAGE, find_files
-from ...worker.inside.weight_files import NotedFiles
 from ...worker.wire.file_marks import mark_files
 from ...worker.wire.tensors import UnsendableError
 
@@ -30,30 +26,12 @@ LOADER, METHOD = "ModelPatchLoader", "load_model_patch"
 MARK = "paralleldit_mark"  # attribute of a network: the mark of its files
 SHARED = "paralleldit"  # attribute of a VAE that ranks share
 LOADED_BY = "paralleldit_loaded_by"  # attribute of the patcher of a ControlNet's network: what loads it
-NOTED = NotedFiles()
 
 
 def keep_files_of_networks() -> None:
     """Has ComfyUI's loaders of networks note how to load one again."""
     keep_files_of_model_patches()
     keep_files_of_controlnets()
-    for place, name in ((comfy.utils, "load_torch_file"), (safetensors.torch, "load_file")):
-        keep_files_of_weights(place, name)
-
-
-def keep_files_of_weights(place: types.ModuleType, name: str) -> None:
-    """Has a function that reads a file's tensors note the file."""
-    whole = getattr(place, name)
-    if hasattr(whole, "__wrapped__"):
-        return
-
-    @functools.wraps(whole)
-    def load(file: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(file, (str, os.PathLike)):
-            NOTED.note(os.path.abspath(os.fsdecode(file)))
-        return whole(file, *args, **kwargs)
-
-    setattr(place, name, load)
 
 
 def keep_files_of_controlnets() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import enum
 import functools
+import importlib
 import inspect
 import sys
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ import torch
 
 from ...parallel_backend.compat import buffers_of, hooks_of, parameters_of, parts_of
 from ...worker.compat import version_of
-from ...worker.inside.changes import ATTRIBUTES, CLASSES, COMFYUIS, FUNCTIONS, METHODS, PARTS
+from ...worker.inside.changes import ATTRIBUTES, COMFYUIS, FUNCTIONS, METHODS, PARTS
 from ...worker.inside.code_files import codes_in, find_package_folders
 
 COMFYUI = Path(comfy.model_base.__file__).resolve().parents[1]
@@ -30,15 +31,22 @@ OF_DEVICES = (
     *("comfy.model_management", "comfy.memory_management", "comfy.pinned_memory"),
     *("comfy.cli_args", "comfy.internal_logging"),
 )
+# Functions that models' code names in modules of which it imports nothing: `comfy.ldm.common_dit.pad_to_patch_size(…)`.
+NAMED = {
+    "comfy.ldm.common_dit": ("pad_to_patch_size", "rms_norm"),
+    "comfy.ldm.modules.attention": ("optimized_attention",),
+    "comfy.rmsnorm": ("rms_norm",),
+    "comfy.utils": ("common_upscale", "repeat_to_batch_size"),
+}
 TORCH: tuple[types.ModuleType, ...] = (torch, torch.nn.functional)
 CLASS = "__class__"
 PLAIN = {bool, int, float, str, type(None), dict, OrderedDict, list, tuple, set, torch.Tensor, torch.dtype}
 
 
 class Watched(NamedTuple):
-    """A dict, list or set that a node may change. now: it. before: a copy of it. path: goes before the names of its
-    keys. kind: which changes matter. owner: the part, class or Python module that has it. names: the only keys that
-    matter; None if all do. attribute: the owner's name for it, if it is an attribute's value."""
+    """A dict that a node may change. now: it. before: a copy of it. path: goes before the names of its keys. kind:
+    which changes matter. owner: the part, class or Python module that has it. names: the only keys that matter; None if
+    all do."""
 
     now: Any
     before: Any
@@ -46,7 +54,6 @@ class Watched(NamedTuple):
     kind: str
     owner: Any
     names: frozenset[str] | None = None
-    attribute: str = ""
 
 
 def watch(now: Any, path: str, kind: str, owner: Any, names: Iterable[str] | None = None) -> Watched:
@@ -55,30 +62,31 @@ def watch(now: Any, path: str, kind: str, owner: Any, names: Iterable[str] | Non
 
 def watch_structure(module: torch.nn.Module) -> Iterator[Watched]:
     for path, part in paths_of(module):
-        yield watch(vars(part), path, ATTRIBUTES, part)
+        yield watch_attributes(part, path)
         yield watch(parts_of(part), path, PARTS, part)
         for hooks in hooks_of(part):
             yield watch(hooks, path, HOOKS, part)
-        yield from watch_containers(part, path)
     for path, config in configs_of(module).items():
-        yield watch(vars(config), f"{path}.", ATTRIBUTES, config)
-        yield from watch_containers(config, f"{path}.")
+        yield watch_attributes(config, f"{path}.")
 
 
-def watch_containers(owner: Any, path: str) -> Iterator[Watched]:
-    """Watches the lists, dicts and sets that are attributes, and those in them: a node may write into one."""
-    for name, value in vars(owner).items():
-        if not name.startswith("_") and name not in COMFYUIS:
-            for each in containers_in(value):
-                yield watch(each, path, ATTRIBUTES, owner)._replace(attribute=name)
+def watch_attributes(owner: Any, path: str) -> Watched:
+    before = {
+        name: value if name.startswith("_") or name in COMFYUIS else snapshot(value)
+        for name, value in vars(owner).items()
+    }
+    return Watched(vars(owner), before, path, ATTRIBUTES, owner)
 
 
-def containers_in(value: Any) -> Iterator[Any]:
-    if isinstance(value, (list, dict, set)):
-        yield value
-    if isinstance(value, (list, tuple, dict)):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from containers_in(each)
+def snapshot(value: Any) -> Any:
+    """Returns a copy of a list, dict or set, and of those in it: a node may write into one. Other values stay."""
+    if isinstance(value, dict):
+        found = value.copy()
+        found.update((name, snapshot(each)) for name, each in value.items())
+        return found
+    if type(value) in (list, tuple, set):
+        return type(value)(map(snapshot, value))
+    return value
 
 
 def watch_weights(module: torch.nn.Module) -> Iterator[Watched]:
@@ -87,36 +95,16 @@ def watch_weights(module: torch.nn.Module) -> Iterator[Watched]:
             yield watch(weights, path, WEIGHTS, part)
 
 
-class WatchedTensors:
-    """The tensors with numbers that a module has here: a node may write into one. Weights notice it themselves, see
-    `local_weights.py`."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self.tensors = [
-            (watch(slots, path, WEIGHTS, part), name, tensor, version_of(tensor))
-            for path, part in paths_of(module)
-            for slots in (vars(part), buffers_of(part))
-            for name, tensor in slots.items()
-            if type(tensor) is torch.Tensor and not tensor.is_meta
-        ]
-
-    def find_written(self) -> Iterator[tuple[Watched, str]]:
-        return ((watched, name) for watched, name, tensor, before in self.tensors if version_of(tensor) != before)
-
-
-class WatchedTypes:
-    """The classes of a module's parts: a node may give a part another one."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self.paths = [path for path, _ in paths_of(module)]
-        self.parts = [part for _, part in paths_of(module)]
-        self.before = list(map(type, self.parts))
-
-    def find_changed(self) -> Iterator[Watched]:
-        if list(map(type, self.parts)) != self.before:
-            for path, part, before in zip(self.paths, self.parts, self.before, strict=True):
-                if type(part) is not before:
-                    yield Watched({CLASS: type(part)}, {CLASS: before}, path, CLASSES, part)
+def watch_numbers(module: torch.nn.Module) -> list[tuple[Watched, str, torch.Tensor, int]]:
+    """Returns the tensors with numbers that a module has here, by the dict that has them and their name there, with how
+    often they were written to. Weights notice it themselves, see `local_weights.py`."""
+    return [
+        (watch(slots, path, WEIGHTS, part), name, tensor, version_of(tensor))
+        for path, part in paths_of(module)
+        for slots in (vars(part), buffers_of(part))
+        for name, tensor in slots.items()
+        if type(tensor) is torch.Tensor and not tensor.is_meta
+    ]
 
 
 def configs_of(module: torch.nn.Module) -> dict[str, Any]:
@@ -144,7 +132,7 @@ def classes_of(module: torch.nn.Module) -> list[type]:
 
 def watch_classes(module: torch.nn.Module) -> Iterator[Watched]:
     for each in classes_of(module):
-        yield Watched(vars(each), dict(vars(each)), f"{each.__name__}.", METHODS, each)
+        yield watch(vars(each), f"{each.__name__}.", METHODS, each)
 
 
 def namespaces_of(module: torch.nn.Module) -> dict[str, types.ModuleType]:
@@ -161,72 +149,32 @@ def namespaces_of(module: torch.nn.Module) -> dict[str, types.ModuleType]:
     return found
 
 
-class NamedInCode:
-    """The names in a model's code that another module of ComfyUI's defines, or torch.
-
-    Code like `comfy.ldm.common_dit.pad_to_patch_size(…)` names a function without importing it. All of the other
-    module's functions may be replaced for other reasons, so only those that are named count.
-    """
-
-    def __init__(self, places: dict[str, types.ModuleType], classes: Iterable[type]) -> None:
-        """places: the modules with the model's code. classes: of the model's parts, torch's, too."""
-        known = {*places, *OF_DEVICES}
-        self.others = {
-            name: (place, set(name.split(".")))
-            for name, place in list(sys.modules.items())
-            if name.startswith("comfy.") and name not in known and isinstance(place, types.ModuleType)
-        }
-        self.found: dict[str, set[str]] = {}  # by module of ComfyUI's
-        self.names = {name for each in classes for names in names_in_code(each) for name in names}
-        waiting = [(place, value) for place in places.values() for value in own_values(place)]
-        while waiting:
-            place, value = waiting.pop()
-            for names in names_in_code(value):
-                self.names |= names
-                waiting += self.follow(place, names)
-
-    def follow(self, place: types.ModuleType, names: set[str]) -> Iterator[tuple[types.ModuleType, Any]]:
-        """Returns what a piece of code names for the first time in other modules of ComfyUI's. place: its module."""
-        reached = [name for name, (_, parts) in self.others.items() if parts <= names] if "comfy" in names else []
-        held = (vars(place).get(name) for name in names)
-        reached += [
-            each.__name__ for each in held if isinstance(each, types.ModuleType) and each.__name__ in self.others
-        ]
-        for name in reached:
-            other, _ = self.others[name]
-            before = self.found.setdefault(name, set())
-            new = (names & vars(other).keys()) - before
-            before |= new
-            for each in new:
-                yield other, vars(other)[each]
-
-
-def own_values(place: types.ModuleType) -> Iterator[Any]:
-    """Returns the functions and classes that a Python module defines."""
-    return (value for value in vars(place).values() if getattr(value, "__module__", None) == place.__name__)
-
-
-def names_in_code(value: Any) -> Iterator[set[str]]:
-    """Returns the names in the code of a function, or in that of each method of a class and of those inside of it."""
-    for each in vars(value).values() if isinstance(value, type) else [value]:
-        if isinstance(each, type) and each is not value and each.__qualname__.startswith(f"{value.__qualname__}."):
-            yield from names_in_code(each)
-        function: Any = getattr(each, "fget", getattr(each, "__func__", each))
-        code = getattr(inspect.unwrap(function), "__code__", None) if isinstance(function, Callable) else None
+def names_in_code(values: Iterable[Any]) -> Iterator[str]:
+    """Yields the names in the code of functions, and in that of the methods of classes and of those inside of them."""
+    for value in values:
+        for each in vars(value).values() if isinstance(value, type) else ():
+            if not isinstance(each, type) or each.__qualname__.startswith(f"{value.__qualname__}."):
+                yield from names_in_code([each])
+        function: Any = getattr(value, "fget", getattr(value, "__func__", value))
+        code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
         if isinstance(code, types.CodeType):
-            yield {name for own in codes_in(code) for name in own.co_names}
+            yield from (name for own in codes_in(code) for name in own.co_names)
 
 
 def watch_functions(module: torch.nn.Module) -> Iterator[Watched]:
     places = namespaces_of(module)
-    named = NamedInCode(places, classes_of(module))
+    code: list[Any] = classes_of(module)
     for name, place in places.items():
         yield watch(vars(place), f"{name}.", FUNCTIONS, place)
-    for name, names in named.found.items():
-        place, _ = named.others[name]
-        yield watch(vars(place), f"{name}.", FUNCTIONS, place, names)
+        code += (value for value in vars(place).values() if getattr(value, "__module__", None) == name)
+    used = set(names_in_code(code))
+    for name, names in NAMED.items():
+        if name not in places:
+            place = importlib.import_module(name)
+            yield watch(vars(place), f"{name}.", FUNCTIONS, place, used.intersection(names))
+            used.update(names_in_code(vars(place)[each] for each in names))
     for place in TORCH:
-        yield watch(vars(place), f"{place.__name__}.", TORCHS, place, named.names & vars(place).keys())
+        yield watch(vars(place), f"{place.__name__}.", TORCHS, place, used & vars(place).keys())
 
 
 @functools.cache

@@ -12,13 +12,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ...parallel_backend.compat import buffers_of, parameters_of, without_function_modes, writes_to_arguments
 from ...parallel_backend.models.parallel_mlp import SPLITS, split_plain_rows
-from ...parallel_backend.weights.tensors import list_plain_tensors
+from ...parallel_backend.weights.tensors import are_equal, list_plain_tensors
 from ...worker.comfyui.model import cast_weights, map_model
 from ...worker.comfyui.quantised_rows import QUANTISED
 from ...worker.comfyui.source import HostSource
 from ...worker.compat import version_of
 from ...worker.errors import ModelFileError
-from ...worker.inside.weight_files import are_equal
 from ..costs.forward import COUNTING
 from ..errors import Refused
 

@@ -1,4 +1,4 @@
-"""Lists the plain tensors of a parameter, and the storages that hold them."""
+"""Lists the plain tensors of a parameter, and the storages that hold them. Compares tensors bit by bit."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 ALIGNMENT = 256  # bytes: each weight in a shared buffer starts at a multiple of this
 PAGE = 4096  # bytes: memory is pinned by the page
+PIECE = 1 << 24  # numbers that are compared at once
 
 
 def align(size: int) -> int:
@@ -29,6 +30,18 @@ def list_plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
         return [tensor]
     names, _ = flatten()
     return [part for name in names for part in list_plain_tensors(getattr(tensor, name))]
+
+
+def are_equal(stored: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Whether a file's tensor, cast to the dtype of another one, has the same bits. Compares them where that one is, a
+    piece at a time."""
+    one, other = stored.reshape(-1), tensor.detach().reshape(-1)
+    pieces = (slice(start, start + PIECE) for start in range(0, len(one), PIECE))
+    return all(bits_of(one[each].to(other.device, other.dtype)).equal(bits_of(other[each])) for each in pieces)
+
+
+def bits_of(row: torch.Tensor) -> torch.Tensor:
+    return row.contiguous().view(torch.uint8)
 
 
 def count_bytes(module: torch.nn.Module) -> int:

@@ -96,7 +96,7 @@ FROM_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "parallel_backend": ("torch", "diffusers", "safetensors", "numpy", "greenlet"),
     "worker": ("torch", "psutil"),
     "worker.comfyui": ("comfy", "comfy_kitchen", "gguf", "numpy", "safetensors"),
-    "worker.inside": ("comfy", "folder_paths", "safetensors"),
+    "worker.inside": ("comfy", "folder_paths"),
     "worker.rank.memory": ("pynvml",),  # optional
     "worker.rank.model.attention_kernels": ("comfy",),
     "worker.rank.model.host_model": ("comfy",),

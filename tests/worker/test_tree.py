@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from worker.comfyui.controls import NEW_EACH_CALL
+from worker.comfyui.patched_options import GRAPH
 from worker.host.call_batcher import Answer, CallBatcher, CallRecorded, ModelCall, order_branches
 from worker.wire.tensors import Tensors, UnsendableError
 from worker.wire.tree import pack, pack_call, unpack
@@ -132,12 +133,17 @@ def test_code_that_does_not_bear_a_call_without_a_result_is_run_as_ever() -> Non
     assert asked.counts == [1]
 
 
-def test_of_the_options_the_noise_level_alone_is_sent_anew_with_each_call() -> None:
-    """It is never in what the ranks hold, which all of a call's conditions are compared with."""
-    options = {"sigmas": torch.ones(2), "sample_sigmas": torch.ones(9)}
+def test_the_noise_level_and_what_nodes_put_inside_are_not_among_what_the_ranks_hold() -> None:
+    """All of a call's conditions are compared with that."""
+    options = {"sigmas": torch.ones(2), "sample_sigmas": torch.ones(9), GRAPH: [{"slots": [["weight", torch.ones(3)]]}]}
     kwargs = {"transformer_options": options, "context": torch.ones(2, 3)}
     tensors: Tensors = {}
     pack_call(([torch.ones(2, 4), torch.ones(2)], kwargs), "forward.0", tensors)
     anew = {path.removeprefix("forward.0.") for path in tensors if NEW_EACH_CALL.match(path)}
-    assert anew == {"args.0", "args.1", "kwargs.transformer_options.sigmas"}
-    assert len(tensors) == 5
+    assert anew == {
+        "args.0",
+        "args.1",
+        "kwargs.transformer_options.sigmas",
+        f"kwargs.transformer_options.{GRAPH}.0.slots.0.1",
+    }
+    assert len(tensors) == 6

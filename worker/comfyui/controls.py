@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from .patched_options import LEVEL, OPTIONS
+from ..wire.tensors import Tensors
+from .patched_options import GRAPH, LEVEL, OPTIONS
 
 CONTROL = "control"  # among the arguments of ComfyUI's models
 # The fields: ComfyUI's ControlNet, described; the arguments of its network; its strength; and what the ControlNets
@@ -17,10 +18,16 @@ NETWORK, GIVEN, STRENGTH, PREVIOUS = "network", "given", "strength", "previous"
 RANGE, CHANNELS = "range", "channels"
 LATENTS, TIMESTEPS = "x", "timesteps"
 # The paths of tensors that change with each call of a model, see `pack_call`: its own arguments, the noise level among
-# its options, what ControlNets return, and what their networks get of the step. All other tensors may have been sent
-# before.
+# its options, what ControlNets return, and what their networks get of the step. Those of nodes' objects are sent only
+# when they change. All other tensors may have been sent before.
 OF_ALL_STEPS = rf"(?:{PREVIOUS}\.)*{GIVEN}\.(?!(?:{LATENTS}|{TIMESTEPS})$)"
-NEW_EACH_CALL = re.compile(rf"\w+\.\d+\.(?:args|kwargs\.(?:{OPTIONS}\.{LEVEL}$|{CONTROL}\.(?!{OF_ALL_STEPS})))")
+OF_A_CALL = rf"{OPTIONS}\.(?:{LEVEL}$|{GRAPH}\.)|{CONTROL}\.(?!{OF_ALL_STEPS})"
+NEW_EACH_CALL = re.compile(rf"\w+\.\d+\.(?:args|kwargs\.(?:{OF_A_CALL}))")
+
+
+def take_new(tensors: Tensors) -> Tensors:
+    """Takes out of a request's tensors, by path, those of which neither side keeps copies."""
+    return {path: tensors.pop(path) for path in list(tensors) if NEW_EACH_CALL.match(path)}
 
 
 def is_network_call(control: Any) -> bool:

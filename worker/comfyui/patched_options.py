@@ -40,7 +40,7 @@ class CallContext(NamedTuple):
 def decode_options(options: dict[str, Any], decoder: Decoder) -> tuple[dict[str, Any], CallContext]:
     """Returns the options as ComfyUI's classes read them, and the context that they ask for. Raises RequestError."""
     options = dict(options)
-    for name in (RUN, GRAPH, FACTS):  # what they name is there
+    for name in (RUN, FACTS):  # what they name is there
         options.pop(name, None)
     changes = [decoder.decode(each) for each in options.pop(CHANGES, [])]
     is_plain = runs_no_function(options)

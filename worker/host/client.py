@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..comfyui.controls import NEW_EACH_CALL
+from ..comfyui.controls import take_new
 from ..comfyui.patched_options import compile_key
 from ..errors import Explanation, NoRoom, OutOfMemory, RequestRefused, WorkerGroupError
 from ..settings import Settings
@@ -22,7 +22,7 @@ from ..wire.sampler_call import SamplerCall, SamplerPass
 from ..wire.tensors import Tensors, UnsendableError
 from ..wire.tree import PREDICTION, Arguments, pack_call
 from .known_state import KnownState
-from .results import decode_text, take_state
+from .results import decode_text, tell_of
 from .runs import Runs
 from .sent_conditions import SentConditions
 from .session import WAS_STOPPED, Check, OnStep, Session
@@ -171,15 +171,13 @@ class WorkerGroup:
             packed = [pack_call(call, f"{name}.{place}", tensors) for place, call in enumerate(calls)]
         except UnsendableError as error:
             raise RequestRefused(*error.explanation) from error
-        fresh = {path: tensors.pop(path) for path in list(tensors) if NEW_EACH_CALL.match(path)}
+        fresh = take_new(tensors)
         with self.turn(check):
             keys, new, dropped = self._known.conditions.exchange(tensors)
             header = ops.CALL.header(method=method, calls=packed, conditions=keys, drop=dropped)
             size = (tuple(tuple(tensor.shape) for tensor in fresh.values()), compile_key(calls[0][1]))
             results = self._request(header, {**fresh, **new}, check, size=size if method in ops.ENTRIES else None)
-            on_state(*take_state(results))
-            if ops.WHY in results:
-                on_whole(decode_text(results.pop(ops.WHY)))
+            tell_of(results, on_state, on_whole)
             found: list[list[torch.Tensor]] = [[] for _ in calls]
             for call, place in sorted(tuple(map(int, path.split(".")[1:])) for path in results):
                 found[call].append(results[f"{PREDICTION}.{call}.{place}"])
@@ -206,6 +204,7 @@ class WorkerGroup:
             packed = [each.pack(f"passes.{place}", given).to_json() for place, each in enumerate(passes)]
         except UnsendableError as error:
             raise RequestRefused(*error.explanation) from error
+        tensors = {**tensors, **take_new(given)}
         with self.turn(check):
             keys, new, dropped = self._known.conditions.exchange(given)
             header = ops.SAMPLE.header(call=call.to_json(), passes=packed, conditions=keys, drop=dropped)
@@ -217,9 +216,7 @@ class WorkerGroup:
                 on_step(event, denoised)
 
             results = self._request(header, {**tensors, **new}, check, noted, size)
-            on_state(*take_state(results))
-            if ops.WHY in results:
-                on_whole(decode_text(results.pop(ops.WHY)))
+            tell_of(results, on_state, on_whole)
             return results["latents"]
 
     def run_vae(

@@ -5,7 +5,6 @@ ComfyUI's process names it. A rank loads it from the same file, which must be eq
 
 from __future__ import annotations
 
-import ast
 import collections
 import hashlib
 import importlib
@@ -16,7 +15,7 @@ import sys
 import sysconfig
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from typing import Any
 import torch
 
 from ..wire.tensors import UnsendableError
+from ..wire.tree import PLAIN
 
 COMFYUIS = ("comfy", "comfy_extras", "comfy_api")  # the folders of ComfyUI with such code
 # Installed packages. Of their code, only what computes is known by its name: see `is_harmless`.
@@ -63,18 +63,19 @@ class CodeFiles:
                         return f"{number}/{own.replace(os.sep, '/')}"
         raise UnsendableError(f"{file} is neither of ComfyUI nor in a folder of custom nodes.")
 
-    def name(self, file: str) -> dict[str, str]:
+    def name(self, file: str) -> dict[str, Any]:
         """Returns the name of a file with the hash of what is in it. Raises UnsendableError."""
         place = self.place_of(file)
         if place.count("/") == 2 and place.endswith(f"/{INIT}") and place[0] != "0":
             raise UnsendableError(f"{file} is a node pack's {INIT}, which the ranks do not run.")
-        return {"file": place, "hash": hash_of_loaded(file), "package": self.hash_of_package(place)}
+        return {"file": place, "hash": hash_of_loaded(file), "package": self.values_of_package(place)}
 
-    def hash_of_package(self, place: str) -> str:
-        """Returns the hash of the node pack's own package, see `read_constants`; empty if it has no file."""
+    def values_of_package(self, place: str) -> dict[str, Any]:
+        """Returns the plain values in the node pack's own package, which its modules may import."""
         number, name, *rest = place.split("/")
-        init = os.path.join(self.roots[int(number)], name, INIT)
-        return hash_of_loaded(init) if number != "0" and rest and os.path.exists(init) else ""
+        package = find_module(os.path.join(self.roots[int(number)], name, INIT)) if number != "0" and rest else None
+        values = vars(package) if package else {}
+        return {key: value for key, value in values.items() if type(value) in PLAIN and not key.startswith("__")}
 
     def path_of(self, place: str) -> str:
         """Raises ValueError for what is in none of the folders."""
@@ -85,14 +86,12 @@ class CodeFiles:
             raise ValueError(f"{place!r:.100} is no file of ComfyUI's or of a node pack")
         return path
 
-    def load(self, named: dict[str, str]) -> types.ModuleType:
+    def load(self, named: dict[str, Any]) -> types.ModuleType:
         """Returns the module of a file. Raises ValueError if the file is another than ComfyUI's process has."""
         place = named["file"]
         path = self.path_of(place)
         if hash_of(path) != named["hash"]:
             raise ValueError(f"{path} is another file here")
-        if self.hash_of_package(place) != named.get("package", ""):
-            raise ValueError(f"the {INIT} of {path}'s pack is another file here")
         number, *parts = place.removesuffix(".py").split("/")
         if comfyui := sys.modules.get(COMFYUIS[0]):
             vars(comfyui).setdefault("__getattr__", import_comfyuis)
@@ -100,12 +99,12 @@ class CodeFiles:
             if number == "0":
                 module = importlib.import_module(".".join(parts).removesuffix(".__init__"))
             else:
-                module = load_of_pack(self.roots[int(number)], parts)
+                module = load_of_pack(self.roots[int(number)], parts, named.get("package", {}))
         if os.path.realpath(str(module.__file__)) != os.path.realpath(path):
             raise ValueError(f"{path} is hidden by {module.__file__}")
         return module
 
-    def find_class(self, named: dict[str, str], path: str) -> type:
+    def find_class(self, named: dict[str, Any], path: str) -> type:
         """Returns a class that a file defines. Raises ValueError for anything else."""
         module = self.load(named)
         found: Any = module
@@ -115,7 +114,7 @@ class CodeFiles:
                 raise ValueError(f"{module.__file__} defines no class {path!r:.100}")
         return found
 
-    def find_function(self, named: dict[str, str], path: str) -> Callable[..., Any]:
+    def find_function(self, named: dict[str, Any], path: str) -> Callable[..., Any]:
         """Returns a function that a file defines; of a method, that of a new object. Raises ValueError for anything
         else."""
         owner, _, name = path.rpartition(".")
@@ -136,6 +135,16 @@ def import_comfyuis(name: str) -> types.ModuleType:
         raise AttributeError(f"{COMFYUIS[0]} has no module {name!r}.") from error
 
 
+@cache
+def find_module(file: str) -> types.ModuleType | None:
+    """Returns the module of a file that this process has imported."""
+    found = (each for each in list(sys.modules.values()) if isinstance(each, types.ModuleType))
+    named = ((str(vars(each).get("__file__")), each) for each in found)
+    end = os.path.join(os.path.basename(os.path.dirname(file)), os.path.basename(file))
+    real = os.path.realpath(file)
+    return next((each for own, each in named if own.endswith(end) and os.path.realpath(own) == real), None)
+
+
 def find_package_folders(paths: Sequence[str]) -> set[str]:
     """Returns the folders with Python's own and installed packages. paths: where Python looks for modules, which may
     have further ones, such as a user's own packages."""
@@ -143,7 +152,7 @@ def find_package_folders(paths: Sequence[str]) -> set[str]:
     return found | {path for path in paths if path and any(Path(path).glob("*.dist-info"))}
 
 
-def load_of_pack(root: str, parts: Sequence[str]) -> types.ModuleType:
+def load_of_pack(root: str, parts: Sequence[str], values: Mapping[str, Any]) -> types.ModuleType:
     """Imports a module of a node pack. The pack's own package is there by name and path, with its plain values. It is
     not run."""
     package = PACKAGE + hashlib.sha256(root.encode()).hexdigest()[:8]
@@ -155,7 +164,7 @@ def load_of_pack(root: str, parts: Sequence[str]) -> types.ModuleType:
         if pack not in sys.modules:
             sys.modules[pack] = types.ModuleType(pack)
             sys.modules[pack].__path__ = [os.path.join(root, parts[0])]
-            vars(sys.modules[pack]).update(read_constants(os.path.join(root, parts[0], INIT)))
+            vars(sys.modules[pack]).update(values)
     name = ".".join([package, *parts]).removesuffix(".__init__")
     try:
         return importlib.import_module(name)
@@ -176,37 +185,6 @@ class NoServer:
     def __call__(self, *args: Any, **_options: Any) -> Any:
         """Returns the function that it decorates."""
         return args[0] if len(args) == 1 and callable(args[0]) else self
-
-
-def read_constants(file: str) -> dict[str, Any]:
-    """Returns the plain values that a file's code assigns once, by name. The code is not run. Empty if it is no file of
-    Python code."""
-    try:
-        tree = ast.parse(Path(file).read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):
-        return {}
-    names = [each.id for each in ast.walk(tree) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)]
-    found: dict[str, Any] = {}
-    for each in tree.body:
-        if isinstance(each, ast.Assign) and isinstance(target := each.targets[0], ast.Name):
-            if names.count(target.id) == len(each.targets) == 1:
-                with suppress(ValueError):
-                    found[target.id] = constant_of(each.value, found)
-    return found
-
-
-def constant_of(node: ast.expr, known: Mapping[str, Any]) -> Any:
-    """Returns the value of a constant, of a known name, or of a text with these in it. Raises ValueError for other
-    code."""
-    if isinstance(node, ast.Constant):
-        return node.value
-    if isinstance(node, ast.Name) and node.id in known:
-        return known[node.id]
-    if isinstance(node, ast.FormattedValue) and node.conversion == -1 and node.format_spec is None:
-        return str(constant_of(node.value, known))
-    if isinstance(node, ast.JoinedStr):
-        return "".join(constant_of(each, known) for each in node.values)
-    raise ValueError("It is no plain value.")
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import functools
 import types
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,8 +15,16 @@ from ..wire.tree import PLAIN
 from . import tags
 from .code_files import CodeFiles, find_code, find_installed
 from .loaded import LoadedFiles, patcher_of
-from .object_graph import DICTS, HOSTS, Encoded, State, alike, key_of, refs_in, set_slot, slots_of
-from .weight_files import OpenFiles
+from .object_graph import DICTS, HOSTS, Encoded, State, key_of, refs_in, set_slot, slots_of
+
+
+class Held(NamedTuple):
+    """An object here. keeps_tensors: see `Entry`. known: the slots that ComfyUI's process has."""
+
+    value: Any
+    kind: str
+    keeps_tensors: bool
+    known: dict[str, Encoded]
 
 
 class Decoder:
@@ -25,44 +33,32 @@ class Decoder:
     def __init__(self, files: CodeFiles, model: torch.nn.Module, device: Callable[[], torch.device]) -> None:
         """model: whose parts are named by path. device: of this rank."""
         self.files, self.model, self.device = files, model, device
-        self.loaded, self.opened = LoadedFiles(files), OpenFiles()
+        self.loaded = LoadedFiles(files)
         self.run = ""
-        self.objects: dict[str, Any] = {}
+        self.objects: dict[str, Held] = {}
         self.names: dict[int, str] = {}
-        self.kinds: dict[str, str] = {}
-        self.keep_tensors: set[str] = set()
-        self.known: dict[str, dict[str, Encoded]] = {}  # by name, the slots that ComfyUI's process has
         self.count = 0
 
     def start_run(self, run: str) -> None:
         """Forgets the objects of another run."""
         if run != self.run:
-            self.run = run
-            self.objects, self.names, self.kinds, self.keep_tensors, self.known = {}, {}, {}, set(), {}
+            self.run, self.objects, self.names = run, {}, {}
             if run:
                 self.loaded.start_run()
 
     @property
     def networks(self) -> list[Any]:
         """ComfyUI's patchers of the networks that run inside of the model or beside it."""
-        patchers = (tags.LOADED, tags.PATCHER)
-        found = (patcher_of(self.objects[name]) for name, kind in self.kinds.items() if kind in patchers)
-        return list(dict.fromkeys(found))
+        found = (each for each in self.objects.values() if each.kind in (tags.LOADED, tags.PATCHER))
+        return list(dict.fromkeys(patcher_of(each.value) for each in found))
 
     def apply(self, changes: Sequence[Mapping[str, Any]]) -> None:
         """Takes over what `Encoder.changes` returned. Raises ValueError for what is not here as described."""
-        for each in changes:  # objects first, since they may name each other
-            if tags.NEW in each and each[tags.NEW][0] != tags.FUNCTION:
-                self.add(each[tags.REF], each[tags.NEW][0], self.make(*each[tags.NEW]), each[tags.KEEPS])
-        waiting = [each for each in changes if tags.NEW in each and each[tags.NEW][0] == tags.FUNCTION]
-        while waiting:
-            ready = [each for each in waiting if self.can_make(each[tags.NEW][1])] or waiting
-            for each in ready:
-                self.add(each[tags.REF], tags.FUNCTION, self.make_function(**each[tags.NEW][1]), each[tags.KEEPS])
-            waiting = [each for each in waiting if each[tags.REF] not in self.objects]
+        new = [(each[tags.REF], *each[tags.NEW], each[tags.KEEPS]) for each in changes if tags.NEW in each]
+        for name, kind, made, keeps in sorted(new, key=lambda each: each[1] == tags.FUNCTION):  # which needs its cells
+            self.add(name, kind, self.make(kind, made), keeps)
         for each in changes:
-            name = each[tags.REF]
-            target, kind, known = self.objects[name], self.kinds[name], self.known[name]
+            target, kind, _, known = self.objects[each[tags.REF]]
             for key, value in each[tags.SLOTS]:
                 if kind == tags.TENSOR:
                     self.fill_tensor(target, value)
@@ -73,21 +69,17 @@ class Decoder:
             for key in each[tags.GONE]:
                 set_slot(target, kind, self.decode(key), None, False)
                 known.pop(key_of(key), None)
-        self.opened.close()
-        for each in changes:
-            if tags.NEW in each and each[tags.NEW][0] == tags.PATCHER:  # its network has its weights now
-                patcher = self.objects[each[tags.REF]]
-                patcher.__init__(patcher.model, self.device(), HOSTS["cpu"])
+        for name, kind, made, _ in new:
+            target = self.objects[name].value
+            if kind == tags.FUNCTION:
+                target.__defaults__ = self.decode(made["defaults"])
+                target.__kwdefaults__ = dict(map(self.decode, made["keywords"])) or None
+            elif kind == tags.PATCHER:  # its network has its weights now
+                target.__init__(target.model, self.device(), HOSTS["cpu"])
 
     def add(self, name: str, kind: str, value: Any, keeps_tensors: bool) -> None:
-        self.objects[name], self.kinds[name], self.known[name] = value, kind, {}
+        self.objects[name] = Held(value, kind, keeps_tensors, {})
         self.names[id(value)] = name
-        if keeps_tensors:
-            self.keep_tensors.add(name)
-
-    def can_make(self, made: Mapping[str, Any]) -> bool:
-        """Whether all that a function's defaults name is there."""
-        return all(name in self.objects for name in refs_in([made["defaults"], made["keywords"]]))
 
     def make(self, kind: str, made: Encoded) -> Any:
         """Makes an object without its slots."""
@@ -96,6 +88,8 @@ class Decoder:
         if kind == tags.DICT:
             name, factory = made
             return {each.__name__: each for each in DICTS}[name](*[] if factory is None else [self.decode(factory)])
+        if kind == tags.FUNCTION:
+            return self.make_function(made["code"], made["name"], made["cells"])
         if kind == tags.TENSOR:
             return torch.nn.Parameter(torch.empty(0), requires_grad=False) if made else torch.empty(0)
         if kind == tags.NAMESPACE:
@@ -114,25 +108,20 @@ class Decoder:
             return cls.__new__(cls)
         raise ValueError(f"{kind!r:.100} is not a kind of object")
 
-    def fill_tensor(self, target: torch.Tensor, value: torch.Tensor | Mapping[str, Any]) -> None:
-        """Gives a tensor its values, or those that a file has. It stays the same object."""
-        if not isinstance(value, torch.Tensor):
-            value = self.opened.read(**value[tags.FILED]).to(self.device())
-        if target.shape == value.shape and target.dtype == value.dtype and target.device == value.device:
+    def fill_tensor(self, target: torch.Tensor, value: torch.Tensor) -> None:
+        """Gives a tensor its values. It stays the same object."""
+        if target.shape == value.shape and target.dtype == value.dtype and target.device == self.device():
             target.copy_(value)
         else:
-            target.data = value.clone()
+            target.data = value.to(self.device(), copy=True)
 
-    def make_function(
-        self, code: Encoded, name: str, cells: list[Encoded], defaults: Encoded, keywords: list[list[Encoded]]
-    ) -> types.FunctionType:
-        """Raises ValueError if its file has no such function here."""
+    def make_function(self, code: Encoded, name: str, cells: list[Encoded]) -> types.FunctionType:
+        """Makes a function without its defaults. Raises ValueError if its file has no such function here."""
         named, mark = code
         module = self.files.load(named)
         found = find_code(module, mark)
         closure = tuple(self.decode(cell) for cell in cells)
-        function = types.FunctionType(found, vars(module), found.co_name, self.decode(defaults), closure)
-        function.__kwdefaults__ = {self.decode(key): self.decode(value) for key, value in keywords} or None
+        function = types.FunctionType(found, vars(module), found.co_name, None, closure)
         function.__qualname__ = name
         return function
 
@@ -170,7 +159,7 @@ class Decoder:
         return types.MethodType(getattr(type(part), name), part)
 
     decoders: Mapping[str, Callable[[Any, Any], Any]] = {
-        tags.REF: lambda self, value: self.objects[value],
+        tags.REF: lambda self, value: self.objects[value].value,
         tags.TUPLE: lambda self, value: tuple(self.decode(value)),
         tags.FROZEN_SET: lambda self, value: frozenset(self.decode(value)),
         tags.NAMED_TUPLE: lambda self, value: self.decode(value[0])._make(self.decode(value[1])),
@@ -197,21 +186,19 @@ class Decoder:
         here."""
         found: State = {}
         tensors: dict[str, torch.Tensor] = {}
-        for name, target in list(self.objects.items()):
+        for name, (target, kind, keeps_tensors, known) in list(self.objects.items()):
             if name not in self.objects:  # a tensor of a slot that has another now
                 continue
-            kind, known = self.kinds[name], self.known[name]
             now = {key_of(key): value for key, value in slots_of(target, kind).items() if type(key) in PLAIN}
             changed: dict[str, list[Any]] = {}
             for key, value in now.items():
                 if kind == tags.NAMESPACE and key not in known:  # another variable
                     continue
-                new = None if name in self.keep_tensors else tensors
                 try:
-                    encoded = self.encode(value, new, kind in (tags.LIST, tags.SET))
+                    encoded = self.encode(value, None if keeps_tensors else tensors, kind in (tags.LIST, tags.SET))
                 except UnsendableError:
                     continue
-                if key not in known or not alike(known[key], encoded):
+                if key not in known or key_of(known[key]) != key_of(encoded):
                     changed[key] = [True, encoded]
                     self.release(known.get(key))
                     known[key] = encoded
@@ -243,8 +230,7 @@ class Decoder:
         """Forgets the tensors of a slot that were made here."""
         for name in refs_in(encoded):
             if name.startswith("rank.") and name in self.objects:  # two slots may hold one tensor
-                self.names.pop(id(self.objects.pop(name)))
-                del self.kinds[name], self.known[name]
+                self.names.pop(id(self.objects.pop(name).value))
 
 
 @functools.cache

@@ -25,16 +25,14 @@ from .object_graph import (
     Entry,
     State,
     Version,
-    alike,
+    differs,
     has_attributes,
     kept,
     key_of,
     set_slot,
     slots_of,
-    unmarked,
     whole,
 )
-from .weight_files import NotedFiles
 
 NONE: Mapping[type, Any] = {}
 COMFYUIS = "comfy."  # the package of its models' classes
@@ -75,7 +73,6 @@ class Encoder:
     parts: by id, the modules of the model, by path. methods: by id, functions that stand in for a method of a module:
     its path and the method's name. not_sent: classes whose objects stay in ComfyUI's process. origins: for classes of
     objects that were loaded from a file, what tells how; None for a patcher whose network is described like any object.
-    noted: files that may have weights of such networks.
     """
 
     def __init__(
@@ -85,15 +82,13 @@ class Encoder:
         methods: Mapping[int, tuple[str, str]],
         not_sent: Sequence[type] = (),
         origins: Mapping[type, Callable[[Any], Origin | None]] = NONE,
-        noted: NotedFiles | None = None,
     ) -> None:
         self.files, self.parts, self.methods, self.not_sent, self.origins = files, parts, methods, not_sent, origins
-        self.noted = noted or NotedFiles()
         self.objects: dict[str, Any] = {}  # kept, so that no new object gets the id of one
         self.names: dict[int, str] = {}
         self.entries: dict[str, Entry] = {}
         self.seen: set[str] = set()  # those that are as they are now
-        self.sent: dict[str, dict[str, tuple[Encoded, Encoded]]] = {}  # the slots that the ranks have
+        self.sent: dict[str, dict[str, str | Version]] = {}  # the slots that the ranks have
         self.keeps_tensors = False  # whether tensors that are found now stay in the ranks
         # Functions and classes that the last values name, and methods of these classes, by name.
         self.functions: list[types.FunctionType] = []
@@ -118,19 +113,18 @@ class Encoder:
         """Returns what changed since the last time, for `Decoder.apply`. Empty if nothing did."""
         found = []
         for name, entry in self.entries.items():
-            known = self.sent.get(name)
-            before = known or {}
-            slots = [[*slot] for key, slot in entry.slots.items() if key not in before or not alike(before[key], slot)]
-            gone = [before[key][0] for key in before.keys() - entry.slots.keys()]
-            new = {tags.NEW: [entry.kind, entry.made], tags.KEEPS: entry.keeps_tensors} if known is None else {}
+            before = self.sent.get(name, {})
+            slots = [
+                list(slot) for key, slot in entry.slots.items() if key not in before or differs(before[key], slot[1])
+            ]
+            if entry.kind == tags.TENSOR:
+                slots = [[key, version.tensor] for key, version in slots]
+            gone = [json.loads(key) for key in before.keys() - entry.slots.keys()]
+            new = {} if name in self.sent else {tags.NEW: [entry.kind, entry.made], tags.KEEPS: entry.keeps_tensors}
             if new or slots or gone:
                 found.append({tags.REF: name, tags.SLOTS: slots, tags.GONE: gone, **new})
-            if known is None or slots or gone:
                 self.sent[name] = kept(entry.slots)
-        try:
-            return unmarked(found, self.noted)
-        finally:
-            self.noted.close()
+        return found
 
     def absorb(self, state: State, tensors: Mapping[str, torch.Tensor]) -> None:
         """Takes over what functions in the ranks changed. state: of `Decoder.state`, with the tensors that it names."""
@@ -143,11 +137,10 @@ class Encoder:
             entry = self.entries[name]
             for key, (present, value) in slots.items():
                 set_slot(self.objects[name], entry.kind, json.loads(key), self.restore(value), present)
-                for known in (entry.slots, self.sent[name]):
-                    if present:
-                        known[key] = (json.loads(key), value)
-                    else:
-                        known.pop(key, None)
+                self.sent[name].pop(key, None)
+                entry.slots.pop(key, None)
+                if present:
+                    entry.slots[key], self.sent[name][key] = (json.loads(key), value), key_of(value)
 
     def restore(self, encoded: Encoded) -> Any:
         """Returns a value that a rank encoded."""

@@ -35,7 +35,7 @@ class LoadedFiles:
 
     def load(
         self,
-        code: dict[str, str],
+        code: dict[str, Any],
         name: str,
         args: Sequence[Any],
         index: int | None,

@@ -18,7 +18,6 @@ import torch
 
 from . import tags
 from .changes import COMFYUIS
-from .weight_files import NotedFiles
 
 HOSTS = {"cpu": torch.device("cpu")}  # by type, the devices that a rank has, too; of others it has its own
 DICTS = (dict, collections.OrderedDict, collections.defaultdict)
@@ -56,10 +55,9 @@ class Version(NamedTuple):
         is_weight = isinstance(self.tensor, torch.nn.Parameter)
         return self if is_weight or not self.tensor.is_inference() else self._replace(copy=self.tensor.clone())
 
-    def is_unchanged(self, now: Version) -> bool:
-        if self.tensor is not now.tensor or self.version != now.version:
-            return False
-        return self.copy is None or self.copy.equal(now.tensor)
+    def differs(self, now: Version) -> bool:
+        is_same = self.tensor is now.tensor and self.version == now.version
+        return not is_same or (self.copy is not None and not self.copy.equal(now.tensor))
 
 
 def key_of(encoded: Encoded) -> str:
@@ -71,31 +69,14 @@ def whole(encoded: Encoded) -> dict[str, tuple[Encoded, Encoded]]:
     return {key_of(tags.WHOLE): (tags.WHOLE, encoded)}
 
 
-def alike(one: Any, other: Any) -> bool:
-    """Whether two encoded values are equal. one: the earlier one. Tensors are equal if they are the same and were not
-    written to since."""
-    if isinstance(one, Version) or isinstance(other, Version):
-        return isinstance(one, Version) and isinstance(other, Version) and one.is_unchanged(other)
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(map(alike, one, other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
-    return type(one) is type(other) and one == other
+def differs(before: str | Version, now: Encoded) -> bool:
+    """Whether a value is another than before, see `kept`."""
+    return before.differs(now) if isinstance(before, Version) else before != key_of(now)
 
 
-def kept(slots: dict[str, tuple[Encoded, Encoded]]) -> dict[str, tuple[Encoded, Encoded]]:
-    """Returns slots to compare with later."""
-    return {key: (name, value.kept() if isinstance(value, Version) else value) for key, (name, value) in slots.items()}
-
-
-def unmarked(value: Any, files: NotedFiles) -> Any:
-    """Returns an encoded value with its tensors themselves. files: may have some of its weights."""
-    if isinstance(value, Version):
-        place = files.find(value.tensor) if isinstance(value.tensor, torch.nn.Parameter) else None
-        return {tags.FILED: place} if place else value.tensor
-    if isinstance(value, (list, tuple)):
-        return [unmarked(each, files) for each in value]
-    return {key: unmarked(each, files) for key, each in value.items()} if isinstance(value, dict) else value
+def kept(slots: dict[str, tuple[Encoded, Encoded]]) -> dict[str, str | Version]:
+    """Returns what to compare slots with later: their values' versions or texts."""
+    return {key: value.kept() if isinstance(value, Version) else key_of(value) for key, (_, value) in slots.items()}
 
 
 def refs_in(encoded: Encoded) -> list[str]:

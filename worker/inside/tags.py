@@ -7,7 +7,6 @@ LIST, DICT, SET, OBJECT, FUNCTION, CELL, TENSOR = "list", "dict", "set", "object
 NAMESPACE = "namespace"  # of a module or a class: some of its variables
 LOADED, LAZY = "loaded", "lazy"  # a network from a file; an object that loads its network when it is used
 PATCHER = "patcher"  # ComfyUI's, of a network that is described like any object
-FILED = "filed"  # in place of a tensor: where it is in a file
 # Kinds of encoded values. REF names an object.
 REF, TUPLE, PART, CLASS, NAMED, MODULE = "ref", "tuple", "part", "class", "named", "module"
 EMPTY_CLASS = "empty class"  # made in a function, of its bases

@@ -23,7 +23,7 @@ from parallel_backend.weights.host_memory import agree_on_memory
 from parallel_backend.weights.loading import DTYPES
 from parallel_backend.weights.parking import Parking
 
-from ..comfyui.controls import NEW_EACH_CALL
+from ..comfyui.controls import take_new
 from ..comfyui.merges import MergedFile
 from ..comfyui.patches import Patch
 from ..comfyui.source import HostSource, VaeSource
@@ -164,9 +164,8 @@ class Operations:
     def call(self, job: Job, tensors: Tensors) -> Tensors | None:
         """Runs calls of a method of the model. The request brings the tensors that were not sent before."""
         model = self.get_model(job)
-        fresh = {name: tensors.pop(name) for name in list(tensors) if NEW_EACH_CALL.match(name)}
-        conditions = self.state.take_conditions(job.header, tensors)
-        given = {**fresh, **conditions}
+        fresh = take_new(tensors)
+        given = {**fresh, **self.state.take_conditions(job.header, tensors)}
         calls = parse_field(
             lambda values: [Call(*unpack_call(each, given)) for each in values], job.header["calls"], "calls"
         )
@@ -206,10 +205,11 @@ class Operations:
         model = self.get_model(job)
         own = {name: tensors.pop(name) for name in SAMPLER_TENSORS if name in tensors}
         noise = own["noise"]
-        conditions = self.state.take_conditions(job.header, tensors)
+        fresh = take_new(tensors)
+        given = {**fresh, **self.state.take_conditions(job.header, tensors)}
         call = SamplerCall.from_json(job.header["call"])
         stepper = build_stepper(call, noise, model.module)
-        passes = parse_field(lambda values: unpack_passes(values, conditions), job.header["passes"], "passes")
+        passes = parse_field(lambda values: unpack_passes(values, given), job.header["passes"], "passes")
         sizes = [len(each.branches) * len(noise) for each in passes]
         shape = (max(sizes), *noise.shape[1:])
         working = job.alone(lambda: model.estimate_working(shape))

@@ -87,7 +87,7 @@ def of_own_class(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
 
 def filled(suffix: str, dtype: torch.dtype = torch.float32, writes: str = "") -> Any:
     """A network that a pack builds and fills itself. suffix: of its file. dtype: of the weights in it. writes: over
-    "the file" or "a weight", after that. Then weights go through the socket, and those of torch's file."""
+    "the file" or "a weight", after that. Its weights are sent with the first step."""
 
     def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
         functions: Any = sys.modules[census.nodes.NODE_CLASS_MAPPINGS["NetworkLoader"].__module__]
@@ -102,9 +102,7 @@ def filled(suffix: str, dtype: torch.dtype = torch.float32, writes: str = "") ->
             network.up.weight.data = network.up.weight.data.neg()
         with sent_bytes(census) as sent:
             found = [census.sample(row, functions.run_beside(model, network))]
-        large = 2 if suffix == ".pt" else {"": 0, "a weight": 1, "the file": 2}[writes]
-        large *= hasattr(model, "stand_in")
-        assert sum(size >= 1 << 14 for size in sent) == large, sent
+        assert sum(size >= 1 << 14 for size in sent) == 2 * hasattr(model, "stand_in"), sent
         return found
 
     return does

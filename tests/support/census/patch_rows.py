@@ -95,15 +95,16 @@ def read(name: str, path: str, *, text: str = "", holds: bool = True, **facts: b
     """A habit whose function or class has a row. path: its name. text: that was read, if not its own."""
 
     def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-        found: Any = importlib.import_module("pack.nodes.inside.pack_facts")
+        found: Any = importlib.import_module("pack.nodes.inside.facts")
         node = census.nodes.NODE_CLASS_MAPPINGS[NODE]
         functions: Any = sys.modules[node.__module__.replace("patch_habits", "patches")]
         target = functions.replacing(0.7) if path == REPLACING else getattr(functions, path)
         own = found.row(
-            "Habit", f"patches:{path}", text or found.hash_text(target, ()), holds=lambda _v: holds, **facts
-        )
+            "Habit", f"{found.PACK}/patches", path, text=text or found.hash_text(target, ()), holds=lambda _v: holds,
+            **{"rows": False, **facts},
+        )  # fmt: skip
         (changed,) = census.run(NODE, model=model, habit=name, of=row.model, moment="begin")
-        with patch.dict(found.READ, dict([own])):
+        with patch.dict(found.KNOWN, dict([own])):
             return [census.sample(row, changed)]
 
     return does

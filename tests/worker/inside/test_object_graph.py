@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from worker.inside.code_files import CodeFiles, find_package_folders, read_constants
+from worker.inside.code_files import CodeFiles, find_package_folders
 from worker.inside.decoder import Decoder
 from worker.inside.encoder import Encoder, Origin
 from worker.wire.tensors import Tensors, UnsendableError
@@ -148,9 +148,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("root")
     (root / "packs" / "pack").mkdir(parents=True)
     (root / "comfy").mkdir()
-    (root / "packs" / "pack" / "__init__.py").write_text("def own():\n    return 1\n")
+    (root / "packs" / "pack" / "__init__.py").write_text("def own():\n    return 1\n\n\nLIMIT = own() + 2\n")
     (root / "packs" / "pack" / "inside.py").write_text(CODE)
-    (root / "packs" / "pack" / "other.py").write_text("def double(value):\n    return 2 * value\n")
+    (root / "packs" / "pack" / "other.py").write_text(
+        "from . import LIMIT\n\n\ndef double(value):\n    return (LIMIT - 1) * value\n"
+    )
     (root / "outside.py").write_text("def away():\n    return 1\n")
     for file in root.rglob("*.py"):  # as if it had been there before this process began
         os.utime(file, (time.time() - 1e6,) * 2)
@@ -230,17 +232,11 @@ def test_a_users_own_packages_are_installed_ones(tmp_path: Path) -> None:
     assert any(torch.__file__.startswith(folder) for folder in found) and "" not in found
 
 
-def test_a_packs_plain_values_are_read_without_running_it(tmp_path: Path) -> None:
-    file = tmp_path / "__init__.py"
-    file.write_text(
-        "ROOT = 'pack'\nLIMIT = 3\nTITLE = f'{ROOT} of {LIMIT}'\nBOTH = ROOT + 'x'\n"
-        "TWICE = 1\nTWICE = 2\nMADE = print('ran')\n"
-        "if LIMIT:\n    LATER = 1\nfor LOOPED in (1,):\n    pass\n"
-    )
-    assert read_constants(str(file)) == {"ROOT": "pack", "LIMIT": 3, "TITLE": "pack of 3"}
-    file.write_text("ROOT = 'pack'\ndef change():\n    global ROOT\n    ROOT = 'other'\n")
-    assert read_constants(str(file)) == {}
-    assert read_constants(str(tmp_path / "none.py")) == {}
+def test_a_rank_has_a_packs_plain_values_and_does_not_run_it(both: Both, code: ModuleType) -> None:
+    there = both.send(code.double)
+    assert there.__globals__["LIMIT"] == 3 and there(1) == 2
+    package = sys.modules[there.__globals__["__package__"]]
+    assert not hasattr(package, "own") and package.LIMIT == 3
 
 
 def test_an_object_keeps_what_it_learned_and_takes_over_what_changed(both: Both, code: ModuleType) -> None:

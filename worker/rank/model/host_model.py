@@ -190,11 +190,11 @@ class HostModel:
 
     def take_objects(self, kwargs: Mapping[str, Any]) -> None:
         """Adds the functions and objects in a call's arguments to those of the run. Raises RequestError."""
-        options = moved(dict(kwargs[OPTIONS]), self.mesh.device)
+        options = kwargs[OPTIONS]
         self.start_run(options.get(RUN, ""))
         self.leftovers.begin(self.module.model)
         try:
-            self.decoder.apply(options[GRAPH])
+            self.decoder.apply(options.pop(GRAPH))
         except ModelFileError:
             raise
         except Exception as error:  # importing a node pack's module may raise anything
