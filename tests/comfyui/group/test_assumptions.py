@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -110,3 +112,39 @@ def test_a_changed_comfyui_is_noticed(name: str, comfyui: Path, tmp_path: Path) 
         (host / file).write_text(text.replace(before, after, 1), encoding="utf-8")
     (said,) = broken(host)["Flux Flux"]
     assert says in said
+
+
+# Modules of ComfyUI whose functions compute nothing in a model, or that are watched as a whole: each layer's class is
+# of comfy.ops.
+OTHERS = ("model_management", "ops", "patcher_extension", "model_prefetch", "model_patcher", "quant_ops")
+PROGRESS = "model_trange"  # shows it
+
+
+def named_functions(comfyui: Path) -> Iterator[tuple[str, str, str]]:
+    """Of each function that a model's code names in a module of ComfyUI's without importing it: the file with that
+    code, the module and the name."""
+    for file in (comfyui / "comfy" / "ldm").rglob("*.py"):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        names = {ast.unparse(each) for each in ast.walk(tree) if isinstance(each, ast.Attribute)}
+        imported = {each.module for each in ast.walk(tree) if isinstance(each, ast.ImportFrom)}
+        for module, _, name in (each.rpartition(".") for each in names if each.startswith("comfy.")):
+            source = comfyui / f"{module.replace('.', '/')}.py"
+            if source.is_file() and module not in imported and f"def {name}(" in source.read_text(encoding="utf-8"):
+                yield str(file.relative_to(comfyui)), module, name
+
+
+def test_functions_that_models_code_names_in_other_modules_are_watched(comfyui: Path) -> None:
+    """A node pack may put its own in place of one. A newer ComfyUI may name others."""
+    tree = ast.parse((REPOSITORY / "nodes" / "inside" / "watched.py").read_text(encoding="utf-8"))
+    (watched,) = [
+        ast.literal_eval(each.value)
+        for each in tree.body
+        if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "NAMED"
+    ]
+    found = [
+        each
+        for each in named_functions(comfyui)
+        if each[1].removeprefix("comfy.") not in OTHERS and each[2] != PROGRESS
+    ]
+    assert len(found) > 20
+    assert [each for each in found if each[2] not in watched.get(each[1], ())] == []
