@@ -167,7 +167,12 @@ class RemoteModule(PlannedModule):
         changes = self.entries.choose(self.guard.changes(self.object_patches), self.object_patches)
         encoded, reasons = describe_call(self.sampling.inside, options, *changes, self.guard.notes)
         compiled = {COMPILED: self.compiled} if self.compiled else {}
-        return {**encoded, **compiled, RUN: self.sampling.name}, self.entries.explain_class() + reasons
+        return {**encoded, **compiled, RUN: self.sampling.name}, self.explain_module() + reasons
+
+    def explain_module(self) -> list[str]:
+        """Returns why the ranks cannot run the module as it is; empty if they can."""
+        written = [WRITTEN] if self.weights.is_changed and not self.runs_here else []
+        return written + self.entries.explain_class()
 
     def check_call(self, options: Mapping[str, Any]) -> None:
         """Makes ComfyUI's own model run this call and all later ones, if the ranks cannot honour these options."""
@@ -204,8 +209,8 @@ class RemoteModule(PlannedModule):
             reasons += [f"a change of its {each.name}" for each in self.entries.find()]
         if reasons and needs_ranks:
             raise Refused(f"The Parallel Sampler cannot honour {join(reasons)}.", "Use a stock sampler, or remove it.")
-        if reasons or self.weights.is_changed and not self.runs_here:
-            self.take_over(reasons or [WRITTEN], patcher)
+        if reasons:
+            self.take_over(reasons, patcher)
         elif (down := self.group.down) and not needs_ranks:
             self.take_over([], patcher, down=down)
         elif not self.give_back(patcher):
@@ -217,11 +222,11 @@ class RemoteModule(PlannedModule):
         self.begin_sampling()
         own = {name.removeprefix(f"{MODULE}.") for name in patcher.object_patches_backup}
         with self.entries.send(self.send):
-            changes = self.entries.choose(self.guard.changes(own, self.weights.is_here), {})
+            changes = self.entries.choose(self.guard.changes(own, self.runs_here), {})
             _, reasons = describe_changes(self.sampling.inside, *changes)
         here = [name for name in self.stand_ins if self.runs_here and name in vars(self.module)]
         reasons += [f"a change of its {name}" for name in here if name not in own]
-        return [*self.entries.explain_class(), *reasons[:SHOWN], *encode_options(options, self.sampling.inside)[1]]
+        return [*self.explain_module(), *reasons[:SHOWN], *encode_options(options, self.sampling.inside)[1]]
 
     def take_over(
         self,
@@ -271,8 +276,7 @@ class RemoteModule(PlannedModule):
         """Makes the ranks compute from now on. Returns False if only the weights here are those that nodes wrote."""
         if self.runs_here:
             patcher.unload_here()
-            self.weights.is_changed = self.weights.find_written()
-            if self.weights.is_changed:
+            if self.weights.find_written():
                 return False
             self.weights.drop()
             self.runs_here, self.why_here = False, ""

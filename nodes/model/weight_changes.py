@@ -82,12 +82,12 @@ class PatchedWeight(Weight):
         super().__init__(weights, name)
         self.changes = changes
 
-    def read(self) -> torch.Tensor:
+    def find_numbers(self) -> torch.Tensor:
         model, key = torch.nn.Module(), PREFIX + self.name
         model.diffusion_model = self.weights.map_file()
         patcher = comfy.model_patcher.ModelPatcher(model, CPU, CPU)
         patcher.patches = {key: self.changes}
-        return patch_weight(patcher, key, super().read(), CPU)
+        return patch_weight(patcher, key, super().find_numbers(), CPU)
 
 
 class PatchedWeights(LocalWeights):
@@ -162,9 +162,10 @@ class PatchedWeights(LocalWeights):
         return before
 
     def take_replaced(self) -> dict[str, Any]:
-        """Puts the weights with changes back where nodes have replaced them. Returns the nodes' weights."""
-        before = {name: self.put(name, weight) for name, weight in self.shown.items()}
-        return {name: weight for name, weight in before.items() if weight is not self.own_weight(name)}
+        """Puts the weights with changes back where nodes have replaced them. Returns the nodes' weights, and those that
+        nodes have written over."""
+        before = {name: (self.put(name, weight), weight) for name, weight in self.shown.items()}
+        return {name: weight for name, (weight, own) in before.items() if weight is not own or own.weight.is_written}
 
     def put_replaced(self, weights: Mapping[str, Any]) -> None:
         for name, weight in weights.items():
