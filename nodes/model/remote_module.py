@@ -146,8 +146,6 @@ class RemoteModule(PlannedModule):
         needed = {each.name for each in self.entries.signature.parameters.values() if each.default is each.empty}
         given = {name: value for name, value in values.items() if value is not None or name in needed}
         call = ModelCall([latents, timestep], given, branches)
-        if self.recording:
-            return self.recording.add(call)
         try:
             answer = self.batcher.answer(call)
         except CallRecorded:
@@ -241,7 +239,7 @@ class RemoteModule(PlannedModule):
         loaded it, but without weights. down: why there are no ranks. Raises Refused or NoWorkerGroup if the settings
         ask for an error instead, and ModelFileError."""
         why = join(reasons)
-        if self.recording or self.group.settings.when_not_parallel == REFUSE:
+        if self.batcher.is_recording or self.group.settings.when_not_parallel == REFUSE:
             if down:
                 raise NoWorkerGroup(*down)
             raise Refused(

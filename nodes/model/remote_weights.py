@@ -7,18 +7,15 @@ import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import comfy.model_management
-import torch
 
 from ...parallel_backend.costs.memory import rank_bytes
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.weights.sizes import WeightSizes
-from ...worker.host.call_batcher import ModelCall
 from ...worker.host.client import WorkerGroup
 from ...worker.wire.protocol import Header
-from ..errors import Refused
 from ..plan_words import Remark, remarks_to_json
 from ..workers.room import expect_weights, room_for_weights
 from .sampling import show_on_node
@@ -44,24 +41,6 @@ class StandInPatcher(Protocol):
     def model_patches_models(self) -> list[Any]: ...
 
 
-class ForwardRecorder(NamedTuple):
-    """channels: of the sampled latents. Further channels are a condition."""
-
-    channels: int
-    forwards: list[ModelCall]
-
-    def add(self, call: ModelCall) -> torch.Tensor:
-        """Records a forward. Returns what it gives. Raises Refused for latents of several parts."""
-        latents = call.args[0]
-        if isinstance(latents, (list, tuple)):
-            raise Refused(
-                "The Parallel Sampler takes no latent of several parts, such as video with sound.",
-                "Use a stock KSampler for it.",
-            )
-        self.forwards.append(call)
-        return torch.zeros_like(latents[:, : self.channels])
-
-
 class RemoteWeights:
     """source: of the model, as JSON.
     sizes: of its weights.
@@ -85,7 +64,6 @@ class RemoteWeights:
         self.working = 0.0
         self.note = note
         self.name = name or source["model_class"]
-        self.recording: ForwardRecorder | None = None
         self.makes_room, self.networks = False, 0
         self.patched: tuple[str | None, Patches] = (None, {})  # the running patcher's key and patches
 
@@ -97,15 +75,6 @@ class RemoteWeights:
             logging.info("[ParallelDiT] %s", said)
             show_on_node(said)
         self.adapt(*self.patched)
-
-    @contextlib.contextmanager
-    def record_forwards(self, channels: int) -> Iterator[list[ModelCall]]:
-        """While entered, forwards are recorded and not run. They return zeros with this many channels."""
-        self.recording = ForwardRecorder(channels, [])
-        try:
-            yield self.recording.forwards
-        finally:
-            self.recording = None
 
     def adapt(self, key: str | None, patches: Patches) -> None:
         """Makes the worker group apply these patches and no others."""
