@@ -44,11 +44,8 @@ def send_call(
     transformer_options: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """Wraps ComfyUI's call of a model. Runs the call on ComfyUI's own model if the ranks cannot run it. Returns zeros
-    while calls are only recorded."""
-    options = transformer_options or {}
-    if remote := remote_module(executor.class_obj):
-        remote.check_call(options)
+    """Wraps ComfyUI's call of a model. Returns zeros while calls are only recorded."""
+    remote, options = remote_module(executor.class_obj), transformer_options or {}
     try:
         with remote.entries.send(remote.send) if remote else nullcontext():
             return executor(x, t, c_concat, c_crossattn, control, options, **kwargs)

@@ -172,13 +172,6 @@ class RemoteModule(PlannedModule):
         written = [WRITTEN] if self.weights.is_changed and not self.runs_here else []
         return written + self.entries.explain_class()
 
-    def check_call(self, options: Mapping[str, Any]) -> None:
-        """Makes ComfyUI's own model run this call and all later ones, if the ranks cannot honour these options."""
-        with self.entries.send(self.send):
-            reasons = [] if self.runs_here else self.describe(options)[1]
-        if reasons:
-            self.take_over(reasons, self.patcher(), load=True)
-
     def run_here(self, reasons: Sequence[str], args: tuple, kwargs: dict[str, Any]) -> Any:
         """Runs this call and all later ones on ComfyUI's own model. The nodes' wrappers already run around it.
 
