@@ -134,10 +134,6 @@ class LocalWeights:
             setattr(mapped.get_submodule(path), own, count_writes(weight))
         return find_weight(mapped, name)
 
-    def count_bytes(self) -> int:
-        """Returns the bytes of the module's weights."""
-        return sum(weight.nbytes for part in self.parts.values() for weight in part.parameters(recurse=False))
-
     def bring(self) -> None:
         """Fills the module. Keeps weights that a node has put into it, and buffers that it has written into. Raises
         ModelFileError."""

@@ -155,7 +155,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         no part is missing."""
         if self.remote:
             return self.remote.needed_bytes()
-        return self.stand_in.weights.count_bytes() if self.stand_in else super().model_size()
+        return comfy.model_management.module_size(self.model)
 
     def current_loaded_device(self) -> torch.device:
         """Tells ComfyUI whether it must free memory for the whole model."""
