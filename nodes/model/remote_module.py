@@ -10,7 +10,7 @@ import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import comfy.model_base
 import comfy.model_management
@@ -46,14 +46,15 @@ from ..inside.module_guard import ModuleGuard
 from ..inside.patches import SHOWN, describe_call, encode_options, join
 from ..inside.places import BlockPlaces
 from ..inside.watched import configs_of
-from ..plan_words import Remark, ResolvedPlan
+from ..plan_words import Remark, ResolvedPlan, remarks_to_json
 from .local_weights import WRITTEN, DeferredParameter
 from .planned_module import PlannedModule
-from .remote_weights import Patches, StandInPatcher, check_interrupt
-from .sampling import Sampling, show_on_node
-from .weight_changes import PatchedWeights, name_files
+from .sampling import Sampling, check_interrupt, show_on_node
+from .weight_changes import PatchedWeights, Patches, name_files
 
-ONE_DEVICE = ParallelPlan()
+if TYPE_CHECKING:
+    from .remote_patcher import RemoteModelPatcher
+
 BRANCHES = "cond_or_uncond"  # an option: for each part of the batch, 0 for cond and 1 for uncond
 MODULE, COMPUTE_DTYPE = "diffusion_model", "manual_cast_dtype"  # attributes of ComfyUI's model
 ATTRIBUTE = "parallel_module"  # attribute that marks a stand-in module
@@ -89,6 +90,7 @@ class RemoteModule(PlannedModule):
         self.weights.on_show = self.guard.expect
         self.entries = Entries(module, self.stand_ins, lambda: self.runs_here)
         self.own_source = self.source
+        self.patched: tuple[str | None, Patches] = (None, {})  # the running patcher's key and patches
         self.object_patches: Mapping[str, Any] = {}  # nodes' changes of the module, by path
         parts = {id(part): path for path, part in {**self.weights.parts, **configs_of(module)}.items()}
         given = parts, CodeFiles(source.comfyui, source.packs), self.stand_ins, BlockPlaces(module)
@@ -96,7 +98,7 @@ class RemoteModule(PlannedModule):
         self.compiled: Mapping[str, Any] = {}  # see `compile_settings`
         self.begin_sampling()
         self.runs_here, self.why_here = False, ""  # whether ComfyUI's own model runs in place of the ranks, and why
-        self.patcher: Callable[[], StandInPatcher | None] = lambda: None  # the patcher that ComfyUI has loaded
+        self.patcher: Callable[[], RemoteModelPatcher | None] = lambda: None  # the patcher that ComfyUI has loaded
 
     def methods(self) -> dict[str, Any]:
         """Returns the methods of the module that become requests, by name."""
@@ -190,7 +192,7 @@ class RemoteModule(PlannedModule):
                 given[OPTIONS] = {**given[OPTIONS], "wrappers": wrappers}
         return self.module.forward(*bound.args, **bound.kwargs)
 
-    def choose_place(self, patcher: StandInPatcher, options: Mapping[str, Any], needs_ranks: bool) -> None:
+    def choose_place(self, patcher: RemoteModelPatcher, options: Mapping[str, Any], needs_ranks: bool) -> None:
         """Chooses who runs a sampling: the ranks or ComfyUI's own model. needs_ranks: only they can. Raises Refused."""
         if self.runs_here:
             self.remove_stand_ins()
@@ -207,7 +209,7 @@ class RemoteModule(PlannedModule):
         elif not self.give_back(patcher):
             self.take_over([WRITTEN], patcher)
 
-    def reasons_now(self, patcher: StandInPatcher, options: Mapping[str, Any]) -> list[str]:
+    def reasons_now(self, patcher: RemoteModelPatcher, options: Mapping[str, Any]) -> list[str]:
         """Returns why the ranks cannot run a call with these options, as far as this is known before a sampling.
         Attributes that a patcher has changed do not count, because it restores them."""
         self.begin_sampling()
@@ -222,7 +224,7 @@ class RemoteModule(PlannedModule):
     def take_over(
         self,
         reasons: Sequence[str],
-        patcher: StandInPatcher | None,
+        patcher: RemoteModelPatcher | None,
         load: bool = False,
         down: Explanation | None = None,
     ) -> None:
@@ -263,7 +265,7 @@ class RemoteModule(PlannedModule):
         for name in [name for name, method in self.stand_ins.items() if vars(self.module).get(name) is method]:
             del vars(self.module)[name]
 
-    def give_back(self, patcher: StandInPatcher) -> bool:
+    def give_back(self, patcher: RemoteModelPatcher) -> bool:
         """Makes the ranks compute from now on. Returns False if only the weights here are those that nodes wrote."""
         if self.runs_here:
             patcher.unload_here()
@@ -343,7 +345,7 @@ class RemoteModule(PlannedModule):
 
     def use_patches(
         self,
-        patcher: StandInPatcher,
+        patcher: RemoteModelPatcher,
         key: str | None,
         patches: Patches,
         objects: Mapping[str, Any],
@@ -366,7 +368,15 @@ class RemoteModule(PlannedModule):
         cast = {"cast": dtype_name(objects[COMPUTE_DTYPE])} if COMPUTE_DTYPE in objects else {}
         self.source = {**self.own_source, **cast}
 
-    def adapt(self, key: str | None, patches: Patches) -> None:
+    def load(self) -> None:
+        """Makes the worker group hold this model under this plan, with the LoRA of the running patcher."""
+        plan = self.plan.to_json(), self.plan.world_size
+        said = self.group.load(self.source, *plan, check_interrupt, remarks_to_json(self.note), self.name)
+        if said:
+            logging.info("[ParallelDiT] %s", said)
+            show_on_node(said)
+        key, patches = self.patched
+
         def build() -> tuple[Header, Tensors]:
             try:
                 found = pack_patches(name_files(patches))

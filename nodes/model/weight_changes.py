@@ -16,8 +16,9 @@ from ...worker.comfyui.patches import patch_weight
 from ...worker.comfyui.source import HostSource
 from ...worker.wire.tensors import UnsendableError
 from .local_weights import CPU, DeferredParameter, LocalWeights, Weight, are_same, join_path
-from .remote_weights import Patches
 
+# ComfyUI's list by name: (strength, what to add, strength of the weight itself, (dim, start, length), function).
+Patches = Mapping[Any, list[tuple]]
 MERGED_ELSEWHERE = (
     "The merge takes weights of a model that is not in the ranks. Put Parallelize Model behind its loader, too."
 )
