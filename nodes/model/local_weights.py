@@ -56,6 +56,7 @@ class LocalWeights:
         self.defer_weights()
         self.own = dict(self.list_own())
         self.filled: set[str] = set()  # names of those that the module has now
+        self.shown: dict[str, DeferredParameter] = {}  # by name, those that it has with a patcher's changes
 
     def defer_weights(self) -> None:
         """Makes the module's weights, and its buffers without numbers, DeferredParameters. Quantised layers keep
@@ -107,7 +108,7 @@ class LocalWeights:
 
     def own_weight(self, name: str) -> Any:
         """Returns what the module has if no node has replaced it."""
-        return self.empty_of(name)
+        return self.shown.get(name, self.empty_of(name))
 
     @property
     def is_changed(self) -> bool:

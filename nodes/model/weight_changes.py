@@ -95,14 +95,13 @@ class PatchedWeights(LocalWeights):
     """Weights that the module shows with a patcher's changes while the ranks have them, as ComfyUI's patcher would.
 
     patched: the names of the weights that ComfyUI patches when it loads a model. Hooks change others, too.
-    shown: by name, the weights with changes. on_show: called with the module's weights that are others now, by name.
+    on_show: called with the module's weights that are others now, by name.
     """
 
     on_show: Callable[[Mapping[str, Any]], None]
 
     def __init__(self, module: torch.nn.Module, source: HostSource) -> None:
         super().__init__(module, source)
-        self.shown: dict[str, DeferredParameter] = {}
         self.patched = {
             f"{PREFIX}{join_path(path, name)}"
             for path, part in self.parts.items()
@@ -131,9 +130,6 @@ class PatchedWeights(LocalWeights):
             return False
         _, (other,) = change[1]
         return are_same(other.cpu(), self.read(name.removeprefix(PREFIX)).cpu(), None)
-
-    def own_weight(self, name: str) -> Any:
-        return self.shown.get(name, self.empty_of(name))
 
     def show(self, patches: Patches) -> None:
         """Puts the weights with these changes into the module, and no others. Leaves those that a node has replaced. Of
