@@ -25,7 +25,7 @@ from .errors import Refused
 from .inside.origins import SHARED
 from .model.host_file import COMFYUI, list_rank_arguments
 from .model.model_files import SAFETENSORS
-from .model.remote_weights import check_interrupt
+from .model.sampling import check_interrupt
 
 CHUNKED = "comfy_has_chunked_io"
 PATCHES = ("patches", "object_patches", "weight_wrapper_patches", "hook_patches")

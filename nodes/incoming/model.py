@@ -139,7 +139,7 @@ def changes_of(model: Patcher, file: HostFile) -> Iterator[str]:
         if remote.weights.is_changed:
             yield WRITTEN
         own = {name.removeprefix(f"{MODULE}.") for name in replaced}
-        changes = remote.guard.changes(own, remote.weights.is_here)
+        changes = remote.guard.changes(own, remote.runs_here)
         yield from (each.name for each in changes if each.watched.kind not in (METHODS, FUNCTIONS, TORCHS))
 
 

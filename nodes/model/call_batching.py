@@ -34,26 +34,14 @@ CALLBACKS = (CallbacksMP.ON_PREPARE_STATE, CallbacksMP.ON_APPLY_HOOKS)
 REPLACEMENTS = ("model_function_wrapper", "multigpu_clones")
 
 
-def send_call(
-    executor: Any,
-    x: torch.Tensor,
-    t: torch.Tensor,
-    c_concat: Any = None,
-    c_crossattn: Any = None,
-    control: Any = None,
-    transformer_options: dict[str, Any] | None = None,
-    **kwargs: Any,
-) -> torch.Tensor:
-    """Wraps ComfyUI's call of a model. Runs the call on ComfyUI's own model if the ranks cannot run it. Returns zeros
-    while calls are only recorded."""
-    options = transformer_options or {}
-    if remote := remote_module(executor.class_obj):
-        remote.check_call(options)
+def send_call(executor: Any, latents: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Wraps ComfyUI's call of a model. Returns zeros while calls are only recorded."""
+    remote = remote_module(executor.class_obj)
     try:
         with remote.entries.send(remote.send) if remote else nullcontext():
-            return executor(x, t, c_concat, c_crossattn, control, options, **kwargs)
+            return executor(latents, *args, **kwargs)
     except CallRecorded:
-        return torch.zeros_like(x)
+        return torch.zeros_like(latents)
 
 
 def batch_conditions(batcher: CallBatcher, executor: Any, *args: Any) -> list[torch.Tensor]:

@@ -33,7 +33,6 @@ from ...worker.comfyui.model import (
 from ...worker.comfyui.source import HostSource, weight_files
 from ...worker.wire.file_marks import mark_files
 from ..costs.plans import ModelCosts
-from .model_files import read_header
 
 # Models that ComfyUI mistakes for a supported one: a prefix that only their weights' names have.
 OTHERS = {"controlnet_": "a ControlNet"}
@@ -168,8 +167,6 @@ def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE, detected: s
     """Returns the model that ComfyUI detects in a file, or that of a class-conditional DiT's folder. detected: see
     HostSource. Raises NoDenoiser for one that cannot be sampled from, and ModelFileError if the file is broken, if
     ComfyUI finds no model in it, or if its weights do not fit the detected model."""
-    if not path.is_dir() and not is_gguf(path):
-        refuse_others(path)
     mark = mark_files(weight_files(path))
     try:
         config, weights, others = detect(path, detected)
@@ -179,6 +176,9 @@ def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE, detected: s
         if path.is_dir():
             raise wrong_config_error(path, error) from error
         config, weights, others = None, {}, {}  # some names and shapes of a known model, without the rest
+    for start, kind in OTHERS.items():
+        if any(name.startswith(start) for name in weights):
+            raise ModelFileError(f"{path.name} is {kind}.", "Load it with the node for these.")
     if config is None:
         raise unknown_model_error(path)
     if type(config).__name__ in DETECTORS:
@@ -235,14 +235,6 @@ def unknown_model_error(path: Path) -> ModelFileError:
         f"{path.name} is not a diffusion model that ComfyUI knows{kind}.",
         "Choose a diffusion model, or a checkpoint that has one; text encoders and VAEs have nodes of their own.",
     )
-
-
-def refuse_others(path: Path) -> None:
-    """Raises ModelFileError for a broken file, and for models that ComfyUI mistakes for a supported one."""
-    header, _ = read_header(path)
-    for start, kind in OTHERS.items():
-        if any(name.startswith(start) for name in header):
-            raise ModelFileError(f"{path.name} is {kind}.", "Load it with the node for these.")
 
 
 def has_dynamic_vram() -> bool:

@@ -3,12 +3,12 @@ run in the ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import copy
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from comfy.quant_ops import QuantizedTensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from ...parallel_backend.compat import buffers_of, parameters_of, without_function_modes, writes_to_arguments
 from ...parallel_backend.models.parallel_mlp import SPLITS, split_plain_rows
@@ -22,45 +22,40 @@ from ..costs.forward import COUNTING
 from ..errors import Refused
 
 WRITTEN = "weights that a node has written over"
-HARMLESS = ("requires_grad_", "detach_", "retain_grad")
-WRITES = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__")
 TENSOR: Any = torch.Tensor
 DATA = TENSOR.data  # a property that reads and writes weights without torch's checks
 # What the stock loader's weights say of themselves while ComfyUI has not loaded them onto a device.
 CPU = torch.device("cpu")
-AT_REST = {TENSOR.device.__get__: CPU, TENSOR.is_meta.__get__: False}
-# They need numbers that stay where they are.
-IN_MEMORY = ("data_ptr", "storage", "untyped_storage", "numpy", "tolist", "item")
-ALIASES = (DATA.__get__, torch.Tensor.detach, torch.Tensor.requires_grad_)  # their result is the same weight
+AT_REST = {TENSOR.device.__get__: CPU, TENSOR.is_cpu.__get__: True, TENSOR.is_meta.__get__: False}
 
 
-class Empty(NamedTuple):
-    """A part's own weights without numbers."""
+class Own(NamedTuple):
+    """A weight of the module as it was built. slots: the dict of the part that has it. key: in this dict. version: how
+    often it was written to by then."""
 
-    parameters: dict[str, torch.nn.Parameter | None]
-    buffers: dict[str, torch.Tensor | None]
+    slots: dict[str, Any]
+    key: str
+    weight: Any
+    version: int
 
 
 class LocalWeights:
     """Fills a module on the meta device with the weights of its file, as the stock loader would, and empties it again.
 
-    No weight is in this process until somebody needs the weights. Then the pages of the file, `source`, are mapped.
-    is_here: whether the module has its weights now.
-    is_changed: whether a node has written over them. Then the ranks cannot run the model.
+    No weight is in this process until somebody needs it. Then the pages of the file, `source`, are mapped.
     """
 
     def __init__(self, module: torch.nn.Module, source: HostSource) -> None:
         self.source = source
-        self.is_here = self.is_changed = False
         self.mapped: torch.nn.Module | None = None
         self.dtypes: dict[str, torch.dtype] = {}  # by name, of the weights that the file has in another dtype
+        self.given: list[Weight] = []  # weights that somebody has read
+        self.are_written = False  # by a node, as `find_written` has found
         self.parts = dict(module.named_modules())
         self.defer_weights()
-        self.empty = {
-            path: Empty(dict(parameters_of(part)), dict(buffers_of(part))) for path, part in self.parts.items()
-        }
-        self.filled: dict[str, tuple[dict[str, Any], Any]] = {}  # by name: a part's own weights, and the empty one
-        self.versions = {id(each): version_of(each) for each in module.buffers() if type(each) is torch.Tensor}
+        self.own = dict(self.list_own())
+        self.filled: set[str] = set()  # names of those that the module has now
+        self.shown: dict[str, DeferredParameter] = {}  # by name, those that it has with a patcher's changes
 
     def defer_weights(self) -> None:
         """Makes the module's weights, and its buffers without numbers, DeferredParameters. Quantised layers keep
@@ -82,6 +77,15 @@ class LocalWeights:
                     weight: Any = parameter
                     weight.__class__ = QuantisedParameter
 
+    def list_own(self) -> Iterator[tuple[str, Own]]:
+        """Yields the module's parameters and buffers by name, and its attributes that are tensors without numbers."""
+        for path, part in self.parts.items():
+            for slots in (parameters_of(part), buffers_of(part), vars(part)):
+                for key, weight in slots.items():
+                    if isinstance(weight, torch.Tensor) and (slots is not vars(part) or weight.is_meta):
+                        version = version_of(weight) if type(weight) is torch.Tensor else 0
+                        yield join_path(path, key), Own(slots, key, weight, version)
+
     def without_numbers(self, name: str, like: torch.Tensor) -> DeferredParameter:
         """like: has its shape and dtype."""
         deferred = DeferredParameter(like, requires_grad=False)
@@ -99,61 +103,53 @@ class LocalWeights:
 
     def empty_of(self, name: str) -> Any:
         """Returns the module's weight without numbers. None if it has none of this name."""
-        path, _, own = name.rpartition(".")
-        built = self.empty.get(path)
-        return built and built.parameters.get(own, built.buffers.get(own))
+        return self.own[name].weight if name in self.own else None
 
     def own_weight(self, name: str) -> Any:
         """Returns what the module has if no node has replaced it."""
-        return self.empty_of(name)
+        return self.shown.get(name, self.empty_of(name))
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether a node has written over weights. Then the ranks cannot run the model."""
+        return self.are_written or any(each.is_written for each in self.given)
 
     def map_file(self) -> torch.nn.Module:
-        """Returns a module of the same class whose weights are the file's pages. Raises ModelFileError."""
+        """Returns a module of the same class whose weights are the file's pages. Writes change them in this process
+        alone. Raises ModelFileError."""
         if self.mapped is None:
             model, _, self.dtypes = map_model(self.source)
             self.mapped = model.diffusion_model
         return self.mapped
 
     def read(self, name: str) -> torch.Tensor:
-        """Returns a weight with its numbers, in the dtype of the stock loader. Raises ModelFileError."""
-        path, _, own = name.rpartition(".")
-        weight = getattr(self.map_file().get_submodule(path), own)  # a parameter, or a buffer
-        return weight.to(self.dtypes.get(name, weight.dtype))
-
-    def count_bytes(self) -> int:
-        """Returns the bytes of the module's weights."""
-        return sum(weight.nbytes for part in self.parts.values() for weight in part.parameters(recurse=False))
+        """Returns a weight with its numbers, in the dtype of the stock loader. Torch counts what is written into it.
+        Raises ModelFileError."""
+        mapped = self.map_file()
+        if dtype := self.dtypes.pop(name, None):
+            cast_weights(mapped, {name: dtype})
+        weight = find_weight(mapped, name)
+        if weight.is_inference() and type(weight.data) is torch.Tensor:
+            path, _, own = name.rpartition(".")
+            setattr(mapped.get_submodule(path), own, count_writes(weight))
+        return find_weight(mapped, name)
 
     def bring(self) -> None:
-        """Fills the module. Keeps weights that a node has put into it. Raises ModelFileError."""
-        if self.is_here:
-            return
+        """Fills the module. Keeps weights that a node has put into it, and buffers that it has written into. Raises
+        ModelFileError."""
         mapped = self.map_file()
         cast_weights(mapped, self.dtypes)
-        for path, real in mapped.named_modules():
-            part, empty = self.parts[path], self.empty[path]
-            self.fill(path, parameters_of(part), empty.parameters, parameters_of(real))
-            self.fill(path, buffers_of(part), empty.buffers, buffers_of(real))
-            for name, value in vars(real).items():
-                if isinstance(value, torch.Tensor) and getattr(vars(part).get(name), "is_meta", False):
-                    self.filled[join_path(path, name)] = (vars(part), vars(part)[name])
-                    vars(part)[name] = value
+        self.dtypes = {}
+        for name, own in self.own.items():
+            found = find_weight(mapped, name)
+            is_as_built = type(own.weight) is not torch.Tensor or version_of(own.weight) == own.version
+            if found is not None and own.slots.get(own.key) is own.weight and is_as_built:
+                own.slots[own.key] = found
+                self.filled.add(name)
         self.put_numbers()
-        self.is_here = True
-
-    def fill(self, path: str, own: dict[str, Any], empty: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-        """own: a part's weights as they are. empty: its weights as they were built. found: their values. A buffer that
-        a node has written into keeps its numbers."""
-        for name, value in found.items():
-            present = own.get(name)
-            before = self.versions.get(id(present))
-            is_written = present is not None and before is not None and version_of(present) != before
-            if present is empty.get(name) and not is_written:
-                own[name] = value
-                self.filled[join_path(path, name)] = (own, empty[name])
 
     def put_numbers(self) -> None:
-        """Computes the weights that a node has put into the module without numbers. ComfyUI would fill them with
+        """Gives numbers to aliases of weights that a node has put into the module. ComfyUI would fill them with
         zeros."""
         for part in self.parts.values():
             slots = parameters_of(part)
@@ -168,8 +164,9 @@ class LocalWeights:
             slots = parameters_of(part)
             for name, weight in slots.items():
                 own = self.own_weight(join_path(path, name))
-                if isinstance(weight, DeferredParameter) and isinstance(own, DeferredParameter) and weight.original:
-                    slots[name] = own if weight.original is own.weight else weight
+                if weight is not own and isinstance(own, DeferredParameter):
+                    present = weight.read() if isinstance(weight, DeferredParameter) else weight
+                    slots[name] = own if are_same(present, own.read(), None) else weight
 
     def find_written(self) -> bool:
         """Compares the weights, without ComfyUI's patches of them, with the file's. Returns whether a node has written
@@ -177,31 +174,23 @@ class LocalWeights:
         try:
             model, _, dtypes = map_model(self.source)
         except ModelFileError:
-            return True
-        for name, (own, _) in self.filled.items():
-            path, _, key = name.rpartition(".")
-            stored = getattr(model.diffusion_model.get_submodule(path), key)
-            if not are_same(own.get(key), stored, dtypes.get(name)):
-                return True
-        return False
+            model, dtypes = None, {}
+        self.are_written = model is None or not all(
+            are_same(own.slots.get(own.key), find_weight(model.diffusion_model, name), dtypes.get(name))
+            for name, own in self.own.items()
+            if name in self.filled
+        )
+        return self.are_written
 
     def drop(self) -> None:
         """Empties the module."""
-        for name, (own, empty) in self.filled.items():
-            own[name.rpartition(".")[2]] = empty
+        for name in self.filled:
+            self.own[name].slots[self.own[name].key] = self.own[name].weight
+        for weight in self.given:
+            weight.numbers = None
         self.filled.clear()
-        self.mapped, self.is_here = None, False
-
-    def change(self, name: str) -> torch.Tensor:
-        """Returns a weight that a node is about to write over, in memory of its own. What nodes have computed from
-        weights, such as copies, is computed first, because it has the numbers of before. Raises ModelFileError."""
-        for deferred in list(DEFERRED):
-            deferred.keep(deferred.read())
-        self.bring()
-        self.is_changed = True
-        weight = self.read(name)
-        weight.data = weight.data.clone()  # the file's pages stay as they are
-        return weight
+        self.given.clear()
+        self.mapped = None
 
 
 def are_same(present: Any, stored: Any, dtype: torch.dtype | None) -> bool:
@@ -215,141 +204,101 @@ def are_same(present: Any, stored: Any, dtype: torch.dtype | None) -> bool:
 
 @torch.inference_mode(False)
 def count_writes(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a copy that knows how often it was written to. A tensor that was made in inference mode does not."""
-    return tensor.clone()
+    """Returns a tensor in the same memory that knows how often it was written to. One that was made in inference mode
+    does not."""
+    place = tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
+    counted = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(*place)
+    return torch.nn.Parameter(counted, requires_grad=False) if isinstance(tensor, torch.nn.Parameter) else counted
 
 
 def join_path(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
+def find_weight(module: torch.nn.Module, name: str) -> Any:
+    """Returns a parameter, buffer or other attribute of a module by name. None if there is none."""
+    path, _, own = name.rpartition(".")
+    return getattr(module.get_submodule(path), own, None)
+
+
 class Weight:
-    """A weight of a module, by its name."""
+    """A weight of a module, by its name. numbers: once somebody has read them. version: how often they were written to
+    by then."""
+
+    numbers: torch.Tensor | None = None
+    version = 0
 
     def __init__(self, weights: LocalWeights, name: str) -> None:
         self.weights, self.name = weights, name
 
     def read(self) -> torch.Tensor:
+        """Raises ModelFileError."""
+        if self.numbers is None:
+            self.numbers = self.find_numbers()
+            self.version = version_of(self.numbers)
+            self.weights.given.append(self)
+        return self.numbers
+
+    def find_numbers(self) -> torch.Tensor:
         return self.weights.read(self.name)
 
-    def change(self) -> torch.Tensor:
-        return self.weights.change(self.name)
+    @property
+    def is_written(self) -> bool:
+        return self.numbers is not None and version_of(self.numbers) != self.version
 
 
 class DeferredParameter(torch.nn.Parameter):
-    """A weight whose numbers are in the ranks, or a tensor computed from such weights.
+    """A weight whose numbers are in the ranks. It is on the meta device, so it has a shape and a dtype.
 
-    It is on the meta device: it has a shape and a dtype but no numbers. If torch fails because there are no numbers,
-    this class repeats the call with the file's numbers. Code that writes over a weight fills the module first.
-
-    weight: the module's weight, if it is one. compute: otherwise, returns the numbers. is_copy: whether it is a clone,
-    with memory of its own. like: another one with the same numbers. held: numbers that somebody has the address of.
+    Whatever else torch does with it, torch does with the file's numbers, writes included.
     """
 
-    weight: Weight | None = None
-    is_copy = False
-    like: DeferredParameter | None = None
-    held: torch.Tensor | None = None
-    compute: Callable[[], torch.Tensor]
+    weight: Weight
 
     def read(self) -> torch.Tensor:
-        return self.weight.read() if self.weight else self.compute()
+        return self.weight.read()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Writes the numbers, for nodes that save weights by torch."""
         return self.read().__reduce_ex__(protocol)
 
+    def __deepcopy__(self, memo: Any) -> Any:
+        return copy.deepcopy(self.read(), memo)
+
     def detach(self) -> torch.Tensor:
         """Returns an alias of the same weight."""
         with without_function_modes():
             found = super().detach().as_subclass(DeferredParameter)
-        found.weight, found.compute, found.like = self.weight, self.read, self
+        found.weight = self.weight
         return found
-
-    def keep(self, numbers: torch.Tensor) -> None:
-        """Gives a tensor that is no weight its numbers."""
-        self.compute, self.like, self.held = (lambda: numbers), None, None
-        DEFERRED.pop(self, None)
-
-    @property
-    def original(self) -> Weight | None:
-        """The module's weight that has the same numbers, if it is known."""
-        return self.weight or (self.like.original if self.like is not None else None)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-
-        if func in AT_REST and not COUNTING.get():
-            return AT_REST[func]
-        if func == torch.Tensor.to and is_there(args, kwargs):
-            return args[0]
-        others = [each for each in tensors_in((args, kwargs)) if not isinstance(each, cls)]
-        if any(each.is_meta for each in others):  # the caller only asks for shapes
+        if COUNTING.get():
             return super().__torch_function__(func, types, args, kwargs)
-        device = others[0].device if others else None
+        if func in AT_REST:
+            return AT_REST[func]
+        first = args[0] if args and isinstance(args[0], cls) else None
+        if first is not None and func == DATA.__get__:
+            return first.detach()
+        if first is not None and func == DATA.__set__:
+            return first.set_data(with_numbers(args[1], None))
+        name = getattr(func, "__name__", "")
+        if first is not None and name in ("__get__", "__set__"):
+            found = super().__torch_function__(func, types, args, kwargs)
+            if not isinstance(found, torch.Tensor):  # such as its shape
+                return found
+        others = [each for each in tensors_in((args, kwargs)) if not isinstance(each, cls)]
+        is_write = name.endswith("_") and not name.endswith("__") or name.startswith(("__i", "__set"))
+        device = others[0].device if others and not is_write else None
+        found = func(*with_numbers(args, device), **with_numbers(kwargs, device))
+        return first if first is not None and found is first.read() else found
 
-        def run() -> Any:
-            return func(*with_numbers(args, device), **with_numbers(kwargs, device))
-
-        name, first = getattr(func, "__name__", ""), args[0] if args else None
-        if name in IN_MEMORY and isinstance(first, cls):
-            if first.held is None or first.weight and first.weight.weights.is_changed:
-                first.held = first.read()
-            return func(first.held, *args[1:], **kwargs)
-        in_place = name.endswith("_") and not name.startswith("_") and name not in HARMLESS
-        if func == DATA.__set__ and isinstance(first, cls):
-            value, present = with_numbers(args[1], None), first.read()
-            if value.dtype == present.dtype and value.cpu().equal(present.cpu()):  # a move to another device
-                return None
-            if not first.weight:
-                return first.keep(value)
-        if in_place or name in WRITES or func == DATA.__set__:
-            if isinstance(first, cls) and first.weight:
-                return func(first.weight.change(), *with_numbers(args[1:], device), **with_numbers(kwargs, device))
-            if not isinstance(first, cls):
-                return run()
-            if not first.is_copy:
-                raise Refused(
-                    "The parallel model cannot take a node that writes into a part of a weight: its weights are in "
-                    "worker processes.",
-                    "Remove that node, or bypass Parallelize Model. Its code could write to a clone of the weight.",
-                )
-            target = first.read().clone()
-            result = func(target, *with_numbers(args[1:], device), **with_numbers(kwargs, device))
-            first.keep(target)
-            return first if result is target else result
-        if others:
-            return run()
-        try:
-            result = super().__torch_function__(func, types, args, kwargs)
-        except (
-            NotImplementedError,
-            RuntimeError,
-        ):  # it may lack numbers; if the caller is wrong, the repeated call fails, too
-            return run()
-        if result is first:
-            return first
-        found = cls.defer(result, run, first.weight if isinstance(first, cls) and func in ALIASES else None)
-        if isinstance(found, cls):
-            found.is_copy = func == torch.Tensor.clone or func == torch.clone
-            found.like = first if isinstance(first, cls) and (found.is_copy or func in ALIASES) else None
-        return found
-
-    @classmethod
-    def defer(cls, result: Any, compute: Callable[[], Any], weight: Weight | None = None) -> Any:
-        """Defers a result that torch computed from tensors without numbers. compute: computes it from tensors with
-        numbers."""
-        if isinstance(result, (list, tuple)) and any(isinstance(each, torch.Tensor) for each in result):
-            found = [cls.defer(each, lambda place=place: compute()[place]) for place, each in enumerate(result)]
-            return type(result)(found) if type(result) in (list, tuple) else type(result)(*found)
-        if not isinstance(result, torch.Tensor) or not result.is_meta:
-            return result
-        deferred: DeferredParameter = result.as_subclass(cls)
-        deferred.weight, deferred.compute = weight, compute
-        if not weight:
-            DEFERRED[deferred] = None
-        return deferred
+    def set_data(self, value: torch.Tensor) -> None:
+        present = self.read()
+        if value.dtype != present.dtype or not value.cpu().equal(present):  # else it is a move to another device
+            present.data, self.weight.version = value, -1
 
 
 class QuantisedParameter(QuantizedTensor):
@@ -366,17 +315,7 @@ class QuantisedParameter(QuantizedTensor):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
-DEFERRED: Any = WeakIdKeyDictionary()  # those that are no weights and have no numbers yet
 SPLITS.update({DeferredParameter: split_plain_rows, QuantisedParameter: QUANTISED[QuantizedTensor]})
-
-
-def is_there(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether these arguments of `Tensor.to` ask for the tensor as it is."""
-    asked = [*args[1:], *(value for name, value in kwargs.items() if name not in ("non_blocking", "memory_format"))]
-    devices = [torch.device(each) for each in asked if isinstance(each, (str, torch.device))]
-    dtypes = [each for each in asked if isinstance(each, torch.dtype)]
-    plain = len(devices) + len(dtypes) == len([each for each in asked if each is not None and each is not False])
-    return plain and all(each == CPU for each in devices) and all(each == args[0].dtype for each in dtypes)
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -18,6 +18,7 @@ from tqdm.auto import tqdm
 
 from ...worker.comfyui.controls import CONTROL
 from ...worker.comfyui.patched_options import OPTIONS
+from ...worker.host.call_batcher import CallRecorded
 from ...worker.wire.protocol import Header
 from ...worker.wire.sampler_call import SamplerCall, SamplerPass
 from ...worker.wire.tensors import Tensors
@@ -81,16 +82,20 @@ class LoopSampler(comfy.samplers.Sampler):
         if denoise_mask is not None and kind.scale_latent_inpaint is not BaseModel.scale_latent_inpaint:
             asked.append(f"a noise mask for {kind.__name__}, whose kept parts have no noise")
         if asked:
-            raise Refused(
-                f"The Parallel Sampler cannot honour {', '.join(asked)}: its loop runs in worker processes.",
-                "Remove that node, or use a stock KSampler.",
-            )
+            raise cannot_honour(asked)
         tensors = {"noise": noise}
         if latent_image is not None:
             tensors["original"] = latent_image
         if denoise_mask is not None:
             tensors["mask"] = denoise_mask
         return run_loop(guider, call, tensors, sigmas, extra_args, callback, disable_pbar)
+
+
+def cannot_honour(asked: list[str]) -> Refused:
+    return Refused(
+        f"The Parallel Sampler cannot honour {', '.join(asked)}: its loop runs in worker processes.",
+        "Remove that node, or use a stock KSampler.",
+    )
 
 
 def run_loop(
@@ -143,10 +148,19 @@ def record_passes(
     """Records a step's cond and uncond forwards as the guider asks for them. Raises Refused for conditioning that
     changes the latents' size or the timesteps."""
     record_for_all_steps(guider.conds)
-    with remote.record_forwards(noise.shape[1]) as forwards:
-        guider(noise, sigmas[:1].expand(len(noise)), model_options=extra_args["model_options"], seed=extra_args["seed"])
+    first, options = sigmas[:1].expand(len(noise)), extra_args["model_options"]
+    with remote.batcher.record() as calls:
+        try:
+            guider(noise, first, model_options=options, seed=extra_args["seed"])
+        except CallRecorded as error:  # ComfyUI's `apply_model` would have caught it
+            raise cannot_honour(["a change of apply_model"]) from error
     passes = []
-    for (latents, timesteps), conditions, branches in forwards:
+    for (latents, timesteps), conditions, branches in calls:
+        if isinstance(latents, (list, tuple)):
+            raise Refused(
+                "The Parallel Sampler takes no latent of several parts, such as video with sound.",
+                "Use a stock KSampler for it.",
+            )
         if latents.shape[2:] != noise.shape[2:]:
             raise Refused(
                 f"The Parallel Sampler cannot pad latents of {format_size(noise)} to the {format_size(latents)} that "

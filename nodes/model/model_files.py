@@ -1,4 +1,4 @@
-"""Finds model files and folders in ComfyUI's folders, and reads headers of files."""
+"""Finds model files and folders in ComfyUI's folders."""
 
 from __future__ import annotations
 
@@ -6,26 +6,15 @@ import os
 from pathlib import Path
 
 import folder_paths
-import torch
-from safetensors import SafetensorError, safe_open
 
 from ...parallel_backend.errors import Explanation, ModelFileError
 from ...worker.comfyui.dit.folder import is_dit, read_config
 
 DEMO_NAME = "demo: coloured shapes (64×64)"
 DEMO_FOLDER = Path(__file__).resolve().parents[2] / "demo" / "shapes-dit"
-MOST_TENSORS = 1 << 16  # of a file; the largest models have some thousands
 GGUF_FOLDERS = "unet_gguf"  # ComfyUI-GGUF's name for its folders, if it is installed
 SAFETENSORS = (".safetensors", ".sft")
 PICKLE_SUFFIXES = (".ckpt", ".pt", ".pt2", ".bin", ".pth", ".pkl")
-TORCH_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-}
 
 
 def list_models() -> dict[str, Path]:
@@ -66,26 +55,3 @@ def list_kinds(name: str) -> list[str]:
     """Returns ComfyUI's folders that have a file of this name."""
     kinds = folder_paths.folder_names_and_paths if os.path.normpath(name) == name else ()
     return [kind for kind in kinds if folder_paths.get_full_path(kind, name)]
-
-
-def read_header(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Reads a safetensors file's tensors as meta tensors, and the rest of its header. It reads no weights. A dtype that
-    no model computes in becomes uint8. Raises ModelFileError if the file is truncated, missing, or not safetensors."""
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            if len(names := file.keys()) > MOST_TENSORS:
-                raise ModelFileError(
-                    f"{path.name} names {len(names)} tensors, which is more than any model has.", "Choose another file."
-                )
-            slices = {name: file.get_slice(name) for name in names}
-            header = {
-                name: torch.empty(
-                    piece.get_shape(), dtype=TORCH_DTYPES.get(piece.get_dtype(), torch.uint8), device="meta"
-                )
-                for name, piece in slices.items()
-            }
-            return header, file.metadata() or {}
-    except (SafetensorError, OSError) as error:
-        raise ModelFileError(
-            f"{path.name} is not a whole safetensors file ({error}); it was cut short or damaged.", "Download it again."
-        ) from error

@@ -1,15 +1,16 @@
-"""Chooses the plan of a model's calls, says why, and learns from the steps how long they take."""
+"""The model as the ranks have it: under which plan its calls run and why, how long they take, and its memory there."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ...parallel_backend.axes import BATCH_AXES, STAGE_AXES
 from ...parallel_backend.costs.auto import PlanOfRun, Work, list_model_plans
-from ...parallel_backend.costs.memory import stale_bytes
+from ...parallel_backend.costs.memory import rank_bytes, stale_bytes
 from ...parallel_backend.groups.mesh_layout import largest_rows
 from ...parallel_backend.models.checks import count_tokens
 from ...parallel_backend.models.spec import spec_of
@@ -24,15 +25,23 @@ from ..costs.plans import ONE_DEVICE, ModelCosts, can_predict
 from ..costs.structure import copy_structure
 from ..inside.patches import join, limit_work, reasons_of_plan
 from ..plan_words import Remark, ResolvedPlan, format_seconds, join_remarks
-from .remote_weights import RemoteWeights, check_interrupt
-from .sampling import Sampling, show_on_node
+from ..workers.room import expect_weights, room_for_weights
+from .sampling import Sampling, check_interrupt, show_on_node
 
 
-class PlannedModule(RemoteWeights):
-    """A module whose calls run under the user's plan or an automatic one. auto: decides the plan by the work of a call;
-    None if the user chose it. asked: the plan at the begin of a sampling. replaced: the plan that would run, while a
-    node's functions do not allow it. sampling: the current one. compiled: see `compile_settings`. has_bands: whether
-    ranks share a picture in bands of rows."""
+class PlannedModule:
+    """A module whose calls run under the user's plan or an automatic one.
+
+    source: of the model, as JSON.
+    auto: decides the plan by the work of a call; None if the user chose it.
+    asked: the plan at the begin of a sampling.
+    replaced: the plan that would run, while a node's functions do not allow it.
+    note: for the group's status, if the plan is not the requested one.
+    name: of the model, as the user chose it.
+    working: bytes in addition to the weights on a rank, for the last sampling that ComfyUI freed memory for.
+    sampling: the current one.
+    compiled: see `compile_settings`.
+    has_bands: whether ranks share a picture in bands of rows."""
 
     sampling: Sampling
     compiled: Mapping[str, Any]
@@ -47,18 +56,15 @@ class PlannedModule(RemoteWeights):
         auto: PlanOfRun[ResolvedPlan] | None,
         name: str,
     ) -> None:
-        super().__init__(group, source, plan, costs.sizes, note, name)
+        self.group, self.source, self.plan, self.sizes = group, source, plan, costs.sizes
+        self.asked, self.note, self.name = plan, note, name or source["model_class"]
+        self.working, self.makes_room, self.networks = 0.0, False, 0
         self.auto, self.costs, self.module = auto, costs, costs.module
         costs.module = copy_structure(self.module)
-        self.asked = plan
         spec = spec_of(type(self.module))
         self.has_bands = bool(spec and spec.bands)
         self.replaced: ParallelPlan | None = None
         self.last_work: Work | None = None  # of the last request
-
-    def stale_bytes(self, latents: Sequence[int]) -> int:
-        tokens = count_tokens(self.costs.module, [largest_rows(self.plan, latents[0]), *latents[1:]])
-        return stale_bytes(self.costs.module, self.plan, self.sizes, self.costs.torch_dtype, tokens)
 
     def begin_run(self) -> RunPlan | None:
         """Begins a sampling. Returns its plan; None if the plan depends on the work."""
@@ -183,6 +189,89 @@ class PlannedModule(RemoteWeights):
         """Whether the ranks run the calls of one request at the same time, or in one pipeline. An automatic plan that
         is not decided yet counts as yes."""
         return bool(self.auto and self.auto.is_open) or self.plan.ways((*BATCH_AXES, *STAGE_AXES)) > 1
+
+    def stale_bytes(self, latents: Sequence[int]) -> int:
+        """Returns the bytes that a rank keeps for later steps, for latents of this shape (B, C, …)."""
+        tokens = count_tokens(self.costs.module, [largest_rows(self.plan, latents[0]), *latents[1:]])
+        return stale_bytes(self.costs.module, self.plan, self.sizes, self.costs.torch_dtype, tokens)
+
+    @property
+    def weight_bytes(self) -> int:
+        """The bytes of weights that rank 0 keeps on its accelerator, parked ones included.
+
+        The ranks report them. Before that, they are predicted for a card on which ComfyUI has freed memory. It is 1
+        if that is not ComfyUI's: with 0, ComfyUI would count the weights itself.
+        """
+        if not self.group.is_on_comfyuis_card:
+            return 1
+        plan = self.decided_plan() or expect_weights(self.plan, self.sizes, room_for_weights(self.plan, self.working))
+        return max(1, self.sizes.count_kept_bytes(plan)[0])
+
+    def decided_plan(self) -> ParallelPlan | None:
+        """Returns the plan with the weights that the ranks reported."""
+        reported = self.group.status().get("weights") if self.is_loaded else None
+        if not reported:
+            return None
+        return replace(self.plan, weights=reported["kind"], weight_blocks=reported.get("blocks", 0))
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the worker group holds this model under this plan; parked counts."""
+        return self.group.loaded == (self.source, self.plan.to_json())
+
+    def loaded_bytes(self) -> int:
+        """Returns the bytes that the worker group keeps on ComfyUI's device, if it holds this model."""
+        return self.group.device_bytes() if self.is_loaded else 0
+
+    def needed_bytes(self) -> int:
+        """Returns the bytes that the worker group will keep on ComfyUI's device for this model, at least 1. If the
+        group holds others, which will be released, it returns only the bytes beyond theirs."""
+        kept, own = self.group.device_bytes(), self.weight_bytes
+        if self.is_loaded:
+            return max(own, kept)
+        return own if self.will_join(own) else max(1, own - kept)
+
+    def will_join(self, own: int) -> bool:
+        """Whether the ranks will load this model, of so many bytes on rank 0, beside those that they hold."""
+        status, room = self.group.status(), room_for_weights(self.plan, self.working)
+        if room is None or "memory" not in status or self.source["file"] in status.get("aside", ()):
+            return False
+        held = status["memory"][0]["resident_weights"]
+        return 0 < held <= room.device - own
+
+    @contextlib.contextmanager
+    def make_room(self, networks: int) -> Iterator[None]:
+        """While entered, ComfyUI asks how much memory to free before a sampling. Otherwise it asks if rows fit into a
+        batch. networks: the bytes of the networks that the ranks load for nodes."""
+        self.makes_room, self.working, self.networks = True, 0.0, networks
+        try:
+            yield
+        finally:
+            self.makes_room = False
+
+    def working_bytes(self, estimate: float, latents: Sequence[int]) -> float:
+        """Returns the bytes that rank 0 will take of ComfyUI's device for a call with latents of this shape (B, C, …),
+        beyond the weights and its cached memory.
+
+        It is 0 if ComfyUI asks whether the rows fit into one batch, because the ranks share out the batch again.
+        estimate: the bytes of the whole call.
+        """
+        if not self.makes_room or not self.group.is_on_comfyuis_card:
+            return 0
+        working = rank_bytes(estimate, latents[0], self.plan) + self.stale_bytes(latents) + self.networks
+        self.working = max(self.working, working)
+        ready = max(0, self.loaded_bytes() - self.weight_bytes)
+        return max(0, working - ready)
+
+    def trim(self) -> int:
+        """Makes the worker group free its cached memory on its accelerators, if it holds this model. Returns how many
+        bytes of ComfyUI's device that freed."""
+        return self.group.trim() if self.is_loaded and self.group.settings.on_free != "keep" else 0
+
+    def free(self) -> None:
+        """Makes the worker group free its accelerators as the settings say, if it holds this model."""
+        if self.is_loaded and self.group.settings.on_free != "keep":
+            self.group.park(unload=self.group.settings.on_free == "unload")
 
 
 def leaves_patches(plan: ParallelPlan) -> bool:

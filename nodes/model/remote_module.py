@@ -10,7 +10,7 @@ import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import comfy.model_base
 import comfy.model_management
@@ -46,14 +46,15 @@ from ..inside.module_guard import ModuleGuard
 from ..inside.patches import SHOWN, describe_call, encode_options, join
 from ..inside.places import BlockPlaces
 from ..inside.watched import configs_of
-from ..plan_words import Remark, ResolvedPlan
+from ..plan_words import Remark, ResolvedPlan, remarks_to_json
 from .local_weights import WRITTEN, DeferredParameter
 from .planned_module import PlannedModule
-from .remote_weights import Patches, StandInPatcher, check_interrupt
-from .sampling import Sampling, show_on_node
-from .weight_changes import PatchedWeights, name_files
+from .sampling import Sampling, check_interrupt, show_on_node
+from .weight_changes import PatchedWeights, Patches, name_files
 
-ONE_DEVICE = ParallelPlan()
+if TYPE_CHECKING:
+    from .remote_patcher import RemoteModelPatcher
+
 BRANCHES = "cond_or_uncond"  # an option: for each part of the batch, 0 for cond and 1 for uncond
 MODULE, COMPUTE_DTYPE = "diffusion_model", "manual_cast_dtype"  # attributes of ComfyUI's model
 ATTRIBUTE = "parallel_module"  # attribute that marks a stand-in module
@@ -89,6 +90,7 @@ class RemoteModule(PlannedModule):
         self.weights.on_show = self.guard.expect
         self.entries = Entries(module, self.stand_ins, lambda: self.runs_here)
         self.own_source = self.source
+        self.patched: tuple[str | None, Patches] = (None, {})  # the running patcher's key and patches
         self.object_patches: Mapping[str, Any] = {}  # nodes' changes of the module, by path
         parts = {id(part): path for path, part in {**self.weights.parts, **configs_of(module)}.items()}
         given = parts, CodeFiles(source.comfyui, source.packs), self.stand_ins, BlockPlaces(module)
@@ -96,7 +98,7 @@ class RemoteModule(PlannedModule):
         self.compiled: Mapping[str, Any] = {}  # see `compile_settings`
         self.begin_sampling()
         self.runs_here, self.why_here = False, ""  # whether ComfyUI's own model runs in place of the ranks, and why
-        self.patcher: Callable[[], StandInPatcher | None] = lambda: None  # the patcher that ComfyUI has loaded
+        self.patcher: Callable[[], RemoteModelPatcher | None] = lambda: None  # the patcher that ComfyUI has loaded
 
     def methods(self) -> dict[str, Any]:
         """Returns the methods of the module that become requests, by name."""
@@ -146,8 +148,6 @@ class RemoteModule(PlannedModule):
         needed = {each.name for each in self.entries.signature.parameters.values() if each.default is each.empty}
         given = {name: value for name, value in values.items() if value is not None or name in needed}
         call = ModelCall([latents, timestep], given, branches)
-        if self.recording:
-            return self.recording.add(call)
         try:
             answer = self.batcher.answer(call)
         except CallRecorded:
@@ -167,14 +167,12 @@ class RemoteModule(PlannedModule):
         changes = self.entries.choose(self.guard.changes(self.object_patches), self.object_patches)
         encoded, reasons = describe_call(self.sampling.inside, options, *changes, self.guard.notes)
         compiled = {COMPILED: self.compiled} if self.compiled else {}
-        return {**encoded, **compiled, RUN: self.sampling.name}, self.entries.explain_class() + reasons
+        return {**encoded, **compiled, RUN: self.sampling.name}, self.explain_module() + reasons
 
-    def check_call(self, options: Mapping[str, Any]) -> None:
-        """Makes ComfyUI's own model run this call and all later ones, if the ranks cannot honour these options."""
-        with self.entries.send(self.send):
-            reasons = [] if self.runs_here else self.describe(options)[1]
-        if reasons:
-            self.take_over(reasons, self.patcher(), load=True)
+    def explain_module(self) -> list[str]:
+        """Returns why the ranks cannot run the module as it is; empty if they can."""
+        written = [WRITTEN] if self.weights.is_changed and not self.runs_here else []
+        return written + self.entries.explain_class()
 
     def run_here(self, reasons: Sequence[str], args: tuple, kwargs: dict[str, Any]) -> Any:
         """Runs this call and all later ones on ComfyUI's own model. The nodes' wrappers already run around it.
@@ -194,7 +192,7 @@ class RemoteModule(PlannedModule):
                 given[OPTIONS] = {**given[OPTIONS], "wrappers": wrappers}
         return self.module.forward(*bound.args, **bound.kwargs)
 
-    def choose_place(self, patcher: StandInPatcher, options: Mapping[str, Any], needs_ranks: bool) -> None:
+    def choose_place(self, patcher: RemoteModelPatcher, options: Mapping[str, Any], needs_ranks: bool) -> None:
         """Chooses who runs a sampling: the ranks or ComfyUI's own model. needs_ranks: only they can. Raises Refused."""
         if self.runs_here:
             self.remove_stand_ins()
@@ -204,29 +202,29 @@ class RemoteModule(PlannedModule):
             reasons += [f"a change of its {each.name}" for each in self.entries.find()]
         if reasons and needs_ranks:
             raise Refused(f"The Parallel Sampler cannot honour {join(reasons)}.", "Use a stock sampler, or remove it.")
-        if reasons or self.weights.is_changed and not self.runs_here:
-            self.take_over(reasons or [WRITTEN], patcher)
+        if reasons:
+            self.take_over(reasons, patcher)
         elif (down := self.group.down) and not needs_ranks:
             self.take_over([], patcher, down=down)
         elif not self.give_back(patcher):
             self.take_over([WRITTEN], patcher)
 
-    def reasons_now(self, patcher: StandInPatcher, options: Mapping[str, Any]) -> list[str]:
+    def reasons_now(self, patcher: RemoteModelPatcher, options: Mapping[str, Any]) -> list[str]:
         """Returns why the ranks cannot run a call with these options, as far as this is known before a sampling.
         Attributes that a patcher has changed do not count, because it restores them."""
         self.begin_sampling()
         own = {name.removeprefix(f"{MODULE}.") for name in patcher.object_patches_backup}
         with self.entries.send(self.send):
-            changes = self.entries.choose(self.guard.changes(own, self.weights.is_here), {})
+            changes = self.entries.choose(self.guard.changes(own, self.runs_here), {})
             _, reasons = describe_changes(self.sampling.inside, *changes)
         here = [name for name in self.stand_ins if self.runs_here and name in vars(self.module)]
         reasons += [f"a change of its {name}" for name in here if name not in own]
-        return [*self.entries.explain_class(), *reasons[:SHOWN], *encode_options(options, self.sampling.inside)[1]]
+        return [*self.explain_module(), *reasons[:SHOWN], *encode_options(options, self.sampling.inside)[1]]
 
     def take_over(
         self,
         reasons: Sequence[str],
-        patcher: StandInPatcher | None,
+        patcher: RemoteModelPatcher | None,
         load: bool = False,
         down: Explanation | None = None,
     ) -> None:
@@ -236,7 +234,7 @@ class RemoteModule(PlannedModule):
         loaded it, but without weights. down: why there are no ranks. Raises Refused or NoWorkerGroup if the settings
         ask for an error instead, and ModelFileError."""
         why = join(reasons)
-        if self.recording or self.group.settings.when_not_parallel == REFUSE:
+        if self.batcher.is_recording or self.group.settings.when_not_parallel == REFUSE:
             if down:
                 raise NoWorkerGroup(*down)
             raise Refused(
@@ -267,12 +265,11 @@ class RemoteModule(PlannedModule):
         for name in [name for name, method in self.stand_ins.items() if vars(self.module).get(name) is method]:
             del vars(self.module)[name]
 
-    def give_back(self, patcher: StandInPatcher) -> bool:
+    def give_back(self, patcher: RemoteModelPatcher) -> bool:
         """Makes the ranks compute from now on. Returns False if only the weights here are those that nodes wrote."""
         if self.runs_here:
             patcher.unload_here()
-            self.weights.is_changed = self.weights.find_written()
-            if self.weights.is_changed:
+            if self.weights.find_written():
                 return False
             self.weights.drop()
             self.runs_here, self.why_here = False, ""
@@ -348,7 +345,7 @@ class RemoteModule(PlannedModule):
 
     def use_patches(
         self,
-        patcher: StandInPatcher,
+        patcher: RemoteModelPatcher,
         key: str | None,
         patches: Patches,
         objects: Mapping[str, Any],
@@ -371,7 +368,15 @@ class RemoteModule(PlannedModule):
         cast = {"cast": dtype_name(objects[COMPUTE_DTYPE])} if COMPUTE_DTYPE in objects else {}
         self.source = {**self.own_source, **cast}
 
-    def adapt(self, key: str | None, patches: Patches) -> None:
+    def load(self) -> None:
+        """Makes the worker group hold this model under this plan, with the LoRA of the running patcher."""
+        plan = self.plan.to_json(), self.plan.world_size
+        said = self.group.load(self.source, *plan, check_interrupt, remarks_to_json(self.note), self.name)
+        if said:
+            logging.info("[ParallelDiT] %s", said)
+            show_on_node(said)
+        key, patches = self.patched
+
         def build() -> tuple[Header, Tensors]:
             try:
                 found = pack_patches(name_files(patches))

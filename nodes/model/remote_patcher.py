@@ -47,12 +47,11 @@ def record_run(
 ) -> torch.Tensor:
     """Wraps a sampling. Its steps in the worker group belong to one run."""
     patcher = executor.class_obj.model_patcher
-    if isinstance(patcher, RemoteModelPatcher) and patcher.stand_in:
-        asked = executor.class_obj.model_options.get("transformer_options", {})
-        patcher.stand_in.choose_place(patcher, asked, getattr(sampler, "needs_ranks", False))
     stand_in = patcher.stand_in if isinstance(patcher, RemoteModelPatcher) else None
     if stand_in is None:
         return executor(noise, latent_image, sampler, sigmas, denoise_mask, callback, *args, **options)
+    asked = executor.class_obj.model_options.get("transformer_options", {})
+    stand_in.choose_place(patcher, asked, getattr(sampler, "needs_ranks", False))
     runs, node = stand_in.group.runs, get_executing_context()
 
     def report_step(step: int, denoised: torch.Tensor, latents: torch.Tensor, total: int) -> None:
@@ -155,7 +154,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         no part is missing."""
         if self.remote:
             return self.remote.needed_bytes()
-        return self.stand_in.weights.count_bytes() if self.stand_in else super().model_size()
+        return comfy.model_management.module_size(self.model)
 
     def current_loaded_device(self) -> torch.device:
         """Tells ComfyUI whether it must free memory for the whole model."""

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+import comfy.model_management
 import torch
 from comfy_execution.utils import get_executing_context
 from server import PromptServer
@@ -15,6 +16,7 @@ from ...worker.wire.tensors import Tensors
 from ...worker.wire.tree import pack
 from ..inside.describe import Inside
 
+check_interrupt = comfy.model_management.throw_exception_if_processing_interrupted
 Callback = Callable[[int, torch.Tensor, torch.Tensor, int], None]  # of a sampler: step, denoised, latents, steps
 
 

@@ -16,8 +16,9 @@ from ...worker.comfyui.patches import patch_weight
 from ...worker.comfyui.source import HostSource
 from ...worker.wire.tensors import UnsendableError
 from .local_weights import CPU, DeferredParameter, LocalWeights, Weight, are_same, join_path
-from .remote_weights import Patches
 
+# ComfyUI's list by name: (strength, what to add, strength of the weight itself, (dim, start, length), function).
+Patches = Mapping[Any, list[tuple]]
 MERGED_ELSEWHERE = (
     "The merge takes weights of a model that is not in the ranks. Put Parallelize Model behind its loader, too."
 )
@@ -82,26 +83,25 @@ class PatchedWeight(Weight):
         super().__init__(weights, name)
         self.changes = changes
 
-    def read(self) -> torch.Tensor:
+    def find_numbers(self) -> torch.Tensor:
         model, key = torch.nn.Module(), PREFIX + self.name
         model.diffusion_model = self.weights.map_file()
         patcher = comfy.model_patcher.ModelPatcher(model, CPU, CPU)
         patcher.patches = {key: self.changes}
-        return patch_weight(patcher, key, super().read(), CPU)
+        return patch_weight(patcher, key, super().find_numbers(), CPU)
 
 
 class PatchedWeights(LocalWeights):
     """Weights that the module shows with a patcher's changes while the ranks have them, as ComfyUI's patcher would.
 
     patched: the names of the weights that ComfyUI patches when it loads a model. Hooks change others, too.
-    shown: by name, the weights with changes. on_show: called with the module's weights that are others now, by name.
+    on_show: called with the module's weights that are others now, by name.
     """
 
     on_show: Callable[[Mapping[str, Any]], None]
 
     def __init__(self, module: torch.nn.Module, source: HostSource) -> None:
         super().__init__(module, source)
-        self.shown: dict[str, DeferredParameter] = {}
         self.patched = {
             f"{PREFIX}{join_path(path, name)}"
             for path, part in self.parts.items()
@@ -131,9 +131,6 @@ class PatchedWeights(LocalWeights):
         _, (other,) = change[1]
         return are_same(other.cpu(), self.read(name.removeprefix(PREFIX)).cpu(), None)
 
-    def own_weight(self, name: str) -> Any:
-        return self.shown.get(name, self.empty_of(name))
-
     def show(self, patches: Patches) -> None:
         """Puts the weights with these changes into the module, and no others. Leaves those that a node has replaced. Of
         quantised weights, it shows those whose shape changes."""
@@ -162,9 +159,10 @@ class PatchedWeights(LocalWeights):
         return before
 
     def take_replaced(self) -> dict[str, Any]:
-        """Puts the weights with changes back where nodes have replaced them. Returns the nodes' weights."""
-        before = {name: self.put(name, weight) for name, weight in self.shown.items()}
-        return {name: weight for name, weight in before.items() if weight is not self.own_weight(name)}
+        """Puts the weights with changes back where nodes have replaced them. Returns the nodes' weights, and those that
+        nodes have written over."""
+        before = {name: (self.put(name, weight), weight) for name, weight in self.shown.items()}
+        return {name: weight for name, (weight, own) in before.items() if weight is not own or own.weight.is_written}
 
     def put_replaced(self, weights: Mapping[str, Any]) -> None:
         for name, weight in weights.items():

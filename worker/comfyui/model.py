@@ -93,9 +93,9 @@ def read_safetensors(path: Path) -> tuple[Weights, dict[str, str] | None]:
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise ModelFileError(
-            f"{path} cannot be read as safetensors ({error}); it was cut short or damaged.", "Download it again."
+            f"{path.name} is not a whole safetensors file ({error}); it was cut short or damaged.", "Download it again."
         ) from error
 
 

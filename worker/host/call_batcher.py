@@ -5,7 +5,8 @@ The step runs twice: the first run records its calls, the second run gets their 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -87,6 +88,7 @@ class CallBatcher:
         self.send = send
         self.gains = gains
         self.batch: CallBatch | None = None
+        self.is_recording = False
 
     def __deepcopy__(self, _memo: Any) -> CallBatcher:
         """Nodes deep-copy the options of a model, which lead here."""
@@ -96,6 +98,15 @@ class CallBatcher:
         """Returns the model's result for a call. Raises CallRecorded where the caller has to call again."""
         found = self.batch and self.batch.take(call)
         return found or self.send([call])[0]
+
+    @contextmanager
+    def record(self) -> Iterator[list[ModelCall]]:
+        """While entered, calls are recorded and never sent."""
+        self.batch, self.is_recording = CallBatch(), True
+        try:
+            yield self.batch.calls
+        finally:
+            self.batch, self.is_recording = None, False
 
     def run(self, step: Callable[[], Result]) -> Result:
         """Runs a step that calls the model, and returns its result. The step may run twice."""

@@ -348,6 +348,7 @@ HABITS: dict[str, Row] = {
     "a hook": habit(as_stock(), changed(hook_a_block)),
     "weights written": habit(as_stock(), changed(write_weights)),
     "weights' data written": habit(as_stock(), changed(write_data)),
+    "a part of a weight written": habit(as_stock(), changed(negate_a_part)),
     "weights read": habit(ignored(), read_weights),
     "a part of it run": habit(ignored(), run_a_part),
     "something compiled in ComfyUI's process": habit(ignored(), compile_elsewhere),

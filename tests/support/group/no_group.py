@@ -33,7 +33,7 @@ def main(comfyui: str, base: str, model: str, vae: str) -> None:
 
     found: dict[str, Any] = {}
     ours = node.parallelize(census.load(row, False), plan, 1)
-    found["read before"] = ours.stand_in.weights.is_here
+    found["read before"] = ours.stand_in.weights.mapped is not None
     found["sampled"] = [census.sample(row, ours).equal(census.sample(row, census.load(row, False))) for _ in range(2)]
     latents = torch.randn((1, 16, 1, 6, 5), generator=torch.Generator().manual_seed(1))
     (stock,) = census.run("VAELoader", vae_name=vae)

@@ -86,12 +86,9 @@ def answer(
     devices = [{"index": index, "outside": each} for index, each in enumerate(outside)]
     group = SimpleNamespace(session=SimpleNamespace(last_status={"devices": devices, "weights": told}))
     groups = sys.modules["pack.nodes.workers.group"]
-    host_file = sys.modules["pack.nodes.model.host_file"]
     (name,) = asked["files"].values()
     with (
         patch("pack.worker.comfyui.model.read_safetensors", lambda *_, **__: contents[name]),
-        patch.object(host_file, "read_header", lambda _: contents[name]),
-        patch.object(sys.modules["pack.nodes.model.model_files"], "read_header", lambda _: contents[name]),
         patch.dict(groups._groups, {1: group}),
         patch("torch.distributed.is_backend_available", lambda _backend: True),
         patch.object(costs, "machine_of", measured(costs.machine_of, link) if link else costs.machine_of),

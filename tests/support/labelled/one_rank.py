@@ -32,7 +32,7 @@ from .whole_way import WholeWay
 
 STEPS = 20
 NODES = "pack.nodes.model"
-WAITING = ("remote_module", "remote_weights", "planned_module")  # modules that call ComfyUI's check for an interrupt
+WAITING = ("remote_module", "planned_module")  # modules that call ComfyUI's check for an interrupt
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,6 @@ def describe(pack: SimpleNamespace, node_classes: Mapping[str, Any], kind: Model
     contents = contents_of(kind)
     with (
         patch("pack.worker.comfyui.model.read_safetensors", lambda *_, **__: contents),
-        patch.object(pack.file, "read_header", lambda _: contents),
         patch.object(pack.file, "mark_files", lambda _: ""),
     ):
         try:
