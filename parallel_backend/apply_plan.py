@@ -24,8 +24,8 @@ from .seams.kernels.backends import NATIVE, Backend, choose_backend
 from .seams.kernels.flex import check_flex
 from .seams.kernels.local import LocalAttention
 from .seams.layout import TokenLayout
-from .seams.masks import attention_of
 from .seams.mlp_overlap import MlpOverlap
+from .seams.module_attention import ModuleAttention
 from .seams.pipeline.stage_ends import StageEnds
 from .seams.pipeline.stages import Stage, StageLink, StandIn, keep_stage
 from .weights.sizes import WeightSizes
@@ -146,7 +146,7 @@ def share_attention(
         for path in attention_paths(block, blocks):
             module, streams = block.get_submodule(path), blocks.attention[path]
             calls = (streams,) if isinstance(streams, str) else streams
-            attends = [attention_of(attention, model, module, blocks, path, call, sizes) for call in calls]
+            attends = [ModuleAttention(attention, model, module, blocks, path, call, sizes) for call in calls]
             seams.append(install_attention(block, path, attends, hooks, attention.layout.slot))
     return seams
 
