@@ -108,7 +108,7 @@ class ParallelModel:
         dtype: what the network computes in. Raises PlanError if its class is not the one that is known.
         """
         hooks, spec = Hooks(), spec_of(type(network))
-        if spec and spec.inside and self.layout:
+        if spec and spec.inside is not None and self.layout:
             apply_plan_inside(network, spec, self.layout, self.mesh, dtype, hooks)
         return hooks
 
@@ -139,13 +139,14 @@ class ParallelModel:
         """While entered, code between the blocks sees all tokens, if it needs them. Values that it reads from tensors
         decide what it calls, so all ranks read those of the first. is_plain: whether the model's own code runs
         alone."""
-        self.slot.sees_whole, self.slot.is_plain = sees_whole, is_plain
+        self.slot.sees_whole = self.slot.has_all_tokens = sees_whole
+        self.slot.is_plain = is_plain
         agreed = AgreedValues(self.mesh["sequence"], self.slot) if sees_whole else nullcontext()
         try:
             with agreed:
                 yield
         finally:
-            self.slot.sees_whole = self.slot.is_plain = False
+            self.slot.sees_whole = self.slot.has_all_tokens = self.slot.is_plain = False
 
     def compiling(self, steps: int) -> AbstractContextManager[None]:
         """Runs the blocks inside the context compiled or not, as suits a sampling of this many steps."""

@@ -56,7 +56,7 @@ QWEN = replace(
         "encoder_hidden_states_mask": (1, "txt"),
         "modulate_index": (1, "img"),
     },
-    local_masks=("attn",),
+    local_masks={"attn": ""},
 )
 register_adapter(usual_spec("QwenImageTransformer2DModel", QWEN, image=""))
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from .adapter import register_adapter, usual_spec
-from .spec import BlockList, single_stream
+from .spec import BlockList, ByFrame, single_stream
 
 # DiT, class-conditional (https://arxiv.org/abs/2212.09748): DiT-XL/2 and the demo model.
 DIT = single_stream("transformer_blocks", "hidden_states", "attn1", stream="img", whole=(
@@ -30,21 +30,26 @@ WAN = single_stream(
     "hidden_states",
     "attn1",
     stream="img",
-    sides={"rotary_emb": (1, "img")},
-    frames={"temb": ("img", 4)},
+    sides={"rotary_emb": (1, "img"), "temb": ByFrame(4, "img")},
     whole=("encoder_hidden_states",),
     chained=True,
 )
 register_adapter(usual_spec("WanTransformer3DModel", WAN))
 # SkyReels V2 (https://arxiv.org/abs/2504.13074) from text or an image: Wan's blocks. Without diffusion forcing.
-SKYREELS = replace(WAN, frames={}, whole=("encoder_hidden_states", "temb"), refused=("attention_mask",))
+SKYREELS = replace(
+    WAN, sides={"rotary_emb": (1, "img")}, whole=("encoder_hidden_states", "temb"), refused=("attention_mask",)
+)
 register_adapter(usual_spec("SkyReelsV2Transformer3DModel", SKYREELS))
 
 # Cosmos Predict 2 and 2.5 (https://arxiv.org/abs/2511.00062), from text, or from frames that are kept.
 COSMOS = replace(
     DIT,
-    sides={"image_rotary_emb": (0, "img"), "extra_pos_emb": (1, "img")},
-    frames={"embedded_timestep": ("img", 3), "temb": ("img", 3)},
+    sides={
+        "image_rotary_emb": (0, "img"),
+        "extra_pos_emb": (1, "img"),
+        "embedded_timestep": ByFrame(3, "img"),
+        "temb": ByFrame(3, "img"),
+    },
     whole=("encoder_hidden_states", "attention_mask"),
     refused=("controlnet_residual", "latents", "block_idx"),
 )

@@ -80,7 +80,7 @@ class TokenLayout:
         self.axis = axis
         self.slot = slot
         self.patches = slot.patches
-        self.starts: Mapping[str, str] = {}  # streams of networks, see `ModelSpec.starts`
+        self.starts: Mapping[str, str] = {}  # streams of networks, see `ModelSpec.inside`
 
     @property
     def forward(self) -> Forward:

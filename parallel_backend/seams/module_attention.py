@@ -36,8 +36,9 @@ class ModuleAttention:
         self.streams, self.seen = names(streams), names(seen or streams)
         self.owner = (module, call)
         self.place = f"{type(model).__name__}: {f'{path} of {blocks.path}' if path else blocks.path}"
-        self.keeps_keys, self.has_local_mask = bool(blocks.kept), path in blocks.local_masks
-        self.reach = getattr(module, blocks.windows[path]) if path in blocks.windows else None
+        self.keeps_keys, self.gathers_mask = bool(blocks.kept), blocks.local_masks.get(path) == ""
+        reach = blocks.local_masks.get(path)
+        self.reach: int | None = getattr(module, reach) if reach else None
 
     def __call__(
         self,
@@ -49,7 +50,7 @@ class ModuleAttention:
         **more: Any,
     ) -> torch.Tensor:
         layout, kept = self.layout, ()
-        if self.has_local_mask and attn_mask is not None:
+        if self.gathers_mask and attn_mask is not None:
             attn_mask = self.gather_mask(attn_mask)
         elif self.reach is not None:
             attn_mask = self.window(self.reach, query.device)
