@@ -82,7 +82,8 @@ class ParallelModel:
         applied = apply_plan(self.model, self.spec, mesh, self.dtype, self.sizes, self.hooks)
         self.mesh, self.slot, self.stage, self.link = mesh, applied.slot, applied.stage, applied.link
         self.attention, self.layout, self.seams = applied.attention, applied.layout, applied.seams
-        self.pipeline, self.row_forms, self.stage_forms = StepPipeline(mesh.plan), Forms(), Forms()
+        self.pipeline = StepPipeline(mesh.plan, self.spec.changes if self.spec else ())
+        self.row_forms, self.stage_forms = Forms(), Forms()
         self.kept.drop()
 
     def replan(self, mesh: Mesh) -> None:

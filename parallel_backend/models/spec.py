@@ -156,8 +156,9 @@ class ModelSpec:
     inside: Mapping[str, str] | None = None
     # How ranks share a picture of a class that convolves over it. Its blocks are not listed.
     bands: Bands | None = None
-    # A key of nodes' options: where the image begins and ends in a stream that has a text, too.
+    # Keys of nodes' options: where the image begins and ends in a stream that has a text, too; and what changes blocks.
     image_places: str = ""
+    changes: tuple[str, ...] = ()
     # The stream whose tokens are the latents' patches, row by row. PipeFusion can run it patch by patch. Without such a
     # stream, PipeFusion has one patch.
     image: str = ""
@@ -245,7 +246,8 @@ def register_class(model_class: str, *blocks: BlockList, also: tuple[str, ...] =
     """Adds one of ComfyUI's classes, and others that run alike. With an `image`, most have their patch size at
     "patch_size"."""
     usual = {"patch_size": "patch_size"} if "image" in others else {}
-    return register(ModelSpec(model_class, blocks, image_places="img_slice", **{**usual, **others}), *also)
+    options = {"image_places": "img_slice", "changes": ("patches", "patches_replace")}
+    return register(ModelSpec(model_class, blocks, **{**options, **usual, **others}), *also)
 
 
 def comfyui_classes() -> list[str]:
