@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from .adapter import JOINED, JOINT, PROJ_OUT, register_adapter, usual_spec
-from .rotary import rotary_on_device
 from .spec import OTHER, BlockList, ModelSpec
 
 SINGLE = "single_transformer_blocks"
@@ -76,11 +75,11 @@ COGVIDEOX = BlockList(
 register_adapter(usual_spec("CogVideoXTransformer3DModel", COGVIDEOX, head=None), frames_first=True)
 # CogView4 (https://github.com/THUDM/CogView4).
 COGVIEW = replace(COGVIDEOX, refused=("attention_mask",))
-register_adapter(usual_spec("CogView4Transformer2DModel", COGVIEW), prepare=rotary_on_device("rope"))
+register_adapter(usual_spec("CogView4Transformer2DModel", COGVIEW), rotary_on_cpu="rope")
 # EasyAnimate 5.1 (https://arxiv.org/abs/2405.18991), from text, from images (InP) or under control. Blocks that have
 # one set of weights for image and text take and return the same.
 EASY = replace(COGVIDEOX, whole=("temb",))
-register_adapter(usual_spec("EasyAnimateTransformer3DModel", EASY), prepare=rotary_on_device("rope_embedding"))
+register_adapter(usual_spec("EasyAnimateTransformer3DModel", EASY), rotary_on_cpu="rope_embedding")
 # ConsisID (https://arxiv.org/abs/2411.17440): CogVideoX from an image, with a face that its video keeps. Between blocks
 # the image's tokens attend to the face, each for itself. So they stay local there, too.
 register_adapter(usual_spec("ConsisIDTransformer3DModel", EASY, head=None), frames_first=True)

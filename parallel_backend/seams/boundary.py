@@ -122,9 +122,7 @@ class BlockBoundary:
         self.cut_options(values)
         for name, streams in blocks.tokens.items():
             if values.get(name) is not None:
-                values[name] = self.cut(
-                    values[name], streams, Said(f"{self.owner}: {name} of {blocks.path}", "`tokens`")
-                )
+                values[name] = self.cut(values[name], streams, (f"{self.owner}: {name} of {blocks.path}", "`tokens`"))
         for name, side in blocks.sides.items():
             if values.get(name) is not None:
                 values[name] = self.cut_side(values[name], name, side)
@@ -237,7 +235,7 @@ class BlockBoundary:
             case ByFrame(ndim, stream):
                 return self.cut_frames(value, name, ndim, stream)
             case dim, streams:
-                said = Said(f"{self.owner}: {name} of {self.blocks.path}", "`sides`")
+                said = (f"{self.owner}: {name} of {self.blocks.path}", "`sides`")
                 return self.cut_entries(value, name, dim, streams, said)
 
     def cut_entries(self, value: Any, name: str, dim: int, streams: Streams | None, said: Said) -> Any:

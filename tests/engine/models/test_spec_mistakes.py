@@ -280,22 +280,6 @@ def test_a_wrong_head_dim_is_named() -> None:
     assert found == ["the largest heads have 16 dims, and config.num_attention_heads says 4"]
 
 
-def test_what_prepares_a_model_meets_this_stages_blocks_alone() -> None:
-    """Other stages' blocks have nothing in them that it could hook."""
-    met: list[torch.nn.Module] = []
-    adapter = adapter_for("MochiTransformer3DModel")
-    prepared = replace(adapter, prepare=lambda model, _hooks: met.extend(model.transformer_blocks))
-    plan, one = ParallelPlan(pipefusion=2, patches=1), Axis(None, 1, 0)
-    axes = dict.fromkeys((*plan.degrees(), "batch", "sequence"), one) | {"pipefusion": Axis(None, 2, 1)}
-    with (
-        patch.dict("parallel_backend.models.adapter._ADAPTERS", {adapter.spec.model_class: prepared}),
-        patch.object(Axis, "global_rank", lambda _axis, index: index),
-    ):
-        staged = FamilyModel(FAMILIES["mochi"].build(), Mesh(plan, torch.device("cpu"), axes))
-    assert met == staged.stage.blocks
-    assert len(staged.model.transformer_blocks) == FAMILIES["mochi"].config["num_layers"] > len(met)
-
-
 def test_every_class_has_a_family() -> None:
     assert sorted({family.model_class for family in FAMILIES.values()}) == CLASSES
 
