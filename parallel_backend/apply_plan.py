@@ -24,8 +24,8 @@ from .seams.kernels.backends import NATIVE, Backend, choose_backend
 from .seams.kernels.flex import check_flex
 from .seams.kernels.local import LocalAttention
 from .seams.layout import TokenLayout
-from .seams.masks import attention_of
 from .seams.mlp_overlap import MlpOverlap
+from .seams.module_attention import ModuleAttention
 from .seams.pipeline.stage_ends import StageEnds
 from .seams.pipeline.stages import Stage, StageLink, StandIn, keep_stage
 from .weights.sizes import WeightSizes
@@ -91,7 +91,7 @@ def apply_plan_inside(
     check_class(network, spec, [axis for axis in TOKEN_AXES if getattr(mesh.plan, axis) > 1])
     sizes = sizes_of(network, spec) if spec.heads else None
     kernel = choose_kernel(sizes, mesh, dtype)
-    layout.starts = {**layout.starts, **spec.starts}
+    layout.starts = {**layout.starts, **(spec.inside or {})}
     install_boundary(network, spec, layout, hooks, None)
     if sizes and kernel:
         share_attention(network, spec, sizes, ParallelAttention(mesh, layout, kernel), hooks)
@@ -146,7 +146,7 @@ def share_attention(
         for path in attention_paths(block, blocks):
             module, streams = block.get_submodule(path), blocks.attention[path]
             calls = (streams,) if isinstance(streams, str) else streams
-            attends = [attention_of(attention, model, module, blocks, path, call, sizes) for call in calls]
+            attends = [ModuleAttention(attention, model, module, blocks, path, call, sizes) for call in calls]
             seams.append(install_attention(block, path, attends, hooks, attention.layout.slot))
     return seams
 

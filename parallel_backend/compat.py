@@ -70,9 +70,6 @@ def packet_of(operation: Any) -> Any:
     return operation._overloadpacket
 
 
-SOFTMAX = torch.ops.aten._softmax  # what torch.softmax runs. Since torch 1.0
-
-
 def writes_to_arguments(operation: Any) -> bool:
     """Returns whether an operator, such as one of a package, says that it writes to what it is given. Since torch
     1.12."""

@@ -6,13 +6,14 @@ from collections.abc import Collection
 from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
+
 from .apply_plan import own_blocks
 from .errors import RequestError
 from .groups.mesh import Mesh
 from .groups.mesh_layout import same_weights
 from .models import adapter_for
 from .parallel_model import ParallelModel
-from .seams.pipeline.stages import without_stand_ins
 from .weights.flat_block import FlatBlock, Values
 from .weights.loading import Check, ModelSource, build_transformer, go_on, load_weights, read_tensors
 from .weights.parking import Parking
@@ -47,9 +48,8 @@ class DiffusersModel(ParallelModel):
             for _, block in own_blocks(self.model, self.adapter.spec):
                 attention = block.get_submodule(path)
                 self.hooks.replace(attention, "processor", processor(attention.processor))
-        if self.adapter.prepare:
-            with without_stand_ins(self.model, self.adapter.spec.blocks):
-                self.adapter.prepare(self.model, self.hooks)  # last, so that its hooks see all tokens
+        if self.adapter.rotary_on_cpu:
+            self.hooks.after(self.model.get_submodule(self.adapter.rotary_on_cpu), move_to_latents)
 
     @property
     def weight_bytes(self) -> int:
@@ -127,3 +127,11 @@ class DiffusersModel(ParallelModel):
         shapes = {f"{row.path}.{name}": row.block.get_parameter(name).shape for name in row.names}
         tensors = read_tensors(source, shapes, check)
         return lambda name: tensors[f"{row.path}.{name}"]
+
+
+def move_to_latents(
+    _module: torch.nn.Module, args: tuple, rotary: tuple[torch.Tensor, ...]
+) -> tuple[torch.Tensor, ...]:
+    """Moves a rotary embedding to the device of the latents that it was made from."""
+    (latents,) = args
+    return tuple(part.to(latents.device) for part in rotary)

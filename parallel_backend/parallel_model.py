@@ -82,7 +82,8 @@ class ParallelModel:
         applied = apply_plan(self.model, self.spec, mesh, self.dtype, self.sizes, self.hooks)
         self.mesh, self.slot, self.stage, self.link = mesh, applied.slot, applied.stage, applied.link
         self.attention, self.layout, self.seams = applied.attention, applied.layout, applied.seams
-        self.pipeline, self.row_forms, self.stage_forms = StepPipeline(mesh.plan), Forms(), Forms()
+        self.pipeline = StepPipeline(mesh.plan, self.spec.changes if self.spec else ())
+        self.row_forms, self.stage_forms = Forms(), Forms()
         self.kept.drop()
 
     def replan(self, mesh: Mesh) -> None:
@@ -108,7 +109,7 @@ class ParallelModel:
         dtype: what the network computes in. Raises PlanError if its class is not the one that is known.
         """
         hooks, spec = Hooks(), spec_of(type(network))
-        if spec and spec.inside and self.layout:
+        if spec and spec.inside is not None and self.layout:
             apply_plan_inside(network, spec, self.layout, self.mesh, dtype, hooks)
         return hooks
 
@@ -139,13 +140,14 @@ class ParallelModel:
         """While entered, code between the blocks sees all tokens, if it needs them. Values that it reads from tensors
         decide what it calls, so all ranks read those of the first. is_plain: whether the model's own code runs
         alone."""
-        self.slot.sees_whole, self.slot.is_plain = sees_whole, is_plain
+        self.slot.sees_whole = self.slot.has_all_tokens = sees_whole
+        self.slot.is_plain = is_plain
         agreed = AgreedValues(self.mesh["sequence"], self.slot) if sees_whole else nullcontext()
         try:
             with agreed:
                 yield
         finally:
-            self.slot.sees_whole = self.slot.is_plain = False
+            self.slot.sees_whole = self.slot.has_all_tokens = self.slot.is_plain = False
 
     def compiling(self, steps: int) -> AbstractContextManager[None]:
         """Runs the blocks inside the context compiled or not, as suits a sampling of this many steps."""

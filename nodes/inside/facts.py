@@ -174,7 +174,7 @@ def shares_tokens(network: torch.nn.Module, files: CodeFiles) -> bool:
             return False
         module = place.partition("/")[2].removesuffix(".py").replace("/", ".")
         spec = spec_named(f"{module}.{type(network).__qualname__}")
-        kept[SHARES] = spec is not None and spec.inside and not any(differences(network, spec))
+        kept[SHARES] = spec is not None and spec.inside is not None and not any(differences(network, spec))
     return kept[SHARES]
 
 

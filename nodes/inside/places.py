@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from ...parallel_backend.costs.auto import shareable
-from ...parallel_backend.models.bands import PLACES
 from ...parallel_backend.models.checks import modules_at
 from ...parallel_backend.models.spec import ModelSpec
 from ...worker.comfyui.patched_options import PATCHES, REPLACED
@@ -76,4 +75,4 @@ def options_of(module: torch.nn.Module, spec: ModelSpec) -> Places:
     if bands is None:
         return BETWEEN
     has_time = any(name.rpartition(".")[2] in bands.over_time for name, _ in module.named_modules())
-    return {} if has_time or bands.joint else PLACES
+    return {} if has_time else bands.places

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import UnknownModelError
-from ..hooks import Hooks
 from .spec import BlockList, ModelSpec, register
-
-if TYPE_CHECKING:
-    from diffusers import ModelMixin
 
 
 @dataclass(frozen=True)
@@ -23,8 +19,9 @@ class Adapter:
     frames_first: bool = False
     # By the path in a block, what takes the class's attention processor and returns one of ours in its place.
     processors: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
-    # Adds what else the class needs to the loaded model, by removable hooks. Blocks of other stages are not there.
-    prepare: Callable[[ModelMixin, Hooks], None] | None = None
+    # The path of the submodule that makes the rotary embedding, if it does so on the CPU. This is moved to the latents'
+    # device once per forward. Otherwise each block would move it and make the host wait.
+    rotary_on_cpu: str = ""
 
 
 # Blocks in which image and text attend together, as several classes have them. Others take both in one tensor.

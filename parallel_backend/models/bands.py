@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -36,25 +35,11 @@ TORCH: Mapping[str, tuple[str, ...]] = {
 
 
 class Place(NamedTuple):
-    """A place of ComfyUI's UNets for functions. given, returned: how many of the first arguments and of the first
+    """A place of a model for nodes' functions. given, returned: how many of the first arguments and of the first
     results are pixels, as tokens (B, pixels, C) or as a picture (B, C, H, W). The last argument is the options."""
 
     given: int
     returned: int = 1
-
-
-# By part of ComfyUI's options, the places where rows are gathered for functions that need them. Functions at other
-# places may change how many pixels there are.
-PLACES: Mapping[str, Mapping[str, Place]] = {
-    "patches": {
-        "attn1_output_patch": Place(1),
-        "middle_patch": Place(1),
-        "attn2_patch": Place(1),  # then keys and values of the text
-        "attn2_output_patch": Place(1),
-        "output_block_patch": Place(2, 2),
-    },
-    "patches_replace": {"attn1": Place(3), "attn2": Place(1)},
-}
 
 
 @dataclass(frozen=True)
@@ -71,10 +56,6 @@ class Bands:
     attention: Mapping[str, str]
     # An attribute of these modules, and its value where pixels attend to pixels, not to the text alone.
     attends_to_pixels: tuple[str, bool]
-    # The attributes of an attention module with its number of heads, and with a head's width or that of all heads.
-    heads: str
-    head_dim: str = ""
-    width: str = ""
     # Whether pixels attend to a text at the same time, whose keys follow those of the pixels.
     joint: bool = False
     # The path to a list with an entry for each level, if there are several. Each has half the rows of the one before.
@@ -90,14 +71,17 @@ class Bands:
     lists: tuple[str, ...] = ()
     # Names of lists of such modules in which a pixel attends to itself in other frames, not to other pixels.
     over_time: tuple[str, ...] = ()
-    # Arguments with rows, at any level: tensors, in lists and dicts or not.
-    rows: tuple[str, ...] = ()
-    # Arguments that have rows, each as many times as the latents.
-    scaled: Mapping[str, int] = field(default_factory=dict)
+    # Arguments with rows, at any level: tensors, in lists and dicts or not; and how many times as many rows they have.
+    rows: Mapping[str, int] = field(default_factory=dict)
     # Arguments that every rank takes as they are.
     whole: tuple[str, ...] = ()
     # Arguments that have to be given: without a text, pixels attend to one another in its place.
     needed: tuple[str, ...] = ()
+    # By part of nodes' options, the places where rows are gathered for functions that need them. Functions at other
+    # places may change how many pixels there are.
+    places: Mapping[str, Mapping[str, Place]] = field(default_factory=dict)
+    # Options with the shape of a tensor (B, C, H, W).
+    shapes: tuple[str, ...] = ()
 
     def layer_lists(self, model: torch.nn.Module) -> Iterator[str]:
         """Returns the paths of the model's `lists`."""
@@ -127,11 +111,9 @@ class Bands:
 
     def attention_sizes(self, model: torch.nn.Module) -> tuple[int, int]:
         """Returns the least number of heads, and the head dim that the fewest kernels take."""
-        modules = [model.get_submodule(path) for path in self.attention_paths(model)]
-        heads = [getattr(each, self.heads) for each in modules]
-        dims = [attrgetter(self.head_dim or self.width)(each) for each in modules]
-        if self.width:
-            dims = [width // count for width, count in zip(dims, heads, strict=True)]
+        modules: list[Any] = [model.get_submodule(path) for path in self.attention_paths(model)]
+        heads = [each.heads for each in modules]
+        dims = [each.to_q.out_features // each.heads for each in modules]
         return min(heads, default=1), max(dims, key=lambda dim: (dim % 8 > 0, dim), default=0)
 
 
@@ -139,11 +121,10 @@ def differences_in_bands(model: torch.nn.Module, bands: Bands) -> Iterator[str]:
     """Lists in words what of a model is not known to be right in bands."""
     first, *others = list(inspect.signature(type(model).forward).parameters.values())[1:]
     takes = {each.name for each in others if each.kind not in VARIABLE}
-    with_rows = {*bands.rows, *bands.scaled}
-    yield from (f"it has no argument {name}" for name in sorted({*with_rows, *bands.needed} - takes))
+    yield from (f"it has no argument {name}" for name in sorted({*bands.rows, *bands.needed} - takes))
     yield from (
         f"it has an argument {name}, which its spec does not list"
-        for name in sorted(takes - {*with_rows, *bands.whole, *bands.needed})
+        for name in sorted(takes - {*bands.rows, *bands.whole, *bands.needed})
     )
     unknown: dict[str, str] = {}  # what is not known, and the first layer that is so
     for path, module in model.named_modules():

@@ -240,15 +240,14 @@ def differences(model: torch.nn.Module, spec: ModelSpec) -> Iterator[str]:
                 yield from differences_in_block(block, blocks)
                 if sizes:
                     yield from differences_in_attention(block, attention_paths(block, blocks), blocks, spec, sizes)
-        if not spec.inside:  # else the other streams are the model's
+        if spec.inside is None:  # else the other streams are the model's
             yield from unknown_streams(blocks)
 
 
 def unknown_streams(blocks: BlockList) -> Iterator[str]:
     """Lists the streams that other fields name and `tokens` lacks. A rank would see all of their tokens."""
-    fields: dict[str, Any] = {"returns": blocks.returns, **blocks.attention, **blocks.ranges, **blocks.places}
-    fields |= {name: streams for name, (_, streams) in (*blocks.sides.items(), *blocks.last.items())}
-    fields |= {name: stream for name, (stream, _) in blocks.frames.items()}
+    fields: dict[str, Any] = {"returns": blocks.returns, **blocks.attention}
+    fields |= {name: side[-1] for name, side in blocks.sides.items()}
     known = set().union(*map(stream_names, blocks.tokens.values()))
     for stream in sorted(set().union(*map(stream_names, fields.values())) - known):
         where = ", ".join(name or "the block" for name, streams in fields.items() if stream in stream_names(streams))
@@ -302,7 +301,7 @@ def differences_in_block(block: torch.nn.Module, blocks: BlockList) -> Iterator[
     known = {ALWAYS_WHOLE, *blocks.sharded, *blocks.whole, *blocks.refused, blocks.kept}
     yield from (f"{blocks.path} has an argument {name}, which its spec does not list" for name in sorted(takes - known))
     yield from lacking(block, (*attention_paths(block, blocks), *blocks.full_length), f"{blocks.path}: ")
-    for path, attribute in blocks.windows.items():
+    for path, attribute in blocks.local_masks.items():
         with contextlib.suppress(AttributeError):
-            if not hasattr(block.get_submodule(path), attribute):
+            if attribute and not hasattr(block.get_submodule(path), attribute):
                 yield f"{blocks.path}: it has no {path}.{attribute}"

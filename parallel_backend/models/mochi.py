@@ -55,7 +55,7 @@ BLOCKS = BlockList(
     returns=("img", "txt"),
     attention={"attn1": "img+txt"},
     sides={"image_rotary_emb": (0, "img"), "encoder_attention_mask": (1, "txt")},
-    local_masks=("attn1",),
+    local_masks={"attn1": ""},
     whole=("temb",),
     chained=True,
 )

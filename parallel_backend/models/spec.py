@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,6 +21,33 @@ Streams = str | tuple[str | None, ...]
 # may be as long as the batch.
 ALWAYS_WHOLE = "transformer_options"
 OTHER = "+"  # rows of a linear layer that are not for queries, keys or values
+
+
+class ByFrame(NamedTuple):
+    """An argument that may have an entry for each frame of a stream in dim 1, or for each token. ndim: of its dims
+    then."""
+
+    ndim: int
+    stream: str
+
+
+class Last(NamedTuple):
+    """An argument with an entry for each of the last tokens of a stream."""
+
+    dim: int
+    stream: str
+
+
+class Places(NamedTuple):
+    """The place of a token, or ranges of tokens: a list of (start, stop, …). A tensor there has an entry for each."""
+
+    streams: str
+
+
+# How an argument depends on tokens. Most have an entry for each token: the dim in which tokens run, and their streams.
+# The value may be a tuple or list of tensors; with a tuple of streams, each item has its own. A size of 1 there is for
+# all tokens.
+Side = tuple[int, Streams] | ByFrame | Last | Places
 
 
 @dataclass(frozen=True)
@@ -45,30 +72,15 @@ class BlockList:
     # for a layer of the MLP alone, "qkv+" if rows for queries, keys and values come first. The MLP's rows are computed
     # while attention exchanges tokens.
     parallel_mlp: Mapping[str, str] = field(default_factory=dict)
-    # Per-token arguments, such as rotary embeddings: the dim in which tokens run, and their streams. The value may be a
-    # tuple or list of tensors; with a tuple of streams, each item has its own. A size of 1 there is for all tokens.
-    sides: Mapping[str, tuple[int, Streams]] = field(default_factory=dict)
-    # Arguments that may have an entry for each frame of a stream in dim 1, or for each token: the stream, and the
-    # number of dims that they have then.
-    frames: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    # Arguments with an entry for each of the last tokens of a stream: the dim, and the stream.
-    last: Mapping[str, tuple[int, str]] = field(default_factory=dict)
-    # Arguments that are ranges of tokens, as a list of (start, stop, …); a tensor there has an entry for each token.
-    ranges: Mapping[str, str] = field(default_factory=dict)
-    # Arguments that are the place of a token.
-    places: Mapping[str, str] = field(default_factory=dict)
-    # Arguments that say how many of a stream's tokens count, from the first on: the argument with those tokens. The
-    # other tokens are left out.
-    counts: Mapping[str, str] = field(default_factory=dict)
-    # Arguments that may have a class of the model's own: the function that makes a tensor of it. The other fields
-    # describe that tensor.
-    converters: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    # Arguments that depend on tokens, such as rotary embeddings.
+    sides: Mapping[str, Side] = field(default_factory=dict)
+    # For odd classes: functions of an argument, and of all `values` by name. They return what other fields describe:
+    # a tensor in place of the model's own class, or the tokens that count.
+    converters: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     # Submodules of `attention` whose mask the block makes from its own side arguments, so it covers this rank's keys.
-    # The mask is the same in all blocks of a forward.
-    local_masks: tuple[str, ...] = ()
-    # Submodules of `attention` that see a limited number of tokens to either side, and their attribute for that number.
-    # If it is None, they see all tokens.
-    windows: Mapping[str, str] = field(default_factory=dict)
+    # The mask is the same in all blocks of a forward. If they see a limited number of tokens to either side, their
+    # attribute for that number; if it is None, they see all tokens.
+    local_masks: Mapping[str, str] = field(default_factory=dict)
     # Submodules that derive a token's frame from its place, with their arguments that have tokens. They get these in
     # full length (see `seams/layout.py`). They mix no tokens, and return the first of these streams.
     full_length: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -76,7 +88,7 @@ class BlockList:
     # rank has whole. The block joins them with the fresh ones, which follow. A call without them runs whole on every
     # rank.
     kept: str = ""
-    # Arguments with tokens that only some of the blocks have. Any of them may return several tensors of its stream.
+    # Arguments with tokens that only some of the blocks have.
     optional: tuple[str, ...] = ()
     # Submodules that read nothing but what is the same for all tokens, such as modulations and projections of a text
     # that tokens attend to. A forward's pieces compute them once.
@@ -95,15 +107,13 @@ class BlockList:
     gathered: bool = False
     # Submodules of blocks that the model reads outside of the blocks, by their paths in it. All stages have them.
     shared: tuple[str, ...] = ()
-    # The dim of tokens. On a grid of (T, H, W), the number of dims that they fill, from that one on.
+    # The dim of tokens. A video's may fill several dims, from that one on.
     dim: int = 1
-    grid: int = 1
 
     @property
     def sharded(self) -> set[str]:
         """The arguments of which a rank gets its part."""
-        parts = (self.tokens, self.sides, self.frames, self.last, self.ranges, self.places, self.counts)
-        return {name for part in parts for name in part}
+        return {*self.tokens, *self.sides}
 
     @property
     def returned(self) -> tuple[str, ...]:
@@ -140,13 +150,15 @@ class ModelSpec:
     coupled_where: str = ""
     # Why its tokens cannot be shared, if they cannot. Then none of the fields above is needed.
     unshared: str = ""
-    # Whether it is a network that runs inside of another model's forward. A stream with the name of one of that model's
-    # is the same stream. Nothing is gathered after its blocks, unless a list says so.
-    inside: bool = False
-    # Its streams that are the first tokens of a stream of that model. A rank has the same tokens of both.
-    starts: Mapping[str, str] = field(default_factory=dict)
+    # For a network that runs inside of another model's forward: its streams that are the first tokens of a stream of
+    # that model. A rank has the same tokens of both. A stream with the name of one of that model's is the same stream.
+    # Nothing is gathered after its blocks, unless a list says so.
+    inside: Mapping[str, str] | None = None
     # How ranks share a picture of a class that convolves over it. Its blocks are not listed.
     bands: Bands | None = None
+    # Keys of nodes' options: where the image begins and ends in a stream that has a text, too; and what changes blocks.
+    image_places: str = ""
+    changes: tuple[str, ...] = ()
     # The stream whose tokens are the latents' patches, row by row. PipeFusion can run it patch by patch. Without such a
     # stream, PipeFusion has one patch.
     image: str = ""
@@ -215,12 +227,6 @@ def single_stream(path: str, argument: str, attention: str, *, stream: str = "x"
     return BlockList(path, {argument: stream}, returns=stream, attention={attention: stream}, **others)
 
 
-def comfyui_spec(model_class: str, *blocks: BlockList, **others: Any) -> ModelSpec:
-    """Returns the spec of one of ComfyUI's classes. With an `image`, most have their patch size at "patch_size"."""
-    usual = {"patch_size": "patch_size"} if "image" in others else {}
-    return ModelSpec(model_class, blocks, **{**usual, **others})
-
-
 def names(streams: str) -> tuple[str, ...]:
     """Returns the streams of a joined name."""
     return tuple(streams.split("+"))
@@ -236,9 +242,17 @@ def register(spec: ModelSpec, *also: str) -> ModelSpec:
     return spec
 
 
+def register_class(model_class: str, *blocks: BlockList, also: tuple[str, ...] = (), **others: Any) -> ModelSpec:
+    """Adds one of ComfyUI's classes, and others that run alike. With an `image`, most have their patch size at
+    "patch_size"."""
+    usual = {"patch_size": "patch_size"} if "image" in others else {}
+    options = {"image_places": "img_slice", "changes": ("patches", "patches_replace")}
+    return register(ModelSpec(model_class, blocks, **{**options, **usual, **others}), *also)
+
+
 def comfyui_classes() -> list[str]:
     """Returns ComfyUI's classes of models and ControlNets that have a spec."""
-    return sorted(name for name, spec in _SPECS.items() if spec.is_comfyui and not spec.inside)
+    return sorted(name for name, spec in _SPECS.items() if spec.is_comfyui and spec.inside is None)
 
 
 def spec_named(model_class: str) -> ModelSpec | None:

@@ -31,12 +31,11 @@ register_adapter(
             levels="config.block_out_channels",
             attention={"BasicTransformerBlock": "attn1"},
             attends_to_pixels=("only_cross_attention", False),
-            heads="heads",
-            width="inner_dim",
-            rows=(
-                *("down_block_additional_residuals", "mid_block_additional_residual"),
-                "down_intrablock_additional_residuals",
-            ),
+            rows={
+                "down_block_additional_residuals": 1,
+                "mid_block_additional_residual": 1,
+                "down_intrablock_additional_residuals": 1,
+            },
             whole=(
                 *("timestep", "encoder_hidden_states", "class_labels", "timestep_cond", "attention_mask"),
                 *("cross_attention_kwargs", "added_cond_kwargs", "encoder_attention_mask", "return_dict"),

@@ -46,7 +46,7 @@ class AgreedValues:
     def reader(self, own: Callable[[torch.Tensor], Value]) -> Callable[[torch.Tensor], Value]:
         def read(tensor: torch.Tensor) -> Value:
             value = own(tensor)
-            if self.is_agreeing or not self.slot.is_between or threading.get_ident() != self.thread:
+            if self.is_agreeing or not self.slot.has_all_tokens or threading.get_ident() != self.thread:
                 return value
             self.is_agreeing = True
             try:

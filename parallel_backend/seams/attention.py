@@ -367,7 +367,9 @@ def install_attention(
 
     def enter(*_: object) -> None:
         attention.calls = 0
-        attention.is_shared = not slot.is_between  # else all tokens are here, so the module's own attention is right
+        attention.is_shared = (
+            not slot.has_all_tokens
+        )  # else all tokens are here, so the module's own attention is right
         if not attention.is_shared:
             return
         if RUNNING.compiles:

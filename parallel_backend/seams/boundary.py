@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 
@@ -22,33 +22,30 @@ from ..compat import version_of
 from ..errors import RequestError
 from ..hooks import Hooks
 from ..models.checks import modules_at
-from ..models.spec import ALWAYS_WHOLE, BlockList, ModelSpec, Streams, names, signature_of
+from ..models.spec import (
+    ALWAYS_WHOLE,
+    BlockList,
+    ByFrame,
+    Last,
+    ModelSpec,
+    Places,
+    Side,
+    Streams,
+    names,
+    signature_of,
+)
 from .arguments import Arguments, Parameters
 from .layout import SPEC, Said, TokenLayout
 from .pipeline.stage_ends import StageEnds
 from .pipeline.stages import StandIn
 
 Arrival = Callable[[dict[str, Any]], None]
-
-IMAGE_PLACES = "img_slice"  # a key of ComfyUI's options: where the image's tokens begin and end
-
-
-class GivenTokens(NamedTuple):
-    """Tokens of all ranks that a block was called with, and this rank's copy of its own."""
-
-    whole: torch.Tensor
-    local: torch.Tensor
-    streams: str
-
-    @property
-    def is_written(self) -> bool:
-        return version_of(self.local) > 0
+TOKENS_NDIM = 3  # of tokens in one dim, with rows and channels
 
 
 class BlockBoundary:
-    """The hooks on one block.
+    """The hooks on one block of a model.
 
-    owner: the class of its model.
     arrivals: puts the tokens that other stages send into the block's arguments.
     chained: whether a chained block follows, so that streams stay local.
     gathers: whether the tokens of all ranks are gathered after the block.
@@ -56,17 +53,18 @@ class BlockBoundary:
 
     def __init__(
         self,
+        model: torch.nn.Module,
+        spec: ModelSpec,
         block: torch.nn.Module,
         blocks: BlockList,
         layout: TokenLayout,
-        owner: str,
         arrivals: Sequence[Arrival] = (),
         chained: Callable[[], bool] = lambda: False,
         gathers: bool = False,
     ) -> None:
+        self.owner = type(model).__name__
         self.blocks = blocks
         self.layout = layout
-        self.owner = owner
         self.arrivals = arrivals
         self.chained = chained
         self.gathers = gathers
@@ -75,25 +73,10 @@ class BlockBoundary:
         self.known = {ALWAYS_WHOLE, *blocks.whole, *blocks.sharded, blocks.kept}
         joined = list(blocks.tokens.values())
         self.joined = names(joined[0]) if len(joined) == 1 and isinstance(joined[0], str) else ()
-        # Functions of this object and a value. They are not bound to it, because a reference cycle would keep its
-        # plan's groups.
-        own = BlockBoundary
-        self.cuts: Mapping[str, Callable[[BlockBoundary, Any], Any]] = {
-            **{
-                name: partial(own.cut, streams=streams, said=self.said("tokens", name))
-                for name, streams in blocks.tokens.items()
-            },
-            **{
-                name: partial(own.cut_side, name=name, streams=streams, said=self.said("sides", name))
-                for name, (_, streams) in blocks.sides.items()
-            },
-            **{name: partial(own.cut_frames, name=name) for name in blocks.frames},
-            **{name: partial(own.cut_last, name=name) for name in blocks.last},
-            **{name: partial(own.cut_ranges, streams=names(streams)) for name, streams in blocks.ranges.items()},
-            **{name: partial(own.cut_place, streams=names(streams)) for name, streams in blocks.places.items()},
-        }
-        self.sizes: torch.Size | None = None  # of the tokens' grid
-        self.given: list[GivenTokens] = []  # if code between the blocks needs all tokens
+        self.image_places = spec.image_places
+        self.grid: torch.Size | None = None  # the sizes of the tokens' dims, if they fill several
+        # If code between the blocks needs all tokens: those that the block was given, and this rank's copy of its own.
+        self.given: list[tuple[torch.Tensor, torch.Tensor, str]] = []
         self.is_checked = False  # whether the block's output was compared with its spec
 
     def install(self, block: torch.nn.Module, hooks: Hooks) -> None:
@@ -103,25 +86,18 @@ class BlockBoundary:
     def enter(self, block: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """Cuts the block's arguments to this rank's tokens. Raises RequestError for an unlisted argument."""
         slot, given = self.layout.slot, Arguments(self.parameters, args, kwargs)
-        slot.forward.is_whole = bool(self.blocks.kept) and not given.values.get(self.blocks.kept)
-        if slot.forward.is_whole:
+        slot.has_all_tokens = bool(self.blocks.kept) and not given.values.get(self.blocks.kept)
+        if slot.has_all_tokens:
             return args, kwargs
         if not slot.sees_whole:
             return self.cut_arguments(block, given)
-        self.given = []
-        if self.leaves_out(given.values):
-            return args, kwargs
+        self.given, slot.has_all_tokens = [], True
         try:
             found = self.cut_arguments(block, given)
         except RequestError:  # all ranks find the same
             return args, kwargs
-        slot.forward.in_block = True
+        slot.has_all_tokens = False
         return found
-
-    def leaves_out(self, values: dict[str, Any]) -> bool:
-        """Whether some of the tokens do not count, so that ranks do not compute them."""
-        counts, dim = self.blocks.counts, self.blocks.dim
-        return any(values[count] < values[tokens].shape[dim] for count, tokens in counts.items())
 
     def cut_arguments(self, block: torch.nn.Module, given: Arguments) -> tuple[tuple, dict[str, Any]]:
         blocks = self.blocks
@@ -132,28 +108,32 @@ class BlockBoundary:
                 "shared over ranks yet.",
                 "Use ulysses=1 and ring=1.",
             )
+        values = given.values
         for name, convert in blocks.converters.items():
-            if given.values.get(name) is not None:
-                given.values[name] = self.once(f"{name} converted", given.values[name], convert)
+            if (value := values.get(name)) is None:
+                continue
+            values[name] = self.once(f"{name} converted", value, partial(convert, values=values))
+            if name in blocks.tokens and self.layout.slot.sees_whole and values[name].shape != value.shape:
+                raise RequestError(
+                    "Code between the blocks sees tokens that do not count.", "Use ulysses=1 and ring=1."
+                )
         if blocks.kept:
-            _, _, self.layout.forward.kept = given.values[blocks.kept]
-        self.learn_places(given.values)
-        for name, tokens in blocks.counts.items():
-            given.values[tokens] = given.values[tokens].narrow(blocks.dim, 0, given.values[name])
-        for name, cut in self.cuts.items():
-            if given.values.get(name) is not None:
-                given.values[name] = cut(self, given.values[name])
+            _, _, self.layout.forward.kept = values[blocks.kept]
+        self.cut_options(values)
+        for name, streams in blocks.tokens.items():
+            if values.get(name) is not None:
+                values[name] = self.cut(values[name], streams, (f"{self.owner}: {name} of {blocks.path}", "`tokens`"))
+        for name, side in blocks.sides.items():
+            if values.get(name) is not None:
+                values[name] = self.cut_side(values[name], name, side)
         for arrive in self.arrivals:
-            arrive(given.values)
-        for name, tokens in blocks.counts.items():
-            given.values[name] = given.values[tokens].shape[blocks.dim]
-        self.cut_options(given.values)
+            arrive(values)
         return given.passed()
 
     def leave(self, _block: torch.nn.Module, _args: tuple, output: Any) -> Any:
         """Brings the block's output to full length, or gathers it. Between chained blocks it stays local."""
         slot = self.layout.slot
-        if slot.is_between:  # it has run whole
+        if slot.has_all_tokens:  # it has run whole
             return output
         if not self.is_checked and output is not None:
             self.check_returned(output)
@@ -165,125 +145,124 @@ class BlockBoundary:
     def leave_whole(self, output: Any) -> Any:
         """Gathers the block's output. What the block has written into the caller's tokens is written there, too."""
         given, self.given = self.given, []
-        self.layout.slot.forward.in_block = False
-        for each in given:
-            if each.is_written:
-                each.whole.copy_(self.fill(each.local, each.streams))
+        self.layout.slot.has_all_tokens = True
+        for whole, local, streams in given:
+            if version_of(local) > 0:
+                whole.copy_(self.fill(local, streams))
 
         def gather(local: torch.Tensor, streams: str) -> torch.Tensor:
-            same = next((each.whole for each in given if each.local is local), None)
+            same = next((whole for whole, own, _ in given if own is local), None)
             return self.fill(local, streams) if same is None else same
 
         return each_stream(gather, output, self.blocks.returns)
 
     def check_returned(self, output: Any) -> None:
         """Raises RequestError, on every rank alike, if the block's output has other streams than its spec says."""
-        returns, dim, grid = self.blocks.returns, self.blocks.dim, self.blocks.grid
-        values = output if isinstance(output, (tuple, list)) else (output,)
-        streams = (returns,) * (len(values) if self.blocks.optional else 1) if isinstance(returns, str) else returns
-        if streams is None:
+        returns = self.blocks.returns
+        if returns is None:
             return
-        sizes = [value.shape[dim : dim + grid] if isinstance(value, torch.Tensor) else None for value in values]
-        lengths = [None if size is None else math.prod(size) for size in sizes]
+        values = output if isinstance(output, (tuple, list)) else (output,)
+        said = (returns,) if isinstance(returns, str) else returns
+        streams = said * len(values) if isinstance(returns, str) else said
+        lengths = [self.flat(value).shape[self.blocks.dim] if torch.is_tensor(value) else None for value in values]
         if len(lengths) != len(streams) or not all(
             stream is None or length is None or self.layout.is_local(names(stream), length)
             for stream, length in zip(streams, lengths, strict=True)
         ):
             raise RequestError(
                 f"{self.owner}: {self.blocks.path} return {' and '.join(map(str, lengths))} tokens, and `returns` says "
-                f"{' and '.join(map(str, streams))}; this rank has {self.layout.describe_local()}.",
+                f"{' and '.join(map(str, said))}; this rank has {self.layout.describe_local()}.",
                 "Correct `returns`, as parallel_backend/models/README.md says, or use ulysses=1 and ring=1.",
             )
 
-    def learn_places(self, values: dict[str, Any]) -> None:
-        """Learns the lengths of joined streams from the position of the image in them. The boundary needs this if a
-        node skips all blocks that take the streams separately."""
-        options = values.get(ALWAYS_WHOLE)
-        if len(self.joined) == 2 and isinstance(options, dict) and IMAGE_PLACES in options:
-            start, stop = options[IMAGE_PLACES]
-            for name, length in zip(self.joined, (start, stop - start), strict=True):
-                self.layout.learn((name,), length)
-
     def cut_options(self, values: dict[str, Any]) -> None:
-        """Replaces the image's position among all tokens by its position among this rank's tokens. Nodes' patches read
-        it."""
+        """Replaces the image's place among all tokens by its place among this rank's tokens, which nodes' patches read.
+        Learns the streams' lengths from it, because a node may skip all blocks that take the streams separately."""
         options = values.get(ALWAYS_WHOLE)
-        if self.joined and isinstance(options, dict) and IMAGE_PLACES in options:
-            places = [self.layout.cut_place(place, self.joined) for place in options[IMAGE_PLACES]]
-            values[ALWAYS_WHOLE] = {**options, IMAGE_PLACES: places}
+        if not self.joined or not isinstance(options, dict) or self.image_places not in options:
+            return
+        start, stop = options[self.image_places]
+        *before, image = self.joined
+        if len(before) < 2:
+            for name in before:
+                self.layout.learn((name,), start)
+            self.layout.learn((image,), stop - start if before else stop)
+        places = [self.layout.cut_place(place, self.joined) for place in (start, stop)]
+        values[ALWAYS_WHOLE] = {**options, self.image_places: places}
 
     def cut(self, value: Any, streams: Streams, said: Said = SPEC) -> Any:
         return each_stream(partial(self.cut_tokens, said=said), value, streams)
 
-    def said(self, field: str, name: str) -> Said:
-        return Said(f"{self.owner}: {name} of {self.blocks.path}", f"`{field}`")
-
     def cut_tokens(self, tokens: torch.Tensor, streams: str, said: Said) -> torch.Tensor:
-        if not self.layout.slot.sees_whole:
-            return self.cut_part(tokens, streams, said)
-        with torch.inference_mode(False):  # a tensor of inference mode does not count what is written into it
-            local = self.cut_part(tokens, streams, said).clone()
-        self.given.append(GivenTokens(tokens, local, streams))
-        return local
-
-    def cut_part(self, tokens: torch.Tensor, streams: str, said: Said) -> torch.Tensor:
-        dim, grid, sees_whole = self.blocks.dim, self.blocks.grid, self.layout.slot.sees_whole
-        if self.blocks.chained and not sees_whole and self.layout.is_local(names(streams), tokens.shape[dim]):
+        dim, flat, sees_whole = self.blocks.dim, self.flat(tokens), self.layout.slot.sees_whole
+        if self.blocks.chained and not sees_whole and self.layout.is_local(names(streams), flat.shape[dim]):
             return tokens
-        if grid > 1:
-            self.sizes = tokens.shape[dim : dim + grid]
-            tokens = tokens.flatten(dim, dim + grid - 1)
-        local = self.layout.cut(tokens, names(streams), dim, said)
+        dims = tokens.ndim - flat.ndim
+        self.grid = tokens.shape[dim : dim + dims + 1] if dims else None
+        local = self.layout.cut(flat, names(streams), dim, said)
         if len(local) == 1:  # the dim of size 1 gets its usual stride, so that compiled blocks need no other graph
             local = local[0][None]
-        return local[(slice(None),) * (dim + 1) + (None,) * (grid - 1)] if grid > 1 else local
+        local = local[(slice(None),) * (dim + 1) + (None,) * dims] if dims else local
+        if sees_whole:
+            with torch.inference_mode(False):  # a tensor of inference mode does not count what is written into it
+                local = local.clone()
+            self.given.append((tokens, local, streams))
+        return local
+
+    def flat(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Returns tokens with one dim for all, beside those of rows and channels. Those of a video may fill several."""
+        dims = tokens.ndim - TOKENS_NDIM
+        return tokens.flatten(self.blocks.dim, self.blocks.dim + dims) if dims > 0 else tokens
 
     def fill(self, local: torch.Tensor, streams: str) -> torch.Tensor:
-        dim, grid = self.blocks.dim, self.blocks.grid
-        if grid > 1:
-            local = local.flatten(dim, dim + grid - 1)
+        dim, local = self.blocks.dim, self.flat(local)
         if self.gathers or self.layout.slot.sees_whole:
             self.layout.forward.gathered = True
             tokens = self.layout.gather(local, names(streams), dim, (self, streams) if self.gathers else None)
         else:
             tokens = self.layout.fill(local, names(streams), dim)
-        return tokens.unflatten(dim, self.sizes) if grid > 1 and self.sizes is not None else tokens
+        return tokens.unflatten(dim, self.grid) if self.grid else tokens
 
-    def cut_side(self, value: Any, name: str, streams: Streams | None, said: Said = SPEC) -> Any:
+    def cut_side(self, value: Any, name: str, side: Side) -> Any:
+        """Returns this rank's part of an argument that depends on tokens."""
+        layout = self.layout
+        match side:
+            case Places(streams):
+                own = names(streams)
+                return layout.cut_place(value, own) if isinstance(value, int) else layout.cut_ranges(value, own)
+            case Last(dim, stream):
+                return self.once(name, value, lambda whole: layout.cut_last(whole, stream, dim))
+            case ByFrame(ndim, stream):
+                return self.cut_frames(value, name, ndim, stream)
+            case dim, streams:
+                said = (f"{self.owner}: {name} of {self.blocks.path}", "`sides`")
+                return self.cut_entries(value, name, dim, streams, said)
+
+    def cut_entries(self, value: Any, name: str, dim: int, streams: Streams | None, said: Said) -> Any:
         """Cuts a per-token argument, or each tensor of a list. A tensor that applies to all tokens stays as it is, as
         does an item of no stream."""
         if streams is None:
             return value
         if isinstance(value, (tuple, list)):
             each = streams if isinstance(streams, tuple) else (streams,) * len(value)
-            return type(value)(self.cut_side(item, name, own, said) for item, own in zip(value, each, strict=True))
-        dim = self.blocks.sides[name][0]
+            return type(value)(
+                self.cut_entries(item, name, dim, own, said) for item, own in zip(value, each, strict=True)
+            )
         if not isinstance(value, torch.Tensor) or value.ndim <= dim or value.shape[dim] == 1:
             return value
         return self.once(name, value, lambda whole: self.layout.cut(whole, names(str(streams)), dim, said))
 
-    def cut_ranges(self, value: Any, streams: tuple[str, ...]) -> Any:
-        return self.layout.cut_ranges(value, streams)
-
-    def cut_place(self, value: Any, streams: tuple[str, ...]) -> int:
-        return self.layout.cut_place(value, streams)
-
-    def cut_last(self, value: Any, name: str) -> Any:
-        dim, stream = self.blocks.last[name]
-        return self.once(name, value, lambda whole: self.layout.cut_last(whole, stream, dim))
-
-    def cut_frames(self, value: Any, name: str) -> Any:
+    def cut_frames(self, value: Any, name: str, ndim: int, stream: str) -> Any:
         """Gives each token its frame's entry of a per-frame argument. A tensor that applies to all frames stays as it
         is."""
-        streams, ndim = self.blocks.frames[name]
         if value.ndim != ndim or value.shape[1] == 1:
             return value
         self.layout.forward.by_frame = True
-        tokens = self.layout.total(names(streams))
+        tokens = self.layout.total((stream,))
         of_one = math.ceil(tokens / value.shape[1])
 
         def by_token(frames: torch.Tensor) -> torch.Tensor:
-            places = self.layout.cut(torch.arange(tokens, device=frames.device), names(streams), 0)
+            places = self.layout.cut(torch.arange(tokens, device=frames.device), (stream,), 0)
             return frames.index_select(1, places // of_one)
 
         return self.once(name, value, by_token)
@@ -316,13 +295,17 @@ def install_boundary(
 
     layout: of the model; of the other model for a network inside of it.
     """
-    owner = type(model).__name__
+
+    def boundary_of(block: torch.nn.Module, blocks: BlockList, *args: Any, **more: Any) -> BlockBoundary:
+        return BlockBoundary(model, spec, block, blocks, layout, *args, **more)
+
     every = [(blocks, block) for blocks in spec.blocks for block in modules_at(model, blocks.path)]
     own = [(place, *each) for place, each in enumerate(every) if not isinstance(each[1], StandIn)]
     follows = {block: blocks.chained and blocks is after for (blocks, block), (after, _) in pairwise(every)}
     for blocks, block in every[: own[0][0]]:
         if block is modules_at(model, blocks.path)[0]:
-            learn_streams(block, blocks, layout, owner, hooks)
+            learns = boundary_of(block, blocks)  # the streams' lengths, from what another stage's block is given
+            hooks.before(block, partial(learn_streams, learns), with_kwargs=True)
     for place, blocks, block in own:
         arrivals: list[Arrival] = []
         if ends:
@@ -332,16 +315,20 @@ def install_boundary(
             ends.keep_skip(block, place, hooks)
         is_last = block is every[-1][1]
         chained = partial(reaches_head, spec, layout) if is_last else partial(follows.__getitem__, block)
-        gathers = blocks.gathered or (is_last and not spec.head and not spec.inside)
-        BlockBoundary(block, blocks, layout, owner, arrivals, chained, gathers).install(block, hooks)
+        gathers = blocks.gathered or (is_last and not spec.head and spec.inside is None)
+        boundary_of(block, blocks, arrivals, chained, gathers).install(block, hooks)
         for path, streams in blocks.full_length.items():
             restore_full_length(block.get_submodule(path), streams, layout, hooks)
     if ends and not ends.link.is_last:
         blocks, block = every[own[-1][0] + 1]
-        ends.send_before(cast("StandIn", block), blocks, BlockBoundary(block, blocks, layout, owner).cut, hooks)
+        ends.send_before(cast("StandIn", block), blocks, boundary_of(block, blocks).cut, hooks)
     if spec.head:
         head = model.get_submodule(spec.head.path)
-        BlockBoundary(head, spec.head, layout, owner, gathers=True).install(head, hooks)
+        boundary_of(head, spec.head, gathers=True).install(head, hooks)
+
+
+def learn_streams(boundary: BlockBoundary, *called: Any) -> None:
+    boundary.enter(*called)
 
 
 def reaches_head(spec: ModelSpec, layout: TokenLayout) -> bool:
@@ -349,22 +336,12 @@ def reaches_head(spec: ModelSpec, layout: TokenLayout) -> bool:
     return spec.head is not None and spec.head.chained and not layout.forward.by_frame
 
 
-def learn_streams(block: torch.nn.Module, blocks: BlockList, layout: TokenLayout, owner: str, hooks: Hooks) -> None:
-    """Learns the streams' lengths from the arguments of another stage's block."""
-    boundary = BlockBoundary(block, blocks, layout, owner)
-
-    def learn(block: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        boundary.enter(block, args, kwargs)
-
-    hooks.before(block, learn, with_kwargs=True)
-
-
 def restore_full_length(module: torch.nn.Module, streams: Mapping[str, str], layout: TokenLayout, hooks: Hooks) -> None:
     """Gives a block's submodule its tokens in full length, and the block this rank's part of the result."""
     parameters, returned = Parameters(signature_of(module)), names(next(iter(streams.values())))
 
     def enter(_module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        if layout.slot.is_between:
+        if layout.slot.has_all_tokens:
             return args, kwargs
         given = Arguments(parameters, args, kwargs)
         for name, own in streams.items():
@@ -372,7 +349,7 @@ def restore_full_length(module: torch.nn.Module, streams: Mapping[str, str], lay
         return given.passed()
 
     def leave(_module: torch.nn.Module, _args: tuple, output: torch.Tensor) -> torch.Tensor:
-        return output if layout.slot.is_between else layout.cut(output, returned, 1)
+        return output if layout.slot.has_all_tokens else layout.cut(output, returned, 1)
 
     hooks.before(module, enter, with_kwargs=True)
     hooks.after(module, leave)

@@ -71,10 +71,7 @@ class Forward:
     sides: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     # By streams and ranks, the positions of their tokens in the whole streams.
     orders: dict[tuple, torch.Tensor] = field(default_factory=dict)
-    # Whether a block runs on this rank's own tokens. Only `ForwardSlot.sees_whole` looks at it.
-    in_block: bool = False
-    # Whether the block that was called last runs whole, because it was given no kept keys. Else, how many it was given.
-    is_whole: bool = False
+    # How many kept keys the running block was given.
     kept: int = 0
     # Whether an argument had an entry for each frame or token. The model may use it to modulate its output, too.
     by_frame: bool = False
@@ -103,12 +100,13 @@ class ForwardSlot:
 
     buffers: by name, the memory in which ranks send and receive messages. It stays for the request, or the sampling.
     patches: how many segments the image has. sees_whole: whether code that is not the model's own runs between the
-    blocks, and needs all tokens there. is_plain: whether it is known that no such code runs anywhere in the model.
+    blocks, and needs all tokens there. has_all_tokens: whether all tokens are here now, because such code runs, or a
+    block that runs whole. is_plain: whether it is known that no such code runs anywhere in the model.
     """
 
     def __init__(self, patches: int = 1) -> None:
         self.patches = patches
-        self.sees_whole = False
+        self.sees_whole = self.has_all_tokens = False
         self.is_plain = False
         self.buffers: dict[object, torch.Tensor] = {}
         self.forward = Forward(self.every_segment())
@@ -125,11 +123,6 @@ class ForwardSlot:
                 buffer = like.new_empty(size)
         return buffer
 
-    @property
-    def is_between(self) -> bool:
-        """Whether all tokens are here now, because code between the blocks needs them, or the block that runs."""
-        return self.forward.is_whole or (self.sees_whole and not self.forward.in_block)
-
     def every_segment(self) -> list[int]:
         return list(range(self.patches))
 
@@ -137,10 +130,12 @@ class ForwardSlot:
     def enter(self, forward: Forward) -> Iterator[None]:
         """While entered, this forward is the running one."""
         outside, self.forward = self.forward, forward
+        self.has_all_tokens = self.sees_whole
         try:
             yield
         finally:
             self.forward = outside
+            self.has_all_tokens = self.sees_whole
 
 
 class FirstPieceComputes:

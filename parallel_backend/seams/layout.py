@@ -56,14 +56,9 @@ def once_a_forward(
     return counted
 
 
-class Said(NamedTuple):
-    """Names a tensor and the field of its spec, for an error."""
-
-    what: str = "A tensor"
-    field: str = "its spec"
-
-
-SPEC = Said()
+# A tensor and the field of its spec, for an error.
+Said = tuple[str, str]
+SPEC: Said = ("A tensor", "its spec")
 
 
 class TokenLayout:
@@ -80,7 +75,7 @@ class TokenLayout:
         self.axis = axis
         self.slot = slot
         self.patches = slot.patches
-        self.starts: Mapping[str, str] = {}  # streams of networks, see `ModelSpec.starts`
+        self.starts: Mapping[str, str] = {}  # streams of networks, see `ModelSpec.inside`
 
     @property
     def forward(self) -> Forward:
@@ -104,9 +99,9 @@ class TokenLayout:
         unknown = [name for name in streams if name not in segments]
         rest = length - sum(sum(segments[name]) for name in streams if name in segments)
         if len(unknown) > 1 or rest < 0 or (rest and not unknown):
+            what, field = said
             raise RequestError(
-                f"{said.what} has {length} tokens, and {said.field} says {'+'.join(streams)}; known lengths are "
-                f"{segments}.",
+                f"{what} has {length} tokens, and {field} says {'+'.join(streams)}; known lengths are {segments}.",
                 "Correct its streams, as parallel_backend/models/README.md says, or use ulysses=1 and ring=1.",
             )
         for name in unknown:

@@ -65,7 +65,7 @@ def lengths_of(blocks: BlockList, values: list[Any]) -> set[int]:
     """The lengths of a block's streams, and of all of them together."""
     each = [value if isinstance(value, (tuple, list)) else (value,) for value in values]
     tokens = [item for items in each for item in items if isinstance(item, torch.Tensor) and item.ndim > blocks.dim]
-    lengths = [math.prod(item.shape[blocks.dim : blocks.dim + blocks.grid]) for item in tokens]
+    lengths = [math.prod(item.shape[blocks.dim : blocks.dim + max(1, item.ndim - 2)]) for item in tokens]
     return {*lengths, sum(lengths)}
 
 

@@ -107,9 +107,9 @@ class Probe:
             (seen,) = {each.rpartition("|")[2] for each in ((streams,) if isinstance(streams, str) else streams)}
             where = f"{path or 'the block'} of {blocks.path}"
             yield from self.follow(f"what {where} attends to", "attention", KEYS, seen, key, other)
-        for name, (dim, streams) in blocks.sides.items():
-            if name in run.given:
-                pair = (run.given[name], turned.given[name])
+        for name, side in blocks.sides.items():
+            if name in run.given and type(side) is tuple:  # with an entry for each token
+                (dim, streams), pair = side, (run.given[name], turned.given[name])
                 yield from self.follow(f"{name} of {blocks.path}", "sides", dim, streams, *pair, still=True)
         for name in blocks.whole:
             yield from self.follows_tokens(f"{name} of {blocks.path}", run.given.get(name), turned.given.get(name))

@@ -1,23 +1,20 @@
 """Audio models: Stable Audio and ACE-Step; and MiniMax H3, which makes video with it."""
 
-from ..spec import ModelSpec, comfyui_spec, register, single_stream
+from ..spec import Last, Places, register_class, single_stream
 
 STABLE_AUDIO = single_stream(
     "transformer.layers",
     "x",
     "self_attn",
-    sides={"rotary_pos_emb": (0, "x")},
-    last={"local_add_cond": (1, "x")},
+    sides={"rotary_pos_emb": (0, "x"), "local_add_cond": Last(1, "x")},
     whole=("context", "global_cond", "context_mask"),
     refused=("mask",),
 )
-register(
-    comfyui_spec(
-        "comfy.ldm.audio.dit.AudioDiffusionTransformer",
-        STABLE_AUDIO,
-        heads="transformer.layers.0.self_attn.num_heads",
-        head_dim="transformer.layers.0.self_attn.dim_heads",
-    )
+register_class(
+    "comfy.ldm.audio.dit.AudioDiffusionTransformer",
+    STABLE_AUDIO,
+    heads="transformer.layers.0.self_attn.num_heads",
+    head_dim="transformer.layers.0.self_attn.dim_heads",
 )
 
 ACE_STEP = single_stream(
@@ -25,37 +22,31 @@ ACE_STEP = single_stream(
     "hidden_states",
     "self_attn",
     sides={"position_embeddings": (0, "x")},
-    windows={"self_attn": "sliding_window"},
+    local_masks={"self_attn": "sliding_window"},
     whole=("temb", "encoder_hidden_states", "encoder_attention_mask"),
     refused=("attention_mask",),
 )
-register(
-    comfyui_spec(
-        "comfy.ldm.ace.ace_step15.AceStepConditionGenerationModel",
-        ACE_STEP,
-        heads="decoder.layers.0.self_attn.num_heads",
-        head_dim="decoder.layers.0.self_attn.head_dim",
-        coupled="it gives the sound of every row's reference to the first",
-    )
+register_class(
+    "comfy.ldm.ace.ace_step15.AceStepConditionGenerationModel",
+    ACE_STEP,
+    heads="decoder.layers.0.self_attn.num_heads",
+    head_dim="decoder.layers.0.self_attn.head_dim",
+    coupled="it gives the sound of every row's reference to the first",
 )
-register(
-    ModelSpec(
-        "comfy.ldm.ace.model.ACEStepTransformer2DModel",
-        unshared="its attention is linear, and it convolves along its tokens",
-    )
+register_class(
+    "comfy.ldm.ace.model.ACEStepTransformer2DModel",
+    unshared="its attention is linear, and it convolves along its tokens",
 )
 
 MINIMAX = single_stream(
-    "blocks", "x", "attn", sides={"rope_freqs": (1, "x")}, ranges={"mod_segments": "x"}, whole=("t_emb",), dim=0
+    "blocks", "x", "attn", sides={"rope_freqs": (1, "x"), "mod_segments": Places("x")}, whole=("t_emb",), dim=0
 )
-register(
-    comfyui_spec(
-        "comfy.ldm.minimax.model.MiniMaxH3Model",
-        MINIMAX,
-        heads="blocks.0.attn.heads",
-        head_dim="blocks.0.attn.head_dim",
-        computed={"minimax_payload": ("layout",)},
-        read=("timestep", "minimax_payload"),
-        packed=True,
-    )
+register_class(
+    "comfy.ldm.minimax.model.MiniMaxH3Model",
+    MINIMAX,
+    heads="blocks.0.attn.heads",
+    head_dim="blocks.0.attn.head_dim",
+    computed={"minimax_payload": ("layout",)},
+    read=("timestep", "minimax_payload"),
+    packed=True,
 )

@@ -1,7 +1,7 @@
 """The two stages of Stable Cascade that denoise."""
 
 from ..bands import TORCH, Bands
-from ..spec import ModelSpec, register
+from ..spec import register_class
 
 COMMON = (
     *("AttnBlock", "Attention2D", "FeedForwardBlock", "GlobalResponseNorm", "LayerNorm2d", "OptimizedAttention"),
@@ -20,8 +20,6 @@ def register_stage(name: str, levels: str, *conditions: str) -> None:
         {**LAYERS, module: (name, "UpDownBlock2d")},
         attention={"AttnBlock": "attention.attn"},
         attends_to_pixels=("self_attn", True),
-        heads="heads",
-        width="to_q.out_features",
         joint=True,
         levels=levels,
         rounds_up=False,
@@ -30,7 +28,7 @@ def register_stage(name: str, levels: str, *conditions: str) -> None:
         whole=("r", "sca", "crp", "transformer_options", *conditions),
         needed=(conditions[0],),
     )
-    register(ModelSpec(f"{module}.{name}", unstaged="they skip from the first half to the second", bands=bands))
+    register_class(f"{module}.{name}", unstaged="they skip from the first half to the second", bands=bands)
 
 
 register_stage("StageC", "", "clip_text", "clip_text_pooled", "clip_img", "control")

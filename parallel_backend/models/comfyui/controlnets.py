@@ -6,7 +6,7 @@ on every rank, because the model may have other tokens than the ControlNet.
 
 from dataclasses import replace
 
-from ..spec import BlockList, comfyui_spec, register, single_stream
+from ..spec import BlockList, register_class, single_stream
 from .dit import HUNYUAN
 from .flux import DOUBLE, SINGLE
 from .mmdit import SD3
@@ -20,7 +20,7 @@ def outputs(path: str, stream: str = "img") -> BlockList:
 
 def register_controlnet(model_class: str, *blocks: BlockList, heads: str, width: str = "hidden_size") -> None:
     reason = "it runs beside the model, which has the stages"
-    register(comfyui_spec(model_class, *blocks, heads=heads, width=width, unstaged=reason))
+    register_class(model_class, *blocks, heads=heads, width=width, unstaged=reason)
 
 
 register_controlnet(

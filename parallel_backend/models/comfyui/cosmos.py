@@ -1,6 +1,6 @@
 """Cosmos 1, Cosmos Predict 2, and Anima, which is a Cosmos model."""
 
-from ..spec import BlockList, comfyui_spec, register, single_stream
+from ..spec import BlockList, ByFrame, register_class, single_stream
 
 COSMOS = single_stream(
     "blocks",
@@ -9,16 +9,13 @@ COSMOS = single_stream(
     sides={"rope_emb_L_1_1_D": (0, "x")},
     whole=("emb_B_D", "crossattn_emb", "crossattn_mask", "adaln_lora_B_3D"),
     dim=0,
-    grid=3,
 )
-register(
-    comfyui_spec(
-        "comfy.ldm.cosmos.model.GeneralDIT",
-        COSMOS,
-        heads="num_heads",
-        width="model_channels",
-        unstaged="they are kept by name",
-    )
+register_class(
+    "comfy.ldm.cosmos.model.GeneralDIT",
+    COSMOS,
+    heads="num_heads",
+    width="model_channels",
+    unstaged="they are kept by name",
 )
 
 PREDICT_2 = BlockList(
@@ -26,12 +23,17 @@ PREDICT_2 = BlockList(
     tokens={"x_B_T_H_W_D": "x", "extra_per_block_pos_emb": "x"},
     returns="x",
     attention={"self_attn": "x"},
-    sides={"rope_emb_L_1_1_D": (1, "x")},
-    frames={"emb_B_T_D": ("x", 3), "adaln_lora_B_T_3D": ("x", 3)},
+    sides={
+        "rope_emb_L_1_1_D": (1, "x"),
+        "emb_B_T_D": ByFrame(3, "x"),
+        "adaln_lora_B_T_3D": ByFrame(3, "x"),
+    },
     whole=("crossattn_emb",),
-    grid=3,
 )
-register(
-    comfyui_spec("comfy.ldm.cosmos.predict2.MiniTrainDIT", PREDICT_2, heads="num_heads", width="model_channels"),
-    "comfy.ldm.anima.model.Anima",
+register_class(
+    "comfy.ldm.cosmos.predict2.MiniTrainDIT",
+    PREDICT_2,
+    heads="num_heads",
+    width="model_channels",
+    also=("comfy.ldm.anima.model.Anima",),
 )

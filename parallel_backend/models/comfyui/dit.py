@@ -1,9 +1,9 @@
 """Models whose blocks have one stream: PixArt, Hunyuan-DiT, Krea 2, Ideogram 4, Ernie-Image."""
 
-from ..spec import BlockList, comfyui_spec, register, single_stream
+from ..spec import BlockList, Places, register_class, single_stream
 
 PIXART = single_stream("blocks", "x", "attn", whole=("y", "t", "mask", "HW"))
-register(comfyui_spec("comfy.ldm.pixart.pixartms.PixArtMS", PIXART, heads="num_heads", width="hidden_size", image="x"))
+register_class("comfy.ldm.pixart.pixartms.PixArtMS", PIXART, heads="num_heads", width="hidden_size", image="x")
 
 HUNYUAN = BlockList(
     path="blocks",
@@ -13,36 +13,30 @@ HUNYUAN = BlockList(
     sides={"freq_cis_img": (0, "x")},
     whole=("c", "text_states"),
 )
-register(
-    comfyui_spec(
-        "comfy.ldm.hydit.models.HunYuanDiT", HUNYUAN, heads="num_heads", width="hidden_size", image="x", skips=True
-    )
+register_class(
+    "comfy.ldm.hydit.models.HunYuanDiT", HUNYUAN, heads="num_heads", width="hidden_size", image="x", skips=True
 )
 
 KREA = single_stream(
-    "blocks", "x", "attn", sides={"freqs": (2, "x")}, places={"timestep_zero_index": "x"}, whole=("vec", "mask")
+    "blocks", "x", "attn", sides={"freqs": (2, "x"), "timestep_zero_index": Places("x")}, whole=("vec", "mask")
 )
-register(
-    comfyui_spec(
-        "comfy.ldm.krea2.model.SingleStreamDiT",
-        KREA,
-        heads="heads",
-        head_dim="blocks.0.attn.headdim",
-        kv_heads="blocks.0.attn.kvheads",
-    )
+register_class(
+    "comfy.ldm.krea2.model.SingleStreamDiT",
+    KREA,
+    heads="heads",
+    head_dim="blocks.0.attn.headdim",
+    kv_heads="blocks.0.attn.kvheads",
 )
 
 IDEOGRAM = single_stream("layers", "x", "attention", sides={"freqs_cis": (1, "x")}, whole=("attn_mask", "adaln_input"))
-register(
-    comfyui_spec(
-        "comfy.ldm.ideogram4.model.Ideogram4Transformer2DModel",
-        IDEOGRAM,
-        heads="layers.0.attention.num_heads",
-        head_dim="head_dim",
-    )
+register_class(
+    "comfy.ldm.ideogram4.model.Ideogram4Transformer2DModel",
+    IDEOGRAM,
+    heads="layers.0.attention.num_heads",
+    head_dim="head_dim",
 )
 
 ERNIE = single_stream(
     "layers", "x", "self_attention", sides={"rotary_pos_emb": (1, "x")}, whole=("temb", "attention_mask")
 )
-register(comfyui_spec("comfy.ldm.ernie.model.ErnieImageModel", ERNIE, heads="num_heads", head_dim="head_dim"))
+register_class("comfy.ldm.ernie.model.ErnieImageModel", ERNIE, heads="num_heads", head_dim="head_dim")

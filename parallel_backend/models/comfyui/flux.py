@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ..spec import BlockList, comfyui_spec, register
+from ..spec import BlockList, Places, register, register_class
 
 JOINED = {"x": "txt+img"}
 
@@ -11,8 +11,11 @@ DOUBLE = BlockList(
     tokens={"img": "img", "txt": "txt"},
     returns=("img", "txt"),
     attention={"": "txt+img"},
-    sides={"pe": (2, "txt+img")},
-    ranges={"modulation_dims_img": "img", "modulation_dims_txt": "txt"},
+    sides={
+        "pe": (2, "txt+img"),
+        "modulation_dims_img": Places("img"),
+        "modulation_dims_txt": Places("txt"),
+    },
     common=("img_mod", "txt_mod"),
     whole=("vec", "attn_mask"),
 )
@@ -22,45 +25,39 @@ SINGLE = BlockList(
     returns="txt+img",
     attention={"": "txt+img"},
     parallel_mlp={"linear1": "qkv+"},
-    sides={"pe": (2, "txt+img")},
-    ranges={"modulation_dims": "txt+img"},
+    sides={"pe": (2, "txt+img"), "modulation_dims": Places("txt+img")},
     common=("modulation",),
     whole=("vec", "attn_mask"),
 )
 
 HEAD = BlockList("final_layer", tokens={"x": "img"}, returns="img", whole=("vec",))
 
-MODEL = comfyui_spec(
+MODEL = register_class(
     "comfy.ldm.flux.model.Flux",
     DOUBLE,
     SINGLE,
     heads="params.num_heads",
     width="params.hidden_size",
-    head=replace(HEAD, ranges={"modulation_dims": "img"}),
+    head=replace(HEAD, sides={"modulation_dims": Places("img")}),
     image="img",
 )
-register(MODEL)
 register(replace(MODEL, model_class="comfy.ldm.chroma.model.Chroma", head=HEAD))
 # Its head mixes neighbouring pixels.
 register(
     replace(MODEL, model_class="comfy.ldm.chroma_radiance.model.ChromaRadiance", head=None, image="", patch_size="")
 )
-register(
-    comfyui_spec(
-        "comfy.ldm.hunyuan3d.model.Hunyuan3Dv2",
-        DOUBLE,
-        SINGLE,
-        heads="double_blocks.0.num_heads",
-        width="double_blocks.0.hidden_size",
-    )
+register_class(
+    "comfy.ldm.hunyuan3d.model.Hunyuan3Dv2",
+    DOUBLE,
+    SINGLE,
+    heads="double_blocks.0.num_heads",
+    width="double_blocks.0.hidden_size",
 )
-register(
-    comfyui_spec(
-        "comfy.ldm.hunyuan_video.model.HunyuanVideo",
-        DOUBLE,
-        SINGLE,
-        heads="num_heads",
-        width="hidden_size",
-        image="img",
-    )
+register_class(
+    "comfy.ldm.hunyuan_video.model.HunyuanVideo",
+    DOUBLE,
+    SINGLE,
+    heads="num_heads",
+    width="hidden_size",
+    image="img",
 )

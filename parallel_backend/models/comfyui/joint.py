@@ -1,6 +1,6 @@
 """Models whose image and text attend together: HiDream I1 and O1, Lens, JoyImage, PixelDiT and PiD."""
 
-from ..spec import BlockList, comfyui_spec, register, single_stream
+from ..spec import BlockList, register_class, single_stream
 
 # Every block adds some text of its own, and drops it again.
 HIDREAM = (
@@ -23,14 +23,12 @@ HIDREAM = (
         refused=("image_tokens_masks", "text_tokens"),
     ),
 )
-register(
-    comfyui_spec(
-        "comfy.ldm.hidream.model.HiDreamImageTransformer2DModel",
-        *HIDREAM,
-        heads="num_attention_heads",
-        head_dim="attention_head_dim",
-        image="img",
-    )
+register_class(
+    "comfy.ldm.hidream.model.HiDreamImageTransformer2DModel",
+    *HIDREAM,
+    heads="num_attention_heads",
+    head_dim="attention_head_dim",
+    image="img",
 )
 
 # Text attends to itself alone, so its keys are the same in all steps. The first step computes them, with all tokens.
@@ -44,20 +42,18 @@ HIDREAM_O1 = BlockList(
     whole=("optimized_attention",),
     refused=("attention_mask",),
 )
-register(
-    comfyui_spec(
-        "comfy.ldm.hidream_o1.model.HiDreamO1Transformer",
-        HIDREAM_O1,
-        heads="text_config.num_attention_heads",
-        head_dim="text_config.head_dim",
-        kv_heads="text_config.num_key_value_heads",
-        patch_size="patch_size",
-        drops="clear_kv_cache",
-        by_identity=("ref_pixel_values",),
-        first_rows=("ref_pixel_values", "ref_image_grid_thw", "position_ids"),
-        uncounted=("vinput_mask", "ref_pixel_values"),
-        unstaged="it keeps the keys and values of its text from step to step",
-    )
+register_class(
+    "comfy.ldm.hidream_o1.model.HiDreamO1Transformer",
+    HIDREAM_O1,
+    heads="text_config.num_attention_heads",
+    head_dim="text_config.head_dim",
+    kv_heads="text_config.num_key_value_heads",
+    patch_size="patch_size",
+    drops="clear_kv_cache",
+    by_identity=("ref_pixel_values",),
+    first_rows=("ref_pixel_values", "ref_image_grid_thw", "position_ids"),
+    uncounted=("vinput_mask", "ref_pixel_values"),
+    unstaged="it keeps the keys and values of its text from step to step",
 )
 
 LENS = BlockList(
@@ -66,16 +62,14 @@ LENS = BlockList(
     returns=("txt", "img"),
     attention={"attn": "img+txt"},
     sides={"freqs_cis": (2, "img+txt"), "attention_mask": (3, "img+txt")},
-    local_masks=("attn",),
+    local_masks={"attn": ""},
     whole=("temb",),
 )
-register(
-    comfyui_spec(
-        "comfy.ldm.lens.model.LensTransformer2DModel",
-        LENS,
-        heads="transformer_blocks.0.attn.heads",
-        head_dim="transformer_blocks.0.attn.dim_head",
-    )
+register_class(
+    "comfy.ldm.lens.model.LensTransformer2DModel",
+    LENS,
+    heads="transformer_blocks.0.attn.heads",
+    head_dim="transformer_blocks.0.attn.dim_head",
 )
 
 JOYIMAGE = BlockList(
@@ -86,14 +80,12 @@ JOYIMAGE = BlockList(
     sides={"image_rotary_emb": (1, "img")},
     whole=("temb",),
 )
-register(
-    comfyui_spec(
-        "comfy.ldm.joyimage.model.JoyImageTransformer3DModel",
-        JOYIMAGE,
-        heads="double_blocks.0.attn.num_attention_heads",
-        width="double_blocks.0.attn.img_attn_proj.in_features",
-        image="img",
-    )
+register_class(
+    "comfy.ldm.joyimage.model.JoyImageTransformer3DModel",
+    JOYIMAGE,
+    heads="double_blocks.0.attn.num_attention_heads",
+    width="double_blocks.0.attn.img_attn_proj.in_features",
+    image="img",
 )
 
 # Its pixel blocks run after these, whole on every rank.
@@ -105,5 +97,10 @@ PIXELDIT = BlockList(
     sides={"pos_img": (0, "img"), "pos_txt": (0, "txt")},
     whole=("c", "attn_mask"),
 )
-PIXELS = comfyui_spec("comfy.ldm.pixeldit.model.PixDiT_T2I", PIXELDIT, heads="num_groups", width="hidden_size")
-register(PIXELS, "comfy.ldm.pixeldit.pid.PidNet")
+register_class(
+    "comfy.ldm.pixeldit.model.PixDiT_T2I",
+    PIXELDIT,
+    heads="num_groups",
+    width="hidden_size",
+    also=("comfy.ldm.pixeldit.pid.PidNet",),
+)

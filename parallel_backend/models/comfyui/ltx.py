@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 
-from ..spec import BlockList, comfyui_spec, register, single_stream
+from ..spec import BlockList, ByFrame, register_class, single_stream
 
 
-def dense_mask(mask: Any) -> torch.Tensor:
+def dense_mask(mask: Any, values: object) -> torch.Tensor:
     """Returns the full mask of guides. ComfyUI keeps one row of it for the noise, and one for each of the guides'
     tokens."""
     if isinstance(mask, torch.Tensor):
@@ -18,7 +18,7 @@ def dense_mask(mask: Any) -> torch.Tensor:
     return dense
 
 
-def by_frame(timestep: Any) -> torch.Tensor:
+def by_frame(timestep: Any, values: object) -> torch.Tensor:
     """Returns the modulation, which ComfyUI keeps once per frame if it is the same for all of a frame's tokens."""
     return timestep if isinstance(timestep, torch.Tensor) else timestep.data
 
@@ -31,15 +31,13 @@ VIDEO = single_stream(
     converters={"self_attention_mask": dense_mask},
     whole=("context", "attention_mask", "self_attention_mask", "prompt_timestep"),
 )
-register(
-    comfyui_spec(
-        "comfy.ldm.lightricks.model.LTXVModel",
-        VIDEO,
-        heads="num_attention_heads",
-        width="inner_dim",
-        image="x",
-        patch_size="patchifier.patch_size",
-    ),
+register_class(
+    "comfy.ldm.lightricks.model.LTXVModel",
+    VIDEO,
+    heads="num_attention_heads",
+    width="inner_dim",
+    image="x",
+    patch_size="patchifier.patch_size",
 )
 
 OF_VIDEO = ("v_timestep", "v_cross_scale_shift_timestep", "v_cross_gate_timestep")
@@ -49,19 +47,21 @@ BOTH = BlockList(
     tokens={"x": ("v", "a")},
     returns=("v", "a"),
     attention={"attn1": "v", "audio_attn1": "a", "audio_to_video_attn": "v|a", "video_to_audio_attn": "a|v"},
-    sides={"v_pe": (1, "v"), "v_cross_pe": (1, "v"), "a_pe": (1, "a"), "a_cross_pe": (1, "a")},
-    frames={**dict.fromkeys(OF_VIDEO, ("v", 3)), **dict.fromkeys(OF_AUDIO, ("a", 3))},
+    sides={
+        **dict.fromkeys(("v_pe", "v_cross_pe"), (1, "v")),
+        **dict.fromkeys(("a_pe", "a_cross_pe"), (1, "a")),
+        **dict.fromkeys(OF_VIDEO, ByFrame(3, "v")),
+        **dict.fromkeys(OF_AUDIO, ByFrame(3, "a")),
+    },
     converters={"self_attention_mask": dense_mask, **dict.fromkeys(OF_VIDEO, by_frame)},
     whole=(
         "v_context", "a_context", "attention_mask", "self_attention_mask", "v_prompt_timestep", "a_prompt_timestep",
     ),
 )  # fmt: skip
-register(
-    comfyui_spec(
-        "comfy.ldm.lightricks.av_model.LTXAVModel",
-        BOTH,
-        heads="num_attention_heads",
-        width="inner_dim",
-        packed=True,
-    ),
+register_class(
+    "comfy.ldm.lightricks.av_model.LTXAVModel",
+    BOTH,
+    heads="num_attention_heads",
+    width="inner_dim",
+    packed=True,
 )

@@ -2,16 +2,16 @@
 
 from dataclasses import replace
 
-from ..spec import BlockList, comfyui_spec, register, single_stream
+from ..spec import BlockList, Places, register, register_class, single_stream
 
 
 def blocks(path: str, stream: str) -> BlockList:
-    sides, ranges = {"freqs_cis": (1, stream)}, {"timestep_zero_index": stream}
+    sides = {"freqs_cis": (1, stream), "timestep_zero_index": Places(stream)}
     common, whole = ("adaLN_modulation",), ("x_mask", "adaln_input")
-    return single_stream(path, "x", "attention", stream=stream, sides=sides, ranges=ranges, common=common, whole=whole)
+    return single_stream(path, "x", "attention", stream=stream, sides=sides, common=common, whole=whole)
 
 
-MODEL = comfyui_spec(
+MODEL = register_class(
     "comfy.ldm.lumina.model.NextDiT",
     blocks("noise_refiner", "img"),
     # One stream has all that precedes the image's tokens: text, and SigLIP's embeddings of references.
@@ -21,6 +21,5 @@ MODEL = comfyui_spec(
     kv_heads="layers.0.attention.n_local_kv_heads",
     image="img",
 )
-register(MODEL)
 # It decodes pixels after its blocks.
 register(replace(MODEL, model_class="comfy.ldm.lumina.model.NextDiTPixelSpace", image="", patch_size=""))

@@ -1,6 +1,6 @@
 """Stable Diffusion 3 and 3.5, and AuraFlow."""
 
-from ..spec import BlockList, comfyui_spec, register, single_stream
+from ..spec import BlockList, register_class, single_stream
 
 SD3 = BlockList(
     path="joint_blocks",
@@ -10,15 +10,13 @@ SD3 = BlockList(
     common=("context_block.adaLN_modulation", "x_block.adaLN_modulation"),
     whole=("c", "use_checkpoint"),
 )
-register(
-    comfyui_spec(
-        "comfy.ldm.modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper",
-        SD3,
-        heads="num_heads",
-        width="hidden_size",
-        image="img",
-        head=BlockList("final_layer", tokens={"x": "img"}, returns="img", whole=("c",)),
-    )
+register_class(
+    "comfy.ldm.modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper",
+    SD3,
+    heads="num_heads",
+    width="hidden_size",
+    image="img",
+    head=BlockList("final_layer", tokens={"x": "img"}, returns="img", whole=("c",)),
 )
 
 AURA_DOUBLE = BlockList(
@@ -30,13 +28,11 @@ AURA_DOUBLE = BlockList(
     whole=("global_cond",),
 )
 AURA_SINGLE = single_stream("single_layers", "cx", "attn", stream="txt+img", common=("modCX",), whole=("global_cond",))
-register(
-    comfyui_spec(
-        "comfy.ldm.aura.mmdit.MMDiT",
-        AURA_DOUBLE,
-        AURA_SINGLE,
-        heads="double_layers.0.attn.n_heads",
-        head_dim="double_layers.0.attn.head_dim",
-        image="img",
-    )
+register_class(
+    "comfy.ldm.aura.mmdit.MMDiT",
+    AURA_DOUBLE,
+    AURA_SINGLE,
+    heads="double_layers.0.attn.n_heads",
+    head_dim="double_layers.0.attn.head_dim",
+    image="img",
 )

@@ -3,20 +3,12 @@
 What they return is added to the model's tokens. So it stays on the rank that has these tokens, where they are the same.
 """
 
-from ..spec import BlockList, comfyui_spec, register
+from ..spec import BlockList, register_class
 
-
-def register_network(model_class: str, *blocks: BlockList, starts: str = "", **others: str) -> None:
-    """starts: the model's stream whose first tokens are those of the stream "control"."""
-    began = {"control": starts} if starts else {}
-    beside = "it runs inside of the model, which has the stages"
-    register(comfyui_spec(model_class, *blocks, inside=True, starts=began, unstaged=beside, **others))
-
-
-register_network(
+register_class(
     "comfy_extras.nodes_model_patch.QwenImageBlockWiseControlNet",
     BlockList("controlnet_blocks", tokens={"x": "control", "y": "control"}, returns="control"),
-    starts="img",
+    inside={"control": "img"},
 )
 
 
@@ -34,17 +26,17 @@ def z_image(path: str) -> BlockList:
     )
 
 
-register_network(
+register_class(
     "comfy.ldm.lumina.controlnet.ZImage_Control",
     z_image("control_noise_refiner"),
     z_image("control_layers"),
-    starts="img",
+    inside={"control": "img"},
     heads="control_layers.0.attention.n_local_heads",
     head_dim="control_layers.0.attention.head_dim",
     kv_heads="control_layers.0.attention.n_local_kv_heads",
 )
 # Its tokens may begin behind those of a reference. They are gathered where they are narrow, before `proj_out`.
-register_network(
+register_class(
     "comfy.ldm.wan.uni3c.WanUni3CControlnet",
     BlockList(
         "controlnet_blocks",
@@ -57,9 +49,10 @@ register_network(
     ),
     heads="controlnet_blocks.0.self_attn.num_heads",
     head_dim="controlnet_blocks.0.self_attn.head_dim",
+    inside={},
 )
 # Each frame's tokens attend to that frame's audio. So each rank computes this for tokens of full length.
-register_network(
+register_class(
     "comfy_extras.nodes_model_patch.MultiTalkModelPatch",
     BlockList(
         "blocks.*.audio_cross_attn",
@@ -68,9 +61,11 @@ register_network(
         full_length={"": {"x": "x"}},
         whole=("x", "encoder_hidden_states", "shape", "x_ref_attn_map"),
     ),
+    inside={},
 )
 # It runs within the model's blocks, on this rank's tokens. The hint has all tokens.
-register_network(
+register_class(
     "comfy.ldm.anima.lllite.AnimaLLLite",
     BlockList("lllite_dit_blocks_*", tokens={}, returns=None, sides={"cond_emb": (1, "x")}, whole=("x", "strength")),
+    inside={},
 )

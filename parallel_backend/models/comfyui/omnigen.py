@@ -1,6 +1,6 @@
 """OmniGen 2 and Boogu."""
 
-from ..spec import BlockList, comfyui_spec, register, single_stream
+from ..spec import BlockList, register_class, single_stream
 
 
 def blocks(path: str, stream: str) -> BlockList:
@@ -11,16 +11,14 @@ def blocks(path: str, stream: str) -> BlockList:
 
 # References have their own refiner, which every rank runs whole.
 REFINER = blocks("noise_refiner", "img")
-register(
-    comfyui_spec(
-        "comfy.ldm.omnigen.omnigen2.OmniGen2Transformer2DModel",
-        REFINER,
-        blocks("layers", "rest+img"),
-        heads="layers.0.attn.heads",
-        kv_heads="layers.0.attn.kv_heads",
-        width="hidden_size",
-        image="img",
-    )
+register_class(
+    "comfy.ldm.omnigen.omnigen2.OmniGen2Transformer2DModel",
+    REFINER,
+    blocks("layers", "rest+img"),
+    heads="layers.0.attn.heads",
+    kv_heads="layers.0.attn.kv_heads",
+    width="hidden_size",
+    image="img",
 )
 
 DOUBLE = BlockList(
@@ -31,14 +29,12 @@ DOUBLE = BlockList(
     sides={"joint_rotary_emb": (1, "txt+ref+img"), "img_rotary_emb": (1, "ref+img")},
     whole=("temb", "joint_attention_mask", "img_attention_mask"),
 )
-register(
-    comfyui_spec(
-        "comfy.ldm.boogu.model.BooguTransformer2DModel",
-        REFINER,
-        DOUBLE,
-        blocks("single_stream_layers", "txt+ref+img"),
-        heads="single_stream_layers.0.attn.heads",
-        kv_heads="single_stream_layers.0.attn.kv_heads",
-        width="hidden_size",
-    )
+register_class(
+    "comfy.ldm.boogu.model.BooguTransformer2DModel",
+    REFINER,
+    DOUBLE,
+    blocks("single_stream_layers", "txt+ref+img"),
+    heads="single_stream_layers.0.attn.heads",
+    kv_heads="single_stream_layers.0.attn.kv_heads",
+    width="hidden_size",
 )

@@ -1,32 +1,25 @@
 """Classes that cannot be shared in every way, with the reasons; and our own DiT class."""
 
-from ..spec import BlockList, ModelSpec, register, single_stream
+from ..spec import BlockList, register_class, single_stream
 
-register(
-    ModelSpec(
-        "comfy.ldm.seedvr.model.NaDiT",
-        coupled="it exchanges the halves of the batch",
-        unshared="it attends within windows, whose tokens lie elsewhere in every second block",
-    )
+register_class(
+    "comfy.ldm.seedvr.model.NaDiT",
+    coupled="it exchanges the halves of the batch",
+    unshared="it attends within windows, whose tokens lie elsewhere in every second block",
 )
 
 # The class-conditional DiT of `worker/comfyui/dit/`, which ComfyUI lacks.
-register(
-    ModelSpec(
-        "paralleldit.DiT",
-        (
-            single_stream(
-                "transformer_blocks",
-                "x",
-                "",
-                whole=("timestep_B", "label_B"),
-                shared=("transformer_blocks.0.norm1.emb",),
-            ),
-        ),
-        heads="num_heads",
-        width="hidden_size",
-        head=BlockList("proj_out_2", tokens={"0": "x"}, returns="x", attention={}),
-        image="x",
-        patch_size="patch_size",
-    )
+register_class(
+    "paralleldit.DiT",
+    single_stream(
+        "transformer_blocks",
+        "x",
+        "",
+        whole=("timestep_B", "label_B"),
+        shared=("transformer_blocks.0.norm1.emb",),
+    ),
+    heads="num_heads",
+    width="hidden_size",
+    head=BlockList("proj_out_2", tokens={"0": "x"}, returns="x"),
+    image="x",
 )

@@ -1,6 +1,6 @@
 """Models of 3D shapes: Hunyuan3D 2.1, TripoSplat. Hunyuan3D 2.0 is a Flux model."""
 
-from ..spec import BlockList, comfyui_spec, register, single_stream
+from ..spec import BlockList, register_class, single_stream
 
 HUNYUAN_3D = BlockList(
     path="blocks",
@@ -9,25 +9,21 @@ HUNYUAN_3D = BlockList(
     attention={"attn1": "x"},
     whole=("conditioning", "text_states"),
 )
-register(
-    comfyui_spec(
-        "comfy.ldm.hunyuan3dv2_1.hunyuandit.HunYuanDiTPlain",
-        HUNYUAN_3D,
-        heads="num_heads",
-        width="hidden_size",
-        coupled="it exchanges the halves of the batch's conditions",
-        unstaged="they skip from the first half to the second",
-    )
+register_class(
+    "comfy.ldm.hunyuan3dv2_1.hunyuandit.HunYuanDiTPlain",
+    HUNYUAN_3D,
+    heads="num_heads",
+    width="hidden_size",
+    coupled="it exchanges the halves of the batch's conditions",
+    unstaged="they skip from the first half to the second",
 )
 
 REFINER = single_stream("noise_refiner", "x", "attn", sides={"rotary_emb": (1, "x")}, whole=("mod",))
 BLOCKS = single_stream("blocks", "x", "attn", stream="x+rest", sides={"rotary_emb": (1, "x+rest")}, whole=("mod",))
-register(
-    comfyui_spec(
-        "comfy.ldm.triposplat.model.LatentSeqMMFlowModel",
-        REFINER,
-        BLOCKS,
-        heads="num_heads",
-        width="model_channels",
-    )
+register_class(
+    "comfy.ldm.triposplat.model.LatentSeqMMFlowModel",
+    REFINER,
+    BLOCKS,
+    heads="num_heads",
+    width="model_channels",
 )

@@ -3,8 +3,8 @@ ControlNets."""
 
 from dataclasses import replace
 
-from ..bands import TORCH, Bands
-from ..spec import ModelSpec, register
+from ..bands import TORCH, Bands, Place
+from ..spec import register_class
 
 LAYERS = {
     **TORCH,
@@ -23,37 +23,41 @@ BANDS = Bands(
     levels="channel_mult",
     attention={"BasicTransformerBlock": "attn1"},
     attends_to_pixels=("disable_self_attn", False),
-    heads="heads",
-    head_dim="dim_head",
     lists=("input_blocks.*", "middle_block", "output_blocks.*"),
     over_time=("time_stack",),
-    rows=("control",),
+    rows={"control": 1},
     whole=(
         *("timesteps", "context", "y", "crossattn_controlnet", "transformer_options"),
         *("time_context", "num_video_frames", "image_only_indicator"),
     ),
     needed=("context",),
+    places={
+        "patches": {
+            "attn1_output_patch": Place(1),
+            "middle_patch": Place(1),
+            "attn2_patch": Place(1),  # then keys and values of the text
+            "attn2_output_patch": Place(1),
+            "output_block_patch": Place(2, 2),
+        },
+        "patches_replace": {"attn1": Place(3), "attn2": Place(1)},
+    },
+    shapes=("original_shape", "activations_shape"),
 )
-register(
-    ModelSpec(
-        "comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel",
-        coupled="they are the frames of one video",
-        coupled_where="use_temporal_resblocks",
-        unstaged="they skip from the first half to the second",
-        bands=BANDS,
-    )
+register_class(
+    "comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel",
+    coupled="they are the frames of one video",
+    coupled_where="use_temporal_resblocks",
+    unstaged="they skip from the first half to the second",
+    bands=BANDS,
 )
 # A union of several has layers that are not known here. Each rank runs it whole.
-register(
-    ModelSpec(
-        "comfy.cldm.cldm.ControlNet",
-        unstaged="it runs beside the model, which has the stages",
-        bands=replace(
-            BANDS,
-            layers={**LAYERS, "comfy.cldm.cldm": ("ControlNet",)},
-            rows=(),
-            scaled={"hint": 8},
-            whole=("timesteps", "context", "y", "control_type"),
-        ),
-    )
+register_class(
+    "comfy.cldm.cldm.ControlNet",
+    unstaged="it runs beside the model, which has the stages",
+    bands=replace(
+        BANDS,
+        layers={**LAYERS, "comfy.cldm.cldm": ("ControlNet",)},
+        rows={"hint": 8},
+        whole=("timesteps", "context", "y", "control_type"),
+    ),
 )

@@ -2,32 +2,30 @@
 
 from dataclasses import replace
 
-from ..spec import BlockList, comfyui_spec, register, single_stream
+from ..spec import BlockList, ByFrame, register, register_class, single_stream
 
 BLOCKS = single_stream(
     "blocks",
     "x",
     "self_attn",
-    sides={"freqs": (1, "x")},
-    frames={"e": ("x", 4)},
+    sides={"freqs": (1, "x"), "e": ByFrame(4, "x")},
     common=("cross_attn.k", "cross_attn.v", "cross_attn.k_img", "cross_attn.v_img"),
     whole=("context", "context_img_len"),
 )
-MODEL = comfyui_spec(
+MODEL = register_class(
     "comfy.ldm.wan.model.WanModel",
     BLOCKS,
     heads="num_heads",
     width="dim",
-    head=BlockList("head", tokens={"x": "x"}, returns="x", frames={"e": ("x", 3)}),
+    head=BlockList("head", tokens={"x": "x"}, returns="x", sides={"e": ByFrame(3, "x")}),
     image="x",
-)
-register(
-    MODEL,
-    "comfy.ldm.wan.model.CameraWanModel",
-    "comfy.ldm.wan.model.SCAILWanModel",
-    "comfy.ldm.wan.model.SCAIL2WanModel",
-    "comfy.ldm.wan.model.WanModel_S2V",
-    "comfy.ldm.wan.model_animate.AnimateWanModel",
+    also=(
+        "comfy.ldm.wan.model.CameraWanModel",
+        "comfy.ldm.wan.model.SCAILWanModel",
+        "comfy.ldm.wan.model.SCAIL2WanModel",
+        "comfy.ldm.wan.model.WanModel_S2V",
+        "comfy.ldm.wan.model_animate.AnimateWanModel",
+    ),
 )
 # Its blocks keep keys and values from frame to frame.
 CAUSAL = replace(BLOCKS, refused=("kv_cache", "crossattn_cache"))

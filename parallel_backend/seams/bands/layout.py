@@ -94,12 +94,12 @@ class RowLayout(TokenLayout):
     @contextmanager
     def showing_whole(self) -> Iterator[None]:
         """While entered, torch's functions take pictures with all rows."""
-        rows, forward = self.bands.rows, self.slot.forward
-        self.bands.rows, forward.in_block = 0, False
+        rows = self.bands.rows
+        self.bands.rows, self.slot.has_all_tokens = 0, True
         try:
             yield
         finally:
-            self.bands.rows, forward.in_block = rows, True
+            self.bands.rows, self.slot.has_all_tokens = rows, False
 
     def stream_of(self, tokens: int) -> str:
         """Returns the stream of which this rank has so many tokens. Raises RequestError if there is none."""

@@ -42,7 +42,7 @@ class BandedModel:
         self.size = layout.patch_size
         self.parameters = Parameters(inspect.signature(model.forward))
         self.latents = next(iter(self.parameters.defaults))
-        self.times = {self.latents: self.size, **dict.fromkeys(spec.rows, 1), **spec.scaled}  # of arguments with rows
+        self.times = {self.latents: self.size, **spec.rows}  # of arguments with rows
         self.known = {ALWAYS_WHOLE, *self.times, *spec.whole}
         self.functions = BandFunctions(
             layout.bands,
@@ -78,8 +78,8 @@ class BandedModel:
             cut = partial(self.layout.cut_rows, times=times)
             values[each] = tree_map_only(torch.Tensor, cut, values.get(each))
         if self.layout.slot.sees_whole and isinstance(options := values.get(ALWAYS_WHOLE), dict):
-            values[ALWAYS_WHOLE] = WholePicture(self.layout).wrap_options(options)
-            self.layout.slot.forward.in_block = True
+            values[ALWAYS_WHOLE] = WholePicture(self.layout, self.spec).wrap_options(options)
+            self.layout.slot.has_all_tokens = False
         self.functions.__enter__()
         self.is_entered = True
         return given.passed()

@@ -6,36 +6,33 @@ So a function sees what it would see on one device, whatever it does. All ranks 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
 from ...compat import version_of, without_function_modes
-from ...models.bands import PLACES, Place
+from ...models.bands import Bands, Place
 from .layout import RowLayout
 from .rows import ROWS
-
-# Options with the shape of a tensor (B, C, H, W).
-SHAPES = ("original_shape", "activations_shape")
 
 
 class WholePicture:
     """Makes functions see the whole picture. layout: of the running forward."""
 
-    def __init__(self, layout: RowLayout) -> None:
+    def __init__(self, layout: RowLayout, spec: Bands) -> None:
         self.layout = layout
+        self.spec = spec
 
     def wrap_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a call's options with such functions in place of the nodes' own."""
-        patches = {
-            name: [self.wrap(each, PLACES["patches"].get(name)) for each in functions]
-            for name, functions in options.get("patches", {}).items()
-        }
-        replaced = {
-            name: {key: self.wrap(each, PLACES["patches_replace"].get(name)) for key, each in functions.items()}
-            for name, functions in options.get("patches_replace", {}).items()
-        }
-        return {**options, "patches": patches, "patches_replace": replaced}
+        found = dict(options)
+        for part, places in self.spec.places.items():
+            found[part] = {
+                name: map_functions(partial(self.wrap, place=places.get(name)), functions)
+                for name, functions in options.get(part, {}).items()
+            }
+        return found
 
     def wrap(self, function: Callable[..., Any], place: Place | None) -> Callable[..., Any]:
         if place is None:
@@ -46,10 +43,13 @@ class WholePicture:
             bands = args[: place.given]
             with without_function_modes():
                 pictures = [self.gather(each) for each in bands]
-            shown = {**options, **{name: self.whole_shape(options[name]) for name in SHAPES if name in options}}
+            shown = {
+                **options,
+                **{name: self.whole_shape(options[name]) for name in self.spec.shapes if name in options},
+            }
             with self.layout.showing_whole():
                 output = function(*pictures, *args[place.given :], shown)
-            options.update({name: value for name, value in shown.items() if name not in SHAPES})
+            options.update({name: value for name, value in shown.items() if name not in self.spec.shapes})
             with without_function_modes():
                 for band, picture in zip(bands, pictures, strict=True):
                     if isinstance(picture, torch.Tensor) and version_of(picture):
@@ -79,3 +79,10 @@ class WholePicture:
         rows, width = shape[ROWS:]
         level = self.layout.levels[int(self.layout.stream_of(rows * width))]
         return [*shape[:ROWS], level.height, level.width]
+
+
+def map_functions(change: Callable[[Any], Any], functions: Any) -> Any:
+    """Changes each function of a list, or of a dict."""
+    if isinstance(functions, Mapping):
+        return {key: change(each) for key, each in functions.items()}
+    return [change(each) for each in functions]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -50,20 +49,6 @@ def part_range(size: int, part: int, count: int) -> range:
     sizes = [size // count + (middle_first.index(place) < size % count) for place in range(count)]
     start = sum(sizes[:part])
     return range(start, start + sizes[part])
-
-
-def with_unrepeated(
-    attend: Callable[..., torch.Tensor],
-    kv_heads: int,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *args: Any,
-    **more: Any,
-) -> torch.Tensor:
-    """Computes the attention of a module that has repeated its key and value heads, with the unrepeated heads."""
-    group = key.shape[1] // kv_heads
-    return attend(query, key[:, ::group], value[:, ::group], *args, **more)
 
 
 def repeat_heads(kv_BhKD: torch.Tensor, queries: range, keys: range, group: int) -> torch.Tensor:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -123,25 +122,6 @@ def keep_stage(
         sources,
         tuple(missing),
     )
-
-
-@contextmanager
-def without_stand_ins(model: torch.nn.Module, lists: Sequence[BlockList]) -> Iterator[None]:
-    """Within it, lists of blocks have this stage's own alone."""
-    siblings = [module for each in lists if isinstance(module := model.get_submodule(each.path), torch.nn.ModuleList)]
-    whole = [list(each) for each in siblings]
-    for each, blocks in zip(siblings, whole, strict=True):
-        refill(each, [block for block in blocks if not isinstance(block, StandIn)])
-    try:
-        yield
-    finally:
-        for each, blocks in zip(siblings, whole, strict=True):
-            refill(each, blocks)
-
-
-def refill(siblings: torch.nn.ModuleList, blocks: Sequence[torch.nn.Module]) -> None:
-    del siblings[:]
-    siblings.extend(blocks)
 
 
 class StageLink:

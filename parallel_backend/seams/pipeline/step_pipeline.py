@@ -1,4 +1,4 @@
-"""PipeFusion for a sampler that asks for one step at a time, as ComfyUI's stock samplers do.
+"""PipeFusion for a sampler that asks for one step at a time, as most samplers do.
 
 In each step, patch after patch goes through the stages. A patch attends to its own fresh keys and values, and to the
 stale ones of the other patches (`StaleCache`). The sampler gets a whole prediction, so every sampler works. The price
@@ -36,7 +36,6 @@ MOST_KINDS = 3
 BACK = 0.05
 CONTROL = "control"
 Sides = Callable[[torch.Tensor], tuple[int, ...]]
-INSIDE = ("patches", "patches_replace")  # options by which nodes change what blocks compute
 
 
 class StepKind:
@@ -75,11 +74,12 @@ class StepPipeline:
     Every rank makes the same calls with the same values, so all decide alike.
     why: why the last step ran whole, or its attention was dense, although it was not one of the first; else empty. Of
     a loop, why any of its steps was so. rises: whether a sampling's timesteps go from low to high; None to learn it
-    from the steps. done: how many steps the sampling has made, if its caller knows.
+    from the steps. done: how many steps the sampling has made, if its caller knows. changes: see `ModelSpec`.
     """
 
-    def __init__(self, plan: ParallelPlan) -> None:
+    def __init__(self, plan: ParallelPlan, changes: Sequence[str] = ()) -> None:
         self.plan = plan
+        self.changes = changes
         self.rises: bool | None = False
         self.every_patch = list(range(plan.patch_count))
         self.why = ""
@@ -123,7 +123,7 @@ class StepPipeline:
 
     def find_kind(self, calls: Sequence[Call], parts: int) -> StepKind:
         """Returns what the steps of these calls' kind keep, and takes the calls' timestep into account."""
-        name = kind_of(calls)
+        name = describe_steps(calls, self.changes)
         kind = self.kinds.pop(name, None)
         if kind is None:
             least = int(len(self.every_patch) > 1)  # patches need the keys of a whole step
@@ -201,13 +201,13 @@ def count_picture_tokens(call: Call, sides: Sides) -> int:
     return math.prod(size // side for size, side in zip(latents.shape[2:], sides(latents), strict=True))
 
 
-def kind_of(calls: Sequence[Call]) -> tuple:
+def describe_steps(calls: Sequence[Call], changes: Sequence[str]) -> tuple:
     """Returns what tells steps of different kinds apart: the calls' shapes and conditions, and what nodes do inside of
     the model."""
     found: list[tuple] = [tuple(map(id, conditions_of(calls)))]
     for call in calls:
         options = call.kwargs.get(ALWAYS_WHOLE) or {}
-        inside = tuple(str(names_in(options.get(name))) for name in INSIDE)
+        inside = tuple(str(names_in(options.get(name))) for name in changes)
         found.append((*(tuple(each.shape) for each in call.latents), tuple(sorted(call.kwargs)), inside))
     return tuple(found)
 
@@ -220,8 +220,7 @@ def names_in(value: Any) -> Any:
 
 
 def timestep_of(calls: Sequence[Call]) -> float:
-    """Returns the highest timestep of the calls. Their tensors come from ComfyUI's process, so no device is waited
-    for."""
+    """Returns the highest timestep of the calls. It is on the host, so no device is waited for."""
     return max(float(call.args[1].max()) for call in calls)
 
 

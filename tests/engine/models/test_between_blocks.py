@@ -23,7 +23,7 @@ FIRST_ROWS = {model.model_class: row for row, model in reversed(CASES.items())}
 
 def shares_tokens(model_class: str) -> bool:
     spec = spec_named(model_class)
-    return spec is not None and bool(spec.blocks) and not (spec.inside or spec.unshared)
+    return spec is not None and bool(spec.blocks) and not (spec.inside is not None or spec.unshared)
 
 
 # The plans take turns: what is gathered does not depend on how attention sees all tokens.

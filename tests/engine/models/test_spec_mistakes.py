@@ -147,7 +147,7 @@ def test_an_item_of_no_stream_is_not_cut() -> None:
     halves: Any = SimpleNamespace(cut=lambda whole, *_: whole[: len(whole) // 2], forward=forward, slot=slot)
     boundary.layout = halves
     table, positions = (torch.zeros(6, 2), torch.ones(6, 2)), torch.arange(6)
-    (cosines, sines), own = boundary.cut_side((table, positions), "rotary", boundary.blocks.sides["rotary"][1])
+    (cosines, sines), own = boundary.cut_side((table, positions), "rotary", boundary.blocks.sides["rotary"])
     assert cosines is table[0]
     assert sines is table[1]
     assert own.tolist() == [0, 1, 2]
@@ -199,6 +199,11 @@ def swapped(streams: Any) -> Any:
     return streams[::-1] if isinstance(streams, tuple) else "+".join(reversed(streams.split("+")))
 
 
+def entries(blocks: BlockList) -> dict[str, Any]:
+    """The arguments with an entry for each token, of blocks that have no other per-token arguments."""
+    return dict(blocks.sides)
+
+
 def swapped_returns(blocks: BlockList) -> dict[str, Any]:
     return {"returns": swapped(blocks.returns)}
 
@@ -212,11 +217,11 @@ def swapped_tokens(blocks: BlockList) -> dict[str, Any]:
 
 
 def swapped_sides(blocks: BlockList) -> dict[str, Any]:
-    return {"sides": {name: (dim, swapped(streams)) for name, (dim, streams) in blocks.sides.items()}}
+    return {"sides": {name: (dim, swapped(streams)) for name, (dim, streams) in entries(blocks).items()}}
 
 
 def sides_of_all(blocks: BlockList) -> dict[str, Any]:
-    return {"sides": {name: (dim, "txt+img") for name, (dim, _) in blocks.sides.items()}}
+    return {"sides": {name: (dim, "txt+img") for name, (dim, _) in entries(blocks).items()}}
 
 
 def whole_sides(blocks: BlockList) -> dict[str, Any]:
@@ -273,22 +278,6 @@ def test_a_wrong_head_dim_is_named() -> None:
     """No forward can tell it, and a kernel could be chosen that does not take these heads."""
     found = mistakes_in_family(FAMILIES["bria"], with_spec("bria", head_dim="config.num_attention_heads").spec)
     assert found == ["the largest heads have 16 dims, and config.num_attention_heads says 4"]
-
-
-def test_what_prepares_a_model_meets_this_stages_blocks_alone() -> None:
-    """Other stages' blocks have nothing in them that it could hook."""
-    met: list[torch.nn.Module] = []
-    adapter = adapter_for("MochiTransformer3DModel")
-    prepared = replace(adapter, prepare=lambda model, _hooks: met.extend(model.transformer_blocks))
-    plan, one = ParallelPlan(pipefusion=2, patches=1), Axis(None, 1, 0)
-    axes = dict.fromkeys((*plan.degrees(), "batch", "sequence"), one) | {"pipefusion": Axis(None, 2, 1)}
-    with (
-        patch.dict("parallel_backend.models.adapter._ADAPTERS", {adapter.spec.model_class: prepared}),
-        patch.object(Axis, "global_rank", lambda _axis, index: index),
-    ):
-        staged = FamilyModel(FAMILIES["mochi"].build(), Mesh(plan, torch.device("cpu"), axes))
-    assert met == staged.stage.blocks
-    assert len(staged.model.transformer_blocks) == FAMILIES["mochi"].config["num_layers"] > len(met)
 
 
 def test_every_class_has_a_family() -> None:

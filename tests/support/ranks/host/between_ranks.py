@@ -16,8 +16,9 @@ import torch.distributed as dist
 from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.models import spec_named
-from parallel_backend.models.bands import PLACES, Place
+from parallel_backend.models.bands import Place
 from parallel_backend.models.checks import modules_at
+from parallel_backend.models.comfyui.unet import BANDS
 from parallel_backend.models.spec import ALWAYS_WHOLE, ModelSpec
 from parallel_backend.parallel_model import ParallelModel
 from parallel_backend.plan import ParallelPlan
@@ -79,9 +80,10 @@ def functions_inside() -> dict[str, Any]:
     """Functions at all places of a UNet where they can see the whole picture."""
     keys = [("middle", 0), *((part, index) for part in ("input", "output") for index in range(12))]
     return {
-        "patches": {name: [function_at(place, True)] for name, place in PLACES["patches"].items()},
+        "patches": {name: [function_at(place, True)] for name, place in BANDS.places["patches"].items()},
         "patches_replace": {
-            name: dict.fromkeys(keys, function_at(place, False)) for name, place in PLACES["patches_replace"].items()
+            name: dict.fromkeys(keys, function_at(place, False))
+            for name, place in BANDS.places["patches_replace"].items()
         },
     }
 
@@ -139,9 +141,9 @@ def run(row: str, plan: ParallelPlan) -> tuple[float, float, float] | None:
     shared: list[bool] = []
     for blocks in spec.blocks:
         for block in modules_at(model, blocks.path):
-            module.hooks.before(block, lambda *_: shared.append(module.slot.forward.in_block))
+            module.hooks.before(block, lambda *_: shared.append(not module.slot.has_all_tokens))
     if spec.bands:
-        module.hooks.before(model, lambda *_: shared.append(module.slot.forward.in_block))
+        module.hooks.before(model, lambda *_: shared.append(not module.slot.has_all_tokens))
     with other_roundings(), module.showing_whole(True), code_between(model, spec):
         outputs = [module.run_calls([call]) for call in calls_by_step(case, spec, True)]
     found = [flat(each) for of_step in outputs for each in of_step or ()]

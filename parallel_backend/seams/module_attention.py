@@ -1,0 +1,106 @@
+"""Attention as a block's spec describes it: without padding, with unrepeated keys, under the whole model's mask.
+
+A module that attends in another way than its spec says raises an error.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..errors import RequestError
+from ..models.attention_checks import AttentionSizes
+from ..models.spec import BlockList, names
+from .attention import ParallelAttention
+
+
+class ModuleAttention:
+    """Computes one attention call of a model's module, in place of `F.scaled_dot_product_attention`.
+
+    call: the streams that attend, see `BlockList.attention`. sizes: by the spec.
+    """
+
+    def __init__(
+        self,
+        attention: ParallelAttention,
+        model: torch.nn.Module,
+        module: torch.nn.Module,
+        blocks: BlockList,
+        path: str,
+        call: str,
+        sizes: AttentionSizes,
+    ) -> None:
+        streams, _, seen = call.partition("|")
+        self.attention, self.layout, self.sizes = attention, attention.layout, sizes
+        self.streams, self.seen = names(streams), names(seen or streams)
+        self.owner = (module, call)
+        self.place = f"{type(model).__name__}: {f'{path} of {blocks.path}' if path else blocks.path}"
+        self.keeps_keys, self.gathers_mask = bool(blocks.kept), blocks.local_masks.get(path) == ""
+        reach = blocks.local_masks.get(path)
+        self.reach: int | None = getattr(module, reach) if reach else None
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        *args: Any,
+        **more: Any,
+    ) -> torch.Tensor:
+        layout, kept = self.layout, ()
+        if self.gathers_mask and attn_mask is not None:
+            attn_mask = self.gather_mask(attn_mask)
+        elif self.reach is not None:
+            attn_mask = self.window(self.reach, query.device)
+        if self.keeps_keys:  # the first keys are kept: every rank has them
+            count = layout.forward.kept
+            kept = (key[..., :count, :], value[..., :count, :])
+            key, value = key[..., count:, :], value[..., count:, :]
+        self.check(query, key)
+        if self.sizes.kv_heads:  # the module may have repeated them
+            group = key.shape[1] // self.sizes.kv_heads
+            key, value = key[:, ::group], value[:, ::group]
+        query = layout.drop_padding(query, self.streams, -2)
+        key, value = (layout.drop_padding(each, self.seen, -2) for each in (key, value))
+        given = (self.owner, self.streams, query, key, value, attn_mask, *args)
+        return layout.put_padding(self.attention(*given, seen=self.seen, kept=kept, **more), self.streams, -2)
+
+    def check(self, query: torch.Tensor, key: torch.Tensor) -> None:
+        """Raises RequestError, on every rank alike, if the call has other tokens or heads than the spec says."""
+        calls = (("attends from", self.streams, query.shape[-2]), ("attends to", self.seen, key.shape[-2]))
+        for what, own, tokens in calls:
+            if not self.layout.is_local(own, tokens):
+                raise RequestError(
+                    f"{self.place} {what} {tokens} tokens, and `attention` says {'+'.join(own)}; this rank has "
+                    f"{self.layout.describe_local()}.",
+                    "List its streams in `attention`, as parallel_backend/models/README.md says, or use ulysses=1 and "
+                    "ring=1.",
+                )
+        sizes = self.sizes
+        of_keys = [("kv_heads", key.shape[1], (sizes.heads, sizes.kv_heads))] if sizes.kv_heads else []
+        for field, heads, known in (("heads", query.shape[1], (sizes.heads,)), *of_keys):
+            if heads not in known:
+                raise RequestError(
+                    f"{self.place} has {heads} heads{'' if field == 'heads' else ' of keys'}, and `{field}` says "
+                    f"{known[-1]}.",
+                    f"Correct `{field}` of the spec, or use ulysses=1 and ring=1.",
+                )
+
+    def gather_mask(self, local: torch.Tensor) -> torch.Tensor:
+        """Returns the mask over all ranks' keys, gathered once per forward. Masks of tokens that do not run are kept
+        from the first forward, which has all tokens."""
+        sides, name = self.layout.forward.sides, f"mask.{self.seen}"
+        if name not in sides:
+            sides[name] = (None, self.layout.gather(local, self.seen, -1, name))
+        cache = self.layout.forward.cache
+        return cache.masks.setdefault(self.owner, sides[name][1]) if cache else sides[name][1]
+
+    def window(self, reach: int, device: torch.device) -> torch.Tensor:
+        """Returns the mask that shows tokens at most `reach` away."""
+        sides, name = self.layout.forward.sides, f"window.{self.streams}.{reach}"
+        if name not in sides:
+            places = torch.arange(self.layout.total(self.streams), device=device)
+            sides[name] = (None, ((places[:, None] - places).abs() <= reach)[None, None])
+        return sides[name][1]
