@@ -18,12 +18,12 @@ from PIL import Image
 
 from demo.host import PACK_NAME, REPOSITORY, ComfyHost
 from demo.workflow import api_prompt
+from tests.support.editor.converted import PARALLELIZE
 from tests.support.editor.editor import Editor, insist, wait_for
 from tests.support.editor.examples import EXAMPLES, FOLDER, boxes, open_example, problems, settle
 from tests.support.editor.shared import SharedPage
 from tests.support.files.template_files import EXAMPLE_FILES, Smaller, files_in, pictures, shrink, unread
 from tests.support.templates.examples import TABLE
-from tests.support.templates.layout import PARALLELIZE
 from tests.support.tiers import running, slow_but
 
 # Downloads of models that no template of ComfyUI's has, as their makers' pages give them.

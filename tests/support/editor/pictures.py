@@ -5,7 +5,7 @@ while two ranks sample.
 The page's, in web/docs, are of the screenshots that the tests in the editor have left; run those first. A template's
 is a screenshot of the workflow's graph in the real editor, without its notes, and reduced. The demo model's workflows
 are run first and show what they drew; another has tiny files by the names of its models.
-Templates that are made of ComfyUI's have their pictures from there (`tests.support.templates.make`).
+Templates that are made of ComfyUI's have their pictures from there (example_workflows/NOTICE.md).
 """
 
 from __future__ import annotations
