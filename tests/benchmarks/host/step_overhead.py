@@ -1,25 +1,20 @@
 """What a step of one rank costs beyond stock, on the way from ComfyUI's node to rank 0 and back.
 
-python -m tests.benchmarks.host.step_overhead COMFYUI [--steps 60] [--profile comfyui|rank]
+python -m tests.benchmarks.host.step_overhead COMFYUI
 
 Milliseconds are of the CPU, medians of steps that stock and the rank make in turns, on tiny models with large patches,
 without the model's own.
 All else is counted on labelled tensors (docs/dev/06-gpu-path.md): kernels, memory, copies and waits as a GPU would see
 them, and frames. Both processes work in one thread, so the time of a wake-up is not in it; `hop` has that.
---profile prints where Python's time goes in a process.
 """
 
 from __future__ import annotations
 
 import argparse
-import cProfile
 import os
-import pstats
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +23,7 @@ import torch.distributed as dist
 
 from tests.support.ranks.pool import RankPool
 
-WARM = 10  # steps before, of which the first corrects predictions
-SHOWN = 60  # lines of a profile
+WARM, STEPS = 10, 40  # steps before, of which the first corrects predictions; and those that are timed
 COUNTED = ("kernels", "allocations", "waits", "copies", "from_gpu", "to_gpu", "messages")
 CPU = torch.device("cpu")
 
@@ -47,22 +41,7 @@ class Timer:
         self.seconds += time.thread_time() - self.began
 
 
-class Profiles:
-    """Profiles of both processes, by CPU time."""
-
-    def __init__(self) -> None:
-        self.of = {name: cProfile.Profile(time.thread_time) for name in ("comfyui", "rank")}
-
-    @contextmanager
-    def rank(self) -> Iterator[None]:
-        self.of["comfyui"].disable()
-        self.of["rank"].enable()
-        yield
-        self.of["rank"].disable()
-        self.of["comfyui"].enable()
-
-
-def measure(way: Any, size: Any, steps: int) -> list[float]:
+def measure(way: Any, size: Any) -> list[float]:
     """Milliseconds of a step of stock, and what ComfyUI's process and the rank take beyond the model's own."""
     from tests.support.labelled.one_rank import OneRank
 
@@ -76,7 +55,7 @@ def measure(way: Any, size: Any, steps: int) -> list[float]:
 
     vars(one.model)["forward"] = timed
     with one.sampling():
-        for step in range(WARM + steps):
+        for step in range(WARM + STEPS):
             began = time.thread_time()
             one.of_stock(one.given(step))
             stock, given = time.thread_time() - began, one.given(step)
@@ -84,23 +63,6 @@ def measure(way: Any, size: Any, steps: int) -> list[float]:
             one.of_ranks(given)
             rows.append((stock, time.thread_time() - began - rank.seconds, rank.seconds - own.seconds))
     return [1e3 * statistics.median(column) for column in zip(*rows[WARM:], strict=True)]
-
-
-def profile(way: Any, size: Any, steps: int, process: str) -> None:
-    from tests.support.labelled.one_rank import OneRank
-
-    profiles = Profiles()
-    one, whole = OneRank(way, size, CPU, profiles.rank), profiles.of["comfyui"]
-    with one.sampling():
-        for step in range(WARM + steps):
-            if step == WARM:
-                for each in profiles.of.values():
-                    each.clear()
-            given = one.given(step)
-            whole.enable()
-            one.of_ranks(given)
-            whole.disable()
-    pstats.Stats(profiles.of[process]).sort_stats("cumulative").print_stats("worker|nodes|parallel_backend", SHOWN)
 
 
 def count(folder: Path) -> dict[str, Any]:
@@ -117,8 +79,6 @@ def print_counts(name: str, counted: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.host.step_overhead")
     parser.add_argument("comfyui")
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--profile", choices=("comfyui", "rank"))
     options = parser.parse_args()
     os.environ |= {"COMFYUI_PATH": options.comfyui, "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     torch.set_num_threads(1)
@@ -130,11 +90,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         way = WholeWay(Path(name), CPU)
-        if options.profile:
-            profile(way, next(iter(SIZES.values())), options.steps, options.profile)
-            return
         for size in SIZES:
-            stock, comfyui, rank = measure(way, SIZES[size], options.steps)
+            stock, comfyui, rank = measure(way, SIZES[size])
             print(f"{size}: stock {stock:.1f} ms, ComfyUI +{comfyui:.2f}, rank +{rank:.2f}", flush=True)
         for size, counted in count(Path(name)).items():
             print_counts(size, counted)

@@ -1,6 +1,6 @@
 """What it saves to share by speed where one of two ranks is slower, beside the least that the two could need.
 
-python -m tests.benchmarks.speed.mixed [--slower 2] [--rounds 5] [--json FILE]
+python -m tests.benchmarks.speed.mixed [--rounds 5]
 
 PixArt's blocks at a quarter of its width, without guidance. The second rank's products and attention are throttled
 (throttle.py); the ranks measure each other, and share by what they find
@@ -22,13 +22,14 @@ import tempfile
 from pathlib import Path
 
 SECONDS = 900.0
+SLOWED = (1.0, 2.0)  # times, by rank
 
 
-def measured(slower: float, rounds: int) -> dict:
+def measured(rounds: int) -> dict:
     """What rank 0 found."""
     with tempfile.TemporaryDirectory(prefix="mixed-") as folder:
         out = Path(folder) / "found.json"
-        options = json.dumps({"slowed": [1.0, slower], "rounds": rounds})
+        options = json.dumps({"slowed": SLOWED, "rounds": rounds})
         program = ["-m", "tests.benchmarks.speed.mixed_ranks", options, str(out)]
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *program]
         subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=SECONDS)
@@ -38,11 +39,9 @@ def measured(slower: float, rounds: int) -> dict:
 def main() -> int:
     """Prints a line a way to share."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.speed.mixed")
-    parser.add_argument("--slower", type=float, default=2.0, help="how many times slower the second rank is")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="a file for all that was measured")
     arguments = parser.parse_args()
-    found = measured(arguments.slower, arguments.rounds)
+    found = measured(arguments.rounds)
     speeds = found["speeds"] or [1.0, 1.0]
     print(f"speeds as measured: {' : '.join(f'{speed:g}' for speed in speeds)}")
     print(f"{'':18}{'even s':>9}{'by speed s':>12}{'ratio':>7}{'least s':>9}{'error':>9}")
@@ -51,8 +50,6 @@ def main() -> int:
         ratio = statistics.median(b / a for a, b in zip(seconds["even"], seconds["shared"], strict=True))
         least = one / (sum(speeds) / speeds[0])
         print(f"{name:18}{even:9.3f}{shared:12.3f}{ratio:7.2f}{least:9.3f}{found['errors'][name]:9.0e}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found))
     return 0
 
 
