@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Route, expect
 
 from demo.host import ComfyHost
-from tests.support.editor.cost import cost
+from tests.support.editor.cost import count_frames
 from tests.support.editor.editor import PATIENCE_MS, VIEWPORT, Editor, open_editor, use_setting, wait_for
 from tests.support.editor.examples import open_demo
 from tests.support.editor.groups import EVENTS_A_SECOND, NUMBER, event, run, sampling, tell
@@ -92,9 +92,9 @@ def share_of_frames(editor: Editor) -> float:
     closed, opened = 0.0, 0.0
     for _ in range(ROUNDS):
         editor.close_panel()
-        closed += cost(editor.page, WINDOW).frames
+        closed += count_frames(editor.page, WINDOW)
         editor.open_panel(NUMBER)
-        opened += cost(editor.page, WINDOW).frames
+        opened += count_frames(editor.page, WINDOW)
     return opened / closed
 
 
@@ -291,12 +291,6 @@ def test_a_run_says_why_it_is_less_parallel_than_asked(shared_editor: Editor, pa
     expect(rows.nth(2).get_by_test_id(reason)).to_be_hidden()
     rows.nth(2).scroll_into_view_if_needed()
     shared_editor.screenshot("panel-as-stock", panel)
-
-
-def test_cpu_ranks_that_were_parked_say_so(panel: Locator, host: ComfyHost) -> None:
-    tell(host, event([run(50)], state="parked", device="cpu", model=None))
-    expect(panel.get_by_test_id("paralleldit-state")).to_have_text("Parked")
-    expect(panel).to_contain_text("The model is unloaded. The next prompt reads it again.")
 
 
 def test_gpus_that_are_left_out_have_a_button_and_new_settings_are_told(panel: Locator, host: ComfyHost) -> None:

@@ -142,7 +142,6 @@ def grouped(kind: str) -> Json:
     return {**graph(group, sampler(2), links=links), "extra": {"groupNodes": {name: inside}}}
 
 
-EFFICIENT = "MODEL CONDITIONING CONDITIONING LATENT VAE CLIP DEPENDENCIES"
 EASY = "PIPE_LINE MODEL VAE"
 STOCK = ("CheckpointLoaderSimple",)
 PIPED = graph(
@@ -162,15 +161,9 @@ def listed(kind: str, outputs: str = "MODEL", values: Any = ("a",), **more: Any)
 
 GRAPHS: dict[str, Shared] = {
     "KJNodes": listed("DiffusionModelLoaderKJ", values=("a", "default", "default", False, "disabled", False)),
-    "MultiGPU": listed("UNETLoaderMultiGPU", values=("a", "default", "cuda:0"), size={"0": 315, "1": 106}),
     "RES4LYF": listed("ClownModelLoader", "MODEL CLIP VAE CLIP_VISION", {"model_name": "a"}),
-    "noise select": listed("CheckpointLoaderSimpleWithNoiseSelect", CHECKPOINT, ("a", "sqrt_linear", False, 0.18)),
-    "names": listed("Checkpoint Loader with Name (Image Saver)", "MODEL CLIP VAE STRING STRING"),
-    "Efficiency": listed("Efficient Loader", EFFICIENT, ("a", None, -1)),
     "Easy-Use": listed("easy fullLoader", EASY),
     "a pipe": Shared(PIPED, (), "Its model is inside of a pipe."),
-    "GGUF": listed("UnetLoaderGGUFAdvanced", values=("a.gguf", "default", "default", False)),
-    "a pickle": listed("CheckpointLoaderSimple", CHECKPOINT, ("old.ckpt",)),
     "WidgetToString": Shared(referred("WidgetToString", [7, "ckpt_name", False]), STOCK),
     "a name in a prefix": Shared(referred("SaveImage", ["%CheckpointLoaderSimple.ckpt_name%"]), STOCK),
     "sizes and nulls": Shared(old_file(), STOCK),
