@@ -13,17 +13,20 @@
 `editor` starts ComfyUI, and says where its editor opens on the demo's workflow. `test` is the gate.
 --fast runs only what needs neither ranks nor ComfyUI nor a browser, in about a minute; --slow adds
 the long tests. --slowest only shows what each file took in the last whole run, which
-tests/durations.json keeps. tests/README.md says more. `check` runs the linters, the formatters and
-the type checker. `bundle` makes web/paralleldit.js, which the editor loads, of the modules beside
-it. `gpu` runs the tests for GPUs on those of this machine, measures the time of a step, and writes
-gpu-report.md into the current folder; with --device cpu, to see what that is. --quick takes five
-minutes, needs no ComfyUI and no model, and answers three questions: does it run, is it exact, how
-much faster is it? python3 dev.py test --lowest [pytest arguments...] --lowest runs the fast tests
-(--fast) in `.venv-lowest`, on the oldest versions that requirements.txt allows, torch's included
-(on Linux a build for CUDA with gigabytes of libraries, which needs no GPU). The first run makes
-`.venv` and, unless --comfyui or COMFYUI_PATH names an existing ComfyUI, unpacks one into `.host`.
-Later runs reuse both; an interrupted run goes on where it stopped. Nothing outside this folder is
-changed, apart from pip's own cache.
+tests/durations.json keeps. tests/README.md says more. `check` runs the linters, the formatters and the type checker. `bundle` makes web/paralleldit.js, which the editor
+loads, of the modules beside it. `gpu` runs the tests for GPUs on those of this machine, measures
+the time of a step, and writes gpu-report.md into the current folder; with --device cpu, to see what
+that is. --quick takes five minutes, needs no ComfyUI and no model, and answers three questions:
+does it run, is it exact, how much faster is it?
+
+    python3 dev.py test --lowest [pytest arguments...]
+
+--lowest runs the fast tests (--fast) in `.venv-lowest`, on the oldest versions that requirements.txt allows, torch's
+included (on Linux a build for CUDA with gigabytes of libraries, which needs no GPU).
+
+The first run makes `.venv` and, unless --comfyui or COMFYUI_PATH names an existing ComfyUI, unpacks
+one into `.host`. Later runs reuse both; an interrupted run goes on where it stopped. Nothing outside
+this folder is changed, apart from pip's own cache.
 """
 
 from __future__ import annotations
