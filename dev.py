@@ -13,11 +13,12 @@
 `editor` starts ComfyUI, and says where its editor opens on the demo's workflow. `test` is the gate.
 --fast runs only what needs neither ranks nor ComfyUI nor a browser, in about a minute; --slow adds
 the long tests. --slowest only shows what each file took in the last whole run, which
-tests/durations.json keeps. tests/README.md says more. `check` runs the linters, the formatters and the type checker. `bundle` makes web/paralleldit.js, which the editor
-loads, of the modules beside it. `gpu` runs the tests for GPUs on those of this machine, measures
-the time of a step, and writes gpu-report.md into the current folder; with --device cpu, to see what
-that is. --quick takes five minutes, needs no ComfyUI and no model, and answers three questions:
-does it run, is it exact, how much faster is it?
+tests/durations.json keeps. tests/README.md says more. `check` runs the linters, the formatters and
+the type checker. `bundle` makes web/paralleldit.js, which the editor loads, of the modules beside
+it. `gpu` runs the tests for GPUs on those of this machine, measures the time of a step, and writes
+gpu-report.md into the current folder; with --device cpu, to see what that is. --quick takes five
+minutes, needs no ComfyUI and no model, and answers three questions: does it run, is it exact, how
+much faster is it?
 
     python3 dev.py test --lowest [pytest arguments...]
 

@@ -25,7 +25,7 @@ from tests.support import tiers
 from tests.support.cases.families import FAMILIES
 from tests.support.cases.files.original_layouts import PIXART, Weights
 from tests.support.editor import groups
-from tests.support.editor.editor import Editor, browser_path, open_browser, open_editor
+from tests.support.editor.editor import browser_path, open_browser
 from tests.support.group.footprint import settings_that_free
 from tests.support.host.graphs import NODE_PACK, NODE_PACK_SOURCE, TINY_MODELS
 from tests.support.host.quick_machine import quick_machine
@@ -338,10 +338,3 @@ def browser() -> Iterator[Browser]:
         pytest.fail("no Chromium on the PATH: install one (on Debian: apt-get install chromium), or set CHROMIUM to it")
     with open_browser() as browser:
         yield browser
-
-
-@pytest.fixture
-def editor(browser: Browser, host: ComfyHost) -> Iterator[Editor]:
-    """The host's editor in a fresh profile, for a test that would leave its page changed: see `shared_editor`."""
-    with open_editor(browser, host) as editor:
-        yield editor

@@ -118,10 +118,8 @@ def test_an_open_panel_leaves_the_editor_its_frames(shared_editor: Editor, panel
         panel.get_by_test_id("paralleldit-runs-all").click()
 
 
-# Sizes are the same in both themes. The gate has both where colours matter: an error's card in test_errors.py.
-@pytest.mark.parametrize("themed", ["dark", pytest.param("light", marks=pytest.mark.slow)], indirect=True)
-def test_a_ranks_device_and_memory_are_on_one_line(themed: Editor, panel: Locator, host: ComfyHost) -> None:
-    for ranks in holds_at_all_widths(themed, panel, host, themed.theme()):
+def test_a_ranks_device_and_memory_are_on_one_line(shared_editor: Editor, panel: Locator, host: ComfyHost) -> None:
+    for ranks in holds_at_all_widths(shared_editor, panel, host, "dark"):
         row = panel.get_by_test_id(f"paralleldit-rank-{ranks - 1}")
         expect(row).to_contain_text(f"GPU {ranks - 1}")
         expect(row).to_contain_text("97 % · 71 °C")

@@ -15,13 +15,12 @@ from typing import Any
 import pytest
 import torch
 
-from demo.host import ComfyHost, PromptError
+from demo.host import ComfyHost, PromptError, open_url
 from tests.conftest import EXTRA_ARGS, own_base_in
 from tests.support.host.graphs import TINY_MODELS, Job, latents, ranks, status
 from tests.support.host.mounted import packages
 from tests.support.host.stock_prompts import write_cases
 
-_open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 KSAMPLER = {"type": "KSampler", "cfg": 2.0}
 PARALLEL = {"type": "ParallelDiT_Sampler", "cfg": 2.0}
 PICTURES = [
@@ -35,7 +34,7 @@ def ask(host: ComfyHost, body: Any) -> dict[str, Any]:
     """The route's answer. body: JSON, or bytes as they are."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(f"{host.url}/paralleldit/plan", data, {"Content-Type": "application/json"})
-    with _open(request, timeout=60) as response:
+    with open_url(request, timeout=60) as response:
         return json.loads(response.read())
 
 

@@ -111,11 +111,6 @@ EXAMPLE_FILES: Files = {
     "checkpoints/sd_xl_base_1.0.safetensors": unread,
     "checkpoints/sdxl_lightning_4step.safetensors": unread,
 }
-STOCK_FILES: Files = {
-    **EXAMPLE_FILES,
-    "diffusion_models/flux1-schnell.safetensors": lambda _: flux("flux-schnell"),
-    "vae/full_encoder_small_decoder.safetensors": lambda vaes: vaes["flux2"],
-}
 
 
 def write_vaes(comfyui: Path, folder: Path) -> Vaes:
