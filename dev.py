@@ -3,7 +3,7 @@
 
     python3 dev.py demo [--comfyui PATH]
     python3 dev.py editor [--comfyui PATH] [ComfyUI's arguments...]
-    python3 dev.py test [--comfyui PATH] [--fast | --slow] [--shard K/N] [pytest arguments...]
+    python3 dev.py test [--comfyui PATH] [--fast | --slow] [pytest arguments...]
     python3 dev.py test --slowest
     python3 dev.py check [--comfyui PATH]
     python3 dev.py bundle [--comfyui PATH]
@@ -12,13 +12,13 @@
 
 `editor` starts ComfyUI, and says where its editor opens on the demo's workflow. `test` is the gate.
 --fast runs only what needs neither ranks nor ComfyUI nor a browser, in about a minute; --slow adds
-the long tests. --shard 1/4 runs the first of four parts; --slowest only shows what each file took
-in the last whole run, which tests/durations.json keeps. tests/README.md says more. `check` runs the
-linters, the formatters and the type checker. `bundle` makes web/paralleldit.js, which the editor
-loads, of the modules beside it. `gpu` runs the tests for GPUs on those of this machine, measures
-the time of a step, and writes gpu-report.md into the current folder; with --device cpu, to see what
-that is. --quick takes five minutes, needs no ComfyUI and no model, and answers three questions:
-does it run, is it exact, how much faster is it?
+the long tests. --slowest only shows what each file took in the last whole run, which
+tests/durations.json keeps. tests/README.md says more. `check` runs the linters, the formatters and
+the type checker. `bundle` makes web/paralleldit.js, which the editor loads, of the modules beside
+it. `gpu` runs the tests for GPUs on those of this machine, measures the time of a step, and writes
+gpu-report.md into the current folder; with --device cpu, to see what that is. --quick takes five
+minutes, needs no ComfyUI and no model, and answers three questions: does it run, is it exact, how
+much faster is it?
 
     python3 dev.py test --lowest [pytest arguments...]
 
@@ -108,9 +108,8 @@ for _name in ("nms", "qnms"):
 """
 
 PYTEST_OPTIONS_WITH_VALUE = {"-k", "-m", "-o", "-p", "-n", "-W", "--ignore", "--ignore-glob", "--deselect"}
-PYTEST_OPTIONS_WITH_VALUE |= {"--shard"}
 # With any other argument a run may leave out tests of the files that it runs, and their durations are not kept.
-RUNS_WHOLE_FILES = re.compile(r"--slow|-m$|slow$|--shard(=|$)|\d+/\d+|-q|-v|-n\d|--numprocesses=")
+RUNS_WHOLE_FILES = re.compile(r"--slow|-m$|slow$|-q|-v|-n\d|--numprocesses=")
 
 
 class SetupError(Exception):

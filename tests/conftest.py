@@ -25,12 +25,12 @@ from tests.support import tiers
 from tests.support.cases.families import FAMILIES
 from tests.support.cases.files.original_layouts import PIXART, Weights
 from tests.support.editor import groups
-from tests.support.editor.editor import Editor, browser_path, open_browser, open_editor
+from tests.support.editor.editor import browser_path, open_browser
 from tests.support.group.footprint import settings_that_free
 from tests.support.host.graphs import NODE_PACK, NODE_PACK_SOURCE, TINY_MODELS
 from tests.support.host.quick_machine import quick_machine
 from tests.support.ranks.pool import RankPool
-from tests.support.runs import disk, durations, shards
+from tests.support.runs import disk, durations
 from tests.support.runs.longest_first import LongestFirst
 from worker.host.client import WorkerGroup
 from worker.launch.imports import pause_garbage_collector
@@ -133,7 +133,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tiers")
     group.addoption("--fast", action="store_true", help="run only the tests without ranks, ComfyUI or a browser")
     group.addoption("--slow", action="store_true", help="run the tests that are marked slow, too")
-    group.addoption("--shard", metavar="K/N", help="run the K-th of N parts, each of whole files")
     group.addoption("--keep-durations", action="store_true", help="write what each file takes to tests/durations.json")
     group.addoption("--device", choices=("cuda", "cpu"), default="cuda", help="where tests marked gpu compute")
 
@@ -165,10 +164,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    said = [tiers.select(config, items)]
-    if shard := config.getoption("--shard"):
-        said.append(shards.select(config, items, shard))
-    config.stash[DESELECTED] = "\n".join(filter(None, said))
+    config.stash[DESELECTED] = tiers.select(config, items)
     if hasattr(config, "workeroutput"):  # one of several processes, each of which has selected alike
         config.workeroutput["deselected"] = config.stash[DESELECTED]
 
@@ -342,10 +338,3 @@ def browser() -> Iterator[Browser]:
         pytest.fail("no Chromium on the PATH: install one (on Debian: apt-get install chromium), or set CHROMIUM to it")
     with open_browser() as browser:
         yield browser
-
-
-@pytest.fixture
-def editor(browser: Browser, host: ComfyHost) -> Iterator[Editor]:
-    """The host's editor in a fresh profile, for a test that would leave its page changed: see `shared_editor`."""
-    with open_editor(browser, host) as editor:
-        yield editor

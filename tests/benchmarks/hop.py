@@ -1,6 +1,6 @@
 """The cost of the hop: what a forward takes in ComfyUI, less what the workers' own part of it takes.
 
-COMFYUI_PATH=… python -m tests.benchmarks.hop [--runs 5] [--steps 100]
+COMFYUI_PATH=… python -m tests.benchmarks.hop
 
 A one-layer DiT on patches of 16 makes the forward cheap and the latent large: 4×256×256 in fp32 is 1 MiB. A KSampler's
 step is the sampler's own arithmetic in ComfyUI, the hop (two copies over the socket and the hand-over to the ranks),
@@ -9,7 +9,6 @@ and the workers' forward. In loop mode the workers' part is the whole loop, and 
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
@@ -24,7 +23,7 @@ import torch
 from demo.host import PACK_NAME, ComfyHost
 from tests.support.host.graphs import Job, status
 
-SIDE = 2048
+SIDE, RUNS, STEPS = 2048, 5, 100
 TARGET_MS = 3.0
 PLANS = {"1 rank": {"cfg": 1, "ulysses": 1}, "2 ranks (ulysses)": {"cfg": 1, "ulysses": 2}}
 
@@ -129,13 +128,7 @@ def measure_loop(host: ComfyHost, job: Job) -> tuple[float, float]:
 
 def main() -> int:
     """Prints the table; returns 1 where the hop costs more than the target, or loop mode is slower than step mode."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.hop")
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=100)
-    arguments = parser.parse_args()
-    comfyui = os.environ.get("COMFYUI_PATH")
-    if not comfyui:
-        parser.error("set COMFYUI_PATH to a folder with ComfyUI's main.py")
+    comfyui = os.environ["COMFYUI_PATH"]
     worst, slower = 0.0, False
     with tempfile.TemporaryDirectory(prefix="hop-") as base:
         save_model(Path(base) / "models" / "diffusers" / "hop")
@@ -144,15 +137,12 @@ def main() -> int:
         (pack / "__init__.py").write_text(NODE_PACK_SOURCE)
         arguments_of_host = ("--whitelist-custom-nodes", PACK_NAME, NODE_PACK)
         with ComfyHost(Path(comfyui), Path(base), extra_args=arguments_of_host) as host:
-            print(f"4×{SIDE // 8}×{SIDE // 8} fp32 latent (1 MiB), medians of {arguments.runs} runs, ms a step")
+            print(f"4×{SIDE // 8}×{SIDE // 8} fp32 latent (1 MiB), medians of {RUNS} runs, ms a step")
             print(f"{'':30}{'KSampler':>12}{'= sampler':>12}{'+ hop':>12}{'+ workers':>12}")
             for name, plan in PLANS.items():
-                job = Job("hop", width=SIDE, height=SIDE, plan=plan, steps=arguments.steps, cfg=1.0)
+                job = Job("hop", width=SIDE, height=SIDE, plan=plan, steps=STEPS, cfg=1.0)
                 host.run(replace(job, steps=10).prompt())
-                runs = [
-                    (measure(host, job, Path(base) / "seconds.txt"), measure_loop(host, job))
-                    for _ in range(arguments.runs)
-                ]
+                runs = [(measure(host, job, Path(base) / "seconds.txt"), measure_loop(host, job)) for _ in range(RUNS)]
                 parts = [(step, step - forward, forward - worker, worker) for (step, forward, worker), _ in runs]
                 figures = [statistics.median(figure) * 1e3 for figure in zip(*parts, strict=True)]
                 print(f"{name + ', step mode':30}" + "".join(f"{figure:12.2f}" for figure in figures), flush=True)

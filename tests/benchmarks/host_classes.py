@@ -8,13 +8,11 @@ says where the page's tables are others.
 
 from __future__ import annotations
 
-import argparse
-
 from parallel_backend.models import adapter_for, model_classes
 from parallel_backend.models.spec import comfyui_classes, spec_named
 from tests.support.cases.host import CASES
 from tests.support.cases.host.controlnets import CONTROLNETS
-from tests.support.pages import write_table, written_table
+from tests.support.pages import show_table, written_table
 
 CLASSES, FOLDERS = "classes", "folders"  # the tables, by their names in the page
 
@@ -63,13 +61,8 @@ def written() -> dict[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="put the tables into the page")
-    options = parser.parse_args()
     for name, made in tables().items():
-        print(made)
-        if options.write:
-            write_table(name, made)
+        show_table(name, made)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,7 @@ each method's result is compared with one rank's, to 1e-4.
 ulysses, ring, cfg: ours, as a plan has them; a UNet shares its rows by ulysses and ring. cfg 2 alone splits cond and
 uncond, and two of four ranks are idle then. pipefusion: a step for a stock sampler, by so many patches; lossy. It is
 compared on deep models, with a fifth of the real one's blocks: it sends once for each stage, and other methods once for
-each block. a step late: a ring whose border rows, statistics, keys and values are those that the step before has sent,
-as in DistriFusion; for a UNet. All steps are alike here, so its result is right. int4: Ulysses with that
+each block. int4: Ulysses with that
 exchange_dtype, which is lossy, and which a CPU pays for; its link is half as fast, since a byte is half of what a card
 sends in its place, and a quarter of what a CPU rank does. no overlap: ours with Ulysses over all ranks in one part, so
 that nothing is computed while it travels. diffusers: its own context parallel (Ulysses) of the same model; its ring

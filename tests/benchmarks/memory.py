@@ -1,6 +1,6 @@
 """What each rank takes of memory, and reads of the model's file, under every kind of `weights`, beside the formula.
 
-COMFYUI_PATH=… python -m tests.benchmarks.memory [--models flux …] [--ranks 1 2 4] [--full-width] [--json]
+COMFYUI_PATH=… python -m tests.benchmarks.memory
 
 Models of published proportions, narrower, of random weights, by diffusers' classes and by ComfyUI's; files are in bf16,
 computed in as they are or in fp32. Every case is loaded and run by the ranks' own code on CPU ranks, where a rank's
@@ -17,8 +17,6 @@ In a forward, what gloo gathers into is told with the private memory, the two bl
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
 import tempfile
@@ -39,6 +37,7 @@ PROGRAM = "weights.footprint_ranks"
 NEAR = 0.03
 SLACK, ITS_OWN = 1e6, 4e6  # bytes: of activations; and what a process takes beside, for Python's objects
 MB = 1e6
+WORLDS = (1, 2, 4)
 CAST_RANKS = 2  # on which files are computed with in another dtype, too
 ARGUMENTS = ("--cpu", "--use-pytorch-cross-attention")
 
@@ -78,12 +77,6 @@ SHAPES = {
         conditions={"context": (8, 4096)},
     ),
     "qwen": Shape("qwen-image", {"num_attention_heads": 4, "num_layers": 20}, (16, 1, 8, 8), tables=2 * 4096 * 64 * 8),
-}
-FULL = {
-    "flux, full width": Shape("flux-dev", {"num_layers": 1, "num_single_layers": 4}, (16, 8, 8)),
-    "flux, full width, fp32 file": Shape(
-        "flux-dev", {}, (16, 8, 8), stock="flux-full-width", conditions={**FLUX_TEXT, "context": (8, 4096), "y": (768,)}
-    ),
 }
 
 
@@ -153,9 +146,6 @@ class Line:
         """What is more than it may be, or less than can be."""
         return [name for name, (found, told) in self.figures.items() if is_off(name, found, told)]
 
-    def to_json(self) -> dict[str, Any]:
-        return {"title": self.title, "figures": self.figures, "exact": self.exact, "missed": self.missed}
-
 
 def is_off(name: str, found: float, told: float) -> bool:
     """Loading may take less than it may. What gloo takes meanwhile is its own affair, and shown alone."""
@@ -199,15 +189,14 @@ def line_of(case: dict[str, Any], by_rank: list[dict[str, Any]], outputs: dict[s
     return Line(title, figures, kept == first["output"])
 
 
-def lines(shape: Shape, library: str, worlds: list[int], folder: Path, pool: RankPool) -> Iterator[Line]:
+def lines(shape: Shape, library: str, folder: Path, pool: RankPool) -> Iterator[Line]:
     """All cases of a model by one kind of class."""
     if library == "diffusers":
-        source, itemsize = write_diffusers(shape, folder / "diffusers.safetensors"), torch.bfloat16.itemsize
+        source = write_diffusers(shape, folder / "diffusers.safetensors")
     else:
         source = write_stock(shape, folder)
-        itemsize = torch.float32.itemsize if shape.stock == "flux-full-width" else torch.bfloat16.itemsize
-    for ranks in worlds:
-        yield from measure(list(cases_of(shape, library, source, itemsize, ranks)), ranks, pool)
+    for ranks in WORLDS:
+        yield from measure(list(cases_of(shape, library, source, torch.bfloat16.itemsize, ranks)), ranks, pool)
 
 
 def measure(cases: list[dict[str, Any]], ranks: int, pool: RankPool) -> Iterator[Line]:
@@ -226,29 +215,16 @@ def printed(line: Line) -> str:
 
 def main() -> int:
     """Returns 1 where a figure is not what it is to be."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", choices=SHAPES, nargs="+", default=list(SHAPES))
-    parser.add_argument("--library", choices=LIBRARIES, nargs="+", default=list(LIBRARIES))
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--full-width", action="store_true", help="Flux' blocks as wide as they are, on two ranks")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    shapes = FULL if options.full_width else {name: SHAPES[name] for name in options.models}
-    worlds = [2] if options.full_width else options.ranks
-    found: list[dict[str, Any]] = []
-    for name, shape in shapes.items():
-        has = {"diffusers": bool(shape.narrowed), "comfyui": bool(shape.stock)}
-        for library in (library for library in options.library if has[library]):
+    is_good = True
+    for name, shape in SHAPES.items():
+        for library in LIBRARIES if shape.stock else ("diffusers",):
             with tempfile.TemporaryDirectory(prefix="memory-") as folder, RankPool(Path(folder)) as pool:
-                for index, line in enumerate(lines(shape, library, worlds, Path(folder), pool)):
-                    if not options.json and not index:
+                for index, line in enumerate(lines(shape, library, Path(folder), pool)):
+                    if not index:
                         print(f"\n{name:34}{''.join(f'{each:18}' for each in line.figures)}")
-                    if not options.json:
-                        print(printed(line), flush=True)
-                    found.append({"model": name, **line.to_json()})
-    if options.json:
-        print(json.dumps(found, indent=1))
-    return int(any(each["missed"] or not each["exact"] for each in found))
+                    print(printed(line), flush=True)
+                    is_good &= line.exact and not line.missed
+    return int(not is_good)
 
 
 if __name__ == "__main__":

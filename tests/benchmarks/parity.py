@@ -8,7 +8,6 @@ ours on one rank and on two. The table is printed; --write puts it into the page
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 from pathlib import Path
@@ -17,7 +16,7 @@ from demo.host import PACK_NAME, ComfyHost
 from tests.support.cases.stock_cases import CASES
 from tests.support.host.graphs import NODE_PACK, NODE_PACK_SOURCE, TINY_MODELS, latents, relative_error, status
 from tests.support.host.stock_prompts import prompt, write_cases
-from tests.support.pages import write_table
+from tests.support.pages import show_table
 
 PLANS = {"1 rank": {"cfg": 1}, "ulysses 2": {"ulysses": 2}}
 
@@ -44,9 +43,6 @@ def table(errors: dict[str, dict[str, dict[str, float]]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="put the table into the page")
-    options = parser.parse_args()
     comfyui = Path(os.environ["COMFYUI_PATH"])
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
@@ -57,9 +53,7 @@ def main() -> None:
             comfyui, base, extra_args=("--whitelist-custom-nodes", PACK_NAME, NODE_PACK), env=TINY_MODELS
         ) as host:
             rows = table(measure(host))
-    print(rows)
-    if options.write:
-        write_table("parity", rows)
+    show_table("parity", rows)
 
 
 if __name__ == "__main__":

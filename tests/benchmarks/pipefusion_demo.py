@@ -1,6 +1,6 @@
 """What PipeFusion's stale keys and values do to pictures: the demo model's, read by the shape checker.
 
-python -m tests.benchmarks.pipefusion_demo [--model demo/shapes-dit] [--schedulers]
+python -m tests.benchmarks.pipefusion_demo [--schedulers]
 
 Two stages, four patches, 20 steps of FlowMatchEuler, guidance 3, every class once; one, two and four sync steps.
 --schedulers: with one sync step, by each scheduler for flow matching, compared with its own exact run.
@@ -8,7 +8,6 @@ Two stages, four patches, 20 steps of FlowMatchEuler, guidance 3, every class on
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import subprocess
@@ -124,12 +123,8 @@ def print_schedulers(request: Request) -> int:
 
 def main() -> int:
     """Prints the table; returns 1 where PipeFusion with one sync step draws too few pictures right."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.pipefusion_demo")
-    parser.add_argument("--model", type=Path, default=MODEL)
-    parser.add_argument("--schedulers", action="store_true")
-    options = parser.parse_args()
-    request = Request.of(options.model)
-    if options.schedulers:
+    request = Request.of(MODEL)
+    if "--schedulers" in sys.argv:
         return print_schedulers(request)
     count = len(request.names)
     exact = request.serial()

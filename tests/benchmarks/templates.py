@@ -9,15 +9,15 @@ its nodes are put behind the loader's MODEL (`tests/support/templates/describe.p
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from parallel_backend.axes import BATCH_AXES, TOKEN_AXES
-from tests.support.pages import write_table, written_table
+from tests.support.pages import show_table, written_table
 from tests.support.programs import run_program
 from tests.support.templates.model_files import other_use
 from tests.support.templates.workflows import Workflow, release, workflows
@@ -100,17 +100,11 @@ def written() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="put the table into the page")
-    parser.add_argument("--all", action="store_true", help="print what comes of each workflow")
-    options = parser.parse_args()
     described = describe(Path(os.environ["COMFYUI_PATH"]))
     outcomes = [(workflow, *outcome(workflow, described)) for workflow in workflows()]
-    if options.all:
+    if "--all" in sys.argv:
         print(*(f"{workflow.name}: {kind} {why}" for workflow, kind, why in outcomes), sep="\n")
-    print(table(outcomes))
-    if options.write:
-        write_table(TABLE, table(outcomes))
+    show_table(TABLE, table(outcomes))
 
 
 if __name__ == "__main__":

@@ -43,9 +43,13 @@ def shared_page(request: pytest.FixtureRequest, browser: Browser, host: ComfyHos
 
 @pytest.fixture
 def shared_editor(shared_page: SharedPage) -> Editor:
-    """The page that the editor's tests share, for those that leave only workflows behind: one after which the page
-    would answer otherwise takes `editor`."""
+    """The page that the editor's tests share. They leave only workflows behind."""
     return shared_page.tidied()
+
+
+@pytest.fixture
+def editor(shared_editor: Editor) -> Editor:
+    return shared_editor
 
 
 @pytest.fixture(params=["dark", "light"])
@@ -54,3 +58,12 @@ def themed(request: pytest.FixtureRequest, shared_editor: Editor) -> Iterator[Ed
     shared_editor.set_theme(request.param)
     yield shared_editor
     shared_editor.set_theme("dark")
+
+
+@pytest.fixture(params=["canvas", "vue"])
+def renderer(request: pytest.FixtureRequest, shared_editor: Editor) -> Iterator[str]:
+    """Each of the editor's ways to draw nodes."""
+    setting = "(on) => window.app.extensionManager.setting.set('Comfy.VueNodes.Enabled', on)"
+    shared_editor.page.evaluate(setting, request.param == "vue")
+    yield request.param
+    shared_editor.page.evaluate(setting, False)

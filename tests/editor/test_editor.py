@@ -45,11 +45,6 @@ def former_inputs(**kinds: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def editor(shared_editor: Editor) -> Editor:
-    return shared_editor
-
-
-@pytest.fixture
 def page(editor: Editor) -> Page:
     return editor.page
 
@@ -78,6 +73,9 @@ def test_the_nodes_are_found_by_search_and_one_is_placed(editor: Editor, page: P
         page.mouse.click(600, 400)  # until then the node follows the pointer
 
     insist(lambda: page.mouse.dblclick(800, 500), lambda ms: search.wait_for(timeout=ms))
+    for words in ("multi gpu", "parallel", "ulysses"):
+        search.fill(words)
+        page.get_by_text("Parallelize Model", exact=True).first.wait_for()
     for title in TITLES:
         search.fill(title)
         page.get_by_text(title, exact=True).first.wait_for()
@@ -137,19 +135,16 @@ def test_an_old_plan_node_is_replaced_by_one_with_its_values(editor: Editor, pag
     assert values[: len(VALUES) + 2] == [*VALUES, 2, 1]
 
 
-# The gate has both themes where colours matter: an error's card in test_errors.py.
-@pytest.mark.parametrize("themed", ["dark", pytest.param("light", marks=pytest.mark.slow)], indirect=True)
-def test_the_panel_shows_ranks_and_steps_while_a_job_runs_and_then_that_it_is_done(themed: Editor) -> None:
-    page, theme = themed.page, themed.theme()
-    open_demo(themed, steps=50, seed={"dark": 102, "light": 103}[theme])
-    panel = themed.open_panel()
-    themed.run()
+def test_the_panel_shows_ranks_and_steps_while_a_job_runs_and_then_that_it_is_done(editor: Editor, page: Page) -> None:
+    open_demo(editor, steps=50, seed=102)
+    panel = editor.open_panel()
+    editor.run()
     for rank in (0, 1):
         expect(panel.get_by_test_id(f"paralleldit-rank-{rank}")).to_have_attribute("title", re.compile("Weights: "))
     wait_for_step(panel, 1)
     first = step_of(panel)
     wait_for_step(panel, first + 5)
-    themed.screenshot(f"panel-{theme}")
+    editor.screenshot("panel-dark")
     wait_for(page, HAS_IMAGE)
     expect(panel.get_by_test_id("paralleldit-state")).to_contain_text("ready", ignore_case=True)
     run = panel.get_by_test_id("paralleldit-run").first
@@ -159,8 +154,8 @@ def test_the_panel_shows_ranks_and_steps_while_a_job_runs_and_then_that_it_is_do
     with page.expect_download() as download:
         panel.get_by_test_id("paralleldit-trace").click()
     assert json.loads(download.value.path().read_text())["traceEvents"]
-    themed.screenshot(f"panel-done-{theme}")
-    assert themed.problems == []
+    editor.screenshot("panel-done")
+    assert editor.problems == []
 
 
 def test_a_job_is_cancelled_from_the_button(editor: Editor, page: Page) -> None:

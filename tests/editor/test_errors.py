@@ -6,7 +6,6 @@ import os
 import re
 import signal
 
-import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from demo.host import REPOSITORY, ComfyHost
@@ -89,11 +88,6 @@ def test_the_editor_looks_for_the_same_line_above_the_details() -> None:
     assert f"\\n\\n{DETAILS}\\n" in (REPOSITORY / "web" / "errors" / "message.mjs").read_text()
 
 
-@pytest.fixture
-def editor(shared_editor: Editor) -> Editor:
-    return shared_editor
-
-
 def card_of(page: Page) -> Locator:
     card = page.get_by_test_id(CARD)
     expect(card).to_be_visible()
@@ -143,24 +137,19 @@ def close_tab(page: Page) -> None:
     expect(tab).to_have_count(0)
 
 
-# The gate has the reload, after which the page knows only what it has kept. Which workflow's tab an error belongs to
-# without one is in tests/web/errors_origins.test.mjs.
-@pytest.mark.parametrize("reloads", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_an_error_is_told_in_the_tab_of_its_workflow_until_that_is_closed(
-    reloads: bool, editor: Editor, host: ComfyHost
-) -> None:
-    """The other tab has the same nodes."""
+def test_an_error_is_told_in_the_tab_of_its_workflow_until_that_is_closed(editor: Editor, host: ComfyHost) -> None:
+    """The other tab has the same nodes. After the reload, the page knows only what it has kept; whose an error is
+    without one is in tests/web/errors_origins.test.mjs."""
     page, card = editor.page, editor.page.get_by_test_id(CARD)
-    before = host.queue(spaced(Job("tiny-dit", "3", seed=109 + reloads, steps=5000)).prompt())
+    before = host.queue(spaced(Job("tiny-dit", "3", seed=110, steps=5000)).prompt())
     open_demo(editor, TOO_MANY)
     with page.expect_response(lambda response: response.url.endswith("/prompt")):
         editor.run()
     page.evaluate(SAVE, FAILING)
     open_demo(editor)
-    if reloads:
-        go_to_tab(page, there=True)  # upon which the editor keeps the other one
-        go_to_tab(page, there=False)
-        editor.reload()
+    go_to_tab(page, there=True)  # upon which the editor keeps the other one
+    go_to_tab(page, there=False)
+    editor.reload()
     page.evaluate(NOTE_FAILURE)
     host.interrupt(before)
     wait_for(page, "window.failed")

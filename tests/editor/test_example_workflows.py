@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -16,14 +15,14 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from demo.host import PACK_NAME, REPOSITORY, ComfyHost
+from demo.host import PACK_NAME, REPOSITORY, ComfyHost, open_url
 from demo.workflow import api_prompt
+from tests.support.editor.converted import PARALLELIZE
 from tests.support.editor.editor import Editor, insist, wait_for
 from tests.support.editor.examples import EXAMPLES, FOLDER, boxes, open_example, problems, settle
 from tests.support.editor.shared import SharedPage
 from tests.support.files.template_files import EXAMPLE_FILES, Smaller, files_in, pictures, shrink, unread
 from tests.support.templates.examples import TABLE
-from tests.support.templates.layout import PARALLELIZE
 from tests.support.tiers import running, slow_but
 
 # Downloads of models that no template of ComfyUI's has, as their makers' pages give them.
@@ -50,8 +49,6 @@ UNKNOWN = (
 IN_GRAPH = "(types) => `${window.app.graph.nodes.map((node) => node.type).sort()}` === `${types}`"
 SHOWN = "(card) => document.querySelector(`[data-testid='${card}'] img`)?.naturalWidth > 0"
 PROMPT = "async () => (await window.app.graphToPrompt()).output"
-
-_open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
 
 @dataclass(frozen=True)
@@ -83,11 +80,6 @@ DRAWN = {
     "wan2.2_text_to_video": Drawn(256, 192, 5, {"EmptyHunyuanLatentVideo": {"width": 256, "height": 192, "length": 5}}),
 }
 OPENED = [name for name in EXAMPLES if name not in DEMOS]
-
-
-@pytest.fixture
-def editor(shared_editor: Editor) -> Editor:
-    return shared_editor
 
 
 @pytest.fixture(scope="module")
@@ -129,25 +121,20 @@ def overlaps(one: tuple, other: tuple) -> bool:
 
 
 def test_the_host_offers_them_with_their_pictures(host: ComfyHost) -> None:
-    with _open(f"{host.url}/workflow_templates", timeout=30) as answer:
+    with open_url(f"{host.url}/workflow_templates", timeout=30) as answer:
         assert sorted(json.loads(answer.read())[PACK_NAME]) == sorted(EXAMPLES)
     for name in EXAMPLES:
-        with _open(f"{host.url}/api/workflow_templates/{PACK_NAME}/{name}.jpg", timeout=30) as answer:
+        with open_url(f"{host.url}/api/workflow_templates/{PACK_NAME}/{name}.jpg", timeout=30) as answer:
             picture = Image.open(answer)
             assert picture.width <= MOST_PIXELS
         assert (FOLDER / f"{name}.jpg").stat().st_size <= MOST_BYTES
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_parallelize_model_is_all_that_a_template_has_of_this_pack(name: str) -> None:
+def test_nodes_say_which_pack_they_are_from_and_parallelize_model_is_all_of_this_one(name: str) -> None:
+    """By the first, the editor's manager finds a pack that is missing."""
     kinds = {node["type"] for node in workflow(name)["nodes"] if node["type"].startswith("ParallelDiT_")}
-    assert PARALLELIZE in kinds
-    assert name in DEMOS or kinds == {PARALLELIZE}
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_nodes_say_which_pack_they_are_from(name: str) -> None:
-    """By which the editor's manager finds a pack that is missing."""
+    assert PARALLELIZE in kinds and (name in DEMOS or kinds == {PARALLELIZE})
     ours = re.search(r'(?m)^name = "(.+)"', (REPOSITORY / "pyproject.toml").read_text())[1]
     for node in workflow(name)["nodes"]:
         pack = ours if node["type"].startswith("ParallelDiT_") else "comfy-core"

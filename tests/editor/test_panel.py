@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Route, expect
 
 from demo.host import ComfyHost
-from tests.support.editor.cost import cost
+from tests.support.editor.cost import count_frames
 from tests.support.editor.editor import PATIENCE_MS, VIEWPORT, Editor, open_editor, use_setting, wait_for
 from tests.support.editor.examples import open_demo
 from tests.support.editor.groups import EVENTS_A_SECOND, NUMBER, event, run, sampling, tell
@@ -92,9 +92,9 @@ def share_of_frames(editor: Editor) -> float:
     closed, opened = 0.0, 0.0
     for _ in range(ROUNDS):
         editor.close_panel()
-        closed += cost(editor.page, WINDOW).frames
+        closed += count_frames(editor.page, WINDOW)
         editor.open_panel(NUMBER)
-        opened += cost(editor.page, WINDOW).frames
+        opened += count_frames(editor.page, WINDOW)
     return opened / closed
 
 
@@ -118,10 +118,8 @@ def test_an_open_panel_leaves_the_editor_its_frames(shared_editor: Editor, panel
         panel.get_by_test_id("paralleldit-runs-all").click()
 
 
-# Sizes are the same in both themes. The gate has both where colours matter: an error's card in test_errors.py.
-@pytest.mark.parametrize("themed", ["dark", pytest.param("light", marks=pytest.mark.slow)], indirect=True)
-def test_a_ranks_device_and_memory_are_on_one_line(themed: Editor, panel: Locator, host: ComfyHost) -> None:
-    for ranks in holds_at_all_widths(themed, panel, host, themed.theme()):
+def test_a_ranks_device_and_memory_are_on_one_line(shared_editor: Editor, panel: Locator, host: ComfyHost) -> None:
+    for ranks in holds_at_all_widths(shared_editor, panel, host, "dark"):
         row = panel.get_by_test_id(f"paralleldit-rank-{ranks - 1}")
         expect(row).to_contain_text(f"GPU {ranks - 1}")
         expect(row).to_contain_text("97 % · 71 °C")
@@ -291,12 +289,6 @@ def test_a_run_says_why_it_is_less_parallel_than_asked(shared_editor: Editor, pa
     expect(rows.nth(2).get_by_test_id(reason)).to_be_hidden()
     rows.nth(2).scroll_into_view_if_needed()
     shared_editor.screenshot("panel-as-stock", panel)
-
-
-def test_cpu_ranks_that_were_parked_say_so(panel: Locator, host: ComfyHost) -> None:
-    tell(host, event([run(50)], state="parked", device="cpu", model=None))
-    expect(panel.get_by_test_id("paralleldit-state")).to_have_text("Parked")
-    expect(panel).to_contain_text("The model is unloaded. The next prompt reads it again.")
 
 
 def test_gpus_that_are_left_out_have_a_button_and_new_settings_are_told(panel: Locator, host: ComfyHost) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -67,15 +66,6 @@ def count_questions(page: Page) -> list[str]:
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.post_data) if "paralleldit/plan" in request.url else None)
     return asked
-
-
-@pytest.fixture(params=["canvas", "vue"])
-def renderer(request: pytest.FixtureRequest, shared_editor: Editor) -> Iterator[str]:
-    """Each of the editor's ways to draw nodes."""
-    setting = "(on) => window.app.extensionManager.setting.set('Comfy.VueNodes.Enabled', on)"
-    shared_editor.page.evaluate(setting, request.param == "vue")
-    yield request.param
-    shared_editor.page.evaluate(setting, False)
 
 
 def test_the_node_shows_its_mesh_and_marks_what_is_wrong(renderer: str, shared_editor: Editor) -> None:

@@ -241,16 +241,9 @@ def test_a_unets_layers_are_fetched_if_they_do_not_fit(answers: dict) -> None:
     assert kept(answer)[0] == pytest.approx(2.3, abs=0.1), "of 4.8 GiB"
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("no blocks to share", "the blocks of ACEStepTransformer2DModel are not known here.\n\nUse weights=auto."),
-        ("nobody to share with", "weights=shared needs ranks that compute with the same weights"),
-    ],
-)
-def test_weights_that_cannot_be_shared_are_an_error_at_their_widget(name: str, said: str, answers: dict) -> None:
-    assert said in answers[name]["error"]
-    assert (answers[name]["widgets"], answers[name]["memory"]) == (["weights"], None)
+@pytest.mark.parametrize("name", ["no blocks to share", "nobody to share with"])
+def test_weights_that_cannot_be_shared_are_an_error_at_their_widget(name: str, answers: dict) -> None:
+    assert answers[name]["error"] and (answers[name]["widgets"], answers[name]["memory"]) == (["weights"], None)
 
 
 def remedies(answer: dict[str, Any]) -> tuple[str, list[str]]:

@@ -14,17 +14,13 @@ from typing import Any
 
 import pytest
 import torch
-from playwright.sync_api import Browser, expect
 
-from demo.host import ComfyHost, PromptError
+from demo.host import ComfyHost, PromptError, open_url
 from tests.conftest import EXTRA_ARGS, own_base_in
-from tests.support.editor.editor import open_editor
-from tests.support.editor.examples import open_demo
 from tests.support.host.graphs import TINY_MODELS, Job, latents, ranks, status
 from tests.support.host.mounted import packages
 from tests.support.host.stock_prompts import write_cases
 
-_open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 KSAMPLER = {"type": "KSampler", "cfg": 2.0}
 PARALLEL = {"type": "ParallelDiT_Sampler", "cfg": 2.0}
 PICTURES = [
@@ -38,7 +34,7 @@ def ask(host: ComfyHost, body: Any) -> dict[str, Any]:
     """The route's answer. body: JSON, or bytes as they are."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(f"{host.url}/paralleldit/plan", data, {"Content-Type": "application/json"})
-    with _open(request, timeout=60) as response:
+    with open_url(request, timeout=60) as response:
         return json.loads(response.read())
 
 
@@ -293,20 +289,3 @@ def test_gpus_that_comfyui_hides_from_the_ranks_are_told_of(monkeypatch: pytest.
     said = words.explain_devices(words.Devices(1, on_gpus=True, is_set=False, chosen="--cuda-device=1"))
     assert "--cuda-device=1, which hides the other GPUs." in words.join_remarks(said)
     assert [each.key for each in words.explain_devices(words.Devices(2, True, False, ""))] == ["auto_gpus"]
-
-
-# The gate has the status's note by HTTP, above, and what the panel makes of such a note in test_panel.py.
-@pytest.mark.slow
-def test_the_panel_says_why_one_rank_runs_in_place_of_two(single_host: ComfyHost, browser: Browser) -> None:
-    with open_editor(browser, single_host) as editor:
-        panel = editor.open_panel()
-        note = panel.get_by_test_id("paralleldit-note")
-        open_demo(editor, {"mode": "manual", "cfg": 2}, steps=2, seed=73)
-        editor.run()
-        expect(note).to_contain_text("The plan cfg=2 needs 2 ranks")
-        expect(panel.get_by_text("Plan: one rank")).to_be_visible()
-        editor.screenshot("panel-one-device")
-        open_demo(editor, steps=2, seed=74)
-        editor.run()
-        expect(note).to_contain_text("auto has one device")
-        assert editor.problems == []

@@ -73,12 +73,12 @@ def check_node(prompt: dict[str, Any], host: ComfyHost) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_stock_template_draws_with_the_node(name: str, editor: Editor, host: ComfyHost, files: None) -> None:
+def test_a_stock_template_draws_with_the_node(name: str, shared_editor: Editor, host: ComfyHost, files: None) -> None:
     template = TEMPLATES[name]
-    editor.open(json.loads((FOLDER / f"{name}.json").read_text()))
-    execute(editor.page, PARALLEL)
-    prompt = editor.page.evaluate(PROMPT)
-    assert editor.problems == []
+    shared_editor.open(json.loads((FOLDER / f"{name}.json").read_text()))
+    execute(shared_editor.page, PARALLEL)
+    prompt = shared_editor.page.evaluate(PROMPT)
+    assert shared_editor.problems == []
     check_node(prompt, host)
     shrink(prompt, template.smaller)
     outputs = host.run(prompt)["outputs"]

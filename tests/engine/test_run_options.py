@@ -11,26 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 import dev
-from demo.host import REPOSITORY
-from tests.support.runs import disk, durations, shards
+from tests.support.runs import disk, durations
 from tests.support.runs.durations import Duration
 from tests.support.runs.longest_first import choose, needs_of
-from tests.support.runs.shards import files_of_shard, parse
-
-
-def test_each_file_is_in_one_shard_and_shards_cost_alike() -> None:
-    costs = [(f"{number}.py", float(number)) for number in range(40) for _ in range(2)]
-    parts = [files_of_shard(costs, part, 4) for part in (1, 2, 3, 4)]
-    assert sorted(file for part in parts for file in part) == sorted({file for file, _ in costs})
-    held = [sum(seconds for file, seconds in costs if file in part) for part in parts]
-    assert max(held) < 1.1 * min(held)
-
-
-@pytest.mark.parametrize("text", ["4", "0/4", "5/4", "1/", "a/b"])
-def test_what_is_no_shard_is_refused(text: str) -> None:
-    with pytest.raises(pytest.UsageError, match="1/4"):
-        parse(text)
-
 
 HOST, RANKS = frozenset({"ComfyUI"}), frozenset({"forked ranks"})
 NEEDS = {"a.py": HOST, "b.py": HOST | {"a browser"}, "c.py": RANKS, "d.py": RANKS, "e.py": frozenset[str]()}
@@ -176,18 +159,10 @@ def test_only_runs_of_whole_files_keep_their_durations(monkeypatch: pytest.Monke
         dev.main(["test", "--comfyui", os.environ.get("COMFYUI_PATH", ""), *arguments])
         return "--keep-durations" in commands[0]
 
-    assert keeps() and keeps("--slow", "--shard", "1/4") and keeps("-n0", "-q")
-    assert keeps("--slow", "-m", "slow", "--shard=1/4")
+    assert keeps() and keeps("--slow") and keeps("-n0", "-q")
+    assert keeps("--slow", "-m", "slow")
     for arguments in (["-k", "plan"], ["-m", "gpu"], ["--fast"], ["tests/engine"], ["-x"]):
         assert not keeps(*arguments)
-
-
-def test_what_other_shards_run_is_left_out_and_said() -> None:
-    deselected: list[SimpleNamespace] = []
-    config = SimpleNamespace(hook=SimpleNamespace(pytest_deselected=lambda items: deselected.extend(items)))
-    items = [SimpleNamespace(path=REPOSITORY / f"tests/test_{name}.py", fixturenames=["host"]) for name in "abcd"]
-    assert shards.select(config, items, "1/4") == "3 tests are in other shards than 1/4"
-    assert len(items) == 1 and len(deselected) == 3
 
 
 @pytest.mark.parametrize("failed", [False, True], ids=["passed", "failed"])

@@ -1,7 +1,7 @@
 """`python -m tests.support.messages`: prints every message, tooltip, note and line of a log that a user can see.
 
 Read it as one text. The texts of `locales` come first, each with its key and the Chinese one; then those in the code,
-by module; then the phrases of the templates' notes. Placeholders are in braces.
+by module. Placeholders are in braces.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import ast
 import json
 from collections.abc import Iterator
 from pathlib import Path
-
-from tests.support.templates.notes import EN, ZH
 
 ROOT = Path(__file__).parents[2]
 FILES = ("main", "nodeDefs", "commands", "settings")
@@ -77,9 +75,6 @@ def main() -> None:
         print(f"{key}\n    {text}\n    {chinese.get(key, '')}")
     for place, text in list_in_code():
         print(f"{place}\n    {text}")
-    for phrases in (EN, ZH):
-        for name, phrase in phrases._asdict().items():
-            print(f"note.{name}\n    {phrase}")
 
 
 if __name__ == "__main__":

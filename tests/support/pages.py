@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from demo.host import REPOSITORY
 
 CLASSES, EXACTNESS = (REPOSITORY / "docs" / f"{name}.md" for name in ("classes", "exactness"))
@@ -25,6 +27,9 @@ def written_table(name: str) -> str:
     return parts(name)[1]
 
 
-def write_table(name: str, table: str) -> None:
-    before, _, after = parts(name)
-    PAGE_OF[name].write_text(before + table + after)
+def show_table(name: str, table: str) -> None:
+    """Prints it; with --write, puts it into its page."""
+    print(table)
+    if "--write" in sys.argv:
+        before, _, after = parts(name)
+        PAGE_OF[name].write_text(before + table + after)

@@ -10,7 +10,6 @@ the card's clock to the exchange's end. So "left" is what ranks would wait, by t
 
 from __future__ import annotations
 
-import argparse
 import importlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -35,7 +34,7 @@ from parallel_backend.seams.exchange import ulysses
 from parallel_backend.seams.kernels.backends import Backend
 from tests.support.fakes.measure import import_comfyui
 from tests.support.links.profiles import PROFILES
-from tests.support.pages import write_table
+from tests.support.pages import show_table
 
 CPU, META, DTYPE = torch.device("cpu"), torch.device("meta"), torch.bfloat16
 RANKS, PIECES = 4, (1, 2, 3)
@@ -221,13 +220,8 @@ def left_table() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="put the table into the page")
-    options = parser.parse_args()
     import_comfyui()
-    print(found := left_table())
-    if options.write:
-        write_table("clock", found)
+    show_table("clock", left_table())
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ formats of which ComfyUI's can be split at the published width (`quantised_rows.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import re
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ from parallel_backend.seams.compiled_overlap import arguments_of, is_attention, 
 from parallel_backend.seams.forward import ForwardSlot
 from tests.support.cases.host import CASES
 from tests.support.fakes.measure import import_comfyui
-from tests.support.pages import write_table
+from tests.support.pages import show_table
 
 # By family, the row of `CASES`, and the published width of all heads.
 FAMILIES = {
@@ -137,14 +136,9 @@ def families_table() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="put the tables into the page")
-    options = parser.parse_args()
     torch.set_num_threads(1)
     import_comfyui()
-    print(made := families_table())
-    if options.write:
-        write_table("overlap", made)
+    show_table("overlap", families_table())
 
 
 if __name__ == "__main__":

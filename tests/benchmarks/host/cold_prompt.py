@@ -1,19 +1,17 @@
 """What a large model costs to its first image, and in memory: as stock, and by Parallelize Model behind a loader that
 names its file, and behind one that does not.
 
-COMFYUI_PATH=… python -m tests.benchmarks.host.cold_prompt [--gigabytes 4] [--runs 3] [--packs CHECKOUT …]
+COMFYUI_PATH=… python -m tests.benchmarks.host.cold_prompt
 
 Each prompt is the first of a ComfyUI of its own, on two CPU ranks, with the file in the system's cache. They take
 turns.
 Memory is PSS, which counts a page that several processes map once for all, at the end of the prompt, in GB (1e9):
 the memory that the processes own or share, and beside it the pages of files, which the system takes back when it
 needs them.
---packs: checkouts of this pack, older ones by their own loader.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import tempfile
@@ -24,7 +22,7 @@ from typing import NamedTuple
 
 import psutil
 
-from demo.host import PACK_NAME, REPOSITORY, ComfyHost
+from demo.host import PACK_NAME, ComfyHost
 from tests.conftest import HOST_ENV, NODE_PACKS
 from tests.support.files.deeper import deepen
 from tests.support.host.graphs import Graph, Link, worker_processes
@@ -32,9 +30,8 @@ from tests.support.host.stock_prompts import prompt, write_cases
 from tests.support.loaders import parallelize
 
 MODEL = "flux-full-width"
-BLOCK = 0.566e9  # bytes, of one stream
-REST = 1.5e9  # bytes, of the rest of the model
-PLAN = {"ulysses": 2}
+BLOCKS = 4  # of one stream: with the rest of the model, a file of 3.9 GB
+PLAN, RUNS = {"ulysses": 2}, 3
 Loads = Callable[[Graph, Link], Link]
 
 
@@ -53,13 +50,8 @@ def by_value(graph: Graph, _model: Link) -> Link:
     return parallelize(graph, graph.add("Test_LoadStateDict", model_name=f"{MODEL}.safetensors"), PLAN)
 
 
-def by_older_loader(graph: Graph, _model: Link) -> Link:
-    plan = graph.add("ParallelDiT_Plan", mode="manual", **PLAN)
-    return graph.add("ParallelDiT_LoadDiffusionModel", model_name=f"{MODEL}.safetensors", dtype="default", plan=plan)
-
-
-def measure(comfyui: Path, base: Path, pack: Path, options: list[str], loads: Loads | None) -> Found:
-    with ComfyHost(comfyui, base, pack=pack, extra_args=options, env=HOST_ENV) as host:
+def measure(comfyui: Path, base: Path, options: list[str], loads: Loads | None) -> Found:
+    with ComfyHost(comfyui, base, extra_args=options, env=HOST_ENV) as host:
         began = time.monotonic()
         host.run(prompt(MODEL, patch=loads, steps=1))
         seconds = time.monotonic() - began
@@ -76,35 +68,22 @@ def memory_of(pid: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--gigabytes", type=float, default=4)
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--packs", type=Path, nargs="+", default=[REPOSITORY])
-    options = parser.parse_args()
     comfyui, found = Path(os.environ["COMFYUI_PATH"]), {}
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
         write_cases(comfyui, base, [MODEL])
-        deepen(
-            base / "models" / "diffusion_models" / f"{MODEL}.safetensors",
-            round((options.gigabytes * 1e9 - REST) / BLOCK),
-        )
+        deepen(base / "models" / "diffusion_models" / f"{MODEL}.safetensors", BLOCKS)
         for name, source in NODE_PACKS.items():
             (base / "custom_nodes" / name).mkdir(parents=True)
             (base / "custom_nodes" / name / "__init__.py").write_text(source)
         flags = ["--whitelist-custom-nodes", PACK_NAME, *NODE_PACKS]
         cases = {}
         for mapped, more in {"": [], ", --disable-mmap": ["--disable-mmap"]}.items():
-            cases[f"stock{mapped}"] = (REPOSITORY, more, None)
-            for pack in options.packs:
-                if (pack / "nodes" / "load_checkpoint.py").exists():
-                    cases[f"{pack.name}, own loader{mapped}"] = (pack, more, by_older_loader)
-                else:
-                    cases[f"{pack.name}, file{mapped}"] = (pack, more, by_file)
-                    cases[f"{pack.name}, value{mapped}"] = (pack, more, by_value)
-        for _ in range(options.runs):
-            for name, (pack, more, loads) in cases.items():
-                found.setdefault(name, []).append(measure(comfyui, base, pack, [*flags, *more], loads))
+            for name, loads in {"stock": None, "file": by_file, "value": by_value}.items():
+                cases[f"{name}{mapped}"] = (more, loads)
+        for _ in range(RUNS):
+            for name, (more, loads) in cases.items():
+                found.setdefault(name, []).append(measure(comfyui, base, [*flags, *more], loads))
                 print(name, found[name][-1], flush=True)
     for name, each in found.items():
         medians = (statistics.median(values) for values in zip(*each, strict=True))

@@ -1,15 +1,14 @@
 """What the pack costs ComfyUI where none of its nodes runs: the start, its process's memory, and a stock prompt.
 
-COMFYUI_PATH=… python -m tests.benchmarks.host.unused [--packs OTHER_CHECKOUT .] [--runs 5]
+COMFYUI_PATH=… python -m tests.benchmarks.host.unused
 
-A ComfyUI without the pack, and with each of these checkouts of it, in turns. CPU seconds and memory are of ComfyUI's
-own process, until it answers and after prompts of the stock loader and sampler. Memory is what is no file's. Medians
-of the runs; the start's seconds on the clock count what else the machine does.
+A ComfyUI without the pack, and with it, in turns. CPU seconds and memory are of ComfyUI's own process, until it answers
+and after prompts of the stock loader and sampler. Memory is what is no file's. Medians of the runs; the start's seconds
+on the clock count what else the machine does.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import tempfile
@@ -22,7 +21,7 @@ from demo.host import PACK_NAME, REPOSITORY, ComfyHost
 from tests.support.host.graphs import NODE_PACK, NODE_PACK_SOURCE
 from tests.support.host.stock_prompts import prompt, write_cases
 
-MODEL, PROMPTS = "longcat-image", 3
+MODEL, PROMPTS, RUNS = "longcat-image", 3, 5
 COLUMNS = ("seconds to start", "CPU seconds", "MB", "threads", "CPU seconds a prompt", "MB after prompts")
 
 
@@ -51,10 +50,6 @@ def measure(base: Path, pack: Path) -> tuple[float, ...]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--packs", type=Path, nargs="+", default=[REPOSITORY])
-    parser.add_argument("--runs", type=int, default=5)
-    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         base, empty = Path(folder) / "base", Path(folder) / "no pack"
         for path in (base / "custom_nodes" / NODE_PACK, empty):
@@ -62,9 +57,9 @@ def main() -> None:
         (base / "custom_nodes" / NODE_PACK / "__init__.py").write_text(NODE_PACK_SOURCE)
         (empty / "__init__.py").write_text("NODE_CLASS_MAPPINGS = {}\n")
         write_cases(Path(os.environ["COMFYUI_PATH"]), base, [MODEL])
-        packs = {"without the pack": empty, **{str(pack): pack for pack in options.packs}}
+        packs = {"without the pack": empty, "with it": REPOSITORY}
         found: dict[str, list[tuple[float, ...]]] = {name: [] for name in packs}
-        for _ in range(options.runs):
+        for _ in range(RUNS):
             for name, pack in packs.items():
                 found[name].append(measure(base, pack))
     print("| |", " | ".join(COLUMNS), "|")

@@ -9,7 +9,6 @@ dense one's; the median of five, taken in turns.
 
 from __future__ import annotations
 
-import argparse
 import time
 from statistics import median
 
@@ -27,7 +26,7 @@ from parallel_backend.video import WIDTHS, Video, tile_pairs
 from tests.support.cases.families import wan
 from tests.support.cases.references import relative_error
 from tests.support.family_model import Denoiser, FamilyModel
-from tests.support.pages import write_table
+from tests.support.pages import show_table
 
 STEPS, SYNC_STEPS = 20, (1, 5, 10)
 FRAMES, HEIGHT, WIDTH = 21, 16, 24  # latent; 96 tokens a frame
@@ -90,16 +89,11 @@ def table() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="put the table into the page")
-    options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     rows = table()
     dist.destroy_process_group()
-    print(rows)
-    if options.write:
-        write_table("sparse", rows)
+    show_table("sparse", rows)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 
 import diffusers
@@ -151,58 +151,3 @@ def nothing_sent() -> Iterator[None]:
         mock.patch.object(dist, "batch_isend_irecv", receive_nothing),
     ):
         yield
-
-
-class Late(NamedTuple):
-    """An exchange under way. sent: kept until it is delivered."""
-
-    works: list[Any]
-    received: list[torch.Tensor]
-    sent: list[torch.Tensor]
-
-
-class LateExchanges:
-    """Makes a step of a UNet in bands use the border rows, keys and values, and norms' statistics that the step before
-    has sent. It waits for nothing that it sends itself, but for the first step, and for the result."""
-
-    def __init__(self) -> None:
-        self.before: list[Late] = []
-        self.now: list[Late] = []
-
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        self.before, self.now = self.now, []
-        send = dist.batch_isend_irecv
-
-        def transfer(transfers: list[dist.P2POp]) -> list[Delivered]:
-            into = [each.tensor for each in transfers if each.op is dist.irecv]
-            fresh = {id(tensor): torch.empty_like(tensor) for tensor in into}
-            sides = [
-                dist.P2POp(each.op, fresh.get(id(each.tensor), each.tensor), each.peer, each.group)
-                for each in transfers
-            ]
-            arrived = self.exchange(Late(send(sides), [*fresh.values()], [each.tensor for each in transfers]))
-            for tensor, late in zip(into, arrived, strict=True):
-                tensor.copy_(late)
-            return []
-
-        def gather_late(local: torch.Tensor, dim: int, size: int, axis: Axis) -> torch.Tensor:
-            received = local.new_empty((size, *local.shape[1:]))
-            work = dist.all_gather_into_tensor(received, local, group=axis.group, async_op=True)
-            return self.exchange(Late([work], [received], [local]))[0]
-
-        with (
-            mock.patch.object(dist, "batch_isend_irecv", transfer),
-            mock.patch("parallel_backend.seams.bands.norm.gather", gather_late),
-        ):
-            yield
-
-    def exchange(self, started: Late) -> list[torch.Tensor]:
-        """What the same exchange of the step before has received."""
-        self.now.append(started)
-        place = len(self.now) - 1
-        found = self.before[place] if self.before else started
-        for work in found.works:
-            work.wait()
-        found.works.clear()  # gloo's would wait for another message if they were asked again
-        return found.received

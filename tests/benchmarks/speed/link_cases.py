@@ -62,8 +62,8 @@ class Case:
 class Method:
     """One way to run a step. plan: of the engine, of one rank without one. overlap: whether it computes while it
     exchanges. sends: whether it exchanges at all; if not, its result means nothing. limited: whether the link is;
-    if not, gloo's own copying is all that an exchange takes. peer: diffusers' own context parallel. late: whether it
-    uses what the step before has sent. tolerance: relative, to one rank."""
+    if not, gloo's own copying is all that an exchange takes. peer: diffusers' own context parallel. tolerance:
+    relative, to one rank."""
 
     name: str
     plan: dict[str, Any] | None = None
@@ -71,7 +71,6 @@ class Method:
     sends: bool = True
     limited: bool = True
     peer: bool = False
-    late: bool = False
     tolerance: float = 1e-4
 
     @property
@@ -178,7 +177,6 @@ CASES |= {f"{name}, deep": replace(CASES[name], depth=depth, is_deep=True) for n
 ONE = Method("one rank")
 SYNCHRONOUS, SILENT = "no overlap", "nothing sent"
 COPYING, SYNCHRONOUS_COPYING = "no limit", "no limit, no overlap"
-LATE = "a step late"
 LOSSY = 0.1  # the tolerance of methods that change the result
 
 
@@ -197,9 +195,7 @@ def methods(case: Case, ranks: int) -> list[Method]:
         found.append(Method("cfg 2" if ranks == 2 else "cfg 2, ulysses 2", {"cfg": 2, "ulysses": ranks // 2}))
     if case.guided and case.comfyui and ranks > 2:
         found.append(Method("cfg 2", {"cfg": 2, "dp": ranks // 2}))  # the other ranks have nothing to do
-    if case.sent:
-        found.append(Method(LATE, {"ring": ranks}, late=True))
-    else:
+    if not case.sent:
         found.append(Method(INT4, heads | {"exchange_dtype": INT4}, tolerance=LOSSY))
     if not case.comfyui:
         found.append(Method("diffusers", peer=True))

@@ -25,7 +25,6 @@ from parallel_backend.seams.bands.rows import BorderRows
 from tests.benchmarks.speed.contest import (
     CPU,
     UNLIMITED,
-    LateExchanges,
     Meshes,
     agreed,
     apply_plan,
@@ -87,22 +86,18 @@ class Contender:
         self.method = method
         self.request = case.request()
         own = twin(model)
-        self.late = LateExchanges() if method.late else None
         self.timeline = Timeline(CPU)
         if method.peer:
             enable_context_parallel(own)
         with self.ways():
             self.model = apply_plan(own, meshes.of(ParallelPlan(**method.plan or {}), self.timeline))
-        if self.late:
-            self.step()  # which waits for what it sends
 
     @contextmanager
     def ways(self) -> Iterator[None]:
         """While entered, exchanges are as the method has them."""
         with nullcontext() if self.method.overlap else without_overlap():
             with nullcontext() if self.method.sends else nothing_sent():
-                with self.late.step() if self.late else nullcontext():
-                    yield
+                yield
 
     @torch.inference_mode()
     def step(self) -> torch.Tensor | None:

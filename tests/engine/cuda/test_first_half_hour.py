@@ -21,7 +21,7 @@ from tests.support.labelled.tensors import GPU, on_gpu
 from tests.support.ranks.cuda import quick_ranks
 from tests.support.ranks.pool import RankPool
 from tests.support.report import __main__ as program
-from tests.support.report import lacking, machine, quick, timing
+from tests.support.report import machine, quick, timing
 from tests.support.report.plans_row import rows
 
 GB = 1 << 30
@@ -31,7 +31,6 @@ case "$1" in
   -L) {listed} ;;
   topo) echo "GPU0 X {links}" ;;
   --query-gpu=driver_version) echo {driver} ;;
-  *) echo "NVIDIA-SMI {driver}  Driver Version: {driver}  CUDA Version: {cuda}"; exit {code} ;;
 esac
 """
 
@@ -96,12 +95,12 @@ Put = Callable[..., None]
 def put(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Put:
     """Puts cards, a driver and a torch into this process."""
 
-    def pretend(cards: Cards, cuda: str = "13.0", driver: str = "580.65.06", code: int = 0, works: bool = True) -> None:
+    def pretend(cards: Cards, works: bool = True) -> None:
         listed = "; ".join(f'echo "GPU {place}: {cards.name} (UUID: GPU-{place})"' for place in range(cards.count))
         tool = tmp_path / "bin" / cards.tool
         tool.parent.mkdir()
         said = OTHER_TOOLS.get(cards.tool, SMI)
-        tool.write_text(said.format(listed=listed or ":", links=cards.links, driver=driver, cuda=cuda, code=code))
+        tool.write_text(said.format(listed=listed, links=cards.links, driver="580.65.06"))
         tool.chmod(0o755)
         monkeypatch.setenv("PATH", str(tool.parent), prepend=os.pathsep)
         for version in ("cuda", "hip", "xpu"):
@@ -114,8 +113,6 @@ def put(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Put:
         monkeypatch.setattr(own, "get_device_properties", lambda _card: cards.properties)
         monkeypatch.setattr(own, "can_device_access_peer", lambda *_: cards.reaches, raising=False)
         monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 3))
-        for name in (*lacking.AMD.visible, *lacking.INTEL.visible):
-            monkeypatch.delenv(name, raising=False)
 
     return pretend
 
@@ -221,78 +218,15 @@ def test_the_whole_report_has_the_cards_and_the_row(
     assert len(timing.variants(cards.count)) == (5 if cards.count > 1 else 2)
 
 
-LACKING = {
-    "an old driver": ({"cuda": "12.2", "driver": "535.183.01"}, "update the driver"),
-    "a driver that does not run": ({"code": 9}, "restart the machine"),
-    "hidden cards": ({}, "CUDA_VISIBLE_DEVICES is '-1': unset it"),
-    "cards that torch cannot start": ({}, "torch.zeros(1).cuda()"),
-}
-
-
 @pytest.mark.parametrize("main", (program.main, quick.main), ids=("whole", "quick"))
-@pytest.mark.parametrize("name", LACKING)
-def test_without_a_usable_gpu_a_sentence_says_what_to_do(
-    name: str, main: Callable[[list[str]], int], put: Put, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    machine_, says = LACKING[name]
-    put(RTX_4090, works=False, **machine_)
-    monkeypatch.setenv("COMFYUI_PATH", "anywhere")
-    if name == "hidden cards":
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert main([]) == 2
-    out, said = capsys.readouterr()
-    assert not out and said.count("\n") == 1 and says in said, said
-    if name == "an old driver":
-        assert "535.183.01 runs programs for CUDA 12.2 at most" in said and "built for CUDA 13.0" in said
-
-
-def test_a_machine_without_cards_or_with_a_torch_for_the_cpu_is_told_apart(
-    put: Put, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_without_a_usable_gpu_a_line_says_what_torch_is_and_what_the_driver_lists(
+    main: Callable[[list[str]], int], put: Put, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put(RTX_4090, works=False)
-    monkeypatch.setattr(torch.version, "cuda", None)
-    assert "remove the folder .venv" in lacking.cause()
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(lacking, "IN_CONTAINER", (str(tmp_path),))
-    assert "--gpus all" in lacking.cause()
-    monkeypatch.setattr(lacking, "IN_CONTAINER", ())
-    assert "install the NVIDIA driver" in lacking.cause()
-
-
-OTHERS = {
-    "AMD's cards, and a torch for others": (MI300X, None, "rocm-smi is here, so there may be cards of AMD's"),
-    "AMD's cards, and no driver": (MI300X, "hip", "there is no /dev/kfd: install AMD's driver"),
-    "AMD's cards, of another group": (MI300X, "hip", "groups render and video"),
-    "AMD's cards, hidden": (MI300X, "hip", "HIP_VISIBLE_DEVICES is '-1': unset it"),
-    "AMD's cards, which torch cannot start": (MI300X, "hip", "torch.zeros(1, device='cuda')"),
-    "Intel's cards, and a torch for others": (ARC, None, "They need torch for XPU"),
-    "Intel's cards, and no driver": (ARC, "xpu", "start the container with --device=/dev/dri"),
-}
-
-
-@pytest.mark.parametrize("main", (program.main, quick.main), ids=("whole", "quick"))
-@pytest.mark.parametrize("name", OTHERS)
-def test_amds_and_intels_users_are_told_what_to_do(
-    name: str, main: Callable[[list[str]], int], put: Put, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    cards, build, says = OTHERS[name]
-    put(cards, works=False)
-    for version in ("cuda", "hip", "xpu"):
-        monkeypatch.setattr(torch.version, version, "6.4" if version == build else None)
     monkeypatch.setenv("COMFYUI_PATH", "anywhere")
-    monkeypatch.setattr(lacking, "ROOT", tmp_path)
-    if "no driver" not in name:
-        (tmp_path / "dev").mkdir()
-        (tmp_path / "dev" / "kfd").touch()
-    if "another group" in name:
-        monkeypatch.setattr(lacking.os, "access", lambda *_: False)
-    if "hidden" in name:
-        monkeypatch.setenv("HIP_VISIBLE_DEVICES", "-1")
     assert main([]) == 2
     out, said = capsys.readouterr()
-    assert not out and said.count("\n") == 1 and says in said, said
+    assert not out and said.count("\n") == 1 and "(CUDA 13.0)" in said and "nvidia-smi lists 2" in said
 
 
 def test_the_whole_report_sends_intels_users_to_the_quick_one(

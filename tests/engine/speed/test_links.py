@@ -105,7 +105,6 @@ def test_links_of_sdxl_are_measured_from_end_to_end(possible: None, comfyui: Pat
     )
     case = found["SDXL-shaped, guided"]["2"]
     assert case["refused"] == {} and "by formula" in said and "rank 0 waits for" in said
-    assert case["sent"]["a step late"] == case["sent"]["ring 2"]
     for name, plan in {"ulysses 2": {"ulysses": 2}, "ring 2": {"ring": 2}, "cfg 2": {"cfg": 2}}.items():
         wanted = unet_sent((2, 4, 48, 48), ParallelPlan(**plan))
         assert case["sent"][name] == pytest.approx(sum(wanted.values()))
@@ -118,8 +117,7 @@ def test_every_plan_is_tried_beside_the_automatic_one_from_end_to_end(possible: 
     again, repeated = found_by(*asked, "--minutes", "0")
     assert again == found and repeated.splitlines()[1:] == said.splitlines()[1:], "a run goes on where it stopped"
     (case,) = found["Wan-shaped 81 frames, 2 ranks, mixed"]["profiles"].values()
-    assert {"one rank", "ulysses=2", "ring=2"} <= set(case["seconds"]) == set(case["predicted"])
-    assert set(case["chosen"]) <= set(case["seconds"])
+    assert {"one rank", "ulysses=2", "ring=2"} <= set(case["seconds"])
     fast, slow = (speed["linear"] for speed in case["machine"]["speeds"])
     assert slow < 0.8 * fast, "a throttled rank is found to be slower"
     assert "1 cases" in said

@@ -1,8 +1,6 @@
-"""What the editor costs the browser while nobody touches it: frames that it shows, and its main thread's time."""
+"""How many frames the editor shows while nobody touches it."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 from playwright.sync_api import Page
 
@@ -19,24 +17,6 @@ COUNT = """(seconds) => new Promise((resolve) => {
 })"""
 
 
-class Cost(NamedTuple):
-    """frames: a second. main_thread: seconds of tasks a second."""
-
-    frames: float
-    main_thread: float
-
-
-def cost(page: Page, seconds: float) -> Cost:
-    """Of that many seconds from now on."""
-    session = page.context.new_cdp_session(page)
-    session.send("Performance.enable")
-
-    def tasks() -> float:
-        metrics = session.send("Performance.getMetrics")["metrics"]
-        return next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration")
-
-    before = tasks()
-    frames = page.evaluate(COUNT, seconds)
-    spent = tasks() - before
-    session.detach()
-    return Cost(frames, spent / seconds)
+def count_frames(page: Page, seconds: float) -> float:
+    """A second, of that many seconds from now on."""
+    return page.evaluate(COUNT, seconds)

@@ -25,7 +25,7 @@ from playwright.sync_api import (
 )
 from playwright.sync_api import TimeoutError as NotInTime
 
-from demo.host import ComfyHost
+from demo.host import ComfyHost, open_url
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
@@ -181,10 +181,6 @@ class Editor:
             lambda: panel.is_visible() and self._tab().click(), lambda ms: panel.wait_for(state="hidden", timeout=ms)
         )
 
-    def theme(self) -> str:
-        """dark or light, as the page has it."""
-        return self.page.evaluate("window.app.extensionManager.setting.get('Comfy.ColorPalette')")
-
     def set_theme(self, theme: str) -> None:
         """theme: dark or light. The host keeps it for pages that are opened later."""
         self.page.evaluate(SET_THEME, theme)
@@ -225,7 +221,7 @@ def use_setting(host: ComfyHost, name: str, value: Any, usual: Any) -> Iterator[
     def post(value: Any) -> None:
         body, kind = json.dumps(value).encode(), {"Content-Type": "application/json"}
         request = urllib.request.Request(f"{host.url}/settings/{name}", body, kind)
-        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30).close()
+        open_url(request, timeout=30).close()
 
     post(value)
     try:

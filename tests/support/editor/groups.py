@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from demo.host import ComfyHost
+from demo.host import ComfyHost, open_url
 
 PACK = "paralleldit_told"  # the folder of the node pack that sends events
 PACK_SOURCE = (Path(__file__).parent / "told.py").read_text(encoding="utf-8")
@@ -26,7 +26,7 @@ def tell(host: ComfyHost, *events: Event, seconds: float = 0.0) -> None:
     """Has the host send these to its pages: once, or over and over, one each so many seconds; none end that."""
     body = {"events": [[EVENT, event] for event in events], "seconds": seconds}
     request = urllib.request.Request(f"{host.url}/test/told", json.dumps(body).encode())
-    urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30).close()
+    open_url(request, timeout=30).close()
 
 
 def status(ranks: int, **changes: Any) -> dict[str, Any]:

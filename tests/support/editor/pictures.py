@@ -1,11 +1,10 @@
 """`COMFYUI_PATH=... python -m tests.support.editor.pictures [NAME...]`:
-makes the templates' pictures anew, those of docs/editor.md, and the README's (`film`): the demo's graph and the panel
-while two ranks sample.
+makes the templates' pictures anew, and those of docs/editor.md.
 
 The page's, in web/docs, are of the screenshots that the tests in the editor have left; run those first. A template's
 is a screenshot of the workflow's graph in the real editor, without its notes, and reduced. The demo model's workflows
 are run first and show what they drew; another has tiny files by the names of its models.
-Templates that are made of ComfyUI's have their pictures from there (`tests.support.templates.make`).
+Templates that are made of ComfyUI's have their pictures from there (example_workflows/NOTICE.md).
 """
 
 from __future__ import annotations
@@ -40,13 +39,6 @@ BADGE = 16  # the height of the pack's name, which stands above its nodes
 CHROME = {"left": 120, "top": 220, "right": 60, "bottom": 320}  # of the editor, which lies over its canvas
 QUALITY = 85
 PREVIEWS = ("--preview-method", "latent2rgb")
-FILM = REPOSITORY / "web" / "docs" / "film.webp"
-FILM_SIZE, FILM_FRAME, FILM_STEPS = ViewportSize(width=1440, height=810), (1200, 675), 200
-MOST_FRAMES, FRAME_MS, FILM_END_MS = 24, 250, 2500
-FIT = """async () => {
-    await window.app.extensionManager.command.execute('Comfy.Canvas.FitView')
-    for (let frame = 0; frame < 30; frame++) await new Promise(requestAnimationFrame)
-}"""
 RUN_TIMEOUT_MS = 180_000
 MOVE = """async ([x, y]) => {
     const {canvas} = window.app
@@ -92,41 +84,6 @@ def photograph(editor: Editor, name: str) -> Image.Image:
     return reduced(Image.open(io.BytesIO(editor.page.screenshot(clip=clip))).convert("RGB"))
 
 
-def film(editor: Editor) -> list[Image.Image]:
-    """The demo's graph and the panel, from before a run until its picture is there."""
-    open_example(editor, "demo")
-    editor.set_widgets("ParallelDiT_Parallelize", mode="manual", cfg=2)
-    editor.resize(FILM_SIZE)
-    editor.page.evaluate(TAKE_NOTES)
-    panel = editor.open_panel()
-    editor.page.evaluate(FIT)
-    frames: list[Image.Image] = []
-
-    def shoot() -> None:
-        image = Image.open(io.BytesIO(editor.page.screenshot())).convert("RGB")
-        frames.append(image.resize(FILM_FRAME, Image.Resampling.LANCZOS))
-
-    editor.run()  # the ranks start, and know the model from now on
-    wait_for(editor.page, SHOWS_AN_IMAGE, timeout=RUN_TIMEOUT_MS)
-    editor.set_widgets("KSampler", steps=FILM_STEPS, seed=7)
-    editor.run()
-    panel.get_by_test_id("paralleldit-step").wait_for()
-    while panel.get_by_test_id("paralleldit-step").is_visible() and len(frames) < MOST_FRAMES:
-        shoot()
-    editor.page.wait_for_timeout(FILM_END_MS)
-    shoot()
-    return frames
-
-
-def save_film(comfyui: Path) -> None:
-    with tempfile.TemporaryDirectory() as base, open_browser() as browser:
-        env = {"PARALLELDIT_MEASURED": base}  # what other runs here have measured is not shown
-        with ComfyHost(comfyui, Path(base), extra_args=PREVIEWS, env=env) as host, open_editor(browser, host) as editor:
-            first, *rest = film(editor)
-    times = [FRAME_MS] * len(rest) + [FILM_END_MS]
-    first.save(FILM, save_all=True, append_images=rest, duration=times, loop=0, quality=60, method=6)
-
-
 def reduced(image: Image.Image) -> Image.Image:
     width = min(WIDTH, image.width)
     return image.resize((width, round(image.height * width / image.width)), Image.Resampling.LANCZOS)
@@ -139,9 +96,7 @@ def main(*names: str) -> None:
         screenshot, part = PAGE_PICTURES[name]
         image = reduced(Image.open(SCREENSHOTS / f"{screenshot}.png").convert("RGB").crop(part))
         image.save(REPOSITORY / "web" / "docs" / f"{name}.jpg", quality=QUALITY, optimize=True)
-    if "film" in names:
-        save_film(comfyui)
-    names = tuple(name for name in names if name not in (*PAGE_PICTURES, "film"))
+    names = tuple(name for name in names if name not in PAGE_PICTURES)
     if not names:
         return
     with host_with_names(comfyui) as host, open_browser() as browser:

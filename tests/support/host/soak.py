@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -76,8 +77,7 @@ def growth(course: list[dict[str, Holdings]], start: int) -> dict[str, dict[str,
     """By process and kind: what was held around prompt `start`, and at the end; medians of a few prompts each."""
 
     def median(part: list[dict[str, Holdings]], name: str, kind: str) -> int:
-        values = sorted(getattr(held[name], kind) for held in part)
-        return values[len(values) // 2]
+        return statistics.median_high(getattr(held[name], kind) for held in part)
 
     few = max(3, (len(course) - start) // 10)
     early, late = course[start : start + few], course[-few:]

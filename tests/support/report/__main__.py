@@ -19,7 +19,6 @@ import torch
 
 from demo.host import REPOSITORY
 from tests.support.report import machine
-from tests.support.report.lacking import why_no_gpu
 from tests.support.report.page import page
 from tests.support.report.parts import fenced
 from tests.support.report.plans_row import predicted
@@ -62,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     options, arguments = parser.parse_known_args(argv)
     out, device, comfyui = options.out.resolve(), options.device, Path(os.environ["COMFYUI_PATH"]).resolve()
     if device == "cuda" and not torch.cuda.is_available():
-        print(why_no_gpu(), file=sys.stderr)
+        print(machine.why_no_gpu(), file=sys.stderr)
         return 2
     devices = torch.cuda.device_count() if device == "cuda" else CPU_RANKS
     where = f"{devices} GPU{'s' if devices > 1 else ''}" if device == "cuda" else f"{devices} ranks on the CPU"

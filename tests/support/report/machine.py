@@ -99,6 +99,25 @@ def links(device: str) -> str:
     return "\n".join([f"peer access: {', '.join(said) or unknown}", table]).strip()
 
 
+def has_intel_cards() -> bool:
+    """Whether torch can use cards of Intel's, and no others."""
+    return not torch.cuda.is_available() and hasattr(torch, "xpu") and torch.xpu.is_available()
+
+
+def why_no_gpu() -> str:
+    """Returns sentences: what torch is, what the driver lists, where to read what to do."""
+    if has_intel_cards():
+        return (
+            "The whole report is for NVIDIA's and AMD's cards. For Intel's, run "
+            "`python -m tests.support.report.quick`: it needs neither ComfyUI nor tests/requirements.txt."
+        )
+    listed = len(re.findall(r"(?m)^GPU \d+:", output("nvidia-smi", "-L")))
+    return (
+        f"This needs a GPU that torch can use. torch {torch.__version__} ({built_for()}) finds none, and "
+        f"nvidia-smi lists {listed}. docs/gpus.md says what to do. Or add --device cpu to see what the report is."
+    )
+
+
 def has_fast_links(links: str) -> bool:
     """Whether cards have links of their own: NVIDIA's NVLink, AMD's XGMI, Intel's Xe Link."""
     return re.search(r"\b(NV\d+|XGMI|XL\d+)\b", links) is not None

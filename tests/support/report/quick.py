@@ -21,7 +21,6 @@ import torch
 
 from parallel_backend.device import THROUGH_THE_HOST
 from tests.support.report import machine
-from tests.support.report.lacking import has_intel_cards, why_no_gpu
 from tests.support.report.parts import fenced, listed
 from tests.support.report.plans_row import predicted
 
@@ -81,13 +80,13 @@ def link(kind: str, rate: float, wait: float) -> str:
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python3 dev.py gpu --quick", description=__doc__)
-    default = "xpu" if has_intel_cards() else "cuda"
+    default = "xpu" if machine.has_intel_cards() else "cuda"
     parser.add_argument("--device", choices=("cuda", "xpu", "cpu"), default=default)
     parser.add_argument("--out", type=Path, default=Path(PAGE))
     options = parser.parse_args(argv)
     device = options.device
     if device != "cpu" and not torch.get_device_module(device).is_available():
-        print(why_no_gpu(), file=sys.stderr)
+        print(machine.why_no_gpu(), file=sys.stderr)
         return 2
     ranks = torch.get_device_module(device).device_count() if device != "cpu" else CPU_RANKS
     print(f"On {ranks} rank{'s' if ranks > 1 else ''}: this takes at most five minutes.", flush=True)

@@ -1,4 +1,4 @@
-"""What is in example_workflows/, read from `examples.json`: the templates, their files, and what their notes say.
+"""What is in example_workflows/, read from `examples.json`: the templates that they are made of, and their files.
 
 Sizes of files are what is known of the pages from which they are downloaded; no file was, to check them.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,11 +23,6 @@ class File(NamedTuple):
     url: str = ""
 
 
-class Words(NamedTuple):
-    en: str
-    zh: str
-
-
 class Sampled(NamedTuple):
     """What the figures of memory are of: pixels, frames, and guidance."""
 
@@ -39,39 +34,24 @@ class Sampled(NamedTuple):
 
 @dataclass(frozen=True)
 class Example:
-    """base: the template of ComfyUI's that it is; empty where its graph is drawn here. values, links: what is otherwise
-    in it, see `stock_graph.settled`. names: of files, to what is taken in their place.
+    """base: the template of ComfyUI's that it is; empty where its graph is drawn here. files: the diffusion model
+    first. cards: GiB of each of two, of which the note tells."""
 
-    note: where it is: left, top, width and height; empty for below the nodes.
-
-    files: the diffusion model first. cards: GiB of each of two, of which the note tells. counted: what `sampled` stands
-    for, where it is not what the words of it say.
-    """
-
-    title: str
-    tips: Words
     base: str = ""
-    values: Mapping[str, Any] = field(default_factory=dict)
-    links: Mapping[str, str | None] = field(default_factory=dict)
-    names: Mapping[str, str] = field(default_factory=dict)
-    note: tuple[int, ...] = ()
     files: tuple[File, ...] = ()
     cards: tuple[int, ...] = (24, 16, 12)
     sampled: Sampled | None = None
-    counted: Words | None = None
-    licence: Words | None = None
 
     @property
     def model(self) -> File:
         return self.files[0]
 
 
-KINDS = {"tips": Words, "counted": Words, "licence": Words, "sampled": Sampled}
-
-
 def read(entry: Mapping[str, Any]) -> Example:
-    parts: dict[str, Any] = {name: KINDS[name](**value) if name in KINDS else value for name, value in entry.items()}
-    return Example(**{**parts, "files": tuple(File(**each) for each in entry.get("files", ()))})
+    parts = {**entry, "files": tuple(File(**each) for each in entry.get("files", ()))}
+    if "sampled" in entry:
+        parts["sampled"] = Sampled(**entry["sampled"])
+    return Example(**parts)
 
 
 TABLE: Mapping[str, Example] = {

@@ -1,6 +1,6 @@
-"""What two cards keep and need for the models of the example workflows: `two_cards.json`, which their notes tell.
+"""What two cards keep and need for the models of the example workflows, which their notes tell.
 
-COMFYUI_PATH=… python -m tests.support.templates.two_cards
+COMFYUI_PATH=… python -m tests.support.templates.two_cards writes it into `two_cards.json` and into the notes.
 
 The pack's own answer to Parallelize Model set to auto (`nodes/routes/plan.py`), for files of published names and
 shapes and for cards that are pretended (`tests/support/host/plans_on_cards.py`).
@@ -16,6 +16,7 @@ from typing import Any
 
 from tests.support.programs import run_program
 from tests.support.templates.examples import HERE, TABLE, Example
+from tests.support.templates.notes import FOLDER, write_cards
 
 FILE = HERE / "two_cards.json"
 FETCHED = ("shared", "host")
@@ -60,4 +61,7 @@ def asked(comfyui: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    FILE.write_text(json.dumps(asked(Path(os.environ["COMFYUI_PATH"])), indent=1) + "\n")
+    found = asked(Path(os.environ["COMFYUI_PATH"]))
+    FILE.write_text(json.dumps(found, indent=1) + "\n")
+    for name, cards in found.items():
+        write_cards(FOLDER / f"{name}.json", cards)
