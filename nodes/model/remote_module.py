@@ -10,7 +10,7 @@ import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import comfy.model_base
 import comfy.model_management
@@ -52,9 +52,7 @@ from .planned_module import PlannedModule
 from .sampling import Sampling, check_interrupt, show_on_node
 from .weight_changes import PatchedWeights, Patches, name_files
 
-if TYPE_CHECKING:
-    from .remote_patcher import RemoteModelPatcher
-
+Patcher = Any  # a RemoteModelPatcher, whose module imports this one
 BRANCHES = "cond_or_uncond"  # an option: for each part of the batch, 0 for cond and 1 for uncond
 MODULE, COMPUTE_DTYPE = "diffusion_model", "manual_cast_dtype"  # attributes of ComfyUI's model
 ATTRIBUTE = "parallel_module"  # attribute that marks a stand-in module
@@ -98,7 +96,7 @@ class RemoteModule(PlannedModule):
         self.compiled: Mapping[str, Any] = {}  # see `compile_settings`
         self.begin_sampling()
         self.runs_here, self.why_here = False, ""  # whether ComfyUI's own model runs in place of the ranks, and why
-        self.patcher: Callable[[], RemoteModelPatcher | None] = lambda: None  # the patcher that ComfyUI has loaded
+        self.patcher: Callable[[], Patcher | None] = lambda: None  # the patcher that ComfyUI has loaded
 
     def methods(self) -> dict[str, Any]:
         """Returns the methods of the module that become requests, by name."""
@@ -192,7 +190,7 @@ class RemoteModule(PlannedModule):
                 given[OPTIONS] = {**given[OPTIONS], "wrappers": wrappers}
         return self.module.forward(*bound.args, **bound.kwargs)
 
-    def choose_place(self, patcher: RemoteModelPatcher, options: Mapping[str, Any], needs_ranks: bool) -> None:
+    def choose_place(self, patcher: Patcher, options: Mapping[str, Any], needs_ranks: bool) -> None:
         """Chooses who runs a sampling: the ranks or ComfyUI's own model. needs_ranks: only they can. Raises Refused."""
         if self.runs_here:
             self.remove_stand_ins()
@@ -209,7 +207,7 @@ class RemoteModule(PlannedModule):
         elif not self.give_back(patcher):
             self.take_over([WRITTEN], patcher)
 
-    def reasons_now(self, patcher: RemoteModelPatcher, options: Mapping[str, Any]) -> list[str]:
+    def reasons_now(self, patcher: Patcher, options: Mapping[str, Any]) -> list[str]:
         """Returns why the ranks cannot run a call with these options, as far as this is known before a sampling.
         Attributes that a patcher has changed do not count, because it restores them."""
         self.begin_sampling()
@@ -224,7 +222,7 @@ class RemoteModule(PlannedModule):
     def take_over(
         self,
         reasons: Sequence[str],
-        patcher: RemoteModelPatcher | None,
+        patcher: Patcher | None,
         load: bool = False,
         down: Explanation | None = None,
     ) -> None:
@@ -265,7 +263,7 @@ class RemoteModule(PlannedModule):
         for name in [name for name, method in self.stand_ins.items() if vars(self.module).get(name) is method]:
             del vars(self.module)[name]
 
-    def give_back(self, patcher: RemoteModelPatcher) -> bool:
+    def give_back(self, patcher: Patcher) -> bool:
         """Makes the ranks compute from now on. Returns False if only the weights here are those that nodes wrote."""
         if self.runs_here:
             patcher.unload_here()
@@ -345,7 +343,7 @@ class RemoteModule(PlannedModule):
 
     def use_patches(
         self,
-        patcher: RemoteModelPatcher,
+        patcher: Patcher,
         key: str | None,
         patches: Patches,
         objects: Mapping[str, Any],
