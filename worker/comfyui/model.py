@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Weights = dict[str, torch.Tensor]
 PACK = Path(__file__).resolve().parents[2]
 META = torch.device("meta")
+MOST_TENSORS = 1 << 16  # of a file; the largest models have some thousands
 SMALL = 16 << 10  # bytes of a layer, with `keeps_small`
 
 
@@ -92,7 +93,11 @@ def read_safetensors(path: Path) -> tuple[Weights, dict[str, str] | None]:
 
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+            if len(names := file.keys()) > MOST_TENSORS:
+                raise ModelFileError(
+                    f"{path.name} names {len(names)} tensors, which is more than any model has.", "Choose another file."
+                )
+            return {name: file.get_tensor(name) for name in names}, file.metadata()
     except (SafetensorError, OSError) as error:
         raise ModelFileError(
             f"{path.name} is not a whole safetensors file ({error}); it was cut short or damaged.", "Download it again."
