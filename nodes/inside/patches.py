@@ -86,7 +86,7 @@ def describe_call(
 
 def encode_options(options: Options, inside: Inside) -> tuple[dict[str, Any], list[str]]:
     """Returns the options in the form that goes to the ranks, and what cannot go there, by name."""
-    reasons = [words for name, words in WRITTEN_BY_CLASSES.items() if name in options]
+    reasons = list_written(options)
 
     def describe(value: Any, place: str, between: bool, is_data: bool = False, owner: str = "") -> Any:
         owner = owner or find_owner(value)
@@ -126,6 +126,11 @@ def encode_options(options: Options, inside: Inside) -> tuple[dict[str, Any], li
             between = all(facts.between for _, facts in inside.asked)
             functions[OTHER_OPTIONS][name] = describe(value, name, between, True)
     return {**found, FUNCTIONS: functions} if any(functions.values()) else found, list(dict.fromkeys(reasons))
+
+
+def list_written(options: Options) -> list[str]:
+    """Returns, in words, what the model's class keeps from call to call in these options."""
+    return [words for name, words in WRITTEN_BY_CLASSES.items() if name in options]
 
 
 def join(reasons: Sequence[str]) -> str:

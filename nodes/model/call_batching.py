@@ -34,14 +34,25 @@ CALLBACKS = (CallbacksMP.ON_PREPARE_STATE, CallbacksMP.ON_APPLY_HOOKS)
 REPLACEMENTS = ("model_function_wrapper", "multigpu_clones")
 
 
-def send_call(executor: Any, latents: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+def send_call(
+    executor: Any,
+    x: torch.Tensor,
+    t: torch.Tensor,
+    c_concat: torch.Tensor | None = None,
+    c_crossattn: torch.Tensor | None = None,
+    control: Any = None,
+    transformer_options: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> torch.Tensor:
     """Wraps ComfyUI's call of a model. Returns zeros while calls are only recorded."""
-    remote = remote_module(executor.class_obj)
+    remote, options = remote_module(executor.class_obj), transformer_options or {}
+    if remote:
+        remote.check_options(options)
     try:
         with remote.entries.send(remote.send) if remote else nullcontext():
-            return executor(latents, *args, **kwargs)
+            return executor(x, t, c_concat, c_crossattn, control, options, **kwargs)
     except CallRecorded:
-        return torch.zeros_like(latents)
+        return torch.zeros_like(x)
 
 
 def batch_conditions(batcher: CallBatcher, executor: Any, *args: Any) -> list[torch.Tensor]:

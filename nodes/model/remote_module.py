@@ -43,7 +43,7 @@ from ..inside.controls import add_control_facts, encode_control, residuals_of
 from ..inside.describe import Inside, describe_changes
 from ..inside.entries import Entries
 from ..inside.module_guard import ModuleGuard
-from ..inside.patches import SHOWN, describe_call, encode_options, join
+from ..inside.patches import SHOWN, describe_call, encode_options, join, list_written
 from ..inside.places import BlockPlaces
 from ..inside.watched import configs_of
 from ..plan_words import Remark, ResolvedPlan, remarks_to_json
@@ -171,6 +171,13 @@ class RemoteModule(PlannedModule):
         """Returns why the ranks cannot run the module as it is; empty if they can."""
         written = [WRITTEN] if self.weights.is_changed and not self.runs_here else []
         return written + self.entries.explain_class()
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Makes ComfyUI's own model run this call and all later ones, if its class writes results into these options:
+        then its `forward` may not come to the method by which calls leave."""
+        reasons = [] if self.runs_here else list_written(options)
+        if reasons:
+            self.take_over(reasons, self.patcher(), load=True)
 
     def run_here(self, reasons: Sequence[str], args: tuple, kwargs: dict[str, Any]) -> Any:
         """Runs this call and all later ones on ComfyUI's own model. The nodes' wrappers already run around it.
