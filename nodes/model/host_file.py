@@ -34,8 +34,6 @@ from ...worker.comfyui.source import HostSource, weight_files
 from ...worker.wire.file_marks import mark_files
 from ..costs.plans import ModelCosts
 
-# Models that ComfyUI mistakes for a supported one: a prefix that only their weights' names have.
-OTHERS = {"controlnet_": "a ControlNet"}
 DETECTORS = ("RT_DETR_v4", "SAM3", "SAM31", "DepthAnything3")  # of ComfyUI's supported models
 SHAREABLE = "use_pytorch_cross_attention"
 # ComfyUI's arguments that choose the attention.
@@ -176,9 +174,6 @@ def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE, detected: s
         if path.is_dir():
             raise wrong_config_error(path, error) from error
         config, weights, others = None, {}, {}  # some names and shapes of a known model, without the rest
-    for start, kind in OTHERS.items():
-        if any(name.startswith(start) for name in weights):
-            raise ModelFileError(f"{path.name} is {kind}.", "Load it with the node for these.")
     if config is None:
         raise unknown_model_error(path)
     if type(config).__name__ in DETECTORS:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 Weights = dict[str, torch.Tensor]
 PACK = Path(__file__).resolve().parents[2]
 META = torch.device("meta")
+# Models that ComfyUI mistakes for a supported one: a prefix that only their weights' names have.
+OTHERS = {"controlnet_": "a ControlNet"}
 MOST_TENSORS = 1 << 16  # of a file; the largest models have some thousands
 SMALL = 16 << 10  # bytes of a layer, with `keeps_small`
 
@@ -145,7 +147,7 @@ def detect(file: str | Path, detected: str = "") -> tuple[comfy.supported_models
 
     Returns ComfyUI's config of it (None if ComfyUI does not know it), its weights by ComfyUI's names, and the other
     weights of a checkpoint. All are views of the file's pages. detected: see HostSource. Raises ModelFileError for a
-    folder whose configs are broken.
+    broken file, a folder whose configs are broken, and a model that ComfyUI mistakes for a supported one.
     """
     import comfy.model_detection
     import comfy.utils
@@ -162,6 +164,9 @@ def detect(file: str | Path, detected: str = "") -> tuple[comfy.supported_models
     if own:
         others = {name: tensor for name, tensor in weights.items() if not name.startswith(prefix)}
         weights, metadata = comfy.utils.convert_old_quants(own, "", metadata=metadata)
+    for start, kind in OTHERS.items():
+        if any(name.startswith(start) for name in weights):
+            raise ModelFileError(f"{Path(file).name} is {kind}.", "Load it with the node for these.")
     if detected:
         return read_detected(detected, weights), weights, others
     if config := comfy.model_detection.model_config_from_unet(weights, "", metadata=metadata):
