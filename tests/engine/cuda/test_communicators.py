@@ -65,7 +65,7 @@ def test_a_rank_has_the_communicators_that_are_listed(as_rank: tuple[int, int]) 
 
 
 def test_the_page_has_the_table() -> None:
-    page = (REPOSITORY / "docs" / "dev" / "14-streams.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs" / "dev" / "06-gpu-path.md").read_text(encoding="utf-8")
     assert table() in page
 
 
