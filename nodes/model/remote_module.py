@@ -175,8 +175,7 @@ class RemoteModule(PlannedModule):
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Makes ComfyUI's own model run this call and all later ones, if its class writes results into these options:
         then its `forward` may not come to the method by which calls leave."""
-        reasons = [] if self.runs_here else list_written(options)
-        if reasons:
+        if not self.runs_here and (reasons := list_written(options)):
             self.take_over(reasons, self.patcher(), load=True)
 
     def run_here(self, reasons: Sequence[str], args: tuple, kwargs: dict[str, Any]) -> Any:
