@@ -14,7 +14,14 @@ from pathlib import Path
 import pytest
 
 from demo.host import REPOSITORY
-from worker.wire.private_folder import COMPILED, SECONDS_TO_LOCK, is_only_ours, keep_compiled_code, private_folder
+from worker.wire.private_folder import (
+    COMPILED,
+    LOCK,
+    SECONDS_TO_LOCK,
+    is_only_ours,
+    keep_compiled_code,
+    private_folder,
+)
 
 NOBODY = 65534
 DEEP = 2000  # more than Python's recursion
@@ -28,21 +35,22 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def put(folder: Path, owner: int = -1) -> Path:
-    """A folder as of an hour ago."""
-    folder.mkdir()
+    """A private folder as of an hour ago."""
+    folder.mkdir(mode=0o700)
+    (folder / LOCK).touch()
+    age(folder)
     if owner >= 0:
         os.chown(folder, owner, owner)
-    age(folder)
     return folder
 
 
 def age(folder: Path) -> None:
     then = time.time() - 60 * SECONDS_TO_LOCK
-    os.utime(folder, (then, then), follow_symlinks=False)
+    os.utime(folder / LOCK, (then, then))
 
 
 def put_deep_tree(folder: Path) -> None:
-    folder.mkdir()
+    put(folder)
     start = os.getcwd()
     os.chdir(folder)
     try:
@@ -51,7 +59,6 @@ def put_deep_tree(folder: Path) -> None:
             os.chdir("d")
     finally:
         os.chdir(start)
-    age(folder)
 
 
 def test_names_that_are_no_pids_and_deep_trees_stop_nobody(temporary: Path) -> None:
@@ -69,6 +76,14 @@ def test_names_that_are_no_pids_and_deep_trees_stop_nobody(temporary: Path) -> N
 @pytest.mark.skipif(os.geteuid() != 0, reason="to act as another user, the test runs as root")
 def test_another_users_folder_is_left_alone(temporary: Path) -> None:
     folder = put(temporary / "paralleldit-group1-theirs", NOBODY)
+    private_folder("group1")
+    assert folder.exists()
+
+
+def test_a_persons_own_folder_is_left_alone(temporary: Path) -> None:
+    """Its name may begin as ours do."""
+    folder = put(temporary / "paralleldit-models")
+    (folder / LOCK).unlink()
     private_folder("group1")
     assert folder.exists()
 

@@ -1,7 +1,8 @@
 """Private folders of this process: mode 0700, and removed when the process ends, however it ends.
 
-A folder lives as long as a process holds its lock (flock). A PID would say less: containers that share /tmp have the
-same PIDs for different processes.
+A folder lives as long as a process holds the lock (flock) of the file LOCK in it. A folder without this file is
+somebody's own, whatever its name is. A PID would say less: containers that share /tmp have the same PIDs for different
+processes.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ FOLDER, TOKEN = "PARALLELDIT_FOLDER", "PARALLELDIT_TOKEN"
 # In a group's folder: where the ranks of a machine find each other, and the source of the first model that they will
 # load, as JSON.
 STORE, EXPECTED = "store", "expected.json"
-PREFIX = "paralleldit"
+PREFIX, LOCK = "paralleldit", ".lock"
 # The variables with the folders in which torch and Triton keep compiled code, and read it as pickles.
 COMPILED = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 MEMORY = Path("/dev/shm")  # a file system in memory
 SPARE = 256 << 20  # bytes that stay free beside weights
-SECONDS_TO_LOCK = 60.0  # a younger folder may not be locked yet
+SECONDS_TO_LOCK = 60.0  # a younger file may not be locked yet
 # The caretaker ignores signals that end a whole session or service. It ends after its parent, when its input closes.
 CARETAKER = """
 import os, shutil, signal, sys
@@ -57,7 +58,7 @@ def private_folder(purpose: str, parent: Path | None = None) -> Path:
     remove_leftovers(parent)
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}-{purpose}-", dir=parent))
     if fcntl:
-        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX)  # until this process ends
+        fcntl.flock(os.open(folder / LOCK, os.O_RDONLY | os.O_CREAT, 0o600), fcntl.LOCK_EX)  # until this process ends
         with contextlib.suppress(OSError):  # without a caretaker, the next process removes the folder
             folders = start_caretaker()
             folders.write(f"{folder}\n")
@@ -138,16 +139,18 @@ def remove_leftovers(parent: Path) -> None:
 
 
 def is_leftover(folder: Path) -> bool:
-    """Whether a folder is this user's, and no process holds it. Raises OSError."""
-    state = folder.lstat()
-    if fcntl is None or state.st_uid != os.geteuid() or time.time() - state.st_mtime < SECONDS_TO_LOCK:
+    """Whether a folder is one of this user's private ones, and no process holds it. Raises OSError, also for a folder
+    without the file of the lock."""
+    if fcntl is None or not is_only_ours(folder):
         return False
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    descriptor = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW)
     try:
+        if time.time() - os.fstat(descriptor).st_mtime < SECONDS_TO_LOCK:
+            return False
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
     finally:
         os.close(descriptor)
-    return True
 
 
 @contextlib.contextmanager
