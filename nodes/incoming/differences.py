@@ -13,6 +13,7 @@ from ...parallel_backend.compat import buffers_of, hooks_of, parameters_of
 from ...parallel_backend.weights.tensors import are_equal, list_plain_tensors
 from ...worker.inside.changes import COMFYUIS
 from ..inside.watched import file_of, is_comfyuis
+from ..model.host_file import has_dynamic_vram
 
 # What ComfyUI sets on a model while it uses it. The shapes are of the last latent, since 0.33.
 OF_USE = {*COMFYUIS, "current_patcher", "device", "latent_shapes"}
@@ -40,8 +41,21 @@ def find_differences(model: torch.nn.Module, like: torch.nn.Module, but: Collect
         prefix = f"{path}." if path else ""
         names = (prefix + name for name in differing_attributes(part, other))
         own, theirs = ({**parameters_of(each), **buffers_of(each)} for each in (part, other))
-        weights = (prefix + name for name in {**theirs, **own} if not are_alike(own.get(name), theirs.get(name), set()))
+        weights = (
+            prefix + name
+            for name in {**theirs, **own}
+            if not are_alike(own.get(name), theirs.get(name), set()) and not will_be_alike(part, name, theirs)
+        )
         yield from (name for name in (*names, *weights) if name not in but)
+
+
+def will_be_alike(part: torch.nn.Module, name: str, theirs: Mapping[str, torch.Tensor]) -> bool:
+    """Whether a weight that is kept in the file's dtype is cast to another model's dtype in each forward, as a ComfyUI
+    with dynamic VRAM does."""
+    weight, other = getattr(part, name, None), theirs.get(name)
+    if not has_dynamic_vram() or weight is None or other is None:
+        return False
+    return weight.shape == other.shape and other.dtype == getattr(part, f"{name}_comfy_model_dtype", None)
 
 
 def is_same_layer(part: torch.nn.Module, other: torch.nn.Module) -> bool:

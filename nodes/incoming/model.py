@@ -21,7 +21,7 @@ from ..errors import Refused
 from ..inside.watched import TORCHS
 from ..load_dit import load_dit
 from ..model.call_batching import KEY, batches_calls
-from ..model.host_file import HostFile, WeightDtype, describe_host_file
+from ..model.host_file import HostFile, WeightDtype, describe_host_file, has_dynamic_vram
 from ..model.local_weights import WRITTEN, DeferredParameter
 from ..model.model_files import PICKLE_SUFFIXES
 from ..model.remote_module import MODULE
@@ -154,7 +154,7 @@ def share_weights(model: Patcher, new: RemoteModelPatcher) -> None:
     own, stored = dict(weights_of(model.model.diffusion_model)), dict(weights_of(remote.weights.map_file()))
     if name := next(find_written({**own, **patched}, stored), ""):
         raise Refused(f"A node before this one has written over the model's weights ({name}).", BEFORE)
-    if not model.pinned:
+    if not model.pinned and not has_dynamic_vram():  # which maps the file itself
         take_all_pages((own[name], stored[name]) for name in own.keys() & stored.keys() - patched)
     remote.weights.drop()
 

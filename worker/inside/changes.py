@@ -16,7 +16,10 @@ HOOK_BEFORE, HOOK_AFTER, OBJECT_PATCH = "hook before", "hook after", "object pat
 # Attributes that ComfyUI sets while it loads, moves or runs a model.
 COMFYUIS = (
     *("training", "comfy_patched_weights", "comfy_force_cast_weights", "comfy_cast_weights"),
-    *("prev_comfy_cast_weights", "weight_function", "bias_function"),
+    *("prev_comfy_cast_weights", "weight_function", "bias_function", "seed_key"),
+    # Of dynamic VRAM, which brings a layer's weights to the card as its forward begins.
+    *("weight_lowvram_function", "bias_lowvram_function", "_v", "_v_weight", "_v_bias", "_v_signature", "_prefetch"),
+    *("_pin_state", "_pins", "_v_block", "_v_block_faulted", "_comfy_graph"),
 )
 MISSING = object()
 

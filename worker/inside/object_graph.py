@@ -25,7 +25,8 @@ BUILT_IN = (list, dict, set, tuple, str, int, float)  # a class of a pack's that
 # Attributes of a network that its patcher sets. A rank's own patcher sets others.
 OF_PATCHERS = (
     *("device", "model_loaded_weight_memory", "lowvram_patch_counter", "model_lowvram", "current_weight_patches_uuid"),
-    *("model_offload_buffer_memory", *(name for name in COMFYUIS if name != "training")),
+    *("model_offload_buffer_memory", "dynamic_vbars", "dynamic_pins", "dynamic_patchers"),
+    *(name for name in COMFYUIS if name != "training"),
 )
 MODEL = "model"  # of a patcher
 Encoded = Any  # JSON, with tensors in it

@@ -200,6 +200,13 @@ def test_with_dynamicvram_small_layers_stay_as_they_are_in_the_file(comfyui: Pat
     assert "module_mem > 16 * 1024" in source, "ComfyUI's rule is another"
 
 
+def test_a_model_that_ran_on_a_card_is_still_the_files_own(comfyui: Path, files: Path, formats: None) -> None:
+    """A ComfyUI on a card of NVIDIA's puts attributes on each layer, and keeps weights in the file's dtype."""
+    own = [files / f"{QUANTISED}{form}.safetensors" for form in ("", *(f"-{form}" for form in FORMATS))]
+    told = json.loads(run_program(comfyui, "tests.support.files.dynamic_vram", *own))
+    assert told == {file.name: [] for file in own}
+
+
 def merged_with(model: str, ours: bool, as_stock: bool = False) -> Callable[[Graph, Link], Link]:
     """Behind the loader, a merge with a second file. as_stock: also something that the ranks cannot run."""
 
