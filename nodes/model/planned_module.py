@@ -79,6 +79,8 @@ class PlannedModule:
         """Decides an automatic plan by the work. Replaces a user's plan that shares more than the nodes' functions
         allow. The ranks keep the weights. options: of the calls."""
         work = limit_work(work, options)
+        if work != self.last_work:
+            self.learn_step()
         self.follow_work(work)
         self.choose_patches(work)
         if reasons := [reason for each in options for reason in reasons_of_plan(each, self.plan, work)]:
@@ -121,17 +123,12 @@ class PlannedModule:
         if work == self.last_work and not self.group.runs.is_new:
             return
         self.last_work = work
-        self.report_alone(work)
+        if work.forward and self.plan.world_size > 1:
+            alone, has_run = self.costs.predict(work, ONE_DEVICE), self.costs.has_run(work, ONE_DEVICE)
+            self.group.runs.note(alone=alone.seconds, is_alone_run=has_run, is_measured=self.costs.is_measured)
         if can_predict(work, self.plan):
             predicted = self.costs.predict(work, self.plan)
             self.group.runs.predicted(predicted.seconds, self.costs.is_measured)
-
-    def report_alone(self, work: Work) -> None:
-        """Reports what a step takes on one device, unless the plan is that."""
-        if work.forward and self.plan.world_size > 1:
-            alone = self.costs.predict(work, ONE_DEVICE)
-            has_run = self.costs.has_run(work, ONE_DEVICE)
-            self.group.runs.note(alone=alone.seconds, is_alone_run=has_run, is_measured=self.costs.is_measured)
 
     def count_work(self, work: Work, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Work:
         """Returns the work with the cost of one of its parts, counted from one of its calls. If the plan or its patches
@@ -156,15 +153,17 @@ class PlannedModule:
         alone, shared = (format_seconds(self.costs.predict(work, each).seconds) for each in (ONE_DEVICE, plan))
         return f"{said} A step takes about {alone} on one device and {shared} under {plan}."
 
-    def learn_steps(self) -> None:
-        """Keeps what the run's steps took, and corrects what the run says of one device."""
+    def note_usual_step(self) -> None:
+        """Notes in the run what one of its steps usually takes."""
+        run = self.group.runs.current
+        if run and run.predicted and (not run.usual or len(run.of_plan) <= LEARNT):
+            self.group.runs.note(usual=pick_usual_step(run.of_plan[:LEARNT], self.plan.whole_steps))
+
+    def learn_step(self) -> None:
+        """Keeps what a usual step of the run took. Called after its last step of this work: it takes milliseconds."""
         run, work = self.group.runs.current, self.last_work
-        if not work or not run or not can_predict(work, self.plan) or (run.usual and len(run.of_plan) > LEARNT):
-            return
-        if usual := pick_usual_step(run.of_plan[:LEARNT], self.plan.whole_steps):
-            self.costs.learn(work, self.plan, usual)
-            self.group.runs.note(usual=usual)
-            self.report_alone(work)
+        if work and run and run.usual and can_predict(work, self.plan):
+            self.costs.learn(work, self.plan, run.usual)
 
     def choose_kernel(self, options: Mapping[str, Any]) -> None:
         """Makes the ranks use the attention kernel that a node chose. If they cannot, says so on the node. options: of

@@ -296,7 +296,7 @@ class RemoteModule(PlannedModule):
                 asked[0] = (asked[0][0], self.add_objects(asked[0][1]))
                 told = (absorb, self.explain_whole_step)
                 answers = self.group.call(asked, check_interrupt, self.entries.method, *told)
-                self.learn_steps()
+                self.note_usual_step()
                 return [answers[places.index(place)] for place in range(len(calls))]
         except OutOfMemory:
             raise
@@ -333,7 +333,7 @@ class RemoteModule(PlannedModule):
             self.choose_kernel(first.kwargs[OPTIONS])
             told = (on_step, self.sampling.inside.absorb, self.explain_whole_step)
             found = self.group.sample(call, tensors, [first, *passes[1:]], check_interrupt, *told)
-        self.learn_steps()
+        self.note_usual_step()
         return found
 
     def send_method(self, method: str, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -62,7 +62,10 @@ def record_run(
     with runs.run(node and node.node_id, stand_in.name, stand_in.begin_run(), stand_in.source["model_class"]) as record:
         if stand_in.runs_here:
             runs.note(reason=stand_in.why_here, is_stock=True)
-        found = executor(noise, latent_image, sampler, sigmas, denoise_mask, report_step, *args, **options)
+        try:
+            found = executor(noise, latent_image, sampler, sigmas, denoise_mask, report_step, *args, **options)
+        finally:
+            stand_in.learn_step()
         record.keep_numbers(found)
         return found
 

@@ -3,7 +3,8 @@ counts on labelled tensors what a step of stock asks of its GPU, and what ComfyU
 the way from the node to the rank and back. One rank.
 
 Saves by size, and by process (stock, comfyui, rank): see `Tally`, and the messages that it sends. Beside these: "waits
-at", with their places; "error", the greatest difference from stock's result; "corrections", see below.
+at", with their places; "error", the greatest difference from stock's result; "learnt", how often a step kept what
+steps take.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from tests.support.labelled.one_rank import SIZES, OneRank  # noqa: E402
 from tests.support.labelled.tally import Tally  # noqa: E402
 from tests.support.labelled.tensors import GPU, on_gpu  # noqa: E402
 from tests.support.labelled.whole_way import WholeWay  # noqa: E402
-from worker.host.runs import LEARNT  # noqa: E402
 from worker.wire import job_channel  # noqa: E402
 
 WARM = 2  # steps before, which make room and send conditions
@@ -38,7 +38,8 @@ def count(way: WholeWay, name: str, watch: Any) -> dict[str, Any]:
         sent(connection, frame, *more)
 
     watch.observer, watch.knows_pinned = tally, True
-    with one.sampling(), patch.object(job_channel, "send_pieces", note):
+    noted = patch.object(job_channel, "send_pieces", note)
+    with one.sampling(), noted, patch.object(one.remote.costs, "learn") as learn:
         for step in range(WARM):
             one.of_ranks(one.given(step))
         tally.forget()
@@ -50,19 +51,9 @@ def count(way: WholeWay, name: str, watch: Any) -> dict[str, Any]:
         given[0][0].mul_(1)
         with tally.working("comfyui"):
             found = one.of_ranks(given)
-        corrections = count_corrections(one)
     watch.observer = None
     error = float((found - before).abs().max())
-    return {"error": error, **tally.of, "waits at": tally.waits, "corrections": corrections}
-
-
-def count_corrections(one: OneRank) -> int:
-    """How often the steps of a long sampling correct the predictions."""
-    with patch.object(one.remote.costs, "learn") as learn:
-        for _ in range(5 * LEARNT):
-            one.way.group.runs.step("call", 1.0, 0.0)
-            one.remote.learn_steps()
-    return learn.call_count
+    return {"error": error, **tally.of, "waits at": tally.waits, "learnt": learn.call_count}
 
 
 def on_ranks(folder: str, *sizes: str) -> dict[str, dict]:
