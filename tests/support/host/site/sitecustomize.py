@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import dynamic_vram
 import profiling
 import tiny_vaes
 
@@ -69,6 +70,7 @@ def keep_imports(module: Any) -> None:
 # By name, the modules that are changed.
 CHANGES: dict[str, Callable[[Any], None]] = {
     "comfy.model_detection": detect_tiny_models,
+    **dynamic_vram.CHANGES,
     **profiling.CHANGES,
     **tiny_vaes.CHANGES,
 }
