@@ -27,7 +27,7 @@ from ...worker.comfyui.patched_options import COMPILED, FACTS, GRAPH, OPTIONS, R
 from ...worker.comfyui.patches import pack_patches
 from ...worker.comfyui.source import METHODS, HostSource
 from ...worker.errors import Explanation, NoRoom, NoWorkerGroup, OutOfMemory, RequestRefused
-from ...worker.host.call_batcher import Answer, CallBatcher, CallRecorded, ModelCall, order_branches
+from ...worker.host.call_batcher import Answer, BatchedCall, CallBatcher, CallRecorded, order_branches
 from ...worker.host.client import WorkerGroup
 from ...worker.host.session import OnStep
 from ...worker.inside.code_files import CodeFiles
@@ -145,7 +145,7 @@ class RemoteModule(PlannedModule):
                 values[name] = {part: value for part, value in whole.items() if part not in parts}
         needed = {each.name for each in self.entries.signature.parameters.values() if each.default is each.empty}
         given = {name: value for name, value in values.items() if value is not None or name in needed}
-        call = ModelCall([latents, timestep], given, branches)
+        call = BatchedCall([latents, timestep], given, branches)
         try:
             answer = self.batcher.answer(call)
         except CallRecorded:
@@ -280,7 +280,7 @@ class RemoteModule(PlannedModule):
             vars(self.module).update(self.stand_ins)
         return True
 
-    def call(self, calls: list[ModelCall]) -> list[Answer]:
+    def call(self, calls: list[BatchedCall]) -> list[Answer]:
         """Runs calls of the model in the ranks. If they cannot run nodes' functions, ComfyUI's own model takes over,
         and CallRecorded says that the calls have no results yet."""
         options = [call.kwargs[OPTIONS] for call in calls]

@@ -11,7 +11,7 @@ import torch
 
 from worker.comfyui.controls import NEW_EACH_CALL
 from worker.comfyui.patched_options import GRAPH
-from worker.host.call_batcher import Answer, CallBatcher, CallRecorded, ModelCall, order_branches
+from worker.host.call_batcher import Answer, BatchedCall, CallBatcher, CallRecorded, order_branches
 from worker.wire.tensors import Tensors, UnsendableError
 from worker.wire.tree import pack, pack_call, unpack
 
@@ -71,14 +71,14 @@ class Asked:
         self.counts: list[int] = []
         self.batcher = CallBatcher(self.send, lambda: gains)
 
-    def send(self, calls: list[ModelCall]) -> list[Answer]:
+    def send(self, calls: list[BatchedCall]) -> list[Answer]:
         self.counts.append(len(calls))
         return [[2 * call.args[0]] for call in calls]
 
     def double(self, value: torch.Tensor, branch: int = 0, **kwargs: Any) -> torch.Tensor:
         """As ComfyUI calls a model, with zeros for what is not there yet."""
         try:
-            (answer,) = self.batcher.answer(ModelCall([value, torch.ones(1)], kwargs, [branch]))
+            (answer,) = self.batcher.answer(BatchedCall([value, torch.ones(1)], kwargs, [branch]))
         except CallRecorded:
             return torch.zeros_like(value)
         return answer
@@ -98,7 +98,7 @@ def test_the_calls_of_a_step_are_asked_for_at_once_where_that_gains(gains: bool,
 
 def test_ranks_that_share_out_calls_get_uncond_first_as_in_a_batch_of_both() -> None:
     """So a rank's half of a guided step has one name, whether the texts are of one length or not."""
-    cond, uncond, more = (ModelCall([ONE], {}, [branch]) for branch in (0, 1, 0))
+    cond, uncond, more = (BatchedCall([ONE], {}, [branch]) for branch in (0, 1, 0))
     assert order_branches([cond, uncond, more], degree=2) == [1, 0, 2]
     assert order_branches([cond, uncond, more], degree=1) == [0, 1, 2], "nodes' functions may count their calls"
 
@@ -128,7 +128,7 @@ def test_a_step_that_fails_leaves_nothing_behind() -> None:
 
 def test_code_that_does_not_bear_a_call_without_a_result_is_run_as_ever() -> None:
     asked = Asked()
-    (result,) = asked.batcher.run(lambda: asked.batcher.answer(ModelCall([ONE, ONE], {}, [0])))
+    (result,) = asked.batcher.run(lambda: asked.batcher.answer(BatchedCall([ONE, ONE], {}, [0])))
     assert result.equal(2 * ONE)
     assert asked.counts == [1]
 

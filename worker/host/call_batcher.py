@@ -24,7 +24,7 @@ class CallRecorded(Exception):
     """A call was recorded. It has no result yet."""
 
 
-class ModelCall(NamedTuple):
+class BatchedCall(NamedTuple):
     """args: latents and timestep. branches: the branch of each row, in order; 0 is cond."""
 
     args: list[Any]
@@ -37,7 +37,7 @@ class ModelCall(NamedTuple):
         latents = self.args[0]
         return len(latents[0] if isinstance(latents, (list, tuple)) else latents)
 
-    def is_like(self, other: ModelCall) -> bool:
+    def is_like(self, other: BatchedCall) -> bool:
         """Whether both calls have equal values. Raises UnsendableError."""
         mine: Tensors = {}
         others: Tensors = {}
@@ -50,10 +50,10 @@ class ModelCall(NamedTuple):
 class CallBatch:
     """The calls of one step: recorded first, then answered."""
 
-    calls: list[ModelCall] = field(default_factory=list)
+    calls: list[BatchedCall] = field(default_factory=list)
     answers: list[Answer] | None = None
 
-    def take(self, call: ModelCall) -> Answer | None:
+    def take(self, call: BatchedCall) -> Answer | None:
         """Returns the answer to this call, once; None if the call was not recorded.
 
         Raises CallRecorded while calls are being recorded.
@@ -68,7 +68,7 @@ class CallBatch:
         return self.answers.pop(place)
 
 
-def order_branches(calls: Sequence[ModelCall], degree: int) -> list[int]:
+def order_branches(calls: Sequence[BatchedCall], degree: int) -> list[int]:
     """Returns the places of a step's calls in the order in which the ranks get them. degree: of the plan's cfg.
 
     If ranks share them out, uncond comes first, as in a batch of ComfyUI's, so that each rank always gets the same.
@@ -84,7 +84,7 @@ class CallBatcher:
     send: asks the ranks. gains: whether the ranks would run several calls at the same time.
     """
 
-    def __init__(self, send: Callable[[list[ModelCall]], list[Answer]], gains: Callable[[], bool]) -> None:
+    def __init__(self, send: Callable[[list[BatchedCall]], list[Answer]], gains: Callable[[], bool]) -> None:
         self.send = send
         self.gains = gains
         self.batch: CallBatch | None = None
@@ -94,13 +94,13 @@ class CallBatcher:
         """Nodes deep-copy the options of a model, which lead here."""
         return self
 
-    def answer(self, call: ModelCall) -> Answer:
+    def answer(self, call: BatchedCall) -> Answer:
         """Returns the model's result for a call. Raises CallRecorded where the caller has to call again."""
         found = self.batch and self.batch.take(call)
         return found or self.send([call])[0]
 
     @contextmanager
-    def record(self) -> Iterator[list[ModelCall]]:
+    def record(self) -> Iterator[list[BatchedCall]]:
         """While entered, calls are recorded and never sent."""
         self.batch, self.is_recording = CallBatch(), True
         try:
