@@ -142,8 +142,6 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("--fast leaves out what --slow adds: give one of them")
     if config.getoption("--keep-durations") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(durations.Recorder())
-    if not hasattr(config, "workerinput"):  # of several processes, the one that the others tell
-        config.pluginmanager.register(disk.Use())
 
 
 @pytest.hookimpl(optionalhook=True)

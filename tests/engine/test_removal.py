@@ -14,7 +14,7 @@ from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.loading import ModelSource
 from tests.support.cases.families import FAMILIES, LAST_OF_CLASS
 from tests.support.cases.pipefusion_cases import family_of
-from tests.support.cases.removal_cases import PARKED, PIPELINES, REMOVED, REPLANNED, STOPPED, case_name
+from tests.support.cases.removal_cases import PARKED, PIPELINES, REMOVED, STOPPED, case_name
 from tests.support.family_model import FamilyModel
 from tests.support.ranks.pool import RankPool
 from tests.support.tiers import running
@@ -25,9 +25,9 @@ def found(request: pytest.FixtureRequest, ranks: RankPool, tmp_path_factory: pyt
     """What each rank found, by case name; all cases of a world size at once."""
     root = tmp_path_factory.mktemp("removal")
     removed = running(request, "removed", "plan", "world")
-    for name in {case[0] for case in (*REPLANNED, *STOPPED)}:
+    for name in {case[0] for case in STOPPED}:
         family_of(name).save(root / name)
-    return [found for world in (2, 4) for found in ranks.run(world, "weights.removal_ranks", str(root), removed)]
+    return ranks.run(2, "weights.removal_ranks", str(root), removed)
 
 
 def assert_all_hold(found: list[dict], name: str, world: int, count: int) -> None:
@@ -58,13 +58,6 @@ def test_a_stage_says_that_the_other_blocks_have_no_weights_and_goes_on(
     name: str, plan: dict, world: int, found: list[dict]
 ) -> None:
     assert_all_hold(found, case_name("stopped", name, plan), world, 3)
-
-
-@pytest.mark.parametrize(("name", "plans", "parked", "world"), REPLANNED, ids=str)
-def test_another_plan_on_the_same_weights_gives_the_bits_of_a_load_for_it(
-    name: str, plans: list[dict], parked: bool, world: int, found: list[dict]
-) -> None:
-    assert_all_hold(found, case_name("replanned", name, plans, parked), world, len(plans) + 1)
 
 
 @pytest.mark.parametrize(("name", "plans", "world"), PIPELINES, ids=str)

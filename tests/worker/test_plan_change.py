@@ -32,8 +32,18 @@ def loaded_anew(direct: DirectGroup, **degrees: int) -> DirectGroup:
     return under(direct, **degrees)
 
 
-def test_a_plan_changes_without_the_files_and_gives_the_bits_of_a_load_for_it(two: DirectGroup) -> None:
-    plans = [{"ulysses": 2}, {"ring": 2}, {"cfg": 2}, {"ulysses": 2, "patches": 2}]
+@pytest.mark.parametrize(
+    ("plans", "other"),
+    [
+        ([{"ulysses": 2}, {"ring": 2}, {"cfg": 2}, {"ulysses": 2, "patches": 2}], {"pipefusion": 2}),
+        ([{"pipefusion": 2, "patches": 2}, {"pipefusion": 2, "patches": 3, "sync_steps": 2}], {"ulysses": 2}),
+    ],
+    ids=["all blocks", "stages"],
+)
+def test_a_plan_changes_without_the_files_and_gives_the_bits_of_a_load_for_it(
+    plans: list[dict[str, int]], other: dict[str, int], two: DirectGroup
+) -> None:
+    """other: a plan under which ranks hold other weights."""
     expected = [loaded_anew(two, **plan).sample(*SIZES) for plan in plans]
     assert not all(expected[0].equal(other) for other in expected[1:]), "plans that nothing tells apart"
     pids, weights = two.pids(), Path(two.source.files[0])
@@ -43,7 +53,7 @@ def test_a_plan_changes_without_the_files_and_gives_the_bits_of_a_load_for_it(tw
             assert under(two, **plan).sample(*SIZES).equal(bits)
             assert two.group.status()["plan"] == ParallelPlan(**plan).to_json()
         with pytest.raises(RequestRefused, match="No such file or directory"):
-            under(two, pipefusion=2)
+            under(two, **other)
         with pytest.raises(RequestRefused, match="No such file or directory"):
             under(two, **plans[0])  # a load that failed leaves no model
     finally:

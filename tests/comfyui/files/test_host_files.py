@@ -51,6 +51,13 @@ ADAPTERS: dict[str, Callable[[int, int, Callable], dict[str, torch.Tensor]]] = {
         ".lokr_w1": random(8, 8), ".lokr_w2": random(rows // 8, columns // 8), ".alpha": torch.tensor(4.0)
     },
     "OFT": lambda rows, columns, random: {".oft_blocks": random(rows // 16, 16, 16)},
+    "BOFT": lambda rows, columns, random: {
+        ".oft_blocks": random(2, rows // 16, 16, 16), ".alpha": torch.tensor(4.0)
+    },
+    "GLoRA": lambda rows, columns, random: {
+        ".a1.weight": random(RANK, columns), ".a2.weight": random(columns, RANK),
+        ".b1.weight": random(RANK, columns), ".b2.weight": random(rows, RANK),
+    },
     "a difference": lambda rows, columns, random: {".diff": 0.3 * random(rows, columns)},
     "weights": lambda rows, columns, random: {".set_weight": 0.1 * random(rows, columns)},
 }  # fmt: skip

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import pytest
 
 from parallel_backend.errors import PlanError
-from parallel_backend.plan import AUTO, HOST, MEMORY, SHARED, TIME, WHOLE, ParallelPlan
+from parallel_backend.plan import HOST, MEMORY, SHARED, TIME, WHOLE, ParallelPlan
 from parallel_backend.weights.fitting import (
-    ASSUMED,
     Links,
     WeightRoom,
     count_host_bytes,
@@ -32,12 +30,6 @@ TWO = ParallelPlan(ulysses=2)
 
 def kept(plan: ParallelPlan, sizes: WeightSizes) -> int:
     return max(sizes.count_kept_bytes(plan))
-
-
-def test_weights_that_fit_stay_whole() -> None:
-    exactly = WeightRoom(FLUX.total, 0)
-    assert fit_weights(TWO, FLUX, exactly) == replace(TWO, weights=WHOLE)
-    assert fit_weights(TWO, FLUX, WeightRoom(FLUX.total - 1, PLENTY)).weights != WHOLE
 
 
 @pytest.mark.parametrize("links", [PEERS_FASTER, HOST_FASTER], ids=["peers", "host"])
@@ -95,13 +87,6 @@ def test_where_nothing_fits_as_much_goes_as_can() -> None:
     )
 
 
-@pytest.mark.parametrize("weights", [WHOLE, SHARED, HOST])
-def test_what_was_asked_for_is_what_there_is(weights: str) -> None:
-    asked = replace(TWO, weights=weights, weight_blocks=3)
-    assert fit_weights(asked, FLUX, WeightRoom(0, 0)) == asked
-    assert fit_weights(asked, FLUX, WeightRoom(PLENTY, PLENTY)) == asked
-
-
 def test_stages_fit_what_is_theirs() -> None:
     plan = ParallelPlan(pipefusion=2, ulysses=2)
     stages = EVEN.by_stage(plan)
@@ -113,25 +98,6 @@ def test_stages_fit_what_is_theirs() -> None:
     # The host has one copy of what all stages have in it.
     once = sum(sum(stage[place] for place in fetched_places(stage, found)) for stage in stages)
     assert count_host_bytes(found, EVEN) == once
-
-
-def test_fetched_blocks_are_spread_evenly() -> None:
-    for count, blocks in itertools.product(range(1, 58), (57, 58, 60)):
-        places = fetched_places([GB] * blocks, replace(TWO, weights=SHARED, weight_blocks=count))
-        assert len(set(places)) == count
-        gaps = [after - before for before, after in itertools.pairwise([*places, blocks])]
-        assert max(gaps) - min(gaps) <= 1
-    assert fetched_places([GB] * 4, replace(TWO, weights=HOST, weight_blocks=9)) == [0, 1, 2, 3]
-    assert fetched_places([GB] * 4, replace(TWO, weights=AUTO)) == []
-
-
-def test_a_forward_fetches_what_a_rank_does_not_keep() -> None:
-    four = ParallelPlan(ulysses=4)
-    assert EVEN.count_fetched_bytes(replace(four, weights=SHARED)) == sum(EVEN.blocks) * 3 // 4
-    assert EVEN.count_fetched_bytes(replace(four, weights=HOST, weight_blocks=10)) == sum(EVEN.blocks) // 4
-    assert EVEN.count_fetched_bytes(four) == EVEN.count_fetched_bytes(replace(four, weights=WHOLE)) == 0
-    plan = replace(four, weights=HOST, weight_blocks=10)
-    assert estimate_fetch_seconds(plan, EVEN, ASSUMED) == pytest.approx(10 * GB / 4 / ASSUMED.host)
 
 
 def test_stages_are_balanced_by_memory_only_where_those_of_equal_time_do_not_fit() -> None:

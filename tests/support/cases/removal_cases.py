@@ -18,15 +18,6 @@ REMOVED = [
 ]
 REMOVED += [(name, degrees, 2) for name in ("flux-dev", "qwenimage") for degrees in PARKED]
 STOPPED = [("flux-dev", {"pipefusion": 2}, 2)]
-TOKENS_AND_BATCH = [{"ulysses": 2}, {"ring": 2}, {"cfg": 2}, {"ulysses": 2, "patches": 3}]
-# Family, plans one after the other, whether the weights are parked meanwhile.
-REPLANNED = [
-    ("flux-dev", TOKENS_AND_BATCH, False, 2),
-    ("pixart-alpha", TOKENS_AND_BATCH, True, 2),
-    ("dit", [{"pipefusion": 2, "patches": 2}, {"pipefusion": 2, "patches": 3, "sync_steps": 2}], False, 2),
-    ("hunyuandit-1.2", [{"pipefusion": 2, "ulysses": 2}, {"pipefusion": 2, "ring": 2}], False, 4),
-    ("flux2-dev", [{"pipefusion": 2, "ulysses": 2}, {"pipefusion": 2, "ring": 2}], True, 4),
-]
 PIPELINES = [("Flux", [{"ulysses": 2}, {"ring": 2}, {"dp": 2}], 2), ("Qwen-Image", [{"ring": 2}, {"ulysses": 2}], 2)]
 
 

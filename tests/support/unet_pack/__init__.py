@@ -1,6 +1,6 @@
 """A node pack that puts functions into a UNet, in the ways of real packs. Hosts of the tests load it."""
 
-from .patches import KINDS
+from .patches import image_prompt
 
 
 class PatchUNet:
@@ -10,11 +10,11 @@ class PatchUNet:
 
     @classmethod
     def INPUT_TYPES(cls):
-        return {"required": {"model": ("MODEL",), "kind": (list(KINDS),)}}
+        return {"required": {"model": ("MODEL",)}}
 
-    def patch(self, model, kind):
+    def patch(self, model):
         patched = model.clone()
-        KINDS[kind](patched)
+        image_prompt(patched)
         return (patched,)
 
 

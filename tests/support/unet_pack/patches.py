@@ -38,36 +38,6 @@ class ImagePrompt:
         return small.flatten()[None, :, None].to(query)
 
 
-def longer_text(hidden, context, value, _options):
-    """More tokens behind those of the text."""
-    more = waves(1, 3, WIDTH).to(context).expand(len(context), -1, -1)
-    return hidden, torch.cat((context, more), 1), torch.cat((value, more), 1)
-
-
-def mean_token(hidden, context, value, _options):
-    """Pixels attend to the picture's mean, too, as often as to themselves."""
-    means = hidden.mean(1, keepdim=True).expand_as(hidden)
-    return hidden, torch.cat((context, means), 1), torch.cat((value, means), 1)
-
-
-def half_of_the_skips(hidden, skip, options):
-    return (0.8 * hidden, 0.5 * skip) if options["block"] == ("output", 4) else (hidden, skip)
-
-
-def less_contrast(hidden, options):
-    """Depends on all pixels."""
-    return 0.7 * hidden + 0.3 * hidden.mean((2, 3), keepdim=True) if options["block"][1] == 2 else hidden
-
-
 def image_prompt(patcher):
     for place in PLACES:
         patcher.set_model_attn2_replace(ImagePrompt(0.6), *place)
-
-
-KINDS = {
-    "attn2_replace": image_prompt,
-    "attn2_patch": lambda patcher: patcher.set_model_attn2_patch(longer_text),
-    "attn1_patch": lambda patcher: patcher.set_model_attn1_patch(mean_token),
-    "output_block_patch": lambda patcher: patcher.set_model_output_block_patch(half_of_the_skips),
-    "input_block_patch": lambda patcher: patcher.set_model_input_block_patch(less_contrast),
-}

@@ -7,10 +7,6 @@ FOLDER holds a folder of each family's weights. What was found is written to FOL
 from __future__ import annotations
 
 import functools
-import gc
-import json
-import shutil
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +20,7 @@ from parallel_backend.weights.loading import ModelSource
 from tests.support.cases.families import FAMILIES, SQUARE
 from tests.support.cases.library_cases import CALLS, SEED
 from tests.support.cases.pipefusion_cases import case_inputs, family_of, scheduler_of
-from tests.support.cases.removal_cases import PARKED, PIPELINES, REPLANNED, STOPPED, case_name
+from tests.support.cases.removal_cases import PARKED, PIPELINES, STOPPED, case_name
 from tests.support.family_model import Denoiser, FamilyModel
 
 CPU = torch.device("cpu")
@@ -89,48 +85,6 @@ def result_of(transformer: FamilyModel, name: str) -> torch.Tensor | None:
     """Of a whole sampler call."""
     latents, conditions, negative = case_inputs(name)
     return Denoiser(transformer.of(family_of(name))).sample(latents, scheduler_of("flow"), conditions, negative, 3.0)
-
-
-def replanned(name: str, plans: list[dict[str, int]], folder: Path, parked: bool) -> dict[str, bool]:
-    """One load, whose file then goes, under one plan after the other; each compared with a load for that plan."""
-    family = family_of(name)
-    own = folder / f"own.{dist.get_rank()}.safetensors"
-    shutil.copyfile(folder / name / "diffusion_pytorch_model.safetensors", own)
-    source = ModelSource(family.model_class, family.config, (str(own),))
-    fresh = []
-    for degrees in plans:
-        mesh = build_mesh(ParallelPlan.from_json(degrees), CPU)
-        fresh.append(result_of(FamilyModel.load(source, mesh), name))
-        dist.barrier()
-        mesh.close()
-    mesh = build_mesh(ParallelPlan.from_json(plans[0]), CPU)
-    transformer = FamilyModel.load(source, mesh)
-    if parked:  # on the CPU, weights are the file's pages, which cannot be parked
-        model = transformer.model
-        model.load_state_dict({key: value.clone() for key, value in model.state_dict().items()}, assign=True)
-    own.unlink()
-    found, are_freed = {}, True
-    result_of(transformer, name)
-    for degrees, expected in zip([*plans[1:], plans[0]], [*fresh[1:], fresh[0]], strict=True):
-        groups = [weakref.ref(group) for group in mesh.groups()]
-        if parked:
-            transformer.parking.copy()
-            transformer.parking.free_device()
-        dist.barrier()
-        mesh.close()  # as a rank does, before the next is built
-        mesh = build_mesh(ParallelPlan.from_json(degrees), CPU)
-        gc.disable()  # nobody waits for it: each group has sockets and threads
-        transformer.replan(mesh)
-        are_freed = are_freed and not any(group() for group in groups)
-        gc.enable()
-        if parked:
-            transformer.parking.restore()
-        got = result_of(transformer, name)
-        same = got is None if expected is None else got is not None and got.equal(expected)
-        found[f"the same as loaded for {json.dumps(degrees)}"] = same
-    dist.barrier()
-    mesh.close()
-    return {**found, "a plan's groups are freed with it": are_freed}
 
 
 def pipeline(call_name: str, plans: list[dict[str, int]]) -> dict[str, bool]:
@@ -201,8 +155,6 @@ def on_ranks(folder: str, removing: list) -> dict[str, dict]:
         found[case_name("removed", name, degrees)] = removed(name, degrees, mesh_of)
     for name, degrees, _ in wanted(STOPPED):
         found[case_name("stopped", name, degrees)] = stopped(name, degrees, root, mesh_of)
-    for name, plans, parked, _ in wanted(REPLANNED):
-        found[case_name("replanned", name, plans, parked)] = replanned(name, plans, root, parked)
     for name, plans, _ in wanted(PIPELINES):
         found[case_name("pipeline", name, plans)] = pipeline(name, plans)
     return found
