@@ -7,7 +7,6 @@ import os
 import signal
 import statistics
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +15,8 @@ import torch
 from parallel_backend.groups.timeline import COMMUNICATION, REQUEST, STEP, Span, Timeline
 from parallel_backend.plan import ParallelPlan
 from tests.support.group.direct_group import DIT, DirectGroup, go_on, pass_of, source_of
-from tests.support.ranks.pool import RankPool
-from tests.support.ranks.timeline_ranks import DELAY, PLANS, STEPS
 from worker.comfyui.source import HostSource
-from worker.errors import RequestRefused, WorkerGroupError
+from worker.errors import RequestRefused
 from worker.host.client import WorkerGroup
 from worker.rank.trace import build_chrome_trace
 from worker.wire.sampler_call import SamplerCall
@@ -222,11 +219,6 @@ def test_a_trace_is_refused_while_a_job_runs(group: WorkerGroup) -> None:
     assert rows(group)
 
 
-def test_no_group_has_no_trace(tmp_path: Path) -> None:
-    with pytest.raises(WorkerGroupError, match="is not running"):
-        WorkerGroup("cpu", tmp_path).trace()
-
-
 def test_each_rank_has_a_log_in_which_its_lines_name_it(group: WorkerGroup) -> None:
     for rank in range(2):
         assert f"rank {rank} INFO loaded" in (group.folder / f"rank-{rank}.log").read_text()
@@ -260,30 +252,3 @@ def test_one_rank_waits_for_nobody(group: WorkerGroup, model: HostSource) -> Non
     began = max(event["ts"] for event in events if event["cat"] == REQUEST and event["name"] == "sample")
     assert not [event for event in events if event["cat"] == COMMUNICATION and event["ts"] >= began]
     assert told["communication"] == 0
-
-
-def test_a_slow_rank_is_computation_to_itself_and_communication_to_the_other_under_every_plan(
-    ranks: RankPool,
-) -> None:
-    fast, slow = ranks.run(2, "timeline_ranks")
-    for plan in PLANS:
-        (waited, computed), (slow_waited, slow_computed) = split(fast[plan]), split(slow[plan])
-        assert slow_computed >= DELAY * STEPS, plan
-        # Under PipeFusion it is a step later that the first stage needs what the last one made. What the fast rank
-        # computes itself, beside load longer than usual, it need not wait for.
-        assert waited >= 0.9 * DELAY * (STEPS - (plan == "pipefusion")) - computed, (plan, waited)
-        assert waited > slow_waited and computed < slow_computed, plan
-
-
-def split(rows: list[list]) -> tuple[float, float]:
-    """Seconds of communication, and of what else there is in the steps."""
-    spans = [Span(*row) for row in rows]
-    steps = [span for span in spans if span.category == STEP]
-    assert len(steps) == STEPS
-    inside = [
-        span
-        for span in spans
-        if span.category == COMMUNICATION and any(step.begin <= span.begin < step.end for step in steps)
-    ]
-    waited, whole = (sum(span.end - span.begin for span in part) / 1e9 for part in (inside, steps))
-    return waited, whole - waited

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,15 +11,12 @@ import torch
 from safetensors.torch import save_file
 
 from demo.host import ComfyHost, PromptError
-from tests.support.cases.files.unet_cases import pictures
-from tests.support.group.memory import little_memory
 from tests.support.host.graphs import GROUPS_BY_SIZE, latents, ranks, runs
 from tests.support.host.stock_prompts import prompt, write_cases
 
 pytestmark = pytest.mark.usefixtures("groups_by_size")
 
 NAME = "sdxl"
-LARGE = pictures(1, 2048, 2048)
 GROUP = GROUPS_BY_SIZE[2]
 SECONDS_TO_CANCEL = 5
 
@@ -76,33 +70,3 @@ def test_what_the_unets_code_raises_is_the_nodes_error_and_the_ranks_live_on(
         host.run(in_bands(positive="wide"))
     assert_served(host, good)
     assert ranks(host, GROUP) == before
-
-
-# The gate has it of transformers, in worker/faults/test_out_of_memory.py.
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="limits of another process are Linux's")
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_lacks_memory_for_its_band_is_named_and_the_ranks_live_on(
-    rank: int, host: ComfyHost, good: torch.Tensor
-) -> None:
-    """The other rank waits for its rows."""
-    before = ranks(host, GROUP)
-    said = f"Rank {rank} ran out of memory"
-    with little_memory(before[rank]), pytest.raises(PromptError, match=said):
-        host.run(in_bands(size=LARGE, steps=1))
-    assert_served(host, good)
-    assert ranks(host, GROUP) == before
-
-
-@pytest.mark.slow
-def test_a_rank_that_dies_in_a_step_is_named_and_other_ranks_run_the_next(host: ComfyHost, good: torch.Tensor) -> None:
-    before = ranks(host, GROUP)
-
-    def kill(event: dict) -> None:
-        if event["type"] == "progress" and event["data"]["value"] == 3:
-            os.kill(before[1], signal.SIGKILL)
-
-    with pytest.raises(PromptError, match="Rank 1 .*was killed by SIGKILL"):
-        host.wait(host.queue(in_bands(steps=2000)), on_event=kill)
-    assert_served(host, good)
-    assert not {*ranks(host, GROUP)} & {*before}

@@ -1,9 +1,8 @@
-"""A VAE in the worker group: its weights come once, it can be given up, parked and let go, and may lack memory."""
+"""A VAE in the worker group: its weights come once, it can be parked and let go."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +14,14 @@ from diffusers import AutoencoderKL
 from tests.support.cases.vaes.host_vaes import VAES
 from tests.support.cases.vaes.vae_cases import Weights, config, relative_error, save_decoder
 from tests.support.group.direct_group import go_on
-from tests.support.group.memory import little_memory
 from tests.support.programs import run_program
 from worker.comfyui.source import VaeSource
 from worker.comfyui.vae import fingerprint
-from worker.errors import OutOfMemory, RequestRefused
+from worker.errors import RequestRefused
 from worker.host.client import WorkerGroup
 from worker.wire.operations import PARK, UNLOAD
 
-SMALL, LARGE = (8, 8), (128, 128)
+SMALL = (8, 8)
 TOLERANCE = 1e-5
 
 
@@ -139,21 +137,6 @@ def test_a_wrong_latent_is_refused(
     assert decode(group_of_two, source).isfinite().all()
 
 
-def test_a_decode_that_is_given_up_ends_early_and_the_ranks_stay(group_of_two: WorkerGroup, source: VaeSource) -> None:
-    expected, status = decode(group_of_two, source), group_of_two.status()
-
-    def give_up() -> None:
-        if group_of_two.session and group_of_two.session.operation == "vae":
-            raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        decode(group_of_two, source, LARGE, check=give_up)
-    assert torch.equal(decode(group_of_two, source), expected)
-    after = group_of_two.status()
-    assert after["counts"]["vae"] == status["counts"]["vae"] + 1, "the one that was given up was run to its end"
-    assert after["pids"] == status["pids"]
-
-
 def test_a_decode_in_a_callback_of_another_request_is_refused_and_both_go_on(
     group_of_two: WorkerGroup, source: VaeSource
 ) -> None:
@@ -177,16 +160,6 @@ def test_a_parked_vae_comes_back_as_it_was(group_of_two: WorkerGroup, source: Va
     assert group_of_two.status()["state"] == "parked"
     assert torch.equal(decode(group_of_two, source), expected)
     assert group_of_two.status()["state"] == "ready"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="limits of another process are Linux's")
-def test_any_rank_can_run_out_of_memory_in_the_vae(group_of_two: WorkerGroup, source: VaeSource) -> None:
-    before, pids = decode(group_of_two, source), group_of_two.status()["pids"]
-    for rank in (1, 0):
-        with little_memory(pids[rank]), pytest.raises(OutOfMemory, match=f"Rank {rank} .* running the VAE"):
-            decode(group_of_two, source, (256, 256))
-        assert torch.equal(decode(group_of_two, source), before)
-    assert group_of_two.status()["pids"] == pids
 
 
 def test_weights_of_published_sizes_make_the_same_vae_in_the_ranks(comfyui: Path) -> None:

@@ -21,8 +21,7 @@ from tests.support.labelled.tensors import GPU, on_gpu
 from tests.support.ranks.cuda import quick_ranks
 from tests.support.ranks.pool import RankPool
 from tests.support.report import __main__ as program
-from tests.support.report import machine, quick, timing
-from tests.support.report.plans_row import rows
+from tests.support.report import quick, timing
 
 GB = 1 << 30
 OWN = "torch's flash_attention_for_cpu"
@@ -238,10 +237,6 @@ def test_the_whole_report_sends_intels_users_to_the_quick_one(
     assert "run `python -m tests.support.report.quick`" in capsys.readouterr().err
 
 
-def test_the_row_is_one_of_the_pages() -> None:
-    assert {"2, PCIe", "2, NVLink", "4", "8", "mixed"} <= rows().keys()
-
-
 def test_the_quick_form_needs_neither_comfyui_nor_its_requirements(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its set-up installs torch and requirements.txt; its programs import nothing else."""
     done: list[str] = []
@@ -270,9 +265,3 @@ def imported(module: str) -> set[str]:
             found |= {str(node.module), *(f"{node.module}.{each.name}" for each in node.names)}
     further = [imported(name) for name in found if name.startswith("tests.")]
     return {name.partition(".")[0] for name in found}.union(*further)
-
-
-def test_a_small_room_for_shared_memory_is_told_of(monkeypatch: pytest.MonkeyPatch, put: Put) -> None:
-    put(H100)
-    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _path: SimpleNamespace(total=64 << 20))
-    assert any("--ipc=host" in hint for hint in machine.hints(machine.links("cuda"), "cuda"))

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from parallel_backend import device
-from parallel_backend.device import Pinner, pin_now
 from parallel_backend.weights import parking as parking_module
 from parallel_backend.weights import read_ahead
 from parallel_backend.weights.flat_block import FlatBlock, Values
@@ -101,16 +100,6 @@ def test_a_block_is_pinned_while_the_next_are_read(runtime: Runtime, monkeypatch
     assert not runtime.pinned
 
 
-def test_no_two_pieces_share_a_page(runtime: Runtime) -> None:
-    """Not even in memory that the rank has for itself, which may begin anywhere."""
-    fetched = fetched_of(Model())
-    store = HostStore(fetched.sizes, CPU)
-    fetched.rearrange(range(BLOCKS), store)
-    spans = [range(start // PAGE, -(-(start + size) // PAGE)) for start, size in runtime.pinned.items()]
-    pages = [page for span in spans for page in span]
-    assert len(pages) == len(set(pages)) >= BLOCKS
-
-
 def test_a_refusal_is_said_once_and_the_load_goes_on_unpinned(
     runtime: Runtime, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -131,27 +120,6 @@ def test_a_refusal_is_said_once_and_the_load_goes_on_unpinned(
         gc.collect()
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 1 and "ulimit -l" in warnings[0]
-
-
-def test_memory_that_is_given_up_meanwhile_is_not_pinned(runtime: Runtime) -> None:
-    goes_on = threading.Event()
-    runtime.before = lambda *_: goes_on.wait(SECONDS)
-    pinner = Pinner(CPU)
-    kept, given_up = torch.zeros(PAGE, dtype=torch.uint8), torch.zeros(PAGE, dtype=torch.uint8)
-    pinner.add(kept)
-    pinner.add(given_up)
-    del given_up
-    goes_on.set()
-    pinner.wait()
-    assert runtime.pinned == {kept.data_ptr(): PAGE} and runtime.tried == 1
-
-
-def test_where_nothing_can_be_pinned_no_thread_starts(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "can_pin", lambda _: False)
-    pin_now(torch.zeros(PAGE, dtype=torch.uint8), CPU)
-    store = HostStore([PAGE], CPU)
-    store.memory.allocate(0, PAGE, CPU)
-    assert not runtime.tried and describe_pinning(store) == {}
 
 
 def test_weights_are_parked_in_pieces_while_the_next_are_pinned(

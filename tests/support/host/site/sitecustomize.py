@@ -19,7 +19,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import profiling
 import tiny_vaes
 
 
@@ -69,7 +68,6 @@ def keep_imports(module: Any) -> None:
 # By name, the modules that are changed.
 CHANGES: dict[str, Callable[[Any], None]] = {
     "comfy.model_detection": detect_tiny_models,
-    **profiling.CHANGES,
     **tiny_vaes.CHANGES,
 }
 if any(Path(argument).name == "main.py" for argument in sys.orig_argv[1:2]):
