@@ -80,10 +80,7 @@ def test_a_transformer_class_without_a_spec(host: ComfyHost, broken: Path) -> No
     path = broken / "transformer" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "_class_name": "LattePlusTransformer4DModel"}))
     assert_says(
-        refusal(host, Job(broken.name).prompt(), GOOD),
-        "LattePlusTransformer4DModel",
-        "single file",
-        "docs/scripts.md",
+        refusal(host, Job(broken.name).prompt(), GOOD), "LattePlusTransformer4DModel", "single file", "docs/scripts.md"
     )
 
 

@@ -85,10 +85,7 @@ def test_ranks_start_with_comfyui_where_that_is_set(comfyui: Path, own_base: Pat
 
 
 def test_models_in_two_groups_stay_loaded_side_by_side(host: ComfyHost) -> None:
-    jobs = [
-        Job("tiny-dit", seed=51),
-        replace(PIXART, group=OTHER, seed=52),
-    ]
+    jobs = [Job("tiny-dit", seed=51), replace(PIXART, group=OTHER, seed=52)]
     results = [latents(host, job.prompt()) for job in jobs]
     before = [status(host, group) for group in (1, OTHER)]
     assert set(before[0]["pids"]).isdisjoint(before[1]["pids"])

@@ -44,10 +44,7 @@ def main(comfyui: str, base: str, model: str, vae: str) -> None:
     found["origin"] = origin(shared) == origin(stock)
     refused, told = dict(found), list(said)
     object.__setattr__(ours.stand_in.group.settings, "when_not_parallel", "refuse")
-    for name, run in {
-        "model": lambda: census.sample(row, ours),
-        "vae": lambda: shared.decode(latents),
-    }.items():
+    for name, run in {"model": lambda: census.sample(row, ours), "vae": lambda: shared.decode(latents)}.items():
         try:
             run()
         except importlib.import_module("pack.worker.errors").NoWorkerGroup as error:

@@ -17,13 +17,7 @@ import pytest
 import torch
 
 from parallel_backend.plan import HOST, SHARED, WHOLE, ParallelPlan
-from tests.support.group.direct_group import (
-    FLUX,
-    SHORT,
-    DirectGroup,
-    direct_on,
-    take_for_gpus,
-)
+from tests.support.group.direct_group import FLUX, SHORT, DirectGroup, direct_on, take_for_gpus
 from worker.errors import RequestRefused, WorkerGroupError
 from worker.host.client import WorkerGroup
 

@@ -75,9 +75,7 @@ def test_any_rank_can_run_out_of_memory_while_weights_are_on_their_way(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("degrees", "rank"),
-    [({"pipefusion": 2, "patches": 2}, 1), ({"pipefusion": 2, "patches": 2}, 0)],
-    ids=str,
+    ("degrees", "rank"), [({"pipefusion": 2, "patches": 2}, 1), ({"pipefusion": 2, "patches": 2}, 0)], ids=str
 )
 def test_a_rank_of_any_plan_can_run_out_of_memory(two: DirectGroup, degrees: dict[str, int], rank: int) -> None:
     direct = replace(two, plan=ParallelPlan(**degrees))

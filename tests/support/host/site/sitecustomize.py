@@ -66,10 +66,7 @@ def keep_imports(module: Any) -> None:
 
 
 # By name, the modules that are changed.
-CHANGES: dict[str, Callable[[Any], None]] = {
-    "comfy.model_detection": detect_tiny_models,
-    **tiny_vaes.CHANGES,
-}
+CHANGES: dict[str, Callable[[Any], None]] = {"comfy.model_detection": detect_tiny_models, **tiny_vaes.CHANGES}
 if any(Path(argument).name == "main.py" for argument in sys.orig_argv[1:2]):
     gc.disable()
     CHANGES["server"] = keep_imports
