@@ -112,7 +112,7 @@ SIZES = {
         **{"attention_head_dim": 64, "caption_projection_dim": 256},
     },
     "tiny-flux": {
-        **{"in_channels": 64, "num_attention_heads": 2, "attention_head_dim": 128, "axes_dims_rope": (16, 56, 56)},
+        **{"in_channels": 64, "num_attention_heads": 2, "attention_head_dim": 128, "axes_dims_rope": (16, 56, 56)}
     },
     "tiny-pixart-alpha": {"sample_size": 64},
     "tiny-pixart-sigma": {"sample_size": 64},
@@ -142,8 +142,6 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("--fast leaves out what --slow adds: give one of them")
     if config.getoption("--keep-durations") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(durations.Recorder())
-    if not hasattr(config, "workerinput"):  # of several processes, the one that the others tell
-        config.pluginmanager.register(disk.Use())
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -46,13 +46,7 @@ OTHER = {
     "demo, 3 images of 64x96": JOB("shapes-dit", "blue ring", width=64, height=96, batch=3, seed=21),
     "dit, 3 images of 144x80": JOB("tiny-dit", "9", width=144, height=80, batch=3, seed=22),
     "pixart, 2 images of 448x576": JOB(
-        PIXART,
-        "text.safetensors",
-        "other-text.safetensors",
-        width=448,
-        height=576,
-        batch=2,
-        seed=23,
+        PIXART, "text.safetensors", "other-text.safetensors", width=448, height=576, batch=2, seed=23
     ),
     "pixart, texts of unequal length": JOB(SIGMA, "text.safetensors", "short-text.safetensors", seed=24),
 }

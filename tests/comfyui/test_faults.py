@@ -14,25 +14,8 @@ import pytest
 import torch
 
 from demo.host import ComfyHost
-from tests.support.host.faults import (
-    CASES,
-    GOOD,
-    PYTHON,
-    Case,
-    end,
-    frail_host,
-    good,
-    spaced,
-    suffer,
-)
-from tests.support.host.graphs import (
-    latents,
-    post,
-    ranks,
-    relative_error,
-    runs,
-    status,
-)
+from tests.support.host.faults import CASES, GOOD, PYTHON, Case, end, frail_host, good, spaced, suffer
+from tests.support.host.graphs import latents, post, ranks, relative_error, runs, status
 from tests.support.tiers import slow_but
 
 QUICK = ("kill rank 1, in a step", "stop rank 0, in a step of ComfyUI's loop")

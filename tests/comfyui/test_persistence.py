@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 
 from demo.host import ComfyHost
 from tests.conftest import EXTRA_ARGS, HOST_ENV
-from tests.support.host.faults import SECONDS_TO_GO, end, spaced, wait_until
+from tests.support.host.faults import SECONDS_TO_GO, spaced, wait_until
 from tests.support.host.graphs import (
     Graph,
     Job,
@@ -86,10 +85,7 @@ def test_ranks_start_with_comfyui_where_that_is_set(comfyui: Path, own_base: Pat
 
 
 def test_models_in_two_groups_stay_loaded_side_by_side(host: ComfyHost) -> None:
-    jobs = [
-        Job("tiny-dit", seed=51),
-        replace(PIXART, group=OTHER, seed=52),
-    ]
+    jobs = [Job("tiny-dit", seed=51), replace(PIXART, group=OTHER, seed=52)]
     results = [latents(host, job.prompt()) for job in jobs]
     before = [status(host, group) for group in (1, OTHER)]
     assert set(before[0]["pids"]).isdisjoint(before[1]["pids"])
@@ -123,11 +119,3 @@ def test_prompts_of_two_clients_are_served_in_turn(host: ComfyHost) -> None:
     assert torch.equal(saved_latents(host, host.wait(own_id)), alone[0])
     wait_until(lambda: history(host, other_id))
     assert torch.equal(saved_latents(host, history(host, other_id)), alone[1])
-
-
-# The gate has a SIGTERM to an idle ComfyUI in editor/test_first_look.py, and a SIGKILL while one samples in
-# test_faults.py, which end theirs anyway.
-@pytest.mark.slow
-@pytest.mark.parametrize(("number", "sampling"), [(signal.SIGTERM, True), (signal.SIGKILL, False)])
-def test_no_process_outlives_a_killed_host(own_host: ComfyHost, number: signal.Signals, sampling: bool) -> None:
-    end(own_host, number, sampling)

@@ -30,7 +30,6 @@ SECTIONS = {
 }
 DEFAULT = {"en": "default {}", "zh": "默认 {}"}
 EMPTY = {"en": "default empty", "zh": "默认为空"}
-CHINESE = re.compile(r"[\u4e00-\u9fff]")
 MESSAGE_SYNTAX = re.compile(r"[{}@|]")  # of vue-i18n, by which the editor reads the locales
 ANY = "…"
 SETTINGS = "**/api/settings/**"
@@ -137,16 +136,6 @@ def test_the_english_words_for_the_nodes_are_those_of_their_schemas(nodes: dict[
     assert read("en") == node_defs(nodes), (
         "run `python -m tests.support.host.node_defs`, and say the same in locales/zh"
     )
-
-
-@pytest.mark.parametrize("file", ["nodeDefs.json", "main.json", "settings.json"])
-def test_every_word_that_is_there_in_english_is_there_in_chinese(file: str) -> None:
-    english, chinese = (flat(read(language, file)) for language in ("en", "zh"))
-    assert set(english) == set(chinese)
-    for path, text in english.items():
-        assert text.strip() and chinese[path].strip(), path
-        if path.endswith((".display_name", ".description", ".tooltip")):
-            assert CHINESE.search(chinese[path]), f"{path} is not translated"
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])

@@ -264,16 +264,8 @@ def test_each_card_is_told_and_whether_it_has_room(answers: dict) -> None:
     [
         ("whole does not fit", "would_fit", ["fp8 weights", "shared weights", "weights in RAM", STAGES]),
         ("one card is small", "would_fit", ["fp8 weights", "shared weights", "weights in RAM", STAGES]),
-        (
-            "more ranks would",
-            "would_fit",
-            ["fp8 weights", "weights in RAM", STAGES],
-        ),
-        (
-            "stages would",
-            "would_fit",
-            ["fp8 weights", "shared weights", "weights in RAM", STAGES],
-        ),
+        ("more ranks would", "would_fit", ["fp8 weights", "weights in RAM", STAGES]),
+        ("stages would", "would_fit", ["fp8 weights", "shared weights", "weights in RAM", STAGES]),
         ("nothing would", "nothing_fits", []),
         ("auto", "whole_would", ["fp8 weights"]),
         ("a UNet in part", "whole_would", ["fp8 weights"]),

@@ -24,12 +24,7 @@ NEEDS = {
     "drawn": "the demo model's pictures",
 }
 # What a command that starts one of them has among its arguments, and which of the needs it is.
-STARTS = {
-    "torch.distributed.run": "ranks",
-    "tests.support.ranks.": "ranks",
-    "worker.": "ranks",
-    "main.py": "ComfyUI",
-}
+STARTS = {"torch.distributed.run": "ranks", "tests.support.ranks.": "ranks", "worker.": "ranks", "main.py": "ComfyUI"}
 
 
 def slow_but(quick: Collection[str], cases: Mapping[str, tuple[Any, ...]]) -> list[ParameterSet]:

@@ -9,15 +9,11 @@ import pytest
 import torch
 
 from parallel_backend.plan import ParallelPlan
-from tests.support.group.direct_group import FLUX, HOST_CLASSES, SHORT, DirectGroup, direct_on, go_on, pass_of
-from tests.support.host.graphs import relative_error
+from tests.support.group.direct_group import FLUX, DirectGroup, direct_on, go_on
 from worker.comfyui.patched_options import KERNEL, OPTIONS
 from worker.host.client import WorkerGroup
 
-TOLERANCE = 1e-5
 SIZES = (16, 16)
-# Shared tokens, and none. ComfyUI's own attention runs in the latter.
-PLANS = [{"ulysses": 2}, {"cfg": 2}]
 SAGE = "A node asks for attention by sage, which runs on NVIDIA's GPUs, and the ranks compute on cpu. "
 
 
@@ -35,35 +31,6 @@ def under(direct: DirectGroup, **fields: Any) -> DirectGroup:
 def forward(direct: DirectGroup, kernel: str = "") -> torch.Tensor:
     options = {OPTIONS: {KERNEL: kernel}} if kernel else {}
     return direct.call(*FLUX.inputs(2, *SIZES), **options)
-
-
-@pytest.mark.parametrize("plan", PLANS, ids=str)
-def test_the_chosen_kernel_computes_and_gives_the_same_image(two: DirectGroup, plan: dict[str, int]) -> None:
-    """Each kernel rounds in its own way, so other bits show that another one ran."""
-    direct = under(two, **plan)
-    plain = forward(direct)
-    found = {}
-    for name in ("pytorch", "sub_quad", "split"):
-        assert direct.group.choose_kernel(name, go_on) == ""
-        found[name] = forward(direct, name)
-        assert relative_error(found[name], plain) <= TOLERANCE
-    assert torch.equal(found["pytorch"], plain)
-    assert not torch.equal(found["sub_quad"], plain) and not torch.equal(found["split"], plain)
-    assert not torch.equal(found["sub_quad"], found["split"])
-    assert torch.equal(forward(direct), plain), "it lasts longer than its call"
-
-
-def test_a_whole_sampling_attends_by_the_chosen_kernel(two: DirectGroup) -> None:
-    direct = under(two, ulysses=2)
-    plain = direct.sample(*SIZES)
-    assert direct.group.choose_kernel("split", go_on) == ""
-    noise, _, conditions = FLUX.inputs(2, *SIZES)
-    given = pass_of(FLUX, conditions)
-    given = replace(given, kwargs={**given.kwargs, OPTIONS: {KERNEL: "split"}})
-    call = replace(SHORT, timestep_scale=HOST_CLASSES[FLUX.model_class][2])
-    found = direct.group.sample(call, {"noise": noise}, [given], go_on, lambda *_: None)
-    assert relative_error(found, plain) <= TOLERANCE
-    assert not torch.equal(found, plain)
 
 
 @pytest.mark.parametrize(

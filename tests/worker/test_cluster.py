@@ -17,15 +17,7 @@ import yaml
 
 from demo.host import REPOSITORY
 from tests.support.group.direct_group import DIT, source_of
-from tests.support.group.machines import (
-    PORT,
-    SILENCE,
-    ULYSSES,
-    First,
-    Second,
-    open_network,
-    predicted_by_one,
-)
+from tests.support.group.machines import PORT, SILENCE, ULYSSES, First, Second, open_network, predicted_by_one
 from tests.support.group.network import PODS, Network
 from tests.support.tiers import slow_but
 from worker import join

@@ -60,12 +60,7 @@ def stock(gpu_host: ComfyHost) -> Draw:
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_quantised_file_draws_what_the_stock_loader_draws(
-    form: str,
-    ranks: int,
-    device: str,
-    gpu_host: ComfyHost,
-    stock: Draw,
-    record_property: Callable[[str, object], None],
+    form: str, ranks: int, device: str, gpu_host: ComfyHost, stock: Draw, record_property: Callable[[str, object], None]
 ) -> None:
     """As near as to differ by less than stock's does from what is not quantised."""
     record_property("group", f"quantised files in ComfyUI, {ranks} rank{'s' if ranks > 1 else ''}")

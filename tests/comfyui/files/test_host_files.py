@@ -51,6 +51,13 @@ ADAPTERS: dict[str, Callable[[int, int, Callable], dict[str, torch.Tensor]]] = {
         ".lokr_w1": random(8, 8), ".lokr_w2": random(rows // 8, columns // 8), ".alpha": torch.tensor(4.0)
     },
     "OFT": lambda rows, columns, random: {".oft_blocks": random(rows // 16, 16, 16)},
+    "BOFT": lambda rows, columns, random: {
+        ".oft_blocks": random(2, rows // 16, 16, 16), ".alpha": torch.tensor(4.0)
+    },
+    "GLoRA": lambda rows, columns, random: {
+        ".a1.weight": random(RANK, columns), ".a2.weight": random(columns, RANK),
+        ".b1.weight": random(RANK, columns), ".b2.weight": random(rows, RANK),
+    },
     "a difference": lambda rows, columns, random: {".diff": 0.3 * random(rows, columns)},
     "weights": lambda rows, columns, random: {".set_weight": 0.1 * random(rows, columns)},
 }  # fmt: skip
@@ -290,25 +297,6 @@ def test_a_wrapper_of_the_diffusion_model_runs_in_comfyui_around_the_call(
     assert relative_error(made, right) <= TOLERANCE
 
 
-SKIPPED_LAYERS = {"double_layers": "0", "single_layers": "0", "scale": 3.0, "rescaling_scale": 0.0}
-
-
-@pytest.mark.parametrize("plan", PLANS, ids=str)
-def test_a_patch_of_comfyuis_own_is_run_in_the_ranks(plan: dict[str, int], host: ComfyHost, stock: Callable) -> None:
-    skip = behind("SkipLayerGuidanceDiT", **SKIPPED_LAYERS, start_percent=0.0, end_percent=1.0)
-    right = latents(host, prompt(QUANTISED, patch=skip))
-    assert relative_error(right, stock(QUANTISED)) > 1e-3, "no layer is skipped"
-    assert relative_error(latents(host, ours(QUANTISED, plan, patch=skip)), right) <= TOLERANCE
-
-
-def test_an_automatic_plan_keeps_rows_together_for_a_node_that_needs_them(host: ComfyHost, stock: Callable) -> None:
-    guided = behind("NAGuidance", nag_scale=5.0, nag_alpha=0.5, nag_tau=1.5)
-    right = latents(host, prompt(QUANTISED, patch=guided))
-    assert relative_error(right, stock(QUANTISED)) > 1e-3, "nothing is guided"
-    asked = prompt(QUANTISED, {}, group=GROUPS_BY_SIZE[2], patch=guided)
-    assert relative_error(latents(host, asked), right) <= TOLERANCE
-
-
 @pytest.mark.parametrize("how", ["for the length of a call", "in attention"])
 def test_comfyuis_own_model_runs_what_the_ranks_cannot(how: str, host: ComfyHost, stock: Callable) -> None:
     """`test_census.py` has what becomes of every node."""
@@ -322,10 +310,14 @@ def test_comfyuis_own_model_runs_what_the_ranks_cannot(how: str, host: ComfyHost
     assert "cannot run" in why and re.search(r"A step takes about .+ on one device and .+ under ulysses=2\.", why)
 
 
-@pytest.mark.parametrize("scheduler", ["", "model's own"], ids=["KSampler", "Parallel Sampler"])
-def test_the_ranks_attend_by_the_kernel_that_a_node_chose(scheduler: str, host: ComfyHost, files: Path) -> None:
+@pytest.mark.parametrize(
+    ("plan", "scheduler"), [({"ulysses": 2}, ""), ({"cfg": 2}, ""), ({"ulysses": 2}, "model's own")], ids=str
+)
+def test_the_ranks_attend_by_the_kernel_that_a_node_chose(
+    plan: dict[str, int], scheduler: str, host: ComfyHost, files: Path
+) -> None:
     """Each kernel rounds in its own way, so other bits show that another one ran."""
-    asked = partial(ours, QUANTISED, {"ulysses": 2}, scheduler=scheduler)
+    asked = partial(ours, QUANTISED, plan, scheduler=scheduler)
     plain = latents(host, asked())
     found = latents(host, asked(patch=behind("Test_ChangeInside", how="attention_split")))
     assert relative_error(found, plain) <= TOLERANCE

@@ -18,16 +18,7 @@ from demo.host import ComfyHost
 from tests.conftest import write_file
 from tests.support.cases.families import FAMILIES
 from tests.support.cases.files.single_file_cases import FILES, PUBLISHED, diffusers_weights, original
-from tests.support.host.graphs import (
-    Graph,
-    Job,
-    Link,
-    Patch,
-    latents,
-    ranks,
-    relative_error,
-    status,
-)
+from tests.support.host.graphs import Graph, Job, Link, Patch, latents, ranks, relative_error, status
 from tests.support.loaders import bypass
 
 pytestmark = pytest.mark.usefixtures("groups_by_size")

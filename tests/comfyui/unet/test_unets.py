@@ -43,8 +43,7 @@ def stock(
 
 
 @pytest.mark.parametrize(
-    ("name", "plan"),
-    slow_but(GATE, {f"{name}, {how}": (name, plan) for how, plan in WAYS.items() for name in UNETS}),
+    ("name", "plan"), slow_but(GATE, {f"{name}, {how}": (name, plan) for how, plan in WAYS.items() for name in UNETS})
 )
 def test_a_unet_in_bands_of_rows_draws_what_the_stock_loader_draws(
     name: str, plan: dict[str, int], host: ComfyHost, stock: Callable[[str], torch.Tensor]

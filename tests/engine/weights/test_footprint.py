@@ -3,29 +3,20 @@ for larger models. And what this is measured with counts what it says."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 
 from parallel_backend.plan import HOST, SHARED, WHOLE
 from tests.benchmarks.memory import (
     FLUX_TEXT,
-    LIVE,
-    LOADING_PRIVATE,
-    MB,
-    READ,
     Shape,
     cases_of,
-    is_off,
     measure,
     write_diffusers,
     write_stock,
 )
-from tests.support.group.footprint import Highest, Storages, settled_bytes
 from tests.support.ranks.pool import RankPool
 
 RANKS = 2
@@ -53,44 +44,3 @@ def test_ranks_take_and_read_what_is_told_of_them(
     for line in measure(cases, RANKS, ranks):
         assert not line.missed, line
         assert line.exact
-
-
-@pytest.mark.parametrize(
-    ("name", "found", "is_wrong"),
-    [
-        (LIVE, 104.2, True),
-        (LIVE, 95.8, True),
-        (LIVE, 102.9, False),
-        (READ, 150, True),
-        (LOADING_PRIVATE, 200, True),
-        (LOADING_PRIVATE, 50, False),
-    ],
-)
-def test_what_is_not_as_told_is_found(name: str, found: float, is_wrong: bool) -> None:
-    assert is_off(name, found * MB, 100 * MB) == is_wrong
-
-
-def test_what_is_read_of_a_file_is_counted_and_what_is_mapped_is_no_memory(tmp_path: Path) -> None:
-    file, size = tmp_path / "values.safetensors", 4 << 20
-    save_file({"first": torch.ones(size, dtype=torch.uint8), "second": torch.ones(size, dtype=torch.uint8)}, file)
-    with Storages([str(file)]) as storages, safe_open(file, framework="pt") as opened:
-        first, second = opened.get_tensor("first"), opened.get_tensor("second")
-        opening = storages.read_bytes  # a byte of each, which is looked at as a tensor is made of it
-        assert storages.live == 0 and opening <= 2
-        kept = [first[: size // 2].clone(), first[size // 4 : size // 2].clone()]
-        assert (storages.live, storages.read_bytes) == (3 * size // 4, size // 2 + 1)
-        kept.append(second.to(torch.float32))
-        assert (storages.live, storages.read_bytes) == (3 * size // 4 + 4 * size, size // 2 + size)
-        kept.clear()
-        assert storages.live == 0 < storages.peak == 3 * size // 4 + 4 * size
-
-
-def test_the_most_memory_is_found_of_what_was_taken_meanwhile() -> None:
-    before = settled_bytes()
-    taken, until = 63 << 20, time.monotonic() + 60
-    with Highest() as highest:
-        kept = torch.ones(64 << 20, dtype=torch.uint8).add_(1)
-        while highest.bytes - before < taken and time.monotonic() < until:
-            time.sleep(0.01)
-        del kept
-    assert highest.bytes - before >= taken

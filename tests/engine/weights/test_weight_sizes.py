@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 
 from parallel_backend.groups.mesh_layout import rank_parts, stage_ranges
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.weights.loading import ModelSource, build_transformer
-from parallel_backend.weights.sizes import WeightSizes, sizes_by_name, sizes_of_model
-from tests.support.cases.families import FAMILIES
-from tests.support.ranks.pool import RankPool
-
-NAMES = ("flux-dev", "flux2-dev", "qwenimage", "wan-t2v")
-WORLD = 4
+from parallel_backend.weights.sizes import sizes_by_name
 
 
 def cuts(count: int, degree: int) -> list[list[range]]:
@@ -63,25 +55,3 @@ def test_what_no_block_has_is_every_ranks() -> None:
     sizes = sizes_by_name(names, ["blocks"])
     assert (sizes.rest, sizes.blocks, sizes.total) == (7, (9, 8), 24)
     assert sizes.count_kept_bytes(ParallelPlan(pipefusion=2)) == [7 + 9, 7 + 8]
-
-
-def test_ranks_keep_what_was_told_of_the_files(ranks: RankPool, tmp_path: Path) -> None:
-    sources = {}
-    for name in NAMES:
-        family = FAMILIES[name]
-        file = family.save(tmp_path / name) / "diffusion_pytorch_model.safetensors"
-        sources[name] = ModelSource(family.model_class, family.config, (str(file),), "fp32")
-    by_rank = ranks.run(WORLD, "weights.sizes_ranks", {name: asdict(source) for name, source in sources.items()})
-    for rank, found in enumerate(by_rank):
-        for name, degrees, held in found:
-            plan = ParallelPlan(**degrees)
-            sizes = sizes_in(sources[name])
-            stage = rank_parts(plan)[rank].places["pipefusion"]
-            assert sizes.count_kept_bytes(plan)[stage] == held, (name, degrees, rank)
-    whole = sources["flux-dev"]
-    assert sizes_in(whole).total == 2 * sizes_in(replace(whole, dtype="bf16")).total
-
-
-def sizes_in(source: ModelSource) -> WeightSizes:
-    """The sizes of a model as it will be loaded."""
-    return sizes_of_model(build_transformer(source))

@@ -346,10 +346,7 @@ def unet_inputs(batch: int) -> dict[str, Any]:
         "sample": embeddings(5, batch, 4, 13, 9),
         "timestep": torch.tensor([500.0, 20.0, 900.0])[:batch],
         "encoder_hidden_states": embeddings(1, batch, TEXT_TOKENS, 32),
-        "added_cond_kwargs": {
-            "text_embeds": embeddings(2, batch, 16),
-            "time_ids": embeddings(4, batch, 6).abs() * 100,
-        },
+        "added_cond_kwargs": {"text_embeds": embeddings(2, batch, 16), "time_ids": embeddings(4, batch, 6).abs() * 100},
     }
 
 

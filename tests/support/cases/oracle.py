@@ -88,10 +88,7 @@ ANATOMIES = {
         image_out=0,
     ),
     "allegro": Anatomy(
-        ("transformer_blocks",),
-        {"attn1": ("image",)},
-        patch=(1, 2, 2),
-        sides=(("image_rotary_emb", 1, ("image",)),),
+        ("transformer_blocks",), {"attn1": ("image",)}, patch=(1, 2, 2), sides=(("image_rotary_emb", 1, ("image",)),)
     ),
     "consisid": Anatomy(
         ("transformer_blocks",),

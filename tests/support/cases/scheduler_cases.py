@@ -13,14 +13,7 @@ import numpy as np
 import torch
 from diffusers.configuration_utils import ConfigMixin
 
-from parallel_backend.sampling.schedulers import (
-    COGVIDEOX,
-    FLOW,
-    MODELS_OWN,
-    PATCHWISE,
-    SCHEDULERS,
-    build_scheduler,
-)
+from parallel_backend.sampling.schedulers import COGVIDEOX, FLOW, MODELS_OWN, PATCHWISE, SCHEDULERS, build_scheduler
 from parallel_backend.sampling.stepper import Stepper
 
 STEPS = 6

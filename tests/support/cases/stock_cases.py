@@ -345,10 +345,7 @@ CASES = {
         ),
     ),
     "wan-2.2-i2v": StockCase(
-        "wan.model.WanModel",
-        wan(in_dim=36),
-        VIDEO,
-        text(7, 4096, concat_latent_image=normal(1, 16, 2, 8, 12)),
+        "wan.model.WanModel", wan(in_dim=36), VIDEO, text(7, 4096, concat_latent_image=normal(1, 16, 2, 8, 12))
     ),
     "wan-2.2-5b": StockCase("wan.model.WanModel", wan(in_dim=48, out_dim=48), (1, 48, 2, 8, 12), text(7, 4096)),
     # Detected by the published width.

@@ -54,9 +54,7 @@ PUBLISHED: Mapping[str, Callable[[], torch.nn.Module]] = {
     "hunyuan-video-1.5": engine(REFINER, {**refined(5, 16, 32), **HUNYUAN_15}, NONE),
     "hunyuan-image-refiner": engine(REFINER, {**refined(5, 16, 32, refiner_vae=False), **HUNYUAN_15}, KL),
     "hunyuan-image": engine(
-        HUNYUAN,
-        {**refined(6, 32, 64), "block_out_channels": [128, 256, 512, 512, 1024, 1024], "num_res_blocks": 2},
-        KL,
+        HUNYUAN, {**refined(6, 32, 64), "block_out_channels": [128, 256, 512, 512, 1024, 1024], "num_res_blocks": 2}, KL
     ),
     "wan-2.1": plain("comfy.ldm.wan.vae.WanVAE", dim=96, z_dim=16, **WAN),
     "wan-2.2": plain("comfy.ldm.wan.vae2_2.WanVAE", dim=160, z_dim=48, **WAN),

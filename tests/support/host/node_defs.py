@@ -60,10 +60,7 @@ def read(language: str, file: str = FILE) -> dict[str, Any]:
 
 
 def main() -> None:
-    with (
-        tempfile.TemporaryDirectory() as base,
-        ComfyHost(Path(os.environ["COMFYUI_PATH"]), Path(base)) as host,
-    ):
+    with tempfile.TemporaryDirectory() as base, ComfyHost(Path(os.environ["COMFYUI_PATH"]), Path(base)) as host:
         text = json.dumps(node_defs(own_nodes(host.object_info())), indent=2, ensure_ascii=False)
     (LOCALES / "en" / FILE).write_text(text + "\n", encoding="utf-8")
 

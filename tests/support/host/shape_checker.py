@@ -111,9 +111,7 @@ def name_color(ink_NC: np.ndarray) -> str:
     chroma = np.maximum(most - least, 1e-6)
     red, green, blue = ink_NC.T
     sixth = np.select(
-        [most == red, most == green],
-        [(green - blue) / chroma, 2 + (blue - red) / chroma],
-        4 + (red - green) / chroma,
+        [most == red, most == green], [(green - blue) / chroma, 2 + (blue - red) / chroma], 4 + (red - green) / chroma
     )
     hue = (60 * sixth + 30) % 360 - 30  # so that red, which lies around 0, is not cut in two
     is_vivid = (chroma > 0.4 * most) & (most > 0.35)

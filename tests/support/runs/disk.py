@@ -1,12 +1,11 @@
-"""What a run writes to the disk: a test file's part goes with it, and the run's end says how much it was at most."""
+"""What a run writes to the disk: a test file's part goes with it."""
 
 from __future__ import annotations
 
 import os
-import tempfile
 from itertools import chain
 from pathlib import Path
-from shutil import disk_usage, rmtree  # as they are now: tests replace shutil's
+from shutil import rmtree  # as they are now: tests replace shutil's
 
 import pytest
 
@@ -49,21 +48,3 @@ class TemporaryFolders:
         for path in chain.from_iterable(added.values()):
             if path.is_symlink() or not path.is_dir():
                 path.unlink(missing_ok=True)
-
-
-class Use:
-    """How much more of the disk is used during a run than at its start, by whatever process."""
-
-    def __init__(self) -> None:
-        self.first = self.most = self.now()
-
-    @staticmethod
-    def now() -> int:
-        """The bytes in use on the disk of the temporary folders."""
-        return disk_usage(tempfile.gettempdir()).used
-
-    def pytest_runtest_logreport(self) -> None:
-        self.most = max(self.most, self.now())
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        terminalreporter.write_line(f"at most {(self.most - self.first) / 1e9:.1f} GB of the disk used during the run")

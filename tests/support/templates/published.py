@@ -21,7 +21,7 @@ DEPTHS = {
     "krea2_turbo_fp8_scaled.safetensors": {"layers": 28},
     "ltx-2-19b-distilled-fp8.safetensors": {"num_layers": 48},
     "minimax_h3_fl2va_pruned_int8_convrot.safetensors": {  # in fp8 here, which is as large
-        **{"num_layers": 50, "token_refiner_num_layers": 2, "adaln_curve_grid": 1025, "time_embed_dim": 8},
+        **{"num_layers": 50, "token_refiner_num_layers": 2, "adaln_curve_grid": 1025, "time_embed_dim": 8}
     },
     "qwen_image_edit_2511_fp8mixed.safetensors": {"num_layers": 60},
     "qwen_image_fp8_e4m3fn.safetensors": {"num_layers": 60},

@@ -12,26 +12,17 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from parallel_backend.plan import HOST, SHARED, WHOLE, ParallelPlan
-from tests.support.group.direct_group import (
-    FLUX,
-    FLUX_LAYER,
-    SHORT,
-    DirectGroup,
-    direct_on,
-    take_for_gpus,
-)
+from tests.support.group.direct_group import FLUX, SHORT, DirectGroup, direct_on, take_for_gpus
 from worker.errors import RequestRefused, WorkerGroupError
 from worker.host.client import WorkerGroup
 
 SIZES = (16, 16)
 SOME = 3  # of the model's four blocks
-SCALES = (0.0, 0.1, -0.3, 0.0)  # of patches; without a scale, none
 LONG = replace(SHORT, steps=200)
 KINDS = pytest.mark.parametrize("kind", [SHARED, HOST])
 
@@ -47,9 +38,8 @@ def right(two: DirectGroup) -> list[torch.Tensor]:
     return both(under(two, WHOLE))
 
 
-def under(direct: DirectGroup, weights: str, blocks: int = 0, ring: bool = False) -> DirectGroup:
-    degrees = {"ring": 2} if ring else {"ulysses": 2}
-    changed = replace(direct, plan=ParallelPlan(**degrees, weights=weights, weight_blocks=blocks))
+def under(direct: DirectGroup, weights: str, blocks: int = 0) -> DirectGroup:
+    changed = replace(direct, plan=ParallelPlan(ulysses=2, weights=weights, weight_blocks=blocks))
     changed.load()
     return changed
 
@@ -72,28 +62,6 @@ def give_up() -> None:
     raise InterruptedError
 
 
-def test_weights_go_from_one_place_to_another_and_stay_what_they_are(
-    two: DirectGroup, right: list[torch.Tensor]
-) -> None:
-    """Without the files, but for who loads anew; also when the group let go of them in between."""
-    other = both(under(two, WHOLE, ring=True))
-    weights = Path(two.source.files[0])
-    away = weights.rename(weights.with_suffix(".away"))
-    try:
-        for kind, blocks in ((SHARED, 0), (HOST, SOME), (SHARED, SOME), (WHOLE, 0), (HOST, 0), (SHARED, 1)):
-            assert equal(both(under(two, kind, blocks)), right), (kind, blocks)
-            told = two.group.status()["weights"]
-            assert told["kind"] == kind
-            if kind != WHOLE:
-                assert told["blocks"] == (blocks or 4) and 0 < told["kept"] and told["fetched"] > 0
-            assert equal(both(under(two, kind, blocks, ring=True)), other), (kind, blocks)
-    finally:
-        away.rename(weights)
-    for kind in (SHARED, HOST):
-        two.group.park(unload=True)
-        assert equal(both(under(two, kind, SOME)), right)
-
-
 @KINDS
 def test_what_each_rank_has_of_fetched_weights_is_parked_and_comes_back(
     two: DirectGroup, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -112,20 +80,6 @@ def test_what_each_rank_has_of_fetched_weights_is_parked_and_comes_back(
         assert equal(both(direct), right)
 
 
-@KINDS
-def test_patches_reach_fetched_weights_and_come_off_exactly(two: DirectGroup, kind: str) -> None:
-    def patched(direct: DirectGroup, scale: float) -> torch.Tensor:
-        direct.patch(FLUX_LAYER, scale)
-        return direct.forward(*SIZES)
-
-    two.group.park(unload=True)
-    right = [patched(under(two, WHOLE), scale) for scale in SCALES]
-    two.group.park(unload=True)
-    direct = under(two, kind)
-    assert equal([patched(direct, scale) for scale in SCALES], right)
-    assert not right[0].equal(right[1]) and not right[1].equal(right[2])
-
-
 # The gate has each kind, and each step.
 @pytest.mark.parametrize(
     ("kind", "steps"),
@@ -140,23 +94,6 @@ def test_a_sampling_that_is_given_up_leaves_the_next_right(
             direct.sample(*SIZES, call=LONG, check=at_step(steps, give_up))
         assert equal(both(direct), right)
     assert two.pids() == pids
-
-
-@KINDS
-def test_a_load_that_is_given_up_leaves_the_next_right(two: DirectGroup, right: list[torch.Tensor], kind: str) -> None:
-    direct = replace(two, plan=ParallelPlan(ulysses=2, weights=kind))
-
-    def give_up_while_it_loads() -> None:
-        session = two.group.session
-        if session and session.operation == "load":
-            raise InterruptedError
-
-    for _ in range(2):
-        two.group.park(unload=True)
-        with pytest.raises(InterruptedError):
-            direct.load(give_up_while_it_loads)
-        direct.load()
-        assert equal(both(direct), right)
 
 
 @KINDS

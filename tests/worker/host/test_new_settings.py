@@ -76,11 +76,7 @@ def stop_and_start(group: WorkerGroup) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [
-        lambda group: group.restart(2, go_on),
-        stop_and_start,
-        lambda group: group.supervisor.ensure(2, go_on),
-    ],
+    [lambda group: group.restart(2, go_on), stop_and_start, lambda group: group.supervisor.ensure(2, go_on)],
     ids=["restart", "stop and start", "more ranks"],
 )
 def test_a_group_that_runs_takes_new_settings_with(change: Callable[[WorkerGroup], None], group: WorkerGroup) -> None:

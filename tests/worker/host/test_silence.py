@@ -147,9 +147,7 @@ def test_a_rank_that_stops_computing_is_judged_again(machine: Machine) -> None:
     assert "it is stopped" in machine.check(1.0, 0.1, 21.0)
 
 
-def test_while_rank_0_waits_for_a_cpu_nobody_is_judged_by_the_beats_that_it_has_not_collected(
-    machine: Machine,
-) -> None:
+def test_while_rank_0_waits_for_a_cpu_nobody_is_judged_by_the_beats_that_it_has_not_collected(machine: Machine) -> None:
     for place in range(20):
         machine.run(100, ran=0.01 * place, waited=0.9 * place)
         assert not machine.check(1.0, place, place)

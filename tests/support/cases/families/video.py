@@ -171,10 +171,7 @@ def ltx(mask: bool = False, coords: bool = False) -> Family:
     }
 
     def conditions(batch: int, *sizes: int) -> Tensors:
-        given = {
-            "encoder_hidden_states": torch.randn(batch, TEXT_TOKENS, 24),
-            "frame_rate": torch.full((batch,), 24.0),
-        }
+        given = {"encoder_hidden_states": torch.randn(batch, TEXT_TOKENS, 24), "frame_rate": torch.full((batch,), 24.0)}
         if mask:
             given["encoder_attention_mask"] = text_mask(batch)
         if coords:

@@ -58,9 +58,7 @@ CASES: dict[str, HostCase] = {
         with_(
             sound(16, 77),
             text(
-                64,
-                global_embed=lambda random: random(BATCH, 32),
-                local_add_cond=lambda random: random(BATCH, 17, 77),
+                64, global_embed=lambda random: random(BATCH, 32), local_add_cond=lambda random: random(BATCH, 17, 77)
             ),
         ),
     ),
@@ -83,11 +81,7 @@ CASES: dict[str, HostCase] = {
         ACE_STEP_15,
         with_(
             sound(16, 60),
-            text(
-                24,
-                lyric_embed=lambda random: random(BATCH, 9, 24),
-                refer_audio=lambda random: random(BATCH, 16, 60),
-            ),
+            text(24, lyric_embed=lambda random: random(BATCH, 9, 24), refer_audio=lambda random: random(BATCH, 16, 60)),
         ),
     ),
     "minimax-h3": HostCase(

@@ -56,10 +56,7 @@ CASES: dict[str, HostCase] = {
             text(
                 64,
                 **FLUX_TEXT,
-                control=lambda random: {
-                    "input": [random(BATCH, 77, 64), None],
-                    "output": [random(BATCH, 77, 64)],
-                },
+                control=lambda random: {"input": [random(BATCH, 77, 64), None], "output": [random(BATCH, 77, 64)]},
             ),
         ),
     ),
@@ -69,9 +66,7 @@ CASES: dict[str, HostCase] = {
         with_(
             image(16),
             text(
-                64,
-                **FLUX_TEXT,
-                transformer_options=lambda _random: {"patches": {"attn1_output_patch": [louder_image]}},
+                64, **FLUX_TEXT, transformer_options=lambda _random: {"patches": {"attn1_output_patch": [louder_image]}}
             ),
         ),
     ),

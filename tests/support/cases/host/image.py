@@ -153,10 +153,7 @@ CASES: dict[str, HostCase] = {
     "hunyuandit": HostCase(
         "comfy.ldm.hydit.models.HunYuanDiT",
         HUNYUAN,
-        with_(
-            image(4),
-            lambda random: {**hunyuan_text(random), "image_meta_size": torch.full((BATCH, 6), 64.0)},
-        ),
+        with_(image(4), lambda random: {**hunyuan_text(random), "image_meta_size": torch.full((BATCH, 6), 64.0)}),
     ),
     "dit": HostCase(
         "paralleldit.DiT",
@@ -201,9 +198,6 @@ CASES: dict[str, HostCase] = {
     "sdxl-controlnet": HostCase(
         UNET_CLASS,
         UNET_XL,
-        with_(
-            image(4, 16, 16),
-            text(24, y=pooled, control=lambda random: {"middle": [random(BATCH, 64, 8, 8)]}),
-        ),
+        with_(image(4, 16, 16), text(24, y=pooled, control=lambda random: {"middle": [random(BATCH, 64, 8, 8)]})),
     ),
 }

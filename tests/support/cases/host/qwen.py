@@ -40,9 +40,7 @@ CASES: dict[str, HostCase] = {
     "qwen-image-edit-index-timestep-zero": row(
         ref_latents=references, ref_latents_method=lambda _random: "index_timestep_zero"
     ),
-    "qwen-image-controlnet": row(
-        control=lambda random: {"input": [random(BATCH, 77, 64), random(BATCH, 77, 64)]},
-    ),
+    "qwen-image-controlnet": row(control=lambda random: {"input": [random(BATCH, 77, 64), random(BATCH, 77, 64)]}),
     "mage-flow": HostCase(
         "comfy.ldm.mage_flow.model.MageFlowTransformer2DModel",
         MAGE_FLOW,

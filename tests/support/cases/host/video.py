@@ -65,21 +65,13 @@ CASES: dict[str, HostCase] = {
         HUNYUAN,
         with_(
             video(16),
-            text(
-                24,
-                y=pooled,
-                guidance=guidance,
-                attention_mask=lambda _random: (torch.arange(TEXT)[None] < 9).long(),
-            ),
+            text(24, y=pooled, guidance=guidance, attention_mask=lambda _random: (torch.arange(TEXT)[None] < 9).long()),
         ),
     ),
     "hunyuanvideo-i2v": HostCase(
         HUNYUAN_VIDEO,
         HUNYUAN,
-        with_(
-            video(16),
-            text(24, y=pooled, guidance=guidance, guiding_frame_index=lambda _random: torch.zeros(BATCH)),
-        ),
+        with_(video(16), text(24, y=pooled, guidance=guidance, guiding_frame_index=lambda _random: torch.zeros(BATCH))),
     ),
     "hunyuanvideo-15": HostCase(
         HUNYUAN_VIDEO,

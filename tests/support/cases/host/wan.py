@@ -129,10 +129,7 @@ CASES: dict[str, HostCase] = {
         shorten=narrow_sound,
     ),
     "wan-animate": HostCase(
-        ANIMATE_CLASS,
-        ANIMATE,
-        with_(video(36), text(24, clip_fea=vision, pose_latents=pose)),
-        shorten=shorten_faces,
+        ANIMATE_CLASS, ANIMATE, with_(video(36), text(24, clip_fea=vision, pose_latents=pose)), shorten=shorten_faces
     ),
     "wan-animate-face": HostCase(
         ANIMATE_CLASS,

@@ -173,13 +173,7 @@ VAES: Mapping[str, DiffusersVae] = {
         frames=2,
         shots=5,
     ),
-    "qwen-image": DiffusersVae(
-        "AutoencoderKLQwenImage",
-        WAN,
-        *(4, 8),
-        frames=1,
-        shots=1,
-    ),
+    "qwen-image": DiffusersVae("AutoencoderKLQwenImage", WAN, *(4, 8), frames=1, shots=1),
     "hunyuan-video": DiffusersVae(
         "AutoencoderKLHunyuanVideo",
         levels("HunyuanVideo{}Block3D", (8, 8, 16, 16), latent_channels=4),
@@ -195,14 +189,7 @@ VAES: Mapping[str, DiffusersVae] = {
         shots=21,
     ),
     "ltx": DiffusersVae("AutoencoderKLLTXVideo", LTX, 16, 32, frames=2, shots=9),
-    "ltx, noisy": DiffusersVae(
-        "AutoencoderKLLTXVideo",
-        LTX_NOISY,
-        *(16, 32),
-        frames=2,
-        shots=9,
-        temb=0.05,
-    ),
+    "ltx, noisy": DiffusersVae("AutoencoderKLLTXVideo", LTX_NOISY, *(16, 32), frames=2, shots=9, temb=0.05),
     "ltx-2": DiffusersVae("AutoencoderKLLTX2Video", LTX_2, 16, 32, frames=2, shots=9),
     "hunyuan-video-1.5": DiffusersVae(
         "AutoencoderKLHunyuanVideo15",
@@ -221,10 +208,7 @@ VAES: Mapping[str, DiffusersVae] = {
     ),
     "svd": DiffusersVae(
         "AutoencoderKLTemporalDecoder",
-        {
-            "down_block_types": ("DownEncoderBlock2D",) * 2,
-            "block_out_channels": (32, 32),
-        },
+        {"down_block_types": ("DownEncoderBlock2D",) * 2, "block_out_channels": (32, 32)},
         *(4, 2),
         batch=3,
         num_frames=3,

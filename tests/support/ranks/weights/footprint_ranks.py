@@ -22,14 +22,7 @@ from parallel_backend.weights.sizes import BUFFERS, fetched_places
 from parallel_backend.weights.stores import HostStore
 from parallel_backend.weights.tensors import list_storages
 from tests.support.family_model import FamilyModel
-from tests.support.group.footprint import (
-    Highest,
-    Storages,
-    mapped_at,
-    return_freed_memory,
-    settled_bytes,
-    shared_bytes,
-)
+from tests.support.group.footprint import Highest, Storages, mapped_at, return_freed_memory, settled_bytes, shared_bytes
 from worker.comfyui.source import HostSource
 from worker.rank.model.host_model import HostModel
 
