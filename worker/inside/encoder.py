@@ -89,6 +89,7 @@ class Encoder:
         self.entries: dict[str, Entry] = {}
         self.seen: set[str] = set()  # those that are as they are now
         self.sent: dict[str, dict[str, str | Version]] = {}  # the slots that the ranks have
+        self.named: dict[str, dict[str, Any]] = {}  # files of code, see `CodeFiles.name`
         self.keeps_tensors = False  # whether tensors that are found now stay in the ranks
         # Functions and classes that the last values name, and methods of these classes, by name.
         self.functions: list[types.FunctionType] = []
@@ -189,7 +190,7 @@ class Encoder:
         return [[self.encode(key), self.encode(value)] for key, value in values.items()]
 
     def encode_module(self, value: types.ModuleType) -> Encoded:
-        return {tags.MODULE: f"{value.__name__}:" if is_harmless(value) else self.files.name(file_of(value))}
+        return {tags.MODULE: f"{value.__name__}:" if is_harmless(value) else self.name_file(file_of(value))}
 
     def encode_class(self, value: type) -> Encoded:
         if is_installed(value):
@@ -201,7 +202,7 @@ class Encoder:
         if "<" in value.__qualname__:
             raise UnsendableError(f"The class {value.__qualname__} is inside of a function.")
         self.classes[value] = None
-        return {tags.CLASS: [self.files.name(file_of(value)), value.__qualname__]}
+        return {tags.CLASS: [self.name_file(file_of(value)), value.__qualname__]}
 
     inline: Mapping[type, Callable[[Any, Any], Encoded]] = {
         tuple: lambda self, value: {tags.TUPLE: self.encode_all(value)},
@@ -222,6 +223,12 @@ class Encoder:
             name = self.names[id(value)] = str(len(self.objects))
             self.objects[name] = value
         return self.names[id(value)]
+
+    def name_file(self, file: str) -> dict[str, Any]:
+        """Returns the name of a file of code, see `CodeFiles.name`."""
+        if file not in self.named:
+            self.named[file] = self.files.name(file)
+        return self.named[file]
 
     def refer(self, value: Any) -> Encoded:
         """Names an object that can change, and encodes it once."""
@@ -272,7 +279,7 @@ class Encoder:
         if origin is None:
             return Entry(tags.PATCHER, None, self.slots(slots_of(value, tags.PATCHER)))
         made = {
-            "code": self.files.name(file_of(origin.load)),
+            "code": self.name_file(file_of(origin.load)),
             "name": origin.load.__qualname__,
             "args": origin.args,
             "index": origin.index,
@@ -296,7 +303,7 @@ class Encoder:
         if value.__globals__.get("__file__") and file_of(value) != value.__globals__["__file__"]:
             raise UnsendableError(f"The code of {value.__qualname__} was made elsewhere.")
         made = {
-            "code": [self.files.name(code.co_filename), mark_of(code)],
+            "code": [self.name_file(code.co_filename), mark_of(code)],
             "name": value.__qualname__,
             "cells": self.encode_all(value.__closure__ or ()),
             "defaults": self.encode(value.__defaults__),
