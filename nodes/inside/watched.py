@@ -20,12 +20,12 @@ import torch
 from ...parallel_backend.compat import buffers_of, hooks_of, parameters_of, parts_of
 from ...worker.compat import version_of
 from ...worker.inside.changes import ATTRIBUTES, COMFYUIS, FUNCTIONS, METHODS, PARTS
+from ...worker.inside.code_files import COMFYUIS as FOLDERS
 from ...worker.inside.code_files import codes_in, find_package_folders
 
 COMFYUI = Path(comfy.model_base.__file__).resolve().parents[1]
 INSTALLED = find_package_folders([path for path in sys.path if not COMFYUI.is_relative_to(path)])  # with its packs
 HOOKS, WEIGHTS, TORCHS = "hooks", "weights", "functions of torch"
-OWN_FOLDERS = ("comfy", "comfy_api", "comfy_extras")  # of ComfyUI's own code
 # They choose devices and memory, and not what is computed. Packs for several devices replace their functions.
 OF_DEVICES = (
     *("comfy.model_management", "comfy.memory_management", "comfy.pinned_memory"),
@@ -181,7 +181,7 @@ def watch_functions(module: torch.nn.Module) -> Iterator[Watched]:
 def is_comfyuis(file: Any) -> bool:
     """Whether a file belongs to ComfyUI's own code."""
     path = Path(file or "/")
-    return path.is_relative_to(COMFYUI) and path.relative_to(COMFYUI).parts[0] in OWN_FOLDERS
+    return path.is_relative_to(COMFYUI) and path.relative_to(COMFYUI).parts[0] in FOLDERS
 
 
 def file_of(value: Any) -> str | None:

@@ -161,10 +161,8 @@ def find_package_names(file: str, folder: str) -> set[str]:
         if path in seen or not path.startswith(folder + os.sep) or not os.path.isfile(path):
             continue
         seen.add(path)
-        above = os.path.dirname(path)
-        while above != folder:  # Python imports the packages around a module first
-            waiting.append(os.path.join(above, INIT))
-            above = os.path.dirname(above)
+        around = Path(path).relative_to(folder).parents  # Python imports these packages first
+        waiting += [os.path.join(folder, each, INIT) for each in around if each.name]
         for source, names in relative_imports(path, os.stat(path).st_mtime_ns):
             waiting += [
                 f"{each}{end}"
