@@ -23,10 +23,9 @@ from ...worker.inside.object_graph import Encoded, State
 from ...worker.wire.tensors import Tensors, UnsendableError
 from ...worker.wire.tree import PLAIN
 from .facts import Facts, find_facts
-from .module_guard import Change
+from .module_guard import HOOKS, TORCHS, WEIGHTS, Change
 from .origins import ORIGINS
 from .places import BlockPlaces
-from .watched import HOOKS, TORCHS, WEIGHTS
 
 # Names in code that draws random numbers. The ranks' are others than ComfyUI's.
 RANDOM = frozenset(

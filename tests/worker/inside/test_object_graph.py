@@ -148,13 +148,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("root")
     (root / "packs" / "pack").mkdir(parents=True)
     (root / "comfy").mkdir()
-    (root / "packs" / "pack" / "__init__.py").write_text(
-        "def own():\n    return 1\n\n\nLIMIT, KEY, LATER = own() + 2, 'secret of a service', 5\n"
-    )
-    (root / "packs" / "pack" / "inner").mkdir()
-    (root / "packs" / "pack" / "inner" / "__init__.py").write_text("from .. import LATER\n")
-    (root / "packs" / "pack" / "inner" / "late.py").write_text("def late():\n    return 1\n")
-    (root / "packs" / "pack" / "service.py").write_text("from . import KEY\n")
+    (root / "packs" / "pack" / "__init__.py").write_text("def own():\n    return 1\n\n\nLIMIT = own() + 2\n")
     (root / "packs" / "pack" / "inside.py").write_text(CODE)
     (root / "packs" / "pack" / "other.py").write_text(
         "from . import LIMIT\n\n\ndef double(value):\n    return (LIMIT - 1) * value\n"
@@ -243,28 +237,6 @@ def test_a_rank_has_a_packs_plain_values_and_does_not_run_it(both: Both, code: M
     assert there.__globals__["LIMIT"] == 3 and there(1) == 2
     package = sys.modules[there.__globals__["__package__"]]
     assert not hasattr(package, "own") and package.LIMIT == 3
-
-
-def test_a_rank_gets_only_those_values_of_a_package_that_its_code_imports(
-    both: Both, code: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gathered, gather = [], CodeFiles.values_of_package
-
-    def noted(files: CodeFiles, place: str) -> dict[str, Any]:
-        gathered.append(place)
-        return gather(files, place)
-
-    monkeypatch.setattr(CodeFiles, "values_of_package", noted)
-    importlib.import_module("a_pack.service")
-    late = importlib.import_module("a_pack.inner.late").late
-    for _ in range(3):
-        there = both.send(code.double)
-    assert gathered == ["1/pack/other.py"], "once in a sampling"
-    package = sys.modules[there.__globals__["__package__"]]
-    assert package.LIMIT == 3 and not hasattr(package, "LATER")
-    assert "secret" not in repr(both.encoder.entries)
-    assert both.send(late)() == 1 and package.LATER == 5
-    assert not hasattr(package, "KEY"), "no code that is there imports it"
 
 
 def test_an_object_keeps_what_it_learned_and_takes_over_what_changed(both: Both, code: ModuleType) -> None:
