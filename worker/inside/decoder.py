@@ -100,7 +100,8 @@ class Decoder:
 
             return ModelPatcher.__new__(ModelPatcher)
         if kind in (tags.LAZY, tags.OBJECT):
-            cls = self.decode(made) if kind == tags.OBJECT else self.loaded.lazy_class(self.decode(made[0]), made[1])
+            cls: Any = self.decode(made if kind == tags.OBJECT else made[0])
+            cls = cls if kind == tags.OBJECT else self.loaded.lazy_class(cls, made[1])
             return cls.__new__(cls)
         raise ValueError(f"{kind!r:.100} is not a kind of object")
 
