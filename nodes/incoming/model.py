@@ -18,7 +18,7 @@ from ...worker.comfyui.model import dtype_of
 from ...worker.comfyui.source import HostSource
 from ...worker.inside.changes import FUNCTIONS, METHODS
 from ..errors import Refused
-from ..inside.watched import TORCHS
+from ..inside.module_guard import TORCHS
 from ..load_dit import load_dit
 from ..model.call_batching import KEY, batches_calls
 from ..model.host_file import HostFile, WeightDtype, describe_host_file, has_dynamic_vram

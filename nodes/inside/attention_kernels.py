@@ -18,18 +18,12 @@ from ...worker.wire.tensors import UnsendableError
 
 COMFYUIS = "comfy/ldm/modules/attention.py"
 KJNODES = "comfyui-kjnodes/nodes/model_optimization_nodes.py"
+KERNELS = ("sage", "flash", "xformers", "comfy_kitchen_int8", "pytorch", "sub_quad", "split")
 # By file and name of an attention function, the name under which ComfyUI registers the kernel that computes it.
 KNOWN = {
-    f"{COMFYUIS}:attention_sage": "sage",
+    **{f"{COMFYUIS}:attention_{name}": name for name in KERNELS},
     f"{COMFYUIS}:attention3_sage": "sage3",
-    f"{COMFYUIS}:attention_flash": "flash",
-    f"{COMFYUIS}:attention_xformers": "xformers",
-    f"{COMFYUIS}:attention_comfy_kitchen_int8": "comfy_kitchen_int8",
-    f"{COMFYUIS}:attention_pytorch": "pytorch",
-    f"{COMFYUIS}:attention_sub_quad": "sub_quad",
-    f"{COMFYUIS}:attention_split": "split",
-    f"{KJNODES}:get_sage_func.<locals>.attention_sage": "sage",
-    f"{KJNODES}:get_flash_func.<locals>.attention_flash": "flash",
+    **{f"{KJNODES}:get_{name}_func.<locals>.attention_{name}": name for name in ("sage", "flash")},
 }
 SAGE3 = "sageattn3"  # the package whose functions the pack's Sage may call instead
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import UserDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -139,8 +139,8 @@ def why_here(control: Any) -> str:
     if type(control) not in CLASSES:
         return f"a {type(control).__name__} may do more than call its network."
     try:
-        origin = origin_of_controlnet(control)
-        check_files(origin.args, origin.folders, origin.mark)
+        found = origin_of_controlnet(control).found_by
+        check_files(found["args"], found["folders"], found["mark"])
     except (UnsendableError, ModelFileError) as error:
         return str(error)
     return ""
@@ -161,32 +161,32 @@ def record_all(conds: Mapping[str, Iterable[Cond]]) -> dict[str, list[Cond]]:
     return {name: [replaced(cond) for cond in each] for name, each in conds.items()}
 
 
+def chain_of(control: Any) -> list[Any]:
+    """Returns a condition's ControlNet, and those before it."""
+    return [] if control is None else [control, *chain_of(getattr(control, "previous_controlnet", None))]
+
+
+def recorded_in(conds: Mapping[str, Iterable[Cond]]) -> Iterator[RecordedControlNet]:
+    """Yields the ControlNets of conditions whose networks run in the ranks."""
+    found = (each for conditions in conds.values() for cond in conditions for each in chain_of(cond.get("control")))
+    return (each for each in found if isinstance(each, RecordedControlNet))
+
+
 def networks_of(conds: Mapping[str, Iterable[Cond]]) -> list[Any]:
     """Returns the patchers of the ControlNets of conditions whose networks run in the ranks."""
-    found = []
-    for cond in (one for each in conds.values() for one in each):
-        control = cond.get("control")
-        while isinstance(control, RecordedControlNet):
-            found.append(getattr(control, OF_CONTROLNET))
-            control = control.previous_controlnet
-    return found
+    return [getattr(each, OF_CONTROLNET) for each in recorded_in(conds)]
 
 
 def computes_here(control: Any) -> bool:
     """Whether a ControlNet of a condition, or one before it, computes on ComfyUI's device."""
-    while isinstance(control, RecordedControlNet):
-        control = control.previous_controlnet
-    return control is not None
+    return not all(isinstance(each, RecordedControlNet) for each in chain_of(control))
 
 
 def record_for_all_steps(conds: Mapping[str, Iterable[Cond]]) -> None:
     """Has the ControlNets of a prepared sampling return calls that stand for all steps, also outside of their range."""
-    for cond in (one for each in conds.values() for one in each):
-        control = cond.get("control")
-        while isinstance(control, RecordedControlNet):
-            if control.timestep_range is not None:
-                control.noise_range, control.timestep_range = control.timestep_range, None
-            control = control.previous_controlnet
+    for control in recorded_in(conds):
+        if control.timestep_range is not None:
+            control.noise_range, control.timestep_range = control.timestep_range, None
 
 
 def encode_control(control: Any, encoder: Encoder) -> Encoded:

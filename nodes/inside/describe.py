@@ -9,7 +9,7 @@ import types
 import uuid
 from collections.abc import Iterable, Mapping
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import comfy.model_base
 import comfy.model_management
@@ -23,10 +23,9 @@ from ...worker.inside.object_graph import Encoded, State
 from ...worker.wire.tensors import Tensors, UnsendableError
 from ...worker.wire.tree import PLAIN
 from .facts import Facts, find_facts
-from .module_guard import Change
+from .module_guard import HOOKS, TORCHS, WEIGHTS, Change
 from .origins import ORIGINS
 from .places import BlockPlaces
-from .watched import HOOKS, TORCHS, WEIGHTS
 
 # Names in code that draws random numbers. The ranks' are others than ComfyUI's.
 RANDOM = frozenset(
@@ -41,13 +40,6 @@ HELD = (list, dict, set, tuple, torch.Tensor, uuid.UUID)
 NOT_SENT = (comfy.model_base.BaseModel,)
 
 
-class Asked(NamedTuple):
-    """What runs inside of a model. place: in words. facts: how it shares."""
-
-    place: str
-    facts: Facts
-
-
 class Inside:
     """The graph of what nodes put into the model, for one sampling."""
 
@@ -59,7 +51,9 @@ class Inside:
         self.files, self.places = files, places
         replaced = {id(method): ("", name) for name, method in methods.items()}
         self.encoder = Encoder(files, parts, replaced, NOT_SENT, ORIGINS)
-        self.asked: list[Asked] = []
+        self.asked: list[
+            tuple[str, Facts]
+        ] = []  # where something runs inside of the model, in words, and how it shares
 
     def begin(self) -> None:
         """Begins the description of a call."""
@@ -80,7 +74,7 @@ class Inside:
         """Called after everything is described. If a network inside of the model shares its tokens, nothing between the
         blocks gets all of them: the network takes a rank's own."""
         if any(facts.by_network and facts.tokens for _, facts in self.asked):
-            self.asked = [asked._replace(facts=asked.facts._replace(between=False)) for asked in self.asked]
+            self.asked = [(place, facts._replace(between=False)) for place, facts in self.asked]
 
     def describe(self, value: Any, place: str, owner: str, between: bool, is_data: bool = False) -> Encoded:
         """Describes a value that runs inside. place, owner: in words. between: whether it runs between the blocks.
@@ -93,7 +87,7 @@ class Inside:
             return encoded
         codes = self.follow_code() if known is None or known.reads_pack else []
         facts = known or Facts(owner, apart=not any(map(keeps_state, codes)))
-        self.asked.append(Asked(place, facts._replace(between=between)))
+        self.asked.append((place, facts._replace(between=between)))
         return encoded
 
     def describe_object_patch(self, path: str, value: Any) -> Encoded:

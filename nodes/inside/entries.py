@@ -18,9 +18,8 @@ from ...parallel_backend.compat import hooks_of
 from ...worker.comfyui.entry import leaves_by
 from ...worker.wire.operations import FORWARD, INNER
 from ..compat import runs_wrappers
-from .module_guard import Change
+from .module_guard import HOOKS, Change
 from .references import CELL, contents
-from .watched import HOOKS
 
 
 class Entry(NamedTuple):

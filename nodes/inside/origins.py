@@ -29,43 +29,36 @@ LOADED_BY = "paralleldit_loaded_by"  # attribute of the patcher of a ControlNet'
 
 
 def keep_files_of_networks() -> None:
-    """Has ComfyUI's loaders of networks note how to load one again."""
-    keep_files_of_model_patches()
-    keep_files_of_controlnets()
-
-
-def keep_files_of_controlnets() -> None:
-    whole = comfy.controlnet.load_controlnet
-    if hasattr(whole, "__wrapped__"):
-        return
-
-    @functools.wraps(whole)
-    def load(ckpt_path: str, model: Any = None, model_options: Mapping[str, Any] = NONE) -> Any:
-        found = whole(ckpt_path, model, {**model_options})
-        patcher = getattr(found, OF_CONTROLNET, None)
-        if patcher is not None and model is None:
-            setattr(patcher, LOADED_BY, (whole, (ckpt_path, None, {**model_options})))
-            mark_network(patcher, (ckpt_path,))
-        return found
-
-    comfy.controlnet.load_controlnet = load
-
-
-def keep_files_of_model_patches() -> None:
-    """ComfyUI's other loaders of patchers note this there, too."""
+    """Has ComfyUI's loaders of networks note how to load one again. Its other loaders of patchers note this, too."""
     loader = importlib.import_module(COMFYUIS_NODES).NODE_CLASS_MAPPINGS.get(LOADER)
-    method = getattr(loader, METHOD, None)
-    if not isinstance(method, types.FunctionType) or hasattr(method, "__wrapped__"):
-        return
+    for owner, name, load in ((comfy.controlnet, "load_controlnet", load_controlnet), (loader, METHOD, load_patch)):
+        whole = getattr(owner, name, None)
+        if isinstance(whole, types.FunctionType) and not hasattr(whole, "__wrapped__"):
+            setattr(owner, name, wrap(whole, load))
 
-    @functools.wraps(method)
-    def load(self: Any, name: str) -> tuple[comfy.model_patcher.ModelPatcher]:
-        (patcher,) = method(self, name)
-        patcher.cached_patcher_init = patcher.cached_patcher_init or (types.MethodType(method, self), (name,), 0)
-        mark_network(patcher, (name,))
-        return (patcher,)
 
-    setattr(loader, METHOD, load)
+def wrap(whole: Callable[..., Any], load: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(whole)
+    def loading(*args: Any, **kwargs: Any) -> Any:
+        return load(whole, *args, **kwargs)
+
+    return loading
+
+
+def load_controlnet(whole: Any, ckpt_path: str, model: Any = None, model_options: Mapping[str, Any] = NONE) -> Any:
+    found = whole(ckpt_path, model, {**model_options})
+    patcher = getattr(found, OF_CONTROLNET, None)
+    if patcher is not None and model is None:
+        setattr(patcher, LOADED_BY, (whole, (ckpt_path, None, {**model_options})))
+        mark_network(patcher, (ckpt_path,))
+    return found
+
+
+def load_patch(whole: Any, self: Any, name: str) -> tuple[comfy.model_patcher.ModelPatcher]:
+    (patcher,) = whole(self, name)
+    patcher.cached_patcher_init = patcher.cached_patcher_init or (types.MethodType(whole, self), (name,), 0)
+    mark_network(patcher, (name,))
+    return (patcher,)
 
 
 def origin_of_network(patcher: comfy.model_patcher.ModelPatcher) -> Origin | None:
@@ -92,7 +85,8 @@ def origin_of_patcher(patcher: comfy.model_patcher.ModelPatcher, found: Sequence
     except TypeError as error:
         raise UnsendableError(f"A network was loaded with what cannot be sent: {error}.") from error
     names = tuple(each for each in args if isinstance(each, str))
-    return Origin(load, list(args), index[0] if index else None, folders_of(names), mark_network(patcher, names))
+    found_by = {"args": list(args), "folders": folders_of(names), "mark": mark_network(patcher, names)}
+    return Origin(load, {**found_by, "index": index[0] if index else None})
 
 
 def check_unchanged(patcher: comfy.model_patcher.ModelPatcher) -> None:
@@ -124,12 +118,10 @@ def origin_of_vae(vae: comfy.sd.VAE) -> Origin:
 @functools.cache  # each call of the model describes its networks
 def folders_of(names: tuple[str, ...]) -> dict[str, list[str]]:
     """Returns where ComfyUI finds the files of these names, by kind."""
-    kinds = {kind for kind in folder_paths.folder_names_and_paths for each in names if is_file(kind, each)}
-    return {kind: folder_paths.get_folder_paths(kind) for kind in sorted(kinds)}
-
-
-def is_file(kind: str, name: str) -> bool:
-    return folder_paths.get_full_path(kind, name) is not None
+    kinds = (
+        kind for kind in folder_paths.folder_names_and_paths for each in names if folder_paths.get_full_path(kind, each)
+    )
+    return {kind: folder_paths.get_folder_paths(kind) for kind in sorted(set(kinds))}
 
 
 ORIGINS: Mapping[type, Callable[[Any], Origin | None]] = {

@@ -47,12 +47,8 @@ READ_BY_CLASSES = {
 MADE_FOR_A_CALL = ("cond_or_uncond", "sigmas", "sample_sigmas")
 # Options that a class writes its own results into, for its next call.
 WRITTEN_BY_CLASSES = {"ar_state": "sampling frame by frame (autoregressive)"}
-WITH_CUDA_GRAPHS = (
-    "reduce-overhead",
-    "max-autotune",
-    "cudagraphs",
-    "triton.cudagraphs",
-)  # values of `torch.compile`'s arguments
+# Values of `torch.compile`'s arguments.
+WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune", "cudagraphs", "triton.cudagraphs")
 Options = Mapping[str, Any]
 SHOWN = 3  # the most changes of a module that are named
 

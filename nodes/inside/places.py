@@ -16,7 +16,7 @@ from ...parallel_backend.models.checks import modules_at
 from ...parallel_backend.models.spec import ModelSpec
 from ...worker.comfyui.patched_options import PATCHES, REPLACED
 from ...worker.inside.changes import FUNCTIONS, METHODS
-from .watched import TORCHS, Watched
+from .module_guard import TORCHS, Watched
 
 # By part of ComfyUI's options, the places where its classes run functions before, around or after whole blocks.
 BETWEEN = {PATCHES: ("post_input", "noise_refiner", "double_block", "single_block"), REPLACED: ("dit",)}

@@ -1,18 +1,22 @@
-"""What functions and objects of nodes refer to."""
+"""What functions and objects of nodes refer to, and whose code they are."""
 
 from __future__ import annotations
 
 import functools
+import sys
 import types
 import weakref
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import comfy.model_patcher
 import torch
 
-from .watched import file_of, is_comfyuis, is_foreign
+from ...worker.inside.code_files import COMFYUIS, find_package_folders
 
+COMFYUI = Path(comfy.model_patcher.__file__).resolve().parents[1]
+INSTALLED = find_package_folders([path for path in sys.path if not COMFYUI.is_relative_to(path)])  # with its packs
 PATCHER = comfy.model_patcher.ModelPatcher
 FUNCTION, METHOD, PARTIAL, CELL = types.FunctionType, types.MethodType, functools.partial, types.CellType
 
@@ -46,3 +50,33 @@ def is_looked_into(value: Any) -> bool:
     if isinstance(value, (type, types.ModuleType, torch.Tensor, PATCHER)) or not hasattr(value, "__dict__"):
         return False
     return isinstance(value, torch.nn.Module) or is_comfyuis(file_of(kind)) or is_foreign(kind)
+
+
+@functools.cache
+def is_comfyuis(file: Any) -> bool:
+    """Whether a file belongs to ComfyUI's own code."""
+    path = Path(file or "/")
+    return path.is_relative_to(COMFYUI) and path.relative_to(COMFYUI).parts[0] in COMFYUIS
+
+
+def file_of(value: Any) -> str | None:
+    return getattr(sys.modules.get(getattr(value, "__module__", None) or ""), "__file__", None)
+
+
+def is_foreign(value: Any) -> bool:
+    """Whether it is a node pack's code, that is, neither ComfyUI's nor an installed package's."""
+    if not is_code(value):
+        return False
+    code = getattr(value, "__code__", None)
+    file = Path(str(code.co_filename if code else file_of(value)))
+    return file.is_absolute() and not is_comfyuis(file) and not any(map(file.is_relative_to, INSTALLED))
+
+
+def is_not_torchs(value: Any) -> bool:
+    """Whether it is code of another package than torch, such as a kernel that a node pack put in place of torch's."""
+    name = str(getattr(value, "__module__", None) or "torch").partition(".")[0]
+    return isinstance(value, types.FunctionType) and name not in ("torch", *sys.stdlib_module_names)
+
+
+def is_code(value: Any) -> bool:
+    return callable(value) or isinstance(value, (property, staticmethod, classmethod))

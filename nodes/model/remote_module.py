@@ -42,10 +42,9 @@ from ..errors import Refused
 from ..inside.controls import add_control_facts, encode_control, residuals_of
 from ..inside.describe import Inside, describe_changes
 from ..inside.entries import Entries
-from ..inside.module_guard import ModuleGuard
+from ..inside.module_guard import ModuleGuard, configs_of
 from ..inside.patches import SHOWN, describe_call, encode_options, join, list_written
 from ..inside.places import BlockPlaces
-from ..inside.watched import configs_of
 from ..plan_words import Remark, ResolvedPlan, remarks_to_json
 from .local_weights import WRITTEN, DeferredParameter
 from .planned_module import PlannedModule

@@ -5,6 +5,7 @@ ComfyUI's process names it. A rank loads it from the same file, which must be eq
 
 from __future__ import annotations
 
+import ast
 import collections
 import hashlib
 import importlib
@@ -71,11 +72,15 @@ class CodeFiles:
         return {"file": place, "hash": hash_of_loaded(file), "package": self.values_of_package(place)}
 
     def values_of_package(self, place: str) -> dict[str, Any]:
-        """Returns the plain values in the node pack's own package, which its modules may import."""
+        """Returns those plain values of the node pack's own package that a module imports from it, or a module that
+        this one imports. All others, such as keys of services, stay in ComfyUI's process."""
         number, name, *rest = place.split("/")
-        package = find_module(os.path.join(self.roots[int(number)], name, INIT)) if number != "0" and rest else None
+        folder = os.path.join(self.roots[int(number)], name)
+        package = find_module(os.path.join(folder, INIT)) if number != "0" and rest else None
         values = vars(package) if package else {}
-        return {key: value for key, value in values.items() if type(value) in PLAIN and not key.startswith("__")}
+        names = find_package_names(self.path_of(place), folder) if values else set()
+        given = sorted(name for name in names & values.keys() if not name.startswith("__"))
+        return {name: values[name] for name in given if type(values[name]) in PLAIN}
 
     def path_of(self, place: str) -> str:
         """Raises ValueError for what is in none of the folders."""
@@ -145,6 +150,50 @@ def find_module(file: str) -> types.ModuleType | None:
     return next((each for own, each in named if own.endswith(end) and os.path.realpath(own) == real), None)
 
 
+def find_package_names(file: str, folder: str) -> set[str]:
+    """Returns the names that Python imports from a node pack's own package while it imports one of the pack's modules,
+    or later in functions of these modules. folder: the package's."""
+    found: set[str] = set()
+    seen: set[str] = set()
+    waiting = [file]
+    while waiting:
+        path = waiting.pop()
+        if path in seen or not path.startswith(folder + os.sep) or not os.path.isfile(path):
+            continue
+        seen.add(path)
+        around = Path(path).relative_to(folder).parents  # Python imports these packages first
+        waiting += [os.path.join(folder, each, INIT) for each in around if each.name]
+        for source, names in relative_imports(path, os.stat(path).st_mtime_ns):
+            waiting += [
+                f"{each}{end}"
+                for each in (source, *(os.path.join(source, name) for name in names))
+                for end in (".py", f"{os.sep}{INIT}")
+            ]
+            if source == folder:
+                found.update(names)
+    return found
+
+
+@cache
+def relative_imports(file: str, _changed: int) -> list[tuple[str, list[str]]]:
+    """Returns what a module imports relative to its place: paths without a suffix, and the names from there; instead of
+    a star, all names in the module."""
+    try:
+        nodes = list(ast.walk(ast.parse(Path(file).read_bytes())))
+    except (SyntaxError, ValueError):
+        return []
+    found = []
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.level:
+            names = [each.name for each in node.names]
+            if "*" in names:
+                names = sorted({each.id for each in nodes if isinstance(each, ast.Name)})
+            above = [os.pardir] * (node.level - 1)
+            source = os.path.join(os.path.dirname(file), *above, *(node.module or "").split("."))
+            found.append((os.path.normpath(source), names))
+    return found
+
+
 def find_package_folders(paths: Sequence[str]) -> set[str]:
     """Returns the folders with Python's own and installed packages. paths: where Python looks for modules, which may
     have further ones, such as a user's own packages."""
@@ -153,8 +202,8 @@ def find_package_folders(paths: Sequence[str]) -> set[str]:
 
 
 def load_of_pack(root: str, parts: Sequence[str], values: Mapping[str, Any]) -> types.ModuleType:
-    """Imports a module of a node pack. The pack's own package is there by name and path, with its plain values. It is
-    not run."""
+    """Imports a module of a node pack. The pack's own package is there by name and path, with the plain values that
+    modules import. It is not run."""
     package = PACKAGE + hashlib.sha256(root.encode()).hexdigest()[:8]
     if package not in sys.modules:
         sys.modules[package] = types.ModuleType(package)
@@ -164,7 +213,7 @@ def load_of_pack(root: str, parts: Sequence[str], values: Mapping[str, Any]) -> 
         if pack not in sys.modules:
             sys.modules[pack] = types.ModuleType(pack)
             sys.modules[pack].__path__ = [os.path.join(root, parts[0])]
-            vars(sys.modules[pack]).update(values)
+        vars(sys.modules[pack]).update(values)
     name = ".".join([package, *parts]).removesuffix(".__init__")
     try:
         return importlib.import_module(name)

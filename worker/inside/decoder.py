@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import types
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ from ..wire.tree import PLAIN
 from . import tags
 from .code_files import CodeFiles, find_code, find_installed
 from .loaded import LoadedFiles, patcher_of
-from .object_graph import DICTS, HOSTS, Encoded, State, key_of, refs_in, set_slot, slots_of
+from .object_graph import DICTS, HOSTS, VALUES, Encoded, State, key_of, set_slot, slots_of
 
 
 class Held(NamedTuple):
@@ -54,7 +53,7 @@ class Decoder:
 
     def apply(self, changes: Sequence[Mapping[str, Any]]) -> None:
         """Takes over what `Encoder.changes` returned. Raises ValueError for what is not here as described."""
-        new = [(each[tags.REF], *each[tags.NEW], each[tags.KEEPS]) for each in changes if tags.NEW in each]
+        new = [(each[tags.REF], *each[tags.NEW]) for each in changes if tags.NEW in each]
         for name, kind, made, keeps in sorted(new, key=lambda each: each[1] == tags.FUNCTION):  # which needs its cells
             self.add(name, kind, self.make(kind, made), keeps)
         for each in changes:
@@ -73,7 +72,7 @@ class Decoder:
             target = self.objects[name].value
             if kind == tags.FUNCTION:
                 target.__defaults__ = self.decode(made["defaults"])
-                target.__kwdefaults__ = dict(map(self.decode, made["keywords"])) or None
+                target.__kwdefaults__ = self.decode(made["keywords"])
             elif kind == tags.PATCHER:  # its network has its weights now
                 target.__init__(target.model, self.device(), HOSTS["cpu"])
 
@@ -83,11 +82,11 @@ class Decoder:
 
     def make(self, kind: str, made: Encoded) -> Any:
         """Makes an object without its slots."""
-        if kind in (tags.LIST, tags.SET, tags.CELL):
-            return {tags.LIST: list, tags.SET: set, tags.CELL: types.CellType}[kind]()
+        if make := {tags.LIST: list, tags.SET: set, tags.CELL: types.CellType}.get(kind):
+            return make()
         if kind == tags.DICT:
             name, factory = made
-            return {each.__name__: each for each in DICTS}[name](*[] if factory is None else [self.decode(factory)])
+            return DICTS[name](*[] if factory is None else [self.decode(factory)])
         if kind == tags.FUNCTION:
             return self.make_function(made["code"], made["name"], made["cells"])
         if kind == tags.TENSOR:
@@ -100,11 +99,9 @@ class Decoder:
             from comfy.model_patcher import ModelPatcher
 
             return ModelPatcher.__new__(ModelPatcher)
-        if kind == tags.LAZY:
-            cls: Any = self.loaded.lazy_class(self.decode(made[0]), made[1])
-            return cls.__new__(cls)
-        if kind == tags.OBJECT:
-            cls = self.decode(made)
+        if kind in (tags.LAZY, tags.OBJECT):
+            cls: Any = self.decode(made if kind == tags.OBJECT else made[0])
+            cls = cls if kind == tags.OBJECT else self.loaded.lazy_class(cls, made[1])
             return cls.__new__(cls)
         raise ValueError(f"{kind!r:.100} is not a kind of object")
 
@@ -132,26 +129,11 @@ class Decoder:
         if not isinstance(encoded, dict):
             return encoded
         ((kind, value),) = encoded.items()
+        if kind in VALUES:
+            return VALUES[kind][-1](self.decode(value))
         if kind not in self.decoders:
             raise ValueError(f"{kind!r:.100} is not a kind of encoded value")
         return self.decoders[kind](self, value)
-
-    def decode_class(self, value: Any) -> type:
-        return find_installed(value) if isinstance(value, str) else self.files.find_class(*value)
-
-    def decode_empty_class(self, value: list[Any]) -> type:
-        name, bases = value
-        return empty_class(name, tuple(self.decode(bases)))
-
-    def decode_partial(self, value: list[Any]) -> functools.partial:
-        function, args, keywords = value
-        return functools.partial(
-            self.decode(function), *self.decode(args), **{self.decode(key): self.decode(each) for key, each in keywords}
-        )
-
-    def decode_part_method(self, value: list[str]) -> Any:
-        path, name = value
-        return getattr(self.model.get_submodule(path), name)
 
     def decode_class_method(self, value: list[str]) -> Any:
         path, name = value
@@ -160,24 +142,17 @@ class Decoder:
 
     decoders: Mapping[str, Callable[[Any, Any], Any]] = {
         tags.REF: lambda self, value: self.objects[value].value,
-        tags.TUPLE: lambda self, value: tuple(self.decode(value)),
-        tags.FROZEN_SET: lambda self, value: frozenset(self.decode(value)),
         tags.NAMED_TUPLE: lambda self, value: self.decode(value[0])._make(self.decode(value[1])),
         tags.PART: lambda self, value: functools.reduce(getattr, filter(None, value.split(".")), self.model),
-        tags.PART_METHOD: decode_part_method,
+        tags.PART_METHOD: lambda self, value: getattr(self.model.get_submodule(value[0]), value[1]),
         tags.CLASS_METHOD: decode_class_method,
-        tags.CLASS: decode_class,
-        tags.EMPTY_CLASS: decode_empty_class,
+        tags.CLASS: lambda self, value: self.files.find_class(*value),
+        tags.EMPTY_CLASS: lambda self, value: empty_class(value[0], tuple(self.decode(value[1]))),
         tags.NAMED: lambda _self, value: find_installed(value),
-        tags.MODULE: lambda self, value: find_installed(value) if isinstance(value, str) else self.files.load(value),
+        tags.MODULE: lambda self, value: self.files.load(value),
         tags.METHOD: lambda self, value: types.MethodType(*self.decode(value)),
-        tags.PARTIAL: decode_partial,
-        tags.DTYPE: lambda _self, value: getattr(torch, value),
         tags.DEVICE: lambda self, value: HOSTS.get(value) or self.device(),
-        tags.SIZE: lambda _self, value: torch.Size(value),
-        tags.SLICE: lambda self, value: slice(*self.decode(value)),
         tags.MEMBER: lambda self, value: self.decode(value[0])[value[1]],
-        tags.UUID: lambda _self, value: uuid.UUID(value),
     }
 
     def state(self) -> tuple[State, dict[str, torch.Tensor]]:
@@ -231,6 +206,15 @@ class Decoder:
         for name in refs_in(encoded):
             if name.startswith("rank.") and name in self.objects:  # two slots may hold one tensor
                 self.names.pop(id(self.objects.pop(name).value))
+
+
+def refs_in(encoded: Encoded) -> list[str]:
+    """Returns the names in an encoded value."""
+    if isinstance(encoded, (list, tuple)):
+        return [name for each in encoded for name in refs_in(each)]
+    if not isinstance(encoded, dict):
+        return []
+    return [encoded[tags.REF]] if tags.REF in encoded else [name for each in encoded.values() for name in refs_in(each)]
 
 
 @functools.cache

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import enum
-import functools
 import inspect
 import json
 import types
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,23 +16,10 @@ from ..wire.tensors import UnsendableError
 from ..wire.tree import PLAIN
 from . import tags
 from .code_files import CodeFiles, file_of, find_installed, inside_of_wrapper, is_harmless, is_installed, mark_of
-from .object_graph import (
-    BUILT_IN,
-    DICTS,
-    Encoded,
-    Entry,
-    State,
-    Version,
-    differs,
-    has_attributes,
-    kept,
-    key_of,
-    set_slot,
-    slots_of,
-    whole,
-)
+from .object_graph import DICTS, TAGS, VALUES, Encoded, Entry, State, key_of, set_slot, slot_names, slots_of
 
 NONE: Mapping[type, Any] = {}
+BUILT_IN = (list, dict, set, tuple, str, int, float)  # a class of a pack's that is one of these
 COMFYUIS = "comfy."  # the package of its models' classes
 # What a class has whose body is empty, such as ComfyUI's model_sampling.
 OF_EMPTY_CLASS = {"__module__", "__qualname__", "__doc__", "__dict__", "__weakref__"}
@@ -42,18 +27,51 @@ OF_EMPTY_CLASS |= {"__firstlineno__", "__static_attributes__"}  # from Python 3.
 
 
 class Origin(NamedTuple):
-    """How an object came from a file. load: the function, or the method of a class without state. args: plain values.
-    index: of the object in what it returns; None if it returns the object. folders: for file names among the
-    arguments, by kind, where ComfyUI looks for such files. mark: of these files, see `mark_files`. attributes: of an
-    object, those that need no file; None if the object is what was loaded. cls: the object's class in the ranks."""
+    """How an object came from a file. load: the function, or the method of a class without state. found_by: the other
+    arguments of `LoadedFiles.load`. attributes: of an object, those that need no file; None if the object is what was
+    loaded. cls: the object's class in the ranks."""
 
     load: Callable[..., Any]
-    args: Sequence[Any]
-    index: int | None = None
-    folders: Mapping[str, Sequence[str]] = {}
-    mark: str = ""
+    found_by: Mapping[str, Any]
     attributes: Mapping[str, Any] | None = None
     cls: type = object
+
+
+class Version(NamedTuple):
+    """A snapshot of a tensor. version: how often it was written to. copy: the values that were sent, for an inference
+    tensor, which does not count its writes."""
+
+    tensor: torch.Tensor
+    version: int
+    copy: torch.Tensor | None = None
+
+    def kept(self) -> Version:
+        """Returns what to compare with later. Weights are not copied: nobody writes to them in a sampling."""
+        is_weight = isinstance(self.tensor, torch.nn.Parameter)
+        return self if is_weight or not self.tensor.is_inference() else self._replace(copy=self.tensor.clone())
+
+    def differs(self, now: Version) -> bool:
+        is_same = self.tensor is now.tensor and self.version == now.version
+        return not is_same or (self.copy is not None and not self.copy.equal(now.tensor))
+
+
+def whole(encoded: Encoded) -> dict[str, tuple[Encoded, Encoded]]:
+    """Returns the slots of an object that has only one."""
+    return {key_of(tags.WHOLE): (tags.WHOLE, encoded)}
+
+
+def differs(before: str | Version, now: Encoded) -> bool:
+    """Whether a value is another than before, see `kept`."""
+    return before.differs(now) if isinstance(before, Version) else before != key_of(now)
+
+
+def kept(slots: dict[str, tuple[Encoded, Encoded]]) -> dict[str, str | Version]:
+    """Returns what to compare slots with later: their values' versions or texts."""
+    return {key: value.kept() if isinstance(value, Version) else key_of(value) for key, (_, value) in slots.items()}
+
+
+def has_attributes(value: Any) -> bool:
+    return hasattr(value, "__dict__") or bool(slot_names(type(value)))
 
 
 def installed_name(value: Any) -> str | None:
@@ -89,6 +107,7 @@ class Encoder:
         self.entries: dict[str, Entry] = {}
         self.seen: set[str] = set()  # those that are as they are now
         self.sent: dict[str, dict[str, str | Version]] = {}  # the slots that the ranks have
+        self.named: dict[str, dict[str, Any]] = {}  # files of code, see `CodeFiles.name`
         self.keeps_tensors = False  # whether tensors that are found now stay in the ranks
         # Functions and classes that the last values name, and methods of these classes, by name.
         self.functions: list[types.FunctionType] = []
@@ -120,7 +139,7 @@ class Encoder:
             if entry.kind == tags.TENSOR:
                 slots = [[key, version.tensor] for key, version in slots]
             gone = [json.loads(key) for key in before.keys() - entry.slots.keys()]
-            new = {} if name in self.sent else {tags.NEW: [entry.kind, entry.made], tags.KEEPS: entry.keeps_tensors}
+            new = {} if name in self.sent else {tags.NEW: [entry.kind, entry.made, entry.keeps_tensors]}
             if new or slots or gone:
                 found.append({tags.REF: name, tags.SLOTS: slots, tags.GONE: gone, **new})
                 self.sent[name] = kept(entry.slots)
@@ -158,6 +177,9 @@ class Encoder:
             return {tags.PART: self.parts[id(value)]}
         if id(value) in self.methods:
             return {tags.PART_METHOD: list(self.methods[id(value)])}
+        if tag := TAGS.get(type(value)):
+            parts = VALUES[tag][1](value)
+            return {tag: self.encode_all(parts) if isinstance(parts, list) else parts}
         encode = self.inline.get(type(value))
         if encode:
             return encode(self, value)
@@ -182,38 +204,27 @@ class Encoder:
             return {tags.CLASS_METHOD: [path, name]}
         return {tags.METHOD: [self.encode(value.__func__), self.encode(value.__self__)]}
 
-    def encode_partial(self, value: functools.partial) -> Encoded:
-        return {tags.PARTIAL: [self.encode(value.func), self.encode_all(value.args), self.encode_pairs(value.keywords)]}
-
-    def encode_pairs(self, values: Mapping[Any, Any]) -> list[list[Encoded]]:
-        return [[self.encode(key), self.encode(value)] for key, value in values.items()]
-
     def encode_module(self, value: types.ModuleType) -> Encoded:
-        return {tags.MODULE: f"{value.__name__}:" if is_harmless(value) else self.files.name(file_of(value))}
+        return (
+            {tags.NAMED: f"{value.__name__}:"} if is_harmless(value) else {tags.MODULE: self.name_file(file_of(value))}
+        )
 
     def encode_class(self, value: type) -> Encoded:
         if is_installed(value):
             if not is_harmless(value):
                 raise UnsendableError(f"The class {value.__qualname__} is of an installed package.")
-            return {tags.CLASS: f"{value.__module__}:{value.__qualname__}"}
+            return {tags.NAMED: f"{value.__module__}:{value.__qualname__}"}
         if "<" in value.__qualname__ and vars(value).keys() <= OF_EMPTY_CLASS:
             return {tags.EMPTY_CLASS: [value.__name__, self.encode_all(value.__bases__)]}
         if "<" in value.__qualname__:
             raise UnsendableError(f"The class {value.__qualname__} is inside of a function.")
         self.classes[value] = None
-        return {tags.CLASS: [self.files.name(file_of(value)), value.__qualname__]}
+        return {tags.CLASS: [self.name_file(file_of(value)), value.__qualname__]}
 
     inline: Mapping[type, Callable[[Any, Any], Encoded]] = {
-        tuple: lambda self, value: {tags.TUPLE: self.encode_all(value)},
-        frozenset: lambda self, value: {tags.FROZEN_SET: self.encode_all(sorted(value, key=repr))},
-        torch.Size: lambda _self, value: {tags.SIZE: list(value)},
-        slice: lambda self, value: {tags.SLICE: self.encode_all((value.start, value.stop, value.step))},
-        torch.dtype: lambda _self, value: {tags.DTYPE: str(value).removeprefix("torch.")},
         torch.device: lambda _self, value: {tags.DEVICE: value.type},
         types.MethodType: encode_method,
-        functools.partial: encode_partial,
         types.ModuleType: encode_module,
-        uuid.UUID: lambda _self, value: {tags.UUID: value.hex},
     }
 
     def name(self, value: Any) -> str:
@@ -222,6 +233,12 @@ class Encoder:
             name = self.names[id(value)] = str(len(self.objects))
             self.objects[name] = value
         return self.names[id(value)]
+
+    def name_file(self, file: str) -> dict[str, Any]:
+        """Returns the name of a file of code, see `CodeFiles.name`."""
+        if file not in self.named:
+            self.named[file] = self.files.name(file)
+        return self.named[file]
 
     def refer(self, value: Any) -> Encoded:
         """Names an object that can change, and encodes it once."""
@@ -245,11 +262,9 @@ class Encoder:
             return self.enter_function(value)
         if isinstance(value, types.CellType):
             return Entry(tags.CELL, None, self.slots(slots_of(value, tags.CELL)))
-        if type(value) is list:
-            return Entry(tags.LIST, None, whole(self.encode_all(value)))
-        if type(value) is set:
-            return Entry(tags.SET, None, whole(self.encode_all(sorted(value, key=repr))))
-        if type(value) in DICTS:
+        if kind := {list: tags.LIST, set: tags.SET}.get(type(value)):
+            return Entry(kind, None, whole(self.encode_all(slots_of(value, kind)[tags.WHOLE])))
+        if type(value) in DICTS.values():
             factory = self.encode_factory(getattr(value, "default_factory", None))
             return Entry(tags.DICT, [type(value).__name__, factory], self.slots(value))
         if find := next((find for cls, find in self.origins.items() if isinstance(value, cls)), None):
@@ -271,14 +286,7 @@ class Encoder:
         """The ranks load it from its file by the same code."""
         if origin is None:
             return Entry(tags.PATCHER, None, self.slots(slots_of(value, tags.PATCHER)))
-        made = {
-            "code": self.files.name(file_of(origin.load)),
-            "name": origin.load.__qualname__,
-            "args": origin.args,
-            "index": origin.index,
-            "folders": origin.folders,
-            "mark": origin.mark,
-        }
+        made = {"code": self.name_file(file_of(origin.load)), "name": origin.load.__qualname__, **origin.found_by}
         if origin.attributes is None:
             return Entry(tags.LOADED, made, {})
         return Entry(tags.LAZY, [self.encode_class(origin.cls), made], self.slots(origin.attributes))
@@ -296,11 +304,11 @@ class Encoder:
         if value.__globals__.get("__file__") and file_of(value) != value.__globals__["__file__"]:
             raise UnsendableError(f"The code of {value.__qualname__} was made elsewhere.")
         made = {
-            "code": [self.files.name(code.co_filename), mark_of(code)],
+            "code": [self.name_file(code.co_filename), mark_of(code)],
             "name": value.__qualname__,
             "cells": self.encode_all(value.__closure__ or ()),
             "defaults": self.encode(value.__defaults__),
-            "keywords": self.encode_pairs(value.__kwdefaults__ or {}),
+            "keywords": self.encode(value.__kwdefaults__),
         }
         return Entry(tags.FUNCTION, made, self.slots(vars(value)))
 

@@ -12,6 +12,7 @@ from ..wire.file_marks import check_mark
 from .code_files import CodeFiles
 
 PATCHER, STAGE = "patcher", "first_stage_model"  # attributes of ComfyUI's VAE that need its file
+NONE: Mapping[str, Any] = {}
 OF_CONTROLNET = "control_model_wrapped"  # attribute of ComfyUI's ControlNet: its network's patcher
 
 
@@ -38,12 +39,14 @@ class LoadedFiles:
         code: dict[str, Any],
         name: str,
         args: Sequence[Any],
-        index: int | None,
-        folders: Mapping[str, Sequence[str]],
-        mark: str,
+        index: int | None = None,
+        folders: Mapping[str, Sequence[str]] = NONE,
+        mark: str = "",
     ) -> Any:
-        """Returns ComfyUI's patcher of a network, or its ControlNet, see `Origin`. Raises ValueError, ModelFileError
-        for a file that was overwritten, and what the code raises."""
+        """Returns ComfyUI's patcher of a network, or its ControlNet. code, name: of the function that loads it. args:
+        its plain arguments. index: of the object in what it returns; None if it returns the object. folders: for file
+        names among the arguments, by kind, where ComfyUI looks for such files. mark: of these files, see `mark_files`.
+        Raises ValueError, ModelFileError for a file that was overwritten, and what the code raises."""
         key = json.dumps([code, name, args, index, folders, mark])
         self.used.add(key)
         if key not in self.kept:
@@ -90,10 +93,8 @@ def find_files(args: Sequence[Any], kinds: Iterable[str]) -> list[str]:
 
 def use_folders(folders: Mapping[str, Sequence[str]]) -> None:
     """Lets ComfyUI's code find files where ComfyUI's process finds them."""
-    if not folders:
-        return
-    import folder_paths
-
     for kind, paths in folders.items():
+        import folder_paths
+
         _, suffixes = folder_paths.folder_names_and_paths.get(kind, ([], folder_paths.supported_pt_extensions))
         folder_paths.folder_names_and_paths[kind] = (list(paths), suffixes)

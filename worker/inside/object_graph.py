@@ -9,8 +9,11 @@ in the ranks, and what a node changes in between reaches them.
 from __future__ import annotations
 
 import collections
+import functools
 import json
 import types
+import uuid
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -20,8 +23,7 @@ from . import tags
 from .changes import COMFYUIS
 
 HOSTS = {"cpu": torch.device("cpu")}  # by type, the devices that a rank has, too; of others it has its own
-DICTS = (dict, collections.OrderedDict, collections.defaultdict)
-BUILT_IN = (list, dict, set, tuple, str, int, float)  # a class of a pack's that is one of these
+DICTS = {each.__name__: each for each in (dict, collections.OrderedDict, collections.defaultdict)}
 # Attributes of a network that its patcher sets. A rank's own patcher sets others.
 OF_PATCHERS = (
     *("device", "model_loaded_weight_memory", "lowvram_patch_counter", "model_lowvram", "current_weight_patches_uuid"),
@@ -29,6 +31,21 @@ OF_PATCHERS = (
     *(name for name in COMFYUIS if name != "training"),
 )
 MODEL = "model"  # of a patcher
+# Values that cannot change, by their tag: the class, what such a value is made from, and what makes it.
+VALUES: Mapping[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    tags.TUPLE: (tuple, list, tuple),
+    "frozen set": (frozenset, lambda value: sorted(value, key=repr), frozenset),
+    "size": (torch.Size, list, torch.Size),
+    "slice": (slice, lambda value: [value.start, value.stop, value.step], lambda parts: slice(*parts)),
+    "dtype": (torch.dtype, lambda value: str(value).removeprefix("torch."), lambda name: getattr(torch, name)),
+    "uuid": (uuid.UUID, lambda value: value.hex, uuid.UUID),
+    "partial": (
+        functools.partial,
+        lambda value: [value.func, value.args, *value.keywords.items()],
+        lambda parts: functools.partial(parts[0], *parts[1], **dict(parts[2:])),
+    ),
+}
+TAGS = {cls: tag for tag, (cls, *_) in VALUES.items()}
 Encoded = Any  # JSON, with tensors in it
 State = dict[str, dict[str, Any]]
 
@@ -43,54 +60,8 @@ class Entry(NamedTuple):
     keeps_tensors: bool = False
 
 
-class Version(NamedTuple):
-    """A snapshot of a tensor. version: how often it was written to. copy: the values that were sent, for an inference
-    tensor, which does not count its writes."""
-
-    tensor: torch.Tensor
-    version: int
-    copy: torch.Tensor | None = None
-
-    def kept(self) -> Version:
-        """Returns what to compare with later. Weights are not copied: nobody writes to them in a sampling."""
-        is_weight = isinstance(self.tensor, torch.nn.Parameter)
-        return self if is_weight or not self.tensor.is_inference() else self._replace(copy=self.tensor.clone())
-
-    def differs(self, now: Version) -> bool:
-        is_same = self.tensor is now.tensor and self.version == now.version
-        return not is_same or (self.copy is not None and not self.copy.equal(now.tensor))
-
-
 def key_of(encoded: Encoded) -> str:
     return json.dumps(encoded)
-
-
-def whole(encoded: Encoded) -> dict[str, tuple[Encoded, Encoded]]:
-    """Returns the slots of an object that has only one."""
-    return {key_of(tags.WHOLE): (tags.WHOLE, encoded)}
-
-
-def differs(before: str | Version, now: Encoded) -> bool:
-    """Whether a value is another than before, see `kept`."""
-    return before.differs(now) if isinstance(before, Version) else before != key_of(now)
-
-
-def kept(slots: dict[str, tuple[Encoded, Encoded]]) -> dict[str, str | Version]:
-    """Returns what to compare slots with later: their values' versions or texts."""
-    return {key: value.kept() if isinstance(value, Version) else key_of(value) for key, (_, value) in slots.items()}
-
-
-def refs_in(encoded: Encoded) -> list[str]:
-    """Returns the names in an encoded value."""
-    if isinstance(encoded, (list, tuple)):
-        return [name for each in encoded for name in refs_in(each)]
-    if not isinstance(encoded, dict):
-        return []
-    return [encoded[tags.REF]] if tags.REF in encoded else [name for each in encoded.values() for name in refs_in(each)]
-
-
-def has_attributes(value: Any) -> bool:
-    return hasattr(value, "__dict__") or bool(slot_names(type(value)))
 
 
 @cache

@@ -10,8 +10,7 @@ PATCHER = "patcher"  # ComfyUI's, of a network that is described like any object
 # Kinds of encoded values. REF names an object.
 REF, TUPLE, PART, CLASS, NAMED, MODULE = "ref", "tuple", "part", "class", "named", "module"
 EMPTY_CLASS = "empty class"  # made in a function, of its bases
-METHOD, PARTIAL, NAMED_TUPLE, FROZEN_SET = "method", "partial", "named tuple", "frozen set"
-DTYPE, DEVICE, SIZE, SLICE, MEMBER, UUID = "dtype", "device", "size", "slice", "member", "uuid"
+METHOD, NAMED_TUPLE, DEVICE, MEMBER = "method", "named tuple", "device", "member"
 PART_METHOD, CLASS_METHOD = "part method", "class method"  # of a part: as it is now; as its class has it
 WHOLE = "whole"  # the key of the only slot of a list, a set, a cell and a tensor
-NEW, SLOTS, GONE, KEEPS = "new", "slots", "gone", "keeps"  # fields of a change
+NEW, SLOTS, GONE = "new", "slots", "gone"  # fields of a change

@@ -136,7 +136,7 @@ def named_functions(comfyui: Path) -> Iterator[tuple[str, str, str]]:
 
 def test_functions_that_models_code_names_in_other_modules_are_watched(comfyui: Path) -> None:
     """A node pack may put its own in place of one. A newer ComfyUI may name others."""
-    tree = ast.parse((REPOSITORY / "nodes" / "inside" / "watched.py").read_text(encoding="utf-8"))
+    tree = ast.parse((REPOSITORY / "nodes" / "inside" / "module_guard.py").read_text(encoding="utf-8"))
     (watched,) = [
         ast.literal_eval(each.value)
         for each in tree.body

@@ -277,7 +277,7 @@ def test_slots_named_tuples_and_default_dicts_are_there_and_what_they_count_come
 
 def test_a_network_is_loaded_from_its_file_and_kept_until_a_run_does_without(both: Both, code: ModuleType) -> None:
     here, loader = code.Patcher("a file"), code.Loader()
-    origin = Origin(loader.load, ["a file"], 0)
+    origin = Origin(loader.load, {"args": ["a file"], "index": 0})
     both.encoder.origins = {
         code.Patcher: lambda _patcher: origin,
         code.Vae: lambda _vae: origin._replace(attributes={"scale": 8}, cls=code.Vae),
@@ -413,8 +413,8 @@ def test_a_file_that_changed_after_the_start_is_not_described(root: Path) -> Non
         ({"named": "os:system"}, "not of the installed code"),
         ({"named": "builtins:eval"}, "not of the installed code"),
         ({"named": "torch:load"}, "not of the installed code"),
-        ({"module": "torch.hub:"}, "not of the installed code"),
-        ({"class": "subprocess:Popen"}, "not of the installed code"),
+        ({"named": "torch.hub:"}, "not of the installed code"),
+        ({"named": "subprocess:Popen"}, "not of the installed code"),
         ({"partial": [{"named": "builtins:exec"}, ["1"], []]}, "not of the installed code"),
         ({"pickle": "x"}, "not a kind of encoded value"),
     ],
