@@ -39,9 +39,8 @@ PROJ_OUT = BlockList("proj_out", tokens={"input": "img"}, returns="img", chained
 
 
 def usual_spec(model_class: str, *blocks: BlockList, head: BlockList | None = PROJ_OUT, **others: Any) -> ModelSpec:
-    """Returns the spec of a class with the names that most of diffusers' classes have."""
-    usual = {"heads": "config.num_attention_heads", "head_dim": "config.attention_head_dim", "image": "img"}
-    return ModelSpec(model_class, blocks, head=head, **{**usual, **others})
+    """Returns the spec of a class with the head and the image's stream that most of diffusers' classes have."""
+    return ModelSpec(model_class, blocks, head=head, **{"image": "img", **others})
 
 
 _ADAPTERS: dict[str, Adapter] = {}

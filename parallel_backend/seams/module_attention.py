@@ -10,21 +10,22 @@ from typing import Any
 import torch
 
 from ..errors import RequestError
-from ..models.attention_checks import AttentionSizes
-from ..models.spec import BlockList, names
+from ..models.attention_sizes import AttentionSizes
+from ..models.spec import BlockList, ModelSpec, names
 from .attention import ParallelAttention
 
 
 class ModuleAttention:
     """Computes one attention call of a model's module, in place of `F.scaled_dot_product_attention`.
 
-    call: the streams that attend, see `BlockList.attention`. sizes: by the spec.
+    call: the streams that attend, see `BlockList.attention`. sizes: of the model.
     """
 
     def __init__(
         self,
         attention: ParallelAttention,
         model: torch.nn.Module,
+        spec: ModelSpec,
         module: torch.nn.Module,
         blocks: BlockList,
         path: str,
@@ -36,7 +37,7 @@ class ModuleAttention:
         self.streams, self.seen = names(streams), names(seen or streams)
         self.owner = (module, call)
         self.place = f"{type(model).__name__}: {f'{path} of {blocks.path}' if path else blocks.path}"
-        self.keeps_keys, self.gathers_mask = bool(blocks.kept), blocks.local_masks.get(path) == ""
+        self.keeps_keys, self.gathers_mask = bool(spec.quirks.kept), blocks.local_masks.get(path) == ""
         reach = blocks.local_masks.get(path)
         self.reach: int | None = getattr(module, reach) if reach else None
 

@@ -103,11 +103,11 @@ def mistakes_in(model: torch.nn.Module, spec: ModelSpec, call: Callable[[], obje
                     continue
             sizes_of_heads.append(query.shape[3])
             if query.shape[1] != sizes.heads:
-                yield f"{where} has {query.shape[1]} heads, and {spec.heads} is {sizes.heads}"
+                yield f"{where} has {query.shape[1]} heads, and {sizes.heads} were read"
             if (own := sizes.kv_heads) and not are_repeated(key, own):
-                yield f"{where} does not repeat the heads of keys of {spec.kv_heads}, which is {own}"
+                yield f"{where} does not repeat {own} heads of keys"
         if (largest := max(sizes_of_heads, default=sizes.head_dim)) != sizes.head_dim:
-            yield f"the largest heads have {largest} dims, and {spec.width or spec.head_dim} says {sizes.head_dim}"
+            yield f"the largest heads have {largest} dims, and {sizes.head_dim} were read"
 
     return list(dict.fromkeys(found()))
 

@@ -13,8 +13,6 @@ COSMOS = single_stream(
 register_class(
     "comfy.ldm.cosmos.model.GeneralDIT",
     COSMOS,
-    heads="num_heads",
-    width="model_channels",
     unstaged="they are kept by name",
 )
 
@@ -33,7 +31,5 @@ PREDICT_2 = BlockList(
 register_class(
     "comfy.ldm.cosmos.predict2.MiniTrainDIT",
     PREDICT_2,
-    heads="num_heads",
-    width="model_channels",
     also=("comfy.ldm.anima.model.Anima",),
 )

@@ -12,8 +12,6 @@ HUNYUAN_3D = BlockList(
 register_class(
     "comfy.ldm.hunyuan3dv2_1.hunyuandit.HunYuanDiTPlain",
     HUNYUAN_3D,
-    heads="num_heads",
-    width="hidden_size",
     coupled="it exchanges the halves of the batch's conditions",
     unstaged="they skip from the first half to the second",
 )
@@ -24,6 +22,4 @@ register_class(
     "comfy.ldm.triposplat.model.LatentSeqMMFlowModel",
     REFINER,
     BLOCKS,
-    heads="num_heads",
-    width="model_channels",
 )
