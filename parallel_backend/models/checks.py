@@ -199,8 +199,9 @@ def check_stages(plan: ParallelPlan, model: torch.nn.Module, spec: ModelSpec | N
 
 
 def patch_of(model: torch.nn.Module, spec: ModelSpec, dims: int) -> tuple[int, ...]:
-    """Returns the part of the latents that becomes a token, over their last dims: (H, W), or (F, H, W)."""
-    size = getattr(getattr(model, "patchifier", model), "patch_size", 1) if spec.is_comfyui else 1
+    """Returns the part of the latents that becomes a token, over their last dims: (H, W), or (F, H, W). All 1 for
+    diffusers' classes, whose pipelines know it."""
+    size = getattr(getattr(model, "patchifier", model), "patch_size", 1) if "." in spec.model_class else 1
     sizes = (size,) * 2 if isinstance(size, int) else tuple(size)
     return ((1,) * dims + sizes)[-dims:]
 
