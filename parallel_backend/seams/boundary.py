@@ -87,15 +87,14 @@ class BlockBoundary:
     def enter(self, block: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """Cuts the block's arguments to this rank's tokens. Raises RequestError for an unlisted argument."""
         slot, given = self.layout.slot, Arguments(self.parameters, args, kwargs)
-        slot.has_all_tokens = bool(self.quirks.kept) and not given.values.get(self.quirks.kept)
-        if slot.has_all_tokens:
-            return args, kwargs
-        if not slot.sees_whole:
-            return self.cut_arguments(block, given)
         self.given, slot.has_all_tokens = [], True
+        if self.quirks.kept and not given.values.get(self.quirks.kept):
+            return args, kwargs
         try:
             found = self.cut_arguments(block, given)
         except RequestError:  # all ranks find the same
+            if not slot.sees_whole:
+                raise
             return args, kwargs
         slot.has_all_tokens = False
         return found
