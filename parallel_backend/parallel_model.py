@@ -93,7 +93,7 @@ class ParallelModel:
         """
         before = self.mesh
         self.forget()
-        self.take_off()
+        ParallelModel.remove(self)
         try:
             self.install(mesh)
         except PlanError:
@@ -114,11 +114,7 @@ class ParallelModel:
         return hooks
 
     def remove(self) -> None:
-        """Removes the plan and restores the model as it was."""
-        self.take_off()
-
-    def take_off(self) -> None:
-        """Takes the plan off the model."""
+        """Takes the plan off the model, and restores the model as it was."""
         self.hooks.remove()
         self.link = None
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..errors import UnknownModelError
 from .bands import Bands
 
 # An argument's stream; for a tuple, one per item (None: no tokens).
@@ -156,6 +157,14 @@ class Quirks:
     # Dict arguments, and their entries that the model computes if they are missing. These are not sent to ranks.
     computed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
+    # Whether diffusers' class takes a video as (B, F, C, H, W).
+    frames_first: bool = False
+    # By the path in a block, what takes the class's attention processor and returns one of ours in its place.
+    processors: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    # The path of the submodule that makes the rotary embedding, if it does so on the CPU. This is moved to the latents'
+    # device once per forward. Otherwise each block would move it and make the host wait.
+    rotary_on_cpu: str = ""
+
 
 @dataclass(frozen=True)
 class ModelSpec:
@@ -258,6 +267,21 @@ def comfyui_classes() -> list[str]:
 def spec_named(model_class: str) -> ModelSpec | None:
     """Returns the spec of a class by its name, see `ModelSpec.model_class`."""
     return _SPECS.get(model_class)
+
+
+def model_classes() -> list[str]:
+    """Returns the diffusers classes of transformers that have a spec."""
+    return sorted(name for name, spec in _SPECS.items() if "." not in name and not spec.bands)
+
+
+def known_spec(model_class: str) -> ModelSpec:
+    """Returns the spec of a diffusers class. Raises UnknownModelError if there is none."""
+    if model_class not in _SPECS:
+        raise UnknownModelError(
+            f"No spec for the transformer class {model_class}; supported are {', '.join(model_classes())}.",
+            "The manual parallel_backend/models/README.md says how to add one.",
+        )
+    return _SPECS[model_class]
 
 
 def spec_of(model_class: type) -> ModelSpec | None:

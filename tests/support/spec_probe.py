@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from parallel_backend.models import adapter_for
+from parallel_backend.models import known_spec
 from parallel_backend.models.checks import modules_at, sizes_of
 from parallel_backend.models.spec import BlockList, ModelSpec
 from tests.support.cases.families import UNEVEN, Family
@@ -73,7 +73,7 @@ def mistakes_in_family(family: Family, spec: ModelSpec) -> list[str]:
     """What the family's class does in another way than the spec says, in words."""
     model, (batch, *grid, height, width) = family.build(), family.shapes[UNEVEN]
     inputs, turned = family.inputs(batch, *grid, height, width), family.inputs(batch, *grid, width, height)
-    for path, processor in adapter_for(family.model_class).processors.items():
+    for path, processor in known_spec(family.model_class).quirks.processors.items():
         for block in (block for blocks in spec.blocks for block in modules_at(model, blocks.path)):
             block.get_submodule(path).processor = processor(block.get_submodule(path).processor)
     found = mistakes_in(model, spec, lambda: family.reference(model, *inputs))

@@ -19,7 +19,7 @@ import torch
 
 from parallel_backend.errors import PlanError, RequestError
 from parallel_backend.groups.mesh import Axis, Mesh
-from parallel_backend.models import Adapter, adapter_for, model_classes
+from parallel_backend.models import ModelSpec, known_spec, model_classes
 from parallel_backend.models.attention_sizes import AttentionSizes
 from parallel_backend.models.checks import changes_of
 from parallel_backend.models.spec import BlockList
@@ -64,21 +64,19 @@ class ReachedEnd(Exception):
     """The forward is where the ranks' tokens come together."""
 
 
-def with_blocks(name: str, **fields: Any) -> Adapter:
-    """A family's adapter, with other values in the spec of its blocks."""
-    adapter = adapter_for(FAMILIES[name].model_class)
-    blocks = tuple(replace(each, **fields) for each in adapter.spec.blocks)
-    return replace(adapter, spec=replace(adapter.spec, blocks=blocks))
+def with_blocks(name: str, **fields: Any) -> ModelSpec:
+    """A family's spec, with other values in its blocks."""
+    spec = known_spec(FAMILIES[name].model_class)
+    return replace(spec, blocks=tuple(replace(each, **fields) for each in spec.blocks))
 
 
-def run_first_of_two(name: str, adapter: Adapter) -> None:
+def run_first_of_two(name: str, spec: ModelSpec) -> None:
     """Runs a forward as the first of two ranks do, up to where their tokens come together. Attention gives each token
     its own query."""
     plan, family, one = ParallelPlan(ulysses=2), FAMILIES[name], Axis(None, 1, 0)
     axes = dict.fromkeys((*plan.degrees(), "batch"), one) | dict.fromkeys(("ulysses", "sequence"), Axis(None, 2, 0))
     with (
-        patch.dict("parallel_backend.models.spec._SPECS", {family.model_class: adapter.spec}),
-        patch.dict("parallel_backend.models.adapter._ADAPTERS", {family.model_class: adapter}),
+        patch.dict("parallel_backend.models.spec._SPECS", {family.model_class: spec}),
         patch.object(ParallelAttention, "__call__", lambda *args, **_: args[3]),
         patch.object(TokenLayout, "gather", side_effect=ReachedEnd),
     ):
@@ -89,7 +87,7 @@ def run_first_of_two(name: str, adapter: Adapter) -> None:
 @pytest.mark.parametrize("name", ["easyanimate", "easyanimate-inp", "sd3.5", "lumina2"])
 def test_a_spec_without_mistakes_is_run(name: str) -> None:
     with pytest.raises(ReachedEnd):
-        run_first_of_two(name, adapter_for(FAMILIES[name].model_class))
+        run_first_of_two(name, known_spec(FAMILIES[name].model_class))
 
 
 @pytest.mark.parametrize(
@@ -152,7 +150,7 @@ def test_an_item_of_no_stream_is_not_cut() -> None:
 
 def test_an_attention_forgotten_is_named() -> None:
     """No forward can tell it from attention to a text of as many tokens, and the image would be wrong."""
-    spec = with_blocks("sd3.5", attention={"attn": "img+txt"}).spec
+    spec = with_blocks("sd3.5", attention={"attn": "img+txt"})
     said = ["attn2 of transformer_blocks attends to tokens, and `attention` does not list it"]
     assert mistakes_in_family(FAMILIES["sd3.5"], spec) == said
 
@@ -242,11 +240,9 @@ def test_a_stream_elsewhere_than_its_spec_says_is_named(
     change: Callable[[BlockList], dict[str, Any]], name: str, place: int, said: str
 ) -> None:
     """No forward can tell it where streams are as long as one another."""
-    blocks = [*adapter_for(FAMILIES[name].model_class).spec.blocks]
+    blocks = [*known_spec(FAMILIES[name].model_class).blocks]
     blocks[place] = replace(blocks[place], **change(blocks[place]))
-    found = mistakes_in_family(
-        FAMILIES[name], replace(adapter_for(FAMILIES[name].model_class).spec, blocks=tuple(blocks))
-    )
+    found = mistakes_in_family(FAMILIES[name], replace(known_spec(FAMILIES[name].model_class), blocks=tuple(blocks)))
     assert any(each.startswith(f"{FAMILIES[name].model_class}: ") and said in each for each in found), found
 
 
@@ -261,7 +257,7 @@ def test_a_stream_elsewhere_than_its_spec_says_is_named(
 def test_heads_that_are_read_wrong_are_named(name: str, sizes: AttentionSizes, said: str) -> None:
     """A forward sees the number of heads alone. The image would be wrong, or a kernel would not take the heads."""
     with patch("parallel_backend.models.checks.read_sizes", lambda _module: sizes):
-        found = mistakes_in_family(FAMILIES[name], adapter_for(FAMILIES[name].model_class).spec)
+        found = mistakes_in_family(FAMILIES[name], known_spec(FAMILIES[name].model_class))
     assert found[0].endswith(said)
 
 
@@ -271,7 +267,7 @@ def test_every_class_has_a_family() -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_familys_class_attends_as_its_spec_says(name: str) -> None:
-    assert mistakes_in_family(FAMILIES[name], adapter_for(FAMILIES[name].model_class).spec) == []
+    assert mistakes_in_family(FAMILIES[name], known_spec(FAMILIES[name].model_class)) == []
 
 
 @pytest.mark.parametrize("model_class", CLASSES)
