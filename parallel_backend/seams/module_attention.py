@@ -79,15 +79,13 @@ class ModuleAttention:
                     "List its streams in `attention`, as parallel_backend/models/README.md says, or use ulysses=1 and "
                     "ring=1.",
                 )
-        sizes = self.sizes
-        of_keys = [("kv_heads", key.shape[1], (sizes.heads, sizes.kv_heads))] if sizes.kv_heads else []
-        for field, heads, known in (("heads", query.shape[1], (sizes.heads,)), *of_keys):
-            if heads not in known:
-                raise RequestError(
-                    f"{self.place} has {heads} heads{'' if field == 'heads' else ' of keys'}, and `{field}` says "
-                    f"{known[-1]}.",
-                    f"Correct `{field}` of the spec, or use ulysses=1 and ring=1.",
-                )
+        heads, kv_heads = self.sizes.heads, self.sizes.kv_heads or key.shape[1]
+        if query.shape[1] != heads or key.shape[1] not in (heads, kv_heads):
+            raise RequestError(
+                f"{self.place} has {query.shape[1]} heads and {key.shape[1]} of keys, and {heads} and {kv_heads} were "
+                "read off it.",
+                "Correct parallel_backend/models/attention_sizes.py, or use ulysses=1 and ring=1.",
+            )
 
     def gather_mask(self, local: torch.Tensor) -> torch.Tensor:
         """Returns the mask over all ranks' keys, gathered once per forward. Masks of tokens that do not run are kept

@@ -10,10 +10,7 @@ STABLE_AUDIO = single_stream(
     whole=("context", "global_cond", "context_mask"),
     refused=("mask",),
 )
-register_class(
-    "comfy.ldm.audio.dit.AudioDiffusionTransformer",
-    STABLE_AUDIO,
-)
+register_class("comfy.ldm.audio.dit.AudioDiffusionTransformer", STABLE_AUDIO)
 
 ACE_STEP = single_stream(
     "decoder.layers",

@@ -18,16 +18,10 @@ register_class("comfy.ldm.hydit.models.HunYuanDiT", HUNYUAN, image="x")
 KREA = single_stream(
     "blocks", "x", "attn", sides={"freqs": (2, "x"), "timestep_zero_index": Places("x")}, whole=("vec", "mask")
 )
-register_class(
-    "comfy.ldm.krea2.model.SingleStreamDiT",
-    KREA,
-)
+register_class("comfy.ldm.krea2.model.SingleStreamDiT", KREA)
 
 IDEOGRAM = single_stream("layers", "x", "attention", sides={"freqs_cis": (1, "x")}, whole=("attn_mask", "adaln_input"))
-register_class(
-    "comfy.ldm.ideogram4.model.Ideogram4Transformer2DModel",
-    IDEOGRAM,
-)
+register_class("comfy.ldm.ideogram4.model.Ideogram4Transformer2DModel", IDEOGRAM)
 
 ERNIE = single_stream(
     "layers", "x", "self_attention", sides={"rotary_pos_emb": (1, "x")}, whole=("temb", "attention_mask")

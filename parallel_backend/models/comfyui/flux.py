@@ -42,14 +42,5 @@ MODEL = register_class(
 register(replace(MODEL, model_class="comfy.ldm.chroma.model.Chroma", head=HEAD))
 # Its head mixes neighbouring pixels.
 register(replace(MODEL, model_class="comfy.ldm.chroma_radiance.model.ChromaRadiance", head=None, image=""))
-register_class(
-    "comfy.ldm.hunyuan3d.model.Hunyuan3Dv2",
-    DOUBLE,
-    SINGLE,
-)
-register_class(
-    "comfy.ldm.hunyuan_video.model.HunyuanVideo",
-    DOUBLE,
-    SINGLE,
-    image="img",
-)
+register_class("comfy.ldm.hunyuan3d.model.Hunyuan3Dv2", DOUBLE, SINGLE)
+register_class("comfy.ldm.hunyuan_video.model.HunyuanVideo", DOUBLE, SINGLE, image="img")

@@ -23,11 +23,7 @@ HIDREAM = (
         refused=("image_tokens_masks", "text_tokens"),
     ),
 )
-register_class(
-    "comfy.ldm.hidream.model.HiDreamImageTransformer2DModel",
-    *HIDREAM,
-    image="img",
-)
+register_class("comfy.ldm.hidream.model.HiDreamImageTransformer2DModel", *HIDREAM, image="img")
 
 # Text attends to itself alone, so its keys are the same in all steps. The first step computes them, with all tokens.
 HIDREAM_O1 = BlockList(
@@ -61,10 +57,7 @@ LENS = BlockList(
     local_masks={"attn": ""},
     whole=("temb",),
 )
-register_class(
-    "comfy.ldm.lens.model.LensTransformer2DModel",
-    LENS,
-)
+register_class("comfy.ldm.lens.model.LensTransformer2DModel", LENS)
 
 JOYIMAGE = BlockList(
     path="double_blocks",
@@ -74,11 +67,7 @@ JOYIMAGE = BlockList(
     sides={"image_rotary_emb": (1, "img")},
     whole=("temb",),
 )
-register_class(
-    "comfy.ldm.joyimage.model.JoyImageTransformer3DModel",
-    JOYIMAGE,
-    image="img",
-)
+register_class("comfy.ldm.joyimage.model.JoyImageTransformer3DModel", JOYIMAGE, image="img")
 
 # Its pixel blocks run after these, whole on every rank.
 PIXELDIT = BlockList(
@@ -89,8 +78,4 @@ PIXELDIT = BlockList(
     sides={"pos_img": (0, "img"), "pos_txt": (0, "txt")},
     whole=("c", "attn_mask"),
 )
-register_class(
-    "comfy.ldm.pixeldit.model.PixDiT_T2I",
-    PIXELDIT,
-    also=("comfy.ldm.pixeldit.pid.PidNet",),
-)
+register_class("comfy.ldm.pixeldit.model.PixDiT_T2I", PIXELDIT, also=("comfy.ldm.pixeldit.pid.PidNet",))

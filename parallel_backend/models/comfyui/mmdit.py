@@ -26,9 +26,4 @@ AURA_DOUBLE = BlockList(
     whole=("global_cond",),
 )
 AURA_SINGLE = single_stream("single_layers", "cx", "attn", stream="txt+img", common=("modCX",), whole=("global_cond",))
-register_class(
-    "comfy.ldm.aura.mmdit.MMDiT",
-    AURA_DOUBLE,
-    AURA_SINGLE,
-    image="img",
-)
+register_class("comfy.ldm.aura.mmdit.MMDiT", AURA_DOUBLE, AURA_SINGLE, image="img")

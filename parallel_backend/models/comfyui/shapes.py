@@ -18,8 +18,4 @@ register_class(
 
 REFINER = single_stream("noise_refiner", "x", "attn", sides={"rotary_emb": (1, "x")}, whole=("mod",))
 BLOCKS = single_stream("blocks", "x", "attn", stream="x+rest", sides={"rotary_emb": (1, "x+rest")}, whole=("mod",))
-register_class(
-    "comfy.ldm.triposplat.model.LatentSeqMMFlowModel",
-    REFINER,
-    BLOCKS,
-)
+register_class("comfy.ldm.triposplat.model.LatentSeqMMFlowModel", REFINER, BLOCKS)

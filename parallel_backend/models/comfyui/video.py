@@ -10,11 +10,7 @@ COGVIDEOX = BlockList(
     sides={"image_rotary_emb": (0, "img")},
     whole=("temb",),
 )
-register_class(
-    "comfy.ldm.cogvideo.model.CogVideoXTransformer3DModel",
-    COGVIDEOX,
-    image="img",
-)
+register_class("comfy.ldm.cogvideo.model.CogVideoXTransformer3DModel", COGVIDEOX, image="img")
 
 MOCHI = BlockList(
     path="blocks",
@@ -39,8 +35,4 @@ KANDINSKY = single_stream(
     sides={"freqs": (1, "x")},
     whole=("text_embed", "time_embed"),
 )
-register_class(
-    "comfy.ldm.kandinsky5.model.Kandinsky5",
-    KANDINSKY,
-    image="x",
-)
+register_class("comfy.ldm.kandinsky5.model.Kandinsky5", KANDINSKY, image="x")
