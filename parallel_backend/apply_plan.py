@@ -11,7 +11,7 @@ from .axes import TOKEN_AXES
 from .groups.mesh import Mesh
 from .groups.mesh_layout import stages_of
 from .hooks import Hooks
-from .models.attention_checks import AttentionSizes
+from .models.attention_sizes import AttentionSizes
 from .models.checks import attention_paths, check_class, check_module, modules_at, sizes_of
 from .models.parallel_mlp import submodules
 from .models.spec import BlockList, ModelSpec
@@ -89,7 +89,7 @@ def apply_plan_inside(
     layout: of the model. dtype: what the network computes in. Raises PlanError and leaves the network unchanged then.
     """
     check_class(network, spec, [axis for axis in TOKEN_AXES if getattr(mesh.plan, axis) > 1])
-    sizes = sizes_of(network, spec) if spec.heads else None
+    sizes = sizes_of(network, spec) if spec.attends else None
     kernel = choose_kernel(sizes, mesh, dtype)
     layout.starts = {**layout.starts, **(spec.inside or {})}
     install_boundary(network, spec, layout, hooks, None)
@@ -123,7 +123,7 @@ def keep_own_blocks(
     lists, plan = spec.blocks if spec else (), mesh.plan
     count = sum(len(modules_at(model, blocks.path)) for blocks in lists)
     own = stages_of(plan, weights.blocks)[mesh["pipefusion"].index] if plan.pipefusion > 1 else range(count)
-    return keep_stage(model, lists, own, hooks, spec is not None and spec.skips)
+    return keep_stage(model, lists, own, hooks, spec.quirks.shared if spec else (), spec is not None and spec.skips)
 
 
 def overlap_mlp(
@@ -146,7 +146,7 @@ def share_attention(
         for path in attention_paths(block, blocks):
             module, streams = block.get_submodule(path), blocks.attention[path]
             calls = (streams,) if isinstance(streams, str) else streams
-            attends = [ModuleAttention(attention, model, module, blocks, path, call, sizes) for call in calls]
+            attends = [ModuleAttention(attention, model, spec, module, blocks, path, call, sizes) for call in calls]
             seams.append(install_attention(block, path, attends, hooks, attention.layout.slot))
     return seams
 

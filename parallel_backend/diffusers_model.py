@@ -12,7 +12,7 @@ from .apply_plan import own_blocks
 from .errors import RequestError
 from .groups.mesh import Mesh
 from .groups.mesh_layout import same_weights
-from .models import adapter_for
+from .models import known_spec
 from .parallel_model import ParallelModel
 from .weights.flat_block import FlatBlock, Values
 from .weights.loading import Check, ModelSource, build_transformer, go_on, load_weights, read_tensors
@@ -29,13 +29,13 @@ SPARE = 400 << 20  # bytes of a device, kept free of weights and of a forward's 
 class DiffusersModel(ParallelModel):
     """A parallel model of one of diffusers' classes.
 
-    Raises PlanError if the model does not allow the plan, and UnknownModelError if its class has no adapter.
+    Raises PlanError if the model does not allow the plan, and UnknownModelError if its class has no spec.
     """
 
     model: ModelMixin
 
     def __init__(self, model: ModelMixin, mesh: Mesh) -> None:
-        self.adapter = adapter_for(type(model).__name__)
+        self.known = known_spec(type(model).__name__)
         self.parking = Parking(model, mesh.device)
         self.unread: ModelSource | None = None  # the source of weights that are not read yet
         self.working_bytes = 0  # bytes that weights leave free on the device
@@ -44,12 +44,13 @@ class DiffusersModel(ParallelModel):
 
     def install(self, mesh: Mesh) -> None:
         super().install(mesh)
-        for path, processor in self.adapter.processors.items():
-            for _, block in own_blocks(self.model, self.adapter.spec):
+        quirks = self.known.quirks
+        for path, processor in quirks.processors.items():
+            for _, block in own_blocks(self.model, self.known):
                 attention = block.get_submodule(path)
                 self.hooks.replace(attention, "processor", processor(attention.processor))
-        if self.adapter.rotary_on_cpu:
-            self.hooks.after(self.model.get_submodule(self.adapter.rotary_on_cpu), move_to_latents)
+        if quirks.rotary_on_cpu:
+            self.hooks.after(self.model.get_submodule(quirks.rotary_on_cpu), move_to_latents)
 
     @property
     def weight_bytes(self) -> int:

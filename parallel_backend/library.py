@@ -19,7 +19,7 @@ from .diffusers_model import DiffusersModel
 from .errors import GroupError, PlanError, RequestError
 from .groups.collectives import gather_numbers
 from .groups.mesh import Axis, Mesh, build_mesh, in_order, picture_axis, replica_axis
-from .models import adapter_for
+from .models import known_spec
 from .models.checks import check_module
 from .pipelines.arguments import refuse_compiled
 from .pipelines.components import ALL, IMAGES, PipelineComponents, components_of, encoders_of
@@ -66,7 +66,7 @@ def parallelize(pipeline: Any, plan: ParallelPlan, vae: bool = False, images: st
         raise RequestError(f"There is no images={images!r}.", f"Use {' or '.join(IMAGES)}.")
     check_world(plan)
     for model in models:  # before any group exists
-        adapter_for(type(model).__name__)  # raises for an unknown class
+        known_spec(type(model).__name__)  # raises for an unknown class
         check_model(model, plan)
     if vae:
         check_vae(getattr(pipeline, "vae", None))

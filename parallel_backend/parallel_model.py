@@ -73,7 +73,7 @@ class ParallelModel:
         self.install(mesh)
         lists = blocks_at(model, self.spec.paths(model) if self.spec else ())
         own = {path: block for path, block in lists.items() if not isinstance(block, StandIn)}
-        shared = self.spec.shared if self.spec else ()
+        shared = self.spec.quirks.shared if self.spec else ()
         self.fetched = BlockPrefetcher(model, own, mesh.device, shared, dtypes, mesh.timeline)
         self.compiled = CompiledBlocks(self.stage.blocks or [model], mesh.device, mesh.plan.token_ways > 1)
 
@@ -82,7 +82,7 @@ class ParallelModel:
         applied = apply_plan(self.model, self.spec, mesh, self.dtype, self.sizes, self.hooks)
         self.mesh, self.slot, self.stage, self.link = mesh, applied.slot, applied.stage, applied.link
         self.attention, self.layout, self.seams = applied.attention, applied.layout, applied.seams
-        self.pipeline = StepPipeline(mesh.plan, self.spec.changes if self.spec else ())
+        self.pipeline = StepPipeline(mesh.plan)
         self.row_forms, self.stage_forms = Forms(), Forms()
         self.kept.drop()
 
@@ -93,7 +93,7 @@ class ParallelModel:
         """
         before = self.mesh
         self.forget()
-        self.take_off()
+        ParallelModel.remove(self)
         try:
             self.install(mesh)
         except PlanError:
@@ -114,11 +114,7 @@ class ParallelModel:
         return hooks
 
     def remove(self) -> None:
-        """Removes the plan and restores the model as it was."""
-        self.take_off()
-
-    def take_off(self) -> None:
-        """Takes the plan off the model."""
+        """Takes the plan off the model, and restores the model as it was."""
         self.hooks.remove()
         self.link = None
 
@@ -279,7 +275,7 @@ class ParallelModel:
             self.fetched.serve()
             return None
         args = tuple(rows_of(value, size, axis) for value in args)
-        whole = (ALWAYS_WHOLE, *(self.spec.first_rows if self.spec else ()))
+        whole = (ALWAYS_WHOLE, *(self.spec.quirks.first_rows if self.spec else ()))
         kwargs = {name: value if name in whole else rows_of(value, size, axis) for name, value in kwargs.items()}
         return self.run(args, kwargs, forward)
 

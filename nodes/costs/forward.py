@@ -39,8 +39,8 @@ def count_call_forward(
     blocks = [(each, block) for each in (spec.blocks if spec else ()) for block in modules_at(module, each.path)]
     bands = spec.bands if spec and not spec.unshared else None
     attending = bands.attending_blocks(module) if bands else [block for _, block in blocks]
-    left_out = ("transformer_options", *(spec.uncounted if spec else ()))
-    read = spec.read if spec else ()
+    left_out = ("transformer_options", *(spec.quirks.uncounted if spec else ()))
+    read = spec.quirks.read if spec else ()
     counted = {name: value for name, value in kwargs.items() if name not in left_out}
     given = {name: value if name in read else move_to_meta(value) for name, value in counted.items()}
     latents, timestep, *others = map(move_to_meta, args)
@@ -49,7 +49,7 @@ def count_call_forward(
     given["transformer_options"] = {"optimized_attention_override": attend}
     heads, _, kv_heads = sizes_of(module, spec) if spec and spec.attends else (1, 0, None)
     returned = {block: count for each, block in blocks if (count := count_returned(each))}
-    steps = 2 if spec and spec.drops else 1  # what a model keeps, it computes in the first step only
+    steps = 2 if spec and spec.quirks.drops else 1  # what a model keeps, it computes in the first step only
     token = COUNTING.set(True)
     try:
         run = functools.partial(type(module).forward, own, latents, timestep, *others, **given)
@@ -106,7 +106,7 @@ def count_latents_forward(
 def packed_shape(module: torch.nn.Module, latents: Sequence[int]) -> list[int]:
     """Returns the shape of these latents as ComfyUI samples them. If their sound is unknown, it is left out."""
     spec = spec_of(type(module))
-    return [latents[0], 1, math.prod(latents[1:])] if spec and spec.packed else [*latents]
+    return [latents[0], 1, math.prod(latents[1:])] if spec and spec.quirks.packed else [*latents]
 
 
 def attend(_own: Callable, *args: Any, **kwargs: Any) -> torch.Tensor:

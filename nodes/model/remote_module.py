@@ -78,7 +78,7 @@ class RemoteModule(PlannedModule):
         module = self.module
         self.batcher = CallBatcher(self.call, lambda: not self.runs_here and self.shares_calls())
         spec = spec_of(type(module))
-        self.computed = spec.computed if spec else {}
+        self.computed = spec.quirks.computed if spec else {}
         self.weights = PatchedWeights(module, source)
         self.stand_ins = self.methods()  # attributes of the module while the ranks run it
         vars(module).update(self.stand_ins)

@@ -17,7 +17,7 @@ from ..costs.forward import META, ForwardCost, count_forward
 from ..costs.machine import Machine
 from ..costs.roofline import Prediction, predict
 from ..errors import RequestError
-from ..models import adapter_for
+from ..models import known_spec
 from ..models.checks import check_module, modules_at, sizes_of
 from ..plan import ParallelPlan
 from ..weights.folder import transformer_source
@@ -67,7 +67,7 @@ class CountedTransformer(torch.nn.Module):
 
     def count(self, run: Callable[[], Any], rows: int) -> ForwardCost:
         """Returns the cost of a forward. run: calls the model with so many rows."""
-        spec = adapter_for(type(self.model).__name__).spec
+        spec = known_spec(type(self.model).__name__)
         heads, _, kv_heads = sizes_of(self.model, spec)
         blocks = [block for each in spec.blocks for block in modules_at(self.model, each.path)]
         return count_forward(

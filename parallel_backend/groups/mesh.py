@@ -213,12 +213,6 @@ class Groups:
             shake_hands(group, self.device, each)
 
 
-def build_axis(each: Communicator, built: Groups) -> Axis:
-    """Adds a communicator's group, and returns its axis; on a rank outside of it, one of a degree of one."""
-    group, rank = built.add(each), dist.get_rank()
-    return Axis(group, len(each.ranks), each.ranks.index(rank)) if group else Axis(None, 1, 0)
-
-
 def new_group(
     device: torch.device, ranks: list[int] | None = None, timeout: timedelta = LONGEST_WAIT, side_by_side: int = 1
 ) -> dist.ProcessGroup:
@@ -267,10 +261,12 @@ def most_side_by_side(plan: ParallelPlan) -> int:
 
 def connected_axis(device: torch.device, rows: Iterable[Communicator], side_by_side: int = 1) -> Axis:
     """Builds the groups of these rows of ranks, connects the ranks, and returns this rank's axis."""
-    built = Groups(device, side_by_side)
-    axes = [build_axis(row, built) for row in rows]
+    built, own = Groups(device, side_by_side), Axis(None, 1, 0)
+    for row in rows:
+        if group := built.add(row):
+            own = Axis(group, len(row.ranks), row.ranks.index(dist.get_rank()))
     built.connect()
-    return next((axis for axis in axes if axis.group), Axis(None, 1, 0))
+    return own
 
 
 def in_order(groups: Iterable[dist.ProcessGroup | None]) -> list[dist.ProcessGroup]:

@@ -2,5 +2,4 @@
 
 # ruff: noqa: F401 (each file registers its classes)
 from . import allegro, comfyui, joint, mochi, single, unet
-from .adapter import Adapter, adapter_for, model_classes
-from .spec import BlockList, ModelSpec, spec_named, spec_of
+from .spec import BlockList, ModelSpec, known_spec, model_classes, spec_named, spec_of

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from .adapter import register_adapter, usual_spec
-from .spec import single_stream
+from .spec import Quirks, single_stream
+from .usual import register_usual
 
 
 class Processor:
@@ -36,4 +36,4 @@ BLOCKS = single_stream(
     refused=("attention_mask",),
     chained=True,
 )
-register_adapter(usual_spec("AllegroTransformer3DModel", BLOCKS), processors={"attn1": Processor})
+register_usual("AllegroTransformer3DModel", BLOCKS, quirks=Quirks(processors={"attn1": Processor}))

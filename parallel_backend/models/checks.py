@@ -18,14 +18,11 @@ from ..axes import BATCH_AXES, TOKEN_AXES
 from ..compat import lacks_coroutines
 from ..errors import PlanError
 from ..plan import AUTO, HOST, OFF, ON, SHARED, ParallelPlan
-from .attention_checks import AttentionSizes, differences_in_attention
+from .attention_sizes import AttentionSizes, differences_in_attention, read_sizes
 from .bands import VARIABLE, differences_in_bands, lacking
-from .spec import ALWAYS_WHOLE, BlockList, ModelSpec, Streams, signature_of, spec_of
+from .spec import ALWAYS_WHOLE, BlockList, ModelSpec, Quirks, Streams, signature_of, spec_of
 
 OWN_ATTENTION = ("auto", "native")  # values of a plan that leave attention to ComfyUI
-
-
-SKIP = "skip"  # the argument of a block that takes an earlier block's output
 
 
 def modules_at(model: torch.nn.Module, path: str) -> list[torch.nn.Module]:
@@ -41,12 +38,21 @@ def modules_at(model: torch.nn.Module, path: str) -> list[torch.nn.Module]:
 
 
 def sizes_of(model: torch.nn.Module, spec: ModelSpec) -> AttentionSizes:
-    """Reads the sizes that limit a plan off the model, which may be on the meta device."""
+    """Reads the sizes that limit a plan off the model, which may be on the meta device. One head of no dims if it has
+    none."""
     if spec.bands:
         return AttentionSizes(*spec.bands.attention_sizes(model))
-    heads, size = (read_size(model, path) for path in (spec.heads, spec.width or spec.head_dim))
-    kv_heads = read_size(model, spec.kv_heads) if spec.kv_heads else None
-    return AttentionSizes(heads, size // heads if spec.width else size, kv_heads)
+    found = list(attention_sizes(model, spec))
+    return found[0]._replace(head_dim=max(each.head_dim for each in found)) if found else AttentionSizes(1, 0)
+
+
+def attention_sizes(model: torch.nn.Module, spec: ModelSpec) -> Iterator[AttentionSizes]:
+    """Reads the sizes of attention off the first block of each list that is here."""
+    for blocks in spec.blocks:
+        with contextlib.suppress(AttributeError, StopIteration):
+            block = next(each for each in modules_at(model, blocks.path) if not is_stand_in(each))
+            modules = [block.get_submodule(path) for path in attention_paths(block, blocks)]
+            yield from filter(None, map(read_sizes, modules))
 
 
 def read_size(model: torch.nn.Module, path: str) -> Any:
@@ -193,10 +199,9 @@ def check_stages(plan: ParallelPlan, model: torch.nn.Module, spec: ModelSpec | N
 
 
 def patch_of(model: torch.nn.Module, spec: ModelSpec, dims: int) -> tuple[int, ...]:
-    """Returns the part of the latents that becomes a token, over their last dims: (H, W), or (F, H, W)."""
-    if not spec.patch_size:
-        return (1,) * dims
-    size = read_size(model, spec.patch_size)
+    """Returns the part of the latents that becomes a token, over their last dims: (H, W), or (F, H, W). All 1 for
+    diffusers' classes, whose pipelines know it."""
+    size = getattr(getattr(model, "patchifier", model), "patch_size", 1) if "." in spec.model_class else 1
     sizes = (size,) * 2 if isinstance(size, int) else tuple(size)
     return ((1,) * dims + sizes)[-dims:]
 
@@ -218,15 +223,10 @@ def changes_of(model: torch.nn.Module) -> list[str]:
 
 def differences(model: torch.nn.Module, spec: ModelSpec) -> Iterator[str]:
     """Lists what the spec relies on and the model lacks, and which block arguments the spec does not know."""
-    paths = (spec.heads, spec.width or spec.head_dim, spec.kv_heads, spec.coupled_where, spec.patch_size, spec.drops)
+    paths = (spec.quirks.coupled_where, spec.quirks.drops)
     paths += (spec.bands.levels, spec.bands.patch_size) if spec.bands else ()
-    lacks = [path for path in filter(None, paths) if not has_size(model, path)]
-    yield from (f"it has no {path}" for path in lacks)
-    sizes = None
-    if spec.heads and not lacks:
-        wrong = list(differences_in_heads(model, spec))
-        sizes = None if wrong else sizes_of(model, spec)
-        yield from wrong
+    yield from (f"it has no {path}" for path in filter(None, paths) if not has_size(model, path))
+    sizes = next(attention_sizes(model, spec), None)
     if spec.bands and not spec.unshared:
         yield from differences_in_bands(model, spec.bands)
     for blocks in spec.sharded:
@@ -237,9 +237,8 @@ def differences(model: torch.nn.Module, spec: ModelSpec) -> Iterator[str]:
             continue
         for block in modules:
             if not is_stand_in(block):
-                yield from differences_in_block(block, blocks)
-                if sizes:
-                    yield from differences_in_attention(block, attention_paths(block, blocks), blocks, spec, sizes)
+                yield from differences_in_block(block, blocks, spec.quirks_of(blocks))
+                yield from differences_in_attention(block, attention_paths(block, blocks), blocks.path, sizes)
         if spec.inside is None:  # else the other streams are the model's
             yield from unknown_streams(blocks)
 
@@ -268,18 +267,6 @@ def has_size(model: torch.nn.Module, path: str) -> bool:
     return True
 
 
-def differences_in_heads(model: torch.nn.Module, spec: ModelSpec) -> Iterator[str]:
-    """Lists sizes of attention that cannot be right together. A forward compares the number of heads."""
-    heads = read_size(model, spec.heads)
-    if not isinstance(heads, int) or heads < 1:
-        yield f"{spec.heads} is {heads}, which is no number of heads"
-        return
-    if spec.width and read_size(model, spec.width) % heads:
-        yield f"{spec.width} is no multiple of {spec.heads}"
-    if spec.kv_heads and heads % read_size(model, spec.kv_heads):
-        yield f"{spec.heads} is no multiple of {spec.kv_heads}"
-
-
 def is_stand_in(block: torch.nn.Module) -> bool:
     """Whether a module replaces another stage's block."""
     return isinstance(vars(block).get("signature"), inspect.Signature)
@@ -291,16 +278,16 @@ def attention_paths(block: torch.nn.Module, blocks: BlockList) -> list[str]:
     return [path for path in blocks.attention if not path or getattr(block, path, path) is not None]
 
 
-def differences_in_block(block: torch.nn.Module, blocks: BlockList) -> Iterator[str]:
+def differences_in_block(block: torch.nn.Module, blocks: BlockList, quirks: Quirks) -> Iterator[str]:
     parameters = signature_of(block).parameters.values()
     takes = {parameter.name for parameter in parameters if parameter.kind not in VARIABLE}
     if len(takes) == len(parameters):
         named = {name for name in blocks.sharded if not name.isdigit()}  # the others are of `*args`
-        lacks = (named | {blocks.kept} - {""}) - takes - set(blocks.optional)
+        lacks = (named | {quirks.kept} - {""}) - takes - {*quirks.optional}
         yield from (f"{blocks.path} has no argument {name}" for name in sorted(lacks))
-    known = {ALWAYS_WHOLE, *blocks.sharded, *blocks.whole, *blocks.refused, blocks.kept}
+    known = {ALWAYS_WHOLE, *blocks.sharded, *blocks.whole, *blocks.refused, quirks.kept}
     yield from (f"{blocks.path} has an argument {name}, which its spec does not list" for name in sorted(takes - known))
-    yield from lacking(block, (*attention_paths(block, blocks), *blocks.full_length), f"{blocks.path}: ")
+    yield from lacking(block, (*attention_paths(block, blocks), *quirks.full_length), f"{blocks.path}: ")
     for path, attribute in blocks.local_masks.items():
         with contextlib.suppress(AttributeError):
             if attribute and not hasattr(block.get_submodule(path), attribute):

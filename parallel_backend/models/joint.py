@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from .adapter import JOINED, JOINT, PROJ_OUT, register_adapter, usual_spec
-from .spec import OTHER, BlockList, ModelSpec
+from .spec import OTHER, BlockList, Quirks
+from .usual import JOINED, JOINT, PROJ_OUT, register_usual
 
 SINGLE = "single_transformer_blocks"
 PARALLEL_MLP = {"proj_mlp": OTHER, "act_mlp": OTHER}  # runs parallel to attention in single blocks
@@ -11,25 +11,25 @@ ROTARY = {"image_rotary_emb": (0, "txt+img")}
 LATE_HEAD = replace(PROJ_OUT, chained=False)
 
 
-def flux(model_class: str, **fields: tuple[str, ...]) -> ModelSpec:
-    """Returns the spec of a class with Flux's blocks. fields: of these."""
+def register_flux(model_class: str, **fields: tuple[str, ...]) -> None:
+    """Adds a class with Flux's blocks. fields: of these."""
     double = replace(JOINT, sides=ROTARY, **fields)
-    return usual_spec(model_class, double, replace(double, path=SINGLE, parallel_mlp=PARALLEL_MLP))
+    register_usual(model_class, double, replace(double, path=SINGLE, parallel_mlp=PARALLEL_MLP))
 
 
 # Flux.1 (https://github.com/black-forest-labs/flux): dev and schnell, Fill, Canny and Depth, Kontext.
-register_adapter(flux("FluxTransformer2DModel"))
+register_flux("FluxTransformer2DModel")
 # Bria 3 (https://huggingface.co/briaai/BRIA-3.2): without pooled text and guidance.
-register_adapter(flux("BriaTransformer2DModel", whole=("temb",), refused=("attention_kwargs",)))
+register_flux("BriaTransformer2DModel", whole=("temb",), refused=("attention_kwargs",))
 # Ovis-Image (https://huggingface.co/AIDC-AI/Ovis-Image-7B): its text tokens are on a diagonal.
 OVIS = replace(JOINT, sides=ROTARY)
-register_adapter(usual_spec("OvisImageTransformer2DModel", OVIS, replace(OVIS, path=SINGLE)))
+register_usual("OvisImageTransformer2DModel", OVIS, replace(OVIS, path=SINGLE))
 
 # Chroma (https://huggingface.co/lodestones/Chroma1-HD): without pooled text, its modulation distilled.
 WHOLE = ("temb", "attention_mask", "joint_attention_kwargs")
 DOUBLE = replace(JOINT, sides=ROTARY, whole=WHOLE)
 JOINED_MLP = replace(JOINED, sides=ROTARY, whole=WHOLE, parallel_mlp=PARALLEL_MLP)
-register_adapter(usual_spec("ChromaTransformer2DModel", DOUBLE, JOINED_MLP, head=LATE_HEAD))
+register_usual("ChromaTransformer2DModel", DOUBLE, JOINED_MLP, head=LATE_HEAD)
 
 # Flux.2 dev, with the guidance scale as a condition, and klein (https://github.com/black-forest-labs/flux2).
 DOUBLE = replace(JOINT, sides=ROTARY, whole=("temb_mod_img", "temb_mod_txt", "joint_attention_kwargs"))
@@ -40,12 +40,12 @@ FUSED = replace(
     whole=("temb_mod", "joint_attention_kwargs", "split_hidden_states"),
     refused=("encoder_hidden_states", "text_seq_len"),
 )
-register_adapter(usual_spec("Flux2Transformer2DModel", DOUBLE, FUSED, head=LATE_HEAD))
+register_usual("Flux2Transformer2DModel", DOUBLE, FUSED, head=LATE_HEAD)
 
 # AuraFlow (https://huggingface.co/fal/AuraFlow-v0.3).
 WHOLE = ("temb", "attention_kwargs")
 DOUBLE = replace(JOINT, path="joint_transformer_blocks", whole=WHOLE)
-register_adapter(usual_spec("AuraFlowTransformer2DModel", DOUBLE, replace(JOINED, whole=WHOLE), head=LATE_HEAD))
+register_usual("AuraFlowTransformer2DModel", DOUBLE, replace(JOINED, whole=WHOLE), head=LATE_HEAD)
 
 # Qwen-Image and Qwen-Image-Edit (https://arxiv.org/abs/2508.02324).
 QWEN = replace(
@@ -57,10 +57,10 @@ QWEN = replace(
     },
     local_masks={"attn": ""},
 )
-register_adapter(usual_spec("QwenImageTransformer2DModel", QWEN, image=""))
+register_usual("QwenImageTransformer2DModel", QWEN, image="")
 
 # Stable Diffusion 3 (https://arxiv.org/abs/2403.03206) and 3.5, whose first blocks attend to the image twice.
-register_adapter(usual_spec("SD3Transformer2DModel", replace(JOINT, attention={"attn": "img+txt", "attn2": "img"})))
+register_usual("SD3Transformer2DModel", replace(JOINT, attention={"attn": "img+txt", "attn2": "img"}))
 
 # CogVideoX (https://arxiv.org/abs/2408.06072) 1.0 and 1.5, from text or from an image.
 COGVIDEOX = BlockList(
@@ -72,17 +72,17 @@ COGVIDEOX = BlockList(
     whole=("temb", "attention_kwargs"),
     chained=True,
 )
-register_adapter(usual_spec("CogVideoXTransformer3DModel", COGVIDEOX, head=None), frames_first=True)
+register_usual("CogVideoXTransformer3DModel", COGVIDEOX, head=None, quirks=Quirks(frames_first=True))
 # CogView4 (https://github.com/THUDM/CogView4).
 COGVIEW = replace(COGVIDEOX, refused=("attention_mask",))
-register_adapter(usual_spec("CogView4Transformer2DModel", COGVIEW), rotary_on_cpu="rope")
+register_usual("CogView4Transformer2DModel", COGVIEW, quirks=Quirks(rotary_on_cpu="rope"))
 # EasyAnimate 5.1 (https://arxiv.org/abs/2405.18991), from text, from images (InP) or under control. Blocks that have
 # one set of weights for image and text take and return the same.
 EASY = replace(COGVIDEOX, whole=("temb",))
-register_adapter(usual_spec("EasyAnimateTransformer3DModel", EASY), rotary_on_cpu="rope_embedding")
+register_usual("EasyAnimateTransformer3DModel", EASY, quirks=Quirks(rotary_on_cpu="rope_embedding"))
 # ConsisID (https://arxiv.org/abs/2411.17440): CogVideoX from an image, with a face that its video keeps. Between blocks
 # the image's tokens attend to the face, each for itself. So they stay local there, too.
-register_adapter(usual_spec("ConsisIDTransformer3DModel", EASY, head=None), frames_first=True)
+register_usual("ConsisIDTransformer3DModel", EASY, head=None, quirks=Quirks(frames_first=True))
 
 # HunyuanVideo (https://arxiv.org/abs/2412.03603), from text, or from an image in channels of its own.
 DOUBLE = replace(
@@ -93,7 +93,7 @@ DOUBLE = replace(
     refused=("0",),
 )
 HUNYUAN_SINGLE = replace(DOUBLE, path=SINGLE, parallel_mlp=PARALLEL_MLP, sides={"image_rotary_emb": (0, "img")})
-register_adapter(usual_spec("HunyuanVideoTransformer3DModel", DOUBLE, HUNYUAN_SINGLE, image=""))
+register_usual("HunyuanVideoTransformer3DModel", DOUBLE, HUNYUAN_SINGLE, image="")
 
 # HiDream I1 (https://arxiv.org/abs/2505.22705). Every block adds a text of its own, and drops it again: with PipeFusion
 # it would have to go with every patch.
@@ -114,4 +114,4 @@ HIDREAM_SINGLE = replace(
     refused=("encoder_hidden_states",),
 )
 HEAD = BlockList("final_layer.linear", tokens={"input": "img"}, returns="img")
-register_adapter(usual_spec("HiDreamImageTransformer2DModel", DOUBLE, HIDREAM_SINGLE, head=HEAD, image=""))
+register_usual("HiDreamImageTransformer2DModel", DOUBLE, HIDREAM_SINGLE, head=HEAD, image="")

@@ -2,19 +2,19 @@
 
 from dataclasses import replace
 
-from .adapter import register_adapter, usual_spec
-from .spec import BlockList, ByFrame, single_stream
+from .spec import BlockList, ByFrame, Quirks, single_stream
+from .usual import register_usual
 
 # DiT, class-conditional (https://arxiv.org/abs/2212.09748): DiT-XL/2 and the demo model.
 DIT = single_stream("transformer_blocks", "hidden_states", "attn1", stream="img", whole=(
         "attention_mask", "encoder_hidden_states", "encoder_attention_mask", "timestep", "cross_attention_kwargs",
         "class_labels", "added_cond_kwargs",
     ), chained=True)  # fmt: skip
-EMBEDDED = replace(DIT, shared=("transformer_blocks.0.norm1.emb",))
 HEAD = BlockList("proj_out_2", tokens={"input": "img"}, returns="img", chained=True)
-register_adapter(usual_spec("DiTTransformer2DModel", EMBEDDED, head=HEAD))
+EMBEDDING = Quirks(shared=("transformer_blocks.0.norm1.emb",))
+register_usual("DiTTransformer2DModel", DIT, head=HEAD, quirks=EMBEDDING)
 # PixArt-alpha (https://arxiv.org/abs/2310.00426) and PixArt-Sigma (https://arxiv.org/abs/2403.04692).
-register_adapter(usual_spec("PixArtTransformer2DModel", DIT))
+register_usual("PixArtTransformer2DModel", DIT)
 
 # LTX-Video (https://arxiv.org/abs/2501.00103) from text: 0.9.0 and 0.9.1, and later ones, which need video_coords.
 LTX = replace(
@@ -22,7 +22,7 @@ LTX = replace(
     sides={"image_rotary_emb": (1, "img"), "temb": (1, "img")},
     whole=("encoder_hidden_states", "encoder_attention_mask"),
 )
-register_adapter(usual_spec("LTXVideoTransformer3DModel", LTX))
+register_usual("LTXVideoTransformer3DModel", LTX)
 
 # Wan 2.1 and 2.2 (https://arxiv.org/abs/2503.20314), from text, from an image, or between two images.
 WAN = single_stream(
@@ -34,12 +34,12 @@ WAN = single_stream(
     whole=("encoder_hidden_states",),
     chained=True,
 )
-register_adapter(usual_spec("WanTransformer3DModel", WAN))
+register_usual("WanTransformer3DModel", WAN)
 # SkyReels V2 (https://arxiv.org/abs/2504.13074) from text or an image: Wan's blocks. Without diffusion forcing.
 SKYREELS = replace(
     WAN, sides={"rotary_emb": (1, "img")}, whole=("encoder_hidden_states", "temb"), refused=("attention_mask",)
 )
-register_adapter(usual_spec("SkyReelsV2Transformer3DModel", SKYREELS))
+register_usual("SkyReelsV2Transformer3DModel", SKYREELS)
 
 # Cosmos Predict 2 and 2.5 (https://arxiv.org/abs/2511.00062), from text, or from frames that are kept.
 COSMOS = replace(
@@ -53,7 +53,7 @@ COSMOS = replace(
     whole=("encoder_hidden_states", "attention_mask"),
     refused=("controlnet_residual", "latents", "block_idx"),
 )
-register_adapter(usual_spec("CosmosTransformer3DModel", COSMOS))
+register_usual("CosmosTransformer3DModel", COSMOS)
 
 # HunyuanDiT 1.0 to 1.2 (https://arxiv.org/abs/2405.08748).
 HUNYUAN = replace(
@@ -63,7 +63,7 @@ HUNYUAN = replace(
     sides={"image_rotary_emb": (0, "img")},
     whole=("encoder_hidden_states", "temb"),
 )
-register_adapter(usual_spec("HunyuanDiT2DModel", HUNYUAN, skips=True))
+register_usual("HunyuanDiT2DModel", HUNYUAN)
 
 # Kandinsky 5 (https://arxiv.org/abs/2511.14993): images, and videos from text or an image. No sparse attention.
 KANDINSKY = single_stream(
@@ -76,9 +76,7 @@ KANDINSKY = single_stream(
     refused=("sparse_params",),
     chained=True,
 )
-HEADS = "text_transformer_blocks.0.self_attention.num_heads"
-SIZES = {"heads": HEADS, "head_dim": "", "width": "config.model_dim"}
-register_adapter(usual_spec("Kandinsky5Transformer3DModel", KANDINSKY, head=None, **SIZES))
+register_usual("Kandinsky5Transformer3DModel", KANDINSKY, head=None)
 
 # OmniGen 1 (https://arxiv.org/abs/2409.11340) from text. Text, time and image are one sequence.
 LAYERS = single_stream(
@@ -89,17 +87,15 @@ LAYERS = single_stream(
     whole=("attention_mask",),
     chained=True,
 )
-SIZES = {"head_dim": "", "width": "config.hidden_size"}
-ROWS = ("position_ids",)
-register_adapter(usual_spec("OmniGenTransformer2DModel", LAYERS, head=None, image="", first_rows=ROWS, **SIZES))
+ROWS = Quirks(first_rows=("position_ids",))
+register_usual("OmniGenTransformer2DModel", LAYERS, head=None, image="", quirks=ROWS)
 
 # Lumina Image 2.0 (https://arxiv.org/abs/2503.21758).
 LUMINA = replace(
     LAYERS, attention={"attn": "x"}, sides={"image_rotary_emb": (1, "x")}, whole=("attention_mask", "temb")
 )
 HEAD = BlockList("norm_out", tokens={"x": "x"}, returns="x", whole=("conditioning_embedding",), chained=True)
-SIZES = {**SIZES, "kv_heads": "config.num_kv_heads"}
-register_adapter(usual_spec("Lumina2Transformer2DModel", LUMINA, head=HEAD, image="", **SIZES))
+register_usual("Lumina2Transformer2DModel", LUMINA, head=HEAD, image="")
 
 # Z-Image (https://github.com/Tongyi-MAI/Z-Image), base and Turbo.
 ZIMAGE = single_stream(
@@ -119,8 +115,7 @@ HEAD = BlockList(
     refused=("noise_mask", "c_noisy", "c_clean"),
     chained=True,
 )
-SIZES = {"heads": "config.n_heads", "head_dim": "", "width": "config.dim"}
-register_adapter(usual_spec("ZImageTransformer2DModel", ZIMAGE, head=HEAD, image="", **SIZES))
+register_usual("ZImageTransformer2DModel", ZIMAGE, head=HEAD, image="")
 
 # Sana (https://arxiv.org/abs/2410.10629): only rows of the batch, and blocks, can be shared exactly.
 SANA = replace(
@@ -129,7 +124,7 @@ SANA = replace(
     refused=("attention_mask",),
 )
 WHY = "its attention is linear, and it convolves over the image in every block"
-register_adapter(usual_spec("SanaTransformer2DModel", SANA, head=None, image="", unshared=WHY))
+register_usual("SanaTransformer2DModel", SANA, head=None, image="", unshared=WHY)
 # Latte (https://arxiv.org/abs/2401.03048): only rows of the batch can be shared.
 WHY = "its blocks attend within a frame and through the frames in turn"
-register_adapter(usual_spec("LatteTransformer3DModel", head=None, image="", unshared=WHY))
+register_usual("LatteTransformer3DModel", head=None, image="", unshared=WHY)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..errors import UnknownModelError
 from .bands import Bands
 
 # An argument's stream; for a tuple, one per item (None: no tokens).
@@ -20,6 +21,10 @@ Streams = str | tuple[str | None, ...]
 # ComfyUI passes this dict of nodes' options to every model and block. It is for all rows and tokens. A schedule in it
 # may be as long as the batch.
 ALWAYS_WHOLE = "transformer_options"
+# Its entries with where the image begins and ends in a stream that has a text, too; and with what changes blocks.
+IMAGE_PLACES = "img_slice"
+CHANGES = ("patches", "patches_replace")
+SKIP = "skip"  # the argument of a block that takes an earlier block's output
 OTHER = "+"  # rows of a linear layer that are not for queries, keys or values
 
 
@@ -74,22 +79,10 @@ class BlockList:
     parallel_mlp: Mapping[str, str] = field(default_factory=dict)
     # Arguments that depend on tokens, such as rotary embeddings.
     sides: Mapping[str, Side] = field(default_factory=dict)
-    # For odd classes: functions of an argument, and of all `values` by name. They return what other fields describe:
-    # a tensor in place of the model's own class, or the tokens that count.
-    converters: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     # Submodules of `attention` whose mask the block makes from its own side arguments, so it covers this rank's keys.
     # The mask is the same in all blocks of a forward. If they see a limited number of tokens to either side, their
     # attribute for that number; if it is None, they see all tokens.
     local_masks: Mapping[str, str] = field(default_factory=dict)
-    # Submodules that derive a token's frame from its place, with their arguments that have tokens. They get these in
-    # full length (see `seams/layout.py`). They mix no tokens, and return the first of these streams.
-    full_length: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    # The argument with the keys and values of tokens that came before, and their number: (BHND, BHND, N), which every
-    # rank has whole. The block joins them with the fresh ones, which follow. A call without them runs whole on every
-    # rank.
-    kept: str = ""
-    # Arguments with tokens that only some of the blocks have.
-    optional: tuple[str, ...] = ()
     # Submodules that read nothing but what is the same for all tokens, such as modulations and projections of a text
     # that tokens attend to. A forward's pieces compute them once.
     common: tuple[str, ...] = ()
@@ -105,8 +98,6 @@ class BlockList:
     chained: bool = False
     # Whether all ranks need what these blocks return. Else the model only passes it on to later blocks.
     gathered: bool = False
-    # Submodules of blocks that the model reads outside of the blocks, by their paths in it. All stages have them.
-    shared: tuple[str, ...] = ()
     # The dim of tokens. A video's may fill several dims, from that one on.
     dim: int = 1
 
@@ -126,53 +117,32 @@ class BlockList:
 
 
 @dataclass(frozen=True)
-class ModelSpec:
-    """A model class, as seen from outside."""
+class Quirks:
+    """What few classes do. Names of arguments are the blocks' in the first group, and the model's in the others."""
 
-    # ComfyUI's by module and name, as "comfy.ldm.flux.model.Flux"; diffusers' by its name alone.
-    model_class: str
-    # Its blocks, in running order.
-    blocks: tuple[BlockList, ...] = ()
-    # The path of attributes to the number of attention heads.
-    heads: str = ""
-    # The path to the width of all heads together, or else of one head.
-    width: str = ""
-    head_dim: str = ""
-    # The path to the number of key and value heads, if they are fewer: query heads share them, one group after the
-    # other. They are sent unrepeated, whether the model repeats them before attention or not.
-    kv_heads: str = ""
-    # What follows the blocks token by token, as if it were one more block. Tokens are gathered after it, because they
-    # are narrow there. Without a head, they are gathered after the last block.
-    head: BlockList | None = None
-    # Why the rows of a batch cannot be computed separately, if they cannot. If only some models of the class are so, an
-    # attribute that is true for those.
-    coupled: str = ""
-    coupled_where: str = ""
-    # Why its tokens cannot be shared, if they cannot. Then none of the fields above is needed.
-    unshared: str = ""
-    # For a network that runs inside of another model's forward: its streams that are the first tokens of a stream of
-    # that model. A rank has the same tokens of both. A stream with the name of one of that model's is the same stream.
-    # Nothing is gathered after its blocks, unless a list says so.
-    inside: Mapping[str, str] | None = None
-    # How ranks share a picture of a class that convolves over it. Its blocks are not listed.
-    bands: Bands | None = None
-    # Keys of nodes' options: where the image begins and ends in a stream that has a text, too; and what changes blocks.
-    image_places: str = ""
-    changes: tuple[str, ...] = ()
-    # The stream whose tokens are the latents' patches, row by row. PipeFusion can run it patch by patch. Without such a
-    # stream, PipeFusion has one patch.
-    image: str = ""
-    # The path to the patch size, for ComfyUI's models.
-    patch_size: str = ""
-    # Why its blocks cannot be split into pipeline stages, if they cannot.
-    unstaged: str = ""
-    # Whether the first half of its blocks feeds the second, last to first, as the argument "skip".
-    skips: bool = False
-    # The method by which the model drops what it keeps from call to call, if it keeps something. All ranks drop it
-    # before a sampling and with each plan. So they have kept the same, and take the same way through the model.
+    # Functions of an argument, and of all `values` by name. They return what the lists describe: a tensor in place of
+    # the model's own class, or the tokens that count.
+    converters: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    # Submodules of blocks that derive a token's frame from its place, with their arguments that have tokens. They get
+    # these in full length (see `seams/layout.py`). They mix no tokens, and return the first of these streams.
+    full_length: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    # The argument with the keys and values of tokens that came before, and their number: (BHND, BHND, N), which every
+    # rank has whole. The block joins them with the fresh ones, which follow. A call without them runs whole on every
+    # rank.
+    kept: str = ""
+    # Arguments with tokens that only some of the blocks have.
+    optional: tuple[str, ...] = ()
+    # Submodules of blocks that the model reads outside of the blocks, by their paths in it. All stages have them.
+    shared: tuple[str, ...] = ()
+
+    # The method by which the model drops what it keeps from call to call. All ranks drop it before a sampling and with
+    # each plan. So they have kept the same, and take the same way through the model.
     drops: str = ""
-    # Arguments of the model by whose identity it finds what it has kept. Equal ones are the same tensor in a sampling.
+    # Arguments by whose identity the model finds what it has kept. Equal ones are the same tensor in a sampling.
     by_identity: tuple[str, ...] = ()
+
+    # An attribute of the model that is true if its rows are `coupled`. Empty: they are in every model of the class.
+    coupled_where: str = ""
     # Arguments of which the model takes the first row for all rows of a call.
     first_rows: tuple[str, ...] = ()
     # Arguments at whose values the class looks, so that a forward with them cannot be counted. A step without them
@@ -184,8 +154,46 @@ class ModelSpec:
     # Whether its latents are a video and its sound. ComfyUI samples them packed into one row of numbers, and estimates
     # memory by that row.
     packed: bool = False
-    # Dict arguments of the model, and their entries that it computes if they are missing. These are not sent to ranks.
+    # Dict arguments, and their entries that the model computes if they are missing. These are not sent to ranks.
     computed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    # Whether diffusers' class takes a video as (B, F, C, H, W).
+    frames_first: bool = False
+    # By the path in a block, what takes the class's attention processor and returns one of ours in its place.
+    processors: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    # The path of the submodule that makes the rotary embedding, if it does so on the CPU. This is moved to the latents'
+    # device once per forward. Otherwise each block would move it and make the host wait.
+    rotary_on_cpu: str = ""
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model class, as seen from outside."""
+
+    # ComfyUI's by module and name, as "comfy.ldm.flux.model.Flux"; diffusers' by its name alone.
+    model_class: str
+    # Its blocks, in running order.
+    blocks: tuple[BlockList, ...] = ()
+    # What follows the blocks token by token, as if it were one more block. Tokens are gathered after it, because they
+    # are narrow there. Without a head, they are gathered after the last block.
+    head: BlockList | None = None
+    # Why the rows of a batch cannot be computed separately, if they cannot.
+    coupled: str = ""
+    # Why its tokens cannot be shared, if they cannot. Then none of the fields above is needed.
+    unshared: str = ""
+    # For a network that runs inside of another model's forward: its streams that are the first tokens of a stream of
+    # that model. A rank has the same tokens of both. A stream with the name of one of that model's is the same stream.
+    # Nothing is gathered after its blocks, unless a list says so.
+    inside: Mapping[str, str] | None = None
+    # How ranks share a picture of a class that convolves over it. Its blocks are not listed.
+    bands: Bands | None = None
+    # The stream whose tokens are the latents' patches, row by row. PipeFusion can run it patch by patch. Without such a
+    # stream, PipeFusion has one patch.
+    image: str = ""
+    # Why its blocks cannot be split into pipeline stages, if they cannot.
+    unstaged: str = ""
+    # What few classes do.
+    quirks: Quirks = field(default_factory=Quirks)
 
     @property
     def is_comfyui(self) -> bool:
@@ -194,13 +202,18 @@ class ModelSpec:
     @property
     def attends(self) -> bool:
         """Whether the spec says where tokens attend to tokens."""
-        return bool(self.blocks or self.bands)
+        return bool(self.bands) or any(blocks.attention for blocks in self.blocks)
+
+    @property
+    def skips(self) -> bool:
+        """Whether the first half of the blocks feeds the second, last to first."""
+        return any(SKIP in blocks.tokens for blocks in self.blocks)
 
     @property
     def takes_turns(self) -> bool:
         """Whether a rank's tokens can take turns in pieces. Rows of a picture cannot, nor blocks that keep keys from
         forward to forward."""
-        return bool(self.blocks) and not any(each.kept for each in self.blocks)
+        return bool(self.blocks) and not self.quirks.kept
 
     @property
     def sharded(self) -> tuple[BlockList, ...]:
@@ -212,14 +225,13 @@ class ModelSpec:
         of_layers = self.bands.layer_lists(model) if self.bands else ()
         return (*(blocks.path for blocks in self.blocks if not blocks.interleaved), *of_layers)
 
-    @property
-    def shared(self) -> list[str]:
-        """Submodules of blocks that the model reads outside of the blocks."""
-        return [path for blocks in self.blocks for path in blocks.shared]
+    def quirks_of(self, blocks: BlockList) -> Quirks:
+        """Returns what these blocks do. The head does nothing odd."""
+        return Quirks() if blocks is self.head else self.quirks
 
     def couples(self, model: object) -> bool:
         """Whether the rows of this model's batch depend on each other."""
-        return bool(self.coupled) and (not self.coupled_where or bool(getattr(model, self.coupled_where, True)))
+        return bool(self.coupled) and bool(getattr(model, self.quirks.coupled_where, True))
 
 
 def single_stream(path: str, argument: str, attention: str, *, stream: str = "x", **others: Any) -> BlockList:
@@ -243,11 +255,8 @@ def register(spec: ModelSpec, *also: str) -> ModelSpec:
 
 
 def register_class(model_class: str, *blocks: BlockList, also: tuple[str, ...] = (), **others: Any) -> ModelSpec:
-    """Adds one of ComfyUI's classes, and others that run alike. With an `image`, most have their patch size at
-    "patch_size"."""
-    usual = {"patch_size": "patch_size"} if "image" in others else {}
-    options = {"image_places": "img_slice", "changes": ("patches", "patches_replace")}
-    return register(ModelSpec(model_class, blocks, **{**options, **usual, **others}), *also)
+    """Adds one of ComfyUI's classes, and others that run alike."""
+    return register(ModelSpec(model_class, blocks, **others), *also)
 
 
 def comfyui_classes() -> list[str]:
@@ -258,6 +267,21 @@ def comfyui_classes() -> list[str]:
 def spec_named(model_class: str) -> ModelSpec | None:
     """Returns the spec of a class by its name, see `ModelSpec.model_class`."""
     return _SPECS.get(model_class)
+
+
+def model_classes() -> list[str]:
+    """Returns the diffusers classes of transformers that have a spec."""
+    return sorted(name for name, spec in _SPECS.items() if "." not in name and not spec.bands)
+
+
+def known_spec(model_class: str) -> ModelSpec:
+    """Returns the spec of a diffusers class. Raises UnknownModelError if there is none."""
+    if model_class not in _SPECS:
+        raise UnknownModelError(
+            f"No spec for the transformer class {model_class}; supported are {', '.join(model_classes())}.",
+            "The manual parallel_backend/models/README.md says how to add one.",
+        )
+    return _SPECS[model_class]
 
 
 def spec_of(model_class: type) -> ModelSpec | None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from .adapter import register_adapter
 from .bands import TORCH, Bands
-from .spec import ModelSpec
+from .spec import ModelSpec, register
 
-register_adapter(
+register(
     ModelSpec(
         "UNet2DConditionModel",
         unstaged="they skip from the first half to the second",

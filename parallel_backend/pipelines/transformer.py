@@ -38,7 +38,7 @@ class PipelineTransformer:
         self.pipeline = pipeline
         plan = transformer.mesh.plan
         identifies = plan.cfg > 1 or transformer.pipeline.keeps
-        self.arguments = ModelArguments(transformer.model, transformer.adapter.spec, plan, identifies)
+        self.arguments = ModelArguments(transformer.model, transformer.known, plan, identifies)
         self.results = Results(transformer.mesh)
         self.ahead = CallsAhead(plan.cfg)
         self.timesteps: Any = None
@@ -120,7 +120,7 @@ class PipelineTransformer:
         shape = list(call.latents[0].shape)
         if all(call.kwargs.get(name) for name in FRAMES):
             shape[1:] = [shape[-1], *(call.kwargs[name] for name in FRAMES)]
-        elif self.transformer.adapter.frames_first:
+        elif self.transformer.known.quirks.frames_first:
             shape[1:3] = shape[2], shape[1]
         return video_of(shape, patch_of(config))
 

@@ -36,11 +36,6 @@ class SchedulerChoice:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     predictions: tuple[str, ...] = PREDICTIONS
 
-    @property
-    def flow(self) -> bool:
-        """Whether it is for flow-matching models."""
-        return self.kind == FLOW
-
 
 FLOW_SIGMAS = {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}
 SCHEDULERS: Mapping[str, SchedulerChoice] = MappingProxyType(

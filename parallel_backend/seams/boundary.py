@@ -24,6 +24,7 @@ from ..hooks import Hooks
 from ..models.checks import modules_at
 from ..models.spec import (
     ALWAYS_WHOLE,
+    IMAGE_PLACES,
     BlockList,
     ByFrame,
     Last,
@@ -64,16 +65,16 @@ class BlockBoundary:
     ) -> None:
         self.owner = type(model).__name__
         self.blocks = blocks
+        self.quirks = spec.quirks_of(blocks)
         self.layout = layout
         self.arrivals = arrivals
         self.chained = chained
         self.gathers = gathers
         signature = block.signature if isinstance(block, StandIn) else signature_of(block)
         self.parameters = Parameters(signature)
-        self.known = {ALWAYS_WHOLE, *blocks.whole, *blocks.sharded, blocks.kept}
+        self.known = {ALWAYS_WHOLE, *blocks.whole, *blocks.sharded, self.quirks.kept}
         joined = list(blocks.tokens.values())
         self.joined = names(joined[0]) if len(joined) == 1 and isinstance(joined[0], str) else ()
-        self.image_places = spec.image_places
         self.grid: torch.Size | None = None  # the sizes of the tokens' dims, if they fill several
         # If code between the blocks needs all tokens: those that the block was given, and this rank's copy of its own.
         self.given: list[tuple[torch.Tensor, torch.Tensor, str]] = []
@@ -86,15 +87,14 @@ class BlockBoundary:
     def enter(self, block: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """Cuts the block's arguments to this rank's tokens. Raises RequestError for an unlisted argument."""
         slot, given = self.layout.slot, Arguments(self.parameters, args, kwargs)
-        slot.has_all_tokens = bool(self.blocks.kept) and not given.values.get(self.blocks.kept)
-        if slot.has_all_tokens:
-            return args, kwargs
-        if not slot.sees_whole:
-            return self.cut_arguments(block, given)
         self.given, slot.has_all_tokens = [], True
+        if self.quirks.kept and not given.values.get(self.quirks.kept):
+            return args, kwargs
         try:
             found = self.cut_arguments(block, given)
         except RequestError:  # all ranks find the same
+            if not slot.sees_whole:
+                raise
             return args, kwargs
         slot.has_all_tokens = False
         return found
@@ -109,7 +109,7 @@ class BlockBoundary:
                 "Use ulysses=1 and ring=1.",
             )
         values = given.values
-        for name, convert in blocks.converters.items():
+        for name, convert in self.quirks.converters.items():
             if (value := values.get(name)) is None:
                 continue
             values[name] = self.once(f"{name} converted", value, partial(convert, values=values))
@@ -117,8 +117,8 @@ class BlockBoundary:
                 raise RequestError(
                     "Code between the blocks sees tokens that do not count.", "Use ulysses=1 and ring=1."
                 )
-        if blocks.kept:
-            _, _, self.layout.forward.kept = values[blocks.kept]
+        if self.quirks.kept:
+            _, _, self.layout.forward.kept = values[self.quirks.kept]
         self.cut_options(values)
         for name, streams in blocks.tokens.items():
             if values.get(name) is not None:
@@ -179,16 +179,16 @@ class BlockBoundary:
         """Replaces the image's place among all tokens by its place among this rank's tokens, which nodes' patches read.
         Learns the streams' lengths from it, because a node may skip all blocks that take the streams separately."""
         options = values.get(ALWAYS_WHOLE)
-        if not self.joined or not isinstance(options, dict) or self.image_places not in options:
+        if not self.joined or not isinstance(options, dict) or IMAGE_PLACES not in options:
             return
-        start, stop = options[self.image_places]
+        start, stop = options[IMAGE_PLACES]
         *before, image = self.joined
         if len(before) < 2:
             for name in before:
                 self.layout.learn((name,), start)
             self.layout.learn((image,), stop - start if before else stop)
         places = [self.layout.cut_place(place, self.joined) for place in (start, stop)]
-        values[ALWAYS_WHOLE] = {**options, self.image_places: places}
+        values[ALWAYS_WHOLE] = {**options, IMAGE_PLACES: places}
 
     def cut(self, value: Any, streams: Streams, said: Said = SPEC) -> Any:
         return each_stream(partial(self.cut_tokens, said=said), value, streams)
@@ -317,7 +317,7 @@ def install_boundary(
         chained = partial(reaches_head, spec, layout) if is_last else partial(follows.__getitem__, block)
         gathers = blocks.gathered or (is_last and not spec.head and spec.inside is None)
         boundary_of(block, blocks, arrivals, chained, gathers).install(block, hooks)
-        for path, streams in blocks.full_length.items():
+        for path, streams in spec.quirks.full_length.items():
             restore_full_length(block.get_submodule(path), streams, layout, hooks)
     if ends and not ends.link.is_last:
         blocks, block = every[own[-1][0] + 1]

@@ -10,21 +10,22 @@ from typing import Any
 import torch
 
 from ..errors import RequestError
-from ..models.attention_checks import AttentionSizes
-from ..models.spec import BlockList, names
+from ..models.attention_sizes import AttentionSizes
+from ..models.spec import BlockList, ModelSpec, names
 from .attention import ParallelAttention
 
 
 class ModuleAttention:
     """Computes one attention call of a model's module, in place of `F.scaled_dot_product_attention`.
 
-    call: the streams that attend, see `BlockList.attention`. sizes: by the spec.
+    call: the streams that attend, see `BlockList.attention`. sizes: of the model.
     """
 
     def __init__(
         self,
         attention: ParallelAttention,
         model: torch.nn.Module,
+        spec: ModelSpec,
         module: torch.nn.Module,
         blocks: BlockList,
         path: str,
@@ -36,7 +37,7 @@ class ModuleAttention:
         self.streams, self.seen = names(streams), names(seen or streams)
         self.owner = (module, call)
         self.place = f"{type(model).__name__}: {f'{path} of {blocks.path}' if path else blocks.path}"
-        self.keeps_keys, self.gathers_mask = bool(blocks.kept), blocks.local_masks.get(path) == ""
+        self.keeps_keys, self.gathers_mask = bool(spec.quirks.kept), blocks.local_masks.get(path) == ""
         reach = blocks.local_masks.get(path)
         self.reach: int | None = getattr(module, reach) if reach else None
 
@@ -78,15 +79,13 @@ class ModuleAttention:
                     "List its streams in `attention`, as parallel_backend/models/README.md says, or use ulysses=1 and "
                     "ring=1.",
                 )
-        sizes = self.sizes
-        of_keys = [("kv_heads", key.shape[1], (sizes.heads, sizes.kv_heads))] if sizes.kv_heads else []
-        for field, heads, known in (("heads", query.shape[1], (sizes.heads,)), *of_keys):
-            if heads not in known:
-                raise RequestError(
-                    f"{self.place} has {heads} heads{'' if field == 'heads' else ' of keys'}, and `{field}` says "
-                    f"{known[-1]}.",
-                    f"Correct `{field}` of the spec, or use ulysses=1 and ring=1.",
-                )
+        heads, kv_heads = self.sizes.heads, self.sizes.kv_heads or key.shape[1]
+        if query.shape[1] != heads or key.shape[1] not in (heads, kv_heads):
+            raise RequestError(
+                f"{self.place} has {query.shape[1]} heads and {key.shape[1]} of keys, and {heads} and {kv_heads} were "
+                "read off it.",
+                "Correct parallel_backend/models/attention_sizes.py, or use ulysses=1 and ring=1.",
+            )
 
     def gather_mask(self, local: torch.Tensor) -> torch.Tensor:
         """Returns the mask over all ranks' keys, gathered once per forward. Masks of tokens that do not run are kept

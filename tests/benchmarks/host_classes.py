@@ -8,7 +8,7 @@ says where the page's tables are others.
 
 from __future__ import annotations
 
-from parallel_backend.models import adapter_for, model_classes
+from parallel_backend.models import known_spec, model_classes
 from parallel_backend.models.spec import comfyui_classes, spec_named
 from tests.support.cases.host import CASES
 from tests.support.cases.host.controlnets import CONTROLNETS
@@ -25,7 +25,7 @@ def table() -> str:
         assert spec is not None
         cases = [*CASES.items(), *CONTROLNETS.items()]
         rows = ", ".join(name for name, case in cases if case.model_class == model_class)
-        batch = f"no{' for some' if spec.coupled_where else ''}: {spec.coupled}" if spec.coupled else "yes"
+        batch = f"no{' for some' if spec.quirks.coupled_where else ''}: {spec.coupled}" if spec.coupled else "yes"
         tokens = f"no: {spec.unshared}" if spec.unshared else "yes"
         stages = f"no: {spec.unstaged}" if spec.unstaged else "no" if spec.unshared else "patches=1"
         stages = "yes" if spec.image else stages
@@ -44,7 +44,7 @@ def folders() -> str:
     """One row a class of diffusers'."""
     lines = ["| diffusers' class | dp, cfg | ulysses, ring | pipefusion |", "|---|---|---|---|"]
     for model_class in model_classes():
-        spec = adapter_for(model_class).spec
+        spec = known_spec(model_class)
         tokens = f"no: {spec.unshared}" if spec.unshared else "yes"
         stages = "yes" if spec.image else "stages" if spec.blocks else "no"
         lines.append(f"| {model_class} | yes | {tokens} | {stages} |")

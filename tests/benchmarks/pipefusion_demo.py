@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from demo.host import REPOSITORY
-from parallel_backend.sampling.schedulers import MODELS_OWN, SCHEDULERS, build_scheduler
+from parallel_backend.sampling.schedulers import FLOW, MODELS_OWN, SCHEDULERS, build_scheduler
 from tests.support.cases import oracle
 from tests.support.cases.families import FAMILIES
 from tests.support.host.shape_checker import judge
@@ -29,7 +29,7 @@ from tests.support.host.shape_checker import judge
 MODEL = REPOSITORY / "demo" / "shapes-dit"
 STAGES, PATCHES, STEPS, GUIDANCE = 2, 4, 20, 3.0
 SYNC_STEPS = (1, 2, 4, STEPS)
-FLOW_SCHEDULERS = tuple(name for name, choice in SCHEDULERS.items() if choice.flow)
+FLOW_SCHEDULERS = tuple(name for name, choice in SCHEDULERS.items() if choice.kind == FLOW)
 LEAST_RIGHT = 0.95
 
 

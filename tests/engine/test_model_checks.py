@@ -50,7 +50,11 @@ UNET = "comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel"
         (of_comfyui("comfy.ldm.ace.model.ACEStepTransformer2DModel"), {"ring": 2}, "cannot be shared: its attention"),
         (of_comfyui(UNET, use_temporal_resblocks=True), {"dp": 2}, "apart in UNetModel: they are the frames"),
         (of_comfyui(UNET, use_temporal_resblocks=False), {"ring": 2}, "known here: it has no channel_mult"),
-        (of_comfyui("comfy.ldm.flux.model.Flux"), {"ulysses": 2}, "not the one that is known here: it has no params"),
+        (
+            of_comfyui("comfy.ldm.flux.model.Flux"),
+            {"ulysses": 2},
+            "not the one that is known here: it has no double_blocks",
+        ),
         (of_comfyui("comfy.ldm.new.model.New"), {"ulysses": 2}, "does not work for New yet"),
         (of_comfyui("comfy.ldm.new.model.New"), {"attention": "flash"}, "New attends as ComfyUI does"),
         (of_comfyui("comfy.ldm.new.model.New"), {"weights": "host"}, "the blocks of New are not known here"),
@@ -97,14 +101,17 @@ class LastLayer(torch.nn.Module):
 
 
 class SingleBlock(torch.nn.Module):
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.num_heads, self.hidden_size = heads, 64 * heads
+
     def forward(self, x, vec, pe, attn_mask=None, modulation_dims=None, transformer_options=None):
         raise NotImplementedError
 
 
 def flux(heads: int) -> torch.nn.Module:
-    blocks = {"double_blocks": torch.nn.ModuleList(), "single_blocks": torch.nn.ModuleList([SingleBlock()])}
-    params = SimpleNamespace(num_heads=heads, hidden_size=64 * heads)
-    return of_comfyui("comfy.ldm.flux.model.Flux", params=params, patch_size=2, final_layer=LastLayer(), **blocks)
+    blocks = {"double_blocks": torch.nn.ModuleList(), "single_blocks": torch.nn.ModuleList([SingleBlock(heads)])}
+    return of_comfyui("comfy.ldm.flux.model.Flux", patch_size=2, final_layer=LastLayer(), **blocks)
 
 
 FLUX, UNKNOWN = flux(24), of_comfyui("comfy.ldm.new.model.New")
@@ -178,6 +185,7 @@ class Block(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.self_attn = torch.nn.Identity()
+        vars(self.self_attn).update(num_heads=4, head_dim=8)
 
     def forward(self, x, e, freqs, context, context_img_len=257, transformer_options=None):
         raise NotImplementedError
@@ -196,7 +204,7 @@ class WiderBlock(Block):
 def wan(*blocks: torch.nn.Module, **without: None) -> torch.nn.Module:
     """ComfyUI's class with these blocks. without: parts that it is to lack."""
     model = of_comfyui("comfy.ldm.wan.model.WanModel")
-    parts = {"blocks": torch.nn.ModuleList(blocks), "head": Head(), "num_heads": 4, "dim": 32, "patch_size": (1, 2, 2)}
+    parts = {"blocks": torch.nn.ModuleList(blocks), "head": Head(), "patch_size": (1, 2, 2)}
     for name, part in {**parts, **without}.items():
         if part is not None:
             setattr(model, name, part)
@@ -206,6 +214,12 @@ def wan(*blocks: torch.nn.Module, **without: None) -> torch.nn.Module:
 def without_attention() -> torch.nn.Module:
     block = Block()
     del block.self_attn
+    return block
+
+
+def without_heads() -> torch.nn.Module:
+    block = Block()
+    block.self_attn = torch.nn.Identity()
     return block
 
 
@@ -224,7 +238,7 @@ def test_a_class_as_its_spec_knows_it_has_its_tokens_shared() -> None:
         (wan(Block(), WiderBlock()), "blocks has an argument mask"),
         (wan(Block(), without_attention()), "blocks: it has no self_attn"),
         (wan(Block(), head=None), "it has no head"),
-        (wan(Block(), num_heads=None), "it has no num_heads"),
+        (wan(without_heads()), "self_attn of blocks has no number of heads that is known here"),
     ],
 )
 def test_a_class_that_comfyui_has_changed_has_its_batch_shared_alone(model: torch.nn.Module, said: str) -> None:

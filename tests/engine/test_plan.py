@@ -10,7 +10,7 @@ from demo.host import REPOSITORY
 from parallel_backend.axes import AXES
 from parallel_backend.errors import PlanError, UnknownModelError
 from parallel_backend.groups.mesh_layout import rank_parts
-from parallel_backend.models import adapter_for
+from parallel_backend.models import known_spec
 from parallel_backend.plan import ParallelPlan
 from tests.support.ranks.plan_ranks import BLOCK_BYTES, HEADS, PLANS, TOKENS
 from tests.support.ranks.pool import RankPool
@@ -55,7 +55,7 @@ def test_patches_are_refused_where_the_blocks_see_text_and_image_as_one_sequence
 ) -> None:
     for model_class in ("ZImageTransformer2DModel", "Lumina2Transformer2DModel"):
         with pytest.raises(PlanError, match=rf"{asked} .*\n\nUse patches=1, or ring="):
-            plan.check_model(heads=8, pipefusion=bool(adapter_for(model_class).spec.image))
+            plan.check_model(heads=8, pipefusion=bool(known_spec(model_class).image))
 
 
 def test_stages_without_patches_are_left_to_every_model() -> None:
@@ -93,7 +93,7 @@ def test_with_several_devices_but_too_few_the_plan_is_refused(devices: int) -> N
 
 def test_an_unknown_transformer_class_points_to_the_manual() -> None:
     with pytest.raises(UnknownModelError, match=r"NoSuchTransformer.*\n\n.*parallel_backend/models/README.md"):
-        adapter_for("NoSuchTransformer")
+        known_spec("NoSuchTransformer")
 
 
 @pytest.mark.parametrize(

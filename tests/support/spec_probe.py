@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from parallel_backend.models import adapter_for
+from parallel_backend.models import known_spec
 from parallel_backend.models.checks import modules_at, sizes_of
 from parallel_backend.models.spec import BlockList, ModelSpec
 from tests.support.cases.families import UNEVEN, Family
@@ -73,7 +73,7 @@ def mistakes_in_family(family: Family, spec: ModelSpec) -> list[str]:
     """What the family's class does in another way than the spec says, in words."""
     model, (batch, *grid, height, width) = family.build(), family.shapes[UNEVEN]
     inputs, turned = family.inputs(batch, *grid, height, width), family.inputs(batch, *grid, width, height)
-    for path, processor in adapter_for(family.model_class).processors.items():
+    for path, processor in known_spec(family.model_class).quirks.processors.items():
         for block in (block for blocks in spec.blocks for block in modules_at(model, blocks.path)):
             block.get_submodule(path).processor = processor(block.get_submodule(path).processor)
     found = mistakes_in(model, spec, lambda: family.reference(model, *inputs))
@@ -103,11 +103,11 @@ def mistakes_in(model: torch.nn.Module, spec: ModelSpec, call: Callable[[], obje
                     continue
             sizes_of_heads.append(query.shape[3])
             if query.shape[1] != sizes.heads:
-                yield f"{where} has {query.shape[1]} heads, and {spec.heads} is {sizes.heads}"
+                yield f"{where} has {query.shape[1]} heads, and {sizes.heads} were read"
             if (own := sizes.kv_heads) and not are_repeated(key, own):
-                yield f"{where} does not repeat the heads of keys of {spec.kv_heads}, which is {own}"
+                yield f"{where} does not repeat {own} heads of keys"
         if (largest := max(sizes_of_heads, default=sizes.head_dim)) != sizes.head_dim:
-            yield f"the largest heads have {largest} dims, and {spec.width or spec.head_dim} says {sizes.head_dim}"
+            yield f"the largest heads have {largest} dims, and {sizes.head_dim} were read"
 
     return list(dict.fromkeys(found()))
 

@@ -1,6 +1,6 @@
 """Audio models: Stable Audio and ACE-Step; and MiniMax H3, which makes video with it."""
 
-from ..spec import Last, Places, register_class, single_stream
+from ..spec import Last, Places, Quirks, register_class, single_stream
 
 STABLE_AUDIO = single_stream(
     "transformer.layers",
@@ -10,12 +10,7 @@ STABLE_AUDIO = single_stream(
     whole=("context", "global_cond", "context_mask"),
     refused=("mask",),
 )
-register_class(
-    "comfy.ldm.audio.dit.AudioDiffusionTransformer",
-    STABLE_AUDIO,
-    heads="transformer.layers.0.self_attn.num_heads",
-    head_dim="transformer.layers.0.self_attn.dim_heads",
-)
+register_class("comfy.ldm.audio.dit.AudioDiffusionTransformer", STABLE_AUDIO)
 
 ACE_STEP = single_stream(
     "decoder.layers",
@@ -29,8 +24,6 @@ ACE_STEP = single_stream(
 register_class(
     "comfy.ldm.ace.ace_step15.AceStepConditionGenerationModel",
     ACE_STEP,
-    heads="decoder.layers.0.self_attn.num_heads",
-    head_dim="decoder.layers.0.self_attn.head_dim",
     coupled="it gives the sound of every row's reference to the first",
 )
 register_class(
@@ -44,9 +37,5 @@ MINIMAX = single_stream(
 register_class(
     "comfy.ldm.minimax.model.MiniMaxH3Model",
     MINIMAX,
-    heads="blocks.0.attn.heads",
-    head_dim="blocks.0.attn.head_dim",
-    computed={"minimax_payload": ("layout",)},
-    read=("timestep", "minimax_payload"),
-    packed=True,
+    quirks=Quirks(computed={"minimax_payload": ("layout",)}, read=("timestep", "minimax_payload"), packed=True),
 )

@@ -18,9 +18,8 @@ def outputs(path: str, stream: str = "img") -> BlockList:
     return BlockList(path, tokens={"0": stream, "x": stream}, returns=stream, gathered=True, interleaved=True)
 
 
-def register_controlnet(model_class: str, *blocks: BlockList, heads: str, width: str = "hidden_size") -> None:
-    reason = "it runs beside the model, which has the stages"
-    register_class(model_class, *blocks, heads=heads, width=width, unstaged=reason)
+def register_controlnet(model_class: str, *blocks: BlockList) -> None:
+    register_class(model_class, *blocks, unstaged="it runs beside the model, which has the stages")
 
 
 register_controlnet(
@@ -29,30 +28,18 @@ register_controlnet(
     SINGLE,
     outputs("controlnet_blocks"),
     outputs("controlnet_single_blocks"),
-    heads="params.num_heads",
 )
-register_controlnet("comfy.cldm.mmdit.ControlNet", SD3, outputs("controlnet_blocks"), heads="num_heads")
+register_controlnet("comfy.cldm.mmdit.ControlNet", SD3, outputs("controlnet_blocks"))
 register_controlnet(
     "comfy.cldm.dit_embedder.ControlNetEmbedder",
     single_stream("transformer_blocks", "x", "", whole=("c",)),
     outputs("controlnet_blocks", "x"),
-    heads="transformer_blocks.0.attn.num_heads",
 )
-register_controlnet(
-    "comfy.ldm.qwen_image.controlnet.QwenImageControlNetModel",
-    QWEN,
-    outputs("controlnet_blocks"),
-    heads="transformer_blocks.0.num_attention_heads",
-    width="inner_dim",
-)
+register_controlnet("comfy.ldm.qwen_image.controlnet.QwenImageControlNetModel", QWEN, outputs("controlnet_blocks"))
 # It stacks what its blocks return with what is added, which is of all tokens by then.
 register_controlnet(
     "comfy.ldm.qwen_image.controlnet.QwenImageFunControlNetModel",
     replace(QWEN, path="control_blocks"),
     outputs("control_blocks.*.after_proj"),
-    heads="control_blocks.0.num_attention_heads",
-    width="control_blocks.0.dim",
 )
-register_controlnet(
-    "comfy.ldm.hydit.controlnet.HunYuanControlNet", HUNYUAN, outputs("after_proj_list", "x"), heads="num_heads"
-)
+register_controlnet("comfy.ldm.hydit.controlnet.HunYuanControlNet", HUNYUAN, outputs("after_proj_list", "x"))

@@ -10,13 +10,7 @@ COSMOS = single_stream(
     whole=("emb_B_D", "crossattn_emb", "crossattn_mask", "adaln_lora_B_3D"),
     dim=0,
 )
-register_class(
-    "comfy.ldm.cosmos.model.GeneralDIT",
-    COSMOS,
-    heads="num_heads",
-    width="model_channels",
-    unstaged="they are kept by name",
-)
+register_class("comfy.ldm.cosmos.model.GeneralDIT", COSMOS, unstaged="they are kept by name")
 
 PREDICT_2 = BlockList(
     path="blocks",
@@ -30,10 +24,4 @@ PREDICT_2 = BlockList(
     },
     whole=("crossattn_emb",),
 )
-register_class(
-    "comfy.ldm.cosmos.predict2.MiniTrainDIT",
-    PREDICT_2,
-    heads="num_heads",
-    width="model_channels",
-    also=("comfy.ldm.anima.model.Anima",),
-)
+register_class("comfy.ldm.cosmos.predict2.MiniTrainDIT", PREDICT_2, also=("comfy.ldm.anima.model.Anima",))

@@ -3,7 +3,7 @@
 from ..spec import BlockList, Places, register_class, single_stream
 
 PIXART = single_stream("blocks", "x", "attn", whole=("y", "t", "mask", "HW"))
-register_class("comfy.ldm.pixart.pixartms.PixArtMS", PIXART, heads="num_heads", width="hidden_size", image="x")
+register_class("comfy.ldm.pixart.pixartms.PixArtMS", PIXART, image="x")
 
 HUNYUAN = BlockList(
     path="blocks",
@@ -13,30 +13,17 @@ HUNYUAN = BlockList(
     sides={"freq_cis_img": (0, "x")},
     whole=("c", "text_states"),
 )
-register_class(
-    "comfy.ldm.hydit.models.HunYuanDiT", HUNYUAN, heads="num_heads", width="hidden_size", image="x", skips=True
-)
+register_class("comfy.ldm.hydit.models.HunYuanDiT", HUNYUAN, image="x")
 
 KREA = single_stream(
     "blocks", "x", "attn", sides={"freqs": (2, "x"), "timestep_zero_index": Places("x")}, whole=("vec", "mask")
 )
-register_class(
-    "comfy.ldm.krea2.model.SingleStreamDiT",
-    KREA,
-    heads="heads",
-    head_dim="blocks.0.attn.headdim",
-    kv_heads="blocks.0.attn.kvheads",
-)
+register_class("comfy.ldm.krea2.model.SingleStreamDiT", KREA)
 
 IDEOGRAM = single_stream("layers", "x", "attention", sides={"freqs_cis": (1, "x")}, whole=("attn_mask", "adaln_input"))
-register_class(
-    "comfy.ldm.ideogram4.model.Ideogram4Transformer2DModel",
-    IDEOGRAM,
-    heads="layers.0.attention.num_heads",
-    head_dim="head_dim",
-)
+register_class("comfy.ldm.ideogram4.model.Ideogram4Transformer2DModel", IDEOGRAM)
 
 ERNIE = single_stream(
     "layers", "x", "self_attention", sides={"rotary_pos_emb": (1, "x")}, whole=("temb", "attention_mask")
 )
-register_class("comfy.ldm.ernie.model.ErnieImageModel", ERNIE, heads="num_heads", head_dim="head_dim")
+register_class("comfy.ldm.ernie.model.ErnieImageModel", ERNIE)

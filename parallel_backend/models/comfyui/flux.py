@@ -36,28 +36,11 @@ MODEL = register_class(
     "comfy.ldm.flux.model.Flux",
     DOUBLE,
     SINGLE,
-    heads="params.num_heads",
-    width="params.hidden_size",
     head=replace(HEAD, sides={"modulation_dims": Places("img")}),
     image="img",
 )
 register(replace(MODEL, model_class="comfy.ldm.chroma.model.Chroma", head=HEAD))
 # Its head mixes neighbouring pixels.
-register(
-    replace(MODEL, model_class="comfy.ldm.chroma_radiance.model.ChromaRadiance", head=None, image="", patch_size="")
-)
-register_class(
-    "comfy.ldm.hunyuan3d.model.Hunyuan3Dv2",
-    DOUBLE,
-    SINGLE,
-    heads="double_blocks.0.num_heads",
-    width="double_blocks.0.hidden_size",
-)
-register_class(
-    "comfy.ldm.hunyuan_video.model.HunyuanVideo",
-    DOUBLE,
-    SINGLE,
-    heads="num_heads",
-    width="hidden_size",
-    image="img",
-)
+register(replace(MODEL, model_class="comfy.ldm.chroma_radiance.model.ChromaRadiance", head=None, image=""))
+register_class("comfy.ldm.hunyuan3d.model.Hunyuan3Dv2", DOUBLE, SINGLE)
+register_class("comfy.ldm.hunyuan_video.model.HunyuanVideo", DOUBLE, SINGLE, image="img")

@@ -1,6 +1,6 @@
 """Models whose image and text attend together: HiDream I1 and O1, Lens, JoyImage, PixelDiT and PiD."""
 
-from ..spec import BlockList, register_class, single_stream
+from ..spec import BlockList, Quirks, register_class, single_stream
 
 # Every block adds some text of its own, and drops it again.
 HIDREAM = (
@@ -23,13 +23,7 @@ HIDREAM = (
         refused=("image_tokens_masks", "text_tokens"),
     ),
 )
-register_class(
-    "comfy.ldm.hidream.model.HiDreamImageTransformer2DModel",
-    *HIDREAM,
-    heads="num_attention_heads",
-    head_dim="attention_head_dim",
-    image="img",
-)
+register_class("comfy.ldm.hidream.model.HiDreamImageTransformer2DModel", *HIDREAM, image="img")
 
 # Text attends to itself alone, so its keys are the same in all steps. The first step computes them, with all tokens.
 HIDREAM_O1 = BlockList(
@@ -38,21 +32,19 @@ HIDREAM_O1 = BlockList(
     returns=("img", None),
     attention={"self_attn": "img"},
     sides={"freqs_cis": (1, "img")},
-    kept="past_key_value",
     whole=("optimized_attention",),
     refused=("attention_mask",),
 )
 register_class(
     "comfy.ldm.hidream_o1.model.HiDreamO1Transformer",
     HIDREAM_O1,
-    heads="text_config.num_attention_heads",
-    head_dim="text_config.head_dim",
-    kv_heads="text_config.num_key_value_heads",
-    patch_size="patch_size",
-    drops="clear_kv_cache",
-    by_identity=("ref_pixel_values",),
-    first_rows=("ref_pixel_values", "ref_image_grid_thw", "position_ids"),
-    uncounted=("vinput_mask", "ref_pixel_values"),
+    quirks=Quirks(
+        kept="past_key_value",
+        drops="clear_kv_cache",
+        by_identity=("ref_pixel_values",),
+        first_rows=("ref_pixel_values", "ref_image_grid_thw", "position_ids"),
+        uncounted=("vinput_mask", "ref_pixel_values"),
+    ),
     unstaged="it keeps the keys and values of its text from step to step",
 )
 
@@ -65,12 +57,7 @@ LENS = BlockList(
     local_masks={"attn": ""},
     whole=("temb",),
 )
-register_class(
-    "comfy.ldm.lens.model.LensTransformer2DModel",
-    LENS,
-    heads="transformer_blocks.0.attn.heads",
-    head_dim="transformer_blocks.0.attn.dim_head",
-)
+register_class("comfy.ldm.lens.model.LensTransformer2DModel", LENS)
 
 JOYIMAGE = BlockList(
     path="double_blocks",
@@ -80,13 +67,7 @@ JOYIMAGE = BlockList(
     sides={"image_rotary_emb": (1, "img")},
     whole=("temb",),
 )
-register_class(
-    "comfy.ldm.joyimage.model.JoyImageTransformer3DModel",
-    JOYIMAGE,
-    heads="double_blocks.0.attn.num_attention_heads",
-    width="double_blocks.0.attn.img_attn_proj.in_features",
-    image="img",
-)
+register_class("comfy.ldm.joyimage.model.JoyImageTransformer3DModel", JOYIMAGE, image="img")
 
 # Its pixel blocks run after these, whole on every rank.
 PIXELDIT = BlockList(
@@ -97,10 +78,4 @@ PIXELDIT = BlockList(
     sides={"pos_img": (0, "img"), "pos_txt": (0, "txt")},
     whole=("c", "attn_mask"),
 )
-register_class(
-    "comfy.ldm.pixeldit.model.PixDiT_T2I",
-    PIXELDIT,
-    heads="num_groups",
-    width="hidden_size",
-    also=("comfy.ldm.pixeldit.pid.PidNet",),
-)
+register_class("comfy.ldm.pixeldit.model.PixDiT_T2I", PIXELDIT, also=("comfy.ldm.pixeldit.pid.PidNet",))

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from ..spec import BlockList, ByFrame, register_class, single_stream
+from ..spec import BlockList, ByFrame, Quirks, register_class, single_stream
 
 
 def dense_mask(mask: Any, values: object) -> torch.Tensor:
@@ -28,16 +28,13 @@ VIDEO = single_stream(
     "x",
     "attn1",
     sides={"pe": (1, "x"), "timestep": (1, "x")},
-    converters={"self_attention_mask": dense_mask},
     whole=("context", "attention_mask", "self_attention_mask", "prompt_timestep"),
 )
 register_class(
     "comfy.ldm.lightricks.model.LTXVModel",
     VIDEO,
-    heads="num_attention_heads",
-    width="inner_dim",
     image="x",
-    patch_size="patchifier.patch_size",
+    quirks=Quirks(converters={"self_attention_mask": dense_mask}),
 )
 
 OF_VIDEO = ("v_timestep", "v_cross_scale_shift_timestep", "v_cross_gate_timestep")
@@ -53,7 +50,6 @@ BOTH = BlockList(
         **dict.fromkeys(OF_VIDEO, ByFrame(3, "v")),
         **dict.fromkeys(OF_AUDIO, ByFrame(3, "a")),
     },
-    converters={"self_attention_mask": dense_mask, **dict.fromkeys(OF_VIDEO, by_frame)},
     whole=(
         "v_context", "a_context", "attention_mask", "self_attention_mask", "v_prompt_timestep", "a_prompt_timestep",
     ),
@@ -61,7 +57,5 @@ BOTH = BlockList(
 register_class(
     "comfy.ldm.lightricks.av_model.LTXAVModel",
     BOTH,
-    heads="num_attention_heads",
-    width="inner_dim",
-    packed=True,
+    quirks=Quirks(converters={"self_attention_mask": dense_mask, **dict.fromkeys(OF_VIDEO, by_frame)}, packed=True),
 )

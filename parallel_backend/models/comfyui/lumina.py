@@ -16,10 +16,7 @@ MODEL = register_class(
     blocks("noise_refiner", "img"),
     # One stream has all that precedes the image's tokens: text, and SigLIP's embeddings of references.
     blocks("layers", "txt+img"),
-    heads="n_heads",
-    width="dim",
-    kv_heads="layers.0.attention.n_local_kv_heads",
     image="img",
 )
 # It decodes pixels after its blocks.
-register(replace(MODEL, model_class="comfy.ldm.lumina.model.NextDiTPixelSpace", image="", patch_size=""))
+register(replace(MODEL, model_class="comfy.ldm.lumina.model.NextDiTPixelSpace", image=""))

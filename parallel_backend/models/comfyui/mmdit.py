@@ -13,8 +13,6 @@ SD3 = BlockList(
 register_class(
     "comfy.ldm.modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper",
     SD3,
-    heads="num_heads",
-    width="hidden_size",
     image="img",
     head=BlockList("final_layer", tokens={"x": "img"}, returns="img", whole=("c",)),
 )
@@ -28,11 +26,4 @@ AURA_DOUBLE = BlockList(
     whole=("global_cond",),
 )
 AURA_SINGLE = single_stream("single_layers", "cx", "attn", stream="txt+img", common=("modCX",), whole=("global_cond",))
-register_class(
-    "comfy.ldm.aura.mmdit.MMDiT",
-    AURA_DOUBLE,
-    AURA_SINGLE,
-    heads="double_layers.0.attn.n_heads",
-    head_dim="double_layers.0.attn.head_dim",
-    image="img",
-)
+register_class("comfy.ldm.aura.mmdit.MMDiT", AURA_DOUBLE, AURA_SINGLE, image="img")

@@ -3,7 +3,7 @@
 What they return is added to the model's tokens. So it stays on the rank that has these tokens, where they are the same.
 """
 
-from ..spec import BlockList, register_class
+from ..spec import BlockList, Quirks, register_class
 
 register_class(
     "comfy_extras.nodes_model_patch.QwenImageBlockWiseControlNet",
@@ -18,7 +18,6 @@ def z_image(path: str) -> BlockList:
         path,
         tokens={"c": "control", "x": "control"},
         returns="control",
-        optional=("c",),
         attention={"attention": "control"},
         sides={"freqs_cis": (1, "control")},
         whole=("x_mask", "adaln_input"),
@@ -31,9 +30,7 @@ register_class(
     z_image("control_noise_refiner"),
     z_image("control_layers"),
     inside={"control": "img"},
-    heads="control_layers.0.attention.n_local_heads",
-    head_dim="control_layers.0.attention.head_dim",
-    kv_heads="control_layers.0.attention.n_local_kv_heads",
+    quirks=Quirks(optional=("c",)),
 )
 # Its tokens may begin behind those of a reference. They are gathered where they are narrow, before `proj_out`.
 register_class(
@@ -47,8 +44,6 @@ register_class(
         whole=("temb",),
         gathered=True,
     ),
-    heads="controlnet_blocks.0.self_attn.num_heads",
-    head_dim="controlnet_blocks.0.self_attn.head_dim",
     inside={},
 )
 # Each frame's tokens attend to that frame's audio. So each rank computes this for tokens of full length.
@@ -58,10 +53,10 @@ register_class(
         "blocks.*.audio_cross_attn",
         tokens={},
         returns=None,
-        full_length={"": {"x": "x"}},
         whole=("x", "encoder_hidden_states", "shape", "x_ref_attn_map"),
     ),
     inside={},
+    quirks=Quirks(full_length={"": {"x": "x"}}),
 )
 # It runs within the model's blocks, on this rank's tokens. The hint has all tokens.
 register_class(

@@ -15,9 +15,6 @@ register_class(
     "comfy.ldm.omnigen.omnigen2.OmniGen2Transformer2DModel",
     REFINER,
     blocks("layers", "rest+img"),
-    heads="layers.0.attn.heads",
-    kv_heads="layers.0.attn.kv_heads",
-    width="hidden_size",
     image="img",
 )
 
@@ -34,7 +31,4 @@ register_class(
     REFINER,
     DOUBLE,
     blocks("single_stream_layers", "txt+ref+img"),
-    heads="single_stream_layers.0.attn.heads",
-    kv_heads="single_stream_layers.0.attn.kv_heads",
-    width="hidden_size",
 )

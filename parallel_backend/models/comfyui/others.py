@@ -1,6 +1,6 @@
 """Classes that cannot be shared in every way, with the reasons; and our own DiT class."""
 
-from ..spec import BlockList, register_class, single_stream
+from ..spec import BlockList, Quirks, register_class, single_stream
 
 register_class(
     "comfy.ldm.seedvr.model.NaDiT",
@@ -16,10 +16,8 @@ register_class(
         "x",
         "",
         whole=("timestep_B", "label_B"),
-        shared=("transformer_blocks.0.norm1.emb",),
     ),
-    heads="num_heads",
-    width="hidden_size",
     head=BlockList("proj_out_2", tokens={"0": "x"}, returns="x"),
     image="x",
+    quirks=Quirks(shared=("transformer_blocks.0.norm1.emb",)),
 )

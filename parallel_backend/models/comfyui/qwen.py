@@ -20,8 +20,6 @@ BLOCKS = BlockList(
 register_class(
     "comfy.ldm.qwen_image.model.QwenImageTransformer2DModel",
     BLOCKS,
-    heads="transformer_blocks.0.num_attention_heads",
-    width="inner_dim",
     head=BlockList("proj_out", tokens={"0": "img"}, returns="img"),
     image="img",
     also=("comfy.ldm.mage_flow.model.MageFlowTransformer2DModel",),

@@ -12,18 +12,10 @@ HUNYUAN_3D = BlockList(
 register_class(
     "comfy.ldm.hunyuan3dv2_1.hunyuandit.HunYuanDiTPlain",
     HUNYUAN_3D,
-    heads="num_heads",
-    width="hidden_size",
     coupled="it exchanges the halves of the batch's conditions",
     unstaged="they skip from the first half to the second",
 )
 
 REFINER = single_stream("noise_refiner", "x", "attn", sides={"rotary_emb": (1, "x")}, whole=("mod",))
 BLOCKS = single_stream("blocks", "x", "attn", stream="x+rest", sides={"rotary_emb": (1, "x+rest")}, whole=("mod",))
-register_class(
-    "comfy.ldm.triposplat.model.LatentSeqMMFlowModel",
-    REFINER,
-    BLOCKS,
-    heads="num_heads",
-    width="model_channels",
-)
+register_class("comfy.ldm.triposplat.model.LatentSeqMMFlowModel", REFINER, BLOCKS)

@@ -1,6 +1,6 @@
 """CogVideoX, Mochi, Kandinsky 5."""
 
-from ..spec import BlockList, register_class, single_stream
+from ..spec import BlockList, Quirks, register_class, single_stream
 
 COGVIDEOX = BlockList(
     path="blocks",
@@ -10,13 +10,7 @@ COGVIDEOX = BlockList(
     sides={"image_rotary_emb": (0, "img")},
     whole=("temb",),
 )
-register_class(
-    "comfy.ldm.cogvideo.model.CogVideoXTransformer3DModel",
-    COGVIDEOX,
-    heads="num_attention_heads",
-    head_dim="attention_head_dim",
-    image="img",
-)
+register_class("comfy.ldm.cogvideo.model.CogVideoXTransformer3DModel", COGVIDEOX, image="img")
 
 MOCHI = BlockList(
     path="blocks",
@@ -24,16 +18,14 @@ MOCHI = BlockList(
     returns=("img", "txt"),
     attention={"attn": "img+txt"},
     sides={"rope_cos": (0, "img"), "rope_sin": (0, "img")},
-    # The text's padding is left out. Then the block crops nothing.
-    converters={"y": lambda text, values: text[:, : values["crop_y"]]},
     whole=("c", "crop_y"),
 )
 register_class(
     "comfy.ldm.genmo.joint_model.asymm_models_joint.AsymmDiTJoint",
     MOCHI,
-    heads="num_heads",
-    head_dim="head_dim",
     image="img",
+    # The text's padding is left out. Then the block crops nothing.
+    quirks=Quirks(converters={"y": lambda text, values: text[:, : values["crop_y"]]}),
 )
 
 KANDINSKY = single_stream(
@@ -43,10 +35,4 @@ KANDINSKY = single_stream(
     sides={"freqs": (1, "x")},
     whole=("text_embed", "time_embed"),
 )
-register_class(
-    "comfy.ldm.kandinsky5.model.Kandinsky5",
-    KANDINSKY,
-    heads="visual_transformer_blocks.0.self_attention.num_heads",
-    head_dim="visual_transformer_blocks.0.self_attention.head_dim",
-    image="x",
-)
+register_class("comfy.ldm.kandinsky5.model.Kandinsky5", KANDINSKY, image="x")

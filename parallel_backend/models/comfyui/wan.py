@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ..spec import BlockList, ByFrame, register, register_class, single_stream
+from ..spec import BlockList, ByFrame, Quirks, register, register_class, single_stream
 
 BLOCKS = single_stream(
     "blocks",
@@ -15,8 +15,6 @@ BLOCKS = single_stream(
 MODEL = register_class(
     "comfy.ldm.wan.model.WanModel",
     BLOCKS,
-    heads="num_heads",
-    width="dim",
     head=BlockList("head", tokens={"x": "x"}, returns="x", sides={"e": ByFrame(3, "x")}),
     image="x",
     also=(
@@ -34,8 +32,9 @@ register(replace(MODEL, model_class="comfy.ldm.wan.ar_model.CausalWanModel", blo
 register(replace(MODEL, model_class="comfy.ldm.wan.model_wandancer.WanDancerModel", head=None))
 
 # Each frame's tokens attend to that frame's audio.
-HUMO = replace(BLOCKS, full_length={"audio_cross_attn_wrapper": {"x": "x"}}, whole=(*BLOCKS.whole, "audio"))
-register(replace(MODEL, model_class="comfy.ldm.wan.model.HumoWanModel", blocks=(HUMO,)))
+HUMO = replace(BLOCKS, whole=(*BLOCKS.whole, "audio"))
+AUDIO = Quirks(full_length={"audio_cross_attn_wrapper": {"x": "x"}})
+register(replace(MODEL, model_class="comfy.ldm.wan.model.HumoWanModel", blocks=(HUMO,), quirks=AUDIO))
 
 VACE = replace(
     BLOCKS,
@@ -50,7 +49,6 @@ register(
         model_class="comfy.ldm.wan.model.VaceWanModel",
         blocks=(BLOCKS, VACE),
         image="",
-        patch_size="",
         unstaged="those of VACE run between the others",
     )
 )

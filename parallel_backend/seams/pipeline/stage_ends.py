@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from ...hooks import Hooks
-from ...models.checks import SKIP
-from ...models.spec import BlockList, Streams, names
+from ...models.spec import SKIP, BlockList, Streams, names
 from ..arguments import Arguments
 from ..layout import TokenLayout
 from .stages import Stage, StageLink, StandIn

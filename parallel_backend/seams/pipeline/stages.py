@@ -88,11 +88,17 @@ def skip_sources(count: int) -> dict[int, int]:
 
 
 def keep_stage(
-    model: torch.nn.Module, lists: Sequence[BlockList], own: range, hooks: Hooks, skips: bool = False
+    model: torch.nn.Module,
+    lists: Sequence[BlockList],
+    own: range,
+    hooks: Hooks,
+    shared: Sequence[str] = (),
+    skips: bool = False,
 ) -> Stage:
     """Takes the blocks of other stages out of the model until the hooks are removed, and returns the local ones.
 
     own: the indices of the local blocks among all blocks.
+    shared: submodules of blocks that the model reads outside of them.
     skips: whether the first half of the blocks feeds the second, see `skip_sources`.
     """
     places = [(each, index) for each in lists for index in range(len(modules_at(model, each.path)))]
@@ -102,8 +108,7 @@ def keep_stage(
         if place in own:
             continue
         prefix = f"{each.path}.{index}."
-        shared = [path for path in each.shared if path.startswith(prefix)]
-        keep = {path.removeprefix(prefix): model.get_submodule(path) for path in shared}
+        keep = {path.removeprefix(prefix): model.get_submodule(path) for path in shared if path.startswith(prefix)}
         if any(weight.is_meta for weight in blocks[place].parameters()):
             missing.append(f"{each.path}.{index}")
         siblings = cast("torch.nn.ModuleList", model.get_submodule(each.path))

@@ -20,7 +20,7 @@ import torch
 from ...compat import tree_leaves
 from ...errors import RequestError
 from ...groups.calls import Call
-from ...models.spec import ALWAYS_WHOLE
+from ...models.spec import ALWAYS_WHOLE, CHANGES
 from ...plan import OFF, ParallelPlan
 from ...video import Video
 from ..exchange.differences import Differences
@@ -74,12 +74,11 @@ class StepPipeline:
     Every rank makes the same calls with the same values, so all decide alike.
     why: why the last step ran whole, or its attention was dense, although it was not one of the first; else empty. Of
     a loop, why any of its steps was so. rises: whether a sampling's timesteps go from low to high; None to learn it
-    from the steps. done: how many steps the sampling has made, if its caller knows. changes: see `ModelSpec`.
+    from the steps. done: how many steps the sampling has made, if its caller knows.
     """
 
-    def __init__(self, plan: ParallelPlan, changes: Sequence[str] = ()) -> None:
+    def __init__(self, plan: ParallelPlan) -> None:
         self.plan = plan
-        self.changes = changes
         self.rises: bool | None = False
         self.every_patch = list(range(plan.patch_count))
         self.why = ""
@@ -123,7 +122,7 @@ class StepPipeline:
 
     def find_kind(self, calls: Sequence[Call], parts: int) -> StepKind:
         """Returns what the steps of these calls' kind keep, and takes the calls' timestep into account."""
-        name = describe_steps(calls, self.changes)
+        name = describe_steps(calls)
         kind = self.kinds.pop(name, None)
         if kind is None:
             least = int(len(self.every_patch) > 1)  # patches need the keys of a whole step
@@ -201,13 +200,13 @@ def count_picture_tokens(call: Call, sides: Sides) -> int:
     return math.prod(size // side for size, side in zip(latents.shape[2:], sides(latents), strict=True))
 
 
-def describe_steps(calls: Sequence[Call], changes: Sequence[str]) -> tuple:
+def describe_steps(calls: Sequence[Call]) -> tuple:
     """Returns what tells steps of different kinds apart: the calls' shapes and conditions, and what nodes do inside of
     the model."""
     found: list[tuple] = [tuple(map(id, conditions_of(calls)))]
     for call in calls:
         options = call.kwargs.get(ALWAYS_WHOLE) or {}
-        inside = tuple(str(names_in(options.get(name))) for name in changes)
+        inside = tuple(str(names_in(options.get(name))) for name in CHANGES)
         found.append((*(tuple(each.shape) for each in call.latents), tuple(sorted(call.kwargs)), inside))
     return tuple(found)
 

@@ -19,7 +19,7 @@ from parallel_backend.costs.choose import list_plans, rank_plans
 from parallel_backend.costs.forward import ForwardCost, count_forward
 from parallel_backend.costs.machine import Machine
 from parallel_backend.groups.mesh import Axis
-from parallel_backend.models import adapter_for
+from parallel_backend.models import known_spec
 from parallel_backend.models.checks import sizes_of
 from parallel_backend.models.spec import spec_of
 from parallel_backend.plan import ParallelPlan
@@ -97,7 +97,7 @@ def forward_cost(case: Case) -> ForwardCost:
         return sdxl.count_cost(SDXL_CHANNELS, case.latents)
     with torch.device("meta"):
         model = case.build(case.depth).eval()
-    spec = adapter_for(type(model).__name__).spec
+    spec = known_spec(type(model).__name__)
     latents, timestep, conditions = case.request()
     meta = {name: value.to("meta") for name, value in conditions.items()}
     blocks = [(each, block) for each in spec.blocks for block in model.get_submodule(each.path).children()]

@@ -258,7 +258,7 @@ def test_the_backend_computes_self_attention_where_nothing_is_sharded(
     with torch.inference_mode():
         expected = FAMILIES[family].reference(FAMILIES[family].build(), *inputs)
     assert (model(*inputs) - expected).norm() / expected.norm() <= 1e-5
-    shared = model.adapter.spec.blocks[0].attention
+    shared = model.known.blocks[0].attention
     modules = [name for name, _ in model.model.named_modules() if name.split(".")[-1] in shared]
     assert len(backend.calls) == len(modules)
 

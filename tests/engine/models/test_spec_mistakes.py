@@ -19,7 +19,9 @@ import torch
 
 from parallel_backend.errors import PlanError, RequestError
 from parallel_backend.groups.mesh import Axis, Mesh
-from parallel_backend.models import Adapter, adapter_for, model_classes
+from parallel_backend.models import ModelSpec, known_spec, model_classes
+from parallel_backend.models.attention_sizes import AttentionSizes
+from parallel_backend.models.checks import changes_of
 from parallel_backend.models.spec import BlockList
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.attention import ParallelAttention
@@ -62,26 +64,19 @@ class ReachedEnd(Exception):
     """The forward is where the ranks' tokens come together."""
 
 
-def with_blocks(name: str, **fields: Any) -> Adapter:
-    """A family's adapter, with other values in the spec of its blocks."""
-    adapter = adapter_for(FAMILIES[name].model_class)
-    blocks = tuple(replace(each, **fields) for each in adapter.spec.blocks)
-    return replace(adapter, spec=replace(adapter.spec, blocks=blocks))
+def with_blocks(name: str, **fields: Any) -> ModelSpec:
+    """A family's spec, with other values in its blocks."""
+    spec = known_spec(FAMILIES[name].model_class)
+    return replace(spec, blocks=tuple(replace(each, **fields) for each in spec.blocks))
 
 
-def with_spec(name: str, **fields: Any) -> Adapter:
-    adapter = adapter_for(FAMILIES[name].model_class)
-    return replace(adapter, spec=replace(adapter.spec, **fields))
-
-
-def run_first_of_two(name: str, adapter: Adapter) -> None:
+def run_first_of_two(name: str, spec: ModelSpec) -> None:
     """Runs a forward as the first of two ranks do, up to where their tokens come together. Attention gives each token
     its own query."""
     plan, family, one = ParallelPlan(ulysses=2), FAMILIES[name], Axis(None, 1, 0)
     axes = dict.fromkeys((*plan.degrees(), "batch"), one) | dict.fromkeys(("ulysses", "sequence"), Axis(None, 2, 0))
     with (
-        patch.dict("parallel_backend.models.spec._SPECS", {family.model_class: adapter.spec}),
-        patch.dict("parallel_backend.models.adapter._ADAPTERS", {family.model_class: adapter}),
+        patch.dict("parallel_backend.models.spec._SPECS", {family.model_class: spec}),
         patch.object(ParallelAttention, "__call__", lambda *args, **_: args[3]),
         patch.object(TokenLayout, "gather", side_effect=ReachedEnd),
     ):
@@ -92,7 +87,7 @@ def run_first_of_two(name: str, adapter: Adapter) -> None:
 @pytest.mark.parametrize("name", ["easyanimate", "easyanimate-inp", "sd3.5", "lumina2"])
 def test_a_spec_without_mistakes_is_run(name: str) -> None:
     with pytest.raises(ReachedEnd):
-        run_first_of_two(name, adapter_for(FAMILIES[name].model_class))
+        run_first_of_two(name, known_spec(FAMILIES[name].model_class))
 
 
 @pytest.mark.parametrize(
@@ -155,43 +150,26 @@ def test_an_item_of_no_stream_is_not_cut() -> None:
 
 def test_an_attention_forgotten_is_named() -> None:
     """No forward can tell it from attention to a text of as many tokens, and the image would be wrong."""
-    spec = with_blocks("sd3.5", attention={"attn": "img+txt"}).spec
+    spec = with_blocks("sd3.5", attention={"attn": "img+txt"})
     said = ["attn2 of transformer_blocks attends to tokens, and `attention` does not list it"]
     assert mistakes_in_family(FAMILIES["sd3.5"], spec) == said
 
 
 @pytest.mark.parametrize(
-    ("name", "fields", "error", "said"),
+    ("name", "path", "attributes", "said"),
     [
-        ("easyanimate", {"heads": "config.heads"}, PlanError, "known here: it has no config.heads"),
-        ("easyanimate", {"heads": "config.activation_fn"}, PlanError, "gelu-approximate, which is no number of heads"),
-        *(
-            (name, {"heads": other}, PlanError, f"{module} has {own} heads, and `heads` .{other}. is ")
-            for name, other, module, own in (
-                ("easyanimate", "config.attention_head_dim", "attn1 of transformer_blocks", 4),
-                ("wan-t2v", "config.attention_head_dim", "attn1 of blocks", 5),
-                ("lumina2", "config.num_kv_heads", "attn of layers", 6),
-            )
-        ),
-        (
-            "lumina2",
-            {"kv_heads": "config.patch_size"},
-            PlanError,
-            "attn of layers has 3 heads of keys, and `kv_heads` .config.patch_size. is 2",
-        ),
-        ("lumina2", {"kv_heads": ""}, PlanError, "attn of layers has 3 heads of keys, and `kv_heads` is not set"),
-        (
-            "bria",
-            {"head_dim": "config.num_attention_heads"},
-            PlanError,
-            "attn of transformer_blocks has queries of 64 dims, and `head_dim` .config.num_attention_heads. makes 4×4",
-        ),
-        ("lumina2", {"kv_heads": "config.in_channels"}, PlanError, "num_attention_heads is no multiple of config.in_"),
+        ("easyanimate", "transformer_blocks.1.attn1", {"heads": None}, "has no number of heads that is known here"),
+        ("wan-t2v", "blocks.1.attn1", {"heads": 12}, "attn1 of blocks has 12 heads, and others have 5"),
+        ("lumina2", "layers.1.attn", {"inner_kv_dim": 32}, "attn of layers has 2 heads of keys, and others have 3"),
     ],
 )
-def test_a_wrong_number_of_heads_is_named(name: str, fields: dict, error: type[RequestError], said: str) -> None:
-    with pytest.raises(error, match=said):
-        run_first_of_two(name, with_spec(name, **fields))
+def test_blocks_whose_heads_differ_or_are_unknown_are_named(
+    name: str, path: str, attributes: dict[str, Any], said: str
+) -> None:
+    model = FAMILIES[name].build()
+    vars(model.get_submodule(path)).update(attributes)
+    (found,) = changes_of(model)
+    assert found.endswith(said)
 
 
 def swapped(streams: Any) -> Any:
@@ -262,22 +240,25 @@ def test_a_stream_elsewhere_than_its_spec_says_is_named(
     change: Callable[[BlockList], dict[str, Any]], name: str, place: int, said: str
 ) -> None:
     """No forward can tell it where streams are as long as one another."""
-    blocks = [*adapter_for(FAMILIES[name].model_class).spec.blocks]
+    blocks = [*known_spec(FAMILIES[name].model_class).blocks]
     blocks[place] = replace(blocks[place], **change(blocks[place]))
-    found = mistakes_in_family(FAMILIES[name], with_spec(name, blocks=tuple(blocks)).spec)
+    found = mistakes_in_family(FAMILIES[name], replace(known_spec(FAMILIES[name].model_class), blocks=tuple(blocks)))
     assert any(each.startswith(f"{FAMILIES[name].model_class}: ") and said in each for each in found), found
 
 
-def test_a_wrong_number_of_repeated_heads_is_named() -> None:
-    """No forward can tell it without looking at values, and the image would be wrong."""
-    (found,) = mistakes_in_family(FAMILIES["lumina2"], with_spec("lumina2", kv_heads="config.patch_size").spec)
-    assert found.endswith("does not repeat the heads of keys of config.patch_size, which is 2")
-
-
-def test_a_wrong_head_dim_is_named() -> None:
-    """No forward can tell it, and a kernel could be chosen that does not take these heads."""
-    found = mistakes_in_family(FAMILIES["bria"], with_spec("bria", head_dim="config.num_attention_heads").spec)
-    assert found == ["the largest heads have 16 dims, and config.num_attention_heads says 4"]
+@pytest.mark.parametrize(
+    ("name", "sizes", "said"),
+    [
+        ("lumina2", AttentionSizes(6, 16, 2), "does not repeat 2 heads of keys"),
+        ("bria", AttentionSizes(4, 4), "the largest heads have 16 dims, and 4 were read"),
+        ("bria", AttentionSizes(2, 16), "has 4 heads, and 2 were read"),
+    ],
+)
+def test_heads_that_are_read_wrong_are_named(name: str, sizes: AttentionSizes, said: str) -> None:
+    """A forward sees the number of heads alone. The image would be wrong, or a kernel would not take the heads."""
+    with patch("parallel_backend.models.checks.read_sizes", lambda _module: sizes):
+        found = mistakes_in_family(FAMILIES[name], known_spec(FAMILIES[name].model_class))
+    assert found[0].endswith(said)
 
 
 def test_every_class_has_a_family() -> None:
@@ -286,7 +267,7 @@ def test_every_class_has_a_family() -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_familys_class_attends_as_its_spec_says(name: str) -> None:
-    assert mistakes_in_family(FAMILIES[name], adapter_for(FAMILIES[name].model_class).spec) == []
+    assert mistakes_in_family(FAMILIES[name], known_spec(FAMILIES[name].model_class)) == []
 
 
 @pytest.mark.parametrize("model_class", CLASSES)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from parallel_backend.models import adapter_for, model_classes
+from parallel_backend.models import known_spec, model_classes
 from tests.support.cases import oracle
 from tests.support.cases.pipefusion_cases import STEPS, case_inputs, family_of, scheduler_of
 from tests.support.ranks.pool import RankPool, Results, run_apart
@@ -149,7 +149,7 @@ def test_pipefusion_equals_its_serial_oracle(case: dict, results: Results) -> No
 
 def test_every_class_has_an_oracle_of_its_patches_or_of_its_stages() -> None:
     patched = {family_of(name).model_class: bool(each.attention) for name, each in oracle.ANATOMIES.items()}
-    staged = {name: adapter_for(name).spec for name in model_classes() if adapter_for(name).spec.blocks}
+    staged = {name: known_spec(name) for name in model_classes() if known_spec(name).blocks}
     assert patched == {name: bool(spec.image) for name, spec in staged.items()}
 
 

@@ -37,7 +37,7 @@ def turns(pipeline: StepPipeline, calls: list[Call]) -> list[list[int]]:
 @pytest.fixture
 def pipeline() -> StepPipeline:
     """After the two steps that its plan runs whole, and one patch by patch."""
-    made = StepPipeline(ParallelPlan(pipefusion=2, patches=3, sync_steps=2), ["patches_replace"])
+    made = StepPipeline(ParallelPlan(pipefusion=2, patches=3, sync_steps=2))
     assert [turns(made, step(timestep)) for timestep in (1000.0, 900.0, 800.0)] == [WHOLE, WHOLE, PATCHES]
     assert not made.why
     return made
@@ -66,7 +66,7 @@ def test_any_other_step_runs_whole_and_says_why(pipeline: StepPipeline, calls: l
 
 
 def test_differences_are_kept_for_steps_of_one_kind_and_begin_anew_with_another_sampling() -> None:
-    made = StepPipeline(ParallelPlan(ulysses=2, exchange_dtype="int4"), ["patches_replace"])
+    made = StepPipeline(ParallelPlan(ulysses=2, exchange_dtype="int4"))
 
     def kept(calls: list[Call]) -> Any:
         run = made.begin(calls, 1, count, grid)

@@ -118,7 +118,9 @@ def independent_level(scheduler: Any, position: int) -> tuple[float, float]:
 
 def cases() -> list[tuple[str, str]]:
     kinds = [(name, kind) for name in NAMED for kind in SCHEDULERS[name].predictions]
-    return [(name, kind) for name, kind in kinds if not SCHEDULERS[name].flow] + [(name, FLOW) for name in NAMED_FLOW]
+    return [(name, kind) for name, kind in kinds if SCHEDULERS[name].kind != FLOW] + [
+        (name, FLOW) for name in NAMED_FLOW
+    ]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -18,7 +18,7 @@ from parallel_backend.costs.machine import CARD, Link, Machine
 from parallel_backend.costs.roofline import predict
 from parallel_backend.errors import PlanError
 from parallel_backend.models import checks
-from parallel_backend.models.spec import BlockList, ModelSpec
+from parallel_backend.models.spec import BlockList, ModelSpec, Quirks
 from parallel_backend.parallel_model import ParallelModel
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.exchange.pieces import UNEQUAL, Pieces
@@ -142,7 +142,7 @@ def able() -> Any:
         ("layout", "starts", {"a": "b"}),
         ("slot", "is_plain", False),
         ("fetched", "flat_blocks", {0: None}),
-        ("", "spec", ModelSpec("Model", blocks=(BlockList("blocks", {}, None, kept="cache"),))),
+        ("", "spec", ModelSpec("Model", blocks=(BlockList("blocks", {}, None),), quirks=Quirks(kept="cache"))),
         ("mesh", "plan", ParallelPlan(ulysses=2)),
         ("mesh", "plan", ParallelPlan(ulysses=2, pieces=2, compile="auto")),  # which each rank decides alone
         ("compiled", "asked", {"backend": "inductor"}),

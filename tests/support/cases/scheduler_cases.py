@@ -60,7 +60,7 @@ FLUX = {
     "use_dynamic_shifting": True,
 }
 NAMED = [name for name in SCHEDULERS if name != MODELS_OWN]
-NAMED_FLOW = [name for name in NAMED if SCHEDULERS[name].flow]
+NAMED_FLOW = [name for name in NAMED if SCHEDULERS[name].kind == FLOW]
 
 
 def randn(seed: int) -> torch.Tensor:

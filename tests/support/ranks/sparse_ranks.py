@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import Mesh, build_mesh
-from parallel_backend.models import ModelSpec, adapter_for, spec_named
+from parallel_backend.models import ModelSpec, known_spec, spec_named
 from parallel_backend.parallel_model import ModelConditions, ParallelModel
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.denoiser import Pass, denoise
@@ -102,7 +102,7 @@ def library_steps(name: str, mesh: Mesh | None) -> tuple[torch.nn.Module, ModelS
             return family.reference(model, latents, timesteps * part, conditions)
         return module(latents, timesteps * part, conditions)
 
-    return model, adapter_for(family.model_class).spec, step
+    return model, known_spec(family.model_class), step
 
 
 @torch.inference_mode()
