@@ -9,6 +9,7 @@ import inspect
 import mmap
 import sys
 import textwrap
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -89,20 +90,20 @@ def replace_buffers(module: Any) -> None:
     module.HostBuffer = NoBuffer
 
 
-def change(module: Any, function: Callable, *replaced: tuple[str, str]) -> None:
-    """Puts a function with another text into its module."""
+def change(function: Any, *replaced: tuple[str, str]) -> Any:
+    """Returns a function with another text."""
     text = textwrap.dedent(inspect.getsource(function))
     for before, after in replaced:
         assert before in text, "ComfyUI's code is another"
         text = text.replace(before, after)
-    exec(text, vars(module))  # noqa: S102 (of ComfyUI's own text)
+    (code,) = (each for each in compile(text, function.__name__, "exec").co_consts if isinstance(each, types.CodeType))
+    return types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
 
 
 def cast_as_on_a_card(module: Any) -> None:
     """Lets a layer's forward bring its weights, though these are on the same device."""
     is_there = 'hasattr(s, "_v")'
-    change(
-        module,
+    module.cast_bias_weight = change(
         module.cast_bias_weight,
         (f"{is_there} and comfy.model_management.is_device_cpu(device)", "False"),
         (f"{is_there} and s.weight.device != device", is_there),
@@ -116,8 +117,8 @@ def patch_as_on_a_card(module: Any) -> None:
         return self.model.dynamic_vbars.get(self.load_device)
 
     # Else tiny models' layers would count as small ones, whose weights are loaded at once.
-    change(module, module.ModelPatcherDynamic.load, ("module_mem > 16 * 1024", "module_mem > 0"))
-    module.ModelPatcherDynamic.load = module.load
+    small = ("module_mem > 16 * 1024", "module_mem > 0")
+    module.ModelPatcherDynamic.load = change(module.ModelPatcherDynamic.load, small)
     module.ModelPatcherDynamic.__new__ = lambda cls, *_, **__: object.__new__(cls)
     module.ModelPatcherDynamic._vbar_get = find_pages
 
