@@ -19,8 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import clocks
 import dynamic_vram
-import profiling
 import tiny_vaes
 
 
@@ -70,8 +70,8 @@ def keep_imports(module: Any) -> None:
 # By name, the modules that are changed.
 CHANGES: dict[str, Callable[[Any], None]] = {
     "comfy.model_detection": detect_tiny_models,
+    **clocks.CHANGES,
     **dynamic_vram.CHANGES,
-    **profiling.CHANGES,
     **tiny_vaes.CHANGES,
 }
 if any(Path(argument).name == "main.py" for argument in sys.orig_argv[1:2]):
