@@ -19,6 +19,7 @@ from tests.support.host.faults import wait_until
 from tests.support.host.graphs import GROUPS_BY_SIZE, latents, relative_error, runs
 from tests.support.host.stock_prompts import Patch, prompt
 from tests.support.programs import run_program
+from worker.wire.private_folder import LOCK
 
 pytestmark = pytest.mark.usefixtures("groups_by_size")
 
@@ -103,5 +104,5 @@ def test_its_file_in_memory_goes_with_the_model(host: ComfyHost, stock: Callable
 def files_in_memory(host: ComfyHost) -> set[Path]:
     """The weights that this host keeps in memory for its ranks."""
     opened = [each.resolve() for each in Path(f"/proc/{host.process.pid}/fd").iterdir()]
-    folders = [each for each in opened if each.is_dir() and each.name.startswith("paralleldit-weights")]
-    return {file for folder in folders for file in folder.glob("*/*")}
+    locks = [each for each in opened if each.name == LOCK and each.parent.name.startswith("paralleldit-weights")]
+    return {file for lock in locks for file in lock.parent.glob("*/*")}
