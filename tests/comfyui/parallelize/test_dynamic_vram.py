@@ -1,6 +1,7 @@
 """*Parallelize Model* in a ComfyUI with dynamic VRAM, as on NVIDIA's cards: behind models that have run as stock.
 
-A changed model sampling before the node is left out: in this ComfyUI, stock itself keeps it for the next prompt.
+A changed model sampling before the node is left out. ComfyUI restores a model's buffers by their names, and so gives
+those of one model sampling to another: after some prompts with and without it, stock itself draws another image.
 """
 
 from __future__ import annotations
