@@ -160,7 +160,7 @@ def build_mesh(
     world: an axis over the plan's ranks, whose group serves the plan's axes over all of them. It outlives the mesh.
     """
     has_links = plan.pipefusion > 1 and (is_accelerator(device) if link_groups is None else link_groups)
-    rank, built = dist.get_rank(), Groups(device, most_side_by_side(plan))
+    rank, built = dist.get_rank(), GroupBuilder(device, most_side_by_side(plan))
     groups = {each.ranks: built.add(each, world) for each in list_axes(plan, has_links)}
     links = {each.pairs: built.add(each) for each in (list_links(plan) if has_links else ())}
     link_in, link_out = (
@@ -186,7 +186,7 @@ def build_mesh(
     return Mesh(plan, device, axes, link_in, link_out, timeline, built.own)
 
 
-class Groups:
+class GroupBuilder:
     """Builds groups for communicators. All ranks add the same, in one order. own: the groups that are new, of this
     rank."""
 
@@ -261,7 +261,7 @@ def most_side_by_side(plan: ParallelPlan) -> int:
 
 def connected_axis(device: torch.device, rows: Iterable[Communicator], side_by_side: int = 1) -> Axis:
     """Builds the groups of these rows of ranks, connects the ranks, and returns this rank's axis."""
-    built, own = Groups(device, side_by_side), Axis(None, 1, 0)
+    built, own = GroupBuilder(device, side_by_side), Axis(None, 1, 0)
     for row in rows:
         if group := built.add(row):
             own = Axis(group, len(row.ranks), row.ranks.index(dist.get_rank()))

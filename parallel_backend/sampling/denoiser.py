@@ -21,7 +21,7 @@ from ..plan import OFF
 from ..seams.exchange.differences import Differences
 from ..seams.forward import Forward, StaleCache
 from ..seams.pipeline.regions import part_of, patch_regions, put_part
-from ..seams.pipeline.stages import Message, StageLink
+from ..seams.pipeline.stages import StageLink, StageMessage
 from ..video import video_of
 from .schedulers import check_patchwise
 from .stepper import Stepper
@@ -160,12 +160,12 @@ class _Run:
         is_new = is_accelerator(self.inputs.device) and self.kind not in link.loaded
         return range(self.whole_steps, self.whole_steps + SERIAL_STEPS * is_new)
 
-    def messages(self) -> list[Message]:
+    def messages(self) -> list[StageMessage]:
         """Lists what this stage receives from the one before: tokens of every forward, or the latents of every step."""
         if not self.is_first:
             forwards = [(step, segments) for step in range(self.steps) for segments in self.parts(step)]
-            return [Message(*forward, index) for forward in forwards for index in self.own_passes]
-        return [Message(step, segments) for step in range(self.steps) for segments in self.parts(step)]
+            return [StageMessage(*forward, index) for forward in forwards for index in self.own_passes]
+        return [StageMessage(step, segments) for step in range(self.steps) for segments in self.parts(step)]
 
     def parts(self, step: int) -> list[list[int]]:
         """Returns the segments that run together in a step: all of them, or each patch alone."""
@@ -250,12 +250,12 @@ class _Run:
         """Receives these segments."""
         rows = len(self.inputs)
 
-        def shape_of(message: Message) -> Sequence[int]:
+        def shape_of(message: StageMessage) -> Sequence[int]:
             region = self.region(message.segments)
             shape = self.inputs.shape[1:] if region is None else (self.inputs.shape[1], len(region))
             return rows * (2 if self.watch.previews else 1), *shape
 
-        arrived = link.take(Message(step, segments), shape_of, self.inputs)
+        arrived = link.take(StageMessage(step, segments), shape_of, self.inputs)
         put_part(self.inputs, self.region(segments), arrived[:rows])
         self.note(step, segments, arrived[rows:] if self.watch.previews else None)
 

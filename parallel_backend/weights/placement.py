@@ -55,7 +55,7 @@ class PlacedModel(Protocol):
     def bring(self, places: Collection[int], store: Store | None, check: Check) -> None: ...
 
 
-class Groups(Protocol):
+class ReplicaGroups(Protocol):
     def replicas(self, plan: ParallelPlan) -> Axis:
         """Returns the ranks that compute with the same weights as this one, with a process group of their own."""
         ...
@@ -65,7 +65,7 @@ class Ranks(Protocol):
     """All ranks, as their caller runs them. control_group: for tensors on the CPU; None for the default group."""
 
     @property
-    def groups(self) -> Groups: ...
+    def groups(self) -> ReplicaGroups: ...
 
     @property
     def control_group(self) -> dist.ProcessGroup | None: ...

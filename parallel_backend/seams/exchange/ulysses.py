@@ -41,7 +41,7 @@ class Run(NamedTuple):
     counts: list[int]
 
 
-class Message(NamedTuple):
+class AllToAll(NamedTuple):
     """An all-to-all of some heads. size: elements that are sent. to, of: those for each rank, and those from it. shape:
     of what arrives, if no run has a part of its own. own: this rank's heads, by tensor."""
 
@@ -73,23 +73,23 @@ class Arrival(NamedTuple):
 
 
 @functools.lru_cache(maxsize=MESSAGES)
-def plan_scatter(index: int, batch: int, width: int, lengths: tuple[int, ...], shares: tuple[Shares, ...]) -> Message:
+def plan_scatter(index: int, batch: int, width: int, lengths: tuple[int, ...], shares: tuple[Shares, ...]) -> AllToAll:
     """Plans `scatter_heads` for the rank at `index`. Blocks are alike, so it is done once for all of them."""
     runs = plan_runs(lengths[index], batch, width, shares)
     heads = [sum(map(len, of_rank)) for of_rank in zip(*shares, strict=True)]
     own = [len(share[index]) for share in shares]
     to = [lengths[index] * batch * width * count for count in heads]
     of = [length * batch * width * sum(own) for length in lengths]
-    return Message(runs, sum(to), to, of, (sum(lengths), batch, sum(own), width), own)
+    return AllToAll(runs, sum(to), to, of, (sum(lengths), batch, sum(own), width), own)
 
 
 @functools.lru_cache(maxsize=MESSAGES)
-def plan_gather(index: int, batch: int, width: int, lengths: tuple[int, ...], shares: Shares) -> Message:
+def plan_gather(index: int, batch: int, width: int, lengths: tuple[int, ...], shares: Shares) -> AllToAll:
     """Plans `gather_heads` likewise."""
     runs, own = plan_runs(lengths[index], batch, width, (shares,)), len(shares[index])
     to = [length * batch * own * width for length in lengths]
     of = [lengths[index] * batch * len(share) * width for share in shares]
-    return Message(runs, sum(to), to, of, (sum(lengths), batch, own, width), [own])
+    return AllToAll(runs, sum(to), to, of, (sum(lengths), batch, own, width), [own])
 
 
 def plan_runs(local_tokens: int, batch: int, width: int, shares: tuple[Shares, ...]) -> list[Run]:

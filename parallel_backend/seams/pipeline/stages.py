@@ -24,7 +24,7 @@ from ..arguments import Arguments, Parameters
 from ..forward import ForwardSlot
 
 
-class Message(NamedTuple):
+class StageMessage(NamedTuple):
     """What a stage sends after a forward: for which step and segments, and for which of the step's forwards."""
 
     step: int
@@ -32,7 +32,7 @@ class Message(NamedTuple):
     forward: int = 0
 
 
-ShapeOf = Callable[[Message], Sequence[int] | None]  # the shape of a message; None if it is not known yet
+ShapeOf = Callable[[StageMessage], Sequence[int] | None]  # the shape of a message; None if it is not known yet
 # The shapes of a message's tensors, by its segments.
 ShapesOf = Callable[[list[int]], list[torch.Size]]
 
@@ -162,9 +162,9 @@ class StageLink:
         self.loaded: set[Hashable] = set()  # the kinds of patches whose kernels have run
         self.expect([], None, 0)
         self.turn = False  # of the two buffers
-        self.posted: tuple[Message, dist.Work | None, torch.Tensor] | None = None
+        self.posted: tuple[StageMessage, dist.Work | None, torch.Tensor] | None = None
 
-    def expect(self, coming: list[Message], proceeds: Callable[[int], bool] | None, last_forward: int) -> None:
+    def expect(self, coming: list[StageMessage], proceeds: Callable[[int], bool] | None, last_forward: int) -> None:
         """Announces what the previous stage sends: tokens, or on the first stage latents from the last. None of it is
         posted yet. proceeds: whether a step runs; asked before anything of the step is awaited. last_forward: of each
         step."""
@@ -179,7 +179,7 @@ class StageLink:
         """Withdraws the announced messages of later steps. None of them is awaited yet."""
         self.coming = [message for message in self.coming if message.step <= step]
 
-    def take(self, message: Message, shape_of: ShapeOf, like: torch.Tensor) -> torch.Tensor:
+    def take(self, message: StageMessage, shape_of: ShapeOf, like: torch.Tensor) -> torch.Tensor:
         """Returns the next message, which must be this one, until the next call. like: gives its dtype."""
         self.shape_of, self.like = shape_of, like.new_empty(0)
         if self.posted is None:
@@ -204,7 +204,7 @@ class StageLink:
         if following.step == self.step or not self.proceeds or self.proceeds(following.step):
             self._post()
 
-    def is_due(self, message: Message) -> bool:
+    def is_due(self, message: StageMessage) -> bool:
         """Whether this stage has launched the work that a message depends on. Latents depend on the tokens of their
         step, tokens on the latents of the previous step."""
         step = message.step if self.is_first else message.step - 1
@@ -233,11 +233,13 @@ class StageLink:
         forward, known = self.slot.forward, self.known
         known[forward.index] = shapes_of
 
-        def shape_of(message: Message) -> Sequence[int] | None:  # without self: a cycle would keep the mesh's groups
+        def shape_of(
+            message: StageMessage,
+        ) -> Sequence[int] | None:  # without self: a cycle would keep the mesh's groups
             shapes_of = known.get(message.forward)
             return [sum(map(math.prod, shapes_of(message.segments)))] if shapes_of else None
 
-        tokens = self.take(Message(forward.step, forward.running, forward.index), shape_of, like)
+        tokens = self.take(StageMessage(forward.step, forward.running, forward.index), shape_of, like)
         shapes = shapes_of(forward.running)
         parts = tokens.split([math.prod(shape) for shape in shapes])
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]

@@ -26,7 +26,7 @@ from ...video import Video
 from ..exchange.differences import Differences
 from ..forward import Forward, StaleCache
 from .regions import check_sizes
-from .stages import Message
+from .stages import StageMessage
 
 # How many kinds of steps keep their keys and values at the same time. A node such as perturbed attention guidance makes
 # a sampler ask for two in turns.
@@ -176,9 +176,9 @@ class StepRun:
         self.videos: list[Video] = []
         self.outputs: list[Any] = [None] * len(caches)
 
-    def messages(self) -> list[Message]:
+    def messages(self) -> list[StageMessage]:
         """Lists what a stage receives from the one before."""
-        return [Message(0, segments, index) for segments in self.turns for index in range(len(self.caches))]
+        return [StageMessage(0, segments, index) for segments in self.turns for index in range(len(self.caches))]
 
     def forward(self, segments: list[int], index: int, call: int) -> Forward:
         """Returns the forward of these patches, for a part of a call."""
