@@ -284,25 +284,83 @@ LATER = "def later():\n    "
 TYPING = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    "
 # A rule, a file, what is added to it, and what the rule's sentence says.
 BROKEN = [
+    (
+        arrows_run_down,
+        "parallel_backend/groups/mesh.py",
+        "from ..seams.exchange import ring",
+        "imports parallel_backend.seams.exchange.ring",
+    ),
+    (arrows_run_down, "parallel_backend/vae/parallel.py", "from ..diffusers_model import DiffusersModel", "upward"),
+    (arrows_run_down, "parallel_backend/library.py", LATER + "from ..worker.settings import Settings", "of ours only"),
     (arrows_run_down, "parallel_backend/plan.py", "from ..nodes import plan_words", "imports nodes.plan_words"),
     (arrows_run_down, "worker/host/session.py", "from ..rank.job import Job", "rank is not below host"),
+    (arrows_run_down, "worker/rank/job.py", "from ..host.pace import Pace", "host is not below rank"),
     (arrows_run_down, "worker/wire/protocol.py", TYPING + "from ..host.client import WorkerGroup", "upward"),
+    (arrows_run_down, "worker/rank/memory/room.py", "from ..state import RankState", "* is not below memory"),
+    (arrows_run_down, "nodes/model/model_files.py", "from .patches import known", "* is not below"),
     (arrows_run_down, "nodes/plan_words.py", LATER + "from .routes.status import group_of", "upward"),
+    (arrows_run_down, "nodes/parallelize.py", "from ..worker.join import main", "imports worker.join"),
     (arrows_run_down, "worker/odds.py", "", "no room"),
     (packages_import_what_they_may, "parallel_backend/plan.py", "import comfy.utils", "imports comfy.utils"),
+    (
+        packages_import_what_they_may,
+        "parallel_backend/vae/parallel.py",
+        LATER + "import folder_paths",
+        "imports folder_paths",
+    ),
+    (packages_import_what_they_may, "parallel_backend/video.py", TYPING + "from server import x", "imports server.x"),
+    (packages_import_what_they_may, "worker/host/runs.py", "import comfy.samplers", "imports comfy.samplers"),
     (packages_import_what_they_may, "nodes/class_label.py", "from tests.support import tiers", "imports tests."),
+    (packages_import_what_they_may, "worker/join.py", "from demo.host import ComfyHost", "imports demo."),
     (names_survive_comfyuis_loading, "nodes/class_label.py", "from worker.settings import Settings", "relatively"),
+    (names_survive_comfyuis_loading, "parallel_backend/vae/parallel.py", "import parallel_backend.plan", "relatively"),
     (names_survive_comfyuis_loading, "worker/rank/job.py", "from ...parallel_backend.plan import x", "full name"),
     (comfyuis_process_stays_clear_of_the_ranks, "worker/launch/logs.py", "import torch.distributed", "for the ranks"),
+    (comfyuis_process_stays_clear_of_the_ranks, "parallel_backend/plan.py", "from torch import distributed", "plan"),
+    (comfyuis_process_stays_clear_of_the_ranks, "parallel_backend/models/spec.py", "import diffusers", "models.spec"),
+    (
+        comfyuis_process_stays_clear_of_the_ranks,
+        "nodes/plan_words.py",
+        "from ..parallel_backend.vae import parallel",
+        "imports torch.",
+    ),
     (comfyuis_process_stays_clear_of_the_ranks, "worker/host/runs.py", LATER + "from ..rank import job", "a rank's"),
+    (
+        comfyuis_process_stays_clear_of_the_ranks,
+        "nodes/workers/feed.py",
+        "from importlib import import_module\nimport_module('...worker.rank.state', __package__)",
+        "imports worker.rank.state",
+    ),
     (imports_go_in_no_circle, "parallel_backend/weights/loading.py", LATER + "from . import folder", "a circle"),
+    (imports_go_in_no_circle, "parallel_backend/seams/forward.py", TYPING + "from .attention import x", "a circle"),
     (imports_go_in_no_circle, "web/elements.mjs", "import { t } from './panel/dom.mjs'", "web/elements.mjs → "),
     (sizes_are_kept, "parallel_backend/plan.py", "# more\n" * 400, "lines, more than 400"),
+    (sizes_are_kept, "web/panel.mjs", "// more\n" * 400, "lines, more than 400"),
     (sizes_are_kept, "nodes/class_label.py", "def long():\n" + "    x = 1\n" * 60, "long has 61 lines"),
+    (private_names_are_in_compat, "parallel_backend/vae/parallel.py", "import torch._dynamo", "uses torch._dynamo"),
     (private_names_are_in_compat, "nodes/parallelize.py", "from comfy.utils import _x", "nodes/compat.py"),
+    (
+        private_names_are_in_compat,
+        "parallel_backend/vae/parallel.py",
+        "torch.ops.aten._scaled_dot(1)",
+        "torch.ops.aten._scaled_dot",
+    ),
     (private_names_are_in_compat, "worker/rank/job.py", "getattr(dist, '_world')", "uses dist._world"),
+    (
+        private_names_are_in_compat,
+        "nodes/class_label.py",
+        "class A:\n    x = lambda self: self._theirs",
+        "self._theirs",
+    ),
     (kinds_of_devices_are_in_one_module, "worker/rank/job.py", "torch.cuda.synchronize()", "names torch.cuda"),
+    (kinds_of_devices_are_in_one_module, "nodes/class_label.py", "from torch.xpu import Event", "names torch.xpu"),
     (kinds_of_devices_are_in_one_module, "worker/join.py", "DEVICE = 'cuda:0'", "names 'cuda:0'"),
+    (
+        kinds_of_devices_are_in_one_module,
+        "parallel_backend/vae/parallel.py",
+        "x = f'cpu:gloo,xpu:{1}'",
+        "names 'cpu:gloo,xpu:'",
+    ),
 ]
 
 
@@ -311,6 +369,31 @@ def test_a_rule_that_is_broken_says_where_and_how(rule: Rule, path: str, added: 
     broken = list(rule({**tree, path: f"{tree.get(path, '')}\n{added}\n"}))
     where = (path, path.removesuffix(".py").replace("/", "."))
     assert any(said in line and any(name in line for name in where) for line in broken), broken
+
+
+def test_a_folder_with_too_many_modules_is_named(tree: Tree) -> None:
+    more = {f"worker/wire/more{index}.py": "" for index in range(FOLDER_MODULES)}
+    assert any(line.startswith("worker/wire has") for line in sizes_are_kept({**tree, **more}))
+
+
+HARMLESS = [
+    ("worker/launch/logs.py", TYPING + "import torch.distributed"),
+    ("worker/launch/logs.py", LATER + "import torch.distributed"),
+    ("worker/launch/agent.py", "import torch.distributed"),
+    ("nodes/workers/feed.py", "import os\nos._exit(1)"),
+    ("nodes/workers/feed.py", "class A:\n    def _own(self): ...\n    def call(self): return self._own()"),
+    ("parallel_backend/compat.py", "import torch._dynamo"),
+    (
+        "worker/launch/torchrun.py",
+        'def odd():\n    """For cuda."""\n    return "PYTORCH_CUDA_ALLOC_CONF --cuda-device"',
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "added"), HARMLESS)
+def test_what_is_right_is_let_pass(path: str, added: str, tree: Tree) -> None:
+    changed = {**tree, path: f"{tree[path]}\n{added}\n"}
+    assert [line for rule in RULES for line in rule(changed)] == []
 
 
 def test_a_ranks_module_cannot_be_imported_under_the_name_that_comfyui_gives_the_pack(

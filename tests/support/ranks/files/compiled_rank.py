@@ -1,6 +1,7 @@
-"""`files.compiled_rank COMFYUI FILE`:
-runs a case of a host in a quantised format with its blocks compiled and as they are, and saves the relative errors, and
-how many graphs each call brought. The backend is torch.compile's "eager", which has no compiler.
+"""`files.compiled_rank COMFYUI BACKEND FILE...`:
+runs cases of a host with their blocks compiled and as they are, and saves, by file, the relative errors, and how many
+graphs each call brought. FILE: of a case, or the same in a format. BACKEND is torch.compile's; of others than "eager"
+the graphs are not counted.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ def call(model: HostModel, name: str, size: tuple[int, ...], compiled: dict[str,
     return model.call([Call((latents, torch.tensor([0.5]), given["conditioning"]), kwargs)]) or []
 
 
-def on_ranks(comfyui: str, file: str) -> dict[str, list]:
+def compare(comfyui: str, backend: str, file: Path) -> dict[str, list]:
     world, graphs = dist.get_world_size(), []
-    name = Path(file).stem.rpartition("-")[0]
+    name = file.stem if file.stem in ALL else file.stem.rpartition("-")[0]
 
     def counting(graph: torch.fx.GraphModule, _inputs: list[torch.Tensor]) -> Any:
         """What the backend "eager" does."""
@@ -47,13 +48,23 @@ def on_ranks(comfyui: str, file: str) -> dict[str, list]:
 
     arguments = ("--cpu", "--use-pytorch-cross-attention")
     model_class = ALL[name].module.rpartition(".")[-1]
-    source = HostSource(comfyui, arguments, file, model_class, "", "float32")  # weights as the file has them
+    dtypes = ("float32", "") if file.stem == name else ("", "float32")  # quantised weights as the file has them
+    source = HostSource(comfyui, arguments, str(file), model_class, *dtypes)
     model = HostModel.load(source, build_mesh(ParallelPlan(ulysses=world), CPU))
+    settings = {"backend": counting if backend == "eager" else backend}
     errors, counts = [], []
     for size in SIZES:
         right = call(model, name, size, {})
         before = len(graphs)
-        compiled = call(model, name, size, {"backend": counting})
+        compiled = call(model, name, size, settings)
         counts.append(len(graphs) - before)
         errors += [float((one - other).norm() / other.norm()) for one, other in zip(compiled, right, strict=True)]
     return {"errors": errors, "graphs": counts}
+
+
+def on_ranks(comfyui: str, backend: str, *files: str) -> dict[str, dict]:
+    found = {}
+    for file in map(Path, files):
+        torch.compiler.reset()  # or the graphs of the file before would count
+        found[file.stem] = compare(comfyui, backend, file)
+    return found
