@@ -7,6 +7,7 @@
     python3 dev.py test --slowest
     python3 dev.py check [--comfyui PATH]
     python3 dev.py bundle [--comfyui PATH]
+    python3 dev.py pictures [--comfyui PATH] [NAME...]
     python3 dev.py gpu [--comfyui PATH] [--device cpu] [pytest arguments...]
     python3 dev.py gpu --quick [--device cpu]
 
@@ -15,10 +16,10 @@
 the long tests. --slowest only shows what each file took in the last whole run, which
 tests/durations.json keeps. tests/README.md says more. `check` runs the linters, the formatters and
 the type checker. `bundle` makes web/paralleldit.js, which the editor loads, of the modules beside
-it. `gpu` runs the tests for GPUs on those of this machine, measures the time of a step, and writes
-gpu-report.md into the current folder; with --device cpu, to see what that is. --quick takes five
-minutes, needs no ComfyUI and no model, and answers three questions: does it run, is it exact, how
-much faster is it?
+it. `pictures` makes the film and the pictures of the pages and templates. `gpu` runs the tests for
+GPUs on those of this machine, measures the time of a step, and writes gpu-report.md into the current
+folder; with --device cpu, to see what that is. --quick takes five minutes, needs no ComfyUI and no
+model, and answers three questions: does it run, is it exact, how much faster is it?
 
     python3 dev.py test --lowest [pytest arguments...]
 
@@ -98,7 +99,7 @@ NODE_TOOLS = ("@biomejs/biome@2.6.8", "rollup@4.68.7")
 NODE = VENV / "node"
 NODE_MODULES = NODE / "node_modules"
 BUNDLE = ROOT / "web" / "paralleldit.js"
-COMMANDS = ("demo", "editor", "test", "check", "bundle", "gpu")
+COMMANDS = ("demo", "editor", "test", "check", "bundle", "pictures", "gpu")
 
 TORCHVISION_SHIM = """\
 import torch  # added by dev.py: this wheel's kernels do not load beside a CPU torch
@@ -556,7 +557,7 @@ def parse(argv: Sequence[str]) -> tuple[str, str, list[str]]:
             continue
         if not comfyui:
             raise SetupError("--comfyui needs the path of a ComfyUI folder after it.")
-    if argv[0] not in ("editor", "test", "gpu") and rest:
+    if argv[0] not in ("editor", "test", "pictures", "gpu") and rest:
         raise SetupError(f"{argv[0]} takes no '{rest[0]}': its only option is --comfyui PATH.")
     return argv[0], comfyui, rest
 
@@ -633,6 +634,8 @@ def main(argv: Sequence[str]) -> int:
         command_line = ["-m", "pytest", "-c", "tests/pytest.ini", *kept, *pytest_paths(rest), *rest]
         environment = {"OMP_NUM_THREADS": "1", "COMFYUI_OLDER_PATH": str(OLDER_HOST)}
         return call([PYTHON, *command_line], env={**run_env(setup.comfyui), **environment})
+    if command == "pictures":
+        return call([PYTHON, "-m", "tests.support.editor.pictures", *rest], env=run_env(setup.comfyui))
     program = "demo.run" if command == "demo" else "demo.editor"
     shown = ["-m", program, "--comfyui", setup.comfyui, *(["--gpu"] if setup.gpu else []), *rest]
     return call([PYTHON, *shown], env=run_env(setup.comfyui))

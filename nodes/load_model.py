@@ -44,7 +44,7 @@ def load_described(file: HostFile, name: str, asked: ParallelPlan | None, group:
     else:
         resolved = resolve_plan(asked, file.module, file.sizes)
         words = str(resolved.plan)
-    logging.info("[ParallelDiT] %s (ComfyUI's own %s): %s", name, file.model_class, words)
+    logging.info("[ParallelDiT] %s (ComfyUI's own %s): %s", name, file.found.model_class, words)
     if resolved.note:
         logging.warning("[ParallelDiT] %s", join_remarks(resolved.note))
     plan, source = resolved.plan, file.source(resolved.plan, device_type() == "cpu")

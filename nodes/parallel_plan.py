@@ -10,7 +10,7 @@ import comfy.cli_args
 import torch
 from comfy_api.latest import io
 
-from ..parallel_backend.axes import BY_NAME
+from ..parallel_backend.axes import BY_NAME, STAGE_AXES
 from ..parallel_backend.costs.auto import Work, couples, list_model_plans, shareable
 from ..parallel_backend.device import CPU
 from ..parallel_backend.errors import PlanError
@@ -25,7 +25,6 @@ from ..parallel_backend.plan import (
     MODEL,
     OFF,
     PIECES,
-    SPARSE,
     WEIGHTS,
     ParallelPlan,
 )
@@ -35,9 +34,8 @@ from ..worker.settings import SettingsError
 from .costs.plans import ModelCosts
 from .costs.reasons import explain_choice, explain_work
 from .plan_words import (
-    Devices,
+    Remark,
     ResolvedPlan,
-    explain_devices,
     explain_one_rank,
     remark,
 )
@@ -46,7 +44,7 @@ from .workers.room import balance_stages
 
 MANUAL = "manual"
 # Inputs of prompts that are no part of a plan: those that are gone, and the mark of Compare plans.
-OTHER_INPUTS = ("lossy", "compare", "paralleldit_comparison")
+OTHER_INPUTS = ("lossy", "compare", "sparse", "paralleldit_comparison")
 FORMER_DTYPES = ("int8", "fp8")  # of saved workflows, which exchange exactly now
 MAX_DEGREE = 64
 MAX_BLOCKS = 1000
@@ -60,13 +58,11 @@ def degree_input(axis: str) -> io.Input:
 
 def number_input(name: str, tooltip: str, *, default: int, least: int, most: int, advanced: bool = True) -> io.Input:
     """Returns an input for a whole number of the plan."""
-    tooltip = f"{tooltip} Used in manual mode."
     return io.Int.Input(name, default=default, min=least, max=most, optional=True, advanced=advanced, tooltip=tooltip)
 
 
 def choice_input(name: str, options: Sequence[str], default: str, tooltip: str, *, advanced: bool = True) -> io.Input:
     """Returns an input for one of several values of the plan."""
-    tooltip = f"{tooltip} Used in manual mode."
     return io.Combo.Input(
         name, options=list(options), default=default, optional=True, advanced=advanced, tooltip=tooltip
     )
@@ -82,7 +78,7 @@ def plan_inputs() -> list[io.Input]:
             tooltip="auto: the fastest plan, as predicted or measured here, on ComfyUI's GPU and all GPUs like "
             "it (without a GPU, on 2 CPU ranks). manual: the degrees below.",
         ),
-        *(degree_input(axis) for axis in ("dp", "cfg", "ring", "ulysses")),
+        *(degree_input(axis) for axis in BY_NAME if axis not in STAGE_AXES),
         choice_input(
             "attention",
             ATTENTION,
@@ -106,7 +102,7 @@ def plan_inputs() -> list[io.Input]:
             optional=True,
             advanced=True,
             tooltip="The relative speed of each rank's device, by rank, such as 1, 0.5. A slower device gets "
-            "proportionally less of the tokens, blocks and images. Empty: all are alike. Used in manual mode.",
+            "proportionally less of the tokens, blocks and images. Empty: all are alike.",
         ),
         choice_input(
             "compile",
@@ -114,14 +110,6 @@ def plan_inputs() -> list[io.Input]:
             OFF,
             "Whether the ranks run the model's blocks through torch.compile. The first steps at each size take "
             f"longer then. auto: on a GPU, for samplings of {COMPILED_STEPS} steps or more.",
-        ),
-        choice_input(
-            "sparse",
-            SPARSE,
-            OFF,
-            "For video: leaves out a part of attention. Faster, but the video changes. off: exact. radial: a "
-            "token sees all of its own, the next and the first frame; in others places near its own, fewer the "
-            "farther they are. radial_narrow: a quarter as far. Not with ring and pipefusion.",
         ),
         pieces_input(),
     ]
@@ -177,8 +165,8 @@ def pipefusion_inputs() -> list[io.Input]:
         ),
         number_input(
             "sync_steps",
-            "How many steps run exactly. After them, PipeFusion's patches see the others as they were a step before, "
-            "and sparse attention leaves pairs of tokens out. More steps are slower and closer to the exact image.",
+            "How many steps run exactly. After them, PipeFusion's patches see the others as they were a step before. "
+            "More steps are slower and closer to the exact image.",
             default=1,
             least=1,
             most=1000,
@@ -219,20 +207,28 @@ def resolve_plan(plan: ParallelPlan, module: torch.nn.Module, sizes: WeightSizes
     check_module(replace(plan, attention=AUTO), module)  # without a GPU, the plan falls back to the auto kernel
     check_module(resolved.plan, module)
     note, spec = resolved.note, spec_of(type(module))
-    if resolved.plan.turns > 1 and not (spec and spec.takes_turns):
+    if resolved.plan.effective_pieces > 1 and not (spec and spec.runs_in_pieces):
         note += (remark("model_runs_whole", model=type(module).__name__, pieces=resolved.plan.pieces),)
     return resolved._replace(plan=balance_stages(resolved.plan, sizes), note=note)
 
 
-def describe_devices() -> Devices:
-    """Returns the devices that an automatic plan has on this machine."""
-    given = comfy.cli_args.args
+def explain_devices() -> list[Remark]:
+    """Says how many ranks an automatic plan has on this machine, which GPUs it leaves out, and why."""
+    given, found, (alike, others), count = comfy.cli_args.args, settings(), split_cards(), device_count()
+    is_set = bool(found.ranks or found.gpus)
+    # ComfyUI's arguments that hide GPUs from it, and so from the ranks.
     choices = (("--cuda-device", given.cuda_device), ("--oneapi-device-selector", given.oneapi_device_selector))
     chosen = " ".join(f"{flag}={value}" for flag, value in choices if value is not None)
-    found, (alike, others) = settings(), split_cards()
-    is_set, present = bool(found.ranks or found.gpus), 0 if found.machines else len(alike) + len(others)
-    unlike = () if is_set else tuple(map(str, others))
-    return Devices(device_count(), bool(alike), is_set, chosen, str(alike[0]) if alike else "", unlike, present)
+    hidden = [remark("hidden_gpus", chosen=chosen)] if alike and chosen else []
+    if others and not is_set:
+        # Several machines have 0: the settings cannot choose among their GPUs.
+        present = 0 if found.machines else len(alike) + len(others)
+        hidden.append(remark("left_out", cards=", ".join(map(str, others)), own=str(alike[0]), present=present))
+    if count <= 1:
+        return [remark("auto_one"), *hidden]
+    on_gpus = "auto_like" if others else "auto_gpus"
+    key = "auto_set" if is_set else on_gpus if alike else "auto_cpu"
+    return [remark(key, devices=count), *hidden]
 
 
 def choose_plan(work: Work, costs: ModelCosts) -> ResolvedPlan:
@@ -243,7 +239,7 @@ def choose_plan(work: Work, costs: ModelCosts) -> ResolvedPlan:
     """
     (found, choice), devices, module = costs.rank_plans(work), device_count(), costs.module
     plan = choice.plan if choice else list_model_plans(devices, module, work)[0]
-    why = explain_devices(describe_devices())
+    why = explain_devices()
     if devices > 1:
         tokens = shareable(module) if work.tokens else None
         heads = sizes_of(module, tokens).heads if tokens else 0
@@ -265,7 +261,7 @@ def fit_to_machine(plan: ParallelPlan) -> ResolvedPlan:
     if not on_gpus and plan.attention not in ON_THE_CPU:
         fitted = replace(fitted, attention=AUTO)
         note += (remark("cpu_kernel", attention=plan.attention),)
-    if fitted.turns < fitted.pieces:
+    if fitted.effective_pieces < fitted.pieces:
         note += (remark("runs_whole", pieces=fitted.pieces),)
     try:
         ranks_a_machine(fitted.world_size, settings())

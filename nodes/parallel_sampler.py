@@ -6,9 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import comfy.model_management
 import comfy.sample
-import comfy.samplers
 import comfy.utils
 import latent_preview
 import torch
@@ -99,7 +97,6 @@ class ParallelSampler(io.ComfyNode):
         call = SamplerCall(
             scheduler=scheduler,
             config=schedule.config,
-            default=schedule.default,
             linear_sigmas=schedule.linear_sigmas,
             timestep_scale=scale,
             steps=steps,
@@ -118,19 +115,18 @@ def run_sampler(
 ) -> torch.Tensor:
     """Returns the denoised latents on ComfyUI's device and in its dtype."""
     samples, call = latent["samples"], sampler.call
-    guider = comfy.samplers.CFGGuider(model)
-    guider.set_conds(positive, negative)
-    guider.set_cfg(call.guidance)
     sigma_max = float(model.get_model_object("model_sampling").sigma_max)
-    denoised = guider.sample(
+    return comfy.sample.sample_custom(
+        model,
         comfy.sample.prepare_noise(samples, call.seed, latent.get("batch_index")),
-        samples,
+        call.guidance,
         sampler,
         torch.tensor([sigma_max, 0.0]),  # for the host's conditioning only: diffusers sets the schedule
-        denoise_mask=latent.get("noise_mask"),
+        positive,
+        negative,
+        samples,
+        noise_mask=latent.get("noise_mask"),
         callback=latent_preview.prepare_callback(model, call.steps),
         disable_pbar=not comfy.utils.PROGRESS_BAR_ENABLED,
         seed=call.seed,
     )
-    device, dtype = comfy.model_management.intermediate_device(), comfy.model_management.intermediate_dtype()
-    return denoised.to(device=device, dtype=dtype)

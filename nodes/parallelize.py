@@ -20,7 +20,7 @@ from .model.host_file import NoDenoiser
 from .model.remote_patcher import RemoteModelPatcher
 from .model.sampling import show_on_node
 from .parallel_plan import parse_plan, plan_inputs
-from .workers.installed import check_installed
+from .workers.group import check_installed
 
 Patcher = comfy.model_patcher.ModelPatcher
 

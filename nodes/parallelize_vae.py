@@ -19,8 +19,7 @@ from .inside.origins import SHARED
 from .load_model import explain_stock, group_input
 from .model.sampling import show_on_node
 from .remote_vae import check_vae, remote_vae
-from .workers.group import device_count, worker_group
-from .workers.installed import check_installed
+from .workers.group import check_installed, device_count, worker_group
 
 STOCK = "The VAE runs as stock, on ComfyUI's own device alone."
 

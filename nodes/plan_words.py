@@ -10,10 +10,21 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..parallel_backend.plan import LOSSY_ATTENTION, MODEL, OFF, ParallelPlan
+from ..parallel_backend.plan import ParallelPlan
 
 LOCALES = Path(__file__).parent.parent / "locales"
 TEXTS: dict[str, str] = json.loads((LOCALES / "en" / "main.json").read_text("utf-8"))["paralleldit"]["plan"]["remarks"]
+
+
+# The keys of sentences that say that a plan is not what was asked for, or leaves devices without work.
+WARNINGS = frozenset(
+    (
+        *("no_group", "second_group", "left_out", "hidden_gpus", "batch_only", "idle_ranks", "class_changed"),
+        *("no_guidance", "no_guidance_alone", "no_batch", "no_batch_alone", "uneven", "one_device", "few_cores"),
+        *("lossy_patches", "lossy_exchange_dtype", "lossy_attention", "same_image", "exact_image"),
+        *("use_auto", "cpu_kernel", "runs_whole", "model_runs_whole", "whole_does_not_fit"),
+    )
+)
 
 
 class Remark(NamedTuple):
@@ -36,23 +47,6 @@ class ResolvedPlan(NamedTuple):
     tried: tuple[int, int] | None = None
 
 
-class Devices(NamedTuple):
-    """The devices of an automatic plan. count: ranks. is_set: whether the settings give the count or the GPUs.
-
-    chosen: ComfyUI's start arguments that hide GPUs from it, and so from the ranks; empty if it sees all. own:
-    ComfyUI's own GPU, in words. unlike: the GPUs that are left out because they differ from it. present: how many GPUs
-    there are, if the settings can choose among them; several machines have 0.
-    """
-
-    count: int
-    on_gpus: bool
-    is_set: bool
-    chosen: str
-    own: str = ""
-    unlike: tuple[str, ...] = ()
-    present: int = 0
-
-
 def remark(key: str, **values: int | str) -> Remark:
     return Remark(key, values)
 
@@ -63,8 +57,14 @@ def format_bytes(count: float) -> str:
 
 
 def format_seconds(count: float) -> str:
-    """Formats a time: "3 ms", "0.42 s", "12.3 s"."""
-    return f"{count * 1000:.0f} ms" if count < 0.1 else f"{count:.2f} s" if count < 10 else f"{count:.1f} s"
+    """Formats a time as the editor's panel does: "3 ms", "0.42 s", "12.3 s", "2 min 5 s"."""
+    if count < 0.0995:
+        return f"{count * 1000:.0f} ms"
+    rounded = round(count, 2 if count < 10 else 1)
+    if rounded < 60:
+        return f"{rounded:g} s"
+    minutes, seconds = divmod(round(count), 60)
+    return f"{minutes} min {seconds} s"
 
 
 def join_remarks(remarks: Iterable[Remark]) -> str:
@@ -74,29 +74,10 @@ def join_remarks(remarks: Iterable[Remark]) -> str:
 
 def remarks_to_json(remarks: Iterable[Remark]) -> list[dict[str, Any]]:
     """Returns the sentences for a page, which shows them in its own language."""
-    return [{"key": each.key, "values": each.values, "text": each.text} for each in remarks]
-
-
-def explain_auto(devices: Devices, lacks_file: bool = False) -> list[Remark]:
-    """Returns the remarks on an automatic plan while no model is known. The plan depends on the model.
-
-    lacks_file: whether the loader's file is missing; else only a run can tell the file.
-    """
-    remarks, count = explain_devices(devices), devices.count
-    return remarks if count <= 1 else [*remarks, remark("needs_file" if lacks_file else "needs_model", ranks=count)]
-
-
-def explain_devices(devices: Devices) -> list[Remark]:
-    """Says how many ranks an automatic plan has, which GPUs it leaves out, and why."""
-    hidden = [remark("hidden_gpus", chosen=devices.chosen)] if devices.on_gpus and devices.chosen else []
-    if devices.unlike:
-        left_out = ", ".join(devices.unlike)
-        hidden.append(remark("left_out", cards=left_out, own=devices.own, present=devices.present))
-    if devices.count <= 1:
-        return [remark("auto_one"), *hidden]
-    on_gpus = "auto_like" if devices.unlike else "auto_gpus"
-    key = "auto_set" if devices.is_set else on_gpus if devices.on_gpus else "auto_cpu"
-    return [remark(key, devices=devices.count), *hidden]
+    return [
+        {"key": each.key, "values": each.values, "text": each.text, "is_warning": each.key in WARNINGS}
+        for each in remarks
+    ]
 
 
 def explain_one_rank(plan: ParallelPlan, most: int, on_gpus: bool) -> tuple[Remark, ...]:
@@ -105,7 +86,7 @@ def explain_one_rank(plan: ParallelPlan, most: int, on_gpus: bool) -> tuple[Rema
     machine = remark("one_device", asked=asked, ranks=ranks)
     if not on_gpus:
         machine = remark("few_cores", asked=asked, ranks=ranks, most=most)
-    drops_error = plan.patch_count > 1 or plan.exchange_dtype != MODEL  # one rank exchanges nothing
-    keeps_error = plan.sparse != OFF or plan.attention in LOSSY_ATTENTION
-    image = remark("exact_image" if drops_error and not keeps_error else "same_image")
+    exchanges = {"patches", "exchange_dtype"}  # one rank exchanges nothing
+    is_exact = bool(plan.lossy_fields) and exchanges.issuperset(plan.lossy_fields)
+    image = remark("exact_image" if is_exact else "same_image")
     return machine, image, remark("use_auto")

@@ -1,8 +1,8 @@
-"""The engine: runs unmodified diffusers transformers on a mesh of ranks.
+"""The engine: runs unmodified models on a mesh of ranks.
 
-Knows torch and diffusers; nothing of ComfyUI, nothing of sockets. `worker` imports it in the ranks, `nodes` only
-its plan and its specs, which import neither torch.distributed nor diffusers. A script under torchrun finds what it
-needs under the names below, which are imported when they are asked for.
+Knows torch and diffusers, and of other model classes what `models` says; nothing of sockets. `worker` imports it in
+the ranks, `nodes` only its plan and its specs, which import neither torch.distributed nor diffusers. A script under
+torchrun finds what it needs under the names below, which are imported when they are asked for.
 """
 
 from __future__ import annotations

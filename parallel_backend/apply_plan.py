@@ -15,13 +15,12 @@ from .models.attention_sizes import AttentionSizes
 from .models.checks import attention_paths, check_class, check_module, modules_at, sizes_of
 from .models.parallel_mlp import submodules
 from .models.spec import BlockList, ModelSpec
-from .plan import OFF, ParallelPlan
+from .plan import ParallelPlan
 from .seams.attention import AttentionSeam, ParallelAttention, install_attention
 from .seams.bands.model import share_rows
 from .seams.boundary import install_boundary
 from .seams.forward import FirstPieceComputes, ForwardSlot
 from .seams.kernels.backends import NATIVE, Backend, choose_backend
-from .seams.kernels.flex import check_flex
 from .seams.kernels.local import LocalAttention
 from .seams.layout import TokenLayout
 from .seams.mlp_overlap import MlpOverlap
@@ -64,7 +63,7 @@ def apply_plan(
     stages_alone = spec is not None and spec.unshared and plan.pipefusion > 1
     if spec is None or (not stages_alone and (sizes is None or kernel is None)):
         return AppliedPlan(slot, stage)
-    if kernel and not shares_tokens(plan) and plan.sparse == OFF:  # this rank has all tokens
+    if kernel and not shares_tokens(plan):  # this rank has all tokens
         return AppliedPlan(slot, stage, attention=replace_kernel(model, spec, kernel, slot, hooks))
     if spec.bands and kernel:  # ulysses, ring: layers see this rank's rows, and attention sees all pixels
         return AppliedPlan(slot, stage, attention=share_rows(model, spec.bands, mesh, slot, kernel, hooks))
@@ -75,7 +74,7 @@ def apply_plan(
     if sizes is None or kernel is None:
         return AppliedPlan(slot, stage, link, layout=layout)
     overlap_mlp(model, spec, sizes, mesh, slot, hooks)  # ulysses, ring: an MLP is computed while tokens travel
-    attention = ParallelAttention(mesh, layout, kernel, sparse=plan.sparse)
+    attention = ParallelAttention(mesh, layout, kernel)
     seams = share_attention(model, spec, sizes, attention, hooks)  # ulysses, ring, patches: attention sees all tokens
     compute_once(model, spec, mesh, slot, hooks)  # pieces: what all tokens have in common is computed once
     return AppliedPlan(slot, stage, link, attention, layout, seams)
@@ -98,22 +97,22 @@ def apply_plan_inside(
 
 
 def can_share(model: torch.nn.Module, spec: ModelSpec, plan: ParallelPlan) -> bool:
-    """Returns whether this package may run the attention. ComfyUI runs its own if no tokens are shared."""
-    return not spec.unshared and (shares_tokens(plan) or plan.sparse != OFF or not spec.is_comfyui)
+    """Returns whether this package may run the attention. Only a model of diffusers lets it if no tokens
+    are shared."""
+    return not spec.unshared and (shares_tokens(plan) or spec.is_diffusers)
 
 
 def shares_tokens(plan: ParallelPlan) -> bool:
     """Returns whether a block sees only some tokens, or a rank has only some blocks."""
-    return plan.ulysses * plan.ring * plan.pipefusion * plan.patch_count > 1
+    return plan.token_ways * plan.pipefusion * plan.patch_count > 1
 
 
 def choose_kernel(sizes: AttentionSizes | None, mesh: Mesh, dtype: torch.dtype) -> Backend | None:
     """Returns the kernel of shared attention. None if blocks keep the model's own attention. Raises PlanError."""
     if sizes is None:
         return None
-    check_flex(mesh.plan, mesh.device, sizes.head_dim)
     kernel = choose_backend(mesh.plan.attention, mesh.device, dtype, sizes.head_dim, mesh.plan.ring)
-    return kernel if shares_tokens(mesh.plan) or mesh.plan.sparse != OFF or kernel is not NATIVE else None
+    return kernel if shares_tokens(mesh.plan) or kernel is not NATIVE else None
 
 
 def keep_own_blocks(
@@ -130,7 +129,7 @@ def overlap_mlp(
     model: torch.nn.Module, spec: ModelSpec, sizes: AttentionSizes, mesh: Mesh, slot: ForwardSlot, hooks: Hooks
 ) -> None:
     """Makes blocks with a parallel MLP compute it while attention's tokens travel."""
-    if mesh.plan.ulysses * mesh.plan.ring == 1:
+    if mesh.plan.token_ways == 1:
         return
     width = sizes.heads * sizes.head_dim
     for blocks, block in own_blocks(model, spec):

@@ -2,8 +2,8 @@
 
 The engine uses them only through these functions, so that a missing name is repaired in one place. Tested with torch
 2.8, 2.13 and 2.14.1, which has all of torch's names, and the diffusers of requirements.txt. Docstrings say since when
-an older name exists. The functions import what they need themselves, because ComfyUI's process loads this module and
-must load neither torch.distributed nor diffusers.
+an older name exists. The functions import what they need themselves, because a process loads this module that must
+load neither torch.distributed nor diffusers.
 """
 
 from __future__ import annotations
@@ -75,14 +75,6 @@ def writes_to_arguments(operation: Any) -> bool:
     1.12."""
     schema = getattr(getattr(operation, "default", operation), "_schema", None)
     return schema is not None and schema.is_mutable
-
-
-def allow_recompiles(times: int) -> contextlib.AbstractContextManager[None]:
-    """While entered, torch may compile a function so many times. Without this, eight times, and then a whole graph
-    raises. Since torch 2.7."""
-    from torch._dynamo import config
-
-    return config.patch(recompile_limit=times)
 
 
 def error_of(group: Any, device: torch.device) -> str:
@@ -216,5 +208,5 @@ def options_of_mode(mode: str) -> dict[str, Any]:
 
 
 def lacks_coroutines() -> bool:
-    """Whether greenlet is missing: coroutines that can be left inside of any call. ComfyUI's database brings it."""
+    """Whether greenlet is missing: coroutines that can be left inside of any call. A host application may bring it."""
     return find_spec("greenlet") is None

@@ -109,7 +109,7 @@ def count(kind: str) -> int:
 
 
 def cards(kind: str) -> list[Card]:
-    """Returns the accelerators of this kind, in torch's order. ComfyUI uses the first."""
+    """Returns the accelerators of this kind, in torch's order."""
     found = (module_of(kind).get_device_properties(index) for index in range(count(kind)))
     return [
         Card(index, each.name, each.total_memory, (getattr(each, "major", 0), getattr(each, "minor", 0)))
@@ -127,7 +127,7 @@ def in_rank_order(among: Sequence[Card], chosen: Sequence[int] = ()) -> list[Car
     """Returns the cards in the ranks' order: the first, those like it, then the others. chosen: of these numbers only;
     empty for all.
 
-    The order depends only on the cards, so it is the same in ComfyUI and in the ranks.
+    The order depends only on the cards, so every process finds the same.
     """
     alike, others = like_first([card for card in among if not chosen or card.index in chosen])
     return [*alike, *others]

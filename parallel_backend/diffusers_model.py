@@ -11,7 +11,6 @@ import torch
 from .apply_plan import own_blocks
 from .errors import RequestError
 from .groups.mesh import Mesh
-from .groups.mesh_layout import same_weights
 from .models import known_spec
 from .parallel_model import ParallelModel
 from .weights.flat_block import FlatBlock, Values
@@ -66,16 +65,6 @@ class DiffusersModel(ParallelModel):
         """Returns how much of this free device memory the weights may use."""
         return free - SPARE
 
-    def replan(self, mesh: Mesh) -> None:
-        """Applies another plan to the same weights, which may be parked.
-
-        Raises ValueError if the plan would give a rank other weights (see `same_weights`). Raises as
-        ParallelModel.replan does.
-        """
-        if not same_weights(self.mesh.plan, mesh.plan):
-            raise ValueError(f"{mesh.plan} shares out the weights in another way than {self.mesh.plan}.")
-        super().replan(mesh)
-
     def remove(self) -> None:
         """Restores the model as it was. This object cannot be used afterwards. Additions to the weights stay in them.
 
@@ -92,16 +81,6 @@ class DiffusersModel(ParallelModel):
         self.fetched.rearrange((), None)
         self.forget()
         super().remove()
-
-    @classmethod
-    def load(cls, source: ModelSource, mesh: Mesh, check: Check = go_on) -> DiffusersModel:
-        """Builds the model, keeps only this rank's part, and reads that part's weights. Runs no collectives.
-
-        Also raises ModelFileError and whatever `check` raises.
-        """
-        model = cls.build(source, mesh)
-        model.bring((), None, check)
-        return model
 
     @classmethod
     def build(cls, source: ModelSource, mesh: Mesh) -> DiffusersModel:

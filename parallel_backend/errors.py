@@ -37,7 +37,7 @@ class Explanation(NamedTuple):
     cause: what happened; further lines say why. advice: what to do. `said` in `locales/*/main.json` translates both,
     sentence by sentence. details: a traceback or the end of a log.
 
-    ComfyUI passes on only the text of an error. The text has the fields as paragraphs, the most important first. The
+    An editor may get only the text of an error. The text has the fields as paragraphs, the most important first. The
     details come last, below a line of their own. Ranks, processes and machines send each other the fields.
     """
 
@@ -70,8 +70,8 @@ def one_paragraph(text: str) -> str:
 class Explained(Exception):
     """An error whose text comes from an Explanation.
 
-    ComfyUI names the modules of a node pack by their path. The history of its API has an error's full name, so these
-    errors give the name `MODULE` instead, on every machine the same.
+    Where this package was found by its path, its modules are named so. The name of an error's class goes to the
+    editor, so these errors give the module `MODULE` instead, on every machine the same.
     """
 
     def __init_subclass__(cls) -> None:

@@ -218,7 +218,6 @@ class AllRanks:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.groups = self
 
     def replicas(self, plan: ParallelPlan) -> Axis:
         return replica_axis(plan, self.device)

@@ -23,7 +23,7 @@ from .models.checks import count_tokens, patch_of
 from .models.spec import ALWAYS_WHOLE, spec_of
 from .plan import OFF
 from .seams.agreed_values import AgreedValues
-from .seams.attention import Leaving, Sent
+from .seams.attention import PendingResults, StartedExchange
 from .seams.compiled import CompiledBlocks
 from .seams.exchange.pieces import Pieces
 from .seams.forward import Forward
@@ -31,7 +31,6 @@ from .seams.kept import KeptValues
 from .seams.kernels.backends import Backend
 from .seams.pipeline.stages import StageExit, StandIn
 from .seams.pipeline.step_pipeline import StepPipeline, StepRun, count_picture_tokens
-from .video import Video, video_of
 from .weights.prefetcher import BlockPrefetcher, blocks_at
 from .weights.sizes import sizes_of_model
 
@@ -68,7 +67,7 @@ class ParallelModel:
         self.spec = spec_of(type(model))
         self.sizes = sizes_of_model(model, dtypes)
         self.kept = KeptValues(model, self.spec)
-        # Replaces arguments of this rank's rows that networks beside the model compute.
+        # Runs the networks beside the model, such as ControlNets, on this rank's rows; returns the call's arguments.
         self.complete: Callable[[tuple, dict[str, Any]], dict[str, Any]] = lambda args, kwargs: kwargs
         self.install(mesh)
         lists = blocks_at(model, self.spec.paths(model) if self.spec else ())
@@ -132,18 +131,18 @@ class ParallelModel:
             attention.backend = before
 
     @contextmanager
-    def showing_whole(self, sees_whole: bool, is_plain: bool = False) -> Iterator[None]:
+    def showing_whole(self, needs_all_tokens: bool, is_plain: bool = False) -> Iterator[None]:
         """While entered, code between the blocks sees all tokens, if it needs them. Values that it reads from tensors
         decide what it calls, so all ranks read those of the first. is_plain: whether the model's own code runs
         alone."""
-        self.slot.sees_whole = self.slot.has_all_tokens = sees_whole
+        self.slot.needs_all_tokens = self.slot.has_all_tokens = needs_all_tokens
         self.slot.is_plain = is_plain
-        agreed = AgreedValues(self.mesh["sequence"], self.slot) if sees_whole else nullcontext()
+        agreed = AgreedValues(self.mesh["sequence"], self.slot) if needs_all_tokens else nullcontext()
         try:
             with agreed:
                 yield
         finally:
-            self.slot.sees_whole = self.slot.has_all_tokens = self.slot.is_plain = False
+            self.slot.needs_all_tokens = self.slot.has_all_tokens = self.slot.is_plain = False
 
     def compiling(self, steps: int) -> AbstractContextManager[None]:
         """Runs the blocks inside the context compiled or not, as suits a sampling of this many steps."""
@@ -188,10 +187,10 @@ class ParallelModel:
                 (args, kwargs), part = given[index], own[index]
                 return self.run_rows(args, kwargs, sizes[part.call], part.rows, forward)
 
-            step = self.pipeline.begin(calls, len(own), self.count_tokens, self.find_grid)
+            step = self.pipeline.begin(calls, len(own), self.count_tokens)
             outputs = self.run_step(step, [part.call for part in own], run, idle)
             self.slot.buffers.clear()  # this step may have been the last
-            if not self.has_result:
+            if not self.sends_result:
                 return None
             is_last = not self.link or self.link.is_last
             found = collect_calls(outputs, parts, calls, axis, self.mesh.device, self.row_forms) if is_last else None
@@ -210,9 +209,7 @@ class ParallelModel:
             self.link.expect([] if self.link.is_first else step.messages(), None, len(own) - 1)
         for segments in step.turns:
             for index, call in enumerate(own):
-                forward = step.forward(segments, index, call)
-                step.outputs[index] = run(index, forward)
-                self.pipeline.learn_from(forward)
+                step.outputs[index] = run(index, step.forward(segments, index, call))
             for _ in range(idle):
                 self.fetched.serve()
         if self.link:
@@ -234,7 +231,7 @@ class ParallelModel:
         return [receive_output(last, stages, device, self.stage_forms, kind) for kind in kinds]
 
     @property
-    def has_result(self) -> bool:
+    def sends_result(self) -> bool:
         """Whether this rank sends the result of its batch group."""
         return not any(self.mesh[name].index for name in TOKEN_AXES)
 
@@ -288,7 +285,7 @@ class ParallelModel:
                 output = self.run_in_pieces(args, kwargs, forward) if in_pieces else self.model(*args, **kwargs)
         except StageExit:
             return None
-        if forward.segments and not forward.gathered and not self.slot.sees_whole:
+        if forward.segments and not forward.gathered and not self.slot.needs_all_tokens:
             raise RequestError(
                 "A node makes the model skip its last block, but the ranks' tokens are gathered after that block.",
                 "Have it skip other blocks, or use ulysses=1 and ring=1.",
@@ -303,12 +300,12 @@ class ParallelModel:
             return False
         compiles = self.mesh.plan.compile != OFF or self.compiled.asked  # not whether this rank does
         runs_others = not self.slot.is_plain or compiles or self.layout.starts
-        needs_whole = self.fetched.flat_blocks or not self.spec.takes_turns
-        return not runs_others and not needs_whole and all(seam.is_named for seam in self.seams)
+        needs_whole = self.fetched.flat_blocks or not self.spec.runs_in_pieces
+        return not runs_others and not needs_whole and all(seam.attends_by_name for seam in self.seams)
 
     def run_in_pieces(self, args: tuple, kwargs: dict[str, Any], forward: Forward) -> Any:
         """Runs the plan's pieces. The last one gathers the tokens of all."""
-        pieces, finished = Pieces[Sent, Leaving](self.mesh.plan.pieces), dict[object, torch.Tensor]()
+        pieces, finished = Pieces[StartedExchange, PendingResults](self.mesh.plan.pieces), dict[object, torch.Tensor]()
 
         def run(index: int) -> Any:
             piece = forward.piece(index, pieces, finished)
@@ -322,10 +319,6 @@ class ParallelModel:
     def count_tokens(self, call: Call) -> int:
         """Returns the tokens of a call's picture. Raises RequestError if it has no whole tokens, or several parts."""
         return count_picture_tokens(call, self.patch)
-
-    def find_grid(self, call: Call) -> Video:
-        """Returns the grid of a video's tokens. Raises RequestError for other latents."""
-        return video_of(call.latents[0].shape, self.patch(call.latents[0]))
 
     def patch(self, latents: torch.Tensor) -> tuple[int, ...]:
         """Returns the sides of the patch of latents that becomes a token, over their last dims. All 1 if not known."""

@@ -16,8 +16,6 @@ LOSSY_ATTENTION = ("sage", "sage_fp8", "sage_fp16")  # they multiply in 8 bits
 ATTENTION = ("auto", "native", "flash3", "flash", "cudnn", *LOSSY_ATTENTION)
 AUTO, WHOLE, SHARED, HOST = WEIGHTS = ("auto", "whole", "shared", "host")
 OFF, ON, AUTO = COMPILE = ("off", "on", AUTO)
-RADIAL, RADIAL_NARROW = "radial", "radial_narrow"
-SPARSE = (OFF, RADIAL, RADIAL_NARROW)  # patterns of self-attention in a video, see seams/kernels/sparse.py
 COMPILED_STEPS = 16  # auto compiles from this many steps on; see docs/dev/10-decisions.md
 # The most parts that heads are exchanged in. Attention waits only for the first part's way in and the last's way out.
 EXCHANGE_PARTS = 4
@@ -30,7 +28,6 @@ CHOICES = {
     "weights": WEIGHTS,
     "exchange_dtype": EXCHANGE_DTYPES,
     "compile": COMPILE,
-    "sparse": SPARSE,
     "balance": BALANCES,
 }
 FROM_ZERO = ("patches", "weight_blocks")
@@ -50,22 +47,19 @@ class ParallelPlan:
 
     Execution:
     patches: how many parts PipeFusion cuts the image's tokens into; 0 means one per stage.
-    sync_steps: how many steps run exactly: whole before patches use stale keys, dense before attention is sparse.
+    sync_steps: how many steps run whole, and so exactly, before patches use stale keys.
     attention: the attention kernel; auto chooses the best exact one that the device has.
     compile: whether blocks run through `torch.compile`. auto compiles on a GPU, for samplings of at least
     COMPILED_STEPS steps.
     exchange_dtype: the dtype in which ulysses and ring send keys, values, queries and results. It is the model's own,
     or int4, which is lossy: the differences to the step before, with a scale for each block of a token's head; ulysses
     only. The first step is exact.
-
-    sparse: whether the tokens of a video attend to a part of them only, which is lossy: off, or a pattern in space and
-    time.
     pieces: in how many pieces a rank's tokens take turns, so that one computes while the others' tokens travel, see
     `seams/exchange/pieces.py`. Ulysses only; exact.
 
     Placement:
-    balance: what the stages' parts of the blocks are balanced by: time or memory. auto counts as time. ComfyUI's
-    process makes it memory where stages balanced by time do not fit the devices, see `fit_stages`.
+    balance: what the stages' parts of the blocks are balanced by: time or memory. auto counts as time.
+    `fit_stages` makes it memory where stages balanced by time do not fit the devices.
     weights: where the weights are kept: whole on each rank, split over the ranks that compute with the same weights, or
     in the host's memory. Split and host weights are fetched block by block for each forward. auto keeps them whole if
     they fit, and else fetches as few blocks as possible.
@@ -86,7 +80,6 @@ class ParallelPlan:
     attention: str = "auto"
     compile: str = OFF
     exchange_dtype: str = MODEL
-    sparse: str = OFF
     pieces: int = 1
     # Placement.
     balance: str = AUTO
@@ -122,7 +115,6 @@ class ParallelPlan:
         others = {
             "ring": self.ring > 1,
             "pipefusion or patches": self.pipefusion * self.patch_count > 1,
-            "sparse": self.sparse != OFF,
             f"exchange_dtype={INT4}": self.exchange_dtype == INT4,
         }
         found = [name for name, has in others.items() if has]
@@ -189,14 +181,14 @@ class ParallelPlan:
         return self.exchange_dtype == INT4 and self.token_ways > 1
 
     @property
-    def turns(self) -> int:
+    def effective_pieces(self) -> int:
         """The pieces in which forwards run. Blocks that are compiled or fetched need a forward whole."""
         return 1 if self.compile != OFF or self.weights in (SHARED, HOST) else self.pieces
 
     @property
     def whole_steps(self) -> int:
         """How many of a sampling's first steps run exactly, before others that do not. 0 if all steps are alike."""
-        return self.sync_steps if self.patch_count > 1 or self.sparse != OFF else 0
+        return self.sync_steps if self.patch_count > 1 else 0
 
     @property
     def world_size(self) -> int:
@@ -272,8 +264,18 @@ class ParallelPlan:
         if devices != 1 and not cores:
             self.check_devices(devices)
         weights = AUTO if self.weights == SHARED else self.weights
-        kept = {name: getattr(self, name) for name in ("attention", "weight_blocks", "compile", "sparse", "sync_steps")}
+        kept = {name: getattr(self, name) for name in ("attention", "weight_blocks", "compile", "sync_steps")}
         return ParallelPlan(weights=weights, **kept)
+
+    @property
+    def lossy_fields(self) -> tuple[str, ...]:
+        """The names of the fields that make the image differ from one device's."""
+        found = {
+            "patches": self.patch_count > 1,
+            "exchange_dtype": self.exchange_dtype != MODEL,
+            "attention": self.attention in LOSSY_ATTENTION,
+        }
+        return tuple(name for name, is_lossy in found.items() if is_lossy)
 
     @property
     def replicas(self) -> int:
@@ -293,8 +295,6 @@ class ParallelPlan:
             parts.append(f"{self.weights} weights for {count} blocks" if count else f"{self.weights} weights")
         if self.compile != OFF:
             parts.append("compiled" if self.compile == ON else f"compiled from {COMPILED_STEPS} steps on")
-        if self.sparse != OFF:
-            parts.append(f"{self.sparse} sparse attention after {self.sync_steps} dense")
         if self.exchange_dtype != MODEL:
             parts.append(f"{self.exchange_dtype} exchange")
         if self.pieces > 1:

@@ -18,12 +18,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from playwright.sync_api import Browser
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from demo.host import PACK_NAME, REPOSITORY, ComfyHost
 from tests.support import tiers
 from tests.support.cases.families import FAMILIES
-from tests.support.cases.files.original_layouts import PIXART, Weights
 from tests.support.editor import groups
 from tests.support.editor.editor import browser_path, open_browser
 from tests.support.group.footprint import settings_that_free
@@ -47,16 +46,15 @@ if sys.platform == "linux":
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
 DEMO_MODEL = REPOSITORY / "demo" / "shapes-dit"
 HOST_SUPPORT = Path(__file__).parent / "support" / "host"
-UNET_PACK = HOST_SUPPORT.parent / "unet_pack"
 # Node packs of the tests' own, by the name of their folder.
 NODE_PACKS = {
     NODE_PACK: NODE_PACK_SOURCE,
     groups.PACK: groups.PACK_SOURCE,
-    **{name: (HOST_SUPPORT / f"{name}.py").read_text() for name in ("narrow_encoders", "other_loaders", "pictures")},
+    **{name: (HOST_SUPPORT / f"{name}.py").read_text() for name in ("narrow_encoders", "other_loaders")},
 }
 # Four ranks and more, however few cores there are; auto stays at two, for which links cost nothing.
 HOST_ENV = {"PARALLELDIT_CPU_RANKS": "8", "PARALLELDIT_MEASURED": quick_machine(), **TINY_MODELS}
-EXTRA_ARGS = ("--whitelist-custom-nodes", PACK_NAME, *NODE_PACKS, UNET_PACK.name, "--preview-method", "latent2rgb")
+EXTRA_ARGS = ("--whitelist-custom-nodes", PACK_NAME, *NODE_PACKS, "--preview-method", "latent2rgb")
 DIT_LABELS = (
     "tench, Tinca tinca",
     "goldfish, Carassius auratus",
@@ -83,28 +81,14 @@ LINEAR_BETAS = {
     "trained_betas": None,
 }
 # The schedules by which ComfyUI samples the others' files.
-PIXART_SCHEDULER = {
-    "_class_name": "DPMSolverMultistepScheduler",
-    "beta_end": 0.02,
-    "beta_schedule": "linear",
-    "beta_start": 0.0001,
-    "prediction_type": "epsilon",
-}
 SD3_SCHEDULER = {"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 1000, "shift": 3.0}
 FLUX_SCHEDULER = {**SD3_SCHEDULER, "shift": math.exp(1.15)}
 PIPELINES = {
     "tiny-dit": ("dit", {"_class_name": "DiTPipeline", "id2label": {str(i): n for i, n in enumerate(DIT_LABELS)}}),
-    "tiny-pixart-alpha": ("pixart-alpha", {"_class_name": "PixArtAlphaPipeline"}),
-    "tiny-pixart-sigma": ("pixart-sigma", {"_class_name": "PixArtSigmaPipeline"}),
     "tiny-sd3": ("sd3.5", {"_class_name": "StableDiffusion3Pipeline"}),
     "tiny-flux": ("flux-dev", {"_class_name": "FluxPipeline"}),
 }
-SCHEDULERS = {
-    "tiny-pixart-alpha": PIXART_SCHEDULER,
-    "tiny-pixart-sigma": PIXART_SCHEDULER,
-    "tiny-sd3": SD3_SCHEDULER,
-    "tiny-flux": FLUX_SCHEDULER,
-}
+SCHEDULERS = {"tiny-sd3": SD3_SCHEDULER, "tiny-flux": FLUX_SCHEDULER}
 # In proportions that ComfyUI detects. Its latents of SD3 and Flux have 16 channels, of which Flux packs patches of 2×2.
 SIZES = {
     "tiny-sd3": {
@@ -114,15 +98,6 @@ SIZES = {
     "tiny-flux": {
         **{"in_channels": 64, "num_attention_heads": 2, "attention_head_dim": 128, "axes_dims_rope": (16, 56, 56)}
     },
-    "tiny-pixart-alpha": {"sample_size": 64},
-    "tiny-pixart-sigma": {"sample_size": 64},
-}
-
-
-PIXART_SIZES = {"hidden_size": 96, "depth": 3, "num_heads": 4, "caption_channels": 32}
-TINY_PIXARTS = {
-    "tiny-pixart-alpha": {"class": "PixArtAlpha", "config": {**PIXART_SIZES, "micro_condition": True}},
-    "tiny-pixart-sigma": {"class": "PixArtSigma", "config": {**PIXART_SIZES, "micro_condition": False}},
 }
 
 DESELECTED = pytest.StashKey[str]()
@@ -259,17 +234,15 @@ def models(folders: disk.TemporaryFolders) -> Path:
     for name, (family, pipeline) in PIPELINES.items():
         write_pipeline(diffusers / name, family, pipeline)
         if name != "tiny-dit":  # for the stock loader; the folder says what diffusers makes of it
-            write_file(base / "models" / "diffusion_models", name, load_file(diffusers / name / WEIGHTS))
+            shutil.copy(diffusers / name / WEIGHTS, base / "models" / "diffusion_models" / f"{name}.safetensors")
     if DEMO_MODEL.is_dir():
         shutil.copytree(DEMO_MODEL, diffusers / "shapes-dit")  # a copy, so that training does not change it under us
     (base / "models" / "loras").mkdir()
     for name, source in NODE_PACKS.items():
         (base / "custom_nodes" / name).mkdir(parents=True)
         (base / "custom_nodes" / name / "__init__.py").write_text(source)
-    # With the time of its files: the ranks run no code of a file that is newer than ComfyUI's process.
-    shutil.copytree(UNET_PACK, base / "custom_nodes" / UNET_PACK.name, ignore=shutil.ignore_patterns("__pycache__"))
     (base / "input").mkdir()
-    width = FAMILIES["pixart-alpha"].config["caption_channels"]
+    width = FAMILIES["sd3.5"].config["joint_attention_dim"]
     generator = torch.Generator().manual_seed(5)
     for name, tokens in (("text", 12), ("other-text", 12), ("short-text", 5)):
         text = torch.randn(1, tokens, width, generator=generator)
@@ -278,15 +251,6 @@ def models(folders: disk.TemporaryFolders) -> Path:
     folders.share(base / "models")
     folders.share(base / "input")
     return base
-
-
-def write_file(folder: Path, name: str, weights: Weights, file: str = "") -> None:
-    """A file of a tiny model for the stock loader. ComfyUI knows PixArt by its width alone, so it is told."""
-    metadata = None
-    if name in TINY_PIXARTS:
-        weights = {**PIXART.write(weights), "y_embedder.y_embedding": torch.zeros(120, 32)}
-        metadata = {"tiny": json.dumps(TINY_PIXARTS[name])}
-    save_file(weights, folder / f"{file or name}.safetensors", metadata)
 
 
 def write_pipeline(folder: Path, family: str, pipeline: dict) -> None:
@@ -320,13 +284,6 @@ def own_base_in(folder: Path, models: Path) -> Path:
 def own_base(models: Path, tmp_path: Path) -> Path:
     """A base folder with the same models, for a host of the test's own."""
     return own_base_in(tmp_path, models)
-
-
-@pytest.fixture
-def own_host(comfyui: Path, own_base: Path) -> Iterator[ComfyHost]:
-    """A ComfyUI for a test that kills it."""
-    with ComfyHost(comfyui, own_base, extra_args=EXTRA_ARGS, env=HOST_ENV) as host:
-        yield host
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ import { PARALLELIZE } from './plan/graph.mjs'
 import { listGraphs } from './plan/links.mjs'
 
 const FORMER_PLAN = 'ParallelDiT_Plan' // the editor offers to replace it, and reads its values as Parallelize Model's
-const PLACE = 15 // of `pieces` among the saved values
+const PLACE = 14 // of `pieces` among the saved values
 const inputNames = new WeakMap() // by node, the names of its inputs
 
 app.registerExtension({
@@ -30,7 +30,7 @@ app.registerExtension({
   }
 })
 
-/** Removes the values of `lossy` and `compare`, two texts, which stood before `pieces`, a number. They have no names. */
+/** Removes the values of `sparse`, `lossy` and `compare`, texts, which stood before `pieces`, a number. They have no names. */
 function removeFormerValues({ widgets_values: values }) {
   while (typeof values?.[PLACE] === 'string') values.splice(PLACE, 1)
 }

@@ -30,7 +30,7 @@ class Panel {
     this.isShown = false
     this.missed = null // events since the question to the server
     this.badge = ''
-    this.actions = new Actions(app, api, () => this.draw())
+    this.actions = new Actions(app, api, (hasOthers) => (hasOthers ? this.ask() : this.draw()))
     const clock = { now: () => performance.now(), wait: (act, milliseconds) => setTimeout(act, milliseconds) }
     this.drawSoon = throttle(() => this.draw(), PAUSE_MS, clock)
   }

@@ -434,16 +434,24 @@ function* listUses(node, seen, cfg) {
   }
 }
 
-/** Reads the sizes of what a node samples, from the node that makes its empty latent; null if they are not known. */
-function readPictureSize(sampler) {
-  const origin = findOrigin(sampler, sampler.inputs?.find(({ type }) => type === LATENT)?.name)?.node;
-  if (!origin || origin.mode === BYPASSED || origin.inputs?.some(({ type }) => type === LATENT)) return null
+/**
+ * Reads the sizes of what a node samples, from the node that makes its empty latent; null if they are not known. A
+ * sampler before it keeps the sizes.
+ */
+function readPictureSize(sampler, seen = new Set()) {
+  const [latent] = listInputs(sampler, [LATENT]);
+  const origin = findOrigin(sampler, latent?.name)?.node;
+  if (!origin || origin.mode === BYPASSED || seen.has(origin)) return null
+  if (listInputs(origin, [LATENT]).length)
+    return listInputs(origin, CARRIES_MODEL).length ? readPictureSize(origin, seen.add(origin)) : null
   const { values } = readWidgets(origin);
   const sizes = SIZES.filter((name) => values[name] !== undefined);
   const areWhole = sizes.every((name) => Number.isInteger(values[name]) && values[name] > 0);
   if (!areWhole || !NEEDED.every((name) => sizes.includes(name))) return null
   return Object.fromEntries(sizes.map((name) => [name, values[name]]))
 }
+
+const listInputs = (node, types) => (node.inputs ?? []).filter(({ type }) => types.includes(type));
 
 /** Returns whether a node is in auto mode. A mode that another node computes counts as not auto. */
 const isAuto = (node) => readWidgets(node).values.mode === 'auto';
@@ -822,6 +830,21 @@ function fillElement(target, attributes, children) {
   return target
 }
 
+/**
+ * Calls `act`, which fills an element anew. Folds that were open stay open. The focus goes to the fold or link with the
+ * same words, or else to the first fold: not to a button, which may be that of another plan.
+ */
+function refill(target, act) {
+  const focused = target.contains(document.activeElement) ? document.activeElement.textContent : null;
+  const open = [...target.querySelectorAll('details')].map((details) => details.open);
+  act();
+  for (const [place, details] of target.querySelectorAll('details').entries()) details.open ||= open[place] ?? false;
+  if (focused === null || target.contains(document.activeElement)) return
+  const controls = [...target.querySelectorAll('summary, a')];
+  const next = controls.find((control) => control.textContent === focused) ?? controls[0];
+  next?.focus({ preventScroll: true });
+}
+
 /** Adds a style sheet to the page. url: absolute, made from the caller's `import.meta.url`. */
 function addStyle(url) {
   document.head.append(element('link', { rel: 'stylesheet', href: url }));
@@ -912,12 +935,11 @@ function makeErrorCard(kind, text, node, { onDismiss, onShow, onRun }) {
     element(
       'footer',
       {},
-      makeButton$1('paralleldit-error-action paralleldit-error-node', '', {}, onShow, node),
-      makeButton$1('paralleldit-error-action', '', makeTestId('run'), onRun, t('errors.run')),
+      makeButton$1('paralleldit-error-action paralleldit-error-run', '', makeTestId('run'), onRun, t('errors.run')),
+      makeButton$1('paralleldit-error-action paralleldit-error-node', '', {}, onShow, t('errors.show', { node })),
       copyButton
     )
   );
-  card.querySelector('.paralleldit-error-node').title = t('errors.show');
   card.addEventListener('keydown', (event) => {
     if (event.key !== 'Escape') return
     event.stopPropagation();
@@ -1232,7 +1254,7 @@ app.registerExtension({
 
 
 const FORMER_PLAN = 'ParallelDiT_Plan'; // the editor offers to replace it, and reads its values as Parallelize Model's
-const PLACE = 15; // of `pieces` among the saved values
+const PLACE = 14; // of `pieces` among the saved values
 const inputNames = new WeakMap(); // by node, the names of its inputs
 
 app.registerExtension({
@@ -1257,7 +1279,7 @@ app.registerExtension({
   }
 });
 
-/** Removes the values of `lossy` and `compare`, two texts, which stood before `pieces`, a number. They have no names. */
+/** Removes the values of `sparse`, `lossy` and `compare`, texts, which stood before `pieces`, a number. They have no names. */
 function removeFormerValues({ widgets_values: values }) {
   while (typeof values?.[PLACE] === 'string') values.splice(PLACE, 1);
 }
@@ -1290,129 +1312,6 @@ app.registerExtension({
   }
 });
 
-// Pure: formats numbers, names and plans for the panel.
-
-const MEBIBYTE = 2 ** 20;
-const GIBIBYTE = 2 ** 30;
-// The fields of a plan that are no degrees. All others are degrees, the outermost axis first.
-const NO_AXES = [
-  'patches',
-  'sync_steps',
-  'attention',
-  'compile',
-  'exchange_dtype',
-  'sparse',
-  'pieces',
-  'balance',
-  'weights',
-  'weight_blocks',
-  'speeds'
-];
-
-/** Formats bytes: "412 MiB", "1.2 GiB", "128 GiB". */
-function formatBytes(count) {
-  if (count < GIBIBYTE) return `${Math.round(count / MEBIBYTE)} MiB`
-  const gibibytes = count / GIBIBYTE;
-  return `${gibibytes.toFixed(gibibytes < 100 ? 1 : 0)} GiB`
-}
-
-/**
- * Formats "20.5 of 23.6 GiB", "812 MiB of 15.6 GiB": one unit stands only once. say: makes the words from the two
- * texts.
- */
-function formatBytesOf(used, total, say) {
-  const [[amount, unit], [, whole]] = [formatBytes(used), formatBytes(total)].map((words) => words.split(' '));
-  return say(unit === whole ? amount : `${amount} ${unit}`, formatBytes(total))
-}
-
-// Words in a card's name that do not tell cards of one machine apart.
-const OF_THE_MAKER = /\((R|TM)\)|\b(NVIDIA|GeForce|AMD|Radeon|Intel|Tesla|Graphics|Generation)\b/g;
-
-/** Shortens "NVIDIA GeForce RTX 4090" to "RTX 4090". */
-const shortenCardName = (name) => name.replace(OF_THE_MAKER, '').replace(/\s+/g, ' ').trim() || name;
-
-/** Formats seconds: "3 ms", "0.42 s", "12.3 s", "2 min 5 s". */
-function formatSeconds(count) {
-  if (count < 0.1) return `${Math.round(count * 1000)} ms`
-  if (count < 10) return `${count.toFixed(2)} s`
-  return count < 60 ? `${count.toFixed(1)} s` : formatWholeSeconds(count)
-}
-
-/** Formats whole seconds, rounded up: "6 s", "2 min 5 s". */
-function formatWholeSeconds(count) {
-  const whole = Math.ceil(count);
-  return whole < 60 ? `${whole} s` : `${Math.floor(whole / 60)} min ${whole % 60} s`
-}
-
-/** Formats a share: "18%". */
-const formatPercent = (share) => `${Math.round(share * 100)}%`;
-
-const OF_24_HOURS = { hourCycle: 'h23' };
-
-/** Formats a time in the browser's time zone, as the language writes it: "15:04:05". */
-const formatTime = (date, language) => date.toLocaleTimeString(language, OF_24_HOURS);
-
-/** Formats a time with its date. */
-const formatDateAndTime = (date, language) => date.toLocaleString(language, OF_24_HOURS);
-
-/** Returns the last part of a path with slashes or backslashes. */
-const getFileName = (path) => path.split(/[\\/]/).pop();
-
-function computeMedian(values) {
-  const sorted = [...values].sort((a, b) => a - b);
-  const middle = sorted.length >> 1;
-  return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2
-}
-
-/** Returns the median of a run's steps, and communication's share. steps: each [seconds, its communication seconds]. */
-function summarizeSteps(steps) {
-  if (!steps.length) return null
-  const sum = (column) => steps.reduce((total, step) => total + step[column], 0);
-  return { median: computeMedian(steps.map(([length]) => length)), share: sum(0) > 0 ? sum(1) / sum(0) : 0 }
-}
-
-/** Formats a speedup: "0.04", "1.8", "12". */
-const formatSpeedup = (factor) => factor.toFixed(factor < 0.095 ? 2 : factor < 9.95 ? 1 : 0);
-
-/** Estimates how many seconds a run still takes; null if unknown. */
-function estimateSecondsLeft(run) {
-  const known = run?.at && summarizeSteps(run.steps);
-  return known ? (Math.max(0, run.total - run.at) * known.median * run.made) / run.at : null
-}
-
-/** Formats speeds relative to the fastest: "1:0.5". */
-const formatSpeeds = (speeds) => speeds.map((speed) => Number((speed / Math.max(...speeds)).toPrecision(3))).join(':');
-
-/** Returns how many ranks a plan uses. */
-const countRanks = (plan) =>
-  Object.keys(plan).reduce((ranks, name) => (NO_AXES.includes(name) ? ranks : ranks * plan[name]), 1);
-
-/** Describes a plan, with the field names of its Python class. t: finds the texts. */
-function describePlan(plan, t) {
-  const axes = Object.keys(plan).filter((name) => !NO_AXES.includes(name) && plan[name] > 1);
-  const parts = axes.map((axis) => `${axis}=${plan[axis]}`);
-  const patches = plan.patches || plan.pipefusion || 1;
-  if (patches > 1) parts.push(t('panel.planPatches', { patches, steps: plan.sync_steps }));
-  if (plan.pipefusion > 1 && plan.balance === 'memory') parts.push(t('panel.planByMemory'));
-  if (plan.attention && plan.attention !== 'auto') parts.push(t('panel.planAttention', { name: plan.attention }));
-  if (plan.weights && plan.weights !== 'auto') {
-    const key = plan.weight_blocks ? 'panel.planWeightsOf' : 'panel.planWeights';
-    parts.push(t(key, { name: plan.weights, blocks: plan.weight_blocks }));
-  }
-  if (plan.compile && plan.compile !== 'off') parts.push(t(`panel.planCompiled.${plan.compile}`));
-  if (plan.sparse && plan.sparse !== 'off') {
-    parts.push(t('panel.planSparse', { name: plan.sparse, steps: plan.sync_steps }));
-  }
-  if (plan.exchange_dtype && plan.exchange_dtype !== 'model')
-    parts.push(t('panel.planExchange', { name: plan.exchange_dtype }));
-  if (plan.pieces > 1) parts.push(t('panel.planPieces', { pieces: plan.pieces }));
-  if (plan.speeds?.length) parts.push(t('panel.planSpeeds', { speeds: formatSpeeds(plan.speeds) }));
-  return parts.join(' × ') || t('panel.planOneRank')
-}
-
-/** Describes a run's plans, in order; "auto" before one is chosen. */
-const describePlans = (plans, t) => plans.map((plan) => describePlan(plan, t)).join(', ') || 'auto';
-
 // Pure: makes prompts that differ in their plan, and sums up their runs.
 
 
@@ -1430,35 +1329,19 @@ function makeNodeValues({ speeds, ...values }) {
   return { ...values, ...(speeds ? { speeds: speeds.join(', ') } : {}), mode: 'manual' }
 }
 
-/** Whether a node's values are of a plan that changes the image. */
-const isLossy = ({ mode, pipefusion, patches, sparse, exchange_dtype: dtype, attention }) =>
-  mode === 'manual' &&
-  ((pipefusion > 1 && patches !== 1) ||
-    sparse?.startsWith('radial') ||
-    dtype === 'int4' ||
-    attention?.startsWith('sage'));
-
-/** Returns the candidate of a plan that a person has set. values: of the node. */
-function makeOwn(values) {
-  const speeds =
-    values.speeds
-      ?.split?.(/[\s,;:]+/)
-      .filter(Boolean)
-      .map(Number) ?? [];
-  return { plans: [{ ...values, speeds }], values, isAlone: false, isLossy: true }
-}
-
 /**
- * Returns the plans to compare, as values of a node: those with the fastest predictions, or auto without a
- * prediction; the node's own if it changes the image; and one device. answer: of POST /paralleldit/plan, or null. own:
- * the inputs of the node.
+ * Returns the plans to compare, as values of a node, in the order in which they run: one device; the node's own if it
+ * changes the image; and those with the fastest predictions, or auto without a prediction. The fastest is the last, so
+ * the ranks keep it. auto, own: the answers of POST /paralleldit/plan about an automatic plan and the node's own; null
+ * for none.
  */
-function listCandidates(answer, { model, group, ...own }) {
-  const best = (answer?.predicted?.best ?? []).filter((each) => each.fits && !each.is_alone);
-  const found = best.map(({ values }) => ({ plans: [values], values: makeNodeValues(values), isAlone: false }));
-  const auto = { plans: [], values: { mode: 'auto' }, isAlone: false };
-  const lossy = isLossy(own) ? [makeOwn(own)] : [];
-  return [...(found.length ? found : [auto]), ...lossy, { plans: [{}], values: { mode: 'manual' }, isAlone: true }]
+function listCandidates(auto, own) {
+  const best = (auto?.predicted?.best ?? []).filter((each) => each.fits && !each.is_alone);
+  const make = ({ values }) => ({ plans: [values], values: makeNodeValues(values), isAlone: false });
+  const lossy = own?.is_lossy ? [{ ...make(own), isLossy: true }] : [];
+  const alone = { plans: [{}], values: { mode: 'manual' }, isAlone: true };
+  const open = { plans: [], values: { mode: 'auto' }, isAlone: false };
+  return [alone, ...lossy, ...(best.length ? best.map(make).reverse() : [open])]
 }
 
 /**
@@ -1474,12 +1357,24 @@ function applyPlan(prompt, nodes, values, mark) {
   return changed
 }
 
-/** Sums up the runs of one prompt, the newest first: their seconds together, and their median step. */
+/**
+ * Sums up the runs of one prompt, the newest first: the seconds of sampling, those before it, in which ranks started and
+ * loaded the model, and the last run's usual step.
+ */
 function summarizeRuns(runs) {
-  const steps = runs.flatMap((run) => run.steps.map(([length]) => length));
-  const seconds = runs.reduce((sum, run) => sum + (run.seconds ?? 0), 0);
+  const add = (name) => runs.reduce((sum, run) => sum + (run[name] ?? 0), 0);
+  const startup = add('startup');
   const isDone = runs.length > 0 && runs.every(({ state }) => state === 'done');
-  return { isDone, last: runs[0]?.id, plans: runs[0]?.plans, seconds, step: steps.length ? computeMedian(steps) : null }
+  const [{ id: last, plans, usual: step = null } = {}] = runs;
+  return { isDone, last, plans, startup, seconds: add('seconds') - startup, step }
+}
+
+/** Puts the rows that have run first, the fastest step first, and marks the fastest exact one. */
+function sortRows(rows) {
+  const stepOf = ({ state, result }) => (state === 'done' ? (result.step ?? Number.MAX_VALUE) : Infinity);
+  const sorted = [...rows].sort((one, other) => stepOf(one) - stepOf(other) || 0);
+  const fastest = sorted.find((row) => row.state === 'done' && !row.isLossy);
+  return sorted.map((row) => ({ ...row, isFastest: row === fastest }))
 }
 
 /** Adds to each row how many times as fast as one device it was; null if either time is unknown. */
@@ -1491,29 +1386,178 @@ function addSpeedups(rows) {
   })
 }
 
+// Keeps the server's answers about the plans of the open workflow, for views other than the node that asked.
+
+
+const answers = new WeakMap(); // by node
+const listeners$1 = [];
+
+/** Keeps a node's last answer; null for none. */
+function noteAnswer(node, answer) {
+  answers.set(node, answer);
+  for (const listener of listeners$1) listener();
+}
+
+/** Calls `listener` after each answer. */
+const onAnswer = (listener) => listeners$1.push(listener);
+
+/** Returns the last answer about a node; null or undefined if there is none. */
+const findAnswer = (node) => answers.get(node);
+
+/**
+ * Returns, by worker group, what is known about its next run in the workflow with this graph: each answer, and the names
+ * of the `models` that it is about, in the order in which they run. Answers that lack files are one.
+ */
+function findNextRuns(root) {
+  const groups = new Map();
+  for (const node of sortByRun(listGraphs(root).flatMap(({ nodes }) => nodes.filter(isParallelize)))) {
+    const { group, model } = findRun$1(node) ?? {};
+    const answer = model && answers.get(node);
+    if (!answer) continue
+    const runs = groups.get(group) ?? [];
+    groups.set(group, runs);
+    const known = lacksFiles(answer) && runs.find((run) => lacksFiles(run.answer));
+    if (!known) {
+      runs.push({ answer, models: [model] });
+      continue
+    }
+    known.models.push(model);
+    const others = answer.missing.filter((each) => !known.answer.missing.some((file) => file.model === each.model));
+    known.answer = { ...known.answer, missing: [...known.answer.missing, ...others] };
+  }
+  return groups
+}
+
+const isParallelize = ({ type }) => type === PARALLELIZE;
+const lacksFiles = ({ missing }) => Boolean(missing?.length);
+
+// Sets the height of a node whose content comes and goes, and shows or hides its widgets. Both work whether the editor
+// draws nodes on the canvas or as DOM.
+
+const GAP$1 = 4; // LiteGraph leaves this below each widget
+
+/**
+ * A node's height: what its widgets need, plus the larger of two: what its content needs, and what a person has added
+ * by resizing. The content's height is not saved, so that an answer of the server is no step to undo.
+ */
+class Height {
+  /** content: returns the content's part of the height that the node computes. */
+  constructor(node, content) {
+    this.node = node;
+    this.content = content;
+    this.added = 0;
+  }
+
+  get ofWidgets() {
+    return this.node.computeSize()[1] - this.content()
+  }
+
+  /** Calls `act`, which changes the height that the node needs, and then sets the new height. */
+  change(act) {
+    this.readAdded();
+    act();
+    this.apply();
+  }
+
+  /** Does the same for a node that was just opened. saved: its height in the file. */
+  open(saved, act) {
+    act();
+    this.added = Math.max(0, saved - this.ofWidgets);
+    this.apply();
+  }
+
+  /** The height to save. */
+  get saved() {
+    this.readAdded();
+    return this.ofWidgets + this.added
+  }
+
+  /** Reads how much height a person has added. Where nodes are DOM, the node's height follows its content instead. */
+  readAdded() {
+    if (window.LiteGraph.vueNodesMode) return
+    const rest = this.node.size[1] - this.ofWidgets;
+    this.added = rest > this.content() ? rest : Math.min(this.added, this.content());
+  }
+
+  apply() {
+    const { node } = this;
+    node.setSize([node.size[0], this.ofWidgets + Math.max(this.added, this.content())]);
+    node.graph?.setDirtyCanvas(true, true);
+  }
+}
+
+/** Hides these widgets, or shows them. */
+function setHidden(node, widgets, hidden) {
+  for (const widget of widgets) {
+    widget.hidden = hidden;
+    widget.options.hidden = hidden;
+  }
+  // Where nodes are DOM, the editor reads widget options again only when the list of widgets changes its length.
+  const all = node.widgets.splice(0);
+  node.widgets.push(...all);
+}
+
+// A Parallelize Model node shows only its mode, and in manual mode its degrees. Others are advanced. Widgets that its
+// mode does not use are hidden, and keep their values.
+
+
+const DEGREES = ['dp', 'cfg', 'ring', 'ulysses', 'pipefusion'];
+const ALWAYS_USED = 'group';
+
+/**
+ * Hides the widgets that the node does not use or that are folded, and shows the others. A linked widget stays, since
+ * its link needs an end. A hidden one is not advanced: the editor would show a button that reveals nothing.
+ */
+function showUsedWidgets(node) {
+  const auto = isAuto(node);
+  const folds = !window.LiteGraph.vueNodesMode && !node.showAdvanced; // the canvas leaves room for what it folds
+  const isLinked = ({ name }) => node.inputs?.some((input) => input.widget?.name === name && input.link != null);
+  const widgets = node.widgets.filter(({ name, serialize }) => name !== 'mode' && serialize !== false);
+  const turned = { true: [], false: [] };
+  for (const widget of widgets) {
+    const { name } = widget;
+    const isUsed = isLinked(widget) || name === ALWAYS_USED || !auto;
+    widget.advanced = widget.options.advanced = isUsed && !isLinked(widget) && !DEGREES.includes(name);
+    const hidden = !isUsed || (widget.advanced && folds);
+    if (Boolean(widget.hidden) !== hidden) turned[hidden].push(widget);
+  }
+  for (const hidden of [true, false]) if (turned[hidden].length) setHidden(node, turned[hidden], hidden);
+}
+
 // Gives Parallelize Model nodes a plan. One undo takes it back.
 
 
-const ONE_DEVICE = { dp: 1, cfg: 1, ring: 1, ulysses: 1, pipefusion: 1 };
+const ONE_DEVICE = Object.fromEntries(DEGREES.map((axis) => [axis, 1]));
 
 /** Makes a button that uses a plan. */
-function makeUseButton(use) {
-  const attributes = { type: 'button', class: 'paralleldit-use', 'data-testid': 'paralleldit-use' };
-  const button = element('button', { ...attributes, title: t('plan.use_help') }, t('plan.use'));
+function makeUseButton(use, words = t('plan.use'), help = t('plan.use_help')) {
+  const attributes = { type: 'button', class: 'paralleldit-use', 'data-testid': 'paralleldit-use', title: help };
+  const button = element('button', attributes, words);
   button.addEventListener('click', use);
   return button
 }
 
-/** Adds a button to each predicted plan of a drawn answer, except to the plan that a person has chosen. use: takes a
- * plan's values. */
+/**
+ * Adds buttons to a drawn answer: for the plans that it offers, and for each predicted plan, except one that does not
+ * fit, and the plan that a person has chosen. use: takes a plan's values; null for auto.
+ */
 function addUseButtons(target, answer, use) {
+  const buttons = (answer?.offers ?? []).map(({ plan, values }) =>
+    values
+      ? makeUseButton(() => use(values), t('plan.use_plan', { plan }))
+      : makeUseButton(() => use(null), t('plan.use_auto'), t('plan.use_auto_help'))
+  );
+  const lines = [...target.querySelectorAll('.paralleldit-plan-error, .paralleldit-plan-step, .paralleldit-plan-note')];
+  if (buttons.length) lines.at(-1)?.after(element('div', { class: 'paralleldit-plan-offers' }, ...buttons));
   for (const [place, row] of target.querySelectorAll('[data-testid="paralleldit-plan-predicted"] li').entries()) {
-    if (!answer.is_auto && row.hasAttribute('aria-current')) continue
-    row.append(makeUseButton(() => use(answer.predicted.best[place].values)));
+    const { fits, values } = answer.predicted.best[place];
+    if (!fits || (!answer.is_auto && row.hasAttribute('aria-current'))) continue
+    row.append(makeUseButton(() => use(values)));
   }
 }
 
-/** Sets a worker group's nodes in the open workflow to a plan. values: of the plan in JSON; {} for one device. */
+/** Sets a worker group's nodes in the open workflow to a plan. values: of the plan in JSON; {} for one device; null for
+ * auto. */
 const usePlan = (values, group) =>
   setPlan(
     listGraphs(app.rootGraph).flatMap(({ nodes }) => nodes.filter(isOf(group))),
@@ -1524,7 +1568,8 @@ const usePlan = (values, group) =>
 function setPlan(nodes, values) {
   const tracker = app.extensionManager.workflow.activeWorkflow.changeTracker;
   tracker.beforeChange();
-  for (const node of nodes) setWidgets(node, values);
+  const chosen = values ? makeNodeValues({ ...ONE_DEVICE, ...values }) : { mode: 'auto' };
+  for (const node of nodes) setWidgets(node, chosen);
   app.canvas.setDirty(true, true);
   tracker.afterChange();
 }
@@ -1533,8 +1578,17 @@ const isOf = (group) => (node) => node.type === PARALLELIZE && !node.mode && get
 
 const getWidget = (node, name) => node.widgets.find((widget) => widget.name === name);
 
+/** Gives a node that has just become manual the plan that auto had for it, unless a person has set its degrees. */
+function takeAutoPlan(node) {
+  const { is_auto: wasAuto, values } = findAnswer(node) ?? {};
+  const isSet = Object.keys(ONE_DEVICE).some((axis) => getWidget(node, axis).value !== 1);
+  if (isAuto(node) || !wasAuto || !values || isSet) return
+  const { mode, ...others } = makeNodeValues(values);
+  setWidgets(node, others);
+}
+
 function setWidgets(node, values) {
-  for (const [name, value] of Object.entries(makeNodeValues({ ...ONE_DEVICE, ...values }))) {
+  for (const [name, value] of Object.entries(values)) {
     const widget = getWidget(node, name);
     if (!widget) continue
     widget.value = value;
@@ -1604,23 +1658,127 @@ function makeFold(title, open, ...children) {
   return { element: details, aside }
 }
 
+// Pure: formats numbers, names and plans for the panel.
+
+const MEBIBYTE = 2 ** 20;
+const GIBIBYTE = 2 ** 30;
+// The fields of a plan that are no degrees. All others are degrees, the outermost axis first.
+const NO_AXES = [
+  'patches',
+  'sync_steps',
+  'attention',
+  'compile',
+  'exchange_dtype',
+  'pieces',
+  'balance',
+  'weights',
+  'weight_blocks',
+  'speeds'
+];
+
+/** Formats bytes: "412 MiB", "1.2 GiB", "128 GiB". */
+function formatBytes(count) {
+  if (count < GIBIBYTE) return `${Math.round(count / MEBIBYTE)} MiB`
+  const gibibytes = count / GIBIBYTE;
+  return `${gibibytes.toFixed(gibibytes < 100 ? 1 : 0)} GiB`
+}
+
+/**
+ * Formats "20.5 of 23.6 GiB", "812 MiB of 15.6 GiB": one unit stands only once. say: makes the words from the two
+ * texts.
+ */
+function formatBytesOf(used, total, say) {
+  const [[amount, unit], [, whole]] = [formatBytes(used), formatBytes(total)].map((words) => words.split(' '));
+  return say(unit === whole ? amount : `${amount} ${unit}`, formatBytes(total))
+}
+
+// Words in a card's name that do not tell cards of one machine apart.
+const OF_THE_MAKER = /\((R|TM)\)|\b(NVIDIA|GeForce|AMD|Radeon|Intel|Tesla|Graphics|Generation)\b/g;
+
+/** Shortens "NVIDIA GeForce RTX 4090" to "RTX 4090". */
+const shortenCardName = (name) => name.replace(OF_THE_MAKER, '').replace(/\s+/g, ' ').trim() || name;
+
+/** Formats seconds: "3 ms", "0.42 s", "6 s", "12.3 s", "2 min 5 s". Who counts whole seconds rounds them up before. */
+function formatSeconds(count) {
+  if (count < 0.0995) return `${Math.round(count * 1000)} ms`
+  const rounded = Number(count.toFixed(count < 10 ? 2 : 1));
+  if (rounded < 60) return `${rounded} s`
+  const whole = Math.round(count);
+  return `${Math.floor(whole / 60)} min ${whole % 60} s`
+}
+
+/** Formats a share: "18%". */
+const formatPercent = (share) => `${Math.round(share * 100)}%`;
+
+const OF_24_HOURS = { hourCycle: 'h23' };
+
+/** Formats a time in the browser's time zone, as the language writes it: "15:04:05". */
+const formatTime = (date, language) => date.toLocaleTimeString(language, OF_24_HOURS);
+
+/** Formats a time with its date. */
+const formatDateAndTime = (date, language) => date.toLocaleString(language, OF_24_HOURS);
+
+/** Returns the last part of a path with slashes or backslashes. */
+const getFileName = (path) => path.split(/[\\/]/).pop();
+
+/** Returns communication's share of a run's steps. steps: each [seconds, its communication seconds]. */
+function computeShare(steps) {
+  const sum = (column) => steps.reduce((total, step) => total + step[column], 0);
+  return sum(0) > 0 ? sum(1) / sum(0) : 0
+}
+
+/** Formats a speedup: "0.04", "1.8", "12". */
+const formatSpeedup = (factor) => factor.toFixed(factor < 0.095 ? 2 : factor < 9.95 ? 1 : 0);
+
+/** Formats speeds relative to the fastest: "1:0.5". */
+const formatSpeeds = (speeds) => speeds.map((speed) => Number((speed / Math.max(...speeds)).toPrecision(3))).join(':');
+
+/** Returns how many ranks a plan uses. */
+const countRanks = (plan) =>
+  Object.keys(plan).reduce((ranks, name) => (NO_AXES.includes(name) ? ranks : ranks * plan[name]), 1);
+
+/** Describes a plan, with the field names of its Python class. t: finds the texts. */
+function describePlan(plan, t) {
+  const axes = Object.keys(plan).filter((name) => !NO_AXES.includes(name) && plan[name] > 1);
+  const parts = axes.map((axis) => `${axis}=${plan[axis]}`);
+  const patches = plan.patches || plan.pipefusion || 1;
+  if (patches > 1) parts.push(t('panel.planPatches', { patches, steps: plan.sync_steps }));
+  if (plan.pipefusion > 1 && plan.balance === 'memory') parts.push(t('panel.planByMemory'));
+  if (plan.attention && plan.attention !== 'auto') parts.push(t('panel.planAttention', { name: plan.attention }));
+  if (plan.weights && plan.weights !== 'auto') {
+    const key = plan.weight_blocks ? 'panel.planWeightsOf' : 'panel.planWeights';
+    parts.push(t(key, { name: plan.weights, blocks: plan.weight_blocks }));
+  }
+  if (plan.compile && plan.compile !== 'off') parts.push(t(`panel.planCompiled.${plan.compile}`));
+  if (plan.exchange_dtype && plan.exchange_dtype !== 'model')
+    parts.push(t('panel.planExchange', { name: plan.exchange_dtype }));
+  if (plan.pieces > 1) parts.push(t('panel.planPieces', { pieces: plan.pieces }));
+  if (plan.speeds?.length) parts.push(t('panel.planSpeeds', { speeds: formatSpeeds(plan.speeds) }));
+  return parts.join(' × ') || t('panel.planOneRank')
+}
+
+/** Describes a run's plans, in order; "auto" before one is chosen. */
+const describePlans = (plans, t) => plans.map((plan) => describePlan(plan, t)).join(', ') || 'auto';
+
 // Runs the open workflow once under each of a few plans, one after the other, through ComfyUI's queue.
 
 
 class Comparison {
   /**
    * queue: see queue.mjs. host: asks the page and its server. `prompt()` returns the open workflow as a prompt,
-   * `about(id)` the open workflow's name and what is drawn with the node of that id, `answer(id)` what POST
-   * /paralleldit/plan says about it, `runs(group)` the runs that the server keeps,
-   * `error(group, run, exact)` the relative error of a run against an exact one, or null. onChange: called after `rows`,
-   * `isRunning` or `problem` changed.
+   * `about(id)` the open workflow's name and what is drawn with the node of that id, `answers(id)` what POST
+   * /paralleldit/plan says about an automatic plan there and about its own, `runs(group)` the runs that the server keeps,
+   * `error(group, run, exact)` the relative error of a run against an exact one, or null; `state(group)` returns the
+   * group's state, and `restore(group, state)` brings it back. onChange: called after `rows`, `isRunning` or `problem`
+   * changed.
    */
   constructor(queue, host, onChange) {
     this.queue = queue;
     this.host = host;
     this.onChange = onChange;
-    this.rows = []; // each {plans, isAlone, isLossy, state: waiting, running, done, failed or leftOut, result, times, error}
-    this.isRunning = false;
+    // each {plans, isAlone, isLossy, isFastest, state: waiting, running, done, failed or leftOut, result, times, error}
+    this.rows = [];
+    this.isRunning = this.isCancelled = false;
     this.problem = '';
     this.about = null; // {workflow, picture}, once it runs
   }
@@ -1628,14 +1786,16 @@ class Comparison {
   /** group: the worker group's number. noNode: the problem to show if the workflow has no node of this group. */
   async run(group, noNode) {
     if (this.isRunning) return
-    this.set({ isRunning: true, problem: '', rows: [] });
+    this.set({ isRunning: true, isCancelled: false, problem: '', rows: [] });
+    let before = null;
     try {
+      before = await this.host.state(group);
       const { output, workflow } = await this.host.prompt();
       const nodes = findNodes(output, group);
       if (!nodes.length) throw new Error(noNode)
       const last = nodes.at(-1); // of two in a row, the one whose plan counts
       this.set({ about: this.host.about(last) });
-      const plans = listCandidates(await this.host.answer(last), output[last].inputs);
+      const plans = listCandidates(...(await this.host.answers(last)));
       this.set({ rows: plans.map((plan) => ({ ...plan, state: 'waiting', result: null, times: null })) });
       for (const [at, { values }] of plans.entries()) {
         this.change(at, { state: 'running' });
@@ -1643,7 +1803,7 @@ class Comparison {
           output: applyPlan(output, nodes, values, `${Date.now()}`),
           workflow
         });
-        if (!['success', 'error'].includes(end)) break
+        if (this.isCancelled || !['success', 'error'].includes(end)) break
       }
     } catch (error) {
       this.set({ problem: error.response ? String(error) : error.message }); // a refused prompt has several errors
@@ -1651,8 +1811,15 @@ class Comparison {
       const rows = this.rows.map((row) =>
         ['waiting', 'running'].includes(row.state) ? { ...row, state: 'leftOut' } : row
       );
-      this.set({ rows, isRunning: false });
+      if (rows.some(({ state }) => state !== 'leftOut')) await this.host.restore(group, before);
+      this.set({ rows: sortRows(rows), isRunning: false });
     }
+  }
+
+  /** Ends the comparison: interrupts the prompt that runs, and leaves out the others. */
+  cancel() {
+    this.isCancelled = true;
+    return this.queue.cancel()
   }
 
   /** Runs one prompt and returns how it ended. */
@@ -1709,9 +1876,14 @@ async function askServer(question) {
 
 
 const AUTO = { mode: 'auto' };
+const TO_STATE = { stopped: 'stop', parked: 'park' }; // what brings a ready group back to this state
 
 /** Returns the `host` of a Comparison. app, api: the editor's. */
 function makeHost(app, api) {
+  const readGroup = async (group) => {
+    const { groups } = await (await api.fetchApi('/paralleldit/groups')).json();
+    return groups.find((each) => each.group === group)
+  };
   return {
     prompt: () => app.graphToPrompt(),
     about: (id) => {
@@ -1719,17 +1891,20 @@ function makeHost(app, api) {
       const { picture } = samplers.find((sampler) => sampler.picture) ?? {};
       return { workflow: app.extensionManager.workflow.activeWorkflow.filename, picture: picture ?? null }
     },
-    answer: async (id) => {
-      const { question } = makeQuestion(findNode$1(app.rootGraph, id), AUTO);
-      return question && askServer(question)
+    answers: (id) => {
+      const node = findNode$1(app.rootGraph, id);
+      const questions = [makeQuestion(node, AUTO), makeQuestion(node)];
+      return Promise.all(questions.map(({ question }) => question && askServer(question)))
     },
     async error(group, run, exact) {
       const answer = await api.fetchApi(`/paralleldit/error?group=${group}&run=${run}&exact=${exact}`);
       return (await answer.json()).error
     },
-    async runs(group) {
-      const { groups } = await (await api.fetchApi('/paralleldit/groups')).json();
-      return groups.find((each) => each.group === group)?.runs ?? []
+    runs: async (group) => (await readGroup(group))?.runs ?? [],
+    state: async (group) => (await readGroup(group))?.status.state ?? 'stopped',
+    async restore(group, state) {
+      const action = TO_STATE[state];
+      if (action) await api.fetchApi(`/paralleldit/${action}?group=${group}`, { method: 'POST' });
     }
   }
 }
@@ -1744,6 +1919,7 @@ class Queue {
   /** api: the editor's. */
   constructor(api) {
     this.api = api;
+    this.id = null; // of the prompt that it waits for
   }
 
   /**
@@ -1755,6 +1931,7 @@ class Queue {
     for (const event of WAKING) this.api.addEventListener(event, wake);
     try {
       const { prompt_id: id } = await this.api.queuePrompt(0, prompt);
+      this.id = id;
       for (;;) {
         const next = new Promise((resolve) => {
           resolveNext = resolve;
@@ -1765,6 +1942,13 @@ class Queue {
     } finally {
       for (const event of WAKING) this.api.removeEventListener(event, wake);
     }
+  }
+
+  /** Takes the prompt out of the queue, or interrupts it. */
+  async cancel() {
+    const post = (path, body) => this.api.fetchApi(path, { method: 'POST', body: JSON.stringify(body) });
+    await post('/queue', { delete: [this.id] });
+    await post('/interrupt', { prompt_id: this.id });
   }
 
   /** Returns whether a prompt waits or runs. */
@@ -1796,7 +1980,7 @@ function makeComparisonView(app, api) {
   return new ComparisonView(make, () => app.extensionManager.workflow.activeWorkflow)
 }
 
-const COLUMNS = ['plan', 'seconds', 'step', 'times'];
+const COLUMNS = ['plan', 'step', 'times', 'seconds'];
 
 class ComparisonView {
   /** make: makes a Comparison that calls a function after each change. getWorkflow: returns the open workflow. */
@@ -1808,15 +1992,19 @@ class ComparisonView {
     const attributes = { type: 'button', class: 'paralleldit-small', 'data-testid': 'paralleldit-compare' };
     this.button = element('button', { ...attributes, title: t('panel.compare.help') }, t('panel.compare.start'));
     this.button.addEventListener('click', () => this.compare());
+    this.progress = element('span', { role: 'status' });
+    this.cancel = element('button', { type: 'button', class: 'paralleldit-small' }, t('panel.compare.cancel'));
+    setAttribute(this.cancel, 'data-testid', 'paralleldit-compare-cancel');
+    this.cancel.addEventListener('click', () => this.running?.cancel());
+    this.job = element('div', { class: 'paralleldit-line' }, this.progress, this.cancel);
     this.problem = element('p', { class: 'paralleldit-notice paralleldit-bad', role: 'alert' });
     this.about = element('caption', { class: 'paralleldit-quiet' });
     this.body = element('tbody');
     const heads = COLUMNS.map((column) => element('th', { scope: 'col' }, t(`panel.compare.${column}`)));
-    heads[COLUMNS.indexOf('seconds')].title = t('panel.compare.ofAll');
     const head = element('thead', {}, element('tr', {}, ...heads, element('td')));
     const table = { class: 'paralleldit-table', 'data-testid': 'paralleldit-comparison' };
     this.table = element('table', table, this.about, head, this.body);
-    this.element = element('div', {}, this.problem, this.table);
+    this.element = element('div', {}, this.job, this.problem, this.table);
     this.draw();
   }
 
@@ -1843,6 +2031,9 @@ class ComparisonView {
     this.drawn = this.getWorkflow();
     const { problem = '', rows = [], about = null } = this.comparisons.get(this.drawn) ?? {};
     setAttribute(this.button, 'aria-busy', this.running ? 'true' : null);
+    setShown(this.job, this.running);
+    const at = (this.running?.rows ?? []).findIndex(({ state }) => state === 'running') + 1;
+    setText(this.progress, at ? t('panel.compare.progress', { at, of: this.running.rows.length }) : '');
     this.button.disabled = Boolean(this.running);
     setText(this.problem, problem);
     setShown(this.problem, problem);
@@ -1863,16 +2054,19 @@ function describeAbout({ workflow, picture }) {
 const describeError = (error) =>
   (error ?? null) === null ? '' : t('panel.compare.error', { error: `${(100 * error).toPrecision(2)}%` });
 
-function makeRow({ plans, values, isAlone, state, result, times: factor, error }, group) {
+function makeRow({ plans, values, isAlone, isFastest, state, result, times: factor, error }, group) {
   const name = isAlone ? t('panel.compare.alone') : describePlans(result?.plans ?? plans, t);
+  const isDone = state === 'done';
   const cells = [
-    state === 'done' ? formatSeconds(result.seconds) : t(`panel.compare.state.${state}`),
-    state === 'done' && result.step !== null ? formatSeconds(result.step) : '',
-    [factor && `×${formatSpeedup(factor)}`, describeError(error)].filter(Boolean).join(', ')
-  ];
+    isDone && result.step !== null ? formatSeconds(result.step) : '',
+    [factor && `${formatSpeedup(factor)}×`, describeError(error)].filter(Boolean).join(', '),
+    isDone ? formatSeconds(result.seconds) : t(`panel.compare.state.${state}`)
+  ].map((words) => element('td', {}, words));
+  if (isDone) cells.at(-1).title = t('panel.compare.startup', { seconds: formatSeconds(result.startup) });
   const head = element('th', { scope: 'row' }, name);
+  if (isFastest) head.append(' ', element('span', { class: 'paralleldit-fastest' }, t('panel.compare.fastest')));
   const use = element('td', {}, ...(values.mode === 'manual' ? [makeUseButton(() => usePlan(plans[0], group))] : []));
-  return element('tr', { 'data-state': state }, head, ...cells.map((words) => element('td', {}, words)), use)
+  return element('tr', { 'data-state': state }, head, ...cells, use)
 }
 
 // Sends the server what a button asks for. While a job runs, it asks the person first. It shows a refusal as a toast.
@@ -1882,7 +2076,7 @@ const TRACE_FILE = 'paralleldit-trace.json';
 const ENDS_A_JOB = ['stop', 'restart', 'park'];
 
 class Actions {
-  /** app, api: the editor's. onChange: called when a request begins or ends. */
+  /** app, api: the editor's. onChange: called when a request begins or ends; with true if the server has other groups. */
   constructor(app, api, onChange) {
     this.app = app;
     this.api = api;
@@ -1912,7 +2106,7 @@ class Actions {
       this.showError(action, error.message);
     } finally {
       this.pending.delete(`${action} ${number}`);
-      this.onChange();
+      this.onChange(action === 'remove');
     }
   }
 
@@ -1967,6 +2161,11 @@ function joinOverlapping(first, second) {
   }
   return [...first, ...second]
 }
+
+const PREFIX = /^\d{4}-\d\d-\d\d (\d\d:\d\d:\d\d),\d{3} rank \d+ (INFO )?/;
+
+/** Returns a line without its date and rank, which the panel shows beside it: "18:52:59 message". */
+const shortenLine = (line) => line.replace(PREFIX, '$1 ');
 
 const splitLines = (text) => (text ? text.replace(/\n$/, '').split('\n') : []);
 
@@ -2102,6 +2301,9 @@ function listActions(group) {
 
 /** Returns whether the reason of the last end can be dismissed. A group that is down keeps showing it. */
 const isDismissible = (group) => !['failed', 'restarting'].includes(getState(group));
+
+/** Returns whether the group can be taken out of the list. The first stays. */
+const isRemovable = (group) => group.number !== 1 && getState(group) === 'stopped';
 
 /** Returns whether there are logs to read. A group that never started has none. */
 function hasLogs({ status, runs }) {
@@ -2286,31 +2488,29 @@ function describeRemedies({ memory }, either, say) {
 
 const EVEN = 0.05; // a factor this close to 1 says nothing
 
-/** Returns a factor's words under a path, which has `faster`, `slower` and `even`. */
+/** Returns a factor's words under a path, which has `factor` and `even`. */
 function describeFactor$1(factor, path, say) {
   if (Math.abs(factor - 1) < EVEN) return say(`${path}.even`)
-  return say(`${path}.${factor > 1 ? 'faster' : 'slower'}`, { times: formatSpeedup(factor) })
+  return say(`${path}.factor`, { times: formatSpeedup(factor) })
 }
 
 /**
- * Describes a step: "0.42 s a step, 1.7× faster than one device (measured)". seconds: of the step. alone: of a step on
- * one device; null if it is not to be compared. isRun, isAloneRun: whether each has run, and took that long. isMeasured:
- * whether predictions use this machine's measurements.
+ * Describes a step: "0.42 s a step, 1.7× as fast as one device (measured)". seconds: of the step. alone: of a step on
+ * one device; null if it is not to be compared. isRun, isAloneRun: whether each has run, and took that long. What has run
+ * is not compared with what is predicted. isMeasured: whether predictions use this machine's measurements.
  */
 function describeSpeed({ seconds, alone, isRun, isAloneRun, isMeasured }, say) {
   const step = say('plan.speed.step', { seconds: formatSeconds(seconds) });
-  const factor = alone ? describeFactor$1(alone / seconds, 'plan.speed', say) : null;
+  const factor = alone && isRun === Boolean(isAloneRun) ? describeFactor$1(alone / seconds, 'plan.speed', say) : null;
   const words = factor ? say('plan.speed.both', { step, factor }) : step;
-  const predicted = isMeasured ? 'predicted' : 'assumed';
-  const how = isRun ? (factor && !isAloneRun ? 'part' : 'measured') : predicted;
-  return say(`plan.speed.${how}`, { words })
+  return say(`plan.speed.${isRun ? 'measured' : isMeasured ? 'predicted' : 'assumed'}`, { words })
 }
 
 // Pure: describes how long steps are predicted to take, from the server's answer about a plan.
 
 
-/** Returns a title, a line for each of the best plans, and a line for this plan if it is not among them; null without a
- * prediction. */
+/** Returns a title, a line for each of the best plans (`text`, and whether it `fits`), and a line for this plan if it is
+ * not among them; null without a prediction. */
 function describePrediction({ predicted }, say) {
   if (!predicted) return null
   const line = ({ values, seconds: length, bytes: size, fits }) => {
@@ -2321,7 +2521,7 @@ function describePrediction({ predicted }, say) {
   return {
     step: describeStep$1(predicted, say),
     title: say(predicted.is_measured ? 'plan.fastest' : 'plan.fastest_assumed'),
-    best: predicted.best.map(line),
+    best: predicted.best.map((each) => ({ text: line(each), fits: each.fits })),
     chosen,
     own: chosen < 0 && predicted.plan ? say('plan.this_plan', { words: line(predicted.plan) }) : null
   }
@@ -2330,7 +2530,7 @@ function describePrediction({ predicted }, say) {
 /** Says how the last run of a node went: its plan, and what a step took. */
 function describeRan(run, say) {
   const plan = run.is_stock ? say('panel.asStock') : describePlans(run.plans, say);
-  const seconds = run.usual ?? summarizeSteps(run.steps)?.median;
+  const { usual: seconds } = run;
   if (!seconds) return say('plan.ran', { words: plan })
   const step = describeSpeed({ seconds, alone: run.alone, isRun: true, isAloneRun: run.is_alone_run }, say);
   return say('plan.ran', { words: `${plan}, ${step}` })
@@ -2342,12 +2542,9 @@ function explainNoPrediction({ memory, predicted, sized }, say) {
   return say(sized ? 'plan.step_uncounted' : 'plan.step_unsized')
 }
 
-/** Says how long a step takes with the plan, and how many times as fast as on one device, if that has the memory. A plan
- * that is only predicted is not compared with what one device has taken. */
+/** Says how long a step takes with the plan, and how many times as fast as on one device, if that has the memory. */
 function describeStep$1({ plan, one_device: one, is_measured: isMeasured }, say) {
-  if (!plan) return say('plan.step_unknown')
-  const canCompare = one.has_run ? plan.has_run : one.fits;
-  const alone = !plan.is_alone && canCompare ? one.seconds : null;
+  const alone = !plan.is_alone && (one.has_run || one.fits) ? one.seconds : null;
   const known = { seconds: plan.seconds, alone, isRun: plan.has_run, isAloneRun: one.has_run, isMeasured };
   const words = describeSpeed(known, say);
   return plan.is_alone || one.fits || one.has_run ? words : say('plan.step_alone_lacks', { words })
@@ -2357,10 +2554,10 @@ function describeStep$1({ plan, one_device: one, is_measured: isMeasured }, say)
 
 
 const ROUTE = '/paralleldit/settings';
-const listeners$1 = [];
+const listeners = [];
 
 /** Calls `listener` with the server's answer after each change. */
-const onChange = (listener) => listeners$1.push(listener);
+const onChange = (listener) => listeners.push(listener);
 
 /** Returns the server's answer about the settings; null if there is none. */
 const readSettings = () => ask('settings.unread');
@@ -2373,7 +2570,7 @@ async function changeSettings(changes) {
     body: JSON.stringify(changes)
   });
   if (answer?.outdated.length) show('info', t('settings.changed'), t('settings.outdated'));
-  if (answer) for (const listener of listeners$1) listener(answer);
+  if (answer) for (const listener of listeners) listener(answer);
   return answer
 }
 
@@ -2417,11 +2614,20 @@ async function useAll() {
 // Pure: says which model files are missing, and finds where a template says that they can be had.
 
 
-/** Says which files are missing, in the order in which they run; null if none is. answer: the server's. say: `t`. */
-function describeMissing({ missing = [] }, say) {
+const FILES = '{files}'; // where the names stand in a sentence that has none yet
+
+/**
+ * Says which files are missing, in the order in which they run; null if none is. answer: the server's. say: `t`. files:
+ * their names; by default in words.
+ */
+function describeMissing(
+  { missing = [] },
+  say,
+  files = missing.map(({ model }) => getFileName(model)).join(', ')
+) {
   if (!missing.length) return null
   const folder = [...new Set(missing.map((each) => each.folder))].join(', ');
-  return say('plan.missing', { folder, files: missing.map(({ model }) => getFileName(model)).join(', ') })
+  return say('plan.missing', { folder, files })
 }
 
 /** Returns the address of a file by its name, as the nodes of these graphs have it from a template; null if unknown. */
@@ -2441,12 +2647,10 @@ const MAX_PATCHES_DRAWN = 16;
  * `makeQuestion`. parts: makes the elements: `makeWhole`, or `makeBrief` for little room.
  */
 function draw$1(target, answer, why, parts) {
-  const isOpen = target.querySelector('details')?.open;
   if (why) target.replaceChildren(makeLine('paralleldit-plan-remark', t(...why)));
   else if (!answer) target.replaceChildren();
   else if (answer.error) target.replaceChildren(makeErrorBox(summarizeError(answer.error)));
   else target.replaceChildren(...parts(answer));
-  if (isOpen) target.querySelector('details')?.setAttribute('open', '');
 }
 
 /** Says that there is no answer. It does not look like an error. */
@@ -2469,7 +2673,7 @@ function* makeBrief(answer) {
 
 /** Makes what is missing, then the plan, whether it fits, how fast it is, and what a person should know first. */
 function* makeSummary(answer) {
-  const missing = describeMissing(answer, t);
+  const missing = describeMissing(answer, t, FILES);
   if (missing) yield makeMissing(missing, answer.missing);
   for (const words of answer.unknown) yield makeLine('paralleldit-plan-note', summarizeError(words));
   if (answer.plan) yield makeLine('paralleldit-plan-title', describeTitle(answer, t));
@@ -2482,16 +2686,18 @@ function* makeSummary(answer) {
   for (const remark of answer.note) yield makeLine('paralleldit-plan-note', describeRemark(remark, t));
 }
 
-/** Makes a line about missing files, with a link to each that a template tells of. */
+/** Makes a line about missing files. The name of one that a template tells of is a link. words: with FILES. */
 function makeMissing(words, missing) {
-  const line = makeLine('paralleldit-plan-note paralleldit-plan-missing', words);
-  for (const { model } of missing) {
-    const address = findAddress(listGraphs(app.rootGraph), model);
-    if (!address) continue
-    const attributes = { href: address, target: '_blank', rel: 'noreferrer', title: address };
-    line.append(' ', element('a', attributes, t('plan.download', { file: getFileName(model) })));
-  }
-  return line
+  const [before, after] = words.split(FILES);
+  const names = missing.flatMap(({ model }) => [', ', makeFileName(getFileName(model), model)]).slice(1);
+  return element('div', { class: 'paralleldit-plan-note paralleldit-plan-missing' }, before, ...names, after)
+}
+
+function makeFileName(name, model) {
+  const address = findAddress(listGraphs(app.rootGraph), model);
+  if (!address) return name
+  const help = `${t('plan.download', { file: name })}\n${address}`;
+  return element('a', { href: address, target: '_blank', rel: 'noreferrer', title: help }, name)
 }
 
 /** Makes the reasons and the best plans: folded where a plan is known, which is more important. Not folded is a remark
@@ -2522,7 +2728,7 @@ function* makeBest(words) {
   if (words.own) yield makeLine('paralleldit-plan-memory', words.own);
   yield makeLine('paralleldit-plan-memory', words.title);
   const rows = words.best.map((each, place) => {
-    const row = element('li', {}, each);
+    const row = element('li', each.fits ? {} : { class: 'paralleldit-plan-lacks' }, each.text);
     if (place === words.chosen) row.setAttribute('aria-current', 'true');
     return row
   });
@@ -2653,7 +2859,7 @@ class NextView {
     const drawn = JSON.stringify([status.name, runs]);
     if (drawn === this.drawn) return
     this.drawn = drawn;
-    this.runs.replaceChildren(...runs.map((run) => makeRun(run, number, status.name)));
+    refill(this.runs, () => this.runs.replaceChildren(...runs.map((run) => makeRun(run, number, status.name))));
   }
 }
 
@@ -2728,7 +2934,7 @@ class LogView {
     if (!log && hasLogs(this.group)) queueMicrotask(() => this.openLog(this.group.number, this.rank));
     const lines = this.getLines();
     setAttribute(this.lines, 'aria-label', t('panel.logName', { rank: this.rank }));
-    setText(this.lines, (this.showsAll ? lines : lines.slice(-LAST$1)).join('\n'));
+    setText(this.lines, (this.showsAll ? lines : lines.slice(-LAST$1)).map(shortenLine).join('\n'));
     setText(this.whole, this.showsAll ? t('panel.logEnd') : t('panel.logAll', { count: lines.length }));
     setShown(this.whole, lines.length > LAST$1);
     for (const part of [this.lines, this.copy]) setShown(part, lines.length);
@@ -2835,7 +3041,7 @@ function describeRank({ rank, pid, index, name, placed, weights }) {
 
 const HEIGHT = 40;
 const SLOT = 10;
-const GAP$1 = 1.5;
+const GAP = 1.5;
 const DENSE = 80; // with this many slots, bars are too thin for gaps
 const MOST_SLOTS = 500; // the server keeps this many steps of a run
 const LEAST_SLOTS = 12; // keeps the bars of a short run narrow
@@ -2862,7 +3068,7 @@ function layOutBars(steps, total, first = 1) {
 
 /** Makes the paths of these bars: for computing, for communication, and for the marks of bars that are cut off. */
 function makePaths({ slots, bars: drawn }) {
-  const gap = slots < DENSE ? GAP$1 : 0;
+  const gap = slots < DENSE ? GAP : 0;
   const found = { compute: '', communication: '', cut: '' };
   for (const [at, { height, below, cut }] of drawn.entries()) {
     const x = at * SLOT + gap / 2;
@@ -2912,6 +3118,7 @@ class Timeline {
 // Shows the last runs, newest first: the model, the time of a step, and the outcome.
 
 
+const LONG_START = 1; // seconds; a shorter one is not told
 const LAST = 3; // runs to show before a person asks for all
 const OUTCOMES = {
   running: 'pi pi-play',
@@ -2994,25 +3201,26 @@ class RunRow {
     setText(this.reason, translateSaid(run.reason));
     setShown(this.reason, run.reason);
     setAttribute(this.about, 'title', describeNode(run, began));
-    this.showNumbers(run, summarizeSteps(run.steps));
+    this.showNumbers(run);
   }
 
-  /** known: the summary of the run's steps; null without steps. */
-  showNumbers(run, known) {
+  showNumbers(run) {
     const numbers = [countSteps(run)];
     const key = run.is_measured ? 'panel.predicted' : 'panel.predicted_assumed';
     if (run.predicted) numbers.push(t(key, { seconds: formatSeconds(run.predicted) }));
     if (run.seconds) numbers.push(t('panel.inAll', { seconds: formatSeconds(run.seconds) }));
+    if (run.startup > LONG_START) numbers.push(t('panel.startup', { seconds: formatSeconds(run.startup) }));
     if (run.residuals) numbers.push(t('panel.residuals', { size: formatBytes(run.residuals) }));
     setText(this.numbers, numbers.join(' · '));
-    const factor = describeStep(run, known);
+    const factor = describeStep(run);
     setText(this.factor, factor);
     setShown(this.factor, factor);
-    setShown(this.timeline.element, known);
-    setShown(this.share, known);
-    if (!known) return
-    const share = t('panel.share', { share: formatPercent(known.share) });
-    setText(this.share, formatPercent(known.share));
+    setShown(this.timeline.element, run.steps.length);
+    setShown(this.share, run.steps.length);
+    if (!run.steps.length) return
+    const percent = formatPercent(computeShare(run.steps));
+    const share = t('panel.share', { share: percent });
+    setText(this.share, percent);
     setAttribute(this.share, 'title', share);
     setAttribute(this.share, 'aria-hidden', 'true'); // the drawing's label says it
     const label = t('panel.timeline', { numbers: [...numbers, share].join(' · '), slowest: findSlowest(run) });
@@ -3032,10 +3240,8 @@ function countSteps({ at, made, total }) {
 }
 
 /** Describes a usual step, and how many times as fast as on one device it was; '' before there is one. */
-function describeStep(run, known) {
-  const seconds = run.usual ?? known?.median;
-  if (!seconds) return ''
-  return describeSpeed({ seconds, alone: run.alone, isRun: true, isAloneRun: run.is_alone_run }, t)
+function describeStep({ usual: seconds, alone, is_alone_run: isAloneRun }) {
+  return seconds ? describeSpeed({ seconds, alone, isRun: true, isAloneRun }, t) : ''
 }
 
 const findSlowest = (run) => formatSeconds(Math.max(...run.steps.map(([length]) => length)));
@@ -3068,8 +3274,8 @@ function describeWeights({ status, runs }, t) {
 
 /** Returns the share of the last run's step in which the link carries weights. It counts one forward a step. */
 function computeLinkShare(needed, runs) {
-  const known = summarizeSteps(runs[0]?.steps ?? []);
-  return known?.median ? Math.min(1, needed / known.median) : 0
+  const seconds = runs[0]?.usual;
+  return seconds ? Math.min(1, needed / seconds) : 0
 }
 
 // The view of one worker group: its state, buttons, running job, and the folding parts below.
@@ -3157,13 +3363,13 @@ class StateView {
   }
 }
 
-/** What the state means, how often the group died and why, and the remarks on its plan. */
+/** What the state means, how often the group died and why, and the warnings about its plan. */
 class AboutView {
   constructor(press) {
     this.hint = element('p', { class: 'paralleldit-quiet' });
     this.words = element('span');
     this.offer = element('span');
-    const notice = { class: 'paralleldit-notice', 'data-testid': 'paralleldit-note' };
+    const notice = { class: 'paralleldit-notice paralleldit-warning', 'data-testid': 'paralleldit-note' };
     this.note = element('p', notice, this.words, this.offer);
     this.offered = 0;
     this.deaths = element('summary');
@@ -3172,9 +3378,12 @@ class AboutView {
     this.dismiss = element('button', { type: 'button', class: 'paralleldit-small' }, t('errors.dismiss'));
     setAttribute(this.dismiss, 'data-testid', 'paralleldit-dismiss');
     this.dismiss.addEventListener('click', () => press('dismiss'));
+    const removing = { type: 'button', class: 'paralleldit-small', 'data-testid': 'paralleldit-remove' };
+    this.remove = element('button', { ...removing, title: t('panel.help.remove') }, t('panel.remove'));
+    this.remove.addEventListener('click', () => press('remove'));
     const why = element('details', attributes, this.deaths, this.death);
     this.why = element('div', { class: 'paralleldit-over' }, why, this.dismiss);
-    this.element = element('div', { class: 'paralleldit-about' }, this.hint, this.note, this.why);
+    this.element = element('div', { class: 'paralleldit-about' }, this.hint, this.remove, this.note, this.why);
   }
 
   update(group, { device }) {
@@ -3186,16 +3395,18 @@ class AboutView {
     const hints = [hint.startsWith('panel.') ? '' : hint, group.status.outdated ? t('panel.hint.outdated') : ''];
     setText(this.hint, hints.filter(Boolean).join(' '));
     setShown(this.hint, this.hint.textContent);
-    const note = (remarks ?? []).map((remark) => describeRemark(remark, t)).join(' ');
+    const warnings = (remarks ?? []).filter(({ is_warning: isWarning }) => isWarning);
+    const note = warnings.map((remark) => describeRemark(remark, t)).join(' ');
     setText(this.words, note);
-    const offered = Math.max(0, ...(remarks ?? []).map(countOffered));
+    const offered = Math.max(0, ...warnings.map(countOffered));
     if (offered !== this.offered) this.offer.replaceChildren(...(offered ? [makeUseAllButton(offered)] : []));
     this.offered = offered;
     setShown(this.note, note);
     setText(this.deaths, describeDeaths(deaths));
     setText(this.death, death ? formatReport('', translateFields(splitFields(death))) : '');
     setShown(this.why, death);
-    setShown(this.element, this.hint.textContent || note || death);
+    setShown(this.remove, isRemovable(group));
+    setShown(this.element, this.hint.textContent || note || death || !this.remove.hidden);
     setShown(this.dismiss, isDismissible(group));
   }
 }
@@ -3297,7 +3508,7 @@ class ModelView {
 
 function describeState({ status: { operation, starting } }, state) {
   if (state === 'cancelling' && !OF_STEPS.includes(operation)) return t('panel.state.cancellingOther')
-  if (state === 'starting' && starting) return t('waiting.starting', { seconds: formatWholeSeconds(starting) })
+  if (state === 'starting' && starting) return t('waiting.starting', { seconds: formatSeconds(Math.ceil(starting)) })
   return t(`panel.state.${state}`)
 }
 
@@ -3327,11 +3538,9 @@ function describeDeaths(count) {
 }
 
 function describePace(run) {
-  const known = run && summarizeSteps(run.steps);
-  if (!known) return ''
-  const left = estimateSecondsLeft(run);
-  const pace = t('panel.pace', { seconds: formatSeconds(known.median) });
-  return left ? `${pace} · ${t('panel.left', { seconds: formatWholeSeconds(left) })}` : pace
+  if (!run?.usual) return ''
+  const pace = t('plan.speed.step', { seconds: formatSeconds(run.usual) });
+  return run.left ? `${pace} · ${t('panel.left', { seconds: formatSeconds(Math.ceil(run.left)) })}` : pace
 }
 
 // The whole panel: its heading, a notice about the connection, and the groups, those of the open workflow first.
@@ -3376,51 +3585,6 @@ class PanelView {
   }
 }
 
-// Keeps the server's answers about the plans of the open workflow, for views other than the node that asked.
-
-
-const answers = new WeakMap(); // by node
-const listeners = [];
-
-/** Keeps a node's last answer; null for none. */
-function noteAnswer(node, answer) {
-  answers.set(node, answer);
-  for (const listener of listeners) listener();
-}
-
-/** Calls `listener` after each answer. */
-const onAnswer = (listener) => listeners.push(listener);
-
-/** Returns the last answer about a node; null or undefined if there is none. */
-const findAnswer = (node) => answers.get(node);
-
-/**
- * Returns, by worker group, what is known about its next run in the workflow with this graph: each answer, and the names
- * of the `models` that it is about, in the order in which they run. Answers that lack files are one.
- */
-function findNextRuns(root) {
-  const groups = new Map();
-  for (const node of sortByRun(listGraphs(root).flatMap(({ nodes }) => nodes.filter(isParallelize)))) {
-    const { group, model } = findRun$1(node) ?? {};
-    const answer = model && answers.get(node);
-    if (!answer) continue
-    const runs = groups.get(group) ?? [];
-    groups.set(group, runs);
-    const known = lacksFiles(answer) && runs.find((run) => lacksFiles(run.answer));
-    if (!known) {
-      runs.push({ answer, models: [model] });
-      continue
-    }
-    known.models.push(model);
-    const others = answer.missing.filter((each) => !known.answer.missing.some((file) => file.model === each.model));
-    known.answer = { ...known.answer, missing: [...known.answer.missing, ...others] };
-  }
-  return groups
-}
-
-const isParallelize = ({ type }) => type === PARALLELIZE;
-const lacksFiles = ({ missing }) => Boolean(missing?.length);
-
 // The sidebar panel of the worker groups. It asks the server when the page loads, and again when a lost connection is
 // back. From then on, events bring all changes.
 
@@ -3442,7 +3606,7 @@ class Panel {
     this.isShown = false;
     this.missed = null; // events since the question to the server
     this.badge = '';
-    this.actions = new Actions(app, api, () => this.draw());
+    this.actions = new Actions(app, api, (hasOthers) => (hasOthers ? this.ask() : this.draw()));
     const clock = { now: () => performance.now(), wait: (act, milliseconds) => setTimeout(act, milliseconds) };
     this.drawSoon = throttle(() => this.draw(), PAUSE_MS$1, clock);
   }
@@ -3613,76 +3777,11 @@ function findRan(node) {
   return found.filter(Boolean).sort((one, other) => other.began - one.began)[0] ?? null
 }
 
-// Sets the height of a node whose content comes and goes, and shows or hides its widgets. Both work whether the editor
-// draws nodes on the canvas or as DOM.
-
-const GAP = 4; // LiteGraph leaves this below each widget
-
-/**
- * A node's height: what its widgets need, plus the larger of two: what its content needs, and what a person has added
- * by resizing. The content's height is not saved, so that an answer of the server is no step to undo.
- */
-class Height {
-  /** content: returns the content's part of the height that the node computes. */
-  constructor(node, content) {
-    this.node = node;
-    this.content = content;
-    this.added = 0;
-  }
-
-  get ofWidgets() {
-    return this.node.computeSize()[1] - this.content()
-  }
-
-  /** Calls `act`, which changes the height that the node needs, and then sets the new height. */
-  change(act) {
-    this.readAdded();
-    act();
-    this.apply();
-  }
-
-  /** Does the same for a node that was just opened. saved: its height in the file. */
-  open(saved, act) {
-    act();
-    this.added = Math.max(0, saved - this.ofWidgets);
-    this.apply();
-  }
-
-  /** The height to save. */
-  get saved() {
-    this.readAdded();
-    return this.ofWidgets + this.added
-  }
-
-  /** Reads how much height a person has added. Where nodes are DOM, the node's height follows its content instead. */
-  readAdded() {
-    if (window.LiteGraph.vueNodesMode) return
-    const rest = this.node.size[1] - this.ofWidgets;
-    this.added = rest > this.content() ? rest : Math.min(this.added, this.content());
-  }
-
-  apply() {
-    const { node } = this;
-    node.setSize([node.size[0], this.ofWidgets + Math.max(this.added, this.content())]);
-    node.graph?.setDirtyCanvas(true, true);
-  }
-}
-
-/** Hides these widgets, or shows them. */
-function setHidden(node, widgets, hidden) {
-  for (const widget of widgets) {
-    widget.hidden = hidden;
-    widget.options.hidden = hidden;
-  }
-  // Where nodes are DOM, the editor reads widget options again only when the list of widgets changes its length.
-  const all = node.widgets.splice(0);
-  node.widgets.push(...all);
-}
-
 // Adds a widget to a node that shows the server's answer about its plan. The widget is neither saved nor queued.
 
 
 const PAUSE_MS = 150;
+const PATIENCE_MS = 300; // until the node says that it waits
 const MARGIN = 10; // pixels
 
 /**
@@ -3703,8 +3802,9 @@ function addPlanWidget(node, draw, fail) {
   });
   widget.serialize = false;
   setHidden(node, [widget], true); // until there is an answer
-  const height = new Height(node, () => (widget.hidden ? 0 : measure() + GAP));
+  const height = new Height(node, () => (widget.hidden ? 0 : measure() + GAP$1));
   let wrong = [];
+  let shown; // the file that the last answer is about
   node.strokeStyles.paralleldit = () => {
     if (!content.querySelector('.paralleldit-plan-error')) return undefined
     return { color: window.LiteGraph.NODE_ERROR_COLOUR, lineWidth: 4, padding: 4 }
@@ -3716,9 +3816,21 @@ function addPlanWidget(node, draw, fail) {
     send: async (text) => {
       const { question, why } = JSON.parse(text);
       await textsLoaded;
-      return { answer: question && addRun(node, await askServer(question)), why }
+      const [file] = Object.values(question?.files ?? {});
+      const isNew = file !== undefined && file !== shown;
+      const timer = setTimeout(() => {
+        if (isNew)
+          content.replaceChildren(element('div', { class: 'paralleldit-plan-remark' }, t('plan.reading', { file })));
+        showContent();
+      }, PATIENCE_MS);
+      try {
+        return { answer: question && addRun(node, await askServer(question)), why, file }
+      } finally {
+        clearTimeout(timer);
+      }
     },
-    show: ({ answer, why }) => {
+    show: ({ answer, why, file }) => {
+      shown = file;
       draw(content, answer, why);
       noteAnswer(node, answer);
       finish(answer?.widgets ?? []);
@@ -3778,33 +3890,6 @@ function markWidgets(node, names) {
   }
 }
 
-// A Parallelize Model node shows only its mode, and in manual mode its degrees. Others are advanced. Widgets that its
-// mode does not use are hidden, and keep their values.
-
-
-const DEGREES = ['dp', 'cfg', 'ring', 'ulysses', 'pipefusion'];
-const ALWAYS_USED = 'group';
-
-/**
- * Hides the widgets that the node does not use or that are folded, and shows the others. A linked widget stays, since
- * its link needs an end. A hidden one is not advanced: the editor would show a button that reveals nothing.
- */
-function showUsedWidgets(node) {
-  const auto = isAuto(node);
-  const folds = !window.LiteGraph.vueNodesMode && !node.showAdvanced; // the canvas leaves room for what it folds
-  const isLinked = ({ name }) => node.inputs?.some((input) => input.widget?.name === name && input.link != null);
-  const widgets = node.widgets.filter(({ name, serialize }) => name !== 'mode' && serialize !== false);
-  const turned = { true: [], false: [] };
-  for (const widget of widgets) {
-    const { name } = widget;
-    const isUsed = isLinked(widget) || name === ALWAYS_USED || !auto;
-    widget.advanced = widget.options.advanced = isUsed && !isLinked(widget) && !DEGREES.includes(name);
-    const hidden = !isUsed || (widget.advanced && folds);
-    if (Boolean(widget.hidden) !== hidden) turned[hidden].push(widget);
-  }
-  for (const hidden of [true, false]) if (turned[hidden].length) setHidden(node, turned[hidden], hidden);
-}
-
 // Before anything is queued, the Parallelize Model node shows what its plan does.
 
 
@@ -3849,8 +3934,10 @@ function askAll(force) {
 
 function explain(node) {
   const drawWhole = (target, answer, why) => {
-    draw$1(target, answer, why, makeWhole);
-    addUseButtons(target, answer, (values) => setPlan([node], values));
+    refill(target, () => {
+      draw$1(target, answer, why, makeWhole);
+      addUseButtons(target, answer, (values) => setPlan([node], values));
+    });
   };
   const { ask, height } = addPlanWidget(node, drawWhole, drawNoAnswer);
   askers.set(node, ask);
@@ -3859,6 +3946,8 @@ function explain(node) {
     height.change(updateWidgets);
     askAll(); // of two in a row, the other may now be the one that counts
   };
+  const mode = node.widgets.find(({ name }) => name === 'mode');
+  callAfter(mode, 'callback', () => takeAutoPlan(node));
   callOnChange(node, onChange);
   callAfter(node, 'onConfigure', (saved) => height.open(saved.size[1], updateWidgets));
   callAfter(node, 'onAdded', onChange);
@@ -4021,7 +4110,7 @@ app.registerExtension({
   }
 });
 
-// Pure: says in one line what a plan does: "2 GPUs · ulysses=2 · 1.7× faster".
+// Pure: says in one line what a plan does: "2 GPUs · ulysses=2 · 1.7× as fast as one".
 
 
 /**
@@ -4055,7 +4144,8 @@ function describeLine(answer, summarize, say) {
 /** Says how many times as fast as one device; '' if that is not known, or if the plan is one device. */
 function describeFactor({ predicted, world }, say) {
   const { plan, one_device: alone } = predicted ?? {};
-  if (world === 1 || !plan || !(alone?.fits || alone?.has_run) || !plan.seconds) return ''
+  const isAlike = alone?.has_run ? plan?.has_run : alone?.fits && !plan?.has_run;
+  if (world === 1 || !plan?.seconds || !isAlike) return ''
   return describeFactor$1(alone.seconds / plan.seconds, 'plan.line', say)
 }
 
@@ -4127,49 +4217,56 @@ function markElements(tries = TRIES) {
   if (isMissing && tries) frame = requestAnimationFrame(() => markElements(tries - 1));
 }
 
-// Pure: makes the text of a node that waits for its workers, and of one whose wait is over.
+// Pure: makes the text of a node that samples: what its workers do before they sample, then their plan, and at the end
+// what a step took.
 
 
-const emptyNotice = () => ({ node: null, text: '', starting: null, loading: 0, since: null });
+const SHORT_LOAD = 1; // seconds; a shorter one is not told
 
-/** Finds the running run, or the one that the node waited for and that ended before an event showed its first step. */
+const emptyNotice = () => ({ node: null, text: '', starting: null, since: null });
+
+/** Finds the running run, or the one of the same node that has ended since the event before. */
 function findRun(before, group) {
   const [last] = group.runs;
-  const isOver = before.text && last?.node === before.node && group.status.starting === undefined;
+  const isOver = before.node !== null && last?.node === before.node && group.status.starting === undefined;
   return findRunning(group) ?? (isOver ? last : null)
 }
 
 /**
  * Returns the node that samples, and its text, after an event of a group; the text is '' if there is nothing to say.
- * starting: seconds of the start so far, or null. loading: seconds of loading the model so far, which began at `since`.
- * before: this function's result for the event before. now: in seconds.
+ * starting: seconds of the start so far, or null. since: when loading the model began, or null. before: this function's
+ * result for the event before. now: in seconds. translate: a sentence of the server's.
  */
-function updateWaiting(before, group, now, t) {
+function updateWaiting(before, group, now, t, translate) {
   const { status } = group;
   const run = findRun(before, group);
   if (!run?.node) return emptyNotice()
   const { node } = run;
   const old = before.node === node ? before : { ...emptyNotice(), node };
-  if (status.starting !== undefined) {
+  if (status.starting !== undefined && !run.made) {
     const starting = status.starting;
-    return { ...old, starting, text: t('waiting.starting', { seconds: formatWholeSeconds(starting) }) }
+    return { ...old, starting, text: t('waiting.starting', { seconds: formatSeconds(Math.ceil(starting)) }) }
   }
   if (status.operation === 'load') {
     const since = old.since ?? now;
+    if (now - since < SHORT_LOAD) return { ...old, since }
     const share = getReadPercent(status);
-    const text = share === null ? t('waiting.loading') : t('waiting.reading', { share });
-    return { ...old, since, loading: now - since, text }
+    return { ...old, since, text: share === null ? t('waiting.loading') : t('waiting.reading', { share }) }
   }
   if (!run.made && run.state === 'running') return old
-  const done = [
-    old.starting !== null && t('waiting.started', { seconds: formatSeconds(old.starting) }),
-    old.since !== null && t('waiting.read', { seconds: formatSeconds(old.loading || now - old.since) })
-  ];
-  return { ...emptyNotice(), node, text: done.filter(Boolean).join('\n') }
+  return { ...emptyNotice(), node, text: [describeRun(run, t), translate(run.reason)].filter(Boolean).join('\n') }
+}
+
+/** Describes a run in a line: "2 ranks · cfg=2", and once it is done "2 ranks · cfg=2 · 27 ms a step". */
+function describeRun({ plans, usual, state, is_stock: isStock }, t) {
+  if (isStock || !plans.length) return ''
+  const count = countRanks(plans.at(-1));
+  const step = state === 'done' && usual && t('plan.speed.step', { seconds: formatSeconds(usual) });
+  return [count > 1 && t('plan.ranks', { count }), describePlans(plans, t), step].filter(Boolean).join(' · ')
 }
 
 // While a sampler waits for its workers, its node shows what they do: start, or read the weights. So do the subgraphs
-// around it. What the server then says on a node is translated.
+// around it. Then it shows the plan, and at the end what a step took. What the server says on a node is translated.
 
 
 app.registerExtension({
@@ -4190,7 +4287,7 @@ app.registerExtension({
       model = applyEvent(model, { ...detail, log: [] });
       const group = model.groups.find(({ number }) => number === detail.group);
       const before = notices.get(detail.group) ?? emptyNotice();
-      const now = updateWaiting(before, group, performance.now() / 1000, t);
+      const now = updateWaiting(before, group, performance.now() / 1000, t, translateSaid);
       notices.set(detail.group, now);
       if (before.node && before.node !== now.node) noteWaiting(before.node, '');
       if (now.node) noteWaiting(now.node, now.starting !== null || now.since !== null ? now.text : '');

@@ -2,8 +2,8 @@
 
 import { api } from '../../scripts/api.js'
 import { app } from '../../scripts/app.js'
-import { addStyle } from './elements.mjs'
-import { addUseButtons, setPlan } from './loader/use.mjs'
+import { addStyle, refill } from './elements.mjs'
+import { addUseButtons, setPlan, takeAutoPlan } from './loader/use.mjs'
 import { addPlanWidget } from './plan/explain.mjs'
 import { PARALLELIZE } from './plan/graph.mjs'
 import { listGraphs } from './plan/links.mjs'
@@ -54,8 +54,10 @@ function askAll(force) {
 
 function explain(node) {
   const drawWhole = (target, answer, why) => {
-    draw(target, answer, why, makeWhole)
-    addUseButtons(target, answer, (values) => setPlan([node], values))
+    refill(target, () => {
+      draw(target, answer, why, makeWhole)
+      addUseButtons(target, answer, (values) => setPlan([node], values))
+    })
   }
   const { ask, height } = addPlanWidget(node, drawWhole, drawNoAnswer)
   askers.set(node, ask)
@@ -64,6 +66,8 @@ function explain(node) {
     height.change(updateWidgets)
     askAll() // of two in a row, the other may now be the one that counts
   }
+  const mode = node.widgets.find(({ name }) => name === 'mode')
+  callAfter(mode, 'callback', () => takeAutoPlan(node))
   callOnChange(node, onChange)
   callAfter(node, 'onConfigure', (saved) => height.open(saved.size[1], updateWidgets))
   callAfter(node, 'onAdded', onChange)

@@ -1,5 +1,5 @@
 // While a sampler waits for its workers, its node shows what they do: start, or read the weights. So do the subgraphs
-// around it. What the server then says on a node is translated.
+// around it. Then it shows the plan, and at the end what a step took. What the server says on a node is translated.
 
 import { api } from '../../scripts/api.js'
 import { app } from '../../scripts/app.js'
@@ -27,7 +27,7 @@ app.registerExtension({
       model = applyEvent(model, { ...detail, log: [] })
       const group = model.groups.find(({ number }) => number === detail.group)
       const before = notices.get(detail.group) ?? emptyNotice()
-      const now = updateWaiting(before, group, performance.now() / 1000, t)
+      const now = updateWaiting(before, group, performance.now() / 1000, t, translateSaid)
       notices.set(detail.group, now)
       if (before.node && before.node !== now.node) noteWaiting(before.node, '')
       if (now.node) noteWaiting(now.node, now.starting !== null || now.since !== null ? now.text : '')

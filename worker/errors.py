@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import traceback
 
-try:
-    from ..parallel_backend.errors import Explained, Explanation
-    from ..parallel_backend.errors import ModelFileError as ModelFileError
-    from ..parallel_backend.errors import NoRoomError as NoRoomError
-except ImportError:  # in the ranks and their launchers, where the pack's folder is not a package
-    from parallel_backend.errors import Explained, Explanation
-    from parallel_backend.errors import ModelFileError as ModelFileError
-    from parallel_backend.errors import NoRoomError as NoRoomError
+from .engine import errors
+
+Explained = errors.Explained
+Explanation = errors.Explanation
+ModelFileError = errors.ModelFileError
+NoRoomError = errors.NoRoomError
 
 MAX_TRACEBACK = 8000  # characters, the last of them
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from comfy.ldm.modules.attention import attention_pytorch
 
+from ...parallel_backend.compat import tree_map_only
 from ...parallel_backend.costs.forward import META, ForwardCost, count_forward
 from ...parallel_backend.models import spec_of
 from ...parallel_backend.models.checks import modules_at, sizes_of
@@ -116,10 +117,8 @@ def attend(_own: Callable, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 def move_to_meta(value: Any) -> Any:
     """Returns the value with its tensors on the meta device: shapes and dtypes, without memory."""
-    if isinstance(value, torch.Tensor):
-        return torch.empty_like(value, device=META) if value.is_floating_point() else value.to(META)
-    if isinstance(value, (list, tuple)):
-        return type(value)(move_to_meta(each) for each in value)
-    if isinstance(value, dict):
-        return {name: move_to_meta(each) for name, each in value.items()}
-    return value
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(tensor, device=META) if tensor.is_floating_point() else tensor.to(META)
+
+    return tree_map_only(torch.Tensor, move, value)

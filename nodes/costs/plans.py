@@ -12,7 +12,7 @@ import torch
 from ...parallel_backend.compat import lacks_coroutines
 from ...parallel_backend.costs.auto import Work, list_model_plans
 from ...parallel_backend.costs.choose import (
-    TURNS,
+    PIECE_COUNTS,
     Choice,
     Weights,
     choose_prediction,
@@ -23,7 +23,7 @@ from ...parallel_backend.costs.choose import (
 from ...parallel_backend.costs.forward import ForwardCost
 from ...parallel_backend.costs.roofline import Prediction
 from ...parallel_backend.device import CPU
-from ...parallel_backend.plan import OFF, ParallelPlan
+from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.weights.loading import DTYPES
 from ...parallel_backend.weights.sizes import WeightSizes
 from ..workers.group import device_count, device_type
@@ -105,7 +105,7 @@ class ModelCosts:
         first. One device alone is one of them. Empty and None if the work's cost is unknown."""
         if work.forward is None:
             return [], None
-        plans = list_model_plans(device_count(), self.module, work, list_turns())
+        plans = list_model_plans(device_count(), self.module, work, list_piece_counts())
         if work.parts > 1 and ONE_DEVICE not in plans:
             plans.append(ONE_DEVICE)
         machine = machine_of(self.dtype)
@@ -181,14 +181,9 @@ def take_measured(predicted: Prediction, measured: Mapping[str, float]) -> Predi
     return replace(predicted, computing=predicted.computing * factor, waiting=predicted.waiting * factor)
 
 
-def list_turns() -> Sequence[int]:
+def list_piece_counts() -> Sequence[int]:
     """Returns the numbers of pieces that are worth a try. Ranks on a CPU compute with the cores that they send with."""
-    return () if device_type() == CPU or lacks_coroutines() else TURNS
-
-
-def can_predict(work: Work, plan: ParallelPlan) -> bool:
-    """Whether this work can be predicted under a plan: whether its cost is known, and attention is not sparse."""
-    return work.forward is not None and plan.sparse == OFF
+    return () if device_type() == CPU or lacks_coroutines() else PIECE_COUNTS
 
 
 def list_shapes(value: Any) -> Any:

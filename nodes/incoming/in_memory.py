@@ -25,7 +25,6 @@ from ...parallel_backend.weights.tensors import list_plain_tensors
 from ...worker.comfyui.model import write_detected
 from ...worker.wire.private_folder import find_room
 from ..errors import Refused
-from ..model.host_file import WeightDtype
 from .differences import find_written
 
 NO_BLOCKS = ("F32", "F16")  # formats of ComfyUI-GGUF's tensors that are not in blocks
@@ -78,9 +77,9 @@ class FileInMemory:
         return stored.keys() == own.keys() and not any(find_written(own, stored))
 
 
-def keep_weights(model: comfy.model_patcher.ModelPatcher, name: str) -> tuple[Path, WeightDtype, str]:
-    """Returns the file with a MODEL's weights, without its patches, how they are read, and what ComfyUI has detected of
-    them, as `describe_host_file` takes it. name: of the model.
+def keep_weights(model: comfy.model_patcher.ModelPatcher, name: str) -> tuple[Path, torch.dtype | None, bool, str]:
+    """Returns the file with a MODEL's weights, without its patches, and how they are read, for `describe_host_file`.
+    name: of the model.
 
     Raises Refused for a model that ComfyUI's own detection does not know, and if the weights have no room."""
     own, config = model.model, model.model.model_config
@@ -93,7 +92,7 @@ def keep_weights(model: comfy.model_patcher.ModelPatcher, name: str) -> tuple[Pa
     if own not in _files or not _files[own].has(weights):
         _files[own] = FileInMemory(weights, name)
     dtype = None if config.quant_config is not None else own.get_dtype()
-    return _files[own].path, WeightDtype(dtype, bool(config.optimizations.get("fp8"))), detected
+    return _files[own].path, dtype, bool(config.optimizations.get("fp8")), detected
 
 
 def drop_weights(model: comfy.model_patcher.ModelPatcher) -> None:

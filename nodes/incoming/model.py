@@ -6,7 +6,7 @@ import gc
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import comfy.model_patcher
 import comfy.sd
@@ -14,17 +14,17 @@ import torch
 from comfy_api.torch_helpers.torch_compile import COMPILE_KEY
 
 from ...parallel_backend.errors import ModelFileError
+from ...worker.comfyui.merges import PREFIX
 from ...worker.comfyui.model import dtype_of
-from ...worker.comfyui.source import HostSource
 from ...worker.inside.changes import FUNCTIONS, METHODS
 from ..errors import Refused
 from ..inside.module_guard import TORCHS
 from ..load_dit import load_dit
 from ..model.call_batching import KEY, batches_calls
-from ..model.host_file import HostFile, WeightDtype, describe_host_file, has_dynamic_vram
-from ..model.local_weights import WRITTEN, DeferredParameter
+from ..model.deferred_weight import DeferredParameter
+from ..model.host_file import HostFile, describe_host_file, has_dynamic_vram
+from ..model.local_weights import WRITTEN
 from ..model.model_files import PICKLE_SUFFIXES
-from ..model.remote_module import MODULE
 from ..model.remote_patcher import RemoteModelPatcher
 from .differences import find_differences, find_written
 from .in_memory import drop_weights, keep_weights, take_all_pages
@@ -48,14 +48,6 @@ OF_MODEL = {
 }
 OWN_LOADERS = "Use one of ComfyUI's own loaders."
 BEFORE = "Put Parallelize Model before the node that does this."
-
-
-class NamedFile(NamedTuple):
-    """A model file or folder, and how its weights are read. detected: see HostSource."""
-
-    path: Path
-    wanted: WeightDtype
-    detected: str = ""
 
 
 def describe_incoming(model: Patcher) -> HostFile:
@@ -96,17 +88,19 @@ def check_same(model: Patcher, file: HostFile) -> HostFile:
     return file
 
 
-def find_file(model: Patcher) -> NamedFile:
-    """Returns the file that a MODEL names. Raises Refused if it names none that ranks can read."""
+def find_file(model: Patcher) -> tuple[Path, torch.dtype | None, bool, str]:
+    """Returns the file that a MODEL names, and how its weights are read, for `describe_host_file`. Raises Refused if it
+    names none that ranks can read."""
     if isinstance(model, RemoteModelPatcher):
         if model.stand_in is None:
             raise Refused("A node before this one has replaced the model's module.", BEFORE)
-        return file_of_ranks(model.stand_in.weights.source)
+        source = model.stand_in.weights.source
+        return Path(source.file), dtype_of(source.dtype), source.fast_fp8, source.detected
     if not model.cached_patcher_init:
         raise Refused("The node that loads it does not say from which file.", OWN_LOADERS)
     load, given, *_ = model.cached_patcher_init
     if load is load_dit:
-        return NamedFile(Path(given[0]), WeightDtype())
+        return Path(given[0]), None, False, ""
     if load not in (comfy.sd.load_diffusion_model, comfy.sd.load_checkpoint_guess_config):
         raise Refused(
             f"It is loaded by {load.__name__}, which the ranks do not know.", "Use one of ComfyUI's own loaders."
@@ -121,12 +115,7 @@ def find_file(model: Patcher) -> NamedFile:
     if unknown := options.keys() - {*DTYPES, FAST, *PLACES}:
         raise Refused(f"It was loaded with {', '.join(sorted(unknown))}, which the ranks do not know.")
     dtype = next((options[name] for name in DTYPES if name in options), None)
-    return NamedFile(Path(path), WeightDtype(dtype, bool(options.get(FAST))))
-
-
-def file_of_ranks(source: HostSource) -> NamedFile:
-    """Returns the file of a MODEL that runs in the ranks already."""
-    return NamedFile(Path(source.file), WeightDtype(dtype_of(source.dtype), source.fast_fp8), source.detected)
+    return Path(path), dtype, bool(options.get(FAST)), ""
 
 
 def changes_of(model: Patcher, file: HostFile) -> Iterator[str]:
@@ -138,7 +127,7 @@ def changes_of(model: Patcher, file: HostFile) -> Iterator[str]:
     elif remote := model.stand_in:
         if remote.weights.is_changed:
             yield WRITTEN
-        own = {name.removeprefix(f"{MODULE}.") for name in replaced}
+        own = {name.removeprefix(PREFIX) for name in replaced}
         changes = remote.guard.changes(own, remote.runs_here)
         yield from (each.name for each in changes if each.watched.kind not in (METHODS, FUNCTIONS, TORCHS))
 
@@ -149,8 +138,7 @@ def share_weights(model: Patcher, new: RemoteModelPatcher) -> None:
     remote = new.stand_in
     if isinstance(model, RemoteModelPatcher) or remote is None:  # weights in the ranks notice it themselves
         return
-    prefix = f"{MODULE}."
-    patched = {name.removeprefix(prefix): each.weight for name, each in model.backup.items()}
+    patched = {name.removeprefix(PREFIX): each.weight for name, each in model.backup.items()}
     own, stored = dict(weights_of(model.model.diffusion_model)), dict(weights_of(remote.weights.map_file()))
     if name := next(find_written({**own, **patched}, stored), ""):
         raise Refused(f"A node before this one has written over the model's weights ({name}).", BEFORE)

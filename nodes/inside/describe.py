@@ -66,7 +66,7 @@ class Inside:
         return any(facts.reads_pack or not (facts.tokens or facts.rows) for _, facts in self.asked)
 
     @property
-    def sees_whole(self) -> bool:
+    def needs_all_tokens(self) -> bool:
         """Whether something between the blocks needs all tokens."""
         return any(facts.between and not facts.tokens for _, facts in self.asked)
 
@@ -86,7 +86,7 @@ class Inside:
         if is_data and not self.encoder.has_code:
             return encoded
         codes = self.follow_code() if known is None or known.reads_pack else []
-        facts = known or Facts(owner, apart=not any(map(keeps_state, codes)))
+        facts = known or Facts(owner, is_stateless=not any(map(keeps_state, codes)))
         self.asked.append((place, facts._replace(between=between)))
         return encoded
 

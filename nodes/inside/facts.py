@@ -12,6 +12,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -27,48 +28,49 @@ PACK = "PACK"  # the folder of a node pack, in the table
 
 class Facts(NamedTuple):
     """node: that the function belongs to. tokens, rows: whether it computes the right result from a part of the tokens,
-    or of a call's rows. apart: whether ranks can run different calls at the same time; not if it keeps something from
-    call to call. by_network: whether it computes from a part of the tokens only if its network does. reads_pack:
+    or of a call's rows. is_stateless: whether it keeps nothing from call to call, so that ranks can run different calls
+    at the same time. by_network: whether it computes from a part of the tokens only if its network does. reads_pack:
     whether it may read variables of a node pack, and options that only the pack reads. between: whether it runs where
     the ranks can have all tokens, such as between the blocks."""
 
     node: str
     tokens: bool = False
     rows: bool = False
-    apart: bool = True
+    is_stateless: bool = True
     by_network: bool = False
     reads_pack: bool = False
     between: bool = False
 
 
-class Known(NamedTuple):
-    """helpers, text: of a node pack's function, see `hash_text`. holds: whether the facts hold for a pack's function or
-    object as it is set up."""
+@dataclass(frozen=True)
+class KnownFunction:
+    """A function or class whose facts somebody has measured.
 
-    facts: Facts
-    helpers: tuple[str, ...]
-    text: str
-    holds: Callable[[Any], bool]
+    node: for the user. file: without its suffix, in comfy_extras if it names no folder. name: of the function or class
+    in the file; NODE stands for the body of the node's `execute`. helpers: functions and classes of the same file that
+    a pack's function uses; text: the hash of its text and theirs. reads: whether it may read variables of its pack.
+    holds: whether the facts hold for it as it is set up."""
 
+    node: str
+    file: str
+    name: str
+    helpers: tuple[str, ...] = ()
+    tokens: bool = False
+    rows: bool = True
+    by_network: bool = False
+    text: str = ""
+    reads: bool = True
+    holds: Callable[[Any], bool] = lambda _value: True
 
-def row(
-    node: str,
-    file: str,
-    name: str,
-    *helpers: str,
-    tokens: bool = False,
-    rows: bool = True,
-    by_network: bool = False,
-    text: str = "",
-    reads: bool = True,
-    holds: Callable[[Any], bool] = lambda _value: True,
-) -> tuple[str, Known]:
-    """node: for the user. file: without its suffix, in comfy_extras if it names no folder. name: of the function or
-    class in the file; NODE stands for the body of the node's `execute`. helpers: functions and classes of the same file
-    that it uses. reads: whether a pack's function may read variables of its pack."""
-    place = file if "/" in file else f"comfy_extras/{file}"
-    facts = Facts(node, tokens or by_network, rows, by_network=by_network, reads_pack=bool(text) and reads)
-    return f"{place}.py:{name.replace('NODE', f'{node}.execute.{LOCALS}')}", Known(facts, helpers, text, holds)
+    @property
+    def place(self) -> str:
+        file = self.file if "/" in self.file else f"comfy_extras/{self.file}"
+        return f"{file}.py:{self.name.replace('NODE', f'{self.node}.execute.{LOCALS}')}"
+
+    @property
+    def facts(self) -> Facts:
+        tokens, reads_pack = self.tokens or self.by_network, bool(self.text) and self.reads
+        return Facts(self.node, tokens, self.rows, by_network=self.by_network, reads_pack=reads_pack)
 
 
 def has_no_mask(patch: Any) -> bool:
@@ -79,66 +81,67 @@ def has_no_mask(patch: Any) -> bool:
 
 KJ_MODELS, KJ_LTXV = f"{PACK}/nodes/model_optimization_nodes", f"{PACK}/nodes/ltxv_nodes"
 BOUND = f"__get__.{LOCALS}"  # where these make a function of a module
-KNOWN = dict(
-    [
-        row("SkipLayerGuidanceDiT", "nodes_slg", "NODE.skip", tokens=True),
-        row("SkipLayerGuidanceDiTSimple", "nodes_slg", "NODE.skip", tokens=True),
-        row("NAGuidance", "nodes_nag", "NODE.nag_attention_output_patch", tokens=True, rows=False),
-        row("FluxKVCache", "nodes_flux", "KV_Attn_Input"),
-        row("FluxKVCache", "nodes_flux", "NODE.model_input_patch"),
-        row("PerturbedAttentionGuidance", "nodes_pag", "NODE.perturbed_attention", tokens=True),
-        row("FreeU", "nodes_freelunch", "NODE.output_block_patch"),
-        row("FreeU_V2", "nodes_freelunch", "NODE.output_block_patch"),
-        row("PatchModelAddDownscale", "nodes_model_downscale", "NODE.input_block_patch"),
-        row("PatchModelAddDownscale", "nodes_model_downscale", "NODE.output_block_patch"),
-        row("QwenImageDiffsynthControlnet", "nodes_model_patch", "DiffSynthCnetPatch", by_network=True),
-        row("ZImageFunControlnet", "nodes_model_patch", "ZImageControlPatch", by_network=True),
-        row("WanUni3CControlnetApply", "nodes_model_patch", "WanUni3CCnetPatch", rows=False, by_network=True),
-        row("AnimaLLLiteApply", "comfy/ldm/anima/lllite", "AnimaLLLitePatch", by_network=True),
-        row("AnimaLLLiteApply", "comfy/ldm/anima/lllite", "AnimaLLLiteAttentionPatch", by_network=True),
-        row("AnimaLLLiteApply", "comfy/ldm/anima/lllite", "AnimaLLLiteMLPPatch", by_network=True),
-        row(
-            "WanInfiniteTalkToVideo", "comfy/ldm/wan/model_multitalk", "MultiTalkCrossAttnPatch", rows=False,
-            by_network=True,
-        ),
-        # With two speakers: each token is compared with the keys of the whole first frame, and with all other tokens.
-        row("WanInfiniteTalkToVideo", "comfy/ldm/wan/model_multitalk", "MultiTalkGetAttnMapPatch", rows=False),
-        row("USOStyleReference", "nodes_model_patch", "UsoStyleProjectorPatch", tokens=True),
-        row(
-            "PerturbedAttention", f"{PACK}/guidance_utils", "perturbed_attention", text="cf1ee8c8b77ff234", tokens=True,
-        ),
-        row(
-            "SmoothedEnergyGuidanceAdvanced", f"{PACK}/guidance_utils", f"seg_attention_wrapper.{LOCALS}.seg_attention",
-            "gaussian_blur_2d", text="eb3e56ae11e8c5b5",
-        ),
-        row(
-            "IPAdapter", f"{PACK}/CrossAttentionPatch", "Attn2Replace", "ipadapter_attention", text="fa015b51a2f0daa6",
-            tokens=True, rows=False, holds=has_no_mask,
-        ),
-        row(
-            "WanVideoNAG", KJ_MODELS, f"WanCrossAttentionPatch.{BOUND}.wrapped_attention", "wan_crossattn_forward_nag",
-            "wan_i2v_crossattn_forward_nag", "wan_nag_attention", "_wan_compute_attention",
-            "normalized_attention_guidance", text="ded48d16908374d7", tokens=True, rows=False,
-        ),
-        row(
-            "WanChunkFeedForward", KJ_MODELS, f"WanffnChunkPatch.{BOUND}.wrapped_forward", "wan_ffn_chunked_forward",
-            text="072b0d2a844519cc", tokens=True,
-        ),
-        row(
-            "LTXVChunkFeedForward", KJ_LTXV, f"LTXVffnChunkPatch.{BOUND}.wrapped_forward", "ffn_chunked_forward",
-            text="f7455ce52a8988e2", tokens=True,
-        ),
-        row(
-            "LTX2_NAG", KJ_LTXV, f"LTXVCrossAttentionPatch.{BOUND}.wrapped_attention", "ltxv_crossattn_forward_nag",
-            "nag_attention", "normalized_attention_guidance", text="abaa7cc9d97c0c41", tokens=True, rows=False,
-        ),
-        # It wraps the blocks of all UNets where the pack is installed.
-        row(
-            "layerdiffuse", f"{PACK}/lib_layerdiffusion/attention_sharing", "BasicTransformerBlock.forward",
-            text="0abb8be26815ece2", tokens=True, reads=False,
-        ),
-    ]
+ROWS = (
+    KnownFunction("SkipLayerGuidanceDiT", "nodes_slg", "NODE.skip", tokens=True),
+    KnownFunction("SkipLayerGuidanceDiTSimple", "nodes_slg", "NODE.skip", tokens=True),
+    KnownFunction("NAGuidance", "nodes_nag", "NODE.nag_attention_output_patch", tokens=True, rows=False),
+    KnownFunction("FluxKVCache", "nodes_flux", "KV_Attn_Input"),
+    KnownFunction("FluxKVCache", "nodes_flux", "NODE.model_input_patch"),
+    KnownFunction("PerturbedAttentionGuidance", "nodes_pag", "NODE.perturbed_attention", tokens=True),
+    KnownFunction("FreeU", "nodes_freelunch", "NODE.output_block_patch"),
+    KnownFunction("FreeU_V2", "nodes_freelunch", "NODE.output_block_patch"),
+    KnownFunction("PatchModelAddDownscale", "nodes_model_downscale", "NODE.input_block_patch"),
+    KnownFunction("PatchModelAddDownscale", "nodes_model_downscale", "NODE.output_block_patch"),
+    KnownFunction("QwenImageDiffsynthControlnet", "nodes_model_patch", "DiffSynthCnetPatch", by_network=True),
+    KnownFunction("ZImageFunControlnet", "nodes_model_patch", "ZImageControlPatch", by_network=True),
+    KnownFunction("WanUni3CControlnetApply", "nodes_model_patch", "WanUni3CCnetPatch", rows=False, by_network=True),
+    KnownFunction("AnimaLLLiteApply", "comfy/ldm/anima/lllite", "AnimaLLLitePatch", by_network=True),
+    KnownFunction("AnimaLLLiteApply", "comfy/ldm/anima/lllite", "AnimaLLLiteAttentionPatch", by_network=True),
+    KnownFunction("AnimaLLLiteApply", "comfy/ldm/anima/lllite", "AnimaLLLiteMLPPatch", by_network=True),
+    KnownFunction(
+        "WanInfiniteTalkToVideo", "comfy/ldm/wan/model_multitalk", "MultiTalkCrossAttnPatch", rows=False,
+        by_network=True,
+    ),
+    # With two speakers: each token is compared with the keys of the whole first frame, and with all other tokens.
+    KnownFunction("WanInfiniteTalkToVideo", "comfy/ldm/wan/model_multitalk", "MultiTalkGetAttnMapPatch", rows=False),
+    KnownFunction("USOStyleReference", "nodes_model_patch", "UsoStyleProjectorPatch", tokens=True),
+    KnownFunction(
+        "PerturbedAttention", f"{PACK}/guidance_utils", "perturbed_attention", text="cf1ee8c8b77ff234", tokens=True,
+    ),
+    KnownFunction(
+        "SmoothedEnergyGuidanceAdvanced", f"{PACK}/guidance_utils", f"seg_attention_wrapper.{LOCALS}.seg_attention",
+        ("gaussian_blur_2d",), text="eb3e56ae11e8c5b5",
+    ),
+    KnownFunction(
+        "IPAdapter", f"{PACK}/CrossAttentionPatch", "Attn2Replace", ("ipadapter_attention",), text="fa015b51a2f0daa6",
+        tokens=True, rows=False, holds=has_no_mask,
+    ),
+    KnownFunction(
+        "WanVideoNAG", KJ_MODELS, f"WanCrossAttentionPatch.{BOUND}.wrapped_attention", (
+            "wan_crossattn_forward_nag", "wan_i2v_crossattn_forward_nag", "wan_nag_attention",
+            "_wan_compute_attention", "normalized_attention_guidance",
+        ), text="ded48d16908374d7", tokens=True, rows=False,
+    ),
+    KnownFunction(
+        "WanChunkFeedForward", KJ_MODELS, f"WanffnChunkPatch.{BOUND}.wrapped_forward", ("wan_ffn_chunked_forward",),
+        text="072b0d2a844519cc", tokens=True,
+    ),
+    KnownFunction(
+        "LTXVChunkFeedForward", KJ_LTXV, f"LTXVffnChunkPatch.{BOUND}.wrapped_forward", ("ffn_chunked_forward",),
+        text="f7455ce52a8988e2", tokens=True,
+    ),
+    KnownFunction(
+        "LTX2_NAG", KJ_LTXV, f"LTXVCrossAttentionPatch.{BOUND}.wrapped_attention", (
+            "ltxv_crossattn_forward_nag", "nag_attention", "normalized_attention_guidance",
+        ), text="abaa7cc9d97c0c41", tokens=True, rows=False,
+    ),
+    # It wraps the blocks of all UNets where the pack is installed.
+    KnownFunction(
+        "layerdiffuse", f"{PACK}/lib_layerdiffusion/attention_sharing", "BasicTransformerBlock.forward",
+        text="0abb8be26815ece2", tokens=True, reads=False,
+    ),
 )  # fmt: skip
+KNOWN = {each.place: each for each in ROWS}
 SHARES = "paralleldit_shares_tokens"  # attribute of a network
 
 

@@ -185,7 +185,7 @@ def matters(watched: Watched, name: str) -> bool:
         return is_more or was_there and not equal(value, watched.before[name])
     if watched.kind == METHODS and name in OF_NEW_OBJECTS:
         return False
-    if watched.kind in (FUNCTIONS, TORCHS) and not was_there:  # ComfyUI's code reads no name that it has not
+    if watched.kind in (FUNCTIONS, TORCHS) and not was_there:  # nobody in ComfyUI reads a new name
         return False
     if watched.kind in (METHODS, FUNCTIONS, TORCHS):
         return is_code(value) or is_code(watched.before.get(name)) or is_setting(watched, name)

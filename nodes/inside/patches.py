@@ -15,6 +15,7 @@ from ...parallel_backend.costs.auto import Work
 from ...parallel_backend.costs.forward import ForwardCost
 from ...parallel_backend.plan import ParallelPlan
 from ...worker.comfyui.patched_options import (
+    ALL_TOKENS,
     CHANGES,
     FACTS,
     FUNCTIONS,
@@ -23,7 +24,6 @@ from ...worker.comfyui.patched_options import (
     OVERRIDE,
     PATCHES,
     REPLACED,
-    SEES_WHOLE,
     runs_no_function,
 )
 from ...worker.wire.tensors import UnsendableError
@@ -75,7 +75,7 @@ def describe_call(
             reasons.append(f"what a node keeps on its parts ({error})")
     inside.keep_rank_tokens()
     encoded |= {CHANGES: described} if described else {}
-    encoded |= {SEES_WHOLE: True} if inside.sees_whole else {}
+    encoded |= {ALL_TOKENS: True} if inside.needs_all_tokens else {}
     encoded |= {FACTS: [(place, tuple(facts)) for place, facts in inside.asked]} if inside.asked else {}
     return encoded, [*reasons[:SHOWN], *more]
 
@@ -141,7 +141,7 @@ def list_facts(options: Options) -> Iterator[tuple[str, Facts]]:
 def reasons_of_plan(options: Options, plan: ParallelPlan, work: Work) -> list[str]:
     """Returns the functions that would see only a part of what they need, by name. work: see `limit_work`."""
     # Whether each rank runs calls with all their rows. Shares by speed cut them.
-    are_whole = not work.whole_calls % plan.ways(BATCH_AXES) and not plan.speeds
+    are_whole = not work.parallel_calls % plan.ways(BATCH_AXES) and not plan.speeds
     found = (reason for place, facts in list_facts(options) for reason in unshared(place, facts, plan, are_whole))
     return list(dict.fromkeys(found))
 
@@ -168,15 +168,15 @@ def limit_work(work: Work, asked: Sequence[Options]) -> Work:
     if work.forward:
         gathers = max((count_gathers(each, work.forward) for each in asked), default=0)
         work = replace(work, forward=replace(work.forward, gathers=gathers))
-    if rows or len(asked) == 1 or not all(each.apart for each in facts):
+    if rows or len(asked) == 1 or not all(each.is_stateless for each in facts):
         return replace(work, tokens=tokens, rows=rows)
-    return replace(work, tokens=tokens, rows=rows, whole_calls=len(asked))
+    return replace(work, tokens=tokens, rows=rows, parallel_calls=len(asked))
 
 
 def count_gathers(options: Options, forward: ForwardCost) -> int:
     """Returns how often a forward gathers all tokens for functions: after each block, or in each block of a UNet once
     for each place."""
-    if SEES_WHOLE not in options:
+    if ALL_TOKENS not in options:
         return 0
     functions = options.get(FUNCTIONS, {})
     places = sum(len(functions.get(part, ())) for part in (PATCHES, REPLACED)) if forward.bands else 1

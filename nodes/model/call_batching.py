@@ -49,7 +49,7 @@ def send_call(
     if remote:
         remote.check_options(options)
     try:
-        with remote.entries.send(remote.send) if remote else nullcontext():
+        with remote.replaced_methods.send(remote.send) if remote else nullcontext():
             return executor(x, t, c_concat, c_crossattn, control, options, **kwargs)
     except CallRecorded:
         return torch.zeros_like(x)
@@ -87,7 +87,7 @@ def is_repeatable(
     patcher = model.current_patcher
     if any(list_wrappers(wrappers, AROUND_CALLS)) or any(options.get(name) for name in REPLACEMENTS):
         return False
-    if (remote := remote_module(model)) and remote.entries.run_here():
+    if (remote := remote_module(model)) and remote.replaced_methods.run_here():
         return False
     if any(patcher.get_all_callbacks(kind) for kind in CALLBACKS):
         return False

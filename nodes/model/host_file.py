@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import comfy.cli_args
 import comfy.model_base
@@ -22,6 +22,7 @@ from ...parallel_backend.weights.loading import DTYPES
 from ...parallel_backend.weights.sizes import WeightSizes, sizes_of_model
 from ...worker.comfyui.model import (
     META,
+    Weights,
     build,
     cast_weights,
     choose_dtypes,
@@ -53,21 +54,14 @@ KEPT_COUNTS = 64  # files whose forwards stay counted
 MEMORY_SIZES = ("reserve_vram", "async_offload")
 
 
-class WeightDtype(NamedTuple):
-    """The dtype that a file's weights are cast to; None is ComfyUI's own choice. fast: see `HostSource.fast_fp8`."""
-
-    dtype: torch.dtype | None = None
-    fast: bool = False
-
-
-OWN_CHOICE = WeightDtype()
-# The names are those of the stock Load Diffusion Model node, as far as it has them.
-WEIGHT_DTYPES = {
-    "default": OWN_CHOICE,
-    "fp8_e4m3fn": WeightDtype(torch.float8_e4m3fn),
-    "fp8_e4m3fn_fast": WeightDtype(torch.float8_e4m3fn, fast=True),
-    "fp8_e5m2": WeightDtype(torch.float8_e5m2),
-    **{name: WeightDtype(dtype) for name, dtype in DTYPES.items()},
+# By the names of the stock Load Diffusion Model node, as far as it has them: the dtype that weights are cast to, and
+# whether fp8 weights are multiplied as they are. Without a dtype, ComfyUI chooses.
+WEIGHT_DTYPES: dict[str, tuple[torch.dtype | None, bool]] = {
+    "default": (None, False),
+    "fp8_e4m3fn": (torch.float8_e4m3fn, False),
+    "fp8_e4m3fn_fast": (torch.float8_e4m3fn, True),
+    "fp8_e5m2": (torch.float8_e5m2, False),
+    **{name: (dtype, False) for name, dtype in DTYPES.items()},
 }
 
 
@@ -77,22 +71,15 @@ class NoDenoiser(ModelFileError):
 
 @dataclass(frozen=True)
 class HostFile:
-    """path: of the file, or of the folder of a class-conditional DiT.
+    """found: the source that the ranks load, but for ComfyUI's arguments.
     model: ComfyUI's model, with its diffusion model on the meta device.
-    dtype, cast: see `choose_dtypes`.
-    sizes: of its weights as loaded.
-    fast_fp8: see HostSource.
-    mark: differs if the file is overwritten, see `mark_files`.
-    detected: see HostSource."""
+    compute: the dtype that it computes in.
+    sizes: of its weights as loaded."""
 
-    path: Path
+    found: HostSource
     model: comfy.model_base.BaseModel
-    dtype: torch.dtype | None
-    cast: torch.dtype | None
+    compute: torch.dtype
     sizes: WeightSizes
-    fast_fp8: bool
-    mark: str
-    detected: str = ""
 
     @property
     def module(self) -> torch.nn.Module:
@@ -106,34 +93,17 @@ class HostFile:
             alive = model()
             return type(alive).memory_required(alive, latents) if alive else 0.0
 
-        dtype, made_of = self.cast or self.dtype or torch.bfloat16, (self.path, self.mark, self.dtype, self.fast_fp8)
-        return ModelCosts(self.module, self.sizes, dtype, estimate, counted_forwards(dtype, *made_of))
-
-    @property
-    def model_class(self) -> str:
-        return type(self.module).__name__
+        return ModelCosts(self.module, self.sizes, self.compute, estimate, counted_forwards(self.found))
 
     def source(self, plan: ParallelPlan, on_cpu: bool) -> HostSource:
         """Returns the source that the ranks load, with ComfyUI's arguments that change the result or where weights are
         kept. Tokens can be shared if torch computes attention. One rank alone attends as ComfyUI does."""
         shares = plan.world_size * plan.patch_count > 1
-        return HostSource(
-            comfyui=COMFYUI,
-            arguments=list_rank_arguments(shares, on_cpu),
-            file=str(self.path),
-            model_class=self.model_class,
-            dtype=dtype_name(self.dtype),
-            cast=dtype_name(self.cast),
-            fast_fp8=self.fast_fp8,
-            keeps_small=has_dynamic_vram(),
-            packs=tuple(folder_paths.get_folder_paths("custom_nodes")),
-            mark=self.mark,
-            detected=self.detected,
-        )
+        return replace(self.found, arguments=list_rank_arguments(shares, on_cpu))
 
 
 @functools.lru_cache(KEPT_COUNTS)
-def counted_forwards(*_made_of: Any) -> dict[Any, Any]:
+def counted_forwards(_found: HostSource) -> dict[Any, Any]:
     """Returns what was counted of a file's forwards, which is the same each time it is loaded."""
     return {}
 
@@ -161,10 +131,13 @@ def format_flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE, detected: str = "") -> HostFile:
-    """Returns the model that ComfyUI detects in a file, or that of a class-conditional DiT's folder. detected: see
-    HostSource. Raises NoDenoiser for one that cannot be sampled from, and ModelFileError if the file is broken, if
-    ComfyUI finds no model in it, or if its weights do not fit the detected model."""
+def describe_host_file(
+    path: Path, dtype: torch.dtype | None = None, fast_fp8: bool = False, detected: str = ""
+) -> HostFile:
+    """Returns the model that ComfyUI detects in a file, or that of a class-conditional DiT's folder. dtype: of its
+    weights; None for ComfyUI's choice. fast_fp8, detected: see HostSource. Raises NoDenoiser for one that cannot be
+    sampled from, and ModelFileError if the file is broken, if ComfyUI finds no model in it, or if its weights do not
+    fit the detected model."""
     mark = mark_files(weight_files(path))
     try:
         config, weights, others = detect(path, detected)
@@ -181,34 +154,53 @@ def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE, detected: s
             f"{path.name} holds a detector ({type(config).__name__}), which has no steps that ranks could share. It "
             "runs as stock, on ComfyUI's own device."
         )
-    chosen, cast = choose_dtypes(config, weights, wanted.dtype)
+    chosen, cast = choose_dtypes(config, weights, dtype)
     try:
-        model = build(config, weights, others, chosen, cast, META, wanted.fast)
+        model = build(config, weights, others, chosen, cast, META, fast_fp8)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         if path.is_dir():
             raise wrong_config_error(path, error) from error
         raise
+    fill_module(model, weights, path.name, cast or chosen)
+    found = HostSource(
+        comfyui=COMFYUI,
+        arguments=(),
+        file=str(path),
+        model_class=type(model.diffusion_model).__name__,
+        dtype=dtype_name(chosen),
+        cast=dtype_name(cast),
+        fast_fp8=fast_fp8,
+        keeps_small=has_dynamic_vram(),
+        packs=tuple(folder_paths.get_folder_paths("custom_nodes")),
+        mark=mark,
+        detected=detected,
+    )
+    return HostFile(found, model, cast or chosen or torch.bfloat16, sizes_of_model(model.diffusion_model))
+
+
+def fill_module(model: comfy.model_base.BaseModel, weights: Weights, file: str, dtype: torch.dtype | None) -> None:
+    """Gives a model the weights of a file, without numbers. dtype: that it computes in; None for each weight's own.
+    Raises ModelFileError if they do not fit the model."""
     # Nodes read some of the model's own buffers, such as SeedVR2's texts.
     read = {name for name, _ in model.diffusion_model.named_buffers(recurse=False)}
     # Nodes change a quantised layer by its weight, which the layer has only after it was loaded.
     try:
-        seen = {name: strip_tensor(name, one, name in read, cast or chosen) for name, one in weights.items()}
+        seen = {name: strip_tensor(name, one, name in read, dtype) for name, one in weights.items()}
         missing, dtypes = load_weights(model, seen, has_dynamic_vram())
         cast_weights(model.diffusion_model, dtypes)
     except RuntimeError as error:
         first, *more = str(error).split("\n\t")[1:] or [str(error)]  # one line per weight
         raise ModelFileError(
-            f"ComfyUI detects {path.name} as its {type(model.diffusion_model).__name__}, but the weights do not fit: "
+            f"ComfyUI detects {file} as its {type(model.diffusion_model).__name__}, but the weights do not fit: "
             f"{first}{f' And {len(more)} more.' if more else ''}",
             "Download it again.",
         ) from error
     if missing:
         raise ModelFileError(
-            f"{path.name} lacks {len(missing)} weights of ComfyUI's {type(model.diffusion_model).__name__}. The first "
+            f"{file} lacks {len(missing)} weights of ComfyUI's {type(model.diffusion_model).__name__}. The first "
             f"is {missing[0]}. The file is incomplete or of another model.",
             "Download it again.",
         )
-    return HostFile(path, model, chosen, cast, sizes_of_model(model.diffusion_model), wanted.fast, mark, detected)
 
 
 def wrong_config_error(folder: Path, error: Exception) -> ModelFileError:

@@ -3,30 +3,26 @@ run in the ranks."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import comfy.lora
+import comfy.model_patcher
 import torch
 from comfy.quant_ops import QuantizedTensor
 
-from ...parallel_backend.compat import buffers_of, parameters_of, without_function_modes, writes_to_arguments
-from ...parallel_backend.models.parallel_mlp import SPLITS, split_plain_rows
+from ...parallel_backend.compat import buffers_of, parameters_of
 from ...parallel_backend.weights.tensors import are_equal, list_plain_tensors
+from ...worker.comfyui.merges import PREFIX
 from ...worker.comfyui.model import cast_weights, map_model
-from ...worker.comfyui.quantised_rows import QUANTISED
+from ...worker.comfyui.patches import patch_weight
 from ...worker.comfyui.source import HostSource
 from ...worker.compat import version_of
 from ...worker.errors import ModelFileError
-from ..costs.forward import COUNTING
-from ..errors import Refused
+from .deferred_weight import CPU, DeferredParameter, QuantisedParameter, Weight
+from .weight_changes import Patches, as_difference, is_model_as_lora
 
 WRITTEN = "weights that a node has written over"
-TENSOR: Any = torch.Tensor
-DATA = TENSOR.data  # a property that reads and writes weights without torch's checks
-# What the stock loader's weights say of themselves while ComfyUI has not loaded them onto a device.
-CPU = torch.device("cpu")
-AT_REST = {TENSOR.device.__get__: CPU, TENSOR.is_cpu.__get__: True, TENSOR.is_meta.__get__: False}
 
 
 class Own(NamedTuple):
@@ -41,9 +37,14 @@ class Own(NamedTuple):
 
 class LocalWeights:
     """Fills a module on the meta device with the weights of its file, as the stock loader would, and empties it again.
+    While the ranks have them, the module shows them with a patcher's changes, as ComfyUI's patcher would.
 
     No weight is in this process until somebody needs it. Then the pages of the file, `source`, are mapped.
+    on_show: called with the module's weights that are others now, by name.
+    patched: the names of the weights that ComfyUI patches when it loads a model. Hooks change others, too.
     """
+
+    on_show: Callable[[Mapping[str, Any]], None]
 
     def __init__(self, module: torch.nn.Module, source: HostSource) -> None:
         self.source = source
@@ -56,6 +57,12 @@ class LocalWeights:
         self.own = dict(self.list_own())
         self.filled: set[str] = set()  # names of those that the module has now
         self.shown: dict[str, DeferredParameter] = {}  # by name, those that it has with a patcher's changes
+        self.patched = {
+            f"{PREFIX}{join_path(path, name)}"
+            for path, part in self.parts.items()
+            for name, _ in part.named_parameters(recurse=False)
+            if not any(list(child.parameters()) for child in part.children())
+        }
 
     def defer_weights(self) -> None:
         """Makes the module's weights, and its buffers without numbers, DeferredParameters. Quantised layers keep
@@ -86,10 +93,10 @@ class LocalWeights:
                         version = version_of(weight) if type(weight) is torch.Tensor else 0
                         yield join_path(path, key), Own(slots, key, weight, version)
 
-    def without_numbers(self, name: str, like: torch.Tensor) -> DeferredParameter:
-        """like: has its shape and dtype."""
+    def without_numbers(self, name: str, like: torch.Tensor, changes: Sequence[tuple] = ()) -> DeferredParameter:
+        """like: has its shape and dtype. changes: see `Weight`."""
         deferred = DeferredParameter(like, requires_grad=False)
-        deferred.weight = Weight(self, name)
+        deferred.weight = Weight(self, name, changes)
         return deferred
 
     def defer(self, name: str, present: Any) -> Any:
@@ -122,9 +129,9 @@ class LocalWeights:
             self.mapped = model.diffusion_model
         return self.mapped
 
-    def read(self, name: str) -> torch.Tensor:
+    def read(self, name: str, changes: Sequence[tuple] = ()) -> torch.Tensor:
         """Returns a weight with its numbers, in the dtype of the stock loader. Torch counts what is written into it.
-        Raises ModelFileError."""
+        changes: that ComfyUI's patcher makes of it. Raises ModelFileError."""
         mapped = self.map_file()
         if dtype := self.dtypes.pop(name, None):
             cast_weights(mapped, {name: dtype})
@@ -132,11 +139,19 @@ class LocalWeights:
         if weight.is_inference() and type(weight.data) is torch.Tensor:
             path, _, own = name.rpartition(".")
             setattr(mapped.get_submodule(path), own, count_writes(weight))
-        return find_weight(mapped, name)
+        weight = find_weight(mapped, name)
+        if not changes:
+            return weight
+        model, key = torch.nn.Module(), PREFIX + name
+        model.diffusion_model = mapped
+        patcher = comfy.model_patcher.ModelPatcher(model, CPU, CPU)
+        patcher.patches = {key: [*changes]}
+        return patch_weight(patcher, key, weight, CPU)
 
     def bring(self) -> None:
         """Fills the module. Keeps weights that a node has put into it, and buffers that it has written into. Raises
         ModelFileError."""
+        self.show({})
         mapped = self.map_file()
         cast_weights(mapped, self.dtypes)
         self.dtypes = {}
@@ -182,6 +197,65 @@ class LocalWeights:
         )
         return self.are_written
 
+    def keep_patched(self, patches: Patches) -> Patches:
+        """Returns the changes of those weights that ComfyUI patches when it loads a model."""
+        return {name: changes for name, changes in patches.items() if name in self.patched}
+
+    def name_originals(self, patches: Patches, originals: Mapping[str, list]) -> dict[str, list]:
+        """Returns the changes of hooks, in which a model as LoRA is a merge's change that names this model's weight.
+        Leaves out what only hooks change, such as a table of positions, if the other model has the same numbers.
+        originals: the model's own list for merges."""
+        found = {}
+        for name, changes in patches.items():
+            if name in self.patched:
+                found[name] = [as_difference(each, originals[name][0]) for each in changes]
+            elif not (name in originals and all(self.is_same(name, each) for each in changes)):
+                found[name] = changes
+        return found
+
+    def is_same(self, name: str, change: tuple) -> bool:
+        if not is_model_as_lora(change) or not name.startswith(PREFIX):
+            return False
+        _, (other,) = change[1]
+        return are_same(other.cpu(), self.read(name.removeprefix(PREFIX)).cpu(), None)
+
+    def show(self, patches: Patches) -> None:
+        """Puts the weights with these changes into the module, and no others. Leaves those that a node has replaced. Of
+        quantised weights, it shows those whose shape changes."""
+        shown = {}
+        for key, changes in patches.items():
+            name = key.removeprefix(PREFIX)
+            empty = self.empty_of(name)
+            shape = comfy.lora.calculate_shape(changes, empty, key) if isinstance(empty, torch.nn.Parameter) else None
+            if shape and (isinstance(empty, DeferredParameter) or shape != empty.shape):
+                shown[name] = self.without_numbers(name, torch.empty(shape, dtype=empty.dtype, device="meta"), changes)
+        own = {name: shown.get(name, self.empty_of(name)) for name in {**self.shown, **shown}}
+        for name, weight in own.items():
+            before = self.put(name, weight)
+            if before is not self.own_weight(name):
+                self.put(name, before)
+        self.shown = shown
+        if own:
+            self.on_show(own)
+
+    def put(self, name: str, weight: Any) -> Any:
+        """Puts a weight into the module, and returns what was there."""
+        path, _, own = name.rpartition(".")
+        slots = parameters_of(self.parts[path])
+        before, slots[own] = slots[own], weight
+        return before
+
+    def take_replaced(self) -> dict[str, Any]:
+        """Puts the weights with changes back where nodes have replaced them. Returns the nodes' weights, and those that
+        nodes have written over."""
+        before = {name: (self.put(name, weight), weight) for name, weight in self.shown.items()}
+        return {name: weight for name, (weight, own) in before.items() if weight is not own or own.weight.is_written}
+
+    def put_replaced(self, weights: Mapping[str, Any]) -> None:
+        for name, weight in weights.items():
+            self.put(name, weight)
+        self.put_numbers()
+
     def drop(self) -> None:
         """Empties the module."""
         for name in self.filled:
@@ -219,120 +293,3 @@ def find_weight(module: torch.nn.Module, name: str) -> Any:
     """Returns a parameter, buffer or other attribute of a module by name. None if there is none."""
     path, _, own = name.rpartition(".")
     return getattr(module.get_submodule(path), own, None)
-
-
-class Weight:
-    """A weight of a module, by its name. numbers: once somebody has read them. version: how often they were written to
-    by then."""
-
-    numbers: torch.Tensor | None = None
-    version = 0
-
-    def __init__(self, weights: LocalWeights, name: str) -> None:
-        self.weights, self.name = weights, name
-
-    def read(self) -> torch.Tensor:
-        """Raises ModelFileError."""
-        if self.numbers is None:
-            self.numbers = self.find_numbers()
-            self.version = version_of(self.numbers)
-            self.weights.given.append(self)
-        return self.numbers
-
-    def find_numbers(self) -> torch.Tensor:
-        return self.weights.read(self.name)
-
-    @property
-    def is_written(self) -> bool:
-        return self.numbers is not None and version_of(self.numbers) != self.version
-
-
-class DeferredParameter(torch.nn.Parameter):
-    """A weight whose numbers are in the ranks. It is on the meta device, so it has a shape and a dtype.
-
-    Whatever else torch does with it, torch does with the file's numbers, writes included.
-    """
-
-    weight: Weight
-
-    def read(self) -> torch.Tensor:
-        return self.weight.read()
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Writes the numbers, for nodes that save weights by torch."""
-        return self.read().__reduce_ex__(protocol)
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        return copy.deepcopy(self.read(), memo)
-
-    def detach(self) -> torch.Tensor:
-        """Returns an alias of the same weight."""
-        with without_function_modes():
-            found = super().detach().as_subclass(DeferredParameter)
-        found.weight = self.weight
-        return found
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if COUNTING.get():
-            return super().__torch_function__(func, types, args, kwargs)
-        if func in AT_REST:
-            return AT_REST[func]
-        first = args[0] if args and isinstance(args[0], cls) else None
-        if first is not None and func == DATA.__get__:
-            return first.detach()
-        if first is not None and func == DATA.__set__:
-            return first.set_data(with_numbers(args[1], None))
-        name = getattr(func, "__name__", "")
-        if first is not None and name in ("__get__", "__set__"):
-            found = super().__torch_function__(func, types, args, kwargs)
-            if not isinstance(found, torch.Tensor):  # such as its shape
-                return found
-        others = [each for each in tensors_in((args, kwargs)) if not isinstance(each, cls)]
-        is_write = name.endswith("_") and not name.endswith("__") or name.startswith(("__i", "__set"))
-        device = others[0].device if others and not is_write else None
-        found = func(*with_numbers(args, device), **with_numbers(kwargs, device))
-        return first if first is not None and found is first.read() else found
-
-    def set_data(self, value: torch.Tensor) -> None:
-        present = self.read()
-        if value.dtype != present.dtype or not value.cpu().equal(present):  # else it is a move to another device
-            present.data, self.weight.version = value, -1
-
-
-class QuantisedParameter(QuantizedTensor):
-    """A quantised weight whose numbers are in the ranks. It refuses to be written over."""
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if writes_to_arguments(func) and isinstance(args[0], cls):
-            raise Refused(
-                "The parallel model cannot take a node that writes into a quantised weight: its weights are in worker "
-                "processes.",
-                "Remove that node, or bypass Parallelize Model.",
-            )
-        return super().__torch_dispatch__(func, types, args, kwargs)
-
-
-SPLITS.update({DeferredParameter: split_plain_rows, QuantisedParameter: QUANTISED[QuantizedTensor]})
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Returns the tensors in a call's arguments."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple, dict)):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from tensors_in(each)
-
-
-def with_numbers(value: Any, device: torch.device | None) -> Any:
-    """Replaces the deferred tensors in a call's arguments. device: where their numbers are needed."""
-    if isinstance(value, DeferredParameter):
-        return value.read().to(device)
-    if isinstance(value, dict):
-        return {name: with_numbers(each, device) for name, each in value.items()}
-    if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
-        return type(value)(with_numbers(each, device) for each in value)
-    return value

@@ -18,11 +18,9 @@ PREDICTIONS = {ModelType.EPS: "epsilon", ModelType.V_PREDICTION: "v_prediction"}
 
 
 class Schedule(NamedTuple):
-    """config: of a DiT's scheduler; empty without one. default, linear_sigmas: of the model, see
-    the engine's `build_scheduler` and `Stepper.prepare`."""
+    """config, linear_sigmas: see the engine's `build_scheduler` and `Stepper.prepare`."""
 
     config: dict[str, Any]
-    default: dict[str, Any]
     linear_sigmas: bool
 
 
@@ -37,7 +35,7 @@ def choose_schedule(patcher: Any) -> tuple[Schedule, float]:
     is_flow = isinstance(sampling, comfy.model_sampling.CONST) and kind in (ModelType.FLOW, ModelType.FLUX)
     scale = float(patcher.get_model_object("model_sampling").timestep(torch.ones(()))) / TIMESTEPS if is_flow else 1.0
     if is_own and isinstance(model, ClassConditionalDiT) and model.model_config.scheduler:
-        return Schedule(model.model_config.scheduler, {}, linear_sigmas=True), scale
+        return Schedule(model.model_config.scheduler, linear_sigmas=True), scale
     if is_flow:
         if isinstance(sampling, comfy.model_sampling.ModelSamplingFlux):
             return flow_euler(math.exp(sampling.shift)), scale
@@ -54,7 +52,7 @@ def choose_schedule(patcher: Any) -> tuple[Schedule, float]:
                 "prediction_type": PREDICTIONS[kind],
                 "rescale_betas_zero_snr": bool(settings.get("zsnr", False)),
             }
-            return Schedule({}, config, linear_sigmas=False), scale
+            return Schedule(config, linear_sigmas=False), scale
     raise Refused(
         f"ComfyUI samples this model with {type(sampling).__bases__[0].__name__}, but the Parallel Sampler has no "
         "scheduler for that.",
@@ -63,4 +61,4 @@ def choose_schedule(patcher: Any) -> tuple[Schedule, float]:
 
 
 def flow_euler(shift: float) -> Schedule:
-    return Schedule({}, {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": shift}, linear_sigmas=True)
+    return Schedule({"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": shift}, linear_sigmas=True)

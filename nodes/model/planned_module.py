@@ -14,14 +14,14 @@ from ...parallel_backend.costs.memory import rank_bytes, stale_bytes
 from ...parallel_backend.groups.mesh_layout import largest_rows
 from ...parallel_backend.models.checks import count_tokens
 from ...parallel_backend.models.spec import spec_of
-from ...parallel_backend.plan import HOST, OFF, ParallelPlan
+from ...parallel_backend.plan import HOST, ParallelPlan
 from ...worker.comfyui.patched_options import CHANGES, KERNEL, OPTIONS
 from ...worker.errors import Explanation
 from ...worker.host.client import WorkerGroup
-from ...worker.host.runs import LEARNT, RunPlan, pick_usual_step
+from ...worker.host.runs import RunPlan
 from ...worker.wire.protocol import Header
 from ..costs.machine import measure
-from ..costs.plans import ONE_DEVICE, ModelCosts, can_predict
+from ..costs.plans import ONE_DEVICE, ModelCosts
 from ..costs.structure import copy_structure
 from ..inside.patches import join, limit_work, reasons_of_plan
 from ..plan_words import Remark, ResolvedPlan, format_seconds, join_remarks
@@ -126,7 +126,7 @@ class PlannedModule:
         if work.forward and self.plan.world_size > 1:
             alone, has_run = self.costs.predict(work, ONE_DEVICE), self.costs.has_run(work, ONE_DEVICE)
             self.group.runs.note(alone=alone.seconds, is_alone_run=has_run, is_measured=self.costs.is_measured)
-        if can_predict(work, self.plan):
+        if work.forward:
             predicted = self.costs.predict(work, self.plan)
             self.group.runs.predicted(predicted.seconds, self.costs.is_measured)
 
@@ -148,22 +148,17 @@ class PlannedModule:
         why = down.brief if down else f"The worker processes cannot run {why}. Without it, they can."
         said = f"{self.name} runs as stock, on ComfyUI's own device alone. {why}"
         work, plan = self.last_work, self.replaced or self.plan
-        if work is None or plan.world_size == 1 or not can_predict(work, plan):
+        if work is None or plan.world_size == 1 or not work.forward:
             return said
         alone, shared = (format_seconds(self.costs.predict(work, each).seconds) for each in (ONE_DEVICE, plan))
         return f"{said} A step takes about {alone} on one device and {shared} under {plan}."
 
-    def note_usual_step(self) -> None:
-        """Notes in the run what one of its steps usually takes."""
-        run = self.group.runs.current
-        if run and run.predicted and (not run.usual or len(run.of_plan) <= LEARNT):
-            self.group.runs.note(usual=pick_usual_step(run.of_plan[:LEARNT], self.plan.whole_steps))
-
     def learn_step(self) -> None:
         """Keeps what a usual step of the run took. Called after its last step of this work: it takes milliseconds."""
         run, work = self.group.runs.current, self.last_work
-        if work and run and run.usual and can_predict(work, self.plan):
-            self.costs.learn(work, self.plan, run.usual)
+        usual = run and run.predicted and run.usual
+        if work and usual and work.forward:
+            self.costs.learn(work, self.plan, usual)
 
     def choose_kernel(self, options: Mapping[str, Any]) -> None:
         """Makes the ranks use the attention kernel that a node chose. If they cannot, says so on the node. options: of
@@ -180,9 +175,8 @@ class PlannedModule:
             )
 
     def explain_whole_step(self, why: str) -> None:
-        """Says on the node why PipeFusion ran a step whole, or why attention was dense in it."""
-        dense = f"Attention is dense in some steps: {why}."
-        self.sampling.say_once(f"PipeFusion runs some steps whole: {why}." if self.plan.sparse == OFF else dense)
+        """Says on the node why PipeFusion ran a step whole."""
+        self.sampling.say_once(f"PipeFusion runs some steps whole: {why}.")
 
     def shares_calls(self) -> bool:
         """Whether the ranks run the calls of one request at the same time, or in one pipeline. An automatic plan that
@@ -280,4 +274,4 @@ def leaves_patches(plan: ParallelPlan) -> bool:
 
 def describe_plan(plan: ParallelPlan) -> RunPlan:
     """Returns the plan in the form in which runs report it."""
-    return RunPlan(str(plan), plan.to_json(), plan.world_size)
+    return RunPlan(str(plan), plan.to_json(), plan.world_size, plan.whole_steps)

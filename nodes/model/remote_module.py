@@ -22,6 +22,7 @@ from ...parallel_backend.models import spec_of
 from ...parallel_backend.plan import ParallelPlan
 from ...worker.comfyui.controls import CONTROL
 from ...worker.comfyui.entry import leaves_by
+from ...worker.comfyui.merges import PREFIX
 from ...worker.comfyui.model import dtype_name
 from ...worker.comfyui.patched_options import COMPILED, FACTS, GRAPH, OPTIONS, RUN
 from ...worker.comfyui.patches import pack_patches
@@ -41,15 +42,16 @@ from ..costs.plans import ModelCosts
 from ..errors import Refused
 from ..inside.controls import add_control_facts, encode_control, residuals_of
 from ..inside.describe import Inside, describe_changes
-from ..inside.entries import Entries
 from ..inside.module_guard import ModuleGuard, configs_of
 from ..inside.patches import SHOWN, describe_call, encode_options, join, list_written
 from ..inside.places import BlockPlaces
+from ..inside.replaced_methods import ReplacedMethods
 from ..plan_words import Remark, ResolvedPlan, remarks_to_json
-from .local_weights import WRITTEN, DeferredParameter
+from .deferred_weight import DeferredParameter
+from .local_weights import WRITTEN, LocalWeights
 from .planned_module import PlannedModule
 from .sampling import Sampling, check_interrupt, show_on_node
-from .weight_changes import PatchedWeights, Patches, name_files
+from .weight_changes import Patches, name_files
 
 Patcher = Any  # a RemoteModelPatcher, whose module imports this one
 BRANCHES = "cond_or_uncond"  # an option: for each part of the batch, 0 for cond and 1 for uncond
@@ -79,13 +81,13 @@ class RemoteModule(PlannedModule):
         self.batcher = CallBatcher(self.call, lambda: not self.runs_here and self.shares_calls())
         spec = spec_of(type(module))
         self.computed = spec.quirks.computed if spec else {}
-        self.weights = PatchedWeights(module, source)
+        self.weights = LocalWeights(module, source)
         self.stand_ins = self.methods()  # attributes of the module while the ranks run it
         vars(module).update(self.stand_ins)
         vars(module)[ATTRIBUTE] = self
         self.guard = ModuleGuard(module, [ATTRIBUTE, *self.stand_ins], self.weights.take_back_copies)
         self.weights.on_show = self.guard.expect
-        self.entries = Entries(module, self.stand_ins, lambda: self.runs_here)
+        self.replaced_methods = ReplacedMethods(module, self.stand_ins, lambda: self.runs_here)
         self.own_source = self.source
         self.patched: tuple[str | None, Patches] = (None, {})  # the running patcher's key and patches
         self.object_patches: Mapping[str, Any] = {}  # nodes' changes of the module, by path
@@ -107,7 +109,7 @@ class RemoteModule(PlannedModule):
         """Replaces the `forward` of a class without `_forward`. Runs the nodes' wrappers if the class runs them."""
         if not runs_wrappers(type(self.module)):
             return self.send(*args, **kwargs)
-        options = self.entries.name_arguments(args, kwargs).get(OPTIONS) or {}
+        options = self.replaced_methods.name_arguments(args, kwargs).get(OPTIONS) or {}
         wrappers = get_all_wrappers(WrappersMP.DIFFUSION_MODEL, options)
         return WrapperExecutor.new_class_executor(self.send, self.module, wrappers).execute(*args, **kwargs)
 
@@ -119,7 +121,7 @@ class RemoteModule(PlannedModule):
             return self.run_here((), args, kwargs)
         values: dict[str, Any] = {
             name: value.read() if isinstance(value, DeferredParameter) else value
-            for name, value in self.entries.name_arguments(args, kwargs).items()
+            for name, value in self.replaced_methods.name_arguments(args, kwargs).items()
         }
         branches = (values.get(OPTIONS) or {}).get(BRANCHES) or [0]
         values[OPTIONS], reasons = self.describe(values.get(OPTIONS) or {})
@@ -129,7 +131,7 @@ class RemoteModule(PlannedModule):
             values[CONTROL] = encode_control(values[CONTROL], self.sampling.inside.encoder)
             if values[CONTROL] is not None and self.plan.pipefusion * self.plan.patch_count > 1:
                 values[OPTIONS] = add_control_facts(values[OPTIONS])
-        latents, timestep = (values.pop(name) for name in list(self.entries.signature.parameters)[:2])
+        latents, timestep = (values.pop(name) for name in list(self.replaced_methods.signature.parameters)[:2])
         like = latents[0] if isinstance(latents, (list, tuple)) else latents
         if not len(like):
             raise Refused("The latent has no images: its batch is empty.", "Give the sampler a batch of at least one.")
@@ -142,7 +144,9 @@ class RemoteModule(PlannedModule):
         for name, parts in self.computed.items():
             if isinstance(whole := values.get(name), dict):
                 values[name] = {part: value for part, value in whole.items() if part not in parts}
-        needed = {each.name for each in self.entries.signature.parameters.values() if each.default is each.empty}
+        needed = {
+            each.name for each in self.replaced_methods.signature.parameters.values() if each.default is each.empty
+        }
         given = {name: value for name, value in values.items() if value is not None or name in needed}
         call = BatchedCall([latents, timestep], given, branches)
         try:
@@ -161,7 +165,7 @@ class RemoteModule(PlannedModule):
     def describe(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         """Returns a call's options as they are sent to the ranks, with the changes of the module. Also returns why the
         ranks cannot run the call; empty if they can."""
-        changes = self.entries.choose(self.guard.changes(self.object_patches), self.object_patches)
+        changes = self.replaced_methods.choose(self.guard.changes(self.object_patches), self.object_patches)
         encoded, reasons = describe_call(self.sampling.inside, options, *changes, self.guard.notes)
         compiled = {COMPILED: self.compiled} if self.compiled else {}
         return {**encoded, **compiled, RUN: self.sampling.name}, self.explain_module() + reasons
@@ -169,7 +173,7 @@ class RemoteModule(PlannedModule):
     def explain_module(self) -> list[str]:
         """Returns why the ranks cannot run the module as it is; empty if they can."""
         written = [WRITTEN] if self.weights.is_changed and not self.runs_here else []
-        return written + self.entries.explain_class()
+        return written + self.replaced_methods.explain_class()
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Makes ComfyUI's own model run this call and all later ones, if its class writes results into these options:
@@ -183,12 +187,12 @@ class RemoteModule(PlannedModule):
         reasons: why the ranks cannot run it; empty if ComfyUI's own model has taken over before."""
         if reasons:
             self.take_over(reasons, self.patcher(), load=True)
-        if name := self.entries.restore():
+        if name := self.replaced_methods.restore():
             return getattr(self.module, name)(*args, **kwargs)
         self.remove_stand_ins()
         if INNER in self.stand_ins:
             return getattr(self.module, INNER)(*args, **kwargs)
-        bound = self.entries.signatures[FORWARD].bind(*args, **kwargs)
+        bound = self.replaced_methods.signatures[FORWARD].bind(*args, **kwargs)
         for given in (bound.arguments, bound.kwargs):
             if OPTIONS in given:
                 wrappers = {**given[OPTIONS].get("wrappers", {}), WrappersMP.DIFFUSION_MODEL: {}}
@@ -202,7 +206,7 @@ class RemoteModule(PlannedModule):
         patcher.eject_clones()
         reasons = self.reasons_now(patcher, options) + patcher.reasons()
         if needs_ranks:
-            reasons += [f"a change of its {each.name}" for each in self.entries.find()]
+            reasons += [f"a change of its {each.name}" for each in self.replaced_methods.find()]
         if reasons and needs_ranks:
             raise Refused(f"The Parallel Sampler cannot honour {join(reasons)}.", "Use a stock sampler, or remove it.")
         if reasons:
@@ -216,9 +220,9 @@ class RemoteModule(PlannedModule):
         """Returns why the ranks cannot run a call with these options, as far as this is known before a sampling.
         Attributes that a patcher has changed do not count, because it restores them."""
         self.begin_sampling()
-        own = {name.removeprefix(f"{MODULE}.") for name in patcher.object_patches_backup}
-        with self.entries.send(self.send):
-            changes = self.entries.choose(self.guard.changes(own, self.runs_here), {})
+        own = {name.removeprefix(PREFIX) for name in patcher.object_patches_backup}
+        with self.replaced_methods.send(self.send):
+            changes = self.replaced_methods.choose(self.guard.changes(own, self.runs_here), {})
             _, reasons = describe_changes(self.sampling.inside, *changes)
         here = [name for name in self.stand_ins if self.runs_here and name in vars(self.module)]
         reasons += [f"a change of its {name}" for name in here if name not in own]
@@ -258,9 +262,11 @@ class RemoteModule(PlannedModule):
         self.runs_here = True
         self.remove_stand_ins()
         if patcher:
+            hooks = patcher.current_hooks
             patcher.forget_load()
             if load:
                 comfy.model_management.load_models_gpu([patcher, *patcher.model_patches_models()])
+                patcher.apply_hooks(hooks)  # of the running call; the load has dropped them
         self.weights.put_replaced(replaced)
 
     def remove_stand_ins(self) -> None:
@@ -294,8 +300,7 @@ class RemoteModule(PlannedModule):
                 asked = [(calls[place].args, calls[place].kwargs) for place in places]
                 asked[0] = (asked[0][0], self.add_objects(asked[0][1]))
                 told = (absorb, self.explain_whole_step)
-                answers = self.group.call(asked, check_interrupt, self.entries.method, *told)
-                self.note_usual_step()
+                answers = self.group.call(asked, check_interrupt, self.replaced_methods.method, *told)
                 return [answers[places.index(place)] for place in range(len(calls))]
         except OutOfMemory:
             raise
@@ -318,8 +323,7 @@ class RemoteModule(PlannedModule):
     ) -> torch.Tensor:
         """Runs the whole sampler call, see WorkerGroup.sample. Returns the latents on the CPU."""
         rows = [len(tensors["noise"]) * len(each.branches) for each in passes]
-        work = Work.of(rows, [each.branches for each in passes])
-        work = replace(work, loops=True)
+        work = replace(Work.of(rows, [each.branches for each in passes]), loops=True)
         noise, (first, *_) = tensors["noise"].to(self.costs.torch_dtype), passes
         latents = torch.cat([noise] * len(first.branches))
         if first.channels is not None:
@@ -330,10 +334,8 @@ class RemoteModule(PlannedModule):
         with self.group.turn(check_interrupt):
             self.load()
             self.choose_kernel(first.kwargs[OPTIONS])
-            told = (on_step, self.sampling.inside.absorb, self.explain_whole_step)
-            found = self.group.sample(call, tensors, [first, *passes[1:]], check_interrupt, *told)
-        self.note_usual_step()
-        return found
+            told = (on_step, self.sampling.inside.absorb)
+            return self.group.sample(call, tensors, [first, *passes[1:]], check_interrupt, *told)
 
     def send_method(self, method: str, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Runs another method of the module in the ranks, one that computes with its weights."""
@@ -364,9 +366,8 @@ class RemoteModule(PlannedModule):
         if key != self.patched[0] or not self.weights.shown:
             self.weights.show(patches)
         self.patched, self.compiled = (key, patches), compiled
-        prefix = f"{MODULE}."
         self.object_patches = {
-            name.removeprefix(prefix): value for name, value in objects.items() if name.startswith(prefix)
+            name.removeprefix(PREFIX): value for name, value in objects.items() if name.startswith(PREFIX)
         }
         cast = {"cast": dtype_name(objects[COMPUTE_DTYPE])} if COMPUTE_DTYPE in objects else {}
         self.source = {**self.own_source, **cast}

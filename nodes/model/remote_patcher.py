@@ -17,6 +17,7 @@ from comfy.patcher_extension import WrappersMP
 from comfy_api.torch_helpers.torch_compile import COMPILE_KEY, TORCH_COMPILE_KWARGS
 from comfy_execution.utils import get_executing_context
 
+from ...worker.comfyui.merges import PREFIX
 from ...worker.comfyui.model import cast_weights, map_model
 from ...worker.comfyui.patches import pack_patches
 from ...worker.comfyui.source import HostSource
@@ -55,7 +56,7 @@ def record_run(
     runs, node = stand_in.group.runs, get_executing_context()
 
     def report_step(step: int, denoised: torch.Tensor, latents: torch.Tensor, total: int) -> None:
-        runs.note(at=step + 1, total=total)
+        runs.progress(step + 1, total)
         if callback is not None:
             callback(step, denoised, latents, total)
 
@@ -283,10 +284,9 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         found = super().get_key_patches(filter_prefix)
         if self.stand_in is None:
             return found
-        prefix = f"{MODULE}."
         for key, ((weight, convert), *changes) in found.items():
-            if key.startswith(prefix):
-                weight = self.stand_in.weights.defer(key.removeprefix(prefix), weight)
+            if key.startswith(PREFIX):
+                weight = self.stand_in.weights.defer(key.removeprefix(PREFIX), weight)
                 found[key] = [(weight, convert), *changes]
         return found
 
@@ -334,7 +334,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
             self.patch_hooks(None)
 
     def add_wrapper_with_key(self, wrapper_type: str, key: str, wrapper: Any) -> None:
-        if self.remote and key == COMPILE_KEY:  # the ranks compile it, and get its settings in `use`
+        if self.remote and key == COMPILE_KEY:  # the ranks compile; `use` sends its settings
             return
         super().add_wrapper_with_key(wrapper_type, key, wrapper)
 

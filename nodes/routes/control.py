@@ -1,4 +1,4 @@
-"""POST /paralleldit/start, /restart, /stop, /park and /dismiss: change a worker group.
+"""POST /paralleldit/start, /restart, /stop, /park, /dismiss and /remove: change a worker group.
 
 Only pages of this ComfyUI may call them.
 """
@@ -17,7 +17,7 @@ from server import PromptServer
 from ...worker.errors import RequestRefused, WorkerGroupError
 from ...worker.host.client import WorkerGroup
 from ...worker.settings import SettingsError
-from ..workers.group import device_count, reload_settings
+from ..workers.group import device_count, reload_settings, remove_group
 from .status import group_of
 
 LOCALHOST, PORT = "localhost", re.compile(r":\d+$")
@@ -56,6 +56,7 @@ def add_control_routes() -> None:
         "stop": WorkerGroup.stop,
         "park": park,
         "dismiss": WorkerGroup.dismiss,
+        "remove": remove_group,
     }
     for name, change in changes.items():
         PromptServer.instance.routes.post(f"/paralleldit/{name}")(make_handler(change))

@@ -76,21 +76,22 @@ def estimate_working_bytes(
 
 
 class MemoryPlace(NamedTuple):
-    """needs, usable: bytes of a rank's card, or of RAM (card is None)."""
+    """needs, usable: bytes of a rank's card, or of RAM (card is None). is_partial: whether ComfyUI loads weights in
+    part."""
 
     needs: int
     usable: int
     card: Card | None
+    is_partial: bool = False
 
     @property
-    def fits(self) -> bool:
-        return self.needs <= self.usable
+    def fits(self) -> bool | None:
+        """None where ComfyUI's partial loading handles what does not fit."""
+        return self.needs <= self.usable or (None if self.card and self.is_partial else False)
 
-    def to_json(self, is_whole: bool) -> dict[str, Any]:
-        """is_whole: whether ComfyUI's partial loading cannot help."""
+    def to_json(self) -> dict[str, Any]:
         card = self.card and {"index": self.card.index, "name": self.card.name}
-        fits = self.fits if self.fits or is_whole or card is None else None
-        return {"needs": self.needs, "usable": max(0, self.usable), "card": card, "fits": fits}
+        return {"needs": self.needs, "usable": max(0, self.usable), "card": card, "fits": self.fits}
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,12 @@ class MemoryEstimate:
         kept, working = self.memory.sizes.count_kept_bytes(self.plan), math.ceil(self.working or 0)
         beside = count_communicator_bytes(self.plan) + working
         found = [
-            MemoryPlace(kept[min(stage, len(kept) - 1)] + beside, usable_bytes(card, working) + working, card)
+            MemoryPlace(
+                kept[min(stage, len(kept) - 1)] + beside,
+                usable_bytes(card, working) + working,
+                card,
+                is_partial=not self.memory.sizes.blocks,
+            )
             for card, stage in zip(list_plan_cards(self.plan), self.list_stages(), strict=False)
         ]
         if in_ram := self.count_ram():
@@ -155,9 +161,14 @@ class MemoryEstimate:
             found.append(MemoryPlace(in_ram, int(OF_HOST * total), None))
         return found
 
-    def fits_by_rank(self) -> list[bool]:
-        """Whether each rank's card on this machine has enough memory. It needs the rank's kept weights, a forward, and
-        what ComfyUI keeps free. The list is empty on the CPU."""
+    @property
+    def tight(self) -> MemoryPlace:
+        """The place with the least memory left."""
+        return min(self.list_places(), key=lambda place: place.usable - place.needs)
+
+    def fits_by_rank(self) -> list[bool | None]:
+        """Whether each rank's card on this machine has enough memory, see `MemoryPlace.fits`. It needs the rank's kept
+        weights, a forward, and what ComfyUI keeps free. The list is empty on the CPU."""
         return [place.fits for place in self.list_places() if place.card]
 
     @property
@@ -172,18 +183,18 @@ class MemoryEstimate:
 
     def to_json(self) -> dict[str, Any]:
         """tight: the place with the least memory left: its `needs` and `usable` bytes, its `card` (index and name; null
-        for RAM), and `fits`; null where ComfyUI's partial loading handles what does not fit.
+        for RAM), and `fits`.
         kept: bytes of weights at rest on a rank, by stage.
         working: bytes of a forward; null if unknown.
         fetched: bytes that a rank fetches in a forward.
-        fits: see `fits_by_rank`; null where it does not fit and ComfyUI's partial loading handles that."""
-        sizes, fits = self.memory.sizes, self.fits_by_rank()
+        fits: see `fits_by_rank`."""
+        sizes = self.memory.sizes
         return {
-            "tight": min(self.list_places(), key=lambda place: place.usable - place.needs).to_json(bool(sizes.blocks)),
+            "tight": self.tight.to_json(),
             "kept": sizes.count_kept_bytes(self.plan),
             "working": self.working and math.ceil(self.working),
             "fetched": sizes.count_fetched_bytes(self.plan),
-            "fits": [each if each or sizes.blocks else None for each in fits],
+            "fits": self.fits_by_rank(),
         }
 
     def remarks(self, computing: float = 0) -> list[Remark]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from aiohttp import web
 from server import PromptServer
 
-from ...parallel_backend.axes import BATCH_AXES
+from ...parallel_backend.axes import BATCH_AXES, TOKEN_AXES
 from ...parallel_backend.costs.choose import allows, list_divisors
 from ...parallel_backend.device import Card
 from ...parallel_backend.errors import ModelFileError, PlanError, RequestError
@@ -24,15 +24,16 @@ from ...parallel_backend.weights.sizes import sizes_in_fp8
 from ...worker.settings import SettingsError
 from ...worker.wire.json_object import parse_object
 from ..costs.plans import ModelCosts
-from ..model.host_file import OWN_CHOICE, WEIGHT_DTYPES, describe_host_file
+from ..model.host_file import WEIGHT_DTYPES, describe_host_file
 from ..model.model_files import PICKLE_SUFFIXES
-from ..parallel_plan import AUTO, describe_devices, fit_to_machine, parse_plan, resolve_plan
-from ..plan_words import Remark, ResolvedPlan, explain_auto, remark, remarks_to_json
-from ..workers.group import device_count, device_type, why_no_group
+from ..parallel_plan import AUTO, explain_devices, fit_to_machine, parse_plan, resolve_plan
+from ..plan_words import Remark, ResolvedPlan, remark, remarks_to_json
+from ..workers.group import device_count, device_type, is_second_group, why_no_group
 from ..workers.room import list_plan_cards
-from .body import read_body
+from . import MAX_BODY
 from .loaded_file import find_loaded, list_missing
 from .memory_estimate import MemoryEstimate, ModelMemory
+from .offers import list_offers, offer_fitting
 from .predicted import Sampled, choose_patches, expect_plan, predict_computing, predict_plans
 from .question import Question, Sampler, read_question
 from .remedies import list_remedies
@@ -59,9 +60,8 @@ def add_plan_route() -> None:
 
 async def plan_route(request: web.Request) -> web.Response:
     """Answers a question in JSON, see `read_question` and `answer`. Answers 400 with a sentence for anything else."""
-    body = await read_body(request, "A question about a plan")
     try:
-        question = read_question(parse_object(body))
+        question = read_question(parse_object(await request.clone(client_max_size=MAX_BODY).read()))
     except ValueError as error:
         return web.Response(status=400, text=f"This is not a question about a plan: {error}.")
     try:
@@ -83,7 +83,8 @@ def answer(question: Question) -> dict[str, Any]:
     note: what a person should know first: why the plan differs from the requested one, or what leaves ranks idle.
     missing: the model whose file is not there, with its folder in models/; in a list.
     unknown: why the model's file cannot be read, in a list.
-    is_auto: whether auto chooses the plan.
+    is_auto: whether auto chooses the plan. values: the plan's. is_lossy: whether it changes the image.
+    offers: other plans that a person may want instead, see `list_offers`; values are null for auto.
     Raises SettingsError.
     """
     samplers = question.samplers
@@ -91,35 +92,58 @@ def answer(question: Question) -> dict[str, Any]:
     common = {"device": device_type(), "missing": missing, "unknown": unknown, "error": "", "widgets": []}
     common |= {"is_auto": question.mode == AUTO}
     nothing = {"plan": "", "world": 0, "ranks": [], "memory": None, "predicted": None, "sized": False}
-    nothing |= {"remarks": [], "note": []}
+    nothing |= {"remarks": [], "note": [], "values": None, "is_lossy": False, "offers": []}
     if why_no_group():
         alone = fit_to_machine(ParallelPlan())
         return {**common, **nothing, "plan": str(alone.plan), "world": 1, "note": remarks_to_json(alone.note)}
     sampled = Sampled.of(model.costs, model.memory, samplers) if model else None
+    asked = None
+
+    def run(plan: ParallelPlan) -> ParallelPlan:
+        return resolve_asked(plan, model, bool(missing))[0].plan
+
     try:
         asked = parse_plan(question.mode, question.values)
         resolved, remarks = resolve(asked, model, sampled, bool(missing))
     except PlanError as error:
-        return {**common, **nothing, "error": str(error), "widgets": list(error.fields)}
+        told = {"error": str(error), "widgets": list(error.fields), "offers": offer_fitting(asked, run)}
+        return {**common, **nothing, **told}
     if resolved is None:
         return {**common, **nothing, "world": device_count(), "remarks": remarks_to_json(remarks)}
-    plan, note = resolved.plan, [*resolved.note]
-    if sampled:
-        plan = choose_patches(plan, sampled)
+    told = describe_resolved(question, model, sampled, asked, resolved, remarks)
+    return {**common, **told, "offers": list_offers(asked, resolved.plan, run, told["predicted"])}
+
+
+def describe_resolved(
+    question: Question,
+    model: Bounds | None,
+    sampled: Sampled | None,
+    asked: ParallelPlan | None,
+    resolved: ResolvedPlan,
+    remarks: list[Remark],
+) -> dict[str, Any]:
+    """Returns what `answer` says of the plan that runs. asked: by a person; None for auto."""
+    samplers = question.samplers
+    plan = choose_patches(resolved.plan, sampled) if sampled else resolved.plan
+    note = [*resolved.note, *explain_group(question.group)]
     if asked is not None:
-        note += explain_idle_axes(plan, model, samplers)
-    estimate = estimate_memory(plan, model, question) if model else None
-    if estimate and sampled:
+        note += [*explain_idle_axes(plan, model, samplers), *explain_losses(plan)]
+
+    estimate = predicted = None
+    if model and sampled:
+        estimate = estimate_memory(plan, model, question)
         remarks = [*remarks, *estimate.remarks(predict_computing(plan, sampled))]
+        predicted = predict_plans(plan, sampled, lambda other: estimate_memory(other, model, question).tight)
     return {
-        **common,
         "plan": str(plan),
+        "values": plan.to_json(),
+        "is_lossy": bool(plan.lossy_fields),
         "tried": resolved.tried,
         "world": plan.world_size,
         "patches": plan.patch_count,
         "ranks": describe_ranks(plan, model, list_branches(samplers)),
         "memory": estimate and model and {**estimate.to_json(), "remedies": remedies_to_json(estimate, model)},
-        "predicted": predict_plans(plan, sampled) if sampled else None,
+        "predicted": predicted,
         "sized": sampled is not None and sampled.picture is not None,
         "remarks": remarks_to_json(remarks),
         "note": remarks_to_json(note),
@@ -170,7 +194,7 @@ def explain_idle_axis(
 ) -> Remark:
     """Says that an axis has work for `used` of its groups only, and with which plan the model would use all ranks."""
     rest = getattr(plan, axis) // used
-    others = (replace(plan, speeds=(), **{axis: used, to: getattr(plan, to) * rest}) for to in ("ulysses", "ring"))
+    others = (replace(plan, speeds=(), **{axis: used, to: getattr(plan, to) * rest}) for to in reversed(TOKEN_AXES))
     other = next((each for each in others if model and allows(model.resolve, each)), None)
     return remark(key, plan=str(other), **values) if other else remark(f"{key}_alone", **values)
 
@@ -185,14 +209,30 @@ def resolve(
     lacks_file: whether the model's file is missing.
     """
     if plan is not None:
-        plan.check_weights()
-        if model:
-            return model.resolve(plan), []
-        return fit_to_machine(plan), [remark("unchecked_file" if lacks_file else "unchecked")]
+        return resolve_asked(plan, model, lacks_file)
     if sampled:
         return expect_plan(sampled)
-    chosen = None if device_count() > 1 else ResolvedPlan(ParallelPlan())
-    return chosen, explain_auto(describe_devices(), lacks_file)
+    if (count := device_count()) <= 1:
+        return ResolvedPlan(ParallelPlan()), explain_devices()
+    return None, [*explain_devices(), remark("needs_file" if lacks_file else "needs_model", ranks=count)]
+
+
+def resolve_asked(plan: ParallelPlan, model: Bounds | None, lacks_file: bool) -> tuple[ResolvedPlan, list[Remark]]:
+    """Does the same for a person's plan."""
+    plan.check_weights()
+    if model:
+        return model.resolve(plan), []
+    return fit_to_machine(plan), [remark("unchecked_file" if lacks_file else "unchecked")]
+
+
+def explain_group(number: int) -> list[Remark]:
+    """Says that a worker group is new beside one that runs."""
+    return [remark("second_group", group=number)] if is_second_group(number) else []
+
+
+def explain_losses(plan: ParallelPlan) -> list[Remark]:
+    """Says what of a plan changes the image."""
+    return [remark(f"lossy_{name}", name=getattr(plan, name)) for name in plan.lossy_fields]
 
 
 def list_branches(samplers: list[Sampler]) -> tuple[str, ...]:
@@ -263,7 +303,7 @@ def stamp_files(path: Path) -> tuple[tuple[str, int, int], ...]:
 def read_bounds(path: Path, _stamp: tuple, dtype: str) -> Bounds:
     """Returns the bounds of the model at this path, with weights of that dtype (by default ComfyUI's choice). Raises
     RequestError. _stamp: of the files. Their headers are read again when it changes."""
-    file = describe_host_file(path, WEIGHT_DTYPES.get(dtype, OWN_CHOICE))
+    file = describe_host_file(path, *WEIGHT_DTYPES.get(dtype, (None, False)))
     spec = spec_of(type(file.module))
     heads = sizes_of(file.module, spec).heads if spec and spec.attends else None
     in_fp8 = sizes_in_fp8(file.module)

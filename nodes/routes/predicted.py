@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ...parallel_backend.costs.auto import Work
 from ...parallel_backend.costs.roofline import Prediction
 from ...parallel_backend.plan import ParallelPlan
-from ..costs.plans import ModelCosts, can_predict
+from ..costs.plans import ModelCosts
 from ..costs.reasons import RULES
-from ..parallel_plan import choose_plan, describe_devices
-from ..plan_words import Remark, ResolvedPlan, explain_devices, remark
+from ..parallel_plan import choose_plan, explain_devices
+from ..plan_words import Remark, ResolvedPlan, remark
 from ..workers.group import device_count
-from .memory_estimate import ModelMemory, Picture
+from .memory_estimate import MemoryPlace, ModelMemory, Picture
 from .question import Sampler
 
 BEST = 3  # plans to show
@@ -64,7 +65,7 @@ def expect_plan(sampled: Sampled) -> tuple[ResolvedPlan, list[Remark]]:
     if sampled.guided is False:  # then it is known why there is one pass
         why = tuple(remark("no_branches") if each.key == "one_pass" else each for each in why)
     if len({each.plan for each in found.values()}) > 1:
-        devices = explain_devices(describe_devices())
+        devices = explain_devices()
         either = remark("by_call", guided=str(plan), alone=str(found[False].plan))
         reasons = [each for each in why if each.key in RULES]
         remarks = [*devices, either, remark("counted_guided"), *explain_size(sampled), *reasons]
@@ -93,17 +94,20 @@ def choose_patches(plan: ParallelPlan, sampled: Sampled) -> ParallelPlan:
 def predict_computing(plan: ParallelPlan, sampled: Sampled) -> float:
     """Predicts how long a step of the plan computes; 0 if unknown."""
     costs, work = sampled.costs, sampled.work(sampled.guided is not False)
-    return costs.predict(work, plan).computing if can_predict(work, plan) else 0.0
+    return costs.predict(work, plan).computing if work.forward else 0.0
 
 
-def predict_plans(plan: ParallelPlan, sampled: Sampled) -> dict[str, Any] | None:
-    """Predicts the step of several plans. Returns None if it is unknown what is sampled.
+def predict_plans(
+    plan: ParallelPlan, sampled: Sampled, place_of: Callable[[ParallelPlan], MemoryPlace]
+) -> dict[str, Any] | None:
+    """Predicts the step of several plans. Returns None if it is unknown what is sampled. place_of: returns the place
+    where the least memory is left under a plan.
 
-    plan: this plan; null if it cannot be predicted.
+    plan: this plan.
     best: the best plans for this machine.
     one_device: one device.
-    Each has its words, values, seconds and bytes per rank, whether it has run and took that long, and whether it is one
-    device alone.
+    Each has its words, values, seconds, the bytes that it needs in that place and whether they fit, whether it has run
+    and took that long, and whether it is one device alone.
     is_measured: whether this machine was measured.
     alone: whether one device is the fastest.
     """
@@ -112,19 +116,20 @@ def predict_plans(plan: ParallelPlan, sampled: Sampled) -> dict[str, Any] | None
         return None
 
     def describe(predicted: Prediction) -> dict[str, Any]:
+        place = place_of(predicted.plan)
         return {
             "plan": str(predicted.plan),
             "values": predicted.plan.to_json(),
             "seconds": predicted.seconds,
-            "bytes": predicted.bytes,
-            "fits": predicted.fits,
+            "bytes": place.needs,
+            "fits": place.fits is not False,
             "has_run": costs.has_run(work, predicted.plan),
             "is_alone": predicted.is_alone,
         }
 
     found, _ = costs.rank_plans(work)
     return {
-        "plan": describe(costs.predict(work, plan)) if can_predict(work, plan) else None,
+        "plan": describe(costs.predict(work, plan)),
         "best": [describe(each) for each in found[:BEST]],
         "one_device": describe(costs.predict(work, ParallelPlan())),
         "alone": found[0].is_alone and device_count() > 1,

@@ -16,11 +16,10 @@ from ...parallel_backend.device import CPU
 from ...parallel_backend.errors import Explained
 from ...worker.host.client import WorkerGroup
 from ..inside.origins import COMFYUIS_NODES
-from ..model.host_file import OWN_CHOICE, WEIGHT_DTYPES, describe_host_file
+from ..model.host_file import WEIGHT_DTYPES, describe_host_file
 from ..parallel_plan import choose_plan, parse_plan, resolve_plan
 from ..workers.ahead import prepare_model
-from ..workers.group import GROUPS, device_type, worker_group
-from ..workers.installed import check_installed
+from ..workers.group import GROUPS, check_installed, device_type, worker_group
 from .loaded_file import find_loaded
 
 PARALLELIZE = "ParallelDiT_Parallelize"
@@ -71,7 +70,7 @@ def prepare(own: Mapping[str, Any], maker: Mapping[str, Any], group: WorkerGroup
     names = {name: value for name, value in maker.items() if isinstance(value, str)}
     if path := find_loaded(names):
         check_installed()
-        file = describe_host_file(path, WEIGHT_DTYPES.get(names.get("weight_dtype", ""), OWN_CHOICE))
+        file = describe_host_file(path, *WEIGHT_DTYPES.get(names.get("weight_dtype", ""), (None, False)))
         asked = parse_plan(own["mode"], {name: own[name] for name in own if name not in ("model", "mode", "group")})
         if asked:
             plan = resolve_plan(asked, file.module, file.sizes).plan

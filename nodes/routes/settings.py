@@ -26,7 +26,7 @@ from ...worker.settings import (
 )
 from ...worker.wire.json_object import parse_object
 from ..workers.group import all_cards, change_settings, count_cores, list_outdated, settings, settings_file, split_cards
-from .body import read_body
+from . import MAX_BODY
 from .control import refuse_foreign
 
 REFUSED, CONFLICT = 403, 409
@@ -53,7 +53,7 @@ async def change(request: web.Request) -> web.Response:
     answers with a sentence that says why."""
     refuse_foreign(request)
     try:
-        changes = parse_object(await read_body(request, "A change of settings"))
+        changes = parse_object(await request.clone(client_max_size=MAX_BODY).read())
     except ValueError as error:
         return web.Response(status=400, text=f"This is not a change of settings: {error}.")
     if why := explain_refusal(changes):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import importlib.util
 import os
 import sys
 import threading
@@ -17,17 +18,23 @@ from server import PromptServer
 
 from ...parallel_backend.device import CPU, Card, cards, check_kind, count, group_backends, in_rank_order, like_first
 from ...parallel_backend.errors import Explanation, RequestError
+from ...worker.errors import RequestRefused
 from ...worker.host.client import WorkerGroup
 from ...worker.host.supervision import Setup
 from ...worker.settings import FILE_NAME, Settings, SettingsError, read_object, write_object
 from ...worker.wire.private_folder import private_folder
+from ..errors import NotInstalled
 from .feed import Feed
 
 CPU_RANKS = 2
 GROUPS = 8
+STOPPED = "stopped"  # the phase of a group without processes
+
+FOLDER = Path(__file__).resolve().parents[2]
 
 _lock = threading.Lock()  # prompts and the server's requests run in different threads
 _groups: dict[int, WorkerGroup] = {}
+_removed: set[int] = set()  # numbers of groups that a person has removed, until they run again
 
 
 def worker_group(number: int = 1) -> WorkerGroup:
@@ -45,14 +52,32 @@ def worker_group(number: int = 1) -> WorkerGroup:
 
 
 def list_groups() -> dict[int, WorkerGroup]:
-    """Returns the groups created so far, by number, and always the first. Raises SettingsError."""
+    """Returns the groups created so far, by number, and always the first, without those that were removed. Raises
+    SettingsError."""
     worker_group()
-    return dict(sorted(_groups.items()))
+    _removed.difference_update([number for number in _removed if _groups[number].phase != STOPPED])
+    return {number: group for number, group in sorted(_groups.items()) if number not in _removed}
+
+
+def remove_group(group: WorkerGroup) -> None:
+    """Leaves a stopped group out of `list_groups` until it runs again. Raises RequestRefused for another, and for the
+    first."""
+    number = next(number for number, each in _groups.items() if each is group)
+    if number == 1 or group.phase != STOPPED:
+        raise RequestRefused(
+            f"Worker group {number} cannot be removed.", "Stop it first. The first group always stays."
+        )
+    _removed.add(number)
+
+
+def is_second_group(number: int) -> bool:
+    """Whether this group was not used yet, while another one runs. It loads a copy of its model."""
+    return (number not in _groups or number in _removed) and any(group.session for group in _groups.values())
 
 
 def list_outdated() -> list[int]:
     """Returns the numbers of the groups that run with older settings."""
-    return [number for number, group in sorted(_groups.items()) if group.supervisor.coming]
+    return [number for number, group in sorted(_groups.items()) if group.coming]
 
 
 def last_status(number: int) -> dict[str, Any]:
@@ -69,7 +94,7 @@ def settings() -> Settings:
 
 def measured_folder() -> Path:
     """Returns where this machine's measurements are kept. Raises SettingsError."""
-    return Path(settings().measured or Path(__file__).resolve().parents[2] / "measured")
+    return Path(settings().measured or FOLDER / "measured")
 
 
 def settings_file() -> Path:
@@ -99,7 +124,7 @@ def reload_settings() -> None:
         split_cards(found)
         settings.cache_clear()
         for group in _groups.values():
-            group.supervisor.configure(Setup(device_type(found), found, why_no_group(found)))
+            group.configure(Setup(device_type(found), found, why_no_group(found)))
 
 
 def wanted_device(given: Settings | None = None) -> str:
@@ -207,3 +232,12 @@ def count_cores() -> int:
     """Returns how many cores this process may use, but at least CPU_RANKS."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(CPU_RANKS, cores)
+
+
+def check_installed() -> None:
+    """Raises NotInstalled, with the install command, if diffusers is missing."""
+    if importlib.util.find_spec("diffusers") is None:
+        raise NotInstalled(
+            "ParallelDiT needs the diffusers package, which is not installed.",
+            f"Run `{sys.executable} -m pip install -r requirements.txt` in the folder {FOLDER} and restart ComfyUI.",
+        )

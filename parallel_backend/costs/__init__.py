@@ -3,5 +3,5 @@
 `forward` counts what a forward computes, and `memory` the memory that it needs. `machine` has the speed of devices and
 links. `predict` combines them to the time of a plan's step. `choose` finds the fastest plan that fits.
 
-ComfyUI's process and benchmarks import this, too. ComfyUI's process has no torch.distributed.
+Processes without torch.distributed import this, too.
 """

@@ -1,6 +1,6 @@
-"""Says which plans auto may use for one of ComfyUI's models and the work of one call, and keeps one for a sampling.
+"""Says which plans auto may use for a model and the work of one call, and keeps one for a sampling.
 
-ComfyUI's process imports this, too. It has no torch.distributed.
+Processes without torch.distributed import this, too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Work:
 
     has_branches: whether some parts are cond and others uncond.
     tokens, rows: whether the nodes' functions allow sharing the tokens, or the rows of a call.
-    whole_calls: if they do not allow the latter, how many calls may run at the same time.
+    parallel_calls: if they do not allow the latter, how many calls may run at the same time.
     forward: the cost of one part, if known.
     calls: in how many calls the parts come. loops: whether the ranks run the whole loop. is_plain: whether no function
     of a node runs inside of the model.
@@ -47,7 +47,7 @@ class Work:
     has_branches: bool = False
     tokens: bool = True
     rows: bool = True
-    whole_calls: int = 1
+    parallel_calls: int = 1
     forward: ForwardCost | None = None
     calls: int = 1
     loops: bool = False
@@ -73,7 +73,9 @@ def couples(model: torch.nn.Module) -> bool:
     return spec is not None and spec.couples(model)
 
 
-def list_model_plans(devices: int, model: torch.nn.Module, work: Work, turns: Sequence[int] = ()) -> list[ParallelPlan]:
+def list_model_plans(
+    devices: int, model: torch.nn.Module, work: Work, pieces: Sequence[int] = ()
+) -> list[ParallelPlan]:
     """Returns the plans that this model and work allow on all these devices, see `list_plans`. If they allow none,
     returns one for one device. Bands of rows are listed only if their cost is known: on a slow link they may be slower
     than one device.
@@ -83,8 +85,8 @@ def list_model_plans(devices: int, model: torch.nn.Module, work: Work, turns: Se
     tokens = shareable(model)
     heads = sizes_of(model, tokens).heads if tokens else 1
     check = checks_of(model, work)
-    turns = turns if work.is_plain and tokens and not tokens.bands else ()
-    found = list_plans(devices, work.parts, check, branches=work.has_branches, heads=heads, turns=turns)
+    pieces = pieces if work.is_plain and tokens and not tokens.bands else ()
+    found = list_plans(devices, work.parts, check, branches=work.has_branches, heads=heads, pieces=pieces)
     return found or [ParallelPlan()]
 
 
@@ -93,7 +95,7 @@ def checks_of(model: torch.nn.Module, work: Work) -> Check:
     tokens = shareable(model)
 
     def check(plan: ParallelPlan) -> None:
-        cuts_rows = not work.rows and work.whole_calls % plan.ways(BATCH_AXES)
+        cuts_rows = not work.rows and work.parallel_calls % plan.ways(BATCH_AXES)
         if cuts_rows or plan.token_ways > 1 and not work.tokens:
             raise PlanError("A node's function needs them together.")
         if plan.token_ways > 1 and tokens and tokens.bands and work.forward is None:

@@ -23,7 +23,7 @@ from .roofline import Prediction, compare_speeds, count_working_bytes, predict
 
 Check = Callable[[ParallelPlan], object]  # raises PlanError if something does not allow the plan
 PATCHES = (1, 2, 4)  # how many patches for each stage are tried
-TURNS = (2, 3)  # in how many pieces tokens take turns, beside not at all
+PIECE_COUNTS = (2, 3)  # of a forward that `auto` tries, beside a whole forward
 TRIED, NEAR = 3, 4 / 3  # how many plans are tried at most, if predicted within a third of the fastest that has run
 UNEVEN = Fraction(5, 4)  # the largest share of heads of one rank, relative to an even share, before a ring is better
 
@@ -51,7 +51,7 @@ def list_plans(
     *,
     branches: bool = False,
     heads: int = 1,
-    turns: Sequence[int] = (),
+    pieces: Sequence[int] = (),
 ) -> list[ParallelPlan]:
     """Returns every exact plan that the model allows for these ranks, in the order that is best without predictions.
 
@@ -62,7 +62,7 @@ def list_plans(
     check: of the model, such as `lambda plan: plan.check_model(heads=24)`.
     branches: whether the rows are cond and uncond. Then an even number of batch groups is written as cfg=2.
     heads: of the model.
-    turns: numbers of pieces with which plans of Ulysses alone are listed, too. The plans without pieces come first.
+    pieces: numbers of pieces with which plans of Ulysses alone are listed, too. The plans without pieces come first.
 
     Using one device is a plan with a batch group per rank, in which the groups without a row are idle. So it is listed
     wherever rows can be computed independently.
@@ -82,8 +82,8 @@ def list_plans(
         if allows(check, plan):
             found.append(plan)
     found.sort(key=order)
-    pieces = [replace(plan, pieces=each) for each in turns for plan in found if plan.ulysses > 1 and plan.ring == 1]
-    return [*found, *(plan for plan in pieces if allows(check, plan))]
+    in_pieces = [replace(plan, pieces=each) for each in pieces for plan in found if plan.ulysses > 1 and plan.ring == 1]
+    return [*found, *(plan for plan in in_pieces if allows(check, plan))]
 
 
 def list_patches(plan: ParallelPlan) -> list[ParallelPlan]:

@@ -156,6 +156,11 @@ class Tally(DispatchMode):
             self.bands = BandCost(borders + rows, convolutions + 1, norms, group_norms)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if packet_of(func) not in flop_registry:
+            with self:  # in inference mode, composite operations such as linear arrive whole
+                parts = func.decompose(*args, **(kwargs or {}))
+            if parts is not NotImplemented:
+                return parts
         result = func(*args, **(kwargs or {}))
         results = [
             each for each in (result if isinstance(result, (tuple, list)) else (result,)) if torch.is_tensor(each)
@@ -255,7 +260,6 @@ def count_forward(
     heads: int,
     kv_heads: int | None = None,
     returned: Mapping[torch.nn.Module, int] | None = None,
-    itemsize: int | None = None,
     peak: float | None = None,
     in_bands: bool = False,
     size: tuple[int, ...] = (),
@@ -265,7 +269,6 @@ def count_forward(
     model: on the meta device. It may be elsewhere if `run` gives it tensors of that device without memory.
     run: calls the model with tensors on the meta device, with `rows` rows in all, and returns its result.
     returned: of blocks that also return other values: how many of the first ones have tokens.
-    itemsize: of the compute dtype, if that differs from the parameters' dtype.
     peak: bytes beside the weights for one row, if the model states them.
     in_bands: whether ranks share its picture in bands of rows. Then the blocks are those with attention.
     size: of one row's latents, if known.
@@ -274,7 +277,7 @@ def count_forward(
     with count_operations(model, blocks, returned or {}) as tally:
         result = run()
     result_bytes = sum(each.nbytes for each in tensors_in(getattr(result, "sample", result)))
-    weights = sum(each.numel() * (itemsize or each.itemsize) for each in model.parameters())
+    weights = sum(each.numel() * each.itemsize for each in model.parameters())
     blocks_cost, rest = (
         Cost(*(amount / rows for amount in own[:-1]), operations=own[-1]) for own in (tally.blocks, tally.rest)
     )

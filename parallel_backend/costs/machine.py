@@ -64,10 +64,6 @@ class Machine:
         """The links for weights that are fetched."""
         return Links(self.all_gather.rate, self.host, self.is_measured)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(speed.name for speed in self.speeds)
-
     def first(self, ranks: int) -> Machine:
         """Returns the first ranks alone. Missing ranks are copies of the last."""
         known = [*self.speeds[:ranks], *self.speeds[-1:] * max(0, ranks - len(self.speeds))]

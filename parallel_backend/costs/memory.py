@@ -1,8 +1,8 @@
-"""Estimates the bytes that a forward needs beside the weights. The plan node, ComfyUI's memory management, the ranks
-and automatic plans all use this estimate.
+"""Estimates the bytes that a forward needs beside the weights. The plan node, the host's memory management, the
+ranks and automatic plans all use this estimate.
 
-It has two factors. The model gives what one device needs for the whole call: ComfyUI's `memory_required` for its own
-classes, `device_bytes` for others. The plan gives the share of the rank with the most, `rank_bytes`.
+It has two factors. The model gives what one device needs for the whole call: `device_bytes` for diffusers' classes, and
+the host's own estimate for others. The plan gives the share of the rank with the most, `rank_bytes`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..weights.sizes import WeightSizes
 
 # A is the bytes of all tokens between two blocks, and N ranks share the tokens. Then a rank needs at most
 # IN_BLOCKS × A / N in its blocks, and WHOLE × A for the streams that it has whole: before and after the blocks, and
-# between ComfyUI's blocks.
+# between blocks that are not chained.
 # tests/engine/cuda/test_sizes.py measures both on models of published sizes.
 IN_BLOCKS, WHOLE = 20, 3
 

@@ -80,7 +80,7 @@ def predict(
     calls: int = 1,
     loops: bool = False,
 ) -> Prediction:
-    """Estimates a step in which the model sees `rows` rows at once. Sparse attention counts as dense.
+    """Estimates a step in which the model sees `rows` rows at once.
 
     sizes: of the weights, if known. weights=auto counts as whole. calls: in how many forwards of equal size the rows
     come. loops: see `Prediction`."""
@@ -150,7 +150,7 @@ def time_turn(
     count, ways, attending, other = forward.count * blocks, plan.token_ways, 0.0, 0.0
     merged = MERGED * forward.activation * forward.count * plan.ring if plan.ring > 1 else 0.0
     others = forward.blocks._replace(
-        attention=0.0, moved=forward.blocks.moved + merged, operations=forward.blocks.operations * plan.turns
+        attention=0.0, moved=forward.blocks.moved + merged, operations=forward.blocks.operations * plan.effective_pieces
     )
     for share, speed in ranks:
         attention = forward.blocks.attention / speed.attention
@@ -177,8 +177,8 @@ def time_exchanges(
     all_tokens = forward.activation * rows * (INT4_BYTES / forward.itemsize if plan.keeps_differences else 1.0)
     if degree > 1:
         sent = (2 + 2 * forward.kv) * all_tokens / plan.ring * (degree - 1) / degree**2
-        needed = machine.all_to_all.seconds(sent, 2 * EXCHANGE_PARTS * plan.turns)
-        needed -= machine.hides * min(needed * (1 - 1 / plan.turns), other)
+        needed = machine.all_to_all.seconds(sent, 2 * EXCHANGE_PARTS * plan.effective_pieces)
+        needed -= machine.hides * min(needed * (1 - 1 / plan.effective_pieces), other)
         covered = 1 - 1 / EXCHANGE_PARTS
         waiting += needed - machine.hides * covered * min(needed, attending)
     if plan.ring > 1:
@@ -233,7 +233,7 @@ def time_alone(cost: Cost, speed: Speed, rows: float) -> float:
 
 def compare_speeds(forward: ForwardCost, machine: Machine) -> tuple[float, ...]:
     """Returns each rank's speed on this forward to two digits; the fastest is 1. Returns () if they are alike."""
-    unlike = UNLIKE if len(set(machine.names)) > 1 else UNLIKE_OF_A_NAME
+    unlike = UNLIKE if len({speed.name for speed in machine.speeds}) > 1 else UNLIKE_OF_A_NAME
     seconds = [time_alone(forward.blocks, each, 1) + time_alone(forward.rest, each, 1) for each in machine.speeds]
     if max(seconds) < unlike * min(seconds):
         return ()

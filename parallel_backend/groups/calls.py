@@ -112,8 +112,9 @@ def collect_calls(
     """
     own = iter(outputs)
     rows = [part.rows.own_size(calls[part.call].size) for part in parts]
+    # A description goes before each output but the first call's, if the first group runs a part of it, and so knows it.
     kinds = [
-        kind_of(calls[part.call].latents, own_rows) if is_described(part, parts) else None
+        kind_of(calls[part.call].latents, own_rows) if part.call or parts[0].group else None
         for part, own_rows in zip(parts, rows, strict=True)
     ]
     if axis.index:
@@ -130,12 +131,6 @@ def collect_calls(
         else:
             found[part.call].append(receive_output(part.group, axis, device, forms, kind))
     return [_join(each) for each in found]
-
-
-def is_described(part: Part, parts: Sequence[Part]) -> bool:
-    """Whether a description goes before a part's output. The first group knows the first call's output if it runs a
-    part of it."""
-    return bool(part.call or parts[0].group)
 
 
 def _join(parts: Sequence[Output]) -> Output:

@@ -1,7 +1,7 @@
 """Lists the communicators of a plan's ranks, what each is for, and the memory that a card gives to their buffers.
 
 A communicator serves all axes over the same ranks, except for traffic that is in flight beside theirs: fetched weights,
-and the links between stages. This module is pure: ComfyUI's process estimates with it, and `mesh.py` builds what it
+and the links between stages. This module is pure: plans are estimated with it, and `mesh.py` builds what it
 lists.
 
 NCCL connects two ranks when they first exchange something, once for gathers and once for messages. `shake_hands` does
@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from ..axes import BATCH_AXES, JOINT_AXES, REPLICA_AXES
+from ..axes import BATCH_AXES, JOINT_AXES, REPLICA_AXES, TOKEN_AXES
 from ..plan import SHARED, WHOLE, ParallelPlan
 from .mesh_layout import rows_along
 
@@ -147,7 +147,7 @@ def count_weights_communicator(plan: ParallelPlan) -> int:
 def count_side_by_side(plan: ParallelPlan) -> int:
     """Counts the kernels of communicators that a card may have to run side by side, so that ranks never wait for each
     other for ever, see docs/dev/06-gpu-path.md: each axis over tokens, both links of a stage, fetched weights."""
-    tokens = sum(degree > 1 for degree in (plan.ring, plan.ulysses))
+    tokens = sum(getattr(plan, axis) > 1 for axis in TOKEN_AXES)
     batch = int(plan.ways(BATCH_AXES) > 1)  # never beside the exchanges of tokens
     links = 2 if plan.pipefusion > 1 else 0
     return max(1, max(tokens, batch) + links) + (plan.weights == SHARED and plan.replicas > 1)

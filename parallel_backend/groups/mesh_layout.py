@@ -183,8 +183,8 @@ def stages_of(plan: ParallelPlan, sizes: Sequence[int]) -> list[range]:
 def stage_ranges(sizes: Sequence[int], degree: int, shares: Sequence[float] = ()) -> list[range]:
     """Splits the blocks over pipeline stages, at least one each, as close to the stages' speeds as possible.
 
-    Without speeds, as evenly as possible; the first stage, which is on ComfyUI's own device, is the lightest if
-    possible. sizes: the bytes, or another weight, of each block, in order.
+    Without speeds, as evenly as possible; the first stage is the lightest if possible, because
+    its device may have other work. sizes: the bytes, or another weight, of each block, in order.
     """
     ends = [0, *itertools.accumulate(max(1, size) for size in sizes)]
 

@@ -1,4 +1,4 @@
-"""Model classes as data: one spec per class. Imports neither diffusers nor ComfyUI; see README.md to add one."""
+"""Model classes as data: one spec per class. Imports no library of models; see README.md to add one."""
 
 # ruff: noqa: F401 (each file registers its classes)
 from . import allegro, comfyui, joint, mochi, single, unet

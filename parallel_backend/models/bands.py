@@ -6,7 +6,7 @@ Ranks share such a picture in bands of rows (`seams/bands`).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -115,6 +115,47 @@ class Bands:
         heads = [each.heads for each in modules]
         dims = [each.to_q.out_features // each.heads for each in modules]
         return min(heads, default=1), max(dims, key=lambda dim: (dim % 8 > 0, dim), default=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BandTraits:
+    """What a class does that runs in bands of rows.
+
+    attends_over_rows: whether its `scaled_dot_product_attention` is over space. whole_sizes: `numel` of a band returns
+    that of the whole, for a model that splits its work by size: all ranks must split it alike. by_size: whether the
+    model repeats rows by the size of the result, as UNets do; the last band may have one row less. causal_frames:
+    whether attention's masks show a pixel those of its own and of earlier frames. resizes_conditions: see `Bands`.
+    """
+
+    attends_over_rows: bool = True
+    whole_sizes: bool = False
+    by_size: bool = False
+    causal_frames: bool = False
+    resizes_conditions: bool = False
+
+
+@dataclass(frozen=True)
+class VaeClass(BandTraits):
+    """A VAE class that can be split.
+
+    modules: the classes of its modules, by the Python module that defines them. draws_noise: the ranks need the same
+    random state. least_rows: of a latent, that each rank needs for the convolutions over them. replaced: by class of
+    module and method, the function that replaces it; it gets the module and the bands before the arguments. tiles:
+    whether the class itself cuts its input into tiles; then ranks share these instead of rows (`SharedTiles`), and any
+    module may be in it. attend: an attribute of modules that attend over space, with the function. chunks: an attribute
+    that is true for a VAE that moves parts of a video to the device itself.
+    """
+
+    modules: Mapping[str, tuple[str, ...]]
+    draws_noise: bool = False
+    least_rows: int = 1
+    tiles: bool = False
+    attend: str = ""
+    chunks: str = ""
+    replaced: Mapping[str, Mapping[str, Callable[..., Any]]] = field(default_factory=dict)
+
+
+VAES: dict[str, VaeClass] = {}  # by module and name
 
 
 def differences_in_bands(model: torch.nn.Module, bands: Bands) -> Iterator[str]:

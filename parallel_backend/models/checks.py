@@ -1,6 +1,6 @@
 """Checks whether a plan, and what a spec says, fit a model. The model may be on the meta device.
 
-ComfyUI's process imports this, too. It has no torch.distributed.
+Processes without torch.distributed import this, too.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import inspect
 import math
 import re
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from .attention_sizes import AttentionSizes, differences_in_attention, read_size
 from .bands import VARIABLE, differences_in_bands, lacking
 from .spec import ALWAYS_WHOLE, BlockList, ModelSpec, Quirks, Streams, signature_of, spec_of
 
-OWN_ATTENTION = ("auto", "native")  # values of a plan that leave attention to ComfyUI
+OWN_ATTENTION = ("auto", "native")  # values of a plan under which a model may keep its own attention
 
 
 def modules_at(model: torch.nn.Module, path: str) -> list[torch.nn.Module]:
@@ -55,13 +56,6 @@ def attention_sizes(model: torch.nn.Module, spec: ModelSpec) -> Iterator[Attenti
             yield from filter(None, map(read_sizes, modules))
 
 
-def read_size(model: torch.nn.Module, path: str) -> Any:
-    value: Any = model
-    for name in path.split("."):
-        value = getattr(value, name)
-    return value
-
-
 def check_module(plan: ParallelPlan, model: torch.nn.Module) -> None:
     """Raises PlanError, naming the degree, if the model's class forbids the plan or differs from its spec."""
     name, spec = type(model).__name__, spec_of(type(model))
@@ -72,7 +66,6 @@ def check_module(plan: ParallelPlan, model: torch.nn.Module) -> None:
             *(axis for axis in BATCH_AXES if getattr(plan, axis) > 1),
         )
     check_fetched(plan, model, spec)
-    check_sparse(plan, model, spec)
     if plan.pieces > 1 and lacks_coroutines():
         raise PlanError(
             f"pieces={plan.pieces} needs the Python package greenlet, and it is not installed.",
@@ -83,7 +76,7 @@ def check_module(plan: ParallelPlan, model: torch.nn.Module) -> None:
         check_stages(plan, model, spec)
     shared = [axis for axis in TOKEN_AXES if getattr(plan, axis) > 1]
     if not shared and plan.pipefusion * plan.patch_count == 1:
-        if plan.attention not in OWN_ATTENTION and (spec is None or spec.is_comfyui):
+        if plan.attention not in OWN_ATTENTION and (spec is None or not spec.is_diffusers):
             raise PlanError(
                 f"attention={plan.attention} needs shared tokens. Without them, {name} attends as ComfyUI does.",
                 "Use attention=auto, and start ComfyUI with the attention that you want.",
@@ -125,44 +118,12 @@ def check_shared(plan: ParallelPlan, model: torch.nn.Module, spec: ModelSpec | N
 def check_class(model: torch.nn.Module, spec: ModelSpec, shared: list[str]) -> None:
     """Raises PlanError if a model's class is not as its spec says. shared: the plan's axes that would share tokens."""
     if changed := changes_of(model):
-        known = ("ComfyUI", "the README") if spec.is_comfyui else ("diffusers", "requirements.txt")
-        own = "" if spec.is_comfyui else " For a spec of your own, see parallel_backend/models/README.md."
+        known = ("diffusers", "requirements.txt") if spec.is_diffusers else ("ComfyUI", "the README")
+        own = " For a spec of your own, see parallel_backend/models/README.md." if spec.is_diffusers else ""
         raise PlanError(
             f"This {known[0]}'s {type(model).__name__} is not the one that is known here: {'; '.join(changed)}.",
             f"Use cfg or dp in place of ulysses and ring, or the version of {known[0]} that {known[1]} names.{own}",
             *shared,
-        )
-
-
-def check_sparse(plan: ParallelPlan, model: torch.nn.Module, spec: ModelSpec | None) -> None:
-    """Raises PlanError if attention cannot be sparse under the plan, or in the model."""
-    if plan.sparse == OFF:
-        return
-    name = type(model).__name__
-    if spec is None or not spec.image or spec.unshared:
-        raise PlanError(
-            f"sparse={plan.sparse} does not work for {name}: the pack does not know which of its tokens are frames.",
-            f"Use sparse={OFF}.",
-            "sparse",
-        )
-    if plan.ring > 1:
-        raise PlanError(
-            f"sparse={plan.sparse} does not work with ring={plan.ring}: under ring, a rank has the keys of a part of "
-            "the tokens at a time.",
-            f"Use ring=1 and ulysses={plan.ring * plan.ulysses}, or sparse={OFF}.",
-            "sparse",
-            "ring",
-        )
-    if plan.pipefusion * plan.patch_count > 1:
-        raise PlanError(
-            f"sparse={plan.sparse} does not work with PipeFusion, whose patches attend by themselves.",
-            f"Use pipefusion=1 and patches=0, and ulysses in its place, or sparse={OFF}.",
-            "sparse",
-            "pipefusion",
-        )
-    if changed := changes_of(model):
-        raise PlanError(
-            f"sparse={plan.sparse} does not work for this {name}: {'; '.join(changed)}.", f"Use sparse={OFF}.", "sparse"
         )
 
 
@@ -176,9 +137,9 @@ def check_fetched(plan: ParallelPlan, model: torch.nn.Module, spec: ModelSpec | 
         raise PlanError(
             f"weights={plan.weights} fetches weights block by block, but the blocks of {type(model).__name__} are not "
             "known here.",
-            "Use weights=auto. ComfyUI's own partial loading then keeps in RAM what does not fit."
-            if spec and spec.is_comfyui
-            else "Use weights=auto.",
+            "Use weights=auto."
+            if spec is None or spec.is_diffusers
+            else "Use weights=auto. ComfyUI's own partial loading then keeps in RAM what does not fit.",
             "weights",
         )
 
@@ -201,7 +162,7 @@ def check_stages(plan: ParallelPlan, model: torch.nn.Module, spec: ModelSpec | N
 def patch_of(model: torch.nn.Module, spec: ModelSpec, dims: int) -> tuple[int, ...]:
     """Returns the part of the latents that becomes a token, over their last dims: (H, W), or (F, H, W). All 1 for
     diffusers' classes, whose pipelines know it."""
-    size = getattr(getattr(model, "patchifier", model), "patch_size", 1) if "." in spec.model_class else 1
+    size = 1 if spec.is_diffusers else getattr(getattr(model, "patchifier", model), "patch_size", 1)
     sizes = (size,) * 2 if isinstance(size, int) else tuple(size)
     return ((1,) * dims + sizes)[-dims:]
 
@@ -216,7 +177,7 @@ def count_tokens(model: torch.nn.Module, latents: Sequence[int]) -> int:
 
 
 def changes_of(model: torch.nn.Module) -> list[str]:
-    """Lists in words how a model differs from its spec's class, for example because ComfyUI has changed."""
+    """Lists in words how a model differs from its spec's class, for example because its library has changed."""
     spec = spec_of(type(model))
     return list(dict.fromkeys(differences(model, spec))) if spec else []
 
@@ -261,7 +222,7 @@ def stream_names(streams: Streams) -> set[str]:
 
 def has_size(model: torch.nn.Module, path: str) -> bool:
     try:
-        read_size(model, path)
+        attrgetter(path)(model)
     except (AttributeError, IndexError):
         return False
     return True

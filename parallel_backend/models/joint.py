@@ -72,7 +72,7 @@ COGVIDEOX = BlockList(
     whole=("temb", "attention_kwargs"),
     chained=True,
 )
-register_usual("CogVideoXTransformer3DModel", COGVIDEOX, head=None, quirks=Quirks(frames_first=True))
+register_usual("CogVideoXTransformer3DModel", COGVIDEOX, head=None)
 # CogView4 (https://github.com/THUDM/CogView4).
 COGVIEW = replace(COGVIDEOX, refused=("attention_mask",))
 register_usual("CogView4Transformer2DModel", COGVIEW, quirks=Quirks(rotary_on_cpu="rope"))
@@ -82,7 +82,7 @@ EASY = replace(COGVIDEOX, whole=("temb",))
 register_usual("EasyAnimateTransformer3DModel", EASY, quirks=Quirks(rotary_on_cpu="rope_embedding"))
 # ConsisID (https://arxiv.org/abs/2411.17440): CogVideoX from an image, with a face that its video keeps. Between blocks
 # the image's tokens attend to the face, each for itself. So they stay local there, too.
-register_usual("ConsisIDTransformer3DModel", EASY, head=None, quirks=Quirks(frames_first=True))
+register_usual("ConsisIDTransformer3DModel", EASY, head=None)
 
 # HunyuanVideo (https://arxiv.org/abs/2412.03603), from text, or from an image in channels of its own.
 DOUBLE = replace(

@@ -65,7 +65,7 @@ HUNYUAN = replace(
 )
 register_usual("HunyuanDiT2DModel", HUNYUAN)
 
-# Kandinsky 5 (https://arxiv.org/abs/2511.14993): images, and videos from text or an image. No sparse attention.
+# Kandinsky 5 (https://arxiv.org/abs/2511.14993): images, and videos from text or an image.
 KANDINSKY = single_stream(
     "visual_transformer_blocks",
     "visual_embed",

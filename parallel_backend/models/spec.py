@@ -1,4 +1,4 @@
-"""What the engine must know of a model class, as data. It imports neither diffusers nor ComfyUI.
+"""What the engine must know of a model class, as data. It imports no library of models.
 
 Token streams have our own names, such as "img" and "txt". If a tensor has the tokens of several streams one after the
 other, their names are joined by "+" in that order.
@@ -18,8 +18,8 @@ from .bands import Bands
 
 # An argument's stream; for a tuple, one per item (None: no tokens).
 Streams = str | tuple[str | None, ...]
-# ComfyUI passes this dict of nodes' options to every model and block. It is for all rows and tokens. A schedule in it
-# may be as long as the batch.
+# This dict of nodes' options goes to every model and block. It is for all rows and tokens. A schedule in it may be as
+# long as the batch.
 ALWAYS_WHOLE = "transformer_options"
 # Its entries with where the image begins and ends in a stream that has a text, too; and with what changes blocks.
 IMAGE_PLACES = "img_slice"
@@ -151,14 +151,12 @@ class Quirks:
     # Arguments at whose values the class looks, and with which a forward is counted. Of the timestep, any value will
     # do.
     read: tuple[str, ...] = ()
-    # Whether its latents are a video and its sound. ComfyUI samples them packed into one row of numbers, and estimates
-    # memory by that row.
+    # Whether its latents are a video and its sound. Samplers have them packed into one row of numbers, and memory is
+    # estimated by that row.
     packed: bool = False
     # Dict arguments, and their entries that the model computes if they are missing. These are not sent to ranks.
     computed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
-    # Whether diffusers' class takes a video as (B, F, C, H, W).
-    frames_first: bool = False
     # By the path in a block, what takes the class's attention processor and returns one of ours in its place.
     processors: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     # The path of the submodule that makes the rotary embedding, if it does so on the CPU. This is moved to the latents'
@@ -170,7 +168,7 @@ class Quirks:
 class ModelSpec:
     """A model class, as seen from outside."""
 
-    # ComfyUI's by module and name, as "comfy.ldm.flux.model.Flux"; diffusers' by its name alone.
+    # Its module and name. A class of diffusers has its name alone.
     model_class: str
     # Its blocks, in running order.
     blocks: tuple[BlockList, ...] = ()
@@ -196,8 +194,8 @@ class ModelSpec:
     quirks: Quirks = field(default_factory=Quirks)
 
     @property
-    def is_comfyui(self) -> bool:
-        return self.model_class.startswith(("comfy.", "comfy_extras."))
+    def is_diffusers(self) -> bool:
+        return "." not in self.model_class
 
     @property
     def attends(self) -> bool:
@@ -210,8 +208,8 @@ class ModelSpec:
         return any(SKIP in blocks.tokens for blocks in self.blocks)
 
     @property
-    def takes_turns(self) -> bool:
-        """Whether a rank's tokens can take turns in pieces. Rows of a picture cannot, nor blocks that keep keys from
+    def runs_in_pieces(self) -> bool:
+        """Whether a forward can run in pieces. Rows of a picture cannot, nor blocks that keep keys from
         forward to forward."""
         return bool(self.blocks) and not self.quirks.kept
 
@@ -244,44 +242,39 @@ def names(streams: str) -> tuple[str, ...]:
     return tuple(streams.split("+"))
 
 
-_SPECS: dict[str, ModelSpec] = {}
+SPECS: dict[str, ModelSpec] = {}
 
 
 def register(spec: ModelSpec, *also: str) -> ModelSpec:
     """Adds a class to the registry, and others that run alike."""
     for name in (spec.model_class, *also):
-        _SPECS[name] = spec
+        SPECS[name] = spec
     return spec
 
 
 def register_class(model_class: str, *blocks: BlockList, also: tuple[str, ...] = (), **others: Any) -> ModelSpec:
-    """Adds one of ComfyUI's classes, and others that run alike."""
+    """Adds a class by its blocks, and others that run alike."""
     return register(ModelSpec(model_class, blocks, **others), *also)
-
-
-def comfyui_classes() -> list[str]:
-    """Returns ComfyUI's classes of models and ControlNets that have a spec."""
-    return sorted(name for name, spec in _SPECS.items() if spec.is_comfyui and spec.inside is None)
 
 
 def spec_named(model_class: str) -> ModelSpec | None:
     """Returns the spec of a class by its name, see `ModelSpec.model_class`."""
-    return _SPECS.get(model_class)
+    return SPECS.get(model_class)
 
 
 def model_classes() -> list[str]:
     """Returns the diffusers classes of transformers that have a spec."""
-    return sorted(name for name, spec in _SPECS.items() if "." not in name and not spec.bands)
+    return sorted(name for name, spec in SPECS.items() if spec.is_diffusers and not spec.bands)
 
 
 def known_spec(model_class: str) -> ModelSpec:
     """Returns the spec of a diffusers class. Raises UnknownModelError if there is none."""
-    if model_class not in _SPECS:
+    if model_class not in SPECS:
         raise UnknownModelError(
             f"No spec for the transformer class {model_class}; supported are {', '.join(model_classes())}.",
             "The manual parallel_backend/models/README.md says how to add one.",
         )
-    return _SPECS[model_class]
+    return SPECS[model_class]
 
 
 def spec_of(model_class: type) -> ModelSpec | None:

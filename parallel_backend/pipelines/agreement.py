@@ -26,8 +26,10 @@ def check_same(tensors: Mapping[str, Batch], names: Sequence[str], device: torch
     if dist.get_world_size() == 1:
         return
     numbers = torch.stack([fingerprint(tensors.get(name)) for name in names])
-    lowest, highest = find_extremes(numbers, device)
-    (numel, norm, ramp), (_, largest_norm, _) = (highest - lowest).unbind(1), highest.unbind(1)
+    both = torch.stack([-numbers, numbers]).to(device)
+    dist.all_reduce(both, dist.ReduceOp.MAX)
+    negative_lowest, highest = both.cpu()
+    (numel, norm, ramp), (_, largest_norm, _) = (highest + negative_lowest).unbind(1), highest.unbind(1)
     for index, name in enumerate(names):
         integer = name in tensors and not parts_of(tensors[name])[0].is_floating_point()
         allowed = 0.0 if integer else TOLERANCE * largest_norm[index]
@@ -55,12 +57,3 @@ def fingerprint(value: Batch | None) -> torch.Tensor:
     flat = torch.cat([part.detach().flatten().float() for part in parts_of(value)])
     ramp = torch.linspace(-1, 1, flat.numel(), device=flat.device)
     return torch.stack([flat.new_tensor(flat.numel()), flat.norm(), (flat * ramp).sum()]).cpu()
-
-
-def find_extremes(numbers: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the least and the greatest of each number over all ranks. device: where the default group can reduce
-    them."""
-    both = torch.stack([-numbers, numbers]).to(device)
-    dist.all_reduce(both, dist.ReduceOp.MAX)
-    least, greatest = both.cpu()
-    return -least, greatest

@@ -20,7 +20,7 @@ from ..errors import RequestError
 from ..groups.calls import Call
 from ..groups.mesh import Axis
 from ..models import ModelSpec
-from ..plan import OFF, ParallelPlan
+from ..plan import ParallelPlan
 from .agreement import Batch, check_same, is_batch, parts_of
 
 BATCH_DIM = 0
@@ -192,7 +192,7 @@ def refuse_compiled(model: torch.nn.Module, plan: ParallelPlan) -> None:
     """Raises RequestError if a script has compiled a model, or a part of it whose tokens ranks share. Blocks of a class
     share what is compiled, and torch does not ask whether they have the same hooks: a block would run without those
     that share its tokens."""
-    parts = model.named_modules() if shares_tokens(plan) or plan.sparse != OFF else [("", model)]
+    parts = model.named_modules() if shares_tokens(plan) else [("", model)]
     path = next((path for path, module in parts if is_compiled(module)), None)
     if path is not None:
         part = path or "as a whole"

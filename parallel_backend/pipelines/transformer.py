@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,14 +16,11 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from ..compat import CALL
 from ..diffusers_model import DiffusersModel
-from ..groups.calls import Call, share_out
+from ..groups.calls import share_out
 from ..seams.forward import Forward
-from ..video import Video, video_of
 from .ahead import CallsAhead
 from .arguments import ModelArguments, ModelCall
 from .results import Results
-
-FRAMES = ("num_frames", "height", "width")  # the arguments of a model that is given a video's tokens, and not its grid
 
 
 class PipelineTransformer:
@@ -101,28 +97,14 @@ class PipelineTransformer:
 
         transformer.pipeline.done = getattr(self.scheduler, "step_index", None) or 0
         known = [call.for_step() for call in calls] if transformer.pipeline.keeps else []
-        step = transformer.pipeline.begin(known, len(own), lambda call: None, self.grid)
-        with self.inside(), transformer.compiling(self.steps):
-            outputs = transformer.run_step(step, [part.call for part in own], run_part, idle)
-        return self.results.join(outputs, parts, calls)
-
-    @contextmanager
-    def inside(self) -> Iterator[None]:
+        step = transformer.pipeline.begin(known, len(own), lambda call: None)
         self.is_inside = True
         try:
-            yield
+            with transformer.compiling(self.steps):
+                outputs = transformer.run_step(step, [part.call for part in own], run_part, idle)
         finally:
             self.is_inside = False
-
-    def grid(self, call: Call) -> Video:
-        """Returns the grid of a video's tokens. Raises RequestError for other latents."""
-        config = self.transformer.model.config
-        shape = list(call.latents[0].shape)
-        if all(call.kwargs.get(name) for name in FRAMES):
-            shape[1:] = [shape[-1], *(call.kwargs[name] for name in FRAMES)]
-        elif self.transformer.known.quirks.frames_first:
-            shape[1:3] = shape[2], shape[1]
-        return video_of(shape, patch_of(config))
+        return self.results.join(outputs, parts, calls)
 
     def tell_why(self, call: ModelCall) -> None:
         """Says once why guidance's branches do not run side by side, if there are ranks without a row."""

@@ -17,12 +17,10 @@ from ..compat import tree_leaves
 from ..device import is_accelerator
 from ..groups.collectives import gather
 from ..parallel_model import ParallelModel
-from ..plan import OFF
 from ..seams.exchange.differences import Differences
 from ..seams.forward import Forward, StaleCache
 from ..seams.pipeline.regions import part_of, patch_regions, put_part
 from ..seams.pipeline.stages import StageLink, StageMessage
-from ..video import video_of
 from .schedulers import check_patchwise
 from .stepper import Stepper
 
@@ -87,7 +85,7 @@ def denoise(
     LoopStopped. Raises RequestError, on every rank alike, for input that the model cannot take.
     """
     with torch.inference_mode(), model.compiling(len(stepper.timesteps)):
-        run = _Run(model, latents, stepper, passes, guidance, timestep_scale, inpainting, watch)
+        run = _Run(model, latents, stepper, passes, guidance, timestep_scale, inpainting, watch or Watch())
         timeline = model.mesh.timeline
         try:
             for step in range(run.steps):
@@ -101,32 +99,29 @@ def denoise(
             run.link = None  # which has a function of the run
 
 
+@dataclass(eq=False)
 class _Run:
     """One call of `denoise`: its latents, scheduler copies, stale keys and values. It ends with the request."""
 
-    def __init__(
-        self,
-        model: ParallelModel,
-        latents: torch.Tensor,
-        stepper: Stepper,
-        passes: Sequence[Pass],
-        guidance: float,
-        timestep_scale: float,
-        inpainting: Inpainting | None,
-        watch: Watch | None,
-    ) -> None:
-        self.model, self.guidance, self.timestep_scale = model, guidance, timestep_scale
-        self.link, model.pipeline.why = model.link, ""
+    model: ParallelModel
+    latents: torch.Tensor
+    stepper: Stepper
+    passes: Sequence[Pass]
+    guidance: float
+    timestep_scale: float
+    inpainting: Inpainting | None
+    watch: Watch
+
+    def __post_init__(self) -> None:
+        model, stepper, latents, inpainting = self.model, self.stepper, self.latents, self.inpainting
+        self.link = model.link
         self.plan = model.mesh.plan
         self.is_first = self.link is None or self.link.is_first
-        self.watch = watch or Watch()
         self.patches = list(range(self.plan.patch_count))
-        self.passes = passes
-        self.branches = [branch for each in passes for branch in each.branches]
+        self.branches = [branch for each in self.passes for branch in each.branches]
         cfg = model.mesh["cfg"]
         self.splits_passes = len(self.passes) == cfg.degree > 1  # each cfg group runs a branch with its own shape
         self.own_passes = [cfg.index] if self.splits_passes else list(range(len(self.passes)))
-        self.stepper = stepper
         self.patch_steppers: list[Stepper] = []
         self.steps = len(stepper.timesteps)
         if self.plan.patch_count > 1:
@@ -142,7 +137,6 @@ class _Run:
         self.regions: list[torch.Tensor] = []
         if len(self.patches) > 1:
             self.regions = patch_regions(latents, model.patch(latents), len(self.patches), device)
-        self.video = video_of(latents.shape, model.patch(latents)) if self.plan.sparse != OFF else None
         self.caches = [StaleCache() if self.plan.patch_count > 1 else None for _ in self.passes]
         self.differences = [Differences() if self.plan.keeps_differences else None for _ in self.passes]
         self.serial_steps = range(0)
@@ -183,10 +177,8 @@ class _Run:
         axis = mesh["dp" if self.splits_passes else "batch"]
         for index in self.own_passes:
             forward = Forward(segments, self.caches[index], step, index, differences=self.differences[index])
-            forward.video = self.video if step >= self.plan.sync_steps else None
             arguments = self.arguments(step, self.passes[index])
             predictions.append(self.model.predict(*arguments, axis, forward))
-            self.model.pipeline.learn_from(forward)
         if predictions[0] is None or len(self.branches) == 1:
             return predictions[0]
         prediction = torch.cat(predictions)

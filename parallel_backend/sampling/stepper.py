@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
 from typing import Any
 
 import numpy as np
@@ -40,8 +39,6 @@ class Stepper:
         self.previous_original: torch.Tensor | None = None
         if hasattr(self.scheduler, "set_begin_index"):
             self.scheduler.set_begin_index(begin)
-        if hasattr(self.scheduler, "noise_sampler_seed") and self.scheduler.noise_sampler_seed is None:
-            self.scheduler.noise_sampler_seed = self.generator.initial_seed()
 
     @classmethod
     def prepare(
@@ -50,17 +47,15 @@ class Stepper:
         steps: int,
         *,
         denoise: float = 1.0,
-        image_tokens: int | None = None,
         linear_sigmas: bool = True,
         device: torch.device | str = "cpu",
         generator: torch.Generator | None = None,
     ) -> Stepper:
         """Prepares a run of `steps` steps, with timesteps set as diffusers' own pipelines set them.
 
-        denoise: below 1, the last `steps` of int(steps / denoise) run, as in ComfyUI's KSampler.
-        image_tokens: of the latents. A scheduler with dynamic shifting derives its shift from them.
-        linear_sigmas: whether the family's pipeline gives a flow-matching scheduler sigmas from 1 to 1 / steps, as
-        Flux's does. Else the scheduler sets its own, as with SD3.
+        denoise: below 1, the last `steps` of int(steps / denoise) run, as KSamplers do.
+        linear_sigmas: whether a flow-matching scheduler gets sigmas from 1 to 1 / steps, as from Flux's pipeline. Else
+        it sets its own, as in SD3's.
         device: of the latents.
         Raises RequestError for numbers that the scheduler cannot take.
         """
@@ -72,15 +67,9 @@ class Stepper:
             )
         total = steps if denoise > 0.9999 else int(steps / denoise)
         begin = (total - steps) * getattr(scheduler, "order", 1)
-        if begin and name == "PNDMScheduler":
-            raise RequestError(
-                f"PNDM cannot begin in the middle, as denoise={denoise} asks: diffusers' repeats its second timestep "
-                "wherever it begins.",
-                "Use DDIM or DPM++ 2M, or denoise=1.",
-            )
         scheduler = copy.deepcopy(scheduler)
         try:
-            set_timesteps(scheduler, total, image_tokens, linear_sigmas, device)
+            set_timesteps(scheduler, total, linear_sigmas, device)
         except (ValueError, AssertionError, KeyError) as error:
             raise RequestError(
                 f"{name} cannot make {total} steps: {error}", "Use another number of steps, or another scheduler."
@@ -111,8 +100,6 @@ class Stepper:
             extra["generator"] = self.generator
         if "order" in self.takes:  # LMS counts its history from the schedule's start, wherever the run began
             extra["order"] = min(LMS_ORDER, index + 1)
-        if "prev_timestep" in self.takes:
-            extra["prev_timestep"] = times[position + 1] if position + 1 < len(times) else None
         if "old_pred_original_sample" in self.takes:
             back = times[position - 1] if index else None
             stepped, self.previous_original = self.scheduler.step(
@@ -120,19 +107,17 @@ class Stepper:
             )
         else:
             stepped = self.scheduler.step(prediction, times[position], latents, **extra)[0]
-        return stepped.clone() if stepped is latents else stepped.float()
+        return stepped.float()
 
     def denoised(self, prediction: torch.Tensor, index: int, model_input: torch.Tensor) -> torch.Tensor:
         """Returns the clean latents that a prediction stands for, as a preview without clipping or the solver's
         history.
 
         model_input: what `model_input` returned at that index, in any shape. The formula is right for predictions of
-        the noise, of v, of the clean latents, of a flow's velocity, and for EDM's preconditioned ones.
+        the noise, of v, of the clean latents, and of a flow's velocity.
         """
         alpha, sigma, scale = self.levels[index]
         model_input, prediction, kind = model_input.float(), prediction.float(), prediction_kind(self.scheduler)
-        if hasattr(self.scheduler, "precondition_outputs"):
-            return self.scheduler.precondition_outputs(model_input / scale, prediction, torch.tensor(sigma))
         alpha, sigma = alpha * scale, sigma * scale
         if kind == "sample":
             return prediction
@@ -140,8 +125,6 @@ class Stepper:
             return (model_input - sigma * prediction) / alpha
         if kind == FLOW:
             return model_input - sigma * prediction
-        if kind == "reversed flow":
-            return model_input + sigma * prediction
         return alpha * model_input - sigma * prediction
 
     def noised(self, original: torch.Tensor, noise: torch.Tensor, index: int) -> torch.Tensor:
@@ -155,55 +138,24 @@ class Stepper:
     def copy(self) -> Stepper:
         """Returns another Stepper at the same point, with its own history and a generator that draws the same noise."""
         other = copy.copy(self)
-        tree = getattr(self.scheduler, "noise_sampler", None)  # torchsde's can't be copied, only shared
-        other.scheduler = copy.deepcopy(self.scheduler, {id(tree): tree})
+        other.scheduler = copy.deepcopy(self.scheduler)
         other.generator = torch.Generator(self.generator.device)
         other.generator.set_state(self.generator.get_state())
         return other
 
 
-def set_timesteps(
-    scheduler: Any, steps: int, image_tokens: int | None, linear_sigmas: bool, device: torch.device | str
-) -> None:
+def set_timesteps(scheduler: Any, steps: int, linear_sigmas: bool, device: torch.device | str) -> None:
     """Sets a scheduler's timesteps as diffusers' pipelines do."""
-    config, name = scheduler.config, type(scheduler).__name__
-    takes = inspect.signature(scheduler.set_timesteps).parameters
     arguments: dict[str, Any] = {"num_inference_steps": steps}
-    if linear_sigmas and "FlowMatch" in name and "sigmas" in takes:
+    if linear_sigmas and type(scheduler).__name__ == "FlowMatchEulerDiscreteScheduler":
         arguments = {"sigmas": np.linspace(1.0, 1 / steps, steps)}
-    if config.get("use_dynamic_shifting"):
-        if image_tokens is None:
-            raise RequestError(f"{name} takes its shift from the image's size.", "Say how many tokens the image has.")
-        mu = dynamic_shift(config, image_tokens)
-        if "mu" in takes:
-            arguments["mu"] = mu
-        else:  # the same curve, as a constant
-            shift = math.exp(mu) if config.get("time_shift_type", "exponential") == "exponential" else mu
-            scheduler.register_to_config(shift=shift)
     scheduler.set_timesteps(**arguments, device=device)
 
 
-def dynamic_shift(config: Any, image_tokens: int) -> float:
-    """Returns mu, the shift for an image with this many tokens: a line through two known sizes (diffusers'
-    calculate_shift)."""
-    low, high = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
-    base = config.get("base_shift", 0.5)
-    slope = (config.get("max_shift", 1.15) - base) / (high - low)
-    return image_tokens * slope + (base - slope * low)
-
-
-def kind_of_scheduler(scheduler: Any) -> str:
-    """Returns the kind of noise schedule, as `kind_of` names it."""
-    return kind_of({**scheduler.config, "_class_name": type(scheduler).__name__})
-
-
 def prediction_kind(scheduler: Any) -> str:
-    """Returns what the model predicts: epsilon, v_prediction, sample, flow matching or reversed flow."""
-    if kind_of_scheduler(scheduler) != FLOW:
-        kind = scheduler.config.get("prediction_type", "epsilon")
-        return "sample" if kind == "original_sample" else kind
-    towards_data = scheduler.config.get("invert_sigmas") or type(scheduler).__name__ == "MiniMaxH3Scheduler"
-    return "reversed flow" if towards_data else FLOW
+    """Returns what the model predicts: epsilon, v_prediction, sample or flow matching."""
+    kind = kind_of({**scheduler.config, "_class_name": type(scheduler).__name__})
+    return FLOW if kind == FLOW else scheduler.config.get("prediction_type", "epsilon")
 
 
 def on_cpu(scheduler: Any) -> Any:
@@ -222,34 +174,9 @@ def noise_level(scheduler: Any, position: int) -> Level:
         probe.set_begin_index(position)
     times = probe.timesteps[position : position + 1]
     zero, one = torch.zeros(1, device=times.device), torch.ones(1, device=times.device)
-    half = half_step_sigma(scheduler, position)
-    if half is not None:
-        return 1.0, half, 1 / math.sqrt(half**2 + 1)
     if hasattr(probe, "scale_noise"):
         alpha, sigma = probe.scale_noise(one, times, zero).item(), probe.scale_noise(zero, times, one).item()
-    elif hasattr(probe, "add_noise"):
-        alpha, sigma = probe.add_noise(one, zero, times).item(), probe.add_noise(zero, one, times).item()
-    elif kind_of_scheduler(probe) == FLOW:
-        sigma = probe.sigmas[position].item()
-        alpha = 1 - sigma
-    elif type(probe).__name__ == "IPNDMScheduler":
-        alpha, sigma = probe.alphas[position].item(), probe.betas[position].item()
     else:
-        raise RequestError(
-            f"{type(probe).__name__} does not say how much noise a step has.", "Choose another scheduler."
-        )
-    if probe.config.get("invert_sigmas"):
-        alpha, sigma = sigma, alpha
+        alpha, sigma = probe.add_noise(one, zero, times).item(), probe.add_noise(zero, one, times).item()
     scale = probe.scale_model_input(one, times[0]).item() if hasattr(probe, "scale_model_input") else 1.0
     return alpha, sigma, scale
-
-
-def half_step_sigma(scheduler: Any, position: int) -> float | None:
-    """Returns the sigma between two steps where a midpoint solver calls the model a second time; None at other
-    calls."""
-    name = type(scheduler).__name__
-    if position % 2 == 0 or not name.startswith(("KDPM2", "DPMSolverSDE")):
-        return None
-    if name == "DPMSolverSDEScheduler":
-        return math.sqrt(scheduler.sigmas[position - 1].item() * scheduler.sigmas[position].item())
-    return scheduler.sigmas_interpol[position - (name == "KDPM2AncestralDiscreteScheduler")].item()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable
-from types import TracebackType
 
 import torch
 
@@ -38,9 +37,7 @@ class AgreedValues:
             for name in READERS:
                 self.hooks.replace(torch.Tensor, name, self.reader(getattr(torch.Tensor, name)))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.hooks.remove()
 
     def reader(self, own: Callable[[torch.Tensor], Value]) -> Callable[[torch.Tensor], Value]:

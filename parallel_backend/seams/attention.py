@@ -19,14 +19,13 @@ from ..device import is_accelerator
 from ..errors import RequestError
 from ..groups.mesh import Mesh
 from ..hooks import Hooks
-from ..plan import EXCHANGE_PARTS, OFF
+from ..plan import EXCHANGE_PARTS
 from .attention_op import RUNNING, Attend, Attention, plain_attention
 from .exchange.heads import HeadPart, head_parts
 from .exchange.ring import ring_attention
 from .exchange.ulysses import Arrival, Run, Shares, UlyssesExchange, view_heads
 from .forward import Forward, ForwardSlot
 from .kernels.backends import Backend
-from .kernels.sparse import SparsePatterns
 from .layout import TokenLayout
 from .shared_call import CallShape, SharedCall, mask_of_group
 
@@ -38,11 +37,11 @@ ATTENTION = "parallel_attention"  # attribute that marks a module whose attentio
 ROWS_OF_CARD, ROWS_OF_CPU = 96 * 128, 512
 
 
-Returning = Callable[[], list[tuple[Run, torch.Tensor]]]  # waits for a part of a result
-Leaving = list[Returning]  # by part
+PendingResult = Callable[[], list[tuple[Run, torch.Tensor]]]  # waits for a part of the result
+PendingResults = list[PendingResult]  # by part
 
 
-class Sent(NamedTuple):
+class StartedExchange(NamedTuple):
     """The exchange that a forward, or one of its pieces, has started for a call. arriving: its receives, by part:
     queries, keys and values. Keys and values are apart if they are of other tokens."""
 
@@ -59,18 +58,14 @@ class ParallelAttention:
     rank order. Ulysses exchanges the heads in parts, so that attention computes one part while others travel.
     """
 
-    def __init__(
-        self, mesh: Mesh, layout: TokenLayout, backend: Backend, parts: int = EXCHANGE_PARTS, sparse: str = OFF
-    ) -> None:
-        """parts: the most parts that the exchange is cut into. Fewer are used if parts would be too small. sparse: the
-        pattern of a video's tokens, see `ParallelPlan`."""
+    def __init__(self, mesh: Mesh, layout: TokenLayout, backend: Backend, parts: int = EXCHANGE_PARTS) -> None:
+        """parts: the most parts that the exchange is cut into. Fewer are used if parts would be too small."""
         self.ulysses = mesh["ulysses"]
         self.ring = mesh["ring"]
         self.exchange = UlyssesExchange(self.ulysses)
         self.layout = layout
         self.backend = backend
         self.parts = parts
-        self.patterns = SparsePatterns(sparse, layout)
         self.rows = ROWS_OF_CARD if is_accelerator(mesh.device) else ROWS_OF_CPU
 
     def __call__(
@@ -113,25 +108,27 @@ class ParallelAttention:
                 view_heads(out_BHLD, run.heads[0]).copy_(decoded)
         return out_BHLD
 
-    def send(self, call: SharedCall, q_BHLE: torch.Tensor, k_BHLE: torch.Tensor, v_BHLE: torch.Tensor) -> Sent:
+    def send(
+        self, call: SharedCall, q_BHLE: torch.Tensor, k_BHLE: torch.Tensor, v_BHLE: torch.Tensor
+    ) -> StartedExchange:
         """Starts the exchange of all parts. All pieces receive into the first piece's buffer."""
         forward = self.layout.forward
-        sent = forward.pieces.sent if forward.pieces else []  # by the pieces before
+        sent = forward.pieces.started if forward.pieces else []  # by the pieces before
         before = sent[-1].arriving if sent else [(None,)] * len(call.shape.parts)
         given = zip(call.shape.parts, before, strict=True)
         arriving = [self.scatter(call.shape, part, q_BHLE, k_BHLE, v_BHLE, each) for part, each in given]
-        return Sent(call, forward, arriving)
+        return StartedExchange(call, forward, arriving)
 
-    def attend_pieces(self, sent: Sent) -> Leaving:
+    def attend_pieces(self, sent: StartedExchange) -> PendingResults:
         """Computes attention for the whole forward, or for its pieces as soon as all have sent their tokens. Returns
         what goes back to the tokens of the forward or piece that has sent this."""
         if sent.forward.pieces is None:
             return self.attend_parts([sent])[0]
-        leaving = sent.forward.pieces.meet(sent, self.attend_parts)
+        results = sent.forward.pieces.meet(sent, self.attend_parts)
         self.layout.slot.forward = sent.forward  # the other pieces had their own there
-        return leaving
+        return results
 
-    def attend_parts(self, pieces: Sequence[Sent]) -> list[Leaving]:
+    def attend_parts(self, pieces: Sequence[StartedExchange]) -> list[PendingResults]:
         """Computes attention part by part, for all pieces together. Returns what goes back, by piece. Results of the
         first piece travel first, because it goes on first."""
         for each in pieces:
@@ -139,10 +136,10 @@ class ParallelAttention:
         call, lengths = pieces[-1].call, [each.call.shape.lengths for each in pieces]
         ends = [0, *accumulate(map(sum, lengths))]
 
-        def give_back(piece: int, out_BhRE: torch.Tensor, queries: Shares) -> Returning:
+        def give_back(piece: int, out_BhRE: torch.Tensor, queries: Shares) -> PendingResult:
             return self.exchange.gather_heads(lengths[piece], out_BhRE[:, :, ends[piece] : ends[piece + 1]], queries)
 
-        first: Leaving = []
+        first: PendingResults = []
         results: list[tuple[torch.Tensor, Shares]] = []
         for index, part in enumerate(call.shape.parts):
             for each in pieces[:-1]:
@@ -180,7 +177,6 @@ class ParallelAttention:
             scale=scale,
             kept=kept,
             differences=forward.differences,
-            pattern=self.patterns.find(streams, seen, shape.ranks, query.device, attn_mask is not None),
         )
 
     def shape_of(
@@ -249,8 +245,6 @@ class ParallelAttention:
         if kept:
             k_BhRD, v_BhRD = (torch.cat(each, 2) for each in zip(kept, (k_BhRD, v_BhRD), strict=True))
         key, value = call.repeat(k_BhRD, queries, keys), call.repeat(v_BhRD, queries, keys)
-        if call.pattern:
-            return call.pattern.attend(q_BhRD, key, value, call.scale)
         return self.backend.attend(q_BhRD, key, value, call.scale, mask)
 
     def scatter(
@@ -288,23 +282,24 @@ class AttentionSeam(TorchFunctionMode):
         self.attention = attention
         self.slot = slot
         self.is_local = is_local
-        self.can_name = False  # whether the name may be replaced
-        self.is_named = False  # whether the module calls attention by that name alone
-        self.named = 0  # calls by that name
+        self.may_replace_name = False
+        self.attends_by_name = False  # whether the module calls attention by that name alone
+        self.calls_by_name = 0  # calls by that name
         self.undo: list[list[Callable[[], object]]] = []  # by running call of the module: two pieces call it in turn
 
     def begin(self) -> None:
-        self.named = 0
+        self.calls_by_name = 0
         self.undo.append([])
-        self.can_name = self.slot.is_plain or (self.is_local and not is_traced())  # torch.compile cannot trace that
-        if self.can_name:
-            self.replace_name(self.attend_by_name if self.is_named else self.count_by_name)
-        if not (self.can_name and self.is_named):
+        is_untraced = self.is_local and not is_traced()  # torch.compile cannot trace a replaced name
+        self.may_replace_name = self.slot.is_plain or is_untraced
+        if self.may_replace_name:
+            self.replace_name(self.attend_by_name if self.attends_by_name else self.count_by_name)
+        if not (self.may_replace_name and self.attends_by_name):
             self.__enter__()
             self.undo[-1].append(lambda: self.__exit__(None, None, None))
 
     def end(self) -> None:
-        self.is_named = self.can_name and 0 < self.attention.calls == self.named
+        self.attends_by_name = self.may_replace_name and 0 < self.attention.calls == self.calls_by_name
         for undo in reversed(self.undo.pop()):
             undo()
 
@@ -314,24 +309,24 @@ class AttentionSeam(TorchFunctionMode):
         self.undo[-1].append(lambda: setattr(F, NAME, before))
 
     def count_by_name(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        self.named += 1
+        self.calls_by_name += 1
         return plain_attention(*args, **kwargs)  # the mode redirects it
 
     def attend_by_name(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        self.named += 1
+        self.calls_by_name += 1
         return self.redirect(attend_by, args, kwargs)
 
     def redirect(self, attend: Callable[..., torch.Tensor], args: Any, kwargs: Any) -> torch.Tensor:
         """Attends while the name is torch's own, because kernels call it."""
-        if not self.can_name:
+        if not self.may_replace_name:
             return attend(self.attention, *args, **kwargs)
-        before, calls, named = getattr(F, NAME), self.attention.calls, self.named
+        before, calls, named = getattr(F, NAME), self.attention.calls, self.calls_by_name
         setattr(F, NAME, plain_attention)
         try:
             return attend(self.attention, *args, **kwargs)
         finally:  # another piece may have called it meanwhile
             setattr(F, NAME, before)
-            self.attention.calls, self.named = calls + 1, named
+            self.attention.calls, self.calls_by_name = calls + 1, named
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is not plain_attention:
@@ -340,7 +335,7 @@ class AttentionSeam(TorchFunctionMode):
 
 
 def attend_by(attention: Attention, *args: Any, **kwargs: Any) -> torch.Tensor:
-    return attention.attends[attention.turn()](*args, **kwargs)
+    return attention.attends[attention.count_call()](*args, **kwargs)
 
 
 # If a script has compiled the model itself, its graph ends here. This costs 30 µs, so others do without.

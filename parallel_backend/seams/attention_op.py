@@ -42,8 +42,8 @@ class Attention:
         self.calls = 0
         self.is_shared = True
 
-    def turn(self) -> int:
-        """Returns the function for the next call."""
+    def count_call(self) -> int:
+        """Counts a call. Returns the place of the function that computes it."""
         call = min(self.calls, len(self.attends) - 1)
         self.calls += 1
         return call
@@ -129,6 +129,6 @@ def traceable_attention(
     module = RUNNING.module if RUNNING.paths else None
     if module is None:
         return plain_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    given = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, module.path, module.turn())
+    given = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, module.path, module.count_call())
     out_BLHD, _ = attention_op(*given, [], [], [])  # `compiled_overlap` fills the lists
     return out_BLHD.transpose(1, 2)

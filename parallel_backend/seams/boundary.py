@@ -3,9 +3,9 @@
 The tokens of all ranks are gathered after the last block, or after the head if the head works token by token. Between
 the blocks of a chained list nothing is copied, because streams stay local there (see `layout.py` for both words).
 
-If nodes' code runs between the blocks (`ForwardSlot.sees_whole`), the tokens are gathered after every block. So this
-code sees what it would see on one device, whatever it does. A block that it calls in a way that the spec does not know
-runs whole, on every rank. So does a block that is called without the keys that its spec says are kept.
+If nodes' code runs between the blocks (`ForwardSlot.needs_all_tokens`), the tokens are gathered after every block. So
+this code sees what it would see on one device, whatever it does. A block that it calls in a way that the spec does not
+know runs whole, on every rank. So does a block that is called without the keys that its spec says are kept.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .layout import SPEC, Said, TokenLayout
 from .pipeline.stage_ends import StageEnds
 from .pipeline.stages import StandIn
 
-Arrival = Callable[[dict[str, Any]], None]
+PutReceived = Callable[[dict[str, Any]], None]
 TOKENS_NDIM = 3  # of tokens in one dim, with rows and channels
 
 
@@ -59,7 +59,7 @@ class BlockBoundary:
         block: torch.nn.Module,
         blocks: BlockList,
         layout: TokenLayout,
-        arrivals: Sequence[Arrival] = (),
+        arrivals: Sequence[PutReceived] = (),
         chained: Callable[[], bool] = lambda: False,
         gathers: bool = False,
     ) -> None:
@@ -93,7 +93,7 @@ class BlockBoundary:
         try:
             found = self.cut_arguments(block, given)
         except RequestError:  # all ranks find the same
-            if not slot.sees_whole:
+            if not slot.needs_all_tokens:
                 raise
             return args, kwargs
         slot.has_all_tokens = False
@@ -113,7 +113,7 @@ class BlockBoundary:
             if (value := values.get(name)) is None:
                 continue
             values[name] = self.once(f"{name} converted", value, partial(convert, values=values))
-            if name in blocks.tokens and self.layout.slot.sees_whole and values[name].shape != value.shape:
+            if name in blocks.tokens and self.layout.slot.needs_all_tokens and values[name].shape != value.shape:
                 raise RequestError(
                     "Code between the blocks sees tokens that do not count.", "Use ulysses=1 and ring=1."
                 )
@@ -138,7 +138,7 @@ class BlockBoundary:
         if not self.is_checked and output is not None:
             self.check_returned(output)
             self.is_checked = True
-        if slot.sees_whole:
+        if slot.needs_all_tokens:
             return self.leave_whole(output)
         return output if self.chained() else each_stream(self.fill, output, self.blocks.returns)
 
@@ -194,8 +194,8 @@ class BlockBoundary:
         return each_stream(partial(self.cut_tokens, said=said), value, streams)
 
     def cut_tokens(self, tokens: torch.Tensor, streams: str, said: Said) -> torch.Tensor:
-        dim, flat, sees_whole = self.blocks.dim, self.flat(tokens), self.layout.slot.sees_whole
-        if self.blocks.chained and not sees_whole and self.layout.is_local(names(streams), flat.shape[dim]):
+        dim, flat, needs_all_tokens = self.blocks.dim, self.flat(tokens), self.layout.slot.needs_all_tokens
+        if self.blocks.chained and not needs_all_tokens and self.layout.is_local(names(streams), flat.shape[dim]):
             return tokens
         dims = tokens.ndim - flat.ndim
         self.grid = tokens.shape[dim : dim + dims + 1] if dims else None
@@ -203,7 +203,7 @@ class BlockBoundary:
         if len(local) == 1:  # the dim of size 1 gets its usual stride, so that compiled blocks need no other graph
             local = local[0][None]
         local = local[(slice(None),) * (dim + 1) + (None,) * dims] if dims else local
-        if sees_whole:
+        if needs_all_tokens:
             with torch.inference_mode(False):  # a tensor of inference mode does not count what is written into it
                 local = local.clone()
             self.given.append((tokens, local, streams))
@@ -216,7 +216,7 @@ class BlockBoundary:
 
     def fill(self, local: torch.Tensor, streams: str) -> torch.Tensor:
         dim, local = self.blocks.dim, self.flat(local)
-        if self.gathers or self.layout.slot.sees_whole:
+        if self.gathers or self.layout.slot.needs_all_tokens:
             self.layout.forward.gathered = True
             tokens = self.layout.gather(local, names(streams), dim, (self, streams) if self.gathers else None)
         else:
@@ -269,12 +269,10 @@ class BlockBoundary:
 
     def once(self, name: str, whole: Any, change: Callable[[Any], Any]) -> Any:
         """Changes an argument that is the same for every block only once per forward."""
-        if self.layout.slot.sees_whole:  # nodes' code may write into it
+        if self.layout.slot.needs_all_tokens:  # nodes' code may write into it
             return change(whole)
-        sides, key = self.layout.forward.sides, f"{self.blocks.path}.{name}.{id(whole)}"
-        if key not in sides:
-            sides[key] = (whole, change(whole))  # the id is valid as long as the whole tensor is kept
-        return sides[key][1]
+        key = f"{self.blocks.path}.{name}.{id(whole)}"
+        return self.layout.forward.once(key, lambda: change(whole), whole)
 
 
 def each_stream(change: Callable[[torch.Tensor, str], torch.Tensor], value: Any, streams: Streams | None) -> Any:
@@ -307,7 +305,7 @@ def install_boundary(
             learns = boundary_of(block, blocks)  # the streams' lengths, from what another stage's block is given
             hooks.before(block, partial(learn_streams, learns), with_kwargs=True)
     for place, blocks, block in own:
-        arrivals: list[Arrival] = []
+        arrivals: list[PutReceived] = []
         if ends:
             if block is own[0][2] and not ends.link.is_first:
                 arrivals.append(partial(ends.receive, blocks))

@@ -28,6 +28,8 @@ INDUCTOR = "inductor"
 BY_PLAN = {"backend": INDUCTOR}
 PASS = "pre_grad_custom_pass"  # inductor's option for a pass over a graph
 ALWAYS_CALLED = "_forward_hooks_always_called"
+ON_PRESENCE = ("DICT_CONTAINS", "DICT_NOT_CONTAINS")  # torch's names of guards on whether a dict has an entry
+PLAIN = (bool, int, float, str, type(None))
 
 
 class CompiledBlocks:
@@ -49,7 +51,8 @@ class CompiledBlocks:
         local."""
         if self.asked is not None:
             return self.asked
-        if not plan.compiles(steps) or plan.compile == AUTO and (self.device.type == CPU or lack(self.device)):
+        is_cpu = self.device.type == CPU
+        if not plan.compiles(steps) or plan.compile == AUTO and (is_cpu or why_no_compiler(is_cpu)):
             return {}
         return BY_PLAN
 
@@ -83,14 +86,9 @@ class CompiledBlocks:
         return {**given, "options": {**options, "guard_filter_fn": needed}}
 
 
-def lack(device: torch.device) -> str | None:
-    """Returns in words what this rank lacks to compile blocks."""
-    return why_no_compiler(device.type == CPU)
-
-
 def check_compiler(settings: Mapping[str, Any], device: torch.device) -> None:
     """Raises RequestError if blocks are to be compiled with these arguments and this rank cannot do it."""
-    reason = lack(device) if settings.get("backend") == BY_PLAN["backend"] else None
+    reason = why_no_compiler(device.type == CPU) if settings.get("backend") == BY_PLAN["backend"] else None
     if reason:
         raise RequestError(
             f"The model's blocks cannot be compiled: {reason}.",
@@ -118,7 +116,16 @@ def in_order(value: Any) -> Any:
 def needed(entries: Iterable[Any]) -> list[bool]:
     """Whether a guard of a graph is needed. A graph is valid for what it saw only.
 
-    Guards on options that are new in every call, as in ComfyUI, and on hooks that always run are not needed. torch
+    Nodes' options are new objects in every call, so only guards on plain values in them are needed, and on whether
+    there is an entry: the model's code may branch on these. Guards on hooks that always run are not needed. torch
     distinguishes hooks by their numbers, although one graph fits all of them.
     """
-    return [not any(part in entry.name for part in (ALWAYS_WHOLE, ALWAYS_CALLED)) for entry in entries]
+    return [
+        ALWAYS_CALLED not in entry.name and (ALWAYS_WHOLE not in entry.name or reads_plain_option(entry))
+        for entry in entries
+    ]
+
+
+def reads_plain_option(entry: Any) -> bool:
+    """Whether a guard on an option is on a plain value, or on whether the option is there."""
+    return entry.guard_type in ON_PRESENCE or (entry.has_value and isinstance(entry.value, PLAIN))

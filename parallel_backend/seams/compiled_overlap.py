@@ -4,7 +4,7 @@ The operator of attention (`attention_op`) computes them while ranks exchange to
 that are not compiled. The pass reads the graph alone, so it finds every linear layer of tokens beside attention.
 
 Layers with quantised weights stay where they are. An operator of a graph takes plain tensors, and such a weight is
-several with a layout. Where ComfyUI quantises the input, too, as it does for fp8 on cards that multiply it, torch
+several with a layout. Where the layer quantises the input, too, as it does for fp8 on cards that multiply it, torch
 cannot trace how, and ends the graph there: then the product and attention are in different graphs.
 """
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from ..video import Video
 from .deferred import Deferred
 from .exchange.differences import Differences
 from .exchange.pieces import Pieces
@@ -57,8 +56,6 @@ class Forward:
     image_tokens: int | None = 0
     # What arrived in the steps before, under exchange_dtype=int4; None if nothing is kept.
     differences: Differences | None = None
-    # The grid of a video's tokens, if they attend sparsely. None: all attend to all.
-    video: Video | None = None
     # By place in the model, tokens in full length of the patches that have run in this step; None if nobody reads them.
     finished: dict[object, torch.Tensor] | None = None
     # The pieces that the model runs in, of which this forward is one; None if it is the whole forward.
@@ -67,22 +64,24 @@ class Forward:
     segments: dict[str, list[int]] = field(default_factory=dict)
     # By method and arguments, what `TokenLayout` has counted of the segments' tokens.
     counts: dict[tuple, Any] = field(default_factory=dict)
-    # By name, an argument of the blocks and this rank's part of it.
+    # By name, an argument of the blocks and this rank's part of it, see `once`.
     sides: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    # By streams and ranks, the positions of their tokens in the whole streams.
-    orders: dict[tuple, torch.Tensor] = field(default_factory=dict)
     # How many kept keys the running block was given.
     kept: int = 0
     # Whether an argument had an entry for each frame or token. The model may use it to modulate its output, too.
     by_frame: bool = False
-    # Whether attention was dense because the model masks it, although the plan has a sparse pattern.
-    is_masked: bool = False
     # Whether the tokens of all ranks have been gathered.
     gathered: bool = False
     # Skip connections to or from another stage, by the index of the block that returned them.
     skips: dict[int, torch.Tensor] = field(default_factory=dict)
     # Deferred work of the running block.
     deferred: list[Deferred] = field(default_factory=list)
+
+    def once(self, name: str, compute: Callable[[], Any], whole: Any = None) -> Any:
+        """Computes something for the blocks only once. whole: of what; it is kept, so that its id stays valid."""
+        if name not in self.sides:
+            self.sides[name] = (whole, compute())
+        return self.sides[name][1]
 
     def piece(self, index: int, pieces: Pieces, finished: dict[object, torch.Tensor]) -> Forward:
         """Returns the forward of one of the pieces. finished: for both."""
@@ -99,14 +98,14 @@ class ForwardSlot:
     """Holds the running forward. All hooks of one model share a slot, because forwards run one at a time.
 
     buffers: by name, the memory in which ranks send and receive messages. It stays for the request, or the sampling.
-    patches: how many segments the image has. sees_whole: whether code that is not the model's own runs between the
-    blocks, and needs all tokens there. has_all_tokens: whether all tokens are here now, because such code runs, or a
-    block that runs whole. is_plain: whether it is known that no such code runs anywhere in the model.
+    patches: how many segments the image has. needs_all_tokens: whether code that is not the model's own runs between
+    the blocks, and needs all tokens there. has_all_tokens: whether all tokens are here now, because such code runs, or
+    a block that runs whole. is_plain: whether it is known that no such code runs anywhere in the model.
     """
 
     def __init__(self, patches: int = 1) -> None:
         self.patches = patches
-        self.sees_whole = self.has_all_tokens = False
+        self.needs_all_tokens = self.has_all_tokens = False
         self.is_plain = False
         self.buffers: dict[object, torch.Tensor] = {}
         self.forward = Forward(self.every_segment())
@@ -130,12 +129,12 @@ class ForwardSlot:
     def enter(self, forward: Forward) -> Iterator[None]:
         """While entered, this forward is the running one."""
         outside, self.forward = self.forward, forward
-        self.has_all_tokens = self.sees_whole
+        self.has_all_tokens = self.needs_all_tokens
         try:
             yield
         finally:
             self.forward = outside
-            self.has_all_tokens = self.sees_whole
+            self.has_all_tokens = self.needs_all_tokens
 
 
 class FirstPieceComputes:

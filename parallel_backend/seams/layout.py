@@ -278,15 +278,11 @@ class TokenLayout:
         """Returns how many of this rank's tokens come before a position in the joined streams."""
         return sum(min(max(place - each.whole, 0), each.length) for each in self.local_ranges(streams))
 
-    def token_order(
-        self, streams: tuple[str, ...], ranks: range, running: list[int], device: torch.device
-    ) -> torch.Tensor:
+    @once_a_forward
+    def token_order(self, streams: Names, ranks: range, running: tuple[int, ...], device: torch.device) -> torch.Tensor:
         """Returns the positions of these ranks' tokens in the whole joined streams, for these segments, in rank order;
         for the pieces of a forward, piece by piece. It is computed on the device, once per forward, because a copy from
         the host would make the host wait."""
-        key = (streams, ranks, tuple(running), device)
-        if key in self.forward.orders:
-            return self.forward.orders[key]
         starts = {}
         for stream in streams:
             starts[stream] = sum(sum(self.segments[before]) for before in starts)
@@ -297,8 +293,7 @@ class TokenLayout:
                 sizes = self.sizes(stream, index)
                 start = starts[stream] + sum(self.segments[stream][:index]) + sum(sizes[:rank])
                 found.append(torch.arange(start, start + sizes[rank], device=device))
-        self.forward.orders[key] = torch.cat(found)
-        return self.forward.orders[key]
+        return torch.cat(found)
 
     @once_a_forward
     def cache_places(self, streams: Names, ranks: range) -> list[tuple[int, int]]:

@@ -90,11 +90,9 @@ class ModuleAttention:
     def gather_mask(self, local: torch.Tensor) -> torch.Tensor:
         """Returns the mask over all ranks' keys, gathered once per forward. Masks of tokens that do not run are kept
         from the first forward, which has all tokens."""
-        sides, name = self.layout.forward.sides, f"mask.{self.seen}"
-        if name not in sides:
-            sides[name] = (None, self.layout.gather(local, self.seen, -1, name))
-        cache = self.layout.forward.cache
-        return cache.masks.setdefault(self.owner, sides[name][1]) if cache else sides[name][1]
+        name, forward = f"mask.{self.seen}", self.layout.forward
+        mask = forward.once(name, lambda: self.layout.gather(local, self.seen, -1, name))
+        return forward.cache.masks.setdefault(self.owner, mask) if forward.cache else mask
 
     def window(self, reach: int, device: torch.device) -> torch.Tensor:
         """Returns the mask that shows tokens at most `reach` away."""

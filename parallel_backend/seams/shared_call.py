@@ -13,7 +13,6 @@ import torch
 from ..errors import RequestError
 from .exchange.differences import Differences
 from .exchange.heads import HeadPart, repeat_heads
-from .kernels.sparse import SparsePattern
 from .layout import TokenLayout
 
 
@@ -48,7 +47,6 @@ class SharedCall(NamedTuple):
 
     kept: keys and values that every rank has.
     differences: what arrived in the steps before. If it is there, only what differs from that travels.
-    pattern: which tokens attend to which, if not all to all.
     """
 
     owner: object
@@ -57,7 +55,6 @@ class SharedCall(NamedTuple):
     scale: float | None
     kept: Sequence[torch.Tensor]
     differences: Differences | None
-    pattern: SparsePattern | None
 
     def encode(self, what: object, values: torch.Tensor) -> torch.Tensor:
         return values if self.differences is None else self.differences.encode((self.owner, what), values)
@@ -93,7 +90,7 @@ def mask_of_group(
             "Use ulysses=1, ring=1 and pipefusion=1.",
         )
     every_rank = range(layout.axis.degree)
-    mask = mask.index_select(-1, layout.token_order(seen, every_rank, columns, mask.device))
+    mask = mask.index_select(-1, layout.token_order(seen, every_rank, tuple(columns), mask.device))
     if mask.shape[-2] != 1:
-        mask = mask.index_select(-2, layout.token_order(streams, ranks, layout.running, mask.device))
+        mask = mask.index_select(-2, layout.token_order(streams, ranks, tuple(layout.running), mask.device))
     return mask

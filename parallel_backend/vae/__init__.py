@@ -1,4 +1,4 @@
 """Runs VAEs of images and videos on several ranks, each with a band of the rows.
 
-ComfyUI's process reads only `classes`, a description. The rest is for ranks and scripts.
+Processes without ranks read only `classes`, a description.
 """

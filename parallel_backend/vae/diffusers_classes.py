@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..models.bands import TORCH
-from .classes import VaeClass
+from ..models.bands import TORCH, VaeClass
 from .replaced import attend_linearly, convolve_in_parts
 
 MODELS = "diffusers.models"

@@ -28,8 +28,6 @@ from .classes import class_of
 from .tiles import META, SharedTiles
 
 CPU = torch.device("cpu")
-ATTENTION = "optimized_attention"  # an attribute of ComfyUI's modules that attend over space
-CHUNKED = "comfy_has_chunked_io"  # an attribute of ComfyUI's VAEs that move parts of a video to the device themselves
 
 
 @dataclass(frozen=True)
@@ -44,8 +42,7 @@ class Sizes:
 
 
 class ParallelVAE:
-    """Decodes and encodes with one of ComfyUI's VAEs on all ranks of an axis together, each with its band of rows or
-    its tiles.
+    """Decodes and encodes with a VAE on all ranks of an axis together, each with its band of rows or its tiles.
 
     Every rank calls with the same tensors, and with the same random state if the class draws noise. The VAE's class is
     unchanged; outside of these calls the model computes as before. If a latent has fewer rows than there are ranks,
@@ -60,25 +57,18 @@ class ParallelVAE:
         self.sizes = sizes
         self.bands = RowBands(axis)
         self.results = results
-        self.hooks = Hooks()
         parameter = next(vae.parameters())
         self.device, self.dtype = parameter.device, parameter.dtype
         self.parking = Parking(vae, self.device)
         for module in vae.modules() if axis.degree > 1 else ():
-            if hasattr(module, ATTENTION):
-                self.hooks.replace(module, ATTENTION, attend)
-
-    def remove(self) -> None:
-        """Removes everything from the VAE, and restores its weights if they are parked."""
-        if self.parking.is_parked:
-            self.parking.restore()
-        self.hooks.remove()
+            if hasattr(module, self.kind.attend):
+                setattr(module, self.kind.attend, attend)
 
     def decode(self, latents: torch.Tensor, check: Callable[[], None] = go_on) -> torch.Tensor | None:
         """Returns the pictures (B, C, H, W) or (B, C, T, H, W), about -1 to 1, on index 0 of the axis; None elsewhere.
 
-        latents: for the VAE's decoder, without the model's scale and shift (ComfyUI's latents after `process_out`).
-        check: see BandFunctions. Raises RequestError on every rank alike for latents that the VAE cannot take.
+        latents: for the VAE's decoder, without the model's scale and shift. check: see BandFunctions. Raises
+        RequestError on every rank alike for latents that the VAE cannot take.
         """
         self.check("latent", latents, self.sizes.latent_channels, 1)
         return self.run("decode", latents, latents.shape[ROWS], 1, self.sizes.scale, check)
@@ -112,7 +102,7 @@ class ParallelVAE:
         if alone and axis.index:
             return None
         asked = go_on if alone and axis.degree > 1 else check  # the other ranks would not join the check
-        functions = BandFunctions(bands, self.kind.attends_over_rows, self.kind.whole_sizes, asked)
+        functions = BandFunctions(bands, self.kind, asked)
         if alone:
             with functions:
                 return call(whole)
@@ -161,13 +151,13 @@ class ParallelVAE:
 
     def run_decoder(self, latents: torch.Tensor) -> torch.Tensor:
         latents = latents.to(self.device, self.dtype)
-        if self.kind.tiles and getattr(self.vae, CHUNKED, False) and self.bands.axis.index:
+        if self.kind.tiles and getattr(self.vae, self.kind.chunks, False) and self.bands.axis.index:
             unread = torch.empty(self.vae.decode_output_shape(latents.shape), device=META)
             return self.vae.decode(latents, output_buffer=unread)
         return self.vae.decode(latents)
 
     def run_encoder(self, pictures: torch.Tensor) -> torch.Tensor:
-        if getattr(self.vae, CHUNKED, False):
+        if getattr(self.vae, self.kind.chunks, False):
             return self.vae.encode(pictures.to(self.dtype), device=self.device)
         return self.vae.encode(pictures.to(self.device, self.dtype))
 
@@ -194,9 +184,9 @@ class ParallelVAE:
 
 
 def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Attention over the pixels of (B, C, …), in place of ComfyUI's.
+    """Attention over the pixels of (B, C, …), in place of the module's own.
 
-    With little memory ComfyUI's splits its work in a way that one band cannot follow.
+    With little memory, the module's splits its work in a way that one band cannot follow.
     """
     shape = query.shape
     query, key, value = (each.flatten(2).transpose(1, 2).unsqueeze(1).contiguous() for each in (query, key, value))

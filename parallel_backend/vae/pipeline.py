@@ -15,10 +15,11 @@ import torch.distributed as dist
 from ..errors import RequestError
 from ..groups.mesh import Axis
 from ..hooks import Hooks
+from ..models.bands import VaeClass
 from ..seams.bands.functions import BandFunctions
 from ..seams.bands.rows import ROWS, RowBands
 from ..weights.loading import go_on
-from .classes import VaeClass, class_of
+from .classes import class_of
 from .diffusers_classes import CLASSES
 
 ATTRIBUTE = "parallel_vae"  # marks a VAE that ranks share
@@ -68,15 +69,7 @@ class PipelineVAE:
         rows = whole.shape[ROWS] // scale_in
         if self.axis.degree == 1 or min(self.axis.sizes(rows)) < self.kind.least_rows:
             return call(whole, *args, **options)
-        functions = BandFunctions(
-            self.bands,
-            self.kind.attends_over_rows,
-            self.kind.whole_sizes,
-            go_on,
-            by_size=self.kind.by_size,
-            causal_frames=self.kind.causal_frames,
-            advice=ADVICE,
-        )
+        functions = BandFunctions(self.bands, self.kind, go_on, advice=ADVICE)
         with self.bands.of(rows):
             with functions:
                 result = call(self.bands.cut_pixels(whole, scale_in), *args, **options)

@@ -9,6 +9,7 @@ Shapes: B batch, C channels, T frames, H and W of a tile.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,33 +20,27 @@ from ..groups.mesh import Axis
 META = torch.device("meta")
 
 
+@dataclass(eq=False)
 class SharedTiles:
     """Replaces the forward of a VAE's encoder or decoder while it runs. The ranks take the tiles in turn.
 
     Index 0 gets every tile's result at the call for that tile. The other ranks go on with placeholders, so that they do
     not wait for one another: each computes its tile of a round while index 0 computes the round's first. A round has as
     many tiles as there are ranks, and ends with a gather.
+
+    shape: returns the result's for a tile's. device: of the placeholders. check: called before each round, on all
+    ranks; it raises on all or on none.
     """
 
-    def __init__(
-        self,
-        forward: Callable[[torch.Tensor], torch.Tensor],
-        shape: Callable[[torch.Size], tuple[int, ...]],
-        device: torch.device,
-        axis: Axis,
-        check: Callable[[], None],
-    ) -> None:
-        """shape: returns the result's for a tile's. device: of the placeholders. check: called before each round, on
-        all ranks; it raises on all or on none."""
-        self.forward = forward
-        self.shape = shape
-        self.device = device
-        self.axis = axis
-        self.check = check
-        self.calls = 0
-        self.first: Any = None  # tile's shape; a gather takes the same from all ranks
-        self.placeholder: Any = None
-        self.round: Any = ()  # the results of the round's tiles
+    forward: Callable[[torch.Tensor], torch.Tensor]
+    shape: Callable[[torch.Size], tuple[int, ...]]
+    device: torch.device
+    axis: Axis
+    check: Callable[[], None]
+    calls: int = 0
+    first: Any = None  # tile's shape; a gather takes the same from all ranks
+    placeholder: Any = None
+    round: Any = ()  # the results of the round's tiles
 
     def __call__(self, tile: torch.Tensor) -> torch.Tensor:
         turn, shape = self.calls % self.axis.degree, self.shape(tile.shape)

@@ -2,7 +2,7 @@
 needed.
 
 Each byte that is freed must be fetched in each forward, from the other ranks or from the host's memory. So the faster
-link wins. This file is pure: ComfyUI's process uses it to predict, and the ranks use it to decide alike.
+link wins. This file is pure: it serves to predict, and the ranks use it to decide alike.
 """
 
 from __future__ import annotations

@@ -90,7 +90,9 @@ class FlatBlock:
         for name, views in by_name.items():
             parameter = self.block.get_parameter(name)
             if parameter.device != flat.device:
-                parameter = self.replace_parameter(name, rebuild_tensor(parameter, iter(views)))
+                owner, _, own = name.rpartition(".")
+                parameter = torch.nn.Parameter(rebuild_tensor(parameter, iter(views)), requires_grad=False)
+                setattr(self.block.get_submodule(owner), own, parameter)
             # In place: a tensor class that wraps others may clone the parts of a new Parameter.
             for part, view in zip(list_plain_tensors(parameter), views, strict=True):
                 part.data = view
@@ -101,13 +103,6 @@ class FlatBlock:
         for name in self.names:
             for part in list_plain_tensors(self.block.get_parameter(name)):
                 part.data = part.data.clone()
-
-    def replace_parameter(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """Puts another tensor in place of a parameter. Returns the new parameter."""
-        owner, _, own = name.rpartition(".")
-        parameter = torch.nn.Parameter(value, requires_grad=False)
-        setattr(self.block.get_submodule(owner), own, parameter)
-        return parameter
 
 
 def alias(tensor: torch.Tensor) -> torch.Tensor:

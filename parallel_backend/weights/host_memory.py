@@ -5,6 +5,7 @@ Parked weights are kept in it, and so are the blocks of weights=host.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import zlib
@@ -100,7 +101,8 @@ def agree_on_memory(
         shared = create_shared(size)
     address = Address(*gather_numbers(shared.address if shared else NOWHERE, group)[peers[0]])
     if shared is None and address != NOWHERE:
-        shared = open_shared(address)
+        with contextlib.suppress(OSError):
+            shared = SharedMemory.open(address)
     have = gather_numbers((int(shared is not None),), group)
     writers = len(peers)
     if len(peers) > 1 and not all(have[peer] == (1,) for peer in peers):
@@ -120,14 +122,6 @@ def create_shared(size: int) -> SharedMemory | None:
     except (OSError, ValueError):
         return None
     return memory
-
-
-def open_shared(address: Address) -> SharedMemory | None:
-    """Opens another rank's memory. Returns None if that is not possible."""
-    try:
-        return SharedMemory.open(address)
-    except OSError:
-        return None
 
 
 def available_bytes() -> int:

@@ -9,6 +9,7 @@ import logging
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -23,7 +24,7 @@ from ..plan import AUTO, HOST, SHARED, WHOLE, ParallelPlan
 from ..rates import host_rate, peer_rate
 from .fitting import OF_HOST, Links, WeightRoom, count_host_bytes, estimate_fetch_seconds, fit_weights
 from .host_memory import agree_on_memory, available_bytes
-from .loading import Check
+from .loading import Check, go_on
 from .prefetcher import BlockPrefetcher
 from .sizes import FETCHED, WeightSizes, fetched_places
 from .stores import HostStore, ShardedStore, Store
@@ -55,20 +56,15 @@ class PlacedModel(Protocol):
     def bring(self, places: Collection[int], store: Store | None, check: Check) -> None: ...
 
 
-class ReplicaGroups(Protocol):
-    def replicas(self, plan: ParallelPlan) -> Axis:
-        """Returns the ranks that compute with the same weights as this one, with a process group of their own."""
-        ...
-
-
 class Ranks(Protocol):
     """All ranks, as their caller runs them. control_group: for tensors on the CPU; None for the default group."""
 
     @property
-    def groups(self) -> ReplicaGroups: ...
-
-    @property
     def control_group(self) -> dist.ProcessGroup | None: ...
+
+    def replicas(self, plan: ParallelPlan) -> Axis:
+        """Returns the ranks that compute with the same weights as this one, with a process group of their own."""
+        ...
 
     def together(self, action: Callable[[], Any]) -> Any:
         """Runs an action that may fail on one rank alone. Returns once all ranks have run it. Raises on all ranks if
@@ -90,15 +86,12 @@ class WeightPlacement:
     bringing: while weights are being moved, how many bytes this rank will keep.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, links: dict[tuple[int, int], Links] | None = None) -> None:
+        """links: what was measured, by the plan's rank count, and how many ranks share weights."""
         self.asked: tuple[str, int] | None = None
         self.decided: ParallelPlan | None = None
         self.bringing = 0
-        self.links: dict[tuple[int, int], Links] = {}  # by the plan's rank count, and how many ranks share weights
-
-    def forget(self) -> None:
-        """Forgets the model, which is gone."""
-        self.asked = self.decided = None
+        self.links = {} if links is None else links
 
     def place(self, ranks: Ranks, model: PlacedModel, plan: ParallelPlan, working: int = 0) -> None:
         """Moves the weights to where the plan wants them, and reads those that are not read yet.
@@ -155,7 +148,8 @@ class WeightPlacement:
         places = fetched_places(own, plan)
         store = self._store(ranks, model, plan) if places else None
         reads_others = model.fetched.store is not None and model.fetched.store.is_collective
-        bring = lambda: model.bring(places, store, ranks.check)  # noqa: E731
+        # Ranks that read each other's weights read on to the end: they learn of a cancel at different moments.
+        bring = partial(model.bring, places, store, go_on if reads_others else ranks.check)
         self.bringing = model.sizes.count_kept_bytes(plan)[model.mesh["pipefusion"].index]
         try:
             ranks.together(bring if reads_others else lambda: ranks.alone(bring))
@@ -172,7 +166,7 @@ class WeightPlacement:
         if store and store.kind == plan.weights:
             return store
         if plan.weights == SHARED:
-            return ShardedStore(ranks.groups.replicas(plan), device)
+            return ShardedStore(ranks.replicas(plan), device)
         sizes = model.fetched.sizes
         memory = agree_on_memory((model.mesh.weight_places, sizes), HostStore.total(sizes), ranks.control_group)
         needed = count_host_bytes(plan, model.sizes) // plan.pipefusion
@@ -183,7 +177,7 @@ class WeightPlacement:
         """Returns the rates of the slowest rank. All ranks measure them together, once."""
         key = plan.world_size, plan.replicas  # under a plan of more ranks, some have not measured yet
         if key not in self.links:
-            peers = peer_rate(ranks.groups.replicas(plan), device) if plan.replicas > 1 else 0
+            peers = peer_rate(ranks.replicas(plan), device) if plan.replicas > 1 else 0
             rates = gather_numbers((peers, host_rate(device)), ranks.control_group)
             self.links[key] = Links(*(float(min(each)) for each in zip(*rates, strict=True)), is_measured=True)
         return self.links[key]
@@ -225,7 +219,7 @@ def describe_pinning(store: Store | None) -> dict[str, Any]:
 
 def measure_room(ranks: Ranks, model: PlacedModel, plan: ParallelPlan, only_free: bool = False) -> WeightRoom:
     """Returns the least memory that any rank has for weights, beside its largest request. The plan's communicators have
-    theirs, but for that of fetched weights. only_free: no more than is free, even with ComfyUI's --highvram; it is
+    theirs, but for that of fetched weights. only_free: no more than is free, whatever the model's limit is; it is
     negative if a request lacks memory."""
     device = model.mesh.device
     free = device_bytes(device) + model.resident_bytes - model.working_bytes

@@ -99,8 +99,7 @@ def sizes_of_model(model: torch.nn.Module, dtypes: Mapping[str, torch.dtype] | N
 
 
 def sizes_in_fp8(model: torch.nn.Module) -> WeightSizes | None:
-    """Returns the sizes of one of ComfyUI's models with its matrices in fp8, as in fp8 files. Returns None if that
-    saves nothing."""
+    """Returns the sizes of a model with its matrices in fp8, as in fp8 files. Returns None if that saves nothing."""
     sizes = bytes_by_name(model)
     larger = [name for name, tensor in model.named_parameters() if tensor.dim() > 1 and sizes[name] > tensor.numel()]
     return sizes_of_model(model, dict.fromkeys(larger, torch.float8_e4m3fn)) if larger else None

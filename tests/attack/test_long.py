@@ -13,7 +13,8 @@ import pytest
 from tests.support.group.direct_group import DIT, call_request, direct_on, go_on, sample_request
 from tests.support.group.mutations import mutate_json
 from worker.host.client import WorkerGroup
-from worker.wire.endpoint import MAX_HELLOS, Endpoint, connect
+from worker.wire.endpoint import Endpoint, connect
+from worker.wire.handshake import MAX_STRANGERS
 from worker.wire.private_folder import FOLDER, TOKEN, short_path
 from worker.wire.protocol import FAILED, MEMORY
 
@@ -61,7 +62,7 @@ def test_a_hundred_thousand_connections_to_the_socket(tmp_path: Path, monkeypatc
             stranger.connect(address)
             stranger.sendall(chance.randbytes(chance.randrange(1, 64)))
             held.append(stranger)
-            if len(held) == MAX_HELLOS // 2:
+            if len(held) == MAX_STRANGERS // 2:
                 assert not endpoint.accept(0.01)
                 for each in held:
                     each.close()

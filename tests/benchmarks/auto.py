@@ -1,6 +1,6 @@
 """What an automatic plan is worth: the plan that it comes to beside the fastest of all, by trying each.
 
-python -m tests.benchmarks.auto [--rounds 5] [--only NAME] [--without NAME] [--json FILE] [--minutes 25]
+python -m tests.benchmarks.auto [--rounds 5] [--only NAME] [--json FILE] [--minutes 25]
 
 A case is a model at a size, on a number of ranks, on a link of a real machine (as in tests/benchmarks/links.py, with
 fewer blocks). The ranks, throttled as there, measure what they compute and what the link carries. Then every exact plan
@@ -62,11 +62,10 @@ class Group:
     def name(self, model: str, size: str) -> str:
         return ", ".join((f"{model} {size}".rstrip(), str(self)))
 
-    def cases(self, only: str, without: str | None) -> list[tuple[str, str]]:
+    def cases(self, only: str) -> list[tuple[str, str]]:
         """Models and sizes."""
         named = [(model, size) for model, (_, sizes) in SIZES.items() for size in list(sizes)[-self.sizes :]]
-        names = {case: self.name(*case) for case in named}
-        return [case for case, name in names.items() if only in name and (without is None or without not in name)]
+        return [case for case in named if only in self.name(*case)]
 
 
 GROUPS = (
@@ -159,11 +158,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.auto")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="cases whose name contains this: Flux-shaped 1024², 2 ranks, mixed")
-    parser.add_argument("--without", default=None, help="no cases whose name contains this: SDXL")
     parser.add_argument("--json", type=Path, help="a file for all that is measured, with what was before")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="after which no case begins")
     arguments = parser.parse_args()
-    cases = [(group, *case) for group in GROUPS for case in group.cases(arguments.only, arguments.without)]
+    cases = [(group, *case) for group in GROUPS for case in group.cases(arguments.only)]
     if not cases:
         parser.error(f"no case has {arguments.only!r} in its name")
     others = busy_share()

@@ -9,20 +9,19 @@ says where the page's tables are others.
 from __future__ import annotations
 
 from parallel_backend.models import known_spec, model_classes
-from parallel_backend.models.spec import comfyui_classes, spec_named
+from parallel_backend.models.spec import SPECS
 from tests.support.cases.host import CASES
 from tests.support.cases.host.controlnets import CONTROLNETS
-from tests.support.pages import show_table, written_table
+from tests.support.pages import show_table
 
 CLASSES, FOLDERS = "classes", "folders"  # the tables, by their names in the page
+OF_COMFYUI = {name: spec for name, spec in SPECS.items() if name.startswith("comfy") and spec.inside is None}
 
 
 def table() -> str:
     """One row a class."""
     lines = ["| ComfyUI's class | compared | dp, cfg | ulysses, ring | pipefusion |", "|---|---|---|---|---|"]
-    for model_class in sorted(comfyui_classes(), key=lambda name: name.rpartition(".")[2].lower()):
-        spec = spec_named(model_class)
-        assert spec is not None
+    for model_class, spec in sorted(OF_COMFYUI.items(), key=lambda each: (each[0].rpartition(".")[2].lower(), each[0])):
         cases = [*CASES.items(), *CONTROLNETS.items()]
         rows = ", ".join(name for name, case in cases if case.model_class == model_class)
         batch = f"no{' for some' if spec.quirks.coupled_where else ''}: {spec.coupled}" if spec.coupled else "yes"
@@ -36,7 +35,7 @@ def table() -> str:
 def short_name(model_class: str) -> str:
     """The class alone, with its module where there are two of that name."""
     *_, module, name = model_class.split(".")
-    is_unique = sum(each.endswith(f".{name}") for each in comfyui_classes()) == 1
+    is_unique = sum(each.endswith(f".{name}") for each in OF_COMFYUI) == 1
     return name if is_unique else f"{module}.{name}"
 
 
@@ -53,11 +52,6 @@ def folders() -> str:
 
 def tables() -> dict[str, str]:
     return {CLASSES: table(), FOLDERS: folders()}
-
-
-def written() -> dict[str, str]:
-    """The page's."""
-    return {name: written_table(name) for name in (CLASSES, FOLDERS)}
 
 
 def main() -> None:

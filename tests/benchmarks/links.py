@@ -2,12 +2,12 @@
 
 python -m tests.benchmarks.links [--ranks 2 4] [--rounds 3] [--only NAME] [--quick] [--json FILE]
 
-Models are Flux.1, Wan 2.1 14B, Z-Image and MiniMax H3 at batch 1, PixArt-Sigma with guidance, and SDXL with and
-without, each with a part of the real one's width and tokens and, but for SDXL, with fewer blocks
-(tests/benchmarks/speed/link_cases.py). Weights are random. MiniMax H3 and SDXL are ComfyUI's classes, and COMFYUI_PATH
-has to name it; the others are diffusers'. Ranks have a thread each and are joined by a link
-(tests/support/links/link.py) that is as much slower than the real one as they compute slower than its card (profiles.py
-has the rule). So a ratio here is that of the real machine as far as the rule goes.
+Models are Flux.1, Wan 2.1 14B and Z-Image at batch 1, PixArt-Sigma with guidance, and SDXL with and without, each with
+a part of the real one's width and tokens and, but for SDXL, with fewer blocks (tests/benchmarks/speed/link_cases.py).
+Weights are random. SDXL is ComfyUI's class, and COMFYUI_PATH has to name it; the others are diffusers'. Ranks have a
+thread each and are joined by a link (tests/support/links/link.py) that is as much slower than the real one as they
+compute slower than its card (profiles.py has the rule). So a ratio here is that of the real machine as far as the rule
+goes.
 
 Ranks are throttled (throttle.py) so far that half of the cores are left to what carries their messages, which a card
 leaves to the host: else a rank that waits would make another one faster, and what overlaps would slow both. One rank's
@@ -21,17 +21,12 @@ each method's result is compared with one rank's, to 1e-4.
 ulysses, ring, cfg: ours, as a plan has them; a UNet shares its rows by ulysses and ring. cfg 2 alone splits cond and
 uncond, and two of four ranks are idle then. pipefusion: a step for a stock sampler, by so many patches; lossy. It is
 compared on deep models, with a fifth of the real one's blocks: it sends once for each stage, and other methods once for
-each block. int4: Ulysses with that
-exchange_dtype, which is lossy, and which a CPU pays for; its link is half as fast, since a byte is half of what a card
-sends in its place, and a quarter of what a CPU rank does. no overlap: ours with Ulysses over all ranks in one part, so
-that nothing is computed while it travels. diffusers: its own context parallel (Ulysses) of the same model; its ring
-needs attention that tells the log-sum-exp, which it has for GPUs alone. left: of the seconds that the exchange adds
-without overlap, how many are left with it; "nothing sent" computes the same, and nothing travels in the model. of the
-link: the same without gloo's own copying, which takes a CPU rank's time and which no overlap can hide. "no limit" does
-that copying over a link without limit, with overlap and without; of the seconds that the link adds to these, how many
-are left with overlap. MB that a rank sends: counted in a step, of the rank that sends most. rank 0 waits for: by the
-timeline, of a step in each round; all_gather is norms' statistics. gloo's own copying takes a rank's CPU time and shows
-from some 100 MB/s on: NVLink's figures are lower than the real ones.
+each block. int4: Ulysses with that exchange_dtype, which is lossy, and which a CPU pays for; its link is half as fast,
+since a byte is half of what a card sends in its place, and a quarter of what a CPU rank does. no overlap: ours with
+Ulysses over all ranks in one part, so that nothing is computed while it travels. diffusers: its own context parallel
+(Ulysses) of the same model; its ring needs attention that tells the log-sum-exp, which it has for GPUs alone. MB that a
+rank sends: counted in a step, of the rank that sends most. gloo's own copying takes a rank's CPU time and shows from
+some 100 MB/s on: NVLink's figures are lower than the real ones.
 """
 
 from __future__ import annotations
@@ -46,25 +41,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from parallel_backend.plan import INT4, ParallelPlan
-from tests.benchmarks.speed.link_cases import (
-    CASES,
-    COPYING,
-    ONE,
-    SILENT,
-    SYNCHRONOUS,
-    SYNCHRONOUS_COPYING,
-    Case,
-    methods,
-)
+from tests.benchmarks.speed.link_cases import CASES, ONE, methods
 from tests.benchmarks.speed.throttle import busy_share
 from tests.support.links.link import Link
 from tests.support.links.profiles import PROFILES
 
 SECONDS = 3600.0
 QUICK = ("PCIe 4.0 x16", "10 Gbit/s Ethernet")
-UNSEEN = (ONE.name, SILENT, COPYING, SYNCHRONOUS_COPYING)  # methods without a column
-LEAST_ADDED = 0.03  # of one rank's step: less than this is noise
 
 
 def ratios(seconds: dict[str, list[float]], name: str) -> list[float]:
@@ -72,59 +55,23 @@ def ratios(seconds: dict[str, list[float]], name: str) -> list[float]:
     return [this / one for this, one in zip(seconds[name], seconds[ONE.name], strict=True)]
 
 
-def left(
-    seconds: dict[str, list[float]], name: str, free: str = SILENT, synchronous_free: str = SILENT
-) -> float | None:
-    """Of what the exchange adds to a step without overlap, the part that this method adds; None where it is too little
-    to tell. free, synchronous_free: what it is added to, with and without overlap."""
-    names = (name, free, SYNCHRONOUS, synchronous_free)
-    if not {*names} <= set(seconds):
-        return None
-    this, alone, synchronous, synchronous_alone = (statistics.median(ratios(seconds, each)) for each in names)
-    added = synchronous - synchronous_alone
-    return (this - alone) / added if added > LEAST_ADDED else None
-
-
-def told(case: Case, ranks: int) -> dict[str, float]:
-    """The bytes that a rank sends a step by formulas, by exact method; empty where there is no formula."""
-    asked = [method for method in methods(case, ranks) if method.plan and method.sends and method.name != INT4]
-    sent = case.sent
-    return {each.name: sum(sent(case.latents, ParallelPlan(**each.plan)).values()) for each in asked} if sent else {}
-
-
 def print_case(name: str, ranks: int, found: dict) -> None:
     """found: as the ranks wrote it."""
-    asked = [method.name for method in methods(CASES[name], ranks) if method.name not in UNSEEN]
+    asked = [method.name for method in methods(CASES[name], ranks) if method is not ONE]
     one = statistics.median(second for runs in found["seconds"].values() for second in runs[ONE.name])
     print(f"\n{name}, {ranks} ranks: {found['flops'] / 1e9:.0f} GFLOP/s a rank, one rank's step {one:.2f} s")
-    overlapped = f"ulysses {ranks}"
-    titles = [*asked, "left", "of the link"]
-    widths = [max(9, len(title) + 2) for title in titles]
-    print(f"{'times faster than one rank':27}{'MB/s':>6}" + "".join(map(str.rjust, titles, widths)))
-    for words, sent in (("MB that a rank sends a step", found["sent"]), ("by formula", told(CASES[name], ranks))):
-        if sent:
-            cells = [f"{sent[each] / 1e6:.1f}" if each in sent else "–" for each in titles]
-            print(f"{words:33}" + "".join(map(str.rjust, cells, widths)))
+    widths = [max(9, len(title) + 2) for title in asked]
+    print(f"{'times faster than one rank':27}{'MB/s':>6}" + "".join(map(str.rjust, asked, widths)))
+    sent = found["sent"]
+    cells = [f"{sent[each] / 1e6:.1f}" if each in sent else "–" for each in asked]
+    print(f"{'MB that a rank sends a step':33}" + "".join(map(str.rjust, cells, widths)))
     for profile, seconds in found["seconds"].items():
         faster = [1 / statistics.median(ratios(seconds, each)) if each in seconds else None for each in asked]
         cells = ["–" if ratio is None else f"{ratio:.2f}" for ratio in faster]
-        parts = (left(seconds, overlapped), left(seconds, overlapped, COPYING, SYNCHRONOUS_COPYING))
-        cells += ["–" if part is None else f"{part:.0%}" for part in parts]
         rate = statistics.median(found["rates"][profile]) / 1e6
         print(f"{profile:27}{rate:6.1f}" + "".join(map(str.rjust, cells, widths)))
-    if CASES[name].sent:
-        print_waits(overlapped, found)
     for method, reason in found["refused"].items():
         print(f"  {method}: refused, {reason}")
-
-
-def print_waits(method: str, found: dict) -> None:
-    """What rank 0 waits for in a step, as parts of the step's time."""
-    print(f"of a step of {method}, rank 0 waits for")
-    for profile, runs in found["waits"].items():
-        names = sorted({name for run in runs[method] for name in run})
-        parts = {name: statistics.median(run.get(name, 0.0) for run in runs[method]) for name in names}
-        print(f"{profile:27}" + ", ".join(f"{name} {part:.1%}" for name, part in parts.items()))
 
 
 def measure(cases: list[str], ranks: int, rounds: int, profiles: list[str]) -> Iterator[tuple[str, dict | None]]:

@@ -8,11 +8,8 @@ device is its memory. Of all ranks the one with most, in MB (1e6), and in bracke
 `WeightSizes` says, to be at most 3 %:
 
 live: storages that hold the device's part of the weights, at rest, against `kept`; while loading, against that and the
-largest block; in a forward, with its activations, against `kept`. private: the process's memory that is no file's (what
-the file has in the computed dtype stays in its pages), with a copy in host memory that no other rank has. read: bytes
-of the file, of the rank that reads most. copy: the host memory of the machine that all ranks together have.
-In a forward, what gloo gathers into is told with the private memory, the two blocks on their way, and not held to the
-3 %: it lets go of it a little later. NCCL, on GPUs, has none of it.
+largest block; in a forward, with its activations, against `kept`. read: bytes of the file, of the rank that reads most.
+copy: the host memory of the machine that all ranks together have.
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ from tests.support.ranks.pool import RankPool
 
 PROGRAM = "weights.footprint_ranks"
 NEAR = 0.03
-SLACK, ITS_OWN = 1e6, 4e6  # bytes: of activations; and what a process takes beside, for Python's objects
+SLACK = 1e6  # bytes, of activations
 MB = 1e6
 WORLDS = (1, 2, 4)
 CAST_RANKS = 2  # on which files are computed with in another dtype, too
@@ -148,36 +145,27 @@ class Line:
 
 
 def is_off(name: str, found: float, told: float) -> bool:
-    """Loading may take less than it may. What gloo takes meanwhile is its own affair, and shown alone."""
-    if name == FORWARD_PRIVATE:
-        return False
-    allowed = NEAR * told + (ITS_OWN if "private" in name else SLACK)
-    return found - told > allowed or (name not in AT_MOST and told - found > allowed)
+    """Loading may take less than it may."""
+    allowed = NEAR * told + SLACK
+    return found - told > allowed or (name != LOADING and told - found > allowed)
 
 
-LIVE, PRIVATE, READ, COPY = "live", "private", "read", "copy"
-LOADING_LIVE, LOADING_PRIVATE = "loading: live", "loading: private"
-FORWARD_LIVE, FORWARD_PRIVATE = "forward: live", "forward: private"
-AT_MOST = (LOADING_LIVE, LOADING_PRIVATE)
+LIVE, LOADING, FORWARD, READ, COPY = "live", "loading: live", "forward: live", "read", "copy"
 
 
 def line_of(case: dict[str, Any], by_rank: list[dict[str, Any]], outputs: dict[str, int]) -> Line:
     """outputs: what came out of each model under whole weights, which this adds to."""
     plan, first = case["plan"], by_rank[0]
     per_byte = first["per byte"]
-    own_copy = first["told copy"] if len(by_rank) == 1 else 0  # which is private then
 
     def most(name: str) -> float:
         return max(each[name] for each in by_rank)
 
-    told, largest, pages = most("told") + case["tables"], most("largest"), most("in pages")
+    told, largest = most("told") + case["tables"], most("largest")
     figures = {
         LIVE: (most("live"), told),
-        PRIVATE: (most("private"), told - pages + own_copy),
-        LOADING_LIVE: (most("loading live"), told + largest),
-        LOADING_PRIVATE: (most("loading private"), told - pages + own_copy + largest),
-        FORWARD_LIVE: (most("block live"), told),
-        FORWARD_PRIVATE: (most("block private"), told - pages + own_copy + most("gloo")),
+        LOADING: (most("loading live"), told + largest),
+        FORWARD: (most("block live"), told),
         READ: (most("read"), most("told read") * per_byte),
         COPY: (sum(each["copy"] for each in by_rank), first["told copy"]),
     }
@@ -208,7 +196,7 @@ def measure(cases: list[dict[str, Any]], ranks: int, pool: RankPool) -> Iterator
 def printed(line: Line) -> str:
     cells = []
     for name, (found, told) in line.figures.items():
-        more = f"({100 * (found / told - 1):+.0f}%)" if told > ITS_OWN else ""
+        more = f"({100 * (found / told - 1):+.0f}%)" if told > SLACK else ""
         cells.append(f"{found / MB:8.1f} {more:8}{'!' if name in line.missed else ' '}")
     return f"{line.title:34}{''.join(cells)} {'exact' if line.exact else 'OUTPUT DIFFERS'}"
 

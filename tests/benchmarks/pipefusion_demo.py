@@ -1,30 +1,35 @@
 """What PipeFusion's stale keys and values do to pictures: the demo model's, read by the shape checker.
 
-python -m tests.benchmarks.pipefusion_demo [--schedulers]
+python -m tests.benchmarks.pipefusion_demo [--schedulers] [--int4]
 
 Two stages, four patches, 20 steps of FlowMatchEuler, guidance 3, every class once; one, two and four sync steps.
---schedulers: with one sync step, by each scheduler for flow matching, compared with its own exact run.
+--schedulers: with one sync step, by each scheduler for flow matching, compared with its own exact run. --int4: exact
+steps by Ulysses on two ranks, with exchange_dtype=int4.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import diffusers
 import torch
 from safetensors.torch import load_file, save_file
 
 from demo.host import REPOSITORY
+from parallel_backend.models import known_spec
+from parallel_backend.plan import INT4
 from parallel_backend.sampling.schedulers import FLOW, MODELS_OWN, SCHEDULERS, build_scheduler
 from tests.support.cases import oracle
 from tests.support.cases.families import FAMILIES
+from tests.support.cases.references import relative_error
 from tests.support.host.shape_checker import judge
+from tests.support.ranks.pool import RankPool
 
 MODEL = REPOSITORY / "demo" / "shapes-dit"
 STAGES, PATCHES, STEPS, GUIDANCE = 2, 4, 20, 3.0
@@ -51,36 +56,29 @@ class Request:
         noise = torch.randn(len(names), config["in_channels"], side, side, generator=torch.Generator().manual_seed(0))
         return cls(folder, names, noise, torch.arange(len(names)), torch.full((len(names),), len(names)))
 
-    def parallel(self, plans: dict[str, dict[str, int]], scheduler: str = MODELS_OWN) -> dict[str, torch.Tensor]:
+    def parallel(self, plans: dict[str, dict[str, Any]], scheduler: str = MODELS_OWN) -> dict[str, torch.Tensor]:
         """What the engine draws under each plan, in a real group. scheduler: a name of SCHEDULERS."""
-        with tempfile.TemporaryDirectory(prefix="demo-") as root:
-            inputs, cases, out = (Path(root) / name for name in ("inputs", "cases", "out"))
+        with tempfile.TemporaryDirectory(prefix="demo-") as root, RankPool(Path(root)) as pool:
+            inputs, out = (str(Path(root) / name) for name in ("inputs", "out"))
             save_file({"latents": self.latents, "asked": self.asked, "unasked": self.unasked}, inputs)
             sampling = {"steps": STEPS, "guidance": GUIDANCE, "scheduler": scheduler}
-            cases.write_text(json.dumps({"inputs": str(inputs), **sampling, "plans": plans}))
-            launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={STAGES}"]
-            ranks = ["-m", "tests.support.ranks.demo_ranks", str(self.folder), str(cases), str(out)]
-            run = subprocess.run(
-                [sys.executable, *launch, *ranks], cwd=REPOSITORY, capture_output=True, text=True, timeout=600
-            )
-            if run.returncode:
-                raise RuntimeError(run.stderr[-6000:])
+            pool.run(STAGES, "demo_ranks", str(self.folder), inputs, sampling, plans, out)
             drawn = load_file(out)
             return {name: drawn[name] for name in plans}
 
-    def serial(self, patches: int = 1, sync_steps: int | None = None, scheduler_name: str = MODELS_OWN) -> torch.Tensor:
+    def serial(
+        self, patches: int = 1, sync_steps: int | None = None, scheduler_name: str = MODELS_OWN, steps: int = STEPS
+    ) -> torch.Tensor:
         """What one process on plain diffusers draws: exactly, or by the oracle of PipeFusion."""
         folder = self.folder / "transformer"
         model = diffusers.DiTTransformer2DModel.from_pretrained(folder, dtype=torch.float32, low_cpu_mem_usage=False)
         config = json.loads((self.folder / "scheduler" / "scheduler_config.json").read_text())
         scheduler = build_scheduler(scheduler_name, config)
-        scheduler.set_timesteps(STEPS)
-        side = model.config.patch_size
-        anatomy = replace(oracle.ANATOMIES["dit"], patch=(side, side))
+        scheduler.set_timesteps(steps)
         branches = [{"class_labels": self.asked}, {"class_labels": self.unasked}]
         return oracle.sample(
-            model.eval(), anatomy, FAMILIES["dit"].reference, scheduler,
-            self.latents, *branches, GUIDANCE, patches, sync_steps,
+            model.eval(), known_spec(type(model).__name__), FAMILIES["dit"].reference, scheduler,
+            self.latents, *branches, GUIDANCE, patches, sync_steps, patch=(model.config.patch_size,) * 2,
         )  # fmt: skip
 
     def misses(self, images_BCHW: torch.Tensor) -> list[str]:
@@ -104,10 +102,6 @@ def psnr(got: torch.Tensor, wanted: torch.Tensor) -> float:
     return 10 * math.log10(1 / error) if error else math.inf
 
 
-def relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float((got - wanted).norm() / wanted.norm())
-
-
 def print_schedulers(request: Request) -> int:
     """Prints what one sync step does by each scheduler. Returns 0."""
     print("| scheduler | right, exact | right, PipeFusion | PSNR to exact, dB | worst picture, dB |")
@@ -121,6 +115,16 @@ def print_schedulers(request: Request) -> int:
     return 0
 
 
+def print_int4(request: Request, exact: torch.Tensor) -> int:
+    """Prints what a lossy exchange does; returns 1 where it draws too few pictures right."""
+    images = request.parallel({INT4: {"ulysses": STAGES, "exchange_dtype": INT4}})[INT4]
+    missed = request.misses(images)
+    worst = min(psnr(*pair) for pair in zip(images, exact, strict=True))
+    print(f"{INT4}: relative error {relative_error(images, exact):.1e}, missed: {'; '.join(missed) or 'none'}")
+    print(f"PSNR to exact {psnr(images, exact):.1f} dB, of the worst picture {worst:.1f} dB")
+    return int(len(missed) > (1 - LEAST_RIGHT) * len(request.names))
+
+
 def main() -> int:
     """Prints the table; returns 1 where PipeFusion with one sync step draws too few pictures right."""
     request = Request.of(MODEL)
@@ -128,6 +132,8 @@ def main() -> int:
         return print_schedulers(request)
     count = len(request.names)
     exact = request.serial()
+    if "--int4" in sys.argv:
+        return print_int4(request, exact)
     drawn = request.parallel({str(sync_steps): plan(sync_steps) for sync_steps in SYNC_STEPS})
     print(f"{STAGES} stages, {PATCHES} patches, {STEPS} steps, guidance {GUIDANCE:g}, {count} pictures, fp32\n")
     print("| sampling | right | PSNR to exact, dB | worst picture, dB | relative error to exact | to the oracle |")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from parallel_backend.axes import BATCH_AXES, TOKEN_AXES
-from tests.support.pages import show_table, written_table
+from tests.support.pages import show_table
 from tests.support.programs import run_program
 from tests.support.templates.model_files import other_use
 from tests.support.templates.workflows import Workflow, release, workflows
@@ -92,11 +92,6 @@ def table(outcomes: Iterable[tuple[Workflow, str, str]]) -> str:
             names = ", ".join(f"`{name}`" for name in sorted(workflow.name for workflow in found))
             lines.append(row(f"– {reason} ({names})", found))
     return "\n".join(lines) + "\n"
-
-
-def written() -> str:
-    """The page's."""
-    return written_table(TABLE)
 
 
 def main() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 import urllib.error
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,7 @@ import pytest
 import torch
 
 from demo.host import ComfyHost
-from tests.support.host.faults import CASES, GOOD, PYTHON, Case, end, frail_host, good, spaced, suffer
+from tests.support.host.faults import CASES, GOOD, PYTHON, Case, frail_host, good, kill_while_it_samples, spaced, suffer
 from tests.support.host.graphs import latents, post, ranks, relative_error, runs, status
 from tests.support.tiers import slow_but
 
@@ -75,5 +74,5 @@ def test_two_comfyuis_on_one_machine_do_not_meet(host: ComfyHost, frail: ComfyHo
 def test_no_process_outlives_a_host_that_is_killed_while_it_samples(host: ComfyHost, frail: ComfyHost) -> None:
     """The last test here: the other ComfyUI goes on."""
     alone = good(host)
-    end(frail, signal.SIGKILL, sampling=True)
+    kill_while_it_samples(frail)
     assert good(host).equal(alone)

@@ -93,16 +93,13 @@ def text(name: str) -> Change:
 
 ODD: dict[str, Change] = {
     "a latent of other channels": latent("narrow"),
-    "an empty latent of other channels": empty(1, 4, 9, 12),
     "a latent without rows": empty(0, 16, 9, 12),
     "a latent of one value a channel": empty(1, 16, 1, 1),
     "NaN in the latent": latent("nan"),
     "NaN in the text": text("nan-text"),
-    "an endless number in the text": text("inf-text"),
     "a text of another width": text("wide-text"),
     "a text without tokens": text("no-text"),
     "no positive text": without("positive"),
-    "no negative text": without("negative"),
     "no text at all": without("positive", "negative"),
     "no steps, by denoise": sampler_with(denoise=0.0),
     "no steps, by start and end": advanced,
@@ -121,7 +118,6 @@ def files(comfyui: Path, models: Path) -> Path:
     good = load_file(models / "input" / f"{FLUX} positive.safetensors")["conditioning"]
     for name, tensor in {
         "nan-text": good.clone().index_fill(1, torch.tensor(2), NAN),
-        "inf-text": good.clone().index_fill(1, torch.tensor(2), float("inf")),
         "wide-text": torch.randn(1, 7, 99),
         "no-text": good[:, :0].clone(),
     }.items():
@@ -182,17 +178,6 @@ def test_the_parallel_sampler_refuses_an_empty_conditioning(which: str, host: Co
     node(asked, "ParallelDiT_Sampler")["inputs"][which] = ["90", 0]
     with pytest.raises(PromptError, match=f"cannot honour an empty {which} conditioning"):
         host.run(asked)
-    assert ranks(host) == before
-
-
-def test_models_of_other_kinds_in_turn(host: ComfyHost, files: Path) -> None:
-    """Each as the stock loader's, with the same ranks."""
-    latents(host, good(FLUX, {"cfg": 2}, next(seeds)))
-    before, drawn, kinds = ranks(host), (next(seeds), next(seeds)), (FLUX, VIDEO, UNET)
-    right = {(kind, seed): latents(host, good(kind, None, seed)) for kind in kinds for seed in drawn}
-    for seed in drawn:
-        for kind in kinds:
-            assert relative_error(latents(host, good(kind, {"cfg": 2}, seed)), right[kind, seed]) <= TOLERANCE
     assert ranks(host) == before
 
 

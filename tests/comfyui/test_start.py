@@ -22,7 +22,7 @@ from worker.rank.model.host_model import HostModel
 file, plan, cpu = sys.argv.pop(), ParallelPlan(), torch.device("cpu")
 axes = dict.fromkeys((*plan.degrees(), "batch", "sequence"), Axis(None, 1, 0))
 source = HostSource(os.environ["COMFYUI_PATH"], ("--cpu",), file, "", "float32", "")
-HostModel.load(source, Mesh(plan, cpu, axes, Timeline(cpu)))
+HostModel.build(source, Mesh(plan, cpu, axes, Timeline(cpu))).bring((), None)
 """
 
 

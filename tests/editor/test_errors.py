@@ -12,20 +12,13 @@ from demo.host import REPOSITORY, ComfyHost
 from parallel_backend.errors import DETAILS, ModelFileError, PlanError, RequestError
 from tests.support.editor.editor import Editor, wait_for
 from tests.support.editor.examples import open_demo
-from tests.support.host.faults import spaced
-from tests.support.host.graphs import Job, ranks, status
+from tests.support.host.graphs import ranks, status
 from worker.errors import Explanation, RequestRefused, WorkerGroupError
 from worker.settings import SettingsError
 
 CARD, TITLE = "paralleldit-error", "header strong"
 TOO_MANY = {"mode": "manual", "ulysses": 9}
 READABLE = 4.5  # the contrast that WCAG asks of text
-NODE_BOTTOM = """(id) => {
-    const { ds, graph } = window.app.canvas
-    const node = graph.getNodeById(id)
-    return [(node.pos[0] + ds.offset[0]) * ds.scale, (node.pos[1] + node.size[1] + ds.offset[1]) * ds.scale]
-}"""
-PAN = "([x, y]) => { window.app.canvas.ds.offset[0] += x; window.app.canvas.ds.offset[1] += y }"
 # Moves the view so that a node's card would lie in the lower right corner.
 TO_THE_CORNER = """() => {
     const { ds, graph, canvas } = window.app.canvas
@@ -35,26 +28,6 @@ TO_THE_CORNER = """() => {
     window.app.canvas.setDirty(true, true)
 }"""
 FRAME = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
-FAILING = "workflows/failing.json"
-NOTE_FAILURE = """() => {
-    window.failed = false
-    window.app.api.addEventListener('execution_error', () => { window.failed = true })
-}"""
-# As the menu does, but for its questions.
-SAVE = """async (path) => {
-    const store = window.app.extensionManager.workflow
-    await store.renameWorkflow(store.activeWorkflow, path)
-    await store.saveWorkflow(store.activeWorkflow)
-}"""
-ACTIVE = "([path, there]) => (window.app.extensionManager.workflow.activeWorkflow.path === path) === there"
-REOPEN = """async (path) => {
-    const workflow = await window.app.extensionManager.workflow.getWorkflowByPath(path).load()
-    await window.app.loadGraphData(workflow.activeState, true, true, workflow)
-}"""
-DELETE = """async (path) => {
-    const store = window.app.extensionManager.workflow
-    await store.deleteWorkflow(store.getWorkflowByPath(path))
-}"""
 # Of a text and the opaque background behind it, by WCAG's formula.
 CONTRAST = r"""(text) => {
     const channels = (color) => color.match(/[\d.]+/g).map(Number)
@@ -105,67 +78,9 @@ def test_a_plan_that_does_not_fit_is_told_at_the_node(editor: Editor) -> None:
     expect(card.get_by_test_id(f"{CARD}-advice")).to_contain_text("Lower it to 8 or less")
     expect(card.get_by_test_id(f"{CARD}-details")).to_have_count(0)
     assert page.evaluate("document.activeElement.className") == focused
-    loader = editor.set_widgets("ParallelDiT_Parallelize")
-    for way in ((0, 0), (150, -120), (40, -60)):
-        page.evaluate(PAN, way)
-        page.evaluate(FRAME)
-        x, bottom = page.evaluate(NODE_BOTTOM, loader)
-        box = card.bounding_box()
-        assert abs(box["x"] - x) <= 2
-        assert 0 < box["y"] - bottom < 20
-    page.evaluate(PAN, (-5000, -5000))
-    page.evaluate(FRAME)
-    box = card.bounding_box()
-    assert box["x"] >= 0 and box["y"] >= 0, "the card stays in sight"
     page.evaluate("document.activeElement.blur()")
     page.keyboard.press("Escape")
     expect(card).to_have_count(0)
-    assert editor.problems == []
-
-
-def go_to_tab(page: Page, there: bool) -> None:
-    """there: to that of the workflow that fails; else to that of the other one."""
-    page.locator(".workflow-tab").get_by_text("failing" if there else re.compile("^Unsaved")).last.click()
-    wait_for(page, ACTIVE, arg=[FAILING, there])
-
-
-def close_tab(page: Page) -> None:
-    """Closes that of the workflow that fails."""
-    tab = page.locator(".workflow-tab", has_text="failing")
-    tab.hover()
-    tab.get_by_label("Close").click(modifiers=["Shift"])  # with which the editor does not ask whether to save it
-    expect(tab).to_have_count(0)
-
-
-def test_an_error_is_told_in_the_tab_of_its_workflow_until_that_is_closed(editor: Editor, host: ComfyHost) -> None:
-    """The other tab has the same nodes. After the reload, the page knows only what it has kept; whose an error is
-    without one is in tests/web/errors_origins.test.mjs."""
-    page, card = editor.page, editor.page.get_by_test_id(CARD)
-    before = host.queue(spaced(Job("tiny-dit", "3", seed=110, steps=5000)).prompt())
-    open_demo(editor, TOO_MANY)
-    with page.expect_response(lambda response: response.url.endswith("/prompt")):
-        editor.run()
-    page.evaluate(SAVE, FAILING)
-    open_demo(editor)
-    go_to_tab(page, there=True)  # upon which the editor keeps the other one
-    go_to_tab(page, there=False)
-    editor.reload()
-    page.evaluate(NOTE_FAILURE)
-    host.interrupt(before)
-    wait_for(page, "window.failed")
-    page.evaluate(FRAME)
-    expect(card).to_have_count(0)
-    for there in (True, False, True):
-        go_to_tab(page, there)
-        expect(card).to_have_count(int(there))
-    expect(card.locator("footer")).to_contain_text("Parallelize Model")
-    close_tab(page)
-    expect(card).to_have_count(0)
-    page.evaluate(REOPEN, FAILING)
-    page.evaluate(FRAME)
-    expect(card).to_have_count(0)
-    close_tab(page)
-    page.evaluate(DELETE, FAILING)
     assert editor.problems == []
 
 

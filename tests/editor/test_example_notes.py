@@ -43,13 +43,13 @@ def test_what_a_card_keeps_whole_is_as_large_as_the_published_file() -> None:
         whole = [found for found in FIGURES[name].values() if not found["blocks"] and found["fits"]]
         for found in whole:
             # PixArt's is published in fp32, and loaded in bf16.
-            published = TABLE[name].model.gb / (2 if name.startswith("pixart") else 1)
+            published = TABLE[name].model.gb / (2 if name.startswith("PixArt") else 1)
             assert found["kept"] / 1e9 == pytest.approx(published, rel=0.03), name
 
 
 def test_a_step_of_a_video_with_sound_needs_more_than_its_latents() -> None:
     """ComfyUI estimates memory for both in one row of numbers. For the video's frames alone, it would be 12 MB."""
-    for name in ("ltx2_text_to_video", "minimax_h3_text_to_video"):
+    for name in ("LTX-2 text to video", "MiniMax H3 text to video"):
         assert all(found["working"] > 1e9 for found in FIGURES[name].values()), name
 
 

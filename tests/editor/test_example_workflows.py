@@ -8,28 +8,29 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
+from urllib.parse import quote
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from demo.host import PACK_NAME, REPOSITORY, ComfyHost, open_url
 from demo.workflow import api_prompt
 from tests.support.editor.converted import PARALLELIZE
-from tests.support.editor.editor import Editor, insist, wait_for
+from tests.support.editor.editor import Editor
 from tests.support.editor.examples import EXAMPLES, FOLDER, boxes, open_example, problems, settle
 from tests.support.editor.shared import SharedPage
-from tests.support.files.template_files import EXAMPLE_FILES, Smaller, files_in, pictures, shrink, unread
+from tests.support.files.template_files import EXAMPLE_FILES, files_in, unread
 from tests.support.templates.examples import TABLE
 from tests.support.tiers import running, slow_but
 
 # Downloads of models that no template of ComfyUI's has, as their makers' pages give them.
 MAKERS = ("https://huggingface.co/ByteDance/SDXL-Lightning/resolve/main/sdxl_lightning_4step.safetensors",)
-OPEN = ("flux_dev_text_to_image", "ltx2_text_to_video")  # by the quick run: a small one and the largest
+OPEN = ("FLUX.1 dev text to image", "LTX-2 text to video")  # by the quick run: a small one and the largest
 DEMOS = ("demo", "pipefusion")  # whose model comes with the pack; test_api_queue looks at what they draw
-MOST_BYTES, MOST_PIXELS = 120_000, 1200
+MOST_BYTES, MOST_PIXELS = 200_000, 1660  # twice the width at which GitHub shows them
 ANSWER_MS = 120_000
 ROOMY = {"width": 2600, "height": 2000}
 # Inputs that take a file, and the folder that it is in.
@@ -46,39 +47,9 @@ FILE_INPUTS = {
 UNKNOWN = (
     "() => window.app.graph.nodes.map((node) => node.type).filter((type) => !LiteGraph.registered_node_types[type])"
 )
-IN_GRAPH = "(types) => `${window.app.graph.nodes.map((node) => node.type).sort()}` === `${types}`"
-SHOWN = "(card) => document.querySelector(`[data-testid='${card}'] img`)?.naturalWidth > 0"
 PROMPT = "async () => (await window.app.graphToPrompt()).output"
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """What comes out: width, height and, of a video, frames. smaller: what the test changes for that."""
-
-    width: int
-    height: int
-    frames: int = 1
-    smaller: Smaller = field(default_factory=dict)
-
-
-def drawn(latent: str, width: int, height: int, **length: int) -> Drawn:
-    smaller = {latent: {"width": width, "height": height, **length}, "KSampler": {"steps": 3}}
-    return Drawn(width, height, length.get("length", 1), smaller)
-
-
-STEPS = {"steps": 3}
-DRAWN = {
-    "flux_dev_text_to_image": drawn("EmptySD3LatentImage", 512, 384),
-    "sd3.5_text_to_image": drawn("EmptySD3LatentImage", 512, 384),
-    "pixart_sigma_text_to_image": drawn("EmptyLatentImage", 512, 384),
-    "qwen_image_text_to_image": drawn("EmptySD3LatentImage", 384, 256),
-    "wan2.1_text_to_video": drawn("EmptyHunyuanLatentVideo", 256, 192, length=5),
-    "z_image_turbo_text_to_image": drawn("EmptySD3LatentImage", 512, 384),
-    "flux2_klein_text_to_image": Drawn(
-        512, 384, smaller={"EmptyFlux2LatentImage": {"width": 512, "height": 384}, "Flux2Scheduler": STEPS}
-    ),
-    "wan2.2_text_to_video": Drawn(256, 192, 5, {"EmptyHunyuanLatentVideo": {"width": 256, "height": 192, "length": 5}}),
-}
 OPENED = [name for name in EXAMPLES if name not in DEMOS]
 
 
@@ -124,7 +95,7 @@ def test_the_host_offers_them_with_their_pictures(host: ComfyHost) -> None:
     with open_url(f"{host.url}/workflow_templates", timeout=30) as answer:
         assert sorted(json.loads(answer.read())[PACK_NAME]) == sorted(EXAMPLES)
     for name in EXAMPLES:
-        with open_url(f"{host.url}/api/workflow_templates/{PACK_NAME}/{name}.jpg", timeout=30) as answer:
+        with open_url(f"{host.url}/api/workflow_templates/{PACK_NAME}/{quote(name)}.jpg", timeout=30) as answer:
             picture = Image.open(answer)
             assert picture.width <= MOST_PIXELS
         assert (FOLDER / f"{name}.jpg").stat().st_size <= MOST_BYTES
@@ -153,31 +124,6 @@ def test_downloads_that_the_editor_offers_are_those_of_comfyuis_own_templates_or
             assert f"{model['directory']}/{model['name']}" in EXAMPLE_FILES
 
 
-def test_a_missing_model_is_offered_with_its_folder(editor: Editor) -> None:
-    open_example(editor, "flux_dev_text_to_image")
-    editor.page.get_by_test_id("error-overlay-see-errors").click()
-    for path in files_noted("flux_dev_text_to_image"):
-        folder, name = path.split("/")
-        editor.page.get_by_label(f"Download {name}").wait_for()
-        lines = editor.page.get_by_test_id("missing-model-importable-rows").inner_text().split("\n")
-        rows = list(filter(None, lines))
-        assert rows[rows.index(name) + 1] == folder
-
-
-def test_the_template_browser_shows_their_pictures_and_opens_one(editor: Editor) -> None:
-    page = editor.page
-    page.get_by_role("button", name="Templates", exact=True).click()
-    page.get_by_role("dialog").get_by_text(PACK_NAME).first.click()
-    for name in EXAMPLES:
-        page.get_by_test_id(f"template-workflow-{name}").scroll_into_view_if_needed()
-        wait_for(page, SHOWN, arg=f"template-workflow-{name}")
-    card = page.get_by_test_id("template-workflow-demo")  # the browser closes when it has opened a template
-    insist(lambda: card.is_visible() and card.click(), lambda ms: card.wait_for(state="hidden", timeout=ms))
-    wait_for(page, IN_GRAPH, arg=sorted(node["type"] for node in workflow("demo")["nodes"]))
-    assert page.evaluate(UNKNOWN) == []
-    assert problems(editor) == []
-
-
 @pytest.mark.parametrize("name", OPENED)
 def test_each_converts_to_a_prompt_in_which_nothing_is_missing(name: str, host: ComfyHost) -> None:
     known = host.object_info()
@@ -203,14 +149,16 @@ def test_it_opens_whole_and_tidy_and_names_its_files(example: str, editor: Edito
     assert problems(editor) == []
 
 
-@pytest.mark.parametrize("example", slow_but(("flux_dev_text_to_image",), {name: (name,) for name in DRAWN}))
+@pytest.mark.parametrize("example", ["FLUX.1 dev text to image"])
 def test_it_draws(example: str, editor: Editor, host: ComfyHost, files: None) -> None:
+    """tests/comfyui has the models of the others."""
     open_example(editor, example)
     prompt = editor.page.evaluate(PROMPT)
-    shrink(prompt, DRAWN[example].smaller)
+    inputs = {node["class_type"]: node["inputs"] for node in prompt.values()}
+    inputs["EmptySD3LatentImage"].update(width=512, height=384)
+    inputs["KSampler"].update(steps=3)
     outputs = host.run(prompt)["outputs"]
     (saved,) = [image for output in outputs.values() for image in output.get("images", [])]
-    shown = pictures(host.output_file(saved))
-    assert len(shown) == DRAWN[example].frames
-    assert {picture.shape for picture in shown} == {(DRAWN[example].height, DRAWN[example].width, 3)}
-    assert shown[0].std() > 1, "a picture of one colour"
+    picture = np.asarray(Image.open(host.output_file(saved)).convert("RGB"))
+    assert picture.shape == (384, 512, 3)
+    assert picture.std() > 1, "a picture of one colour"

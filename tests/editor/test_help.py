@@ -1,18 +1,15 @@
-"""Words in the editor: help pages, tooltips and both locales are complete, agree, and are what the editor shows."""
+"""Words in the editor: help pages, tooltips and both locales are complete, and agree."""
 
 from __future__ import annotations
 
 import ast
-import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Route, expect
 
 from demo.host import REPOSITORY, ComfyHost
-from tests.support.editor.editor import CONTEXT, Editor, insist, use_setting
 from tests.support.host.node_defs import inputs_of, node_defs, own_nodes, read
 
 DOCS = REPOSITORY / "web" / "docs"
@@ -32,28 +29,6 @@ DEFAULT = {"en": "default {}", "zh": "默认 {}"}
 EMPTY = {"en": "default empty", "zh": "默认为空"}
 MESSAGE_SYNTAX = re.compile(r"[{}@|]")  # of vue-i18n, by which the editor reads the locales
 ANY = "…"
-SETTINGS = "**/api/settings/**"
-
-PLACE = """(type) => {
-    const node = window.LiteGraph.createNode(type)
-    node.pos = [500 * window.app.graph.nodes.length, 300]
-    window.app.graph.add(node)
-    const sockets = node.inputs.filter((input) => !input.widget).map((input) => [input.name, input.localized_name])
-    const helpers = ['control_after_generate', 'mesh']  // the second is the plan's drawing
-    const widgets = node.widgets?.filter((widget) => !helpers.includes(widget.name)) ?? []
-    const labels = widgets.map((widget) => [widget.name, widget.label])
-    return { title: node.title, names: Object.fromEntries([...sockets, ...labels]) }
-}"""
-SELECT = """(type) => {
-    const node = window.app.graph.nodes.find((node) => node.type === type)
-    window.app.canvas.selectItems([node])
-    window.app.canvas.centerOnNode(node)
-}"""
-PLACE_OF_WIDGET = """([type, name]) => {
-    const node = window.app.graph.nodes.find((node) => node.type === type)
-    const widget = node.widgets.find((widget) => widget.name === name)
-    return window.app.canvasPosToClientPos([node.pos[0] + node.size[0] / 2, node.pos[1] + widget.y + 10])
-}"""
 
 
 @pytest.fixture(scope="session")
@@ -142,62 +117,6 @@ def test_the_english_words_for_the_nodes_are_those_of_their_schemas(nodes: dict[
 def test_the_words_for_the_nodes_have_nothing_that_the_editor_would_fill_in(language: str) -> None:
     for path, text in (flat(read(language)) | flat(read(language, "settings.json"))).items():
         assert not MESSAGE_SYNTAX.search(text), path
-
-
-@pytest.fixture(params=["en", "zh"])
-def speaking(request: pytest.FixtureRequest, browser: Browser, host: ComfyHost) -> Iterator[tuple[Editor, str]]:
-    """A page in each language: in English, the shared one, whose side is closed again."""
-    if request.param == "en":
-        editor: Editor = request.getfixturevalue("shared_editor")
-        yield editor, "en"
-        editor.page.get_by_role("button", name="Toggle properties panel").click()
-        expect(editor.page.locator(".node-help-content")).to_be_hidden()
-        editor.page.unroute(SETTINGS)
-        return
-    with (
-        use_setting(host, "Comfy.Locale", "zh", "en"),
-        contextlib.closing(browser.new_context(**CONTEXT, locale="zh-CN")) as context,
-    ):
-        yield Editor(context.new_page(), host), "zh"
-
-
-def test_the_editor_shows_nodes_and_their_help_in_its_language(speaking: tuple[Editor, str]) -> None:
-    editor, language = speaking
-    said = read(language)
-    editor.page.route(SETTINGS, keep_settings)
-    editor.page.evaluate("() => window.app.graph.clear()")
-    for node in sorted(NODES):
-        shown = editor.page.evaluate(PLACE, node)
-        assert shown["title"] == said[node]["display_name"]
-        assert shown["names"] == {name: entry["name"] for name, entry in said[node]["inputs"].items()}
-    for place, node in enumerate(sorted(NODES)):
-        editor.page.evaluate(SELECT, node)
-        if place == 0:
-            editor.page.get_by_test_id("info-button").click()
-        editor.page.locator(".node-help-content h1", has_text=said[node]["display_name"]).wait_for()
-        text = " ".join(editor.page.locator(".node-help-content").inner_text().split())
-        assert all(error in text for error in quoted_errors(page(node, language), language))
-    editor.page.evaluate(SELECT, PARALLELIZE)
-    editor.set_widgets(PARALLELIZE, mode="manual")  # in auto it is hidden
-    tooltip = said[PARALLELIZE]["inputs"]["ulysses"]["tooltip"]
-    told = editor.page.locator(".node-tooltip", has_text=tooltip)
-    insist(lambda: hover(editor, PARALLELIZE, "ulysses"), lambda ms: told.wait_for(timeout=ms))
-    problems = [problem for problem in editor.problems if "/extensions/" in problem]
-    assert not [problem for problem in problems if "/docs/" not in problem or not problem.endswith("/en.md")]
-
-
-def hover(editor: Editor, node: str, widget: str) -> None:
-    """Comes to the widget from elsewhere: a pointer that does not move is told nothing."""
-    editor.page.mouse.move(0, 0)
-    editor.page.mouse.move(*editor.page.evaluate(PLACE_OF_WIDGET, [node, widget]))
-
-
-def keep_settings(route: Route) -> None:
-    """Answers a change of settings without passing it on, since all tests share the host's user."""
-    if route.request.method == "POST":
-        route.fulfill(status=200)
-    else:
-        route.continue_()
 
 
 def flat(tree: Mapping[str, Any], above: str = "") -> dict[str, str]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
+import statistics
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Locator, Route, expect
+from playwright.sync_api import Locator, expect
 
 from demo.host import ComfyHost
-from tests.support.editor.cost import count_frames
-from tests.support.editor.editor import PATIENCE_MS, VIEWPORT, Editor, open_editor, use_setting, wait_for
-from tests.support.editor.examples import open_demo
-from tests.support.editor.groups import EVENTS_A_SECOND, NUMBER, event, run, sampling, tell
+from tests.support.editor.cost import memory_of, traced
+from tests.support.editor.editor import PATIENCE_MS, VIEWPORT, Editor, wait_for
+from tests.support.editor.examples import open_demo, settle
+from tests.support.editor.groups import NUMBER, STEPS, event, run, sampling, tell
 from tests.support.host.graphs import ask_error, runs
 
 WIDTHS = (250, 312, 500)  # pixels: of a small window, ComfyUI's least, and a broad one
@@ -42,21 +44,22 @@ SCROLLERS = """(panel) => [...panel.querySelectorAll('*')].filter((each) => {
     const scrolls = [overflowX, overflowY].map((way) => ['auto', 'scroll'].includes(way))
     return scrolls[0] && each.scrollWidth > each.clientWidth || scrolls[1] && each.scrollHeight > each.clientHeight
 }).map((each) => each.className)"""
-# What turns or slides: without a GPU each frame of it is drawn by the CPU.
-MOVING = """(panel) => [...panel.querySelectorAll('*')].filter((each) => {
-    const { animationName, transitionDuration } = getComputedStyle(each)
-    return animationName !== 'none' || transitionDuration !== '0s'
-}).map((each) => each.className)"""
 TOO_BROAD = """(panel) => panel.scrollWidth <= panel.clientWidth ? [] : [...panel.querySelectorAll('*')]
     .filter((each) => each.getBoundingClientRect().right > panel.getBoundingClientRect().right)
     .map((each) => `${each.className}: ${each.textContent}`)"""
+COUNT_ENDS = """() => {
+    window.ends = 0
+    window.app.api.addEventListener('execution_success', () => { window.ends++ })
+}"""
 # Changes of the panel, and how many steps the last run has made that the page was told of.
 COUNT_CHANGES = """(panel) => {
     window.seen = 0
     new MutationObserver((changes) => { window.seen += changes.length })
         .observe(panel, { subtree: true, childList: true, characterData: true, attributes: true })
-    window.app.api.addEventListener('paralleldit.group', ({ detail }) => { window.heard = detail.runs[0]?.made })
-}"""
+    window.app.api.addEventListener('paralleldit.group', ({ detail }) => {
+        if (detail.group === GROUP) window.heard = detail.runs[0]?.made
+    })
+}""".replace("GROUP", str(NUMBER))
 CHANGES = "() => { const { seen } = window; window.seen = 0; return seen }"
 SET_HIDDEN = """(hidden) => {
     if (hidden) Object.defineProperty(document, 'hidden', { value: true, configurable: true })
@@ -66,8 +69,9 @@ SET_HIDDEN = """(hidden) => {
 OF_PLAN = """() => ['mode', 'cfg', 'ulysses'].map((name) => window.app.graph.nodes
     .find((node) => node.type === 'ParallelDiT_Parallelize').widgets.find((widget) => widget.name === name).value)"""
 PAUSE_MS = 1000  # more than is between two drawings
-WINDOW, ROUNDS, TRIES = 0.75, 2, 10  # seconds, in turn, and how often where the machine had other things to do
-SHARE = 0.9  # of the closed panel's frames
+PROMPTS, LONG_FRAME = 10, 100  # milliseconds of the processor
+TOLD, WARM, AT_ONCE = 200, 60, 20  # runs: those that are told, before them, and between two drawings
+MOST_BYTES, MOST_THINGS = 1000, 5  # a run's, and those by which the later half's least count is higher
 
 
 @contextlib.contextmanager
@@ -87,35 +91,57 @@ def panel(shared_editor: Editor, host: ComfyHost) -> Iterator[Locator]:
         yield found
 
 
-def share_of_frames(editor: Editor) -> float:
-    """Those with the panel open, of those with it closed."""
-    closed, opened = 0.0, 0.0
-    for _ in range(ROUNDS):
-        editor.close_panel()
-        closed += count_frames(editor.page, WINDOW)
-        editor.open_panel(NUMBER)
-        opened += count_frames(editor.page, WINDOW)
-    return opened / closed
+def test_ten_prompts_of_everyday_use_have_no_long_frame_of_ours(shared_editor: Editor) -> None:
+    """Of the processor's time, since a busy machine makes any frame long. What our code calls is ours, too, and what
+    the editor calls of it to draw a node."""
+    page, plan = shared_editor.page, "ParallelDiT_Parallelize"
+    acts = {
+        1: shared_editor.open_panel,
+        3: lambda: shared_editor.set_widgets(plan, mode="manual", cfg=2),
+        5: shared_editor.close_panel,
+        6: lambda: open_demo(shared_editor, steps=3),
+        7: lambda: shared_editor.set_widgets(plan, mode="manual", cfg=1, ulysses=2),
+        8: shared_editor.open_panel,
+        9: lambda: page.get_by_test_id("paralleldit-runs-all").first.click(),
+    }
+    page.evaluate(COUNT_ENDS)
+    with traced(page) as tasks:
+        open_demo(shared_editor, steps=3)
+        for number in range(PROMPTS):
+            acts.get(number, lambda: None)()
+            shared_editor.set_widgets("KSampler", seed=130 + number)
+            shared_editor.run()
+            wait_for(page, "(ends) => window.ends === ends", arg=number + 1, timeout=3 * PATIENCE_MS)
+    acts[9]()
+    longest = max(tasks, key=lambda task: task.ours)
+    assert 0 < longest.ours <= LONG_FRAME, longest
+    assert shared_editor.problems == []
 
 
-def test_an_open_panel_leaves_the_editor_its_frames(shared_editor: Editor, panel: Locator, host: ComfyHost) -> None:
-    shared_editor.animate(True)
-    tell(host, *sampling(), seconds=1 / EVENTS_A_SECOND)
-    try:
-        expect(panel.get_by_test_id("paralleldit-run")).to_have_count(3)
-        panel.get_by_test_id("paralleldit-runs-all").click()
-        expect(panel.get_by_test_id("paralleldit-run")).to_have_count(10)
-        expect(panel.get_by_test_id("paralleldit-state")).to_have_text("Running")
-        assert panel.evaluate(MOVING) == []
-        assert panel.get_by_test_id("paralleldit-rank-1").evaluate(IS_IN_WINDOW), "what nobody sees costs nothing"
-        shares = []
-        while len(shares) < TRIES and max(shares, default=0) < SHARE:
-            shares.append(share_of_frames(shared_editor))
-        assert max(shares) >= SHARE, shares
-    finally:
-        shared_editor.animate(False)
-        tell(host)
-        panel.get_by_test_id("paralleldit-runs-all").click()
+def test_the_page_grows_by_no_run(shared_editor: Editor, panel: Locator, host: ComfyHost) -> None:
+    """The group is busy all the time: by each change of a tab's badge, ComfyUI's tooltips lose three listeners. What
+    the editor itself takes at times, up to a megabyte at once, does not change the median; its own nodes and listeners
+    come and go, so the least count of each half is what is kept."""
+    found = []
+    for number in range(1, WARM + TOLD + 1, AT_ONCE):
+        last, made = number + AT_ONCE, 1 + number // AT_ONCE
+        ended = [
+            event([run(each, at)], state="busy", operation="call") for each in range(number, last) for at in (1, 9)
+        ]
+        tell(host, *ended, event([run(last, made)], state="busy", operation="call"))
+        expect(panel.get_by_test_id("paralleldit-step")).to_contain_text(f"step {made} of {STEPS}")
+        found.append(memory_of(shared_editor.page))
+    found = found[WARM // AT_ONCE - 1 :]
+    halves = found[: len(found) // 2], found[len(found) // 2 :]
+    for things in ("nodes", "listeners"):
+        before, after = (min(getattr(each, things) for each in half) for half in halves)
+        assert after - before <= MOST_THINGS, found
+    grown = statistics.median(after.heap - before.heap for before, after in itertools.pairwise(found))
+    assert grown <= AT_ONCE * MOST_BYTES, found
+    assert shared_editor.problems == []
+    with shared_editor.page.expect_response("**/paralleldit/groups*"):
+        shared_editor.reconnect()  # the page forgets these runs, whose numbers are higher than other tests'
+    settle(shared_editor)
 
 
 def test_a_ranks_device_and_memory_are_on_one_line(shared_editor: Editor, panel: Locator, host: ComfyHost) -> None:
@@ -152,17 +178,6 @@ def test_eight_ranks_are_in_sight_and_state_and_buttons_stay_so(
         shared_editor.resize(VIEWPORT)
 
 
-def test_they_are_in_chinese_too(browser: Browser, host: ComfyHost) -> None:
-    with (
-        use_setting(host, "Comfy.Locale", "zh", "en"),
-        open_editor(browser, host) as editor,
-        opened(editor, host) as panel,
-    ):
-        for _ in holds_at_all_widths(editor, panel, host, "zh"):
-            expect(panel.get_by_test_id("paralleldit-state")).to_have_text("运行中")
-        assert editor.problems == []
-
-
 def holds_at_all_widths(editor: Editor, panel: Locator, host: ComfyHost, name: str) -> Iterator[int]:
     """Gives each number of ranks once it is shown. A page high enough for all of them is seen on the screenshots."""
     whole = editor.page.get_by_test_id("paralleldit-panel")
@@ -187,33 +202,6 @@ def holds_at_all_widths(editor: Editor, panel: Locator, host: ComfyHost, name: s
         whole.evaluate("(panel) => { panel.style.width = '' }")
 
 
-def test_a_cancelled_job_is_none_that_a_restart_would_end(
-    shared_editor: Editor, panel: Locator, host: ComfyHost
-) -> None:
-    page, asked = shared_editor.page, []
-    cancelled = run(10, 7, state="cancelled", seconds=4.2)
-    tell(host, event([cancelled], state="busy", operation="call", given_up=True))
-    expect(panel.get_by_test_id("paralleldit-state")).to_have_text("Cancelled, finishing the step")
-    expect(panel.get_by_test_id("paralleldit-step")).to_be_hidden()
-
-    def answer(route: Route) -> None:
-        asked.append(route.request.url)
-        route.fulfill(json={"state": "ready"})
-
-    page.route("**/paralleldit/restart*", answer)
-    try:
-        with page.expect_response("**/paralleldit/restart*"):
-            panel.get_by_test_id("paralleldit-restart").click()
-        assert len(asked) == 1 and page.get_by_role("dialog").count() == 0
-        tell(host, event([run(11, 3)], state="busy", operation="call"))
-        expect(panel.get_by_test_id("paralleldit-state")).to_have_text("Running")
-        panel.get_by_test_id("paralleldit-restart").click()
-        page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
-        assert len(asked) == 1
-    finally:
-        page.unroute("**/paralleldit/restart*")
-
-
 def test_it_says_how_long_ranks_have_been_starting_and_what_of_the_weights_has_come(
     panel: Locator, host: ComfyHost
 ) -> None:
@@ -225,15 +213,6 @@ def test_it_says_how_long_ranks_have_been_starting_and_what_of_the_weights_has_c
     tell(host, reading)
     expect(panel.get_by_test_id("paralleldit-step")).to_have_text("Loading the model40%")
     expect(panel.get_by_role("progressbar")).to_have_attribute("aria-valuenow", "40")
-
-
-def test_it_says_which_models_stay_beside_the_one_in_use(panel: Locator, host: ComfyHost) -> None:
-    said = panel.get_by_test_id("paralleldit-weights")
-    for beside in ("Beside low.gguf, the devices keep high.gguf.", "The devices released high.gguf."):
-        tell(host, event(beside=beside))
-        expect(said).to_contain_text(beside)
-    tell(host, event(beside=""))
-    expect(said).not_to_contain_text("high.gguf")
 
 
 @pytest.mark.parametrize(("kind", "number"), [("closed", 12), ("behind", 13)])
@@ -262,21 +241,6 @@ def test_nothing_is_drawn_for_nobody(
     assert page.evaluate(CHANGES) > 0
 
 
-def test_a_run_tells_how_much_faster_than_one_device_it_was_and_by_what_that_is_known(
-    panel: Locator, host: ComfyHost
-) -> None:
-    tell(host, event([run(20)]))
-    row = panel.get_by_test_id("paralleldit-run").first
-    factor = row.get_by_test_id("paralleldit-factor")
-    expect(factor).to_have_text("0.49 s a step, 1.6× faster than one device (measured; one device predicted)")
-    expect(row).not_to_contain_text("flux1-dev-fp8.safetensors")  # it is named above
-    expect(row).to_contain_text("11.1 s in all")
-    tell(host, event([run(21, is_alone_run=True, usual=0.54)]))
-    expect(factor).to_have_text("0.54 s a step, 1.5× faster than one device (measured)")
-    tell(host, event([run(23, alone=None)]))
-    expect(factor).to_have_text("0.49 s a step (measured)")
-
-
 def test_a_run_says_why_it_is_less_parallel_than_asked(shared_editor: Editor, panel: Locator, host: ComfyHost) -> None:
     stock = "Flux runs as stock, on ComfyUI's own device alone. The worker processes cannot run a change of its img_in."
     less = "This sampling runs under one rank, not under ulysses=2, because of the model patch 'attn1_patch'."
@@ -289,18 +253,6 @@ def test_a_run_says_why_it_is_less_parallel_than_asked(shared_editor: Editor, pa
     expect(rows.nth(2).get_by_test_id(reason)).to_be_hidden()
     rows.nth(2).scroll_into_view_if_needed()
     shared_editor.screenshot("panel-as-stock", panel)
-
-
-def test_gpus_that_are_left_out_have_a_button_and_new_settings_are_told(panel: Locator, host: ComfyHost) -> None:
-    values = {"cards": "GPU 1 (8 GB), GPU 2 (8 GB)", "own": "GPU 0 (12 GB)", "present": 3}
-    note = panel.get_by_test_id("paralleldit-note")
-    tell(host, event(remarks=[{"key": "left_out", "values": values, "text": ""}], outdated=True))
-    expect(note).to_contain_text("Not used: GPU 1 (8 GB), GPU 2 (8 GB).")
-    expect(note.get_by_test_id("paralleldit-use-all")).to_have_text("Use all 3")
-    expect(panel.get_by_text("The settings have changed. Restart applies them.")).to_be_visible()
-    tell(host, event())
-    expect(note).to_be_hidden()
-    expect(panel.get_by_test_id("paralleldit-use-all")).to_have_count(0)
 
 
 def test_the_log_fits_its_lines_and_is_copied_whole(shared_editor: Editor, panel: Locator) -> None:
@@ -323,23 +275,9 @@ def test_the_log_fits_its_lines_and_is_copied_whole(shared_editor: Editor, panel
         panel.locator("summary", has_text="Log").click()
 
 
-def test_a_lossy_plan_is_compared_with_an_exact_one_too(shared_editor: Editor, host: ComfyHost) -> None:
-    open_demo(shared_editor, {"mode": "manual", "pipefusion": 2, "patches": 2}, steps=4, seed=121)
-    panel = shared_editor.open_panel()
-    shared_editor.run()
-    expect(panel.get_by_test_id("paralleldit-run").first).to_contain_text("done", timeout=3 * PATIENCE_MS)
-    panel.get_by_test_id("paralleldit-compare").click()
-    lines = panel.get_by_test_id("paralleldit-comparison").locator("tbody tr")
-    expect(lines).to_have_count(5)  # before one device
-    for line in lines.all():
-        expect(line).to_have_attribute("data-state", "done", timeout=3 * PATIENCE_MS)
-    texts = lines.all_inner_texts()
-    assert ["error" in text for text in texts] == [False, False, False, True, False]
-    (shown,) = re.findall(r"error ([\d.]+)%", texts[3])
-    _, lossy, exact = (each["id"] for each in runs(host)[:3])
-    error = ask_error(host, lossy, exact)
-    assert "pipefusion=2 × 2 patches" in texts[3] and float(shown) == float(f"{100 * error:.2g}") > 0.01
-    assert shared_editor.problems == []
+def read_seconds(words: str) -> float:
+    amount, unit = words.split()
+    return float(amount) / {"ms": 1000, "s": 1}[unit]
 
 
 def test_plans_are_compared_with_one_device_by_running_each_once(shared_editor: Editor) -> None:
@@ -351,17 +289,24 @@ def test_plans_are_compared_with_one_device_by_running_each_once(shared_editor: 
     panel.get_by_test_id("paralleldit-compare").click()
     lines = panel.get_by_test_id("paralleldit-comparison").locator("tbody tr")
     expect(lines).to_have_count(4)  # the three fastest plans, and one device
+    expect(panel.get_by_text(re.compile(r"^Comparing \d of 4…$"))).to_be_visible()
+    expect(panel.get_by_test_id("paralleldit-compare-cancel")).to_be_hidden(timeout=9 * PATIENCE_MS)
+    steps = []
     for line in lines.all():
-        expect(line).to_have_attribute("data-state", "done", timeout=3 * PATIENCE_MS)
-        assert len(line.get_by_role("cell").all_inner_texts()) == 4  # the last is the button
-        expect(line).to_contain_text("×")
-    expect(lines.last).to_contain_text("×1.0")
-    *names, alone = lines.get_by_role("rowheader").all_inner_texts()
-    assert alone == "One device" and "cfg=2" in names and len(set(names)) == 3
+        expect(line).to_have_attribute("data-state", "done")
+        step, times, sampling, _ = line.get_by_role("cell").all_inner_texts()  # the last is the button
+        steps.append(read_seconds(step))
+        assert "×" in times and read_seconds(sampling) < 60
+    assert steps == sorted(steps)
+    expect(lines.first.get_by_text("fastest", exact=True)).to_be_visible()
+    expect(panel.get_by_text("fastest", exact=True)).to_have_count(1)
+    names = [each.removesuffix(" fastest") for each in lines.get_by_role("rowheader").all_inner_texts()]
+    assert "One device" in names and "cfg=2" in names and len(set(names)) == 4
     panel.get_by_test_id("paralleldit-runs-all").click()
     plans = [each.inner_text() for each in panel.get_by_test_id("paralleldit-run").all()[:4]]
     panel.get_by_test_id("paralleldit-runs-all").click()
-    assert all(name in plan for name, plan in zip(["one rank", *reversed(names)], plans, strict=True)), plans
+    assert "one rank" in plans[-1], "one device runs first"
+    assert all(any(name in plan for plan in plans) for name in names if name != "One device"), plans
     assert panel.get_by_test_id("paralleldit-compare").is_enabled() and shared_editor.problems == []
     name = page.evaluate("() => window.app.extensionManager.workflow.activeWorkflow.filename")
     expect(panel.get_by_test_id("paralleldit-comparison").locator("caption")).to_have_text(f"{name} · 64 × 64")
@@ -372,3 +317,22 @@ def test_plans_are_compared_with_one_device_by_running_each_once(shared_editor: 
     wait_for(page, f"() => ({OF_PLAN})()[0] === 'auto'")
     open_demo(shared_editor)
     expect(panel.get_by_test_id("paralleldit-comparison")).to_be_hidden()
+
+
+def test_a_lossy_plan_is_compared_with_an_exact_one_too(shared_editor: Editor, host: ComfyHost) -> None:
+    open_demo(shared_editor, {"mode": "manual", "pipefusion": 2, "patches": 2}, steps=4, seed=121)
+    panel = shared_editor.open_panel()
+    shared_editor.run()
+    expect(panel.get_by_test_id("paralleldit-run").first).to_contain_text("done", timeout=3 * PATIENCE_MS)
+    panel.get_by_test_id("paralleldit-compare").click()
+    lines = panel.get_by_test_id("paralleldit-comparison").locator("tbody tr")
+    expect(lines).to_have_count(5)  # behind one device, before the predicted ones
+    expect(panel.get_by_test_id("paralleldit-compare-cancel")).to_be_visible()
+    for line in lines.all():
+        expect(line).to_have_attribute("data-state", "done", timeout=3 * PATIENCE_MS)
+    (text,) = [each for each in lines.all_inner_texts() if "error" in each]
+    (shown,) = re.findall(r"error ([\d.]+)%", text)
+    lossy, exact = (each["id"] for each in runs(host)[3:5])
+    error = ask_error(host, lossy, exact)
+    assert "pipefusion=2 × 2 patches" in text and float(shown) == float(f"{100 * error:.2g}") > 0.01
+    assert shared_editor.problems == []

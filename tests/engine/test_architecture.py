@@ -49,7 +49,8 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("__init__", "__main__"),
     ),
     "worker": (
-        ("__init__", "errors", "compat"),
+        ("__init__", "engine", "compat"),
+        ("errors",),
         ("settings",),
         ("wire",),
         ("inside",),
@@ -86,9 +87,7 @@ BETWEEN: Mapping[str, tuple[str, ...]] = {
         "worker.launch",
         "worker.host",
     ),
-    "worker.errors": ("parallel_backend.errors",),
-    "worker.wire.job_channel": ("parallel_backend.device", "parallel_backend.weights.shared_memory"),
-    "worker.wire.protocol": ("parallel_backend.device",),
+    "worker.engine": ("parallel_backend",),
     "worker.rank": ("parallel_backend",),
 }
 # What a package may import besides the standard library.
@@ -117,17 +116,22 @@ FROM_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
 # stand.
 RANKS_ALONE = ("torch.distributed", "diffusers")
 # The ranks' working root is the pack's folder; everything else runs under the name that ComfyUI gives the pack, and
-# these modules under either.
+# this module under either.
 BY_FULL_NAME = "worker.rank"
-BY_EITHER_NAME = ("worker.errors", "worker.wire.job_channel", "worker.wire.protocol")
+BY_EITHER_NAME = ("worker.engine",)
 
 # Where a kind of accelerator is named: in the module that answers for all of them, and in what an operator may set.
 NAME_KINDS = ("parallel_backend/device.py", "worker/settings.py")
 
 FOLDER_MODULES = 14
 TEST_FOLDER_MODULES = 16
+# Modules of the engine whose errors advise a person who uses ComfyUI.
+TELL_PEOPLE_OF_COMFYUI = tuple(
+    f"parallel_backend/{each}.py" for each in ("models/checks", "groups/handshake", "parallel_model")
+)
 # One module a model family.
 REGISTRIES = ("parallel_backend/models/comfyui",)
+KNOW_COMFYUI = (*REGISTRIES, "parallel_backend/models/__init__.py")
 FUNCTION_LINES = 60
 FILE_LINES = 400
 TEST_LINES = 450
@@ -258,6 +262,15 @@ def kinds_of_devices_are_in_one_module(tree: Tree) -> Iterator[str]:
                 yield f"{path}:{line} names {name}: ask {NAME_KINDS[0]}, which knows every kind of accelerator"
 
 
+def comfyui_is_known_to_specs_alone(tree: Tree) -> Iterator[str]:
+    for path in modules_of(tree).values():
+        if path.startswith("parallel_backend/") and not path.startswith(KNOW_COMFYUI):
+            known = "ComfyUI" if path in TELL_PEOPLE_OF_COMFYUI else ""
+            for number, line in enumerate(tree[path].splitlines(), 1):
+                if "comfy" in line.replace(known, "").lower():
+                    yield f"{path}:{number} names ComfyUI: what is known of its classes is in {REGISTRIES[0]}"
+
+
 RULES = (
     arrows_run_down,
     packages_import_what_they_may,
@@ -267,6 +280,7 @@ RULES = (
     sizes_are_kept,
     private_names_are_in_compat,
     kinds_of_devices_are_in_one_module,
+    comfyui_is_known_to_specs_alone,
 )
 
 
@@ -287,43 +301,23 @@ BROKEN = [
     (
         arrows_run_down,
         "parallel_backend/groups/mesh.py",
-        "from ..seams.exchange import ring",
-        "imports parallel_backend.seams.exchange.ring",
+        "from ..seams import layout",
+        "imports parallel_backend.seams",
     ),
-    (arrows_run_down, "parallel_backend/vae/parallel.py", "from ..diffusers_model import DiffusersModel", "upward"),
     (arrows_run_down, "parallel_backend/library.py", LATER + "from ..worker.settings import Settings", "of ours only"),
-    (arrows_run_down, "parallel_backend/plan.py", "from ..nodes import plan_words", "imports nodes.plan_words"),
     (arrows_run_down, "worker/host/session.py", "from ..rank.job import Job", "rank is not below host"),
-    (arrows_run_down, "worker/rank/job.py", "from ..host.pace import Pace", "host is not below rank"),
     (arrows_run_down, "worker/wire/protocol.py", TYPING + "from ..host.client import WorkerGroup", "upward"),
     (arrows_run_down, "worker/rank/memory/room.py", "from ..state import RankState", "* is not below memory"),
-    (arrows_run_down, "nodes/model/model_files.py", "from .patches import known", "* is not below"),
-    (arrows_run_down, "nodes/plan_words.py", LATER + "from .routes.status import group_of", "upward"),
     (arrows_run_down, "nodes/parallelize.py", "from ..worker.join import main", "imports worker.join"),
     (arrows_run_down, "worker/odds.py", "", "no room"),
     (packages_import_what_they_may, "parallel_backend/plan.py", "import comfy.utils", "imports comfy.utils"),
-    (
-        packages_import_what_they_may,
-        "parallel_backend/vae/parallel.py",
-        LATER + "import folder_paths",
-        "imports folder_paths",
-    ),
+    (packages_import_what_they_may, "worker/host/runs.py", LATER + "import folder_paths", "imports folder_paths"),
     (packages_import_what_they_may, "parallel_backend/video.py", TYPING + "from server import x", "imports server.x"),
-    (packages_import_what_they_may, "worker/host/runs.py", "import comfy.samplers", "imports comfy.samplers"),
     (packages_import_what_they_may, "nodes/class_label.py", "from tests.support import tiers", "imports tests."),
-    (packages_import_what_they_may, "worker/join.py", "from demo.host import ComfyHost", "imports demo."),
     (names_survive_comfyuis_loading, "nodes/class_label.py", "from worker.settings import Settings", "relatively"),
-    (names_survive_comfyuis_loading, "parallel_backend/vae/parallel.py", "import parallel_backend.plan", "relatively"),
     (names_survive_comfyuis_loading, "worker/rank/job.py", "from ...parallel_backend.plan import x", "full name"),
     (comfyuis_process_stays_clear_of_the_ranks, "worker/launch/logs.py", "import torch.distributed", "for the ranks"),
-    (comfyuis_process_stays_clear_of_the_ranks, "parallel_backend/plan.py", "from torch import distributed", "plan"),
     (comfyuis_process_stays_clear_of_the_ranks, "parallel_backend/models/spec.py", "import diffusers", "models.spec"),
-    (
-        comfyuis_process_stays_clear_of_the_ranks,
-        "nodes/plan_words.py",
-        "from ..parallel_backend.vae import parallel",
-        "imports torch.",
-    ),
     (comfyuis_process_stays_clear_of_the_ranks, "worker/host/runs.py", LATER + "from ..rank import job", "a rank's"),
     (
         comfyuis_process_stays_clear_of_the_ranks,
@@ -334,33 +328,21 @@ BROKEN = [
     (imports_go_in_no_circle, "parallel_backend/weights/loading.py", LATER + "from . import folder", "a circle"),
     (imports_go_in_no_circle, "parallel_backend/seams/forward.py", TYPING + "from .attention import x", "a circle"),
     (imports_go_in_no_circle, "web/elements.mjs", "import { t } from './panel/dom.mjs'", "web/elements.mjs → "),
-    (sizes_are_kept, "parallel_backend/plan.py", "# more\n" * 400, "lines, more than 400"),
     (sizes_are_kept, "web/panel.mjs", "// more\n" * 400, "lines, more than 400"),
     (sizes_are_kept, "nodes/class_label.py", "def long():\n" + "    x = 1\n" * 60, "long has 61 lines"),
-    (private_names_are_in_compat, "parallel_backend/vae/parallel.py", "import torch._dynamo", "uses torch._dynamo"),
     (private_names_are_in_compat, "nodes/parallelize.py", "from comfy.utils import _x", "nodes/compat.py"),
     (
         private_names_are_in_compat,
-        "parallel_backend/vae/parallel.py",
+        "nodes/parallelize.py",
         "torch.ops.aten._scaled_dot(1)",
         "torch.ops.aten._scaled_dot",
     ),
     (private_names_are_in_compat, "worker/rank/job.py", "getattr(dist, '_world')", "uses dist._world"),
-    (
-        private_names_are_in_compat,
-        "nodes/class_label.py",
-        "class A:\n    x = lambda self: self._theirs",
-        "self._theirs",
-    ),
+    (private_names_are_in_compat, "nodes/class_label.py", "class A:\n    x = lambda self: self._own", "self._own"),
     (kinds_of_devices_are_in_one_module, "worker/rank/job.py", "torch.cuda.synchronize()", "names torch.cuda"),
     (kinds_of_devices_are_in_one_module, "nodes/class_label.py", "from torch.xpu import Event", "names torch.xpu"),
-    (kinds_of_devices_are_in_one_module, "worker/join.py", "DEVICE = 'cuda:0'", "names 'cuda:0'"),
-    (
-        kinds_of_devices_are_in_one_module,
-        "parallel_backend/vae/parallel.py",
-        "x = f'cpu:gloo,xpu:{1}'",
-        "names 'cpu:gloo,xpu:'",
-    ),
+    (kinds_of_devices_are_in_one_module, "worker/join.py", "x = f'cpu:gloo,xpu:{1}'", "names 'cpu:gloo,xpu:'"),
+    (comfyui_is_known_to_specs_alone, "parallel_backend/models/checks.py", "from . import comfyui", "names ComfyUI"),
 ]
 
 

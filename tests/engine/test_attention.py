@@ -98,7 +98,7 @@ def test_a_rank_sends_the_heads_that_others_need_and_no_more(
     case, key = CASES[world][name], f"{name} none 1 [0]"
     ulysses, ring = (case.plan.get(axis, 1) for axis in ("ulysses", "ring"))
     number = 4 * HEAD_DIM  # bytes of a token's head
-    owners = [rank for rank, count in enumerate(case.share_out(case.heads, ulysses)) for _ in range(count)]
+    owners = [rank for rank, count in enumerate(case.share_out(ulysses)) for _ in range(count)]
     group = case.heads // case.kv_heads
     needed = [{head // group for head, owner in enumerate(owners) if owner == rank} for rank in range(ulysses)]
     tokens = [len(rank[f"{key} positions"]) for rank in results[world]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shutil
@@ -15,7 +14,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -25,12 +24,9 @@ from PIL import Image
 from demo.host import REPOSITORY
 from parallel_backend.__main__ import describe_fields, main, parse_arguments
 from parallel_backend.command import drawing
-from parallel_backend.command.cost import predict_plans
-from parallel_backend.costs.machine import Link, Machine, Speed
 from parallel_backend.errors import RequestError
 from parallel_backend.plan import ParallelPlan
 from tests.support.cases.library_cases import save_dit, sd3_with_encoders, stable_diffusion_with_encoder
-from tests.support.links.profiles import counted_flops
 from tests.support.ranks.pool import RankPool
 
 TOLERANCE = 1e-5
@@ -189,26 +185,6 @@ def test_a_dry_run_under_torchrun_measures_the_ranks(on_ranks: Callable[..., lis
     assert "speeds of devices and links: measured\nulysses=2: " in first.printed
 
 
-def test_a_dry_run_counts_what_the_real_transformer_computes(folder: Path) -> None:
-    pipeline: Any = sd3_with_encoders()
-    flops: list[float] = []
-    forward = pipeline.transformer.forward
-
-    def count(*args: Any, **kwargs: Any) -> Any:
-        output: list[Any] = []
-        flops.append(counted_flops(lambda: output.append(forward(*args, **kwargs))))
-        return output[0]
-
-    pipeline.transformer.forward = count
-    order = drawing.Order(PROMPTS[:1], SEEDS[:1], 1, {**CALL, "num_inference_steps": 1})
-    drawing.draw(pipeline, order, "latent")
-    # Only products take time, at one a second, so that the seconds of a step are the FLOPs.
-    speed = Speed("", linear=1, attention=1, memory=math.inf, operation=0)
-    machine = Machine((speed, speed), *(Link(math.inf, 0),) * 3)
-    one, two = predict_plans(folder, [ParallelPlan(), ParallelPlan(cfg=2)], order, CPU, "fp32", machine)
-    assert one.computing == pytest.approx(flops[0]) and two.computing == pytest.approx(flops[0] / 2)
-
-
 def test_several_pictures_are_numbered_and_a_video_moves(tmp_path: Path) -> None:
     picture = np.linspace(0, 1, 4 * 6 * 3).reshape(4, 6, 3)
     assert [path.name for path in drawing.save([picture, picture], tmp_path / "out.png", 8)] == [
@@ -218,13 +194,6 @@ def test_several_pictures_are_numbered_and_a_video_moves(tmp_path: Path) -> None
     (path,) = drawing.save([np.stack([picture, 1 - picture])], tmp_path / "out.gif", 8)
     with Image.open(path) as video:
         assert video.size == (6, 4) and getattr(video, "n_frames", 1) == 2
-
-
-def test_differences_of_pictures_are_as_defined() -> None:
-    expected, got = np.full((2, 2, 3), 0.5), np.full((2, 2, 3), 0.6)
-    assert drawing.relative_error(got, expected) == pytest.approx(0.2)
-    assert drawing.peak_signal_to_noise(got, expected) == pytest.approx(20)
-    assert drawing.peak_signal_to_noise(got, got) == math.inf
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -193,25 +192,13 @@ def test_only_chosen_cards_take_part_in_the_same_order(
 
 def test_attention_is_left_to_torch_where_nvidias_kernels_do_not_run(machine: Machine) -> None:
     machine.patch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    machine.patch.setattr("parallel_backend.seams.kernels.backends.is_usable", lambda _: True)
+    machine.patch.setattr("parallel_backend.seams.kernels.backends.Backend.is_there", lambda _: True)
     is_nvidia = machine.kind == "cuda" and torch.version.hip is None
     chosen = choose_backend("auto", machine.device, torch.bfloat16, 64, ring=2)
     assert chosen.name == ("flash3" if is_nvidia else "native")
     if not is_nvidia:
         with pytest.raises(PlanError, match=r"flash runs on NVIDIA's GPUs, and the ranks compute on GTX 1660\."):
             choose_backend("flash", machine.device, torch.bfloat16, 64, ring=1)
-
-
-@pytest.mark.parametrize("capability", [(7, 0), (7, 5), (8, 0), (12, 0)], ids=str)
-def test_old_nvidia_cards_lack_torchs_flash_kernel_and_are_asked_once(
-    capability: tuple[int, int], machine: Machine
-) -> None:
-    asked: list[torch.device] = []
-    machine.patch.setattr(torch.cuda, "get_device_capability", lambda of: (asked.append(of), capability)[1])
-    is_old = functools.cache(ring.is_before_ampere.__wrapped__)  # which has been asked of no other machine
-    is_nvidia = machine.kind == "cuda" and torch.version.hip is None
-    assert [is_old(machine.device) for _ in range(3)] == [is_nvidia and capability < (8, 0)] * 3
-    assert asked == [machine.device] * is_nvidia
 
 
 def test_the_communication_of_a_job_is_cut_where_its_library_can(machine: Machine) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +13,7 @@ from parallel_backend.plan import ParallelPlan
 from tests.support.cases.families import FAMILIES, LAST_OF_CLASS, SQUARE, UNEVEN
 from tests.support.cases.library_plans import family_allows
 from tests.support.cases.references import plain_diffusers, relative_error
-from tests.support.ranks.pool import RankPool, Results, run_apart
+from tests.support.ranks.pool import RankPool
 from tests.support.tiers import running
 
 Degrees = dict[str, Any]  # a plan in JSON
@@ -32,7 +30,7 @@ PLANS: list[Degrees] = [
     {"ring": 2, "ulysses": 2},
     {"cfg": 2, "ulysses": 2},
 ]
-BF16_PLANS = [{"ulysses": 2}]
+BF16_PLAN: Degrees = {"ulysses": 2}
 BF16_TOLERANCE = 2e-2
 # The gate has every family with its tokens split between two ranks, unevenly, and with its calls split; each by one of
 # two plans in turn, which meet the same seams of a family. Under every plan it has these: one stream with
@@ -72,12 +70,7 @@ CASES = [
     if family_allows(family, plan)
     for shape in FAMILIES[family].shapes
 ]
-BF16_CASES = [
-    pytest.param(family, plan, marks=[] if family in LAST_OF_CLASS else [pytest.mark.slow])
-    for family in FAMILIES
-    for plan in BF16_PLANS
-    if family_allows(family, plan)
-]
+BF16 = [family for family in LAST_OF_CLASS if family_allows(family, BF16_PLAN)]
 
 
 def case_name(family: str, plan: Degrees, shape: str, dtype: str = "fp32") -> str:
@@ -85,50 +78,37 @@ def case_name(family: str, plan: Degrees, shape: str, dtype: str = "fp32") -> st
 
 
 @pytest.fixture(scope="module")
-def predictions(request: pytest.FixtureRequest, ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """The cases of the tests that run: rank 0's prediction by case name."""
+def predictions(
+    request: pytest.FixtureRequest, ranks: RankPool, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, torch.Tensor]:
+    """Rank 0's prediction of the cases of the tests that run, by name; all of a world size are run at once."""
+    root, found = tmp_path_factory.mktemp("predictions"), {}
     wanted = [(*case, "fp32") for case in running(request, "family", "plan", "shape")]
-    for family, plan in running(request, "bf16_family", "plan"):
-        cases = [(family, degrees, UNEVEN, "bf16") for degrees in ({}, plan)]
-        wanted += [case for case in cases if case not in wanted]
-    return run_cases(wanted, ranks, tmp_path_factory.mktemp("predictions"))
-
-
-def run_cases(wanted: list[tuple[str, Degrees, str, str]], ranks: RankPool, root: Path) -> Results:
-    """Cases of family, plan, shape and dtype, all of a world size at once: rank 0's prediction by case name."""
-    results = Results()
+    for (family,) in running(request, "bf16_family"):
+        wanted += [(family, plan, UNEVEN, "bf16") for plan in ({}, BF16_PLAN)]
+    for family in {case[0] for case in wanted}:
+        FAMILIES[family].save(root / family)
     for world in sorted({world_size(plan) for _, plan, *_ in wanted}):
-
-        def run(cases: Sequence[tuple[str, Degrees, str, str]], world: int = world) -> dict[str, torch.Tensor]:
-            described = [
-                {
-                    "name": case_name(family, plan, shape, dtype),
-                    "family": family,
-                    "folder": str(saved(family, root)),
-                    "plan": plan,
-                    "shape": FAMILIES[family].shapes[shape],
-                    "dtype": dtype,
-                }
-                for family, plan, shape, dtype in cases
-            ]
-            out = root / f"world{world}.safetensors"
-            ranks.run(world, "model_ranks", described, str(out))
-            return load_file(out)
-
-        results |= run_apart(
-            run, [case for case in wanted if world_size(case[1]) == world], lambda case: case_name(*case)
-        )
-    return results
-
-
-def saved(family: str, root: Path) -> Path:
-    """The folder of a family's model, which is saved once."""
-    return root / family if (root / family).exists() else FAMILIES[family].save(root / family)
+        cases = [
+            {
+                "name": case_name(family, plan, shape, dtype),
+                "family": family,
+                "folder": str(root / family),
+                "plan": plan,
+                "shape": FAMILIES[family].shapes[shape],
+                "dtype": dtype,
+            }
+            for family, plan, shape, dtype in wanted
+            if world_size(plan) == world
+        ]
+        ranks.run(world, "family_ranks", cases, str(root / "out"), cases=len(cases))
+        found |= load_file(root / "out.0")
+    return found
 
 
 @pytest.mark.parametrize(("family", "plan", "shape"), CASES, ids=lambda value: str(value))
 def test_sharded_prediction_equals_plain_diffusers(
-    family: str, plan: Degrees, shape: str, predictions: Results
+    family: str, plan: Degrees, shape: str, predictions: dict[str, torch.Tensor]
 ) -> None:
     expected = plain_diffusers(family, shape)
     got = predictions[case_name(family, plan, shape)]
@@ -136,20 +116,11 @@ def test_sharded_prediction_equals_plain_diffusers(
     assert relative_error(got, expected) <= TOLERANCE
 
 
-@pytest.mark.parametrize(("bf16_family", "plan"), BF16_CASES, ids=lambda value: str(value))
-def test_sharding_in_bf16_costs_no_more_than_bf16_itself(bf16_family: str, plan: Degrees, predictions: Results) -> None:
-    one, sharded = (predictions[case_name(bf16_family, degrees, UNEVEN, "bf16")] for degrees in ({}, plan))
+@pytest.mark.parametrize("bf16_family", BF16)
+def test_sharding_in_bf16_costs_no_more_than_bf16_itself(
+    bf16_family: str, predictions: dict[str, torch.Tensor]
+) -> None:
+    one, sharded = (predictions[case_name(bf16_family, plan, UNEVEN, "bf16")] for plan in ({}, BF16_PLAN))
     exact = plain_diffusers(bf16_family, UNEVEN)
     assert relative_error(sharded, one) <= BF16_TOLERANCE
     assert relative_error(sharded, exact) <= 1.5 * relative_error(one, exact)
-
-
-def test_a_case_that_fails_fails_alone() -> None:
-    def run(cases: Sequence[str]) -> dict[str, str]:
-        assert "broken" not in cases, "the ranks ended"
-        return {case: case for case in cases}
-
-    found = run_apart(run, ["one", "broken", "two", "three", "four"], str)
-    assert [found[name] for name in ("one", "two", "three", "four")] == ["one", "two", "three", "four"]
-    with pytest.raises(AssertionError, match="the ranks ended"):
-        found["broken"]

@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import os
-import re
-import subprocess
-import sys
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import diffusers
-import numpy as np
 import pytest
 import torch
-from diffusers.image_processor import VaeImageProcessor
-from PIL import Image
 from safetensors.torch import load_file
 
-from demo.host import REPOSITORY
 from parallel_backend import ParallelPlan, parallelize, start_distributed
-from parallel_backend.errors import PlanError
 from parallel_backend.weights.folder import transformer_source
 from parallel_backend.weights.loading import build_transformer, load_weights
-from tests.support.cases import oracle
 from tests.support.cases.families import FAMILIES, UNEVEN
 from tests.support.cases.library_cases import (
     CALLS,
     COSMOS_1,
     SDXL_UNET,
     SEED,
-    dit,
-    dit_family,
-    save_dit,
     shape_name,
     unet,
     unet_inputs,
@@ -45,8 +29,6 @@ from tests.support.ranks.pool import RankPool
 from tests.support.tiers import running
 
 TOLERANCE = 1e-5
-ONE_LEVEL = 1  # of 255: what rounding to pixels can make of a smaller difference
-PAGE = REPOSITORY / "docs" / "scripts.md"
 
 
 def ranks_of(case: dict) -> int:
@@ -59,7 +41,7 @@ def case(call: str, batch: int = 1, seeded: bool = True, twice: bool = False, va
     return {"name": name, "call": call, "batch": batch, "seeded": seeded, "twice": twice, "vae": vae, "plan": plan}
 
 
-TWICE = ("Flux, two forwards", "Qwen-Image", "Chroma", "Wan 2.2", "CogView4")
+TWICE = ("Flux, two forwards", "Qwen-Image", "Chroma", "Wan 2.2")
 CASES = [
     *[case("DiT", 1, **plan) for plan in ({"ulysses": 2}, {"ring": 2}, {"cfg": 2}, {"cfg": 2, "ulysses": 2})],
     *[case("DiT", 3, dp=2), case("DiT", 3, dp=2, cfg=2), case("DiT", 1, seeded=False, cfg=2)],
@@ -94,24 +76,7 @@ CASES = [
     *[case(call, 1, cfg=2) for call in TWICE],
     *[case("Flux, two forwards", 3, dp=2, cfg=2), case("Qwen-Image", 1, cfg=2, ulysses=2)],
 ]
-# Each pipeline under every axis and two hybrids. The gate has a part of them above.
-UNETS = ("Stable Diffusion", "SDXL", "SDXL with adapters")
-EVERY: list[dict[str, Any]] = [
-    *({axis: 2} for axis in ("dp", "cfg", "ring", "ulysses")),
-    {"pipefusion": 2, "patches": 1},
-    {"cfg": 2, "weights": "shared"},
-    {"ulysses": 2, "weights": "host"},
-    {"cfg": 2, "ulysses": 2},
-    {"pipefusion": 2, "patches": 1, "ring": 2},
-]
 SLOW = [case("Flux", 1, ulysses=2, compile="on")]
-SLOW += [
-    made
-    for call in CALLS
-    for batch, plan in itertools.product((1, 2), EVERY)
-    if (made := case(call, batch, **plan)) not in CASES
-    and not (call in UNETS and plan.keys() & {"pipefusion", "weights"})
-]
 REFUSED = {
     "another world size": ("PlanError", "a world size of 4, and torchrun started 2"),
     "another world size, loading": ("PlanError", "a world size of 1, and torchrun started 2"),
@@ -138,22 +103,21 @@ REFUSED = {
 }
 
 
-def torchrun(world: int, arguments: list[str], cwd: Path) -> None:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    run = subprocess.run([*launch, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr[-6000:]
+class Found(NamedTuple):
+    """images: by world size and name, of the cases that run. told: of each of two ranks, what failed or was refused."""
+
+    images: dict[int, dict[str, torch.Tensor]]
+    told: list[dict[str, dict[str, str]]]
 
 
 @pytest.fixture(scope="module")
-def out(request: pytest.FixtureRequest, ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with what the ranks saved of all cases that run, and of refusals."""
-    root = tmp_path_factory.mktemp("library")
+def found(request: pytest.FixtureRequest, ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    root, told = tmp_path_factory.mktemp("library"), {}
     cases = [case for (case,) in running(request, "case")]
     for world in (2, 4):
-        (root / "cases.json").write_text(json.dumps([case for case in cases if ranks_of(case) == world]))
-        ranks.run(world, "library.library_ranks", str(root), str(root / "cases.json"))
-    return root
+        own = [case for case in cases if ranks_of(case) == world]
+        told[world] = ranks.run(world, "library.library_ranks", str(root), own)
+    return Found({world: load_file(root / f"world{world}.safetensors") for world in told}, told[2])
 
 
 @cache
@@ -168,104 +132,42 @@ def plain(call: str, batch: int, seeded: bool) -> torch.Tensor:
 @pytest.mark.parametrize(
     "case", [*CASES, *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)], ids=lambda case: case["name"]
 )
-def test_a_parallel_pipeline_returns_the_plain_pipelines_images(case: dict, out: Path) -> None:
-    got = load_file(out / f"world{ranks_of(case)}.safetensors")[case["name"]]
+def test_a_parallel_pipeline_returns_the_plain_pipelines_images(case: dict, found: Found) -> None:
+    got = found.images[ranks_of(case)][case["name"]]
     expected = plain(case["call"], case["batch"], case["seeded"])
     assert got.shape == expected.shape
     assert relative_error(got, expected) <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_family_as_its_pipeline_calls_it_shares_out_its_batch(name: str, out: Path) -> None:
-    assert json.loads((out / "failed.0.json").read_text()).get(name) is None
+def test_every_family_as_its_pipeline_calls_it_shares_out_its_batch(name: str, found: Found) -> None:
+    assert found.told[0]["failed"].get(name) is None
     expected = plain_diffusers(name, shape_name(name))
-    assert relative_error(load_file(out / "world2.safetensors")[name], expected) <= TOLERANCE
+    assert relative_error(found.images[2][name], expected) <= TOLERANCE
 
 
 @torch.no_grad()
-def test_cosmos_1_as_its_pipeline_calls_it_shares_tokens(out: Path) -> None:
+def test_cosmos_1_as_its_pipeline_calls_it_shares_tokens(found: Found) -> None:
     expected = COSMOS_1.reference(COSMOS_1.build(), *COSMOS_1.inputs(*COSMOS_1.shapes[UNEVEN]))
-    assert relative_error(load_file(out / "world2.safetensors")["Cosmos 1"], expected) <= TOLERANCE
+    assert relative_error(found.images[2]["Cosmos 1"], expected) <= TOLERANCE
 
 
 @torch.no_grad()
-def test_a_unet_of_a_folder_predicts_in_bands_what_it_does_alone(out: Path) -> None:
+def test_a_unet_of_a_folder_predicts_in_bands_what_it_does_alone(found: Found) -> None:
     expected = unet(**SDXL_UNET)(**unet_inputs(2)).sample
-    assert relative_error(load_file(out / "world2.safetensors")["UNet of a folder"], expected) <= TOLERANCE
+    assert relative_error(found.images[2]["UNet of a folder"], expected) <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_is_refused_on_every_rank_alike(name: str, out: Path) -> None:
-    told = [json.loads((out / f"refusals.{rank}.json").read_text())[name] for rank in range(2)]
+def test_what_cannot_be_is_refused_on_every_rank_alike(name: str, found: Found) -> None:
+    told = [each["refused"][name] for each in found.told]
     kind, reason = REFUSED[name]
     assert told[0] == told[1]
     assert told[0].startswith(f"{kind}: ") and reason in told[0]
 
 
-def test_a_script_may_compile_blocks_whose_tokens_are_not_shared(out: Path) -> None:
-    for rank in range(2):
-        told = json.loads((out / f"refusals.{rank}.json").read_text())
-        assert told["a block compiled whose tokens are whole"] == "nothing"
-
-
-def scripts_of_the_page() -> list[str]:
-    """Its Python blocks, as they stand."""
-    return re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
-
-
-def run_script(script: str, folder: Path, run: Callable[[str, str], None]) -> np.ndarray:
-    """The pixels that a script of the page saves on a pipeline folder. run: starts it there on two ranks."""
-    save_dit(folder / "pipeline")
-    (folder / "script.py").write_text(script)
-    run("script.py", "pipeline")
-    return pixels(Image.open(folder / "image.png"))
-
-
-def pixels(image: Image.Image) -> np.ndarray:
-    return np.asarray(image, dtype=np.int16)
-
-
-def assert_same_picture(got: np.ndarray, expected: np.ndarray) -> None:
-    assert expected.std() > 5 * ONE_LEVEL  # a picture, and not a plain colour that anything would be equal to
-    assert got.shape == expected.shape
-    assert np.abs(got - expected).max() <= ONE_LEVEL
-
-
-def draw_by_the_page(tmp_path: Path, run: Callable[..., None]) -> None:
-    script, *_ = scripts_of_the_page()
-    got = run_script(script, tmp_path, run)
-    generator = torch.Generator().manual_seed(0)
-    pipeline = dit()
-    assert_same_picture(got, pixels(pipeline([207], generator=generator, num_inference_steps=20).images[0]))
-
-
-def test_the_pages_parallel_pipeline_draws_the_plain_pipelines_image(ranks: RankPool, tmp_path: Path) -> None:
-    draw_by_the_page(tmp_path, lambda *arguments: ranks.run(2, "library.script_ranks", str(tmp_path), *arguments))
-
-
-@pytest.mark.slow  # the gate starts the engine by torchrun in `test_rank_failure.py`
-def test_by_torchrun_as_a_person_starts_it_the_pages_parallel_pipeline_draws_it_too(
-    own_ranks: None, tmp_path: Path
-) -> None:
-    draw_by_the_page(tmp_path, lambda *arguments: torchrun(2, [*arguments], tmp_path))
-
-
-def test_the_pages_pipefusion_draws_the_oracles_image(ranks: RankPool, tmp_path: Path) -> None:
-    _, script = scripts_of_the_page()
-    got = run_script(
-        script, tmp_path, lambda *arguments: ranks.run(2, "library.script_ranks", str(tmp_path), *arguments)
-    )
-    pipeline: diffusers.DiTPipeline = dit()
-    pipeline.scheduler.set_timesteps(20)
-    noise = torch.randn(1, 4, 32, 32, generator=torch.Generator().manual_seed(0))
-    asked, unasked = ({"class_labels": torch.tensor([label])} for label in (207, 1000))
-    latents = oracle.sample(
-        pipeline.transformer, oracle.ANATOMIES["dit"], dit_family().reference, pipeline.scheduler,
-        noise, asked, unasked, guidance=4.0, patches=2, sync_steps=1,
-    )  # fmt: skip
-    with torch.inference_mode():
-        image = pipeline.vae.decode(latents / pipeline.vae.config.scaling_factor).sample
-    assert_same_picture(got, pixels(VaeImageProcessor().postprocess(image)[0]))
+def test_a_script_may_compile_blocks_whose_tokens_are_not_shared(found: Found) -> None:
+    assert [each["refused"]["a block compiled whose tokens are whole"] for each in found.told] == ["nothing"] * 2
 
 
 def test_a_folder_from_before_diffusers_030_with_its_weights_in_several_files_is_loaded(tmp_path: Path) -> None:
@@ -286,24 +188,3 @@ def test_a_script_that_torchrun_did_not_start_is_told_so(monkeypatch: pytest.Mon
         start_distributed("cpu")
     with pytest.raises(RuntimeError, match="Call start_distributed"):
         parallelize(CALLS["Flux"].pipeline(), ParallelPlan())
-
-
-def test_more_ranks_than_gpus_are_refused_before_they_join(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(PlanError, match="--nproc-per-node=1"):
-        start_distributed("cuda")
-
-
-def test_each_readme_script_is_about_ten_lines() -> None:
-    for script in scripts_of_the_page():
-        body = [line for line in script.splitlines() if line and not line.startswith(("import", "from"))]
-        assert len(body) <= 11
-
-
-def test_comfyui_can_import_plan_and_specs_without_diffusers_or_groups() -> None:
-    heavy = "{'diffusers', 'parallel_backend.groups.mesh', 'parallel_backend.library'}"
-    code = f"import sys, parallel_backend.plan, parallel_backend.models; print({heavy} & set(sys.modules))"
-    run = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "set()"

@@ -20,10 +20,8 @@ BY_DIFFUSERS = {
     *("initialize_hook", "pre_forward", "new_forward", "post_forward"),
     *("_get_parameter_from_args_kwargs", "_should_compute_remaining_blocks"),
 }
-BY_PYTHON = {"writable"}  # of a stream
 BY_TORCHRUN = {"next_rendezvous", "get_backend"}
-BY_COMMANDS = {"comfyui_classes"}  # writes docs/classes.md
-ELSEWHERE = BY_COMFYUI | BY_DIFFUSERS | BY_PYTHON | BY_TORCHRUN | BY_COMMANDS
+ELSEWHERE = BY_COMFYUI | BY_DIFFUSERS | BY_TORCHRUN
 
 
 def named(tree: ast.AST) -> Iterator[str]:

@@ -8,10 +8,13 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from dataclasses import replace
 from typing import Any
 
 from parallel_backend.costs.machine import Link
-from tests.benchmarks.exchange.clock import LATENCY, PIECES, build_flux, call_flux, run
+from tests.benchmarks.exchange.clock import LATENCY, META, PIECES, make_call, run
+from tests.support.fakes.measure import build_comfyui
+from tests.support.fakes.models import COMFYUI
 from tests.support.host.mounted import import_comfyui
 from tests.support.links.profiles import PROFILES
 
@@ -23,8 +26,9 @@ def main(comfyui: str) -> None:
     attention: Any = importlib.import_module("comfy.ldm.modules.attention")
     flux: Any = importlib.import_module("comfy.ldm.flux.math")
     flux.optimized_attention = attention.attention_pytorch  # as on GPUs
-    model = build_flux(2, 4)
-    print(json.dumps({pieces: run(model, call_flux(), pieces, LINK)._asdict() for pieces in PIECES}))
+    few = replace(COMFYUI["flux-dev"], depths={"depth": 2, "depth_single_blocks": 4})
+    model, call = build_comfyui(few, META), make_call(few)
+    print(json.dumps({pieces: run(model, call, pieces, LINK)._asdict() for pieces in PIECES}))
 
 
 if __name__ == "__main__":

@@ -17,11 +17,11 @@ from parallel_backend.sampling.denoiser import Pass, Watch, denoise
 from parallel_backend.sampling.stepper import Stepper
 from parallel_backend.seams.forward import Forward
 from parallel_backend.seams.pipeline.stages import StageExit
+from parallel_backend.weights.loading import ModelSource
 from tests.support.cases.families import FAMILIES, Family, Tensors
-from tests.support.cases.oracle import ANATOMIES, Anatomy
+from tests.support.cases.pipefusion_cases import case_inputs, family_of, scheduler_of
 
 FAMILY_OF = {family.model_class: family for family in reversed(FAMILIES.values())}  # the first of each class
-ANATOMY_OF = {FAMILIES[name].model_class: anatomy for name, anatomy in ANATOMIES.items()}
 
 
 class Caller:
@@ -43,8 +43,14 @@ class FamilyModel(DiffusersModel):
 
     def __init__(self, model: Any, mesh: Mesh) -> None:
         self.family = FAMILY_OF[type(model).__name__]
-        self.anatomy = ANATOMY_OF.get(self.family.model_class, Anatomy((), {}))
         super().__init__(model, mesh)
+
+    @classmethod
+    def load(cls, source: ModelSource, mesh: Mesh) -> Any:
+        """This rank's part of the model, with its weights."""
+        model = cls.build(source, mesh)
+        model.bring((), None)
+        return model
 
     def of(self, family: Family) -> FamilyModel:
         """Sets another family of the class."""
@@ -61,8 +67,8 @@ class FamilyModel(DiffusersModel):
             return self.predict_rows(latents, timestep_B, conditions, axis, forward)
 
         with torch.inference_mode(), self.mesh.timeline.step("forward"), self.compiling(steps):
-            (local,) = self.run_step(self.pipeline.begin(calls, 1, self.count_tokens, self.find_grid), [0], run)
-            if not self.has_result:
+            (local,) = self.run_step(self.pipeline.begin(calls, 1, self.count_tokens), [0], run)
+            if not self.sends_result:
                 return None
             whole = None
             if not self.link or self.link.is_last:
@@ -104,7 +110,7 @@ class FamilyModel(DiffusersModel):
         )
 
     def patch(self, latents: torch.Tensor) -> tuple[int, ...]:
-        return self.anatomy.patch
+        return self.family.patch
 
 
 class Denoiser:
@@ -125,9 +131,17 @@ class Denoiser:
     ) -> torch.Tensor | None:
         """scheduler: with its timesteps set, or a Stepper of one. It is not changed."""
         stepper = scheduler.copy() if isinstance(scheduler, Stepper) else Stepper(scheduler)
-        passes, scale = passes_of(conditions, negative), self.model.anatomy.timestep_scale
+        passes, scale = passes_of(conditions, negative), self.model.family.timestep_scale
         passes = [replace(each, conditions=self.model.cast(each.conditions)) for each in passes]
         return denoise(self.model, latents, stepper, passes, guidance, timestep_scale=scale, watch=watch)
+
+
+def sampled(
+    model: FamilyModel, name: str, scheduler: str = "flow", short_negative: bool = False
+) -> torch.Tensor | None:
+    """A whole sampler call of `pipefusion_cases`. name: of a family."""
+    latents, conditions, negative = case_inputs(name, short_negative)
+    return Denoiser(model.of(family_of(name))).sample(latents, scheduler_of(scheduler), conditions, negative, 3.0)
 
 
 def passes_of(conditions: Tensors, negative: Tensors | None) -> list[Pass]:

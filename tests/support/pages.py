@@ -10,8 +10,8 @@ CLASSES, EXACTNESS = (REPOSITORY / "docs" / f"{name}.md" for name in ("classes",
 EXCHANGE = REPOSITORY / "docs" / "dev" / "03-exchange.md"
 PAGE_OF = {
     **{"classes": CLASSES, "folders": CLASSES, "templates": CLASSES},
-    **{"parity": EXACTNESS, "sparse": EXACTNESS},
-    **{"overlap": EXCHANGE, "clock": EXCHANGE},
+    "parity": EXACTNESS,
+    "clock": EXCHANGE,
 }
 
 

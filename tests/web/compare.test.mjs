@@ -2,7 +2,14 @@ import assert from 'node:assert/strict'
 import test from 'node:test'
 
 import { Comparison } from '../../web/compare/comparison.mjs'
-import { addSpeedups, applyPlan, findNodes, listCandidates, summarizeRuns } from '../../web/compare/prompts.mjs'
+import {
+  addSpeedups,
+  applyPlan,
+  findNodes,
+  listCandidates,
+  sortRows,
+  summarizeRuns
+} from '../../web/compare/prompts.mjs'
 import { Queue } from '../../web/compare/queue.mjs'
 
 const NODE = 'ParallelDiT_Parallelize'
@@ -12,14 +19,14 @@ const PROMPT = {
   3: { class_type: 'KSampler', inputs: { model: ['1', 0], seed: 5 } }
 }
 const ULYSSES = { ulysses: 2, speeds: [1, 0.5] }
-const EXACT = { pipefusion: 2, patches: 1, sparse: 'off', exchange_dtype: 'model', attention: 'native' }
 const run = (began, step, state = 'done') => ({
   id: began,
   state,
   began,
   plans: [{ ...ULYSSES, dp: began }],
-  seconds: 10 * step,
-  steps: [[step, 0]]
+  seconds: 10 * step + 3,
+  startup: 3,
+  usual: step
 })
 
 test('the nodes of a group get the plan in place of their own, and nothing else of the prompt changes', () => {
@@ -38,45 +45,45 @@ test('a comparison runs the fastest predicted plans that fit, or auto, and one d
     { values: ULYSSES, fits: true },
     { values: { dp: 2, speeds: [] }, fits: false }
   ]
-  const found = listCandidates({ predicted: { best } }, PROMPT[1].inputs)
+  const found = listCandidates({ predicted: { best } }, { is_lossy: false, values: { ring: 4 } })
   assert.deepEqual(
     found.map(({ values, isAlone }) => [values, isAlone]),
     [
-      [{ ulysses: 2, speeds: '1, 0.5', mode: 'manual' }, false],
-      [{ mode: 'manual' }, true]
+      [{ mode: 'manual' }, true],
+      [{ ulysses: 2, speeds: '1, 0.5', mode: 'manual' }, false]
     ]
   )
-  for (const answer of [null, { predicted: null }]) assert.equal(listCandidates(answer, {})[0].values.mode, 'auto')
+  for (const answer of [null, { predicted: null }]) assert.equal(listCandidates(answer, null)[1].values.mode, 'auto')
 })
 
-const LOSSY = {
-  pipefusion: { pipefusion: 2, patches: 0 },
-  int4: { ulysses: 2, exchange_dtype: 'int4' },
-  sparse: { ulysses: 2, sparse: 'radial' },
-  sage: { attention: 'sage_fp8', speeds: '1, 0.5' }
-}
+test('the fastest predicted plan runs last, so the ranks keep it', () => {
+  const best = [1, 2, 3].map((dp) => ({ values: { dp }, fits: true }))
+  const found = listCandidates({ predicted: { best } }, null)
+  assert.deepEqual(
+    found.map(({ values }) => values.dp),
+    [undefined, 3, 2, 1]
+  )
+})
 
-for (const [name, plan] of Object.entries(LOSSY)) {
-  test(`so does the node's own plan with ${name}, which changes the image`, () => {
-    const own = { pipefusion: 1, patches: 0, sparse: 'off', exchange_dtype: 'model', attention: 'auto', ...plan }
-    const [, found, alone] = listCandidates(null, { model: ['9', 0], group: 1, mode: 'manual', ...own })
-    assert.deepEqual([found.values, found.isLossy, alone.isAlone], [{ mode: 'manual', ...own }, true, true])
-    assert.deepEqual(found.plans[0].speeds, own.speeds ? [1, 0.5] : [])
-    for (const exact of [
-      { mode: 'auto', ...own },
-      { mode: 'manual', ...own, ...EXACT }
-    ])
-      assert.equal(listCandidates(null, exact).length, 2)
-  })
-}
+const LOSSY = { is_lossy: true, values: { ulysses: 2, exchange_dtype: 'int4', speeds: [1, 0.5] } }
+
+test("so does the node's own plan that changes the image", () => {
+  const [alone, found] = listCandidates(null, LOSSY)
+  assert.deepEqual(
+    [found.values, found.isLossy, alone.isAlone],
+    [{ ...LOSSY.values, speeds: '1, 0.5', mode: 'manual' }, true, true]
+  )
+  assert.deepEqual(found.plans, [LOSSY.values])
+})
 
 test("a prompt's runs are summed up, with the speedup over one device", () => {
   assert.deepEqual(summarizeRuns([run(1, 2), run(2, 4)]), {
     isDone: true,
     last: 1,
     plans: [{ ...ULYSSES, dp: 1 }],
+    startup: 6,
     seconds: 60,
-    step: 3
+    step: 2
   })
   assert.equal(summarizeRuns([]).isDone, false)
   assert.equal(summarizeRuns([run(1, 2, 'failed')]).isDone, false)
@@ -91,8 +98,23 @@ test("a prompt's runs are summed up, with the speedup over one device", () => {
   assert.equal(addSpeedups([rows[0], { ...rows[1], result: null }])[0].times, null)
 })
 
+test('rows are sorted by their step, and the fastest exact one is marked', () => {
+  const row = (name, step, values) => ({ name, state: 'done', result: { step }, ...values })
+  const failed = { name: 'failed', state: 'failed', result: null }
+  const rows = [row('alone', 3), failed, row('lossy', 1, { isLossy: true }), row('ring', 5), row('ulysses', 2)]
+  const sorted = sortRows(rows)
+  assert.deepEqual(
+    sorted.map(({ name }) => name),
+    ['lossy', 'ulysses', 'alone', 'ring', 'failed']
+  )
+  assert.deepEqual(
+    sorted.filter(({ isFastest }) => isFastest).map(({ name }) => name),
+    ['ulysses']
+  )
+})
+
 /** A comparison whose prompts end as given, in turn; each that succeeds leaves a run, and another prompt one before. */
-function comparing(ends) {
+function comparing(ends, state = 'ready') {
   const runs = [run(1, 5)]
   const queued = []
   const queue = {
@@ -109,24 +131,26 @@ function comparing(ends) {
   const host = {
     prompt: async () => ({ output: PROMPT, workflow: {} }),
     about: () => ({ workflow: 'flux', picture: { width: 64, height: 64 } }),
-    answer: async (node) => {
+    answers: async (node) => {
       asked.push(node)
-      return { predicted: { best: [{ values: { dp: 2, speeds: [] }, fits: true }] } }
+      return [{ predicted: { best: [{ values: { dp: 2, speeds: [] }, fits: true }] } }, null]
     },
     runs: async () => [...runs],
-    error: async (...ids) => ids
+    error: async (...ids) => ids,
+    state: async () => state,
+    restore: async (...restored) => asked.push(...restored)
   }
   return { comparison: new Comparison(queue, host, () => {}), queued, asked }
 }
 
 test('each plan runs once, one after the other, also after one has failed', async () => {
-  const { comparison, queued, asked } = comparing(['error', 'success'])
+  const { comparison, queued, asked } = comparing(['error', 'success'], 'parked')
   await comparison.run(1, '')
-  assert.deepEqual(asked, ['1'])
-  assert.equal(comparison.rows[1].result.seconds, 10, 'of its own prompt alone')
+  assert.deepEqual(asked, ['1', 1, 'parked'], 'and the group is left as it was')
+  assert.equal(comparison.rows[0].result.seconds, 10, 'of its own prompt alone')
   assert.deepEqual(
     comparison.rows.map(({ state }) => state),
-    ['failed', 'done']
+    ['done', 'failed']
   )
   assert.equal(queued.length, 2)
   assert.equal(comparison.isRunning, false)
@@ -134,14 +158,10 @@ test('each plan runs once, one after the other, also after one has failed', asyn
 
 test("a lossy plan's run is compared with an exact one's", async () => {
   const { comparison } = comparing(['success', 'success', 'success'])
-  const output = structuredClone(PROMPT)
-  Object.assign(output[1].inputs, LOSSY.int4)
-  comparison.host.prompt = async () => ({ output, workflow: {} })
+  const { answers } = comparison.host
+  comparison.host.answers = async (node) => [(await answers(node))[0], LOSSY]
   await comparison.run(1, '')
-  assert.deepEqual(
-    comparison.rows.map(({ error }) => error),
-    [null, [1, 20.5, 10.5], null]
-  )
+  assert.deepEqual(comparison.rows.map(({ error }) => error).filter(Boolean), [[1, 20.5, 10.5]])
 })
 
 for (const end of ['interrupted', 'gone']) {
@@ -155,6 +175,21 @@ for (const end of ['interrupted', 'gone']) {
     assert.equal(queued.length, 1)
   })
 }
+
+test('cancelling ends the prompt that runs, and leaves out the others', async () => {
+  const { comparison, queued } = comparing(['success', 'success'])
+  const { run: runOne } = comparison.queue
+  comparison.queue.cancel = async () => {}
+  comparison.queue.run = (prompt) => {
+    comparison.cancel()
+    return runOne(prompt)
+  }
+  await comparison.run(1, '')
+  assert.equal(queued.length, 1)
+  comparison.queue.run = runOne
+  await comparison.run(1, '')
+  assert.ok(queued.length > 1, 'the next comparison runs')
+})
 
 test('the comparison shows why the server refused a prompt', async () => {
   const { comparison } = comparing([])
@@ -203,6 +238,23 @@ test('the queue waits until a prompt has left it, and reads from the history how
     api.tell(event, {})
   }
   assert.deepEqual(await end, { end: 'error', from: 5, to: 9 })
+})
+
+test('the queue interrupts its prompt, or removes it', async () => {
+  const asked = []
+  const api = server({ '/history/p': () => ({}) })
+  const queue = new Queue(api)
+  api.fetchApi = async (path, { body } = {}) => {
+    asked.push([path, body])
+    return { json: async () => ({ queue_running: [], queue_pending: [] }) }
+  }
+  queue.readEnd = async () => ({ end: 'gone' })
+  await queue.run({})
+  await queue.cancel()
+  assert.deepEqual(asked.slice(-2), [
+    ['/queue', '{"delete":["p"]}'],
+    ['/interrupt', '{"prompt_id":"p"}']
+  ])
 })
 
 test('the queue does not wait for a prompt that somebody removed', async () => {

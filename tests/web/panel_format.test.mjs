@@ -2,9 +2,9 @@ import assert from 'node:assert/strict'
 import test from 'node:test'
 
 import {
+  computeShare,
   describePlan,
   describePlans,
-  estimateSecondsLeft,
   formatBytes,
   formatBytesOf,
   formatDateAndTime,
@@ -12,10 +12,8 @@ import {
   formatSeconds,
   formatSpeedup,
   formatTime,
-  formatWholeSeconds,
   getFileName,
-  shortenCardName,
-  summarizeSteps
+  shortenCardName
 } from '../../web/panel/format.mjs'
 import { layOutBars, makePaths } from '../../web/panel/timeline.mjs'
 
@@ -27,8 +25,10 @@ test('bytes, seconds and shares', () => {
   assert.equal(formatBytes(812 * 2 ** 20), '812 MiB')
   assert.equal(formatBytes(1.25 * 2 ** 30), '1.3 GiB')
   assert.equal(formatBytes(128 * 2 ** 30), '128 GiB')
-  assert.deepEqual([0.0031, 0.42, 12.34, 125].map(formatSeconds), ['3 ms', '0.42 s', '12.3 s', '2 min 5 s'])
-  assert.deepEqual([5.2, 59.4, 125].map(formatWholeSeconds), ['6 s', '1 min 0 s', '2 min 5 s'])
+  const wanted = { 0.0031: '3 ms', 0.42: '0.42 s', 4.013: '4.01 s', 6: '6 s', 12.34: '12.3 s', 59.97: '1 min 0 s' }
+  for (const [count, words] of Object.entries({ ...wanted, 402.3: '6 min 42 s' })) {
+    assert.equal(formatSeconds(Number(count)), words)
+  }
   assert.equal(formatPercent(0.184), '18%')
 })
 
@@ -67,35 +67,14 @@ test('the name of a file is the end of a path, with slashes or backslashes', () 
   assert.equal(getFileName('C:\\models\\flux1-dev.safetensors'), 'flux1-dev.safetensors')
 })
 
-test("a run's numbers are its median step and its share of communication", () => {
-  assert.equal(summarizeSteps([]), null)
-  const odd = summarizeSteps([
+test("communication's share is of all steps together", () => {
+  assert.equal(computeShare([]), 0)
+  const steps = [
     [5, 1],
     [1, 0.5],
     [2, 0.5]
-  ])
-  near(odd.median, 2)
-  near(odd.share, 0.25)
-  near(
-    summarizeSteps([
-      [1, 0],
-      [3, 0]
-    ]).median,
-    2
-  )
-})
-
-test('the time that a run still takes is estimated if its number of steps is known', () => {
-  const steps = [
-    [1, 0],
-    [2, 0],
-    [3, 0]
   ]
-  assert.equal(estimateSecondsLeft({ steps, made: 3, at: 3, total: 10 }), 14)
-  assert.equal(estimateSecondsLeft({ steps, made: 6, at: 3, total: 10 }), 28)
-  assert.equal(estimateSecondsLeft({ steps, made: 3, at: 0, total: null }), null)
-  assert.equal(estimateSecondsLeft({ steps: [], made: 0, at: 0, total: 10 }), null)
-  assert.equal(estimateSecondsLeft(null), null)
+  assert.equal(computeShare(steps), 0.25)
 })
 
 test('a plan is described with the field names of its Python class', () => {
@@ -112,9 +91,6 @@ test('a plan is described with the field names of its Python class', () => {
   assert.equal(describePlan({ ...one, ring: 2, exchange_dtype: 'model' }, t), 'ring=2')
   assert.equal(describePlan({ ...one, ulysses: 2, pieces: 2 }, t), 'ulysses=2 × panel.planPieces 2')
   assert.equal(describePlan({ ...one, ulysses: 2, pieces: 1 }, t), 'ulysses=2')
-  const sparse = { ...one, cfg: 2, sparse: 'radial', sync_steps: 4 }
-  assert.equal(describePlan(sparse, t), 'cfg=2 × panel.planSparse radial 4')
-  assert.equal(describePlan({ ...sparse, sparse: 'off' }, t), 'cfg=2')
   assert.equal(describePlan({ ...one, ring: 3, speeds: [4, 2, 1.3333] }, t), 'ring=3 × panel.planSpeeds 1:0.5:0.333')
 })
 

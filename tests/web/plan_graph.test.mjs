@@ -198,6 +198,26 @@ test('the sampled size is known if an empty-latent node makes the latent, with w
   assert.equal(picture(latent(video), ['width', 0, 'latent', 'samples', 'LATENT']), null)
 })
 
+test('a sampler behind another one samples the same size', () => {
+  const nodes = {
+    sampler: sampler(1),
+    first: { type: 'KSampler', outputs: ['LATENT'] },
+    latent: { type: 'Empty', widgets: { width: 64, height: 48 }, outputs: ['LATENT'] }
+  }
+  const links = [
+    LOADED,
+    ['node', 0, 'first', 'model', 'MODEL'],
+    ['node', 0, 'sampler', 'model', 'MODEL'],
+    ['latent', 0, 'first', 'latent_image', 'LATENT'],
+    ['first', 0, 'sampler', 'latent_image', 'LATENT']
+  ]
+  const size = { width: 64, height: 48 }
+  assert.deepEqual(
+    ask(nodes, links).question.samplers.map(({ picture }) => picture),
+    [size, size]
+  )
+})
+
 /** Nodes in a subgraph that is seen as these hosts, each {inputs, outputs, widgets}, of the names that link in and out. */
 function within(nodes, links, hosts) {
   const made = graphOf(nodes, links)

@@ -8,7 +8,7 @@ import re
 import shlex
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import yaml
 
 from demo.host import REPOSITORY
 from tests.support.group.direct_group import DIT, source_of
-from tests.support.group.machines import PORT, SILENCE, ULYSSES, First, Second, open_network, predicted_by_one
+from tests.support.group.machines import PORT, SILENCE, ULYSSES, First, Second, predicted_by_one
 from tests.support.group.network import PODS, Network
 from tests.support.tiers import slow_but
 from worker import join
@@ -61,12 +61,6 @@ def as_kubernetes(node: int) -> dict[str, str]:
 
 
 JOBS = {"srun": (srun_command, as_slurm), "indexed Job": (pod_command, as_kubernetes)}
-
-
-@pytest.fixture(scope="module")
-def network(own_ranks: None) -> Iterator[Network]:
-    with open_network() as network:
-        yield network
 
 
 @pytest.mark.parametrize(("command", "environment"), slow_but(("srun",), JOBS))

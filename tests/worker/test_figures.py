@@ -21,7 +21,7 @@ from worker.rank.agreement import Control
 from worker.rank.channels.control_server import ControlServer
 from worker.rank.channels.heartbeat import INTERVAL, Board, Heartbeat
 from worker.rank.executor import Executor
-from worker.rank.job import Job
+from worker.rank.job import Cancelled, Job
 from worker.rank.job_groups import JobGroups
 from worker.rank.state import RankState
 from worker.wire.operations import TRIM
@@ -69,7 +69,8 @@ class Rank:
         board, timeline, (ours, theirs) = Board(1), Timeline(torch.device("cpu")), socket.socketpair()
         self.state = RankState(CARD)
         model: Any = SimpleNamespace(weight_bytes=4 * GB, resident_bytes=GB, parking=SimpleNamespace(is_parked=False))
-        self.state.model, self.state.placement.bringing = model, 4 * GB
+        held: Any = SimpleNamespace(model=model, plan=None, placement=SimpleNamespace(bringing=4 * GB))
+        self.state.held = held
         self.heartbeat = Heartbeat(0, board, board.hear, self.state.memory, lambda: timeline.moves, lambda _job: None)
         group, groups = dist.group.WORLD, JobGroups(torch.device("cpu"), timeline)
         assert group
@@ -127,6 +128,21 @@ def test_the_status_after_a_request_tells_what_it_has_left_on_the_card(rank: Ran
     rank.executor.execute({"id": 1, **TRIM.header()}, {})
     told = rank.status()["memory"][0]
     assert (told["accelerator"], told["total"], told["weights"], told["resident_weights"]) == (GB, 8 * GB, 4 * GB, GB)
+
+
+def test_the_answer_to_a_request_that_ended_early_says_whether_the_rank_still_has_its_model(rank: Rank) -> None:
+    rank.start()
+
+    def give_up(_job: Job, _tensors: Any) -> None:
+        raise Cancelled
+
+    def give_up_a_move(job: Job, tensors: Any) -> None:
+        rank.state.forget_model()
+        give_up(job, tensors)
+
+    for handler, has_model in ((give_up, True), (give_up_a_move, False)):
+        rank.executor.handlers[TRIM.name] = handler
+        assert rank.executor.execute({"id": 1, **TRIM.header()}, {})[0] == {"cancelled": True, "has_model": has_model}
 
 
 def test_how_much_of_the_weights_has_been_read_is_told_while_they_are_read(rank: Rank, allocator: Allocator) -> None:

@@ -12,12 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from parallel_backend.plan import ParallelPlan
 from tests.support.group.direct_group import DIT, call_request, sample_request, source_of
-from tests.support.group.mutations import ODD_VALUES, framed, mutate, mutate_json, real_frames
+from tests.support.group.mutations import framed, mutate, mutate_json, real_frames
 from tests.support.group.one_rank import OneRank
 from worker.comfyui.patches import OtherWeight, PackedPatches, Patch
 from worker.comfyui.source import HostSource, VaeSource
@@ -38,7 +36,6 @@ from worker.wire.tensors import LENGTH, Buffer, Tensors
 from worker.wire.tree import pack
 
 MUTATED_FRAMES = [5_000, pytest.param(20_000, marks=pytest.mark.slow)]
-STRUCTURED_FRAMES = 400
 # Of each kind: those that may end in a load, which takes longer than the others, are fewer.
 NO_VAE = VaeSource("/none", ("--cpu",), "/none", "AutoencoderKL", "float32")
 REQUESTS = {"call": 120, "sample": 120, "vae": 60, "patch": 20, "load": 30}
@@ -102,49 +99,6 @@ def test_thousands_of_mutated_frames(count: int, little_memory: None) -> None:
     assert min(outcomes[kind] for kind in ("ProtocolError", "ConnectionClosed", "taken")) > count // 50
 
 
-JSON = st.recursive(
-    st.one_of(st.sampled_from([each for each in ODD_VALUES if not isinstance(each, list | dict)]), st.text(max_size=5)),
-    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=5), inner, max_size=4)),
-    max_leaves=8,
-)
-SIZES = st.one_of(st.integers(-2, 5), st.sampled_from(ODD_VALUES))
-TENSOR = st.fixed_dictionaries(
-    {},
-    optional={
-        "dtype": st.one_of(st.sampled_from(["F32", "BOOL", "F8_E4M3", "O"]), JSON),
-        "shape": st.one_of(st.lists(SIZES, max_size=5), JSON),
-        "data_offsets": st.one_of(st.lists(SIZES, min_size=2, max_size=2), JSON),
-    },
-)
-DETERMINISTIC = settings(
-    max_examples=STRUCTURED_FRAMES,
-    derandomize=True,
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
-
-
-def text_of(value: object) -> bytes:
-    """JSON as `encode` makes it."""
-    frame = b"".join(encode({"": value}))
-    return frame[PREFIX.size + len('{"": ') :].rstrip()[:-1]
-
-
-@DETERMINISTIC
-@given(JSON)
-def test_any_json_as_a_header(header: object) -> None:
-    expected = "taken" if isinstance(header, dict) else "ProtocolError"
-    assert outcome(framed(text_of(header), b"")) == expected
-
-
-@DETERMINISTIC
-@given(st.dictionaries(st.text(max_size=3), st.one_of(TENSOR, JSON), max_size=4), st.integers(0, 40))
-def test_any_json_as_the_tensors_header(tensors: dict[str, object], data: int) -> None:
-    text = text_of(tensors)
-    assert outcome(framed(b"{}", LENGTH.pack(len(text)) + text + bytes(data))) in ("taken", "ProtocolError")
-
-
 @pytest.mark.parametrize(("header", "payload"), [(MAX_HEADER + 1, 0), (0, MAX_PAYLOAD + 1), (2**32 - 1, 2**64 - 1)])
 def test_nothing_is_allocated_for_a_frame_over_the_caps(header: int, payload: int) -> None:
     prefix = PREFIX.pack(*PREFIX.unpack(real_frames()[0][: PREFIX.size])[:2], header, payload)
@@ -180,7 +134,7 @@ def test_wrong_requests_are_refused_and_the_rank_lives(own_ranks: None, model: H
     chance = random.Random(6)
     valid = requests(model)
     with OneRank(tmp_path) as rank:
-        assert rank.request(*valid["load"])[0].keys() == {"id"}
+        assert rank.request(*valid["load"])[0].keys() == {"id", "has_model"}
         first = rank.request(*valid["call"])[1]["prediction.0.0"]
         answers: Counter[tuple[str, str]] = Counter()
         for kind in (kind for kind, count in REQUESTS.items() for _ in range(count)):
@@ -201,7 +155,7 @@ def test_wrong_requests_are_refused_and_the_rank_lives(own_ranks: None, model: H
         print(dict(answers))
         assert all(answers[kind, "error"] for kind in (*valid, "control"))
         assert rank.ask({"op": "status"})["pids"] == [rank.process.pid]
-        assert rank.request(*valid["load"])[0].keys() == {"id"}
+        assert rank.request(*valid["load"])[0].keys() == {"id", "has_model"}
         assert rank.request(*valid["call"])[1]["prediction.0.0"].equal(first)
 
 
@@ -224,7 +178,7 @@ def test_a_half_sent_question_holds_up_no_job(own_ranks: None, model: HostSource
     valid = requests(model)
     with OneRank(tmp_path) as rank:
         rank.control.sendall(b"".join(encode({"op": "status"}))[:-1])
-        assert rank.request(*valid["load"])[0].keys() == {"id"}
+        assert rank.request(*valid["load"])[0].keys() == {"id", "has_model"}
         assert "prediction.0.0" in rank.request(*valid["call"])[1]
         rank.control.sendall(b" ")
         assert decode(receive_frame(rank.control))[0]["pids"] == [rank.process.pid]

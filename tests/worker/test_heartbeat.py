@@ -22,8 +22,9 @@ import torch.distributed as dist
 from tests.support.group.direct_group import DIT, SHORT, DirectGroup, direct_on, source_of, wait_until
 from worker.host.client import WorkerGroup
 from worker.rank.channels.heartbeat import INTERVAL, Board, Heartbeat
-from worker.rank.channels.heartbeat_link import MAX_STRANGERS, HeartbeatLink, HeartbeatServer
+from worker.rank.channels.heartbeat_link import HeartbeatLink, serve_heartbeats
 from worker.rank.job_groups import open_socket
+from worker.wire.handshake import MAX_STRANGERS
 from worker.wire.private_folder import FOLDER, TOKEN, short_path
 
 FRESH = 12 * INTERVAL
@@ -143,8 +144,7 @@ class Ranks:
 
     def __init__(self) -> None:
         self.board, self.store = Board(2), dist.HashStore()
-        self.server = HeartbeatServer(self.board.hear, self.store)
-        self.server.start()
+        self.server = serve_heartbeats(self.board.hear, self.store)
         self.link = HeartbeatLink(self.store)
 
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from tests.support.group.direct_group import DIT, source_of, wait_until
-from tests.support.group.machines import PORT, SILENCE, ULYSSES, First, Second, open_network, predicted_by_one
+from tests.support.group.machines import PORT, SILENCE, ULYSSES, First, Second, predicted_by_one
 from tests.support.group.network import FIRST, SECOND, Network
 from tests.support.tiers import slow_but
 from worker.comfyui.source import HostSource
@@ -31,12 +31,6 @@ from worker.settings import Settings, SettingsError
 
 DEADLINE = 20.0
 PLANS = {"ulysses": (ULYSSES,), "cfg": ({"cfg": 2},), "four ranks": ({"cfg": 2, "ulysses": 2},)}
-
-
-@pytest.fixture(scope="module")
-def network(own_ranks: None) -> Iterator[Network]:
-    with open_network() as network:
-        yield network
 
 
 @pytest.fixture(scope="module")

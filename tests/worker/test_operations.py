@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gc
-import json
 import re
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -20,12 +20,12 @@ from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import ParallelPlan
 from tests.support.group.direct_group import DIT, source_of
 from tests.support.group.one_rank import OneRank
+from tests.support.host.node_defs import read
 from tests.support.ranks.polishing_rank import POLISH
 from worker.comfyui.source import VaeSource
 from worker.errors import RequestRefused
-from worker.host.client import WorkerGroup
 from worker.host.known_state import KnownState
-from worker.host.session import LOADING_TIMES, allowed_silence
+from worker.host.session import LOADING_TIMES, Session, allowed_silence
 from worker.rank.agreement import MEMORY, Control
 from worker.rank.channels.heartbeat import Board, Heartbeat
 from worker.rank.job import Job, ModelFailed
@@ -35,7 +35,7 @@ from worker.rank.operations import Operations, run_model_code
 from worker.rank.request_checks import check_request
 from worker.rank.serving import answer
 from worker.rank.state import RankState, RankVae
-from worker.wire.operations import LOAD, OPERATIONS, PARK, VAE, Operation
+from worker.wire.operations import LOAD, OPERATIONS, PARK, Operation
 from worker.wire.protocol import Header, encode
 from worker.wire.tensors import Tensors
 
@@ -122,58 +122,37 @@ def test_while_weights_are_moved_a_longer_silence_is_borne(operation: str, polis
     assert allowed_silence(POLISH.name, 10.0) > 10.0 == allowed_silence(None, 10.0)
 
 
-@pytest.mark.parametrize("name", [*OPERATIONS, POLISH.name])
-def test_a_model_that_the_ranks_dropped_is_loaded_again(name: str, polish: None, tmp_path: Path) -> None:
-    """ComfyUI's side knows by the table what the ranks have dropped where an operation ended early."""
+@pytest.mark.parametrize("outcome", [{"cancelled": True}, {"error": {"cause": "no"}, "kind": "refused"}, {}], ids=str)
+@pytest.mark.parametrize("has_model", [True, False])
+def test_a_model_that_the_ranks_dropped_is_loaded_again(outcome: dict[str, Any], has_model: bool) -> None:
+    """Whatever request ended early: one that moves weights may drop the model, too. The reply says so."""
+    session: Any = SimpleNamespace(operation="call", first_step_at=None, known=KnownState(model=({}, {})))
+    Session._end_request(session, {**outcome, "has_model": has_model})
+    assert (session.known.model is not None) == has_model and session.operation is None
 
-    def given_up(*_: object) -> None:
-        raise InterruptedError
 
-    group, known = WorkerGroup("cpu", tmp_path), KnownState(model=({}, {}))
-    group.supervisor.session = SimpleNamespace(known=known, request=given_up)
-    with pytest.raises(InterruptedError):
-        group._request({"op": name}, {}, given_up)
-    assert (known.model is None) == OPERATIONS[name].drops_model
+def test_a_request_in_a_callback_of_another_is_refused_and_its_conditions_are_not_taken_for_sent() -> None:
+    session: Any = SimpleNamespace(given_up=False, operation="call", known=KnownState())
+    text = {"text": torch.ones(2)}
+    session.known.conditions.exchange(text)
+    with pytest.raises(RequestRefused, match="at work"):
+        Session.request(session, {"op": "call"}, {}, lambda: None)
+    assert session.known.conditions.exchange(text)[1]
 
 
 def test_no_rank_starts_with_an_operation_that_it_has_no_handler_for(polish: None) -> None:
     operations = Operations(RankState(CPU), Timeline(CPU), lambda *_: None)
-    with pytest.raises(RuntimeError, match="operations.py: polish"):
-        operations.by_name()
+    with pytest.raises(AttributeError, match="polish"):
+        operations.handlers()
 
 
-def test_no_rank_starts_with_a_handler_of_no_operation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(OPERATIONS, VAE.name)
-    with pytest.raises(RuntimeError, match="operations.py: vae"):
-        Operations(RankState(CPU), Timeline(CPU), lambda *_: None).by_name()
-
-
-def named_in_the_panel() -> list[str]:
-    """The operations for which the panel asks the locales; any other is shown by its name."""
-    sources = [path.read_text() for path in (REPOSITORY / "web" / "panel").glob("*.mjs")]
-    (listed,) = re.findall(r"KNOWN_OPERATIONS = \[(.*?)\]", "\n".join(sources), re.DOTALL)
-    return re.findall(r"'(\w+)'", listed)
-
-
-def named_in_the_locales() -> dict[str, dict[str, str]]:
-    """The panel's words for operations, by language."""
-    files = (REPOSITORY / "locales").glob("*/main.json")
-    return {path.parent.name: json.loads(path.read_text())["paralleldit"]["panel"]["operation"] for path in files}
-
-
-def unnamed() -> set[str]:
-    """The operations that the panel or one of its languages does not know, and those that there are not."""
-    places = [named_in_the_panel(), *named_in_the_locales().values()]
-    return {name for place in places for name in OPERATIONS.keys() ^ set(place)}
-
-
-def test_the_panel_has_words_for_every_operation() -> None:
-    assert len(named_in_the_locales()) > 1
-    assert not unnamed()
-
-
-def test_an_operation_that_the_panel_has_no_words_for_is_found(polish: None) -> None:
-    assert unnamed() == {POLISH.name}
+def test_the_panel_has_words_for_every_operation_in_every_language() -> None:
+    """Any other is shown by its name."""
+    code = "\n".join(path.read_text() for path in (REPOSITORY / "web" / "panel").glob("*.mjs"))
+    (listed,) = re.findall(r"KNOWN_OPERATIONS = \[(.*?)\]", code, re.DOTALL)
+    assert {*re.findall(r"'(\w+)'", listed)} == {*OPERATIONS}
+    for language in ("en", "zh"):
+        assert {*read(language, "main.json")["paralleldit"]["panel"]["operation"]} == {*OPERATIONS}
 
 
 @pytest.mark.parametrize(("alike", "kind"), [(True, RequestError), (False, ModelFailed)])
@@ -196,7 +175,7 @@ def test_ranks_refuse_alike_where_each_runs_rows_of_the_only_call(
     sizes: list[int], groups: int, link: str | None, alike: bool
 ) -> None:
     module = SimpleNamespace(mesh={"batch": Axis(None, groups, 0)}, link=link)
-    assert HostModel(None, None, module, None, None, None, None, {}, {}, {}).refuses_alike(sizes) == alike
+    assert HostModel(None, None, module, None, None, None, {}, {}, {}).refuses_alike(sizes) == alike
 
 
 def test_results_that_no_frame_can_carry_are_refused_in_words() -> None:
@@ -207,8 +186,9 @@ def test_results_that_no_frame_can_carry_are_refused_in_words() -> None:
         encode(reply, results)
         sent.append(reply)
 
-    answer(Mock(send=send), {"id": 3}, {"result": torch.zeros(1, dtype=torch.complex64)})
-    assert [(reply["id"], reply["kind"]) for reply in sent] == [(3, "refused")]
+    reply = {"id": 3, "has_model": True}
+    answer(Mock(send=send), reply, {"result": torch.zeros(1, dtype=torch.complex64)})
+    assert [(each["id"], each["kind"]) for each in sent] == [(3, "refused")] and sent[0].keys() > reply.keys()
     with pytest.raises(RequestRefused, match="dtype torch.complex64, which cannot be sent"):
         raise RequestRefused(**sent[0]["error"])
 

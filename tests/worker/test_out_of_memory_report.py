@@ -43,43 +43,35 @@ def test_it_says_which_rank_what_it_asked_for_and_what_there_was() -> None:
     assert "4,096 tokens" in text
 
 
-def test_weights_that_do_not_fit_are_shared_by_stages() -> None:
-    text = report(LOAD, weights=30, plan=ParallelPlan(ulysses=2), check=check_any)
-    assert "the plan pipefusion=2 with patches=1 should fit" in text
-
-
-def test_weights_that_no_plan_of_these_ranks_can_hold_call_for_more_ranks() -> None:
-    text = report(LOAD, weights=60, plan=ParallelPlan(ulysses=2), check=check_any)
-    assert "the plan pipefusion=4 with patches=1 should fit on 4 ranks, each with a device of its own" in text
-
-
 def test_more_ranks_than_there_are_devices_are_not_advised() -> None:
     lacking = {"weights": 60, "plan": ParallelPlan(ulysses=2), "check": check_any}
     assert "on 4 ranks" not in report(LOAD, **lacking, devices=2)
     assert "on 4 ranks" in report(LOAD, **lacking, devices=4)
 
 
-def test_tokens_that_do_not_fit_are_shared_by_more_ranks_or_fewer_are_asked_for() -> None:
-    text = report(weights=4, needed=30, tokens=30_000, plan=ParallelPlan(), check=check_any)
-    assert "the plan ulysses=2 should fit on 2 ranks" in text
-    assert "at most about 18,000 tokens fit" in text
+TWO = {"plan": ParallelPlan(ulysses=2), "check": check_any}
 
 
-def test_stages_are_advised_for_a_loop_in_the_ranks_and_for_single_steps() -> None:
-    request = {"weights": 20, "needed": 20, "plan": ParallelPlan(ulysses=2), "check": check_any}
-    assert "the plan pipefusion=" in report(SAMPLE, **request)
-    assert "the plan pipefusion=" in report(CALL, **request)
+@pytest.mark.parametrize(
+    ("request_", "says"),
+    [
+        ({"operation": LOAD, "weights": 30}, "the plan pipefusion=2 with patches=1 should fit"),
+        ({"operation": LOAD, "weights": 60}, "pipefusion=4 with patches=1 should fit on 4 ranks, each with a device"),
+        ({"operation": SAMPLE, "weights": 20, "needed": 20}, "the plan pipefusion="),
+        ({"operation": CALL, "weights": 20, "needed": 20}, "the plan pipefusion="),
+        ({"weights": 4, "needed": 30, "tokens": 30_000, "plan": ParallelPlan()}, "ulysses=2 should fit on 2 ranks"),
+        ({"weights": 4, "needed": 30, "tokens": 30_000, "plan": ParallelPlan()}, "at most about 18,000 tokens fit"),
+        ({"operation": LOAD, "weights": 5000}, "smaller"),
+    ],
+)
+def test_what_would_fit_is_advised(request_: dict, says: str) -> None:
+    assert says in (text := report(**{**TWO, **request_}))
+    assert says != "smaller" or "the plan" not in text
 
 
 def test_memory_of_other_processes_is_pointed_to() -> None:
     empty, full = DeviceMemory(24 * GB, 4 * GB, 8 * GB), DeviceMemory(24 * GB, 11 * GB, 1 * GB)
     assert "Other processes use 12.0 GB of this memory" in str(OutOfMemoryReport(0, VAE, GB, full, empty).explanation)
-
-
-def test_where_nothing_would_fit_no_plan_is_named() -> None:
-    text = report(LOAD, weights=5000, plan=ParallelPlan(ulysses=2), check=check_any)
-    assert "the plan" not in text
-    assert "smaller" in text
 
 
 def test_the_size_that_an_allocation_was_to_have_is_read_from_the_devices_own_words() -> None:

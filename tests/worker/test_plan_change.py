@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from parallel_backend.plan import ParallelPlan
-from tests.support.group.direct_group import FLUX, FLUX_LAYER, DirectGroup, direct_on
+from tests.support.group.direct_group import FLUX_LAYER, DirectGroup
 from worker.errors import RequestRefused
-from worker.host.client import WorkerGroup
 
 SIZES = (16, 16)
 
 
-@pytest.fixture(scope="module")
-def two(group_of_two: WorkerGroup, tmp_path_factory: pytest.TempPathFactory) -> DirectGroup:
-    return direct_on(group_of_two, tmp_path_factory.mktemp("two"), FLUX, ulysses=2)
-
-
-def under(direct: DirectGroup, **degrees: int) -> DirectGroup:
-    changed = replace(direct, plan=ParallelPlan(**degrees))
-    changed.load()
-    return changed
-
-
 def loaded_anew(direct: DirectGroup, **degrees: int) -> DirectGroup:
     direct.group.park(unload=True)
-    return under(direct, **degrees)
+    return direct.under(**degrees)
 
 
 def test_a_plan_changes_without_the_files_and_gives_the_bits_of_a_load_for_it(two: DirectGroup) -> None:
@@ -40,15 +27,15 @@ def test_a_plan_changes_without_the_files_and_gives_the_bits_of_a_load_for_it(tw
     away = weights.rename(weights.with_suffix(".away"))
     try:
         for plan, bits in zip(plans, expected, strict=True):
-            assert under(two, **plan).sample(*SIZES).equal(bits)
+            assert two.under(**plan).sample(*SIZES).equal(bits)
             assert two.group.status()["plan"] == ParallelPlan(**plan).to_json()
         with pytest.raises(RequestRefused, match="No such file or directory"):
-            under(two, pipefusion=2)
+            two.under(pipefusion=2)
         with pytest.raises(RequestRefused, match="No such file or directory"):
-            under(two, **plans[0])  # a load that failed leaves no model
+            two.under(**plans[0])  # a load that failed leaves no model
     finally:
         away.rename(weights)
-    assert under(two, **plans[0]).sample(*SIZES).equal(expected[0])
+    assert two.under(**plans[0]).sample(*SIZES).equal(expected[0])
     assert two.pids() == pids
 
 
@@ -66,7 +53,7 @@ def test_patched_weights_stay_so_under_another_plan_and_are_those_of_the_file_ag
     changed = [patched(loaded_anew(two, **plan), 0.1) for plan in plans]
     assert not changed[0].equal(plain[0])
     for index in (0, 1, 0):
-        direct = under(two, **plans[index])
+        direct = two.under(**plans[index])
         assert direct.forward(*SIZES).equal(changed[index])
         assert patched(direct, 0).equal(plain[index])
         assert patched(direct, 0.1).equal(changed[index])
@@ -75,7 +62,7 @@ def test_patched_weights_stay_so_under_another_plan_and_are_those_of_the_file_ag
 def test_the_conditions_of_a_request_under_another_plan_are_its_own(two: DirectGroup) -> None:
     loaded_anew(two, ulysses=2).forward(*SIZES)
     latents, timestep, conditions = two.family.inputs(2, *SIZES)
-    direct = under(two, ring=2)
+    direct = two.under(ring=2)
     first = direct.call(latents, timestep, conditions)
     other = {name: value.flip(0) for name, value in conditions.items()}
     assert not direct.call(latents, timestep, other).equal(first)

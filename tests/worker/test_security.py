@@ -13,9 +13,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -27,9 +28,11 @@ from tests.support.cases.families import FAMILIES
 from tests.support.group.direct_group import DIT, pass_of, source_of
 from worker.comfyui.source import HostSource
 from worker.host.client import WorkerGroup
-from worker.wire.endpoint import HELLO_BYTES, HELLO_SECONDS, MAX_HELLOS, Endpoint, connect
+from worker.wire import handshake
+from worker.wire.endpoint import HELLO_BYTES, Endpoint, connect
+from worker.wire.handshake import MAX_STRANGERS, connect_to
 from worker.wire.private_folder import FOLDER, TOKEN, short_path
-from worker.wire.protocol import MAGIC, PREFIX, VERSION, decode, encode, receive_frame, send_frame
+from worker.wire.protocol import VERSION, decode, receive_frame, send_frame
 from worker.wire.sampler_call import SamplerCall
 
 PRODUCT = [REPOSITORY / "__init__.py", *(REPOSITORY / "nodes").rglob("*.py")]
@@ -105,7 +108,7 @@ def knock(endpoint: Endpoint) -> socket.socket:
 def connect_ranks(endpoint: Endpoint) -> float:
     """Connects both channels from another thread, and returns how many seconds it took until they were there."""
     connected: list[socket.socket] = []
-    ranks = threading.Thread(target=lambda: connected.extend(connect(channel) for channel in ("job", "control")))
+    ranks = threading.Thread(target=lambda: connected.extend(connect(channel)[0] for channel in ("job", "control")))
     began = time.monotonic()
     ranks.start()
     while not endpoint.accept(0.05):
@@ -139,23 +142,25 @@ def test_nobody_connects_after_the_ranks(endpoint: Endpoint) -> None:
     with pytest.raises(OSError):
         knock(endpoint)
     assert not endpoint.path.exists()
-    late.settimeout(SOON)
-    assert late.recv(1) == b""
+    read_to_the_end(late)
 
 
-HELLO = {"channel": "job", "token": "0" * 64}
+def read_to_the_end(stranger: socket.socket) -> None:
+    """Reads the challenge, and what else comes before the other side closes the connection."""
+    stranger.settimeout(SOON)
+    while stranger.recv(64):
+        pass
+
+
+SIZE = struct.Struct("!i")  # before each message of `multiprocessing`
 JUNK = {
     "silence": b"",
-    "half a hello": b"".join(encode(HELLO))[:-5],
+    "half a message": SIZE.pack(20) + b"#WELCOME#",
     "a browser": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    "a wrong token": b"".join(encode(HELLO)),
-    "a token beyond ASCII": b"".join(encode({**HELLO, "token": "é\ud800"})),
-    "no token": b"".join(encode({"channel": "job"})),
-    "deep nesting": PREFIX.pack(MAGIC, VERSION, HELLO_BYTES - PREFIX.size, 0) + b"[" * (HELLO_BYTES - PREFIX.size),
-    "a huge hello": PREFIX.pack(MAGIC, VERSION, 8 << 20, 8 << 30) + b" " * 8000,
-    "an empty hello": PREFIX.pack(MAGIC, VERSION, 0, 0),
-    "another version": PREFIX.pack(MAGIC, VERSION + 1, 2, 0) + b"{}",
-    "a payload": b"".join(encode(HELLO, {"x": torch.ones(8)})),
+    "a wrong digest": SIZE.pack(16) + bytes(16),
+    "a huge message": SIZE.pack(1 << 30) + b" " * 8000,
+    "an empty message": SIZE.pack(0),
+    "a hello in place of the handshake": SIZE.pack(2) + b"{}",
 }
 
 
@@ -181,43 +186,43 @@ def test_who_resets_the_connection_holds_up_nobody(endpoint: Endpoint) -> None:
 def test_a_crowd_holds_up_nobody_and_is_not_kept(endpoint: Endpoint) -> None:
     strangers = []
     for _ in range(4):
-        strangers += [knock(endpoint) for _ in range(MAX_HELLOS // 2)]
+        strangers += [knock(endpoint) for _ in range(MAX_STRANGERS // 2)]
         endpoint.accept(0.1)
-        assert len(endpoint.hellos) <= MAX_HELLOS
+        assert len(endpoint.server.strangers) <= MAX_STRANGERS
     assert connect_ranks(endpoint) < SOON
     for stranger in strangers:
         stranger.close()
 
 
-def test_silence_is_not_waited_for(endpoint: Endpoint) -> None:
+def test_silence_is_not_waited_for(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshake, "PATIENCE_SECONDS", 1)
     with knock(endpoint) as stranger:
-        accept_until(endpoint, lambda: bool(endpoint.hellos))
-        (hello,) = endpoint.hellos.values()
-        assert 0 < hello.until - time.monotonic() <= HELLO_SECONDS
-        hello.until = time.monotonic()  # as if all its seconds had passed
-        accept_until(endpoint, lambda: not endpoint.hellos)
-        stranger.settimeout(SOON)
-        assert stranger.recv(1) == b""
+        read_to_the_end(stranger)
+    assert not endpoint.server.strangers
 
 
-def accept_until(endpoint: Endpoint, is_so: Callable[[], bool]) -> None:
-    """Accepts until something is so. No channel connects meanwhile."""
-    until = time.monotonic() + SOON
-    while not is_so():
-        assert not endpoint.accept(0.05) and time.monotonic() < until
+@pytest.mark.parametrize("hello", [b"[" * HELLO_BYTES, b" " * 2 * HELLO_BYTES, b"{}", b'{"channel": "other"}'])
+def test_nonsense_behind_the_handshake_takes_no_channel(hello: bytes, endpoint: Endpoint) -> None:
+    with connect_to(endpoint.path) as link:
+        link.send_bytes(hello)
+        with pytest.raises((EOFError, ConnectionError)):
+            link.recv_bytes()
+    assert connect_ranks(endpoint) < SOON
+
+
+def test_a_wrong_token_is_refused(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN, "0" * 64)
+    with pytest.raises(ConnectionError, match="digest"):
+        connect("job")
+    assert not endpoint.channels
 
 
 def test_a_channel_is_taken_once(endpoint: Endpoint) -> None:
-    first, second = knock(endpoint), knock(endpoint)
-    for connection in (first, second):
-        send_frame(connection, {"channel": "job", "token": endpoint.token})
-        endpoint.accept(0.1)
-    held = endpoint.channels["job"]
-    send_frame(held, {"hello": "first"})
-    assert decode(receive_frame(first))[0] == {}
+    first, _ = connect("job")
+    with pytest.raises(ConnectionError, match="cannot be reached"):
+        connect("job")
+    send_frame(endpoint.channels["job"], {"hello": "first"})
     assert decode(receive_frame(first))[0] == {"hello": "first"}
-    second.settimeout(SOON)
-    assert second.recv(1) == b""
     first.close()
 
 
@@ -322,25 +327,10 @@ def sampled(source: HostSource, group: WorkerGroup, attacks: Path | None = None)
 
 
 def listening(group: WorkerGroup) -> set[str]:
-    """The addresses at which the group's processes listen; none where the system does not say."""
-    pids = group.status()["pids"]
-    if sys.platform != "linux":
-        return set()
-    parent = int(Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[1])
-    addresses = set()
-    for pid in (*pids, parent):
-        links = []
-        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(OSError):
-                links.append(os.readlink(descriptor))
-        for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-            for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == "0A" and f"socket:[{fields[9]}]" in links:
-                    packed = bytes.fromhex(fields[1].partition(":")[0])
-                    words = struct.unpack(f"<{len(packed) // 4}I", packed)
-                    addresses.add(socket.inet_ntop(family, struct.pack(f">{len(words)}I", *words)))
-    return addresses
+    """The addresses at which the group's processes listen."""
+    ranks = [psutil.Process(pid) for pid in group.status()["pids"]]
+    places = [one for each in (*ranks, ranks[0].parent()) for one in each.net_connections("inet")]
+    return {one.laddr.ip for one in places if one.status == psutil.CONN_LISTEN}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from parallel_backend.plan import ParallelPlan
 from tests.support.group.direct_group import FLUX, SHORT, DirectGroup, direct_on, go_on, take_for_gpus, wait_until
 from worker.errors import RequestRefused
 from worker.host.client import WorkerGroup
@@ -28,12 +27,6 @@ def four(own_ranks: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     group = WorkerGroup("cpu", folder / "logs")
     yield direct_on(group, folder / "model", FLUX, **WHOLE)
     group.stop()
-
-
-def under(direct: DirectGroup, **plan: int | str) -> DirectGroup:
-    changed = replace(direct, plan=ParallelPlan(**plan))
-    changed.load()
-    return changed
 
 
 def both(direct: DirectGroup) -> torch.Tensor:
@@ -55,13 +48,13 @@ def test_a_smaller_plan_gives_the_bits_of_a_group_of_its_size(four: DirectGroup,
     two = replace(four, group=group_of_two)
     pids = four.pids()
     for plan in PLANS:
-        part = under(four, **plan)
+        part = four.under(**plan)
         if part.plan.world_size <= 2:
             own = replace(two, plan=part.plan)
             group_of_two.load(own.source.to_json(), own.plan.to_json(), own.plan.world_size, go_on)
             assert both(part).equal(both(own)), plan
         else:
-            assert torch.allclose(both(part), both(under(four, **WHOLE)), atol=1e-4), plan
+            assert torch.allclose(both(part), both(four.under(**WHOLE)), atol=1e-4), plan
             part.load()
         assert part.group.status()["plan"] == part.plan.to_json()
         assert_held(part, part.plan.world_size)
@@ -69,24 +62,24 @@ def test_a_smaller_plan_gives_the_bits_of_a_group_of_its_size(four: DirectGroup,
 
 
 def test_its_ranks_keep_the_weights_that_they_have_and_the_others_read_theirs_again(four: DirectGroup) -> None:
-    under(four, **WHOLE)
+    four.under(**WHOLE)
     weights = Path(four.source.files[0])
     away = weights.rename(weights.with_suffix(".away"))
     try:
-        expected = both(under(four, **PART))
-        assert both(under(four)).isfinite().all()
+        expected = both(four.under(**PART))
+        assert both(four.under()).isfinite().all()
         with pytest.raises(RequestRefused, match="No such file or directory"):
-            under(four, **WHOLE)
+            four.under(**WHOLE)
     finally:
         away.rename(weights)
-    assert both(under(four, **PART)).equal(expected)
+    assert both(four.under(**PART)).equal(expected)
 
 
 def test_all_ranks_take_part_again_in_what_is_for_all(four: DirectGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     in_memory = replace(
         four, source=replace(four.source, dtype="bfloat16", cast="float32")
     )  # and not in the file's pages, which stay
-    part = under(in_memory, **PART)
+    part = in_memory.under(**PART)
     expected = both(part)
     assert b"rank 3" in part.group.trace()
     part.group.trim()
@@ -98,11 +91,11 @@ def test_all_ranks_take_part_again_in_what_is_for_all(four: DirectGroup, monkeyp
     part.group.park(unload=True)
     part.load()
     assert both(part).equal(expected)
-    assert both(under(four, **WHOLE)).isfinite().all()
+    assert both(four.under(**WHOLE)).isfinite().all()
 
 
 def test_a_sampling_on_a_part_is_cancelled_and_refused_as_on_the_whole(four: DirectGroup) -> None:
-    part, pids = under(four, **PART), four.pids()
+    part, pids = four.under(**PART), four.pids()
     expected, seen = both(part), []
 
     def give_up() -> None:

@@ -16,8 +16,6 @@ import torch
 from parallel_backend.groups.timeline import COMMUNICATION, REQUEST, STEP, Span, Timeline
 from parallel_backend.plan import ParallelPlan
 from tests.support.group.direct_group import DIT, DirectGroup, go_on, pass_of, source_of
-from tests.support.ranks.pool import RankPool
-from tests.support.ranks.timeline_ranks import DELAY, PLANS, STEPS
 from worker.comfyui.source import HostSource
 from worker.errors import RequestRefused, WorkerGroupError
 from worker.host.client import WorkerGroup
@@ -148,9 +146,20 @@ def lies_in(inner: Event, outer: Event) -> bool:
     return inner["ts"] >= outer["ts"] - EXACT and end <= outer_end + EXACT
 
 
-def test_a_steps_communication_and_computation_add_up_to_its_wall_time_on_every_rank(group: WorkerGroup) -> None:
-    sample(group)
-    by_rank = rows(group)
+@pytest.mark.parametrize(
+    "plan",
+    [{"ulysses": 2}, {"ring": 2}, {"cfg": 2}, {"pipefusion": 2, "patches": 2}],
+    ids=lambda plan: next(iter(plan)),
+)
+def test_a_steps_communication_and_computation_add_up_to_its_wall_time_on_every_rank(
+    plan: dict[str, int], group: WorkerGroup, model: HostSource
+) -> None:
+    load(group, model, plan, 2)
+    try:
+        sample(group)
+        by_rank = rows(group)
+    finally:
+        load(group, model, {"ulysses": 2}, 2)
     assert by_rank.keys() == {0, 1}
     for events in by_rank.values():
         steps, waits = last_run(events)
@@ -160,26 +169,6 @@ def test_a_steps_communication_and_computation_add_up_to_its_wall_time_on_every_
             assert inside and 0 < waited < step["dur"]
             assert 1e6 * step["args"]["communication"] == pytest.approx(waited, abs=EXACT)
             assert 1e6 * step["args"]["computation"] == pytest.approx(step["dur"] - waited, abs=EXACT)
-
-
-def test_spans_of_a_rank_nest_and_never_cross(group: WorkerGroup, model: HostSource) -> None:
-    sample(group)
-    load(group, model, {"pipefusion": 2, "patches": 2}, 2)
-    try:
-        sample(group)
-        by_rank = rows(group)
-    finally:
-        load(group, model, {"ulysses": 2}, 2)
-    # What a stage receives or delivers after the last step lies in the request alone.
-    holders = {REQUEST: [[]], STEP: [[REQUEST]], COMMUNICATION: [[REQUEST, STEP], [REQUEST]]}
-    for events in by_rank.values():
-        open_spans: list[Event] = []
-        for event in sorted(events, key=lambda event: (event["ts"], list(holders).index(event["cat"]))):
-            while open_spans and open_spans[-1]["ts"] + open_spans[-1]["dur"] <= event["ts"] + EXACT:
-                open_spans.pop()
-            assert [span["cat"] for span in open_spans] in holders[event["cat"]], event
-            assert not open_spans or lies_in(event, open_spans[-1])
-            open_spans.append(event)
 
 
 def test_a_rank_that_stands_still_is_communication_to_the_other(group: WorkerGroup) -> None:
@@ -227,24 +216,6 @@ def test_no_group_has_no_trace(tmp_path: Path) -> None:
         WorkerGroup("cpu", tmp_path).trace()
 
 
-def test_each_rank_has_a_log_in_which_its_lines_name_it(group: WorkerGroup) -> None:
-    for rank in range(2):
-        assert f"rank {rank} INFO loaded" in (group.folder / f"rank-{rank}.log").read_text()
-
-
-def test_the_first_step_of_a_loaded_model_is_told(group: WorkerGroup, model: HostSource) -> None:
-    """Until another plan has another."""
-    for plan in (ParallelPlan(ring=2), ParallelPlan(ulysses=2)):
-        loaded = DirectGroup(group, DIT, model, plan)
-        loaded.load()
-        assert "first_step" not in group.status()
-        loaded.forward(16, 16)
-        first = group.status()["first_step"]
-        loaded.forward(16, 16)
-        assert group.status()["first_step"] == first > 0
-        assert f"The first step took {first:.2f} s" in (group.folder / "rank-0.log").read_text()
-
-
 def test_one_rank_waits_for_nobody(group: WorkerGroup, model: HostSource) -> None:
     """Nor for the other, which the plan leaves idle."""
     alone = DirectGroup(group, DIT, model, ParallelPlan())
@@ -260,30 +231,3 @@ def test_one_rank_waits_for_nobody(group: WorkerGroup, model: HostSource) -> Non
     began = max(event["ts"] for event in events if event["cat"] == REQUEST and event["name"] == "sample")
     assert not [event for event in events if event["cat"] == COMMUNICATION and event["ts"] >= began]
     assert told["communication"] == 0
-
-
-def test_a_slow_rank_is_computation_to_itself_and_communication_to_the_other_under_every_plan(
-    ranks: RankPool,
-) -> None:
-    fast, slow = ranks.run(2, "timeline_ranks")
-    for plan in PLANS:
-        (waited, computed), (slow_waited, slow_computed) = split(fast[plan]), split(slow[plan])
-        assert slow_computed >= DELAY * STEPS, plan
-        # Under PipeFusion it is a step later that the first stage needs what the last one made. What the fast rank
-        # computes itself, beside load longer than usual, it need not wait for.
-        assert waited >= 0.9 * DELAY * (STEPS - (plan == "pipefusion")) - computed, (plan, waited)
-        assert waited > slow_waited and computed < slow_computed, plan
-
-
-def split(rows: list[list]) -> tuple[float, float]:
-    """Seconds of communication, and of what else there is in the steps."""
-    spans = [Span(*row) for row in rows]
-    steps = [span for span in spans if span.category == STEP]
-    assert len(steps) == STEPS
-    inside = [
-        span
-        for span in spans
-        if span.category == COMMUNICATION and any(step.begin <= span.begin < step.end for step in steps)
-    ]
-    waited, whole = (sum(span.end - span.begin for span in part) / 1e9 for part in (inside, steps))
-    return waited, whole - waited

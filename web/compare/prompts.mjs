@@ -1,6 +1,5 @@
 // Pure: makes prompts that differ in their plan, and sums up their runs.
 
-import { computeMedian } from '../panel/format.mjs'
 import { PARALLELIZE } from '../plan/graph.mjs'
 
 const MARK = 'paralleldit_comparison' // an input that no node reads
@@ -17,35 +16,19 @@ export function makeNodeValues({ speeds, ...values }) {
   return { ...values, ...(speeds ? { speeds: speeds.join(', ') } : {}), mode: 'manual' }
 }
 
-/** Whether a node's values are of a plan that changes the image. */
-const isLossy = ({ mode, pipefusion, patches, sparse, exchange_dtype: dtype, attention }) =>
-  mode === 'manual' &&
-  ((pipefusion > 1 && patches !== 1) ||
-    sparse?.startsWith('radial') ||
-    dtype === 'int4' ||
-    attention?.startsWith('sage'))
-
-/** Returns the candidate of a plan that a person has set. values: of the node. */
-function makeOwn(values) {
-  const speeds =
-    values.speeds
-      ?.split?.(/[\s,;:]+/)
-      .filter(Boolean)
-      .map(Number) ?? []
-  return { plans: [{ ...values, speeds }], values, isAlone: false, isLossy: true }
-}
-
 /**
- * Returns the plans to compare, as values of a node: those with the fastest predictions, or auto without a
- * prediction; the node's own if it changes the image; and one device. answer: of POST /paralleldit/plan, or null. own:
- * the inputs of the node.
+ * Returns the plans to compare, as values of a node, in the order in which they run: one device; the node's own if it
+ * changes the image; and those with the fastest predictions, or auto without a prediction. The fastest is the last, so
+ * the ranks keep it. auto, own: the answers of POST /paralleldit/plan about an automatic plan and the node's own; null
+ * for none.
  */
-export function listCandidates(answer, { model, group, ...own }) {
-  const best = (answer?.predicted?.best ?? []).filter((each) => each.fits && !each.is_alone)
-  const found = best.map(({ values }) => ({ plans: [values], values: makeNodeValues(values), isAlone: false }))
-  const auto = { plans: [], values: { mode: 'auto' }, isAlone: false }
-  const lossy = isLossy(own) ? [makeOwn(own)] : []
-  return [...(found.length ? found : [auto]), ...lossy, { plans: [{}], values: { mode: 'manual' }, isAlone: true }]
+export function listCandidates(auto, own) {
+  const best = (auto?.predicted?.best ?? []).filter((each) => each.fits && !each.is_alone)
+  const make = ({ values }) => ({ plans: [values], values: makeNodeValues(values), isAlone: false })
+  const lossy = own?.is_lossy ? [{ ...make(own), isLossy: true }] : []
+  const alone = { plans: [{}], values: { mode: 'manual' }, isAlone: true }
+  const open = { plans: [], values: { mode: 'auto' }, isAlone: false }
+  return [alone, ...lossy, ...(best.length ? best.map(make).reverse() : [open])]
 }
 
 /**
@@ -61,12 +44,24 @@ export function applyPlan(prompt, nodes, values, mark) {
   return changed
 }
 
-/** Sums up the runs of one prompt, the newest first: their seconds together, and their median step. */
+/**
+ * Sums up the runs of one prompt, the newest first: the seconds of sampling, those before it, in which ranks started and
+ * loaded the model, and the last run's usual step.
+ */
 export function summarizeRuns(runs) {
-  const steps = runs.flatMap((run) => run.steps.map(([length]) => length))
-  const seconds = runs.reduce((sum, run) => sum + (run.seconds ?? 0), 0)
+  const add = (name) => runs.reduce((sum, run) => sum + (run[name] ?? 0), 0)
+  const startup = add('startup')
   const isDone = runs.length > 0 && runs.every(({ state }) => state === 'done')
-  return { isDone, last: runs[0]?.id, plans: runs[0]?.plans, seconds, step: steps.length ? computeMedian(steps) : null }
+  const [{ id: last, plans, usual: step = null } = {}] = runs
+  return { isDone, last, plans, startup, seconds: add('seconds') - startup, step }
+}
+
+/** Puts the rows that have run first, the fastest step first, and marks the fastest exact one. */
+export function sortRows(rows) {
+  const stepOf = ({ state, result }) => (state === 'done' ? (result.step ?? Number.MAX_VALUE) : Infinity)
+  const sorted = [...rows].sort((one, other) => stepOf(one) - stepOf(other) || 0)
+  const fastest = sorted.find((row) => row.state === 'done' && !row.isLossy)
+  return sorted.map((row) => ({ ...row, isFastest: row === fastest }))
 }
 
 /** Adds to each row how many times as fast as one device it was; null if either time is unknown. */

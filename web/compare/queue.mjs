@@ -8,6 +8,7 @@ export class Queue {
   /** api: the editor's. */
   constructor(api) {
     this.api = api
+    this.id = null // of the prompt that it waits for
   }
 
   /**
@@ -19,6 +20,7 @@ export class Queue {
     for (const event of WAKING) this.api.addEventListener(event, wake)
     try {
       const { prompt_id: id } = await this.api.queuePrompt(0, prompt)
+      this.id = id
       for (;;) {
         const next = new Promise((resolve) => {
           resolveNext = resolve
@@ -29,6 +31,13 @@ export class Queue {
     } finally {
       for (const event of WAKING) this.api.removeEventListener(event, wake)
     }
+  }
+
+  /** Takes the prompt out of the queue, or interrupts it. */
+  async cancel() {
+    const post = (path, body) => this.api.fetchApi(path, { method: 'POST', body: JSON.stringify(body) })
+    await post('/queue', { delete: [this.id] })
+    await post('/interrupt', { prompt_id: this.id })
   }
 
   /** Returns whether a prompt waits or runs. */

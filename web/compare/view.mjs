@@ -16,7 +16,7 @@ export function makeComparisonView(app, api) {
   return new ComparisonView(make, () => app.extensionManager.workflow.activeWorkflow)
 }
 
-const COLUMNS = ['plan', 'seconds', 'step', 'times']
+const COLUMNS = ['plan', 'step', 'times', 'seconds']
 
 export class ComparisonView {
   /** make: makes a Comparison that calls a function after each change. getWorkflow: returns the open workflow. */
@@ -28,15 +28,19 @@ export class ComparisonView {
     const attributes = { type: 'button', class: 'paralleldit-small', 'data-testid': 'paralleldit-compare' }
     this.button = element('button', { ...attributes, title: t('panel.compare.help') }, t('panel.compare.start'))
     this.button.addEventListener('click', () => this.compare())
+    this.progress = element('span', { role: 'status' })
+    this.cancel = element('button', { type: 'button', class: 'paralleldit-small' }, t('panel.compare.cancel'))
+    setAttribute(this.cancel, 'data-testid', 'paralleldit-compare-cancel')
+    this.cancel.addEventListener('click', () => this.running?.cancel())
+    this.job = element('div', { class: 'paralleldit-line' }, this.progress, this.cancel)
     this.problem = element('p', { class: 'paralleldit-notice paralleldit-bad', role: 'alert' })
     this.about = element('caption', { class: 'paralleldit-quiet' })
     this.body = element('tbody')
     const heads = COLUMNS.map((column) => element('th', { scope: 'col' }, t(`panel.compare.${column}`)))
-    heads[COLUMNS.indexOf('seconds')].title = t('panel.compare.ofAll')
     const head = element('thead', {}, element('tr', {}, ...heads, element('td')))
     const table = { class: 'paralleldit-table', 'data-testid': 'paralleldit-comparison' }
     this.table = element('table', table, this.about, head, this.body)
-    this.element = element('div', {}, this.problem, this.table)
+    this.element = element('div', {}, this.job, this.problem, this.table)
     this.draw()
   }
 
@@ -63,6 +67,9 @@ export class ComparisonView {
     this.drawn = this.getWorkflow()
     const { problem = '', rows = [], about = null } = this.comparisons.get(this.drawn) ?? {}
     setAttribute(this.button, 'aria-busy', this.running ? 'true' : null)
+    setShown(this.job, this.running)
+    const at = (this.running?.rows ?? []).findIndex(({ state }) => state === 'running') + 1
+    setText(this.progress, at ? t('panel.compare.progress', { at, of: this.running.rows.length }) : '')
     this.button.disabled = Boolean(this.running)
     setText(this.problem, problem)
     setShown(this.problem, problem)
@@ -83,14 +90,17 @@ function describeAbout({ workflow, picture }) {
 const describeError = (error) =>
   (error ?? null) === null ? '' : t('panel.compare.error', { error: `${(100 * error).toPrecision(2)}%` })
 
-function makeRow({ plans, values, isAlone, state, result, times: factor, error }, group) {
+function makeRow({ plans, values, isAlone, isFastest, state, result, times: factor, error }, group) {
   const name = isAlone ? t('panel.compare.alone') : describePlans(result?.plans ?? plans, t)
+  const isDone = state === 'done'
   const cells = [
-    state === 'done' ? formatSeconds(result.seconds) : t(`panel.compare.state.${state}`),
-    state === 'done' && result.step !== null ? formatSeconds(result.step) : '',
-    [factor && `×${formatSpeedup(factor)}`, describeError(error)].filter(Boolean).join(', ')
-  ]
+    isDone && result.step !== null ? formatSeconds(result.step) : '',
+    [factor && `${formatSpeedup(factor)}×`, describeError(error)].filter(Boolean).join(', '),
+    isDone ? formatSeconds(result.seconds) : t(`panel.compare.state.${state}`)
+  ].map((words) => element('td', {}, words))
+  if (isDone) cells.at(-1).title = t('panel.compare.startup', { seconds: formatSeconds(result.startup) })
   const head = element('th', { scope: 'row' }, name)
+  if (isFastest) head.append(' ', element('span', { class: 'paralleldit-fastest' }, t('panel.compare.fastest')))
   const use = element('td', {}, ...(values.mode === 'manual' ? [makeUseButton(() => usePlan(plans[0], group))] : []))
-  return element('tr', { 'data-state': state }, head, ...cells.map((words) => element('td', {}, words)), use)
+  return element('tr', { 'data-state': state }, head, ...cells, use)
 }

@@ -55,12 +55,11 @@ export function makeErrorCard(kind, text, node, { onDismiss, onShow, onRun }) {
     element(
       'footer',
       {},
-      makeButton('paralleldit-error-action paralleldit-error-node', '', {}, onShow, node),
-      makeButton('paralleldit-error-action', '', makeTestId('run'), onRun, t('errors.run')),
+      makeButton('paralleldit-error-action paralleldit-error-run', '', makeTestId('run'), onRun, t('errors.run')),
+      makeButton('paralleldit-error-action paralleldit-error-node', '', {}, onShow, t('errors.show', { node })),
       copyButton
     )
   )
-  card.querySelector('.paralleldit-error-node').title = t('errors.show')
   card.addEventListener('keydown', (event) => {
     if (event.key !== 'Escape') return
     event.stopPropagation()

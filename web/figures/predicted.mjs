@@ -1,10 +1,10 @@
 // Pure: describes how long steps are predicted to take, from the server's answer about a plan.
 
-import { describePlan, describePlans, formatBytes, formatSeconds, summarizeSteps } from '../panel/format.mjs'
+import { describePlan, describePlans, formatBytes, formatSeconds } from '../panel/format.mjs'
 import { describeSpeed } from './speed.mjs'
 
-/** Returns a title, a line for each of the best plans, and a line for this plan if it is not among them; null without a
- * prediction. */
+/** Returns a title, a line for each of the best plans (`text`, and whether it `fits`), and a line for this plan if it is
+ * not among them; null without a prediction. */
 export function describePrediction({ predicted }, say) {
   if (!predicted) return null
   const line = ({ values, seconds: length, bytes: size, fits }) => {
@@ -15,7 +15,7 @@ export function describePrediction({ predicted }, say) {
   return {
     step: describeStep(predicted, say),
     title: say(predicted.is_measured ? 'plan.fastest' : 'plan.fastest_assumed'),
-    best: predicted.best.map(line),
+    best: predicted.best.map((each) => ({ text: line(each), fits: each.fits })),
     chosen,
     own: chosen < 0 && predicted.plan ? say('plan.this_plan', { words: line(predicted.plan) }) : null
   }
@@ -24,7 +24,7 @@ export function describePrediction({ predicted }, say) {
 /** Says how the last run of a node went: its plan, and what a step took. */
 export function describeRan(run, say) {
   const plan = run.is_stock ? say('panel.asStock') : describePlans(run.plans, say)
-  const seconds = run.usual ?? summarizeSteps(run.steps)?.median
+  const { usual: seconds } = run
   if (!seconds) return say('plan.ran', { words: plan })
   const step = describeSpeed({ seconds, alone: run.alone, isRun: true, isAloneRun: run.is_alone_run }, say)
   return say('plan.ran', { words: `${plan}, ${step}` })
@@ -36,12 +36,9 @@ export function explainNoPrediction({ memory, predicted, sized }, say) {
   return say(sized ? 'plan.step_uncounted' : 'plan.step_unsized')
 }
 
-/** Says how long a step takes with the plan, and how many times as fast as on one device, if that has the memory. A plan
- * that is only predicted is not compared with what one device has taken. */
+/** Says how long a step takes with the plan, and how many times as fast as on one device, if that has the memory. */
 function describeStep({ plan, one_device: one, is_measured: isMeasured }, say) {
-  if (!plan) return say('plan.step_unknown')
-  const canCompare = one.has_run ? plan.has_run : one.fits
-  const alone = !plan.is_alone && canCompare ? one.seconds : null
+  const alone = !plan.is_alone && (one.has_run || one.fits) ? one.seconds : null
   const known = { seconds: plan.seconds, alone, isRun: plan.has_run, isAloneRun: one.has_run, isMeasured }
   const words = describeSpeed(known, say)
   return plan.is_alone || one.fits || one.has_run ? words : say('plan.step_alone_lacks', { words })

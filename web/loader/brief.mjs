@@ -1,4 +1,4 @@
-// Pure: says in one line what a plan does: "2 GPUs · ulysses=2 · 1.7× faster".
+// Pure: says in one line what a plan does: "2 GPUs · ulysses=2 · 1.7× as fast as one".
 
 import { describeFit } from '../figures/memory.mjs'
 import * as speed from '../figures/speed.mjs'
@@ -35,6 +35,7 @@ export function describeLine(answer, summarize, say) {
 /** Says how many times as fast as one device; '' if that is not known, or if the plan is one device. */
 function describeFactor({ predicted, world }, say) {
   const { plan, one_device: alone } = predicted ?? {}
-  if (world === 1 || !plan || !(alone?.fits || alone?.has_run) || !plan.seconds) return ''
+  const isAlike = alone?.has_run ? plan?.has_run : alone?.fits && !plan?.has_run
+  if (world === 1 || !plan?.seconds || !isAlike) return ''
   return speed.describeFactor(alone.seconds / plan.seconds, 'plan.line', say)
 }

@@ -7,7 +7,7 @@ const TRACE_FILE = 'paralleldit-trace.json'
 const ENDS_A_JOB = ['stop', 'restart', 'park']
 
 export class Actions {
-  /** app, api: the editor's. onChange: called when a request begins or ends. */
+  /** app, api: the editor's. onChange: called when a request begins or ends; with true if the server has other groups. */
   constructor(app, api, onChange) {
     this.app = app
     this.api = api
@@ -37,7 +37,7 @@ export class Actions {
       this.showError(action, error.message)
     } finally {
       this.pending.delete(`${action} ${number}`)
-      this.onChange()
+      this.onChange(action === 'remove')
     }
   }
 

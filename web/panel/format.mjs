@@ -9,7 +9,6 @@ const NO_AXES = [
   'attention',
   'compile',
   'exchange_dtype',
-  'sparse',
   'pieces',
   'balance',
   'weights',
@@ -39,17 +38,13 @@ const OF_THE_MAKER = /\((R|TM)\)|\b(NVIDIA|GeForce|AMD|Radeon|Intel|Tesla|Graphi
 /** Shortens "NVIDIA GeForce RTX 4090" to "RTX 4090". */
 export const shortenCardName = (name) => name.replace(OF_THE_MAKER, '').replace(/\s+/g, ' ').trim() || name
 
-/** Formats seconds: "3 ms", "0.42 s", "12.3 s", "2 min 5 s". */
+/** Formats seconds: "3 ms", "0.42 s", "6 s", "12.3 s", "2 min 5 s". Who counts whole seconds rounds them up before. */
 export function formatSeconds(count) {
-  if (count < 0.1) return `${Math.round(count * 1000)} ms`
-  if (count < 10) return `${count.toFixed(2)} s`
-  return count < 60 ? `${count.toFixed(1)} s` : formatWholeSeconds(count)
-}
-
-/** Formats whole seconds, rounded up: "6 s", "2 min 5 s". */
-export function formatWholeSeconds(count) {
-  const whole = Math.ceil(count)
-  return whole < 60 ? `${whole} s` : `${Math.floor(whole / 60)} min ${whole % 60} s`
+  if (count < 0.0995) return `${Math.round(count * 1000)} ms`
+  const rounded = Number(count.toFixed(count < 10 ? 2 : 1))
+  if (rounded < 60) return `${rounded} s`
+  const whole = Math.round(count)
+  return `${Math.floor(whole / 60)} min ${whole % 60} s`
 }
 
 /** Formats a share: "18%". */
@@ -66,27 +61,14 @@ export const formatDateAndTime = (date, language) => date.toLocaleString(languag
 /** Returns the last part of a path with slashes or backslashes. */
 export const getFileName = (path) => path.split(/[\\/]/).pop()
 
-export function computeMedian(values) {
-  const sorted = [...values].sort((a, b) => a - b)
-  const middle = sorted.length >> 1
-  return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2
-}
-
-/** Returns the median of a run's steps, and communication's share. steps: each [seconds, its communication seconds]. */
-export function summarizeSteps(steps) {
-  if (!steps.length) return null
+/** Returns communication's share of a run's steps. steps: each [seconds, its communication seconds]. */
+export function computeShare(steps) {
   const sum = (column) => steps.reduce((total, step) => total + step[column], 0)
-  return { median: computeMedian(steps.map(([length]) => length)), share: sum(0) > 0 ? sum(1) / sum(0) : 0 }
+  return sum(0) > 0 ? sum(1) / sum(0) : 0
 }
 
 /** Formats a speedup: "0.04", "1.8", "12". */
 export const formatSpeedup = (factor) => factor.toFixed(factor < 0.095 ? 2 : factor < 9.95 ? 1 : 0)
-
-/** Estimates how many seconds a run still takes; null if unknown. */
-export function estimateSecondsLeft(run) {
-  const known = run?.at && summarizeSteps(run.steps)
-  return known ? (Math.max(0, run.total - run.at) * known.median * run.made) / run.at : null
-}
 
 /** Formats speeds relative to the fastest: "1:0.5". */
 const formatSpeeds = (speeds) => speeds.map((speed) => Number((speed / Math.max(...speeds)).toPrecision(3))).join(':')
@@ -108,9 +90,6 @@ export function describePlan(plan, t) {
     parts.push(t(key, { name: plan.weights, blocks: plan.weight_blocks }))
   }
   if (plan.compile && plan.compile !== 'off') parts.push(t(`panel.planCompiled.${plan.compile}`))
-  if (plan.sparse && plan.sparse !== 'off') {
-    parts.push(t('panel.planSparse', { name: plan.sparse, steps: plan.sync_steps }))
-  }
   if (plan.exchange_dtype && plan.exchange_dtype !== 'model')
     parts.push(t('panel.planExchange', { name: plan.exchange_dtype }))
   if (plan.pieces > 1) parts.push(t('panel.planPieces', { pieces: plan.pieces }))

@@ -7,20 +7,11 @@ import { NextView } from '../plan/next.mjs'
 import { countOffered, makeUseAllButton } from '../settings/cards.mjs'
 import { t, translateFields, translateSaid } from '../text.mjs'
 import { makeId, setAttribute, setShown, setText } from './dom.mjs'
-import {
-  countRanks,
-  describePlan,
-  estimateSecondsLeft,
-  formatPercent,
-  formatSeconds,
-  formatWholeSeconds,
-  getFileName,
-  summarizeSteps
-} from './format.mjs'
+import { countRanks, describePlan, formatPercent, formatSeconds, getFileName } from './format.mjs'
 import { LogView } from './logs.mjs'
 import { RankList } from './ranks.mjs'
 import { RunList } from './runs.mjs'
-import { findRunning, getReadPercent, getState, getStep, isDismissible, listActions } from './state.mjs'
+import { findRunning, getReadPercent, getState, getStep, isDismissible, isRemovable, listActions } from './state.mjs'
 import { describeWeights } from './weights.mjs'
 
 // No icon spins: an endless animation makes the browser draw the page sixty times a second.
@@ -105,13 +96,13 @@ class StateView {
   }
 }
 
-/** What the state means, how often the group died and why, and the remarks on its plan. */
+/** What the state means, how often the group died and why, and the warnings about its plan. */
 class AboutView {
   constructor(press) {
     this.hint = element('p', { class: 'paralleldit-quiet' })
     this.words = element('span')
     this.offer = element('span')
-    const notice = { class: 'paralleldit-notice', 'data-testid': 'paralleldit-note' }
+    const notice = { class: 'paralleldit-notice paralleldit-warning', 'data-testid': 'paralleldit-note' }
     this.note = element('p', notice, this.words, this.offer)
     this.offered = 0
     this.deaths = element('summary')
@@ -120,9 +111,12 @@ class AboutView {
     this.dismiss = element('button', { type: 'button', class: 'paralleldit-small' }, t('errors.dismiss'))
     setAttribute(this.dismiss, 'data-testid', 'paralleldit-dismiss')
     this.dismiss.addEventListener('click', () => press('dismiss'))
+    const removing = { type: 'button', class: 'paralleldit-small', 'data-testid': 'paralleldit-remove' }
+    this.remove = element('button', { ...removing, title: t('panel.help.remove') }, t('panel.remove'))
+    this.remove.addEventListener('click', () => press('remove'))
     const why = element('details', attributes, this.deaths, this.death)
     this.why = element('div', { class: 'paralleldit-over' }, why, this.dismiss)
-    this.element = element('div', { class: 'paralleldit-about' }, this.hint, this.note, this.why)
+    this.element = element('div', { class: 'paralleldit-about' }, this.hint, this.remove, this.note, this.why)
   }
 
   update(group, { device }) {
@@ -134,16 +128,18 @@ class AboutView {
     const hints = [hint.startsWith('panel.') ? '' : hint, group.status.outdated ? t('panel.hint.outdated') : '']
     setText(this.hint, hints.filter(Boolean).join(' '))
     setShown(this.hint, this.hint.textContent)
-    const note = (remarks ?? []).map((remark) => describeRemark(remark, t)).join(' ')
+    const warnings = (remarks ?? []).filter(({ is_warning: isWarning }) => isWarning)
+    const note = warnings.map((remark) => describeRemark(remark, t)).join(' ')
     setText(this.words, note)
-    const offered = Math.max(0, ...(remarks ?? []).map(countOffered))
+    const offered = Math.max(0, ...warnings.map(countOffered))
     if (offered !== this.offered) this.offer.replaceChildren(...(offered ? [makeUseAllButton(offered)] : []))
     this.offered = offered
     setShown(this.note, note)
     setText(this.deaths, describeDeaths(deaths))
     setText(this.death, death ? formatReport('', translateFields(splitFields(death))) : '')
     setShown(this.why, death)
-    setShown(this.element, this.hint.textContent || note || death)
+    setShown(this.remove, isRemovable(group))
+    setShown(this.element, this.hint.textContent || note || death || !this.remove.hidden)
     setShown(this.dismiss, isDismissible(group))
   }
 }
@@ -245,7 +241,7 @@ class ModelView {
 
 function describeState({ status: { operation, starting } }, state) {
   if (state === 'cancelling' && !OF_STEPS.includes(operation)) return t('panel.state.cancellingOther')
-  if (state === 'starting' && starting) return t('waiting.starting', { seconds: formatWholeSeconds(starting) })
+  if (state === 'starting' && starting) return t('waiting.starting', { seconds: formatSeconds(Math.ceil(starting)) })
   return t(`panel.state.${state}`)
 }
 
@@ -275,9 +271,7 @@ function describeDeaths(count) {
 }
 
 function describePace(run) {
-  const known = run && summarizeSteps(run.steps)
-  if (!known) return ''
-  const left = estimateSecondsLeft(run)
-  const pace = t('panel.pace', { seconds: formatSeconds(known.median) })
-  return left ? `${pace} · ${t('panel.left', { seconds: formatWholeSeconds(left) })}` : pace
+  if (!run?.usual) return ''
+  const pace = t('plan.speed.step', { seconds: formatSeconds(run.usual) })
+  return run.left ? `${pace} · ${t('panel.left', { seconds: formatSeconds(Math.ceil(run.left)) })}` : pace
 }

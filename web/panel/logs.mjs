@@ -5,6 +5,7 @@ import { copyOnClick } from '../clipboard.mjs'
 import { element } from '../elements.mjs'
 import { t } from '../text.mjs'
 import { makeFold, makeId, setAttribute, setShown, setText } from './dom.mjs'
+import { shortenLine } from './log.mjs'
 import { hasLogs } from './state.mjs'
 
 const LAST = 15 // lines to show before a person asks for all
@@ -63,7 +64,7 @@ export class LogView {
     if (!log && hasLogs(this.group)) queueMicrotask(() => this.openLog(this.group.number, this.rank))
     const lines = this.getLines()
     setAttribute(this.lines, 'aria-label', t('panel.logName', { rank: this.rank }))
-    setText(this.lines, (this.showsAll ? lines : lines.slice(-LAST)).join('\n'))
+    setText(this.lines, (this.showsAll ? lines : lines.slice(-LAST)).map(shortenLine).join('\n'))
     setText(this.whole, this.showsAll ? t('panel.logEnd') : t('panel.logAll', { count: lines.length }))
     setShown(this.whole, lines.length > LAST)
     for (const part of [this.lines, this.copy]) setShown(part, lines.length)

@@ -5,18 +5,19 @@ import { describeSpeed } from '../figures/speed.mjs'
 import { getLanguage, t, translateSaid } from '../text.mjs'
 import { Children, makeFold, setAttribute, setShown, setText } from './dom.mjs'
 import {
+  computeShare,
   describePlans,
   formatBytes,
   formatDateAndTime,
   formatPercent,
   formatSeconds,
   formatTime,
-  getFileName,
-  summarizeSteps
+  getFileName
 } from './format.mjs'
 import { getState } from './state.mjs'
 import { Timeline } from './timeline.mjs'
 
+const LONG_START = 1 // seconds; a shorter one is not told
 const LAST = 3 // runs to show before a person asks for all
 const OUTCOMES = {
   running: 'pi pi-play',
@@ -99,25 +100,26 @@ class RunRow {
     setText(this.reason, translateSaid(run.reason))
     setShown(this.reason, run.reason)
     setAttribute(this.about, 'title', describeNode(run, began))
-    this.showNumbers(run, summarizeSteps(run.steps))
+    this.showNumbers(run)
   }
 
-  /** known: the summary of the run's steps; null without steps. */
-  showNumbers(run, known) {
+  showNumbers(run) {
     const numbers = [countSteps(run)]
     const key = run.is_measured ? 'panel.predicted' : 'panel.predicted_assumed'
     if (run.predicted) numbers.push(t(key, { seconds: formatSeconds(run.predicted) }))
     if (run.seconds) numbers.push(t('panel.inAll', { seconds: formatSeconds(run.seconds) }))
+    if (run.startup > LONG_START) numbers.push(t('panel.startup', { seconds: formatSeconds(run.startup) }))
     if (run.residuals) numbers.push(t('panel.residuals', { size: formatBytes(run.residuals) }))
     setText(this.numbers, numbers.join(' · '))
-    const factor = describeStep(run, known)
+    const factor = describeStep(run)
     setText(this.factor, factor)
     setShown(this.factor, factor)
-    setShown(this.timeline.element, known)
-    setShown(this.share, known)
-    if (!known) return
-    const share = t('panel.share', { share: formatPercent(known.share) })
-    setText(this.share, formatPercent(known.share))
+    setShown(this.timeline.element, run.steps.length)
+    setShown(this.share, run.steps.length)
+    if (!run.steps.length) return
+    const percent = formatPercent(computeShare(run.steps))
+    const share = t('panel.share', { share: percent })
+    setText(this.share, percent)
     setAttribute(this.share, 'title', share)
     setAttribute(this.share, 'aria-hidden', 'true') // the drawing's label says it
     const label = t('panel.timeline', { numbers: [...numbers, share].join(' · '), slowest: findSlowest(run) })
@@ -137,10 +139,8 @@ function countSteps({ at, made, total }) {
 }
 
 /** Describes a usual step, and how many times as fast as on one device it was; '' before there is one. */
-function describeStep(run, known) {
-  const seconds = run.usual ?? known?.median
-  if (!seconds) return ''
-  return describeSpeed({ seconds, alone: run.alone, isRun: true, isAloneRun: run.is_alone_run }, t)
+function describeStep({ usual: seconds, alone, is_alone_run: isAloneRun }) {
+  return seconds ? describeSpeed({ seconds, alone, isRun: true, isAloneRun }, t) : ''
 }
 
 const findSlowest = (run) => formatSeconds(Math.max(...run.steps.map(([length]) => length)))

@@ -130,6 +130,9 @@ export function listActions(group) {
 /** Returns whether the reason of the last end can be dismissed. A group that is down keeps showing it. */
 export const isDismissible = (group) => !['failed', 'restarting'].includes(getState(group))
 
+/** Returns whether the group can be taken out of the list. The first stays. */
+export const isRemovable = (group) => group.number !== 1 && getState(group) === 'stopped'
+
 /** Returns whether there are logs to read. A group that never started has none. */
 export function hasLogs({ status, runs }) {
   const started = status.pids || status.state === 'starting'

@@ -1,6 +1,6 @@
 // Pure: describes where the weights of the model's blocks are kept, and what it costs to fetch them.
 
-import { formatBytes, formatPercent, formatSeconds, summarizeSteps } from './format.mjs'
+import { formatBytes, formatPercent, formatSeconds } from './format.mjs'
 
 const MOST_OF_A_STEP = 0.8 // a link that is busy for this share of a step is the bottleneck
 const NAMES = { shared: 'weightsShared', host: 'weightsHost' }
@@ -27,6 +27,6 @@ export function describeWeights({ status, runs }, t) {
 
 /** Returns the share of the last run's step in which the link carries weights. It counts one forward a step. */
 function computeLinkShare(needed, runs) {
-  const known = summarizeSteps(runs[0]?.steps ?? [])
-  return known?.median ? Math.min(1, needed / known.median) : 0
+  const seconds = runs[0]?.usual
+  return seconds ? Math.min(1, needed / seconds) : 0
 }

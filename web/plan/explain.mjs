@@ -2,7 +2,7 @@
 
 import { app } from '../../../scripts/app.js'
 import { element } from '../elements.mjs'
-import { textsLoaded } from '../text.mjs'
+import { t, textsLoaded } from '../text.mjs'
 import { noteAnswer } from './answers.mjs'
 import { makeAsker } from './ask.mjs'
 import { makeQuestion } from './graph.mjs'
@@ -11,6 +11,7 @@ import { askServer, hasPlanRoute } from './server.mjs'
 import { GAP, Height, setHidden } from './size.mjs'
 
 const PAUSE_MS = 150
+const PATIENCE_MS = 300 // until the node says that it waits
 const MARGIN = 10 // pixels
 
 /**
@@ -33,6 +34,7 @@ export function addPlanWidget(node, draw, fail) {
   setHidden(node, [widget], true) // until there is an answer
   const height = new Height(node, () => (widget.hidden ? 0 : measure() + GAP))
   let wrong = []
+  let shown // the file that the last answer is about
   node.strokeStyles.paralleldit = () => {
     if (!content.querySelector('.paralleldit-plan-error')) return undefined
     return { color: window.LiteGraph.NODE_ERROR_COLOUR, lineWidth: 4, padding: 4 }
@@ -44,9 +46,21 @@ export function addPlanWidget(node, draw, fail) {
     send: async (text) => {
       const { question, why } = JSON.parse(text)
       await textsLoaded
-      return { answer: question && addRun(node, await askServer(question)), why }
+      const [file] = Object.values(question?.files ?? {})
+      const isNew = file !== undefined && file !== shown
+      const timer = setTimeout(() => {
+        if (isNew)
+          content.replaceChildren(element('div', { class: 'paralleldit-plan-remark' }, t('plan.reading', { file })))
+        showContent()
+      }, PATIENCE_MS)
+      try {
+        return { answer: question && addRun(node, await askServer(question)), why, file }
+      } finally {
+        clearTimeout(timer)
+      }
     },
-    show: ({ answer, why }) => {
+    show: ({ answer, why, file }) => {
+      shown = file
       draw(content, answer, why)
       noteAnswer(node, answer)
       finish(answer?.widgets ?? [])

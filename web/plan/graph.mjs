@@ -95,16 +95,24 @@ function* listUses(node, seen, cfg) {
   }
 }
 
-/** Reads the sizes of what a node samples, from the node that makes its empty latent; null if they are not known. */
-function readPictureSize(sampler) {
-  const origin = findOrigin(sampler, sampler.inputs?.find(({ type }) => type === LATENT)?.name)?.node
-  if (!origin || origin.mode === BYPASSED || origin.inputs?.some(({ type }) => type === LATENT)) return null
+/**
+ * Reads the sizes of what a node samples, from the node that makes its empty latent; null if they are not known. A
+ * sampler before it keeps the sizes.
+ */
+function readPictureSize(sampler, seen = new Set()) {
+  const [latent] = listInputs(sampler, [LATENT])
+  const origin = findOrigin(sampler, latent?.name)?.node
+  if (!origin || origin.mode === BYPASSED || seen.has(origin)) return null
+  if (listInputs(origin, [LATENT]).length)
+    return listInputs(origin, CARRIES_MODEL).length ? readPictureSize(origin, seen.add(origin)) : null
   const { values } = readWidgets(origin)
   const sizes = SIZES.filter((name) => values[name] !== undefined)
   const areWhole = sizes.every((name) => Number.isInteger(values[name]) && values[name] > 0)
   if (!areWhole || !NEEDED.every((name) => sizes.includes(name))) return null
   return Object.fromEntries(sizes.map((name) => [name, values[name]]))
 }
+
+const listInputs = (node, types) => (node.inputs ?? []).filter(({ type }) => types.includes(type))
 
 /** Returns whether a node is in auto mode. A mode that another node computes counts as not auto. */
 export const isAuto = (node) => readWidgets(node).values.mode === 'auto'

@@ -1,6 +1,6 @@
 // The panel's part about the next run: its memory and time, as the open workflow's nodes show them, too.
 
-import { element } from '../elements.mjs'
+import { element, refill } from '../elements.mjs'
 import { addUseButtons, usePlan } from '../loader/use.mjs'
 import { makeFold, setShown } from '../panel/dom.mjs'
 import { getFileName } from '../panel/format.mjs'
@@ -20,7 +20,7 @@ export class NextView {
     const drawn = JSON.stringify([status.name, runs])
     if (drawn === this.drawn) return
     this.drawn = drawn
-    this.runs.replaceChildren(...runs.map((run) => makeRun(run, number, status.name)))
+    refill(this.runs, () => this.runs.replaceChildren(...runs.map((run) => makeRun(run, number, status.name))))
   }
 }
 

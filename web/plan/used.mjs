@@ -4,7 +4,7 @@
 import { isAuto } from './graph.mjs'
 import { setHidden } from './size.mjs'
 
-const DEGREES = ['dp', 'cfg', 'ring', 'ulysses', 'pipefusion']
+export const DEGREES = ['dp', 'cfg', 'ring', 'ulysses', 'pipefusion']
 const ALWAYS_USED = 'group'
 
 /**

@@ -7,7 +7,7 @@ import { describePrediction, describeRan, explainNoPrediction } from '../figures
 import { getFileName } from '../panel/format.mjs'
 import { countOffered, makeUseAllButton } from '../settings/cards.mjs'
 import { summarizeError as inBrief, joinWithOr, t } from '../text.mjs'
-import { describeMissing, findAddress } from './files.mjs'
+import { describeMissing, FILES, findAddress } from './files.mjs'
 import { listGraphs } from './links.mjs'
 import {
   COMPACT_ABOVE,
@@ -29,12 +29,10 @@ const MAX_PATCHES_DRAWN = 16
  * `makeQuestion`. parts: makes the elements: `makeWhole`, or `makeBrief` for little room.
  */
 export function draw(target, answer, why, parts) {
-  const isOpen = target.querySelector('details')?.open
   if (why) target.replaceChildren(makeLine('paralleldit-plan-remark', t(...why)))
   else if (!answer) target.replaceChildren()
   else if (answer.error) target.replaceChildren(makeErrorBox(inBrief(answer.error)))
   else target.replaceChildren(...parts(answer))
-  if (isOpen) target.querySelector('details')?.setAttribute('open', '')
 }
 
 /** Says that there is no answer. It does not look like an error. */
@@ -57,7 +55,7 @@ export function* makeBrief(answer) {
 
 /** Makes what is missing, then the plan, whether it fits, how fast it is, and what a person should know first. */
 function* makeSummary(answer) {
-  const missing = describeMissing(answer, t)
+  const missing = describeMissing(answer, t, FILES)
   if (missing) yield makeMissing(missing, answer.missing)
   for (const words of answer.unknown) yield makeLine('paralleldit-plan-note', inBrief(words))
   if (answer.plan) yield makeLine('paralleldit-plan-title', describeTitle(answer, t))
@@ -70,16 +68,18 @@ function* makeSummary(answer) {
   for (const remark of answer.note) yield makeLine('paralleldit-plan-note', describeRemark(remark, t))
 }
 
-/** Makes a line about missing files, with a link to each that a template tells of. */
+/** Makes a line about missing files. The name of one that a template tells of is a link. words: with FILES. */
 function makeMissing(words, missing) {
-  const line = makeLine('paralleldit-plan-note paralleldit-plan-missing', words)
-  for (const { model } of missing) {
-    const address = findAddress(listGraphs(app.rootGraph), model)
-    if (!address) continue
-    const attributes = { href: address, target: '_blank', rel: 'noreferrer', title: address }
-    line.append(' ', element('a', attributes, t('plan.download', { file: getFileName(model) })))
-  }
-  return line
+  const [before, after] = words.split(FILES)
+  const names = missing.flatMap(({ model }) => [', ', makeFileName(getFileName(model), model)]).slice(1)
+  return element('div', { class: 'paralleldit-plan-note paralleldit-plan-missing' }, before, ...names, after)
+}
+
+function makeFileName(name, model) {
+  const address = findAddress(listGraphs(app.rootGraph), model)
+  if (!address) return name
+  const help = `${t('plan.download', { file: name })}\n${address}`
+  return element('a', { href: address, target: '_blank', rel: 'noreferrer', title: help }, name)
 }
 
 /** Makes the reasons and the best plans: folded where a plan is known, which is more important. Not folded is a remark
@@ -110,7 +110,7 @@ function* makeBest(words) {
   if (words.own) yield makeLine('paralleldit-plan-memory', words.own)
   yield makeLine('paralleldit-plan-memory', words.title)
   const rows = words.best.map((each, place) => {
-    const row = element('li', {}, each)
+    const row = element('li', each.fits ? {} : { class: 'paralleldit-plan-lacks' }, each.text)
     if (place === words.chosen) row.setAttribute('aria-current', 'true')
     return row
   })

@@ -156,18 +156,7 @@ def iq4_xs(blocks: torch.Tensor) -> Unpacked:
 
 # By GGUF's names.
 FORMATS: Mapping[str, Callable[[torch.Tensor], Unpacked]] = {
-    "Q4_0": q4_0,
-    "Q4_1": q4_1,
-    "Q5_0": q5_0,
-    "Q5_1": q5_1,
-    "Q8_0": q8_0,
-    "Q2_K": q2_k,
-    "Q3_K": q3_k,
-    "Q4_K": q4_k,
-    "Q5_K": q5_k,
-    "Q6_K": q6_k,
-    "IQ4_NL": iq4_nl,
-    "IQ4_XS": iq4_xs,
+    each.__name__.upper(): each for each in (q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs)
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import json
 import logging
 import sys
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ import torch
 
 from ..errors import ModelFileError
 from ..wire.file_marks import check_mark
+from ..wire.tensors import DTYPES
 from .dit.folder import explain_no_weights, read_folder
 from .source import HostSource, VaeSource, weight_files
 
@@ -99,11 +101,30 @@ def read_safetensors(path: Path) -> tuple[Weights, dict[str, str] | None]:
                 raise ModelFileError(
                     f"{path.name} names {len(names)} tensors, which is more than any model has.", "Choose another file."
                 )
-            return {name: file.get_tensor(name) for name in names}, file.metadata()
+            return view_tensors(path, file), file.metadata()
     except (SafetensorError, OSError) as error:
         raise ModelFileError(
             f"{path.name} is not a whole safetensors file ({error}); it was cut short or damaged.", "Download it again."
         ) from error
+
+
+def view_tensors(path: Path, file: Any) -> Weights:
+    """Returns the tensors of a safetensors file as views of its pages. Reads only the header: `get_tensor` touches a
+    page of each tensor, which takes seconds for a large file on a disk. file: the same, as safetensors has checked it.
+    """
+    with path.open("rb") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        header = json.loads(opened.read(size))
+    pages, begin = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=path.stat().st_size), 8 + size
+    found = {}
+    for name in file.keys():  # noqa: SIM118 (it has no other way to name its tensors)
+        start, stop = header[name]["data_offsets"]
+        if dtype := DTYPES.get(header[name]["dtype"]):
+            found[name] = torch.empty(0, dtype=dtype)
+            found[name].set_(pages[begin + start : begin + stop], 0, header[name]["shape"])
+        else:
+            found[name] = file.get_tensor(name)
+    return found
 
 
 def has_packed(weights: Weights) -> bool:

@@ -7,12 +7,15 @@ from typing import Any, NamedTuple
 
 from ..inside.decoder import Decoder
 
-# Names in the options that go to the ranks: encoded functions; the run during which objects live; changes of the
-# objects, and of the model; arguments of `torch.compile` for its blocks; facts that the plan is chosen by; the name of
-# the attention kernel that a node chose; and whether code between the blocks needs all tokens.
-FUNCTIONS, RUN, GRAPH = "paralleldit_functions", "paralleldit_run", "paralleldit_graph"
-CHANGES, COMPILED, FACTS = "paralleldit_changes", "paralleldit_compiled", "paralleldit_facts"
-KERNEL, SEES_WHOLE = "paralleldit_kernel", "paralleldit_sees_whole"
+# Names in the options that go to the ranks.
+FUNCTIONS = "paralleldit_functions"  # encoded functions, in three parts: PATCHES, REPLACED, OTHER_OPTIONS
+RUN = "paralleldit_run"  # the sampling during which objects live
+GRAPH = "paralleldit_graph"  # changes of the objects
+CHANGES = "paralleldit_changes"  # of the model
+COMPILED = "paralleldit_compiled"  # arguments of `torch.compile` for its blocks
+FACTS = "paralleldit_facts"  # by which the plan is chosen
+KERNEL = "paralleldit_kernel"  # the name of the attention kernel that a node chose
+ALL_TOKENS = "paralleldit_all_tokens"  # there if code between the blocks needs all tokens
 OVERRIDE = "optimized_attention_override"  # in ComfyUI's own options: a function in place of each attention function
 PATCHES, REPLACED, OTHER_OPTIONS = "patches", "patches_replace", "others"  # the parts of FUNCTIONS
 OPTIONS = "transformer_options"  # among the arguments of a call
@@ -25,15 +28,14 @@ class CallContext(NamedTuple):
 
     changes: of the model, see `apply_changes`. compiled: arguments of `torch.compile` for the blocks; empty: do not
     compile; None: no node asks for either. steps: of the sampling. kernel: that a node chose for attention, by name.
-    sees_whole: whether code between the blocks needs all tokens. is_plain: whether no function of a node runs inside
-    of the model.
-    """
+    needs_all_tokens: whether code between the blocks needs all tokens. is_plain: whether no function of a node runs
+    inside of the model."""
 
     changes: Sequence[Sequence[Any]] = ()
     compiled: Mapping[str, Any] | None = None
     steps: int = 1
     kernel: str = ""
-    sees_whole: bool = False
+    needs_all_tokens: bool = False
     is_plain: bool = True
 
 
@@ -47,8 +49,8 @@ def decode_options(options: dict[str, Any], decoder: Decoder) -> tuple[dict[str,
     compiled, asked = options.pop(COMPILED, None), options.pop(FUNCTIONS, None)
     if asked is not None or changes:
         compiled = {}  # a graph would keep the functions of one call
-    kernel, sees_whole = str(options.pop(KERNEL, "")), bool(options.pop(SEES_WHOLE, False))
-    context = CallContext(changes, compiled, len(options.get(SCHEDULE, (0, 0))) - 1, kernel, sees_whole, is_plain)
+    kernel, needs_all_tokens = str(options.pop(KERNEL, "")), bool(options.pop(ALL_TOKENS, False))
+    context = CallContext(changes, compiled, len(options.get(SCHEDULE, (0, 0))) - 1, kernel, needs_all_tokens, is_plain)
     return (options if asked is None else {**options, **decode_functions(asked, decoder)}), context
 
 
@@ -61,8 +63,11 @@ def context_of(calls: Sequence[tuple[Any, CallContext]]) -> CallContext:
     """Returns the context of calls that run together: that of the first, with all tokens if one of them needs them, and
     with nodes' functions if one of them has any."""
     contexts = [context for _, context in calls]
-    sees_whole, is_plain = (any(each.sees_whole for each in contexts), all(each.is_plain for each in contexts))
-    return contexts[0]._replace(sees_whole=sees_whole, is_plain=is_plain)
+    needs_all_tokens, is_plain = (
+        any(each.needs_all_tokens for each in contexts),
+        all(each.is_plain for each in contexts),
+    )
+    return contexts[0]._replace(needs_all_tokens=needs_all_tokens, is_plain=is_plain)
 
 
 def decode_functions(asked: dict[str, Any], decoder: Decoder) -> dict[str, Any]:

@@ -53,9 +53,6 @@ class Patch:
     swaps: bool = False
     other: OtherWeight | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Patch:
         offset, other = fields["offset"], fields["other"]
@@ -70,7 +67,7 @@ class PackedPatches(NamedTuple):
     files: list[HostSource]
 
     def to_json(self) -> dict[str, Any]:
-        return {"patches": [each.to_json() for each in self.patches], "files": [each.to_json() for each in self.files]}
+        return {"patches": [asdict(each) for each in self.patches], "files": [each.to_json() for each in self.files]}
 
     def add(self, name: str, path: str, changes: Sequence[tuple]) -> list[Patch]:
         """Packs the changes of a weight, and their tensors under paths that begin with `path`."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -46,28 +45,6 @@ class BatchedCall(NamedTuple):
         return all(find_equal([(mine[path], others[path]) for path in mine]))
 
 
-@dataclass
-class CallBatch:
-    """The calls of one step: recorded first, then answered."""
-
-    calls: list[BatchedCall] = field(default_factory=list)
-    answers: list[Answer] | None = None
-
-    def take(self, call: BatchedCall) -> Answer | None:
-        """Returns the answer to this call, once; None if the call was not recorded.
-
-        Raises CallRecorded while calls are being recorded.
-        """
-        if self.answers is None:
-            self.calls.append(call)
-            raise CallRecorded
-        place = next((place for place, known in enumerate(self.calls) if known.is_like(call)), None)
-        if place is None:
-            return None
-        del self.calls[place]
-        return self.answers.pop(place)
-
-
 def order_branches(calls: Sequence[BatchedCall], degree: int) -> list[int]:
     """Returns the places of a step's calls in the order in which the ranks get them. degree: of the plan's cfg.
 
@@ -82,12 +59,15 @@ class CallBatcher:
     """Sends the calls of a step together.
 
     send: asks the ranks. gains: whether the ranks would run several calls at the same time.
+    calls, answers: of the running step: calls are recorded first, and then each is answered once.
+    is_recording: whether calls are never sent, see `record`.
     """
 
     def __init__(self, send: Callable[[list[BatchedCall]], list[Answer]], gains: Callable[[], bool]) -> None:
         self.send = send
         self.gains = gains
-        self.batch: CallBatch | None = None
+        self.calls: list[BatchedCall] | None = None
+        self.answers: list[Answer] | None = None
         self.is_recording = False
 
     def __deepcopy__(self, _memo: Any) -> CallBatcher:
@@ -96,31 +76,39 @@ class CallBatcher:
 
     def answer(self, call: BatchedCall) -> Answer:
         """Returns the model's result for a call. Raises CallRecorded where the caller has to call again."""
-        found = self.batch and self.batch.take(call)
-        return found or self.send([call])[0]
+        calls, answers = self.calls or [], self.answers
+        if self.calls is not None and answers is None:
+            self.calls.append(call)
+            raise CallRecorded
+        place = next((place for place, known in enumerate(calls) if known.is_like(call)), None)
+        if place is None or answers is None:
+            return self.send([call])[0]
+        del calls[place]
+        return answers.pop(place)
 
     @contextmanager
     def record(self) -> Iterator[list[BatchedCall]]:
         """While entered, calls are recorded and never sent."""
-        self.batch, self.is_recording = CallBatch(), True
+        calls = self.calls = []
+        self.is_recording = True
         try:
-            yield self.batch.calls
+            yield calls
         finally:
-            self.batch, self.is_recording = None, False
+            self.calls, self.is_recording = None, False
 
     def run(self, step: Callable[[], Result]) -> Result:
         """Runs a step that calls the model, and returns its result. The step may run twice."""
-        if self.batch is not None or not self.gains():
+        if self.calls is not None or not self.gains():
             return step()
-        batch = self.batch = CallBatch()
+        calls = self.calls = []
         try:
             result = step()
-            if not batch.calls:
+            if not calls:
                 return result
-            batch.answers = self.send(batch.calls)
+            self.answers = self.send(calls)
             return step()
         except CallRecorded:  # from a model whose `apply_model` is not ComfyUI's
-            self.batch = None
+            self.calls = None
             return step()
         finally:
-            self.batch = None
+            self.calls = self.answers = None

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,10 @@ from ..wire import operations as ops
 from ..wire.protocol import MEMORY, NO_ROOM, Header
 from ..wire.sampler_call import SamplerCall, SamplerPass
 from ..wire.tensors import Tensors, UnsendableError
-from ..wire.tree import PREDICTION, Arguments, pack_call
-from .known_state import KnownState
-from .results import decode_text, tell_of
-from .runs import Runs
+from ..wire.tree import PREDICTION, STATE, Arguments, pack_call
+from .known_state import UNKNOWN, KnownState
 from .sent_conditions import SentConditions
-from .session import WAS_STOPPED, Check, OnStep, Session
+from .session import Check, OnStep
 from .supervision import Setup, Supervisor
 
 CANCEL_SECONDS = 10.0  # before parking, the longest wait for the end of a cancelled request
@@ -33,32 +30,16 @@ CANCEL_SECONDS = 10.0  # before parking, the longest wait for the end of a cance
 OnState = Callable[[Header, Tensors], None]
 
 
-class WorkerGroup:
-    """One persistent torchrun group. Its first request starts it; it is restarted when it dies.
-
-    device: one of DEVICES. folder: for the ranks' logs. impossible: why this system can have no group.
-    Every method that waits takes `check` and calls it about twenty times a second. `check` may raise to stop waiting;
-    the ranks then end their work at the next step. Any thread may call any method; requests take turns.
-    """
+class WorkerGroup(Supervisor):
+    """One persistent torchrun group. Its first request starts it; it is restarted when it dies. Requests take turns."""
 
     def __init__(
         self, device: str, folder: Path, settings: Settings | None = None, impossible: Explanation | None = None
     ) -> None:
-        self.folder = folder
-        self.changed = threading.Event()  # set when the status changes; its reader clears it
-        self.runs = Runs(self.changed)
-        setup = Setup(device, settings or Settings(), impossible)
-        self.supervisor = Supervisor(setup, folder, self.changed, self._revive, self.runs.died)
+        """See Supervisor and Setup."""
+        super().__init__(Setup(device, settings or Settings(), impossible), folder)
         self.resident: object | None = None  # the patcher that reports the model's memory to ComfyUI, kept alive
         self.loads = 0  # how many models were loaded; step times of different models are not compared
-
-    @property
-    def device(self) -> str:
-        return self.supervisor.setup.device
-
-    @property
-    def settings(self) -> Settings:
-        return self.supervisor.setup.settings
 
     @property
     def is_on_comfyuis_card(self) -> bool:
@@ -66,32 +47,9 @@ class WorkerGroup:
         return self.device != "cpu" and (not self.settings.gpus or 0 in self.settings.gpus)
 
     @property
-    def session(self) -> Session | None:
-        return self.supervisor.session
-
-    @property
-    def phase(self) -> str:
-        """stopped, starting, restarting or failed. While a session runs, `status` of its ranks says more."""
-        return self.supervisor.phase
-
-    @property
-    def ranks(self) -> int:
-        """How many ranks the session has, or the last one had; 0 before the first."""
-        return self.supervisor.ranks
-
-    @property
-    def down(self) -> Explanation | None:
-        """See Supervisor."""
-        return self.supervisor.down
-
-    @property
     def loaded(self) -> tuple[Header, Header] | None:
         """Source and plan of the model that the ranks hold, even if it is parked."""
         return self._known.model
-
-    def turn(self, check: Check) -> AbstractContextManager[None]:
-        """While entered, no other request runs, and no restart, which would drop the model's patches."""
-        return self.supervisor.turn(check)
 
     def load(
         self, source: Header, plan: Header, ranks: int, check: Check, remarks: Sequence[Header] = (), name: str = ""
@@ -104,10 +62,11 @@ class WorkerGroup:
         status. name: of the model, as the person chose it, for the status. Raises RequestRefused and WorkerGroupError.
         """
         with self.turn(check):
-            stops = self.supervisor.stops
+            stops = self.stops
             self.runs.check_ended()  # after the line above: a stop marks the run, then counts
-            self.supervisor.ensure(ranks, check, source=source, stops=stops)
+            self.ensure(ranks, check, source=source, stops=stops)
             self.runs.check_ended()  # a death since the last step is known now
+            self._await_cancelled(check)  # then it is known whether the ranks still have the model
             known = self._known
             known.note_import(source)
             known.remarks, known.name = remarks, name
@@ -134,7 +93,7 @@ class WorkerGroup:
             if known.patched == key:
                 return
             fields, tensors = build()
-            known.patched = ""
+            known.patched = UNKNOWN
             self._request(ops.PATCH.header(**fields), tensors, check)
             known.patched = key
 
@@ -191,32 +150,30 @@ class WorkerGroup:
         check: Check,
         on_step: OnStep,
         on_state: OnState = lambda state, tensors: None,
-        on_whole: Callable[[str], None] = lambda why: None,
     ) -> torch.Tensor:
         """Runs a whole sampler call on the loaded model, and returns the denoised latents.
 
-        tensors: noise, and the others of SAMPLER_TENSORS that the call has. passes: the forwards of each step.
-        on_step: called after every step. An exception in it or in `check` cancels the call at its next step. on_state,
-        on_whole: as in `call`. Raises RequestRefused, also for values that cannot be sent, and WorkerGroupError.
-        """
+        tensors: noise, and the others of SAMPLER_TENSORS that the call has. passes: the forwards of each step. on_step:
+        called after every step. An exception in it or in `check` cancels the call at its next step. on_state: as in
+        `call`. Raises RequestRefused, also for values that cannot be sent, and WorkerGroupError."""
         given: Tensors = {}
         try:
-            packed = [each.pack(f"passes.{place}", given).to_json() for place, each in enumerate(passes)]
+            packed = [asdict(each.pack(f"passes.{place}", given)) for place, each in enumerate(passes)]
         except UnsendableError as error:
             raise RequestRefused(*error.explanation) from error
         tensors = {**tensors, **take_new(given)}
         with self.turn(check):
             keys, new, dropped = self._known.conditions.exchange(given)
-            header = ops.SAMPLE.header(call=call.to_json(), passes=packed, conditions=keys, drop=dropped)
+            header = ops.SAMPLE.header(call=asdict(call), passes=packed, conditions=keys, drop=dropped)
             size = (tuple(tensors["noise"].shape), call.steps, compile_key(passes[0].kwargs))
 
             def noted(event: Header, denoised: torch.Tensor | None) -> None:
                 self.runs.step(ops.SAMPLE.name, event["seconds"], event["communication"])
-                self.runs.note(at=event["step"] + 1, total=event["steps"])
+                self.runs.progress(event["step"] + 1, event["steps"])
                 on_step(event, denoised)
 
             results = self._request(header, {**tensors, **new}, check, noted, size)
-            tell_of(results, on_state, on_whole)
+            tell_of(results, on_state)
             return results["latents"]
 
     def run_vae(
@@ -230,7 +187,7 @@ class WorkerGroup:
         """
         with self.turn(check):
             session = self.session
-            self.supervisor.ensure(session.ranks if session else ranks, check)
+            self.ensure(session.ranks if session else ranks, check)
             self._known.note_import(source)
             header = ops.VAE.header(direction=direction, vae=source)
             results = self._request(header, given, check)
@@ -248,7 +205,7 @@ class WorkerGroup:
         node: errors are only logged.
         """
         try:
-            with self.supervisor.turn_within(patience) as has_come:
+            with self.turn_within(patience) as has_come:
                 return has_come and self._park(unload)
         except (WorkerGroupError, RequestRefused) as error:
             logging.error("[ParallelDiT] %s", error)
@@ -260,7 +217,7 @@ class WorkerGroup:
         Returns how many bytes of ComfyUI's accelerator that freed; 0 while a request runs. Raises nothing, like `park`.
         """
         try:
-            with self.supervisor.turn_within(0.0) as has_come:
+            with self.turn_within(0.0) as has_come:
                 if not has_come or not self._is_idle():
                     return 0
                 freed = int(self._request(ops.TRIM.header(), {}, lambda: None)[ops.FREED])
@@ -279,7 +236,7 @@ class WorkerGroup:
 
         Raises RequestRefused, also while a job runs, and WorkerGroupError.
         """
-        with self.supervisor.turn_within(0.0) as has_come:
+        with self.turn_within(0.0) as has_come:
             if not has_come:
                 raise RequestRefused(
                     "The worker group is busy with a job.", "Ask for the trace again when it has ended."
@@ -292,41 +249,9 @@ class WorkerGroup:
         Returns the input of `costs.machine.Machine.of`. Raises what `load` raises.
         """
         with self.turn(check):
-            self.supervisor.ensure(ranks, check, exactly=True)
+            self.ensure(ranks, check, exactly=True)
             found = self._request(ops.MEASURE.header(dtype=dtype), {}, check)[ops.MEASURED]
             return json.loads(found.numpy().tobytes())
-
-    def status(self) -> dict[str, Any]:
-        """Returns state, process ids, what is loaded, and how often the group died lately. Works while a job runs.
-
-        state: stopped, starting, ready, busy, parked, restarting or failed.
-        """
-        return self.supervisor.status()
-
-    def dismiss(self) -> None:
-        """Forgets why the group died the last time, because a person has read it. A group that stays down keeps it."""
-        self.supervisor.dismiss()
-
-    def start_ahead(self, ranks: int, source: Header | None = None) -> None:
-        """Starts so many ranks in another thread, unless a sampling runs. source: of the model that will be loaded."""
-        self.supervisor.start_ahead(ranks, lambda: self.runs.current is None, source)
-
-    def start(self, ranks: int, check: Check) -> None:
-        """Starts a group before its first request, with as many ranks as the last one had; at first, with `ranks`.
-
-        Raises what `load` raises, and WorkerGroupError if the group is stopped meanwhile.
-        """
-        self.supervisor.start(ranks, check)
-
-    def stop(self) -> None:
-        """Ends the group and its job. The next sampling starts it again."""
-        self.runs.end(WAS_STOPPED)
-        self.supervisor.stop()
-
-    def restart(self, ranks: int, check: Check) -> None:
-        """Ends the group and its job, forgets its deaths, and starts it again. Raises what `start` raises."""
-        self.runs.end(WAS_STOPPED)
-        self.supervisor.restart(ranks, check)
 
     @property
     def _known(self) -> KnownState:
@@ -334,7 +259,7 @@ class WorkerGroup:
         session = self.session
         return session.known if session else KnownState()
 
-    def _revive(self, known: KnownState, check: Check) -> None:
+    def revive(self, known: KnownState, check: Check) -> None:
         """Loads the model that the ranks held when they died. The next request brings its patches."""
         if known.model:
             self.load(*known.model, self.ranks, check, known.remarks, known.name)
@@ -349,6 +274,7 @@ class WorkerGroup:
         if not unload and self.device != "cpu":
             try:
                 self._request(ops.PARK.header(), {}, lambda: None)
+                session.known.conditions = SentConditions()
                 return True
             except RequestRefused as refusal:
                 logging.warning("[ParallelDiT] the worker group unloads its model: %s", refusal)
@@ -364,6 +290,14 @@ class WorkerGroup:
         session.await_cancelled(lambda: None, CANCEL_SECONDS)
         return not session.operation  # set if a request still runs, or its callback calls this
 
+    def _await_cancelled(self, check: Check) -> None:
+        """Waits for the end of a cancelled request. Raises WorkerGroupError."""
+        if session := self.session:
+            try:
+                session.await_cancelled(check)
+            except WorkerGroupError as error:
+                raise WorkerGroupError(*error.explanation.advised(self.advise(session))) from error
+
     def _request(
         self, header: Header, tensors: Tensors, check: Check, on_step: OnStep | None = None, size: Any = None
     ) -> Tensors:
@@ -372,7 +306,7 @@ class WorkerGroup:
         self.runs.check_ended()  # after the line above: a stop marks the run, then removes the session
         if session is None:
             raise WorkerGroupError("The worker group is not running.", "Queue a prompt to start it.")
-        operation, known, done = ops.OPERATIONS[header["op"]], session.known, False
+        operation, done = ops.OPERATIONS[header["op"]], False
         kind = (operation.name, self.loads, size) if size else None
         if size:
             self.runs.sized(operation.name, size)
@@ -382,12 +316,10 @@ class WorkerGroup:
             done = "error" not in reply
         except WorkerGroupError as error:
             died = error.explanation
-            raise WorkerGroupError(*died.advised(self.supervisor.advise(session))) from error
+            raise WorkerGroupError(*died.advised(self.advise(session))) from error
         except UnsendableError as error:
             raise RequestRefused(*error.explanation) from error
         finally:
-            if operation.drops_model and not done:  # it was refused or cancelled
-                known.model = None
             self.changed.set()
         if done:
             if "seconds" in reply:
@@ -395,3 +327,18 @@ class WorkerGroup:
             return results
         refusal = {MEMORY: OutOfMemory, NO_ROOM: NoRoom}.get(reply.get("kind", ""), RequestRefused)
         raise refusal(**reply["error"])
+
+
+def tell_of(results: Tensors, on_state: OnState, on_whole: Callable[[str], None] = lambda why: None) -> None:
+    """Takes out of a request's results what functions of nodes changed, see `Decoder.state`, and why steps were not as
+    the plan has them. Calls these functions with it."""
+    state, prefix = results.pop(STATE, None), f"{STATE}."
+    tensors = {name.removeprefix(prefix): results.pop(name) for name in list(results) if name.startswith(prefix)}
+    on_state({} if state is None else json.loads(state.numpy().tobytes()), tensors)
+    if ops.WHY in results:
+        on_whole(decode_text(results.pop(ops.WHY)))
+
+
+def decode_text(sent: torch.Tensor) -> str:
+    """The inverse of the ranks' `encode_text`."""
+    return sent.numpy().tobytes().decode()

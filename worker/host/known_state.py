@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 from ..wire.protocol import Header
 from .sent_conditions import SentConditions
 
+UNKNOWN = ""
+
 
 @dataclass
 class KnownState:
     """What the ranks hold: nothing at first, and nothing after they ran out of memory.
 
-    model: the source and plan of the one in use, as JSON objects; None also while it is uncertain. patches: by a
-    model's source, the key of the changes to its weights; None for no changes, empty while it is uncertain. remarks:
+    model: the source and plan of the one in use, as JSON objects; None also while ranks load it. patches: by a model's
+    source, the key of the changes to its weights; None for no changes, UNKNOWN while ranks make them. remarks:
     sentences about the plan, for the status. name: of the model, as the person chose it, for the status. arguments:
     ComfyUI's arguments when the ranks imported it; None before that. kernels: by name, why the ranks do not attend by a
     kernel under this plan; empty if they do. is_parked: whether the ranks dropped the model because it was parked, as

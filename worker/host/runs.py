@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import statistics
 import threading
 import time
 from collections import deque
@@ -20,17 +19,18 @@ from ..wire.protocol import Header
 KEPT = 10  # the last runs
 STEPS = 500  # the last steps of a run
 NUMBERS = 1 << 16
-HIDDEN = ("of_plan", "size", "numbers", "ended")  # from pages
-LEARNT = 8  # the first steps of a plan, of which a usual one is kept; one more is a sign that it has been
+HIDDEN = ("of_plan", "size", "numbers", "ended", "clock", "paced")  # from pages
+USUAL_OF = 8  # the first steps of a plan, of which a usual one is told and kept
 UNKNOWN = "auto"  # shown while auto has not chosen a plan
 
 
 class RunPlan(NamedTuple):
-    """A plan in words and as a JSON object, and its number of ranks."""
+    """A plan in words and as a JSON object, its number of ranks, and how many of its first steps run whole."""
 
     words: str
     values: Header
     ranks: int = 1
+    whole_steps: int = 0
 
 
 @dataclass
@@ -39,17 +39,18 @@ class RunRecord:
 
     model: as the person chose it. model_class: the class that computes it. plans: the plans that it had, in order;
     empty until auto has chosen. total: the number of its steps, if known. at: how many are done. state: running, done,
-    cancelled or failed. began: seconds since the epoch. seconds: of the whole run, once it has ended.
+    cancelled or failed. began: seconds since the epoch. seconds: of the whole run, once it has ended. startup: the
+    seconds before its first step, in which ranks may have started and loaded the model; None before that step. left:
+    the estimated seconds to its end; None if unknown.
 
     steps: for each step of the ranks, its seconds and the seconds of communication in it; a sampler's own step may
     contain several. made: how many steps the ranks made. residuals: the most bytes of ControlNets that went to the
     ranks with one step.
 
     predicted: the predicted seconds of a step. is_measured: the prediction uses this machine's measurements. of_plan:
-    the steps since the prediction. usual: the seconds of a usual one of them, which are kept;
-    None before there is one. alone: the seconds of such a step on one device, predicted or as it ran
-    (is_alone_run); None if the run itself is on one device. size: the size of its first step; only runs of equal size
-    are compared. reason: what is special about it, in words, such as why it is less parallel than asked. is_stock:
+    the first steps since the prediction, see `usual`. alone: the seconds of a usual step on one device, predicted or as
+    it ran (is_alone_run); None if the run itself is on one device. size: of its first step; only runs of equal size are
+    compared. reason: what is special about it, in words, such as why it is less parallel than asked. is_stock:
     ComfyUI's own model runs it, in ComfyUI's process.
     """
 
@@ -67,22 +68,35 @@ class RunRecord:
     is_measured: bool = False
     alone: float | None = None
     is_alone_run: bool = False
-    usual: float | None = None
     size: Any = None
     of_plan: list[tuple[float, float]] = field(default_factory=list)
     steps: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=STEPS))
     state: str = "running"
     began: float = field(default_factory=time.time)
     seconds: float | None = None
+    startup: float | None = None
+    left: float | None = None
     reason: str = ""
     is_stock: bool = False
     numbers: Any = None  # NUMBERS of its latents, evenly spaced, on the CPU, by which it is compared with others
     ended: Explanation | None = None  # why its group has ended; then the run makes no more requests
+    clock: float = 0.0  # when it began
+    paced: tuple[int, float] | None = None  # the first steps that were done, and when
+
+    @property
+    def usual(self) -> float | None:
+        """The seconds of a usual step of the last plan, see `pick_usual_step`; None before there is one. All pages show
+        this figure, and auto keeps it."""
+        return pick_usual_step(self.of_plan, self.plans[-1].whole_steps if self.plans else 0)
 
     def to_json(self) -> dict[str, Any]:
         fields = {name: value for name, value in vars(self).items() if name not in HIDDEN}
         plans = list(self.plans)
-        fields |= {"plan": ", ".join(plan.words for plan in plans) or UNKNOWN, "plans": [plan.values for plan in plans]}
+        fields |= {
+            "usual": self.usual,
+            "plan": ", ".join(plan.words for plan in plans) or UNKNOWN,
+            "plans": [plan.values for plan in plans],
+        }
         return {**fields, "steps": [list(step) for step in self.steps.copy()]}
 
     def keep_numbers(self, latents: Any) -> None:
@@ -104,12 +118,17 @@ class Runs:
         """The current run, if there is one. Of nested runs, the inner one."""
         return next((run for run in list(self.kept) if run.state == "running"), None)
 
+    @property
+    def record(self) -> RunRecord:
+        """The current run. Without one, a record that nobody keeps."""
+        return self.current or RunRecord(0, None, "", [])
+
     @contextlib.contextmanager
     def run(self, node: str | None, model: str, plan: RunPlan | None, model_class: str = "") -> Iterator[RunRecord]:
         """While entered, steps belong to one run. node: the id of ComfyUI's node that samples. plan: None while it is
         not known, see `planned`."""
         plans = [plan] if plan else []
-        run, began = RunRecord(next(self.ids), node, model, plans, model_class), time.monotonic()
+        run = RunRecord(next(self.ids), node, model, plans, model_class, clock=time.monotonic())
         self.kept.appendleft(run)
         self.changed.set()
         try:
@@ -123,39 +142,45 @@ class Runs:
         else:
             run.state = "done"
         finally:
-            run.seconds = time.monotonic() - began
+            run.seconds = time.monotonic() - run.clock
             self.changed.set()
 
     def end(self, reason: Explanation) -> None:
         """Notes that the group was stopped or died: the current run makes no more requests."""
-        run = self.current
-        if run:
-            run.ended = reason
+        self.record.ended = reason
 
     def died(self, reason: Explanation) -> None:
         """Notes that the group died. A run that has made no step yet goes on in the next group."""
-        run = self.current
-        if run and run.made:
+        if self.record.made:
             self.end(reason)
 
     def check_ended(self) -> None:
         """Raises WorkerGroupError if the group was stopped or died in the current run."""
-        run = self.current
-        if run and run.ended:
-            ended = run.ended.because("The worker group ended between two steps. ")
+        if ended := self.record.ended:
+            ended = ended.because("The worker group ended between two steps. ")
             raise WorkerGroupError(*ended.advised("Queue the prompt again."))
 
     def planned(self, plan: RunPlan) -> None:
         """Notes the plan of the current run from now on."""
-        run = self.current
-        if run:
-            run.plans.append(plan)
-            self.changed.set()
+        self.record.plans.append(plan)
+        self.record.of_plan = []
+        self.changed.set()
+
+    def progress(self, at: int, total: int) -> None:
+        """Notes how many of its sampler's steps the current run has done. What is left is estimated by the wall clock:
+        a sampler does more in a step than the ranks do."""
+        run, now = self.record, time.monotonic()
+        if run.paced is None or at <= run.paced[0]:
+            run.paced = at, now
+        first, since = run.paced
+        run.at, run.total = at, total
+        run.left = (total - at) * (now - since) / (at - first) if at > first else None
+        self.changed.set()
 
     def note(self, **values: Any) -> None:
         """Notes values of the current run from now on, by their names in `RunRecord`."""
-        run = self.current
-        if run and any(getattr(run, name) != value for name, value in values.items()):
+        run = self.record
+        if any(getattr(run, name) != value for name, value in values.items()):
             vars(run).update(values)
             self.changed.set()
 
@@ -167,39 +192,38 @@ class Runs:
 
     def predicted(self, seconds: float, is_measured: bool) -> None:
         """Notes the predicted time of a step of the current run from now on."""
-        run = self.current
-        if run:
-            run.predicted, run.is_measured, run.of_plan, run.usual = seconds, is_measured, [], None
-            self.changed.set()
+        run = self.record
+        run.predicted, run.is_measured, run.of_plan = seconds, is_measured, []
+        self.changed.set()
 
     def sized(self, operation: str, size: Any) -> None:
         """Notes the size of the current run's first step.
 
         A run on several ranks without a prediction is compared with the last run of equal size on one rank.
         """
-        run = self.current
-        if run is None or run.size is not None:
+        run = self.record
+        if run.size is not None:
             return
         run.operation, run.size = operation, size
         if run.alone is None and run.plans and run.plans[-1].ranks > 1:
             alike = (run.model, run.model_class, operation, size)
             for other in list(self.kept):
                 is_alone = other.state == "done" and [plan.ranks for plan in other.plans] == [1]
-                if is_alone and other.steps and alike == (other.model, other.model_class, other.operation, other.size):
-                    alone = statistics.median(seconds for seconds, _ in other.steps)
-                    self.note(alone=alone, is_alone_run=True, is_measured=True)
+                if is_alone and other.usual and alike == (other.model, other.model_class, other.operation, other.size):
+                    self.note(alone=other.usual, is_alone_run=True, is_measured=True)
                     break
 
     def step(self, operation: str, seconds: float, communication: float) -> None:
         """Notes a step of the ranks in the current run."""
-        run = self.current
-        if run:
-            run.operation = operation
-            run.steps.append((seconds, communication))
-            if len(run.of_plan) <= LEARNT:
-                run.of_plan.append((seconds, communication))
-            run.made += 1
-            self.changed.set()
+        run = self.record
+        run.operation = operation
+        if run.startup is None:
+            run.startup = max(0.0, time.monotonic() - run.clock - seconds)
+        run.steps.append((seconds, communication))
+        if len(run.of_plan) < USUAL_OF:
+            run.of_plan.append((seconds, communication))
+        run.made += 1
+        self.changed.set()
 
     def relative_error(self, run: int, exact: int) -> float | None:
         """Returns the norm of the difference of two runs' latents, divided by the norm of the exact ones'. None if they

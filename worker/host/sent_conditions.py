@@ -10,7 +10,7 @@ import torch
 
 from ..wire.tensors import Tensors
 
-MAX_SENT = 64
+MOST, MOST_BYTES = 64, 512 << 20  # of the conditions that are kept beside those of the last request
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -42,7 +42,13 @@ class SentConditions:
                 self.sent[key] = self.sent.pop(key)  # most recently used last
             keys[name] = key
         self.sent.update(new)
-        dropped = [key for key in list(self.sent)[:-MAX_SENT] if key not in keys.values()]
+        others = [key for key in reversed(self.sent) if key not in keys.values()]  # the most recently used first
+        sizes = itertools.accumulate(self.sent[key].nbytes for key in others)
+        dropped = [
+            key
+            for place, (key, size) in enumerate(zip(others, sizes, strict=True))
+            if place >= MOST or size > MOST_BYTES
+        ]
         for key in dropped:
             del self.sent[key]
         return keys, new, dropped

@@ -172,6 +172,7 @@ class Session:
         if self.given_up:
             self.await_cancelled(check)
         if self.operation:
+            self.known.conditions = SentConditions()  # those that were to be sent are not
             raise RequestRefused("The ranks are at work on the sampling in which they are asked for this.")
         self.last_id += 1
         self.operation = header["op"]
@@ -220,9 +221,14 @@ class Session:
         except (ConnectionError, ProtocolError) as error:
             raise self._ended(error) from error
 
+    @property
+    def has_lost_rank(self) -> bool:
+        """Whether a rank on this machine has ended. torchrun sees that later."""
+        return not all(map(is_alive, self._pids_here()))
+
     def end_if_rank_gone(self) -> None:
-        """Ends the session if a rank on this machine has ended. torchrun sees that later."""
-        if not all(map(is_alive, self._pids_here())):
+        """Ends the session if it has lost a rank."""
+        if self.has_lost_rank:
             self.end()
 
     def _end_request(self, reply: Header) -> None:
@@ -230,8 +236,10 @@ class Session:
         self.operation = self.first_step_at = None
         if reply.get("kind") in (FAILED, MEMORY):
             self.known = self.known.emptied()
-        elif "error" in reply:
+        elif "error" in reply or not reply["has_model"]:
             self.known.conditions = SentConditions()  # the ranks may not have kept the new ones
+        if not reply["has_model"]:  # it was dropped where its weights were moved, and the request ended early
+            self.known.model = None
 
     def _ended(self, error: Exception) -> WorkerGroupError:
         unread = isinstance(error, ProtocolError)

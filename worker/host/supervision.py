@@ -7,7 +7,8 @@ import copy
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,16 +18,17 @@ from ..settings import Settings, SettingsError
 from ..wire.protocol import Header
 from .known_state import KnownState
 from .restarts import Restarts
+from .runs import Runs
 from .session import POLL_SECONDS, WAS_STOPPED, Check, Session
 
 WATCH_SECONDS = 1.0
 FIX_AND_RESTART = "Correct the cause, then restart the group or ComfyUI."
 STATUS_SECONDS = 2.0
+STOPPED, STOPPED_AT_START = "The worker group was stopped.", "The worker group was stopped while it started."
 
 
 class Setup(NamedTuple):
-    """How sessions run. device, settings: as in WorkerGroup. impossible: why this system can have no session; None if
-    it can."""
+    """How sessions run. device: one of DEVICES. impossible: why this system can have no session; None if it can."""
 
     device: str
     settings: Settings
@@ -34,38 +36,43 @@ class Setup(NamedTuple):
 
 
 class Supervisor:
-    """Runs one session at a time. Requests and restarts take turns.
+    """Runs one session at a time. Requests and restarts take turns. Any thread may call any method.
 
-    folder, `check`: as in WorkerGroup. changed: set with each change. revive: called within the turn after a new
-    session has replaced a dead one, with what the dead one's ranks held. on_death: called with the reason.
-    Any thread may call any method.
+    Every method that waits takes `check` and calls it about twenty times a second. `check` may raise to stop waiting;
+    the ranks then end their work at the next step.
+    changed: set when the status changes; its reader clears it. phase: stopped, starting, restarting or failed; while a
+    session runs, `status` of its ranks says more. ranks: of the session, or of the last one; 0 before the first.
     """
 
-    def __init__(
-        self,
-        setup: Setup,
-        folder: Path,
-        changed: threading.Event,
-        revive: Callable[[KnownState, Check], None],
-        on_death: Callable[[Explanation], None],
-    ) -> None:
+    def __init__(self, setup: Setup, folder: Path) -> None:
+        """folder: for the ranks' logs."""
         self.setup = setup
         self.coming: Setup | None = None  # once the session has ended, unless it dies
         self.folder = folder
-        self.changed = changed
-        self.revive = revive
-        self.on_death = on_death
+        self.changed = threading.Event()
+        self.runs = Runs(self.changed)
         self.lock = threading.RLock()
         self.restarts = Restarts(setup.settings.restarts)
         self.session: Session | None = None
-        self.phase = "stopped"  # or starting, restarting, failed; while a session runs, its ranks say more
-        self.ranks = 0  # of this session, or of the last one
+        self.phase = "stopped"
+        self.ranks = 0
         self.source: Header | None = None  # of the model that was asked for last
         self.last_death: Explanation | None = None
         self.stops = 0
         self.began: float | None = None  # when the current start began
         self.depth, self.asked = 0, 0.0  # how often the current turn is entered; when it was asked for
         self.failed_ahead: tuple[float, WorkerGroupError] | None = None  # when and why the last `start_ahead` failed
+
+    def revive(self, known: KnownState, check: Check) -> None:
+        """Called within the turn after a new session has replaced a dead one, with what the dead one's ranks held."""
+
+    @property
+    def device(self) -> str:
+        return self.setup.device
+
+    @property
+    def settings(self) -> Settings:
+        return self.setup.settings
 
     def configure(self, setup: Setup) -> None:
         """Sets how the next session runs. A session keeps its setup, and hands it on if it dies."""
@@ -74,7 +81,7 @@ class Supervisor:
 
     @contextlib.contextmanager
     def turn(self, check: Check) -> Iterator[None]:
-        """Waits for the group, and holds it for one request or one restart."""
+        """While entered, no other request runs, and no restart, which would drop the model's patches."""
         asked = time.monotonic()
         while not self.lock.acquire(timeout=POLL_SECONDS):
             check()
@@ -130,8 +137,7 @@ class Supervisor:
             session.end_if_rank_gone()
         self.source = source or self.source
         is_other = bool(session and source and session.known.needs_other_import(source))
-        if self.stops != stops:
-            raise WorkerGroupError("The worker group was stopped.", "Queue the prompt again to start it.")
+        self._check_stops(stops)
         if session and session.is_over:
             self._record_death(session)
         elif session and (is_other or (session.ranks != ranks if exactly else session.ranks < ranks)):
@@ -159,24 +165,20 @@ class Supervisor:
             FIX_AND_RESTART
         )
 
-    def start_ahead(self, ranks: int, wanted: Callable[[], bool], source: Header | None = None) -> None:
-        """Starts a session of that many ranks in another thread, before it is needed.
+    def start_ahead(self, ranks: int, source: Header | None = None) -> None:
+        """Starts a session of that many ranks in another thread, unless a sampling runs when the turn has come.
 
-        wanted: asked when the turn has come; if it returns False, nothing starts. If the start fails, callers that
-        already wait for their turn get the error. Does nothing while no session can start.
+        If the start fails, callers that already wait for their turn get the error. Does nothing while no session can
+        start. source: of the model that will be loaded.
         """
-        stops = self.stops
+        check = partial(self._check_stops, self.stops)
         if self.down:
             return
-
-        def check() -> None:
-            if self.stops != stops:
-                raise WorkerGroupError("The worker group was stopped.", "Queue the prompt again to start it.")
 
         def run() -> None:
             try:
                 with self.turn(check):
-                    if not wanted():
+                    if self.runs.current:
                         return
                     try:
                         self.ensure(ranks, check, source=source)
@@ -200,8 +202,7 @@ class Supervisor:
             if self.is_running:  # a prompt was quicker
                 return
         try:
-            if self.stops != stops:
-                raise WorkerGroupError("The worker group was stopped while it started.")
+            self._check_stops(stops, STOPPED_AT_START)
             self.failed_ahead = None  # an explicit start tries again
             self.restarts.note_start()
             if not self.is_running:
@@ -214,7 +215,8 @@ class Supervisor:
         return self.session is not None and not self.session.is_over
 
     def stop(self) -> None:
-        """Ends the session and its job. `ensure` starts the next one."""
+        """Ends the session and its job. The next sampling starts it again."""
+        self.runs.end(WAS_STOPPED)
         self.stops += 1
         self._end_session()
 
@@ -226,7 +228,7 @@ class Supervisor:
         self.start(ranks, check, stops)
 
     def dismiss(self) -> None:
-        """Forgets why the last session died, unless the group stays down."""
+        """Forgets why the last session died, because a person has read it. A group that stays down keeps it."""
         if self.phase != "failed":
             self.last_death = None
             self.changed.set()
@@ -234,6 +236,7 @@ class Supervisor:
     def status(self) -> dict[str, Any]:
         """Returns the state, the number of recent deaths, and the ranks' own status. Works while a job runs.
 
+        state: stopped, starting, ready, busy, parked, restarting or failed.
         given_up: the last request was cancelled; if the ranks are busy, they still work on it.
         outdated: the settings have changed since the session started.
         """
@@ -249,16 +252,17 @@ class Supervisor:
             own["starting"] = time.monotonic() - began
         if session is None:
             return own
+        lost = {"state": "restarting"} if session.is_over or session.has_lost_rank else {}
         try:
             session.last_status = session.control.ask({"op": "status"}, STATUS_SECONDS)
             is_parked = session.known.is_parked and session.known.model is None
             parked = {"state": "parked"} if is_parked and session.last_status["state"] == "ready" else {}
-            return {**own, **session.last_status, **parked}
+            return {**own, **session.last_status, **parked, **lost}
         except ConnectionError:  # it has died
-            return {**own, "state": "restarting" if session.is_over else "busy"}
+            return {**own, "state": "busy", **lost}
         except TimeoutError:
-            last = {} if session.is_over else session.last_status
-            return {**last, **own, "state": "restarting" if session.is_over else "busy"}
+            last = {} if lost else session.last_status
+            return {**last, **own, "state": "busy", **lost}
 
     def advise(self, session: Session) -> str:
         """Returns the advice for the person whose prompt failed together with the session."""
@@ -267,6 +271,11 @@ class Supervisor:
         if self.restarts.count() >= self.restarts.most:
             return "It died too often and stays down. Correct the cause, then restart the group."
         return "It restarts by itself. Queue the prompt again."
+
+    def _check_stops(self, stops: int, said: str = STOPPED) -> None:
+        """Raises WorkerGroupError if the group was stopped since it had been stopped so often."""
+        if self.stops != stops:
+            raise WorkerGroupError(said, "Queue the prompt again to start it.")
 
     def _end_session(self) -> None:
         session, self.session = self.session, None
@@ -293,7 +302,7 @@ class Supervisor:
         self.last_death = session.end()
         session.close()
         self.restarts.note_death()
-        self.on_death(self.last_death)
+        self.runs.died(self.last_death)
         self._enter("restarting")
         logging.error("[ParallelDiT] the worker group died. %s", self.last_death)
 
@@ -318,8 +327,7 @@ class Supervisor:
     def _start(self, ranks: int, check: Check, stops: int) -> None:
         def check_both() -> None:
             check()
-            if self.stops != stops:
-                raise WorkerGroupError("The worker group was stopped while it started.", "Queue the prompt again.")
+            self._check_stops(stops, STOPPED_AT_START)
 
         self.began = time.monotonic()
         try:
@@ -353,12 +361,7 @@ class Supervisor:
             session.check_life()
         self.changed.set()
         # A copy, because the request that killed the ranks may clear the model when it fails.
-        stops, known = self.stops, copy.copy(session.known)
-
-        def check() -> None:
-            if self.stops != stops:
-                raise WorkerGroupError("The worker group was stopped.")
-
+        check, known = partial(self._check_stops, self.stops), copy.copy(session.known)
         try:
             with self.turn(check):
                 if self.session is session:  # otherwise it was stopped, or a prompt was quicker

@@ -14,7 +14,7 @@ from ..wire.tree import PLAIN
 from . import tags
 from .code_files import CodeFiles, find_code, find_installed
 from .loaded import LoadedFiles, patcher_of
-from .object_graph import DICTS, HOSTS, VALUES, Encoded, State, key_of, set_slot, slots_of
+from .object_graph import DICTS, HOSTS, OF_RANKS, VALUES, Encoded, State, key_of, replaced_tensors, set_slot, slots_of
 
 
 class Held(NamedTuple):
@@ -175,11 +175,11 @@ class Decoder:
                     continue
                 if key not in known or key_of(known[key]) != key_of(encoded):
                     changed[key] = [True, encoded]
-                    self.release(known.get(key))
+                    self.release(known.get(key), encoded)
                     known[key] = encoded
             for key in [key for key in known if key not in now]:
                 changed[key] = [False, None]
-                self.release(known.pop(key))
+                self.release(known.pop(key), None)
             if changed:
                 found[name] = changed
         return found, tensors
@@ -196,25 +196,15 @@ class Decoder:
             return {tags.REF: self.names[id(value)]}
         if type(value) is not torch.Tensor or tensors is None:
             raise UnsendableError(f"A {type(value).__name__} stays in the ranks.")
-        name, self.count = f"rank.{self.count}", self.count + 1
+        name, self.count = f"{OF_RANKS}{self.count}", self.count + 1
         self.add(name, tags.TENSOR, value, False)
         tensors[name] = value
         return {tags.REF: name}
 
-    def release(self, encoded: Encoded) -> None:
-        """Forgets the tensors of a slot that were made here."""
-        for name in refs_in(encoded):
-            if name.startswith("rank.") and name in self.objects:  # two slots may hold one tensor
-                self.names.pop(id(self.objects.pop(name).value))
-
-
-def refs_in(encoded: Encoded) -> list[str]:
-    """Returns the names in an encoded value."""
-    if isinstance(encoded, (list, tuple)):
-        return [name for each in encoded for name in refs_in(each)]
-    if not isinstance(encoded, dict):
-        return []
-    return [encoded[tags.REF]] if tags.REF in encoded else [name for each in encoded.values() for name in refs_in(each)]
+    def release(self, before: Encoded, now: Encoded) -> None:
+        """Forgets the tensors that were made here and that a slot has no more."""
+        for name in replaced_tensors(before, now) & self.objects.keys():  # two slots may hold one tensor
+            self.names.pop(id(self.objects.pop(name).value))
 
 
 @functools.cache

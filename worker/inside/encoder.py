@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import inspect
+import itertools
 import json
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +17,19 @@ from ..wire.tensors import UnsendableError
 from ..wire.tree import PLAIN
 from . import tags
 from .code_files import CodeFiles, file_of, find_installed, inside_of_wrapper, is_harmless, is_installed, mark_of
-from .object_graph import DICTS, TAGS, VALUES, Encoded, Entry, State, key_of, set_slot, slot_names, slots_of
+from .object_graph import (
+    DICTS,
+    TAGS,
+    VALUES,
+    Encoded,
+    Entry,
+    State,
+    key_of,
+    replaced_tensors,
+    set_slot,
+    slot_names,
+    slots_of,
+)
 
 NONE: Mapping[type, Any] = {}
 BUILT_IN = (list, dict, set, tuple, str, int, float)  # a class of a pack's that is one of these
@@ -102,6 +115,7 @@ class Encoder:
         origins: Mapping[type, Callable[[Any], Origin | None]] = NONE,
     ) -> None:
         self.files, self.parts, self.methods, self.not_sent, self.origins = files, parts, methods, not_sent, origins
+        self.numbers = itertools.count()
         self.objects: dict[str, Any] = {}  # kept, so that no new object gets the id of one
         self.names: dict[int, str] = {}
         self.entries: dict[str, Entry] = {}
@@ -157,7 +171,10 @@ class Encoder:
             for key, (present, value) in slots.items():
                 set_slot(self.objects[name], entry.kind, json.loads(key), self.restore(value), present)
                 self.sent[name].pop(key, None)
-                entry.slots.pop(key, None)
+                _, before = entry.slots.pop(key, (None, None))
+                for gone in replaced_tensors(before, value) & self.objects.keys():  # the ranks have forgotten them
+                    self.names.pop(id(self.objects.pop(gone)), None)
+                    del self.entries[gone], self.sent[gone]
                 if present:
                     entry.slots[key], self.sent[name][key] = (json.loads(key), value), key_of(value)
 
@@ -230,7 +247,7 @@ class Encoder:
     def name(self, value: Any) -> str:
         """Returns the name of an object, always the same for the same object."""
         if id(value) not in self.names:
-            name = self.names[id(value)] = str(len(self.objects))
+            name = self.names[id(value)] = str(next(self.numbers))
             self.objects[name] = value
         return self.names[id(value)]
 

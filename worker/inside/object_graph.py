@@ -22,6 +22,7 @@ import torch
 from . import tags
 from .changes import COMFYUIS
 
+OF_RANKS = "rank."  # how the names of tensors begin that ranks have made
 HOSTS = {"cpu": torch.device("cpu")}  # by type, the devices that a rank has, too; of others it has its own
 DICTS = {each.__name__: each for each in (dict, collections.OrderedDict, collections.defaultdict)}
 # Attributes of a network that its patcher sets. A rank's own patcher sets others.
@@ -62,6 +63,20 @@ class Entry(NamedTuple):
 
 def key_of(encoded: Encoded) -> str:
     return json.dumps(encoded)
+
+
+def replaced_tensors(before: Encoded, now: Encoded) -> set[str]:
+    """Returns the names of the ranks' own tensors that a slot had before and has no more."""
+    return {name for name in refs_in(before) if name.startswith(OF_RANKS)} - refs_in(now)
+
+
+def refs_in(encoded: Encoded) -> set[str]:
+    """Returns the names in an encoded value."""
+    if isinstance(encoded, (list, tuple)):
+        return {name for each in encoded for name in refs_in(each)}
+    if not isinstance(encoded, dict):
+        return set()
+    return {encoded[tags.REF]} if tags.REF in encoded else {name for each in encoded.values() for name in refs_in(each)}
 
 
 @cache

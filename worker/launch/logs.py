@@ -43,7 +43,10 @@ class RankLog:
         self.path = log_path(folder, rank)
         self.limit = int(megabytes * (1 << 20))
         self._reopen()
-        sys.stdout, sys.stderr = (as_text(descriptor) for descriptor in (1, 2))
+        raw: list[Any] = [LossyStream(descriptor, "w", closefd=False) for descriptor in (1, 2)]
+        sys.stdout, sys.stderr = (
+            io.TextIOWrapper(each, encoding="utf-8", errors="backslashreplace", write_through=True) for each in raw
+        )
 
     def rotate(self) -> None:
         """Starts a new file if the log is over its size, and keeps the last one. Call it now and then."""
@@ -76,30 +79,15 @@ def open_log() -> RankLog:
     return log
 
 
-class LossyStream(io.RawIOBase):
+class LossyStream(io.FileIO):
     """Writes to a descriptor, and drops what cannot be written."""
 
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-
-    def writable(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return self.descriptor
-
-    def write(self, text: bytes) -> int:
+    def write(self, text: Any) -> int:
         left = memoryview(text)
         with contextlib.suppress(OSError):
             while left:
-                left = left[os.write(self.descriptor, left) :]
+                left = left[super().write(left) :]
         return len(text)
-
-
-def as_text(descriptor: int) -> io.TextIOWrapper:
-    # typeshed wants a `name`, which a raw stream need not have.
-    stream: Any = LossyStream(descriptor)
-    return io.TextIOWrapper(stream, encoding="utf-8", errors="backslashreplace", write_through=True)
 
 
 def tail(path: Path, lines: int) -> str:

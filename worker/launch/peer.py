@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 import threading
 from typing import Any
 
 from ..errors import ConnectionClosed
-from ..wire.json_object import parse_object
+from ..wire.json_object import parse_object, to_bytes
 
 BEAT_SECONDS = 1.0
 MAX_LINE = 64 << 10
@@ -40,7 +39,7 @@ class PeerConnection:
         """Raises ConnectionClosed."""
         try:
             with self.sending:
-                self.connection.sendall(json.dumps(message).encode() + b"\n")
+                self.connection.sendall(to_bytes(message) + b"\n")
         except OSError as error:
             raise ConnectionClosed(f"has closed the connection ({error})") from error
 

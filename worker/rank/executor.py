@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 import torch
@@ -34,31 +34,27 @@ def gather_places(state: RankState, group: dist.ProcessGroup) -> list[dict[str, 
     return gather_json(own, group)
 
 
+@dataclass(eq=False)
 class Executor:
-    """Executes one request at a time. Another thread may call `status`."""
+    """Executes one request at a time. Another thread may call `status`.
 
-    def __init__(
-        self,
-        state: RankState,
-        control: Control,
-        groups: JobGroups,
-        heartbeat: Heartbeat,
-        timeline: Timeline,
-        emit: Emit,
-    ) -> None:
-        """control: the groups by which ranks agree.
-        groups: for all other communication.
-        emit: sends an event of the running request to ComfyUI. It is called on rank 0 only."""
-        self.control = control
-        self.groups = groups
-        self.heartbeat = heartbeat
-        self.timeline = timeline
-        self.state = state
-        self.handlers = Operations(self.state, timeline, emit).by_name()
-        self.job: Job | None = None  # the running job
+    control: the groups by which ranks agree. groups: for all other communication. emit: sends an event of the running
+    request to ComfyUI; called on rank 0 only. job: the running one.
+    """
+
+    state: RankState
+    control: Control
+    groups: JobGroups
+    heartbeat: Heartbeat
+    timeline: Timeline
+    emit: InitVar[Emit]
+    job: Job | None = None
+
+    def __post_init__(self, emit: Emit) -> None:
+        self.handlers = Operations(self.state, self.timeline, emit).handlers()
         self.counts = dict.fromkeys(self.handlers, 0)
         self.seconds = dict.fromkeys(self.handlers, 0.0)
-        self.places = gather_places(state, control.everyone)
+        self.places = gather_places(self.state, self.control.everyone)
 
     def execute(self, header: Header, tensors: Tensors) -> tuple[Header, Tensors | None]:
         """Runs one request. Returns the reply's fields, and rank 0's tensors. All ranks agree on how it ended. Raises
@@ -75,12 +71,12 @@ class Executor:
             self.groups.check()
             self.counts[name] += 1
             self.seconds[name] += time.perf_counter() - started
-            self.note_first_step()
         else:
             self.undo(job, outcome)
         self.state.publish()  # before the reply, because ComfyUI then asks what the request has freed
         self.job, self.heartbeat.ended = None, job.id
-        return ({**outcome.reply(), **self.timing(job)}, results) if is_done else (outcome.reply(), None)
+        reply = {**outcome.reply(), "has_model": self.state.held is not None}
+        return ({**reply, **self.timing(job)}, results) if is_done else (reply, None)
 
     def run(self, job: Job, tensors: Tensors) -> Tensors | None:
         """Runs the request if this rank takes part in it. Raises RequestError for an impossible request."""
@@ -102,13 +98,6 @@ class Executor:
         elif job.operation.drops_model:
             self.state.drop_model()
 
-    def note_first_step(self) -> None:
-        """Notes how long the first step of a loaded model took, which has what kernels and buffers take once."""
-        if self.timeline.steps and self.state.loaded and "first_step" not in self.state.loaded:
-            seconds = self.timeline.steps[0][0] / 1e9
-            self.state.loaded = {**self.state.loaded, "first_step": seconds}
-            logging.info("The first step took %.2f s", seconds)
-
     def timing(self, job: Job) -> Header:
         """Returns the seconds of a single step, and those of its communication. In loop mode, events report them."""
         if not (job.operation.is_step and self.timeline.steps):
@@ -118,7 +107,7 @@ class Executor:
 
     def status(self) -> dict[str, Any]:
         """Returns what the control channel reports. Another thread reads it while a job runs."""
-        job = self.job
+        job, held = self.job, self.state.held
         return {
             "state": "busy" if job else "parked" if self.state.is_parked else "ready",
             "operation": job and job.operation.name,
@@ -129,7 +118,7 @@ class Executor:
             "counts": dict(self.counts),
             "seconds": dict(self.seconds),
             "last_run": self.timeline.last_run,
-            "exchanges": exchanges_of(self.state.plan),
+            "exchanges": exchanges_of(held and held.plan),
             **self.heartbeat.status(),
             **self.state.loaded,
         }

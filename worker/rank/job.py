@@ -8,6 +8,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import InitVar, dataclass
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -15,7 +16,9 @@ import torch
 import torch.distributed as dist
 
 from parallel_backend.errors import GroupError, NoRoomError, RequestError, is_out_of_memory, lack_of_memory, reasons
+from parallel_backend.groups.mesh import Axis
 from parallel_backend.models.checks import check_module, count_tokens
+from parallel_backend.plan import ParallelPlan
 
 from ..comfyui.source import HostSource
 from ..errors import Explained, Explanation, unforeseen
@@ -27,7 +30,7 @@ from .agreement import BROKEN, CANCELLED, DONE, REFUSED, Control, Ended, Outcome
 from .channels.heartbeat import CUT_DELAY_SECONDS, Heartbeat
 from .job_groups import JobGroups
 from .memory.device_memory import DeviceMemory, asked
-from .memory.out_of_memory import OutOfMemoryReport, count_devices, read_latents_shape
+from .memory.out_of_memory import OutOfMemoryReport, count_devices
 from .model.host_model import HostModel
 from .state import FIGURES_SECONDS, RankState
 
@@ -52,34 +55,33 @@ class ModelFailed(Explained, RuntimeError):
         super().__init__(f"The model failed: {type(error).__name__}: {error}", CHECK_INPUTS, details)
 
 
+@dataclass(eq=False)
 class Job:
-    """One request, from its header to the outcome that all ranks agree on."""
+    """One request, from its header to the outcome that all ranks agree on. control: the groups by which ranks agree.
+    groups: for all other communication. step: of a sampler call, and the number of its steps."""
 
-    def __init__(
-        self,
-        header: Header,
-        tensors: Tensors,
-        state: RankState,
-        control: Control,
-        groups: JobGroups,
-        heartbeat: Heartbeat,
-    ) -> None:
-        """control: the groups by which ranks agree. groups: for all other communication."""
-        self.header = header
-        self.operation = operation_of(header)
-        self.latents = read_latents_shape(self.operation, tensors)  # the job frees them early
-        self.step: tuple[int, int] | None = None  # of a sampler call: the step, and the number of steps
-        self.state = state
-        self.control = control
-        self.ranks = control.world  # the number of ranks that run it; these are the first ones
-        self.groups = groups
-        self.heartbeat = heartbeat
-        self.id = header["id"] if type(header.get("id")) is int else 0
+    header: Header
+    tensors: InitVar[Tensors]
+    state: RankState
+    control: Control
+    groups: JobGroups
+    heartbeat: Heartbeat
+    step: tuple[int, int] | None = None
+
+    def __post_init__(self, tensors: Tensors) -> None:
+        self.operation = operation_of(self.header)
+        latents = tensors.get(self.operation.latents)
+        self.latents = None if latents is None else latents.shape  # the job frees them early
+        self.ranks = self.control.world  # the number of ranks that run it; these are the first ones
+        self.id = self.header["id"] if type(self.header.get("id")) is int else 0
 
     @property
     def control_group(self) -> dist.ProcessGroup:
         """The control group of the ranks that run the job. This rank is one of them."""
         return self.control[self.ranks]
+
+    def replicas(self, plan: ParallelPlan) -> Axis:
+        return self.groups.replicas(plan)
 
     def leave_to_plan(self) -> bool:
         """Leaves the rest of the job to the plan's ranks. Returns whether this rank is one of them. All ranks call

@@ -1,12 +1,13 @@
 """Runs a rank's operations: load and change a model, run it, choose a kernel, run a VAE, park, unload, trace, measure.
 
-Every rank runs every operation.
+Every rank gets every request. A rank outside of the plan skips those of the plan.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -34,8 +35,7 @@ from ..wire.tree import PREDICTION, STATE, unpack_call
 from .agreement import DONE, REFUSED, Ended
 from .aside import HeldModel, make_way
 from .job import Cancelled, Job, ModelFailed
-from .memory.device_memory import own_bytes
-from .memory.release import release_memory
+from .memory.device_memory import own_bytes, release_memory
 from .model.copied_file import bring_file, find_copy
 from .model.host_model import HostModel
 from .request_checks import parse_field
@@ -50,37 +50,18 @@ BESIDE = "beside"  # in the status: which models stay on the devices beside the 
 Output = TypeVar("Output")
 
 
+@dataclass(eq=False)
 class Operations:
-    """The handlers. Each takes the job and its tensors, which it may empty, and returns rank 0's results, if any."""
+    """The handlers. Each takes the job and its tensors, which it may empty, and returns rank 0's results, if any. emit:
+    sends an event of the running job to ComfyUI; called on rank 0 only."""
 
-    def __init__(self, state: RankState, timeline: Timeline, emit: Emit) -> None:
-        """emit: sends an event of the running job to ComfyUI. It is called on rank 0 only."""
-        self.state = state
-        self.timeline = timeline
-        self.emit = emit
-
-    def by_name(self) -> Mapping[str, Handler]:
-        """Returns the handlers. Raises RuntimeError if they differ from the table of operations."""
-        handlers = self.handlers()
-        unmatched = sorted(handlers.keys() ^ ops.OPERATIONS.keys())
-        if unmatched:
-            raise RuntimeError(f"These lack a handler, or a row in wire/operations.py: {', '.join(unmatched)}.")
-        return handlers
+    state: RankState
+    timeline: Timeline
+    emit: Emit
 
     def handlers(self) -> dict[str, Handler]:
-        return {
-            ops.LOAD.name: self.load,
-            ops.PATCH.name: self.patch,
-            ops.CALL.name: self.call,
-            ops.SAMPLE.name: self.sample,
-            ops.KERNEL.name: self.choose_kernel,
-            ops.VAE.name: self.run_vae,
-            ops.PARK.name: self.park,
-            ops.TRIM.name: self.trim,
-            ops.UNLOAD.name: self.unload,
-            ops.TRACE.name: self.trace,
-            ops.MEASURE.name: self.measure,
-        }
+        """Returns the handler of each operation, the method of its name. Raises AttributeError if one has none."""
+        return {name: getattr(self, name) for name in ops.OPERATIONS}
 
     def load(self, job: Job, _tensors: Tensors) -> Tensors | None:
         """Replaces the model and the plan. If that fails, no model is in use.
@@ -113,49 +94,48 @@ class Operations:
                 job.alone(lambda: kept.replan(mesh))
         here = source if kept else bring_file(job, source, held)
         model = kept or job.together(lambda: job.alone(lambda: HostModel.build(here, mesh, job.check)))
-        self.state.keep_model(model, source, plan)
-        self.place(job, model, plan)
+        self.place(job, self.state.keep_model(model, source, plan))
         patched = {ops.PATCHED: torch.ones(1)} if kept and kept.is_patched else {}
         return patched | pack_why(self.state.loaded.get(BESIDE, ""))
 
-    def place(self, job: Job, model: HostModel, plan: ParallelPlan, working: int = 0) -> None:
+    def place(self, job: Job, held: HeldModel, working: int = 0) -> None:
         """Puts the weights where the plan keeps them, see `WeightPlacement`. If that fails, no model is loaded. Parked
         weights come back to the device first. If it has no room for them, they stay parked."""
-        self.unpark(job, model.parking)
-        self.make_way(job, model, working)
+        self.unpark(job, held.model.parking)
+        self.make_way(job, held, working)
         self.state.before = own_bytes(self.state.device)
         try:
-            self.state.placement.place(job, model, plan, working)
+            held.placement.place(job, held.model, held.plan, working)
         except Ended:
             self.state.drop_model()
             raise
-        self.state.loaded = {**self.state.loaded, "weights": self.state.placement.describe(job, model)}
+        self.state.loaded = {**self.state.loaded, "weights": held.placement.describe(job, held.model)}
         self.state.publish()
 
-    def make_way(self, job: Job, model: HostModel, working: int, networks: int = 0) -> None:
+    def make_way(self, job: Job, held: HeldModel, working: int, networks: int = 0) -> None:
         """Releases models that were set aside, if they leave too little room. The status says which ones, and which
         stay. working: the bytes that a forward needs beside the weights. networks: the bytes of networks to come."""
         state = self.state
-        if state.aside and state.source and state.plan:
-            model.working_bytes = max(model.working_bytes, working)
-            own = HeldModel(model, state.source, state.plan, state.placement)
-            said = make_way(job, own, networks, state.aside, state.release)
+        if state.aside:
+            held.model.working_bytes = max(held.model.working_bytes, working)
+            said = make_way(job, held, networks, state.aside, state.release)
             state.loaded = {**state.loaded, BESIDE: said, "aside": [each.source.file for each in state.aside]}
 
-    def make_room(self, job: Job, model: HostModel, working: int) -> None:
+    def make_room(self, job: Job, held: HeldModel, working: int) -> None:
         """Frees weights before forwards that need more bytes than any before."""
-        if working <= model.working_bytes or self.state.plan is None:
+        model = held.model
+        if working <= model.working_bytes:
             return
         if model.fetched.blocks:
-            self.place(job, model, self.state.plan, working)
+            self.place(job, held, working)
         else:
-            self.make_way(job, model, working)
+            self.make_way(job, held, working)
             job.alone(lambda: model.place(working))
 
     def patch(self, job: Job, tensors: Tensors) -> None:
         """Applies these changes to the file's weights, in place of the earlier changes. If that fails, no model is
         loaded."""
-        model = self.get_model(job)
+        model = self.get_held(job).model
         patches = [Patch.from_json(fields) for fields in job.header["patches"]]
         files = [MergedFile(bring_file(job, HostSource.from_json(fields))) for fields in job.header["files"]]
         own = {name: tensor.clone() for name, tensor in tensors.items()}  # the request's memory is used again
@@ -163,15 +143,15 @@ class Operations:
 
     def call(self, job: Job, tensors: Tensors) -> Tensors | None:
         """Runs calls of a method of the model. The request brings the tensors that were not sent before."""
-        model = self.get_model(job)
-        fresh = take_new(tensors)
+        held = self.get_held(job)
+        model, fresh = held.model, take_new(tensors)
         given = {**fresh, **self.state.take_conditions(job.header, tensors)}
         calls = parse_field(
             lambda values: [Call(*unpack_call(each, given)) for each in values], job.header["calls"], "calls"
         )
         if (method := job.header["method"]) in ops.ENTRIES:
-            self.prepare_options(job, model, calls[0].kwargs)
-            self.make_room(job, model, job.alone(lambda: model.estimate_working_of_calls(calls)))
+            self.prepare_options(job, held, calls[0].kwargs)
+            self.make_room(job, held, job.alone(lambda: model.estimate_working_of_calls(calls)))
             outputs = run_model_code(
                 lambda: model.call(calls, method), model.refuses_alike([call.size for call in calls])
             )
@@ -187,14 +167,15 @@ class Operations:
         }
         return {**found, **state, **pack_why(model.module.pipeline.why)}
 
-    def prepare_options(self, job: Job, model: HostModel, kwargs: Mapping[str, Any]) -> None:
+    def prepare_options(self, job: Job, held: HeldModel, kwargs: Mapping[str, Any]) -> None:
         """Raises Ended on all ranks if one of them cannot compile blocks as a node asks, or lacks the code that a node
         runs inside of the model."""
+        model = held.model
         if parse_field(model.asks_for_code, kwargs, "options"):
             job.together(lambda: model.take_objects(kwargs))
             if networks := model.decoder.networks:
                 lacking = sum(each.model_size() - each.loaded_size() for each in networks)
-                self.make_way(job, model, model.working_bytes, lacking)
+                self.make_way(job, held, model.working_bytes, lacking)
                 job.together(lambda: model.place(model.working_bytes))
         asked = parse_field(model.new_compile_settings, kwargs, "options")
         if asked:
@@ -202,20 +183,21 @@ class Operations:
 
     def sample(self, job: Job, tensors: Tensors) -> Tensors | None:
         """Runs a whole sampler call, see `SamplerCall`. Raises Cancelled if ComfyUI has cancelled it."""
-        model = self.get_model(job)
+        held = self.get_held(job)
+        model = held.model
         own = {name: tensors.pop(name) for name in SAMPLER_TENSORS if name in tensors}
         noise = own["noise"]
         fresh = take_new(tensors)
         given = {**fresh, **self.state.take_conditions(job.header, tensors)}
-        call = SamplerCall.from_json(job.header["call"])
+        call = SamplerCall(**job.header["call"])
         stepper = build_stepper(call, noise, model.module)
         passes = parse_field(lambda values: unpack_passes(values, given), job.header["passes"], "passes")
         sizes = [len(each.branches) * len(noise) for each in passes]
         shape = (max(sizes), *noise.shape[1:])
         working = job.alone(lambda: model.estimate_working(shape))
         kept = model.module.stale_bytes([(rows, *shape[1:]) for rows in sizes])
-        self.make_room(job, model, working + kept)
-        self.prepare_options(job, model, passes[0].conditions.kwargs)
+        self.make_room(job, held, working + kept)
+        self.prepare_options(job, held, passes[0].conditions.kwargs)
         passes, context = model.prepare_passes(passes)
 
         everyone = job.groups.whole(CPU, job.ranks)
@@ -240,13 +222,13 @@ class Operations:
             watch.close()
             raise
         watch.close()
-        found = pack_why(model.module.pipeline.why) | pack_state(model)
-        return None if latents is None or dist.get_rank() else {"latents": latents, **found}
+        state = pack_state(model)
+        return None if latents is None or dist.get_rank() else {"latents": latents, **state}
 
-    def choose_kernel(self, job: Job, _tensors: Tensors) -> Tensors | None:
+    def kernel(self, job: Job, _tensors: Tensors) -> Tensors | None:
         """Makes calls that name an attention kernel use it, if all ranks can. If not, returns why, and which kernel
         they use."""
-        model, name = self.get_model(job), job.header["name"]
+        model, name = self.get_held(job).model, job.header["name"]
         kernel, outcome = job.attempt(lambda: model.choose_kernel(name))
         if outcome.kind not in (DONE, REFUSED):
             raise Ended(outcome)
@@ -254,7 +236,7 @@ class Operations:
         why = f"{outcome.said.cause} The ranks attend by {model.describe_kernel()}."
         return None if outcome.kind == DONE else {ops.WHY: encode_text(why)}
 
-    def run_vae(self, job: Job, tensors: Tensors) -> Tensors | None:
+    def vae(self, job: Job, tensors: Tensors) -> Tensors | None:
         """Decodes latents or encodes pictures with a VAE, which stays loaded until another is needed. If the ranks lack
         its weights, the answer says so, and a second request brings them."""
         from .vae.vae_job import load_rank_vae, run_rank_vae
@@ -276,9 +258,10 @@ class Operations:
             raise ModelFailed(error) from error
 
     def park(self, job: Job, _tensors: Tensors) -> None:
-        """Moves the weights of model and VAE to host memory until their next use. Releases models that were set aside.
-        Raises RequestError."""
+        """Moves the weights of model and VAE to host memory until their next use. Releases models that were set aside,
+        and conditions. Raises RequestError."""
         self.state.release(self.state.aside)
+        self.state.conditions.clear()
         if vae := self.state.vae:  # the VAE first, because all ranks have it; some may have no part of the model
             self.park_weights(job, vae.parallel.parking, ())
         if job.leave_to_plan() and (model := self.state.model):
@@ -354,13 +337,12 @@ class Operations:
         release_memory(self.state.device)
         return None if dist.get_rank() else {ops.MEASURED: encode_text(json.dumps(figures))}
 
-    def get_model(self, job: Job) -> HostModel:
-        """Returns the loaded model, on its device. Raises RequestError if there is none."""
-        model = self.state.model
-        if model is None:
+    def get_held(self, job: Job) -> HeldModel:
+        """Returns the model in use, on its device. Raises RequestError if there is none."""
+        if self.state.held is None:
             raise RequestError("No model is loaded in the worker group.", "Queue the prompt again.")
-        self.unpark(job, model.parking)
-        return model
+        self.unpark(job, self.state.held.model.parking)
+        return self.state.held
 
 
 def encode_text(text: str) -> torch.Tensor:

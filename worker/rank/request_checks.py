@@ -51,7 +51,7 @@ def check_parts(given: Header, tensors: Tensors, whose: str) -> None:
         for each in values if isinstance(values, list) else [values]:
             parse_field(parse, each, field)
     if "call" in given:
-        check_call(parse_field(SamplerCall.from_json, given["call"], "call"), tensors)
+        check_call(parse_field(lambda values: SamplerCall(**values), given["call"], "call"), tensors)
     if given.get("direction", "decode") not in ("decode", "encode"):
         raise RequestError(f"A VAE decodes or encodes; {given['direction']!r} is neither.")
     if given.get("dtype", "bf16") not in DTYPES:

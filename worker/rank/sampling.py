@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -28,17 +27,14 @@ def unpack_passes(passes: Sequence[dict], tensors: Tensors) -> list[Pass]:
 
 def build_stepper(call: SamplerCall, noise: torch.Tensor, model: ParallelModel) -> Stepper:
     """Returns the call's scheduler with its timesteps set. Raises RequestError if it does not fit the model."""
-    device = model.mesh.device
     generator = torch.Generator().manual_seed(call.seed)
     torch.randn(noise.shape, generator=generator)  # the scheduler's noise follows the latents' first noise
-    tokens = math.prod(size // side for size, side in zip(noise.shape[2:], model.patch(noise), strict=False))
     return Stepper.prepare(
-        build_scheduler(call.scheduler, call.config, call.default),
+        build_scheduler(call.scheduler, call.config),
         call.steps,
         denoise=call.denoise,
-        image_tokens=tokens,
         linear_sigmas=call.linear_sigmas,
-        device=device,
+        device=model.mesh.device,
         generator=generator,
     )
 

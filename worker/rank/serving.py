@@ -34,7 +34,7 @@ from ..wire.tensors import Tensors, UnsendableError
 from .agreement import REFUSED, Control, Outcome
 from .channels.control_server import ControlServer
 from .channels.heartbeat import Board, Heartbeat
-from .channels.heartbeat_link import HeartbeatLink, HeartbeatServer
+from .channels.heartbeat_link import HeartbeatLink, serve_heartbeats
 from .channels.relay import FrameRelay
 from .executor import Executor
 from .job_groups import JobGroups
@@ -57,7 +57,7 @@ def answer(channel: RankChannel, reply: Header, results: Tensors | None) -> None
     try:
         channel.send(reply, results)
     except UnsendableError as error:
-        channel.send({"id": reply["id"], **Outcome(REFUSED, error.explanation).reply()})
+        channel.send({**reply, **Outcome(REFUSED, error.explanation).reply()})
 
 
 def import_expected() -> None:
@@ -104,7 +104,7 @@ def run() -> None:
     relay = FrameRelay(device)
     board = Board(world)
     if rank == 0 and world > 1:
-        HeartbeatServer(board.hear, store).start()
+        serve_heartbeats(board.hear, store)
     dist.barrier(relay.group)  # the server listens
     ask = HeartbeatLink(store).ask if rank else board.hear
     heartbeat = Heartbeat(rank, board, ask, state.memory, lambda: timeline.moves, cut, log.rotate)
@@ -118,6 +118,7 @@ def run() -> None:
 
     executor = Executor(state, Control(relay.group), groups, heartbeat, timeline, emit)
     if channel:
-        ControlServer(connect("control"), {"status": executor.status, "cancel": heartbeat.cancel}).start()
+        connection, _ = connect("control")
+        ControlServer(connection, {"status": executor.status, "cancel": heartbeat.cancel}).start()
     serve(channel, executor, relay)
     dist.destroy_process_group()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import logging
 import sys
@@ -18,14 +17,14 @@ from parallel_backend.device import is_accelerator, outside_bytes
 from parallel_backend.errors import RequestError
 from parallel_backend.groups.mesh_layout import same_weights
 from parallel_backend.plan import ParallelPlan
+from parallel_backend.weights.fitting import Links
 from parallel_backend.weights.placement import WeightPlacement
 
 from ..comfyui.model import hide_from_management
 from ..wire.protocol import Header
 from ..wire.tensors import Tensors
 from .aside import HeldModel
-from .memory.device_memory import memory_use, own_bytes, resident_bytes
-from .memory.release import release_memory
+from .memory.device_memory import memory_use, own_bytes, release_memory, resident_bytes
 from .memory.sensors import find_sensors
 from .model.host_model import HostModel
 
@@ -53,10 +52,8 @@ class RankState:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.outside = outside_bytes(device)  # before communicators and weights take theirs
-        self.model: HostModel | None = None
-        self.source: HostSource | None = None  # of the model
-        self.plan: ParallelPlan | None = None  # as requested
-        self.placement = WeightPlacement()
+        self.held: HeldModel | None = None  # the model in use
+        self.links: dict[tuple[int, int], Links] = {}  # see `WeightPlacement`
         self.aside: list[HeldModel] = []  # the earliest used first; their plans have as many ranks as the last one
         # By the link to each, this rank's copies of files that are on another machine, see `copied_file.py`.
         self.copies: weakref.WeakValueDictionary[Path, Any] = weakref.WeakValueDictionary()
@@ -69,8 +66,14 @@ class RankState:
         self.read_sensors = find_sensors(device)
         self.publish()
 
-    def keep_model(self, model: HostModel, source: HostSource, plan: ParallelPlan) -> None:
-        self.model, self.source, self.plan = model, source, plan
+    @property
+    def model(self) -> HostModel | None:
+        held = self.held  # read once: another thread may ask
+        return held and held.model
+
+    def keep_model(self, model: HostModel, source: HostSource, plan: ParallelPlan) -> HeldModel:
+        placement = self.held.placement if self.held else WeightPlacement(self.links)
+        self.held = HeldModel(model, source, plan, placement)
         self.loaded = {
             "model": source.model_class,
             "files": list(source.files),
@@ -78,6 +81,7 @@ class RankState:
             "weights": {},
         }
         logging.info("loaded %s (%s) under %s", source.model_class, source.dtype, plan)
+        return self.held
 
     def choose_model(self, source: HostSource, plan: ParallelPlan) -> None:
         """Sets the model aside if another one is asked for, and takes up the one that is, if it was set aside.
@@ -85,20 +89,21 @@ class RankState:
         What is decided here is the same on all ranks of the plan. A model of a plan with another number of ranks is
         released, because some of these ranks would lack their part.
         """
-        self.release([each for each in self.aside if not can_stay(each.source, each.plan, source, plan)])
-        if self.source == source:
+        self.release([each for each in self.aside if not can_stay(each, source, plan)])
+        held = self.held
+        if held and held.source == source:
             return
-        if self.model and self.source and self.plan and can_stay(self.source, self.plan, source, plan):
+        if held and can_stay(held, source, plan):
             # Parked weights are already in RAM. On the CPU, weights are pages of the files, which are soon read again.
-            is_there = is_accelerator(self.device) and not self.model.parking.is_parked
+            is_there = is_accelerator(self.device) and not held.model.parking.is_parked
             if is_there and plan.world_size not in self.crowded:
-                self.model.forget()
-                hide_from_management(self.model.patcher)
-                self.aside.append(HeldModel(self.model, self.source, self.plan, copy.copy(self.placement)))
+                held.model.forget()
+                hide_from_management(held.model.patcher)
+                self.aside.append(held)
                 self.forget_model()
         for found in [each for each in self.aside if each.source == source]:
             self.aside.remove(found)
-            self.model, self.source, self.plan, self.placement = found.model, source, found.plan, found.placement
+            self.held = found
 
     def release(self, models: Sequence[HeldModel]) -> list[str]:
         """Frees the memory of models that were set aside. Returns their names."""
@@ -116,9 +121,9 @@ class RankState:
         All ranks of the plan get the same answer. If the plan has fewer ranks than before, sharded weights do not
         suffice, because other ranks keep a part.
         """
-        model = self.model
-        if model is None or self.source != source:
+        if self.held is None or self.held.source != source:
             return None
+        model = self.held.model
         before = model.mesh.plan
         if before.world_size > plan.world_size and model.fetched.store:
             return None
@@ -126,8 +131,8 @@ class RankState:
 
     def forget_steps(self) -> None:
         """Frees what PipeFusion keeps from step to step. A sampling that goes on begins anew, with a whole step."""
-        if self.model:
-            self.model.module.pipeline.forget()
+        if model := self.model:
+            model.module.pipeline.forget()
 
     def drop_model(self) -> None:
         """Frees the model's memory."""
@@ -137,8 +142,7 @@ class RankState:
         self.freeze_imports()
 
     def forget_model(self) -> None:
-        self.model, self.source, self.plan, self.loaded = None, None, None, {}
-        self.placement.forget()
+        self.held, self.loaded = None, {}
 
     def freeze_imports(self) -> None:
         """Lets no later collection scan the modules that a model's code has imported. Each takes a tenth of a second.
@@ -175,13 +179,12 @@ class RankState:
         Only the thread that runs requests calls this. Another would wait in CUDA's allocator, while it holds the GIL,
         until this thread has its memory.
         """
-        bringing = self.placement.bringing
         if seconds and time.monotonic() - self.published < seconds:
             return
-        models = [each.model for each in (self, *self.aside) if each.model]
+        models = [each.model for each in (self.held, *self.aside) if each]
         weights, resident = (sum(each.weight_bytes for each in models), sum(each.resident_bytes for each in models))
         figures = {**memory_use(self.device), "weights": weights, "resident_weights": resident}
-        if bringing:
+        if self.held and (bringing := self.held.placement.bringing):
             figures["read"] = min(100, max(0, 100 * (own_bytes(self.device) - self.before) // bringing))
         self.figures, self.published = figures, time.monotonic()
 
@@ -201,7 +204,8 @@ class RankState:
         return bool(parkings) and all(parking.is_parked for parking in parkings)
 
 
-def can_stay(held: HostSource, its_plan: ParallelPlan, source: HostSource, plan: ParallelPlan) -> bool:
+def can_stay(held: HeldModel, source: HostSource, plan: ParallelPlan) -> bool:
     """Whether a model may stay beside another one: all ranks have a part of both, and it is no other form of the same
     file."""
-    return its_plan.world_size == plan.world_size and (held == source or held.file != source.file)
+    is_other_form = held.source != source and held.source.file == source.file
+    return held.plan.world_size == plan.world_size and not is_other_form

@@ -1,32 +1,30 @@
 """The socket in the group's folder at which ComfyUI waits for rank 0.
 
-A channel begins with a handshake: rank 0 sends a hello, {"channel", "token"}, and ComfyUI a welcome. The job channel's
-hello also says where rank 0's memory is, and its welcome, {"memory"}, whether ComfyUI maps it. The prefix of each has
-the sender's version, so that both sides can report different versions.
+Behind the handshake (`handshake.py`), a channel begins with a hello of rank 0, {"version", "channel", "memory"}, and a
+welcome of ComfyUI, {"version", "memory"}. The job channel's hello says where rank 0's memory is, and its welcome
+whether ComfyUI maps it. Both sides report different versions.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import os
 import secrets
-import selectors
 import socket
-import time
+import threading
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from .handshake import BROKEN_LINK, HandshakeServer, connect_to, listen_at, patience
 from .job_channel import FrameMemory, RankChannel
-from .json_object import parse_object
-from .private_folder import FOLDER, TOKEN, short_path
-from .protocol import PREFIX, Header, ProtocolError, check_version, decode, read_any_prefix, receive_frame, send_frame
+from .json_object import parse_object, to_bytes
+from .private_folder import FOLDER
+from .protocol import VERSION, Header, ProtocolError, check_version
 
 SOCKET = "socket"
 CHANNELS = ("job", "control")
-HELLO_SECONDS = 10
 HELLO_BYTES = 4096
-MAX_HELLOS = 64  # at the same time; a rank sends its hello in one piece, right after it has connected
 BUFFER_BYTES = 4 << 20  # holds a whole latent, where the kernel allows it
 
 
@@ -40,156 +38,68 @@ class Endpoint:
         """folder: of the group. Raises OSError."""
         self.token = secrets.token_hex(32)
         self.path = folder / SOCKET
-        self.path.unlink(missing_ok=True)
-        self.listener = socket.socket(socket.AF_UNIX)
-        os.fchmod(self.listener.fileno(), 0o600)  # the file gets this mode
-        with short_path(self.path) as address:
-            self.listener.bind(address)
-        self.listener.listen(MAX_HELLOS)
-        self.listener.setblocking(False)
-        self.selector = selectors.DefaultSelector()
-        self.selector.register(self.listener, selectors.EVENT_READ)
-        self.hellos: dict[socket.socket, Hello] = {}  # the oldest first
         self.channels: dict[str, socket.socket] = {}
         self.memory: FrameMemory | None = None
+        self.other_version: ProtocolError | None = None
+        self.is_over = threading.Event()
+        self.server = HandshakeServer(listen_at(self.path), self.token, self._hear)
 
     def accept(self, seconds: float) -> bool:
-        """Waits up to `seconds` for connections. Returns whether every channel has connected.
-
-        A stranger that connects and sends nothing, or nonsense, delays nobody. Raises ProtocolError for ranks of
-        another version.
-        """
-        until = time.monotonic() + seconds
-        while len(self.channels) < len(CHANNELS) and (left := until - time.monotonic()) > 0:
-            for key, _ in self.selector.select(left):
-                if key.fileobj is self.listener:
-                    self._take_connection()
-                elif isinstance(key.fileobj, socket.socket) and key.fileobj in self.hellos:
-                    self._hear(key.fileobj)
-            for connection in [each for each, hello in self.hellos.items() if hello.until < time.monotonic()]:
-                self._drop(connection)
-        return len(self.channels) == len(CHANNELS)
+        """Waits up to `seconds` for connections. Returns whether every channel has connected. Raises ProtocolError for
+        ranks of another version."""
+        self.is_over.wait(seconds)
+        if self.other_version:
+            raise self.other_version
+        return self.is_over.is_set()
 
     def close(self) -> None:
         """Stops listening and removes the socket. Accepted channels stay open."""
-        for connection in list(self.hellos):
-            self._drop(connection)
-        self.selector.close()
-        self.listener.close()
+        self.server.close()
         self.path.unlink(missing_ok=True)
 
-    def _take_connection(self) -> None:
-        try:
-            connection, _ = self.listener.accept()
-        except OSError:  # it has gone already
-            return
-        if len(self.hellos) == MAX_HELLOS:
-            self._drop(next(iter(self.hellos)))
-        connection.setblocking(False)
-        self.hellos[connection] = Hello()
-        self.selector.register(connection, selectors.EVENT_READ)
-
-    def _hear(self, connection: socket.socket) -> None:
-        hello = self.hellos[connection]
-        try:
-            if not hello.read(connection):
-                return
-        except (ProtocolError, OSError):
-            self._drop(connection)
-            return
-        known = hmac.compare_digest(hello.token.encode(errors="replace"), self.token.encode())
-        if not known or hello.channel not in CHANNELS or hello.channel in self.channels:
-            self._drop(connection)
-            return
-        self.selector.unregister(connection)
-        del self.hellos[connection]
-        prepare(connection)
-        welcome = {}
-        if hello.memory:
+    def _hear(self, connection: socket.socket, link: Connection) -> None:
+        hello = parse_object(link.recv_bytes(HELLO_BYTES))
+        channel, memory = hello["channel"], hello.get("memory")
+        if channel not in CHANNELS or self.channels.setdefault(channel, connection) is not connection:
+            raise ValueError(f"the channel {channel!r:.40} is unknown, or was taken before")
+        if memory:
             with contextlib.suppress(OSError, TypeError, ValueError):  # it goes without, through the socket
-                self.memory = FrameMemory.open(hello.memory, self.token, writes=True)
-            welcome = {"memory": self.memory is not None}
-        with contextlib.suppress(ConnectionError):  # the first use of the channel will report it
-            send_frame(connection, welcome)
-        self.channels[hello.channel] = connection
-        check_version(hello.version)
-
-    def _drop(self, connection: socket.socket) -> None:
-        self.selector.unregister(connection)
-        del self.hellos[connection]
-        connection.close()
-
-
-class Hello:
-    """The first frame of a connection, as far as it has arrived. until: the deadline for all of it."""
-
-    def __init__(self) -> None:
-        self.until = time.monotonic() + HELLO_SECONDS
-        self.received = bytearray()
-        self.version = 0
-        self.channel, self.token = "", ""
-        self.memory: Any = None
-
-    def read(self, connection: socket.socket) -> bool:
-        """Reads the bytes that have arrived, up to the end of the hello. Returns whether the hello is complete.
-
-        Raises ProtocolError and OSError.
-        """
-        wanted = PREFIX.size
-        while True:
-            if len(self.received) >= PREFIX.size:
-                self.version, *lengths = read_any_prefix(self.received[: PREFIX.size])
-                wanted = PREFIX.size + sum(lengths)
-                if wanted > HELLO_BYTES:
-                    raise ProtocolError(f"A hello of {wanted} bytes is over the cap of {HELLO_BYTES}.")
-                if len(self.received) == wanted:
-                    break
-            try:
-                piece = connection.recv(wanted - len(self.received))
-            except BlockingIOError:
-                return False
-            if not piece:
-                raise ProtocolError("The other side closed the connection in the middle of its hello.")
-            self.received += piece
+                self.memory = FrameMemory.open(memory, self.token, writes=True)
+        with contextlib.suppress(OSError):  # the first use of the channel will report it
+            link.send_bytes(to_bytes({"version": VERSION, "memory": self.memory is not None}))
+        prepare(connection)
         try:
-            said = parse_object(self.received[PREFIX.size :][: lengths[0]])
-        except ValueError as error:
-            raise ProtocolError(f"A malformed hello: {error}.") from error
-        self.channel, self.token = str(said.get("channel")), str(said.get("token"))
-        self.memory = said.get("memory")
-        return True
+            check_version(hello["version"])
+        except ProtocolError as error:
+            self.other_version = error
+        if self.other_version or len(self.channels) == len(CHANNELS):
+            self.is_over.set()
 
 
-def prepare(connection: socket.socket) -> None:
+def prepare(connection: socket.socket) -> socket.socket:
     """Makes a connection a channel: blocking, with a buffer for a latent."""
-    connection.settimeout(None)
+    connection.setsockopt(*patience(0))
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+    return connection
 
 
 def connect_job(memory: FrameMemory | None) -> RankChannel:
-    """Connects the job channel. memory: for frames, if there is any. Raises what `greet` raises."""
-    connection, welcome = greet({"channel": "job", **({"memory": memory.flow.address} if memory else {})})
-    return RankChannel(connection, memory if welcome.get("memory") else None)
+    """Connects the job channel. memory: for frames, if there is any. Raises what `connect` raises."""
+    connection, welcome = connect("job", memory.flow.address if memory else None)
+    return RankChannel(connection, memory if welcome["memory"] else None)
 
 
-def connect(channel: str) -> socket.socket:
-    """Connects rank 0's end of a channel without memory. Raises what `greet` raises."""
-    return greet({"channel": channel})[0]
-
-
-def greet(hello: Header) -> tuple[socket.socket, Header]:
-    """Connects to the endpoint of the group's folder. Returns the connection and the endpoint's welcome.
+def connect(channel: str, memory: Any = None) -> tuple[socket.socket, Header]:
+    """Connects rank 0's end of a channel. Returns the connection and ComfyUI's welcome. memory: where rank 0's is.
 
     Raises ProtocolError for a ComfyUI of another version, and ConnectionError if it refuses this rank.
     """
     path = Path(os.environ[FOLDER]) / SOCKET
-    connection = socket.socket(socket.AF_UNIX)
     try:
-        with short_path(path) as address:
-            connection.connect(address)
-    except OSError as error:
-        raise ConnectionError(f"ComfyUI cannot be reached at its socket {path}: {error.strerror}.") from error
-    prepare(connection)
-    send_frame(connection, {**hello, "token": os.environ[TOKEN]})
-    welcome, _ = decode(receive_frame(connection, HELLO_BYTES))
-    return connection, welcome
+        with connect_to(path) as link:
+            link.send_bytes(to_bytes({"version": VERSION, "channel": channel, "memory": memory}))
+            welcome = parse_object(link.recv_bytes(HELLO_BYTES))
+            check_version(welcome["version"])
+            return prepare(socket.socket(fileno=os.dup(link.fileno()))), welcome
+    except BROKEN_LINK as error:
+        raise ConnectionError(f"ComfyUI cannot be reached at its socket {path}: {error}.") from error

@@ -18,18 +18,15 @@ from functools import partial
 
 import torch
 
+from ..engine import device as devices
+from ..engine import shared_memory
 from ..errors import ConnectionClosed
 from .protocol import Header, Piece, decode, encode, is_large, receive_frame, send_pieces
 from .tensors import Tensors
 from .tree import PREDICTION
 
-try:
-    from ...parallel_backend.device import is_accelerator, new_event, pin_now
-    from ...parallel_backend.weights.shared_memory import Address, SharedMemory
-except ImportError:  # in the ranks, where the pack's folder is not a package
-    from parallel_backend.device import is_accelerator, new_event, pin_now
-    from parallel_backend.weights.shared_memory import Address, SharedMemory
-
+Address = shared_memory.Address
+SharedMemory = shared_memory.SharedMemory
 SLOTS = 2
 MOST_PINNED = 256 << 20  # bytes of a slot; a VAE's weights come once, and pinning them takes longer than the copy
 COUNT_BYTES = 8
@@ -53,15 +50,15 @@ class Slot:
             self.pinned = None
         if device and mapped and self.pinned is None and len(mapped) <= MOST_PINNED:
             self.pinned = torch.frombuffer(mapped, dtype=torch.uint8)
-            pin_now(self.pinned, device)
+            devices.pin_now(self.pinned, device)
         return view
 
 
 class FrameMemory:
     """Rank 0's memory, which ComfyUI and the ranks of the machine map: slots for requests, and for replies.
 
-    flow: begins with the session's token, so a process that does not know it cannot make one up. Behind it are the
-    addresses of the slots, and how many replies ComfyUI has taken out of theirs.
+    flow: holds the session's token, which a process must know to make one; the addresses of the slots; and how many
+    replies ComfyUI has taken out of theirs.
     """
 
     def __init__(self, slots: Sequence[SharedMemory], flow: SharedMemory) -> None:
@@ -128,13 +125,13 @@ class HostChannel:
         frame = receive_frame(self.connection, in_memory=partial(self._find, device) if memory else None)
         if memory is None or not isinstance(frame, memoryview):
             return decode(frame)
-        if device is None or not is_accelerator(device):
+        if device is None or not devices.is_accelerator(device):
             header, tensors = decode(bytearray(frame))  # malloc keeps memory for it, and torch would not
         else:
             header, views = decode(frame)
             to = {name: device for name in views if name.startswith(LATENTS)}
             tensors = {name: view.to(to.get(name), copy=True, non_blocking=True) for name, view in views.items()}
-            self.copied = new_event(device)
+            self.copied = devices.new_event(device)
             self.copied.record()
         self.taken += 1
         return header, tensors

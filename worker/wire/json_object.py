@@ -1,9 +1,13 @@
-"""Reads the JSON objects of frames: UTF-8, with no name twice."""
+"""Writes and reads JSON objects: UTF-8, with no name twice."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
+
+
+def to_bytes(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields).encode()
 
 
 def parse_object(text: bytes | bytearray | memoryview) -> dict[str, Any]:

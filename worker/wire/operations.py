@@ -80,7 +80,7 @@ SAMPLE = Operation(
 )
 KERNEL = Operation("kernel", "choosing how attention is computed", {"name": str}, is_of_plan=True)
 # In the reply, as text, one byte an element: which models stay on the devices beside the loaded one, why the ranks do
-# not use the kernel, or why PipeFusion ran a step whole or sparse attention was dense.
+# not use the kernel, or why PipeFusion ran a step whole.
 WHY = "why"
 # The tensors of a VAE request beside its input: the prefix of its weights, and a random state. LACKING is in the reply
 # if ComfyUI has to send the weights.

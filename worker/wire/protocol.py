@@ -5,8 +5,7 @@
 Where both sides map memory (`job_channel.py`), the whole of a large frame is there. The socket then carries its prefix,
 with a magic of its own.
 
-Nothing is pickled. Both lengths are checked against their caps before memory is allocated. The prefix and the JSON of a
-channel's first frames (see `endpoint`) are the same in every version, so that two versions can recognise each other.
+Nothing is pickled. Both lengths are checked against their caps before memory is allocated.
 """
 
 from __future__ import annotations
@@ -19,17 +18,13 @@ from typing import Any
 
 import torch
 
+from ..engine import device as devices
 from ..errors import ConnectionClosed, Explained
 from .json_object import parse_object
 from .tensors import ALIGNMENT, Buffer, Tensors, UnsendableError, WritableBuffer, from_buffer, to_buffers
 
-try:
-    from ...parallel_backend.device import is_accelerator, to_host, wait_for_stream
-except ImportError:  # in the ranks, where the pack's folder is not a package
-    from parallel_backend.device import is_accelerator, to_host, wait_for_stream
-
 MAGIC, IN_MEMORY = b"PDiT", b"PDiM"
-VERSION = 21
+VERSION = 23
 FAILED, MEMORY = "failed", "memory"  # the kinds of errors after which the ranks have no model
 NO_ROOM = "no room"  # the kind of an error for which ComfyUI's own model can run instead
 NEVER, ONCE, IN_BLOCKS = "never", "once", "in blocks"  # when ranks exchange something in a forward, for the status
@@ -76,22 +71,22 @@ def send_pieces(connection: socket.socket, frame: Sequence[Piece], memory: Memor
     Raises ConnectionError if the other side is gone."""
     if memory is None or not is_large(frame):
         # A copy that fails may not leave half a frame in the socket.
-        copies = iter(to_host([piece for piece in frame if isinstance(piece, torch.Tensor)]))
+        copies = iter(devices.to_host([piece for piece in frame if isinstance(piece, torch.Tensor)]))
         for piece in frame:
             connection.sendall(next(copies).numpy().data if isinstance(piece, torch.Tensor) else piece)
         return
-    devices = list(dict.fromkeys(piece.device for piece in frame if isinstance(piece, torch.Tensor)))
-    view, start = memory(sum(map(len, frame)), devices[0] if devices else None), 0
+    places = list(dict.fromkeys(piece.device for piece in frame if isinstance(piece, torch.Tensor)))
+    view, start = memory(sum(map(len, frame)), places[0] if places else None), 0
     for piece in frame:
         stop = start + len(piece)
         if isinstance(piece, torch.Tensor):
             target = torch.frombuffer(view[start:stop], dtype=torch.uint8)
-            target.copy_(piece, non_blocking=is_accelerator(piece.device))
+            target.copy_(piece, non_blocking=devices.is_accelerator(piece.device))
         else:
             view[start:stop] = piece
         start = stop
-    for device in filter(is_accelerator, devices):  # once for all of its pieces
-        wait_for_stream(device)
+    for device in filter(devices.is_accelerator, places):  # once for all of its pieces
+        devices.wait_for_stream(device)
     first = bytes(view[: PREFIX.size])
     connection.sendall(IN_MEMORY + first[len(MAGIC) :])
 
@@ -103,23 +98,17 @@ def is_large(frame: Iterable[Piece]) -> bool:
 
 def read_prefix(prefix: Buffer) -> tuple[int, int]:
     """Returns the lengths of header and payload. Raises ProtocolError for a foreign, newer, or oversized frame."""
-    version, header_length, payload_length = read_any_prefix(prefix)
-    check_version(version)
-    return header_length, payload_length
-
-
-def read_any_prefix(prefix: Buffer) -> tuple[int, int, int]:
-    """Returns version, header length and payload length of a frame of any version. Raises ProtocolError."""
     if len(prefix) < PREFIX.size:
         raise ProtocolError(f"A frame of {len(prefix)} bytes is cut off.")
     magic, version, header_length, payload_length = PREFIX.unpack(prefix)
     if magic not in (MAGIC, IN_MEMORY):
         raise ProtocolError(f"Not a frame of this protocol: it starts with {magic!r}.")
+    check_version(version)
     if header_length > MAX_HEADER or payload_length > MAX_PAYLOAD:
         raise ProtocolError(
             f"A frame of {header_length} + {payload_length} bytes is over the caps of {MAX_HEADER} + {MAX_PAYLOAD}."
         )
-    return version, header_length, payload_length
+    return header_length, payload_length
 
 
 def check_version(version: int) -> None:

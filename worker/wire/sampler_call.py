@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from .tensors import Tensors
@@ -21,7 +21,7 @@ class SamplerPass:
     branches: the branch of each batch of latents in its rows, in order: 0 for cond, 1 for uncond.
     kwargs: the model's arguments beside latents and timestep, by name.
     channels: a tensor that is appended to the channels of the latents, or None.
-    On the wire, kwargs and channels are packed (`tree.py`).
+    On the wire it is its fields as JSON (`asdict`), of which kwargs and channels are packed (`tree.py`).
     """
 
     branches: tuple[int, ...]
@@ -37,9 +37,6 @@ class SamplerPass:
         """The inverse of `pack`. Raises ValueError and KeyError."""
         return SamplerPass(self.branches, unpack(self.kwargs, tensors), unpack(self.channels, tensors))
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> SamplerPass:
         return cls(**{**fields, "branches": tuple(fields["branches"])})
@@ -49,8 +46,8 @@ class SamplerPass:
 class SamplerCall:
     """A run of the denoising loop.
 
-    scheduler: a name in the engine's SCHEDULERS. config: the model's scheduler config. default: its family's config.
-    linear_sigmas: see Stepper.prepare. steps, denoise: as in ComfyUI's KSampler. guidance: the cfg scale.
+    scheduler: a name in the engine's SCHEDULERS. config, linear_sigmas: see the engine's `build_scheduler`
+    and `Stepper.prepare`. steps, denoise: as in ComfyUI's KSampler. guidance: the cfg scale.
     seed: of the noise that the scheduler adds. previews: whether each step's event has an estimate of the clean
     latents.
     timestep_scale: the factor from a scheduler's timestep to that of ComfyUI's class; the engine knows diffusers' own.
@@ -58,7 +55,6 @@ class SamplerCall:
 
     scheduler: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
-    default: Mapping[str, Any] = field(default_factory=dict)
     linear_sigmas: bool = True
     steps: int = 1
     denoise: float = 1.0
@@ -66,10 +62,3 @@ class SamplerCall:
     seed: int = 0
     previews: bool = False
     timestep_scale: float = 1.0
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> SamplerCall:
-        return cls(**fields)

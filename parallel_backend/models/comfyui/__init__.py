@@ -18,6 +18,7 @@ from . import (
     qwen,
     shapes,
     unet,
+    vaes,
     video,
     wan,
 )

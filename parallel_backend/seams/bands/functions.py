@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from ...errors import RequestError
 from ...groups.collectives import gather
+from ...models.bands import BandTraits
 from .norm import band_group_norm
 from .rows import ROWS, BorderRows, RowBands
 
@@ -40,36 +41,21 @@ UNKNOWN = (
 class BandFunctions(TorchFunctionMode):
     """Handles torch's functions for bands of rows.
 
-    attends_over_rows: whether the model's `scaled_dot_product_attention` is over space. whole_sizes: `numel` of a band
-    returns that of the whole, for a model that splits its work by size: all ranks must split it alike.
-    resizes_conditions: whether bilinear interpolation is of whole conditions, to a picture's size. check: called
-    between convolutions, at the same places on all ranks; it raises on all ranks or on none. by_size: whether the model
-    repeats rows by the size of the result, as UNets do; the last band may have one row less. causal_frames: whether
-    attention's masks show a pixel those of its own and of earlier frames. model, advice: for errors.
+    check: called between convolutions, at the same places on all ranks; it raises on all ranks or on none. model,
+    advice: for errors.
     """
 
     def __init__(
         self,
         bands: RowBands,
-        attends_over_rows: bool,
-        whole_sizes: bool,
+        traits: BandTraits,
         check: Callable[[], None],
-        *,
-        by_size: bool = False,
-        causal_frames: bool = False,
-        resizes_conditions: bool = False,
         model: str = "VAE",
         advice: str = "Use the stock node.",
     ) -> None:
         super().__init__()
-        self.bands = bands
-        self.by_size = by_size
-        self.causal_frames = causal_frames
-        self.resizes_conditions = resizes_conditions
+        self.bands, self.traits, self.check = bands, traits, check
         self.model, self.advice = model, advice
-        self.attends_over_rows = attends_over_rows
-        self.whole_sizes = whole_sizes
-        self.check = check
         self.convolutions = 0
 
     def __torch_function__(
@@ -114,7 +100,7 @@ class BandFunctions(TorchFunctionMode):
         *more: Any,
         **options: Any,
     ) -> torch.Tensor:
-        """ComfyUI calls cuDNN directly where torch's own choice takes too much memory."""
+        """Some layers call cuDNN directly where torch's own choice takes too much memory."""
 
         def run(rows: torch.Tensor, padded: Any) -> torch.Tensor:
             return func(rows, weight, padded, stride, dilation, *more, **options)
@@ -217,9 +203,9 @@ class BandFunctions(TorchFunctionMode):
 
         The keys are in rank order, which does not change the result.
         """
-        if not self.attends_over_rows:
+        if not self.traits.attends_over_rows:
             return func(query, key, value, attn_mask, dropout_p, is_causal, **options)
-        if is_causal or dropout_p or (attn_mask is not None and not self.causal_frames):
+        if is_causal or dropout_p or (attn_mask is not None and not self.traits.causal_frames):
             raise self.refusal("attention with a mask")
         key, value = self.bands.gather_tokens(key), self.bands.gather_tokens(value)
         at_a_time = max(1, SCORE_BYTES // (key.shape[ROWS] * query.shape[:ROWS].numel() * query.itemsize))
@@ -241,9 +227,9 @@ class BandFunctions(TorchFunctionMode):
         size, factor, mode = (*args, *(None, None, "nearest")[len(args) :])[:3]
         size, factor = options.get("size", size), options.get("scale_factor", factor)
         mode = options.get("mode", mode)
-        if self.resizes_conditions and mode == "bilinear" and size is not None and factor is None:
+        if self.traits.resizes_conditions and mode == "bilinear" and size is not None and factor is None:
             return self.resize_condition(func, band, of_rows(size, band), **{**options, "size": size, "mode": mode})
-        if self.by_size and mode == "nearest" and size is not None and self.repeats(band, of_rows(size, band)):
+        if self.traits.by_size and mode == "nearest" and size is not None and self.repeats(band, of_rows(size, band)):
             return func(band, *args, **options)
         factors = factor if isinstance(factor, (tuple, list)) else [factor]
         repeats = factor is not None and float(factors[max(ROWS, -len(factors))]).is_integer()
@@ -322,7 +308,7 @@ class BandFunctions(TorchFunctionMode):
 
     def count(self, func: Callable[[torch.Tensor], int], band: torch.Tensor) -> int:
         found = func(band)
-        return self.bands.whole_rows(found) if self.whole_sizes and band.ndim > 3 else found
+        return self.bands.whole_rows(found) if self.traits.whole_sizes and band.ndim > 3 else found
 
     def refusal(self, what: str) -> RequestError:
         return RequestError(f"The {self.model} has {what}, which cannot be split over ranks.", self.advice)

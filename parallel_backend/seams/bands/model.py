@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -17,8 +18,7 @@ from ...compat import tree_map_only, without_function_modes
 from ...errors import RequestError
 from ...groups.mesh import Mesh
 from ...hooks import Hooks
-from ...models.bands import Bands
-from ...models.checks import read_size
+from ...models.bands import Bands, BandTraits
 from ...models.spec import ALWAYS_WHOLE
 from ...weights.loading import go_on
 from ..arguments import Arguments, Parameters
@@ -44,16 +44,8 @@ class BandedModel:
         self.latents = next(iter(self.parameters.defaults))
         self.times = {self.latents: self.size, **spec.rows}  # of arguments with rows
         self.known = {ALWAYS_WHOLE, *self.times, *spec.whole}
-        self.functions = BandFunctions(
-            layout.bands,
-            False,
-            False,
-            go_on,
-            by_size=True,
-            model="model",
-            advice=WITHOUT_BANDS,
-            resizes_conditions=spec.resizes_conditions,
-        )
+        traits = BandTraits(attends_over_rows=False, by_size=True, resizes_conditions=spec.resizes_conditions)
+        self.functions = BandFunctions(layout.bands, traits, go_on, "model", WITHOUT_BANDS)
         self.is_entered = False
 
     def install(self, model: torch.nn.Module, hooks: Hooks) -> None:
@@ -77,7 +69,7 @@ class BandedModel:
         for each, times in self.times.items():
             cut = partial(self.layout.cut_rows, times=times)
             values[each] = tree_map_only(torch.Tensor, cut, values.get(each))
-        if self.layout.slot.sees_whole and isinstance(options := values.get(ALWAYS_WHOLE), dict):
+        if self.layout.slot.needs_all_tokens and isinstance(options := values.get(ALWAYS_WHOLE), dict):
             values[ALWAYS_WHOLE] = WholePicture(self.layout, self.spec).wrap_options(options)
             self.layout.slot.has_all_tokens = False
         self.functions.__enter__()
@@ -100,7 +92,7 @@ def share_rows(
     model: torch.nn.Module, spec: Bands, mesh: Mesh, slot: ForwardSlot, kernel: Backend, hooks: Hooks
 ) -> ParallelAttention:
     """Makes each rank compute a band of rows. Returns the attention of pixels to pixels."""
-    levels, size = (read_size(model, path) if path else None for path in (spec.levels, spec.patch_size))
+    levels, size = (attrgetter(path)(model) if path else None for path in (spec.levels, spec.patch_size))
     layout = RowLayout(RowBands(mesh["sequence"]), len(levels or "1"), slot, size or 1, spec.rounds_up)
     attention = ParallelAttention(mesh, layout, kernel)
     for path in spec.attention_paths(model):

@@ -16,25 +16,26 @@ from typing import Any, Generic, TypeVar
 
 UNEQUAL = "The pieces of a forward do not attend equally often."
 
-Sent = TypeVar("Sent")
-Leaving = TypeVar("Leaving")
+Started = TypeVar("Started")
+Pending = TypeVar("Pending")
 
 
 class PieceStopped(Exception):
     """Ends a piece because another one has failed."""
 
 
-class Pieces(Generic[Sent, Leaving]):
+class Pieces(Generic[Started, Pending]):
     """The pieces of one forward. The last one runs where it is called, and the earlier ones are coroutines.
 
-    sent: what the earlier pieces have sent for the attention call at which they wait. leaving: what goes back to them.
+    started: the exchanges that the earlier pieces have started for the attention call at which they wait. pending: the
+    results that go back to them.
     """
 
     def __init__(self, count: int) -> None:
         self.count = count
         self.earlier: list[Any] = []
-        self.sent: list[Sent] = []
-        self.leaving: list[Leaving] = []
+        self.started: list[Started] = []
+        self.pending: list[Pending] = []
 
     def run(self, run: Callable[[int], Any]) -> Any:
         """Runs all pieces by their number, and returns what the last one returns. The others end before it. Raises what
@@ -60,8 +61,8 @@ class Pieces(Generic[Sent, Leaving]):
                 with suppress(PieceStopped):  # another piece's failure is what is raised
                     piece.throw(PieceStopped())
         self.earlier.clear()
-        self.sent.clear()
-        self.leaving.clear()
+        self.started.clear()
+        self.pending.clear()
 
     @property
     def is_last(self) -> bool:
@@ -70,18 +71,18 @@ class Pieces(Generic[Sent, Leaving]):
 
         return getcurrent() not in self.earlier
 
-    def meet(self, sent: Sent, compute: Callable[[Sequence[Sent]], Sequence[Leaving]]) -> Leaving:
+    def meet(self, started: Started, compute: Callable[[Sequence[Started]], Sequence[Pending]]) -> Pending:
         """Waits until all pieces have sent what attention needs. Returns this piece's part of what `compute` returns
         for all. The last piece to come computes. Then the others go on, one after the other, each until it waits again
         or ends."""
         if not self.is_last:
-            self.sent.append(sent)
+            self.started.append(started)
             self.earlier[0].parent.switch()
-            return self.leaving.pop(0)
-        if len(self.sent) != len(self.earlier):
+            return self.pending.pop(0)
+        if len(self.started) != len(self.earlier):
             raise RuntimeError(UNEQUAL)
-        *self.leaving, own = compute([*self.sent, sent])
-        self.sent.clear()
+        *self.pending, own = compute([*self.started, started])
+        self.started.clear()
         for piece in self.earlier:
             piece.switch()
         return own

@@ -1,7 +1,7 @@
 """Ulysses: an all-to-all turns some tokens with all heads into all tokens with some heads.
 
 https://arxiv.org/abs/2309.14509. Shares may have any size, also zero. Shapes: B batch, H heads, h those of this rank,
-L local tokens, R the Ulysses group's tokens, E a token's head as it is sent (see formats.py), n heads, r ranks.
+L local tokens, R the Ulysses group's tokens, E a token's head as it is sent (see differences.py), n heads, r ranks.
 """
 
 from __future__ import annotations

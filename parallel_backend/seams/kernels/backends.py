@@ -65,6 +65,9 @@ class Backend:
         none."""
         if self.is_native(mask):
             return F.scaled_dot_product_attention(q_BhRD, k_BhKD, v_BhKD, attn_mask=mask, scale=scale)
+        if self is CUDNN:  # diffusers would copy its arguments, whose strides it takes as they are
+            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+                return F.scaled_dot_product_attention(q_BhRD, k_BhKD, v_BhKD, scale=scale)
         return self._dispatch(q_BhRD, k_BhKD, v_BhKD, scale).transpose(1, 2)
 
     def attend_with_lse(
@@ -98,8 +101,12 @@ class Backend:
         return dispatch_attention_fn(*tensors_BShD, scale=scale, backend=kernel, attention_kwargs=options)
 
     def is_there(self) -> bool:
-        """Whether this process has the package that it needs."""
-        return is_usable(self)
+        """Whether this process has the package that it needs, in a version that diffusers takes."""
+        try:
+            check_attention_backend(self.kernel)
+        except (RuntimeError, ValueError):
+            return False
+        return self is not CUDNN or torch.backends.cudnn.is_available()
 
     def why_not(self, device: torch.device, dtype: torch.dtype, head_dim: int, ring: int) -> str | None:
         """Returns why it cannot run here, in words for the user; None if it can."""
@@ -124,23 +131,6 @@ class Backend:
         return self.find_fault(capability, ring) if self.find_fault else None
 
 
-class CudnnBackend(Backend):
-    """cuDNN's kernel in torch. diffusers would copy its arguments, whose strides it takes as they are."""
-
-    def attend(
-        self,
-        q_BhRD: torch.Tensor,
-        k_BhKD: torch.Tensor,
-        v_BhKD: torch.Tensor,
-        scale: float | None,
-        mask: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        if self.is_native(mask):
-            return super().attend(q_BhRD, k_BhKD, v_BhKD, scale, mask)
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            return F.scaled_dot_product_attention(q_BhRD, k_BhKD, v_BhKD, scale=scale)
-
-
 @functools.cache
 def notice_native(name: str) -> None:
     """Says once that a kernel other than the requested one runs."""
@@ -158,7 +148,7 @@ def sage(name: str, cards: Mapping[Capability, str]) -> Backend:
 
 
 NATIVE = Backend("native", "native")
-CUDNN = CudnnBackend("cudnn", "_native_cudnn", package="a torch with cuDNN")
+CUDNN = Backend("cudnn", "_native_cudnn", package="a torch with cuDNN")
 HOPPER = (9, 0)  # flash-attn 3 refuses newer cards (flash-attention #1853, mistral.rs #1704)
 BACKENDS = (  # auto takes the first that can run, and none after native: torch decides on cuDNN, and sage is lossy
     Backend(
@@ -190,12 +180,3 @@ def choose_backend(name: str, device: torch.device, dtype: torch.dtype, head_dim
 def backend_named(name: str) -> Backend:
     """Returns the backend with this name in a plan, other than auto."""
     return next(backend for backend in BACKENDS if backend.name == name)
-
-
-def is_usable(backend: Backend) -> bool:
-    """Whether this process can call it: its package is installed in a version that diffusers takes."""
-    try:
-        check_attention_backend(backend.kernel)
-    except (RuntimeError, ValueError):
-        return False
-    return backend is not CUDNN or torch.backends.cudnn.is_available()

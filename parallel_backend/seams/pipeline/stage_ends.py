@@ -7,6 +7,7 @@ stage's last block, such as a ControlNet's residual.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,13 +27,13 @@ def flatten(arguments: Sequence[tuple[Any, Streams]]) -> list[tuple[torch.Tensor
     return found
 
 
+@dataclass(eq=False)
 class StageEnds:
     """Both ends of a stage, and its link to other stages."""
 
-    def __init__(self, layout: TokenLayout, stage: Stage, link: StageLink) -> None:
-        self.layout = layout
-        self.stage = stage
-        self.link = link
+    layout: TokenLayout
+    stage: Stage
+    link: StageLink
 
     def receive(self, blocks: BlockList, values: dict[str, Any]) -> None:
         """Puts the tokens from the previous stage into the arguments of this stage's first block. They are local."""

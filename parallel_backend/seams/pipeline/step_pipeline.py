@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,8 +22,7 @@ from ...compat import tree_leaves
 from ...errors import RequestError
 from ...groups.calls import Call
 from ...models.spec import ALWAYS_WHOLE, CHANGES
-from ...plan import OFF, ParallelPlan
-from ...video import Video
+from ...plan import ParallelPlan
 from ..exchange.differences import Differences
 from ..forward import Forward, StaleCache
 from .regions import check_sizes
@@ -69,12 +69,12 @@ class StepKind:
 
 
 class StepPipeline:
-    """Runs the calls of a step, and keeps what later steps need under a plan with patches, sparse attention or int4.
+    """Runs the calls of a step, and keeps what later steps need under a plan with patches or int4.
 
     Every rank makes the same calls with the same values, so all decide alike.
-    why: why the last step ran whole, or its attention was dense, although it was not one of the first; else empty. Of
-    a loop, why any of its steps was so. rises: whether a sampling's timesteps go from low to high; None to learn it
-    from the steps. done: how many steps the sampling has made, if its caller knows.
+    why: why the last step ran whole, although it was not one of the first; else empty. rises: whether a sampling's
+    timesteps go from low to high; None to learn it from the steps. done: how many steps the sampling has made, if its
+    caller knows.
     """
 
     def __init__(self, plan: ParallelPlan) -> None:
@@ -92,21 +92,14 @@ class StepPipeline:
     @property
     def keeps(self) -> bool:
         """Whether steps keep something for later ones, so that `begin` reads its calls."""
-        return len(self.every_patch) > 1 or self.plan.keeps_differences or self.plan.sparse != OFF
+        return len(self.every_patch) > 1 or self.plan.keeps_differences
 
-    def begin(
-        self,
-        calls: Sequence[Call],
-        parts: int,
-        count: Callable[[Call], int | None],
-        grid: Callable[[Call], Video],
-    ) -> StepRun:
+    def begin(self, calls: Sequence[Call], parts: int, count: Callable[[Call], int | None]) -> StepRun:
         """Begins a step. parts: how many of the calls' parts this rank runs. count: returns the tokens of a call's
         picture, or raises RequestError if they cannot be cut into patches; None if the image's stream may have others.
-        grid: returns those of a video.
         """
         self.why = ""
-        nothing, keeps, sparse = [None] * parts, self.plan.keeps_differences, self.plan.sparse != OFF
+        nothing = [None] * parts
         if not self.keeps:
             return StepRun([self.every_patch], nothing)
         if len(self.every_patch) > 1:
@@ -114,11 +107,7 @@ class StepPipeline:
             kind = self.find_kind(calls, parts)
             turns = [self.every_patch] if self.runs_whole(kind) else [[patch] for patch in self.every_patch]
             return StepRun(turns, kind.caches, tokens)
-        videos = [grid(call) for call in calls] if sparse else []
-        kind = self.find_kind(calls, parts)
-        run = StepRun([self.every_patch], nothing, (), kind.differences if keeps else nothing)
-        run.videos = [] if self.runs_whole(kind) else videos
-        return run
+        return StepRun([self.every_patch], nothing, (), self.find_kind(calls, parts).differences)
 
     def find_kind(self, calls: Sequence[Call], parts: int) -> StepKind:
         """Returns what the steps of these calls' kind keep, and takes the calls' timestep into account."""
@@ -132,7 +121,9 @@ class StepPipeline:
                 self.why = "the shapes, the conditions, or the nodes inside of the model changed"
         elif kind.goes_back(calls) and self.plan.whole_steps:
             kind.whole, self.why = max(kind.whole, 1), "the sampler went back to an earlier timestep"
-        self.keep_kind(name, kind)
+        self.kinds[name] = kind  # as the one that was used last
+        while len(self.kinds) > MOST_KINDS:
+            del self.kinds[next(iter(self.kinds))]
         return kind
 
     def runs_whole(self, kind: StepKind) -> bool:
@@ -141,40 +132,25 @@ class StepPipeline:
         kind.whole -= is_whole
         return is_whole
 
-    def learn_from(self, forward: Forward) -> None:
-        """Takes into account what a forward of the step has found."""
-        if forward.is_masked:
-            self.why = "the model's own attention mask is not joined with the pattern"
 
-    def keep_kind(self, name: Any, kind: StepKind) -> None:
-        """Keeps a kind of steps as the one that was used last."""
-        self.kinds[name] = kind
-        while len(self.kinds) > MOST_KINDS:
-            del self.kinds[next(iter(self.kinds))]
-
-
+@dataclass(eq=False)
 class StepRun:
     """A step that has begun.
 
     turns: the patches that run together, one turn after the other. caches, differences: by part. tokens: by call; empty
-    without patches. finished: by part, the tokens of the patches that have run. videos: by call, the grid of its tokens
-    if they attend sparsely; else empty. outputs: by part, what the forward of its last turn returned.
+    without patches. finished: by part, the tokens of the patches that have run. outputs: by part, what the
+    forward of its last turn returned.
     """
 
-    def __init__(
-        self,
-        turns: list[list[int]],
-        caches: Sequence[StaleCache | None],
-        tokens: Sequence[int | None] = (),
-        differences: Sequence[Differences | None] = (),
-    ) -> None:
-        self.turns = turns
-        self.caches = caches
-        self.tokens = tokens
-        self.differences = differences or [None] * len(caches)
-        self.finished: list[dict[object, torch.Tensor] | None] = [{} if len(turns) > 1 else None for _ in caches]
-        self.videos: list[Video] = []
-        self.outputs: list[Any] = [None] * len(caches)
+    turns: list[list[int]]
+    caches: Sequence[StaleCache | None]
+    tokens: Sequence[int | None] = ()
+    differences: Sequence[Differences | None] = ()
+
+    def __post_init__(self) -> None:
+        self.differences = self.differences or [None] * len(self.caches)
+        self.finished = [dict[object, torch.Tensor]() if len(self.turns) > 1 else None for _ in self.caches]
+        self.outputs: list[Any] = [None] * len(self.caches)
 
     def messages(self) -> list[StageMessage]:
         """Lists what a stage receives from the one before."""
@@ -182,8 +158,8 @@ class StepRun:
 
     def forward(self, segments: list[int], index: int, call: int) -> Forward:
         """Returns the forward of these patches, for a part of a call."""
-        tokens, video = self.tokens[call] if self.tokens else 0, self.videos[call] if self.videos else None
-        forward = Forward(segments, self.caches[index], 0, index, tokens, self.differences[index], video)
+        tokens = self.tokens[call] if self.tokens else 0
+        forward = Forward(segments, self.caches[index], 0, index, tokens, self.differences[index])
         forward.finished = self.finished[index]
         return forward
 

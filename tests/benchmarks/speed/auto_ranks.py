@@ -38,11 +38,9 @@ from tests.benchmarks.speed.contest import (
     timed,
     twin,
 )
-from tests.benchmarks.speed.link_cases import CASES, SDXL_CHANNELS, Case
+from tests.benchmarks.speed.link_cases import CASES, Case
 from tests.benchmarks.speed.throttle import spare_half, throttled
-from tests.support.cases.host import sdxl
-from tests.support.fakes.measure import import_comfyui
-from tests.support.family_model import FAMILY_OF, FamilyModel
+from tests.support.family_model import FAMILY_OF
 from tests.support.links.profiles import PROFILES, counted_flops
 from tests.support.ranks.leaving import leave
 
@@ -55,8 +53,6 @@ SIZES: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
     "Wan-shaped": (2, {"21 frames": (1, 4, 2, 32, 32), "81 frames": (1, 4, 8, 32, 32)}),
     "Z-Image-shaped": (4, {"512²": (1, 4, 20, 20), "1024²": (1, 4, 44, 44)}),
     "PixArt-shaped, guided": (3, {"512²": (2, 4, 30, 30), "1024²": (2, 4, 60, 60)}),
-    "SDXL-shaped": (1, {"512²": (1, 4, 24, 24), "1024²": (1, 4, 48, 48)}),
-    "SDXL-shaped, guided": (1, {"512²": (2, 4, 24, 24), "1024²": (2, 4, 48, 48)}),
 }
 
 
@@ -82,9 +78,7 @@ class Runner:
         own = tree_map_only(torch.Tensor, lambda value: value[: self.rows], self.request)
         latents, timestep, conditions = own
         running = Running(self.model.slot.every_segment())
-        if isinstance(self.model, FamilyModel):
-            return self.model.predict(latents, timestep, conditions, ALONE, running)
-        return self.model.run_rows((latents, timestep), conditions, self.rows, ALONE, running)
+        return self.model.predict(latents, timestep, conditions, ALONE, running)
 
     def seconds(self) -> float:
         """A step, of the slowest rank that has a part of it."""
@@ -93,8 +87,6 @@ class Runner:
 
 def forward_cost(case: Case) -> ForwardCost:
     """What auto knows of a model before it runs: what is counted on the meta device."""
-    if case.comfyui:
-        return sdxl.count_cost(SDXL_CHANNELS, case.latents)
     with torch.device("meta"):
         model = case.build(case.depth).eval()
     spec = known_spec(type(model).__name__)
@@ -202,8 +194,6 @@ def main(namespace: str, options: str, file: str) -> None:
     asked = json.loads(options)
     start()
     name, size = asked["case"]
-    if CASES[name].comfyui:
-        import_comfyui()
     with throttled(spare_half(dist.get_world_size()) * asked["slowed"][dist.get_rank()]):
         found = run(name, size, Meshes(), namespace, asked)
     if dist.get_rank() == 0:

@@ -7,8 +7,7 @@ import functools
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 from unittest import mock
@@ -19,8 +18,7 @@ import torch.distributed as dist
 from diffusers.utils import logging
 
 from parallel_backend.groups.calls import Call
-from parallel_backend.groups.mesh import Axis, Mesh, build_mesh, new_group
-from parallel_backend.groups.timeline import SILENT, Timeline
+from parallel_backend.groups.mesh import Mesh, build_mesh, new_group
 from parallel_backend.parallel_model import ParallelModel
 from parallel_backend.plan import ParallelPlan
 from tests.support.family_model import FamilyModel
@@ -49,9 +47,9 @@ class Meshes:
     def __init__(self) -> None:
         self.group = functools.cache(lambda *ranks: new_group(CPU, list(ranks)))
 
-    def of(self, plan: ParallelPlan, timeline: Timeline = SILENT) -> Mesh:
+    def of(self, plan: ParallelPlan) -> Mesh:
         with mock.patch("parallel_backend.groups.mesh.new_group", lambda _, ranks, **_options: self.group(*ranks)):
-            return build_mesh(plan, CPU, timeline=timeline)
+            return build_mesh(plan, CPU)
 
 
 def twin(model: torch.nn.Module) -> torch.nn.Module:
@@ -66,15 +64,13 @@ def apply_plan(own: torch.nn.Module, mesh: Mesh) -> ParallelModel:
     return ParallelModel(own, mesh, torch.float32)
 
 
-def run_step(model: ParallelModel, request: tuple[Any, torch.Tensor, dict[str, Any]]) -> torch.Tensor | None:
-    """A forward of latents and timesteps under conditions; what rank 0 gets, of several parts in one row."""
+def run_step(model: ParallelModel, request: tuple[torch.Tensor, torch.Tensor, dict]) -> torch.Tensor | None:
+    """A forward of latents and timesteps under conditions; what rank 0 gets."""
     latents, timestep, conditions = request
     if isinstance(model, FamilyModel):
         return model(latents, timestep, conditions)
     outputs = model.run_calls([Call((latents, timestep), conditions)])
-    if not outputs:
-        return None
-    return outputs[0] if torch.is_tensor(outputs[0]) else torch.cat([part.flatten() for part in outputs[0]])
+    return outputs[0] if outputs else None
 
 
 def agreed(attempt: Callable[[], Any]) -> tuple[Any, str]:
@@ -112,42 +108,3 @@ def say(what: str) -> None:
     """Progress, by rank 0."""
     if dist.get_rank() == 0:
         print(f"  {what}", file=sys.stderr, flush=True)
-
-
-class Delivered:
-    """A collective's work that is done."""
-
-    def wait(self) -> bool:
-        return True
-
-    def is_completed(self) -> bool:
-        return True
-
-
-@contextmanager
-def nothing_sent() -> Iterator[None]:
-    """While entered, nothing travels of what attention, convolutions and norms exchange in a model. Instead, as many
-    bytes are written as this rank would receive: what is left is the computing, and what comes out means nothing."""
-
-    def exchange(received: torch.Tensor, send: torch.Tensor, *_: Any, **_options: Any) -> Delivered:
-        into, own = received.view(-1), send.reshape(-1)
-        for start in range(0, len(into), max(1, len(own))):
-            part = into[start : start + len(own)]
-            part.copy_(own[: len(part)])
-        return Delivered()
-
-    def gather_alone(local: torch.Tensor, dim: int, size: int, _axis: Axis) -> torch.Tensor:
-        return torch.cat([local] * size, dim)
-
-    def receive_nothing(transfers: list[dist.P2POp]) -> list[Delivered]:
-        for transfer in transfers:
-            if transfer.op is dist.irecv:
-                transfer.tensor.zero_()
-        return []
-
-    with (
-        mock.patch.object(dist, "all_to_all_single", exchange),
-        mock.patch("parallel_backend.seams.bands.norm.gather", gather_alone),
-        mock.patch.object(dist, "batch_isend_irecv", receive_nothing),
-    ):
-        yield

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,9 +9,8 @@ from typing import Any
 import diffusers
 import torch
 
-from parallel_backend.plan import INT4, ParallelPlan
+from parallel_backend.plan import INT4
 from tests.support.cases.host import sdxl
-from tests.support.cases.host.base import HostCase
 from tests.support.links.profiles import CARD_ITEMSIZE
 
 Conditions = dict[str, Any]
@@ -25,9 +23,7 @@ class Case:
     Its head dim is a multiple of 8, as real ones are: a CPU's attention is up to a third slower with another.
     build: with so many blocks, or three times as many of Flux. latents: their shape, with the batch that a step has.
     comfyui: whether the class is ComfyUI's. is_deep: whether it has so many blocks that stages of them can be compared:
-    PipeFusion sends once for each stage, and other methods once for each block. sent: the bytes that a rank sends at
-    most under a plan, by what they are for, as formulas have it; None if they are not known. They are known of a UNet.
-    sound: the shape of latents beside those of a video."""
+    PipeFusion sends once for each stage, and other methods once for each block."""
 
     build: Callable[[int], torch.nn.Module]
     depth: int
@@ -37,20 +33,16 @@ class Case:
     sigma: float = 500.0  # the timestep, in the model's units
     comfyui: bool = False
     is_deep: bool = False
-    sent: Callable[[tuple[int, ...], ParallelPlan], dict[str, float]] | None = None
-    sound: tuple[int, ...] = ()
 
     def model(self) -> torch.nn.Module:
         """With seeded weights."""
         torch.manual_seed(0)
         return self.build(self.depth).eval()
 
-    def request(self) -> tuple[Any, torch.Tensor, Conditions]:
+    def request(self) -> tuple[torch.Tensor, torch.Tensor, Conditions]:
         """Latents, timestep and conditions, seeded."""
         torch.manual_seed(1)
-        latents: Any = torch.randn(self.latents)
-        if self.sound:
-            latents = [latents, torch.randn(self.sound)]
+        latents = torch.randn(self.latents)
         return latents, torch.full(self.latents[:1], self.sigma), self.conditions(self.latents[0])
 
     @property
@@ -61,15 +53,11 @@ class Case:
 @dataclass(frozen=True)
 class Method:
     """One way to run a step. plan: of the engine, of one rank without one. overlap: whether it computes while it
-    exchanges. sends: whether it exchanges at all; if not, its result means nothing. limited: whether the link is;
-    if not, gloo's own copying is all that an exchange takes. peer: diffusers' own context parallel. tolerance:
-    relative, to one rank."""
+    exchanges. peer: diffusers' own context parallel. tolerance: relative, to one rank."""
 
     name: str
     plan: dict[str, Any] | None = None
     overlap: bool = True
-    sends: bool = True
-    limited: bool = True
     peer: bool = False
     tolerance: float = 1e-4
 
@@ -131,30 +119,11 @@ def unet(_depth: int) -> torch.nn.Module:
     return sdxl.build(SDXL_CHANNELS)
 
 
-def unet_sent(latents: tuple[int, ...], plan: ParallelPlan) -> dict[str, float]:
-    kinds = sdxl.sent_bytes(SDXL_CHANNELS, latents, plan).values()
-    return {what: size for kind in kinds for what, size in kind.items()}
-
-
 def unet_case(batch: int) -> Case:
     """1024², 320 channels and latents of 128 × 128 in the real one. A forward has 180 times fewer FLOPs than its 6.8
     TFLOP, and an exchange 36 times fewer bytes."""
     latents = (batch, 4, 48, 48)
-    return Case(unet, 1, 180 / 36, latents, sdxl.conditions, comfyui=True, sent=unet_sent)
-
-
-def h3(depth: int) -> torch.nn.Module:
-    """With each width a sixteenth of the published one, but for text and timesteps."""
-    config = {
-        "hidden_size": 336, "num_layers": depth, "token_refiner_num_layers": 1, "num_attention_heads": 56,
-        "attention_head_dim": 8, "ffn_hidden_size": 896, "text_dim": TEXT_WIDTH, "adaln_curve_grid": 33,
-        "time_embed_dim": 8, "rope_inv_freq_len": 1,
-    }  # fmt: skip
-    return HostCase("comfy.ldm.minimax.model.MiniMaxH3Model", config, lambda _: ((), {})).build()
-
-
-def h3_conditions(batch: int) -> Conditions:
-    return {"context": torch.randn(batch, 32, TEXT_WIDTH), "transformer_options": {}}
+    return Case(unet, 1, 180 / 36, latents, sdxl.conditions, comfyui=True)
 
 
 CASES = {
@@ -166,8 +135,6 @@ CASES = {
     "Z-Image-shaped": Case(zimage, 5, 8, (1, 4, 44, 44), text_of(32), 0.5),
     # 1024², cond and uncond, 28 blocks, 16 heads of 72 and 4096 tokens in the real one.
     "PixArt-shaped, guided": Case(pixart, 3, 4.5, (2, 4, 60, 60), pixart_conditions),
-    # 124 frames of 832 × 480, 50 blocks, 56 heads of 128 and 14972 tokens in the real one, 414 of them sound, 128 text.
-    "H3-shaped": Case(h3, 2, 16, (1, 24, 8, 20, 22), h3_conditions, comfyui=True, sound=(1, 32, 2, 13)),
     "SDXL-shaped": unet_case(1),
     "SDXL-shaped, guided": unet_case(2),
 }
@@ -175,8 +142,7 @@ CASES = {
 DEPTHS = {"Flux-shaped": 4, "Wan-shaped": 8, "PixArt-shaped, guided": 8}
 CASES |= {f"{name}, deep": replace(CASES[name], depth=depth, is_deep=True) for name, depth in DEPTHS.items()}
 ONE = Method("one rank")
-SYNCHRONOUS, SILENT = "no overlap", "nothing sent"
-COPYING, SYNCHRONOUS_COPYING = "no limit", "no limit, no overlap"
+SYNCHRONOUS = "no overlap"
 LOSSY = 0.1  # the tolerance of methods that change the result
 
 
@@ -195,14 +161,8 @@ def methods(case: Case, ranks: int) -> list[Method]:
         found.append(Method("cfg 2" if ranks == 2 else "cfg 2, ulysses 2", {"cfg": 2, "ulysses": ranks // 2}))
     if case.guided and case.comfyui and ranks > 2:
         found.append(Method("cfg 2", {"cfg": 2, "dp": ranks // 2}))  # the other ranks have nothing to do
-    if not case.sent:
+    if case.build is not unet:
         found.append(Method(INT4, heads | {"exchange_dtype": INT4}, tolerance=LOSSY))
     if not case.comfyui:
         found.append(Method("diffusers", peer=True))
-    return [
-        *found,
-        Method(SYNCHRONOUS, heads, overlap=False),
-        Method(SILENT, heads, sends=False, tolerance=math.inf),
-        Method(COPYING, heads, limited=False),
-        Method(SYNCHRONOUS_COPYING, heads, overlap=False, limited=False),
-    ]
+    return [*found, Method(SYNCHRONOUS, heads, overlap=False)]

@@ -7,10 +7,10 @@ import json
 import random
 import statistics
 import sys
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -18,17 +18,14 @@ import diffusers
 import torch
 import torch.distributed as dist
 
-from parallel_backend.groups.timeline import COMMUNICATION, Timeline
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.attention import ParallelAttention
 from parallel_backend.seams.bands.rows import BorderRows
 from tests.benchmarks.speed.contest import (
-    CPU,
     UNLIMITED,
     Meshes,
     agreed,
     apply_plan,
-    nothing_sent,
     run_step,
     say,
     set_rate,
@@ -39,12 +36,11 @@ from tests.benchmarks.speed.contest import (
 from tests.benchmarks.speed.link_cases import CASES, ONE, Case, Method, methods
 from tests.benchmarks.speed.throttle import spare_half, throttled
 from tests.support.fakes.measure import import_comfyui
-from tests.support.fakes.tally import Tally, sent
+from tests.support.fakes.tally import Tally
 from tests.support.links.profiles import PROFILES, counted_flops
 from tests.support.ranks.leaving import leave
 
 WARM = 2
-GATHER, RESULT = "all_gather", "the result"
 
 
 class BordersFirst(BorderRows):
@@ -70,13 +66,16 @@ def without_overlap() -> Iterator[None]:
 
 
 def enable_context_parallel(model: torch.nn.Module) -> None:
-    """diffusers' own Ulysses. It takes its device from the accelerator that there is none of: told there is one CPU."""
+    """diffusers' own Ulysses, which takes only tuples. It takes its device from the accelerator that there is none of:
+    told there is one CPU."""
     cpu = mock.Mock(type="cpu")
     with (
         mock.patch.object(torch._C, "_get_accelerator", return_value=cpu),
         mock.patch.object(torch.accelerator, "device_count", return_value=1),
     ):
         model.enable_parallelism(config=diffusers.ContextParallelConfig(ulysses_degree=dist.get_world_size()))
+    forward = model.forward
+    model.forward = lambda *args, **kwargs: SimpleNamespace(sample=forward(*args, **kwargs, return_dict=False)[0])
 
 
 class Contender:
@@ -86,41 +85,25 @@ class Contender:
         self.method = method
         self.request = case.request()
         own = twin(model)
-        self.timeline = Timeline(CPU)
         if method.peer:
             enable_context_parallel(own)
         with self.ways():
-            self.model = apply_plan(own, meshes.of(ParallelPlan(**method.plan or {}), self.timeline))
+            self.model = apply_plan(own, meshes.of(ParallelPlan(**method.plan or {})))
 
-    @contextmanager
-    def ways(self) -> Iterator[None]:
+    def ways(self) -> AbstractContextManager:
         """While entered, exchanges are as the method has them."""
-        with nullcontext() if self.method.overlap else without_overlap():
-            with nullcontext() if self.method.sends else nothing_sent():
-                yield
+        return nullcontext() if self.method.overlap else without_overlap()
 
     @torch.inference_mode()
     def step(self) -> torch.Tensor | None:
-        with self.ways(), self.timeline.request("step"):
+        with self.ways():
             return run_step(self.model, self.request)
-
-    def waits(self) -> dict[str, float]:
-        """What this rank waited for in the last step: parts of its time, by what it waited for. The last gather is that
-        of the result."""
-        spans = self.timeline.spans()
-        whole = spans[-1]
-        within = [each for each in spans if each.category == COMMUNICATION and each.begin >= whole.begin]
-        found = Counter({RESULT: 0.0})
-        for each in within:
-            is_result = each.name == GATHER and each is within[-1]
-            found[RESULT if is_result else each.name] += (each.end - each.begin) / (whole.end - whole.begin)
-        return dict(found)
 
     def sent_bytes(self) -> float:
         """What this rank sends in a step."""
         with Tally(of_cpu=True) as tally:
             self.step()
-        return sum(sent(tally.exchanges).values())
+        return sum(tally.sent.values())
 
 
 class Contest:
@@ -147,9 +130,8 @@ class Contest:
                 self.refused[method.name] = failure
                 continue
             self.contenders[method.name] = contender
-            if method.sends:
-                self.check(method, result, wanted)
-            if method.plan and method.sends and method.name in self.contenders:
+            self.check(method, result, wanted)
+            if method.plan and method.name in self.contenders:
                 most = torch.tensor(contender.sent_bytes(), dtype=torch.float64)
                 dist.all_reduce(most, dist.ReduceOp.MAX)
                 self.sent[method.name] = most.item()
@@ -184,7 +166,6 @@ def run(case: Case, meshes: Meshes, namespace: str, rounds: int, profiles: list[
     contest = Contest(case, meshes)
     rates = {profile: [] for profile in profiles}
     seconds = {profile: {name: [] for name in contest.contenders} for profile in profiles}
-    waits = {profile: {name: [] for name in contest.contenders} for profile in profiles}
     for turn in range(rounds):
         order = random.Random(turn)
         for place, profile in enumerate(order.sample(profiles, len(profiles))):
@@ -196,16 +177,13 @@ def run(case: Case, meshes: Meshes, namespace: str, rounds: int, profiles: list[
             others = [name for name in contest.contenders if name != ONE.name]
             for name in order.sample(others, len(others)):
                 contender = contest.contenders[name]
-                rate = rates[profile][-1] / contender.method.slower
-                set_rate(namespace, rate if contender.method.limited else UNLIMITED)
+                set_rate(namespace, rates[profile][-1] / contender.method.slower)
                 found[name].append(max(timed(contender.step)))
-                waits[profile][name].append(contender.waits())
     set_rate(namespace, UNLIMITED)
     return {
         "flops": statistics.median(contest.speeds),
         "rates": rates,
         "seconds": seconds,
-        "waits": waits,
         "errors": contest.errors,
         "sent": contest.sent,
         "refused": contest.refused,

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,17 @@ from tests.support.census.habits import HABITS
 from tests.support.census.loaders import DETECTOR_ROWS, NODE_ROWS
 from tests.support.census.models import CENSUS_MODELS
 from tests.support.census.pack_rows import PACK
-from tests.support.census.rows import NEWER_ROWS, ROWS
-from tests.support.census.weights.merges import MERGE_ROWS, ON_ONE_RANK
-from tests.support.census.weights.saved import SAVED_ROWS
+from tests.support.census.rows import NEWER_ROWS, ON_ONE_RANK, ROWS
 from tests.support.host.graphs import TINY_MODELS
 from tests.support.host.stock_prompts import write_cases
 from tests.support.programs import run_apart
-from tests.support.tiers import running, slow_but
+from tests.support.tiers import running
 
 TOLERANCE = 1e-5
 EFFECT = 1e-4  # what a node that does something does at least
 RUN = {
     **ROWS,
     **HABITS,
-    **SAVED_ROWS,
     **DETECTOR_ROWS,
     **NODE_ROWS,
     **{name: row for name, (_, row) in NEWER_ROWS.items()},
@@ -37,21 +33,11 @@ RUN = {
 # By row, what the node says of a plan that shares more than a node's function allows.
 UNDER, IN_ONE_PLACE = "This sampling runs under {}, not under {}, because of ", "(it needs all {} in one place)"
 LESS = {
-    "LTXVSpatioTemporalGuidance": UNDER.format("one rank", "ulysses=2")
-    + f"the model patch 'stg_self_attn_blocks' of the model's class under ulysses=2 {IN_ONE_PLACE.format('tokens')}.",
     "a pack's patch of attention": UNDER.format("one rank", "ulysses=2")
     + f"the model patch 'attn1_output_patch' of Region under ulysses=2 {IN_ONE_PLACE.format('tokens')}.",
     "NAGuidance with its rows apart": UNDER.format("ulysses=2", "cfg=2")
     + f"the model patch 'attn1_output_patch' of NAGuidance under cfg=2 {IN_ONE_PLACE.format('rows of the batch')}.",
-    "fewer pixels in the depth, begin, unet, ulysses": UNDER.format("one rank", "ulysses=2")
-    + f"the model patch 'input_block_patch_after_skip' of Shrinking under ulysses=2 {IN_ONE_PLACE.format('tokens')}.",
 }
-
-
-def named(names: Iterable[str]) -> list[Any]:
-    """Rows as parameters, of which some are slow."""
-    names = list(names)
-    return slow_but([name for name in names if not RUN[name].slow], {name: (name,) for name in names})
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +46,7 @@ def census(
 ) -> dict[str, Any]:
     """What came of each row that this session runs, and the names of the host's nodes."""
     base = tmp_path_factory.mktemp("census")
-    write_cases(comfyui, base, CENSUS_MODELS)
+    write_cases(comfyui, base, [*CENSUS_MODELS, "sd15"])
     shutil.copytree(PACK, base / "custom_nodes" / PACK.name, ignore=shutil.ignore_patterns("__pycache__"))
     out, wanted = base / "census.json", {name for (name,) in running(request, "name")}
     run_apart(comfyui, "tests.support.census.program", base, out, *wanted, **TINY_MODELS)
@@ -83,7 +69,7 @@ def test_every_node_that_takes_a_model_has_a_row_or_gives_what_stock_gives(censu
         assert "stock raised" in found or found.get("error", 1.0) <= TOLERANCE, (name, found)
 
 
-@pytest.mark.parametrize("name", named(name for name, row in RUN.items() if row.words is None))
+@pytest.mark.parametrize("name", [name for name, row in RUN.items() if row.words is None])
 def test_it_gives_what_it_gives_on_the_stock_loaders_model(name: str, census: dict[str, Any]) -> None:
     found = row_of(census, name)
     assert "error" in found, found
@@ -104,17 +90,9 @@ def test_the_node_says_which_plan_runs_in_place_of_which_and_why(name: str, cens
     assert row_of(census, name)["replaced"] == [LESS[name]]
 
 
-@pytest.mark.parametrize("name", named(name for name in MERGE_ROWS if name.startswith(ON_ONE_RANK)))
-def test_a_merge_on_one_rank_gives_the_stock_loaders_bits(name: str, census: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", [name for name in RUN if name.startswith(ON_ONE_RANK)])
+def test_one_rank_gives_the_stock_loaders_bits(name: str, census: dict[str, Any]) -> None:
     assert census["rows"][name]["error"] == 0.0
-
-
-@pytest.mark.parametrize("name", named(SAVED_ROWS))
-def test_what_is_written_of_the_weights_has_every_byte_of_the_stock_loaders_file(
-    name: str, census: dict[str, Any]
-) -> None:
-    found = census["rows"][name]
-    assert found.get("errors") == [0.0] * 5, found
 
 
 @pytest.mark.parametrize("name", [name for name, row in RUN.items() if row.words is not None])

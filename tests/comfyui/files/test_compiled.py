@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from demo.host import ComfyHost
-from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, log, relative_error
+from tests.support.files.adapters import make_lora
+from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, behind, latents, log, relative_error, with_lora
 from tests.support.host.stock_prompts import prompt, write_cases
 from tests.support.programs import run_program
 from tests.support.ranks.pool import RankPool
@@ -88,18 +89,6 @@ def test_compiled_blocks_compute_what_they_did(name: str, comfyui: Path, folder:
     assert max(found[name]["errors"]) <= TOLERANCE
 
 
-def write_lora(model: Path, folder: Path) -> str:
-    """A LoRA of every matrix of the blocks."""
-    generator, tensors = torch.Generator().manual_seed(4), {}
-    for key, weight in load_file(model).items():
-        if key.endswith(".weight") and weight.ndim == 2 and "blocks." in key:
-            layer = f"diffusion_model.{key.removesuffix('.weight')}"
-            tensors[f"{layer}.lora_B.weight"] = 0.2 * torch.randn(len(weight), 4, generator=generator)
-            tensors[f"{layer}.lora_A.weight"] = 0.2 * torch.randn(4, weight.shape[1], generator=generator)
-    save_file(tensors, folder / "compiled.safetensors")
-    return "compiled.safetensors"
-
-
 @pytest.mark.parametrize(
     ("name", "blocks"),
     [("wan-2.1-t2v", 2), pytest.param("flux-dev", 3, marks=pytest.mark.slow)],  # of one kind, and of two
@@ -109,21 +98,18 @@ def test_the_node_has_the_ranks_compile_and_the_image_stays(
 ) -> None:
     write_cases(comfyui, models, [name])
 
-    def compiled(graph: Graph, loaded: Link) -> Link:
-        return graph.add("TorchCompileModel", model=loaded, backend="inductor")
-
-    def adapted(graph: Graph, loaded: Link) -> Link:
-        return graph.add("LoraLoaderModelOnly", model=loaded, lora_name=lora, strength_model=0.8)
-
-    lora = write_lora(models / "models" / "diffusion_models" / f"{name}.safetensors", models / "models" / "loras")
-    right, with_lora = (latents(host, prompt(name, patch=patch)) for patch in (None, adapted))
-    assert relative_error(with_lora, right) > 0.01, "the LoRA changes nothing"
+    compiled = behind("TorchCompileModel", backend="inductor")
+    lora = make_lora(load_file(models / "models" / "diffusion_models" / f"{name}.safetensors"))
+    save_file(lora, models / "models" / "loras" / "compiled.safetensors")
+    adapted = with_lora("compiled.safetensors")
+    right, changed = (latents(host, prompt(name, patch=patch)) for patch in (None, adapted))
+    assert relative_error(changed, right) > 0.01, "the LoRA changes nothing"
     asked = {"plan": {"ulysses": 2}, "group": GROUPS_BY_SIZE[2]}
 
     def drawn(patch: Callable[[Graph, Link], Link]) -> torch.Tensor:
         return latents(host, prompt(name, **asked, patch=patch))
 
     assert relative_error(drawn(compiled), right) <= TOLERANCE
-    assert relative_error(drawn(lambda graph, loaded: compiled(graph, adapted(graph, loaded))), with_lora) <= TOLERANCE
+    assert relative_error(drawn(lambda graph, loaded: compiled(graph, adapted(graph, loaded))), changed) <= TOLERANCE
     found = log(host, 1, asked["group"])
     assert found.count(f"{blocks} blocks run through torch.compile (inductor)") == 1, "the graphs are of any weights"

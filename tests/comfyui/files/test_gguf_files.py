@@ -15,9 +15,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from demo.host import ComfyHost
-from tests.comfyui.files.test_host_files import EVEN, TOLERANCE, write_adapter
+from tests.comfyui.files.test_host_files import TOLERANCE
+from tests.support.files.adapters import write_adapter
 from tests.support.files.write_gguf import write_gguf
-from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, relative_error
+from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, relative_error, with_lora
 from tests.support.host.stock_prompts import prompt, write_cases
 from tests.support.loaders import load
 from tests.support.ranks.pool import RankPool
@@ -74,9 +75,7 @@ def test_an_adapter_on_a_gguf_file_changes_the_image_as_with_the_stock_loader_an
 ) -> None:
     adapter = write_adapter(kind, files / f"{ADAPTED} packed.safetensors", files.parent / "loras")
 
-    def adapted(graph: Graph, loaded: Link) -> Link:
-        return graph.add("LoraLoaderModelOnly", model=loaded, lora_name=adapter, strength_model=0.8)
-
+    adapted = with_lora(adapter)
     right = stock(ADAPTED, adapted)
     assert relative_error(right, stock(ADAPTED)) > 0.01, "the adapter changes nothing"
     assert relative_error(drawn(host, ADAPTED, {"cfg": 1}, patch=adapted), right) <= TOLERANCE
@@ -98,21 +97,6 @@ def test_a_merge_of_gguf_files_draws_what_their_dequantised_weights_draw(
     assert relative_error(right, stock(ADAPTED)) > 0.01, "nothing is merged"
     found = drawn(host, ADAPTED, plan, files[packed != "second"], patch=merged)
     assert relative_error(found, right) <= TOLERANCE
-
-
-def test_pipeline_stages_of_a_gguf_file_with_an_adapter_are_those_of_its_dequantised_weights(
-    host: ComfyHost, files: Path
-) -> None:
-    adapter = write_adapter("LoRA", files / f"{ADAPTED} packed.safetensors", files.parent / "loras")
-
-    def adapted(graph: Graph, loaded: Link) -> Link:
-        return graph.add("LoraLoaderModelOnly", model=loaded, lora_name=adapter, strength_model=0.8)
-
-    made = [
-        drawn(host, ADAPTED, {"pipefusion": 2}, file, patch=adapted, scheduler="model's own", size=EVEN)
-        for file in ("", f"{ADAPTED} packed.safetensors")
-    ]
-    assert torch.equal(*made)
 
 
 def test_a_rank_holds_no_more_than_the_file_and_shares_its_pages(

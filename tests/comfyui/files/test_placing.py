@@ -54,20 +54,6 @@ def test_a_model_that_is_too_large_for_the_card_is_there_in_part_and_gives_the_s
             assert found["stage"] < total, "a stage has the blocks of others on its card"
 
 
-def test_weights_are_expected_where_ranks_put_them_beside_the_contexts_of_a_small_card(
-    comfyui: Path, tmp_path: Path
-) -> None:
-    """ComfyUI's models, which it unloads for the ranks, are no part of the contexts."""
-    machines = json.loads(run_program(comfyui, "tests.support.fakes.contexts_on_cards", tmp_path).splitlines()[-1])
-    lone = machines.pop("small ones, beside a model")
-    assert lone["before"] == lone["started"] == lone["again"], "a lone rank cannot tell them apart, so it is assumed"
-    assert {name: (found["started"], found["again"]) for name, found in machines.items()} == {
-        name: (found["chosen"],) * 2 for name, found in machines.items()
-    }
-    assert machines["small ones"]["chosen"] == 0 < machines["1.2 GB in all"]["chosen"]
-    assert all(found["before"] > 0 for found in machines.values()), "as if a context took 0.7 GB"
-
-
 def test_before_a_prompt_the_contexts_of_cards_count(comfyui: Path, tmp_path: Path) -> None:
     """Flux, which two cards of 24 GB hold whole beside small contexts, is fetched in part beside usual ones."""
     sampler = {"type": "KSampler", "cfg": 1.0, "picture": {"width": 1024, "height": 1024}}

@@ -1,4 +1,5 @@
-"""A checkpoint in one file, in its authors' layout or diffusers', draws what the stock loader draws of it."""
+"""A checkpoint in one file, or diffusers' weights, draws what the stock loader draws of it. `test_stock_families.py`
+has the authors' own layout."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 from demo.host import ComfyHost
-from tests.support.cases.files.original_layouts import Weights
-from tests.support.cases.files.single_file_cases import FILES, PUBLISHED, REFUSED, refused
+from tests.support.cases.files.single_file_cases import FILES, PUBLISHED, REFUSED, Originals, Weights, refused
+from tests.support.cases.stock_cases import CASES
 from tests.support.host.graphs import Job, latents, ranks, relative_error
 from tests.support.loaders import bypass
 from tests.support.programs import run_program
@@ -29,11 +30,16 @@ def save(weights: Weights, path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def found(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict | str]:
+def originals(comfyui: Path, models: Path) -> Originals:
+    return Originals.written(comfyui, models)
+
+
+@pytest.fixture(scope="module")
+def found(comfyui: Path, originals: Originals, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict | str]:
     """By file, the words of a refusal."""
     folder = tmp_path_factory.mktemp("files")
     for kind in REFUSED:
-        save(refused(kind), folder / f"{kind}.safetensors")
+        save(refused(kind, originals), folder / f"{kind}.safetensors")
     said = run_program(comfyui, "tests.support.files.describe_files", *sorted(folder.iterdir()))
     return json.loads(said.splitlines()[-1])
 
@@ -46,43 +52,38 @@ def test_a_file_of_another_model_is_refused_by_name(kind: str, found: dict) -> N
         assert word in said
 
 
-def job(name: str, kind: str, models: Path, **changes: object) -> Job:
+def job(name: str, kind: str, originals: Originals, **changes: object) -> Job:
     """A sampler call on a file, which is written where it is not there yet."""
-    path = models / "models" / "diffusion_models" / f"{name}, {kind}.safetensors"
+    path = originals.base / "models" / "diffusion_models" / f"{name}, {kind}.safetensors"
     if not path.exists():
-        save(FILES[kind](name), path)
+        save(FILES[kind](name, originals[name]), path)
     given = {"group": None, **changes}
-    return Job(path.name, **TEXT, seed=3, cfg=PUBLISHED[name].cfg, width=128, height=96, **given)
+    return Job(path.name, **TEXT, seed=3, cfg=CASES[name].cfg, width=128, height=96, **given)
 
 
 @pytest.fixture(scope="module")
-def stock(host: ComfyHost, models: Path) -> Callable[[str, str], torch.Tensor]:
+def stock(host: ComfyHost, originals: Originals) -> Callable[[str, str], torch.Tensor]:
     """The latents that ComfyUI's own model code samples from a file."""
-    return cache(lambda name, kind: latents(host, bypass(job(name, kind, models).prompt())))
-
-
-# Each layout on one rank, which gives the stock loader's bits, and one on two.
-WAYS = [(kind, {"cfg": 1}) for kind in ("original", "checkpoint", "diffusers", "scaled fp8, checkpoint")]
-WAYS += [("original", {"ulysses": 2})]
+    return cache(lambda name, kind: latents(host, bypass(job(name, kind, originals).prompt())))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-@pytest.mark.parametrize(("kind", "plan"), WAYS, ids=str)
+@pytest.mark.parametrize("kind", FILES)
 def test_a_file_draws_what_the_stock_loader_draws(
-    name: str, kind: str, plan: dict, host: ComfyHost, models: Path, stock: Callable
+    name: str, kind: str, host: ComfyHost, originals: Originals, stock: Callable
 ) -> None:
-    sampled, right = latents(host, job(name, kind, models, plan=plan).prompt()), stock(name, kind)
-    if plan == {"cfg": 1} and "fp8" not in kind:
+    sampled, right = latents(host, job(name, kind, originals, plan={"cfg": 1}).prompt()), stock(name, kind)
+    if "fp8" not in kind:
         assert torch.equal(sampled, right)
     assert relative_error(sampled, right) <= TOLERANCE
 
 
 def test_one_rank_gives_the_stock_bits_after_ranks_that_attend_otherwise_were_emptied(
-    host: ComfyHost, models: Path, stock: Callable
+    host: ComfyHost, originals: Originals, stock: Callable
 ) -> None:
     """Free memory takes the model off the ranks, which keep the ComfyUI that they have imported with its arguments."""
-    name, kind = "flux-dev", "original"
-    two, one = (job(name, kind, models, plan=plan, group=1).prompt() for plan in ({"ulysses": 2}, {"cfg": 1}))
+    name, kind = "flux-dev", "checkpoint"
+    two, one = (job(name, kind, originals, plan=plan, group=1).prompt() for plan in ({"ulysses": 2}, {"cfg": 1}))
     latents(host, two)
     pids = ranks(host)
     host.free()

@@ -13,30 +13,28 @@ from safetensors.torch import load_file, save_file
 
 from demo.host import ComfyHost
 from tests.support.cases.stock_cases import CASES
+from tests.support.files.adapters import make_lora
 from tests.support.host import stock_prompts
-from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, relative_error
+from tests.support.host.graphs import GROUPS_BY_SIZE, latents, relative_error, with_lora
 from tests.support.host.stock_prompts import write_cases
-from tests.support.tiers import running, slow_but
 
 pytestmark = pytest.mark.usefixtures("groups_by_size")
 
 TOLERANCE = 1e-5
-RANK = 4
-# One of each class: it runs on two ranks too, in the gate.
+# Left out is what differs from another case in an option of its text or in the length of its tokens, which
+# tests/engine/test_host_models.py has of the same classes; or in the channels of its input. And HunyuanDiT 1.1, which
+# ComfyUI detects by its published width.
+OPTIONS = {
+    *("flux-canny", "qwen-image-edit-offset", "qwen-image-edit-clean", "qwen-image-edit-noisy", "z-image-filled"),
+    *("lumina-2-filled", "chroma-filled", "auraflow-filled", "auraflow-odd", "hunyuandit-1.1"),
+}
+NAMES = [name for name in (*CASES, "unet") if name not in OPTIONS]
+# One of each class: it runs on two ranks too.
 SHARED = (
     *("sd3.5", "flux-kontext", "wan-2.1-t2v", "ltx-0.9", "hunyuanvideo", "qwen-image", "z-image", "lumina-2"),
     *("chroma", "flux-2-dev", "unet"),
 )
-NAMES = (*CASES, "unet")
-# Slow: what differs from another case in an option of its text or in the length of its tokens, which
-# tests/engine/test_host_models.py has of the same classes; or in the channels of its input. And HunyuanDiT 1.1, which
-# ComfyUI detects by its published width.
-OPTIONS = (
-    *("flux-canny", "qwen-image-edit-offset", "qwen-image-edit-clean", "qwen-image-edit-noisy", "z-image-filled"),
-    *("lumina-2-filled", "chroma-filled", "auraflow-filled", "auraflow-odd", "hunyuandit-1.1"),
-)
 prompt = partial(stock_prompts.prompt, steps=2)  # the second one has what the first one kept
-WAYS = {"one rank": {"cfg": 1}, "two ranks": {"ulysses": 2}}
 Layers = Iterator[tuple[str, torch.Tensor]]  # by the names that a LoRA has for them, their weights
 
 
@@ -57,16 +55,12 @@ def divided_names(layer: str, weight: torch.Tensor) -> Layers:
         yield f"diffusion_model.{layer.removesuffix('qkv')}to_{kind}", part
 
 
-# By case, how a LoRA names its layers, some of which are one in the file.
+# By case, how a LoRA names its layers, some of which are one in the file: each way to name them, and to join them.
 LORAS: dict[str, Callable[[str, torch.Tensor], Layers]] = {
     "qwen-image": own_names,
     "z-image": divided_names,
     "lumina-2": prefixed_names,
     "hunyuanvideo": prefixed_names,
-    "hunyuanvideo-i2v-resaved": prefixed_names,
-    "hunyuandit-1.2": prefixed_names,
-    "cogvideox-1.0": prefixed_names,
-    "ltx-0.9": prefixed_names,
     "wan-2.1-t2v": prefixed_names,
     "flux-2-dev": prefixed_names,
     "chroma": prefixed_names,
@@ -74,16 +68,14 @@ LORAS: dict[str, Callable[[str, torch.Tensor], Layers]] = {
 # A case, and what else its positive text holds.
 GIVEN = {
     "a mask that leaves out text": ("hunyuanvideo", {"attention_mask": torch.tensor([[1, 1, 1, 1, 1, 0, 0]])}),
-    "a long text": ("hunyuandit-1.2", {"conditioning": torch.ones(1, 154, 1024)}),
     "an offset": ("cogvideox-1.5-i2v", {"ofs": torch.full((1,), 3.0)}),
 }
 
 
 @pytest.fixture(scope="module")
-def files(request: pytest.FixtureRequest, comfyui: Path, models: Path) -> Path:
-    """The folder with the models of the cases; of OPTIONS, with those that this session runs."""
-    asked = {name for (name,) in running(request, "name")}
-    write_cases(comfyui, models, [name for name in NAMES if name in asked or name not in OPTIONS])
+def files(comfyui: Path, models: Path) -> Path:
+    """The folder with the models of the cases."""
+    write_cases(comfyui, models, NAMES)
     return models / "models" / "diffusion_models"
 
 
@@ -94,11 +86,7 @@ def stock(host: ComfyHost, files: Path) -> Callable[[str], torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("name", "plan"),
-    slow_but(
-        [*(f"{name}, one rank" for name in NAMES if name not in OPTIONS), *(f"{name}, two ranks" for name in SHARED)],
-        {f"{name}, {how}": (name, WAYS[how]) for how in WAYS for name in NAMES},
-    ),
+    ("name", "plan"), [*((name, {"cfg": 1}) for name in NAMES), *((name, {"ulysses": 2}) for name in SHARED)], ids=str
 )
 def test_a_file_draws_what_the_stock_loader_draws(
     name: str, plan: dict[str, int], host: ComfyHost, stock: Callable
@@ -166,36 +154,25 @@ def test_two_experts_are_two_loaders(host: ComfyHost, files: Path) -> None:
 
 
 def write_lora(name: str, models: Path) -> str:
-    """A LoRA of about a third of the size of the case's matrices."""
-    generator, tensors = torch.Generator().manual_seed(4), {}
-    for key, whole in load_file(models / f"models/diffusion_models/{name}.safetensors").items():
-        if not key.endswith(".weight") or whole.ndim != 2:
-            continue
-        for layer, weight in LORAS[name](key.removesuffix(".weight"), whole):
-            size = (float(weight.std()) / 3 / RANK**0.5) ** 0.5
-            tensors[f"{layer}.lora_B.weight"] = size * torch.randn(len(weight), RANK, generator=generator)
-            tensors[f"{layer}.lora_A.weight"] = size * torch.randn(RANK, weight.shape[1], generator=generator)
-    save_file(tensors, models / "models" / "loras" / f"{name}.safetensors")
+    """A LoRA of the case's matrices."""
+    weights = {
+        f"{layer}.weight": weight
+        for key, whole in load_file(models / f"models/diffusion_models/{name}.safetensors").items()
+        if key.endswith(".weight") and whole.ndim == 2
+        for layer, weight in LORAS[name](key.removesuffix(".weight"), whole)
+    }
+    save_file(make_lora(weights, str), models / "models" / "loras" / f"{name}.safetensors")
     return f"{name}.safetensors"
 
 
-# The gate has each way to name layers, and each way to have them in one matrix; the others have names of one of these.
-@pytest.mark.parametrize(
-    "name",
-    slow_but(
-        ["qwen-image", "z-image", "lumina-2", "hunyuanvideo", "wan-2.1-t2v", "flux-2-dev", "chroma"],
-        {name: (name,) for name in LORAS},
-    ),
-)
+@pytest.mark.parametrize("name", LORAS)
 def test_a_lora_draws_what_it_draws_with_the_stock_loader(
     name: str, host: ComfyHost, stock: Callable, models: Path
 ) -> None:
     before = stock(name)
     lora = write_lora(name, models)
 
-    def adapted(graph: Graph, model: Link) -> Link:
-        return graph.add("LoraLoaderModelOnly", model=model, lora_name=lora, strength_model=0.8)
-
+    adapted = with_lora(lora)
     right = latents(host, prompt(name, patch=adapted))
     assert relative_error(right, before) > 0.01, "the LoRA changes nothing"
     assert (
@@ -204,10 +181,7 @@ def test_a_lora_draws_what_it_draws_with_the_stock_loader(
     )
 
 
-# A long text goes the way of the others.
-@pytest.mark.parametrize(
-    "what", slow_but(["a mask that leaves out text", "an offset"], {what: (what,) for what in GIVEN})
-)
+@pytest.mark.parametrize("what", GIVEN)
 def test_conditioning_that_few_models_take_reaches_the_class(
     what: str, host: ComfyHost, files: Path, models: Path
 ) -> None:

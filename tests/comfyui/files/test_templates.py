@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks.templates import AS_STOCK, NO_MODEL, REFUSED, UNKNOWN, describe, outcome, table, written
+from tests.benchmarks.templates import AS_STOCK, NO_MODEL, REFUSED, TABLE, UNKNOWN, describe, outcome, table
+from tests.support.pages import written_table
 from tests.support.templates.workflows import RELEASE, release, templates_folder, workflows
 
 pytestmark = pytest.mark.skipif(templates_folder() is None, reason="needs ComfyUI's templates package")
@@ -25,7 +26,7 @@ def test_the_readmes_table_of_workflows_is_what_comes_of_them(described: Mapping
     if release() != RELEASE:
         pytest.skip(f"the page's table is of another release than {release()}")
     found = [(workflow, *outcome(workflow, described)) for workflow in workflows()]
-    assert written() == table(found), "write it: python -m tests.benchmarks.templates --write"
+    assert written_table(TABLE) == table(found), "write it: python -m tests.benchmarks.templates --write"
 
 
 def test_every_model_file_of_a_workflow_is_taken(described: Mapping[str, Any]) -> None:

@@ -1,15 +1,18 @@
-"""What the editor's panel is told of a worker group as it happens, and what a page that is opened later is told."""
+"""What ComfyUI's server says of a worker group: to the editor's panel as it happens and later; its status, its timeline
+and its logs."""
 
 from __future__ import annotations
 
+import json
 import urllib.error
+import urllib.request
 from dataclasses import replace
 
 import pytest
 
 from demo.host import ComfyHost, PromptError
 from tests.support.host.faults import spaced
-from tests.support.host.graphs import Job, groups, post, status
+from tests.support.host.graphs import Job, cancel, groups, latents, post, ranks, status
 
 JOB = Job("tiny-dit", "3", seed=5, steps=60)
 
@@ -55,25 +58,11 @@ def test_the_lines_of_the_logs_are_told_once(host: ComfyHost) -> None:
 
 
 def test_a_run_that_is_interrupted_or_refused_says_so(host: ComfyHost) -> None:
-    prompt_id = host.queue(spaced(Job("tiny-dit", "3", seed=5, steps=5000)).prompt())
-
-    def interrupt(event: dict) -> None:
-        if event["type"] == "progress" and event["data"]["value"] >= 2:
-            host.interrupt(prompt_id)
-
-    host.wait(prompt_id, on_event=interrupt)
+    cancel(host, spaced(Job("tiny-dit", "3", seed=5, steps=5000)).prompt(), at=2)
     assert groups(host)[0]["runs"][0]["state"] == "cancelled"
     with pytest.raises(PromptError):
         host.run(spaced(Job("tiny-dit", "3", width=136, plan={"pipefusion": 2})).prompt())  # no whole patches
     assert groups(host)[0]["runs"][0]["state"] == "failed"
-
-
-def test_a_group_is_parked_when_asked(host: ComfyHost) -> None:
-    follow(host, JOB)
-    assert "model" in status(host)
-    post(host, "/paralleldit/park")
-    assert status(host)["state"] == "parked" and "model" not in status(host)  # on the CPU, park is unload
-    follow(host, JOB)
 
 
 @pytest.mark.parametrize("scheduler", ["Euler", None])
@@ -94,3 +83,27 @@ def test_a_park_during_a_job_waits_for_it(scheduler: str | None, host: ComfyHost
 def test_another_group_than_there_can_be_is_named(host: ComfyHost) -> None:
     with pytest.raises(urllib.error.HTTPError, match="400"):
         post(host, "/paralleldit/park?group=9")
+
+
+def test_the_host_serves_status_trace_and_logs_and_none_of_them_by_post(host: ComfyHost) -> None:
+    latents(host, Job("tiny-dit", plan={"ulysses": 2}, scheduler="Euler").prompt())
+    assert status(host)["last_run"]["operation"] == "sample"
+    code, text = get(host, "trace")
+    assert code == 200 and {event["tid"] for event in json.loads(text)["traceEvents"]} == {*range(len(ranks(host)))}
+    code, text = get(host, "logs?rank=1&lines=5000")
+    assert code == 200 and "rank 1 INFO loaded" in text
+    assert len(get(host, "logs?rank=1&lines=1")[1].splitlines()) == 1
+    assert get(host, "logs?rank=7")[0] == 404
+    for query in ("rank=../1", "rank=-1", "lines=0", "lines=999999999"):
+        assert get(host, f"logs?{query}")[0] == 400
+    for route in ("status", "trace", "logs"):
+        assert get(host, route, method="POST")[0] == 405
+
+
+def get(host: ComfyHost, route: str, method: str = "GET") -> tuple[int, str]:
+    request = urllib.request.Request(f"{host.url}/paralleldit/{route}", method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()

@@ -18,19 +18,19 @@ from safetensors.torch import load_file
 
 from demo.host import REPOSITORY
 from tests.comfyui.parallelize.test_by_value import OWN, loader
-from tests.comfyui.parallelize.test_parallelize import CHANGES, MODEL, SECOND, files, in_turn, node  # noqa: F401
+from tests.comfyui.parallelize.test_parallelize import CHANGES, MODEL, SECOND, files, in_turn  # noqa: F401
 from tests.conftest import own_base_in
 from tests.support.group.machines import PORT, Second, open_network
 from tests.support.group.network import FIRST, Network
 from tests.support.group.network import SECOND as OTHER
 from tests.support.host.faults import wait_until
-from tests.support.host.graphs import Graph, Link, relative_error
+from tests.support.host.graphs import Graph, Link, behind, relative_error
 from tests.support.host.stock_prompts import Patch, prompt
 
 TOLERANCE = 1e-5
 IN_MEMORY = Path("/dev/shm")
 COPIES = "paralleldit-weights-*/[!.]*"  # without the lock
-PARALLEL = node("ParallelDiT_Parallelize", mode="manual", ulysses=2)
+PARALLEL = behind("ParallelDiT_Parallelize", mode="manual", ulysses=2)
 LOADER = loader("Test_LoadStateDict", model_name=f"{OWN}.safetensors")
 SMALL = 64 << 20  # bytes: less than what is left free beside weights
 

@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, reduce
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from demo.host import ComfyHost
-from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, relative_error, runs, status
+from tests.support.files.adapters import make_lora
+from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, behind, latents, relative_error, runs, status
 from tests.support.host.stock_prompts import Patch, prompt, write_cases
 
 pytestmark = pytest.mark.usefixtures("groups_by_size")
@@ -21,11 +21,6 @@ pytestmark = pytest.mark.usefixtures("groups_by_size")
 TOLERANCE = 1e-5
 MODEL, LORA, SECOND = "longcat-image", "parallelize", "longcat-image, another"
 PLANS = [{"ulysses": 2}, {"cfg": 2}]
-SAID = "runs as stock, on ComfyUI's own device alone."
-
-
-def node(name: str, **inputs: Any) -> Patch:
-    return lambda graph, model: graph.add(name, model=model, **inputs)
 
 
 def merged(graph: Graph, model: Link) -> Link:
@@ -34,13 +29,13 @@ def merged(graph: Graph, model: Link) -> Link:
 
 
 def parallel(plan: dict[str, int]) -> Patch:
-    return node("ParallelDiT_Parallelize", mode="manual", group=GROUPS_BY_SIZE[2], **plan)
+    return behind("ParallelDiT_Parallelize", mode="manual", group=GROUPS_BY_SIZE[2], **plan)
 
 
 CHANGES: dict[str, Patch] = {
-    "lora": node("LoraLoaderModelOnly", lora_name=f"{LORA}.safetensors", strength_model=0.8),
-    "sampling": node("ModelSamplingFlux", max_shift=3.0, base_shift=2.0, width=512, height=512),
-    "rescaled": node("RescaleCFG", multiplier=0.7),
+    "lora": behind("LoraLoaderModelOnly", lora_name=f"{LORA}.safetensors", strength_model=0.8),
+    "sampling": behind("ModelSamplingFlux", max_shift=3.0, base_shift=2.0, width=512, height=512),
+    "rescaled": behind("RescaleCFG", multiplier=0.7),
     "merged": merged,
 }
 # By name, what stands before the node and what behind it.
@@ -61,17 +56,12 @@ def files(comfyui: Path, models: Path) -> Path:
     """The folder with the model, another one with other weights, a checkpoint, and a LoRA."""
     write_cases(comfyui, models, [MODEL])
     folder, generator = models / "models", torch.Generator().manual_seed(5)
-    weights, lora = load_file(folder / "diffusion_models" / f"{MODEL}.safetensors"), {}
-    for name, weight in weights.items():
-        if weight.ndim == 2 and "_blocks." in name and name.endswith(".weight"):
-            layer = f"diffusion_model.{name.removesuffix('.weight')}"
-            lora[f"{layer}.lora_up.weight"] = 0.3 * torch.randn(len(weight), 4, generator=generator)
-            lora[f"{layer}.lora_down.weight"] = 0.3 * torch.randn(4, weight.shape[1], generator=generator)
+    weights = load_file(folder / "diffusion_models" / f"{MODEL}.safetensors")
     others = {name: weight + 0.05 * torch.randn(weight.shape, generator=generator) for name, weight in weights.items()}
     checkpoint = {f"model.diffusion_model.{name}": weight for name, weight in weights.items()}
-    for place, tensors in (
-        (f"loras/{LORA}", lora), (f"diffusion_models/{SECOND}", others), (f"checkpoints/{MODEL}", checkpoint)
-    ):  # fmt: skip
+    for place, tensors in {
+        f"loras/{LORA}": make_lora(weights), f"diffusion_models/{SECOND}": others, f"checkpoints/{MODEL}": checkpoint
+    }.items():  # fmt: skip
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, folder / f"{place}.safetensors")
     return folder
@@ -113,35 +103,14 @@ def test_it_reads_a_checkpoint(plan: dict[str, int], host: ComfyHost, stock: Cal
     assert not runs(host, GROUPS_BY_SIZE[2])[0]["is_stock"]
 
 
-def test_it_takes_the_loaders_dtype(host: ComfyHost, files: Path, stock: Callable[..., torch.Tensor]) -> None:
-    found = []
-    for patch in (None, parallel({"ulysses": 2})):
-        asked = prompt(MODEL, patch=patch)
-        (loader,) = [each for each in asked.values() if each["class_type"] == "UNETLoader"]
-        loader["inputs"]["weight_dtype"] = "fp8_e4m3fn"
-        found.append(latents(host, asked))
-    assert relative_error(found[0], stock()) > 1e-4, "it is the same in fp8"
-    assert relative_error(found[1], found[0]) <= TOLERANCE
-    assert not runs(host, GROUPS_BY_SIZE[2])[0]["is_stock"]
-
-
 def test_another_strength_before_it_reads_no_file_again(host: ComfyHost, stock: Callable[..., torch.Tensor]) -> None:
     """By an automatic plan. The node runs again, and the ranks keep the model."""
-    auto = node("ParallelDiT_Parallelize", mode="auto", group=GROUPS_BY_SIZE[2])
+    auto = behind("ParallelDiT_Parallelize", mode="auto", group=GROUPS_BY_SIZE[2])
     assert relative_error(latents(host, prompt(MODEL, patch=auto)), stock()) <= TOLERANCE
     loads = status(host, GROUPS_BY_SIZE[2])["counts"]["load"]
     found = latents(host, prompt(MODEL, patch=in_turn(CHANGES["lora"], auto)))
     assert relative_error(found, stock("lora")) <= TOLERANCE
     assert status(host, GROUPS_BY_SIZE[2])["counts"]["load"] == loads
-
-
-def test_a_model_that_ranks_cannot_read_runs_as_stock_and_the_node_says_why(host: ComfyHost, files: Path) -> None:
-    foreign = node("Test_ForeignModel")
-    right = latents(host, prompt(MODEL, patch=foreign))
-    found = latents(host, prompt(MODEL, patch=in_turn(foreign, parallel({"ulysses": 2}))), as_stock=True)
-    assert torch.equal(found, right)
-    why = "A node before this one has changed the model itself, not its MODEL alone (diffusion_model"
-    assert f"{MODEL}.safetensors {SAID} {why}" in host.log.read_text()
 
 
 def test_all_inputs_but_the_mode_are_advanced(host: ComfyHost) -> None:

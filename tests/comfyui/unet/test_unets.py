@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from demo.host import ComfyHost
-from tests.support.cases.files.unet_cases import SIZES_IN_USE, UNETS
+from tests.support.cases.files.unet_cases import UNETS
 from tests.support.files.write_gguf import write_gguf
 from tests.support.host.graphs import GROUPS_BY_SIZE, latents, relative_error
 from tests.support.host.stock_prompts import prompt, write_cases
@@ -54,20 +54,6 @@ def test_a_unet_in_bands_of_rows_draws_what_the_stock_loader_draws(
     if plan == {"cfg": 1}:
         assert torch.equal(drawn, stock(name))
     assert relative_error(drawn, stock(name)) <= TOLERANCE
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", UNETS)
-def test_pictures_of_the_sizes_in_use_are_the_stock_loaders_on_four_ranks(
-    name: str, host: ComfyHost, stock: Callable[[str], torch.Tensor]
-) -> None:
-    # One step from little noise. Video begins with 700 times as much as there is picture, and a last bit of that noise
-    # would be 1e-4 of the picture.
-    asked = {"size": SIZES_IN_USE[name], "sigmas": (1.0, 0.0), "cfg": 1.0}
-    right = latents(host, prompt(name, **asked))
-    assert right.std() > 0.01, "a model that draws nothing shows nothing"
-    drawn = latents(host, prompt(name, WAYS["four ranks"], group=GROUPS_BY_SIZE[4], **asked))
-    assert relative_error(drawn, right) <= TOLERANCE
 
 
 def test_a_unet_in_gguf_draws_what_the_stock_loader_draws_of_its_values(

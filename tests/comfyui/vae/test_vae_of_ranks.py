@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from diffusers import AutoencoderKL
 
 from tests.support.cases.vaes.host_vaes import VAES
-from tests.support.cases.vaes.vae_cases import Weights, config, relative_error, save_decoder
+from tests.support.cases.vaes.vae_cases import Weights, save_decoder
 from tests.support.group.direct_group import go_on
-from tests.support.group.memory import little_memory
 from tests.support.programs import run_program
 from worker.comfyui.source import VaeSource
 from worker.comfyui.vae import fingerprint
-from worker.errors import OutOfMemory, RequestRefused
+from worker.errors import RequestRefused
 from worker.host.client import WorkerGroup
 from worker.wire.operations import PARK, UNLOAD
 
@@ -62,14 +59,6 @@ def decode(
     return group.run_vae(direction, source.to_json(), {"input": latents(*sizes)}, send, 2, check)["result"]
 
 
-def test_a_file_decodes_as_diffusers_decodes_it(group_of_two: WorkerGroup, source: VaeSource, weights: Weights) -> None:
-    plain = AutoencoderKL(**config((32, 64, 128, 128), groups=32, layers=2)).eval()
-    plain.load_state_dict(weights, strict=False)
-    with torch.inference_mode():
-        expected = plain.decode(latents(*SMALL)).sample
-    assert relative_error(decode(group_of_two, source), expected) <= TOLERANCE
-
-
 def test_weights_are_sent_once_and_again_when_they_are_let_go(
     group_of_two: WorkerGroup, source: VaeSource, weights: Weights
 ) -> None:
@@ -92,23 +81,6 @@ def test_weights_are_sent_once_and_again_when_they_are_let_go(
     assert len(asked) == 3
 
 
-def test_the_weights_are_sent_if_the_file_has_others(
-    group_of_two: WorkerGroup, source: VaeSource, weights: Weights
-) -> None:
-    """The pictures are those of what ComfyUI holds."""
-    expected, other = decode(group_of_two, source), {name: 0.9 * tensor for name, tensor in weights.items()}
-    asked = []
-
-    def send() -> Weights:
-        asked.append(None)
-        return other
-
-    changed = replace(source, fingerprint=fingerprint(other))
-    found = [decode(group_of_two, changed, send=send) for _ in range(2)]
-    assert len(asked) == 1
-    assert torch.equal(*found) and relative_error(found[0], expected) > 1e-3
-
-
 def test_weights_that_make_another_vae_than_comfyuis_are_refused(
     group_of_two: WorkerGroup, source: VaeSource, weights: Weights
 ) -> None:
@@ -122,36 +94,6 @@ def test_a_file_without_an_encoder_encodes_nothing(group_of_two: WorkerGroup, so
     with pytest.raises(RequestRefused, match="cannot encode: it lacks encoder"):
         decode(group_of_two, source, direction="encode")
     assert decode(group_of_two, source).isfinite().all()
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        (torch.zeros(1, 16, 8, 8), r"shape \(1, 16, 8, 8\).*takes \(batch, 4, height, width\)"),
-        (torch.full((1, 4, 8, 8), torch.nan), "NaN"),
-    ],
-)
-def test_a_wrong_latent_is_refused(
-    group_of_two: WorkerGroup, source: VaeSource, given: torch.Tensor, says: str
-) -> None:
-    with pytest.raises(RequestRefused, match=says):
-        group_of_two.run_vae("decode", source.to_json(), {"input": given}, no_weights, 2, go_on)
-    assert decode(group_of_two, source).isfinite().all()
-
-
-def test_a_decode_that_is_given_up_ends_early_and_the_ranks_stay(group_of_two: WorkerGroup, source: VaeSource) -> None:
-    expected, status = decode(group_of_two, source), group_of_two.status()
-
-    def give_up() -> None:
-        if group_of_two.session and group_of_two.session.operation == "vae":
-            raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        decode(group_of_two, source, LARGE, check=give_up)
-    assert torch.equal(decode(group_of_two, source), expected)
-    after = group_of_two.status()
-    assert after["counts"]["vae"] == status["counts"]["vae"] + 1, "the one that was given up was run to its end"
-    assert after["pids"] == status["pids"]
 
 
 def test_a_decode_in_a_callback_of_another_request_is_refused_and_both_go_on(
@@ -177,16 +119,6 @@ def test_a_parked_vae_comes_back_as_it_was(group_of_two: WorkerGroup, source: Va
     assert group_of_two.status()["state"] == "parked"
     assert torch.equal(decode(group_of_two, source), expected)
     assert group_of_two.status()["state"] == "ready"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="limits of another process are Linux's")
-def test_any_rank_can_run_out_of_memory_in_the_vae(group_of_two: WorkerGroup, source: VaeSource) -> None:
-    before, pids = decode(group_of_two, source), group_of_two.status()["pids"]
-    for rank in (1, 0):
-        with little_memory(pids[rank]), pytest.raises(OutOfMemory, match=f"Rank {rank} .* running the VAE"):
-            decode(group_of_two, source, (256, 256))
-        assert torch.equal(decode(group_of_two, source), before)
-    assert group_of_two.status()["pids"] == pids
 
 
 def test_weights_of_published_sizes_make_the_same_vae_in_the_ranks(comfyui: Path) -> None:

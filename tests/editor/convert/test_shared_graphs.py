@@ -9,17 +9,12 @@ from playwright.sync_api import expect
 from tests.support.editor.converted import PARALLEL, STOCK, UNDO_STEPS, execute, inserted, saved, without_view
 from tests.support.editor.editor import Editor
 from tests.support.editor.shared_graphs import GRAPHS, PROMPT
-from tests.support.tiers import slow_but
 
 TOASTS = "() => document.querySelectorAll('.p-toast-close-button').forEach((button) => button.click())"
 LOAD_PROMPT = "(prompt) => window.app.loadApiJson(prompt, 'prompt')"
 
 
-# The gate has one loader that is missing, and one that another node's settings name.
-MORE_LOADERS = {"MultiGPU", "RES4LYF", "noise select", "names", "Efficiency", "GGUF", "a pickle", "a name in a prefix"}
-
-
-@pytest.mark.parametrize("name", slow_but(GRAPHS.keys() - MORE_LOADERS, {name: (name,) for name in GRAPHS}))
+@pytest.mark.parametrize("name", GRAPHS)
 def test_a_shared_graph_becomes_parallel_in_one_step_and_is_the_same_again(name: str, shared_editor: Editor) -> None:
     page, shared = shared_editor.page, GRAPHS[name]
     shared_editor.open_alone(shared.workflow)

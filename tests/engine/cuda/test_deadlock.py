@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.streams.deadlock import Deadlock, calls_of, check, room_needed, search
+from tests.support.streams.deadlock import Deadlock, calls_of, check, check_receives, room_needed
 from tests.support.streams.simulator import MAIN, Simulator
 
 Trace = list[dict[str, Any]]
@@ -64,31 +64,37 @@ def test_a_send_waits_for_its_receive() -> None:
         check(calls_of([both("send", 1, "there", "back"), both("send", 0, "back", "there")]))
 
 
+def test_a_receive_whose_message_depends_on_a_later_call_is_named() -> None:
+    """Each rank receives ahead, and sends what the other one waits for."""
+    there = [("send", "there", [("send", 1)], False), ("recv", "back", [("recv", 1)], False)]
+    back = [("recv", "there", [("recv", 0)], WAITS), ("send", "back", [("send", 0)], False)]
+    check_receives(calls_of([trace(*there), trace(*back)]))
+    calls = calls_of([trace(*reversed(there)), trace(*back)])
+    check(calls)
+    with pytest.raises(Deadlock, match="rank 0's recv comes before rank 0's send"):
+        check_receives(calls)
+
+
 def test_messages_of_one_kernel_leave_and_arrive_together() -> None:
     check(calls_of([trace(("messages", "ring", [("send", peer), ("recv", peer)], WAITS)) for peer in (1, 0)]))
 
 
-def test_kernels_side_by_side_need_room_on_the_card() -> None:
-    """Each rank may begin with either of the two. If the card runs one at a time, they begin with different ones."""
-    calls = calls_of([trace(WEIGHTS, TOKENS), trace(WEIGHTS, TOKENS)])
-    assert room_needed(calls) == {0: 2, 1: 2}
-    search(calls, 2)
-    with pytest.raises(Deadlock, match="hold the room that is wanted by"):
-        search(calls, 1)
-
-
-def test_kernels_one_after_the_other_need_no_more_room() -> None:
-    calls = calls_of([trace(*AWAITED, *AWAITED), trace(*AWAITED, *AWAITED)])
-    assert room_needed(calls) == {0: 1, 1: 1}
-    search(calls, 1)
-
-
-def test_a_card_that_is_full_stops_other_ranks() -> None:
-    """One rank alone runs two kernels side by side. With room for one, its message may wait for its own weights, which
-    wait for a rank that waits for the message."""
-    one = trace(WEIGHTS, ("send", "link", [("send", 1)], WAITS))
-    other = trace(("recv", "link", [("recv", 0)], WAITS), WEIGHTS)
-    calls = calls_of([one, other])
-    assert room_needed(calls) == {0: 2, 1: 1}
-    with pytest.raises(Deadlock, match="rank 0's all_gather of weights.* rank 0's send"):
-        search(calls, 1)
+@pytest.mark.parametrize(
+    ("traces", "room"),
+    [
+        ([trace(WEIGHTS, TOKENS)] * 2, {0: 2, 1: 2}),
+        ([trace(*AWAITED, *AWAITED)] * 2, {0: 1, 1: 1}),
+        (
+            [
+                trace(WEIGHTS, ("send", "link", [("send", 1)], WAITS)),
+                trace(("recv", "link", [("recv", 0)], WAITS), WEIGHTS),
+            ],
+            {0: 2, 1: 1},
+        ),
+    ],
+    ids=["side by side", "one after the other", "side by side on one rank"],
+)
+def test_kernels_need_room_where_they_may_run_side_by_side(traces: list[Trace], room: dict[int, int]) -> None:
+    """With less, each rank may begin with another one. In the last case, rank 0's message may wait for its own weights,
+    which wait for a rank that waits for the message."""
+    assert room_needed(calls_of(traces)) == room

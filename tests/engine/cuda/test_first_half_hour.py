@@ -146,11 +146,8 @@ def test_two_ranks_answer_the_three_questions(found: tuple[list[dict], str]) -> 
 @pytest.mark.parametrize(
     ("capability", "dtype", "kernel"),
     [
-        ((7, 5), torch.float32, "efficient_attention"),
         ((7, 5), torch.float16, "efficient_attention"),
         ((7, 5), torch.bfloat16, "matrix products"),
-        ((8, 9), torch.float32, "efficient_attention"),
-        ((8, 9), torch.float16, "flash_attention"),
         ((8, 9), torch.bfloat16, "flash_attention"),
     ],
     ids=str,

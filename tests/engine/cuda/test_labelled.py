@@ -7,9 +7,9 @@ classes go the whole way from its process to the ranks and back.
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,6 @@ import torch
 from tests.support.cases.families import FAMILIES
 from tests.support.cases.host import CASES as ROWS
 from tests.support.cases.library_plans import plans
-from tests.support.cases.vaes.diffusers_vaes import ON_DEVICES as VAES
-from tests.support.cases.vaes.host_vaes import WITHOUT_NOISE
 from tests.support.labelled.own_waits import WAITS, WAITS_INSIDE
 from tests.support.ranks.pool import RankPool
 from tests.support.tiers import running
@@ -30,6 +28,7 @@ pytestmark = pytest.mark.skipif(
     torch.version.cuda is not None and not torch.cuda.is_available(),
     reason="torch's build for CUDA asks a driver about tensors that say they are on a card",
 )
+Case = tuple[str, str, dict[str, int]]
 T4 = "7.5"  # the compute capability of a card without the flash kernel, and without kernels for bf16
 TOLERANCE = {"fp32": 1e-5, "bf16": 5e-2, f"fp16 on {T4}": 5e-3, f"bf16 on {T4}": 5e-2}  # of the CPU in fp32
 ALONE: dict[str, int] = {}
@@ -40,9 +39,9 @@ OF_COMFYUI = 2
 OF_VAE = {"vae": 1, "host-vae": 1}  # the latents or pixels that a VAE is given
 HALVES = [  # with masks, whose strides half precision is strict about, and without
     ("diffusers", name, {"ring": 2})
-    for name in ("hunyuanvideo", "chroma-masked", "qwenimage-mask", "lumina2-masked", "flux-dev", "wan-t2v")
+    for name in ("hunyuanvideo", "chroma-masked", "qwenimage-mask", "lumina2-masked", "flux-dev")
 ]
-QUICK_ON_T4 = [HALVES[0], HALVES[-2]]  # with masks, and without
+ON_T4 = [HALVES[0], HALVES[-1]]  # with masks, and without
 # What a step has more: guidance by two calls, a ControlNet's residuals, and pieces that take turns.
 STEPS = [
     ("comfyui", "flux-dev × 2", {"cfg": 2}),
@@ -57,27 +56,16 @@ ADDED = {
     "Wan, 480×832, 81 frames": (2, 8386560, 1),
 }
 NUMBER = 4  # bytes, of the timestep and of the noise level
-QUICK_HALVES = HALVES[:-1]  # each with masks, and one without
 STAGES = [
     ("diffusers", name, {"pipefusion": 2, "patches": patches})
-    for name in ("flux-dev", "pixart-alpha")
-    for patches in (1, 2)
+    for name, patches in (("flux-dev", 2), ("pixart-alpha", 1))
 ]
-QUICK_STAGES = (STAGES[1], STAGES[2])  # each family, and each number of patches
-# Of each kind one, or what differs on a GPU: which rows a rank has, and attention.
-QUICK_VAES = {
+# Of each kind one, or what differs on a GPU: which rows a rank has, and attention. Each of two ranks does what one
+# does, and exchanges rows.
+VAES = {
     "vae": ("odd height, batch of 2", "more ranks than rows", "no attention", "dc", "cogvideox", "hunyuan-video"),
     "host-vae": ("hunyuan-video", "wan-2.1", "ltx-0.9", "cosmos"),
 }
-
-
-def of_the_gate() -> list[tuple[str, str]]:
-    """Of each class the model in which the host waits most. Its other models differ in inputs and sizes."""
-    found: dict[tuple[str, str], tuple[str, str]] = {}
-    for library, models in (("diffusers", FAMILIES), ("comfyui", ROWS)):
-        for name in sorted(models, key=lambda name: -waits(library, name)):
-            found.setdefault((library, models[name].model_class), (library, name))
-    return list(found.values())
 
 
 def waits(library: str, name: str) -> int:
@@ -85,28 +73,27 @@ def waits(library: str, name: str) -> int:
     return WAITS.get(f"{library} {name}", 0) + WAITS_INSIDE.get(name, 0)
 
 
+def models() -> Iterator[Case]:
+    """Of each class the model in which the host waits most, under one plan in turn, or on one rank. Its other models
+    differ in inputs and sizes."""
+    most: dict[tuple[str, str], str] = {}
+    for library, own in (("diffusers", FAMILIES), ("comfyui", ROWS)):
+        for name in sorted(own, key=lambda name: -waits(library, name)):
+            most.setdefault((library, own[name].model_class), name)
+    for place, ((library, _), name) in enumerate(most.items()):
+        able = plans(library, name)
+        yield library, name, able[place % len(able)] if able else ALONE
+
+
 def cases() -> list[Any]:
-    found, gate = [], of_the_gate()
-    for library, name in [*(("diffusers", name) for name in FAMILIES), *(("comfyui", name) for name in ROWS)]:
-        able = plans(
-            library, name
-        )  # of which one is for the gate, in turn; or one rank, which does what each of two does
-        in_turn = able[gate.index((library, name)) % len(able)] if able and (library, name) in gate else ALONE
-        for plan in [ALONE, *able]:
-            marks = [] if (library, name) in gate and plan == in_turn else [pytest.mark.slow]
-            found.append(pytest.param(library, name, plan, "fp32", marks=marks, id=f"{library}-{name}-{plan}"))
-    # Of two ranks each does what one does, and exchanges rows.
-    for library, names in (("vae", VAES), ("host-vae", WITHOUT_NOISE)):
-        for name, plan in itertools.product(names, (ALONE, {"dp": 2})):
-            marks = [] if name in QUICK_VAES[library] and plan else [pytest.mark.slow]
-            found.append(pytest.param(library, name, plan, "fp32", marks=marks, id=f"{library}-{name}-{plan}-fp32"))
-    by_dtype = [("bf16", HALVES, QUICK_HALVES), ("fp32", STAGES, QUICK_STAGES), ("fp32", STEPS, STEPS)]
-    by_dtype += [(f"{half} on {T4}", HALVES, QUICK_ON_T4) for half in ("fp16", "bf16")]
-    for dtype, several, quick in by_dtype:
-        for case in several:
-            marks = [] if case in quick else [pytest.mark.slow]
-            found.append(pytest.param(*case, dtype, marks=marks, id=f"{'-'.join(map(str, case))}-{dtype}"))
-    return found
+    two_ranks = [(library, name, {"dp": 2}) for library, names in VAES.items() for name in names]
+    by_dtype = {"fp32": [*models(), *two_ranks, *STAGES, *STEPS], "bf16": HALVES}
+    by_dtype |= {f"{half} on {T4}": ON_T4 for half in ("fp16", "bf16")}
+    return [
+        pytest.param(*case, dtype, id=f"{'-'.join(map(str, case))}-{dtype}")
+        for dtype, several in by_dtype.items()
+        for case in several
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -147,8 +134,8 @@ def test_a_model_runs_on_a_gpus_path(
 def test_one_rank_adds_to_a_step_what_is_listed_and_no_more(
     labelled_ranks: RankPool, comfyui: Path, tmp_path: Path
 ) -> None:
-    """On the whole way from ComfyUI's node to the rank and back, beyond what stock asks of its GPU."""
-    (told,) = labelled_ranks.run(1, "cuda.step_ranks", str(tmp_path), *ADDED)
+    """On the whole way from ComfyUI's process to the rank and back, beyond what stock asks of its GPU."""
+    (told,) = labelled_ranks.run(1, "cuda.step_ranks", str(tmp_path))
     for name, (conditions, latents, gathers) in ADDED.items():
         found = told[name]
         stock, process, rank = (Counter(found[each]) for each in ("stock", "comfyui", "rank"))
@@ -163,18 +150,6 @@ def test_one_rank_adds_to_a_step_what_is_listed_and_no_more(
             "waits": 2, "copies": 4, "messages": 1, "to_gpu": latents + 2 * NUMBER, "from_gpu": latents,
             "allocations": 3 + gathers, **({"kernels": 1} if gathers else {}),
         }, found["waits at"]  # fmt: skip
-        assert not found["learnt"], "a step keeps what steps take, which costs milliseconds"
-
-
-def test_sparse_attention_runs_on_a_gpus_path(labelled_ranks: RankPool) -> None:
-    """Its mask is built on the device, inside of the first sparse forward's blocks, where the host does not wait."""
-    by_rank = labelled_ranks.run(2, "cuda.sparse_ranks")
-    for told in by_rank:
-        assert len(told) == 4
-        for plan, found in told.items():
-            assert not found["inside"], f"{plan}: {found['inside']}"
-    for plan, found in by_rank[0].items():
-        assert len(found["errors"]) == 3 and max(found["errors"]) <= TOLERANCE["fp32"], plan
 
 
 def test_cards_that_one_rank_cannot_connect_ahead_are_given_up_by_all(labelled_ranks: RankPool) -> None:

@@ -1,6 +1,6 @@
 """Files on a GPU's path without a GPU: loaded by ComfyUI's own code, on a labelled card, in every format.
 
-The reference is the same file on the CPU, where `tests/comfyui/files/test_host_files.py` compares it with the stock
+The reference is the same file on the CPU, where `tests/comfyui/files/test_census.py` compares such files with the stock
 loader.
 """
 
@@ -44,12 +44,12 @@ CASES = [
 # Plans whose ranks keep parts of the weights.
 STAGES, SHARED = {"pipefusion": 2, "patches": 1}, {"ring": 2, "weights": "shared"}
 SHARED_OUT = [("fp32", SHARED, ADA, 1.0), ("gguf", STAGES, ADA, 1.0)]
-NAMES = ("form", "plan", "capability", "share")
+Told = list[dict[str, Any]]  # by rank
 
 
 def cases() -> list[Any]:
     slow = [case for case in CASES if case[0] not in IN_GATE and (case[1] or case[3] < 1)]
-    return [pytest.param(*case, id=key(*case), marks=[pytest.mark.slow] if case in slow else []) for case in CASES]
+    return [pytest.param(case, id=key(case), marks=[pytest.mark.slow] if case in slow else []) for case in CASES]
 
 
 def stored_in(form: str) -> str:
@@ -78,33 +78,37 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
 
 
 @pytest.fixture(scope="module")
-def told(
-    request: pytest.FixtureRequest, comfyui: Path, files: dict[str, Path], ranks: RankPool
-) -> dict[str, list[dict[str, Any]]]:
+def every(request: pytest.FixtureRequest, comfyui: Path, files: dict[str, Path], ranks: RankPool) -> dict[str, Told]:
     """What each rank tells of the cases that this session runs. A process has a card for good."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, Told] = {}
     jobs: dict[tuple, list] = {}
-    for case in running(request, *NAMES):
+    for (case,) in running(request, "case"):
         jobs.setdefault((case[2], 2 if case[1] else 1), []).append(case)
     for (capability, world), cases in jobs.items():
-        asked = [(key(*case), str(files[case[0]]), stored_in(case[0]), "float32", case[1], case[3]) for case in cases]
+        asked = [(key(case), str(files[case[0]]), stored_in(case[0]), "float32", case[1], case[3]) for case in cases]
         by_rank = ranks.run(world, "cuda.file_ranks", capability, asked)
         found |= {name: [told[name] for told in by_rank] for name in by_rank[0]}
     return found
 
 
-def key(form: str, plan: dict[str, int], capability: tuple[int, int], share: float) -> str:
-    return f"{form}-{plan}-{capability}-{share}"
-
-
-@pytest.mark.parametrize(NAMES, cases())
-def test_a_file_runs_on_a_gpus_path_and_stays_quantised(
-    form: str, plan: dict[str, int], capability: tuple[int, int], share: float, told: dict[str, list[dict]]
-) -> None:
-    """Counted in bytes on the card: also with an adapter, while it is put on, and when it is off again."""
-    by_rank = told[key(form, plan, capability, share)]
-    for rank, found in enumerate(by_rank):
+@pytest.fixture
+def told(case: tuple, every: dict[str, Told]) -> Told:
+    """Of the test's case."""
+    for rank, found in enumerate(every[key(case)]):
         assert "failed" not in found, f"rank {rank}: {found['failed']}"
+    return every[key(case)]
+
+
+def key(case: tuple) -> str:
+    """case: the form, the plan, the card's capability, and the share of the weights that it has room for."""
+    return "-".join(map(str, case))
+
+
+@pytest.mark.parametrize("case", cases())
+def test_a_file_runs_on_a_gpus_path_and_stays_quantised(case: tuple, told: Told) -> None:
+    """Counted in bytes on the card: also with an adapter, while it is put on, and when it is off again."""
+    form, plan, _, share = case
+    for found in told:
         assert not found["inside"], found["inside"]
         assert not found["outside"], "what a forward is given comes from pinned memory: " + str(found["outside"])
         assert found["loaded"] <= share * found["weights"]
@@ -116,40 +120,41 @@ def test_a_file_runs_on_a_gpus_path_and_stays_quantised(
         assert not found["copied"], "what is put back has memory of its own, beside the file's pages"
         if "ulysses" in plan:
             assert found["beside"] == [0, *[1] * BLOCKS_OF_ONE], "rows of the MLP are computed while keys travel"
-    first = by_rank[0]
-    plain, adapted, plain_again = first["errors"]
-    assert max(plain, plain_again) <= TOLERANCE
-    assert adapted <= TOLERANCE
-    assert first["changed"] > 0.1, "the adapter changes nothing"
+    plain, adapted, plain_again = told[0]["errors"]
+    assert max(plain, adapted, plain_again) <= TOLERANCE
+    assert told[0]["changed"] > 0.1, "the adapter changes nothing"
 
 
-@pytest.mark.parametrize(NAMES, [(CAST, ALONE, ADA, 1.0)])
-def test_no_model_in_another_dtype_is_made_in_ram(
-    form: str, plan: dict[str, int], capability: tuple[int, int], share: float, told: dict[str, list[dict]]
-) -> None:
-    (found,) = told[key(form, plan, capability, share)]
-    assert found["in RAM"] == 0 < found["loaded"]
+@pytest.mark.parametrize("case", [(CAST, ALONE, ADA, 1.0)], ids=str)
+def test_no_model_in_another_dtype_is_made_in_ram(case: tuple, told: Told) -> None:
+    assert told[0]["in RAM"] == 0 < told[0]["loaded"]
 
 
-@pytest.mark.parametrize(NAMES, SHARED_OUT)
-def test_a_rank_reads_the_bytes_that_it_keeps(
-    form: str, plan: dict[str, Any], capability: tuple[int, int], share: float, told: dict[str, list[dict]]
-) -> None:
+@pytest.mark.parametrize("case", SHARED_OUT, ids=str)
+def test_a_rank_reads_the_bytes_that_it_keeps(case: tuple, told: Told) -> None:
     """And no others of the file: no rank reads for another. A stage is at most a block larger than the other."""
-    for found in told[key(form, plan, capability, share)]:
-        part = found["rest"] + found["blocks"] / 2 + (found["largest block"] if plan is STAGES else 0)
+    for found in told:
+        part = found["rest"] + found["blocks"] / 2 + (found["largest block"] if case[1] is STAGES else 0)
         assert found["read"] <= 1.02 * part < found["rest"] + found["blocks"]
 
 
-def test_quantised_layers_are_multiplied_by_the_kernels_that_the_card_has(told: dict[str, list[dict]]) -> None:
+# By form and card, the operations that multiply, and those that must not be.
+KERNELS = [
+    ("fp8", ADA, "aten::_scaled_mm", "comfy_kitchen::dequantize"),
+    ("fp8", OLD, "comfy_kitchen::dequantize_fp8", "aten::_scaled_mm"),
+    ("fp8 e5m2", ADA, "aten::_scaled_mm", "comfy_kitchen::dequantize"),
+    ("int8", ADA, "comfy_kitchen::int8_linear", "comfy_kitchen::dequantize"),
+    ("mxfp8", ADA, "comfy_kitchen::dequantize_mxfp8", "aten::_scaled_mm"),
+]
+
+
+@pytest.mark.parametrize(
+    ("case", "runs", "does_not"), [((form, ALONE, card, 1.0), runs, others) for form, card, runs, others in KERNELS]
+)
+def test_quantised_layers_are_multiplied_by_the_kernels_that_the_card_has(
+    case: tuple, runs: str, does_not: str, told: Told
+) -> None:
     """As ComfyUI decides by what the card says of itself: else the layer's weights are dequantised."""
-
-    def ran(form: str, capability: tuple[int, int], name: str) -> bool:
-        (found,) = told[key(form, ALONE, capability, 1.0)]
-        return any(each.startswith(name) for each in found["operations"])
-
-    assert ran("fp8", ADA, "aten::_scaled_mm") and not ran("fp8", ADA, "comfy_kitchen::dequantize")
-    assert ran("fp8", OLD, "comfy_kitchen::dequantize_fp8") and not ran("fp8", OLD, "aten::_scaled_mm")
-    assert ran("fp8 e5m2", ADA, "aten::_scaled_mm") and not ran("fp8 e5m2", ADA, "comfy_kitchen::dequantize")
-    assert ran("int8", ADA, "comfy_kitchen::int8_linear") and not ran("int8", ADA, "comfy_kitchen::dequantize")
-    assert ran("mxfp8", ADA, "comfy_kitchen::dequantize_mxfp8")
+    operations = told[0]["operations"]
+    assert any(name.startswith(runs) for name in operations)
+    assert not any(name.startswith(does_not) for name in operations)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from parallel_backend.groups.processors import parse_list, stay_near
+from parallel_backend.groups.processors import stay_near
 
 CARD = torch.device("cuda", 1)
 ALL = frozenset(range(16))
@@ -23,7 +23,7 @@ class Machine:
         self.system, self.threads = folder / "sys", folder / "task"
         self.set: dict[int, frozenset[int]] = {}
         self.patch = monkeypatch
-        self.has_nodes("0-3,8-11", "4-7,12-15")
+        self.has_nodes("0-3,8-11", "4-7,12,13-15")
         self.is_at(1)
         self.patch.setattr(
             torch.cuda,
@@ -94,8 +94,3 @@ def test_without_knowledge_of_nodes_nothing_is_changed(lacks: str, machine: Mach
         machine.has_nodes("0-15", "")
     stay_near(CARD, machine.system, machine.threads)
     assert not machine.set
-
-
-@pytest.mark.parametrize(("text", "numbers"), [("0-2,5\n", {0, 1, 2, 5}), ("7", {7}), ("\n", set())])
-def test_linuxs_lists_are_read(text: str, numbers: set[int]) -> None:
-    assert parse_list(text) == numbers

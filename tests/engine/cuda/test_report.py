@@ -88,16 +88,8 @@ def test_a_page_of_a_thousand_failures_fits_into_an_issue(tmp_path: Path) -> Non
     ]
     (tmp_path / "results.xml").write_text(f"<testsuites>{''.join(cases)}</testsuites>")
     found = read(tmp_path / "results.xml")
-    nothing = {
-        "device": "cuda",
-        "machine": (),
-        "links": "",
-        "tests_said": "",
-        "expected": "",
-        "timing": None,
-        "timing_said": "",
-    }
-    made = page(**nothing, results=found, settings=())
+    said = dict.fromkeys(("links", "expected", "tests_said", "timing_said"), "")
+    made = page(device="cuda", machine=(), results=found, timing=None, settings=(), **said)
     assert "1000 failed" in made and "84 other kinds" in made
     assert "`test_a[0]`, `test_a[100]`" in made, "what says the same stands together"
     assert len(made) < 65_536

@@ -7,6 +7,7 @@ cards begin what they may begin.
 
 from __future__ import annotations
 
+import copy
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +38,7 @@ CASES: list[tuple[str, dict[str, Any], int]] = [
     ("forwards", {"ulysses": 2, "exchange_dtype": "int4"}, 2),
     ("loop", {**STAGES, **HOST}, 2),
     ("loop", {"cfg": 2, **SHARED}, 2),
+    ("loop", {"pipefusion": 3, "patches": 16, "sync_steps": 1}, 3),  # more than are under way between two stages
     ("multistep", STAGES, 2),
     ("steps", STAGES, 2),
     ("parking", {"ulysses": 2}, 2),
@@ -86,87 +88,77 @@ TIGHT = [
     for case in CASES
     if (case[0] == "loop" and "pipefusion" in case[1]) or ("ulysses" in case[1] and SHARED.items() <= case[1].items())
 ]
-SWAPPED = (*CASES[0], "")  # whose calls a test swaps
-Told = dict[tuple[str, int], list[dict[str, Any]]]
+Told = list[dict[str, Any]]  # by rank
 
 
 def cases() -> list[Any]:
     return [
-        pytest.param(what, plan, world, "", marks=marks, id=f"{what} {plan} {world}")
+        pytest.param((what, plan, world, ""), marks=marks, id=f"{what} {plan} {world}")
         for rows, marks in ((CASES, []), (OTHERS, [pytest.mark.slow]))
         for what, plan, world in rows
     ]
 
 
 @pytest.fixture(scope="module")
-def told(request: pytest.FixtureRequest, labelled_ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Told:
+def every(
+    request: pytest.FixtureRequest, labelled_ranks: RankPool, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Told]:
     """What the simulator of each rank tells of the cases that this session runs."""
-    wanted, found = {(json.dumps([*SWAPPED[:2], ""]), SWAPPED[2])}, {}
-    for what, plan, world, missing in running(request, "what", "plan", "world", "missing"):
-        wanted.add((json.dumps([what, plan, missing]), world))
-    for world in sorted({world for _, world in wanted}):
-        folder = tmp_path_factory.mktemp("streams")
-        own = [json.loads(case) for case, of in sorted(wanted) if of == world]
-        by_rank = labelled_ranks.run(world, "cuda.stream_ranks", own, str(folder))
-        found |= {(case, world): [each[case] for each in by_rank] for case in by_rank[0]}
+    wanted, found = {json.dumps(case): case for (case,) in running(request, "case")}, {}
+    for ranks in sorted({world for _, _, world, _ in wanted.values()}):
+        own = [[what, plan, missing] for what, plan, world, missing in wanted.values() if world == ranks]
+        by_rank = labelled_ranks.run(ranks, "cuda.stream_ranks", own, str(tmp_path_factory.mktemp("streams")))
+        for what, plan, missing in own:
+            told = [each[json.dumps([what, plan, missing])] for each in by_rank]
+            found[json.dumps([what, plan, ranks, missing])] = told
     return found
 
 
-def of_case(told: Told, what: str, plan: dict[str, Any], world: int, missing: str) -> list[dict[str, Any]]:
-    by_rank = told[json.dumps([what, plan, missing]), world]
-    for rank, found in enumerate(by_rank):
+@pytest.fixture
+def told(case: tuple, every: dict[str, Told]) -> Told:
+    """Of the test's case."""
+    for rank, found in enumerate(every[json.dumps(case)]):
         assert not found["failed"], f"rank {rank}: {found['failed']}"
-    return by_rank
+    return every[json.dumps(case)]
 
 
-@pytest.mark.parametrize(("what", "plan", "world", "missing"), cases())
-def test_work_on_streams_is_ordered(what: str, plan: dict[str, Any], world: int, missing: str, told: Told) -> None:
-    for rank, found in enumerate(of_case(told, what, plan, world, missing)):
+@pytest.mark.parametrize("case", cases())
+def test_work_on_streams_is_ordered(case: tuple, told: Told) -> None:
+    for rank, found in enumerate(told):
         assert found["accesses"] > 50, "the simulator is told of the work"
         assert not found["findings"], f"rank {rank}: " + "\n".join(found["findings"])
 
 
-@pytest.mark.parametrize(("what", "plan", "world", "missing"), cases())
-def test_the_allocator_takes_no_more_than_tensors_need(
-    what: str, plan: dict[str, Any], world: int, missing: str, told: Told
-) -> None:
+@pytest.mark.parametrize("case", cases())
+def test_the_allocator_takes_no_more_than_tensors_need(case: tuple, told: Told) -> None:
     """Freed memory of messages is lost until the host waits for the device, as it does for the result of each forward;
     here nobody waits for them. A VAE's layers send single rows alone."""
-    for found in of_case(told, what, plan, world, missing):
-        assert found["taken"] - found["in use"] <= found["results"] or what == "decode"
+    for found in told:
+        assert found["taken"] - found["in use"] <= found["results"] or case[0] == "decode"
 
 
-@pytest.mark.parametrize(
-    ("what", "plan", "world", "missing"), [pytest.param(*wait.run, 2, name, id=name) for name, wait in WAITS.items()]
-)
-def test_a_wait_that_is_taken_away_is_missed(
-    what: str, plan: dict[str, Any], world: int, missing: str, told: Told
-) -> None:
-    found = [finding for rank in of_case(told, what, plan, world, missing) for finding in rank["findings"]]
-    assert found
+@pytest.mark.parametrize("case", [pytest.param((*wait.run, 2, name), id=name) for name, wait in WAITS.items()])
+def test_a_wait_that_is_taken_away_is_missed(case: tuple, told: Told) -> None:
+    assert any(rank["findings"] for rank in told)
 
 
-@pytest.mark.parametrize(("what", "plan", "world", "missing"), cases())
-def test_ranks_do_not_wait_for_each_other_for_ever(
-    what: str, plan: dict[str, Any], world: int, missing: str, told: Told
-) -> None:
-    """Not on cards that run as many kernels side by side as are counted beforehand."""
-    calls = deadlock.calls_of([rank["kernels"] for rank in of_case(told, what, plan, world, missing)])
+@pytest.mark.parametrize("case", cases())
+def test_ranks_do_not_wait_for_each_other_for_ever(case: tuple, told: Told) -> None:
+    """Not on cards that run as many kernels side by side as are counted beforehand; nor if a rank waits for its device
+    after a receive."""
+    calls, (what, plan, _, _) = deadlock.calls_of([rank["kernels"] for rank in told]), case
+    deadlock.check_receives(calls)
     # Changes come to shared weights, whatever they began with.
     counted = ParallelPlan(**plan, **(SHARED if what == "changes" else {}))
     needed = max(deadlock.room_needed(calls).values())
     assert needed <= count_side_by_side(counted)
-    assert needed == count_side_by_side(counted) or (what, plan, world) not in TIGHT
+    assert needed == count_side_by_side(counted) or case[:3] not in TIGHT
 
 
-@pytest.mark.parametrize(("what", "plan", "world", "missing"), cases())
-def test_kernels_may_be_loaded_when_they_first_run(
-    what: str, plan: dict[str, Any], world: int, missing: str, told: Told
-) -> None:
+@pytest.mark.parametrize("case", cases())
+def test_kernels_may_be_loaded_when_they_first_run(case: tuple, told: Told) -> None:
     """To load one, CUDA waits for all that was launched, and ranks load kernels at different times."""
-    deadlock.check(
-        deadlock.calls_of([rank["kernels"] for rank in of_case(told, what, plan, world, missing)], loads=True)
-    )
+    deadlock.check(deadlock.calls_of([rank["kernels"] for rank in told], loads=True))
 
 
 def test_a_sampling_that_ends_in_a_step_without_receives_ahead_leaves_none_to_the_next() -> None:
@@ -180,10 +172,10 @@ def test_a_sampling_that_ends_in_a_step_without_receives_ahead_leaves_none_to_th
     assert link.receives_ahead
 
 
-def test_two_swapped_calls_of_a_plan_are_named(told: Told) -> None:
+@pytest.mark.parametrize("case", [(*CASES[0], "")], ids=str)
+def test_two_swapped_calls_of_a_plan_are_named(case: tuple, told: Told) -> None:
     """On one rank, the last exchange of attention and the gathering of all tokens, which share a communicator."""
-    what, plan, world, _ = SWAPPED
-    traces = [rank["kernels"] for rank in of_case(told, what, plan, world, "")]
+    traces = copy.deepcopy([rank["kernels"] for rank in told])
     group = next(each["group"] for each in traces[0] if each["kind"] == "all_to_all")
     own = [each for each in traces[1] if each["group"] == group]
     pairs = [pair for pair in zip(own, own[1:], strict=False) if pair[0]["kind"] != pair[1]["kind"]]

@@ -30,7 +30,6 @@ from parallel_backend.seams.exchange.ring import merge
 from parallel_backend.seams.kernels import backends
 from parallel_backend.seams.kernels.backends import BACKENDS, CUDNN, NATIVE, Backend, choose_backend
 from parallel_backend.seams.kernels.sage import HOPPER_OPERATOR
-from parallel_backend.weights.loading import ModelSource
 from tests.support.cases.families import FAMILIES, UNEVEN
 from tests.support.cases.library_cases import SDXL_UNET, unet, unet_inputs
 from tests.support.fakes.sage import fake_package
@@ -47,14 +46,13 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Pretends a GPU of compute capability 9.0; the test puts in the names of the backends that can be called."""
     usable: set[str] = set()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(backends, "is_usable", lambda backend: backend.name in usable)
+    monkeypatch.setattr(Backend, "is_there", lambda backend: backend.name in usable)
     return usable
 
 
 def load(family: str, folder: Path, mesh: Mesh) -> FamilyModel:
-    files = (str(FAMILIES[family].save(folder) / "diffusion_pytorch_model.safetensors"),)
-    source = ModelSource(FAMILIES[family].model_class, FAMILIES[family].config, files)
-    return FamilyModel.load(source, mesh).of(FAMILIES[family])
+    made = FAMILIES[family]
+    return FamilyModel.load(made.source(made.save(folder)), mesh).of(made)
 
 
 def test_every_backend_of_a_plan_exists() -> None:

@@ -14,11 +14,12 @@ import torch
 import torch.nn.functional as F
 
 from parallel_backend.costs.auto import Work, list_model_plans
-from parallel_backend.costs.forward import BandCost, Cost, ForwardCost, count_forward
+from parallel_backend.costs.forward import BandCost, Cost, ForwardCost
 from parallel_backend.costs.machine import Link, Machine, Speed
 from parallel_backend.costs.roofline import predict
 from parallel_backend.errors import PlanError, RequestError
 from parallel_backend.groups.mesh import Axis
+from parallel_backend.models.bands import BandTraits
 from parallel_backend.models.checks import changes_of, check_module
 from parallel_backend.models.spec import spec_named
 from parallel_backend.plan import ParallelPlan
@@ -57,23 +58,6 @@ def test_the_bands_of_every_level_make_the_whole(height: int, shares: tuple[floa
         assert torch.equal(torch.cat(parts, 2), whole)
 
 
-def test_ranks_without_rows_are_nobodys_neighbours() -> None:
-    above, below = layout(4, 0, 16).bands, layout(4, 1, 16).bands
-    assert (above.sizes, above.previous, above.following) == ([1, 1, 0, 0], None, 1)
-    assert (below.previous, below.following) == (0, None) and below.is_last
-    idle = layout(4, 2, 16)
-    assert (idle.bands.previous, idle.bands.following) == (None, None)
-    assert not idle.cut_rows(torch.ones(1, 4, 16, 64)).any()
-    between = RowBands(Axis(None, 4, 3, shares=(1.0, 0.001, 0.001, 1.0)))
-    between.begin(2)
-    assert (between.sizes, between.previous) == ([1, 0, 0, 1], 0)
-
-
-def test_a_picture_as_narrow_as_a_pixel_of_the_last_level_is_not_shared() -> None:
-    assert layout(2, 1, 64, width=4).bands.sizes == [8, 0]
-    assert layout(2, 1, 64, width=5).bands.sizes == [4, 4]
-
-
 def test_a_tensor_with_the_rows_of_no_level_is_refused() -> None:
     own = layout(2, 0, 64)
     with pytest.raises(RequestError, match=r"shape \(1, 4, 30, 64\) has the rows of no level"):
@@ -82,19 +66,10 @@ def test_a_tensor_with_the_rows_of_no_level_is_refused() -> None:
         own.stream_of(7)
 
 
-def test_a_hint_of_a_controlnet_has_several_rows_for_each_of_the_latents() -> None:
-    hint = torch.arange(37 * 8).reshape(1, 1, -1, 1).expand(-1, -1, -1, 64 * 8)
-    parts = [layout(2, index, 37).cut_rows(hint, 8) for index in range(2)]
-    assert [part.shape[2] for part in parts] == [24 * 8, 13 * 8]
-    assert torch.equal(torch.cat(parts, 2), hint)
-    with pytest.raises(RequestError, match="has the rows of no level"):
-        layout(2, 0, 37).cut_rows(hint, 4)
-
-
 def functions(index: int) -> BandFunctions:
     bands = RowBands(Axis(None, 2, index))
     bands.begin(6)
-    return BandFunctions(bands, False, False, lambda: None, by_size=True, model="model")
+    return BandFunctions(bands, BandTraits(attends_over_rows=False, by_size=True), lambda: None, "model")
 
 
 def test_only_the_last_band_may_end_with_half_of_a_doubled_row() -> None:
@@ -209,20 +184,6 @@ FORWARD = ForwardCost(
 
 def machine(link: Link) -> Machine:
     return Machine((Speed("", 10.0, 5.0, 2.0, 0.1),) * 2, link, link, link)
-
-
-def test_what_bands_exchange_is_counted() -> None:
-    """Rows of a convolution to either side, and three numbers of each group."""
-    layers = torch.nn.Sequential(
-        torch.nn.Conv2d(4, 8, 3, padding=1), torch.nn.GroupNorm(2, 8), torch.nn.Conv2d(8, 4, 1)
-    ).to("meta")
-    told = count_forward(
-        layers, [], lambda: layers(torch.empty(3, 4, 6, 5, device="meta")), rows=3, heads=1, in_bands=True
-    )
-    assert told.bands == BandCost(2 * 4 * 5 * 4, 1, 3 * 2 * 4, 1)
-    assert told.rest == Cost() and told.blocks.linear == 2 * 30 * (4 * 9 * 8 + 8 * 4)
-    shared = count_forward(layers, [], lambda: layers(torch.empty(3, 4, 6, 5, device="meta")), rows=3, heads=1)
-    assert shared.bands is None and shared.rest == told.blocks
 
 
 def test_the_seconds_of_bands_are_those_of_a_transformer_and_of_their_exchanges() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,59 +9,60 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from parallel_backend.models import known_spec
 from tests.support.cases import oracle
 from tests.support.cases.library_cases import sd3_with_encoders
-from tests.support.cases.own_loop_cases import LOOPS, LOOPS_OF_TWO, OTHERS, OWN_CALLS, PATCHES, LoopCase, scheduler_of
+from tests.support.cases.own_loop_cases import INT4, LOOPS, LOOPS_OF_TWO, OWN_CALLS, PATCHES, LoopCase, scheduler_of
 from tests.support.cases.references import relative_error
 from tests.support.ranks.pool import RankPool
 
 TOLERANCE = 1e-5
+LOSSY = 0.02
 
 
 @pytest.fixture(scope="module")
-def out(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("own_loop")
-    for world in (2, 4):
-        ranks.run(world, "library.own_loop_ranks", str(root))
-    return root
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("own_loop")
+
+
+@pytest.fixture(scope="module")
+def told(ranks: RankPool, out: Path) -> list[dict[str, Any]]:
+    """What each of two ranks found. Their latents, and those of four, are in the folder."""
+    return [ranks.run(world, "library.own_loop_ranks", str(out)) for world in (4, 2)][1]
 
 
 def by_oracle(case: LoopCase, *patches: int) -> torch.Tensor:
     """By a serial program. patches: how many, and the steps that run whole; all steps without them."""
-    loop = LOOPS[case.loop]
+    loop, family = LOOPS[case.loop], LOOPS[case.loop].model
     return oracle.sample(
-        loop.model.build(), oracle.ANATOMIES[loop.family], loop.model.reference, scheduler_of(loop, case.scheduler),
+        family.build(), known_spec(family.model_class), family.reference, scheduler_of(loop, case.scheduler),
         loop.noise(), loop.conditions, loop.negative, loop.guidance, *patches,
+        patch=family.patch, timestep_scale=family.timestep_scale,
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("case", [*PATCHES, *OTHERS], ids=str)
-def test_what_a_pipelines_own_call_keeps_from_step_to_step_is_what_a_denoiser_keeps(case: LoopCase, out: Path) -> None:
+@pytest.mark.parametrize("case", [*PATCHES, INT4], ids=str)
+def test_what_a_pipelines_own_call_keeps_from_step_to_step_goes_with_it(case: LoopCase, out: Path, told: list) -> None:
+    """PipeFusion's is that of the oracle. Four bits by themselves are 20 % off, and as differences less than 2 %."""
     found = load_file(out / f"world{case.plan.world_size}.0.safetensors")
     got = found[str(case)]
-    assert relative_error(got, found[f"{case}, Denoiser"]) <= TOLERANCE
     assert torch.equal(got, found[f"{case}, again"])
-    assert relative_error(got, by_oracle(case)) > 10 * TOLERANCE  # it was kept
-
-
-@pytest.mark.parametrize("case", PATCHES, ids=str)
-def test_pipefusion_by_a_pipelines_own_call_is_that_of_a_loop_of_patches(case: LoopCase, out: Path) -> None:
-    got = load_file(out / f"world{case.plan.world_size}.0.safetensors")[str(case)]
-    assert relative_error(got, by_oracle(case, case.plan.patch_count, case.plan.sync_steps)) <= TOLERANCE
-
-
-def loops_of(out: Path) -> list[dict[str, Any]]:
-    return [json.loads((out / f"found.2.{rank}.json").read_text()) for rank in range(2)]
+    error = relative_error(got, by_oracle(case))
+    assert error > 10 * TOLERANCE  # it was kept
+    if case is INT4:
+        assert error < LOSSY
+    else:
+        assert relative_error(got, by_oracle(case, case.plan.patch_count, case.plan.sync_steps)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", LOOPS_OF_TWO)
-def test_two_calls_of_a_step_run_side_by_side_only_where_both_are_known(name: str, out: Path) -> None:
+def test_two_calls_of_a_step_run_side_by_side_only_where_both_are_known(name: str, told: list[dict[str, Any]]) -> None:
     """Else the prediction is right all the same, and the log says why."""
-    found = [each[name] for each in loops_of(out)]
-    *ran, told = LOOPS_OF_TWO[name]
+    found = [each[name] for each in told]
+    *ran, why = LOOPS_OF_TWO[name]
     assert max(each["worst"] for each in found) <= TOLERANCE
     assert [each["ran"] for each in found] == ran
-    assert [each["told"] for each in found] == [told, told]
+    assert [each["told"] for each in found] == [why, why]
 
 
 def found_of(name: str, out: Path) -> list[dict[str, torch.Tensor]]:
@@ -73,7 +73,7 @@ def found_of(name: str, out: Path) -> list[dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("name", OWN_CALLS)
-def test_a_pipelines_own_call_returns_what_the_plain_one_does(name: str, out: Path) -> None:
+def test_a_pipelines_own_call_returns_what_the_plain_one_does(name: str, out: Path, told: list) -> None:
     call = OWN_CALLS[name]
     expected = call.run(sd3_with_encoders())
     for rank, found in enumerate(found_of(name, out)):
@@ -83,25 +83,23 @@ def test_a_pipelines_own_call_returns_what_the_plain_one_does(name: str, out: Pa
             assert relative_error(found[key].double(), wanted.double()) <= TOLERANCE
 
 
-def test_each_rank_encodes_and_decodes_its_own_rows(out: Path) -> None:
+def test_each_rank_encodes_and_decodes_its_own_rows(told: list[dict[str, Any]]) -> None:
     """Of three prompts, without and with guidance, and of three or six pictures."""
-    rows = [json.loads((out / f"found.2.{rank}.json").read_text()) for rank in range(2)]
     for name in ("arrays", "on the first rank", "with a shared VAE"):
-        assert [(each[name]["text_encoder"], each[name]["decoder"]) for each in rows] == [([2, 2], [2]), ([1, 1], [1])]
-    assert [each["image to image"]["decoder"] for each in rows] == [[3], [3]]
-    assert [each["callbacks"]["text_encoder"] for each in rows] == [[1, 1], [1, 1]]
+        assert [(each[name]["text_encoder"], each[name]["decoder"]) for each in told] == [([2, 2], [2]), ([1, 1], [1])]
+    assert [each["image to image"]["decoder"] for each in told] == [[3], [3]]
+    assert [each["callbacks"]["text_encoder"] for each in told] == [[1, 1], [1, 1]]
 
 
-def test_a_line_of_the_log_says_what_became_parallel_and_how(out: Path) -> None:
-    rows = [json.loads((out / f"found.2.{rank}.json").read_text()) for rank in range(2)]
+def test_a_line_of_the_log_says_what_became_parallel_and_how(told: list[dict[str, Any]]) -> None:
     start, end = (
         "StableDiffusion3Pipeline is parallel: SD3Transformer2DModel by ",
         "text_encoder and text_encoder_2 and vae",
     )
     parts = f"; 2 ranks share the batch of {end}"
     blocks = [f"pipefusion=2, this rank has blocks {own} of 3{parts}" for own in ("1 to 1", "2 to 3")]
-    assert [each["callbacks"]["told"] for each in rows] == [[start + each] for each in blocks]
-    (fetched,) = rows[0]["offloaded"]["told"]
+    assert [each["callbacks"]["told"] for each in told] == [[start + each] for each in blocks]
+    (fetched,) = told[0]["offloaded"]["told"]
     assert fetched == f"{start}cfg=2 × host weights, 3 blocks are fetched (host){parts}"
-    (shared,) = rows[0]["with a shared VAE"]["told"]
+    (shared,) = told[0]["with a shared VAE"]["told"]
     assert shared == f"{start}dp=2; ranks share the rows of the VAE's pictures{parts}"

@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,8 +13,9 @@ from safetensors.torch import load_file
 
 from parallel_backend.models import known_spec, model_classes
 from tests.support.cases import oracle
-from tests.support.cases.pipefusion_cases import STEPS, case_inputs, family_of, scheduler_of
-from tests.support.ranks.pool import RankPool, Results, run_apart
+from tests.support.cases.pipefusion_cases import STAGED, STEPS, case_inputs, family_of, scheduler_of
+from tests.support.cases.references import relative_error
+from tests.support.ranks.pool import RankPool
 from tests.support.tiers import running
 
 TOLERANCE = 1e-5
@@ -47,6 +46,11 @@ def case(
 STAGES, PATCHES, SYNC_STEPS = (2, 3, 4), (1, 2, 3, 5), (1, 3)
 
 
+def is_cut(family: str) -> bool:
+    """Whether images of the class can be cut into patches."""
+    return bool(known_spec(family_of(family).model_class).image)
+
+
 def is_slow(stages: int, patches: int, sync_steps: int, hybrid: int) -> bool:
     """Of places in the square's sides. The gate has each number of stages with each of patches, and each hybrid with
     every value of each other side; what is left open takes its values in turn, so that they meet in pairs, too."""
@@ -65,11 +69,11 @@ CASES += [case("dit", "flow", 3, 1, pipefusion=1, **hybrid) for hybrid in HYBRID
 CASES += [case("dit", name, 3, 2, pipefusion=2) for name in ("ddim", "dpm++", "euler", "heun", "unipc")]
 CASES += [
     case(family, "flow", 3, 1, pipefusion=2, **hybrid)
-    for family, anatomy in oracle.ANATOMIES.items()
-    if family != "dit" and anatomy.attention
+    for family in STAGED
+    if family != "dit" and is_cut(family)
     for hybrid in ({}, {"ulysses": 2})
 ]
-CASES += [case("hunyuandit-1.2", "ddim", 2, 1, pipefusion=4), case("flux-dev", "flow", 2, 1, pipefusion=3)]
+CASES += [case("hunyuandit", "ddim", 2, 1, pipefusion=4), case("flux-dev", "flow", 2, 1, pipefusion=3)]
 # Stages that begin and end in a list that takes text and image joined, or between the lists.
 CASES += [case("flux2-dev", "flow", 2, 1, pipefusion=stages) for stages in (3, 4)]
 CASES += [
@@ -82,7 +86,7 @@ CASES += [
     )
 ]
 # Stages in proportion to the speed of their devices, and each patch's tokens too.
-CASES += [case(family, "flow", 3, 1, pipefusion=2, speeds=(1, 0.4)) for family in ("dit", "flux-dev", "hunyuandit-1.2")]
+CASES += [case(family, "flow", 3, 1, pipefusion=2, speeds=(1, 0.4)) for family in ("dit", "flux-dev", "hunyuandit")]
 CASES += [case("dit", "flow", 2, 1, pipefusion=2, speeds=(1, 0.5, 0.25, 1), **hybrid) for hybrid in HYBRIDS[1:]]
 # As on GPUs, where each link between stages has a group of its own.
 CASES += [
@@ -91,70 +95,54 @@ CASES += [
 ]
 ALL_SYNC = [case("dit", "flow", 3, STEPS, pipefusion=2), case("pixart-alpha", "dpm++", 2, STEPS, pipefusion=2)]
 # Stages alone, for models whose image cannot be cut to patches.
-ALL_SYNC += [
-    case(family, "flow", 1, STEPS, pipefusion=2)
-    for family, anatomy in oracle.ANATOMIES.items()
-    if not anatomy.attention
-]
+ALL_SYNC += [case(family, "flow", 1, STEPS, pipefusion=2) for family in STAGED if not is_cut(family)]
 
 
 @pytest.fixture(scope="module")
-def results(request: pytest.FixtureRequest, ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """The cases of the tests selected: the latents by case name."""
+def results(
+    request: pytest.FixtureRequest, ranks: RankPool, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, torch.Tensor]:
+    """The latents of the cases of the tests selected, by name; all of a world size are run at once."""
+    root, found = tmp_path_factory.mktemp("pipefusion"), {}
     selected = [case for (case,) in running(request, "case")]
-    return run_cases(selected, ranks, tmp_path_factory.mktemp("pipefusion"))
-
-
-def run_cases(selected: list[dict], ranks: RankPool, root: Path) -> Results:
-    """Cases, all of a world size at once: the latents by case name."""
-    results = Results()
+    for name in {case["family"] for case in selected}:
+        family_of(name).save(root / name)
     for world in sorted({case["world"] for case in selected}):
-
-        def run(cases: Sequence[dict], world: int = world) -> dict[str, torch.Tensor]:
-            for name in {case["family"] for case in cases}:
-                if not (root / name).exists():
-                    family_of(name).save(root / name)
-            described = [{**case, "folder": str(root / case["family"])} for case in cases]
-            (root / "cases.json").write_text(json.dumps(described))
-            out = root / f"world{world}"
-            ranks.run(world, "pipefusion_ranks", str(root / "cases.json"), str(out))
-            return {name: latents for rank in range(world) for name, latents in load_file(f"{out}.{rank}").items()}
-
-        results |= run_apart(run, [case for case in selected if case["world"] == world], lambda case: case["name"])
-    return results
+        own = [{**case, "folder": str(root / case["family"])} for case in selected if case["world"] == world]
+        out = root / f"world{world}"
+        ranks.run(world, "family_ranks", own, str(out), cases=len(own))
+        for rank in range(world):
+            found |= load_file(f"{out}.{rank}")
+    return found
 
 
 @cache
 def expected(
     family: str, scheduler: str, patches: int, sync_steps: int | None, short_negative: bool = False
 ) -> torch.Tensor:
-    model, anatomy = family_of(family).build(), oracle.ANATOMIES[family]
+    made = family_of(family)
     latents, conditions, negative = case_inputs(family, short_negative)
     return oracle.sample(
-        model, anatomy, family_of(family).reference, scheduler_of(scheduler),
-        latents, conditions, negative, 3.0, patches, sync_steps,
+        made.build(), known_spec(made.model_class), made.reference, scheduler_of(scheduler), latents, conditions,
+        negative, 3.0, patches, sync_steps, patch=made.patch, timestep_scale=made.timestep_scale,
     )  # fmt: skip
 
 
-def relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float((got - wanted).norm() / wanted.norm())
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_pipefusion_equals_its_serial_oracle(case: dict, results: Results) -> None:
+def test_pipefusion_equals_its_serial_oracle(case: dict, results: dict[str, torch.Tensor]) -> None:
     plan = case["plan"]
     wanted = expected(case["family"], case["scheduler"], plan["patches"], plan["sync_steps"], case["short_negative"])
     assert relative_error(results[case["name"]], wanted) <= TOLERANCE
 
 
-def test_every_class_has_an_oracle_of_its_patches_or_of_its_stages() -> None:
-    patched = {family_of(name).model_class: bool(each.attention) for name, each in oracle.ANATOMIES.items()}
-    staged = {name: known_spec(name) for name in model_classes() if known_spec(name).blocks}
-    assert patched == {name: bool(spec.image) for name, spec in staged.items()}
+def test_every_class_with_stages_is_compared() -> None:
+    assert {family_of(name).model_class for name in STAGED} == {
+        name for name in model_classes() if known_spec(name).blocks
+    }
 
 
 @pytest.mark.parametrize("case", ALL_SYNC, ids=lambda case: case["name"])
-def test_steps_that_are_all_sync_are_exact_sampling(case: dict, results: Results) -> None:
+def test_steps_that_are_all_sync_are_exact_sampling(case: dict, results: dict[str, torch.Tensor]) -> None:
     assert relative_error(results[case["name"]], expected(case["family"], case["scheduler"], 1, None)) <= TOLERANCE
 
 

@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Mapping
+from typing import Any
 
+import diffusers
 import pytest
 import torch
 
-from parallel_backend.errors import RequestError
-from parallel_backend.sampling.schedulers import (
-    COGVIDEOX,
-    MODELS_OWN,
-    build_scheduler,
-)
+from parallel_backend.errors import PlanError, RequestError
+from parallel_backend.sampling.schedulers import COGVIDEOX, FLOW, MODELS_OWN, build_scheduler, check_patchwise
 from parallel_backend.sampling.stepper import Stepper
-from tests.support.cases.scheduler_cases import ALL_SCHEDULERS, CONFIGS, FLUX, STEPS, build, model, randn, run
+from tests.support.cases.scheduler_cases import (
+    CONFIGS,
+    NAMED,
+    PATCHES,
+    SHAPE,
+    STEPS,
+    build,
+    model,
+    randn,
+    run,
+    seeded,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array")  # diffusers on NumPy 2
 
 
-def test_the_names_are_listed_without_diffusers_or_torch() -> None:
-    code = "import sys, parallel_backend.sampling.schedulers; print('torch' in sys.modules, 'diffusers' in sys.modules)"
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert shown.stdout.split() == ["False", "False"]
-
-
 def test_swapping_keeps_the_models_schedule_as_diffusers_does() -> None:
     own = {**CONFIGS["diffusion"], "beta_end": 0.012, "beta_schedule": "scaled_linear", "steps_offset": 1}
-    swapped = ALL_SCHEDULERS["EulerDiscreteScheduler"].from_config(
-        ALL_SCHEDULERS["DDIMScheduler"].from_config(own).config
-    )
+    swapped = diffusers.EulerDiscreteScheduler.from_config(diffusers.DDIMScheduler.from_config(own).config)
     built = build_scheduler("Euler", own)
     assert dict(built.config).items() >= {key: swapped.config[key] for key in own if key[0] != "_"}.items()
     assert torch.equal(built.sigmas, swapped.sigmas)
@@ -42,19 +41,12 @@ def test_swapping_keeps_the_models_schedule_as_diffusers_does() -> None:
     [
         ({}, "DDIMScheduler"),
         ({"_class_name": "DPMSolverMultistepScheduler"}, "DPMSolverMultistepScheduler"),
-        (FLUX, "FlowMatchEulerDiscreteScheduler"),
+        (CONFIGS[FLOW], "FlowMatchEulerDiscreteScheduler"),
         (CONFIGS[COGVIDEOX], "CogVideoXDPMScheduler"),
     ],
 )
 def test_the_models_own_scheduler_is_the_one_that_its_config_names(config: Mapping, class_name: str) -> None:
     assert type(build_scheduler(MODELS_OWN, config)).__name__ == class_name
-
-
-def test_a_familys_default_stands_in_for_a_missing_config() -> None:
-    default = {"_class_name": "FlowMatchEulerDiscreteScheduler"}
-    assert type(build_scheduler(MODELS_OWN, {}, default)).__name__ == "FlowMatchEulerDiscreteScheduler"
-    with pytest.raises(RequestError, match=r"'DDIM' is for diffusion models.*flow matching.*\n\n.*Euler flow"):
-        build_scheduler("DDIM", {}, default)
 
 
 def test_latents_are_not_clipped_by_a_class_that_the_model_did_not_come_with() -> None:
@@ -72,14 +64,24 @@ def test_a_learned_variance_is_not_asked_for() -> None:
     ("name", "config", "words"),
     [
         ("Elba", {}, "no scheduler 'Elba'; there are model's own, DDIM"),
-        ("Euler", FLUX, r"'Euler' is for diffusion models, and this model's .* flow matching .*\n\nUse .*Euler flow"),
+        (
+            "Euler",
+            CONFIGS[FLOW],
+            r"'Euler' is for diffusion models, and this model's .* flow matching .*\n\nUse .*Euler flow",
+        ),
         ("Euler", {"_class_name": "UniPCMultistepScheduler", "prediction_type": "flow_prediction"}, "flow matching"),
         ("UniPC flow", CONFIGS["diffusion"], r"'UniPC flow' is for flow matching models.*\n\n.* DPM\+\+ 2M"),
+        ("DDIM", CONFIGS[FLOW], r"'DDIM' is for diffusion models.*flow matching.*\n\n.*Euler flow"),
         ("DDIM", CONFIGS[COGVIDEOX], r"for CogVideoX.*\n\nUse model's own, CogVideoX DDIM"),
         ("Euler ancestral", {"prediction_type": "sample"}, "takes epsilon, v_prediction predictions.*'sample'"),
-        (MODELS_OWN, {"_class_name": "NoSuchScheduler"}, "names 'NoSuchScheduler', which diffusers"),
+        (
+            MODELS_OWN,
+            {"_class_name": "RePaintScheduler"},
+            "names 'RePaintScheduler', which the Parallel Sampler does not",
+        ),
         (MODELS_OWN, {"_class_name": "AutoencoderKL"}, "names 'AutoencoderKL'"),
-        (MODELS_OWN, {"_class_name": "RePaintScheduler"}, "RePaintScheduler cannot sample here: only its own pipeline"),
+        ("Euler flow", {**CONFIGS[FLOW], "use_dynamic_shifting": True}, "names 'use_dynamic_shifting'"),
+        ("Euler flow", {**CONFIGS[FLOW], "invert_sigmas": True}, "names 'invert_sigmas'"),
         ("DDIM", {"beta_schedule": "elliptic"}, "DDIMScheduler cannot be made .*elliptic"),
     ],
 )
@@ -102,6 +104,49 @@ def test_steps_that_a_scheduler_cannot_make_are_refused(name: str, steps: int, d
         Stepper.prepare(build(name), steps, denoise=denoise)
 
 
-def test_pndm_does_not_begin_in_the_middle() -> None:
-    with pytest.raises(RequestError, match="PNDM cannot begin in the middle"):
-        Stepper.prepare(ALL_SCHEDULERS["PNDMScheduler"](), STEPS, denoise=0.5)
+# Patch by patch.
+
+
+def regions() -> list[torch.Tensor]:
+    """Patches as PipeFusion has them: ranges of the image's rows, then of a row's pixels."""
+    owner = torch.arange(SHAPE[-2] * SHAPE[-1]) * PATCHES // (SHAPE[-2] * SHAPE[-1])
+    return [(owner == patch).reshape(SHAPE[-2:]) for patch in range(PATCHES)]
+
+
+def patch_error(scheduler: Any, whole_steps: int) -> float:
+    """The largest deviation of a patch's run, in which every other pixel is garbage, from the whole run."""
+    noise, original = randn(1), randn(2)
+    whole = Stepper.prepare(scheduler, STEPS, generator=seeded())
+    predictions = [randn(100 + index) for index in range(len(whole))]
+    latents, worst = whole.initial(noise, original), 0.0
+    runs: list[tuple[torch.Tensor, Stepper, torch.Tensor]] = []
+    for index, prediction in enumerate(predictions):
+        if index == whole_steps:
+            runs = [(region, whole.copy(), latents) for region in regions()]
+        for patch, (region, stepper, own) in enumerate(runs):
+            garbage = 50 * randn(1000 + 10 * index + patch)
+            own = torch.where(region, own, garbage)
+            stepper.model_input(own, index)
+            own = stepper.step(torch.where(region, prediction, garbage.flip(0)), index, own)
+            runs[patch] = (region, stepper, own)
+        whole.model_input(latents, index)
+        latents = whole.step(prediction, index, latents)
+        assert latents.isfinite().all()
+        worst = max([worst] + [(own - latents)[..., region].abs().max().item() for region, _, own in runs])
+    return worst
+
+
+@pytest.mark.parametrize("whole_steps", [1, 2])
+@pytest.mark.parametrize("name", NAMED)
+def test_a_patch_does_not_see_other_pixels(name: str, whole_steps: int) -> None:
+    scheduler = build(name)
+    check_patchwise(scheduler)
+    assert patch_error(scheduler, whole_steps) == 0
+
+
+@pytest.mark.parametrize("name", ["DDIM", "DDPM", "DPM++ 2M", "UniPC", "LCM"])
+def test_dynamic_thresholding_sees_the_whole_image_and_is_refused(name: str) -> None:
+    scheduler = build(name, thresholding=True, sample_max_value=100.0)
+    assert patch_error(scheduler, 1) > 1e-3
+    with pytest.raises(PlanError, match="quantile over the whole image"):
+        check_patchwise(scheduler)

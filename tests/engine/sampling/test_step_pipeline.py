@@ -11,7 +11,6 @@ from parallel_backend.errors import RequestError
 from parallel_backend.groups.calls import Call
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.pipeline.step_pipeline import MOST_KINDS, StepPipeline, count_picture_tokens
-from parallel_backend.video import Video, video_of
 
 TEXT, OTHER = torch.zeros(1, 5, 8), torch.ones(1, 5, 8)
 WHOLE, PATCHES = [[0, 1, 2]], [[0], [1], [2]]
@@ -26,12 +25,8 @@ def count(call: Call) -> int:
     return count_picture_tokens(call, lambda latents: (2, 2))
 
 
-def grid(call: Call) -> Video:
-    return video_of(call.latents[0].shape, (1, 2, 2))
-
-
 def turns(pipeline: StepPipeline, calls: list[Call]) -> list[list[int]]:
-    return pipeline.begin(calls, 1, count, grid).turns
+    return pipeline.begin(calls, 1, count).turns
 
 
 @pytest.fixture
@@ -69,7 +64,7 @@ def test_differences_are_kept_for_steps_of_one_kind_and_begin_anew_with_another_
     made = StepPipeline(ParallelPlan(ulysses=2, exchange_dtype="int4"))
 
     def kept(calls: list[Call]) -> Any:
-        run = made.begin(calls, 1, count, grid)
+        run = made.begin(calls, 1, count)
         assert run.turns == [[0]] and not made.why
         return run.forward([0], 0, 0).differences
 
@@ -137,15 +132,15 @@ def test_latents_that_cannot_be_cut_into_patches_are_refused(pipeline: StepPipel
 
 def test_a_plan_without_patches_runs_every_step_whole_and_keeps_nothing() -> None:
     pipeline = StepPipeline(ParallelPlan(ulysses=2))
-    run = pipeline.begin(step(700.0), 1, count, grid)
+    run = pipeline.begin(step(700.0), 1, count)
     assert run.turns == [[0]] and run.caches == [None] and not pipeline.kinds
 
 
-@pytest.mark.parametrize("plan", [{"pipefusion": 2, "patches": 1}, {"cfg": 2}, {"cfg": 2, "sparse": "radial"}], ids=str)
+@pytest.mark.parametrize("plan", [{"pipefusion": 2, "patches": 1}, {"cfg": 2}], ids=str)
 def test_ranks_that_exchange_no_tokens_keep_no_differences(plan: dict[str, Any]) -> None:
     """They would take what nobody has sent for differences."""
     made = StepPipeline(ParallelPlan(**plan, exchange_dtype="int4"))
     for timestep in (1000.0, 900.0):
         video = Call((torch.zeros(1, 4, 3, 8, 6), torch.tensor([timestep])), {"context": TEXT})
-        run = made.begin([video], 1, count, grid)
+        run = made.begin([video], 1, count)
         assert run.differences == [None]

@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import diffusers
 import pytest
 import torch
 
-from parallel_backend.costs.auto import PlanOfRun, Work
-from parallel_backend.costs.choose import Choice, Weights, choose_prediction, list_plans, rank_plans
+from parallel_backend.costs.choose import PIECE_COUNTS, Choice, Weights, choose_prediction, list_plans, rank_plans
 from parallel_backend.costs.forward import Cost, ForwardCost, count_forward
 from parallel_backend.costs.machine import Link, Machine, Speed, assume_machine
 from parallel_backend.costs.roofline import Prediction, predict
@@ -62,6 +60,21 @@ def test_a_forward_is_counted_exactly_without_running():
     assert told.blocks.attention == 7 * 2 * 2 * (33 + 7) ** 2 * 48
 
 
+def test_a_forward_is_counted_in_inference_mode_as_outside_of_it():
+    """ComfyUI samples in inference mode, in which torch does not split a linear layer before it is counted. It counts
+    some reshapes as copies there."""
+
+    def count() -> ForwardCost:
+        model = flux("meta")
+        return count_forward(model, blocks_of(model), lambda: model(**flux_call("meta", 33)), rows=2, heads=3)
+
+    with torch.inference_mode():
+        found = count()
+    usual = count()
+    assert found.flops == usual.flops and found.blocks.linear == usual.blocks.linear > 0
+    assert found.blocks == pytest.approx(usual.blocks, rel=0.05)
+
+
 def test_a_condition_of_unknown_width_is_as_wide_as_the_model_takes_it():
     empty = flux("meta")
     narrow = flux_call("meta", 33) | {"encoder_hidden_states": torch.zeros(2, 7, 1, device="meta")}
@@ -75,17 +88,16 @@ def test_a_condition_of_unknown_width_is_as_wide_as_the_model_takes_it():
 @pytest.mark.parametrize("axis, kind", [("ulysses", ALL_TO_ALL), ("ring", SEND)], ids=["ulysses", "ring"])
 @pytest.mark.parametrize("degree", [2, 3, 8])
 def test_the_bytes_of_an_exchange_are_those_of_the_formulas(axis: str, kind: str, degree: int):
-    model, size = DIFFUSERS["flux-dev"], "1024²"
-    plan = ParallelPlan(**{axis: degree})
+    model, plan = DIFFUSERS["flux-dev"], ParallelPlan(**{axis: degree})
     activation = (64 * 64 + 512) * 3072 * 2
     forward = ForwardCost(Cost(), Cost(), 57, activation, 0.0, 0.0, 24, 0.0)
     waiting = predict(forward, 1, plan, free_machine(degree, rate=1.0)).waiting
-    assert waiting == pytest.approx(sent_bytes(model, size, plan, model.blocks)[kind][axis])
+    assert waiting == pytest.approx(sent_bytes(model, plan, model.blocks)[kind][axis])
 
 
-def free_machine(ranks: int, rate: float, latency: float = 0.0) -> Machine:
+def free_machine(ranks: int, rate: float) -> Machine:
     """Ranks that compute at once, and whose exchanges nothing hides."""
-    link = Link(rate, latency)
+    link = Link(rate, 0.0)
     return Machine((Speed("", 1e30, 1e30, 1e30, 1e-30),) * ranks, link, link, link, hides=0.0)
 
 
@@ -105,9 +117,9 @@ def shaped_like_flux(tokens: int) -> ForwardCost:
     )
 
 
-def machine(profile: str, ranks: int, latency: float = 2e-5) -> Machine:
+def machine(profile: str, ranks: int) -> Machine:
     own = PROFILES[profile]
-    link = Link(own.link, latency)
+    link = Link(own.link, 2e-5)
     speed = Speed("card", own.card, own.card, 1e12, 4e-6)
     return Machine((speed,) * ranks, link, link, link, own.host)
 
@@ -140,33 +152,6 @@ def test_a_small_image_over_a_slow_link_is_faster_on_one_device():
     assert predicted[0].seconds == alone.seconds
 
 
-def test_no_plan_is_chosen_that_is_predicted_slower_than_one_device():
-    for profile in PROFILES:
-        for tokens in (300, 4608, 40000):
-            where, forward = machine(profile, 4), shaped_like_flux(tokens)
-            alone = predict(forward, 1, ParallelPlan(), where)
-            assert ranked(forward, 1, where)[0].seconds <= alone.seconds
-
-
-def test_in_a_loop_every_rank_gets_the_other_rows():
-    forward = ForwardCost(Cost(100, 0, 0, 0), Cost(), 5, 8.0, 40.0, 4.0, 4, 1000)
-    where = Machine((Speed("", 10.0, 5.0, 2.0, 0.1),) * 2, *(Link(rate, 0.0) for rate in (8.0, 4.0, 2.0)))
-    steps, loop = (predict(forward, 2, ParallelPlan(cfg=2), where, loops=loops) for loops in (False, True))
-    assert (steps.waiting, loop.waiting) == (4 / 2, 4 / 4), "one row to rank 0; or of each rank to all"
-    assert steps.computing == loop.computing
-
-
-def test_code_between_the_blocks_costs_a_gathering_after_each():
-    forward, where, plan = shaped_like_flux(4096), machine("PCIe 4.0 x16", 4), ParallelPlan(ulysses=4)
-    gathering = predict(replace(forward, gathers=57), 1, plan, where).seconds - predict(forward, 1, plan, where).seconds
-    link = where.all_gather
-    alone = link.seconds(forward.prediction * 3 / 4, 1)
-    assert gathering == pytest.approx(link.seconds((57 * forward.activation + forward.prediction) * 3 / 4, 58) - alone)
-    assert predict(replace(forward, gathers=57), 1, ParallelPlan(cfg=1), where) == predict(
-        forward, 1, ParallelPlan(cfg=1), where
-    )
-
-
 def test_seconds_by_hand():
     forward = ForwardCost(Cost(100, 50, 20, 10), Cost(10, 0, 0, 0), 5, 8.0, 40.0, 4.0, 4, 1000)
     link = Link(10.0, 0.5)
@@ -184,12 +169,6 @@ def test_seconds_by_hand():
     assert ring.waiting == pytest.approx(5 * (8 / 10 + 0.5 - 1 / 2) + 2 / 10 + 0.5)
 
 
-def test_nothing_hides_an_exchange_of_cpu_ranks():
-    forward, where = shaped_like_flux(4608), machine("PCIe 4.0 x16", 2)
-    hidden, exposed = (predict(forward, 1, ParallelPlan(ring=2), replace(where, hides=hides)) for hides in (1.0, 0.0))
-    assert hidden.computing == exposed.computing and hidden.waiting < exposed.waiting
-
-
 @pytest.mark.parametrize(("patches", "loops", "turns"), [(1, False, 1 + 3), (8, False, 8 + 3), (8, True, 8)])
 def test_a_stock_samplers_step_fills_and_drains_the_pipeline_and_a_loop_does_not(patches: int, loops: bool, turns: int):
     forward = ForwardCost(Cost(linear=800.0), Cost(), 8, 8.0, 40.0, 4.0, 4, 1000)
@@ -200,14 +179,10 @@ def test_a_stock_samplers_step_fills_and_drains_the_pipeline_and_a_loop_does_not
     assert told.words.endswith("in a loop") == loops
 
 
-def test_an_int4_exchange_sends_a_quarter_and_keeps_what_arrived():
-    forward, where = shaped_like_flux(4608), machine("10 Gbit/s Ethernet", 2, latency=0)
-    exact, differences = (
-        predict(forward, 1, ParallelPlan(ulysses=2, exchange_dtype=name), where) for name in ("model", "int4")
-    )
-    assert differences.waiting < 0.3 * exact.waiting
-    # In each of 57 blocks queries, keys, values and results, where they are sent and where they arrive, by two ranks.
-    assert differences.bytes - exact.bytes == pytest.approx(57 * 8 * 4608 * 3072 * 2 / 2)
+@pytest.mark.parametrize(("link", "pays"), [("PCIe 4.0 x16", True), ("NVLink", False)])
+def test_auto_takes_pieces_only_where_they_pay(link: str, pays: bool):
+    plans = list_plans(4, 1, heads=24, pieces=PIECE_COUNTS)
+    assert (rank_plans(plans, shaped_like_flux(4608), 1, machine(link, 4))[0].plan.pieces > 1) == pays
 
 
 def room_of(device: float) -> Callable[[ParallelPlan, float], WeightRoom]:
@@ -236,19 +211,6 @@ def test_a_machine_keeps_its_figures_in_json_and_refuses_others():
     assert not assume_machine(["a"], on_cpu=False).is_measured
 
 
-def test_a_plan_that_leaves_ranks_waiting_from_the_first_lasts_for_its_sampling():
-    """One device is the faster; what is learnt of steps meanwhile is for the next sampling."""
-    alone, shared = ParallelPlan(dp=2), ParallelPlan(ulysses=2)
-    best = [alone]
-    run = PlanOfRun(lambda _work: SimpleNamespace(plan=best[0]))
-    run.begin()
-    run.follow(Work())
-    best[0] = shared
-    assert not any(run.follow(Work()) for _ in range(5)) and run.plan == alone
-    run.begin()
-    assert run.follow(Work()) and run.plan == shared
-
-
 def of_speeds(where: Machine, *speeds: float) -> Machine:
     """With ranks so much slower than they are, in all that they do."""
     own = where.speeds[0]
@@ -274,26 +236,6 @@ def test_what_is_measured_of_like_ranks_differs_a_little_and_shares_evenly():
         assert not any(each.plan.speeds for each in ranked(shaped_like_flux(4608), 1, where))
     unlike = replace(alike, speeds=(alike.speeds[0], replace(alike.speeds[1], name="another")))
     assert any(each.plan.speeds for each in ranked(shaped_like_flux(4608), 1, unlike))
-
-
-def test_rows_go_by_speed():
-    where = of_speeds(machine("NVLink", 4), 1, 0.9, 0.5, 0.5)
-    found = [each.plan for each in ranked(shaped_like_flux(4608), 3, where)]
-    assert ParallelPlan(dp=2, ulysses=2, speeds=(1, 0.9, 0.5, 0.5)) in found
-    three = predict(shaped_like_flux(4608), 3, ParallelPlan(dp=2, ulysses=2, speeds=(1, 1, 0.5, 0.5)), where)
-    one = predict(shaped_like_flux(4608), 1, ParallelPlan(dp=2, ulysses=2, speeds=(1, 1, 0.5, 0.5)), where)
-    assert three.computing == pytest.approx(2 * one.computing, rel=0.05)  # two rows and one
-
-
-def test_keys_of_grouped_queries_are_sent_once():
-    forward, where = shaped_like_flux(4608), machine("10 Gbit/s Ethernet", 4, latency=0)
-    whole, quarter = (predict(replace(forward, kv=kv), 1, ParallelPlan(ulysses=4), where).waiting for kv in (1.0, 0.25))
-    assert quarter < whole
-    link = free_machine(4, rate=1.0)
-    for plan, share in ((ParallelPlan(ring=4), 1 / 4), (ParallelPlan(ulysses=4), 2.5 / 4)):
-        blocks = replace(forward, prediction=0.0)
-        all_keys, fewer = (predict(replace(blocks, kv=kv), 1, plan, link).waiting for kv in (1.0, 0.25))
-        assert fewer == pytest.approx(all_keys * share)
 
 
 CFG, ULYSSES, RING, ONE = ParallelPlan(cfg=2), ParallelPlan(ulysses=2), ParallelPlan(ring=2), ParallelPlan()

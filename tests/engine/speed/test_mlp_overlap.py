@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 
 from parallel_backend.hooks import Hooks
-from parallel_backend.seams.attention_op import RUNNING
 from parallel_backend.seams.deferred import Deferred, DeferredTail
 from parallel_backend.seams.forward import ForwardSlot
 from parallel_backend.seams.mlp_overlap import MlpOverlap
@@ -69,31 +68,6 @@ class Block(torch.nn.Module):
 
 
 ROWS = {"linear1": "qkv+", "proj": "+", "act": "+", "not_there": "+"}
-
-
-@pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("sends", [True, False], ids=["attention sends", "attention sends nothing"])
-def test_a_block_gives_what_it_gives_anyway(fused: bool, sends: bool) -> None:
-    slot, hooks, pending = ForwardSlot(), Hooks(), []
-
-    def sent() -> None:
-        pending.append(len(slot.forward.deferred))
-        if sends:
-            slot.forward.run_deferred()
-
-    block, x = Block(fused, sent), torch.randn(2, 5, WIDTH)
-    alone = block(x)
-    MlpOverlap(block, ROWS, WIDTH, slot).install(hooks)
-    torch.testing.assert_close(block(x), alone, rtol=TOLERANCE, atol=TOLERANCE)
-    assert pending == [0, 1 if fused else 2]
-    assert not slot.forward.deferred, "nothing is left for the next block"
-    hooks.replace(RUNNING, "compiles", True)
-    block(x)
-    assert pending[-1] == 0, "a compiled block is as it is"
-    hooks.remove()
-    block(x)
-    assert pending[-1] == 0
-    assert "forward" not in vars(block.linear1)
 
 
 def test_a_subclass_that_reads_the_mlp_before_attention_gives_what_it_gives_anyway() -> None:

@@ -10,11 +10,12 @@ import torch.nn.functional as F
 
 from parallel_backend.errors import RequestError
 from parallel_backend.groups.mesh import Axis
+from parallel_backend.models.bands import BandTraits
 from parallel_backend.seams.bands.functions import CHECK_EVERY, BandFunctions
 from parallel_backend.seams.bands.rows import RowBands
 from parallel_backend.vae.classes import class_of
 from parallel_backend.vae.pipeline import check_vae
-from tests.support.cases.vaes.vae_cases import Case
+from tests.support.cases.vaes.vae_cases import CASES
 
 BAND = torch.zeros(1, 4, 6, 8)  # of the three latent rows of one of two ranks, at a level of twice as many
 VIDEO = BAND.unsqueeze(2)
@@ -25,7 +26,7 @@ Call = Callable[[], object]
 def functions(rows: int = 6, check: Callable[[], None] = lambda: None) -> BandFunctions:
     bands = RowBands(Axis(None, 2, 0))
     bands.rows = rows
-    return BandFunctions(bands, True, False, check)
+    return BandFunctions(bands, BandTraits(), check)
 
 
 @pytest.mark.parametrize(
@@ -60,34 +61,6 @@ def test_what_looks_beyond_a_band_in_an_unknown_way_is_refused_by_name(says: str
         call()
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: F.interpolate(BAND, scale_factor=2.0, mode="nearest-exact"),
-        lambda: F.avg_pool3d(VIDEO, (1, 2, 2), (1, 2, 2)),
-        lambda: F.conv_transpose2d(BAND, KERNEL[:, :, :2, :2], stride=2),
-        lambda: F.conv2d(BAND, KERNEL[:, :, :1]),
-        lambda: F.pad(VIDEO, (1, 1, 0, 0, 2, 0), mode="replicate"),
-        lambda: F.batch_norm(BAND, torch.zeros(4), torch.ones(4)),
-    ],
-)
-def test_what_sees_each_row_by_itself_runs_as_it_is(call: Call) -> None:
-    with functions():
-        result = call()
-    assert torch.equal(result, call())
-
-
-def test_noise_is_the_bands_part_of_the_wholes() -> None:
-    torch.manual_seed(0)
-    whole = torch.randn(12, 8)
-    torch.manual_seed(0)
-    with functions():
-        assert torch.equal(torch.randn((6, 8)), whole[:6])
-    torch.manual_seed(0)
-    with functions():
-        assert torch.randn_like(BAND).shape == BAND.shape
-
-
 def test_all_ranks_ask_whether_to_go_on_at_the_same_convolutions() -> None:
     asked = []
     with functions(0, lambda: asked.append(None)):
@@ -101,7 +74,7 @@ class Blur(torch.nn.Module):
 
 
 def test_a_layer_that_is_not_known_is_refused_by_its_name() -> None:
-    vae = Case().build()
+    vae = CASES["square"].build()
     vae.decoder.mid_block.resnets[0].conv1 = Blur()
     with pytest.raises(RequestError, match=r"decoder\.mid_block\.resnets\.0\.conv1 is a Blur of .*test_vae_functions"):
         check_vae(vae)

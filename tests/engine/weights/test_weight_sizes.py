@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from parallel_backend.groups.mesh_layout import rank_parts, stage_ranges
+from parallel_backend.groups.mesh_layout import stage_ranges
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.sizes import sizes_by_name
 
@@ -39,15 +39,6 @@ def test_blocks_alike_fall_into_stages_that_differ_by_one_at_most() -> None:
         lengths = [len(stage) for stage in stage_ranges([7] * count, degree)]
         assert sorted(lengths) == lengths
         assert lengths[-1] - lengths[0] <= 1
-
-
-def test_flux_is_cut_by_bytes_where_memory_is_to_be_even() -> None:
-    """A block of two streams has 2.4 times the weights of one with one."""
-    sizes = [24] * 19 + [10] * 38
-    first, second = stage_ranges(sizes, 2)
-    assert (len(first), len(second)) == (17, 40)
-    parts = rank_parts(ParallelPlan(pipefusion=2, ulysses=2, balance="memory"), blocks=sizes)
-    assert [part.blocks for part in parts] == [first, first, second, second]
 
 
 def test_what_no_block_has_is_every_ranks() -> None:

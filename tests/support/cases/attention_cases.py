@@ -18,15 +18,13 @@ MASKS = ("none", "padding", "block", "bias", "square")
 
 @dataclass(frozen=True)
 class Case:
-    """A plan, and the attention under it. shares: what each rank of the plan's one axis gets, where not as much as the
-    others. parts: into how many the exchange is cut. heads_by_speed: what ranks get of
+    """A plan, and the attention under it. parts: into how many the exchange is cut. heads_by_speed: what ranks get of
     the heads under the plan's speeds. kernel: the attention backend."""
 
     plan: dict[str, Any]
     heads: int = 4
     kv_heads: int = 4
     parts: int = 1
-    shares: tuple[int, ...] = ()
     heads_by_speed: tuple[int, ...] = ()
     kernel: str = "native"
 
@@ -34,13 +32,9 @@ class Case:
         """Whether 8 bits are in use. Kernels that compute with them take no masks, so masked attention is torch's."""
         return self.kernel != "native" and mask_name == "none"
 
-    def share_out(self, size: int, degree: int) -> list[int]:
-        """How many of so many each rank of an axis gets."""
-        if self.heads_by_speed and size == self.heads:
-            return [*self.heads_by_speed]
-        order = [rank for rank, share in enumerate(self.shares or (1,) * degree) for _ in range(share)]
-        turns = [order[place % len(order)] for place in range(size)]
-        return [turns.count(rank) for rank in range(degree)]
+    def share_out(self, degree: int) -> list[int]:
+        """How many of the heads each rank of an axis gets."""
+        return [*self.heads_by_speed] or [len(range(rank, self.heads, degree)) for rank in range(degree)]
 
 
 # By the number of ranks.
@@ -58,8 +52,10 @@ CASES: dict[int, dict[str, Case]] = {
     3: {
         "ulysses, 5 heads": Case({"ulysses": 3}, 5, 5, parts=2),
         "ulysses, 6 heads on 2": Case({"ulysses": 3}, 6, 2),
-        "ulysses, nothing for one": Case({"ulysses": 3}, 7, 7, parts=3, shares=(4, 0, 2)),
-        "ring, nothing for one": Case({"ring": 3}, shares=(4, 0, 2)),
+        "ulysses, nothing for one": Case(
+            {"ulysses": 3, "speeds": [4, 0.001, 2]}, 7, 7, parts=3, heads_by_speed=(5, 0, 2)
+        ),
+        "ring, nothing for one": Case({"ring": 3, "speeds": [4, 0.001, 2]}),
         "ring, of unlike speed": Case({"ring": 3, "speeds": [3, 1, 2]}),
     },
     4: {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ IMAGE_SIDE = 128  # 16 latent pixels where there is no VAE to say so
 TEXT_TOKENS = 6
 SEED = 3
 STEPS = 3
+FLOW = diffusers.FlowMatchEulerDiscreteScheduler
 Arguments = dict[str, Any]
 
 
@@ -72,12 +74,18 @@ def dit_call(batch: int) -> Arguments:
     return {"class_labels": list(range(5, 5 + batch)), "output_type": "pt"}
 
 
-def text_call(batch: int, side: int = IMAGE_SIDE, **others: Any) -> Arguments:
+def negative_texts(batch: int) -> torch.Tensor:
+    return embeddings(3, batch, TEXT_TOKENS, 32)
+
+
+def text_call(batch: int, side: int = IMAGE_SIDE, guided: bool = False, **others: Any) -> Arguments:
+    guidance = {"negative_prompt_embeds": negative_texts(batch), "guidance_scale": 3.0} if guided else {}
     return {
         "prompt_embeds": embeddings(1, batch, TEXT_TOKENS, 32),
         "height": side,
         "width": side,
         "output_type": "latent",
+        **guidance,
         **others,
     }
 
@@ -88,76 +96,45 @@ def flux_call(batch: int, side: int = IMAGE_SIDE) -> Arguments:
 
 def flux_cfg_call(batch: int) -> Arguments:
     """With guidance in two forwards a step."""
-    negative = {
-        "negative_prompt_embeds": embeddings(3, batch, TEXT_TOKENS, 32),
-        "negative_pooled_prompt_embeds": embeddings(4, batch, 16),
-    }
+    pooled = embeddings(4, batch, 16)
+    negative = {"negative_prompt_embeds": negative_texts(batch), "negative_pooled_prompt_embeds": pooled}
     return {**flux_call(batch), **negative, "true_cfg_scale": 3.0}
-
-
-def flux_as_many_ids_as_rows(batch: int) -> Arguments:
-    """Four images of four tokens, so that position ids could pass for rows of the batch."""
-    return flux_call(batch, side=32)
-
-
-def flux2_call(batch: int) -> Arguments:
-    return text_call(batch, side=112)
 
 
 def zimage_call(batch: int) -> Arguments:
     """Prompts of different lengths, in a list; with guidance."""
     texts = list(embeddings(1, batch, 40, 32))
-    negative = list(embeddings(3, batch, TEXT_TOKENS, 32))
-    return {**text_call(batch), "prompt_embeds": texts, "negative_prompt_embeds": negative, "guidance_scale": 3.0}
+    return text_call(batch, guided=True, prompt_embeds=texts, negative_prompt_embeds=list(negative_texts(batch)))
 
 
 def masked_call(batch: int) -> Arguments:
     """Of Chroma and Lumina: with guidance, and prompts that a mask ends."""
     mask = (torch.arange(TEXT_TOKENS) < TEXT_TOKENS - 2).float().repeat(batch, 1)
-    negative = {
-        "negative_prompt_embeds": embeddings(3, batch, TEXT_TOKENS, 32),
-        "negative_prompt_attention_mask": mask.flip(0),
-    }
-    return text_call(batch, prompt_attention_mask=mask, guidance_scale=3.0, **negative)
+    return text_call(batch, guided=True, prompt_attention_mask=mask, negative_prompt_attention_mask=mask.flip(0))
 
 
 def sd3_call(batch: int) -> Arguments:
-    return text_call(
-        batch,
-        pooled_prompt_embeds=embeddings(2, batch, 16),
-        negative_prompt_embeds=embeddings(3, batch, TEXT_TOKENS, 32),
-        negative_pooled_prompt_embeds=embeddings(4, batch, 16),
-        guidance_scale=3.0,
-    )
+    pooled, negative = (embeddings(seed, batch, 16) for seed in (2, 4))
+    return text_call(batch, guided=True, pooled_prompt_embeds=pooled, negative_pooled_prompt_embeds=negative)
 
 
 def pixart_call(batch: int) -> Arguments:
     """Prompts of different lengths: a mask says where they end."""
-    lengths = torch.arange(batch) % TEXT_TOKENS + 1
-    mask = (torch.arange(TEXT_TOKENS) < lengths[:, None]).long()
-    return text_call(
-        batch,
-        prompt=None,
-        negative_prompt=None,
-        prompt_attention_mask=mask,
-        negative_prompt_embeds=embeddings(3, batch, TEXT_TOKENS, 32),
-        negative_prompt_attention_mask=mask.flip(0),
-        guidance_scale=3.0,
-        use_resolution_binning=False,
-    )
+    mask = lengths_mask(torch.arange(batch) % TEXT_TOKENS + 1)
+    masks = {"prompt_attention_mask": mask, "negative_prompt_attention_mask": mask.flip(0)}
+    words = {"prompt": None, "negative_prompt": None}
+    return text_call(batch, guided=True, use_resolution_binning=False, **words, **masks)
+
+
+def lengths_mask(lengths_B: torch.Tensor) -> torch.Tensor:
+    return (torch.arange(TEXT_TOKENS) < lengths_B[:, None]).long()
 
 
 def qwenimage_call(batch: int) -> Arguments:
     """Prompts of different lengths, with guidance in two forwards a step."""
-    lengths = TEXT_TOKENS - 1 - torch.arange(batch)
-    mask = (torch.arange(TEXT_TOKENS) < lengths[:, None]).long()
-    return text_call(
-        batch,
-        prompt_embeds_mask=mask,
-        negative_prompt_embeds=embeddings(3, batch, TEXT_TOKENS, 32),
-        negative_prompt_embeds_mask=mask.flip(0),
-        true_cfg_scale=3.0,
-    )
+    mask = lengths_mask(TEXT_TOKENS - 1 - torch.arange(batch))
+    masks = {"prompt_embeds_mask": mask, "negative_prompt_embeds_mask": mask.flip(0)}
+    return text_call(batch, negative_prompt_embeds=negative_texts(batch), true_cfg_scale=3.0, **masks)
 
 
 @dataclass(frozen=True)
@@ -173,35 +150,24 @@ class Call:
         return (result.frames if hasattr(result, "frames") else result.images).detach().contiguous()
 
 
-def flux() -> diffusers.FluxPipeline:
-    scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
-    return without_encoders(diffusers.FluxPipeline, FAMILIES["flux-dev"], scheduler)
+def of_latents(pipeline_class: type, family: Family, scheduler: Any = FLOW) -> Callable[[], Any]:
+    """What makes such a pipeline. scheduler: what makes its own."""
+    return lambda: without_encoders(pipeline_class, family, scheduler())
+
+
+flux = of_latents(diffusers.FluxPipeline, FAMILIES["flux-dev"])
+sd3 = of_latents(diffusers.StableDiffusion3Pipeline, FAMILIES["sd3.5"])
+wan = of_latents(
+    diffusers.WanPipeline,
+    FAMILIES["wan-t2v"],
+    partial(diffusers.UniPCMultistepScheduler, prediction_type="flow_prediction", use_flow_sigmas=True),
+)
 
 
 def flux_with_adapters() -> diffusers.FluxPipeline:
     pipeline = flux()
     add_adapters(pipeline.transformer)
     return pipeline
-
-
-def chroma() -> diffusers.ChromaPipeline:
-    scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
-    return without_encoders(diffusers.ChromaPipeline, FAMILIES["chroma"], scheduler)
-
-
-def flux2() -> diffusers.Flux2Pipeline:
-    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
-    return without_encoders(diffusers.Flux2Pipeline, FAMILIES["flux2-dev"], scheduler)
-
-
-def zimage() -> diffusers.ZImagePipeline:
-    scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
-    return without_encoders(diffusers.ZImagePipeline, FAMILIES["z-image"], scheduler)
-
-
-def sd3() -> diffusers.StableDiffusion3Pipeline:
-    scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
-    return without_encoders(diffusers.StableDiffusion3Pipeline, FAMILIES["sd3.5"], scheduler)
 
 
 def sd3_with_encoders() -> diffusers.StableDiffusion3Pipeline:
@@ -231,29 +197,10 @@ def clip(hidden_size: int) -> tuple[transformers.CLIPTextConfig, transformers.CL
     return config, transformers.CLIPTokenizer(vocab=vocabulary, merges=[], model_max_length=16)
 
 
-def pixart() -> diffusers.PixArtAlphaPipeline:
-    """Of the size at which the pipeline gives the model the image's resolution and aspect ratio."""
-    return without_encoders(diffusers.PixArtAlphaPipeline, family_with("pixart-alpha", sample_size=128), ddim())
-
-
-def qwenimage() -> diffusers.QwenImagePipeline:
-    scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
-    return without_encoders(diffusers.QwenImagePipeline, FAMILIES["qwenimage"], scheduler)
-
-
 def wan_call(batch: int) -> Arguments:
     texts = {"prompt_embeds": embeddings(1, batch, TEXT_TOKENS, 16)}
     negative = {"negative_prompt_embeds": embeddings(3, batch, TEXT_TOKENS, 16), "guidance_scale": 3.0}
     return {**texts, **negative, "height": 64, "width": 96, "num_frames": 17, "output_type": "latent"}
-
-
-def cogview4_call(batch: int) -> Arguments:
-    return text_call(batch, negative_prompt_embeds=embeddings(3, batch, TEXT_TOKENS, 32), guidance_scale=3.0)
-
-
-def wan() -> diffusers.WanPipeline:
-    scheduler = diffusers.UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True)
-    return without_encoders(diffusers.WanPipeline, FAMILIES["wan-t2v"], scheduler)
 
 
 def wan22() -> diffusers.WanPipeline:
@@ -263,11 +210,6 @@ def wan22() -> diffusers.WanPipeline:
     for weight in other.parameters():
         weight.data.mul_(0.9)
     return diffusers.WanPipeline(**{**pipeline.components, "transformer_2": other}, boundary_ratio=0.9)
-
-
-def cogview4() -> diffusers.CogView4Pipeline:
-    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, time_shift_type="linear")
-    return without_encoders(diffusers.CogView4Pipeline, FAMILIES["cogview4"], scheduler)
 
 
 # Of Stable Diffusion 1's form and of SDXL's. Latents of 13 × 9 do not halve evenly.
@@ -330,9 +272,7 @@ def sdxl_with_adapters() -> diffusers.DiffusionPipeline:
 
 def unet_call(batch: int, **others: Any) -> Arguments:
     """With guidance in one forward, and decoded."""
-    negative = embeddings(3, batch, TEXT_TOKENS, 32)
-    sizes = {"height": 104, "width": 72, "output_type": "pt"}
-    return {**text_call(batch), **sizes, "negative_prompt_embeds": negative, "guidance_scale": 3.0, **others}
+    return text_call(batch, guided=True, **{"height": 104, "width": 72, "output_type": "pt", **others})
 
 
 def sdxl_call(batch: int) -> Arguments:
@@ -354,18 +294,24 @@ CALLS = {
     "DiT": Call(dit, dit_call),
     "Flux": Call(flux, flux_call),
     "Flux, two forwards": Call(flux, flux_cfg_call),
-    "Flux, as many tokens as rows": Call(flux, flux_as_many_ids_as_rows),
+    # Four images of four tokens, so that position ids could pass for rows of the batch.
+    "Flux, as many tokens as rows": Call(flux, partial(flux_call, side=32)),
     "Flux with adapters": Call(flux_with_adapters, flux_call),
-    "Chroma": Call(chroma, masked_call),
-    "Flux.2": Call(flux2, flux2_call),
-    "Z-Image": Call(zimage, zimage_call),
+    "Chroma": Call(of_latents(diffusers.ChromaPipeline, FAMILIES["chroma"]), masked_call),
+    "Flux.2": Call(
+        of_latents(diffusers.Flux2Pipeline, FAMILIES["flux2-dev"], partial(FLOW, use_dynamic_shifting=True)),
+        partial(text_call, side=112),
+    ),
+    "Z-Image": Call(of_latents(diffusers.ZImagePipeline, FAMILIES["z-image"]), zimage_call),
     "SD3": Call(sd3, sd3_call),
-    "PixArt": Call(pixart, pixart_call),
-    "Qwen-Image": Call(qwenimage, qwenimage_call),
+    # Of the size at which the pipeline gives the model the image's resolution and aspect ratio.
+    "PixArt": Call(
+        of_latents(diffusers.PixArtAlphaPipeline, family_with("pixart-alpha", sample_size=128), ddim), pixart_call
+    ),
+    "Qwen-Image": Call(of_latents(diffusers.QwenImagePipeline, FAMILIES["qwenimage"]), qwenimage_call),
     "Wan": Call(wan, wan_call),
     "Wan 2.2": Call(wan22, wan_call),
     "Stable Diffusion": Call(stable_diffusion, unet_call),
     "SDXL": Call(sdxl, sdxl_call),
     "SDXL with adapters": Call(sdxl_with_adapters, sdxl_call),
-    "CogView4": Call(cogview4, cogview4_call),
 }

@@ -1,10 +1,10 @@
-"""What a Parallel Sampler job must give: diffusers' own loop or pipeline, or PipeFusion's oracle, in one process."""
+"""What a Parallel Sampler job must give: diffusers' own loop, or PipeFusion's oracle, in one process."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from parallel_backend.models import known_spec
 from tests.support.cases import oracle
 from tests.support.cases.families import FAMILIES, Tensors
 from tests.support.host.graphs import Job
@@ -46,9 +47,8 @@ class Expected:
     def sample(self, job: Job, base: Path, scheduler: Any) -> torch.Tensor:
         """ComfyUI's latents. scheduler: with its timesteps set. With PipeFusion in the plan, by the oracle."""
         model, plan = self.load(job, base), job.plan or {}
-        anatomy = oracle.ANATOMIES[self.family]
-        if self.family != "flux-dev":
-            anatomy = replace(anatomy, patch=(model.config.patch_size,) * 2)
+        family = FAMILIES[self.family]
+        patch = family.patch if self.family == "flux-dev" else (model.config.patch_size,) * 2
         negative = self.conditions(job, base, job.negative) if job.cfg != 1 else None
         patches = plan.get("patches") or plan.get("pipefusion", 1)
         sync_steps = plan.get("sync_steps", 1) if patches > 1 else None
@@ -56,8 +56,9 @@ class Expected:
             self.noise(job) * scheduler.init_noise_sigma if hasattr(scheduler, "init_noise_sigma") else self.noise(job)
         )
         latents = oracle.sample(
-            model, anatomy, FAMILIES[self.family].reference, scheduler, noise,
+            model, known_spec(family.model_class), family.reference, scheduler, noise,
             self.conditions(job, base, job.positive), negative, job.cfg, patches, sync_steps,
+            patch=patch, timestep_scale=family.timestep_scale,
         )  # fmt: skip
         return latents / self.scale + self.shift
 
@@ -82,14 +83,6 @@ def text(job: Job, base: Path, what: str) -> dict[str, torch.Tensor]:
     }
 
 
-def pixart_conditions(job: Job, base: Path, what: str) -> Tensors:
-    return {
-        "encoder_hidden_states": text(job, base, what)["conditioning"],
-        "resolution": torch.tensor([[float(job.height), float(job.width)]]).expand(job.batch, -1),
-        "aspect_ratio": torch.tensor([[job.height / job.width]]).expand(job.batch, -1),
-    }
-
-
 def sd3_conditions(job: Job, base: Path, what: str) -> Tensors:
     tensors = text(job, base, what)
     return {"encoder_hidden_states": tensors["conditioning"], "pooled_projections": tensors["pooled"]}
@@ -102,7 +95,6 @@ def flux_conditions(job: Job, base: Path, what: str) -> Tensors:
 EXPECTED = {
     "shapes-dit": Expected("dit", 3, label),
     "tiny-dit": Expected("dit", 4, label, scale=0.18215),
-    "tiny-pixart-alpha": Expected("pixart-alpha", 4, pixart_conditions, scale=0.18215),
     "tiny-sd3": Expected("sd3.5", 16, sd3_conditions, 1.5305, 0.0609),
     "tiny-flux": Expected("flux-dev", 16, flux_conditions, 0.3611, 0.1159),
 }
@@ -118,38 +110,3 @@ def scheduler_in(job: Job, base: Path, scheduler_class: type | None = None, **ot
         arguments = {"sigmas": np.linspace(1.0, 1 / job.steps, job.steps)}
     scheduler.set_timesteps(**arguments)
     return scheduler
-
-
-def by_pipeline(job: Job, base: Path) -> torch.Tensor:
-    """ComfyUI's latents from diffusers' whole pipeline, of SD3 or Flux."""
-    case = EXPECTED[job.name]
-    pipeline_class = getattr(diffusers, pipeline_config(job, base)["_class_name"])
-    scheduler = diffusers.FlowMatchEulerDiscreteScheduler.from_pretrained(
-        base / "models" / "diffusers" / job.name / "scheduler"
-    )
-    texts = [part for part in pipeline_class._get_signature_types() if part.startswith(("text_", "tokenizer"))]
-    pipeline = pipeline_class(transformer=case.load(job, base), scheduler=scheduler, **dict.fromkeys([*texts, "vae"]))
-    pipeline.set_progress_bar_config(disable=True)
-    wanted, unwanted = (text(job, base, what) for what in (job.positive, job.negative))
-    arguments = {
-        "prompt_embeds": wanted["conditioning"],
-        "pooled_prompt_embeds": wanted["pooled"],
-        "height": job.height,
-        "width": job.width,
-        "num_inference_steps": job.steps,
-        "sigmas": np.linspace(1.0, 1 / job.steps, job.steps),
-        "output_type": "latent",
-    }
-    noise = case.noise(job)
-    if job.name == "tiny-flux":
-        arguments |= {"latents": pipeline._pack_latents(noise, *noise.shape), "guidance_scale": GUIDANCE}
-        latents = pipeline._unpack_latents(pipeline(**arguments).images, job.height, job.width, 8)
-    else:
-        arguments |= {
-            "latents": noise,
-            "negative_prompt_embeds": unwanted["conditioning"],
-            "negative_pooled_prompt_embeds": unwanted["pooled"],
-            "guidance_scale": job.cfg,
-        }
-        latents = pipeline(**arguments).images
-    return latents / case.scale + case.shift

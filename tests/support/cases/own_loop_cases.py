@@ -25,7 +25,6 @@ class Loop:
     """The same sampling as a pipeline's call and as a loop around the model.
 
     call: of CALLS. family: of its model. conditions: of a batch of one. packed: whether the pipeline returns tokens.
-    shape: of the latents.
     """
 
     call: str
@@ -34,7 +33,6 @@ class Loop:
     negative: Tensors | None = None
     guidance: float = 1.0
     packed: bool = False
-    shape: tuple[int, ...] = (1, 4, SIDE, SIDE)
 
     @property
     def model(self) -> Family:
@@ -49,7 +47,7 @@ class Loop:
 
     def noise(self) -> torch.Tensor:
         """What the pipeline draws for its first latents."""
-        return torch.randn(self.shape, generator=torch.Generator().manual_seed(SEED))
+        return torch.randn(1, 4, SIDE, SIDE, generator=torch.Generator().manual_seed(SEED))
 
 
 def texts(text: int, pooled: int) -> Tensors:
@@ -65,14 +63,6 @@ LOOPS = {
     "SD3": Loop("SD3", "sd3.5", texts(1, 2), texts(3, 4), 3.0),
     "Flux": Loop("Flux", "flux-dev", flux_texts(1, 2), packed=True),
     "Flux, two forwards": Loop("Flux, two forwards", "flux-dev", flux_texts(1, 2), flux_texts(3, 4), 3.0, packed=True),
-    "Wan": Loop(
-        "Wan",
-        "wan-t2v",
-        {"encoder_hidden_states": embeddings(1, 1, TEXT_TOKENS, 16)},
-        {"encoder_hidden_states": embeddings(3, 1, TEXT_TOKENS, 16)},
-        3.0,
-        shape=(1, 4, 5, 8, 12),
-    ),
 }
 FLOW = {"prediction_type": "flow_prediction", "use_flow_sigmas": True}
 SCHEDULERS: dict[str, Callable[[], Any]] = {
@@ -103,10 +93,7 @@ class LoopCase:
         return f"{self.loop}, {self.scheduler}, {self.plan}"
 
 
-OTHERS = [
-    LoopCase("Flux", "Euler", ParallelPlan(ulysses=2, exchange_dtype="int4")),
-    LoopCase("Wan", "UniPC", ParallelPlan(cfg=2, sparse="radial_narrow")),
-]
+INT4 = LoopCase("Flux", "Euler", ParallelPlan(ulysses=2, exchange_dtype="int4"))
 PATCHES = [
     LoopCase("SD3", "Euler", ParallelPlan(pipefusion=2)),
     LoopCase("Flux", "Euler", ParallelPlan(pipefusion=2, patches=3)),

@@ -10,9 +10,16 @@ import torch
 from tests.support.cases.families import FAMILIES, Family, Tensors
 
 STEPS = 5
+# One family of each class that has stages.
+STAGED = (
+    "dit", "pixart-alpha", "sd3.5", "flux-dev", "bria", "cogvideox-5b", "cogview4", "easyanimate", "allegro",
+    "consisid", "mochi", "hunyuandit", "wan-t2v", "skyreels", "ltx", "chroma", "flux2-dev", "kandinsky5",
+    "cosmos-predict2", "hidream", "omnigen", "sana", "hunyuanvideo", "qwenimage", "z-image", "lumina2", "auraflow",
+    "ovis",
+)  # fmt: skip
 DEPTHS = {
     "flux-dev": {"num_layers": 2, "num_single_layers": 3},
-    "hunyuandit-1.2": {"num_layers": 6},
+    "hunyuandit": {"num_layers": 6},
     "bria": {"num_layers": 2, "num_single_layers": 3},
     "ovis": {"num_layers": 2, "num_single_layers": 3},
     "chroma": {"num_layers": 2, "num_single_layers": 3},
@@ -28,7 +35,7 @@ SIZES = {
     "cogvideox-5b": (3, 8, 12),
     "easyanimate": (3, 8, 12),
     "wan-t2v": (3, 8, 12),
-    "skyreels-t2v": (3, 8, 12),
+    "skyreels": (3, 8, 12),
     "ltx": (3, 4, 6),
     "hunyuanvideo": (3, 8, 12),
     "kandinsky5": (3, 8, 12),
@@ -57,7 +64,7 @@ def case_inputs(name: str, short_negative: bool = False) -> tuple[torch.Tensor, 
     latents, _, conditions = family.inputs(1, *size)
     torch.manual_seed(2)
     negative = {
-        key: value + (value.dtype == torch.long and "mask" not in key)
+        key: value + (key in ("class_labels", "input_ids"))  # another class, other words
         for key, value in family.conditions(1, *size).items()
     }
     if short_negative:

@@ -2,42 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import pkgutil
 from collections.abc import Callable
 from typing import Any
 
-import diffusers.schedulers
 import numpy as np
 import torch
-from diffusers.configuration_utils import ConfigMixin
 
-from parallel_backend.sampling.schedulers import COGVIDEOX, FLOW, MODELS_OWN, PATCHWISE, SCHEDULERS, build_scheduler
+from parallel_backend.sampling.schedulers import COGVIDEOX, FLOW, MODELS_OWN, SCHEDULERS, build_scheduler
 from parallel_backend.sampling.stepper import Stepper
 
 STEPS = 6
 SHAPE = (2, 4, 6, 6)
 PATCHES = 3
-ALL_SCHEDULERS = {
-    name: value
-    for module in pkgutil.walk_packages(diffusers.schedulers.__path__, "diffusers.schedulers.")
-    for name, value in vars(importlib.import_module(module.name)).items()
-    if inspect.isclass(value) and value.__module__ == module.name and issubclass(value, ConfigMixin)
-}
-RUNNABLE = [name for name, reason in PATCHWISE.items() if reason is None]
-ARGUMENTS = {
-    "AmusedScheduler": {"mask_token_id": 3},
-    "RFD4ProteinaScheduler": {
-        "schedule_mode": "log",
-        "noise_mode": "tan",
-        "tsr_k": 1.0,
-        "tsr_sigma": 1.0,
-        "tail_steps": 1,
-    },
-    "VQDiffusionScheduler": {"num_vec_classes": 5},
-}
-REFUSALS = (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError)
 CONFIGS = {
     "diffusion": {"_class_name": "DDIMScheduler", "beta_schedule": "linear", "clip_sample": False},
     FLOW: {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0},
@@ -48,16 +25,6 @@ CONFIGS = {
         "snr_shift_scale": 1.0,
         "timestep_spacing": "trailing",
     },
-}
-FLUX = {
-    "_class_name": "FlowMatchEulerDiscreteScheduler",
-    "base_image_seq_len": 256,
-    "base_shift": 0.5,
-    "max_image_seq_len": 4096,
-    "max_shift": 1.15,
-    "num_train_timesteps": 1000,
-    "shift": 3.0,
-    "use_dynamic_shifting": True,
 }
 NAMED = [name for name in SCHEDULERS if name != MODELS_OWN]
 NAMED_FLOW = [name for name in NAMED if SCHEDULERS[name].kind == FLOW]

@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from tests.support.cases.host.lumina import Z_IMAGE
-from tests.support.cases.host.qwen import QWEN
-from tests.support.cases.stock_cases import VIDEO, StockCase, flux_case, mask, normal, qwen, text, wan
+from tests.support.cases.stock_cases import VIDEO, StockCase, flux_case, normal, text, wan
 
 FULL_WIDTH = flux_case(
     hidden_size=3072, num_heads=24, depth=1, depth_single_blocks=1, context_in_dim=4096, vec_in_dim=768
@@ -36,32 +34,14 @@ WAN_TO_WEIGH = StockCase(
     text(7, 4096),
     dtype=torch.bfloat16,
 )
-# A third of Z-Image's depth, of a seventh of its width; a sixth of Qwen-Image's, of a sixth of its width.
-ZIMAGE_TO_WEIGH = StockCase(
-    "lumina.model.NextDiT",
-    Z_IMAGE | {"dim": 512, "n_heads": 8, "n_kv_heads": 8, "n_layers": 10},
-    (1, 16, 48, 48),
-    text(13, 32, attention_mask=mask(13, 9)),
-    detected_as="ZImage",
-    dtype=torch.bfloat16,
-)
-QWEN_TO_WEIGH = StockCase(
-    "qwen_image.model.QwenImageTransformer2DModel",
-    QWEN | {"num_layers": 10, "attention_head_dim": 64, "num_attention_heads": 8, "axes_dims_rope": (16, 24, 24)},
-    (1, 16, 1, 48, 48),
-    text(13, 32),
-    detected_as="QwenImage",
-    dtype=torch.bfloat16,
-)
 SIZED_CASES = {
     "flux-to-weigh": FLUX_TO_WEIGH,
     "flux-to-weigh-soon": FLUX_TO_WEIGH_SOON,
-    "zimage-to-weigh": ZIMAGE_TO_WEIGH,
-    "qwen-to-weigh": QWEN_TO_WEIGH,
     "wan-to-weigh": WAN_TO_WEIGH,
     "flux-to-time": TO_TIME,
     "flux-to-time-small": TO_TIME_SMALL,
     "flux-full-width": FULL_WIDTH,
     "flux-deep": flux_case(depth=3, depth_single_blocks=6),
-    "qwen-image-encoded": qwen(width=3584),  # for texts that its own encoder makes
+    # For a text that its own encoders make.
+    "flux-dev-encoded": flux_case(context_in_dim=4096, vec_in_dim=768, depth_single_blocks=1),
 }

@@ -48,20 +48,26 @@ def attention_louder(*args: Any, **kwargs: Any) -> Any:
     return 1.1 * importlib.import_module("comfy.ldm.modules.attention").attention_pytorch(*args, **kwargs)
 
 
+@contextmanager
+def requests(census: Any, op: str) -> Iterator[list[list[torch.Tensor]]]:
+    """The tensors of each request of this kind."""
+    sent, request = [], census.group._request
+
+    def noted(header: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if header["op"] == op:
+            sent.append([*tensors.values()])
+        return request(header, tensors, *args, **kwargs)
+
+    with patch.object(census.group, "_request", noted):
+        yield sent
+
+
 # What packs change for the length of one call, and take back.
 Changes = Callable[[Any], AbstractContextManager[Any]]
 DURING: dict[str, Changes] = {
     "forward_orig": lambda module: patch.multiple(module, forward_orig=louder(module.forward_orig)),
     "the class's _forward": lambda module: patch.object(type(module), "_forward", louder(type(module)._forward)),
-    "a block's forward": lambda module: patch.object(
-        module.double_blocks[0], "forward", louder(module.double_blocks[0].forward)
-    ),
-    "a block's class": lambda module: patch.object(
-        type(module.single_blocks[0]), "forward", louder(type(module.single_blocks[0]).forward)
-    ),
-    "a hook": lambda module: removing(
-        module.single_blocks[0].register_forward_hook(lambda _b, _a, result: 1.1 * result)
-    ),
+    "a hook": lambda module: module.single_blocks[0].register_forward_hook(lambda _b, _a, result: 1.1 * result),
     "fewer blocks": lambda module: patch.dict(
         module._modules, single_blocks=torch.nn.ModuleList(list(module.single_blocks)[:1])
     ),
@@ -83,9 +89,8 @@ def in_place_of(method: str) -> Changes:
 CALLED: dict[str, Changes] = {
     "a function of ComfyUI's helpers": lambda _module: replaced_function("comfy.ldm.common_dit", "pad_to_patch_size"),
     "torch's GELU": lambda _module: replaced_function("torch.nn.functional", "gelu"),
-    "torch's cat": lambda _module: replaced_function("torch", "cat"),
 }
-# What the gate has in a wrapper of the module, too: a function, a class, a hook, and a change without code.
+# In a wrapper of the module, too: a function, a class, a hook, and a change without code.
 IN_WRAPPER = ("forward_orig", "a part's class", "a hook", "fewer blocks")
 WITHOUT_CODE = ("fewer blocks", "an attribute", "a list's values")  # the ranks have what they need
 
@@ -171,9 +176,9 @@ def written_while_here(change: Callable[[Any], None]) -> Does:
     sampling is no such change."""
 
     def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-        patched, lora = model.clone(), {"lora_name": census.a_lora(row, model), "strength_model": 1.0}
+        patched = model.clone()
         patched.set_model_attn1_output_patch(lambda out, _options: 1.1 * out)
-        (adapted,) = census.run("LoraLoaderModelOnly", model=patched, **lora)
+        adapted = census.adapt(row, patched, lora=census.a_lora(row, model))
         found = [census.sample(row, adapted), census.sample(row, model)]
         assert not hasattr(model, "stand_in") or not model.stand_in.runs_here, "the ranks should have it again"
         found.append(census.sample(row, patched))
@@ -213,26 +218,22 @@ def write_a_quantised_weight(module: Any) -> None:
     weight.copy_(weight.requantize_from_float(torch.full(weight.shape, 0.02)))
 
 
-@contextmanager
-def removing(handle: Any) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        handle.remove()
+def wrapped(model: Any, wrapper: Callable[[Any, dict[str, Any]], Any]) -> Any:
+    """The model with a function around its calls."""
+    changed = model.clone()
+    changed.set_model_unet_function_wrapper(wrapper)
+    return changed
 
 
 def changed_in_wrapper(change: Changes) -> Does:
     """A change for the length of a call, in a function around it."""
 
     def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-        patched = model.clone()
-
         def wrapper(apply_model: Any, given: dict[str, Any]) -> Any:
             with change(model.model.diffusion_model):
                 return apply_model(given["input"], given["timestep"], **given["c"])
 
-        patched.set_model_unet_function_wrapper(wrapper)
-        found = [census.sample(row, patched), sample_after(census, row, model)]
+        found = [census.sample(row, wrapped(model, wrapper)), sample_after(census, row, model)]
         assert not hasattr(model, "stand_in") or not model.stand_in.runs_here, "the ranks should have it again"
         return found
 

@@ -7,14 +7,14 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.support.census.changes import requests, wrapped
 from tests.support.census.rows import Row, as_stock, equal, habit, refused
 
-SEED = 7
+SEED, ADAPTER = 7, "a T2I adapter"
 # ComfyUI's, whose loader takes their own names: module, class, config, and whether it begins with the model's.
 CONTROLNETS: Mapping[str, tuple[str, str, dict[str, Any], bool]] = {
     "flux": ("comfy.ldm.flux.controlnet", "ControlNetFlux", {"depth_single_blocks": 0}, True),
@@ -47,7 +47,7 @@ CONTROLNETS: Mapping[str, tuple[str, str, dict[str, Any], bool]] = {
         },
         False,
     ),  # fmt: skip
-    "unet": ("comfy.cldm.cldm", "ControlNet", {"hint_channels": 3}, True),
+    **{kind: ("comfy.cldm.cldm", "ControlNet", {"hint_channels": 3}, True) for kind in ("unet", "sd15")},
 }
 
 
@@ -61,7 +61,8 @@ def controlled(*kinds: str, change: Callable[[Any], Any] = lambda model: model) 
         sampled = census.sample(row, changed, positive=positive, negative=negative)
         if getattr(model, "remote", None) is not None:
             is_sent = census.group.runs.kept[0].residuals > 0
-            assert is_sent == ("no file" in kinds or change is read), "the ranks compute those of files"
+            must_be = change is read or not {"no file", ADAPTER}.isdisjoint(kinds)
+            assert is_sent == must_be, "the ranks compute those of files"
         return [sampled]
 
     return does
@@ -98,7 +99,7 @@ def looped(*kinds: str, cfg: float = 3.0, asked: str = "ulysses=2") -> Callable[
         node = importlib.import_module("pack.nodes.parallel_sampler")
         schedule, scale = node.choose_schedule(model)
         call = node.SamplerCall(
-            "model's own", schedule.config, schedule.default, schedule.linear_sigmas, row.steps, guidance=cfg,
+            "model's own", schedule.config, schedule.linear_sigmas, row.steps, guidance=cfg,
             seed=SEED, timestep_scale=scale,
         )  # fmt: skip
         found = node.run_sampler(model, positive, negative, census.latent(row), node.LoopSampler(call))
@@ -106,12 +107,6 @@ def looped(*kinds: str, cfg: float = 3.0, asked: str = "ulysses=2") -> Callable[
         return [found]
 
     return does
-
-
-def wrapped(model: Any, wrapper: Callable[[Any, dict[str, Any]], Any]) -> Any:
-    changed = model.clone()
-    changed.set_model_unet_function_wrapper(wrapper)
-    return changed
 
 
 def read(model: Any) -> Any:
@@ -148,11 +143,7 @@ def overwritten(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
         save_file(
             {name: 2 * weight if weight.is_floating_point() else weight for name, weight in weights.items()}, file
         )
-        positive, negative = census.run(
-            "ControlNetApplyAdvanced", positive=census.conditioning(row.model, "positive"),
-            negative=census.conditioning(row.model, "negative"), control_net=network,
-            image=census.a_image(row, model), strength=0.7, start_percent=0.0, end_percent=1.0, vae=None,
-        )  # fmt: skip
+        positive, negative = census.apply_controlnets(row, model, ["flux"], 0.0, network)
         found = census.sample(row, model, positive=positive, negative=negative)
     finally:
         file.unlink()
@@ -163,66 +154,35 @@ def overwritten(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
 
 def sent_once(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     """The hint, which is the same in all steps, goes to the ranks with the first one."""
-    positive, negative = (census.conditioning(row.model, name) for name in ("positive", "negative"))
-    positive, negative = census.run(
-        "ControlNetApplyAdvanced", positive=positive, negative=negative,
-        control_net=census.a_controlnet("flux", row, model), image=census.a_image(row, model), strength=0.7,
-        start_percent=0.0, end_percent=1.0, vae=None,
-    )  # fmt: skip
-    sent, request = [], census.group._request
-
-    def noted(header: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if header["op"] == "call":
-            sent.append(sum(each.ndim == 4 and each.shape[1] == 3 for each in tensors.values()))
-        return request(header, tensors, *args, **kwargs)
-
-    with patch.object(census.group, "_request", noted):
+    positive, negative = census.apply_controlnets(row, model, ["flux"], 0.0)
+    with requests(census, "call") as sent:
         found = census.sample(row, model, positive=positive, negative=negative)
-    assert not hasattr(model, "stand_in") or sent == [1, 0], sent
+    hints = [sum(each.ndim == 4 and each.shape[1] == 3 for each in tensors) for tensors in sent]
+    assert not hasattr(model, "stand_in") or hints == [1, 0], hints
     return [found]
 
 
 CONTROLNET_HABITS = {
     "a ControlNet whose hint is sent once": habit(equal(), sent_once),
     "a ControlNet and a pack's block": habit(replace(equal(), shared="ulysses=2"), beside("a replaced block", "flux")),
-    "a ControlNet and a pack's patch of a UNet's attention": habit(
-        replace(equal("unet"), shared="ulysses=2"), beside("attention's output", "unet")
-    ),
     "a ControlNet from 30 % on": habit(equal(), controlled("flux")),
-    "a ControlNet under auto": replace(habit(equal(), controlled("flux")), plan={}),
-    "a ControlNet of rows": replace(habit(equal(), controlled("flux")), plan={"cfg": 2}),
-    "a ControlNet of no file": habit(equal(), controlled("no file")),
-    "two ControlNets": habit(equal(), controlled("flux", "flux")),
     "a ControlNet after one of no file": habit(equal(), controlled("no file", "flux")),
-    "a ControlNet before one of no file": habit(equal(), controlled("flux", "no file")),
     "a ControlNet that a node reads": habit(equal(), controlled("flux", change=read)),
     "a ControlNet whose file is overwritten": habit(equal(), overwritten),
-    "a ControlNet after one of no file that a node reads": habit(equal(), controlled("no file", "flux", change=read)),
     "a ControlNet after one of no file as stock": habit(as_stock(), controlled("no file", "flux", change=take_over)),
-    "a ControlNet as stock": habit(as_stock(), controlled("flux", change=take_over)),
     "a ControlNet of Qwen-Image": habit(equal("qwen"), controlled("qwen")),
     "a Fun ControlNet of Qwen-Image": habit(equal("qwen"), controlled("qwen fun")),
     # It takes an embedding from the model's own weights.
     "a ControlNet of Stable Diffusion 3.5": habit(equal("sd35"), controlled("sd35")),
-    "a ControlNet of Stable Diffusion 3.5 that a node reads": habit(equal("sd35"), controlled("sd35", change=read)),
-    "a ControlNet under the Parallel Sampler": habit(equal(), looped("flux")),
     "two ControlNets under the Parallel Sampler": habit(equal(), looped("flux", "flux, 5 and 10 blocks", cfg=1.0)),
-    "a ControlNet under the Parallel Sampler with a batch": habit(
-        replace(equal(), plan={"cfg": 2}), looped("flux", asked="cfg=2")
-    ),
-    "a ControlNet under the Parallel Sampler on one rank": habit(
-        replace(equal(), plan={"cfg": 1}), looped("flux", asked="one rank")
-    ),
     "a ControlNet under PipeFusion": habit(
         replace(equal(), plan={"pipefusion": 2}, less="cfg=2"), looped("flux", asked="cfg=2")
     ),
-    "a ControlNet under PipeFusion and a stock sampler": habit(
-        replace(equal(), plan={"pipefusion": 2}, less="cfg=2"), controlled("flux")
-    ),
-    "a Fun ControlNet of Qwen-Image under the Parallel Sampler": habit(equal("qwen"), looped("qwen fun")),
     "a ControlNet of no file under the Parallel Sampler": habit(
         replace(refused("ComfyUI's device computes in each step"), ours=True), looped("no file")
     ),
-    "a ControlNet of a UNet": habit(replace(equal("unet"), shared="ulysses=2"), controlled("unet")),
+    "a ControlNet and a T2I adapter of a UNet": habit(
+        replace(equal("sd15"), shared="ulysses=2"), controlled("sd15", ADAPTER)
+    ),
     "two ControlNets of a UNet": habit(replace(equal("unet"), shared="ulysses=2"), controlled("unet", "unet")),
 }

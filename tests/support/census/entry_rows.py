@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -12,50 +10,24 @@ from unittest.mock import patch
 import torch
 
 from tests.support.census.controlnets import looped
-from tests.support.census.pack_rows import MOMENTS, Does, of_pack
+from tests.support.census.pack_rows import Does, of_pack
 from tests.support.census.rows import Row, as_stock, equal, habit, refused
 
-# By habit, whether the function goes on to the method that it replaces. If it does, it runs around the call, which is
-# shared. If it does not, it runs in the ranks.
-GO_ON = {
-    "the model's forward": True,
-    "the model's _forward": True,
-    "the forward of the model's class": True,
-    "a forward of the pack's own": False,
-    "a _forward of the pack's own": False,
-    "the model's forward as an object patch": True,
-    "a hook on the model": True,
-}
-MODELS = ("flux", "wan", "sd3", "unet")
-PLANS = ({"ulysses": 2}, {"cfg": 2}, {})
-# Each habit, each model and each moment. The others are slow.
-GATE = {
-    ("the model's forward", "flux", "call"),
-    ("the model's _forward", "wan", "begin"),
-    ("the model's _forward", "flux", "inside"),
-    ("the forward of the model's class", "unet", "callback"),
-    ("a forward of the pack's own", "sd3", "begin"),
-    ("a _forward of the pack's own", "unet", "call"),
-    ("the model's forward as an object patch", "flux", "begin"),
-    ("a hook on the model", "wan", "callback"),
+# By habit: the moment, the model, the plan (none is auto) and the plan that runs. A function that goes on to the method
+# that it replaces runs around the call, which is shared as asked. Others run in the ranks, between the blocks.
+ENTRIES: dict[str, tuple[str, str, dict[str, int], str]] = {
+    "the model's forward": ("call", "flux", {"cfg": 2}, "cfg=2"),
+    "the model's _forward": ("begin", "wan", {}, "cfg=2"),
+    "the forward of the model's class": ("callback", "unet", {}, "cfg=2"),
+    "a forward of the pack's own": ("begin", "sd3-dual", {}, "ulysses=2"),
+    "a _forward of the pack's own": ("call", "unet", {}, "one rank"),
+    "the model's forward as an object patch": ("begin", "flux", {}, "cfg=2"),
+    "a hook on the model": ("callback", "wan", {"cfg": 2}, "cfg=2"),
 }
 
 
-def entry_rows() -> Iterator[tuple[str, Row]]:
-    """Each habit on each model at each moment. The plans take turns."""
-    for name, model, moment in itertools.product(GO_ON, MODELS, MOMENTS):
-        if model == "sd3" and ("_forward" in name or moment == "inside"):  # its class has neither
-            continue
-        plan = PLANS[(list(GO_ON).index(name) + MODELS.index(model) + MOMENTS.index(moment)) % len(PLANS)]
-        is_late = moment == "inside" and "object patch" not in name  # the call has begun by then
-        goes_on = GO_ON[name] and (model, name) != ("sd3", "the forward of the model's class")
-        as_asked = next((f"{axis}={degree}" for axis, degree in plan.items()), "cfg=2")
-        between = "one rank" if model == "unet" else "ulysses=2"
-        row = replace(
-            equal(model), plan=plan, ignored=is_late, shared=as_asked if goes_on or is_late else between,
-            slow=(name, model, moment) not in GATE,
-        )  # fmt: skip
-        yield f"{name}, {moment}, {model}, {next(iter(plan), 'auto')}", habit(row, of_pack(name, moment))
+def entry_row(name: str, moment: str, model: str, plan: dict[str, int], shared: str) -> Row:
+    return habit(replace(equal(model), plan=plan, shared=shared), of_pack(name, moment))
 
 
 def looped_with_another_forward(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
@@ -97,7 +69,11 @@ def with_wrapper(name: str, moment: str) -> Does:
 
 WHOLE = "a class of the whole model"
 ENTRY_ROWS: dict[str, Row] = {
-    **dict(entry_rows()),
+    **{name: entry_row(name, *given) for name, given in ENTRIES.items()},
+    # The call has begun by then.
+    "the model's _forward, inside": habit(
+        replace(equal(), ignored=True, shared="ulysses=2"), of_pack("the model's _forward", "inside")
+    ),
     f"{WHOLE}, call": habit(replace(equal(), shared="ulysses=2"), with_wrapper(WHOLE, "call")),
     f"{WHOLE} with its own forward": habit(
         replace(equal(), plan={}, shared="ulysses=2"), with_wrapper(f"{WHOLE} with its own forward", "begin")

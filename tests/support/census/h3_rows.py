@@ -1,8 +1,9 @@
-"""MiniMax H3 as people run it: with LoRA, quantised, with keyframes, references and masks, under each way to share."""
+"""MiniMax H3 as people run it: with keyframes, references and masks, under each way to share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -14,7 +15,6 @@ from tests.support.census.rows import Row, equal, habit, ignored
 
 MODEL = "minimax"
 PLANS = ({"ulysses": 2}, {"ring": 2}, {"cfg": 2})
-FORMS = ("fp8", "int8", "int8 convrot")
 
 
 def normal(*shape: int) -> torch.Tensor:
@@ -40,19 +40,9 @@ def references() -> dict[str, Any]:
 
 def conditioned(make: Callable[[], dict[str, Any]]) -> Does:
     def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-        texts = {}
-        for which in ("positive", "negative"):
-            ((text, given),) = census.conditioning(row.model, which)
-            texts[which] = [[text, {**given, **make()}]]
-        return [census.sample(row, model, **texts)]
+        return [census.sample(row, model, **census.texts_with(row, make))]
 
     return does
-
-
-def with_lora(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-    """As the Turbo LoRAs are used."""
-    (adapted,) = census.run("LoraLoaderModelOnly", model=model, lora_name=census.a_lora(row, model), strength_model=1.0)
-    return [census.sample(row, adapted)]
 
 
 def masked(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
@@ -70,27 +60,18 @@ def plain(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     return [census.sample(row, model)]
 
 
-def h3_rows() -> Iterator[tuple[str, Row]]:
-    """The gate has each kind under one plan, the plans in turn."""
-    kinds = {
-        "a LoRA": habit(equal(MODEL), with_lora),
-        "keyframes": habit(equal(MODEL), conditioned(keyframes)),
-        "references": habit(equal(MODEL), conditioned(references)),
-        "masks": habit(equal(MODEL), masked),
-        **{form: habit(replace(equal(MODEL), form=form, rounded="int8" in form), plain) for form in FORMS},
-    }
-    for index, (kind, row) in enumerate(kinds.items()):
-        for place, plan in enumerate(PLANS):
-            name = f"a video with its sound, {kind}, {next(iter(plan))}"
-            yield name, replace(row, plan=plan, slow=place != index % len(PLANS))
-
-
+KINDS = {
+    "keyframes": habit(equal(MODEL), conditioned(keyframes)),
+    "references": habit(equal(MODEL), conditioned(references)),
+    "masks": habit(equal(MODEL), masked),
+}
 # Its layout is an object that does not go to the ranks. Its text passes a part of the model before the first step.
 ALONE = habit(ignored(MODEL), plain)
 H3_ROWS = {
     "a video with its sound": ALONE,
-    "a video with its sound, by ring": replace(ALONE, plan={"ring": 2}),
     "a video with its sound, in stages": replace(ALONE, plan={"pipefusion": 2, "patches": 1}),
-    "a video with its sound, its texts side by side": replace(ALONE, plan={"cfg": 2}),
-    **dict(h3_rows()),
+    **{
+        f"a video with its sound, {kind}": replace(row, plan=plan)
+        for (kind, row), plan in zip(KINDS.items(), itertools.cycle(PLANS), strict=False)
+    },
 }

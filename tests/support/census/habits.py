@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-import functools
 import importlib
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -38,17 +37,14 @@ from tests.support.census.changes import (
 )
 from tests.support.census.controlnets import CONTROLNET_HABITS
 from tests.support.census.entry_rows import ENTRY_ROWS
-from tests.support.census.h3_rows import H3_ROWS
+from tests.support.census.h3_rows import H3_ROWS, conditioned, plain
 from tests.support.census.network_files import NETWORK_HABITS
 from tests.support.census.pack_rows import PACK_ROWS
 from tests.support.census.patch_rows import PATCH_ROWS, READ_ROWS
 from tests.support.census.rows import Row, as_stock, equal, habit, ignored, refused
+from tests.support.census.weights.files import FILE_ROWS
 from tests.support.census.weights.loras import LORA_ROWS
 from tests.support.census.weights.merges import MERGE_ROWS
-
-
-def sample(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-    return [census.sample(row, model)]
 
 
 def optioned(**options: Any) -> Does:
@@ -91,14 +87,6 @@ def replace_forward(module: Any) -> None:
     module.forward_orig = louder(module.forward_orig)
 
 
-def replace_inner_forward(module: torch.nn.Module) -> None:
-    vars(module)["_forward"] = louder(functools.partial(type(module)._forward, module))
-
-
-def replace_a_blocks_forward(module: Any) -> None:
-    module.double_blocks[0].forward = louder(module.double_blocks[0].forward)
-
-
 class Louder(torch.nn.Module):
     """A block with another result."""
 
@@ -116,11 +104,6 @@ def replace_a_block(module: Any) -> None:
 
 def hook_a_block(module: Any) -> None:
     module.single_blocks[0].register_forward_hook(lambda _block, _args, result: 1.1 * result)
-
-
-def write_weights(module: torch.nn.Module) -> None:
-    for _name, weight in module.named_parameters():
-        weight.mul_(2.0)
 
 
 def write_data(module: torch.nn.Module) -> None:
@@ -155,7 +138,7 @@ def run_a_part(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
 def compile_elsewhere(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     """torch.compile replaces the constructor of all modules."""
     torch.compile(lambda value: value + 1, backend="eager")(torch.zeros(2))
-    return sample(census, row, model)
+    return plain(census, row, model)
 
 
 def note_a_number(module: Any) -> None:
@@ -177,8 +160,7 @@ def look(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
 
 def apply_after_load(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     """A call of the model outside of a sampling, with the LoRA of the patcher that ComfyUI has loaded."""
-    (adapted,) = census.run("LoraLoaderModelOnly", model=model, lora_name=census.a_lora(row, model), strength_model=1.0)
-    found = []
+    adapted, found = census.adapt(row, model), []
     management = importlib.import_module("comfy.model_management")
     text, options = census.conditioning(row.model, "positive")[0]
     for patcher in (adapted, model):
@@ -200,13 +182,13 @@ def late_patch(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
 
 def refusing(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     """What the ranks cannot run, where the operator wants an error."""
-    supervisor = census.group.supervisor
-    setup = supervisor.setup
-    supervisor.setup = setup._replace(settings=replace(setup.settings, when_not_parallel="refuse"))
+    group = census.group
+    setup = group.setup
+    group.setup = setup._replace(settings=replace(setup.settings, when_not_parallel="refuse"))
     try:
         return late_patch(census, row, model)
     finally:
-        supervisor.setup = setup
+        group.setup = setup
 
 
 def style(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
@@ -218,19 +200,6 @@ def style(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
         style_model=SimpleNamespace(get_cond=lambda _output: tokens), strength=0.5, strength_type="attn_bias",
     )  # fmt: skip
     return [census.sample(row, model, positive=positive)]
-
-
-def conditioned(**options: Callable[[], Any]) -> Does:
-    """Options of a CONDITIONING that the model may know nothing of."""
-
-    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-        texts = {}
-        for which in ("positive", "negative"):
-            ((text, given),) = census.conditioning(row.model, which)
-            texts[which] = [[text, {**given, **{name: make() for name, make in options.items()}}]]
-        return [census.sample(row, model, **texts)]
-
-    return does
 
 
 def replaced(name: str) -> Does:
@@ -252,18 +221,27 @@ def replace_apply_model(census: Any, row: Row, model: Any) -> list[torch.Tensor]
     return [census.sample(row, model)]
 
 
-def hooked(census: Any, row: Row, model: Any, hooks: Any) -> torch.Tensor:
-    """The latents of a positive text with hooks."""
-    text = {"cond_NEW": census.conditioning(row.model, "positive"), "strength": 1.0, "set_cond_area": "default"}
-    (positive,) = census.run("ConditioningSetProperties", **text, hooks=hooks)
-    return census.sample(row, model, positive=positive)
-
-
 def hook_lora(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     """A LoRA of one of the two texts, and the model without it after that."""
     lora = {"lora_name": census.a_lora(row, model), "strength_model": 1.0, "strength_clip": 0.0}
     (hooks,) = census.run("CreateHookLora", **lora)
-    return [hooked(census, row, model, hooks), sample_after(census, row, model)]
+    hooked = census.sample(row, model, positive=census.hooked(row, hooks))
+    return [hooked, sample_after(census, row, model)]
+
+
+def hook_lora_without_room(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    """ComfyUI's model takes over in the middle of the call that has the LoRA."""
+    if not (remote := getattr(model, "remote", None)):
+        return hook_lora(census, row, model)
+    call, errors = remote.group.call, importlib.import_module("pack.worker.errors")
+
+    def refuse_hooked(*args: Any, **kwargs: Any) -> Any:
+        if remote.patcher().current_hooks:
+            raise errors.NoRoom("There is no room.")
+        return call(*args, **kwargs)
+
+    with patch.object(remote.group, "call", refuse_hooked):
+        return hook_lora(census, row, model)
 
 
 def regional(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
@@ -284,13 +262,23 @@ def regional(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
 def hook_lora_by_step(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     """A LoRA of one text that is weaker at first, on a model with another of its own."""
     lora = {"lora_name": census.a_lora(row, model), "strength_model": 1.0, "strength_clip": 0.0}
-    (adapted,) = census.run("LoraLoaderModelOnly", model=model, lora_name=lora["lora_name"], strength_model=0.3)
+    adapted = census.adapt(row, model, 0.3, lora["lora_name"])
     (hooks,) = census.run("CreateHookLora", **lora)
     frames: Any = None
     for start, strength in ((0.0, 0.2), (0.5, 0.7)):
         (frames,) = census.run("CreateHookKeyframe", strength_mult=strength, start_percent=start, prev_hook_kf=frames)
     (hooks,) = census.run("SetHookKeyframes", hooks=hooks, hook_kf=frames)
-    return [hooked(census, row, adapted, hooks), census.sample(row, adapted), sample_after(census, row, model)]
+    hooked = census.sample(row, adapted, positive=census.hooked(row, hooks))
+    return [hooked, census.sample(row, adapted), sample_after(census, row, model)]
+
+
+def second_pass(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    """The picture made larger, twice in a batch, and sampled again in part."""
+    first = {"samples": census.sample(row, model)}
+    (larger,) = census.run("LatentUpscaleBy", samples=first, upscale_method="bislerp", scale_by=1.5)
+    (batch,) = census.run("RepeatLatentBatch", samples=larger, amount=2)
+    with patch.object(census, "latent", lambda _row: batch):
+        return [census.sample(row, model, denoise=0.5)]
 
 
 def frame_by_frame(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
@@ -323,6 +311,13 @@ def choosing_bits(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     return [torch.tensor([float(chosen.equal(census.sample(row, model)))])]
 
 
+def choosing_other_bits(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    """Each kernel rounds in its own way, so other bits show that another one ran."""
+    (chosen,) = choosing("attention_split")(census, row, model)
+    assert not hasattr(model, "stand_in") or not chosen.equal(census.sample(row, model))
+    return [chosen]
+
+
 WRAPPERS = ("outer_sample", "sampler_sample", "predict_noise", "calc_cond_batch", "apply_model", "diffusion_model")
 
 
@@ -337,16 +332,14 @@ HABITS: dict[str, Row] = {
     **ENTRY_ROWS,
     **READ_ROWS,
     **LORA_ROWS,
+    **FILE_ROWS,
     **MERGE_ROWS,
     **NETWORK_HABITS,
     "attributes, isinstance, hasattr, names": habit(equal(), look),
     "a number noted on the module": habit(ignored(), changed(note_a_number)),
     "forward_orig": habit(as_stock(), changed(replace_forward)),
-    "_forward": habit(as_stock(), changed(replace_inner_forward)),
-    "a block's forward": habit(as_stock(), changed(replace_a_blocks_forward)),
     "a block": habit(as_stock(), changed(replace_a_block)),
     "a hook": habit(as_stock(), changed(hook_a_block)),
-    "weights written": habit(as_stock(), changed(write_weights)),
     "weights' data written": habit(as_stock(), changed(write_data)),
     "a part of a weight written": habit(as_stock(), changed(negate_a_part)),
     "weights read": habit(ignored(), read_weights),
@@ -361,11 +354,9 @@ HABITS: dict[str, Row] = {
     },
     **{
         f"{name}, in a wrapper of the module": habit(
-            replace(shared_by(name) if name in WITHOUT_CODE else as_stock(), slow=name not in IN_WRAPPER),
-            changed_inside(DURING[name]),
+            equal() if name in WITHOUT_CODE else as_stock(), changed_inside(DURING[name])
         )
-        for name in DURING
-        if name != "the class's _forward"  # ComfyUI has found the method by then
+        for name in IN_WRAPPER
     },
     **{
         f"{name}, in a function around a call": habit(as_stock(), changed_in_wrapper(change))
@@ -376,16 +367,12 @@ HABITS: dict[str, Row] = {
         f"{method} of a {model}, in a function around a call": habit(
             as_stock(model), changed_in_wrapper(in_place_of(method))
         )
-        for method, model in {"_forward": "flux", "forward": "sd3"}.items()
+        for method, model in {"_forward": "flux", "forward": "sd3-dual"}.items()
     },
     "a patcher of ComfyUI's own class": habit(replace(ignored(), shared="ulysses=2"), of_plain_patcher),
     "a state dict that a node saves": habit(replace(equal(), dtype="fp8_e4m3fn"), save_by_itself),
     "weights replaced, in a function around a call": habit(
         replace(as_stock(), shared="ulysses=2"), changed_in_wrapper(scaled("img_in.weight", "final_layer.linear.bias"))
-    ),
-    "weights of a UNet replaced, in a function around a call": habit(
-        replace(as_stock("unet"), shared="ulysses=2"),
-        changed_in_wrapper(scaled("input_blocks.0.0.weight", "out.2.bias")),
     ),
     **{
         f"weights written while they are here, {name}": habit(as_stock(), written_while_here(change))
@@ -402,18 +389,17 @@ HABITS: dict[str, Row] = {
         ),
         ours=True,
     ),
-    "a buffer replaced": habit(as_stock("sd3"), changed(replace_a_buffer)),
-    "a buffer written": habit(as_stock("sd3"), changed(write_a_buffer)),
+    "a buffer replaced": habit(as_stock("sd3-dual"), changed(replace_a_buffer)),
+    "a buffer written": habit(as_stock("sd3-dual"), changed(write_a_buffer)),
     "a buffer of no file written": habit(as_stock("minimax"), changed(write_numbers)),
     **{f"a wrapper at {kind}": habit(equal(), wrapped(kind)) for kind in WRAPPERS},
     "apply_model replaced": habit(equal(), replace_apply_model),
     "a part replaced": habit(as_stock(), replaced("diffusion_model.img_in")),
     "CLIP vision on a text-to-video model": habit(
         ignored("wan"),
-        conditioned(clip_vision_output=lambda: SimpleNamespace(penultimate_hidden_states=torch.ones(1, 257, 1280))),
-    ),
-    "references on a text-to-video model": habit(
-        ignored("wan"), conditioned(concat_latent_image=lambda: torch.ones(1, 16, 5, 8, 12))
+        conditioned(
+            lambda: {"clip_vision_output": SimpleNamespace(penultimate_hidden_states=torch.ones(1, 257, 1280))}
+        ),
     ),
     "apply_model after a load": habit(equal(), apply_after_load),
     "the model replaced": habit(as_stock(), replaced("diffusion_model")),
@@ -421,7 +407,7 @@ HABITS: dict[str, Row] = {
     "a patch, where errors are wanted": replace(
         habit(refused("cannot honour the model patch 'attn1_output_patch' of late_patch", "unet"), refusing), ours=True
     ),
-    "an attention override that chooses a kernel": habit(ignored(), choosing("attention_sub_quad")),
+    "an attention override that chooses a kernel of other bits": habit(ignored(), choosing_other_bits),
     "an attention override that chooses a kernel for GPUs": replace(
         habit(ignored(), choosing("attention_sage")),
         said="A node asks for attention by sage, which runs on NVIDIA's GPUs, and the ranks compute on cpu. The ranks "
@@ -435,11 +421,11 @@ HABITS: dict[str, Row] = {
     **CONTROLNET_HABITS,
     **H3_ROWS,
     "a video frame by frame": replace(habit(as_stock("wan-causal"), frame_by_frame), cfg=1.0),
-    "a LoRA of one text": habit(equal(), hook_lora),
-    "a LoRA of one text on a UNet": habit(equal("unet"), hook_lora),
-    "a UNet with a mask": habit(replace(ignored("unet"), masked=True), sample),
-    "a UNet in fp8": habit(replace(equal("unet"), dtype="fp8_e4m3fn"), sample),
-    "texts of regions on a UNet": habit(equal("unet"), regional),
+    "a LoRA of one text, for which the ranks lack room": habit(as_stock(), hook_lora_without_room),
+    "a UNet with a mask": habit(replace(ignored("unet"), masked=True), plain),
+    "a UNet in fp8": habit(replace(equal("unet"), dtype="fp8_e4m3fn"), plain),
+    "texts of regions": habit(equal(), regional),
+    **{f"a larger second pass on a {model}": habit(equal(model), second_pass) for model in ("flux", "unet")},
     "a LoRA of one text, with the rows apart": replace(habit(equal(), hook_lora), plan={"cfg": 2}),
     "a LoRA of one text and some steps, beside another": habit(equal(), hook_lora_by_step),
 }

@@ -4,7 +4,6 @@ the model."""
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -64,7 +63,7 @@ DETECTOR_ROWS = {"RTDETR_detect": replace(habit(detects("detector", "RT_DETR_v4"
 # Nodes that change a MODEL. In their own rows the node stands before them, in these behind them.
 BY_THEIR_NAMES = (
     "LoraLoaderModelOnly", "ModelMergeSimple", "ModelSamplingFlux", "RescaleCFG", "EasyCache", "NAGuidance", "FreeU",
-    "QwenImageDiffsynthControlnet", "TorchCompileModel", "a merge: three models", "a pack's first-block cache on Wan",
+    "QwenImageDiffsynthControlnet", "a merge: three models", "a pack's first-block cache on Wan",
     "a pack's hook in a quantised file",
 )  # fmt: skip
 # What packs change in the module, and not on the MODEL: behind that, the node says so.
@@ -82,33 +81,19 @@ SAID = (
 EVERY = {**ROWS, **HABITS}
 
 
-def with_copies(model: Any) -> None:
-    model.additional_models["multigpu"] = []
-
-
-# By what is so of a MODEL that the ranks cannot read, what the node says.
-UNREAD: dict[str, tuple[Callable[[Any], None], str]] = {
-    "has copies on other devices": (with_copies, "MultiGPU CFG Split"),
-}
-
-
-def unread(change: Callable[[Any], None], words: str) -> Callable[..., list[torch.Tensor]]:
-    """A MODEL that is changed so. It stays as it is."""
-
-    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-        if census.places_node:
-            change(model)
-            check_stays(census, row, model, words)
-        found = [census.sample(row, model)]
-        census.said.clear()  # it is compared above
-        return found
-
-    return does
+def with_copies(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    """A MODEL that has copies on other devices, which the ranks cannot read, stays as it is."""
+    if census.places_node:
+        model.additional_models["multigpu"] = []
+        check_stays(census, row, model, "MultiGPU CFG Split")
+    found = [census.sample(row, model)]
+    census.said.clear()  # it is compared above
+    return found
 
 
 def two_in_a_row(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     """The second one's plan counts, also for what stands between them; the first one's MODEL keeps its own."""
-    adapted = census.run("LoraLoaderModelOnly", model=model, lora_name=census.a_lora(row, model), strength_model=0.7)[0]
+    adapted = census.adapt(row, model, 0.7)
     if not is_ours(model):
         return [census.sample(row, adapted), census.sample(row, adapted)]
     second = census.parallelize(replace(row, plan={"cfg": 2}), adapted)
@@ -129,11 +114,6 @@ NODE_ROWS: dict[str, Row] = {
         f"{name}, before Parallelize Model": replace(EVERY[name], last=True, said=SAID.format(said))
         for name, said in IN_THE_MODULE.items()
     },
-    **{
-        f"a MODEL that {name}, before Parallelize Model": replace(
-            habit(as_stock(), unread(*said)), last=True, ignored=True
-        )
-        for name, said in UNREAD.items()
-    },
+    "a MODEL with copies, before Parallelize Model": replace(habit(as_stock(), with_copies), last=True, ignored=True),
     "two Parallelize Model in a row": habit(equal(), two_in_a_row),
 }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from tests.support.cases.files.host_cases import LTX_2
@@ -22,48 +25,48 @@ SEEDVR2 = {
     "rope_dim": 16,
 }  # fmt: skip
 
+
+def case(detected_as: str, module: str, config: Mapping[str, Any], latent: tuple, width: int, **more: Any) -> StockCase:
+    """width: of a text of 13 tokens. more: beside the text; or fields of the case."""
+    fields = {name: more.pop(name) for name in ("dtype", "metadata") if name in more}
+    return StockCase(module, config, latent, text(13, width, **more), detected_as=detected_as, **fields)
+
+
+def unet(detected_as: str, config: Mapping[str, Any], width: int = 24, **more: Any) -> StockCase:
+    module = "modules.diffusionmodules.openaimodel.UNetModel"
+    return case(detected_as, module, config, (1, 4, 16, 16), width, **more)
+
+
+MMDIT = "modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper"
+IMAGE, MASKED = (1, 16, 14, 22), {"attention_mask": mask(13, 9)}
 CENSUS_MODELS = {
-    "flux": StockCase("flux.model.Flux", FLUX, (1, 16, 14, 22), text(13, 64, pooled=normal(1, 32)), detected_as="Flux"),
-    "flux-2": StockCase(
+    "flux": case("Flux", "flux.model.Flux", FLUX, IMAGE, 64, pooled=normal(1, 32)),
+    "flux-2": case(
+        "Flux2",
         "flux.model.Flux",
         FLUX2 | {"in_channels": 128, "out_channels": 128},
         (1, 128, 7, 11),
-        text(13, 64, **{"list reference_latents": normal(1, 128, 5, 6)}),
-        detected_as="Flux2",
+        64,
+        **{"list reference_latents": normal(1, 128, 5, 6)},
     ),
     "pixart": CASES["pixart-alpha"],
-    "sd3": StockCase(
-        "modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper",
-        SD3 | {"x_block_self_attn_layers": [0, 1]},
-        (1, 16, 14, 22),
-        text(13, 64, pooled=normal(1, 32)),
-        detected_as="SD3",
-    ),
-    "sd35": StockCase(
-        "modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper",
-        SD3 | {"adm_in_channels": 2048},
-        (1, 16, 14, 22),
-        text(13, 64, pooled=normal(1, 2048)),
-        detected_as="SD3",
-    ),
-    "wan": StockCase("wan.model.WanModel", WAN, VIDEO, text(13, 24), detected_as="WAN21_T2V"),
-    "wan-animate2": StockCase(
+    "sd3-dual": case("SD3", MMDIT, SD3 | {"x_block_self_attn_layers": [0, 1]}, IMAGE, 64, pooled=normal(1, 32)),
+    "sd35": case("SD3", MMDIT, SD3 | {"adm_in_channels": 2048}, IMAGE, 64, pooled=normal(1, 2048)),
+    "wan": case("WAN21_T2V", "wan.model.WanModel", WAN, VIDEO, 24),
+    "wan-animate2": case(
+        "WAN_Animate2",
         "wan.model_animate2.WanAnimate2Model",
         WAN | {"in_dim": 36, "model_type": "animate2"},
         (1, 16, 3, 8, 12),
-        text(
-            13,
-            24,
-            concat_latent_image=normal(1, 16, 3, 8, 12),
-            concat_mask=normal(1, 1, 3, 8, 12),
-            pose_video_latent=normal(1, 16, 2, 8, 12),
-        ),
-        detected_as="WAN_Animate2",
+        24,
+        concat_latent_image=normal(1, 16, 3, 8, 12),
+        concat_mask=normal(1, 1, 3, 8, 12),
+        pose_video_latent=normal(1, 16, 2, 8, 12),
     ),
-    "wan-of-80": StockCase("wan.model.WanModel", WAN | {"dim": 80}, VIDEO, text(13, 24), detected_as="WAN21_T2V"),
-    "wan-causal": StockCase("wan.ar_model.CausalWanModel", WAN, VIDEO, text(13, 24), detected_as="WAN21_CausalAR_T2V"),
-    "unet": StockCase(
-        "modules.diffusionmodules.openaimodel.UNetModel",
+    "wan-of-80": case("WAN21_T2V", "wan.model.WanModel", WAN | {"dim": 80}, VIDEO, 24),
+    "wan-causal": case("WAN21_CausalAR_T2V", "wan.ar_model.CausalWanModel", WAN, VIDEO, 24),
+    "unet": unet(
+        "SD15",
         UNET
         | {
             "channel_mult": [1, 2, 4],
@@ -71,12 +74,9 @@ CENSUS_MODELS = {
             "transformer_depth": [1] * 3,
             "transformer_depth_output": [1] * 6,
         },
-        (1, 4, 16, 16),
-        text(13, 24),
-        detected_as="SD15",
     ),
-    "xl": StockCase(
-        "modules.diffusionmodules.openaimodel.UNetModel",
+    "xl": unet(
+        "SDXL",
         UNET_XL_BASE
         | {
             "adm_in_channels": 2816,
@@ -86,88 +86,60 @@ CENSUS_MODELS = {
             "transformer_depth_output": [0, 0, 0, 1, 1, 1, 1, 1, 1],
             "transformer_depth_middle": 1,
         },
-        (1, 4, 16, 16),
-        text(13, 24, pooled=normal(1, 1280)),
-        detected_as="SDXL",
+        pooled=normal(1, 1280),
     ),
-    "anima": StockCase(
+    "anima": case(
+        "Anima",
         "anima.model.Anima",
         COSMOS | {"crossattn_emb_channels": 1024, "num_blocks": 2, "image_model": "anima"},
         (1, 16, 1, 14, 22),
-        text(13, 1024),
-        detected_as="Anima",
+        1024,
     ),
-    "lumina": StockCase(
-        "lumina.model.NextDiT", LUMINA, (1, 16, 14, 22), text(13, 32, attention_mask=mask(13, 9)), detected_as="Lumina2"
-    ),
-    "zimage": StockCase(
-        "lumina.model.NextDiT", Z_IMAGE, (1, 16, 14, 22), text(13, 32, attention_mask=mask(13, 9)), detected_as="ZImage"
-    ),
-    "radiance": StockCase(
-        "chroma_radiance.model.ChromaRadiance", RADIANCE, (1, 3, 80, 112), text(13, 64), detected_as="ChromaRadiance"
-    ),
-    "qwen": StockCase(
-        "qwen_image.model.QwenImageTransformer2DModel", QWEN, (1, 16, 1, 14, 22), text(13, 32), detected_as="QwenImage"
-    ),
+    "lumina": case("Lumina2", "lumina.model.NextDiT", LUMINA, IMAGE, 32, **MASKED),
+    "zimage": case("ZImage", "lumina.model.NextDiT", Z_IMAGE, IMAGE, 32, **MASKED),
+    "radiance": case("ChromaRadiance", "chroma_radiance.model.ChromaRadiance", RADIANCE, (1, 3, 80, 112), 64),
+    "qwen": case("QwenImage", "qwen_image.model.QwenImageTransformer2DModel", QWEN, (1, 16, 1, 14, 22), 32),
     # What a detector of the published size has in its blocks is there in part. Its nodes give it pictures of one size.
-    "detector": StockCase(
+    "detector": case(
+        "RT_DETR_v4",
         "rt_detr.rtdetr_v4.RTv4",
         {"enc_h": 64, "dec_h": 64, "enc_ff": 64, "dec_ff": 64, "num_queries": 10},
         (),
-        text(13, 64),
-        detected_as="RT_DETR_v4",
+        64,
     ),
-    "segmenter": StockCase(
+    "segmenter": case(
+        "SAM3",
         "sam3.detector.SAM3Model",
         SAM3 | {"patch_size": 84, "window_size": 4, "image_model": "SAM3"},
         (),
-        text(13, 64),
-        detected_as="SAM3",
+        64,
         dtype=torch.float16,
     ),
-    "tracker": StockCase(
+    "tracker": case(
+        "SAM31",
         "sam3.detector.SAM3Model",
         SAM3 | {"mem_dim": 64, "image_model": "SAM31"},
         (),
-        text(13, 64),
-        detected_as="SAM31",
+        64,
         dtype=torch.float16,
     ),
-    "pose": StockCase(
-        "modules.diffusionmodules.openaimodel.UNetModel",
-        UNET | {"heatmap_head": True, "context_dim": 1024},
-        (1, 4, 16, 16),
-        text(13, 1024),
-        detected_as="SD15",
-    ),
-    "triposplat": StockCase(
-        "triposplat.model.LatentSeqMMFlowModel",
-        TRIPOSPLAT,
-        ((1, 77, 16), (1, 1, 5)),
-        text(13, 32),
-        detected_as="TripoSplat",
-    ),
-    "minimax": StockCase(
+    "pose": unet("SD15", UNET | {"heatmap_head": True, "context_dim": 1024}, 1024),
+    "triposplat": case("TripoSplat", "triposplat.model.LatentSeqMMFlowModel", TRIPOSPLAT, ((1, 77, 16), (1, 1, 5)), 32),
+    "minimax": case(
+        "MiniMaxH3",
         "minimax.model.MiniMaxH3Model",
         MINIMAX | {"latents_dim": 24, "audio_latents_dim": 32},
         ((1, 24, 3, 10, 14), (1, 32, 2, 9)),
-        text(13, 24),
-        detected_as="MiniMaxH3",
+        24,
     ),
-    "seedvr2": StockCase("seedvr.model.NaDiT", SEEDVR2, (1, 16, 1, 8, 12), text(13, 24), detected_as="SeedVR2"),
-    "ltxav": StockCase(
+    "seedvr2": case("SeedVR2", "seedvr.model.NaDiT", SEEDVR2, (1, 16, 1, 8, 12), 24),
+    "ltxav": case(
+        "LTXAV",
         "lightricks.av_model.LTXAVModel",
         LTX_2,
         ((1, 128, 3, 5, 7), (1, 8, 11, 16)),
-        text(13, 24),
+        24,
         metadata=LTX_2,
-        detected_as="LTXAV",
     ),
-    "ltx": StockCase(
-        "lightricks.model.LTXVModel",
-        LTX | {"in_channels": 128},
-        (1, 128, 5, 5, 7),
-        text(13, 24, attention_mask=mask(13, 9)),
-        detected_as="LTXV",
-    ),
+    "ltx": case("LTXV", "lightricks.model.LTXVModel", LTX | {"in_channels": 128}, (1, 128, 5, 5, 7), 24, **MASKED),
 }

@@ -85,20 +85,17 @@ def of_own_class(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     return [sample(census, row, model, census.run("NetworkLoader", file=str(own))[0])]
 
 
-def filled(suffix: str, dtype: torch.dtype = torch.float32, writes: str = "") -> Any:
-    """A network that a pack builds and fills itself. suffix: of its file. dtype: of the weights in it. writes: over
-    "the file" or "a weight", after that. Its weights are sent with the first step."""
+def filled(is_written: bool = False) -> Any:
+    """A network that a pack builds and fills itself. is_written: a weight of it is written over after that. Its weights
+    are sent with the first step."""
 
     def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
         functions: Any = sys.modules[census.nodes.NODE_CLASS_MAPPINGS["NetworkLoader"].__module__]
-        network, file = functions.Beside(64, 128), census.base / f"beside{suffix}"
+        network, file = functions.Beside(64, 128), census.base / "beside.safetensors"
         fill_weights(network)
-        weights = {name: weight.to(dtype) for name, weight in network.state_dict().items()}
-        torch.save({"state_dict": weights}, file) if suffix == ".pt" else save_file(weights, file)
+        save_file(network.state_dict(), file)
         network = functions.fill_network(functions.Beside(64, 128), str(file))
-        if writes == "the file":
-            save_file({"up.weight": torch.zeros(64, 128)}, file)
-        elif writes:
+        if is_written:
             network.up.weight.data = network.up.weight.data.neg()
         with sent_bytes(census) as sent:
             found = [census.sample(row, functions.run_beside(model, network))]
@@ -132,12 +129,8 @@ def bytes_in(value: Any) -> Iterator[int]:
 
 OF_A_PACK = replace(equal(), shared="ulysses=2")
 NETWORK_HABITS: dict[str, Row] = {
-    "a network that a pack fills from a file": habit(OF_A_PACK, filled(".safetensors")),
-    "a network that a pack fills from torch's file in half": habit(OF_A_PACK, filled(".pt", torch.float16)),
-    "a network that a pack fills, and then writes into": habit(OF_A_PACK, filled(".safetensors", writes="a weight")),
-    "a network that a pack fills from a file that is overwritten": habit(
-        OF_A_PACK, filled(".safetensors", writes="the file")
-    ),
+    "a network that a pack fills from a file": habit(OF_A_PACK, filled()),
+    "a network that a pack fills, and then writes into": habit(OF_A_PACK, filled(is_written=True)),
     "a network whose file is overwritten": habit(replace(PLAIN, as_stock=True, shared=""), overwritten),
     "a network of a file that is loaded again": habit(PLAIN, loaded_again),
     "a network that ComfyUI's device does not load": habit(PLAIN, on_device),

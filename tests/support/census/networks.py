@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ import torch
 from safetensors.torch import save_file
 
 from tests.support.cases.host.base import fill_weights
-from tests.support.census.controlnets import CONTROLNETS
+from tests.support.cases.host.networks import FUN, ONE_BLOCK, SPOKEN, lllite_network
+from tests.support.census.controlnets import ADAPTER, CONTROLNETS
 from tests.support.census.rows import Row
 from tests.support.host.stock_prompts import ALL
 
@@ -43,8 +46,7 @@ class GivenNetworks:
         return self.a_network("QwenImageBlockWiseControlNet", num_layers=3, dim=64)
 
     def a_fun(self, _row: Row, _model: Any) -> Any:
-        sizes = {"dim": 320, "n_heads": 5, "n_kv_heads": 5, "multiple_of": 32, "ffn_dim_multiplier": 1.0}
-        return self.a_network("ZImage_Control", "comfy.ldm.lumina.controlnet", n_control_layers=3, **sizes)
+        return self.a_network("ZImage_Control", "comfy.ldm.lumina.controlnet", **FUN)
 
     def a_siglip(self, _row: Row, _model: Any) -> Any:
         sizes = {"siglip_token_nums": 5, "style_token_nums": 3, "siglip_token_dims": 8, "hidden_size": 64}
@@ -52,12 +54,18 @@ class GivenNetworks:
 
     def a_network(self, name: str, module: str = "comfy_extras.nodes_model_patch", **config: Any) -> Any:
         """A network of ComfyUI's that nodes have run inside of the model, from a file."""
-        file = self.base / "models" / "model_patches" / f"{name}.safetensors"
-        if not file.exists():
-            operations = importlib.import_module("comfy.ops").disable_weight_init
-            network = getattr(importlib.import_module(module), name)(**config, operations=operations)
-            save(network, file, {"class": f"{module}.{name}", "config": json.dumps(config)})
+        said = {"class": f"{module}.{name}", "config": json.dumps(config)}
+        file = self.saved_once(name, lambda: made_of(module, name, **config), metadata=said)
         return self.run("NetworkLoader", file=str(file))[0]
+
+    def saved_once(
+        self, name: str, make: Callable[[], torch.nn.Module], folder: str = "model_patches", **given: Any
+    ) -> Path:
+        """The file of a network, written if it is not there yet. given: to `save`."""
+        file = self.base / "models" / folder / f"{name}.safetensors"
+        if not file.exists():
+            save(make(), file, **given)
+        return file
 
     def a_image_vae(self, _row: Row, _model: Any) -> Any:
         return self.a_tiny_vae("taesd", "TAESD", 16)
@@ -67,43 +75,25 @@ class GivenNetworks:
 
     def a_tiny_vae(self, module: str, name: str, channels: int) -> Any:
         """One of ComfyUI's small VAEs, from a file."""
-        file = self.base / "models" / "vae" / f"{name}.safetensors"
-        if not file.exists():
-            network = getattr(importlib.import_module(f"comfy.taesd.{module}"), name)(latent_channels=channels)
-            save(network, file)
+        made = getattr(importlib.import_module(f"comfy.taesd.{module}"), name)
+        file = self.saved_once(name, lambda: made(latent_channels=channels), "vae")
         return self.run("VAELoader", vae_name=file.name)[0]
 
     def a_uni3c(self, _row: Row, _model: Any) -> Any:
         """One that ComfyUI's own node loads."""
-        file = self.base / "models" / "model_patches" / "uni3c.safetensors"
-        if not file.exists():
-            uni3c: Any = importlib.import_module("comfy.ldm.wan.uni3c").WanUni3CControlnet
-            operations = importlib.import_module("comfy.ops").disable_weight_init
-            network = uni3c(
-                in_channels=36, conv_out_dim=8, dim=128, ffn_dim=8, num_layers=1, time_embed_dim=48, out_proj_dim=48,
-                add_channels=7, mid_channels=8, operations=operations,
-            )  # fmt: skip
-            save(network, file)
+        config = {**ONE_BLOCK, "num_layers": 1}
+        file = self.saved_once("uni3c", lambda: made_of("comfy.ldm.wan.uni3c", "WanUni3CControlnet", **config))
         return self.run("ModelPatchLoader", name=file.name)[0]
 
     def a_lllite(self, _row: Row, _model: Any) -> Any:
-        file = self.base / "models" / "model_patches" / "lllite.safetensors"
-        if not file.exists():
-            lllite: Any = importlib.import_module("comfy.ldm.anima.lllite")
-            operations = importlib.import_module("comfy.ops").disable_weight_init
-            network = torch.nn.Module()
-            network.lllite_conditioning1 = lllite.AnimaLLLiteConditioning(3, 16, 8, 1, (1, 2), operations=operations)
-            for name in ("self_attn_q_proj", "self_attn_v_proj", "cross_attn_q_proj", "mlp_layer1"):
-                network.add_module(
-                    f"lllite_dit_blocks_1_{name}", lllite.AnimaLLLiteModule(64, 8, 8, operations=operations)
-                )
-            save(network, file, {"lllite.aspp_dilations": "1,2"})
+        layers = ("self_attn_q_proj", "self_attn_v_proj", "cross_attn_q_proj", "mlp_layer1")
+        network, said = (lambda: lllite_network(64, layers, (1, 2))), {"lllite.aspp_dilations": "1,2"}
+        file = self.saved_once("lllite", network, metadata=said)
         return self.run("ModelPatchLoader", name=file.name)[0]
 
     def a_multitalk(self, _row: Row, _model: Any) -> Any:
         """Its attention has 40 heads."""
-        sizes = {"in_dim": 80, "intermediate_dim": 8, "out_dim": 24, "context_tokens": 2, "num_layers": 4}
-        return self.a_network("MultiTalkModelPatch", **sizes)
+        return self.a_network("MultiTalkModelPatch", **SPOKEN)
 
     def a_spoken(self, _row: Row, _model: Any) -> Any:
         return {"encoded_audio_all_layers": [torch.zeros(1, 50, 768)] * 13}
@@ -117,7 +107,8 @@ class GivenNetworks:
                 "mask_1": 1 - mask, "mask_2": mask}  # fmt: skip
 
     def a_controlnet(self, kind: str, row: Row, model: Any) -> Any:
-        """One of ComfyUI's, as large as the row's model. kind: of CONTROLNETS, from a file; or "no file"."""
+        """One of ComfyUI's, as large as the row's model. kind: of CONTROLNETS, from a file; or "no file",
+        or ADAPTER."""
         if kind == "no file":
             network = self.module(*CONTROLNETS["flux"][:2], row.model, latent_input=True)
             return importlib.import_module("comfy.controlnet").ControlNet(
@@ -127,30 +118,56 @@ class GivenNetworks:
                 load_device=torch.device("cpu"),
                 extra_conds=["y", "guidance"],
             )
+        if kind == ADAPTER:
+            file = self.base / "models" / "controlnet" / f"{kind}.safetensors"
+            save_file(t2i_adapter(), file)
+            return self.run("ControlNetLoader", control_net_name=file.name)[0]
         module, name, config, is_alike = CONTROLNETS[kind]
-        file = self.base / "models" / "controlnet" / f"{kind}.safetensors"
-        if not file.exists():
-            like, more = ALL[row.model], {}
-            if like.detected_as:
-                tiny = json.dumps({"class": like.detected_as, "config": {**like.config, **config}}, default=str)
-                more["tiny"] = torch.tensor(list(tiny.encode()), dtype=torch.uint8)
-            save(self.module(module, name, row.model if is_alike else "", **config), file, **more)
+        like, more = ALL[row.model], {}
+        if like.detected_as:
+            tiny = json.dumps({"class": like.detected_as, "config": {**like.config, **config}}, default=str)
+            more["tiny"] = torch.tensor(list(tiny.encode()), dtype=torch.uint8)
+        network = lambda: self.module(module, name, row.model if is_alike else "", **config)  # noqa: E731
+        file = self.saved_once(kind, network, "controlnet", **more)
         return self.run("ControlNetLoader", control_net_name=file.name)[0]
 
-    def apply_controlnets(self, row: Row, model: Any, kinds: Iterable[str]) -> tuple[Any, Any]:
-        """The row's texts with ControlNets of these kinds, one after the other, that start after some steps."""
+    def apply_controlnets(
+        self, row: Row, model: Any, kinds: Iterable[str], start: float = 0.3, network: Any = None
+    ) -> tuple[Any, Any]:
+        """The row's texts with ControlNets of these kinds, or this one, one after the other. start: after a part of the
+        steps."""
         positive, negative = (self.conditioning(row.model, name) for name in ("positive", "negative"))
         for kind in kinds:
             positive, negative = self.run(
                 "ControlNetApplyAdvanced", positive=positive, negative=negative,
-                control_net=self.a_controlnet(kind, row, model), image=self.a_image(row, model), strength=0.7,
-                start_percent=0.3, end_percent=1.0, vae=self.a_vae(row, model),
+                control_net=network or self.a_controlnet(kind, row, model), image=self.a_image(row, model),
+                strength=0.7, start_percent=start, end_percent=1.0, vae=self.a_vae(row, model),
             )  # fmt: skip
         return positive, negative
 
     def patcher(self, network: torch.nn.Module) -> Any:
         cpu = torch.device("cpu")
         return importlib.import_module("comfy.model_patcher").ModelPatcher(network, cpu, cpu)
+
+
+def made_of(module: str, name: str, **config: Any) -> torch.nn.Module:
+    operations = importlib.import_module("comfy.ops").disable_weight_init
+    return getattr(importlib.import_module(module), name)(**config, operations=operations)
+
+
+def t2i_adapter(channels: tuple[int, ...] = (32, 64, 128, 128)) -> dict[str, torch.Tensor]:
+    """Under the names of the adapters for Stable Diffusion 1."""
+    shapes = {"conv_in": (channels[0], 3 * 8**2, 3, 3)}
+    for place, (before, own) in enumerate(zip(channels[:1] + channels, channels, strict=False)):
+        if before != own:
+            shapes[f"body.{2 * place}.in_conv"] = (own, before, 1, 1)
+        for block, (layer, side) in itertools.product((2 * place, 2 * place + 1), {"block1": 3, "block2": 1}.items()):
+            shapes[f"body.{block}.{layer}"] = (own, own, side, side)
+    generator, weights = torch.Generator().manual_seed(5), {}
+    for layer, shape in shapes.items():
+        weights[f"{layer}.weight"] = torch.randn(shape, generator=generator) / math.prod(shape[1:]) ** 0.5
+        weights[f"{layer}.bias"] = torch.zeros(shape[0])
+    return weights
 
 
 def save(network: torch.nn.Module, file: Path, metadata: Mapping[str, str] | None = None, **more: torch.Tensor) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,8 +20,7 @@ BLOCK_HABITS = (
     "a counting closure", "a count on the module", "an attention override", "numbers on the module",
 )  # fmt: skip
 BETWEEN = ("fewer blocks", "a block with weights")  # what runs between the blocks: the ranks share these
-OF_THE_PATCHER = ("a block's forward as an object patch", "an attention override")
-PACK_MODELS = ("flux", "wan", "sd3", "lumina", "unet")
+PACK_MODELS = ("wan", "sd3-dual", "lumina", "unet", "flux")
 MOMENTS = ("begin", "call", "inside", "callback")
 PLANS: tuple[dict[str, int], ...] = ({}, {"ulysses": 2}, {"cfg": 2})
 
@@ -64,24 +62,14 @@ CACHE = counted("a first-block cache", 5)  # the count is of the steps in which 
 
 
 def pack_rows() -> Iterator[tuple[str, Row]]:
-    """Each habit on each model. The moments and plans take turns.
-
-    The gate has each habit on a Flux and on one of the other models, in turn: how a habit's code comes into a model
-    does not depend on where the model's blocks are.
-    """
-    for number, (name, model) in enumerate(itertools.product(BLOCK_HABITS, PACK_MODELS)):
-        if model == "unet" and name in ("fewer blocks", "a block with weights"):  # which a UNet cannot take
-            continue
-        moment, plan = MOMENTS[number % 4], PLANS[number % 3]
-        said = f"{name}, {moment}, {model}, {'auto' if not plan else next(iter(plan))}"
-        is_unseen = (model, moment) == ("sd3", "inside") and name not in OF_THE_PATCHER  # SD3 runs no such wrapper
-        in_turn = PACK_MODELS[1 + BLOCK_HABITS.index(name) % (len(PACK_MODELS) - 1)]
-        shared = "ulysses=2" if name in BETWEEN else "one rank"
+    """Each habit. Models, moments and plans take turns: how a habit's code comes into a model does not depend on where
+    the model's blocks are."""
+    for number, name in enumerate(BLOCK_HABITS):
+        model, moment = PACK_MODELS[number % len(PACK_MODELS)], MOMENTS[number % len(MOMENTS)]
         row = replace(
-            equal(model), plan=plan, ignored=is_unseen, shared="" if is_unseen else shared,
-            slow=model not in (PACK_MODELS[0], in_turn),
-        )  # fmt: skip
-        yield said, habit(row, of_pack(name, moment))
+            equal(model), plan=PLANS[number % len(PLANS)], shared="ulysses=2" if name in BETWEEN else "one rank"
+        )
+        yield f"{name}, {moment}, {model}", habit(row, of_pack(name, moment))
 
 
 PACK_ROWS: dict[str, Row] = {
@@ -92,14 +80,8 @@ PACK_ROWS: dict[str, Row] = {
     ),
     "a pack's first-block cache on Wan": habit(replace(equal("wan"), shared="ulysses=2", plan={}), CACHE),
     "a pack's patch of attention": habit(replace(equal(), shared="one rank"), of_pack("attention's output", "begin")),
-    "a pack's patch of a UNet's attention": habit(
-        replace(equal("unet"), shared="ulysses=2"), of_pack("attention's output", "begin")
-    ),
     "a pack's hook in a quantised file": habit(
         replace(equal(), form="fp8", shared="one rank"), of_pack("a hook", "begin")
-    ),
-    "a pack's block in place of all": habit(
-        replace(equal("ltx"), plan={}, shared="ulysses=2"), of_pack("one block in place of all", "call")
     ),
     "a pack's block": habit(replace(equal(), shared="ulysses=2"), of_pack("a replaced block", "begin")),
     "a pack's patch that mixes rows": habit(
@@ -114,15 +96,11 @@ PACK_ROWS: dict[str, Row] = {
         replace(equal(), plan={}, shared="one rank"), of_pack_apart("a counting closure")
     ),
     "a pack's derived class": habit(replace(equal(), shared="one rank"), of_pack("a derived class", "begin")),
-    "a pack's derived class in a call": habit(
-        replace(equal(), plan={"cfg": 2}, shared="one rank"), of_pack("a derived class", "call")
-    ),
     "a pack's count on a class": habit(replace(equal(), shared="one rank"), of_pack("a count on a class", "begin")),
     "a pack's class that draws random numbers": habit(
         as_stock(), of_pack("a class that draws random numbers", "begin")
     ),
     "a pack's complex numbers": habit(replace(as_stock(), less="one rank"), of_pack("complex numbers", "begin")),
-    "a pack's random numbers": habit(as_stock(), of_pack("random numbers", "begin")),
     "a pack's function beside its routes": habit(
         replace(equal(), shared="one rank"), of_pack("a function beside routes", "begin")
     ),

@@ -1,12 +1,12 @@
-"""What node packs put at ComfyUI's places for functions, as stock and in the ranks: each habit on each model that has
-the place, at each moment, under each plan. And some of these functions as somebody has read them."""
+"""What node packs put at ComfyUI's places for functions, as stock and in the ranks. How a function comes to the ranks
+does not depend on its place, so models, moments and plans take turns. And some of these functions as somebody has read
+them."""
 
 from __future__ import annotations
 
 import importlib
-import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -17,48 +17,26 @@ from tests.support.census.changes import sample_after
 from tests.support.census.rows import Row, equal, habit
 
 NODE = "PatchHabit"
-PLANS: tuple[dict[str, int], ...] = ({}, {"ulysses": 2}, {"cfg": 2})
-MOMENTS = ("begin", "sampling", "call", "inside", "callback")
-MODELS = {
-    "before attention": ("flux", "wan", "unet"),
-    "before attention to the text": ("wan", "unet"),
-    "behind attention": ("flux", "unet"),
-    "behind attention to the text": ("unet",),
-    "attention in one block": ("unet",),
-    "attention to the text in one block": ("unet",),
-    "input blocks": ("unet",),
-    "input blocks behind the skip": ("unet",),
-    "the middle block": ("unet",),
-    "output blocks": ("unet",),
-    "fewer pixels in the depth": ("unet",),
-    "the time": ("unet",),
-    "a block that is skipped": ("sd3", "flux", "wan"),
-    "a block in its place": ("flux", "wan", "sd3"),
-    "a single block that is skipped": ("flux",),
-    "a single block in its place": ("flux",),
-    "behind each block": ("wan", "zimage"),
-    "before the blocks": ("flux",),
-    "a feed-forward in chunks": ("flux", "wan", "sd3", "zimage", "unet"),
-    "attention in windows": ("unet",),
+# By habit: the model, the moment, the plan (none is auto) and the plan that runs. Around blocks, and at some places of
+# a UNet, the ranks can have all tokens.
+PATCHES: dict[str, tuple[str, str, dict[str, int], str]] = {
+    "before attention": ("flux", "begin", {}, "one rank"),
+    "before attention to the text": ("unet", "sampling", {"ulysses": 2}, "ulysses=2"),
+    "behind attention": ("flux", "call", {"cfg": 2}, "one rank"),
+    "attention to the text in one block": ("unet", "begin", {"cfg": 2}, "ulysses=2"),
+    "other places of a UNet": ("unet", "begin", {}, "one rank"),
+    "fewer pixels in the depth": ("unet", "begin", {"ulysses": 2}, "one rank"),
+    "a block that is skipped": ("sd3-dual", "call", {}, "ulysses=2"),
+    "a block in its place": ("wan", "inside", {"ulysses": 2}, "ulysses=2"),
+    "a single block in its place": ("flux", "begin", {}, "ulysses=2"),
+    "behind each block": ("wan", "sampling", {"ulysses": 2}, "ulysses=2"),
+    "a feed-forward in chunks": ("zimage", "inside", {}, "one rank"),
+    "attention in windows": ("unet", "callback", {"ulysses": 2}, "one rank"),
+    "attention to an image in a region": ("unet", "begin", {"cfg": 2}, "ulysses=2"),
 }
-# What runs where the ranks can have all tokens: around blocks, and by the rows of a UNet.
-BETWEEN = (
-    "a block that is skipped", "a block in its place", "a single block that is skipped", "a single block in its place",
-    "behind each block", "before the blocks",
-)  # fmt: skip
-OF_UNETS = (
-    "before attention to the text", "behind attention", "behind attention to the text", "attention in one block",
-    "attention to the text in one block", "output blocks",
-)  # fmt: skip
-# Of each way in which functions reach the model's places, one or two.
-GATE = (
-    "before attention", "before attention to the text", "behind attention", "attention to the text in one block",
-    "fewer pixels in the depth", "a block that is skipped", "a block in its place", "a single block in its place",
-    "behind each block", "a feed-forward in chunks", "attention in windows",
-)  # fmt: skip
 
 
-def patched(name: str, moment: str) -> Any:
+def patched(name: str, moment: str) -> Callable[..., list[torch.Tensor]]:
     """A habit at a moment, and the model without it after that."""
 
     def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
@@ -68,24 +46,10 @@ def patched(name: str, moment: str) -> Any:
     return does
 
 
-def patch_rows() -> Iterator[tuple[str, Row]]:
-    """The gate has each habit of GATE once, and thereby each model, moment and plan: how a function comes to the ranks
-    does not depend on its place."""
-    for number, (name, models) in enumerate(MODELS.items()):
-        of_gate = models[number % len(models)], MOMENTS[number % len(MOMENTS)], PLANS[number % len(PLANS)]
-        for model, moment, plan in itertools.product(models, MOMENTS, PLANS):
-            if (model, moment) == ("sd3", "inside"):  # whose class runs no such wrapper
-                continue
-            said = f"{name}, {moment}, {model}, {next(iter(plan), 'auto')}"
-            sees_whole = name in (OF_UNETS if model == "unet" else BETWEEN)
-            shared = "ulysses=2" if sees_whole else "one rank"
-            row = replace(
-                equal(model), plan=plan, shared=shared, slow=name not in GATE or (model, moment, plan) != of_gate
-            )
-            yield said, habit(row, patched(name, moment))
-
-
-PATCH_ROWS: dict[str, Row] = dict(patch_rows())
+PATCH_ROWS: dict[str, Row] = {
+    name: habit(replace(equal(model), plan=plan, shared=shared), patched(name, moment))
+    for name, (model, moment, plan, shared) in PATCHES.items()
+}
 
 REPLACING, REFERENCE, CHUNKED = "replacing.<locals>.replaced", "WithReference", "Chunked"
 CHUNKS = "a feed-forward in chunks"
@@ -99,12 +63,12 @@ def read(name: str, path: str, *, text: str = "", holds: bool = True, **facts: b
         node = census.nodes.NODE_CLASS_MAPPINGS[NODE]
         functions: Any = sys.modules[node.__module__.replace("patch_habits", "patches")]
         target = functions.replacing(0.7) if path == REPLACING else getattr(functions, path)
-        own = found.row(
+        own = found.KnownFunction(
             "Habit", f"{found.PACK}/patches", path, text=text or found.hash_text(target, ()), holds=lambda _v: holds,
             **{"rows": False, **facts},
         )  # fmt: skip
         (changed,) = census.run(NODE, model=model, habit=name, of=row.model, moment="begin")
-        with patch.dict(found.KNOWN, dict([own])):
+        with patch.dict(found.KNOWN, {own.place: own}):
             return [census.sample(row, changed)]
 
     return does
@@ -114,11 +78,10 @@ def shared(row: Row, plan: str) -> Row:
     return replace(row, shared=plan)
 
 
-IN_PLACE = "a block in its place"
 READ_ROWS: dict[str, Row] = {
-    "a block that was read": habit(shared(equal(), "ulysses=2"), read(IN_PLACE, REPLACING, tokens=True, rows=True)),
     "a block that was read, with its rows apart": habit(
-        replace(equal(), plan={"cfg": 2}, shared="cfg=2"), read(IN_PLACE, REPLACING, tokens=True, rows=True)
+        replace(equal(), plan={"cfg": 2}, shared="cfg=2"),
+        read("a block in its place", REPLACING, tokens=True, rows=True),
     ),
     "a feed-forward of a text that nobody has read": habit(
         shared(equal("wan"), "one rank"), read(CHUNKS, CHUNKED, tokens=True, text="another")

@@ -14,6 +14,7 @@ import json
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -33,7 +34,6 @@ from tests.support.census.networks import GivenNetworks
 from tests.support.census.pack_rows import HABIT_NODE, PACK
 from tests.support.census.patch_rows import NODE as PATCH_NODE
 from tests.support.census.rows import NEWER_ROWS, ROWS, Given, Row, equal
-from tests.support.census.weights.saved import SAVED_ROWS
 from tests.support.host.graphs import joined, relative_error
 from tests.support.host.mounted import mount
 from tests.support.host.stock_prompts import ALL
@@ -142,14 +142,28 @@ class Census(Loading, GivenNetworks):
                 if name in row.inputs:
                     found[name] = self.value(row, row.inputs[name], model)
                 elif kind_of(value) == "MODEL":
-                    found[name] = self.other(row, model) if name == "model2" else model
+                    found[name] = self.adapt(row, model) if name == "model2" else model
                 elif group == "required":
                     found[name] = self.default(row, name, value, model)
         return found
 
-    def other(self, row: Row, model: Any) -> Any:
-        """The model with a LoRA, to be merged with."""
-        return self.run("LoraLoaderModelOnly", model=model, lora_name=self.a_lora(row, model), strength_model=1.0)[0]
+    def adapt(self, row: Row, model: Any, strength: float = 1.0, lora: str = "") -> Any:
+        """The model with a LoRA, by its file's name; one for the blocks' matrices without one."""
+        name = lora or self.a_lora(row, model)
+        return self.run("LoraLoaderModelOnly", model=model, lora_name=name, strength_model=strength)[0]
+
+    def hooked(self, row: Row, hooks: Any) -> list:
+        """The positive text with hooks."""
+        text = {"cond_NEW": self.conditioning(row.model, "positive"), "strength": 1.0, "set_cond_area": "default"}
+        return self.run("ConditioningSetProperties", **text, hooks=hooks)[0]
+
+    def texts_with(self, row: Row, make: Callable[[], dict[str, Any]]) -> dict[str, list]:
+        """Both texts, with more options."""
+        found = {}
+        for which in ("positive", "negative"):
+            ((text, given),) = self.conditioning(row.model, which)
+            found[which] = [[text, {**given, **make()}]]
+        return found
 
     def default(self, row: Row, name: str, value: Any, model: Any) -> Any:
         kind, options = value[0], value[1] if len(value) > 1 else {}
@@ -259,7 +273,7 @@ class Census(Loading, GivenNetworks):
         return made.eval().requires_grad_(False)
 
     def a_adapted(self, row: Row, model: Any) -> Any:
-        return self.other(row, model)
+        return self.adapt(row, model)
 
     def a_latent(self, row: Row, _model: Any) -> Any:
         return self.latent(row)
@@ -290,7 +304,7 @@ class Census(Loading, GivenNetworks):
         """The model that is sampled, with the row's node right before the sampler if it stands there."""
         return self.parallelize(row, model) if self.places_node else model
 
-    def sample(self, row: Row, model: Any, **texts: Any) -> torch.Tensor:
+    def sample(self, row: Row, model: Any, denoise: float = 1.0, **texts: Any) -> torch.Tensor:
         """texts: others than the model's."""
         model = self.placed(row, model)
         positive, negative = (
@@ -298,7 +312,7 @@ class Census(Loading, GivenNetworks):
         )
         (result,) = self.run(
             "KSampler", model=model, seed=SEED, steps=row.steps, cfg=row.cfg, sampler_name="euler", scheduler="simple",
-            positive=positive, negative=negative, latent_image=self.latent(row), denoise=1.0,
+            positive=positive, negative=negative, latent_image=self.latent(row), denoise=denoise,
         )  # fmt: skip
         return joined(result["samples"])
 
@@ -315,7 +329,8 @@ class Census(Loading, GivenNetworks):
         return joined(result["samples"])
 
     def outputs(self, name: str, row: Row, ours: bool) -> Outputs:
-        """What comes of a node behind the loader: numbers, and the latents that its MODEL, GUIDER or SAMPLER gives."""
+        """What comes of a node behind the loader: numbers, the latents that its MODEL, GUIDER or SAMPLER gives, and all
+        bytes of the files that it writes."""
         torch.manual_seed(SEED)
         self.places_node = ours and row.last
         model = self.load(row, ours) if row.does else self.loaded(row, ours)
@@ -329,7 +344,7 @@ class Census(Loading, GivenNetworks):
         results = self.run(name, **self.inputs(node, row, model))
         found: Outputs = []
         for file in sorted(set((self.base / "output").rglob("*.safetensors")) - before):
-            found += [tensor for _, tensor in sorted(load_file(file).items())]
+            found.append(torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8).float())
         for kind, value in zip(node.RETURN_TYPES, results, strict=False):
             if kind == "MODEL":
                 found.append(self.sample(row, value))
@@ -401,7 +416,7 @@ def order(row: Row) -> tuple[Any, ...]:
 def main(comfyui: str, base: str, out: str, *names: str) -> None:
     census = Census(comfyui, base)
     nodes = census.model_nodes()
-    every = {**ROWS, **HABITS, **SAVED_ROWS, **DETECTOR_ROWS, **NODE_ROWS}
+    every = {**ROWS, **HABITS, **DETECTOR_ROWS, **NODE_ROWS}
     every |= {name: row for name, (_, row) in NEWER_ROWS.items() if name in nodes}
     unknown = sorted({*nodes} - {row.node or name for name, row in every.items()})
     results: dict[str, Any] = {"nodes": nodes, "unknown": unknown, "rows": {}}

@@ -23,7 +23,7 @@ class Row:
     `formats.py`, in which the file's blocks are. as_stock: whether ComfyUI's own model takes a sampling, in
     ComfyUI's process. numbers: what inputs of numbers get in place of their default. ours: whether the error is of
     ours alone. shared: the plan that the first call ran under, if it matters. said: on the node, about attention.
-    slow: whether it is one more case of what the gate has. rounded: whether a last bit becomes a step of the
+    rounded: whether a last bit becomes a step of the
     quantised activations, so that an error up to the quantisation's own is allowed. last: whether *Parallelize
     Model*, which makes ComfyUI's model ours, stands right before the sampler and not behind the loader."""
 
@@ -48,7 +48,6 @@ class Row:
     shared: str = ""
     less: str = ""
     said: str = ""
-    slow: bool = False
     rounded: bool = False
     last: bool = False
 
@@ -80,10 +79,15 @@ def habit(row: Row, does: Callable[..., Any]) -> Row:
     return replace(row, does=does, steps=2)
 
 
+def one_rank(row: Row) -> Row:
+    return replace(row, plan={"cfg": 1}, shared="one rank")
+
+
 def refused(words: str, model: str = "flux", **inputs: Any) -> Row:
     return replace(equal(model, **inputs), words=words)
 
 
+ON_ONE_RANK = "on one rank: "  # begins the names of rows that agree to the bit
 DETECTOR = (
     "{}.safetensors holds a detector ({}), which has no steps that ranks could share. It runs as stock, on ComfyUI's "
     "own device."
@@ -142,7 +146,7 @@ ROWS: dict[str, Row] = {
     "LTXVReferenceAudio": ignored("ltx", reference_audio=Given("audio"), audio_vae=Given("audio_vae")),
     # What changes the model's scales and schedules.
     "MiniMaxH3SigmaShift": over_steps(equal()),
-    "ModelNoiseScale": over_steps(equal("sd3", noise_scale=2.0)),
+    "ModelNoiseScale": over_steps(equal("sd3-dual", noise_scale=2.0)),
     "ModelSamplingAuraFlow": over_steps(equal()),
     "ModelSamplingContinuousEDM": over_steps(equal("unet")),
     "ModelSamplingContinuousV": over_steps(equal("unet")),
@@ -166,14 +170,7 @@ ROWS: dict[str, Row] = {
     "SkipLayerGuidanceDiT of the first and the last": replace(
         equal(double_layers="0, 1", single_layers="2", **ALWAYS), node="SkipLayerGuidanceDiT"
     ),
-    "SkipLayerGuidanceDiTSimple with its rows apart": replace(
-        equal(double_layers="0", single_layers="1", **ALWAYS), plan={"cfg": 2}, node="SkipLayerGuidanceDiTSimple"
-    ),
-    "SkipLayerGuidanceDiT of a Wan": replace(
-        equal("wan", double_layers="0, 3", **ALWAYS), node="SkipLayerGuidanceDiT"
-    ),
-    "SkipLayerGuidanceSD3 of the last": replace(equal("sd3", layers="2", **ALWAYS), node="SkipLayerGuidanceSD3"),
-    "SkipLayerGuidanceSD3": equal("sd3", layers="0", **ALWAYS),
+    "SkipLayerGuidanceSD3": equal("sd3-dual", layers="0", **ALWAYS),
     "NAGuidance": equal(),
     "NAGuidance with its rows apart": replace(equal(), plan={"cfg": 2}, node="NAGuidance", shared="ulysses=2"),
     "ScaleROPE": equal(scale_x=2.0, shift_y=1.0),
@@ -182,8 +179,7 @@ ROWS: dict[str, Row] = {
         replace(equal("flux-2"), node="FluxKVCache", cfg=1.0, shared="dp=2")
     ),
     "ModelComputeDtype": replace(equal(dtype="bf16"), plan={"cfg": 1}),
-    # In the gate, test_compiled.py has a model that the node compiles.
-    "TorchCompileModel": replace(ignored(backend="eager"), costly=True, slow=True),
+    "TorchCompileModel": replace(ignored(backend="eager"), costly=True),
     "TorchCompileModel of a UNet": replace(
         ignored("unet", backend="eager"), node="TorchCompileModel", plan={"ulysses": 2}, costly=True,
         said="unet.safetensors runs without torch.compile: the ranks share a picture's rows, which its layers "
@@ -231,6 +227,11 @@ ROWS: dict[str, Row] = {
     "CheckpointSave": as_stock(clip=None, vae=None, filename_prefix="census"),
     "ImageOnlyCheckpointSave": as_stock(clip_vision=None, vae=None, filename_prefix="census"),
     "ModelSave": as_stock(filename_prefix="census"),
+    "ModelSave as fp8": replace(as_stock(filename_prefix="census"), node="ModelSave", dtype="fp8_e5m2"),
+    **{
+        f"ModelSave of {form}": replace(as_stock(filename_prefix="census"), node="ModelSave", form=form)
+        for form in ("plain fp8", "fp8", "nvfp4")
+    },
     "LoraSave": as_stock(model_diff=Given("adapted")),
     "TrainLoraNode": equal(latents=Given("latent"), positive=Given("positive"), steps=2),
     "ModelMergeAdd": MERGED,

@@ -84,7 +84,6 @@ FILLS_THE_WINDOW = """([width, height]) => {
     return innerWidth === width && innerHeight === height
         && canvas.width === Math.round(shown.width * scale) && canvas.height === Math.round(shown.height * scale)
 }"""
-ANIMATE = "(on) => document.body.classList.toggle('disable-animations', !on)"
 # As when a lost connection is back: the page asks the host again for all that it knows.
 RECONNECT = "() => window.app.api.dispatchCustomEvent('reconnected')"
 SET_THEME = "(theme) => window.app.extensionManager.setting.set('Comfy.ColorPalette', theme)"
@@ -184,11 +183,6 @@ class Editor:
     def set_theme(self, theme: str) -> None:
         """theme: dark or light. The host keeps it for pages that are opened later."""
         self.page.evaluate(SET_THEME, theme)
-
-    def animate(self, on: bool) -> None:
-        """Gives the page its animations, or takes them again: see CONTEXT."""
-        self.page.emulate_media(reduced_motion="no-preference" if on else "reduce")
-        self.page.evaluate(ANIMATE, on)  # what ComfyUI's setting does, whose default is the system's
 
     def screenshot(self, name: str, part: Locator | None = None) -> None:
         """Keeps one of the page, or of a part of it."""

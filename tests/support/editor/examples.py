@@ -38,10 +38,23 @@ def settle(editor: Editor) -> None:
     editor.page.evaluate(FRAMES)
 
 
+def demo() -> dict[str, Any]:
+    """The demo's workflow, with an automatic plan and degrees of one."""
+    workflow = json.loads((FOLDER / "demo.json").read_text())
+    (node,) = [node for node in workflow["nodes"] if node["type"] == "ParallelDiT_Parallelize"]
+    assert node["widgets_values"][:3] == ["manual", 1, 2]
+    node["widgets_values"][:3] = ["auto", 1, 1]
+    return workflow
+
+
 def open_demo(editor: Editor, plan: Mapping[str, Any] | None = None, **sampler: int) -> None:
-    """Opens the demo with these widgets of Parallelize Model and of the sampler: another seed makes a new prompt."""
-    editor.open(json.loads((FOLDER / "demo.json").read_text()))
-    editor.set_widgets("ParallelDiT_Parallelize", **(plan or {}))
+    """Opens the demo with these widgets of Parallelize Model and of the sampler: another seed makes a new prompt. Its
+    plan is automatic by default."""
+    editor.open(demo())
+    asked = dict(plan or {})
+    if asked.get("mode") == "manual":
+        asked |= {"cfg": asked.get("cfg", 1)}  # the switch to manual takes auto's
+    editor.set_widgets("ParallelDiT_Parallelize", **asked)
     editor.set_widgets("KSampler", **sampler)
 
 

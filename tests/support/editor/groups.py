@@ -17,14 +17,13 @@ EVENT = "paralleldit.group"
 GIB = 1 << 30
 CARD = {"name": "NVIDIA GeForce RTX 4090", "bytes": int(23.6 * GIB)}
 RUNS, STEPS = 10, 20
-EVENTS_A_SECOND = 8
 
 Event = dict[str, Any]
 
 
-def tell(host: ComfyHost, *events: Event, seconds: float = 0.0) -> None:
-    """Has the host send these to its pages: once, or over and over, one each so many seconds; none end that."""
-    body = {"events": [[EVENT, event] for event in events], "seconds": seconds}
+def tell(host: ComfyHost, *events: Event) -> None:
+    """Has the host send these to its pages."""
+    body = {"events": [[EVENT, event] for event in events]}
     request = urllib.request.Request(f"{host.url}/test/told", json.dumps(body).encode())
     open_url(request, timeout=30).close()
 
@@ -71,10 +70,15 @@ def run(number: int, made: int = STEPS, **changes: Any) -> dict[str, Any]:
         "at": made,
         "made": made,
         "residuals": 0,
+        "reason": "",
+        "is_stock": False,
         "predicted": 0.44,
         "is_measured": True,
         "alone": 0.81,
         "is_alone_run": False,
+        "usual": sorted(lengths[1:])[(made - 2) // 2] if made > 1 else lengths[0] if lengths else None,
+        "startup": 1.2 if made else None,
+        "left": 0.5 * (STEPS - made) if made > 1 else None,
         "steps": [[length, 0.3 * length] for length in lengths],
         "state": "done" if made == STEPS else "running",
         "began": 1.7e9 + 60 * number,

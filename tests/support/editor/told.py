@@ -1,14 +1,11 @@
 """A node pack of the tests' own: it sends pages the events of worker groups that are not there, and has a node that
 waits for those that are.
 
-POST /test/told {"events": [[name, event], …], "seconds": 0.125}: one after the other, over and over, until it is asked
-anew; without seconds once, all at once.
+POST /test/told {"events": [[name, event], …]}: one after the other.
 """
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import json
 import time
 import urllib.request
@@ -39,23 +36,10 @@ class WaitForRanks:
 
 
 NODE_CLASS_MAPPINGS = {"Test_WaitForRanks": WaitForRanks}
-telling: list[asyncio.Task] = []
-
-
-async def tell(events: list, seconds: float) -> None:
-    for name, event in itertools.cycle(events):
-        await PromptServer.instance.send(name, event)
-        await asyncio.sleep(seconds)
 
 
 @PromptServer.instance.routes.post("/test/told")
 async def told(request: web.Request) -> web.Response:
-    asked = await request.json()
-    while telling:
-        telling.pop().cancel()
-    if seconds := asked.get("seconds"):
-        telling.append(asyncio.create_task(tell(asked["events"], seconds)))
-    else:
-        for name, event in asked["events"]:
-            await PromptServer.instance.send(name, event)
+    for name, event in (await request.json())["events"]:
+        await PromptServer.instance.send(name, event)
     return web.json_response({})

@@ -65,20 +65,20 @@ def rows_of(model: Model, plan: ParallelPlan) -> int:
     return math.ceil(model.rows / (plan.dp * plan.cfg))
 
 
-def activation_bytes(model: Model, size: str, plan: ParallelPlan) -> int:
+def activation_bytes(model: Model, plan: ParallelPlan) -> int:
     """A."""
-    return rows_of(model, plan) * (model.image_tokens(size) + model.text) * model.hidden * BYTES
+    return rows_of(model, plan) * (model.image_tokens + model.text) * model.hidden * BYTES
 
 
-def peak_bytes(model: Model, size: str, plan: ParallelPlan, blocks: int) -> float:
+def peak_bytes(model: Model, plan: ParallelPlan, blocks: int) -> float:
     """What a rank with so many blocks needs beside its weights at most, PipeFusion's keys and values of all tokens
     included."""
-    whole = activation_bytes(model, size, plan)
+    whole = activation_bytes(model, plan)
     kept = blocks if plan.patch_count > 1 else 0
     return whole * ((IN_BLOCKS + 2 * kept) / plan.token_ways + WHOLE)
 
 
-def sent_bytes(model: Model, size: str, plan: ParallelPlan, blocks: int) -> dict[str, dict[str, float]]:
+def sent_bytes(model: Model, plan: ParallelPlan, blocks: int) -> dict[str, dict[str, float]]:
     """What a rank with so many blocks has to send at most, by kind of exchange and what it is for.
 
     ulysses: 4 A (N - 1) / N² a block, or where the heads do not divide, A / N of 3 times the heads of others and N - 1
@@ -92,8 +92,8 @@ def sent_bytes(model: Model, size: str, plan: ParallelPlan, blocks: int) -> dict
     tokens, samples = plan.token_ways, stages > 1
     heads = [model.heads // ulysses + (rank < model.heads % ulysses) for rank in range(ulysses)]
     scattered = (3 * (1 - min(heads) / sum(heads)) + (ulysses - 1) * max(heads) / sum(heads)) / ulysses
-    whole = activation_bytes(model, size, plan)
-    pixels = model.channels * math.prod(model.sizes[size])
+    whole = activation_bytes(model, plan)
+    pixels = model.channels * math.prod(model.latents)
     prediction = rows_of(model, plan) * pixels * BYTES
     return {
         ALL_TO_ALL: {"ulysses": whole / ring * scattered * blocks},

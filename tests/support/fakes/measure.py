@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -24,7 +25,7 @@ from parallel_backend.weights.sizes import fetched_places
 from parallel_backend.weights.stores import ShardedStore
 from tests.support.fakes.models import Model
 from tests.support.fakes.rank import pretended
-from tests.support.fakes.tally import Exchange, Tally
+from tests.support.fakes.tally import Tally
 from tests.support.family_model import FamilyModel
 from tests.support.labelled.tensors import GPU
 
@@ -40,7 +41,7 @@ class Figures:
     anything is loaded; to_fetch: likewise, that are to come to it in a forward; peak: the most bytes beside them;
     taken: likewise, of what torch's allocator has taken (see `Tally`); parameters: that it computes with.
 
-    flops, exchanges: of a forward, or with stages of a step; run: the exchanges of all steps.
+    sent: bytes of a forward, or with stages of a step, by kind.
     """
 
     blocks: int
@@ -50,24 +51,22 @@ class Figures:
     to_fetch: int
     peak: int
     taken: int
-    flops: int
-    exchanges: list[Exchange]
-    run: list[Exchange]
+    sent: Counter[str]
 
 
 class StepMarks(Watch):
-    """Notes what had been counted when each step began."""
+    """Notes what had been sent when each step began."""
 
     def __init__(self, tally: Tally) -> None:
         self.tally = tally
-        self.marks: dict[int, tuple[int, int]] = {}
+        self.marks: dict[int, Counter[str]] = {}
 
     def proceed(self, step: int) -> bool:
-        self.marks[step] = (self.tally.flops, len(self.tally.exchanges))  # stages have asked before, too
+        self.marks[step] = self.tally.sent.copy()  # stages have asked before, too
         return True
 
 
-def measure(model: Model, size: str, plan: ParallelPlan, rank: int) -> Figures:
+def measure(model: Model, plan: ParallelPlan, rank: int) -> Figures:
     """Raises PlanError for a plan that the model does not allow."""
     with pretended(plan, rank) as mesh:
         parallel = made(model, mesh)
@@ -78,39 +77,40 @@ def measure(model: Model, size: str, plan: ParallelPlan, rank: int) -> Figures:
             tally.hold(each)
         weights, marks = tally.live, StepMarks(tally)
         with tally:
-            run(parallel, model, size, marks)
+            run(parallel, model, marks)
         if parallel.slot.buffers and isinstance(parallel, ParallelModel) and not isinstance(parallel, FamilyModel):
             raise AssertionError("An idle model holds memory of messages.")
-        flops, exchanges = tally.flops, tally.exchanges
-        if marks.marks:
-            (flops, first), (until, last) = marks.marks[MEASURED], marks.marks[MEASURED + 1]
-            flops, exchanges = until - flops, exchanges[first:last]
+        sent = marks.marks[MEASURED + 1] - marks.marks[MEASURED] if marks.marks else tally.sent
         parameters = sum(each.numel() for each in parallel.model.parameters())
         told = parallel.sizes.count_kept_bytes(plan)[mesh["pipefusion"].index]
         to_fetch = parallel.sizes.count_fetched_bytes(plan)
         blocks, most = len(parallel.stage.blocks), (tally.peak - weights, tally.taken - weights)
-        return Figures(blocks, parameters, weights, told, to_fetch, *most, flops, exchanges, tally.exchanges)
+        return Figures(blocks, parameters, weights, told, to_fetch, *most, sent)
 
 
 def made(model: Model, mesh: Mesh) -> Parallel:
     """The model with its weights where the plan has them."""
-    config, plan = model.config_of(), mesh.plan
-    store = None
+    plan, store = mesh.plan, None
     if plan.weights == SHARED:
         with unset_fake_temporarily(), patch("parallel_backend.groups.mesh.shake_hands"):
             store = ShardedStore(replica_axis(plan, GPU), GPU)
     if model.library == "diffusers":
-        parallel = FamilyModel.build(ModelSource(model.model_class, config, (), "bf16"), mesh)
+        parallel = FamilyModel.build(ModelSource(model.model_class, model.config_of(), (), "bf16"), mesh)
         parallel.bring(places_of(parallel), store)
         return parallel
     import_comfyui()
+    parallel = ParallelModel(build_comfyui(model, GPU), mesh, torch.bfloat16)
+    parallel.fetched.rearrange(places_of(parallel), store)
+    return parallel
+
+
+def build_comfyui(model: Model, device: torch.device) -> torch.nn.Module:
+    """The model by ComfyUI's class, in bf16."""
     module, _, name = model.model_class.rpartition(".")
     operations: Any = importlib.import_module("comfy.ops").disable_weight_init
     made_of: Any = getattr(importlib.import_module(module), name)
-    whole = made_of(**config, device=GPU, dtype=torch.bfloat16, operations=operations)
-    parallel = ParallelModel(whole.eval().requires_grad_(False), mesh, torch.bfloat16)
-    parallel.fetched.rearrange(places_of(parallel), store)
-    return parallel
+    whole = made_of(**model.config_of(), device=device, dtype=torch.bfloat16, operations=operations)
+    return whole.eval().requires_grad_(False)
 
 
 def places_of(parallel: Parallel) -> list[int]:
@@ -130,7 +130,7 @@ def import_comfyui() -> None:
         importlib.import_module("comfy.model_base")
 
 
-def run(parallel: Parallel, model: Model, size: str, watch: Watch) -> None:
+def run(parallel: Parallel, model: Model, watch: Watch) -> None:
     """A forward, as a stock sampler asks for it; with stages a sampling of STEPS steps."""
     plan, rows = parallel.mesh.plan, model.rows
     is_ours = isinstance(parallel, FamilyModel)
@@ -139,7 +139,7 @@ def run(parallel: Parallel, model: Model, size: str, watch: Watch) -> None:
     def empty(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=GPU)
 
-    latents = (model.channels, *model.sizes[size])
+    latents = (model.channels, *model.latents)
     given: dict[str, Any] = {name: empty(rows, *shape) for name, shape in model.conditions.items()}
     if not is_ours:
         given["transformer_options"] = {}
@@ -152,15 +152,6 @@ def run(parallel: Parallel, model: Model, size: str, watch: Watch) -> None:
         parallel(empty(rows, *latents), empty(rows), given)
     else:
         parallel.run_calls([Call((empty(rows, *latents), empty(rows)), given)])
-
-
-def meeting_ranks(plan: ParallelPlan) -> list[int]:
-    """The first, the middle and the last, and on each axis the first one's neighbours."""
-    found, stride = {0, plan.world_size // 2, plan.world_size - 1}, plan.world_size
-    for degree in plan.degrees().values():
-        stride //= degree
-        found |= {place * stride for place in (1, degree - 1) if place < degree}
-    return sorted(found)
 
 
 def unlike_ranks(plan: ParallelPlan) -> list[int]:

@@ -16,7 +16,7 @@ class Model:
     config. billions: of parameters. hidden: the width of its tokens.
     channels, patch: of its latents, and what of them becomes a token. text: tokens of text that its blocks have beside
     the image's. conditions: shapes of what it takes beside latents and timesteps, without the batch.
-    heads: of attention. rows: of a step: two where cond and uncond run. sizes: of latents, by what they are.
+    heads: of attention. rows: of a step: two where cond and uncond run. latents: sides of the request's.
     """
 
     library: str
@@ -31,18 +31,15 @@ class Model:
     text: int
     conditions: Mapping[str, tuple[int, ...]]
     rows: int
-    sizes: Mapping[str, tuple[int, ...]]
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden // self.heads
+    latents: tuple[int, ...]
 
     @property
     def blocks(self) -> int:
         return sum(self.depths.values())
 
-    def image_tokens(self, size: str) -> int:
-        return math.prod(length // side for length, side in zip(self.sizes[size], self.patch, strict=True))
+    @property
+    def image_tokens(self) -> int:
+        return math.prod(length // side for length, side in zip(self.latents, self.patch, strict=True))
 
     def shortened(self, blocks: int) -> Model:
         """The same with so many blocks of each kind."""
@@ -61,7 +58,7 @@ FLUX = {
     "patch": (2, 2),
     "text": 512,
     "rows": 1,
-    "sizes": {"1024²": (128, 128)},
+    "latents": (128, 128),  # 1024²
 }
 WAN = {
     "depths": {"num_layers": 40},
@@ -72,7 +69,7 @@ WAN = {
     "patch": (1, 2, 2),
     "text": 0,
     "rows": 2,
-    "sizes": {"480p × 81": (21, 60, 104), "720p × 81": (21, 90, 160)},
+    "latents": (21, 60, 104),  # 81 frames of 832 × 480
 }
 QWEN = {
     "depths": {"num_layers": 60},
@@ -83,7 +80,7 @@ QWEN = {
     "patch": (1, 2, 2),
     "text": 256,
     "rows": 2,
-    "sizes": {"1328²": (1, 166, 166)},
+    "latents": (1, 166, 166),  # 1328²
 }
 QWEN_CONFIG = {
     "patch_size": 2, "in_channels": 64, "out_channels": 16, "attention_head_dim": 128, "num_attention_heads": 24,

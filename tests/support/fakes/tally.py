@@ -1,19 +1,16 @@
-"""What a rank computes, holds and sends, counted from the operations that it runs."""
+"""What a rank holds and sends, counted from the operations that it runs."""
 
 from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed._tools.fake_collectives import CollectiveOp, collective_ops, sync_ops
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 DEVICE = torch.ops.prim.device.default
 ALLOCATED = 512  # bytes, of which CUDA's allocator gives multiples
@@ -29,49 +26,27 @@ EXCHANGES = {
 }
 
 
-class Exchange(NamedTuple):
-    """A rank's part in a collective, or a message.
-
-    shape, dtype: of what it gives, or of the message; of an all-to-all without the dim that is shared out.
-    to, of: the rows that each of the group's ranks gets and gives in an all-to-all. peer: the other rank of a message.
-    sent: bytes that the rank hands to others, where a ring does it: of an all-to-all all but its own rows; of an
-    all-gather over N ranks N - 1 times its share; of an all-reduce 2 (N - 1) / N of the tensor; of a message all.
-    """
-
-    kind: str
-    group: str
-    ranks: tuple[int, ...]
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    sent: float
-    rank: int
-    to: tuple[int, ...] = ()
-    of: tuple[int, ...] = ()
-    peer: int | None = None
-
-
-def exchange_of(func: Any, args: tuple) -> Exchange:
-    """What an operation of torch.distributed is. Raises KeyError for one that the engine is not known to use."""
+def count_sent(func: Any, args: tuple) -> tuple[str, float]:
+    """The kind of an operation of torch.distributed, and the bytes that this rank hands to others, where a ring does
+    it: of an all-to-all all but its own rows; of an all-gather over N ranks N - 1 times its share; of an all-reduce
+    2 (N - 1) / N of the tensor; of a message all. Raises KeyError for an operation that the engine is not known to
+    use."""
     kind, group = EXCHANGES[func._schema.name], CollectiveOp.get_process_group(func, args)
-    ranks, rank = tuple(dist.get_process_group_ranks(group)), dist.get_rank()
+    ranks = dist.get_process_group_ranks(group)
     given = args[1] if kind in (ALL_TO_ALL, ALL_GATHER) else args[0]
     given = given[0] if isinstance(given, list) else given
     if kind == ALL_GATHER and given.dtype == torch.uint8:
         kind = WEIGHTS
-    whose = (kind, group.group_name, ranks)
     if kind == ALL_TO_ALL:
-        of, to = args[3:5]
-        row = given.nbytes / max(1, len(given))
-        sent_bytes = row * (sum(to) - to[ranks.index(rank)])
-        return Exchange(*whose, tuple(given.shape[1:]), given.dtype, sent_bytes, rank, tuple(to), tuple(of))
-    peer = ranks[args[2]] if kind in (SEND, RECEIVE) else None
+        to = args[4]
+        return kind, given.nbytes / max(1, len(given)) * (sum(to) - to[ranks.index(dist.get_rank())])
     others = len(ranks) - 1
     times = {SEND: 1, RECEIVE: 0, ALL_GATHER: others, WEIGHTS: others, ALL_REDUCE: 2 * others / len(ranks)}[kind]
-    return Exchange(*whose, tuple(given.shape), given.dtype, given.nbytes * times, rank, peer=peer)
+    return kind, given.nbytes * times
 
 
 class Tally(TorchDispatchMode):
-    """While entered, counts. live, peak: bytes on the device, of storages that this has seen. exchanges: in order.
+    """While entered, counts. live, peak: bytes on the device, of storages that this has seen. sent: bytes, by kind.
 
     left: bytes that were given up, but that torch's allocator would not give to others yet. It waits until the host has
     learned that a message which used them has arrived, and the host runs far ahead of the device. taken: the most bytes
@@ -87,8 +62,8 @@ class Tally(TorchDispatchMode):
         """of_cpu: whether what is on the CPU counts, too."""
         super().__init__()
         self.of_cpu = of_cpu
-        self.live = self.peak = self.flops = self.left = self.taken = 0
-        self.exchanges: list[Exchange] = []
+        self.live = self.peak = self.left = self.taken = 0
+        self.sent: Counter[str] = Counter()
         self.seen: dict[int, weakref.ref] = {}
         self.messages: set[int] = set()  # storages on the device that were sent or received
 
@@ -114,62 +89,12 @@ class Tally(TorchDispatchMode):
             return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
         made = func(*args, **(kwargs or {}))
         if func in collective_ops and func not in sync_ops:
-            self.exchanges.append(exchange_of(func, args))
-            if self.exchanges[-1].kind in (SEND, RECEIVE):
+            kind, size = count_sent(func, args)
+            if kind != RECEIVE:
+                self.sent[kind] += size
+            if kind in (SEND, RECEIVE):
                 self.messages |= {each.untyped_storage()._cdata for each in args[0] if each.device.type != "cpu"}
-        if (packet := func._overloadpacket) in flop_registry:
-            self.flops += flop_registry[packet](*args, **(kwargs or {}), out_val=made)
         for each in made if isinstance(made, (tuple, list)) else (made,):
             if isinstance(each, torch.Tensor):
                 self.hold(each)
         return made
-
-
-def sent(exchanges: list[Exchange]) -> Counter[str]:
-    """Bytes that the rank hands to others, by kind."""
-    found: Counter[str] = Counter()
-    for each in exchanges:
-        if each.kind != RECEIVE:
-            found[each.kind] += each.sent
-    return found
-
-
-def mismatches(by_rank: Mapping[int, list[Exchange]]) -> Iterator[str]:
-    """Where two ranks would wait for one another for ever, or get other data than was given.
-
-    Of the groups that both are in, they come to the same collectives in the same order; what one sends to the other,
-    the other receives, in that order.
-    """
-    for one, other in combinations(by_rank, 2):
-        joint = [
-            [each for each in by_rank[rank] if each.peer is None and {one, other} <= set(each.ranks)]
-            for rank in (one, other)
-        ]
-        yield from unlike(f"collectives of the ranks {one} and {other}", *joint, meets)
-        for sender, receiver in ((one, other), (other, one)):
-            messages = [each for each in by_rank[sender] if each.kind == SEND and each.peer == receiver]
-            awaited = [each for each in by_rank[receiver] if each.kind == RECEIVE and each.peer == sender]
-            yield from unlike(f"messages of rank {sender} to rank {receiver}", messages, awaited, arrives)
-
-
-def unlike(what: str, ones: list[Exchange], others: list[Exchange], fits: Any) -> Iterator[str]:
-    if len(ones) != len(others):
-        yield f"{what}: {len(ones)} and {len(others)}"
-    for place, (one, other) in enumerate(zip(ones, others, strict=False)):
-        if not fits(one, other):
-            yield f"{what}, at {place}: {one} and {other}"
-            return
-
-
-def meets(one: Exchange, other: Exchange) -> bool:
-    """Whether these are two ranks' parts in the same collective. An all-to-all's rows need only fit each other."""
-    if ALL_TO_ALL in (one.kind, other.kind) and one.kind == other.kind:
-        here, there = (one.ranks.index(each.rank) for each in (one, other))
-        if one.to[there] != other.of[here] or one.of[there] != other.to[here]:
-            return False
-    return one[:5] == other[:5]
-
-
-def arrives(message: Exchange, awaited: Exchange) -> bool:
-    """Whether what one rank sends is what another waits for. Ranks know a link by the same name."""
-    return message[1:5] == awaited[1:5]

@@ -26,7 +26,7 @@ def main(comfyui: str, *files: str) -> None:
             found[Path(file).name] = str(error)
             continue
         has_spec = specs.spec_of(type(described.module)) is not None
-        found[Path(file).name] = {"class": described.model_class, "spec": has_spec}
+        found[Path(file).name] = {"class": described.found.model_class, "spec": has_spec}
     print(json.dumps(found))
 
 

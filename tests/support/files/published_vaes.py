@@ -5,7 +5,6 @@ they are sent to the ranks. As JSON, by name: whether it is the same VAE, and wh
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ import torch
 
 from parallel_backend.vae.classes import class_of
 from tests.support.cases.vaes.host_vaes import HUNYUAN, REFINER, STABLE, class_at, engine, refined, stable
+from tests.support.host.mounted import import_comfyui
 from worker.comfyui.vae import HostVae, build_vae, metadata_of, structure_of, weights_of
 
 META = torch.device("meta")
@@ -84,10 +84,7 @@ def made_again(module: torch.nn.Module) -> HostVae:
 
 
 def main(comfyui: str) -> None:
-    sys.path.append(comfyui)
-    sys.argv = [sys.argv[0], "--cpu"]
-    importlib.import_module("comfy.options").enable_args_parsing()
-    importlib.import_module("comfy.sd")
+    import_comfyui(comfyui)
     found = {}
     for name, build in PUBLISHED.items():
         module = without_numbers(build)

@@ -12,14 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.cases.files.formats import FORMATS
+from tests.support.host.mounted import import_comfyui
 
 NO_QUANTISATION = ("mod.", "modulation.")  # parts of names
 
 
 def main(comfyui: str, file: str, *names: str) -> None:
-    sys.path.insert(0, comfyui)
-    sys.argv = [sys.argv[0], "--cpu"]
-    importlib.import_module("comfy.options").enable_args_parsing()
+    import_comfyui(comfyui)
     weights, path = load_file(file), Path(file)
     for name in names:
         save_file(quantised(weights, name), path.with_name(f"{path.stem}-{name}.safetensors"))

@@ -4,7 +4,6 @@ MiniMax-H3's of videos and of their sound, which ComfyUI detects where it builds
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from pathlib import Path
@@ -13,12 +12,11 @@ from safetensors.torch import save_file
 
 from tests.support.cases.vaes.host_vaes import SOUND, VAES
 from tests.support.files.stock_files import wan
+from tests.support.host.mounted import import_comfyui
 
 
 def main(comfyui: str, folder: str) -> None:
-    sys.path.append(comfyui)
-    sys.argv = [sys.argv[0], "--cpu"]
-    importlib.import_module("comfy.options").enable_args_parsing()
+    import_comfyui(comfyui)
     save_file(wan(), Path(folder) / "wan.safetensors")
     save_file(VAES["minimax-h3"].made().state_dict(), Path(folder) / "minimax.safetensors")
     save_file(SOUND.made().state_dict(), Path(folder) / "minimax-sound.safetensors")

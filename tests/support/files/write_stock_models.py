@@ -1,7 +1,7 @@
 """`python -m tests.support.files.write_stock_models COMFYUI FOLDER NAME...`:
 writes tiny models by ComfyUI's own classes.
 
-Each of `stock_cases.CASES` as NAME.safetensors, with seeded weights, under the names that its authors gave them.
+Each of ALL as NAME.safetensors, with seeded weights, under the names that its authors gave them.
 """
 
 from __future__ import annotations
@@ -21,15 +21,18 @@ from tests.support.cases.files.unet_cases import UNETS
 from tests.support.cases.sized_cases import SIZED_CASES
 from tests.support.cases.stock_cases import CASES
 from tests.support.census.models import CENSUS_MODELS
+from tests.support.host.mounted import import_comfyui
+
+TABLES = (CASES, SIZED_CASES, HOST_CASES, UNETS, CENSUS_MODELS)
+ALL = {name: case for table in TABLES for name, case in table.items()}
+assert len(ALL) == sum(map(len, TABLES)), "two cases have one name"
 
 
 def main(comfyui: str, folder: str, *names: str) -> None:
-    sys.path.insert(0, comfyui)
-    sys.argv = [sys.argv[0], "--cpu"]
-    importlib.import_module("comfy.options").enable_args_parsing()
+    import_comfyui(comfyui)
     operations = importlib.import_module("comfy.ops").disable_weight_init
     for name in names:
-        case = {**CASES, **SIZED_CASES, **HOST_CASES, **UNETS, **CENSUS_MODELS}[name]
+        case = ALL[name]
         module, _, class_name = case.module.rpartition(".")
         if importlib.util.find_spec(f"comfy.ldm.{module}") is None:
             continue  # a newer ComfyUI's

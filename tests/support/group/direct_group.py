@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,8 +88,8 @@ def sample_request(family: Family, steps: int) -> tuple[Header, Tensors]:
     noise, _, conditions = family.inputs(1, 8, 8)
     tensors: Tensors = {}
     given = pass_of(family, conditions).pack("passes.0", tensors)
-    call = replace(SHORT, steps=steps).to_json()
-    header = SAMPLE.header(call=call, passes=[given.to_json()], conditions={path: path for path in tensors}, drop=[])
+    call = asdict(replace(SHORT, steps=steps))
+    header = SAMPLE.header(call=call, passes=[asdict(given)], conditions={path: path for path in tensors}, drop=[])
     return header, {"noise": noise, **tensors}
 
 
@@ -114,6 +114,12 @@ class DirectGroup:
 
     def load(self, check: Callable[[], None] = go_on) -> None:
         self.group.load(self.source.to_json(), self.plan.to_json(), self.plan.world_size, check)
+
+    def under(self, **plan: Any) -> DirectGroup:
+        """The same group and model, loaded under another plan."""
+        changed = replace(self, plan=ParallelPlan(**plan))
+        changed.load()
+        return changed
 
     def forward(self, *sizes: int, rows: int = 2) -> torch.Tensor:
         return self.call(*self.family.inputs(rows, *sizes))
@@ -183,4 +189,4 @@ def wait_until(holds: Callable[[], bool], seconds: float) -> bool:
 
 def take_for_gpus(patch: pytest.MonkeyPatch, group: WorkerGroup) -> None:
     """Lets the group take its ranks' devices for GPUs, on which parking is worth it."""
-    patch.setattr(group.supervisor, "setup", group.supervisor.setup._replace(device="cuda"))
+    patch.setattr(group, "setup", group.setup._replace(device="cuda"))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import gc
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -18,10 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 from worker.settings import Settings
 
-EVERY = 0.001  # seconds, between two looks at a process's memory
 SMALL = 1 << 16  # bytes: what is smaller is taken for what lies in memory
 COPY = "memfd:paralleldit-weights"  # what shared memory is called in /proc
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 
 
 class Place(NamedTuple):
@@ -29,13 +25,6 @@ class Place(NamedTuple):
 
     path: str
     offset: int
-
-
-def return_freed_memory() -> None:
-    """From now on, freed tensors go back to the system at once, so that the resident memory is that in use."""
-    libc = ctypes.CDLL(None)
-    assert libc.mallopt(MMAP_THRESHOLD, 1 << 20) and libc.mallopt(TRIM_THRESHOLD, 1 << 17)
-    libc.malloc_trim(0)
 
 
 def settings_that_free(folder: Path) -> Settings:
@@ -49,19 +38,6 @@ def settings_that_free(folder: Path) -> Settings:
     return Settings(python=str(python))
 
 
-def private_bytes() -> int:
-    """What no other process has and no file: of this process alone."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")) << 10
-
-
-def settled_bytes() -> int:
-    """The same, once all that is garbage has been given back."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    return private_bytes()
-
-
 def shared_bytes() -> int:
     """This process's part of the shared memory that it has touched: those of all processes add up to what there is."""
     found, counts = 0, False
@@ -71,28 +47,6 @@ def shared_bytes() -> int:
         elif counts and line.startswith("Pss:"):
             found += int(line.split()[1]) << 10
     return found
-
-
-class Highest:
-    """While entered, looks at the private memory again and again. bytes: the most that it was."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        self.is_over = threading.Event()
-        self.thread = threading.Thread(target=self.look, daemon=True)
-
-    def look(self) -> None:
-        while not self.is_over.wait(EVERY):
-            self.bytes = max(self.bytes, private_bytes())
-
-    def __enter__(self) -> Highest:
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.is_over.set()
-        self.thread.join()
-        self.bytes = max(self.bytes, private_bytes())
 
 
 class Storages(TorchDispatchMode):

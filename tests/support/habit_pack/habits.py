@@ -51,11 +51,6 @@ def shorten(model):
     model.enter(patch.dict(model.module._modules, {model.name: kept}))
 
 
-def join_blocks(model):
-    joined = torch.nn.ModuleList([inside.AllBlocks(model.blocks)])
-    model.enter(patch.dict(model.module._modules, {model.name: joined}))
-
-
 def replace_block(model):
     adapter = inside.Adapter(model.block, 16)
     model.enter(patch.dict(model.blocks._modules, {"0": adapter}))
@@ -111,7 +106,6 @@ HABITS = {
     "a hook before": Habit(lambda m: m.set_hook_before(inside.hook_before)),
     "a derived class": Habit(derive_block),
     "fewer blocks": Habit(shorten),
-    "one block in place of all": Habit(join_blocks),
     "a block with weights": Habit(replace_block),
     "a block's forward as an object patch": Habit(patch=patch_block),
     "attention for everybody": Habit(replace_attention),
@@ -137,7 +131,6 @@ HABITS = {
     ),
     "rows that mix": Habit(patch=lambda p: p.set_model_attn1_output_patch(inside.mixing_rows)),
     "complex numbers": Habit(lambda m: m.set_hook(inside.Turned())),
-    "random numbers": Habit(lambda m: m.set_hook(inside.random_hook)),
 }
 
 

@@ -79,19 +79,6 @@ class Adapter(torch.nn.Module):
         return (output[0] * (1 + self.beside(output[0])), *output[1:])
 
 
-class AllBlocks(torch.nn.Module):
-    """In place of all blocks, as caches of steps that look behind the first one."""
-
-    def __init__(self, blocks):
-        super().__init__()
-        self.blocks = blocks
-
-    def forward(self, tokens, **given):
-        for block in self.blocks:
-            tokens = block(scale(tokens), **given)
-        return tokens
-
-
 class LouderFlux(comfy.ldm.flux.layers.DoubleStreamBlock):
     """A class of the pack's own, which it derives from the block's."""
 

@@ -7,6 +7,7 @@ from .habits import HABITS, changed, set_strength
 from .networks import NetworkLoader
 
 MOMENTS = ("begin", "call", "inside", "callback")
+WRAPPED = {"begin": WrappersMP.SAMPLER_SAMPLE, "inside": WrappersMP.DIFFUSION_MODEL}
 
 
 class ModelHabit:
@@ -23,27 +24,18 @@ class ModelHabit:
         patched, asked = model.clone(), HABITS[habit]
         asked.patch(patched)
         module = model.model.diffusion_model
-        if moment == "begin":
 
-            def sampling(executor, *args, **kwargs):
-                with changed(module, asked):
-                    return executor(*args, **kwargs)
+        def around(executor, *args, **kwargs):
+            with changed(module, asked):
+                return executor(*args, **kwargs)
 
-            patched.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, "habit", sampling)
+        def call(apply_model, given):
+            return around(apply_model, given["input"], given["timestep"], **given["c"])
+
+        if moment in WRAPPED:
+            patched.add_wrapper_with_key(WRAPPED[moment], "habit", around)
         elif moment == "call":
-
-            def call(apply_model, given):
-                with changed(module, asked):
-                    return apply_model(given["input"], given["timestep"], **given["c"])
-
             patched.set_model_unet_function_wrapper(call)
-        elif moment == "inside":
-
-            def around(executor, *args, **kwargs):
-                with changed(module, asked):
-                    return executor(*args, **kwargs)
-
-            patched.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, "habit", around)
         else:
             changes = []
 

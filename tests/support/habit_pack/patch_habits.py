@@ -10,47 +10,34 @@ from .habits import set_strength
 
 # By habit and model, what goes where: the name of a list of patches and a function; or the name, a place and a function
 # that takes its place.
-FLUX, WAN, SD3, Z_IMAGE, UNET = "flux", "wan", "sd3", "zimage", "unet"
+FLUX, WAN, SD3, Z_IMAGE, UNET = "flux", "wan", "sd3-dual", "zimage", "unet"
 DOUBLE, SINGLE = ("double_block", 1), ("single_block", 1)
 shrinking, windows = patches.Shrinking(3, 0.5), patches.Windows(2)
 HABITS = {
-    "before attention": {
-        FLUX: [("attn1_patch", patches.sharper)],
-        WAN: [("attn1_patch", patches.louder_by_queries)],
-        UNET: [("attn1_patch", patches.sharper_with_mean)],
-    },
-    "before attention to the text": {
-        WAN: [("attn2_patch", patches.louder_entry)],
-        UNET: [("attn2_patch", patches.sharper_with_mean)],
-    },
-    "behind attention": dict.fromkeys((FLUX, UNET), [("attn1_output_patch", patches.louder_output)]),
-    "behind attention to the text": {UNET: [("attn2_output_patch", patches.louder_output)]},
-    "attention in one block": {UNET: [("attn1", ("middle", 0), patches.Blurred(0.7))]},
+    "before attention": {FLUX: [("attn1_patch", patches.sharper)]},
+    "before attention to the text": {UNET: [("attn2_patch", patches.sharper_with_mean)]},
+    "behind attention": {FLUX: [("attn1_output_patch", patches.louder_output)]},
     "attention to the text in one block": {UNET: [("attn2", ("middle", 0), patches.WithReference(32, 0.5))]},
-    "input blocks": {UNET: [("input_block_patch", patches.louder_block)]},
-    "input blocks behind the skip": {UNET: [("input_block_patch_after_skip", patches.louder_block)]},
-    "the middle block": {UNET: [("middle_block_after_patch", patches.louder_middle)]},
-    "output blocks": {UNET: [("output_block_patch", patches.louder_skip)]},
+    "attention to an image in a region": {UNET: [("attn2", ("middle", 0), patches.InRegion(32, 0.6))]},
+    "other places of a UNet": {
+        UNET: [
+            ("attn2_output_patch", patches.louder_output),
+            ("input_block_patch", patches.louder_block),
+            ("middle_block_after_patch", patches.louder_middle),
+            ("emb_patch", patches.later),
+        ]
+    },
     "fewer pixels in the depth": {
         UNET: [("input_block_patch_after_skip", shrinking.down), ("output_block_patch", shrinking.up)]
     },
     "attention in windows": {UNET: [("attn1_patch", windows.part), ("attn1_output_patch", windows.join)]},
-    "the time": {UNET: [("emb_patch", patches.later)]},
-    "a block that is skipped": dict.fromkeys((FLUX, WAN, SD3), [("dit", DOUBLE, patches.skip_block)]),
-    "a block in its place": dict.fromkeys((FLUX, WAN, SD3), [("dit", DOUBLE, patches.replacing(0.7))]),
-    "a single block that is skipped": {FLUX: [("dit", SINGLE, patches.skip_block)]},
+    "a block that is skipped": {SD3: [("dit", DOUBLE, patches.skip_block)]},
+    "a block in its place": dict.fromkeys((FLUX, WAN), [("dit", DOUBLE, patches.replacing(0.7))]),
     "a single block in its place": {FLUX: [("dit", SINGLE, patches.replacing(0.7))]},
-    "behind each block": dict.fromkeys((WAN, Z_IMAGE), [("double_block", patches.behind_block)]),
-    "before the blocks": {FLUX: [("post_input", patches.before_blocks)]},
+    "behind each block": {WAN: [("double_block", patches.behind_block)]},
 }
 CHUNKED = "a feed-forward in chunks"
-FEED_FORWARD = {
-    FLUX: "double_blocks.0.img_mlp",
-    WAN: "blocks.0.ffn",
-    SD3: "joint_blocks.0.x_block.mlp",
-    Z_IMAGE: "layers.0.feed_forward",
-    UNET: "input_blocks.1.1.transformer_blocks.0.ff",
-}
+FEED_FORWARD = {WAN: "blocks.0.ffn", Z_IMAGE: "layers.0.feed_forward"}
 BY_MODEL = {**{name: list(models) for name, models in HABITS.items()}, CHUNKED: list(FEED_FORWARD)}
 MOMENTS = ("begin", "sampling", "call", "inside", "callback")
 
@@ -81,7 +68,7 @@ class PatchHabit:
             "required": {
                 "model": ("MODEL",),
                 "habit": (list(BY_MODEL),),
-                "of": (list(FEED_FORWARD),),
+                "of": ("STRING",),
                 "moment": (MOMENTS,),
             }
         }

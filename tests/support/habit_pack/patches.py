@@ -19,26 +19,6 @@ def sharper_with_mean(x, context, value, _options):
     return (x, x if value is None or value.shape == x.shape else context, scale(context if value is None else value))
 
 
-def louder_by_queries(given):
-    """Of a Wan: behind attention, with the queries that it had."""
-    return given["x"] * (1 + 0.3 * given["q"].mean((1, 2, 3), keepdim=True)[..., 0].sigmoid())
-
-
-def louder_entry(given):
-    return scale(given["x"])
-
-
-class Blurred:
-    """Attention with queries that are blurred along the tokens."""
-
-    def __init__(self, weight):
-        self.weight = weight
-
-    def __call__(self, q, k, v, extra_options, mask=None):
-        q = torch.lerp(q, q.mean(1, keepdim=True), self.weight)
-        return optimized_attention(q, k, v, heads=extra_options["n_heads"])
-
-
 class WithReference:
     """Attention to the text, and to tokens of a picture beside it."""
 
@@ -52,16 +32,25 @@ class WithReference:
         return optimized_attention(q, k, v, heads=heads) + self.weight * beside
 
 
+class InRegion(WithReference):
+    """In a region of the picture, as IP-Adapters add it: right more than left, and below more than above. It takes all
+    pixels of the picture."""
+
+    def __call__(self, q, k, v, extra_options):
+        text = optimized_attention(q, k, v, heads=extra_options["n_heads"])
+        height, width = extra_options["original_shape"][-2:]
+        mask = torch.linspace(0, 1, width).expand(height, -1) * torch.linspace(0.5, 1, height)[:, None]
+        rows = -(-height // round((height * width / q.shape[1]) ** 0.5))
+        small = torch.nn.functional.interpolate(mask[None, None], size=(rows, q.shape[1] // rows), mode="bilinear")
+        return torch.lerp(text, super().__call__(q, k, v, extra_options), small.flatten()[None, :, None].to(q))
+
+
 def louder_output(out, _options):
     return out + 0.3 * out.mean(1, keepdim=True)
 
 
 def louder_block(h, options):
     return scale(h) if options["block"][1] % 2 else h
-
-
-def louder_skip(h, skip, options):
-    return h, scale(skip) if options["block"][1] else skip
 
 
 def louder_middle(given):
@@ -121,10 +110,6 @@ def behind_block(given):
     return {"img": scale(given["img"]) if given["block_index"] == 0 else given["img"]}
 
 
-def before_blocks(given):
-    return {**given, "img": scale(given["img"])}
-
-
 class Chunked:
     """A feed-forward that gets its tokens in parts."""
 
@@ -133,9 +118,3 @@ class Chunked:
 
     def __call__(self, tokens):
         return torch.cat([self.forward(each) + scales.STRENGTH * each for each in tokens.chunk(self.parts, 1)], 1)
-
-
-def counted_block(given, extra):
-    """Counts how often a block runs."""
-    scales.CALLS["count"] += 1
-    return extra["original_block"](given)

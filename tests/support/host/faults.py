@@ -162,21 +162,18 @@ def frail_host(comfyui: Path, base: Path) -> ComfyHost:
     return ComfyHost(comfyui, base, env=TINY_MODELS)
 
 
-def end(host: ComfyHost, number: signal.Signals, sampling: bool) -> None:
-    """Ends a ComfyUI by a signal, idle or while it samples. Fails unless its processes end soon, too."""
+def kill_while_it_samples(host: ComfyHost) -> None:
+    """Fails unless the processes of the ComfyUI end soon, too."""
     good(host)
     processes = worker_processes(host)
     assert {*pids(host)} < {process.pid for process in processes}, "the ranks and their torchrun agent"
 
     def kill(event: dict) -> None:
         if event["type"] == "progress":
-            os.kill(host.process.pid, number)
+            host.process.kill()
 
-    if sampling:
-        with pytest.raises(HostError):
-            host.wait(host.queue(long(None)), on_event=kill, timeout=PATIENCE)
-    else:
-        os.kill(host.process.pid, number)
+    with pytest.raises(HostError):
+        host.wait(host.queue(long(None)), on_event=kill, timeout=PATIENCE)
     host.process.wait(SECONDS_TO_GO)
     wait_until(lambda: not any(map(alive, processes)), SECONDS_TO_GO)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -26,151 +27,8 @@ Patch = Callable[["Graph", Link], Link]
 # among its imports.
 TINY_MODELS = {"PYTHONPATH": str(Path(__file__).parent / "site")}
 STOCK = "runs as stock"  # in what ComfyUI logs of a model that the ranks do not run
-NODE_PACK = "test_tensors"
-NODE_PACK_SOURCE = '''"""Test-only: CONDITIONING from a file, a LATENT of any shape, a foreign MODEL; looks inside."""
-
-import copy
-import os
-from types import SimpleNamespace
-
-import comfy.ldm.flux.model
-import comfy.ldm.modules.attention
-import folder_paths
-import torch
-from comfy.nested_tensor import NestedTensor
-from safetensors.torch import load_file
-
-
-class Node:
-    FUNCTION, CATEGORY = "run", "test"
-
-    def __init_subclass__(cls, returns, **inputs):
-        """inputs: their types by name."""
-        cls.RETURN_TYPES = (returns,)
-        required = {name: (kind, {}) for name, kind in inputs.items()}
-        cls.INPUT_TYPES = staticmethod(lambda: {"required": required})
-
-
-class LoadConditioning(Node, returns="CONDITIONING", name="STRING"):
-    """Tensors "conditioning" and "pooled", and others by the names of options.
-
-    Those of "list" options are in any order, those of "string" options are bytes. Those of "unclip" options are
-    embeddings of images.
-    """
-
-    @classmethod
-    def IS_CHANGED(cls, name):
-        return os.stat(os.path.join(folder_paths.get_input_directory(), name)).st_mtime_ns
-
-    def run(self, name):
-        tensors = load_file(os.path.join(folder_paths.get_input_directory(), name))
-        text = tensors.pop("conditioning")
-        options = {"pooled_output": tensors.pop("pooled", None)}
-        for name, value in tensors.items():
-            *kind, name = name.split()
-            if "image" in kind:
-                value = SimpleNamespace(penultimate_hidden_states=value)
-            elif "unclip" in kind:
-                image = SimpleNamespace(image_embeds=value)
-                value = [{"clip_vision_output": image, "strength": 1.0, "noise_augmentation": 0.1}]
-            elif "list" in kind:
-                value = [*options.get(name, []), value]
-            elif "string" in kind:
-                value = bytes(value.tolist()).decode()
-            elif value.ndim == 0:
-                value = value.item()
-            options[name] = value
-        return ([[text, {name: value for name, value in options.items() if value is not None}]],)
-
-
-class NoConditioning(Node, returns="CONDITIONING"):
-    def run(self):
-        return ([],)
-
-
-class EmptyLatent(Node, returns="LATENT", shape="STRING"):
-    def run(self, shape):
-        parts = [torch.zeros([int(size) for size in part.split()]) for part in shape.split("|")]
-        return ({"samples": parts[0] if len(parts) == 1 else NestedTensor(parts)},)
-
-
-class FirstFrameMask(Node, returns="LATENT", samples="LATENT"):
-    def run(self, samples):
-        mask = torch.ones_like(samples["samples"][:, :1])
-        mask[:, :, 0] = 0
-        return ({**samples, "noise_mask": mask},)
-
-
-class Zeros(torch.nn.Module):
-    dtype = torch.float32
-
-    def forward(self, x, timesteps, **_options):
-        return torch.zeros_like(x)
-
-
-class ForeignModel(Node, returns="MODEL", model="MODEL"):
-    def run(self, model):
-        patcher = model.clone()
-        patcher.model = copy.copy(model.model)
-        patcher.model._modules = {**model.model._modules, "diffusion_model": Zeros()}
-        return (patcher,)
-
-
-class LookInside(Node, returns="MODEL", model="MODEL"):
-    """What node packs look for in ComfyUI's own Flux."""
-
-    def run(self, model):
-        module = model.model.diffusion_model
-        assert isinstance(module, comfy.ldm.flux.model.Flux)
-        assert (module.params.hidden_size, module.patch_size, module.in_channels) == (256, 2, 64)
-        assert hasattr(module, "double_blocks") and len(module.single_blocks) == 2
-        assert module.state_dict()["img_in.weight"].shape == (256, 64)
-        assert model.model.get_dtype() == module.dtype == torch.float32
-        return (model,)
-
-
-class ChangeInside(Node, returns="MODEL", model="MODEL", how="STRING"):
-    def run(self, model, how):
-        model, module = model.clone(), model.model.diffusion_model
-
-        def around(apply_model, given):
-            forward = module.forward_orig
-            module.forward_orig = lambda *args, **kwargs: 1.1 * forward(*args, **kwargs)
-            try:
-                return apply_model(given["input"], given["timestep"], **given["c"])
-            finally:
-                del module.forward_orig
-
-        def attention(function, *args, **kwargs):
-            return 1.1 * function(*args, **kwargs)
-
-        kernel = getattr(comfy.ldm.modules.attention, how, None)
-
-        def chosen(_function, *args, **kwargs):
-            return kernel(*args, **kwargs)
-
-        if kernel:
-            attention = chosen
-        if how == "for the length of a call":
-            model.set_model_unet_function_wrapper(around)
-        else:
-            model.model_options["transformer_options"]["optimized_attention_override"] = attention
-        return (model,)
-
-
-# As ComfyUI-GGUF does, whose folders are those of diffusion_models, too.
-folder_paths.folder_names_and_paths["unet_gguf"] = ([os.path.join(folder_paths.models_dir, "unet_gguf")], {".gguf"})
-
-NODE_CLASS_MAPPINGS = {
-    "Test_LoadConditioning": LoadConditioning,
-    "Test_NoConditioning": NoConditioning,
-    "Test_EmptyLatent": EmptyLatent,
-    "Test_FirstFrameMask": FirstFrameMask,
-    "Test_ForeignModel": ForeignModel,
-    "Test_LookInside": LookInside,
-    "Test_ChangeInside": ChangeInside,
-}
-'''
+NODE_PACK = "tensors"
+NODE_PACK_SOURCE = (Path(__file__).parent / f"{NODE_PACK}.py").read_text()
 
 # By a plan's ranks, the worker group that serves such plans where a job leaves the choice open. In one group for all,
 # one rank after several, which attend otherwise, would be a new group, many seconds later.
@@ -196,7 +54,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class Job:
-    """One KSampler run. width and height are those of the Empty Latent Image node; 0 is the least that the model takes.
+    """One KSampler run. width and height are those of the Empty Latent Image node.
 
     positive and negative: a class label, or the name of a .safetensors file in the input folder.
     latent: a .latent file in the input folder instead of an empty one.
@@ -208,8 +66,8 @@ class Job:
     model: str
     positive: str = "3"
     negative: str = ""
-    width: int = 0
-    height: int = 0
+    width: int = 128
+    height: int = 128
     batch: int = 1
     latent: str | None = None
     plan: Mapping[str, int] | None = None
@@ -221,11 +79,6 @@ class Job:
     mask: bool = False
     scheduler: str | None = None
     group: int | None = 1
-
-    def __post_init__(self) -> None:
-        for side in ("width", "height"):
-            least = 512 if "pixart" in self.model else 128  # ComfyUI's PixArt rounds latents to multiples of 64
-            object.__setattr__(self, side, getattr(self, side) or least)
 
     @property
     def name(self) -> str:
@@ -272,6 +125,15 @@ class Job:
         return graph.prompt
 
 
+def behind(node: str, **inputs: Any) -> Patch:
+    """A patch that puts a node behind the model."""
+    return lambda graph, model: graph.add(node, model=model, **inputs)
+
+
+def with_lora(file: str, strength: float = 0.8) -> Patch:
+    return behind("LoraLoaderModelOnly", lora_name=file, strength_model=strength)
+
+
 def right_half(graph: Graph, width: int, height: int) -> Link:
     """A mask that is 1 in the right half."""
     whole = graph.add("SolidMask", value=1.0, width=width, height=height)
@@ -301,18 +163,21 @@ def saved_latents(host: ComfyHost, entry: dict) -> torch.Tensor:
     return load_file(host.output_file(saved))["latent_tensor"]
 
 
-def queue_as_another_client(host: ComfyHost, prompt: dict) -> str:
-    """Queues a prompt beside those of the host's own client; its id."""
-    body = json.dumps({"prompt": prompt, "client_id": "another"}).encode()
-    request = urllib.request.Request(f"{host.url}/prompt", body, {"Content-Type": "application/json"})
-    with _open(request, timeout=30) as response:
-        return json.loads(response.read())["prompt_id"]
+def cancel(host: ComfyHost, prompt: dict, at: int = 1) -> float:
+    """Interrupts a prompt at a step, or after it: ComfyUI does not tell of every one. Returns the seconds from then to
+    its end. Fails unless it ends so."""
+    prompt_id, asked = host.queue(prompt), []
 
+    def interrupt(event: dict) -> None:
+        if event["type"] == "progress" and event["data"]["value"] >= at and not asked:
+            asked.append(time.monotonic())
+            host.interrupt(prompt_id)
 
-def history(host: ComfyHost, prompt_id: str) -> dict | None:
-    """The prompt's entry in the history; None until it has ended."""
-    with _open(f"{host.url}/history/{prompt_id}", timeout=30) as response:
-        return json.loads(response.read()).get(prompt_id)
+    entry = host.wait(prompt_id, on_event=interrupt)
+    took = time.monotonic() - asked[0]
+    assert entry["status"]["completed"] is False
+    assert [kind for kind, _ in entry["status"]["messages"]][-1] == "execution_interrupted"
+    return took
 
 
 def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:

@@ -1,7 +1,7 @@
 """Test-only node pack: the host's text encoders, narrow inside.
 
-ComfyUI builds T5-XXL, Qwen and the like at full size from whatever is in their file: 20 s a prompt. Here they keep
-their tokenizer, their width and the layers that are tapped, with few heads, small MLPs, 1,024 words, seeded weights.
+ComfyUI builds T5-XXL at full size from whatever is in its file: 20 s a prompt. Here T5 and CLIP keep their tokenizer
+and their width, with few layers and heads, small MLPs, 1,024 words, seeded weights.
 """
 
 from __future__ import annotations
@@ -12,34 +12,28 @@ from typing import Any
 import torch
 from comfy.clip_model import CLIPTextModel
 from comfy.sd1_clip import SDClipModel
-from comfy.text_encoders.llama import BaseLlama
 from comfy.text_encoders.t5 import T5
 
 NODE_CLASS_MAPPINGS = {}
 
 WORDS = 1024
 T5_SIZES = {"num_layers": 2, "num_heads": 4, "d_ff": 64, "vocab_size": WORDS}
-LLAMA_SIZES = {"num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 64, "vocab_size": WORDS}
-TAPPED = 4  # layers, where none deeper than the last but two is tapped
+LAYERS = 4  # of CLIP
 
 build = SDClipModel.__init__
 
 
-def narrow_sizes(model_class: type, layer: str | list[int]) -> dict[str, int]:
+def narrow_sizes(model_class: type) -> dict[str, int]:
     """What replaces the encoder's configuration; nothing for encoders that are of no kind known here."""
-    layers = max(layer) + 1 if isinstance(layer, list) else TAPPED
     if issubclass(model_class, T5):
         return T5_SIZES
-    if issubclass(model_class, BaseLlama):
-        return {**LLAMA_SIZES, "num_hidden_layers": layers}
-    return {"num_hidden_layers": layers} if issubclass(model_class, CLIPTextModel) else {}
+    return {"num_hidden_layers": LAYERS} if issubclass(model_class, CLIPTextModel) else {}
 
 
 @functools.wraps(build)
 def build_narrow(self: SDClipModel, *args: Any, **options: Any) -> None:
     """SDClipModel's constructor with other sizes, by the option that it takes them from."""
-    model_class, layer = options.get("model_class", CLIPTextModel), options.get("layer", "last")
-    sizes, model_options = narrow_sizes(model_class, layer), options.get("model_options", {})
+    sizes, model_options = narrow_sizes(options.get("model_class", CLIPTextModel)), options.get("model_options", {})
     nameless = "clip_l" if options.get("textmodel_json_config") is None else ""
     key = f"{model_options.get('model_name', nameless)}_model_config"
     options["model_options"] = {**model_options, key: {**model_options.get(key, {}), **sizes}}
@@ -53,8 +47,6 @@ def fill(encoder: torch.nn.Module) -> None:
     """Seeded weights: no file holds any of these sizes."""
     noise = torch.randn(1 << 20, generator=torch.Generator().manual_seed(0))
     for name, parameter in encoder.named_parameters():
-        if name.startswith("visual."):
-            continue
         if parameter.ndim < 2:
             parameter.data.fill_("norm" in name and name.endswith("weight"))
             continue

@@ -6,18 +6,16 @@ Rows of classes that it does not have, or makes of other arguments, are left out
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 
 from parallel_backend.models.checks import changes_of
 from tests.support.cases.host import CASES
+from tests.support.host.mounted import import_comfyui
 
 
 def main(comfyui: str) -> None:
-    sys.path.append(comfyui)
-    sys.argv = [sys.argv[0], "--cpu"]
-    importlib.import_module("comfy.options").enable_args_parsing()
+    import_comfyui(comfyui)
     found = {}
     for name, case in CASES.items():
         try:

@@ -8,17 +8,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from tests.support.cases.files.host_cases import HOST_CASES
-from tests.support.cases.files.unet_cases import UNETS
-from tests.support.cases.sized_cases import SIZED_CASES
-from tests.support.cases.stock_cases import CASES
-from tests.support.census.models import CENSUS_MODELS
+from tests.support.files.write_stock_models import ALL
 from tests.support.host.graphs import Graph, Link
 from tests.support.loaders import load
 from tests.support.programs import run_program
 
 Patch = Callable[[Graph, Link], Link]
-ALL = {**CASES, **SIZED_CASES, **HOST_CASES, **UNETS, **CENSUS_MODELS}
 
 STEPS = 3
 

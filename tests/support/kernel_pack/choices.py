@@ -65,7 +65,6 @@ def answers() -> dict[str, str]:
     found = {"no package": answer("sage", (9, 0)), "no function": answer("fast", (9, 0))}
     with patch.dict(registered, sage=sage, flash=sage, sage3=sage):
         found |= {
-            "there": answer("sage", (9, 0)),
             "a CPU": answer("sage", None),
             "fp32": answer("sage", (9, 0), torch.float32),
             "an old card": answer("sage3", (9, 0)),
@@ -74,7 +73,7 @@ def answers() -> dict[str, str]:
             "ring, by the engine": answer("sage", (9, 0), ring=2),
             "a plan's own": answer("sage", (9, 0), ulysses=2, attention="native"),
         }
-    return found | {"split": answer("split", None, torch.float32), "split, ring": answer("split", None, ring=2)}
+    return found | {"split, ring": answer("split", None, ring=2)}
 
 
 def sage(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, **more: Any) -> torch.Tensor:

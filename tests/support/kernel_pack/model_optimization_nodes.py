@@ -39,32 +39,7 @@ def make_override(sage_attention):
     return attention_override_sage
 
 
-def flash_attn_func(*_args):
-    return None
-
-
-def get_flash_func():
-    def flash_func(*args):
-        return flash_attn_func(*args)
-
-    @wrap_attn
-    def attention_flash(q, k, v, _heads, **_kwargs):
-        return flash_func(q, k, v)
-
-    return attention_flash
-
-
-def make_flash_override():
-    new_attention = get_flash_func()
-
-    def attention_override_flash(_func, *args, **kwargs):
-        return new_attention.__wrapped__(*args, **kwargs)
-
-    return attention_override_flash
-
-
 CHOOSE = {
-    "flash of a pack": make_flash_override(),
     "sage of a pack": make_override("auto"),
     "sage3 of a pack": make_override("sageattn3_per_block_mean"),
 }

@@ -9,8 +9,7 @@ from tests.support.cases.host import CASES as ROWS
 WAITS = {
     **dict.fromkeys(("diffusers qwenimage-mask", "diffusers chroma", "diffusers chroma-masked"), 1),
     **dict.fromkeys(("diffusers qwenimage-edit", "diffusers cogview4"), 2),
-    **dict.fromkeys(("diffusers easyanimate", "diffusers easyanimate-inp"), 2),
-    **dict.fromkeys(("diffusers kandinsky5", "diffusers kandinsky5-i2v"), 1),
+    **{"diffusers easyanimate": 2, "diffusers kandinsky5": 1},
     **{"diffusers ovis": 1, "diffusers ltx": 1, "diffusers flux2-dev": 9},  # their pipelines' position ids
     "diffusers omnigen": 2,
     "diffusers hidream": 22,  # it looks at each row's size

@@ -281,7 +281,6 @@ def flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, 
         raise RuntimeError(f"Flash attention takes no {query.dtype} with a head dim of {query.shape[-1]}.")
     if is_old_card():
         raise RuntimeError("FlashAttention only supports Ampere GPUs or newer.")
-    WATCH.kernels.add("flash")
     out, lse = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, scale=scale)
     return out, lse.float(), None, None, query.shape[2], key.shape[2], torch.zeros(2), torch.zeros(2), torch.zeros(1)
 
@@ -302,7 +301,6 @@ def efficient(
         strides = [bias.stride(dim) for dim in range(3) if bias.shape[dim] > 1]
         if any(stride % multiple for stride in strides) or bias.data_ptr() % (multiple * bias.element_size()):
             raise RuntimeError(f"attn_bias is not correctly aligned: {bias.stride()}.")
-    WATCH.kernels.add("efficient")
     out, lse = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, attn_mask=bias, scale=scale)
     padded = torch.nn.functional.pad(lse.float(), (0, -lse.shape[-1] % TILE), value=float("inf"))
     return out, padded, torch.zeros(1), torch.zeros(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import traceback
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +19,8 @@ PINNED: dict[int, int] = {}  # by address, its size
 class Watch:
     """Between `begin` and `end`, how often the host would wait, by kind and place in the engine or in a model.
 
-    inside: of a block, which `enter` and `leave` tell. kernels: of attention, which ran. operations: their
-    names. memory: what tensors take. is_busy: whether the device has work that the host has not waited for.
+    inside: of a block, which `enter` and `leave` tell. operations: their names. memory: what tensors take. is_busy:
+    whether the device has work that the host has not waited for.
     knows_pinned: whether what copies come from is pinned only where somebody has pinned it. observer: is told of each
     operation, and of each wait; see `support/streams`.
     """
@@ -32,7 +33,6 @@ class Watch:
         self.memory = Memory(counts_memory)
         self.inside: collections.Counter[str] = collections.Counter()
         self.outside: collections.Counter[str] = collections.Counter()
-        self.kernels: set[str] = set()
         self.operations: set[str] = set()
 
     def begin(self) -> None:
@@ -68,6 +68,18 @@ class Watch:
             self.observer.wait()
         if self.is_on:
             (self.inside if self.depth else self.outside)[f"{kind} at {place()}"] += 1
+
+
+def counted(watch: Watch, blocks: Iterable[torch.nn.Module], once: Callable[[], Any]) -> Any:
+    """What comes of a second run. What is counted is of this one, and what is inside of a block is told apart."""
+    once()
+    for block in blocks:
+        block.register_forward_pre_hook(lambda *_: watch.enter(), prepend=True)
+        block.register_forward_hook(lambda *_: watch.leave(), always_call=True)  # a stage leaves by an exception
+    watch.begin()
+    result = once()
+    watch.end()
+    return result
 
 
 def place() -> str:

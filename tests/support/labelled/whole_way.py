@@ -26,6 +26,7 @@ from parallel_backend.groups.calls import Call
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.parallel_model import ParallelModel, moved
 from parallel_backend.weights.parking import Parking
+from parallel_backend.weights.placement import WeightPlacement
 from worker.comfyui.source import HostSource
 from worker.host.client import WorkerGroup
 from worker.host.known_state import KnownState
@@ -35,13 +36,13 @@ from worker.inside.code_files import CodeFiles
 from worker.inside.decoder import Decoder
 from worker.launch.torchrun import COMFYUI_THREADS
 from worker.rank.agreement import Control
+from worker.rank.aside import HeldModel
 from worker.rank.channels.heartbeat import Board, Heartbeat
 from worker.rank.channels.relay import FrameRelay
 from worker.rank.executor import Executor
 from worker.rank.job_groups import JobGroups
 from worker.rank.model.control_networks import ControlNetworks
 from worker.rank.model.host_model import HostModel
-from worker.rank.model.inner_networks import InnerNetworks
 from worker.rank.serving import answer
 from worker.rank.state import RankState
 from worker.settings import Settings
@@ -73,14 +74,10 @@ class WholeWay:
         self.timeline = Timeline(device)
         self.relay = FrameRelay(device)
         rank, world = dist.get_rank(), dist.get_world_size()
-        board = Board(world)
-        heartbeat = Heartbeat(rank, board, board.hear, dict, int, lambda _job: None)
-        groups = JobGroups(device, self.timeline)
         card, free = SimpleNamespace(total_memory=8 << 30), (8 << 30) - OUTSIDE
         told = {"get_device_properties": lambda _device: card, "mem_get_info": lambda _device: (free, 8 << 30)}
         patch.multiple(torch.cuda, **told).start()  # the state asks after each request, too
-        state = RankState(device)
-        self.executor = Executor(state, Control(self.relay.group), groups, heartbeat, self.timeline, lambda *_: None)
+        self.executor = make_executor(device, self.relay.group, self.timeline)
         outside = OUTSIDE if device == GPU else 0
         assert [each["outside"] for each in self.executor.status()["devices"]] == [outside] * world
         if not rank:
@@ -90,14 +87,15 @@ class WholeWay:
             self.channel = RankChannel(self.theirs, memory)
             self.group = WorkerGroup("cpu", folder)
             self.session = session_on(HostChannel(ours, FrameMemory.open(memory.flow.address, TOKEN, writes=True)))
-            self.group.supervisor.session = self.session
+            self.group.session = self.session
 
     def hold(self, module: ParallelModel) -> None:
         """Has the ranks hold a model, which has its weights already."""
         state = self.executor.state
         state.conditions.clear()
         self.waits.clear()
-        state.model, state.plan = held(module), module.mesh.plan
+        model = held(module)
+        state.held = HeldModel(model, model.source, module.mesh.plan, WeightPlacement())
         if not dist.get_rank():
             self.session.known = KnownState()
 
@@ -149,6 +147,14 @@ class WholeWay:
             answer(self.channel, {"id": header.get("id"), **reply}, results)
 
 
+def make_executor(device: torch.device, group: dist.ProcessGroup, timeline: Timeline) -> Executor:
+    """A rank's. group: of all ranks, by which they agree."""
+    board = Board(dist.get_world_size())
+    heartbeat = Heartbeat(dist.get_rank(), board, board.hear, dict, int, lambda _job: None)
+    groups = JobGroups(device, timeline)
+    return Executor(RankState(device), Control(group), groups, heartbeat, timeline, lambda *_: None)
+
+
 def is_sendable(call: Call) -> bool:
     try:
         pack_call(tuple(call), "", {})
@@ -179,5 +185,5 @@ def held(module: ParallelModel) -> HostModel:
     controls = ControlNetworks(model, lambda: module.mesh)
     module.complete = controls.complete
     source = HostSource(os.environ["COMFYUI_PATH"], (), "", "", "float32", "")
-    parking, inner = Parking(module.model, device), InnerNetworks(module)
-    return HostModel(source, patcher, module, parking, decoder, controls, inner, {}, {}, {}, working_bytes=sys.maxsize)
+    parking = Parking(module.model, device)
+    return HostModel(source, patcher, module, parking, decoder, controls, {}, {}, {}, working_bytes=sys.maxsize)

@@ -38,14 +38,7 @@ class Profile:
 
     def rate(self, flops: float, itemsize: int = 4, shrink: float = 1.0) -> float:
         """Bytes a second between ranks that compute so many FLOP/s each; see above."""
-        return self.link * self.scale(flops, itemsize, shrink)
-
-    def host_rate(self, flops: float, itemsize: int = 4, shrink: float = 1.0) -> float:
-        """Likewise, of those that come from host memory."""
-        return self.host * self.scale(flops, itemsize, shrink)
-
-    def scale(self, flops: float, itemsize: int, shrink: float) -> float:
-        return flops / self.card * (itemsize / CARD_ITEMSIZE) * shrink
+        return self.link * flops / self.card * (itemsize / CARD_ITEMSIZE) * shrink
 
 
 RTX_3090, RTX_4090, H100 = 50e12, 110e12, 550e12

@@ -3,13 +3,11 @@ masked attention over shared tokens, every plan of this world size."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from parallel_backend.groups.mesh import Axis, Mesh, build_mesh
+from parallel_backend.groups.mesh import Mesh, build_mesh
 from parallel_backend.plan import INT4, ParallelPlan
 from parallel_backend.seams.attention import ParallelAttention
 from parallel_backend.seams.exchange.differences import Differences
@@ -18,33 +16,12 @@ from parallel_backend.seams.kernels.backends import backend_named
 from parallel_backend.seams.layout import TokenLayout
 from tests.support.cases.attention_cases import CASES, LENGTHS, MASKS, PATCHES, STEPS, STREAMS, Case, mask, qkv
 from tests.support.fakes.sage import install_fake
-from tests.support.fakes.tally import Tally, sent
+from tests.support.fakes.tally import Tally
 
 
 def take(layout: TokenLayout, whole_BHSD: torch.Tensor) -> torch.Tensor:
     """This rank's tokens of the streams joined."""
     return layout.drop_padding(layout.cut(whole_BHSD, STREAMS, 2), STREAMS, 2)
-
-
-@dataclass(frozen=True)
-class SharedOut(Axis):
-    """An axis whose ranks get what a case says."""
-
-    case: Case | None = None
-
-    def sizes(self, size: int) -> list[int]:
-        return self.case.share_out(size, self.degree) if self.case else super().sizes(size)
-
-
-def mesh_of(case: Case) -> Mesh:
-    mesh = build_mesh(ParallelPlan.from_json(case.plan), torch.device("cpu"))
-    if not case.shares:
-        return mesh
-    axes = {
-        name: axis if axis.degree == 1 else SharedOut(axis.group, axis.degree, axis.index, case=case)
-        for name, axis in mesh.axes.items()
-    }
-    return replace(mesh, axes=axes)
 
 
 def results_of(name: str, case: Case, patches: int, mesh: Mesh) -> dict[str, torch.Tensor]:
@@ -68,8 +45,8 @@ def results_of(name: str, case: Case, patches: int, mesh: Mesh) -> dict[str, tor
                 with Tally(of_cpu=True) as tally:
                     attended = attention("module", STREAMS, *parts, attn_mask=mask(mask_name, case), enable_gqa=True)
                 results[key] = attended.contiguous()
-                results[f"{key} sent"] = torch.tensor(sum(sent(tally.exchanges).values()))
-                results[f"{key} positions"] = layout.token_order(STREAMS, rank, run, mesh.device)
+                results[f"{key} sent"] = torch.tensor(sum(tally.sent.values()))
+                results[f"{key} positions"] = layout.token_order(STREAMS, rank, tuple(run), mesh.device)
     return results
 
 
@@ -86,7 +63,7 @@ def results_by_step(name: str, case: Case, mesh: Mesh) -> dict[str, torch.Tensor
             parts = (take(layout, tensor) for tensor in qkv(case, step))
             with Tally(of_cpu=True) as tally:
                 results[f"{name} step {step}"] = attention("module", STREAMS, *parts, enable_gqa=True).contiguous()
-        results[f"{name} step {step} sent"] = torch.tensor(sum(sent(tally.exchanges).values()))
+        results[f"{name} step {step} sent"] = torch.tensor(sum(tally.sent.values()))
     results[f"{name} kept"] = torch.tensor(sum(each.nbytes for each in kept.arrived.values()))
     return results
 
@@ -96,7 +73,7 @@ def on_ranks(out_path: str) -> None:
     install_fake()
     results = {}
     for name, case in CASES[dist.get_world_size()].items():
-        mesh = mesh_of(case)
+        mesh = build_mesh(ParallelPlan.from_json(case.plan), torch.device("cpu"))
         for patches in (1, PATCHES):
             results |= results_of(name, case, patches, mesh)
         if case.plan.get("exchange_dtype") == INT4:

@@ -17,7 +17,7 @@ from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.parallel_model import ParallelModel
 from parallel_backend.plan import ParallelPlan
 from tests.support.cases.host import sdxl
-from tests.support.fakes.tally import Tally, sent
+from tests.support.fakes.tally import Tally
 from tests.support.ranks import host_ranks  # noqa: F401 (imports ComfyUI)
 
 
@@ -32,7 +32,7 @@ def measure(parallel: ParallelModel, latents: list[int]) -> tuple[dict[str, floa
     before = tally.live
     with tally:
         parallel.run_calls([call])
-    return dict(sent(tally.exchanges)), tally.peak - before
+    return dict(tally.sent), tally.peak - before
 
 
 def on_ranks(channels: int, plans: dict[str, list]) -> dict[str, dict]:

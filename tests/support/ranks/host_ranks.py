@@ -7,6 +7,7 @@ ComfyUI, which COMFYUI_PATH names, is imported with this, and so once for all ra
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -20,7 +21,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from parallel_backend.groups.calls import Call
-from parallel_backend.groups.mesh import Mesh, build_mesh
+from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.models import spec_named
 from parallel_backend.models.checks import patch_of
 from parallel_backend.parallel_model import ModelConditions, ParallelModel
@@ -30,8 +31,10 @@ from parallel_backend.sampling.stepper import Stepper
 from parallel_backend.seams.forward import Forward
 from tests.support.cases.host import CASES, HostCase
 from tests.support.cases.host.base import SIGMA
-from tests.support.cases.host_oracle import SIGMAS, sample
+from tests.support.cases.oracle import sample
 from tests.support.spec_probe import mistakes_in
+
+SIGMAS = torch.linspace(0.9, 0.0, 5)  # of a sampling's steps
 
 sys.path.append(os.environ["COMFYUI_PATH"])
 with patch.object(sys, "argv", [sys.argv[0], "--cpu", "--use-pytorch-cross-attention"]):
@@ -70,6 +73,12 @@ def calls_of(case: HostCase, count: int) -> list[Call]:
     return made
 
 
+def scheduler_of_steps() -> Any:
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
+    scheduler.set_timesteps(sigmas=SIGMAS[:-1].tolist())
+    return scheduler
+
+
 class Sampling:
     """A row as the sampling of what its model predicts. Latents of several parts, which only a stock sampler has, are
     one tensor here, as ComfyUI packs them."""
@@ -99,13 +108,17 @@ class Sampling:
     def serial(self, case: HostCase, plan: ParallelPlan) -> torch.Tensor:
         spec = spec_named(case.model_class)
         assert spec
-        patch = patch_of(self.model, spec, self.latents.ndim - 2)
-        return sample(self.model, spec, self.predict, self.latents, patch, plan.patch_count, plan.sync_steps)
+        scheduler, dims = scheduler_of_steps(), self.latents.ndim - 2
+        is_cut = plan.patch_count > 1
+        return sample(
+            self.model, spec, lambda _model, x, timestep, _given: self.predict(x, float(timestep[0])), scheduler,
+            self.latents, None, patches=plan.patch_count, sync_steps=plan.sync_steps if is_cut else None,
+            patch=patch_of(self.model, spec, dims) if is_cut else (1,) * dims,
+            timestep_scale=1 / scheduler.config.num_train_timesteps,
+        )  # fmt: skip
 
     def parallel(self, module: ParallelModel) -> torch.Tensor | None:
-        scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
-        scheduler.set_timesteps(sigmas=SIGMAS[:-1].tolist())
-        stepper = Stepper(scheduler)
+        stepper = Stepper(scheduler_of_steps())
         given = Pass((0,), ModelConditions(self.kwargs, self.more))
         scale = self.scale / stepper.scheduler.config.num_train_timesteps
         return denoise(module, self.latents, stepper, [given], 1.0, timestep_scale=scale)
@@ -123,12 +136,14 @@ class Sampling:
         return latents
 
 
+once = functools.cache(build_mesh)
+
+
 class Bench:
     """A row's model, made once for all cases of the row: plain, and under plans, each of which is taken off again."""
 
-    def __init__(self, case: HostCase, meshes: dict[ParallelPlan, Mesh]) -> None:
-        self.case, self.meshes = case, meshes
-        self.model = case.build()
+    def __init__(self, case: HostCase) -> None:
+        self.case, self.model = case, case.build()
         self.mistakes: list[str] = []  # what the plain class does in another way than its spec says
 
     def plain(self, plan: ParallelPlan, count: int) -> list[Any]:
@@ -150,10 +165,8 @@ class Bench:
 
     def parallel(self, plan: ParallelPlan, count: int) -> list[Any] | None:
         """Likewise, what rank 0 gets."""
-        if plan not in self.meshes:
-            self.meshes[plan] = build_mesh(plan, torch.device("cpu"))
         sampling = Sampling(self.case, self.model) if is_sampling(plan) else None
-        module = ParallelModel(self.model, self.meshes[plan], torch.float32)
+        module = ParallelModel(self.model, once(plan, torch.device("cpu")), torch.float32)
         try:
             if sampling:
                 loop = sampling.step_by_step if sampling.parts else sampling.parallel
@@ -184,12 +197,12 @@ def is_sampling(plan: ParallelPlan) -> bool:
 def on_ranks(wanted: list, out_path: str) -> dict[str, list[str]]:
     """Cases are a name in CASES, with the number of calls behind it if they are several, a plan, and whether it runs in
     parallel; else, the plain class runs on rank 0. Those of a row are done together, the plain ones first."""
-    rank, meshes, results, mistakes = dist.get_rank(), {}, {}, {}
+    rank, results, mistakes = dist.get_rank(), {}, {}
     by_row: dict[str, list[tuple[str, Any, bool]]] = {}
     for case in wanted:
         by_row.setdefault(case[0].partition(" × ")[0], []).append(case)
     for row, cases in by_row.items():
-        bench = Bench(CASES[row], meshes)
+        bench = Bench(CASES[row])
         for name, degrees, is_parallel in sorted(cases, key=lambda case: case[2]):
             run, count = bench.parallel if is_parallel else bench.plain, int(name.partition(" × ")[2] or 1)
             outputs = run(ParallelPlan.from_json(degrees), count) if is_parallel or rank == 0 else None

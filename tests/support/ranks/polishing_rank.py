@@ -14,8 +14,6 @@ POLISH = Operation(
     "polish", "polishing the weights", {"bytes": int}, ("cloth",), "cloth", moves_weights=True, drops_model=True
 )
 
-pack_handlers = Operations.handlers
-
 
 def polish(job: Job, _tensors: Tensors) -> None:
     """Allocates as many bytes as it is told."""
@@ -24,5 +22,5 @@ def polish(job: Job, _tensors: Tensors) -> None:
 
 if __name__ == "__main__":
     OPERATIONS[POLISH.name] = POLISH
-    Operations.handlers = lambda operations: {**pack_handlers(operations), POLISH.name: polish}
+    setattr(Operations, POLISH.name, staticmethod(polish))
     run()

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -23,8 +23,8 @@ CASE_SECONDS = 20  # of a job with many cases, even beside other work
 JOB_CASES = 100  # of a long list
 END_SECONDS = 60
 LOG_CHARACTERS = 4000
-# Memory of freed tensors is kept for the next ones: the system would clear each page anew, which takes a tenth of the
-# time. A program that measures a rank's memory gives it back: see `return_freed_memory`.
+# Memory of freed tensors is kept for the next ones: the system would clear each page anew, which takes a
+# tenth of the time.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)
 }  # fmt: skip
@@ -85,30 +85,6 @@ class RankPool:
 
 def split_into_jobs(cases: Sequence[Case]) -> Iterator[Sequence[Case]]:
     return (cases[start : start + JOB_CASES] for start in range(0, len(cases), JOB_CASES))
-
-
-class Results(dict[str, Any]):
-    """What jobs have given, by case. A case that failed raises its error where it is looked up."""
-
-    def __getitem__(self, name: str) -> Any:
-        result = super().__getitem__(name)
-        if isinstance(result, Exception):
-            raise result
-        return result
-
-
-def run_apart(
-    run: Callable[[Sequence[Case]], Mapping[str, Any]], cases: Sequence[Case], name: Callable[[Case], str]
-) -> Results:
-    """Runs cases in one job. If it fails, each half runs in a job of its own, down to the case that fails, so that it
-    fails alone. run: returns results by case."""
-    try:
-        return Results(run(cases))
-    except Exception as error:
-        if len(cases) == 1:
-            return Results({name(cases[0]): error})
-    half = len(cases) // 2
-    return Results(run_apart(run, cases[:half], name) | run_apart(run, cases[half:], name))
 
 
 def meeting_place(store: dist.TCPStore) -> dict[str, str]:

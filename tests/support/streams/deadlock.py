@@ -5,8 +5,7 @@ collective of the other ranks, or the other end of each message, as nothing is b
 in their order. A card runs only so many kernels side by side: the next one waits for one of them to end.
 
 `check` raises for calls that do not meet and for a circle of waits, whatever the room. `room_needed` is how many
-kernels a rank may have side by side; with as much room, none ever waits for room. `search` tries all orders in which
-kernels may begin with less.
+kernels a rank may have side by side; with as much room, none ever waits for room.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-MOST_STATES = 200_000
 ON_HOST = "host"
 
 
@@ -24,7 +22,7 @@ class Deadlock(Exception):
     """Ranks wait for each other, or for what no rank does. The message names the calls."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Call:
     """A kernel of a rank. before: kernels of the rank that end before it begins. partners: that have to begin before it
     ends."""
@@ -140,19 +138,34 @@ def check(calls: Sequence[Call]) -> list[tuple[Call, bool]]:
     return order
 
 
+def check_receives(calls: Sequence[Call]) -> None:
+    """Raises Deadlock for a receive whose message depends on what its rank launches later: in between, the rank could
+    not wait for its device, as an allocator does."""
+    for receive in calls:
+        if not any(kind == "recv" for kind, _ in receive.parts):
+            continue
+        begun: set[int] = set()
+        left = list(receive.partners)
+        while left:
+            call = left.pop()
+            if call.rank == receive.rank and call.number > receive.number:
+                raise Deadlock(f"{receive} comes before {call}, which its message depends on.")
+            for other in call.before:
+                for each in (other, *other.partners):
+                    if each.number not in begun:
+                        begun.add(each.number)
+                        left.append(each)
+
+
 def describe_circle(calls: Sequence[Call], waits: dict, happened: set[tuple[int, bool]]) -> str:
-    call, ends = next((call, True) for call in calls if (call.number, True) not in happened)
-    path: list[tuple[int, bool]] = []
-    said: list[str] = []
-    while (call.number, ends) not in path:
-        path.append((call.number, ends))
-        other, other_ends = next(each for each in waits[call.number, ends] if (each[0].number, each[1]) not in happened)
-        if other is not call:
-            said.append(f"{call} {'waits for' if ends else 'comes after'} {other}")
-        else:
-            said.append("")
-        call, ends = other, other_ends
-    return "; ".join(filter(None, said[path.index((call.number, ends)) :])) + "."
+    """The calls that wait for each other, from the first that does not end."""
+    event = next((call, True) for call in calls if (call.number, True) not in happened)
+    path: list[tuple[Call, bool]] = []
+    while event not in path:
+        path.append(event)
+        event = next(each for each in waits[event[0].number, event[1]] if (each[0].number, each[1]) not in happened)
+    named = dict.fromkeys(str(call) for call, _ in path[path.index(event) :])
+    return f"These wait for each other: {', '.join(named)}."
 
 
 def room_needed(calls: Sequence[Call]) -> dict[int, int]:
@@ -196,45 +209,3 @@ def largest_set(among: set[int], beside: dict[int, set[int]]) -> int:
         if len(left & beside[number]) >= most:
             most = max(most, 1 + largest_set(left & beside[number], beside))
     return most
-
-
-def search(calls: Sequence[Call], room: int) -> None:
-    """Tries every order in which kernels may begin on cards that run `room` of them side by side. Raises Deadlock for
-    one that does not end, and OverflowError for too many orders to try."""
-    needed = room_needed(calls)
-    every = (1 << len(calls)) - 1
-    before = [union(1 << each.number for each in call.before) for call in calls]
-    partners = [union(1 << each.number for each in (call, *call.partners)) for call in calls]
-    is_bound = [needed[call.rank] > room and not call.is_on_host for call in calls]
-    on_rank = defaultdict(int)
-    for call in calls:
-        on_rank[call.rank] |= 0 if call.is_on_host else 1 << call.number
-
-    def settle(begun: int, ended: int) -> tuple[int, int]:
-        """What must happen happens: what has met ends, and what never waits for room begins."""
-        changed = True
-        while changed:
-            changed = False
-            for call in calls:
-                bit = 1 << call.number
-                if not begun & bit and not is_bound[call.number] and before[call.number] & ~ended == 0:
-                    begun, changed = begun | bit, True
-                if begun & bit and not ended & bit and partners[call.number] & ~begun == 0:
-                    ended, changed = ended | bit, True
-        return begun, ended
-
-    seen: set[tuple[int, int]] = set()
-    open_states = [settle(0, 0)]
-    while open_states:
-        begun, ended = state = open_states.pop()
-        if state in seen:
-            continue
-        seen.add(state)
-        if len(seen) > MOST_STATES:
-            raise OverflowError(f"There are more than {MOST_STATES} states.")
-        waiting = [call for call in calls if not begun >> call.number & 1 and before[call.number] & ~ended == 0]
-        able = [call for call in waiting if (begun & ~ended & on_rank[call.rank]).bit_count() < room]
-        if not able and ended != every:
-            running = [str(call) for call in calls if (begun & ~ended) >> call.number & 1]
-            raise Deadlock(f"{', '.join(running)} hold the room that is wanted by {', '.join(map(str, waiting))}.")
-        open_states += [settle(begun | 1 << call.number, ended) for call in able]

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 
-from tests.support.labelled.tensors import Labelled
+from tests.support.labelled.tensors import Labelled, tensors_in
 
 from .simulator import HOST, Clock, Part, Simulator
 
 ASKED_IN_VAIN = 2  # how often a work says that it is under way, however fast gloo is
-GATHERS = tuple(name for name in ("all_gather_into_tensor", "all_gather_single") if hasattr(dist, name))
+# Of torch's collectives, the kind, and the places of the arguments that are read and that are written.
+COLLECTIVES = {
+    "all_to_all_single": ("all_to_all", (1,), (0,)),
+    **{f"all_gather{end}": ("all_gather", (1,), (0,)) for end in ("", "_into_tensor", "_single")},
+    "all_reduce": ("all_reduce", (0,), (0,)),
+    "broadcast": ("broadcast", (0,), (0,)),
+    "barrier": ("barrier", (), ()),
+}
 
 
 class Pending:
@@ -46,20 +54,15 @@ class Exchanges:
 
     def __init__(self, simulator: Simulator, parts: Callable[[Any], list[Part]], place: Callable[[], str]) -> None:
         self.simulator, self.parts, self.place = simulator, parts, place
-        self.own = {name: getattr(dist, name) for name in (
-            "all_to_all_single", *GATHERS, "all_reduce", "broadcast", "isend", "irecv", "all_gather",
-            "batch_isend_irecv", "barrier",
-        )}  # fmt: skip
+        self.own = {name: getattr(dist, name) for name in ("isend", "irecv")}
         self.unwaited: list[Pending] = []
 
     def enter(self, stack: contextlib.ExitStack) -> None:
-        for name, value in (
-            ("all_to_all_single", self.all_to_all), *((name, self.gather_with(name)) for name in GATHERS),
-            ("all_reduce", self.all_reduce), ("broadcast", self.broadcast), ("all_gather", self.all_gather),
-            ("isend", self.isend), ("irecv", self.irecv), ("send", self.send), ("recv", self.recv),
-            ("batch_isend_irecv", self.batch), ("P2POp", Message), ("barrier", self.barrier),
-        ):  # fmt: skip
-            stack.enter_context(patch.object(dist, name, value))
+        for name in filter(partial(hasattr, dist), COLLECTIVES):  # releases of torch name all-gathers differently
+            stack.enter_context(patch.object(dist, name, self.collective(name)))
+        for name in ("isend", "irecv", "send", "recv", "batch_isend_irecv"):
+            stack.enter_context(patch.object(dist, name, getattr(self, name)))
+        stack.enter_context(patch.object(dist, "P2POp", Message))
 
     def start(self, kind: str, reads: Any, writes: Any, group: Any, run: Callable[[], Any], parts: Any = ()) -> Pending:
         """Launches a collective on its group's stream, after what the current stream has done. parts: of messages, on
@@ -81,57 +84,20 @@ class Exchanges:
         self.unwaited.append(pending)
         return pending
 
-    def finish(self, pending: Pending, is_async: bool) -> Pending | None:
-        if is_async:
-            return pending
-        pending.wait()
-        return None
+    def collective(self, name: str) -> Callable[..., Pending | None]:
+        run, (kind, read, written) = getattr(dist, name), COLLECTIVES[name]
 
-    def all_to_all(
-        self, output: torch.Tensor, given: torch.Tensor, of: Any = None, to: Any = None, group: Any = None,
-        async_op: bool = False,
-    ) -> Pending | None:  # fmt: skip
-        run = self.own["all_to_all_single"]
-        work = self.start(
-            "all_to_all", [given], [output], group, lambda: run(output, given, of, to, group=group, async_op=True)
-        )
-        return self.finish(work, async_op)
+        def call(*args: Any, group: Any = None, async_op: bool = False) -> Pending | None:
+            reads, writes = (tensors_in([args[place] for place in places]) for places in (read, written))
+            if kind == "broadcast":
+                reads, writes = (reads, []) if dist.get_rank() == args[1] else ([], writes)
+            pending = self.start(kind, reads, writes, group, lambda: run(*args, group=group, async_op=True))
+            if async_op:
+                return pending
+            pending.wait()
+            return None
 
-    def gather_with(self, name: str) -> Callable[..., Pending | None]:
-        def gather(
-            output: torch.Tensor, given: torch.Tensor, group: Any = None, async_op: bool = False
-        ) -> Pending | None:
-            run = self.own[name]
-            work = self.start(
-                "all_gather", [given], [output], group, lambda: run(output, given, group=group, async_op=True)
-            )
-            return self.finish(work, async_op)
-
-        return gather
-
-    def all_gather(self, outputs: list, given: torch.Tensor, group: Any = None) -> None:
-        run = self.own["all_gather"]
-        self.start(
-            "all_gather", [given], outputs, group, lambda: run(outputs, given, group=group, async_op=True)
-        ).wait()
-
-    def all_reduce(
-        self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
-    ) -> Pending | None:
-        run = self.own["all_reduce"]
-        work = self.start("all_reduce", [tensor], [tensor], group, lambda: run(tensor, op, group, async_op=True))
-        return self.finish(work, async_op)
-
-    def broadcast(self, tensor: torch.Tensor, source: int, group: Any = None, async_op: bool = False) -> Pending | None:
-        is_source = dist.get_rank() == source
-        reads, writes = ([tensor], []) if is_source else ([], [tensor])
-        run = self.own["broadcast"]
-        work = self.start("broadcast", reads, writes, group, lambda: run(tensor, source, group, async_op=True))
-        return self.finish(work, async_op)
-
-    def barrier(self, group: Any = None) -> None:
-        run = self.own["barrier"]
-        self.start("barrier", (), (), group, lambda: run(group, async_op=True)).wait()
+        return call
 
     def isend(self, tensor: torch.Tensor, to: int, group: Any = None) -> Pending:
         run = self.own["isend"]
@@ -148,7 +114,7 @@ class Exchanges:
         self.irecv(tensor, source, group).wait()
         return source
 
-    def batch(self, messages: list[Message]) -> list[Pending]:
+    def batch_isend_irecv(self, messages: list[Message]) -> list[Pending]:
         """All messages in one kernel."""
         sent = [each.tensor for each in messages if each.run == self.isend]
         received = [each.tensor for each in messages if each.run == self.irecv]

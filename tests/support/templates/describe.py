@@ -96,7 +96,7 @@ def describe(pack: SimpleNamespace, node_classes: Mapping[str, Any], kind: Model
         elif not all(facts.tokens for _, facts in remote.sampling.inside.asked):
             whole_tokens.append(each)
     return {
-        "model_class": file.model_class,
+        "model_class": file.found.model_class,
         "predicts": file.model.model_type.name,
         "buffers": [name for name, one in file.module.named_buffers(recurse=False) if not one.is_meta],
         "plan": plan.to_json(),

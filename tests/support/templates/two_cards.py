@@ -60,8 +60,14 @@ def asked(comfyui: Path) -> dict[str, Any]:
     return found
 
 
+def lines(cards: dict[str, Any]) -> str:
+    """The figures of each card in a line."""
+    return ",\n".join(f"  {json.dumps(card)}: {json.dumps(figures)}" for card, figures in cards.items())
+
+
 if __name__ == "__main__":
     found = asked(Path(os.environ["COMFYUI_PATH"]))
-    FILE.write_text(json.dumps(found, indent=1) + "\n")
+    rows = (f" {json.dumps(name)}: {{\n{lines(cards)}\n }}" for name, cards in found.items())
+    FILE.write_text("{\n" + ",\n".join(rows) + "\n}\n")
     for name, cards in found.items():
         write_cards(FOLDER / f"{name}.json", cards)

@@ -17,19 +17,13 @@ import pytest
 import torch
 
 from parallel_backend.plan import HOST, SHARED, WHOLE, ParallelPlan
-from tests.support.group.direct_group import FLUX, SHORT, DirectGroup, direct_on, take_for_gpus
+from tests.support.group.direct_group import SHORT, DirectGroup, take_for_gpus
 from worker.errors import RequestRefused, WorkerGroupError
-from worker.host.client import WorkerGroup
 
 SIZES = (16, 16)
 SOME = 3  # of the model's four blocks
 LONG = replace(SHORT, steps=200)
 KINDS = pytest.mark.parametrize("kind", [SHARED, HOST])
-
-
-@pytest.fixture(scope="module")
-def two(group_of_two: WorkerGroup, tmp_path_factory: pytest.TempPathFactory) -> DirectGroup:
-    return direct_on(group_of_two, tmp_path_factory.mktemp("two"), FLUX, ulysses=2)
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +33,7 @@ def right(two: DirectGroup) -> list[torch.Tensor]:
 
 
 def under(direct: DirectGroup, weights: str, blocks: int = 0) -> DirectGroup:
-    changed = replace(direct, plan=ParallelPlan(ulysses=2, weights=weights, weight_blocks=blocks))
-    changed.load()
-    return changed
+    return direct.under(ulysses=2, weights=weights, weight_blocks=blocks)
 
 
 def both(direct: DirectGroup) -> list[torch.Tensor]:
@@ -96,6 +88,28 @@ def test_a_sampling_that_is_given_up_leaves_the_next_right(
     assert two.pids() == pids
 
 
+def test_ranks_that_read_each_others_weights_when_the_load_is_given_up_do_not_wait_for_one_another(
+    two: DirectGroup, right: list[torch.Tensor]
+) -> None:
+    """They learn of it at different moments. So they read on to the end."""
+    pids, deadline = under(two, SHARED).pids(), time.monotonic() + 60
+    moved = replace(two, plan=ParallelPlan(ulysses=2, weights=HOST))
+
+    def give_up_the_load() -> None:
+        if two.group.session.operation == "load":
+            raise InterruptedError
+
+    def wait_for_the_end() -> None:
+        assert time.monotonic() < deadline
+
+    for _ in range(3):
+        with pytest.raises(InterruptedError):
+            moved.load(give_up_the_load)
+        replace(two, plan=ParallelPlan(ulysses=2, weights=SHARED)).load(wait_for_the_end)
+    assert equal(both(under(two, HOST)), right)
+    assert two.pids() == pids
+
+
 @KINDS
 def test_a_refusal_leaves_the_next_right(two: DirectGroup, right: list[torch.Tensor], kind: str) -> None:
     direct = under(two, kind)
@@ -141,4 +155,4 @@ def test_a_rank_that_is_killed_while_another_waits_for_its_weights_costs_that_re
     direct.load()
     assert equal(both(direct), right)
     assert not set(pids) & set(direct.pids())
-    two.group.supervisor.restarts.forgive()
+    two.group.restarts.forgive()

@@ -70,7 +70,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> HostSource:
 
 @pytest.fixture
 def load(group: WorkerGroup, source: HostSource) -> Callable[[], torch.Tensor]:
-    group.supervisor.restarts.forgive()
+    group.restarts.forgive()
     return loading(group, source)
 
 
@@ -104,7 +104,7 @@ def test_a_group_that_dies_while_idle_comes_back_by_itself_with_its_model(
     pids = group.status()["pids"]
     os.kill(pids[1], signal.SIGKILL)
     wait_until(lambda: group.status()["state"] != "ready")
-    wait_until(lambda: group.status().get("counts", {}).get("load") == 1)
+    wait_until(lambda: (status := group.status())["state"] == "ready" and status["counts"].get("load") == 1)
     status = group.status()
     assert len(status["pids"]) == 2 and not set(status["pids"]) & set(pids)
     assert f"process {pids[1]}) was killed by SIGKILL" in status["last_death"]

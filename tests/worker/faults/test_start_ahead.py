@@ -89,7 +89,7 @@ def test_ranks_that_start_are_stopped_and_who_waits_for_them_is_told(group: Work
     assert group.status()["state"] == "stopped"
 
 
-@pytest.mark.parametrize("how", ["started by hand", pytest.param("met later", marks=pytest.mark.slow), "waited for"])
+@pytest.mark.parametrize("how", ["started by hand", "waited for"])
 def test_why_ranks_did_not_start_is_told_to_who_waited_and_no_start_is_tried_before_a_restart(
     group: WorkerGroup, source: dict, python: Path, how: str
 ) -> None:
@@ -103,7 +103,7 @@ def test_why_ranks_did_not_start_is_told_to_who_waited_and_no_start_is_tried_bef
             with pytest.raises(NoWorkerGroup, match="failed to start 3 times(.|\n)*exit code 7"):
                 group.load(source, ONE, 1, go.touch)
             assert group.folder.is_dir()
-            assert group.supervisor.failed_ahead is None, "told once"
+            assert group.failed_ahead is None, "told once"
         else:
             go.touch()
             assert wait_until(lambda: group.status()["state"] == "failed", SECONDS)
@@ -116,11 +116,7 @@ def test_why_ranks_did_not_start_is_told_to_who_waited_and_no_start_is_tried_bef
         go.unlink(missing_ok=True)
     with pytest.raises(NoWorkerGroup, match="failed to start 3 times(.|\n)*restart the group"):
         group.load(source, ONE, 1, go_on)
-    if how == "met later":
-        group.restart(1, go_on)
-        group.load(source, ONE, 1, go_on)
-        assert group.status()["state"] == "ready"
-    group.supervisor.restarts.forgive()
+    group.restarts.forgive()
 
 
 def test_a_start_that_fails_twice_is_tried_again(group: WorkerGroup, source: dict, python: Path) -> None:

@@ -23,7 +23,7 @@ def test_ranks_measure_what_they_can_and_keep_their_model(group_of_two: WorkerGr
     group = group_of_two
     figures = group.measure(2, "fp32", go_on)
     machine = Machine.of(figures)
-    assert machine.names == ("cpu", "cpu") and machine.is_measured
+    assert [speed.name for speed in machine.speeds] == ["cpu", "cpu"] and machine.is_measured
     for speed in machine.speeds:
         assert 1e8 < speed.attention < 1e13 and 1e8 < speed.linear < 1e13
         assert 1e-8 < speed.operation < 1e-2 and speed.memory > 1e7
@@ -78,18 +78,15 @@ def test_fixed_figures_are_not_corrected(tmp_path: Path) -> None:
     assert fixed.figures == {"host": 1} and not fixed.steps
 
 
-def test_a_folder_that_cannot_be_written_to_keeps_figures_for_as_long_as_comfyui(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    kept = MeasuredFile(tmp_path / "file" / "folder", DEVICES, "bf16")
-    kept.keep({"host": 1})
-    assert kept.figures == {"host": 1}
-
-
-def test_a_folder_that_cannot_be_written_is_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_cannot_be_written_is_told_of_once_and_figures_last_as_long_as_comfyui(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """With the setting that names another. A step is noted many times a minute."""
     (tmp_path / "closed").write_text("a file, so no folder")
     file = MeasuredFile(tmp_path / "closed", ["card"], "bf16")
+    file.keep({"host": 1})
     for number in range(3):
         file.note("model", {"seconds": number})
+    assert file.figures == {"host": 1}
     (said,) = [each.getMessage() for each in caplog.records if "cannot be saved" in each.getMessage()]
     assert "The setting `measured` names another folder" in said

@@ -27,9 +27,9 @@ def run(runs: Runs, plan: RunPlan, seconds: tuple[float, ...] = (0.9,), **change
     return runs.kept[0]
 
 
-def test_the_median_step_of_the_run_on_one_device_is_told() -> None:
+def test_the_usual_step_of_the_run_on_one_device_is_told() -> None:
     runs = Runs(threading.Event())
-    run(runs, ALONE, (5.0, 0.8, 0.9))
+    run(runs, ALONE, (5.0, 0.8, 0.9, 1.0))
     found = run(runs, TWO).to_json()
     assert (found["alone"], found["is_alone_run"], found["is_measured"]) == (0.9, True, True)
     run(runs, ALONE, (0.7,))
@@ -96,20 +96,35 @@ def test_steps_that_run_whole_say_nothing_of_what_a_lossy_plan_takes() -> None:
     assert pick_usual_step(steps[:1]) == 9.0, "of the first step, if there is no other"
 
 
-def test_runs_of_one_size_are_compared_by_their_latents() -> None:
+def test_a_run_tells_one_usual_step_which_is_of_its_last_plan() -> None:
     runs = Runs(threading.Event())
-    exact, change = (torch.randn(2, 16, 96, 100, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
-    change[:, 5:9] = 0  # in some channels
-    wanted = float((0.03 * change).norm() / exact.norm())
-    found = []
-    for latents in (exact, exact + 0.03 * change, exact[:, :8]):
-        with runs.run("1", "flux", None) as record:
-            record.keep_numbers(latents)
-        found.append(record.id)
-    with runs.run("1", "flux", None) as other:
-        pass
-    one, two, three = found
-    assert runs.relative_error(one, one) == 0.0
-    assert runs.relative_error(two, one) == pytest.approx(wanted, rel=0.02), "of a part of the numbers"
-    assert [runs.relative_error(run, one) for run in (three, other.id, 99)] == [None] * 3
-    assert "numbers" not in record.to_json()
+    assert run(runs, ALONE, (5.0, 0.8, 0.9, 1.0)).to_json()["usual"] == 0.9
+    with runs.run("3", "a model", None, "a class") as record:
+        assert record.usual is None
+        runs.step(CALL.name, 9.0, 0.0)
+        runs.planned(RunPlan("patches", {}, 2, whole_steps=2))
+        for seconds in (4.0, 4.0, 1.0, 1.1, 1.2):
+            runs.step(CALL.name, seconds, 0.0)
+        assert record.usual == 1.1
+        runs.predicted(2.0, True)  # of another size
+        runs.step(CALL.name, 3.0, 0.0)
+        assert record.usual is None, "the first two run whole"
+
+
+def test_the_time_left_and_the_start_are_by_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sampler does more in a step than the ranks, whose steps took 0.1 s."""
+    runs, now = Runs(threading.Event()), 100.0
+    monkeypatch.setattr("worker.host.runs.time.monotonic", lambda: now)
+    with runs.run("3", "a model", TWO, "a class") as record:
+        now += 4.0
+        runs.step(CALL.name, 0.1, 0.0)
+        runs.progress(1, 10)
+        assert (record.startup, record.left) == (pytest.approx(3.9), None)
+        for at in (2, 3):
+            now += 2.0
+            runs.step(CALL.name, 0.1, 0.0)
+            runs.progress(at, 10)
+        assert (record.at, record.total, record.left) == (3, 10, pytest.approx(14.0))
+        now += 1.0
+        runs.progress(1, 5)
+        assert record.left is None, "of the next sampler"

@@ -1,4 +1,5 @@
-"""Functions and objects that ComfyUI's process describes, and a rank makes from the same files."""
+"""Functions and objects that ComfyUI's process describes, and a rank makes from the same files. What they leave on a
+model is taken back."""
 
 from __future__ import annotations
 
@@ -8,7 +9,6 @@ import os
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 import torch
 
+from worker.inside.changes import ATTRIBUTES, Leftovers, apply_changes
 from worker.inside.code_files import CodeFiles, find_package_folders
 from worker.inside.decoder import Decoder
-from worker.inside.encoder import Encoder, Origin
+from worker.inside.encoder import Encoder
 from worker.wire.tensors import Tensors, UnsendableError
 from worker.wire.tree import pack, unpack
 
@@ -92,27 +93,6 @@ def stepping(state, settings):
     return step
 
 
-class Patcher:
-    loads = 0
-
-    def __init__(self, file):
-        Patcher.loads += 1
-        self.model = torch.nn.Linear(len(file), 1)
-
-
-class Loader:
-    def load(self, file):
-        return (Patcher(file),)
-
-
-class Vae:
-    def __init__(self, patcher):
-        self.patcher, self.first_stage_model, self.scale = patcher, patcher.model, 8
-
-    def encode(self):
-        return self.first_stage_model.in_features
-
-
 def locked():
     lock = threading.Lock()
     return lambda: lock
@@ -137,8 +117,6 @@ def combined():
 
     return Both()
 
-
-network = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.SiLU())
 """
 
 
@@ -206,37 +184,12 @@ def both(root: Path) -> Iterator[Both]:
     yield Both(root)
 
 
-def test_a_closure_counts_in_the_rank_and_its_count_comes_back(both: Both, code: ModuleType) -> None:
-    add, count = code.counting(10)
-    there = both.send(add)
-    assert (there(), there(3, factor=1)) == (12, 15)
-    assert count() == 10
-    both.answer()
-    assert count() == 15
-    add()
-    assert both.send(add) is there and there() == 19
-
-
-def test_a_uuid_is_a_key_as_it_was(both: Both, code: ModuleType) -> None:
-    key = uuid.uuid4()
-    keeper = code.Keeper(torch.ones(1))
-    keeper.by_pair[key] = "b"
-    assert both.send(keeper).by_pair == {(0, 1): "a", key: "b"}
-
-
 def test_a_users_own_packages_are_installed_ones(tmp_path: Path) -> None:
     (tmp_path / "own" / "einops-0.8.dist-info").mkdir(parents=True)
     (tmp_path / "pack").mkdir()
     found = find_package_folders(["", str(tmp_path / "own"), str(tmp_path / "pack"), str(tmp_path / "none")])
     assert str(tmp_path / "own") in found and str(tmp_path / "pack") not in found
     assert any(torch.__file__.startswith(folder) for folder in found) and "" not in found
-
-
-def test_a_rank_has_a_packs_plain_values_and_does_not_run_it(both: Both, code: ModuleType) -> None:
-    there = both.send(code.double)
-    assert there.__globals__["LIMIT"] == 3 and there(1) == 2
-    package = sys.modules[there.__globals__["__package__"]]
-    assert not hasattr(package, "own") and package.LIMIT == 3
 
 
 def test_an_object_keeps_what_it_learned_and_takes_over_what_changed(both: Both, code: ModuleType) -> None:
@@ -275,28 +228,6 @@ def test_slots_named_tuples_and_default_dicts_are_there_and_what_they_count_come
     assert (state.steps, settings.counts) == (2, {6: 2})
 
 
-def test_a_network_is_loaded_from_its_file_and_kept_until_a_run_does_without(both: Both, code: ModuleType) -> None:
-    here, loader = code.Patcher("a file"), code.Loader()
-    origin = Origin(loader.load, {"args": ["a file"], "index": 0})
-    both.encoder.origins = {
-        code.Patcher: lambda _patcher: origin,
-        code.Vae: lambda _vae: origin._replace(attributes={"scale": 8}, cls=code.Vae),
-    }
-    network, vae = both.send((here, code.Vae(here)))
-    there = type(network)
-    assert there is not code.Patcher and there.loads == 1 and network.model.in_features == 6
-    assert isinstance(vae, sys.modules[there.__module__].Vae) and vae.scale == 8
-    assert "patcher" not in vars(vae) and vae.encode() == 6
-    assert vae.patcher is network and there.loads == 1
-    assert both.decoder.networks == [network], "a VAE's comes on the device when it is used"
-    for run, loads in (("second", 1), ("", 1), ("third", 1), ("without", 1), ("fourth", 2)):
-        both.decoder.start_run(run)
-        both.encoder = Encoder(both.encoder.files, {}, {}, origins=both.encoder.origins)
-        if run not in ("", "without"):
-            both.send(here)
-        assert there.loads == loads, run
-
-
 def test_an_empty_class_made_in_a_function_is_made_of_its_bases(both: Both, code: ModuleType) -> None:
     one, other = code.combined(), code.combined()
     there, second = both.send((one, other))
@@ -318,6 +249,23 @@ def test_tensors_that_nobody_else_reads_stay_in_the_rank(both: Both, code: Modul
     assert here.steps == 1 and not hasattr(here, "last")
 
 
+def test_a_tensor_that_is_replaced_in_each_step_is_kept_once_on_both_sides(both: Both, code: ModuleType) -> None:
+    """As a step cache has it, in a slot, and in a list that grows."""
+    here = code.Keeper(torch.ones(2))
+    with torch.inference_mode():
+        for step in range(1, 5):
+            own: Any = both.send(here)
+            own.last = torch.full((2,), float(step))
+            own.seen.append(torch.full((2,), float(-step)))
+            both.answer()
+            assert here.last.tolist() == [step, step] and [each[0].item() for each in here.seen] == [
+                -one for one in range(1, step + 1)
+            ]
+            kept = [each for each in both.encoder.objects.values() if isinstance(each, torch.Tensor)]
+            held = [each for each in both.decoder.objects.values() if isinstance(each.value, torch.Tensor)]
+            assert len(kept) == len(held) == 2 + step  # its own, the last one, and those of the list
+
+
 def test_a_tensor_in_two_slots_is_replaced_in_both(both: Both, code: ModuleType) -> None:
     here = code.Keeper(torch.ones(2))
     there = both.send(here.step).__self__
@@ -327,16 +275,20 @@ def test_a_tensor_in_two_slots_is_replaced_in_both(both: Both, code: ModuleType)
         assert here.one is here.other and here.one.tolist() == [value, value]
 
 
-def test_code_whose_file_is_gone_is_not_described(root: Path) -> None:
-    folder = root / "packs" / "gone"
+@pytest.mark.parametrize(
+    ("age", "words"), [(None, "cannot be read"), (-1, "has changed since ComfyUI started")], ids=["gone", "changed"]
+)
+def test_code_whose_file_is_another_now_is_not_described(age: int | None, words: str, root: Path) -> None:
+    folder = root / "packs" / f"late{age}"
     folder.mkdir()
     (folder / "__init__.py").write_text("")
-    (folder / "code.py").write_text("def here():\n    return 1\n")
-    os.utime(folder / "code.py", (time.time() - 1e6,) * 2)
-    here = load(folder, "gone_pack.code").here
-    (folder / "code.py").unlink()
-    with pytest.raises(UnsendableError, match="cannot be read"):
-        Both(root).send(here)
+    (folder / "code.py").write_text("def late():\n    return 1\n")
+    os.utime(folder / "code.py", (time.time() - (age or 1e6),) * 2)
+    late = load(folder, f"late{age}.code").late
+    if age is None:
+        (folder / "code.py").unlink()
+    with pytest.raises(UnsendableError, match=words):
+        Both(root).send(late)
 
 
 def test_only_changes_are_described(both: Both, code: ModuleType) -> None:
@@ -347,29 +299,10 @@ def test_only_changes_are_described(both: Both, code: ModuleType) -> None:
     assert both.encoder.changes() == []
 
 
-def test_modules_keep_their_class_and_name_the_models_parts(both: Both, code: ModuleType) -> None:
-    here = torch.nn.Sequential(code.network, both.stand_in[0])
-    there = both.send({"network": here, "dtype": torch.float16, "size": torch.Size([2]), "cat": torch.cat})
-    assert there["network"][1] is both.model[0]
-    assert there["dtype"] is torch.float16 and there["size"] == torch.Size([2]) and there["cat"] is torch.cat
-    given = torch.arange(6.0).view(2, 3)
-    assert there["network"][0](given).equal(code.network(given))
-    assert isinstance(there["network"][0][0].weight, torch.nn.Parameter)
-
-
 def test_a_tensor_that_two_share_is_one_there(both: Both) -> None:
     shared = torch.zeros(2)
     there = both.send([[shared], {"x": shared}])
     assert there[0][0] is there[1]["x"]
-
-
-def test_what_a_run_kept_is_gone_with_it(both: Both, code: ModuleType) -> None:
-    both.decoder.start_run("one")
-    both.send(code.counting(1)[0])
-    both.decoder.start_run("one")
-    assert both.decoder.objects
-    both.decoder.start_run("two")
-    assert not both.decoder.objects
 
 
 def test_what_cannot_be_described_is_named(both: Both, root: Path, code: ModuleType) -> None:
@@ -394,17 +327,6 @@ def test_what_cannot_be_described_is_named(both: Both, root: Path, code: ModuleT
             both.encoder.encode(value)
 
 
-def test_a_file_that_changed_after_the_start_is_not_described(root: Path) -> None:
-    folder = root / "packs" / "later"
-    folder.mkdir()
-    (folder / "__init__.py").write_text("")
-    (folder / "code.py").write_text("def late():\n    return 1\n")
-    os.utime(folder / "code.py", (time.time() + 1,) * 2)
-    late = load(folder, "later_pack.code").late
-    with pytest.raises(UnsendableError, match="has changed since ComfyUI started"):
-        Both(root).send(late)
-
-
 @pytest.mark.parametrize(
     ("encoded", "words"),
     [
@@ -425,7 +347,7 @@ def test_a_rank_takes_nothing_else(both: Both, encoded: Any, words: str) -> None
         both.decoder.decode(encoded)
 
 
-@pytest.mark.parametrize("name", ["threading.Thread", "torch.hub", "Keeper.__init__", "network", "Thread", "nothing"])
+@pytest.mark.parametrize("name", ["threading.Thread", "torch.hub", "Keeper.__init__", "Thread", "nothing"])
 def test_a_file_gives_only_what_it_defines(both: Both, code: ModuleType, name: str) -> None:
     files = both.encoder.files
     named = files.name(str(code.__file__))
@@ -434,4 +356,26 @@ def test_a_file_gives_only_what_it_defines(both: Both, code: ModuleType, name: s
     if name != "Keeper.__init__":
         with pytest.raises(ValueError, match=r"defines no (class|function)"):
             files.find_function(named, name)
-    assert files.find_function(named, "Loader.load")("a file")[0].model.in_features == 6
+
+
+def test_what_functions_set_goes_and_what_a_plan_sets_stays() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1))
+    model.steps = 1
+    leftovers = Leftovers()
+    leftovers.begin(model)
+    model.steps, model[0].cache = 5, torch.ones(1)
+    leftovers.pause()
+    model[0].plans_own = "attention"
+    leftovers.begin(model)
+    model.steps, model[0].more = 7, True
+    leftovers.end()
+    assert model.steps == 1 and not hasattr(model[0], "cache") and not hasattr(model[0], "more")
+    assert model[0].plans_own == "attention"
+
+
+def test_a_change_lasts_for_the_call() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1))
+    changes = [[ATTRIBUTES, model, "steps", True, 3], [ATTRIBUTES, model[0], "in_features", False, None]]
+    with apply_changes(model, changes):
+        assert model.steps == 3 and not hasattr(model[0], "in_features")
+    assert not hasattr(model, "steps") and model[0].in_features == 1

@@ -7,13 +7,14 @@ import itertools
 import socket
 import threading
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from parallel_backend.weights.shared_memory import IS_SHAREABLE
 from tests.support.labelled.tensors import GPU, Labelled, on_gpu
-from worker.host.sent_conditions import SentConditions
+from worker.host.sent_conditions import MOST, MOST_BYTES, SentConditions
 from worker.wire.job_channel import SLOTS, FrameMemory, HostChannel, RankChannel
 from worker.wire.protocol import PREFIX, SOCKET_BYTES, ProtocolError, decode, encode, receive_frame
 
@@ -169,6 +170,18 @@ def test_the_host_waits_once_to_compare_what_the_ranks_hold() -> None:
         changed = {"a": given["a"] + 1, "b": given["b"].double(), "c": given["c"].flatten()}
         assert len(sent.exchange(changed)[1]) == 3
     assert not sent.exchange({"here": torch.ones(SMALL)})[1].keys() & keys.values(), "on another device"
+
+
+@pytest.mark.parametrize(("size", "kept"), [(1, MOST), (MOST_BYTES // 4, 4)])
+def test_conditions_of_former_prompts_are_kept_up_to_a_number_and_a_size(size: int, kept: int) -> None:
+    sent, held = SentConditions(), set[str]()
+    for number in range(kept + 10):
+        own = torch.empty(size, dtype=torch.uint8, device="meta")  # no two are equal
+        with patch("worker.host.sent_conditions.find_equal", lambda pairs: [False] * len(pairs)):
+            keys, new, dropped = sent.exchange({"text": own, "video": own})
+        held = (held | new.keys()) - {*dropped}
+        assert held == sent.sent.keys() and held >= {*keys.values()}
+        assert len(held) == min(2 * (number + 1), kept + 2)
 
 
 def test_without_memory_all_goes_through_the_socket() -> None:

@@ -15,7 +15,8 @@ from typing import Any
 
 from parallel_backend.errors import is_out_of_memory
 
-from .heartbeat_link import BROKEN_LINK, Hear, Message
+from ...wire.handshake import BROKEN_LINK
+from .heartbeat_link import Hear, Message
 
 INTERVAL = 0.25
 # The wait between a job's break-off and the cutting of its groups. gloo can lose track of a transfer that is cut

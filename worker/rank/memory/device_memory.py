@@ -1,21 +1,26 @@
-"""Measures a rank's memory: its size, its use, and the size of an allocation that failed (OOM)."""
+"""Measures a rank's memory: its size, its use, and the size of an allocation that failed (OOM). Frees what is
+unused."""
 
 from __future__ import annotations
 
-import os
+import gc
 import re
+import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import torch
 
 from parallel_backend.device import (
     allocated_bytes,
     available_bytes,
+    empty_caches,
     is_accelerator,
     reserved_bytes,
     total_bytes,
+    trim_heap,
 )
 
 # The messages of torch's own allocator, and of CUDA's (cudaMallocAsync).
@@ -50,10 +55,6 @@ class DeviceMemory:
 
 def list_limits() -> Iterator[tuple[int, str]]:
     """Returns the limits of this process's memory in bytes, each with its counter in /proc/self/status."""
-    try:
-        import resource
-    except ImportError:  # missing on Windows
-        return
     for limit, counted in ((resource.RLIMIT_DATA, "VmData"), (resource.RLIMIT_AS, "VmSize")):
         soft, _ = resource.getrlimit(limit)
         if soft != resource.RLIM_INFINITY:
@@ -61,21 +62,14 @@ def list_limits() -> Iterator[tuple[int, str]]:
 
 
 def kibibytes(path: str) -> dict[str, int]:
-    """Returns the sizes in a file of /proc, in bytes; none on other systems."""
-    try:
-        lines = Path(path).read_text().splitlines()
-    except OSError:
-        return {}
-    fields = (line.split() for line in lines)
+    """Returns the sizes in a file of /proc, in bytes."""
+    fields = (line.split() for line in Path(path).read_text().splitlines())
     return {parts[0].rstrip(":"): int(parts[1]) << 10 for parts in fields if len(parts) == 3 and parts[2] == "kB"}
 
 
 def resident_bytes() -> int:
-    """Returns what this process holds in RAM, in bytes; 0 if the system does not say."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
+    """Returns what this process holds in RAM, in bytes."""
+    return psutil.Process().memory_info().rss
 
 
 def memory_use(device: torch.device) -> dict[str, int]:
@@ -88,7 +82,7 @@ def memory_use(device: torch.device) -> dict[str, int]:
 
 def own_bytes(device: torch.device) -> int:
     """Returns what this process has allocated for computing: of the accelerator's memory, or of RAM without the pages
-    of files. It is 0 if the system does not say."""
+    of files."""
     if is_accelerator(device):
         return allocated_bytes(device)
     process = kibibytes("/proc/self/status")
@@ -99,3 +93,10 @@ def asked(error: BaseException) -> int | None:
     """Returns the size of the allocation that failed, if the error says so."""
     found = ASKED.search(str(error))
     return int(float(found[1]) * UNITS[found[2]]) if found else None
+
+
+def release_memory(device: torch.device) -> None:
+    """Frees unreferenced memory: on the accelerator, pinned memory, and what the C library keeps."""
+    gc.collect()
+    empty_caches(device)
+    trim_heap()

@@ -19,7 +19,6 @@ from parallel_backend.weights.sizes import WeightSizes
 
 from ...errors import Explanation
 from ...wire.operations import Operation
-from ...wire.tensors import Tensors
 from .device_memory import DeviceMemory
 
 MORE_RANKS = (1, 2, 4, 8)  # multiples of the present rank count
@@ -149,11 +148,6 @@ def size(count: int) -> str:
         if count >= power:
             return f"{count / power:.1f} {unit}"
     return f"{count / 1e3:.0f} kB"
-
-
-def read_latents_shape(operation: Operation, tensors: Tensors) -> torch.Size | None:
-    """Returns the shape of a request's latents, if it has any."""
-    return tensors[operation.latents].shape if operation.latents in tensors else None
 
 
 def count_devices(device: torch.device) -> int | None:

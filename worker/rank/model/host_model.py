@@ -18,6 +18,7 @@ from parallel_backend.costs.memory import token_factor
 from parallel_backend.errors import ModelFileError, RequestError
 from parallel_backend.groups.calls import Call, Output, share_out
 from parallel_backend.groups.mesh import Axis, Mesh
+from parallel_backend.hooks import Hooks
 from parallel_backend.models.checks import sizes_of
 from parallel_backend.models.parallel_mlp import SPLITS
 from parallel_backend.parallel_model import ParallelModel, moved
@@ -44,7 +45,6 @@ from ...wire.tensors import Tensors
 from ..request_checks import parse_field
 from .attention_kernels import HostKernel, choose_kernel
 from .control_networks import ControlNetworks, decode_control
-from .inner_networks import InnerNetworks
 
 CPU = torch.device("cpu")
 
@@ -65,7 +65,6 @@ class HostModel:
     parking: Parking
     decoder: Decoder
     controls: ControlNetworks
-    inner: InnerNetworks
     in_file: Mapping[str, torch.Tensor]
     dtypes: Mapping[str, torch.dtype]
     uncast: dict[str, torch.dtype]
@@ -73,15 +72,9 @@ class HostModel:
     rewritten: set[str] = field(default_factory=set)  # weights changed here, not by the patcher
     on_use: list[torch.Tensor] = field(default_factory=list)  # tensors that change weights while they are dequantised
     leftovers: Leftovers = field(default_factory=Leftovers)
+    inner: dict[Any, Hooks] = field(default_factory=dict)  # of networks inside of the model, by ComfyUI's patcher
     is_patched: bool = False  # whether the weights differ from the file's
     working_bytes: int = 0  # bytes that a forward needs on the device in addition to the weights, by ComfyUI's estimate
-
-    @classmethod
-    def load(cls, source: HostSource, mesh: Mesh, check: Check = go_on) -> HostModel:
-        """Returns the model with all weights on the device. Runs no collectives. Raises what `build` raises."""
-        found = cls.build(source, mesh, check)
-        found.bring((), None, check)
-        return found
 
     @classmethod
     def build(cls, source: HostSource, mesh: Mesh, check: Check = go_on) -> HostModel:
@@ -108,8 +101,7 @@ class HostModel:
         decoder = Decoder(files, model.diffusion_model, lambda: module.mesh.device)
         controls = ControlNetworks(model, lambda: module.mesh)
         module.complete = controls.complete
-        inner = InnerNetworks(module)
-        return cls(source, patcher, module, parking, decoder, controls, inner, in_file, dict(uncast), uncast)
+        return cls(source, patcher, module, parking, decoder, controls, in_file, dict(uncast), uncast)
 
     def bring(self, places: Collection[int], store: Store | None, check: Check = go_on) -> None:
         """Lets the weights of these blocks be fetched from a store. Puts all others on the device, or where ComfyUI
@@ -182,6 +174,8 @@ class HostModel:
     def clear_networks(self) -> None:
         """Takes the plan off the networks beside the model and inside of it."""
         self.controls.clear()
+        for hooks in self.inner.values():
+            hooks.remove()
         self.inner.clear()
 
     def asks_for_code(self, kwargs: Mapping[str, Any]) -> bool:
@@ -301,17 +295,13 @@ class HostModel:
             stored = in_file[name]
             original = stored if self.is_as_stored(name) else stored.to(self.dtypes[name.removeprefix(PREFIX)])
             value = patch_weight(self.patcher, name, original, self.mesh.device) if name in others else original
-            self.write_weight(name, fetched.get(name), value)
+            if name in fetched:
+                self.fetched.rewrite(*fetched[name], value)
+            else:
+                restore_weight(self.patcher, name, value if self.is_as_stored(name) else value.to(self.mesh.device))
             del value  # it is on the device
         self.rewritten = others
         self.patcher.patches = {name: changes for name, changes in wanted.items() if name not in others}
-
-    def write_weight(self, name: str, fetched: tuple[int, str] | None, value: torch.Tensor) -> None:
-        """Writes a weight's value. fetched: its block and its name there, if it is fetched."""
-        if fetched:
-            self.fetched.rewrite(*fetched, value)
-        else:
-            restore_weight(self.patcher, name, value if self.is_as_stored(name) else value.to(self.mesh.device))
 
     def is_as_stored(self, name: str) -> bool:
         """Whether the model computes with this weight in the file's dtype."""
@@ -364,11 +354,13 @@ class HostModel:
         """While entered, the model has the context's changes, attention kernel and compile settings."""
         if self.decoder.objects:
             self.leftovers.begin(self.module.model)
-            self.inner.share(self.decoder.networks)
+            for patcher in self.decoder.networks:
+                if patcher not in self.inner:
+                    self.inner[patcher] = self.module.share_inside(patcher.model, self.module.dtype)
         compiles = self.module.compile_settings(context.compiled, context.steps)
         kernel = self.kernels.get(context.kernel) if compiles else None
         attending = self.module.attending_by(kernel and kernel.backend)
-        showing = self.module.showing_whole(context.sees_whole, context.is_plain and not self.decoder.objects)
+        showing = self.module.showing_whole(context.needs_all_tokens, context.is_plain and not self.decoder.objects)
         with apply_changes(self.module.model, context.changes), attending, showing:
             self.module.compiled.asked = context.compiled
             try:

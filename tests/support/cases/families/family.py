@@ -9,11 +9,21 @@ from pathlib import Path
 import diffusers
 import torch
 
+from parallel_backend.weights.loading import ModelSource
+
 Tensors = dict[str, torch.Tensor]
 SQUARE, UNEVEN = "square", "odd batch, not square, tokens that do not divide"
 IMAGES = {SQUARE: (2, 16, 16), UNEVEN: (3, 10, 14)}
 VIDEOS = {SQUARE: (2, 2, 8, 8), UNEVEN: (3, 3, 6, 10)}
 TEXT_TOKENS = 7
+# What many configs have.
+TINY = {
+    "in_channels": 4,
+    "out_channels": 4,
+    "num_layers": 3,
+    "num_attention_heads": 4,
+    "attention_head_dim": 16,
+}
 
 
 @dataclass(frozen=True)
@@ -26,6 +36,7 @@ class Family:
     channels: of the latents, if the model's input has other ones.
     timesteps: the first and the last of the batch; exact in bf16, as some models cast them before they embed them.
     by_frame: there is one for each of a row's frames, of which the first is 0.
+    side: of the square of latent pixels that becomes a token.
     """
 
     model_class: str
@@ -36,6 +47,18 @@ class Family:
     channels: int | None = None
     timesteps: tuple[float, float] = (100, 900)
     by_frame: bool = False
+    side: int = 2
+
+    @property
+    def patch(self) -> tuple[int, ...]:
+        """Latent pixels a token, over the latents' last dims."""
+        dims = len(self.shapes[SQUARE]) - 1
+        return (*(1,) * (dims - 2), self.side, self.side)
+
+    @property
+    def timestep_scale(self) -> float:
+        """Of what the model's pipeline calls it with to a scheduler's timesteps."""
+        return 1.0 if self.timesteps[1] > 1 else 1e-3
 
     def build(self) -> torch.nn.Module:
         """The model with seeded weights, perturbed so that every block and every gate matters."""
@@ -49,6 +72,11 @@ class Family:
         self.build().save_pretrained(folder)
         return folder
 
+    def source(self, folder: Path, dtype: str = "fp32") -> ModelSource:
+        """Of the model's file there."""
+        files = (str(folder / "diffusion_pytorch_model.safetensors"),)
+        return ModelSource(self.model_class, self.config, files, dtype)
+
     def inputs(self, batch: int, *sizes: int) -> tuple[torch.Tensor, torch.Tensor, Tensors]:
         torch.manual_seed(1)
         latents = torch.randn(batch, self.channels or self.config["in_channels"], *sizes)
@@ -56,6 +84,25 @@ class Family:
         if self.by_frame:
             timesteps = timesteps[:, None] * (torch.arange(sizes[0]) > 0)
         return latents, timesteps, self.conditions(batch, *sizes)
+
+
+def drawn(**parts: tuple[int, ...] | Callable[..., torch.Tensor]) -> Callable[..., Tensors]:
+    """A family's conditions: random numbers of a row's shape, or what a function makes of batch and sizes."""
+
+    def conditions(batch: int, *sizes: int) -> Tensors:
+        return {
+            name: part(batch, *sizes) if callable(part) else torch.randn(batch, *part) for name, part in parts.items()
+        }
+
+    return conditions
+
+
+def guidance(wanted: bool) -> dict[str, Callable[..., torch.Tensor]]:
+    return {"guidance": lambda batch, *_sizes: torch.tensor([1.0, 2.0, 4.0])[:batch]} if wanted else {}
+
+
+def masked(wanted: bool, tokens: int = TEXT_TOKENS) -> dict[str, Callable[..., torch.Tensor]]:
+    return {"encoder_attention_mask": lambda batch, *_sizes: text_mask(batch, tokens)} if wanted else {}
 
 
 def text_mask(batch: int, tokens: int = TEXT_TOKENS) -> torch.Tensor:

@@ -8,7 +8,30 @@ import diffusers
 import torch
 import torch.nn.functional as F
 
-from .family import IMAGES, SQUARE, TEXT_TOKENS, UNEVEN, Family, Tensors, text_mask
+from .family import (
+    IMAGES,
+    SQUARE,
+    TEXT_TOKENS,
+    TINY,
+    UNEVEN,
+    Family,
+    Tensors,
+    drawn,
+    guidance,
+    masked,
+    text_mask,
+)
+
+# Of classes that are made like Flux.
+FLUX = {
+    "num_layers": 2,
+    "num_single_layers": 2,
+    "attention_head_dim": 16,
+    "num_attention_heads": 4,
+    "joint_attention_dim": 32,
+    "axes_dims_rope": (4, 6, 6),
+}
+TEXT = {"encoder_hidden_states": (TEXT_TOKENS, 32)}
 
 
 def dit_reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, conditions: Tensors):
@@ -52,7 +75,7 @@ def pixart_conditions(batch: int, height: int, width: int) -> Tensors:
     }
 
 
-def pixart(use_additional_conditions: bool) -> Family:
+def pixart() -> Family:
     config = {
         "num_attention_heads": 4,
         "attention_head_dim": 24,
@@ -61,19 +84,16 @@ def pixart(use_additional_conditions: bool) -> Family:
         "sample_size": 16,
         "caption_channels": 32,
         "in_channels": 4,
-        "use_additional_conditions": use_additional_conditions,
+        "use_additional_conditions": True,
     }
     return Family("PixArtTransformer2DModel", config, pixart_conditions, pixart_reference)
 
 
 def sd3(dual_attention_layers: tuple[int, ...], qk_norm: str | None) -> Family:
     config = {
+        **TINY,
         "sample_size": 16,
-        "in_channels": 4,
-        "out_channels": 4,
-        "num_layers": 3,
         "attention_head_dim": 8,
-        "num_attention_heads": 4,
         "joint_attention_dim": 32,
         "caption_projection_dim": 32,
         "pooled_projection_dim": 16,
@@ -82,87 +102,34 @@ def sd3(dual_attention_layers: tuple[int, ...], qk_norm: str | None) -> Family:
         "qk_norm": qk_norm,
     }
 
-    def conditions(batch: int, _height: int, _width: int) -> Tensors:
-        return {
-            "encoder_hidden_states": torch.randn(batch, TEXT_TOKENS, 32),
-            "pooled_projections": torch.randn(batch, 16),
-        }
-
     def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
         return model(latents, given["encoder_hidden_states"], given["pooled_projections"], timestep).sample
 
-    return Family("SD3Transformer2DModel", config, conditions, reference)
+    return Family("SD3Transformer2DModel", config, drawn(**TEXT, pooled_projections=(16,)), reference)
 
 
-def flux(guidance_embeds: bool, image_channels: int = 0, references: tuple[tuple[int, int], ...] = ()) -> Family:
-    config = {
-        "in_channels": 16 + 4 * image_channels,
-        "out_channels": 16 if image_channels else None,
-        "num_layers": 2,
-        "num_single_layers": 2,
-        "attention_head_dim": 16,
-        "num_attention_heads": 4,
-        "joint_attention_dim": 32,
-        "pooled_projection_dim": 16,
-        "guidance_embeds": guidance_embeds,
-        "axes_dims_rope": (4, 6, 6),
-    }
-
-    names = [f"reference_latents_{number}" for number in range(1, len(references) + 1)]
-
-    def conditions(batch: int, height: int, width: int) -> Tensors:
-        given = {
-            "encoder_hidden_states": torch.randn(batch, TEXT_TOKENS, 32),
-            "pooled_projections": torch.randn(batch, 16),
-        }
-        given.update({name: torch.randn(batch, 4, *size) for name, size in zip(names, references, strict=True)})
-        if image_channels:
-            given["image_latents"] = torch.randn(batch, image_channels, height, width)
-        return {**given, "guidance": torch.tensor([1.0, 2.0, 4.0])[:batch]} if guidance_embeds else given
+def flux(guidance_embeds: bool) -> Family:
+    config = {**FLUX, "in_channels": 16, "pooled_projection_dim": 16, "guidance_embeds": guidance_embeds}
+    conditions = drawn(**TEXT, pooled_projections=(16,), **guidance(guidance_embeds))
 
     def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
         pipeline = diffusers.FluxPipeline
         batch, channels, height, width = latents.shape
-        under = [given["image_latents"]] if image_channels else []
-        seen = [pipeline._pack_latents(x, batch, x.shape[1], height, width) for x in (latents, *under)]
-        packed, ids = [torch.cat(seen, dim=2)], []
-        for number, image in enumerate([latents, *(given[name] for name in names)]):
-            ids.append(
-                pipeline._prepare_latent_image_ids(
-                    batch, image.shape[-2] // 2, image.shape[-1] // 2, latents.device, torch.float32
-                )
-            )
-            ids[-1][:, 0] = number
-            if number:
-                packed.append(pipeline._pack_latents(image, batch, channels, *image.shape[-2:]))
         tokens = model(
-            hidden_states=torch.cat(packed, dim=1),
+            hidden_states=pipeline._pack_latents(latents, batch, channels, height, width),
             timestep=timestep,
             guidance=given.get("guidance"),
             pooled_projections=given["pooled_projections"],
             encoder_hidden_states=given["encoder_hidden_states"],
             txt_ids=torch.zeros(given["encoder_hidden_states"].shape[1], 3),
-            img_ids=torch.cat(ids),
-        ).sample[:, : packed[0].shape[1]]
+            img_ids=pipeline._prepare_latent_image_ids(batch, height // 2, width // 2, latents.device, torch.float32),
+        ).sample
         return pipeline._unpack_latents(tokens, height, width, vae_scale_factor=1)
 
     return Family("FluxTransformer2DModel", config, conditions, reference, channels=4, timesteps=(0, 0.5))
 
 
 def bria() -> Family:
-    config = {
-        "in_channels": 16,
-        "num_layers": 2,
-        "num_single_layers": 2,
-        "attention_head_dim": 16,
-        "num_attention_heads": 4,
-        "joint_attention_dim": 32,
-        "axes_dims_rope": (4, 6, 6),
-    }
-
-    def conditions(batch: int, _height: int, _width: int) -> Tensors:
-        return {"encoder_hidden_states": torch.randn(batch, TEXT_TOKENS, 32)}
-
     def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
         from diffusers.pipelines.bria.pipeline_bria import BriaPipeline as pipeline
 
@@ -178,10 +145,10 @@ def bria() -> Family:
         ).sample
         return pipeline._unpack_latents(tokens, height // 2, width // 2, vae_scale_factor=1)
 
-    return Family("BriaTransformer2DModel", config, conditions, reference, channels=4)
+    return Family("BriaTransformer2DModel", {**FLUX, "in_channels": 16}, drawn(**TEXT), reference, channels=4)
 
 
-def hunyuandit(use_style_cond_and_image_meta_size: bool) -> Family:
+def hunyuandit() -> Family:
     config = {
         "num_attention_heads": 4,
         "attention_head_dim": 8,
@@ -195,19 +162,18 @@ def hunyuandit(use_style_cond_and_image_meta_size: bool) -> Family:
         "pooled_projection_dim": 16,
         "text_len": 5,
         "text_len_t5": TEXT_TOKENS,
-        "use_style_cond_and_image_meta_size": use_style_cond_and_image_meta_size,
+        "use_style_cond_and_image_meta_size": True,
     }
 
     def conditions(batch: int, height: int, width: int) -> Tensors:
-        text = {
+        return {
             "encoder_hidden_states": torch.randn(batch, 5, 24),
             "text_embedding_mask": torch.tensor([[1, 1, 1, 0, 0]]).repeat(batch, 1),
             "encoder_hidden_states_t5": torch.randn(batch, TEXT_TOKENS, 16),
             "text_embedding_mask_t5": torch.tensor([[1, 1, 1, 1, 1, 1, 0]]).repeat(batch, 1),
+            "image_meta_size": torch.tensor([[8.0 * height, 8.0 * width] * 2 + [0, 0]]).repeat(batch, 1),
+            "style": torch.zeros(batch, dtype=torch.int64),
         }
-        size = torch.tensor([[8.0 * height, 8.0 * width, 8.0 * height, 8.0 * width, 0, 0]]).repeat(batch, 1)
-        meta = {"image_meta_size": size, "style": torch.zeros(batch, dtype=torch.int64)}
-        return {**text, **meta} if use_style_cond_and_image_meta_size else text
 
     def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
         from diffusers.pipelines.hunyuandit import pipeline_hunyuandit as pipeline
@@ -223,49 +189,38 @@ def hunyuandit(use_style_cond_and_image_meta_size: bool) -> Family:
 
 def cogview4() -> Family:
     config = {
-        "in_channels": 4,
-        "out_channels": 4,
-        "num_layers": 3,
-        "attention_head_dim": 16,
-        "num_attention_heads": 4,
+        **TINY,
         "text_embed_dim": 32,
         "time_embed_dim": 8,
         "condition_dim": 4,
         "rope_axes_dim": (16, 16),
     }
 
-    def conditions(batch: int, height: int, width: int) -> Tensors:
-        size = torch.tensor([[8.0 * height, 8.0 * width]]).repeat(batch, 1)
-        text = torch.randn(batch, TEXT_TOKENS, 32)
-        crop = torch.zeros(batch, 2)
-        return {"encoder_hidden_states": text, "original_size": size, "target_size": size, "crop_coords": crop}
+    def size(batch: int, *sides: int) -> torch.Tensor:
+        return torch.tensor([[8.0 * side for side in sides]]).repeat(batch, 1)
+
+    sizes = {"original_size": size, "target_size": size, "crop_coords": lambda batch, *_: torch.zeros(batch, 2)}
 
     def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
-        sizes = (given[name] for name in ("original_size", "target_size", "crop_coords"))
-        return model(latents, given["encoder_hidden_states"], timestep, *sizes).sample
+        return model(latents, given["encoder_hidden_states"], timestep, *(given[name] for name in sizes)).sample
 
-    return Family("CogView4Transformer2DModel", config, conditions, reference)
+    return Family("CogView4Transformer2DModel", config, drawn(**TEXT, **sizes), reference)
 
 
 def qwenimage(
     text_tokens: int = TEXT_TOKENS, mask: bool = False, references: tuple[tuple[int, int], ...] = (), **config: object
 ) -> Family:
     config = {
+        **TINY,
         "in_channels": 16,
-        "out_channels": 4,
-        "num_layers": 3,
-        "attention_head_dim": 16,
-        "num_attention_heads": 4,
         "joint_attention_dim": 32,
         "axes_dims_rope": (4, 6, 6),
         **config,
     }
-    names = ("reference_latents_1", "reference_latents_2")[: len(references)]
+    names = {f"reference_latents_{number}": (4, 1, *size) for number, size in enumerate(references, 1)}
+    masks = {"encoder_hidden_states_mask": lambda batch, *_: text_mask(batch)} if mask else {}
 
-    def conditions(batch: int, *_sizes: int) -> Tensors:
-        given = {"encoder_hidden_states": torch.randn(batch, text_tokens, 32)}
-        given.update({name: torch.randn(batch, 4, 1, *size) for name, size in zip(names, references, strict=True)})
-        return {**given, "encoder_hidden_states_mask": text_mask(batch)} if mask else given
+    conditions = drawn(encoder_hidden_states=(text_tokens, 32), **names, **masks)
 
     def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
         pipeline = diffusers.QwenImagePipeline
@@ -287,29 +242,20 @@ def qwenimage(
     return Family("QwenImageTransformer2DModel", config, conditions, reference, shapes, channels=4, timesteps=timesteps)
 
 
-def chroma(masked: bool) -> Family:
+def chroma(masks: bool) -> Family:
     config = {
+        **FLUX,
         "in_channels": 16,
-        "num_layers": 2,
-        "num_single_layers": 2,
-        "attention_head_dim": 16,
-        "num_attention_heads": 4,
-        "joint_attention_dim": 32,
-        "axes_dims_rope": (4, 6, 6),
         "approximator_num_channels": 16,
         "approximator_hidden_dim": 32,
         "approximator_layers": 2,
     }
 
-    def conditions(batch: int, _height: int, _width: int) -> Tensors:
-        text = {"encoder_hidden_states": torch.randn(batch, TEXT_TOKENS, 32)}
-        return {**text, "encoder_attention_mask": text_mask(batch, TEXT_TOKENS).float()} if masked else text
-
     def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
         pipeline = diffusers.ChromaPipeline
         batch, channels, height, width = latents.shape
         tokens = pipeline._pack_latents(latents, batch, channels, height, width)
-        mask = given.get("encoder_attention_mask")
+        mask = given["encoder_attention_mask"].float() if masks else None
         tokens = model(
             hidden_states=tokens,
             timestep=timestep,
@@ -320,48 +266,29 @@ def chroma(masked: bool) -> Family:
         ).sample
         return pipeline._unpack_latents(tokens, height, width, vae_scale_factor=1)
 
+    conditions = drawn(**TEXT, **masked(masks))
     return Family("ChromaTransformer2DModel", config, conditions, reference, channels=4, timesteps=(0, 0.5))
 
 
-def flux2(guidance_embeds: bool, references: tuple[tuple[int, int], ...] = ()) -> Family:
-    config = {
-        "in_channels": 8,
-        "num_layers": 2,
-        "num_single_layers": 2,
-        "attention_head_dim": 16,
-        "num_attention_heads": 4,
-        "joint_attention_dim": 32,
-        "timestep_guidance_channels": 16,
-        "axes_dims_rope": (4, 4, 4, 4),
-        "guidance_embeds": guidance_embeds,
-    }
-
-    names = [f"reference_latents_{number}" for number in range(1, len(references) + 1)]
-
-    def conditions(batch: int, _height: int, _width: int) -> Tensors:
-        given = {"encoder_hidden_states": torch.randn(batch, TEXT_TOKENS, 32)}
-        given.update({name: torch.randn(batch, 8, *size) for name, size in zip(names, references, strict=True)})
-        return {**given, "guidance": torch.tensor([1.0, 2.0, 4.0])[:batch]} if guidance_embeds else given
+def flux2() -> Family:
+    config = {**FLUX, "in_channels": 8, "timestep_guidance_channels": 16, "axes_dims_rope": (4, 4, 4, 4)}
 
     def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
         pipeline = diffusers.Flux2Pipeline
-        ids, images = pipeline._prepare_latent_ids(latents), [latents, *(given[name] for name in names)]
-        all_ids = [ids]
-        if references:
-            batchless = [image[:1] for image in images[1:]]
-            all_ids.append(pipeline._prepare_image_ids(batchless).expand(len(latents), -1, -1))
+        ids = pipeline._prepare_latent_ids(latents)
         tokens = model(
-            hidden_states=torch.cat([pipeline._pack_latents(image) for image in images], dim=1),
+            hidden_states=pipeline._pack_latents(latents),
             timestep=timestep,
-            guidance=given.get("guidance"),
+            guidance=given["guidance"],
             encoder_hidden_states=given["encoder_hidden_states"],
             txt_ids=pipeline._prepare_text_ids(given["encoder_hidden_states"]),
-            img_ids=torch.cat(all_ids, dim=1),
-        ).sample[:, : ids.shape[1]]
+            img_ids=ids,
+        ).sample
         return pipeline._unpack_latents_with_ids(tokens, ids)
 
     shapes = {SQUARE: (2, 8, 8), UNEVEN: (3, 5, 7)}
-    return Family("Flux2Transformer2DModel", config, conditions, reference, shapes, timesteps=(0, 0.5))
+    conditions = drawn(**TEXT, **guidance(True))
+    return Family("Flux2Transformer2DModel", config, conditions, reference, shapes, timesteps=(0, 0.5), side=1)
 
 
 def auraflow() -> Family:
@@ -377,16 +304,13 @@ def auraflow() -> Family:
         "in_channels": 4,
     }
 
-    def conditions(batch: int, _height: int, _width: int) -> Tensors:
-        return {"encoder_hidden_states": torch.randn(batch, TEXT_TOKENS, 32)}
-
     def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
         return model(latents, encoder_hidden_states=given["encoder_hidden_states"], timestep=timestep).sample
 
-    return Family("AuraFlowTransformer2DModel", config, conditions, reference, timesteps=(0, 0.5))
+    return Family("AuraFlowTransformer2DModel", config, drawn(**TEXT), reference, timesteps=(0, 0.5))
 
 
-def zimage(text_tokens: int, masked: bool) -> Family:
+def zimage(text_tokens: int, masks: bool) -> Family:
     config = {
         "in_channels": 4,
         "dim": 64,
@@ -399,13 +323,11 @@ def zimage(text_tokens: int, masked: bool) -> Family:
         "axes_lens": (128, 16, 16),
     }
 
-    def conditions(batch: int, _height: int, _width: int) -> Tensors:
-        text = {"encoder_hidden_states": torch.randn(batch, text_tokens, 32)}
-        return {**text, "encoder_attention_mask": text_mask(batch, text_tokens)} if masked else text
+    conditions = drawn(encoder_hidden_states=(text_tokens, 32), **masked(masks, text_tokens))
 
     def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
         texts = list(given["encoder_hidden_states"])
-        if masked:
+        if masks:
             texts = [text[mask.bool()] for text, mask in zip(texts, given["encoder_attention_mask"], strict=True)]
         images = model(list(latents.unsqueeze(2).unbind(dim=0)), 1 - timestep, texts).sample
         return -torch.stack(images).squeeze(2)
@@ -413,7 +335,7 @@ def zimage(text_tokens: int, masked: bool) -> Family:
     return Family("ZImageTransformer2DModel", config, conditions, reference, timesteps=(0, 0.5))
 
 
-def lumina2(masked: bool) -> Family:
+def lumina2(masks: bool) -> Family:
     config = {
         "sample_size": 16,
         "in_channels": 4,
@@ -428,13 +350,9 @@ def lumina2(masked: bool) -> Family:
         "cap_feat_dim": 32,
     }
 
-    def conditions(batch: int, _height: int, _width: int) -> Tensors:
-        text = {"encoder_hidden_states": torch.randn(batch, TEXT_TOKENS, 32)}
-        return {**text, "encoder_attention_mask": text_mask(batch, TEXT_TOKENS)} if masked else text
-
     def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
         text = given["encoder_hidden_states"]
         mask = given.get("encoder_attention_mask", torch.ones(text.shape[:2], dtype=torch.long))
         return -model(latents, 1 - timestep, text, mask).sample
 
-    return Family("Lumina2Transformer2DModel", config, conditions, reference, timesteps=(0, 0.5))
+    return Family("Lumina2Transformer2DModel", config, drawn(**TEXT, **masked(masks)), reference, timesteps=(0, 0.5))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from .family import SQUARE, TEXT_TOKENS, UNEVEN, VIDEOS, Family, Tensors, text_mask
+from .family import SQUARE, TEXT_TOKENS, TINY, UNEVEN, VIDEOS, Family, Tensors, drawn, masked
 from .image import bria
 
+TEXT = {"encoder_hidden_states": (TEXT_TOKENS, 16)}
 
-def kandinsky5(visual_cond: bool = False) -> Family:
+
+def kandinsky5() -> Family:
     config = {
         "in_visual_dim": 4,
         "out_visual_dim": 4,
@@ -20,22 +22,18 @@ def kandinsky5(visual_cond: bool = False) -> Family:
         "num_text_blocks": 1,
         "num_visual_blocks": 3,
         "axes_dims": (4, 6, 6),
-        "visual_cond": visual_cond,
     }
 
-    def conditions(batch: int, *sizes: int) -> Tensors:
-        given = {
-            "encoder_hidden_states": torch.randn(batch, TEXT_TOKENS, 16),
-            "pooled_projections": torch.randn(batch, 12),
-            "position_scale": torch.tensor([[1.0, 2.0, 2.0]]).repeat(batch, 1),
-        }
-        return {**given, "image_latents": torch.randn(batch, 5, *sizes)} if visual_cond else given
+    conditions = drawn(
+        **TEXT,
+        pooled_projections=(12,),
+        position_scale=lambda batch, *_: torch.tensor([[1.0, 2.0, 2.0]]).repeat(batch, 1),
+    )
 
     def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
         frames, height, width = latents.shape[2:]
-        seen = torch.cat([latents, given["image_latents"]], dim=1) if visual_cond else latents
         return model(
-            hidden_states=seen.permute(0, 2, 3, 4, 1),
+            hidden_states=latents.permute(0, 2, 3, 4, 1),
             encoder_hidden_states=given["encoder_hidden_states"],
             timestep=timestep,
             pooled_projections=given["pooled_projections"],
@@ -49,11 +47,9 @@ def kandinsky5(visual_cond: bool = False) -> Family:
 
 def cosmos(mask: bool = False, fps: bool = False, by_frame: bool = False) -> Family:
     config = {
+        **TINY,
         "in_channels": 5 if mask else 4,
-        "out_channels": 4,
-        "num_attention_heads": 4,
         "attention_head_dim": 24,
-        "num_layers": 3,
         "mlp_ratio": 2,
         "text_embed_dim": 16,
         "adaln_lora_dim": 8,
@@ -61,11 +57,8 @@ def cosmos(mask: bool = False, fps: bool = False, by_frame: bool = False) -> Fam
         "extra_pos_embed_type": None,
     }
 
-    def conditions(batch: int, *sizes: int) -> Tensors:
-        given = {"encoder_hidden_states": torch.randn(batch, TEXT_TOKENS, 16)}
-        if fps:
-            given["fps"] = torch.full((batch,), 16.0)
-        return {**given, "condition_mask": (torch.rand(batch, 1, *sizes) > 0.5).float()} if mask else given
+    frames = {"fps": lambda batch, *_: torch.full((batch,), 16.0)} if fps else {}
+    masks = {"condition_mask": lambda batch, *sizes: (torch.rand(batch, 1, *sizes) > 0.5).float()} if mask else {}
 
     def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
         return model(
@@ -78,6 +71,7 @@ def cosmos(mask: bool = False, fps: bool = False, by_frame: bool = False) -> Fam
         ).sample
 
     times = {"timesteps": (0, 0.5), "by_frame": by_frame}
+    conditions = drawn(**TEXT, **frames, **masks)
     return Family("CosmosTransformer3DModel", config, conditions, reference, VIDEOS, channels=4, **times)
 
 
@@ -98,12 +92,11 @@ def hidream() -> Family:
         "llama_layers": [0, 1, 1, 2],
     }
 
-    def conditions(batch: int, _height: int, _width: int) -> Tensors:
-        return {
-            "encoder_hidden_states_t5": torch.randn(batch, TEXT_TOKENS, 16),
-            "encoder_hidden_states_llama3": torch.randn(batch, 3, TEXT_TOKENS - 2, 20),
-            "pooled_embeds": torch.randn(batch, 12),
-        }
+    conditions = drawn(
+        encoder_hidden_states_t5=(TEXT_TOKENS, 16),
+        encoder_hidden_states_llama3=(3, TEXT_TOKENS - 2, 20),
+        pooled_embeds=(12,),
+    )
 
     def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
         return -model(
@@ -150,32 +143,21 @@ def omnigen() -> Family:
     return Family("OmniGenTransformer2DModel", config, conditions, reference, timesteps=(0, 0.5))
 
 
-def sana(guidance_embeds: bool = False) -> Family:
+def sana() -> Family:
     config = {
-        "in_channels": 4,
-        "out_channels": 4,
-        "num_attention_heads": 4,
+        **TINY,
         "attention_head_dim": 8,
-        "num_layers": 3,
         "num_cross_attention_heads": 2,
         "cross_attention_head_dim": 16,
         "cross_attention_dim": 32,
         "caption_channels": 16,
-        "guidance_embeds": guidance_embeds,
-        "timestep_scale": 1.0 if guidance_embeds else 0.5,
+        "timestep_scale": 0.5,
     }
-
-    def conditions(batch: int, _height: int, _width: int) -> Tensors:
-        text = {
-            "encoder_hidden_states": torch.randn(batch, TEXT_TOKENS, 16),
-            "encoder_attention_mask": text_mask(batch),
-        }
-        return {**text, "guidance": torch.tensor([1.0, 2.0, 4.0])[:batch]} if guidance_embeds else text
 
     def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
         return model(latents, timestep=timestep * config["timestep_scale"], **given).sample
 
-    return Family("SanaTransformer2DModel", config, conditions, reference)
+    return Family("SanaTransformer2DModel", config, drawn(**TEXT, **masked(True)), reference)
 
 
 def latte() -> Family:
@@ -195,14 +177,11 @@ def latte() -> Family:
         "video_length": 3,
     }
 
-    def conditions(batch: int, *_sizes: int) -> Tensors:
-        return {"encoder_hidden_states": torch.randn(batch, TEXT_TOKENS, 16)}
-
     def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
         return model(latents, timestep, given["encoder_hidden_states"]).sample[:, :4]
 
     shapes = {SQUARE: (2, 3, 8, 8), UNEVEN: (3, 3, 8, 8)}
-    return Family("LatteTransformer3DModel", config, conditions, reference, shapes)
+    return Family("LatteTransformer3DModel", config, drawn(**TEXT), reference, shapes)
 
 
 def ovis() -> Family:

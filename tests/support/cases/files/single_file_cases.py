@@ -5,42 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
 from tests.support.cases.families import FAMILIES, Family
-from tests.support.cases.files import original_layouts
-from tests.support.cases.files.original_layouts import OriginalLayout, Weights
+from tests.support.host.stock_prompts import write_cases
 
+Weights = dict[str, torch.Tensor]
 PREFIX = "model.diffusion_model."
 FP8 = torch.float8_e4m3fn
-
-
-@dataclass(frozen=True)
-class Published:
-    """A tiny model of the proportions by which ComfyUI knows its family."""
-
-    family: Family
-    layout: OriginalLayout
-    cfg: float
 
 
 def family_with(name: str, **config: object) -> Family:
     return replace(FAMILIES[name], config={**FAMILIES[name].config, **config})
 
 
-def sd3(name: str, **config: object) -> Published:
+def sd3(name: str, **config: object) -> Family:
     sizes = {"num_attention_heads": 2, "num_layers": 2, "attention_head_dim": 64, "caption_projection_dim": 128}
-    family = family_with(name, in_channels=16, out_channels=16, **sizes, **config)
-    return Published(family, original_layouts.SD3, cfg=2.0)
+    return family_with(name, in_channels=16, out_channels=16, **sizes, **config)
 
 
-def flux(name: str) -> Published:
+def flux(name: str) -> Family:
     sizes = {"num_attention_heads": 2, "attention_head_dim": 128, "axes_dims_rope": (16, 56, 56)}
-    family = family_with(name, in_channels=64, num_layers=1, num_single_layers=2, **sizes)
-    return Published(family, original_layouts.FLUX, cfg=1.0)
+    return family_with(name, in_channels=64, num_layers=1, num_single_layers=2, **sizes)
 
 
+# Cases of `stock_cases`, and their sizes in diffusers' classes.
 PUBLISHED = {
     "sd3": sd3("sd3"),
     "sd3.5": sd3("sd3.5", dual_attention_layers=(0,)),
@@ -51,11 +43,22 @@ PUBLISHED = {
 
 @cache
 def diffusers_weights(name: str) -> Weights:
-    return PUBLISHED[name].family.build().state_dict()
+    return PUBLISHED[name].build().state_dict()
 
 
-def original(name: str) -> Weights:
-    return PUBLISHED[name].layout.write(diffusers_weights(name))
+@dataclass(frozen=True)
+class Originals:
+    """The cases' files in a base folder."""
+
+    base: Path
+
+    @classmethod
+    def written(cls, comfyui: Path, base: Path) -> Originals:
+        write_cases(comfyui, base, PUBLISHED)
+        return cls(base)
+
+    def __getitem__(self, name: str) -> Weights:
+        return load_file(self.base / "models" / "diffusion_models" / f"{name}.safetensors")
 
 
 def in_checkpoint(weights: Weights) -> Weights:
@@ -73,11 +76,10 @@ def scaled_fp8(weights: Weights) -> Weights:
     return scaled
 
 
-FILES: dict[str, Callable[[str], Weights]] = {
-    "original": original,
-    "checkpoint": lambda name: in_checkpoint(original(name)),
-    "diffusers": diffusers_weights,
-    "scaled fp8, checkpoint": lambda name: in_checkpoint(scaled_fp8(original(name))),
+FILES: dict[str, Callable[[str, Weights], Weights]] = {
+    "checkpoint": lambda _name, original: in_checkpoint(original),
+    "diffusers": lambda name, _original: diffusers_weights(name),
+    "scaled fp8, checkpoint": lambda _name, original: in_checkpoint(scaled_fp8(original)),
 }
 
 
@@ -91,9 +93,9 @@ REFUSED = {
 }
 
 
-def refused(kind: str) -> Weights:
+def refused(kind: str, originals: Originals) -> Weights:
     """A file that looks like a supported model, or nearly."""
-    dev, diffusers, sd3 = original("flux-dev"), diffusers_weights("flux-dev"), original("sd3")
+    dev, diffusers, sd3 = originals["flux-dev"], diffusers_weights("flux-dev"), originals["sd3"]
     without = {
         "an SD3 without a head": (sd3, "final_layer.linear.bias"),
         "half a Flux": (diffusers, "x_embedder.bias"),

@@ -1,6 +1,9 @@
-"""UNets as people have them, tiny: what each is called, and latents of sizes, aspects and batches in use."""
+"""UNets as people have them, tiny: what each is called, and latents that do not divide."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -40,84 +43,59 @@ def pictures(batch: int, height: int, width: int) -> tuple[int, ...]:
     return (batch, 4, height // 8, width // 8)
 
 
+def unet(detected_as: str, config: Mapping[str, Any], latent: tuple[int, ...], **more: Any) -> StockCase:
+    """more: fields of the case; or beside the text."""
+    fields = {name: more.pop(name) for name in ("cfg", "dtype", "beside") if name in more}
+    tokens, width = more.pop("tokens", 13), more.pop("width", 24)
+    return StockCase(MODULE, config, latent, text(tokens, width, **more), detected_as=detected_as, **fields)
+
+
+POOLED = {"pooled": normal(1, 1280)}
 UNETS = {
-    "sd15": StockCase(MODULE, UNET_1, pictures(2, 168, 264), text(13, 24), detected_as="SD15"),
-    "sd15-inpainting": StockCase(
-        MODULE, UNET_1 | {"in_channels": 9}, pictures(3, 136, 200), text(13, 24), detected_as="SD15"
-    ),
-    "sd15-instructpix2pix": StockCase(
-        MODULE,
+    "sd15": unet("SD15", UNET_1, pictures(2, 168, 264)),
+    "sd15-inpainting": unet("SD15", UNET_1 | {"in_channels": 9}, pictures(3, 136, 200)),
+    "sd15-instructpix2pix": unet(
+        "SD15_instructpix2pix",
         UNET_1 | {"in_channels": 8},
         pictures(1, 168, 256),
-        text(13, 24, concat_latent_image=normal(1, 4, 21, 32)),
-        detected_as="SD15_instructpix2pix",
+        concat_latent_image=normal(1, 4, 21, 32),
     ),
-    "sd2": StockCase(MODULE, SD2, pictures(2, 264, 168), text(13, 24), detected_as="SD20"),
-    "sd2-unclip": StockCase(
-        MODULE,
+    "sd2": unet("SD20", SD2, pictures(2, 264, 168)),
+    "sd2-unclip": unet(
+        "SD21UnclipH",
         SD2 | {"num_classes": "sequential", "adm_in_channels": 2048},
         pictures(1, 200, 168),
-        text(13, 24, **{"unclip unclip_conditioning": normal(1, 1024)}),
-        detected_as="SD21UnclipH",
+        **{"unclip unclip_conditioning": normal(1, 1024)},
     ),
-    "lotus": StockCase(
-        MODULE,
-        SD2 | {"num_classes": "sequential", "adm_in_channels": 4},
-        pictures(1, 168, 136),
-        text(13, 24),
-        detected_as="LotusD",
-    ),
-    "zero123": StockCase(
-        MODULE,
+    "lotus": unet("LotusD", SD2 | {"num_classes": "sequential", "adm_in_channels": 4}, pictures(1, 168, 136)),
+    "zero123": unet(
+        "Stable_Zero123",
         UNET_1 | {"in_channels": 8},
         pictures(2, 136, 200),
-        text(1, 28, concat_latent_image=normal(1, 4, 17, 25)),
+        tokens=1,
+        width=28,
+        concat_latent_image=normal(1, 4, 17, 25),
         beside={"cc_projection.weight": (24, 28), "cc_projection.bias": (24,)},
-        detected_as="Stable_Zero123",
     ),
-    "x4-upscaler": StockCase(
-        MODULE,
+    "x4-upscaler": unet(
+        "SD_X4Upscaler",
         UPSCALER,
         (1, 4, 37, 50),
-        text(13, 24, concat_image=normal(1, 3, 37, 50), noise_augmentation=lambda _: torch.tensor(0.2)),
-        detected_as="SD_X4Upscaler",
+        concat_image=normal(1, 3, 37, 50),
+        noise_augmentation=lambda _: torch.tensor(0.2),
     ),
-    "sdxl": StockCase(
-        MODULE, SDXL, pictures(1, 264, 200), text(13, 24, pooled=normal(1, 1280)), cfg=1.0, detected_as="SDXL"
-    ),
-    "sdxl-inpainting": StockCase(
-        MODULE,
-        SDXL | {"in_channels": 9},
-        pictures(1, 200, 328),
-        text(13, 24, pooled=normal(1, 1280)),
-        detected_as="SDXL",
-    ),
-    "sdxl-instructpix2pix": StockCase(
-        MODULE,
+    "sdxl": unet("SDXL", SDXL, pictures(1, 264, 200), **POOLED, cfg=1.0),
+    "sdxl-inpainting": unet("SDXL", SDXL | {"in_channels": 9}, pictures(1, 200, 328), **POOLED),
+    "sdxl-instructpix2pix": unet(
+        "SDXL_instructpix2pix",
         SDXL | {"in_channels": 8},
         pictures(1, 264, 136),
-        text(13, 24, pooled=normal(1, 1280), concat_latent_image=normal(1, 4, 33, 17)),
-        detected_as="SDXL_instructpix2pix",
+        **POOLED,
+        concat_latent_image=normal(1, 4, 33, 17),
     ),
-    "koala": StockCase(
-        MODULE, KOALA, pictures(1, 136, 264), text(13, 24, pooled=normal(1, 1280)), detected_as="KOALA_700M"
-    ),
-    "sdxl-refiner": StockCase(
-        MODULE,
-        REFINER,
-        pictures(1, 328, 200),
-        text(13, 24, pooled=normal(1, 1280)),
-        detected_as="SDXLRefiner",
-        dtype=torch.float16,
-    ),
-    "ssd-1b": StockCase(
-        MODULE,
-        WITHOUT_MIDDLE,
-        pictures(2, 136, 200),
-        text(13, 24, pooled=normal(1, 1280)),
-        detected_as="SSD1B",
-        dtype=torch.float16,
-    ),
+    "koala": unet("KOALA_700M", KOALA, pictures(1, 136, 264), **POOLED),
+    "sdxl-refiner": unet("SDXLRefiner", REFINER, pictures(1, 328, 200), **POOLED, dtype=torch.float16),
+    "ssd-1b": unet("SSD1B", WITHOUT_MIDDLE, pictures(2, 136, 200), **POOLED, dtype=torch.float16),
     "cascade-c": StockCase(
         "cascade.stage_c.StageC",
         STAGE_C | {"c_clip_img": 768},
@@ -133,47 +111,21 @@ UNETS = {
         detected_as="Stable_Cascade_B",
     ),
     # Frames take the place of a batch.
-    "svd": StockCase(
-        MODULE,
+    "svd": unet(
+        "SVD_img2vid",
         VIDEO,
         pictures(3, 136, 168),
-        text(1, 24, concat_latent_image=normal(1, 4, 17, 21)),
-        detected_as="SVD_img2vid",
+        tokens=1,
+        concat_latent_image=normal(1, 4, 17, 21),
         dtype=torch.float16,
     ),
-    "sv3d": StockCase(
-        MODULE,
+    "sv3d": unet(
+        "SV3D_p",
         VIDEO | {"adm_in_channels": 1280},
         pictures(3, 168, 168),
-        text(
-            1,
-            24,
-            concat_latent_image=normal(1, 4, 21, 21),
-            elevation=lambda _: torch.tensor(10.0),
-            azimuth=lambda _: torch.tensor(120.0),
-        ),
-        detected_as="SV3D_p",
+        tokens=1,
+        concat_latent_image=normal(1, 4, 21, 21),
+        elevation=lambda _: torch.tensor(10.0),
+        azimuth=lambda _: torch.tensor(120.0),
     ),
-}
-# Latents of pictures of 512 to 1536 pixels a side. Cascade's have 42 and 4 pixels for each of the latents', the
-# upscaler's 4.
-SIZES_IN_USE = {
-    "sd15": pictures(2, 520, 648),
-    "sd15-inpainting": pictures(1, 904, 512),
-    "sd15-instructpix2pix": pictures(1, 512, 776),
-    "sd2": pictures(3, 776, 600),
-    "sd2-unclip": pictures(1, 1160, 768),
-    "lotus": pictures(2, 768, 1032),
-    "zero123": pictures(3, 520, 512),
-    "x4-upscaler": (2, 4, 133, 301),
-    "sdxl": pictures(1, 1536, 840),
-    "sdxl-inpainting": pictures(2, 1000, 1160),
-    "sdxl-instructpix2pix": pictures(1, 640, 1536),
-    "koala": pictures(2, 1352, 768),
-    "sdxl-refiner": pictures(1, 832, 1224),
-    "ssd-1b": pictures(3, 888, 1152),
-    "cascade-c": (3, 16, 36, 24),
-    "cascade-b": (1, 4, 208, 320),
-    "svd": pictures(3, 576, 1024),
-    "sv3d": pictures(3, 584, 576),
 }

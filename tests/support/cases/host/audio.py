@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.support.cases.host.base import BATCH, TEXT, HostCase, text, with_
+from tests.support.cases.host.base import BATCH, TEXT, HostCase, always, rows, text, with_
 
 STABLE_AUDIO = {
     "io_channels": 16, "embed_dim": 256, "cond_token_dim": 64, "project_cond_tokens": False, "global_cond_dim": 32,
@@ -50,17 +50,12 @@ CASES: dict[str, HostCase] = {
     "stable-audio": HostCase(
         "comfy.ldm.audio.dit.AudioDiffusionTransformer",
         STABLE_AUDIO,
-        with_(sound(16, 77), text(64, global_embed=lambda random: random(BATCH, 32))),
+        with_(sound(16, 77), text(64, global_embed=rows(32))),
     ),
     "stable-audio-3": HostCase(
         "comfy.ldm.audio.dit.AudioDiffusionTransformer",
         STABLE_AUDIO_3,
-        with_(
-            sound(16, 77),
-            text(
-                64, global_embed=lambda random: random(BATCH, 32), local_add_cond=lambda random: random(BATCH, 17, 77)
-            ),
-        ),
+        with_(sound(16, 77), text(64, global_embed=rows(32), local_add_cond=rows(17, 77))),
     ),
     "ace-step": HostCase(
         "comfy.ldm.ace.model.ACEStepTransformer2DModel",
@@ -69,9 +64,9 @@ CASES: dict[str, HostCase] = {
             sound(8, 16, 40),
             text(
                 24,
-                speaker_embeds=lambda random: random(BATCH, 16),
+                speaker_embeds=rows(16),
                 lyric_token_idx=lambda _random: torch.arange(BATCH * 9).reshape(BATCH, 9),
-                lyric_mask=lambda _random: torch.ones(BATCH, 9),
+                lyric_mask=always(torch.ones(BATCH, 9)),
             ),
         ),
         shorten=shorten_lyrics,
@@ -79,10 +74,7 @@ CASES: dict[str, HostCase] = {
     "ace-step-15": HostCase(
         "comfy.ldm.ace.ace_step15.AceStepConditionGenerationModel",
         ACE_STEP_15,
-        with_(
-            sound(16, 60),
-            text(24, lyric_embed=lambda random: random(BATCH, 9, 24), refer_audio=lambda random: random(BATCH, 16, 60)),
-        ),
+        with_(sound(16, 60), text(24, lyric_embed=rows(9, 24), refer_audio=rows(16, 60))),
     ),
     "minimax-h3": HostCase(
         "comfy.ldm.minimax.model.MiniMaxH3Model",

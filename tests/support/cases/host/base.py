@@ -85,6 +85,15 @@ def text(width: int, **more: Callable[[Callable[..., torch.Tensor]], Any]) -> Ca
     return lambda random: {"context": random(BATCH, TEXT, width), **{name: made(random) for name, made in more.items()}}
 
 
+def rows(*shape: int) -> Callable[..., torch.Tensor]:
+    """Random numbers for each row of the batch."""
+    return lambda random: random(BATCH, *shape)
+
+
+def always(value: Any) -> Callable[..., Any]:
+    return lambda _random: value
+
+
 def guidance(_random: Callable[..., torch.Tensor]) -> torch.Tensor:
     return torch.full((BATCH,), 3.5)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from tests.support.cases.host.base import BATCH, HostCase, guidance, image, text, with_
+from tests.support.cases.host.base import BATCH, HostCase, always, guidance, image, rows, text, with_
 
 FLUX = {
     "image_model": "flux", "in_channels": 16, "out_channels": 16, "vec_in_dim": 32, "context_in_dim": 64,
@@ -30,7 +31,7 @@ RADIANCE = CHROMA | {
     "nerf_depth": 1, "nerf_max_freqs": 8, "nerf_tile_size": 512, "nerf_final_head_type": "conv",
     "nerf_embedder_dtype": torch.float32, "use_x0": False, "use_sequential_txt_ids": False,
 }  # fmt: skip
-FLUX_TEXT = {"y": lambda random: random(BATCH, 32), "guidance": guidance}
+FLUX_TEXT = {"y": rows(32), "guidance": guidance}
 
 
 def louder_image(attention: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
@@ -41,34 +42,18 @@ def louder_image(attention: torch.Tensor, options: dict[str, Any]) -> torch.Tens
     return attention
 
 
+def flux(**more: Callable[..., Any]) -> HostCase:
+    return HostCase("comfy.ldm.flux.model.Flux", FLUX, with_(image(16), text(64, **FLUX_TEXT, **more)))
+
+
 CASES: dict[str, HostCase] = {
-    "flux-dev": HostCase("comfy.ldm.flux.model.Flux", FLUX, with_(image(16), text(64, **FLUX_TEXT))),
-    "flux-kontext": HostCase(
-        "comfy.ldm.flux.model.Flux",
-        FLUX,
-        with_(image(16), text(64, **FLUX_TEXT, ref_latents=lambda random: [random(BATCH, 16, 10, 12)])),
+    "flux-dev": flux(),
+    "flux-kontext": flux(ref_latents=lambda random: [random(BATCH, 16, 10, 12)]),
+    "flux-controlnet": flux(
+        control=lambda random: {"input": [random(BATCH, 77, 64), None], "output": [random(BATCH, 77, 64)]}
     ),
-    "flux-controlnet": HostCase(
-        "comfy.ldm.flux.model.Flux",
-        FLUX,
-        with_(
-            image(16),
-            text(
-                64,
-                **FLUX_TEXT,
-                control=lambda random: {"input": [random(BATCH, 77, 64), None], "output": [random(BATCH, 77, 64)]},
-            ),
-        ),
-    ),
-    "flux-attention-patch": HostCase(
-        "comfy.ldm.flux.model.Flux",
-        FLUX,
-        with_(
-            image(16),
-            text(
-                64, **FLUX_TEXT, transformer_options=lambda _random: {"patches": {"attn1_output_patch": [louder_image]}}
-            ),
-        ),
+    "flux-attention-patch": flux(
+        transformer_options=lambda _random: {"patches": {"attn1_output_patch": [louder_image]}}
     ),
     "flux2": HostCase("comfy.ldm.flux.model.Flux", FLUX2, with_(image(32, 7, 11), text(64, guidance=guidance))),
     "flux2-edit-index-timestep-zero": HostCase(
@@ -79,7 +64,7 @@ CASES: dict[str, HostCase] = {
             text(
                 64,
                 ref_latents=lambda random: [random(BATCH, 32, 5, 6)],
-                ref_latents_method=lambda _random: "index_timestep_zero",
+                ref_latents_method=always("index_timestep_zero"),
             ),
         ),
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.support.cases.host.base import BATCH, HostCase, image, text, with_
+from tests.support.cases.host.base import BATCH, HostCase, always, image, text, with_
 
 SD3 = {
     "input_size": None, "patch_size": 2, "in_channels": 16, "depth": 4, "num_blocks": 3, "adm_in_channels": 32,
@@ -170,7 +170,7 @@ CASES: dict[str, HostCase] = {
             text(
                 96,
                 ref_latents=lambda random: [random(BATCH, 16, 8, 6)],
-                ref_latents_method=lambda _random: "index_timestep_zero",
+                ref_latents_method=always("index_timestep_zero"),
             ),
         ),
     ),

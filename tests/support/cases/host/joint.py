@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.support.cases.host.base import BATCH, TEXT, HostCase, image, text, text_mask, with_
+from tests.support.cases.host.base import BATCH, TEXT, HostCase, always, image, rows, text, text_mask, with_
 
 HIDREAM = {
     "patch_size": 2, "in_channels": 16, "out_channels": 16, "num_layers": 2, "num_single_layers": 2,
@@ -47,7 +47,7 @@ ERNIE = {
 OMNIGEN_CLASS = "comfy.ldm.omnigen.omnigen2.OmniGen2Transformer2DModel"
 BOOGU_CLASS = "comfy.ldm.boogu.model.BooguTransformer2DModel"
 IDEOGRAM_CLASS = "comfy.ldm.ideogram4.model.Ideogram4Transformer2DModel"
-TOKENS = {"num_tokens": lambda _random: TEXT}
+TOKENS = {"num_tokens": always(TEXT)}
 
 
 def references(random):
@@ -70,14 +70,7 @@ CASES: dict[str, HostCase] = {
     "hidream-i1": HostCase(
         "comfy.ldm.hidream.model.HiDreamImageTransformer2DModel",
         HIDREAM,
-        with_(
-            image(16),
-            text(
-                24,
-                y=lambda random: random(BATCH, 20),
-                encoder_hidden_states_llama3=lambda random: random(BATCH, 4, 9, 32),
-            ),
-        ),
+        with_(image(16), text(24, y=rows(20), encoder_hidden_states_llama3=rows(4, 9, 32))),
     ),
     "hidream-o1": HostCase(
         "comfy.ldm.hidream_o1.model.HiDreamO1Transformer", HIDREAM_O1, with_(image(3, 160, 224), unified), steps=2
@@ -105,14 +98,7 @@ CASES: dict[str, HostCase] = {
     "pid": HostCase(
         "comfy.ldm.pixeldit.pid.PidNet",
         PIXELDIT | {"lq_hidden_dim": 16, "lq_num_res_blocks": 1, "pit_lq_inject": True},
-        with_(
-            image(3, 40, 56),
-            text(
-                24,
-                lq_latent=lambda random: random(BATCH, 16, 5, 7),
-                degrade_sigma=lambda _random: torch.full((BATCH,), 0.2),
-            ),
-        ),
+        with_(image(3, 40, 56), text(24, lq_latent=rows(16, 5, 7), degrade_sigma=always(torch.full((BATCH,), 0.2)))),
     ),
     "ideogram4": HostCase(IDEOGRAM_CLASS, IDEOGRAM, with_(image(32, 7, 11), text(24))),
     "ideogram4-mask": HostCase(IDEOGRAM_CLASS, IDEOGRAM, with_(image(32, 7, 11), text(24, attention_mask=text_mask))),

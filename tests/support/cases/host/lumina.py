@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.cases.host.base import TEXT, HostCase, image, text, with_
+from tests.support.cases.host.base import TEXT, HostCase, always, image, text, with_
 
 LUMINA = {
     "image_model": "lumina2", "patch_size": 2, "in_channels": 16, "dim": 64, "n_layers": 3, "n_refiner_layers": 2,
@@ -13,7 +13,7 @@ Z_IMAGE = LUMINA | {
     "n_heads": 5, "n_kv_heads": 5, "dim": 320, "axes_dims": [16, 24, 24], "z_image_modulation": True,
     "time_scale": 1000.0, "pad_tokens_multiple": 32, "rope_theta": 256.0,
 }  # fmt: skip
-TEXT_INPUTS = {"num_tokens": lambda _random: TEXT}
+TEXT_INPUTS = {"num_tokens": always(TEXT)}
 NEXT = "comfy.ldm.lumina.model.NextDiT"
 
 CASES: dict[str, HostCase] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -101,16 +101,16 @@ def lllite(network: torch.nn.Module, random: Random) -> dict[str, Any]:
     return {"patches": patches}
 
 
-def lllite_weights(width: int) -> dict[str, torch.Tensor]:
-    """The names and shapes in a file of a network for two layers of one block."""
+def lllite_network(width: int, layers: Iterable[str], dilations: tuple[int, ...] = ()) -> torch.nn.Module:
+    """The parts in a file of a network for these layers of one block."""
     import comfy.ops
 
     module, operations = importlib.import_module(LLLITE), comfy.ops.disable_weight_init
     made = torch.nn.Module()
-    made.lllite_conditioning1 = module.AnimaLLLiteConditioning(3, 16, 8, 1, (), operations=operations)
-    for name in ("self_attn_v_proj", "cross_attn_q_proj", "mlp_layer1"):
+    made.lllite_conditioning1 = module.AnimaLLLiteConditioning(3, 16, 8, 1, dilations, operations=operations)
+    for name in layers:
         made.add_module(f"lllite_dit_blocks_1_{name}", module.AnimaLLLiteModule(width, 8, 8, operations=operations))
-    return made.state_dict()
+    return made
 
 
 class LLLite(NetworkCase):
@@ -118,8 +118,9 @@ class LLLite(NetworkCase):
         import comfy.ops
 
         module = importlib.import_module(LLLITE)
+        parts = lllite_network(64, ("self_attn_v_proj", "cross_attn_q_proj", "mlp_layer1"))
         made = module.AnimaLLLite(
-            lllite_weights(64), {}, device="cpu", dtype=torch.float32, operations=comfy.ops.disable_weight_init
+            parts.state_dict(), {}, device="cpu", dtype=torch.float32, operations=comfy.ops.disable_weight_init
         )
         fill_weights(made)
         return made.eval().requires_grad_(False)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tests.support.cases.host.base import BATCH, Call, HostCase, image, text, text_mask, with_
+from tests.support.cases.host.base import BATCH, Call, HostCase, always, image, text, text_mask, with_
 
 QWEN = {
     "patch_size": 2, "in_channels": 64, "out_channels": 16, "num_layers": 3, "attention_head_dim": 16,
@@ -38,7 +38,7 @@ CASES: dict[str, HostCase] = {
     "qwen-image-mask": row(attention_mask=text_mask),
     "qwen-image-edit": row(ref_latents=references),
     "qwen-image-edit-index-timestep-zero": row(
-        ref_latents=references, ref_latents_method=lambda _random: "index_timestep_zero"
+        ref_latents=references, ref_latents_method=always("index_timestep_zero")
     ),
     "qwen-image-controlnet": row(control=lambda random: {"input": [random(BATCH, 77, 64), random(BATCH, 77, 64)]}),
     "mage-flow": HostCase(

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import torch
 
-from tests.support.cases.host.base import BATCH, SIGMA, TEXT, HostCase, guidance, image, text, video, with_
+from tests.support.cases.host.base import (
+    BATCH,
+    SIGMA,
+    TEXT,
+    HostCase,
+    always,
+    guidance,
+    image,
+    rows,
+    text,
+    video,
+    with_,
+)
 
 HUNYUAN = {
     "image_model": "hunyuan_video", "in_channels": 16, "out_channels": 16, "vec_in_dim": 32, "context_in_dim": 24,
@@ -71,20 +83,13 @@ CASES: dict[str, HostCase] = {
     "hunyuanvideo-i2v": HostCase(
         HUNYUAN_VIDEO,
         HUNYUAN,
-        with_(video(16), text(24, y=pooled, guidance=guidance, guiding_frame_index=lambda _random: torch.zeros(BATCH))),
+        with_(video(16), text(24, y=pooled, guidance=guidance, guiding_frame_index=always(torch.zeros(BATCH)))),
     ),
     "hunyuanvideo-15": HostCase(
-        HUNYUAN_VIDEO,
-        HUNYUAN_15,
-        with_(
-            video(16, 5, 7),
-            text(24, txt_byt5=lambda random: random(BATCH, 5, 1472), clip_fea=lambda random: random(BATCH, 9, 20)),
-        ),
+        HUNYUAN_VIDEO, HUNYUAN_15, with_(video(16, 5, 7), text(24, txt_byt5=rows(5, 1472), clip_fea=rows(9, 20)))
     ),
     "hunyuanimage-21": HostCase(
-        HUNYUAN_VIDEO,
-        HUNYUAN_IMAGE,
-        with_(image(16, 7, 11), text(24, txt_byt5=lambda random: random(BATCH, 5, 1472), guidance=guidance)),
+        HUNYUAN_VIDEO, HUNYUAN_IMAGE, with_(image(16, 7, 11), text(24, txt_byt5=rows(5, 1472), guidance=guidance))
     ),
     "cosmos1": HostCase(
         "comfy.ldm.cosmos.model.GeneralDIT", COSMOS_1, with_(video(16, sigma=SIGMA), text(24, fps=frame_rate))
@@ -122,9 +127,5 @@ CASES: dict[str, HostCase] = {
             },
         ),
     ),
-    "kandinsky5": HostCase(
-        "comfy.ldm.kandinsky5.model.Kandinsky5",
-        KANDINSKY,
-        with_(video(16), text(24, y=lambda random: random(BATCH, 20))),
-    ),
+    "kandinsky5": HostCase("comfy.ldm.kandinsky5.model.Kandinsky5", KANDINSKY, with_(video(16), text(24, y=rows(20)))),
 }

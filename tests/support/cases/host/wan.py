@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import torch
 
-from tests.support.cases.host.base import BATCH, TEXT, HostCase, text, video, with_
+from tests.support.cases.host.base import BATCH, TEXT, HostCase, always, rows, text, video, with_
 
 WAN = {
     "model_type": "t2v", "patch_size": (1, 2, 2), "in_dim": 16, "dim": 48, "ffn_dim": 64, "freq_dim": 32,
@@ -14,12 +17,13 @@ WAN = {
 VISION = 9  # tokens of CLIP; published models get 257
 FACE = 64  # pixels of a face's side, for a `shorten_faces` encoder; published ones see 512
 ANIMATE = WAN | {"model_type": "i2v", "in_dim": 36, "num_layers": 5}
-ANIMATE_CLASS = "comfy.ldm.wan.model_animate.AnimateWanModel"
+ANIMATE_CLASS = "model_animate.AnimateWanModel"
+DANCER_CLASS = "comfy.ldm.wan.model_wandancer.WanDancerModel"
 SCAIL = WAN | {"model_type": "i2v", "in_dim": 20}
 SCAIL_INPUTS = {
-    "clip_fea": lambda random: random(BATCH, VISION, 1280),
-    "pose_latents": lambda random: random(BATCH, 20, 3, 10, 14),
-    "reference_latent": lambda random: random(BATCH, 20, 1, 10, 14),
+    "clip_fea": rows(VISION, 1280),
+    "pose_latents": rows(20, 3, 10, 14),
+    "reference_latent": rows(20, 1, 10, 14),
 }
 DANCER = WAN | {
     "model_type": "i2v", "in_dim": 36, "in_dim_ref_conv": 16, "audio_inject_layers": [0, 2], "music_dim": 48,
@@ -42,22 +46,23 @@ def narrow_sound(model):
     )  # fmt: skip
 
 
-def vision(random):
-    """What CLIP has seen."""
-    return random(BATCH, VISION, 1280)
+vision, pose = rows(VISION, 1280), rows(16, 3, 10, 14)  # what CLIP has seen; a pose's latents
 
 
-def pose(random):
-    return random(BATCH, 16, 3, 10, 14)
+def wan(
+    config: Mapping[str, Any] = WAN,
+    channels: int = 16,
+    name: str = "model.WanModel",
+    shorten: Callable[[Any], None] = lambda _model: None,
+    **more: Callable[..., Any],
+) -> HostCase:
+    """channels: of the latents. more: beside the text."""
+    return HostCase(f"comfy.ldm.wan.{name}", config, with_(video(channels), text(24, **more)), shorten=shorten)
 
 
 CASES: dict[str, HostCase] = {
-    "wan-t2v": HostCase("comfy.ldm.wan.model.WanModel", WAN, with_(video(16), text(24))),
-    "wan-i2v": HostCase(
-        "comfy.ldm.wan.model.WanModel",
-        WAN | {"model_type": "i2v", "in_dim": 36},
-        with_(video(36), text(24, clip_fea=vision)),
-    ),
+    "wan-t2v": wan(),
+    "wan-i2v": wan(WAN | {"model_type": "i2v", "in_dim": 36}, 36, clip_fea=vision),
     "wan-timestep-by-frame": HostCase(
         "comfy.ldm.wan.model.WanModel",
         WAN,
@@ -66,93 +71,51 @@ CASES: dict[str, HostCase] = {
             {"context": random(BATCH, TEXT, 24)},
         ),
     ),
-    "wan-vace": HostCase(
-        "comfy.ldm.wan.model.VaceWanModel",
+    "wan-vace": wan(
         WAN | {"vace_layers": 2, "vace_in_dim": 96},
-        with_(
-            video(16),
-            text(
-                24,
-                vace_context=lambda random: random(BATCH, 2, 96, 3, 10, 14),
-                vace_strength=lambda _random: [1.0, 0.5],
-            ),
-        ),
+        name="model.VaceWanModel",
+        vace_context=rows(2, 96, 3, 10, 14),
+        vace_strength=always([1.0, 0.5]),
     ),
-    "wan-bernini": HostCase(
-        "comfy.ldm.wan.model.WanModel",
-        WAN,
-        with_(
-            video(16),
-            text(24, context_latents=lambda random: [random(BATCH, 16, 1, 6, 8), random(BATCH, 16, 2, 10, 14)]),
-        ),
-    ),
-    "wan-phantom": HostCase(
-        "comfy.ldm.wan.model.WanModel",
-        WAN,
-        with_(video(16), text(24, time_dim_concat=lambda random: random(BATCH, 16, 2, 10, 14))),
-    ),
-    "wan-fun-control": HostCase(
-        "comfy.ldm.wan.model.WanModel",
-        WAN | {"in_dim": 52, "in_dim_ref_conv": 16},
-        with_(video(52), text(24, reference_latent=lambda random: random(BATCH, 16, 10, 14))),
-    ),
-    "wan-camera": HostCase(
-        "comfy.ldm.wan.model.CameraWanModel",
+    "wan-bernini": wan(context_latents=lambda random: [random(BATCH, 16, 1, 6, 8), random(BATCH, 16, 2, 10, 14)]),
+    "wan-phantom": wan(time_dim_concat=rows(16, 2, 10, 14)),
+    "wan-fun-control": wan(WAN | {"in_dim": 52, "in_dim_ref_conv": 16}, 52, reference_latent=rows(16, 10, 14)),
+    "wan-camera": wan(
         WAN | {"model_type": "camera", "in_dim": 32, "in_dim_control_adapter": 24},
-        with_(video(32), text(24, clip_fea=vision, camera_conditions=lambda random: random(BATCH, 24, 3, 80, 112))),
+        32,
+        "model.CameraWanModel",
+        clip_fea=vision,
+        camera_conditions=rows(24, 3, 80, 112),
     ),
-    "wan-s2v": HostCase(
-        "comfy.ldm.wan.model.WanModel_S2V",
+    "wan-s2v": wan(
         WAN | {"audio_dim": 8, "num_audio_token": 2, "cond_dim": 16, "audio_inject_layers": [0, 2], "dim": 64},
-        with_(
-            video(16),
-            text(
-                24,
-                audio_embed=lambda random: random(BATCH, 25, 8, 12),
-                reference_latent=lambda random: random(BATCH, 16, 1, 10, 14),
-                reference_motion=lambda random: random(BATCH, 16, 3, 10, 14),
-                control_video=lambda random: random(BATCH, 16, 3, 10, 14),
-            ),
-        ),
+        name="model.WanModel_S2V",
+        audio_embed=rows(25, 8, 12),
+        reference_latent=rows(16, 1, 10, 14),
+        reference_motion=rows(16, 3, 10, 14),
+        control_video=rows(16, 3, 10, 14),
     ),
-    "wan-humo": HostCase(
-        "comfy.ldm.wan.model.HumoWanModel",
-        WAN,
-        with_(
-            video(16),
-            text(
-                24,
-                audio_embed=lambda random: random(BATCH, 3, 8, 5, 16),
-                reference_latent=lambda random: random(BATCH, 16, 1, 10, 14),
-            ),
-        ),
+    "wan-humo": wan(
+        name="model.HumoWanModel",
         shorten=narrow_sound,
+        audio_embed=rows(3, 8, 5, 16),
+        reference_latent=rows(16, 1, 10, 14),
     ),
-    "wan-animate": HostCase(
-        ANIMATE_CLASS, ANIMATE, with_(video(36), text(24, clip_fea=vision, pose_latents=pose)), shorten=shorten_faces
-    ),
-    "wan-animate-face": HostCase(
-        ANIMATE_CLASS,
+    "wan-animate": wan(ANIMATE, 36, ANIMATE_CLASS, shorten_faces, clip_fea=vision, pose_latents=pose),
+    "wan-animate-face": wan(
         ANIMATE,
-        with_(
-            video(36),
-            text(
-                24, clip_fea=vision, pose_latents=pose, face_pixel_values=lambda random: random(BATCH, 3, 1, FACE, FACE)
-            ),
-        ),
-        shorten=shorten_faces,
+        36,
+        ANIMATE_CLASS,
+        shorten_faces,
+        clip_fea=vision,
+        pose_latents=pose,
+        face_pixel_values=rows(3, 1, FACE, FACE),
     ),
-    "wan-scail": HostCase("comfy.ldm.wan.model.SCAILWanModel", SCAIL, with_(video(20), text(24, **SCAIL_INPUTS))),
-    "wan-scail2": HostCase("comfy.ldm.wan.model.SCAIL2WanModel", SCAIL, with_(video(20), text(24, **SCAIL_INPUTS))),
+    "wan-scail": wan(SCAIL, 20, "model.SCAILWanModel", **SCAIL_INPUTS),
+    "wan-scail2": wan(SCAIL, 20, "model.SCAIL2WanModel", **SCAIL_INPUTS),
     "wan-dancer": HostCase(
-        "comfy.ldm.wan.model_wandancer.WanDancerModel",
-        DANCER,
-        with_(video(36, 16, 12), text(24, clip_fea=vision, audio_embed=lambda random: random(BATCH, 20, 35))),
+        DANCER_CLASS, DANCER, with_(video(36, 16, 12), text(24, clip_fea=vision, audio_embed=rows(20, 35)))
     ),
-    "wan-dancer-global": HostCase(
-        "comfy.ldm.wan.model_wandancer.WanDancerModel",
-        DANCER,
-        with_(video(36), text(24, clip_fea=vision, fps=lambda _random: 7.5)),
-    ),
-    "wan-causal": HostCase("comfy.ldm.wan.ar_model.CausalWanModel", WAN, with_(video(16), text(24))),
+    "wan-dancer-global": HostCase(DANCER_CLASS, DANCER, with_(video(36), text(24, clip_fea=vision, fps=always(7.5)))),
+    "wan-causal": wan(name="ar_model.CausalWanModel"),
 }

@@ -3,63 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
-import diffusers
 import torch
 
-from tests.support.cases.vaes.vae_cases import CASES, Case
-
-
-@dataclass(frozen=True)
-class DiffusersVae:
-    """config: of the class. scale: how many pixels wide a latent pixel is. frames, shots: of latents and of videos;
-    none of images. temb, num_frames: that `decode` takes."""
-
-    model_class: str
-    config: Mapping[str, Any]
-    latent_channels: int
-    scale: int
-    rows: int = 6
-    frames: int = 0
-    shots: int = 0
-    batch: int = 1
-    channels: int = 3
-    temb: float | None = None
-    num_frames: int | None = None
-
-    def build(self) -> Any:
-        """The model with weights that keep values near 1; norms scale and shift, as trained ones do."""
-        torch.manual_seed(0)
-        model = getattr(diffusers, self.model_class)(**self.config)
-        generator = torch.Generator().manual_seed(0)
-        with torch.no_grad():
-            for name, weight in model.named_parameters():
-                random = torch.randn(weight.shape, generator=generator)
-                if weight.ndim < 2 or name.endswith("gamma"):
-                    by_one = name.endswith("gamma") or ("norm" in name and name.endswith("weight"))
-                    weight.copy_(by_one + 0.2 * random.clamp(-2, 2))
-                else:
-                    weight.copy_(random / weight[0].numel() ** 0.5)
-        return model.eval().requires_grad_(False)
-
-    def latents(self) -> torch.Tensor:
-        return self.draw(1, self.latent_channels, self.frames, self.rows, 3)
-
-    def pictures(self) -> torch.Tensor:
-        """Pixels of -1 to 1."""
-        drawn = self.draw(2, self.channels, self.shots, self.rows * self.scale, 3 * self.scale)
-        return drawn.clamp(-2, 2) / 2
-
-    def arguments(self) -> dict[str, Any]:
-        """What `decode` takes beside the latents."""
-        timestep = {} if self.temb is None else {"temb": torch.full((self.batch,), self.temb)}
-        return timestep if self.num_frames is None else {"num_frames": self.num_frames}
-
-    def draw(self, seed: int, channels: int, frames: int, *sides: int) -> torch.Tensor:
-        shape = (self.batch, channels, *([frames] if frames else []), *sides)
-        return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+from tests.support.cases.vaes.vae_cases import CASES, DiffusersVae
 
 
 def latents_of(encoded: Any) -> torch.Tensor:
@@ -132,6 +81,14 @@ DC = {
     "decoder_qkv_multiscales": ((), (), (5,)),
 }
 
+HUNYUAN = DiffusersVae(
+    "AutoencoderKLHunyuanVideo",
+    levels("HunyuanVideo{}Block3D", (8, 8, 16, 16), latent_channels=4),
+    *(4, 8),
+    frames=3,
+    shots=9,
+)
+
 VAES: Mapping[str, DiffusersVae] = {
     "image": DiffusersVae(
         "AutoencoderKL", levels("{}EncoderBlock2D", (8, 16)) | {"up_block_types": ("UpDecoderBlock2D",) * 2}, 4, 2, 7
@@ -174,20 +131,8 @@ VAES: Mapping[str, DiffusersVae] = {
         shots=5,
     ),
     "qwen-image": DiffusersVae("AutoencoderKLQwenImage", WAN, *(4, 8), frames=1, shots=1),
-    "hunyuan-video": DiffusersVae(
-        "AutoencoderKLHunyuanVideo",
-        levels("HunyuanVideo{}Block3D", (8, 8, 16, 16), latent_channels=4),
-        *(4, 8),
-        frames=3,
-        shots=9,
-    ),
-    "hunyuan-video, frames in parts": DiffusersVae(
-        "AutoencoderKLHunyuanVideo",
-        levels("HunyuanVideo{}Block3D", (8, 8, 16, 16), latent_channels=4),
-        *(4, 8),
-        frames=6,
-        shots=21,
-    ),
+    "hunyuan-video": HUNYUAN,
+    "hunyuan-video, frames in parts": replace(HUNYUAN, frames=6, shots=21),
     "ltx": DiffusersVae("AutoencoderKLLTXVideo", LTX, 16, 32, frames=2, shots=9),
     "ltx, noisy": DiffusersVae("AutoencoderKLLTXVideo", LTX_NOISY, *(16, 32), frames=2, shots=9, temb=0.05),
     "ltx-2": DiffusersVae("AutoencoderKLLTX2Video", LTX_2, 16, 32, frames=2, shots=9),
@@ -216,7 +161,7 @@ VAES: Mapping[str, DiffusersVae] = {
     "mochi": DiffusersVae("AutoencoderKLMochi", MOCHI, 12, 8, frames=2, shots=7),
 }
 # Those of which two devices decode the same.
-ON_DEVICES: Mapping[str, Case | DiffusersVae] = {
+ON_DEVICES: Mapping[str, DiffusersVae] = {
     **CASES,
     **{name: case for name, case in VAES.items() if name != "ltx, noisy"},
 }

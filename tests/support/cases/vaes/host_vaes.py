@@ -11,6 +11,7 @@ from unittest.mock import patch
 import torch
 
 from parallel_backend.vae.parallel import Sizes
+from tests.support.cases.vaes.vae_cases import filled
 from tests.support.host.site import tiny_vaes
 
 LARGE_ROWS = 16
@@ -40,21 +41,7 @@ class HostVae:
 
     def made(self, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
         """The model with weights that keep values near 1. Only where ComfyUI can be imported."""
-        model = self.build()
-        generator = torch.Generator().manual_seed(0)
-        with torch.no_grad():
-            for name, weight in model.state_dict().items():
-                if weight.is_floating_point():
-                    random = torch.randn(weight.shape, generator=generator)
-                    is_scale = name.endswith(("gamma", "std-of-means", "running_var", "latent_std", "latents_std"))
-                    if weight.ndim < 2 or is_scale:
-                        by_one = is_scale or ("norm" in name and name.endswith("weight")) or "residual" in name
-                        weight.copy_(by_one + 0.2 * random.clamp(-2, 2))
-                    elif "per_channel_scale" in name:
-                        weight.copy_(0.3 * random)
-                    else:
-                        weight.copy_(random / weight[0].numel() ** 0.5)
-        return model.to(dtype).eval().requires_grad_(False)
+        return filled(self.build()).to(dtype)
 
     def calls(self) -> dict[str, tuple[str, torch.Tensor]]:
         """By name: decode or encode, and of what."""
@@ -212,11 +199,6 @@ VAES: Mapping[str, HostVae] = {
     ),
 }
 SOUND = HostVae(minimax(tiny_vaes.AUDIO, tiny_vaes.shrink_audio, "MiniMaxH3AudioVAE"), Sizes(800, 32, 2, 4))
-# As wide as they are published.
-WIDE: Mapping[str, HostVae] = {
-    "image": HostVae(stable(4, ch=128, ch_mult=[1, 2, 4, 4], num_res_blocks=2), Sizes(8, 4, 3, 4)),
-    "video": HostVae(wan("comfy.ldm.wan.vae.WanVAE", 16, dim=96, num_res_blocks=2), Sizes(8, 16, 3, 5)),
-}
 # One of each kind, of whose large case the memory is measured.
 MEASURED = ("sd", "hunyuan-video", "wan-2.1", "ltx-0.9.5", "cosmos", "mochi")
 # Of those that draw no noise.

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import torch
 from safetensors.torch import load_file
 
-from tests.support.census.changes import Does, sample_after
+from tests.support.census.changes import Does, sample_after, wrapped
 from tests.support.census.rows import Row, as_stock, equal, habit
 from tests.support.census.weights.merges import OTHER, is_ours, other, write_other
 
@@ -39,7 +39,6 @@ def control_lora(census: Any, row: Row) -> str:
 
 def reading(model: Any, found: list[torch.Tensor]) -> Any:
     """The model with a wrapper that reads shapes and values of the patched module, and of its state dict."""
-    patched = model.clone()
 
     def wrapper(apply_model: Any, given: dict[str, Any]) -> Any:
         module = model.model.diffusion_model
@@ -49,22 +48,16 @@ def reading(model: Any, found: list[torch.Tensor]) -> Any:
         found.extend([torch.tensor(read.shape) + 0.0, read + 0.0, module.txt_in.weight + 0.0])
         return apply_model(given["input"], given["timestep"], **given["c"])
 
-    patched.set_model_unet_function_wrapper(wrapper)
-    return patched
+    return wrapped(model, wrapper)
 
 
 def controlled(has_latent: bool) -> Does:
     """The latents with such a LoRA, what nodes read of its weights, and the model without it before and after that."""
 
     def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-        texts = {}
-        if has_latent:
-            latent = torch.randn(1, 16, 14, 22, generator=torch.Generator().manual_seed(3))
-            for which in ("positive", "negative"):
-                ((text, options),) = census.conditioning(row.model, which)
-                texts[which] = [[text, {**options, "concat_latent_image": latent}]]
-        lora = {"lora_name": control_lora(census, row), "strength_model": 0.9}
-        (adapted,) = census.run("LoraLoaderModelOnly", model=model, **lora)
+        latent = torch.randn(1, 16, 14, 22, generator=torch.Generator().manual_seed(3))
+        texts = census.texts_with(row, lambda: {"concat_latent_image": latent}) if has_latent else {}
+        adapted = census.adapt(row, model, 0.9, control_lora(census, row))
         read: list[torch.Tensor] = []
         copied = model.model.diffusion_model.img_in.weight.clone()
         found = [census.sample(row, model, **texts), census.sample(row, reading(adapted, read), **texts)]
@@ -90,38 +83,17 @@ def widened(layer: str) -> Does:
             f"{name}.reshape_weight": torch.tensor(shape),
         }
         lora_name, latent = census.written("loras", lora), torch.ones(1, 16, *census.latent(row)["samples"].shape[2:])
-        (adapted,) = census.run("LoraLoaderModelOnly", model=model, lora_name=lora_name, strength_model=0.8)
-        ((text, options),) = census.conditioning(row.model, "positive")
-        positive = [[text, {**options, "concat_latent_image": latent}]]
+        adapted = census.adapt(row, model, 0.8, lora_name)
+        positive = census.texts_with(row, lambda: {"concat_latent_image": latent})["positive"]
         return [census.sample(row, adapted, positive=positive), sample_after(census, row, model)]
 
     return does
 
 
-def weights_written(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-    """Weights with a LoRA that a node replaces for the length of a call, and puts back."""
-    (adapted,) = census.run("LoraLoaderModelOnly", model=model, lora_name=control_lora(census, row), strength_model=0.9)
-    patched = adapted.clone()
-
-    def wrapper(apply_model: Any, given: dict[str, Any]) -> Any:
-        layer = model.model.diffusion_model.img_in
-        before = layer.weight.clone()
-        layer.weight = torch.nn.Parameter(before * 1.5, requires_grad=False)
-        try:
-            return apply_model(given["input"], given["timestep"], **given["c"])
-        finally:
-            layer.weight = torch.nn.Parameter(before, requires_grad=False)
-
-    patched.set_model_unet_function_wrapper(wrapper)
-    return [census.sample(row, patched), census.sample(row, adapted), sample_after(census, row, model)]
-
-
 def model_as_lora(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     """Another model's difference to this one for one of the two texts, beside a LoRA of the model's own, and the model
     without both."""
-    lora = {"lora_name": census.a_lora(row, model), "strength_model": 0.4}
-    (adapted,) = census.run("LoraLoaderModelOnly", model=model, **lora)
-    positive = with_another(census, row)
+    adapted, positive = census.adapt(row, model, 0.4), with_another(census, row)
     found = [census.sample(row, each, positive=positive) for each in (model, adapted)]
     return [*found, census.sample(row, adapted), sample_after(census, row, model)]
 
@@ -133,35 +105,13 @@ def model_as_lora_alone(census: Any, row: Row, model: Any) -> list[torch.Tensor]
 
 def with_another(census: Any, row: Row) -> Any:
     """A text with another model as LoRA."""
-    sd, text = importlib.import_module("comfy.sd"), census.conditioning(row.model, "positive")
+    sd = importlib.import_module("comfy.sd")
     if not (census.base / "models" / "diffusion_models" / f"{other(row, OTHER)}.safetensors").exists():
         write_other(census, row, other(row, OTHER))
     source = census.load(replace(row, model=other(row, OTHER)), False)
     with patch.object(sd, "load_checkpoint_guess_config", lambda *_args, **_options: (source, None, None)):
         (hooks,) = census.run("CreateHookModelAsLoraModelOnly", ckpt_name="another", strength_model=0.7)
-    (positive,) = census.run(
-        "ConditioningSetProperties", cond_NEW=text, strength=1.0, set_cond_area="default", hooks=hooks
-    )
-    return positive
-
-
-def without_positions(does: Does) -> Does:
-    """With another model that has the same table of positions, as all of its class have."""
-
-    def does_so(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-        path = census.base / "models" / "diffusion_models" / f"{row.model}.safetensors"
-        positions = load_file(path)["pos_embed"]
-        state, name = importlib.import_module("comfy.hooks"), "get_patch_weights_from_model"
-        weights = getattr(state, name)
-
-        def with_same(source: Any) -> Any:
-            found = weights(source)
-            return found and {**found, "diffusion_model.pos_embed": positions}
-
-        with patch.object(state, name, with_same):
-            return does(census, row, model)
-
-    return does_so
+    return census.hooked(row, hooks)
 
 
 def adapter_of_a_pack() -> Any:
@@ -195,55 +145,23 @@ def patched(make: Any, why: str) -> Does:
     return does
 
 
-def hooked_by(make: Any, why: str) -> Does:
-    """A patch of one text that ranks do not know."""
-
-    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-        hooks = importlib.import_module("comfy.hooks").create_hook_model_as_lora({}, None, 0.7, 0.0)
-        hooks.hooks[0].weights = {KEY: make()}
-        text = {"cond_NEW": census.conditioning(row.model, "positive"), "strength": 1.0, "set_cond_area": "default"}
-        (positive,) = census.run("ConditioningSetProperties", **text, hooks=hooks)
-        found = [census.sample(row, model, positive=positive)]
-        assert not is_ours(model) or why in census.why[0], census.why
-        return [*found, sample_after(census, row, model)]
-
-    return does
-
-
 def unknown_kind() -> Any:
     return ("census", (torch.ones(64, 64),))
 
 
-PLANS: dict[str, dict[str, Any]] = {
-    "tokens": {"ulysses": 2},
-    "rows": {"cfg": 2},
-    "one rank": {"cfg": 1},
-    "tokens, with weights in RAM": {"ulysses": 2, "weights": "host"},
-}
-GATE = ("tokens", "rows")
+PLANS: dict[str, dict[str, Any]] = {"tokens": {"ulysses": 2}, "rows": {"cfg": 2}}
 LORA_ROWS: dict[str, Row] = {
+    "a LoRA that widens the first layer, with a control latent": habit(equal(), controlled(True)),
+    "a LoRA that widens the first layer, without one": replace(habit(equal(), controlled(False)), plan={"cfg": 2}),
     **{
-        f"a LoRA that widens the first layer, {said}, by {name}": replace(
-            habit(equal(), controlled(has_latent)), plan=plan, slow=name not in GATE
-        )
-        for name, plan in PLANS.items()
-        for has_latent, said in {True: "with a control latent", False: "without one"}.items()
-    },
-    "a LoRA that widens the first layer, which a node replaces": habit(as_stock(), weights_written),
-    **{
-        f"a model as LoRA of one text, by {name}": replace(
-            habit(equal(), model_as_lora), plan=plan, slow=name not in GATE
-        )
+        f"a model as LoRA of one text, by {name}": replace(habit(equal(), model_as_lora), plan=plan)
         for name, plan in PLANS.items()
     },
-    "a model as LoRA of one text, on unet": habit(equal("unet"), model_as_lora),
-    "a model as LoRA of one text, on sd35": habit(equal("sd35"), without_positions(model_as_lora)),
     # Hooks change also what ComfyUI does not patch otherwise: a table of positions, and weights of parts with parts.
-    "a model as LoRA of one text, on sd35 with other positions": habit(as_stock("sd35"), model_as_lora),
+    "a model as LoRA of one text, on sd35": habit(as_stock("sd35"), model_as_lora),
     "a model as LoRA of one text, on wan": habit(as_stock("wan"), model_as_lora),
     "a LoRA that widens the first layer, on wan": habit(equal("wan"), widened("patch_embedding")),
     "a model as LoRA of one text, in fp8": habit(replace(equal(), dtype="fp8_e4m3fn"), model_as_lora_alone),
     "an adapter of a pack": habit(as_stock(), patched(adapter_of_a_pack, "Adding")),
-    "an adapter of a pack for one text": habit(as_stock(), hooked_by(adapter_of_a_pack, "Adding")),
     "a kind of patch that nobody knows": habit(replace(as_stock(), ignored=True), patched(unknown_kind, "census")),
-}  # fmt: skip
+}

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from tests.support.census.changes import sample_after
+from tests.support.census.changes import requests, sample_after
 from tests.support.census.loading import is_ours
-from tests.support.census.rows import MERGED, SD1_BLOCKS, SDXL_BLOCKS, Row, as_stock, habit, refused
+from tests.support.census.rows import (
+    MERGED,
+    ON_ONE_RANK,
+    Row,
+    as_stock,
+    habit,
+    one_rank,
+    refused,
+)
 
 Does = Callable[[Any, Row, Any], list[torch.Tensor]]
 Merge = Callable[[Any, Row, Any, Any, Any], Any]  # of the census, a row, and three models, of which `three` has all
-ON_ONE_RANK = "a merge on one rank: "
 OTHER, THIRD = "another", "a third"
 
 
@@ -43,26 +48,19 @@ def write_other(census: Any, row: Row, name: str, seed: int = 0) -> Path:
     return folder / f"{name}.safetensors"
 
 
-def load_other(census: Any, row: Row, model: Any, name: str) -> Any:
-    """Loads a second model by the loader of the first."""
+def load_other(census: Any, row: Row, model: Any, name: str, form: str | None = None) -> Any:
+    """Loads a second model by the loader of the first. form: another than the row's."""
     if not (census.base / "models" / "diffusion_models" / f"{name}.safetensors").exists():
         write_other(census, row, name)
     remote = census.remote
     try:
-        return census.load(replace(row, model=name), is_ours(model))
+        return census.load(replace(row, model=name, form=row.form if form is None else form), is_ours(model))
     finally:
         census.remote = remote  # whose plans the census notes
 
 
 def node(name: str, **inputs: float) -> Merge:
     return lambda census, _row, first, second, _third: census.run(name, model1=first, model2=second, **inputs)[0]
-
-
-def adapt(census: Any, row: Row, model: Any, strength: float = 0.7) -> Any:
-    (adapted,) = census.run(
-        "LoraLoaderModelOnly", model=model, lora_name=census.a_lora(row, model), strength_model=strength
-    )
-    return adapted
 
 
 simple, add, subtract = (
@@ -72,21 +70,17 @@ simple, add, subtract = (
 )
 
 
-def first_adapted(census: Any, row: Row, first: Any, second: Any, third: Any) -> Any:
-    return simple(census, row, adapt(census, row, first), second, third)
-
-
 def second_adapted(census: Any, row: Row, first: Any, second: Any, third: Any) -> Any:
-    return simple(census, row, first, adapt(census, row, second), third)
+    return simple(census, row, first, census.adapt(row, second, 0.7), third)
 
 
 def result_adapted(census: Any, row: Row, first: Any, second: Any, third: Any) -> Any:
-    return adapt(census, row, simple(census, row, first, second, third), -0.5)
+    return census.adapt(row, simple(census, row, first, second, third), -0.5)
 
 
 def three(census: Any, row: Row, first: Any, second: Any, third: Any) -> Any:
     """A merge with a merge, and a difference added to that."""
-    merged = simple(census, row, first, simple(census, row, second, adapt(census, row, third), None), None)
+    merged = simple(census, row, first, simple(census, row, second, census.adapt(row, third, 0.7), None), None)
     return add(census, row, merged, subtract(census, row, third, second, None), None)
 
 
@@ -102,37 +96,10 @@ def scaled(census: Any, row: Row, first: Any, second: Any, third: Any) -> Any:
 
 
 MERGES: dict[str, Merge] = {
-    "simple": simple,
-    "add": add,
-    "subtract": subtract,
-    "blocks": node("ModelMergeBlocks", input=0.3, middle=0.5, out=0.8),
-    "by a model's blocks": node("ModelMergeFlux1", **{"double_blocks.0.": 0.2, "img_in.": 0.9}),
-    "a LoRA on the first": first_adapted,
-    "a LoRA on the second": second_adapted,
     "a LoRA on the result": result_adapted,
     "three models": three,
     "weights at other places": scaled,
 }
-# By the UNet.
-UNET_MERGES: dict[str, tuple[str, Merge]] = {
-    **{name: ("unet", MERGES[name]) for name in ("simple", "add", "subtract", "blocks", "three models")},
-    "SD1's blocks": ("unet", node("ModelMergeSD1", **SD1_BLOCKS)),
-    "SDXL's blocks": ("xl", node("ModelMergeSDXL", **SDXL_BLOCKS)),
-}
-
-
-@contextmanager
-def counted(census: Any) -> Iterator[list[int]]:
-    """The bytes of the tensors of each request that changes weights."""
-    sent, request = [], census.group._request
-
-    def noted(header: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if header["op"] == "patch":
-            sent.append(sum(tensor.nbytes for tensor in tensors.values()))
-        return request(header, tensors, *args, **kwargs)
-
-    with patch.object(census.group, "_request", noted):
-        yield sent
 
 
 def ranks_with(census: Any, name: str) -> list[int]:
@@ -149,11 +116,12 @@ def merged(merge: Merge, **plan: Any) -> Does:
             model = census.load(replace(row, plan={**row.plan, **plan}), True)
         second = load_other(census, row, model, other(row, OTHER))
         third = load_other(census, row, model, other(row, THIRD)) if merge is three else None
-        with counted(census) as sent:
+        with requests(census, "patch") as sent:
             found = [census.sample(row, merge(census, row, model, second, third))]
         if is_ours(model):
             lora = sum(tensor.nbytes for tensor in census.a_lora_model(row, model).values())
-            assert len(sent) == 1 and sent[0] <= lora, "weights went through the socket"
+            (tensors,) = sent
+            assert sum(tensor.nbytes for tensor in tensors) <= lora, "weights went through the socket"
             assert not second.stand_in.weights.mapped, "ComfyUI's process has read the second file"
             assert not ranks_with(census, other(row, OTHER)), "a rank still has the second file"
         return [*found, sample_after(census, row, model)]
@@ -172,7 +140,7 @@ def merged_with_stocks(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
 
 def merged_with_one_that_runs_here(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     """A second model that ComfyUI's own process runs."""
-    second = adapt(census, row, load_other(census, row, model, other(row, OTHER)))
+    second = census.adapt(row, load_other(census, row, model, other(row, OTHER)), 0.7)
     found = [census.sample(row, second)]
     if is_ours(model):
         second.take_over("a test")
@@ -212,45 +180,19 @@ def merged_with_a_lost_file(census: Any, row: Row, model: Any) -> list[torch.Ten
 
 def merged_with_itself(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     """A second model of the same file with a LoRA."""
-    return [census.sample(row, simple(census, row, model, adapt(census, row, model), None))]
-
-
-def one_rank(row: Row) -> Row:
-    return replace(row, plan={"cfg": 1}, shared="one rank")
+    return [census.sample(row, simple(census, row, model, census.adapt(row, model, 0.7), None))]
 
 
 PLAIN = replace(MERGED, inputs={})
 MERGE_ROWS: dict[str, Row] = {
-    # The gate has the other nodes in "three models" and in the nodes' own rows.
-    **{
-        f"a merge: {name}": replace(
-            habit(PLAIN, merged(merge)), slow=name in ("add", "subtract", "by a model's blocks")
-        )
-        for name, merge in MERGES.items()
-    },
-    **{f"{ON_ONE_RANK}{name}": habit(one_rank(PLAIN), merged(MERGES[name])) for name in ("three models", "blocks")},
-    # Of UNets the gate has one of one rank, which agrees to the bit, and ComfyUI's nodes for SD1 and SDXL.
-    **{
-        f"{ON_ONE_RANK}UNets, {name}": replace(
-            habit(one_rank(PLAIN), merged(merge)), model=model, slow=name != "simple"
-        )
-        for name, (model, merge) in UNET_MERGES.items()
-    },
-    **{
-        f"a merge of UNets: {name}": replace(habit(PLAIN, merged(merge)), model=model, slow=True)
-        for name, (model, merge) in UNET_MERGES.items()
-    },
-    "a merge of UNets in fp8": replace(
-        habit(replace(PLAIN, dtype="fp8_e4m3fn"), merged(second_adapted)), model="unet", slow=True
+    # "Three models" has the other nodes, and each has a row of its own, of SD1 and SDXL, too.
+    **{f"a merge: {name}": habit(PLAIN, merged(merge)) for name, merge in MERGES.items()},
+    f"{ON_ONE_RANK}a merge, three models": habit(one_rank(PLAIN), merged(three)),
+    f"{ON_ONE_RANK}a merge of UNets": replace(habit(one_rank(PLAIN), merged(simple)), model="unet"),
+    f"{ON_ONE_RANK}a merge in fp8": habit(replace(one_rank(PLAIN), dtype="fp8_e4m3fn"), merged(second_adapted)),
+    "a merge of shared weights": replace(
+        habit(PLAIN, merged(three, weights="shared")), shared="ulysses=2 × shared weights"
     ),
-    "a merge in fp8": habit(replace(PLAIN, dtype="fp8_e4m3fn"), merged(second_adapted)),
-    f"{ON_ONE_RANK}fp8": habit(replace(one_rank(PLAIN), dtype="fp8_e4m3fn"), merged(second_adapted)),
-    **{
-        f"a merge of {kind} weights": replace(
-            habit(PLAIN, merged(three, weights=kind)), shared=f"ulysses=2 × {kind} weights"
-        )
-        for kind in ("shared", "host")
-    },
     "a merge with a model of ComfyUI's loader": habit(as_stock(), merged_with_stocks),
     "a merge with a model that runs in ComfyUI's process": habit(PLAIN, merged_with_one_that_runs_here),
     "a merge into a model of ComfyUI's loader": replace(habit(PLAIN, merged_into_stocks), shared=""),

@@ -11,12 +11,10 @@ room for, and what else happens.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import os
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -35,21 +33,17 @@ from tests.support.group.footprint import Storages  # noqa: E402
 from tests.support.labelled.card import card  # noqa: E402
 from tests.support.labelled.memory import Memory  # noqa: E402
 from tests.support.labelled.tensors import GPU, on_gpu  # noqa: E402
+from tests.support.labelled.whole_way import make_executor  # noqa: E402
 from worker.comfyui.model import import_comfyui  # noqa: E402
 from worker.comfyui.patches import pack_patches  # noqa: E402
 from worker.comfyui.source import HostSource  # noqa: E402
 from worker.errors import OutOfMemory  # noqa: E402
 from worker.host.client import WorkerGroup  # noqa: E402
 from worker.host.known_state import KnownState  # noqa: E402
-from worker.inside.decoder import Decoder  # noqa: E402
 from worker.launch.torchrun import COMFYUI_THREADS, THREADS  # noqa: E402
-from worker.rank.agreement import Control  # noqa: E402
-from worker.rank.channels.heartbeat import Board, Heartbeat  # noqa: E402
 from worker.rank.executor import Executor  # noqa: E402
-from worker.rank.job_groups import JobGroups  # noqa: E402
 from worker.rank.model.host_model import HostModel  # noqa: E402
 from worker.rank.operations import Operations  # noqa: E402
-from worker.rank.state import RankState  # noqa: E402
 from worker.wire.operations import PATCH  # noqa: E402
 from worker.wire.protocol import MEMORY  # noqa: E402
 
@@ -64,9 +58,9 @@ with on_gpu() as first_watch, card(first_watch.memory, WHOLE, ADA):
 
 
 class Case(NamedTuple):
-    """happens: in the second prompt's first step: `grows`: a forward needs as much memory as half of a file's weights.
-    `network`: a node adds a network that does. Else: `lacks`: in the first prompt's last step memory lacks, and a third
-    prompt follows. `adapter`: the first file has one. `parked`: ComfyUI frees memory between the prompts."""
+    """happens: `grows`: in the second prompt's first step a forward needs as much memory as half of a file's weights.
+    `lacks`: in the first prompt's last step memory lacks, and a third prompt follows. `adapter`: the first file has
+    one. `parked`: ComfyUI frees memory between the prompts."""
 
     name: str
     files: list[str]
@@ -110,13 +104,10 @@ class Use:
 
 
 def start_group() -> WorkerGroup:
-    timeline, board = Timeline(GPU), Board(dist.get_world_size())
-    heartbeat = Heartbeat(dist.get_rank(), board, board.hear, dict, int, lambda _job: None)
     assert (everyone := dist.group.WORLD)
-    given = RankState(GPU), Control(everyone), JobGroups(GPU, timeline), heartbeat, timeline, lambda *_: None
     group: Any = WorkerGroup("cuda", Path())
-    group.supervisor.ensure = lambda *_, **__: None
-    group.supervisor.session = Session(Executor(*given))
+    group.ensure = lambda *_, **__: None
+    group.session = Session(make_executor(GPU, everyone, Timeline(GPU)))
     return group
 
 
@@ -146,15 +137,9 @@ def of_case(case: Case, group: Any, use: Use, working: dict[str, int]) -> list[d
             call = patch.object(HostModel, "call", lack if lacks else ran)
             source = HostSource(COMFYUI, ARGUMENTS, file, "WanModel", "float32", "float32").to_json()
             builds: list[str] = []
-            adds = case.happens == "network" and (prompt, place) == (1, 0)
             noting = staticmethod(lambda *given, builds=builds: builds.append("") or build(*given))
             changed, found = executor.counts[PATCH.name], []
-            with (
-                Storages(case.files) as storages,
-                patch.object(HostModel, "build", noting),
-                call,
-                adding(size // 2 * adds),
-            ):
+            with Storages(case.files) as storages, patch.object(HostModel, "build", noting), call:
                 said = group.load(source, plan.to_json(), plan.world_size, lambda: None)
                 has_adapter = case.happens == "adapter" and not place
                 group.patch("adapter" if has_adapter else None, adapter if has_adapter else none, lambda: None)
@@ -164,35 +149,11 @@ def of_case(case: Case, group: Any, use: Use, working: dict[str, int]) -> list[d
                 except OutOfMemory as error:
                     said = str(error)
             gc.collect()
-            first = found[0][0].cpu() if found and found[0] else None
-            patched = executor.counts[PATCH.name] - changed
-            status = executor.status().get("beside", "")
-            told.append(
-                {
-                    "prediction": first,
-                    "in use": use.count(),
-                    "peak": use.peak(),
-                    "builds": len(builds),
-                    "patched": patched,
-                    "said": said,
-                }
-                | {"read": storages.read_bytes, "status": status}
-            )
+            first, patched = found[0][0].cpu() if found and found[0] else None, executor.counts[PATCH.name] - changed
+            step = {"prediction": first, "in use": use.count(), "peak": use.peak(), "builds": len(builds)}
+            step |= {"patched": patched, "said": said, "read": storages.read_bytes}
+            told.append(step | {"status": executor.status().get("beside", "")})
     return told
-
-
-@contextlib.contextmanager
-def adding(size: int) -> Iterator[None]:
-    """While entered, calls bring a network of so many bytes; none if 0."""
-    from comfy.model_patcher import ModelPatcher
-
-    networks = [ModelPatcher(torch.nn.Linear(8, 8), GPU, torch.device("cpu"), size=size)] if size else []
-    with (
-        patch.object(Decoder, "networks", networks),
-        patch.object(HostModel, "asks_for_code", lambda *_: bool(size)),
-        patch.object(HostModel, "take_objects", lambda *_: None),
-    ):
-        yield
 
 
 def lack(*_: Any) -> Any:

@@ -16,7 +16,9 @@ import functools
 import gc
 import os
 import traceback
+from collections.abc import Iterator
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -24,35 +26,47 @@ import torch.distributed as dist
 # Inference tensors cannot be labelled ones. What is imported from here on is decorated with this.
 torch.inference_mode = torch.no_grad
 
-from parallel_backend.groups.calls import Call  # noqa: E402
 from parallel_backend.groups.mesh import build_mesh  # noqa: E402
 from parallel_backend.library import AllRanks  # noqa: E402
 from parallel_backend.models.checks import modules_at  # noqa: E402
 from parallel_backend.plan import ParallelPlan  # noqa: E402
+from parallel_backend.seams.forward import Forward  # noqa: E402
 from parallel_backend.weights.placement import WeightPlacement  # noqa: E402
 from parallel_backend.weights.tensors import list_plain_tensors  # noqa: E402
 from tests.support.cases.references import relative_error  # noqa: E402
 from tests.support.group.footprint import Storages  # noqa: E402
 from tests.support.labelled.card import Card, card  # noqa: E402
-from tests.support.labelled.counting import counted  # noqa: E402
 from tests.support.labelled.tensors import GPU, off_gpu, on_gpu  # noqa: E402
-from tests.support.labelled.watch import Watch  # noqa: E402
-from tests.support.ranks.speed.deferring import noting_deferred  # noqa: E402
+from tests.support.labelled.watch import Watch, counted  # noqa: E402
+from tests.support.ranks.files.tiny_flux import call, lora  # noqa: E402
 from worker.comfyui.model import import_comfyui  # noqa: E402
-from worker.comfyui.patches import Patch, pack_patches  # noqa: E402
+from worker.comfyui.patches import Patch  # noqa: E402
 from worker.comfyui.source import HostSource  # noqa: E402
 from worker.rank.model.host_model import HostModel  # noqa: E402
 from worker.wire.tensors import Tensors  # noqa: E402
 
 CPU = torch.device("cpu")
 ARGUMENTS = ("--use-pytorch-cross-attention",)
-RANK = 2
 WHOLE = 24 << 30  # bytes of a card that has room for everything
 ADA = (8, 9)
 COMFYUI = os.environ["COMFYUI_PATH"]
 
 with on_gpu() as first_watch, card(first_watch.memory, WHOLE, ADA):
     import_comfyui(HostSource(COMFYUI, ARGUMENTS, "", "", "", ""))
+
+
+@contextlib.contextmanager
+def noting_deferred() -> Iterator[list[int]]:
+    """While entered, notes by call of attention over the ranks how many layers are computed while keys travel."""
+    found: list[int] = []
+    run_deferred = Forward.run_deferred
+
+    def noted(forward: Forward) -> None:
+        found.append(len(forward.deferred))
+        run_deferred(forward)
+
+    with patch.object(Forward, "run_deferred", noted):
+        yield found
 
 
 class Case(NamedTuple):
@@ -74,29 +88,6 @@ class Noted(HostModel):
         parts = [part for held in self.module.model.parameters() for part in list_plain_tensors(held)]
         self.in_ram = sum(part.nbytes for part in parts if part.device == CPU and part.data_ptr() not in pages)
         super().place(working_bytes, whole)
-
-
-def call(model: HostModel) -> torch.Tensor | None:
-    generator = torch.Generator().manual_seed(0)
-    latents, text = (torch.randn(1, *shape, generator=generator) for shape in ((16, 8, 8), (7, 3584)))
-    kwargs = {"y": None, "guidance": None, "transformer_options": {}}
-    outputs = model.call([Call((latents, torch.tensor([0.5]), text), kwargs)])
-    return outputs[0] if outputs else None
-
-
-def lora(model: HostModel) -> tuple[list[Patch], Tensors]:
-    """For each matrix of the blocks."""
-    from comfy.weight_adapter import LoRAAdapter
-
-    generator, patches = torch.Generator().manual_seed(1), {}
-    for name, weight in model.module.model.named_parameters():
-        if weight.ndim == 2 and "_blocks." in name and name.endswith(".weight"):
-            rows, columns = weight.shape
-            up, down = (torch.randn(*shape, generator=generator) for shape in ((rows, RANK), (RANK, columns)))
-            value = LoRAAdapter(set(), (0.02 * up, down, None, None, None, None))
-            patches[f"diffusion_model.{name}"] = [(1.0, value, 1.0, None, None)]
-    packed = pack_patches(patches)
-    return packed.patches, packed.tensors
 
 
 class Reference(NamedTuple):
@@ -122,8 +113,9 @@ def reference(plan: ParallelPlan, *of_source: str) -> Reference:
     """All ranks call it together."""
     mesh = build_mesh(plan, CPU)
     with off_gpu() if plan.world_size == 1 else contextlib.nullcontext(), torch.no_grad():  # else, seams have modes
-        model = HostModel.load(source_of(*of_source), mesh)
-        weights, (patches, factors) = model.weight_bytes, lora(model)
+        model = HostModel.build(source_of(*of_source), mesh)
+        model.bring((), None)
+        weights, (patches, factors, _) = model.weight_bytes, lora(model, 0.02)
         outputs = [call(model)]
         model.patch(patches, factors)
         outputs.append(call(model))

@@ -1,6 +1,6 @@
 """`cuda.labelled_ranks CASES FOLDER`:
 runs models on ranks whose tensors say that they are on a GPU, and saves by case the relative error against the CPU, how
-often the host would have waited in a forward after the first, inside of blocks and elsewhere, and which kernels ran.
+often the host would have waited in a forward after the first, inside of blocks and elsewhere.
 
 CASES: of [library, name, plan, dtype]; of `libraries`. A dtype may name the GPU's compute capability:
 "fp16 on 7.5".
@@ -24,9 +24,8 @@ torch.inference_mode = torch.no_grad
 
 from parallel_backend.plan import ParallelPlan  # noqa: E402
 from tests.support.cases.references import relative_error  # noqa: E402
-from tests.support.labelled.counting import counted  # noqa: E402
 from tests.support.labelled.tensors import ADA, GPU, on_gpu  # noqa: E402
-from tests.support.labelled.watch import Watch  # noqa: E402
+from tests.support.labelled.watch import Watch, counted  # noqa: E402
 from tests.support.labelled.whole_way import WholeWay  # noqa: E402
 from tests.support.ranks.cuda.libraries import LIBRARIES, Bench  # noqa: E402
 
@@ -63,7 +62,7 @@ def on_ranks(cases: list, folder: str) -> dict[str, dict]:
                 result, right = LIBRARIES[library](bench, name, ParallelPlan(**degrees), dtype)
                 if result is not None and right is not None:
                     told["error"] = relative_error(result.cpu().float(), right)
-                told |= {"inside": watch.inside, "outside": watch.outside, "kernels": sorted(watch.kernels)}
+                told |= {"inside": watch.inside, "outside": watch.outside}
                 told["comfyui"] = dict(way.waits) if library == "comfyui" else {}
             except Exception:  # whatever it is fails that case's test; the others still run
                 told["failed"] = "\n".join(traceback.format_exc().splitlines()[-12:])

@@ -22,6 +22,8 @@ import torch.distributed as dist
 # Inference tensors cannot be labelled ones. What is imported from here on is decorated with this.
 torch.inference_mode = torch.no_grad
 
+import diffusers.models.autoencoders.autoencoder_kl  # noqa: E402, F401 (streams are simulated later)
+
 from parallel_backend.groups.calls import NUMBERS  # noqa: E402
 from parallel_backend.groups.collectives import gather_numbers  # noqa: E402
 from parallel_backend.groups.timeline import SILENT  # noqa: E402

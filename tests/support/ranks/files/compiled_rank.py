@@ -50,7 +50,8 @@ def compare(comfyui: str, backend: str, file: Path) -> dict[str, list]:
     model_class = ALL[name].module.rpartition(".")[-1]
     dtypes = ("float32", "") if file.stem == name else ("", "float32")  # quantised weights as the file has them
     source = HostSource(comfyui, arguments, str(file), model_class, *dtypes)
-    model = HostModel.load(source, build_mesh(ParallelPlan(ulysses=world), CPU))
+    model = HostModel.build(source, build_mesh(ParallelPlan(ulysses=world), CPU))
+    model.bring((), None)
     settings = {"backend": counting if backend == "eager" else backend}
     errors, counts = [], []
     for size in SIZES:

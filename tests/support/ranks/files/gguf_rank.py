@@ -13,25 +13,15 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.tensors import list_storages
-from worker.comfyui.patches import pack_patches
+from tests.support.ranks.files.tiny_flux import call, differences
 from worker.comfyui.source import HostSource
 from worker.rank.model.host_model import HostModel
 
 CPU = torch.device("cpu")
 ADAPTED = "single_blocks.0.linear1.weight"
-
-
-def call(model: HostModel) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)
-    latents, text = (torch.randn(1, *shape, generator=generator) for shape in ((16, 8, 8), (7, 3584)))
-    kwargs = {"y": None, "guidance": None, "transformer_options": {}}
-    (output,) = model.call([Call((latents, torch.tensor([0.5]), text), kwargs)]) or ()
-    assert isinstance(output, torch.Tensor)
-    return output
 
 
 def held_bytes(module: torch.nn.Module) -> int:
@@ -64,20 +54,22 @@ def parked(model: HostModel, module: torch.nn.Module) -> dict[str, Any]:
 
 
 def adapt(model: HostModel) -> None:
-    difference = (1.0, (torch.ones(model.module.model.get_parameter(ADAPTED).shape),), 1.0, None, None)
-    packed = pack_patches({f"diffusion_model.{ADAPTED}": [difference]})
+    packed = differences(model, (ADAPTED,))
     model.patch(packed.patches, packed.tensors)
 
 
 def on_ranks(comfyui: str, file: str, dequantised: str) -> dict[str, Any]:
     mesh, right = build_mesh(ParallelPlan(), CPU), load_file(dequantised)
     source = HostSource(comfyui, ("--cpu",), file, "Flux", "bfloat16", "")
-    weights = HostModel.load(source, mesh).module.model.state_dict()
+    model = HostModel.build(source, mesh)
+    model.bring((), None)
+    weights = model.module.model.state_dict()
     # Whatever is done to a packed weight, but to add nothing, is done to the dequantised one.
     found: dict[str, Any] = {
         "in bf16": all(torch.equal(weights[name] + 0, value.bfloat16()) for name, value in right.items())
     }
-    model = HostModel.load(HostSource(comfyui, ("--cpu",), file, "Flux", "float32", ""), mesh)
+    model = HostModel.build(HostSource(comfyui, ("--cpu",), file, "Flux", "float32", ""), mesh)
+    model.bring((), None)
     module = model.module.model
     plain = call(model)
     found |= {"held": held_bytes(module), "copied": copied_bytes(file)}

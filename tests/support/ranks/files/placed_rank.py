@@ -14,13 +14,12 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
-from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.library import AllRanks
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights import placement
+from tests.support.ranks.files.tiny_flux import calls, differences
 from worker.comfyui.model import import_comfyui
-from worker.comfyui.patches import pack_patches
 from worker.comfyui.source import HostSource
 from worker.rank.job import describe_model
 from worker.rank.memory.device_memory import DeviceMemory
@@ -30,7 +29,6 @@ from worker.wire.operations import CALL
 
 CPU = torch.device("cpu")
 SMALL, LARGE = (16, 4, 4), (16, 4, 16)
-TEXT = (7, 3584)
 # Weights whose modules a card with half the memory, and one with all of it, keep elsewhere and here.
 ADAPTED = ("single_blocks.0.linear1.weight", "double_blocks.0.img_attn.qkv.weight", "img_in.weight")
 
@@ -65,12 +63,6 @@ class CheckedRanks(AllRanks):
         self.checks += 1
 
 
-def calls(size: tuple[int, ...] = SMALL) -> list[Call]:
-    generator = torch.Generator().manual_seed(0)
-    latents, text = (torch.randn(1, *shape, generator=generator) for shape in (size, TEXT))
-    return [Call((latents, torch.tensor([0.5]), text), {"y": None, "guidance": None, "transformer_options": {}})]
-
-
 def error(given: list[torch.Tensor], right: list[torch.Tensor]) -> float:
     """The largest difference, relative to the largest number; 0 for the same bits."""
     pairs = zip(given, right, strict=True)
@@ -79,12 +71,7 @@ def error(given: list[torch.Tensor], right: list[torch.Tensor]) -> float:
 
 
 def adapt(model: HostModel) -> None:
-    generator = torch.Generator().manual_seed(1)
-    patches = {}
-    for name in ADAPTED:
-        difference = 0.1 * torch.randn(model.module.model.get_parameter(name).shape, generator=generator)
-        patches[f"diffusion_model.{name}"] = [(1.0, (difference,), 1.0, None, None)]
-    packed = pack_patches(patches)
+    packed = differences(model, ADAPTED)
     model.patch(packed.patches, packed.tensors)
 
 
@@ -98,12 +85,12 @@ def on_ranks(comfyui: str, file: str, share: float) -> dict[str, Any]:
     def load(**degrees: int) -> HostModel:
         plan = ParallelPlan(**degrees or {"ulysses": world})
         model = HostModel.build(source, build_mesh(plan, CPU))
-        place.forget()
+        place.asked = place.decided = None
         place.place(direct, model, plan)
         return model
 
     def call(model: HostModel, size: tuple[int, ...] = SMALL) -> list[torch.Tensor]:
-        asked = calls(size)
+        asked = calls(latents=size)
         if (working := model.estimate_working_of_calls(asked)) > model.working_bytes:
             place.place(direct, model, model.mesh.plan, working)
         return model.call(asked) or []

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_leaves
 
 from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import build_mesh
@@ -40,14 +41,6 @@ def change(output: Any, given: list[torch.Tensor]) -> Any:
     return output * 0.9 + 0.05 * more.tanh() + (mean.sin() if mean.item() > 0 else -0.1 * mean)
 
 
-def tensors_in(values: Any) -> Iterator[torch.Tensor]:
-    for each in values:
-        if isinstance(each, torch.Tensor):
-            yield each
-        elif isinstance(each, (tuple, list)):
-            yield from tensors_in(each)
-
-
 class Around(torch.nn.Module):
     """Takes a block's place, and calls it."""
 
@@ -60,7 +53,8 @@ class Around(torch.nn.Module):
         return own if name == "block" else getattr(own, name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return change(self.block(*args, **kwargs), list(tensors_in([*args, *kwargs.values()])))
+        leaves = tree_leaves((args, kwargs))
+        return change(self.block(*args, **kwargs), [each for each in leaves if isinstance(each, torch.Tensor)])
 
 
 def function_at(place: Place, is_patch: bool) -> Callable[..., Any]:

@@ -1,21 +1,17 @@
-"""`torchrun -m tests.support.ranks.host.host_vae_ranks OUT [MEASURED [TIMED]]`:
-decodes and encodes with every VAE of ComfyUI's own on all ranks; OUT.safetensors is what rank 0 gets, and OUT.RANK.json
-the most bytes that each rank held of the large case, or of a VAE that cuts tiles how many each rank computed. MEASURED:
-JSON of directions by VAE, of which these bytes are.
-TIMED: JSON of one call of a wide VAE instead, of which each rank writes its seconds and its peak.
+"""`host.host_vae_ranks OUT MEASURED`:
+decodes and encodes with every VAE of ComfyUI's own on all ranks; OUT is what rank 0 gets. Returns the most bytes that
+each rank held of the large case, or of a VAE that cuts tiles how many each rank computed. MEASURED: by VAE, the
+direction of which these bytes are.
 
 ComfyUI, which COMFYUI_PATH names, is imported with this, and so once for all ranks that are forked off one process.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -26,9 +22,8 @@ from safetensors.torch import save_file
 from parallel_backend.groups.mesh import Axis
 from parallel_backend.vae.classes import class_of
 from parallel_backend.vae.parallel import ParallelVAE
-from tests.support.cases.vaes.host_vaes import VAES, WIDE, HostVae
+from tests.support.cases.vaes.host_vaes import VAES, HostVae
 from tests.support.fakes.tally import Tally
-from tests.support.ranks.leaving import leave
 
 sys.path.append(os.environ["COMFYUI_PATH"])
 with patch.object(sys, "argv", [sys.argv[0], "--cpu", "--use-pytorch-cross-attention"]):
@@ -53,7 +48,6 @@ def results_of(case: HostVae, axis: Axis) -> dict[str, torch.Tensor]:
             raise SystemExit("Exactly index 0 shall hold the result.")
         if result is not None:
             results[name] = result.contiguous()
-    parallel.remove()
     for name, (direction, given) in case.calls().items() if axis.degree == 1 else ():
         torch.manual_seed(SEED)
         with torch.inference_mode():
@@ -77,63 +71,35 @@ def tiles_of(case: HostVae, axis: Axis) -> dict[str, int]:
     return counts
 
 
-def most_bytes(run: Callable[[torch.Tensor], Any], given: torch.Tensor, model: torch.nn.Module) -> tuple[Any, int]:
-    """What a call gives, and the most bytes that this rank held meanwhile, beside weights and input."""
+def most_bytes(run: Callable[[torch.Tensor], Any], given: torch.Tensor, model: torch.nn.Module) -> int:
+    """The most bytes that this rank held in a call, beside weights and input."""
     tally = Tally(of_cpu=True)
     for each in (given, *model.parameters()):
         tally.hold(each)
     before = tally.live
     with tally, torch.inference_mode():
-        result = run(given)
-    return result, tally.peak - before
+        run(given)
+    return tally.peak - before
 
 
-def of_large(case: HostVae, axis: Axis, directions: list[str]) -> dict[str, int]:
-    """By direction, of the large case; beside the whole result, which rank 0 has in the host's memory."""
+def of_large(case: HostVae, axis: Axis, direction: str) -> int:
+    """Of the large case; beside the whole result, which rank 0 has in the host's memory."""
     parallel = ParallelVAE(case.made(), axis, case.sizes)
-    runs, large = {"decode": parallel.decode, "encode": parallel.encode}, case.large()
     with patch.object(parallel, "assemble", lambda _band, _scale: None):
-        return {name: most_bytes(runs[name], large[name], parallel.vae)[1] for name in directions}
+        return most_bytes(getattr(parallel, direction), case.large()[direction], parallel.vae)
 
 
-def timed(call: dict[str, Any], axis: Axis) -> tuple[torch.Tensor | None, dict[str, float]]:
-    """The call's result, its seconds, and the most bytes. call: vae, of WIDE; direction; frames, rows and columns, of
-    latents; stock, whether by the plain class."""
-    case = WIDE[call["vae"]]
-    model = case.made()
-    run = getattr(model if call["stock"] else ParallelVAE(model, axis, case.sizes), call["direction"])
-    given = (case.latents if call["direction"] == "decode" else case.pictures)(*call["sizes"])
-    if axis.degree > 1:
-        dist.barrier()
-    start = time.perf_counter()
-    result, peak = most_bytes(run, given, model)
-    return result, {"seconds": time.perf_counter() - start, "peak": peak}
-
-
-def main(out_path: str, measured: str = "{}", call: str = "") -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def on_ranks(out_path: str, measured: dict[str, str]) -> dict[str, dict[str, int]]:
     ltx.get_max_chunk_size = lambda _device: CHUNK
     rank, world = dist.get_rank(), dist.get_world_size()
     axis = Axis(dist.group.WORLD, world, rank) if world > 1 else Axis(None, 1, 0)
-    if call:
-        result, told = timed(json.loads(call), axis)
-        Path(f"{out_path}.{rank}.json").write_text(json.dumps(told))
-        if result is not None:
-            save_file({"result": result.contiguous()}, f"{out_path}.safetensors")
-        leave()
-    results, bytes_of, directions = {}, {}, json.loads(measured)
+    results, found = {}, {}
     for name, case in VAES.items():
         results |= {f"{name}: {call}": result for call, result in results_of(case, axis).items()}
         if class_of(case.made()).tiles:
-            bytes_of[name] = tiles_of(case, axis)
-        if name in directions:
-            bytes_of[name] = of_large(case, axis, directions[name])
-    Path(f"{out_path}.{rank}.json").write_text(json.dumps(bytes_of))
+            found[name] = tiles_of(case, axis)
+        if name in measured:
+            found[name] = {"most": of_large(case, axis, measured[name])}
     if rank == 0:
-        save_file(results, f"{out_path}.safetensors")
-    leave()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+        save_file(results, out_path)
+    return found

@@ -1,15 +1,12 @@
-"""`torchrun -m tests.support.ranks.library.library_ranks OUT CASES`: pipelines made parallel, as a script does it.
+"""`library.library_ranks OUT CASES`: pipelines made parallel, as a script does it.
 
-Rank 0's images are saved in OUT/worldN.safetensors, by case name, and on two ranks every family's prediction; what each
-rank was told of the calls that are to be refused, in OUT/refusals.RANK.json, and of families that failed, in
-OUT/failed.RANK.json.
+Rank 0's images are saved in OUT/worldN.safetensors, by case name, and on two ranks every family's prediction. Returns
+what each rank was told of the calls that are to be refused, and of families that failed.
 """
 
 from __future__ import annotations
 
 import functools
-import json
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -22,9 +19,8 @@ import diffusers
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
-from torch.distributed.elastic.multiprocessing.errors import record
 
-from parallel_backend import ParallelPlan, library, load_transformer, parallelize, start_distributed
+from parallel_backend import ParallelPlan, library, load_transformer, parallelize
 from parallel_backend.errors import RequestError
 from parallel_backend.groups.mesh import Mesh, build_mesh
 from tests.support.cases.families import FAMILIES, UNEVEN, Family
@@ -46,7 +42,6 @@ from tests.support.cases.library_cases import (
     unet_inputs,
 )
 from tests.support.cases.own_loop_cases import SMALL
-from tests.support.ranks.leaving import leave
 
 
 def sampled(case: dict) -> torch.Tensor:
@@ -199,31 +194,20 @@ def refusal(call: Callable[[], object]) -> str:
     return "nothing"
 
 
-@record
-def main(out: str, cases_path: str) -> None:
+def on_ranks(out: str, cases: list[dict]) -> dict[str, dict[str, str]]:
     """Cases are JSON objects of name, call, plan, batch, seeded, twice, vae; the refusals are all of two ranks."""
-    torch.set_num_threads(1)
-    start_distributed("cpu")
-    cases = json.loads(Path(cases_path).read_text())
     results = {case["name"]: sampled(case) for case in cases}
-    failed: dict[str, str] = {}
-    once = functools.cache(build_mesh)  # as all families have one plan
-    for name in FAMILIES if dist.get_world_size() == 2 else ():
+    told: dict[str, dict[str, str]] = {"failed": {}, "refused": {}}
+    world, once = dist.get_world_size(), functools.cache(build_mesh)  # as all families have one plan
+    for name in FAMILIES if world == 2 else ():
         try:
             results[name] = forward(FAMILIES[name], shape_name(name), ParallelPlan(dp=2), once)
         except Exception:  # all ranks fail alike, and the others' cases go on
-            failed[name] = traceback.format_exc()
-    if dist.get_world_size() == 2:
+            told["failed"][name] = traceback.format_exc()
+    if world == 2:
         results["Cosmos 1"] = forward(COSMOS_1, UNEVEN, ParallelPlan(ulysses=2))
         results["UNet of a folder"] = unet_of_a_folder(Path(out))
+        told["refused"] = {name: refusal(call) for name, call in REFUSALS.items()}
     if dist.get_rank() == 0:
-        save_file(results, Path(out) / f"world{dist.get_world_size()}.safetensors")
-    if dist.get_world_size() == 2:
-        told = {name: refusal(call) for name, call in REFUSALS.items()}
-        (Path(out) / f"refusals.{dist.get_rank()}.json").write_text(json.dumps(told))
-        (Path(out) / f"failed.{dist.get_rank()}.json").write_text(json.dumps(failed))
-    leave()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+        save_file(results, Path(out) / f"world{world}.safetensors")
+    return told

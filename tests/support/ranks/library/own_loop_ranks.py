@@ -1,45 +1,34 @@
-"""`torchrun -m tests.support.ranks.library.own_loop_ranks OUT`: what pipelines' own loops do under a plan.
+"""`library.own_loop_ranks OUT`: what pipelines' own loops do under a plan.
 
-The latents of each rank are in OUT/worldN.RANK.safetensors, by case: those of the pipeline, and rank 0's those of a
-Denoiser with the same plan. What each rank found is in OUT/found.N.RANK.json.
+The latents of each rank are in OUT/worldN.RANK.safetensors, by case. Returns what each rank found.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import logging
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
-from torch.distributed.elastic.multiprocessing.errors import record
 
-from parallel_backend import ParallelPlan, parallelize, start_distributed, unparallelize
-from parallel_backend.groups.mesh import build_mesh
+from parallel_backend import ParallelPlan, parallelize, unparallelize
 from tests.support.cases.families import FAMILIES
 from tests.support.cases.library_cases import CALLS, SEED, sd3_with_encoders
 from tests.support.cases.own_loop_cases import (
+    INT4,
     LOOPS,
     LOOPS_OF_TWO,
-    OTHERS,
     OWN_CALLS,
     PATCHES,
     LoopCase,
     pipeline_of,
-    scheduler_of,
 )
-from tests.support.family_model import Denoiser, FamilyModel
-from tests.support.ranks.leaving import leave
-
-CPU = torch.device("cpu")
 
 
 def seeded() -> torch.Generator:
@@ -47,21 +36,14 @@ def seeded() -> torch.Generator:
 
 
 def looped(case: LoopCase) -> dict[str, torch.Tensor]:
-    """Latents of a pipeline's call, of the same call again, and of a Denoiser."""
+    """Latents of a pipeline's call, and of the same call again."""
     loop, pipeline = LOOPS[case.loop], pipeline_of(case)
     parallelize(pipeline, case.plan)
     first, again = (CALLS[loop.call].run(pipeline, 1, seeded()) for _ in range(2))
-    transformer: FamilyModel = pipeline.transformer.parallel_transformer
-    if transformer.pipeline.kinds:
+    if pipeline.transformer.parallel_transformer.pipeline.kinds:
         raise SystemExit(f"{case} keeps keys and values when its call has ended.")
     unparallelize(pipeline)
-    mesh = build_mesh(case.plan, CPU)
-    denoiser = Denoiser(FamilyModel(pipeline.transformer, mesh).of(loop.model))
-    scheduler = scheduler_of(loop, case.scheduler)
-    found = denoiser.sample(loop.noise(), scheduler, loop.conditions, loop.negative, loop.guidance)
-    mesh.close()
-    result = {f"{case}": loop.latents(first), f"{case}, again": loop.latents(again)}
-    return result if found is None else {**result, f"{case}, Denoiser": found}
+    return {f"{case}": loop.latents(first), f"{case}, again": loop.latents(again)}
 
 
 def own_call(name: str) -> tuple[dict[str, torch.Tensor], dict[str, list]]:
@@ -164,13 +146,10 @@ def loop_of_two(name: str) -> dict[str, Any]:
     return {"worst": loop.worst, "ran": ran}
 
 
-@record
-def main(out: str) -> None:
-    torch.set_num_threads(1)
-    start_distributed("cpu")
+def on_ranks(out: str) -> dict[str, Any]:
     world, rank = dist.get_world_size(), dist.get_rank()
     results: dict[str, torch.Tensor] = {}
-    for case in (*PATCHES, *OTHERS):
+    for case in (*PATCHES, INT4):
         if case.plan.world_size == world:
             results.update(looped(case))
     found = loops() if world == 2 else {}
@@ -178,9 +157,4 @@ def main(out: str) -> None:
         tensors, found[name] = own_call(name)
         results.update({f"{name}, {key}": each for key, each in tensors.items()})
     save_file({name: each.contiguous() for name, each in results.items()}, f"{out}/world{world}.{rank}.safetensors")
-    Path(out, f"found.{world}.{rank}.json").write_text(json.dumps(found))
-    leave()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return found

@@ -14,8 +14,9 @@ from torch._dynamo.utils import counters
 from parallel_backend.groups.calls import Call
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.parking import Parking
-from tests.support.cases.pipefusion_cases import case_inputs, family_of, scheduler_of
-from tests.support.family_model import Denoiser, FamilyModel
+from tests.support.cases.families import UNEVEN
+from tests.support.cases.pipefusion_cases import family_of
+from tests.support.family_model import FamilyModel
 from tests.support.ranks.host_ranks import CASES, ParallelModel, Sampling, calls_of, flat
 from tests.support.ranks.weights.fetching import Meshes
 
@@ -50,13 +51,9 @@ def of_comfyui(row: str, mesh: Any) -> Bench:
 def of_diffusers(name: str, mesh: Any) -> Bench:
     family = family_of(name)
     model = FamilyModel(family.build(), mesh).of(family)
-    if mesh.plan.pipefusion > 1:
-
-        def sample() -> torch.Tensor | None:
-            return Denoiser(model).sample(case_inputs(name)[0], scheduler_of("flow"), *case_inputs(name)[1:], 3.0)
-
-        return Bench(model, [sample] * 2)
-    return Bench(model, [lambda height=height: model(*family.inputs(3, height, 14), steps=30) for height in HEIGHTS])
+    *sizes, _, width = family.shapes[UNEVEN]
+    runs = [lambda height=height: model(*family.inputs(*sizes, height, width), steps=30) for height in HEIGHTS]
+    return Bench(model, runs)
 
 
 @contextmanager

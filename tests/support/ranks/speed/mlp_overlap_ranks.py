@@ -16,9 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.exchange import ring
 from parallel_backend.seams.exchange.ulysses import UlyssesExchange
-from tests.support.cases.families import FAMILIES, UNEVEN
-from tests.support.family_model import FamilyModel
-from tests.support.ranks.host_ranks import CASES, ParallelModel, calls_of
+from tests.support.ranks.speed.compiled_ranks import of_comfyui, of_diffusers
 from tests.support.ranks.weights.fetching import Meshes, Way
 
 PRODUCTS = {torch.ops.aten.linear, torch.ops.aten.addmm, torch.ops.aten.mm}
@@ -69,14 +67,7 @@ class Events(TorchDispatchMode):
 def products(name: str, library: str, blocks: str, meshes: Meshes, axis: str, weights: str) -> list[int]:
     """Of the blocks of one list."""
     mesh = meshes.of(ParallelPlan(**{axis: dist.get_world_size()}))
-    if library == "comfyui":
-        model = ParallelModel(CASES[name].build(), mesh, torch.float32)
-        run: Any = model.run_calls
-        given: tuple[Any, ...] = (calls_of(CASES[name], 1),)
-    else:
-        family = FAMILIES[name]
-        run = model = FamilyModel(family.build(), mesh).of(family)
-        given = tuple(family.inputs(*family.shapes[UNEVEN]))
+    model, (run, *_) = (of_comfyui if library == "comfyui" else of_diffusers)(name, mesh)
     fetched = model.fetched
     fetched.rearrange(Way(weights).places(len(fetched.blocks)), meshes.store(weights, mesh, fetched))
     dist.barrier()  # each has written to the host's memory what the others read there
@@ -84,7 +75,7 @@ def products(name: str, library: str, blocks: str, meshes: Meshes, axis: str, we
     sends = patch.object(UlyssesExchange, "exchange", events.noted(UlyssesExchange.exchange))
     hops = patch.object(ring, "_pass_on", events.noted_hops(ring._pass_on))
     with events, sends, hops:
-        run(*given)
+        run()
     return events.under_way()
 
 

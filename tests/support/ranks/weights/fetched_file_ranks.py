@@ -15,20 +15,20 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from parallel_backend.groups.calls import Call
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.tensors import list_plain_tensors
 from tests.support.cases.files.formats import FORMATS
 from tests.support.files import quantise, write_stock_models
 from tests.support.files.write_gguf import write_gguf
 from tests.support.ranks import host_ranks  # noqa: F401 (imports ComfyUI, once for all ranks)
+from tests.support.ranks.files import tiny_flux
 from tests.support.ranks.weights.fetching import Meshes, poison_buffers, same, ways_from
 from worker.comfyui.gguf_blocks import FORMATS as BLOCKS
 from worker.comfyui.patches import pack_patches
 from worker.comfyui.source import HostSource
 from worker.rank.model.host_model import HostModel
 
-NAME, RANK = "longcat-image", 2
+NAME = "longcat-image"
 # What the weights are in on the device, and what they are computed in, where the file does not say it.
 DTYPES = {"plain fp8": ("float8_e4m3fn", "float32")}
 OTHER_DTYPE = "bf16"  # a file in it is cast to fp32 as it is read
@@ -60,29 +60,12 @@ def file_of(folder: Path, form: str) -> Path:
 
 
 def call(model: HostModel) -> Outputs:
-    generator = torch.Generator().manual_seed(0)
-    latents, text = (torch.randn(2, *shape, generator=generator) for shape in ((16, 8, 8), (7, 3584)))
-    kwargs = {"y": None, "guidance": None, "transformer_options": {}}
-    outputs = model.call([Call((latents, torch.tensor([0.5, 0.25]), text), kwargs)])
-    return [outputs[0] if outputs else None]  # pyright: ignore[reportReturnType]
+    return [tiny_flux.call(model, rows=2)]
 
 
 def adapt(model: HostModel, strength: float) -> None:
     """A LoRA for each matrix of the blocks, and a difference outside of them; without strength, none."""
-    from comfy.weight_adapter import LoRAAdapter
-
-    generator, patches = torch.Generator().manual_seed(1), {}
-    for name, weight in model.module.model.named_parameters():
-        if weight.ndim == 2 and "_blocks." in name and name.endswith(".weight"):
-            up, down = (
-                torch.randn(*shape, generator=generator) for shape in ((len(weight), RANK), (RANK, weight.shape[1]))
-            )
-            value = LoRAAdapter(set(), (0.05 * up, down, None, None, None, None))
-            patches[f"diffusion_model.{name}"] = [(strength, value, 1.0, None, None)]
-    shape = model.module.model.get_parameter("img_in.weight").shape
-    difference = 0.1 * torch.randn(shape, generator=generator)
-    patches["diffusion_model.img_in.weight"] = [(strength, (difference,), 1.0, None, None)]
-    packed = pack_patches(patches if strength else {})
+    packed = tiny_flux.lora(model, 0.05, strength, ("img_in.weight",)) if strength else pack_patches({})
     model.patch(packed.patches, packed.tensors)
 
 
@@ -96,7 +79,8 @@ def kinds(model: HostModel) -> list[tuple[str, str, str]]:
 
 def equal_to_whole(meshes: Meshes, source: HostSource, plans: list[ParallelPlan], first: str) -> dict[str, bool]:
     mesh, other = (meshes.of(plan) for plan in plans)
-    whole = HostModel.load(source, mesh)
+    whole = HostModel.build(source, mesh)
+    whole.bring((), None)
     classes, plain, adapted = kinds(whole), call(whole), []
     for strength in STRENGTHS:
         adapt(whole, strength)

@@ -18,8 +18,8 @@ from parallel_backend.weights.loading import ModelSource
 from parallel_backend.weights.prefetcher import BlockPrefetcher
 from tests.support.cases.families import FAMILIES, SQUARE, UNEVEN
 from tests.support.cases.host import CASES
-from tests.support.cases.pipefusion_cases import case_inputs, family_of, scheduler_of
-from tests.support.family_model import Denoiser, FamilyModel
+from tests.support.cases.pipefusion_cases import family_of
+from tests.support.family_model import FamilyModel, sampled
 from tests.support.ranks.host_ranks import Sampling, flat, steps_of
 from tests.support.ranks.weights.fetching import Meshes, Way, poison_buffers, same, ways_from
 
@@ -42,7 +42,7 @@ def source_of(name: str, plan: ParallelPlan, folder: Path) -> ModelSource:
     if not dist.get_rank() and not place.exists():
         family.save(place)
     dist.barrier()
-    return ModelSource(family.model_class, family.config, (str(place / "diffusion_pytorch_model.safetensors"),))
+    return family.source(place)
 
 
 def of_diffusers(name: str, mesh: Mesh, folder: Path) -> Bench:
@@ -52,8 +52,7 @@ def of_diffusers(name: str, mesh: Mesh, folder: Path) -> Bench:
     def run(model: FamilyModel) -> Outputs:
         model.of(FAMILIES[name])
         if mesh.plan.pipefusion > 1:
-            latents, conditions, negative = case_inputs(name)
-            return [Denoiser(model).sample(latents, scheduler_of("flow"), conditions, negative, 3.0)]
+            return [sampled(model, name)]
         family = FAMILIES[name]
         return [model(*family.inputs(*family.shapes[shape])) for shape in (SQUARE, UNEVEN)]
 

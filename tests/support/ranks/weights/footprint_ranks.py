@@ -5,6 +5,7 @@ bytes, beside what `WeightSizes` says of it.
 
 from __future__ import annotations
 
+import gc
 import zlib
 from typing import Any
 
@@ -18,11 +19,11 @@ from parallel_backend.plan import HOST, SHARED, ParallelPlan
 from parallel_backend.weights.fitting import count_host_bytes
 from parallel_backend.weights.loading import DTYPES, ModelSource
 from parallel_backend.weights.placement import WeightPlacement
-from parallel_backend.weights.sizes import BUFFERS, fetched_places
+from parallel_backend.weights.sizes import fetched_places
 from parallel_backend.weights.stores import HostStore
 from parallel_backend.weights.tensors import list_storages
 from tests.support.family_model import FamilyModel
-from tests.support.group.footprint import Highest, Storages, mapped_at, return_freed_memory, settled_bytes, shared_bytes
+from tests.support.group.footprint import Storages, mapped_at, shared_bytes
 from worker.comfyui.source import HostSource
 from worker.rank.model.host_model import HostModel
 
@@ -57,18 +58,16 @@ def built(case: dict[str, Any], ranks: AllRanks, plan: ParallelPlan) -> tuple[Mo
 def measured(case: dict[str, Any], ranks: AllRanks) -> dict[str, Any]:
     """Of one case, what was taken and read, beside what was told. copy: of host memory, this rank's part."""
     plan, files = ParallelPlan.from_json(case["plan"]), case["files"]
-    before = settled_bytes()
     with Storages(files) as storages:
-        with Highest() as loading:
-            model, dtype = built(case, ranks, plan)
-            storages.peak = storages.live  # a model of ComfyUI's is made with room that nothing is written to
-            WeightPlacement().place(ranks, model, plan)
-        loaded, rest, held = storages.peak, settled_bytes() - before, storages.live
+        model, dtype = built(case, ranks, plan)
+        storages.peak = storages.live  # a model of ComfyUI's is made with room that nothing is written to
+        WeightPlacement().place(ranks, model, plan)
+        gc.collect()
+        loaded, held = storages.peak, storages.live
         dist.barrier()
         run(model, case["latents"], case["conditions"])  # buffers and libraries warm up
         storages.peak = storages.live
-        with Highest() as computing:
-            output = run(model, case["latents"], case["conditions"])
+        output = run(model, case["latents"], case["conditions"])
         dist.barrier()
         copy = shared_bytes()
         dist.barrier()
@@ -81,12 +80,8 @@ def measured(case: dict[str, Any], ranks: AllRanks) -> dict[str, Any]:
     return {
         **expected(model, plan),
         "live": held - mapped + in_pages,
-        "in pages": in_pages,
-        "private": rest,
         "loading live": loaded - mapped + in_pages,
-        "loading private": loading.bytes - before,
         "block live": storages.peak - mapped + in_pages,
-        "block private": computing.bytes - before,
         "copy": copy or own_copy,
         "read": storages.read_bytes,
         "per byte": case["itemsize"] / dtype.itemsize,
@@ -95,26 +90,20 @@ def measured(case: dict[str, Any], ranks: AllRanks) -> dict[str, Any]:
 
 
 def expected(model: Model, plan: ParallelPlan) -> dict[str, int]:
-    """What is told of a rank before anything is loaded. gloo: what gloo's all-gathers take beside, of two blocks."""
+    """What is told of a rank before anything is loaded."""
     sizes, stage = model.sizes, model.mesh["pipefusion"].index
     own = sizes.by_stage(plan)[stage]
-    going = [own[place] for place in fetched_places(own, plan)]
-    fetched = sum(going)
+    fetched = sum(own[place] for place in fetched_places(own, plan))
     ways = {SHARED: plan.replicas, HOST: dist.get_world_size() // plan.pipefusion}.get(plan.weights, 1)
     return {
         "told": sizes.count_kept_bytes(plan)[stage],
-        "total": sizes.total,
         "largest": max(own),
-        "gloo": sum(sorted(going)[-BUFFERS:]) if plan.weights == SHARED else 0,
         "told copy": count_host_bytes(plan, sizes),
         "told read": sizes.rest + sum(own) - fetched + fetched // ways,
-        "told fetched": sizes.count_fetched_bytes(plan),
     }
 
 
 def on_ranks(cases: list[dict]) -> list[dict]:
-    """Cases: JSON objects of library, plan, source, files and the itemsize in them, latents, conditions; the first is
-    run before it is measured, as what libraries take of memory once is no model's."""
-    return_freed_memory()
+    """Cases: JSON objects of library, plan, source, files and the itemsize in them, latents, conditions."""
     ranks = AllRanks(CPU)
-    return [measured(case, ranks) for case in [cases[0], *cases]][1:]
+    return [measured(case, ranks) for case in cases]

@@ -1,33 +1,26 @@
-"""`weights.removal_ranks FOLDER`:
-plans put on models, taken off, and changed for others.
-
-FOLDER holds a folder of each family's weights. What was found is written to FOLDER/found.RANK.json, by case name.
+"""`weights.removal_ranks FOLDER REMOVED PIPELINES`:
+plans put on models, and taken off. Returns by case which promises hold. FOLDER holds the weights of a family.
 """
 
 from __future__ import annotations
 
 import functools
-import gc
 import json
-import shutil
-import weakref
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from parallel_backend import ParallelPlan, parallelize, unparallelize
 from parallel_backend.errors import RequestError
-from parallel_backend.groups.mesh import build_mesh
-from parallel_backend.weights.loading import ModelSource
+from parallel_backend.groups.mesh import Mesh, build_mesh
 from tests.support.cases.families import FAMILIES, SQUARE
 from tests.support.cases.library_cases import CALLS, SEED
-from tests.support.cases.pipefusion_cases import case_inputs, family_of, scheduler_of
-from tests.support.cases.removal_cases import PARKED, PIPELINES, REPLANNED, STOPPED, case_name
-from tests.support.family_model import Denoiser, FamilyModel
+from tests.support.cases.pipefusion_cases import family_of
+from tests.support.family_model import FamilyModel, sampled
 
 CPU = torch.device("cpu")
+STOPPED = "flux-dev"
 KINDS_OF_HOOKS = [
     f"_forward_{kind}"
     for kind in ("pre_hooks", "pre_hooks_with_kwargs", "hooks", "hooks_with_kwargs", "hooks_always_called")
@@ -51,6 +44,13 @@ def traces(model: torch.nn.Module) -> dict[str, list]:
     }
 
 
+once = functools.cache(build_mesh)
+
+
+def mesh_of(degrees: dict[str, int]) -> Mesh:
+    return once(ParallelPlan.from_json(degrees), CPU)
+
+
 @functools.cache
 def plain(name: str) -> tuple[torch.nn.Module, torch.Tensor]:
     """A family's whole model, and what it gives; one for all plans, none of which leaves anything on it."""
@@ -60,7 +60,7 @@ def plain(name: str) -> tuple[torch.nn.Module, torch.Tensor]:
         return model, family.reference(model, *family.inputs(*family.shapes[SQUARE]))
 
 
-def removed(name: str, degrees: dict[str, int], mesh_of: Any) -> dict[str, bool]:
+def removed(name: str, degrees: dict[str, int], parked: bool) -> dict[str, bool]:
     """A family's whole model before a plan is put on it, and after it was taken off."""
     family = FAMILIES[name]
     latents, timestep, conditions = family.inputs(*family.shapes[SQUARE])
@@ -70,7 +70,7 @@ def removed(name: str, degrees: dict[str, int], mesh_of: Any) -> dict[str, bool]
     marked = traces(model) != before
     if "pipefusion" not in degrees:
         transformer(latents, timestep, conditions)
-    if degrees in PARKED:
+    if parked:
         transformer.parking.copy()
         transformer.parking.free_device()
     transformer.remove()
@@ -83,54 +83,6 @@ def removed(name: str, degrees: dict[str, int], mesh_of: Any) -> dict[str, bool]
         "the weights are the same": [*weights] == [*after] and all(weights[k].equal(after[k]) for k in weights),
         "the model gives the same": got.equal(expected),
     }
-
-
-def result_of(transformer: FamilyModel, name: str) -> torch.Tensor | None:
-    """Of a whole sampler call."""
-    latents, conditions, negative = case_inputs(name)
-    return Denoiser(transformer.of(family_of(name))).sample(latents, scheduler_of("flow"), conditions, negative, 3.0)
-
-
-def replanned(name: str, plans: list[dict[str, int]], folder: Path, parked: bool) -> dict[str, bool]:
-    """One load, whose file then goes, under one plan after the other; each compared with a load for that plan."""
-    family = family_of(name)
-    own = folder / f"own.{dist.get_rank()}.safetensors"
-    shutil.copyfile(folder / name / "diffusion_pytorch_model.safetensors", own)
-    source = ModelSource(family.model_class, family.config, (str(own),))
-    fresh = []
-    for degrees in plans:
-        mesh = build_mesh(ParallelPlan.from_json(degrees), CPU)
-        fresh.append(result_of(FamilyModel.load(source, mesh), name))
-        dist.barrier()
-        mesh.close()
-    mesh = build_mesh(ParallelPlan.from_json(plans[0]), CPU)
-    transformer = FamilyModel.load(source, mesh)
-    if parked:  # on the CPU, weights are the file's pages, which cannot be parked
-        model = transformer.model
-        model.load_state_dict({key: value.clone() for key, value in model.state_dict().items()}, assign=True)
-    own.unlink()
-    found, are_freed = {}, True
-    result_of(transformer, name)
-    for degrees, expected in zip([*plans[1:], plans[0]], [*fresh[1:], fresh[0]], strict=True):
-        groups = [weakref.ref(group) for group in mesh.groups()]
-        if parked:
-            transformer.parking.copy()
-            transformer.parking.free_device()
-        dist.barrier()
-        mesh.close()  # as a rank does, before the next is built
-        mesh = build_mesh(ParallelPlan.from_json(degrees), CPU)
-        gc.disable()  # nobody waits for it: each group has sockets and threads
-        transformer.replan(mesh)
-        are_freed = are_freed and not any(group() for group in groups)
-        gc.enable()
-        if parked:
-            transformer.parking.restore()
-        got = result_of(transformer, name)
-        same = got is None if expected is None else got is not None and got.equal(expected)
-        found[f"the same as loaded for {json.dumps(degrees)}"] = same
-    dist.barrier()
-    mesh.close()
-    return {**found, "a plan's groups are freed with it": are_freed}
 
 
 def pipeline(call_name: str, plans: list[dict[str, int]]) -> dict[str, bool]:
@@ -164,45 +116,25 @@ def pipeline(call_name: str, plans: list[dict[str, int]]) -> dict[str, bool]:
     return found
 
 
-def stopped(name: str, degrees: dict[str, int], folder: Path, mesh_of: Any) -> dict[str, bool]:
-    """What was read for one stage alone cannot be put back, nor shared out otherwise: refused, and it still works."""
-    family = family_of(name)
-    files = (str(folder / name / "diffusion_pytorch_model.safetensors"),)
-    source = ModelSource(family.model_class, family.config, files)
-    transformer = FamilyModel.load(source, mesh_of(degrees))
-    expected = result_of(transformer, name)
+def stopped(folder: Path) -> dict[str, bool]:
+    """What was read for one stage alone cannot be put back: refused, and it still works."""
+    transformer = FamilyModel.load(family_of(STOPPED).source(folder / STOPPED), mesh_of({"pipefusion": 2}))
+    expected = sampled(transformer, STOPPED)
     found = {}
     try:
         transformer.remove()
     except RequestError as error:
         found["the rest is said to be missing"] = "no weights to put back" in str(error)
-    try:
-        transformer.replan(mesh_of({"ulysses": 2}))
-    except ValueError as error:
-        found["another share of the weights is refused"] = "shares out the weights in another way" in str(error)
-    got = result_of(transformer, name)
+    got = sampled(transformer, STOPPED)
     found["it still gives the same"] = got is None if expected is None else got.equal(expected)
     return found
 
 
-def on_ranks(folder: str, removing: list) -> dict[str, dict]:
-    root, world, meshes, found = Path(folder), dist.get_world_size(), {}, {}
+def case_name(name: str, degrees: dict[str, int]) -> str:
+    return f"{name} {json.dumps(degrees)}"
 
-    def mesh_of(degrees: dict[str, int]) -> Any:
-        plan = ParallelPlan.from_json(degrees)
-        if plan not in meshes:
-            meshes[plan] = build_mesh(plan, CPU)
-        return meshes[plan]
 
-    def wanted(cases: list[tuple]) -> list[tuple]:
-        return [case for case in cases if case[-1] == world]
-
-    for name, degrees, _ in wanted(removing):
-        found[case_name("removed", name, degrees)] = removed(name, degrees, mesh_of)
-    for name, degrees, _ in wanted(STOPPED):
-        found[case_name("stopped", name, degrees)] = stopped(name, degrees, root, mesh_of)
-    for name, plans, parked, _ in wanted(REPLANNED):
-        found[case_name("replanned", name, plans, parked)] = replanned(name, plans, root, parked)
-    for name, plans, _ in wanted(PIPELINES):
-        found[case_name("pipeline", name, plans)] = pipeline(name, plans)
-    return found
+def on_ranks(folder: str, removing: list, pipelines: dict[str, list]) -> dict[str, dict]:
+    found = {case_name(name, degrees): removed(name, degrees, parked) for name, degrees, parked in removing}
+    found |= {f"{name}, pipeline": pipeline(name, plans) for name, plans in pipelines.items()}
+    return {**found, STOPPED: stopped(Path(folder))}

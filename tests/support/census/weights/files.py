@@ -1,0 +1,66 @@
+"""Quantised files, merges of them, and adapters of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from tests.support.cases.files.formats import FORMATS
+from tests.support.census.changes import Does, sample_after
+from tests.support.census.h3_rows import plain
+from tests.support.census.rows import ON_ONE_RANK, Row, as_stock, equal, habit, one_rank
+from tests.support.census.weights.merges import OTHER, add, load_other, other
+from tests.support.files.adapters import ADAPTERS, make_adapter
+
+# Their activations are rounded: by a scale of all tokens at hand, or to 16 values, so that a last bit becomes a step.
+ROUNDED = ("int8", "int8 convrot", "w4a4")
+# The formats of a first and a second model.
+MERGED = (("fp8", ""), ("plain fp8", ""), ("", "plain fp8"))
+
+
+def adapted(kind: str) -> Does:
+    """An adapter of the blocks' layers, and the model without it after that."""
+
+    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+        weights = load_file(census.base / "models" / "diffusion_models" / f"{row.model}.safetensors")
+        name = census.written("loras", make_adapter(kind, weights))
+        return [census.sample(row, census.adapt(row, model, 0.8, name)), sample_after(census, row, model)]
+
+    return does
+
+
+def merged(form: str, is_changed: bool = False) -> Does:
+    """A merge with a second model in this format. is_changed: the ranks cannot run what a node does to it."""
+
+    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+        found = add(census, row, model, load_other(census, row, model, other(row, OTHER), form), None)
+        if is_changed:
+            found.model_options["transformer_options"]["optimized_attention_override"] = (
+                lambda function, *args, **kwargs: 1.1 * function(*args, **kwargs)
+            )
+        return [census.sample(row, found)]
+
+    return does
+
+
+def merge_rows() -> Iterator[tuple[str, Row]]:
+    for first, second in MERGED:
+        name, row = f"a merge of {first or 'fp32'} and {second or 'fp32'}", replace(equal(), form=first)
+        yield name, habit(replace(row, shared="ulysses=2"), merged(second))
+        yield f"{ON_ONE_RANK}{name}", habit(one_rank(row), merged(second))
+        yield f"{ON_ONE_RANK}{name}, as stock", habit(replace(as_stock(), form=first), merged(second, is_changed=True))
+
+
+FILE_ROWS: dict[str, Row] = {
+    **{f"a file in {form}": habit(replace(equal(), form=form, rounded=form in ROUNDED), plain) for form in FORMATS},
+    **{f"{ON_ONE_RANK}a file in {form}": habit(replace(one_rank(equal()), form=form), plain) for form in FORMATS},
+    **dict(merge_rows()),
+    **{f"an adapter, {kind}": habit(equal(), adapted(kind)) for kind in ADAPTERS if kind != "LoCon"},
+    **{f"an adapter in fp8, {kind}": habit(replace(equal(), form="fp8"), adapted(kind)) for kind in ("LoRA", "LoKr")},
+    # It alone has convolutions in three parts.
+    "an adapter of a UNet, LoCon": habit(equal("unet"), adapted("LoCon")),
+}

@@ -1,0 +1,107 @@
+"""A socket at which only processes that know the session's token are heard.
+
+Before anything else is read, both ends prove to each other that they know it, by the challenges of `multiprocessing`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
+from pathlib import Path
+from typing import Any, cast
+
+from .private_folder import TOKEN, short_path
+
+MAX_STRANGERS = 64  # connections at the same time whose handshake is not over
+PATIENCE_SECONDS = 10  # with a silent process
+PAUSE_SECONDS = 0.05
+BROKEN_LINK = (OSError, EOFError, ValueError, AssertionError, AuthenticationError)  # of a handshake or a message
+
+open_link: Callable[..., Connection] = cast("Any", Client)  # which on Windows returns another class
+
+
+def patience(seconds: int) -> tuple[int, int, bytes]:
+    """Returns the option of a socket that raises BlockingIOError where nothing comes for so many seconds; 0: never."""
+    return socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0)
+
+
+def listen_at(path: Path) -> socket.socket:
+    """Listens at a path, for this user alone. Raises OSError."""
+    path.unlink(missing_ok=True)  # the last session's
+    listener = socket.socket(socket.AF_UNIX)
+    os.fchmod(listener.fileno(), 0o600)  # the file gets this mode
+    with short_path(path) as address:
+        listener.bind(address)
+    listener.listen(MAX_STRANGERS)
+    return listener
+
+
+def connect_to(address: Any) -> Connection:
+    """Connects to a `HandshakeServer`. address: a path, or host and port. Raises BROKEN_LINK."""
+    token = os.environ[TOKEN].encode()
+    if not isinstance(address, Path):
+        return open_link(address, authkey=token)
+    with short_path(address) as short:
+        return open_link(short, authkey=token)
+
+
+class HandshakeServer(threading.Thread):
+    """Serves each process that knows the token, in a thread of its own. One that says nothing, or nonsense, delays
+    nobody: of too many strangers, the oldest is dropped. strangers: connections whose handshake is not over."""
+
+    def __init__(self, listener: socket.socket, token: str, serve: Callable[[socket.socket, Connection], None]) -> None:
+        """serve: gets the connection, which it may keep, and the same as a link, which is closed when it returns. It
+        may raise BROKEN_LINK."""
+        super().__init__(name="handshake", daemon=True)
+        self.listener, self.token, self.serve = listener, token.encode(), serve
+        self.strangers: dict[socket.socket, None] = {}  # the oldest first
+        self.start()
+
+    def run(self) -> None:
+        while self.listener.fileno() >= 0:
+            try:
+                connection, _ = self.listener.accept()
+            except OSError:  # it has gone already, or there is no descriptor for it
+                time.sleep(PAUSE_SECONDS)
+                continue
+            for oldest in list(self.strangers)[: 1 - MAX_STRANGERS]:
+                self.drop(oldest)
+            self.strangers[connection] = None
+            try:
+                connection.setsockopt(*patience(PATIENCE_SECONDS))
+                threading.Thread(target=self.greet, args=(connection,), name="handshake-client", daemon=True).start()
+            except (OSError, MemoryError, RuntimeError):  # a job uses the memory up; the process tries again
+                self.drop(connection)
+
+    def greet(self, connection: socket.socket) -> None:
+        try:
+            with Connection(os.dup(connection.fileno())) as link:
+                deliver_challenge(link, self.token)
+                answer_challenge(link, self.token)
+                del self.strangers[connection]
+                self.serve(connection, link)
+        except (*BROKEN_LINK, KeyError, MemoryError):  # KeyError: it was dropped
+            self.strangers.pop(connection, None)
+            connection.close()
+
+    def drop(self, connection: socket.socket) -> None:
+        """Ends a connection whose handshake is not over. Its thread ends, too."""
+        self.strangers.pop(connection, None)
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+        connection.close()
+
+    def close(self) -> None:
+        """Stops listening. Processes that are served stay."""
+        with contextlib.suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        for each in list(self.strangers):
+            self.drop(each)
