@@ -62,6 +62,7 @@ class Session:
         self.operation: str | None = None
         self.last_id = 0
         self.given_up = False  # the last request was cancelled, and its reply has not come yet
+        self.step_began, self.step_patience = 0.0, math.inf  # of the running step, see `Pace.patience`
         self.first_step_at: float | None = None  # when the running step began, if it is the first of its kind
         self.end_reason: Explanation | None = None
         self.pids: list[int] = []
@@ -208,11 +209,7 @@ class Session:
             return
         deadline = time.monotonic() + patience
         try:
-            while True:
-                while not self.incoming.select(POLL_SECONDS):
-                    check()
-                    if time.monotonic() > deadline:
-                        return
+            while self._await_message(check, deadline):
                 reply, _ = self.job_channel.receive()
                 if "event" not in reply:
                     self.given_up = False
@@ -250,17 +247,24 @@ class Session:
     def _next_reply(self, check: Check, kind: Hashable | None, device: torch.device | None) -> tuple[Header, Tensors]:
         """Returns the next event or reply of the last request."""
         check()  # at least once, even if the answer is already there
-        began = time.monotonic()
-        patience = self.pace.patience(kind)
-        self.first_step_at = began if kind and math.isinf(patience) else None
+        self.step_began, self.step_patience = time.monotonic(), self.pace.patience(kind)
+        self.first_step_at = self.step_began if kind and math.isinf(self.step_patience) else None
+        self._await_message(check)
+        reply, results = self.job_channel.receive(device)
+        self.pace.note(kind, time.monotonic() - self.step_began)
+        return reply, results
+
+    def _await_message(self, check: Check, deadline: float = math.inf) -> bool:
+        """Waits for a message of the ranks, or for the end of their channel, until `deadline`. Returns whether it came.
+        Ends the session if the running step takes far longer than earlier ones."""
         while not self.incoming.select(POLL_SECONDS):
             check()
-            if time.monotonic() - began > patience:
-                reason = f"A step took more than {patience:.0f} s, far longer than earlier ones: its ranks are stuck."
-                self.end_stuck(reason)
-        reply, results = self.job_channel.receive(device)
-        self.pace.note(kind, time.monotonic() - began)
-        return reply, results
+            if time.monotonic() > deadline:
+                return False
+            if time.monotonic() - self.step_began > self.step_patience:
+                taken = f"A step took more than {self.step_patience:.0f} s, far longer than earlier ones"
+                self.end_stuck(f"{taken}: its ranks are stuck.")
+        return True
 
     def cancel(self, job: int) -> None:
         """Cancels a request at its next step. Does not wait for the answer."""

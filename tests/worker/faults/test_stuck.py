@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -40,6 +41,17 @@ find_nothing()
 """
 
 
+def end_after(seconds: float) -> Callable[[], None]:
+    """A check that gives the request up after so many seconds."""
+    deadline = time.monotonic() + seconds
+
+    def check() -> None:
+        if time.monotonic() > deadline:
+            raise TimeoutError
+
+    return check
+
+
 def test_a_first_step_in_which_nothing_moves_ends_with_the_stacks_of_the_ranks(
     own_ranks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,6 +71,28 @@ def test_a_first_step_in_which_nothing_moves_ends_with_the_stacks_of_the_ranks(
         # Rank 0 waits for it in the relay, or in the first exchange if it was stopped while it waited for a request.
         assert "relay.py" in said.details or "ulysses.py" in said.details, said.details
         assert "rank 0:" in said.details and "rank 1, which did not answer:" in said.details
+        direct.load()
+        assert direct.forward(16, 16).isfinite().all()
+    finally:
+        group.stop()
+
+
+def test_a_step_that_is_stuck_ends_the_group_though_its_request_was_cancelled(
+    own_ranks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next request would wait for its reply without end: the heartbeat alone would be patient."""
+    group = WorkerGroup("cpu", tmp_path / "logs", Settings(silence_seconds=600.0))
+    try:
+        direct = direct_on(group, tmp_path, DIT, ulysses=2)
+        direct.load()
+        direct.forward(16, 16)
+        monkeypatch.setattr(pace, "LEAST_SECONDS", STILL)
+        os.kill(direct.pids()[1], signal.SIGSTOP)
+        inputs = DIT.inputs(2, 16, 16)
+        with pytest.raises(TimeoutError):
+            direct.call(*inputs, end_after(STILL / 4))
+        with pytest.raises(WorkerGroupError, match="far longer than earlier ones"):
+            direct.call(*inputs, end_after(PATIENCE))
         direct.load()
         assert direct.forward(16, 16).isfinite().all()
     finally:
