@@ -97,7 +97,8 @@ class DeviceClock:
 class Timeline:
     """Records one rank's spans. New spans replace the oldest. Only one thread may use it.
 
-    moves: how many spans were entered or left so far; another thread may read it.
+    moves: how many spans were entered or left so far, and how often a request without spans has come further; another
+    thread may read it.
 
     A step's span lies within a request's span. Communication spans do not overlap. Each lies within a step's span;
     after the last step, only within the request's.

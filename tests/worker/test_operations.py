@@ -126,7 +126,7 @@ def test_while_weights_are_moved_a_longer_silence_is_borne(operation: str, polis
 @pytest.mark.parametrize("has_model", [True, False])
 def test_a_model_that_the_ranks_dropped_is_loaded_again(outcome: dict[str, Any], has_model: bool) -> None:
     """Whatever request ended early: one that moves weights may drop the model, too. The reply says so."""
-    session: Any = SimpleNamespace(operation="call", first_step_at=None, known=KnownState(model=({}, {})))
+    session: Any = SimpleNamespace(operation="call", known=KnownState(model=({}, {})))
     Session._end_request(session, {**outcome, "has_model": has_model})
     assert (session.known.model is not None) == has_model and session.operation is None
 

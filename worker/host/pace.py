@@ -9,8 +9,8 @@ from ..wire.protocol import IN_BLOCKS, NEVER, ONCE
 
 LEAST_SECONDS = 120.0
 TIMES_SLOWEST = 30.0
-# The longest time in which no rank begins or ends an exchange, in a step that is the first of its kind, by when the
-# ranks exchange. A block takes seconds. A whole forward may take long.
+# The longest time in which no rank begins or ends an exchange, or reads on in a file, in a step that is the first of
+# its kind, by when the ranks exchange. A block takes seconds. A whole forward may take long, and so may a load.
 STILL_SECONDS = {IN_BLOCKS: 600.0, ONCE: 3600.0, NEVER: math.inf}
 
 

@@ -24,7 +24,7 @@ from ..wire.endpoint import Endpoint
 from ..wire.job_channel import HostChannel
 from ..wire.operations import OPERATIONS, operation_of
 from ..wire.private_folder import EXPECTED, STORE, TOKEN
-from ..wire.protocol import FAILED, MEMORY, Header, ProtocolError, encode
+from ..wire.protocol import FAILED, MEMORY, NEVER, ONCE, Header, ProtocolError, encode
 from ..wire.tensors import Tensors
 from .control_client import ControlClient
 from .known_state import KnownState
@@ -62,8 +62,8 @@ class Session:
         self.operation: str | None = None
         self.last_id = 0
         self.given_up = False  # the last request was cancelled, and its reply has not come yet
-        self.step_began, self.step_patience = 0.0, math.inf  # of the running step, see `Pace.patience`
-        self.first_step_at: float | None = None  # when the running step began, if it is the first of its kind
+        self.step_kind: Hashable | None = None  # of the running step; None in requests without steps
+        self.step_began, self.step_patience = 0.0, math.inf  # see `Pace.patience`
         self.end_reason: Explanation | None = None
         self.pids: list[int] = []
         self.last_status: dict[str, Any] = {}  # the ranks' last answer
@@ -176,6 +176,7 @@ class Session:
             self.known.conditions = SentConditions()  # those that were to be sent are not
             raise RequestRefused("The ranks are at work on the sampling in which they are asked for this.")
         self.last_id += 1
+        self.begin_step(kind)
         self.operation = header["op"]
         try:
             self.job_channel.send(encode({**header, "id": self.last_id}, tensors))
@@ -230,7 +231,7 @@ class Session:
 
     def _end_request(self, reply: Header) -> None:
         """Updates what the ranks hold after a reply."""
-        self.operation = self.first_step_at = None
+        self.operation = None
         if reply.get("kind") in (FAILED, MEMORY):
             self.known = self.known.emptied()
         elif "error" in reply or not reply["has_model"]:
@@ -247,12 +248,15 @@ class Session:
     def _next_reply(self, check: Check, kind: Hashable | None, device: torch.device | None) -> tuple[Header, Tensors]:
         """Returns the next event or reply of the last request."""
         check()  # at least once, even if the answer is already there
-        self.step_began, self.step_patience = time.monotonic(), self.pace.patience(kind)
-        self.first_step_at = self.step_began if kind and math.isinf(self.step_patience) else None
+        self.begin_step(kind)
         self._await_message(check)
         reply, results = self.job_channel.receive(device)
         self.pace.note(kind, time.monotonic() - self.step_began)
         return reply, results
+
+    def begin_step(self, kind: Hashable | None) -> None:
+        """Notes that a step begins, or a request without steps."""
+        self.step_kind, self.step_began, self.step_patience = kind, time.monotonic(), self.pace.patience(kind)
 
     def _await_message(self, check: Check, deadline: float = math.inf) -> bool:
         """Waits for a message of the ranks, or for the end of their channel, until `deadline`. Returns whether it came.
@@ -261,9 +265,9 @@ class Session:
             check()
             if time.monotonic() > deadline:
                 return False
-            if time.monotonic() - self.step_began > self.step_patience:
-                taken = f"A step took more than {self.step_patience:.0f} s, far longer than earlier ones"
-                self.end_stuck(f"{taken}: its ranks are stuck.")
+            if time.monotonic() - self.step_began > (patience := self.step_patience):
+                reason = f"A step took more than {patience:.0f} s, far longer than earlier ones: its ranks are stuck."
+                self.end_stuck(reason)
         return True
 
     def cancel(self, job: int) -> None:
@@ -273,12 +277,14 @@ class Session:
         except ConnectionError:
             logging.info("[ParallelDiT] nothing to cancel: the worker group has died")
 
-    def check_first_step(self, status: Header) -> None:
-        """Ends the session if no rank has moved for too long in the first step of a kind, for which there is no pace.
+    def check_progress(self, status: Header) -> None:
+        """Ends the session if no rank has moved for too long in a request, or a first step, for which there is no pace.
         status: the ranks'."""
-        began, bound = self.first_step_at, STILL_SECONDS[status["exchanges"]]
-        if began is not None and min(status["still"], time.monotonic() - began) > bound:
-            self.end_stuck(f"In {bound:.0f} s of a first step, no rank has sent or received anything: they are stuck.")
+        if not self.operation or math.isfinite(self.step_patience):
+            return
+        bound = STILL_SECONDS[status["exchanges"] if self.step_kind else ONCE if self.ranks > 1 else NEVER]
+        if min(status["still"], time.monotonic() - self.step_began) > bound:
+            self.end_stuck(f"In {bound:.0f} s, no rank has sent, received or read anything: they are stuck.")
 
     def end_stuck(self, reason: str) -> None:
         """Ends the session because its ranks wait for something that does not come. The error has the Python stacks of
@@ -300,7 +306,7 @@ class Session:
             return
         else:
             self.answered, self.pids, beats = time.monotonic(), status["pids"], status.get("beats", [])
-            self.check_first_step(status)
+            self.check_progress(status)
         dead = self._find_dead(beats, patience)
         if len(dead) == 1:
             ((rank, seen),) = dead.items()

@@ -95,7 +95,8 @@ class Job:
         return self.heartbeat.cancelled == self.id
 
     def check(self) -> None:
-        """Publishes the memory's figures, and raises Cancelled once ComfyUI has cancelled the job."""
+        """Publishes that the job goes on, and the memory's figures. Raises Cancelled once ComfyUI has cancelled it."""
+        self.groups.timeline.moves += 1
         self.state.publish(FIGURES_SECONDS)
         if self.is_cancelled:
             raise Cancelled

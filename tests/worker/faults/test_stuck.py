@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ import torch
 from demo.host import REPOSITORY
 from parallel_backend.errors import GroupError
 from parallel_backend.groups.timeline import Timeline
-from tests.support.group.direct_group import DIT, direct_on, wait_until
+from tests.support.group.direct_group import DIT, DirectGroup, direct_on, wait_until
 from worker.errors import WorkerGroupError
 from worker.host import pace
 from worker.host.client import WorkerGroup
@@ -25,7 +26,7 @@ from worker.launch.logs import collect_stacks
 from worker.rank.job_groups import JobGroups
 from worker.settings import Settings
 from worker.wire.private_folder import FOLDER
-from worker.wire.protocol import IN_BLOCKS
+from worker.wire.protocol import IN_BLOCKS, ONCE
 
 STILL, PATIENCE = 2.0, 60.0
 CPU = torch.device("cpu")
@@ -52,11 +53,13 @@ def end_after(seconds: float) -> Callable[[], None]:
     return check
 
 
-def test_a_first_step_in_which_nothing_moves_ends_with_the_stacks_of_the_ranks(
-    own_ranks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ask", [lambda it: it.forward(16, 16), lambda it: it.under(ring=2)], ids=["step", "load"])
+def test_a_first_step_or_load_in_which_nothing_moves_ends_with_the_stacks_of_the_ranks(
+    ask: Callable[[DirectGroup], Any], own_ranks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One is stopped, and the other waits for it. The heartbeat alone would be patient."""
-    monkeypatch.setitem(pace.STILL_SECONDS, IN_BLOCKS, STILL)
+    for exchanges in (IN_BLOCKS, ONCE):
+        monkeypatch.setitem(pace.STILL_SECONDS, exchanges, STILL)
     group = WorkerGroup("cpu", tmp_path / "logs", Settings(silence_seconds=600.0))
     try:
         direct = direct_on(group, tmp_path, DIT, ulysses=2)
@@ -65,11 +68,11 @@ def test_a_first_step_in_which_nothing_moves_ends_with_the_stacks_of_the_ranks(
         began = time.monotonic()
         os.kill(stopped, signal.SIGSTOP)
         with pytest.raises(WorkerGroupError) as raised:
-            direct.forward(16, 16)
+            ask(direct)
         said = raised.value.explanation
-        assert "of a first step" in said.cause and time.monotonic() - began < PATIENCE
+        assert "no rank has sent" in said.cause and time.monotonic() - began < PATIENCE
         # Rank 0 waits for it in the relay, or in the first exchange if it was stopped while it waited for a request.
-        assert "relay.py" in said.details or "ulysses.py" in said.details, said.details
+        assert any(file in said.details for file in ("relay.py", "ulysses.py", "mesh.py")), said.details
         assert "rank 0:" in said.details and "rank 1, which did not answer:" in said.details
         direct.load()
         assert direct.forward(16, 16).isfinite().all()

@@ -38,7 +38,7 @@ class Machine:
         process = SimpleNamespace(folder=folder, exited=SimpleNamespace(wait=lambda *_: True))
         self.session = session = Session.__new__(Session)
         session.ranks, session.settings, session.operation = 2, Settings(silence_seconds=PATIENCE), None
-        session.pids, session.silences, session.answered, session.first_step_at = [*PIDS], {}, 0.0, None
+        session.pids, session.silences, session.answered = [*PIDS], {}, 0.0
         given: Any = (SimpleNamespace(ask=self.answer), process, lambda reason: setattr(self, "said", reason.cause))
         session.control, session.process, session.end = given
         self.said = ""
