@@ -1,4 +1,4 @@
-"""The axes of a plan, and what each splits. All other code reads these facts here.
+"""The axes of a plan, and what each splits.
 
 A new axis needs a row in AXES, its degree in `ParallelPlan`, and the code for its split. This module imports no torch.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# What can be split. This also says which ranks have a forward's prediction: each has that of its own rows of a split
-# batch, the last one has it if blocks are split, and all have it if tokens are. Fewer blocks mean fewer weights, too.
+# What can be split. This also says which ranks have a forward's prediction. If the batch is split, each rank has that
+# of its own rows; if the blocks are, the last stage; if the tokens are, every rank. Stages also share out the weights.
 BATCH, BLOCKS, TOKENS = "batch", "blocks", "tokens"
 
 

@@ -14,14 +14,18 @@ MAX_DEGREE = 1024
 MAX_SPEED = 1e6
 LOSSY_ATTENTION = ("sage", "sage_fp8", "sage_fp16")  # they multiply in 8 bits
 ATTENTION = ("auto", "native", "flash3", "flash", "cudnn", *LOSSY_ATTENTION)
-AUTO, WHOLE, SHARED, HOST = WEIGHTS = ("auto", "whole", "shared", "host")
-OFF, ON, AUTO = COMPILE = ("off", "on", AUTO)
+AUTO = "auto"
+WHOLE, SHARED, HOST = "whole", "shared", "host"
+WEIGHTS = (AUTO, WHOLE, SHARED, HOST)
+OFF, ON = "off", "on"
+COMPILE = (OFF, ON, AUTO)
 COMPILED_STEPS = 16  # auto compiles from this many steps on; see docs/dev/10-decisions.md
 # The most parts that heads are exchanged in. Attention waits only for the first part's way in and the last's way out.
 EXCHANGE_PARTS = 4
-PIECES = 4  # the most in which a rank's tokens may take turns
+PIECES = 4  # the most into which a rank's tokens are cut, see `ParallelPlan`
 MODEL, INT4 = EXCHANGE_DTYPES = ("model", "int4")
-AUTO, TIME, MEMORY = BALANCES = (AUTO, "time", "memory")
+TIME, MEMORY = "time", "memory"
+BALANCES = (AUTO, TIME, MEMORY)
 EXCHANGE_BLOCK = 64  # the most numbers of a head that share a scale, in a lossy exchange
 CHOICES = {
     "attention": ATTENTION,
@@ -54,7 +58,7 @@ class ParallelPlan:
     exchange_dtype: the dtype in which ulysses and ring send keys, values, queries and results. It is the model's own,
     or int4, which is lossy: the differences to the step before, with a scale for each block of a token's head; ulysses
     only. The first step is exact.
-    pieces: in how many pieces a rank's tokens take turns, so that one computes while the others' tokens travel, see
+    pieces: how many parts a rank's tokens are cut into: one part computes while the exchange of the others travels, see
     `seams/exchange/pieces.py`. Ulysses only; exact.
 
     Placement:

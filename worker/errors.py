@@ -31,7 +31,8 @@ class OutOfMemory(RequestRefused):
 
 
 class NoRoom(RequestRefused):
-    """A machine has no room for the file of weights by value. ComfyUI's own has it."""
+    """Another machine than ComfyUI's has no room for its copy of weights that are in no file. ComfyUI can run the model
+    itself."""
 
 
 class ConnectionClosed(ConnectionError):

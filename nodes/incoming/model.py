@@ -142,7 +142,7 @@ def share_weights(model: Patcher, new: RemoteModelPatcher) -> None:
     own, stored = dict(weights_of(model.model.diffusion_model)), dict(weights_of(remote.weights.map_file()))
     if name := next(find_written({**own, **patched}, stored), ""):
         raise Refused(f"A node before this one has written over the model's weights ({name}).", BEFORE)
-    if not model.pinned and not has_dynamic_vram():  # which maps the file itself
+    if not model.pinned and not has_dynamic_vram():  # dynamic VRAM maps the file itself
         take_all_pages((own[name], stored[name]) for name in own.keys() & stored.keys() - patched)
     remote.weights.drop()
 

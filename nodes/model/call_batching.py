@@ -62,7 +62,7 @@ def batch_conditions(batcher: CallBatcher, executor: Any, *args: Any) -> list[to
 
 
 def batch_windows(batcher: CallBatcher, given: dict[str, Any]) -> list[torch.Tensor]:
-    """Does the same as `batch_conditions` in a guider that works window by window."""
+    """Does for guiders that work window by window what `batch_conditions` does for others."""
     model, conds, options = given["model"], given["conds"], given["model_options"]
 
     def step() -> list[torch.Tensor]:

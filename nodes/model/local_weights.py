@@ -41,7 +41,7 @@ class LocalWeights:
 
     No weight is in this process until somebody needs it. Then the pages of the file, `source`, are mapped.
     on_show: called with the module's weights that are others now, by name.
-    patched: the names of the weights that ComfyUI patches when it loads a model. Hooks change others, too.
+    patched: the names of the weights that a usual LoRA can change. A hook can change others, too.
     """
 
     on_show: Callable[[Mapping[str, Any]], None]

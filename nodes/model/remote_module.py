@@ -328,12 +328,12 @@ class RemoteModule(PlannedModule):
         latents = torch.cat([noise] * len(first.branches))
         if first.channels is not None:
             latents = torch.cat([latents, first.channels.to(latents)], dim=1)
-        work = self.count_work(work, (latents, latents.new_zeros(len(latents))), first.kwargs)
-        self.decide_plan(work, [each.kwargs[OPTIONS] for each in passes])
-        first = replace(first, kwargs=self.add_objects(first.kwargs))
         with self.group.turn(check_interrupt):
+            work = self.count_work(work, (latents, latents.new_zeros(len(latents))), first.kwargs)
+            self.decide_plan(work, [each.kwargs[OPTIONS] for each in passes])
             self.load()
             self.choose_kernel(first.kwargs[OPTIONS])
+            first = replace(first, kwargs=self.add_objects(first.kwargs))
             told = (on_step, self.sampling.inside.absorb)
             return self.group.sample(call, tensors, [first, *passes[1:]], check_interrupt, *told)
 

@@ -334,7 +334,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
             self.patch_hooks(None)
 
     def add_wrapper_with_key(self, wrapper_type: str, key: str, wrapper: Any) -> None:
-        if self.remote and key == COMPILE_KEY:  # the ranks compile; `use` sends its settings
+        if self.remote and key == COMPILE_KEY:  # the ranks compile; `use_patches` sends its settings
             return
         super().add_wrapper_with_key(wrapper_type, key, wrapper)
 

@@ -34,7 +34,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "parallel_backend": (
         ("errors", "axes"),
         ("plan", "compat", "device"),
-        ("hooks", "video"),
+        ("hooks",),
         ("groups",),
         ("models", "rates"),
         ("weights",),
