@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import InitVar, dataclass
 from typing import Any
 
@@ -53,7 +52,6 @@ class Executor:
     def __post_init__(self, emit: Emit) -> None:
         self.handlers = Operations(self.state, self.timeline, emit).handlers()
         self.counts = dict.fromkeys(self.handlers, 0)
-        self.seconds = dict.fromkeys(self.handlers, 0.0)
         self.places = gather_places(self.state, self.control.everyone)
 
     def execute(self, header: Header, tensors: Tensors) -> tuple[Header, Tensors | None]:
@@ -61,7 +59,6 @@ class Executor:
         errors that the group cannot survive."""
         job = self.job = Job(header, tensors, self.state, self.control, self.groups, self.heartbeat)
         self.groups.job = job.id
-        started = time.perf_counter()
         name = job.operation.name
         with self.timeline.request(name):
             results, outcome = job.attempt(lambda: self.run(job, tensors))
@@ -70,7 +67,6 @@ class Executor:
         if is_done:
             self.groups.check()
             self.counts[name] += 1
-            self.seconds[name] += time.perf_counter() - started
         else:
             self.undo(job, outcome)
         self.state.publish()  # before the reply, because ComfyUI then asks what the request has freed
@@ -116,7 +112,6 @@ class Executor:
             "pids": [place["pid"] for place in self.places],
             "devices": [{name: place[name] for name in ("index", "name", "outside")} for place in self.places],
             "counts": dict(self.counts),
-            "seconds": dict(self.seconds),
             "last_run": self.timeline.last_run,
             "exchanges": exchanges_of(held and held.plan),
             **self.heartbeat.status(),

@@ -68,7 +68,7 @@ def real_frames() -> list[bytes]:
     control: list[tuple[Header, Tensors]] = [
         ({"op": "status"}, {}),
         ({"op": "cancel", "job": 3}, {}),
-        ({"state": "busy", "step": [1, 4], "pids": [1, 2], "seconds": {"load": 0.5}}, {}),
+        ({"state": "busy", "step": [1, 4], "pids": [1, 2]}, {}),
     ]
     return [b"".join(encode(*each)) for each in (*job, *control)]
 
