@@ -12,6 +12,7 @@ from ..parallel_backend.errors import Explained
 from ..parallel_backend.plan import ParallelPlan
 from ..worker.settings import REFUSE
 from .model.host_file import HostFile
+from .model.planned_module import PlannedModule
 from .model.remote_module import RemoteModule
 from .model.remote_patcher import RemoteModelPatcher, remote_patcher
 from .model.sampling import show_on_node
@@ -50,8 +51,8 @@ def load_described(file: HostFile, name: str, asked: ParallelPlan | None, group:
     plan, source = resolved.plan, file.source(resolved.plan, device_type() == "cpu")
     workers = worker_group(group)
     prepare_model(workers, plan.world_size, source.to_json(), source.files)
-    remote = RemoteModule(workers, source, plan, costs, resolved.note, auto, name)
-    return remote_patcher(file.model, remote)
+    planned = PlannedModule(workers, source.to_json(), plan, costs, resolved.note, auto, name)
+    return remote_patcher(file.model, RemoteModule(source, planned))
 
 
 def explain_stock(error: Explained, group: int, begin: str = "") -> None:

@@ -64,7 +64,8 @@ def parallelize(model: Patcher, asked: ParallelPlan | None, group: int) -> Patch
     """Returns a MODEL whose work the ranks share under this plan. It is the given one if they cannot run it, and the
     node says why. asked: None means auto. Raises PlanError, and Refused if the settings ask for an error instead."""
     check_installed()
-    before = model.stand_in if isinstance(model, RemoteModelPatcher) else None
+    stand_in = model.stand_in if isinstance(model, RemoteModelPatcher) else None
+    before = stand_in and stand_in.planned.asked
     try:
         new = load_incoming(model, asked, group)
         take_changes(model, new, functools.partial(load_incoming, asked=asked, group=group))
@@ -74,11 +75,11 @@ def parallelize(model: Patcher, asked: ParallelPlan | None, group: int) -> Patch
     except (ModelFileError, Refused) as error:
         said = f"{name_of(model)} runs as stock, on ComfyUI's own device alone."
         if before:
-            said = f"The plan of the node before this one stays: {before.asked}."
+            said = f"The plan of the node before this one stays: {before}."
         explain_stock(error, group, said)
         return model
     if before:
-        show_on_node(f"This node's plan replaces the plan of the node before it, {before.asked}.")
+        show_on_node(f"This node's plan replaces the plan of the node before it, {before}.")
     return new
 
 
@@ -109,7 +110,7 @@ def load_incoming(model: Patcher, asked: ParallelPlan | None, group: int) -> Rem
 def name_of(model: Patcher) -> str:
     """Returns the name of a MODEL's file, or of its class if it names none."""
     if isinstance(model, RemoteModelPatcher) and model.stand_in:
-        return model.stand_in.name
+        return model.stand_in.planned.name
     init = getattr(model, "cached_patcher_init", None)
     path = init[1][0] if init and init[1] else ""
     return Path(path).name if isinstance(path, str) and path else type(model.model).__name__

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ CHOICES = {
     "on_free": ON_FREE, "device": ("", *DEVICES), "start": START, "when_not_parallel": WHEN_NOT_PARALLEL,
 }  # fmt: skip
 MOST_RANKS = 1024
+MOST = 10_000_000  # of any other number: no timer takes 1e11 seconds
 MAY_BE_ZERO = ("ranks", "restarts", "cpu_ranks")
 # Only the file and variables set these, and no page of ComfyUI: they name a program that is started, addresses that are
 # trusted, and a folder that is written. Another node pack's script on the page could set them.
@@ -124,9 +124,10 @@ def convert_value(name: str, value: Any, source: str) -> Any:
     choices = CHOICES.get(name)
     if choices and result not in choices:
         raise SettingsError(f"{source} sets {name} to {value!r}; it must be one of {', '.join(filter(None, choices))}.")
-    if isinstance(result, int) and name in ("ranks", "cpu_ranks") and result > MOST_RANKS:
-        raise SettingsError(f"{source} sets {name} to {value!r}; it must be at most {MOST_RANKS}.")
-    if isinstance(result, (int, float)) and (not 0 <= result < math.inf or (result == 0 and name not in MAY_BE_ZERO)):
+    most = MOST_RANKS if name in ("ranks", "cpu_ranks") else MOST
+    if isinstance(result, (int, float)) and result > most:
+        raise SettingsError(f"{source} sets {name} to {value!r}; it must be at most {most}.")
+    if isinstance(result, (int, float)) and (not result >= 0 or (result == 0 and name not in MAY_BE_ZERO)):
         raise SettingsError(f"{source} sets {name} to {value!r}; it must be more than 0.")
     return result
 

@@ -19,7 +19,7 @@ from ..model.host_file import has_dynamic_vram
 OF_USE = {*COMFYUIS, "current_patcher", "device", "latent_shapes"}
 MADE_BY = ("custom_operations", "operations")  # who made the layers, which are compared
 CHOSEN = ("dequant_dtype", "patch_dtype")  # settings of ComfyUI-GGUF's layers
-ENDS = 1024  # numbers that are compared at each end of a weight
+ENDS, BETWEEN = 1024, 512  # numbers of a weight that are compared: at each end, and at equal distances between
 NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 
 
@@ -119,17 +119,18 @@ def are_alike(value: Any, other: Any, seen: set[tuple[int, int]]) -> bool:
 
 
 def find_written(weights: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor]) -> Iterator[str]:
-    """Yields the names of weights that differ from the file's. Only the ends of each are compared, so that not all of
-    the file is read: code that writes over a weight nearly always writes over the whole of it.
+    """Yields the names of weights that differ from the file's. Only the ends of each are compared, and some numbers
+    between: a node that writes nearly always writes over a whole weight, or over rows of it.
 
     stored: the file's, which may have another dtype."""
     for name, weight in weights.items():
         if (other := stored.get(name)) is not None:
             pairs = zip(list_plain_tensors(weight), list_plain_tensors(other), strict=False)
-            if not all(have_equal_ends(*pair) for pair in pairs):
+            if not all(have_equal_samples(*pair) for pair in pairs):
                 yield name
 
 
-def have_equal_ends(weight: torch.Tensor, stored: torch.Tensor) -> bool:
-    ends = (slice(None, ENDS), slice(-ENDS, None))
-    return all(are_equal(stored.flatten()[end].to(weight.dtype), weight.flatten()[end].cpu()) for end in ends)
+def have_equal_samples(weight: torch.Tensor, stored: torch.Tensor) -> bool:
+    between = slice(None, None, weight.numel() // BETWEEN | 1)  # odd: a power of two would always hit the same column
+    samples = (slice(None, ENDS), slice(-ENDS, None), between)
+    return all(are_equal(stored.flatten()[each].to(weight.dtype), weight.flatten()[each].cpu()) for each in samples)

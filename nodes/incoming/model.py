@@ -128,7 +128,7 @@ def changes_of(model: Patcher, file: HostFile) -> Iterator[str]:
         if remote.weights.is_changed:
             yield WRITTEN
         own = {name.removeprefix(PREFIX) for name in replaced}
-        changes = remote.guard.changes(own, remote.runs_here)
+        changes = remote.guard.changes(own, remote.stock.runs)
         yield from (each.name for each in changes if each.watched.kind not in (METHODS, FUNCTIONS, TORCHS))
 
 

@@ -15,7 +15,7 @@ from ...parallel_backend.groups.mesh_layout import largest_rows
 from ...parallel_backend.models.checks import count_tokens
 from ...parallel_backend.models.spec import spec_of
 from ...parallel_backend.plan import HOST, ParallelPlan
-from ...worker.comfyui.patched_options import CHANGES, KERNEL, OPTIONS
+from ...worker.comfyui.patched_options import CHANGES, OPTIONS
 from ...worker.errors import Explanation
 from ...worker.host.client import WorkerGroup
 from ...worker.host.runs import RunPlan
@@ -26,7 +26,7 @@ from ..costs.structure import copy_structure
 from ..inside.patches import join, limit_work, reasons_of_plan
 from ..plan_words import Remark, ResolvedPlan, format_seconds, join_remarks
 from ..workers.room import expect_weights, room_for_weights
-from .sampling import Sampling, check_interrupt, show_on_node
+from .sampling import check_interrupt, show_on_node
 
 
 class PlannedModule:
@@ -39,12 +39,7 @@ class PlannedModule:
     note: for the group's status, if the plan is not the requested one.
     name: of the model, as the user chose it.
     working: bytes in addition to the weights on a rank, for the last sampling that ComfyUI freed memory for.
-    sampling: the current one.
-    compiled: see `compile_settings`.
     has_bands: whether ranks share a picture in bands of rows."""
-
-    sampling: Sampling
-    compiled: Mapping[str, Any]
 
     def __init__(
         self,
@@ -52,9 +47,9 @@ class PlannedModule:
         source: Header,
         plan: ParallelPlan,
         costs: ModelCosts,
-        note: tuple[Remark, ...],
-        auto: PlanOfRun[ResolvedPlan] | None,
-        name: str,
+        note: tuple[Remark, ...] = (),
+        auto: PlanOfRun[ResolvedPlan] | None = None,
+        name: str = "",
     ) -> None:
         self.group, self.source, self.plan, self.sizes = group, source, plan, costs.sizes
         self.asked, self.note, self.name = plan, note, name or source["model_class"]
@@ -159,24 +154,6 @@ class PlannedModule:
         usual = run and run.predicted and run.usual
         if work and usual and work.forward:
             self.costs.learn(work, self.plan, usual)
-
-    def choose_kernel(self, options: Mapping[str, Any]) -> None:
-        """Makes the ranks use the attention kernel that a node chose. If they cannot, says so on the node. options: of
-        a call."""
-        name = options.get(KERNEL)
-        if name and (why := self.group.choose_kernel(name, check_interrupt)):
-            self.sampling.say_once(why)
-
-    def explain_compilation(self) -> None:
-        """Says on the node that the ranks do not compile under this plan, if a node asks for compiled blocks."""
-        if self.compiled and self.has_bands and self.plan.token_ways > 1:
-            self.sampling.say_once(
-                f"{self.name} runs without torch.compile: the ranks share a picture's rows, which its layers exchange."
-            )
-
-    def explain_whole_step(self, why: str) -> None:
-        """Says on the node why PipeFusion ran a step whole."""
-        self.sampling.say_once(f"PipeFusion runs some steps whole: {why}.")
 
     def shares_calls(self) -> bool:
         """Whether the ranks run the calls of one request at the same time, or in one pipeline. An automatic plan that

@@ -17,28 +17,24 @@ import comfy.model_management
 import torch
 from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrappers
 
-from ...parallel_backend.costs.auto import PlanOfRun, Work
+from ...parallel_backend.costs.auto import Work
 from ...parallel_backend.models import spec_of
-from ...parallel_backend.plan import ParallelPlan
 from ...worker.comfyui.controls import CONTROL
 from ...worker.comfyui.entry import leaves_by
 from ...worker.comfyui.merges import PREFIX
 from ...worker.comfyui.model import dtype_name
-from ...worker.comfyui.patched_options import COMPILED, FACTS, GRAPH, OPTIONS, RUN
+from ...worker.comfyui.patched_options import COMPILED, FACTS, GRAPH, KERNEL, OPTIONS, RUN
 from ...worker.comfyui.patches import pack_patches
 from ...worker.comfyui.source import METHODS, HostSource
 from ...worker.errors import Explanation, NoRoom, NoWorkerGroup, OutOfMemory, RequestRefused
 from ...worker.host.call_batcher import Answer, BatchedCall, CallBatcher, CallRecorded, order_branches
-from ...worker.host.client import WorkerGroup
 from ...worker.host.session import OnStep
 from ...worker.inside.code_files import CodeFiles
-from ...worker.settings import REFUSE
 from ...worker.wire.operations import FORWARD, INNER
 from ...worker.wire.protocol import Header
 from ...worker.wire.sampler_call import SamplerCall, SamplerPass
 from ...worker.wire.tensors import Tensors, UnsendableError
 from ..compat import runs_wrappers
-from ..costs.plans import ModelCosts
 from ..errors import Refused
 from ..inside.controls import add_control_facts, encode_control, residuals_of
 from ..inside.describe import Inside, describe_changes
@@ -46,11 +42,12 @@ from ..inside.module_guard import ModuleGuard, configs_of
 from ..inside.patches import SHOWN, describe_call, encode_options, join, list_written
 from ..inside.places import BlockPlaces
 from ..inside.replaced_methods import ReplacedMethods
-from ..plan_words import Remark, ResolvedPlan, remarks_to_json
+from ..plan_words import remarks_to_json
 from .deferred_weight import DeferredParameter
 from .local_weights import WRITTEN, LocalWeights
 from .planned_module import PlannedModule
 from .sampling import Sampling, check_interrupt, show_on_node
+from .stock_model import StockModel
 from .weight_changes import Patches, name_files
 
 Patcher = Any  # a RemoteModelPatcher, whose module imports this one
@@ -59,26 +56,16 @@ MODULE, COMPUTE_DTYPE = "diffusion_model", "manual_cast_dtype"  # attributes of 
 ATTRIBUTE = "parallel_module"  # attribute that marks a stand-in module
 
 
-class RemoteModule(PlannedModule):
+class RemoteModule:
     """Sends the calls of a module to the worker group. If the class runs wrappers around `_forward` itself, this
-    replaces `_forward`, so that the wrappers are called as usual, and the calls enter the ranks there."""
+    replaces `_forward`, so that the wrappers are called as usual, and the calls enter the ranks there.
 
-    def __init__(
-        self,
-        group: WorkerGroup,
-        source: HostSource,
-        plan: ParallelPlan,
-        costs: ModelCosts,
-        note: tuple[Remark, ...] = (),
-        auto: PlanOfRun[ResolvedPlan] | None = None,
-        name: str = "",
-    ) -> None:
-        """costs: of the module's plans.
-        auto: decides the plan by the work of a call; None if the plan does not depend on it.
-        name: of the model, as the user chose it."""
-        super().__init__(group, source.to_json(), plan, costs, note, auto, name)
+    planned: under which plan they run. stock: runs what the ranks cannot."""
+
+    def __init__(self, source: HostSource, planned: PlannedModule) -> None:
+        self.module, self.group, self.planned = planned.module, planned.group, planned
         module = self.module
-        self.batcher = CallBatcher(self.call, lambda: not self.runs_here and self.shares_calls())
+        self.batcher = CallBatcher(self.call, lambda: not self.stock.runs and planned.shares_calls())
         spec = spec_of(type(module))
         self.computed = spec.quirks.computed if spec else {}
         self.weights = LocalWeights(module, source)
@@ -87,8 +74,10 @@ class RemoteModule(PlannedModule):
         vars(module)[ATTRIBUTE] = self
         self.guard = ModuleGuard(module, [ATTRIBUTE, *self.stand_ins], self.weights.take_back_copies)
         self.weights.on_show = self.guard.expect
-        self.replaced_methods = ReplacedMethods(module, self.stand_ins, lambda: self.runs_here)
-        self.own_source = self.source
+        self.replaced_methods = ReplacedMethods(module, self.stand_ins, lambda: self.stock.runs)
+        needs_ranks = lambda: self.batcher.is_recording  # noqa: E731
+        self.stock = StockModel(planned, self.weights, self.stand_ins, self.replaced_methods, needs_ranks)
+        self.own_source = planned.source
         self.patched: tuple[str | None, Patches] = (None, {})  # the running patcher's key and patches
         self.object_patches: Mapping[str, Any] = {}  # nodes' changes of the module, by path
         parts = {id(part): path for path, part in {**self.weights.parts, **configs_of(module)}.items()}
@@ -96,7 +85,6 @@ class RemoteModule(PlannedModule):
         self.new_inside = functools.partial(Inside, *given)
         self.compiled: Mapping[str, Any] = {}  # see `compile_settings`
         self.begin_sampling()
-        self.runs_here, self.why_here = False, ""  # whether ComfyUI's own model runs in place of the ranks, and why
         self.patcher: Callable[[], Patcher | None] = lambda: None  # the patcher that ComfyUI has loaded
 
     def methods(self) -> dict[str, Any]:
@@ -117,8 +105,8 @@ class RemoteModule(PlannedModule):
         """Runs one call of the model in the ranks. Returns its result on the device of the latents. If nodes' functions
         inside of the model cannot run in the ranks, ComfyUI's own model runs the call here. Raises Refused for
         arguments that cannot be sent."""
-        if self.runs_here:  # a node has put a stand-in back that it replaced before ComfyUI's own model took over
-            return self.run_here((), args, kwargs)
+        if self.stock.runs:  # a node has put a stand-in back that it replaced before ComfyUI's own model took over
+            return self.stock.run(args, kwargs)
         values: dict[str, Any] = {
             name: value.read() if isinstance(value, DeferredParameter) else value
             for name, value in self.replaced_methods.name_arguments(args, kwargs).items()
@@ -126,10 +114,11 @@ class RemoteModule(PlannedModule):
         branches = (values.get(OPTIONS) or {}).get(BRANCHES) or [0]
         values[OPTIONS], reasons = self.describe(values.get(OPTIONS) or {})
         if reasons:
-            return self.run_here(reasons, args, kwargs)
+            self.take_over(reasons)
+            return self.stock.run(args, kwargs)
         if CONTROL in values:
             values[CONTROL] = encode_control(values[CONTROL], self.sampling.inside.encoder)
-            if values[CONTROL] is not None and self.plan.pipefusion * self.plan.patch_count > 1:
+            if values[CONTROL] is not None and self.planned.plan.pipefusion * self.planned.plan.patch_count > 1:
                 values[OPTIONS] = add_control_facts(values[OPTIONS])
         latents, timestep = (values.pop(name) for name in list(self.replaced_methods.signature.parameters)[:2])
         like = latents[0] if isinstance(latents, (list, tuple)) else latents
@@ -152,9 +141,9 @@ class RemoteModule(PlannedModule):
         try:
             answer = self.batcher.answer(call)
         except CallRecorded:
-            if not self.runs_here:
+            if not self.stock.runs:
                 raise
-            return self.run_here((), args, kwargs)
+            return self.stock.run(args, kwargs)
         parts = [part.to(like) for part in answer]
         if self.sampling.record_residuals(residuals_of(given.get(CONTROL))):
             size = self.sampling.residuals
@@ -172,37 +161,24 @@ class RemoteModule(PlannedModule):
 
     def explain_module(self) -> list[str]:
         """Returns why the ranks cannot run the module as it is; empty if they can."""
-        written = [WRITTEN] if self.weights.is_changed and not self.runs_here else []
+        written = [WRITTEN] if self.weights.is_changed and not self.stock.runs else []
         return written + self.replaced_methods.explain_class()
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Makes ComfyUI's own model run this call and all later ones, if its class writes results into these options:
         then its `forward` may not come to the method by which calls leave."""
-        if not self.runs_here and (reasons := list_written(options)):
-            self.take_over(reasons, self.patcher(), load=True)
+        if not self.stock.runs and (reasons := list_written(options)):
+            self.take_over(reasons)
 
-    def run_here(self, reasons: Sequence[str], args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Runs this call and all later ones on ComfyUI's own model. The nodes' wrappers already run around it.
-
-        reasons: why the ranks cannot run it; empty if ComfyUI's own model has taken over before."""
-        if reasons:
-            self.take_over(reasons, self.patcher(), load=True)
-        if name := self.replaced_methods.restore():
-            return getattr(self.module, name)(*args, **kwargs)
-        self.remove_stand_ins()
-        if INNER in self.stand_ins:
-            return getattr(self.module, INNER)(*args, **kwargs)
-        bound = self.replaced_methods.signatures[FORWARD].bind(*args, **kwargs)
-        for given in (bound.arguments, bound.kwargs):
-            if OPTIONS in given:
-                wrappers = {**given[OPTIONS].get("wrappers", {}), WrappersMP.DIFFUSION_MODEL: {}}
-                given[OPTIONS] = {**given[OPTIONS], "wrappers": wrappers}
-        return self.module.forward(*bound.args, **bound.kwargs)
+    def take_over(self, reasons: Sequence[str], down: Explanation | None = None) -> None:
+        """Makes ComfyUI's own model run the call that runs, and all later ones. Raises what `StockModel.take_over`
+        raises."""
+        self.stock.take_over(reasons, self.patcher(), load=True, down=down)
 
     def choose_place(self, patcher: Patcher, options: Mapping[str, Any], needs_ranks: bool) -> None:
         """Chooses who runs a sampling: the ranks or ComfyUI's own model. needs_ranks: only they can. Raises Refused."""
-        if self.runs_here:
-            self.remove_stand_ins()
+        if self.stock.runs:
+            self.stock.remove_stand_ins()
         patcher.eject_clones()
         reasons = self.reasons_now(patcher, options) + patcher.reasons()
         if needs_ranks:
@@ -210,11 +186,11 @@ class RemoteModule(PlannedModule):
         if reasons and needs_ranks:
             raise Refused(f"The Parallel Sampler cannot honour {join(reasons)}.", "Use a stock sampler, or remove it.")
         if reasons:
-            self.take_over(reasons, patcher)
+            self.stock.take_over(reasons, patcher)
         elif (down := self.group.down) and not needs_ranks:
-            self.take_over([], patcher, down=down)
-        elif not self.give_back(patcher):
-            self.take_over([WRITTEN], patcher)
+            self.stock.take_over([], patcher, down=down)
+        elif not self.stock.give_back(patcher):
+            self.stock.take_over([WRITTEN], patcher)
 
     def reasons_now(self, patcher: Patcher, options: Mapping[str, Any]) -> list[str]:
         """Returns why the ranks cannot run a call with these options, as far as this is known before a sampling.
@@ -222,81 +198,24 @@ class RemoteModule(PlannedModule):
         self.begin_sampling()
         own = {name.removeprefix(PREFIX) for name in patcher.object_patches_backup}
         with self.replaced_methods.send(self.send):
-            changes = self.replaced_methods.choose(self.guard.changes(own, self.runs_here), {})
+            changes = self.replaced_methods.choose(self.guard.changes(own, self.stock.runs), {})
             _, reasons = describe_changes(self.sampling.inside, *changes)
-        here = [name for name in self.stand_ins if self.runs_here and name in vars(self.module)]
+        here = [name for name in self.stand_ins if self.stock.runs and name in vars(self.module)]
         reasons += [f"a change of its {name}" for name in here if name not in own]
         return [*self.explain_module(), *reasons[:SHOWN], *encode_options(options, self.sampling.inside)[1]]
-
-    def take_over(
-        self,
-        reasons: Sequence[str],
-        patcher: Patcher | None,
-        load: bool = False,
-        down: Explanation | None = None,
-    ) -> None:
-        """Fills the stand-in with the file's weights, so that it is ComfyUI's own model and computes here from now on.
-
-        reasons: what the ranks cannot run. patcher: the one of the following calls. load: whether ComfyUI has already
-        loaded it, but without weights. down: why there are no ranks. Raises Refused or NoWorkerGroup if the settings
-        ask for an error instead, and ModelFileError."""
-        why = join(reasons)
-        if self.batcher.is_recording or self.group.settings.when_not_parallel == REFUSE:
-            if down:
-                raise NoWorkerGroup(*down)
-            raise Refused(
-                f"The parallel model cannot honour {why}: its inside runs in worker processes.",
-                "Remove that node, or bypass Parallelize Model.",
-            )
-        said = self.explain_stock(why, down)
-        if said != self.why_here:
-            logging.warning("[ParallelDiT] %s", said)
-        self.why_here = said
-        self.group.runs.note(reason=said, is_stock=True)
-        show_on_node(said)
-        if self.runs_here:
-            return self.weights.put_numbers()
-        self.free()
-        replaced = self.weights.take_replaced() if load else {}
-        self.weights.bring()
-        self.runs_here = True
-        self.remove_stand_ins()
-        if patcher:
-            hooks = patcher.current_hooks
-            patcher.forget_load()
-            if load:
-                comfy.model_management.load_models_gpu([patcher, *patcher.model_patches_models()])
-                patcher.apply_hooks(hooks)  # of the running call; the load has dropped them
-        self.weights.put_replaced(replaced)
-
-    def remove_stand_ins(self) -> None:
-        """Leaves the module its own methods, or those that nodes have put in their place."""
-        for name in [name for name, method in self.stand_ins.items() if vars(self.module).get(name) is method]:
-            del vars(self.module)[name]
-
-    def give_back(self, patcher: Patcher) -> bool:
-        """Makes the ranks compute from now on. Returns False if only the weights here are those that nodes wrote."""
-        if self.runs_here:
-            patcher.unload_here()
-            if self.weights.find_written():
-                return False
-            self.weights.drop()
-            self.runs_here, self.why_here = False, ""
-            vars(self.module).update(self.stand_ins)
-        return True
 
     def call(self, calls: list[BatchedCall]) -> list[Answer]:
         """Runs calls of the model in the ranks. If they cannot run nodes' functions, ComfyUI's own model takes over,
         and CallRecorded says that the calls have no results yet."""
-        options = [call.kwargs[OPTIONS] for call in calls]
+        planned, options = self.planned, [call.kwargs[OPTIONS] for call in calls]
         try:
             with self.group.turn(check_interrupt):
                 work = Work.of([call.size for call in calls], [call.branches for call in calls])
-                self.decide_plan(self.count_work(work, calls[0].args, calls[0].kwargs), options)
+                planned.decide_plan(planned.count_work(work, calls[0].args, calls[0].kwargs), options)
                 self.load()
                 self.choose_kernel(options[0])
                 self.explain_compilation()
-                absorb, places = self.sampling.inside.absorb, order_branches(calls, self.plan.cfg)
+                absorb, places = self.sampling.inside.absorb, order_branches(calls, planned.plan.cfg)
                 asked = [(calls[place].args, calls[place].kwargs) for place in places]
                 asked[0] = (asked[0][0], self.add_objects(asked[0][1]))
                 told = (absorb, self.explain_whole_step)
@@ -305,12 +224,12 @@ class RemoteModule(PlannedModule):
         except OutOfMemory:
             raise
         except (NoRoom, NoWorkerGroup) as error:
-            self.take_over([], self.patcher(), load=True, down=error.explanation)
+            self.take_over([], error.explanation)
             raise CallRecorded from error
         except RequestRefused as error:
             if not any(FACTS in each for each in options):
                 raise
-            self.take_over([f"what nodes run inside of it ({error.explanation.cause})"], self.patcher(), load=True)
+            self.take_over([f"what nodes run inside of it ({error.explanation.cause})"])
             raise CallRecorded from error
 
     def add_objects(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -324,13 +243,14 @@ class RemoteModule(PlannedModule):
         """Runs the whole sampler call, see WorkerGroup.sample. Returns the latents on the CPU."""
         rows = [len(tensors["noise"]) * len(each.branches) for each in passes]
         work = replace(Work.of(rows, [each.branches for each in passes]), loops=True)
-        noise, (first, *_) = tensors["noise"].to(self.costs.torch_dtype), passes
+        planned, (first, *_) = self.planned, passes
+        noise = tensors["noise"].to(planned.costs.torch_dtype)
         latents = torch.cat([noise] * len(first.branches))
         if first.channels is not None:
             latents = torch.cat([latents, first.channels.to(latents)], dim=1)
         with self.group.turn(check_interrupt):
-            work = self.count_work(work, (latents, latents.new_zeros(len(latents))), first.kwargs)
-            self.decide_plan(work, [each.kwargs[OPTIONS] for each in passes])
+            work = planned.count_work(work, (latents, latents.new_zeros(len(latents))), first.kwargs)
+            planned.decide_plan(work, [each.kwargs[OPTIONS] for each in passes])
             self.load()
             self.choose_kernel(first.kwargs[OPTIONS])
             first = replace(first, kwargs=self.add_objects(first.kwargs))
@@ -345,7 +265,7 @@ class RemoteModule(PlannedModule):
                 ((result,),) = self.group.call([(args, kwargs)], check_interrupt, method)
                 return result.to(args[0].device)
         except (NoRoom, NoWorkerGroup) as error:
-            self.take_over([], self.patcher(), load=True, down=error.explanation)
+            self.take_over([], error.explanation)
             return getattr(self.module, method)(*args, **kwargs)
 
     def use_patches(
@@ -370,12 +290,13 @@ class RemoteModule(PlannedModule):
             name.removeprefix(PREFIX): value for name, value in objects.items() if name.startswith(PREFIX)
         }
         cast = {"cast": dtype_name(objects[COMPUTE_DTYPE])} if COMPUTE_DTYPE in objects else {}
-        self.source = {**self.own_source, **cast}
+        self.planned.source = {**self.own_source, **cast}
 
     def load(self) -> None:
         """Makes the worker group hold this model under this plan, with the LoRA of the running patcher."""
-        plan = self.plan.to_json(), self.plan.world_size
-        said = self.group.load(self.source, *plan, check_interrupt, remarks_to_json(self.note), self.name)
+        planned = self.planned
+        plan, remarks = (planned.plan.to_json(), planned.plan.world_size), remarks_to_json(planned.note)
+        said = self.group.load(planned.source, *plan, check_interrupt, remarks, planned.name)
         if said:
             logging.info("[ParallelDiT] %s", said)
             show_on_node(said)
@@ -389,6 +310,25 @@ class RemoteModule(PlannedModule):
             return found.to_json(), found.tensors
 
         self.group.patch(key, build, check_interrupt)
+
+    def choose_kernel(self, options: Mapping[str, Any]) -> None:
+        """Makes the ranks use the attention kernel that a node chose. If they cannot, says so on the node. options: of
+        a call."""
+        name = options.get(KERNEL)
+        if name and (why := self.group.choose_kernel(name, check_interrupt)):
+            self.sampling.say_once(why)
+
+    def explain_compilation(self) -> None:
+        """Says on the node that the ranks do not compile under this plan, if a node asks for compiled blocks."""
+        planned, name = self.planned, self.planned.name
+        if self.compiled and planned.has_bands and planned.plan.token_ways > 1:
+            self.sampling.say_once(
+                f"{name} runs without torch.compile: the ranks share a picture's rows, which its layers exchange."
+            )
+
+    def explain_whole_step(self, why: str) -> None:
+        """Says on the node why PipeFusion ran a step whole."""
+        self.sampling.say_once(f"PipeFusion runs some steps whole: {why}.")
 
     def begin_sampling(self) -> None:
         """Called before a sampling."""

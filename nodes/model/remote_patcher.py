@@ -53,20 +53,21 @@ def record_run(
         return executor(noise, latent_image, sampler, sigmas, denoise_mask, callback, *args, **options)
     asked = executor.class_obj.model_options.get("transformer_options", {})
     stand_in.choose_place(patcher, asked, getattr(sampler, "needs_ranks", False))
-    runs, node = stand_in.group.runs, get_executing_context()
+    planned, node = stand_in.planned, get_executing_context()
+    runs = planned.group.runs
 
     def report_step(step: int, denoised: torch.Tensor, latents: torch.Tensor, total: int) -> None:
         runs.progress(step + 1, total)
         if callback is not None:
             callback(step, denoised, latents, total)
 
-    with runs.run(node and node.node_id, stand_in.name, stand_in.begin_run(), stand_in.source["model_class"]) as record:
-        if stand_in.runs_here:
-            runs.note(reason=stand_in.why_here, is_stock=True)
+    with runs.run(node and node.node_id, planned.name, planned.begin_run(), planned.source["model_class"]) as record:
+        if stand_in.stock.runs:
+            runs.note(reason=stand_in.stock.why, is_stock=True)
         try:
             found = executor(noise, latent_image, sampler, sigmas, denoise_mask, report_step, *args, **options)
         finally:
-            stand_in.learn_step()
+            planned.learn_step()
         record.keep_numbers(found)
         return found
 
@@ -86,13 +87,13 @@ def mark_preparation(
         return executor(patcher, noise_shape, conds, *args, **options)
     conds = record_all(conds)
     networks = {each.model: each.model_size() for each in [*patcher.networks_in_ranks(), *networks_of(conds)]}
-    with remote.make_room(sum(networks.values())):
+    with remote.planned.make_room(sum(networks.values())):
         return executor(patcher, noise_shape, conds, *args, **options)
 
 
 class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     """A ModelPatcher without weights, while the ranks run the model. The worker group applies LoRA. If the ranks cannot
-    run a sampling, the model becomes ComfyUI's own, with its weights here: see `RemoteModule.take_over`.
+    run a sampling, the model becomes ComfyUI's own, with its weights here: see `StockModel`.
 
     To ComfyUI it represents the group's memory on ComfyUI's device, where rank 0 computes, too. The free memory that
     ComfyUI sees there (cudaMemGetInfo) already excludes what the ranks hold. So nothing is subtracted again.
@@ -112,7 +113,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     def remote(self) -> RemoteModule | None:
         """The stand-in while the ranks run the model. None while ComfyUI's own model runs here."""
         found = self.stand_in
-        return None if found is None or found.runs_here else found
+        return None if found is None or found.stock.runs else found
 
     def reasons(self) -> list[str]:
         """Returns this patcher's changes of the model that the ranks cannot apply; empty if they can apply all."""
@@ -151,20 +152,20 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
             comfy.model_management.current_loaded_models.remove(loaded)
 
     def loaded_size(self) -> int:
-        return self.remote.loaded_bytes() if self.remote else super().loaded_size()
+        return self.remote.planned.loaded_bytes() if self.remote else super().loaded_size()
 
     def model_size(self) -> int:
         """Returns the bytes that are loaded, or that the next use will take. After a load it equals `loaded_size`, so
         no part is missing."""
         if self.remote:
-            return self.remote.needed_bytes()
+            return self.remote.planned.needed_bytes()
         return comfy.model_management.module_size(self.model)
 
     def current_loaded_device(self) -> torch.device:
         """Tells ComfyUI whether it must free memory for the whole model."""
         if self.remote is None:
             return super().current_loaded_device()
-        return self.load_device if self.remote.loaded_bytes() else self.offload_device
+        return self.load_device if self.remote.planned.loaded_bytes() else self.offload_device
 
     def partially_load(
         self, device_to: torch.device, extra_memory: float = 0, force_patch_weights: bool = False
@@ -208,14 +209,14 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     ) -> int:
         """Frees the ranks' cached memory. If that is too little, ComfyUI unloads the whole model."""
         if self.remote:
-            return self.remote.trim()
+            return self.remote.planned.trim()
         return super().partially_unload(device_to, memory_to_free, force_patch_weights)  # pyright: ignore[reportArgumentType]
 
     def detach(self, unpatch_all: bool = True) -> comfy.model_base.BaseModel:
         """Frees the ranks' memory if unpatch_all is set. Without it, ComfyUI calls this when another clone takes over
         or this one is deleted."""
         if self.remote and unpatch_all:
-            self.remote.free()
+            self.remote.planned.free()
         return super().detach(unpatch_all)
 
     def add_patches(self, patches: dict, strength_patch: float = 1.0, strength_model: float = 1.0) -> list:
@@ -277,7 +278,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         """Brings the weights here, with this patcher's patches."""
         if self.remote:
             self.use_patches()
-            self.remote.take_over([reason], self, load=True)
+            self.remote.take_over([reason])
 
     def get_key_patches(self, filter_prefix: str | None = None) -> dict:
         """Returns the weights for a merge, with their changes. Each names its file, also while the weights are here."""
@@ -367,7 +368,7 @@ def remote_patcher(model: comfy.model_base.BaseModel, remote: RemoteModule) -> R
     """Returns the MODEL of a BaseModel whose diffusion model runs in the worker group, through `remote`."""
     devices = comfy.model_management.get_torch_device(), comfy.model_management.unet_offload_device()
     model.device = devices[1]  # nodes move tensors there to compute with weights
-    patcher = RemoteModelPatcher(model, *devices, size=remote.weight_bytes)
+    patcher = RemoteModelPatcher(model, *devices, size=remote.planned.weight_bytes)
 
     patcher.cached_patcher_init = (stock_patcher, (remote.weights.source,))  # for deep copies, to train
     # A reference cycle would keep it alive after its last use, and ComfyUI would report a leaked model.
@@ -375,9 +376,9 @@ def remote_patcher(model: comfy.model_base.BaseModel, remote: RemoteModule) -> R
 
     def memory_required(input_shape: Sequence[int], cond_shapes: Mapping[str, list] = NONE) -> float:
         estimate = whole_call()
-        if estimate and remote.runs_here:
+        if estimate and remote.stock.runs:
             return estimate(input_shape, cond_shapes)
-        return remote.working_bytes(estimate(input_shape, cond_shapes), input_shape) if estimate else 0
+        return remote.planned.working_bytes(estimate(input_shape, cond_shapes), input_shape) if estimate else 0
 
     model.memory_required = memory_required
     patcher.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, record_run)

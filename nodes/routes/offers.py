@@ -8,6 +8,7 @@ from typing import Any
 
 from ...parallel_backend.errors import PlanError
 from ...parallel_backend.plan import ParallelPlan
+from ..workers.group import most_ranks
 
 AUTO_OFFER: dict[str, Any] = {"plan": "", "values": None}
 SLOWER = 1.05  # times the seconds of one device
@@ -52,4 +53,4 @@ def offer_fitting(asked: ParallelPlan | None, resolve: Callable[[ParallelPlan], 
 def lower_degrees(plan: ParallelPlan) -> Iterator[Iterator[ParallelPlan]]:
     """Yields for each axis the plans with a lower degree there, the highest first."""
     for axis, degree in plan.degrees().items():
-        yield (replace(plan, speeds=(), **{axis: lower}) for lower in range(degree - 1, 0, -1))
+        yield (replace(plan, speeds=(), **{axis: lower}) for lower in range(min(degree - 1, most_ranks()), 0, -1))

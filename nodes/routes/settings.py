@@ -56,14 +56,15 @@ async def change(request: web.Request) -> web.Response:
         changes = parse_object(await request.clone(client_max_size=MAX_BODY).read())
     except ValueError as error:
         return web.Response(status=400, text=f"This is not a change of settings: {error}.")
-    if why := explain_refusal(changes):
-        status, text = why
-        return web.Response(status=status, text=text)
     try:
-        for name, value in changes.items():
-            if value is not None or name not in NAMES:
-                convert_value(name, value, "The dialog")
-        await asyncio.to_thread(change_settings, changes)
+        values = {
+            name: None if value is None and name in NAMES else convert_value(name, value, "The dialog")
+            for name, value in changes.items()
+        }
+        if why := explain_refusal(values):
+            status, text = why
+            return web.Response(status=status, text=text)
+        await asyncio.to_thread(change_settings, values)
         return web.json_response(await asyncio.to_thread(describe))
     except SettingsError as error:
         return web.Response(status=400, text=str(error))
@@ -77,7 +78,7 @@ def explain_refusal(changes: Mapping[str, Any]) -> tuple[int, str] | None:
         if os.environ.get(variable_of(name)):
             return CONFLICT, f"The environment variable {variable_of(name)} sets {name}, and wins over the settings."
     most, asked = count_cores(), changes.get("cpu_ranks")
-    if isinstance(asked, (int, float)) and asked > most:  # a plan for them could use up the machine's memory
+    if asked is not None and asked > most:  # a plan for them could use up the machine's memory
         return REFUSED, (
             f"A page may set cpu_ranks to at most {most}, the cores of this machine. Set more in {settings_file()}, or "
             f"by {variable_of('cpu_ranks')}."

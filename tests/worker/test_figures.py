@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from types import FrameType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -120,6 +121,17 @@ def test_a_rank_that_waits_in_an_allocation_beats_and_answers(rank: Rank, alloca
     allocator.is_allocating = False
     assert not allocator.asked, "they waited for the allocator, and so did all of Python"
     assert told["memory"][0]["accelerator"] == 2 * GB
+
+
+def test_a_lack_of_memory_for_one_answer_leaves_the_next_one_its_answer(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = Mock(side_effect=[MemoryError, {"state": "ready"}])
+    rank.server.operations = {"status": status}
+    rank.start()
+    with pytest.raises(TimeoutError, match="no memory"):
+        rank.status()
+    assert rank.status() == {"state": "ready"}
 
 
 def test_the_status_after_a_request_tells_what_it_has_left_on_the_card(rank: Rank, allocator: Allocator) -> None:

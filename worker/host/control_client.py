@@ -21,7 +21,8 @@ class ControlClient:
         self.unanswered: deque[object] = deque()
 
     def ask(self, question: Header, patience: float) -> dict[str, Any]:
-        """Returns the answer. Raises TimeoutError after `patience` seconds, ConnectionError if the group has died."""
+        """Returns the answer. Raises TimeoutError after `patience` seconds, or if rank 0 could not answer, and
+        ConnectionError if the group has died."""
         if not self.asking.acquire(timeout=patience):
             raise TimeoutError("Another question has no answer yet.")
         try:
@@ -30,6 +31,8 @@ class ControlClient:
             while True:
                 answer, _ = decode(receive_frame(self.control))
                 if self.unanswered.popleft() is own:
+                    if "error" in answer:
+                        raise TimeoutError(answer["error"])
                     return answer
         except TimeoutError:
             raise

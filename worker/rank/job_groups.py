@@ -19,11 +19,11 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from parallel_backend.axes import STAGE_AXES
 from parallel_backend.compat import error_of
 from parallel_backend.device import can_be_aborted, is_accelerator
 from parallel_backend.errors import GroupError
 from parallel_backend.groups.collectives import gather_numbers
+from parallel_backend.groups.communicators import Communicator, list_replicas
 from parallel_backend.groups.mesh import Axis, Mesh, build_mesh, in_order, replica_axis, world_axis
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import ParallelPlan
@@ -48,9 +48,7 @@ class JobGroups:
         self.job = 0
         self.mesh: Mesh | None = None
         self.worlds: dict[tuple[str, int], Axis] = {}  # by device type and rank count
-        self.replica_axes: dict[
-            tuple[int, ...], Axis
-        ] = {}  # by rank count, and the degrees of the axes that share out weights
+        self.replica_axes: dict[tuple[Communicator, ...], Axis] = {}
         self.sockets: dict[int, str] = {}
         self.lock = threading.Lock()
 
@@ -105,13 +103,13 @@ class JobGroups:
         return mesh
 
     def replicas(self, plan: ParallelPlan) -> Axis:
-        """Returns the axis of the ranks that compute with the same weights as this one under the plan. Plans that shard
-        the weights alike have the same axis."""
-        degrees = (plan.world_size, *(getattr(plan, axis) for axis in STAGE_AXES))
-        if degrees not in self.replica_axes:
+        """Returns the axis of the ranks that compute with the same weights as this one under the plan. Plans whose
+        stages have the same ranks have the same axis."""
+        rows = tuple(list_replicas(plan))
+        if rows not in self.replica_axes:
             build = lambda: replica_axis(plan, self.device, self.timeline)  # noqa: E731
-            self.replica_axes[degrees] = self._build(self.device, build)
-        return self.replica_axes[degrees]
+            self.replica_axes[rows] = self._build(self.device, build)
+        return self.replica_axes[rows]
 
     @property
     def can_be_cut(self) -> bool:

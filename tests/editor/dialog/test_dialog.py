@@ -58,6 +58,7 @@ def test_a_change_is_written_beside_what_the_file_has_and_taken_back_by_null(hos
         ([1], {}, 400, "not a change of settings: it is not a JSON object"),
         ({"python": "/bin/sh"}, {}, 403, "A page may not set python. Set it in"),
         ({"machines": ["10.0.0.1:29400", "10.0.0.2"]}, {}, 403, "or by PARALLELDIT_MACHINES"),
+        ({"cpu_ranks": "900"}, {}, 403, "A page may set cpu_ranks to at most"),
         ({"silence_seconds": 20, "restarts": 5}, {}, 409, "PARALLELDIT_RESTARTS sets restarts, and wins"),
         ({"silence_seconds": 20}, {"Origin": "http://elsewhere.example"}, 403, ""),  # ComfyUI's own refusal
         ({"silence_seconds": 20}, {"Sec-Fetch-Site": "same-site"}, 403, "Only pages of this ComfyUI"),

@@ -16,6 +16,7 @@ from demo.host import REPOSITORY
 from parallel_backend.device import group_options
 from parallel_backend.groups import mesh
 from parallel_backend.groups.communicators import Communicator, count_communicator_bytes, list_communicators
+from parallel_backend.groups.mesh_layout import places_of_ranks
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import SHARED, ParallelPlan
 from tests.support.labelled.tensors import GPU
@@ -61,6 +62,22 @@ def test_a_rank_has_the_communicators_that_are_listed(as_rank: tuple[int, int]) 
                     each.pairs <= other.pairs for other in listed if other.ranks == ranks
                 )
             assert all(built[axis].global_rank(built[axis].index) == rank for axis in plan.degrees())
+    groups.close()
+
+
+@pytest.mark.parametrize("as_rank", RANKS, indirect=True)
+def test_weights_are_shared_by_the_ranks_that_have_the_same_ones_whatever_plan_was_before(
+    as_rank: tuple[int, int],
+) -> None:
+    """Stages of cfg=2 × pipefusion=2 are the ranks 0, 2 and 1, 3; of pipefusion=2 × ulysses=2, 0, 1 and 2, 3."""
+    rank, world = as_rank
+    groups = JobGroups(GPU, Timeline(torch.device("cpu")))
+    with patch.object(mesh, "shake_hands", lambda *_: None):
+        for plan in [ParallelPlan(**degrees) for degrees in list_degrees(world)]:
+            stages = [places["pipefusion"] for places in places_of_ranks(plan)]
+            alike = [other for other in range(plan.world_size) if stages[other] == stages[rank]]
+            found = groups.replicas(plan)
+            assert alike == (dist.get_process_group_ranks(found.group) if found.group else [rank]), plan
     groups.close()
 
 

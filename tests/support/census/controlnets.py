@@ -103,7 +103,7 @@ def looped(*kinds: str, cfg: float = 3.0, asked: str = "ulysses=2") -> Callable[
             seed=SEED, timestep_scale=scale,
         )  # fmt: skip
         found = node.run_sampler(model, positive, negative, census.latent(row), node.LoopSampler(call))
-        assert str(model.remote.plan) == asked
+        assert str(model.remote.planned.plan) == asked
         return [found]
 
     return does

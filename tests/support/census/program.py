@@ -64,7 +64,7 @@ class Census(Loading, GivenNetworks):
         self.plans: list[str] = []  # of this row's calls
         self.said: list[str] = []  # on the node, of this row's attention
         self.taken = False  # whether ComfyUI's own model has taken over from the ranks
-        self.watch(importlib.import_module("pack.nodes.model.remote_module").RemoteModule)
+        self.watch(importlib.import_module("pack.nodes.model.stock_model").StockModel)
         gc.freeze()  # what has been imported is not looked through for each row
         gc.set_threshold(20_000)  # new objects; 700 took 7 % of the time
 
@@ -80,16 +80,16 @@ class Census(Loading, GivenNetworks):
     def watch(self, kind: type) -> None:
         take_over = kind.take_over
 
-        def watched(remote: Any, reasons: Any, *args: Any, **kwargs: Any) -> None:
+        def watched(stock: Any, reasons: Any, *args: Any, **kwargs: Any) -> None:
             self.taken, self.why = True, list(reasons)
-            take_over(remote, reasons, *args, **kwargs)
+            take_over(stock, reasons, *args, **kwargs)
 
         kind.take_over = watched
         importlib.import_module("pack.nodes.model.sampling").show_on_node = lambda text: self.said.append(text)
         call = self.group.call
 
         def noted(*args: Any, **kwargs: Any) -> Any:
-            self.plans.append(str(self.remote.plan))
+            self.plans.append(str(self.remote.planned.plan))
             return call(*args, **kwargs)
 
         self.group.call = noted
@@ -338,7 +338,7 @@ class Census(Loading, GivenNetworks):
         if row.does:
             return row.does(self, row, model)
         if is_ours(model):
-            model.stand_in.give_back(model)  # from ComfyUI's own model, if the row before left it there
+            model.stand_in.stock.give_back(model)  # from ComfyUI's own model, if the row before left it there
         node = self.nodes.NODE_CLASS_MAPPINGS[name]
         before = set((self.base / "output").rglob("*.safetensors"))
         results = self.run(name, **self.inputs(node, row, model))

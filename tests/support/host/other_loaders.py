@@ -31,7 +31,7 @@ class LoadStateDict:
 
 
 class WriteOver:
-    """Adds to the model's weights, in place."""
+    """Adds to the middle rows of the model's weights, in place."""
 
     RETURN_TYPES = ("MODEL",)
     FUNCTION = "change"
@@ -44,7 +44,8 @@ class WriteOver:
     def change(self, model, amount):
         generator = torch.Generator().manual_seed(3)
         for weight in model.model.diffusion_model.parameters():
-            weight.data += amount * torch.randn(weight.shape, generator=generator).to(weight)
+            rows = weight.data[len(weight) // 3 : len(weight) - len(weight) // 3]
+            rows += amount * torch.randn(rows.shape, generator=generator).to(rows)
         return (model,)
 
 

@@ -94,14 +94,14 @@ class Scene:
     def load(self, dtype: str) -> Any:
         file = self.files.describe_host_file(self.path, *self.files.WEIGHT_DTYPES[dtype])
         patcher = self.loader.load_described(file, "tiny", None, 1)
-        patcher.remote.sizes = self.sizes.WeightSizes(OURS)
+        patcher.remote.planned.sizes = self.sizes.WeightSizes(OURS)
         patcher.model.to = lambda _device: None  # the little that is in this process cannot go to a pretended card
         return patcher
 
     def sample(self, patcher: Any) -> None:
         self.management.load_models_gpu([patcher])
         patcher.pre_run()
-        remote = patcher.remote
+        remote = patcher.remote.planned
         self.group.loaded = (remote.source, remote.plan.to_json())
         self.group.kept = self.group.weights = remote.weight_bytes
         patcher.cleanup()
@@ -123,7 +123,7 @@ class Scene:
         self.begin()
         self.management.unload_all_models()
         self.group.asked.clear()
-        self.ours.remote.sizes, self.other.size = sizes, ENCODER
+        self.ours.remote.planned.sizes, self.other.size = sizes, ENCODER
         clip = importlib.import_module("comfy.sd").CLIP(no_init=True)
         clip.patcher, clip.cond_stage_model = self.other, self.other.model
         held: list[list[float]] = []
@@ -197,7 +197,7 @@ def main(comfyui: str, model: str) -> None:
     management.load_models_gpu([scene.other])
     found["the group holds another"] = scene.outcome()
 
-    for held, aside in ((3, ()), (8, ()), (3, (scene.ours.remote.source["file"],))):
+    for held, aside in ((3, ()), (8, ()), (3, (scene.ours.remote.planned.source["file"],))):
         scene.begin()
         scene.other.size = 2 * GIGABYTE
         management.load_models_gpu([scene.other])
@@ -214,7 +214,7 @@ def main(comfyui: str, model: str) -> None:
 
     whole = scene.sizes.WeightSizes(GIGABYTE, (GIGABYTE,) * 9)
     scene.begin()
-    remote = scene.ours.remote
+    remote = scene.ours.remote.planned
     remote.plan, remote.sizes = replace(remote.plan, weights="host"), whole
     scene.sample(scene.ours)
     management.load_models_gpu([scene.other])
@@ -224,7 +224,7 @@ def main(comfyui: str, model: str) -> None:
     found["prompts"] = {"fits": scene.prompts(whole), "does not": scene.prompts(larger)}
 
     scene.begin()
-    scene.ours.remote.sizes = larger
+    scene.ours.remote.planned.sizes = larger
     scene.group.kept = 0
     found["parked"] = {}
     for told in ({"kind": "whole"}, {"kind": "host", "blocks": 20}, {}):

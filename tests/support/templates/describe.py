@@ -58,6 +58,7 @@ def main(comfyui: str, *names: str) -> None:
 def modules_of_the_pack() -> SimpleNamespace:
     places = {
         "file": "pack.nodes.model.host_file",
+        "planned": "pack.nodes.model.planned_module",
         "module": "pack.nodes.model.remote_module",
         "patcher": "pack.nodes.model.remote_patcher",
         "client": "pack.worker.host.client",
@@ -85,7 +86,9 @@ def describe(pack: SimpleNamespace, node_classes: Mapping[str, Any], kind: Model
     is_counted = kind.detected_as in ("Flux", "SD3")
     before = count_anew(pack, file) if is_counted else None
     group = pack.client.WorkerGroup("cpu", Path())  # of which nothing is asked, so that none starts
-    remote = pack.module.RemoteModule(group, file.source(plan, True), plan, file.costs())
+    source = file.source(plan, True)
+    planned = pack.planned.PlannedModule(group, source.to_json(), plan, file.costs())
+    remote = pack.module.RemoteModule(source, planned)
     patcher = pack.patcher.remote_patcher(file.model, remote)
     is_alike = count_anew(pack, file) == before if is_counted else None
     spec = spec_of(type(file.module))

@@ -34,12 +34,14 @@ class ControlServer(threading.Thread):
             logging.error("the control channel is lost, and the worker group ends: %s", error)
         except ConnectionError:
             pass
-        self.connection.close()
-        # An idle group sees the job channel close and stops by itself. A group inside a collective must be ended.
-        threading.Timer(LINGER_SECONDS, os._exit, [1]).start()
+        finally:  # also if there is no memory for a frame
+            self.connection.close()
+            # An idle group sees the job channel close and stops by itself. A group inside a collective must be ended.
+            threading.Timer(LINGER_SECONDS, os._exit, [1]).start()
 
     def answer(self, header: Header) -> Header:
-        """Returns the answer to a request, which is an error if the operation is unknown or the request malformed."""
+        """Returns the answer to a request, which is an error if the operation is unknown, the request malformed, or the
+        memory full: a job may use it up, and goes on without it."""
         name = header.pop("op", None)
         operation = self.operations.get(name) if isinstance(name, str) else None
         if operation is None:
@@ -48,4 +50,7 @@ class ControlServer(threading.Thread):
             inspect.signature(operation).bind(**header)
         except TypeError as error:
             return {"error": f"The operation {name!r} does not take {header!r:.100}: {error}."}
-        return operation(**header) or {}
+        try:
+            return operation(**header) or {}
+        except MemoryError:
+            return {"error": f"Rank 0 has no memory for {name!r}."}

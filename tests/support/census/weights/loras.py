@@ -139,7 +139,7 @@ def patched(make: Any, why: str) -> Does:
         found = [census.sample(row, adapted)]
         assert not is_ours(model) or why in census.why[0], census.why
         found.append(sample_after(census, row, model))
-        assert not is_ours(model) or not model.stand_in.runs_here, "the ranks should have it again"
+        assert not is_ours(model) or not model.stand_in.stock.runs, "the ranks should have it again"
         return found
 
     return does
