@@ -72,17 +72,17 @@ async def change(request: web.Request) -> web.Response:
 
 def explain_refusal(changes: Mapping[str, Any]) -> tuple[int, str] | None:
     """Says why a page may not set one of these settings, with a status; None if it may."""
-    for name in changes:
-        if name in NOT_FROM_A_PAGE:
-            return REFUSED, f"A page may not set {name}. Set it in {settings_file()}, or by {variable_of(name)}."
-        if os.environ.get(variable_of(name)):
-            return CONFLICT, f"The environment variable {variable_of(name)} sets {name}, and wins over the settings."
     most, asked = count_cores(), changes.get("cpu_ranks")
     if asked is not None and asked > most:  # a plan for them could use up the machine's memory
         return REFUSED, (
             f"A page may set cpu_ranks to at most {most}, the cores of this machine. Set more in {settings_file()}, or "
             f"by {variable_of('cpu_ranks')}."
         )
+    for name in changes:
+        if name in NOT_FROM_A_PAGE:
+            return REFUSED, f"A page may not set {name}. Set it in {settings_file()}, or by {variable_of(name)}."
+        if os.environ.get(variable_of(name)):
+            return CONFLICT, f"The environment variable {variable_of(name)} sets {name}, and wins over the settings."
     return None
 
 
