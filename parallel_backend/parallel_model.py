@@ -23,7 +23,6 @@ from .models.checks import count_tokens, patch_of
 from .models.spec import ALWAYS_WHOLE, spec_of
 from .plan import OFF
 from .seams.agreed_values import AgreedValues
-from .seams.attention import PendingResults, StartedExchange
 from .seams.compiled import CompiledBlocks
 from .seams.exchange.pieces import Pieces
 from .seams.forward import Forward
@@ -305,7 +304,7 @@ class ParallelModel:
 
     def run_in_pieces(self, args: tuple, kwargs: dict[str, Any], forward: Forward) -> Any:
         """Runs the plan's pieces. The last one gathers the tokens of all."""
-        pieces, finished = Pieces[StartedExchange, PendingResults](self.mesh.plan.pieces), dict[object, torch.Tensor]()
+        pieces, finished = Pieces(self.mesh.plan.pieces), dict[object, torch.Tensor]()
 
         def run(index: int) -> Any:
             piece = forward.piece(index, pieces, finished)

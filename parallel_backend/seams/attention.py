@@ -7,8 +7,9 @@ dim, E the numbers or bytes of a token's head as it is sent.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,11 +24,11 @@ from ..plan import EXCHANGE_PARTS
 from .attention_op import RUNNING, Attend, Attention, plain_attention
 from .exchange.heads import HeadPart, head_parts
 from .exchange.ring import ring_attention
-from .exchange.ulysses import Arrival, Run, Shares, UlyssesExchange, view_heads
-from .forward import Forward, ForwardSlot
+from .exchange.ulysses import Arrival, PendingResult, Shares, UlyssesExchange, view_heads
+from .forward import ForwardSlot
 from .kernels.backends import Backend
 from .layout import TokenLayout
-from .shared_call import CallShape, SharedCall, mask_of_group
+from .shared_call import SharedCall, mask_of_group
 
 NAME = "scaled_dot_product_attention"  # in torch.nn.functional
 ATTENTION = "parallel_attention"  # attribute that marks a module whose attention is redirected
@@ -35,19 +36,6 @@ ATTENTION = "parallel_attention"  # attribute that marks a module whose attentio
 # The least queries times heads of a part. With fewer, a GPU's multiprocessors would be idle: 96 tiles of 128 queries
 # fill most of them. On a CPU, messages would be too small to pay.
 ROWS_OF_CARD, ROWS_OF_CPU = 96 * 128, 512
-
-
-PendingResult = Callable[[], list[tuple[Run, torch.Tensor]]]  # waits for a part of the result
-PendingResults = list[PendingResult]  # by part
-
-
-class StartedExchange(NamedTuple):
-    """The exchange that a forward, or one of its pieces, has started for a call. arriving: its receives, by part:
-    queries, keys and values. Keys and values are apart if they are of other tokens."""
-
-    call: SharedCall
-    forward: Forward
-    arriving: list[tuple[Arrival, ...]]
 
 
 class ParallelAttention:
@@ -96,10 +84,9 @@ class ParallelAttention:
             )
         call = self.shared_call(owner, streams, seen or streams, query, key, attn_mask, scale, kept)
         key, value = call.encode("key", key), call.encode("value", value)
-        shape = call.shape
         if self.ulysses.degree == 1:
-            return self.attend(call, 0, shape.parts[0], query, key, value)
-        shape_BLHD = (len(query), query.shape[2], shape.heads, query.shape[3])
+            return self.attend(call, 0, call.parts[0], query, key, value)
+        shape_BLHD = (len(query), query.shape[2], call.heads, query.shape[3])
         out_BHLD = query.new_empty(shape_BLHD).transpose(1, 2)
         sent = self.send(call, call.encode("query", query), key, value)
         for index, arrived in enumerate(self.attend_pieces(sent)):
@@ -108,47 +95,43 @@ class ParallelAttention:
                 view_heads(out_BHLD, run.heads[0]).copy_(decoded)
         return out_BHLD
 
-    def send(
-        self, call: SharedCall, q_BHLE: torch.Tensor, k_BHLE: torch.Tensor, v_BHLE: torch.Tensor
-    ) -> StartedExchange:
+    def send(self, call: SharedCall, q_BHLE: torch.Tensor, k_BHLE: torch.Tensor, v_BHLE: torch.Tensor) -> SharedCall:
         """Starts the exchange of all parts. All pieces receive into the first piece's buffer."""
-        forward = self.layout.forward
-        sent = forward.pieces.started if forward.pieces else []  # by the pieces before
-        before = sent[-1].arriving if sent else [(None,)] * len(call.shape.parts)
-        given = zip(call.shape.parts, before, strict=True)
-        arriving = [self.scatter(call.shape, part, q_BHLE, k_BHLE, v_BHLE, each) for part, each in given]
-        return StartedExchange(call, forward, arriving)
+        sent = call.forward.pieces.started if call.forward.pieces else []  # by the pieces before
+        before = sent[-1].arriving if sent else [(None,)] * len(call.parts)
+        given = zip(call.parts, before, strict=True)
+        return call._replace(arriving=[self.scatter(call, part, q_BHLE, k_BHLE, v_BHLE, each) for part, each in given])
 
-    def attend_pieces(self, sent: StartedExchange) -> PendingResults:
+    def attend_pieces(self, sent: SharedCall) -> list[PendingResult]:
         """Computes attention for the whole forward, or for its pieces as soon as all have sent their tokens. Returns
-        what goes back to the tokens of the forward or piece that has sent this."""
+        by part what goes back to the tokens of the forward or piece that has sent this."""
         if sent.forward.pieces is None:
             return self.attend_parts([sent])[0]
         results = sent.forward.pieces.meet(sent, self.attend_parts)
         self.layout.slot.forward = sent.forward  # the other pieces had their own there
         return results
 
-    def attend_parts(self, pieces: Sequence[StartedExchange]) -> list[PendingResults]:
+    def attend_parts(self, pieces: Sequence[SharedCall]) -> list[list[PendingResult]]:
         """Computes attention part by part, for all pieces together. Returns what goes back, by piece. Results of the
         first piece travel first, because it goes on first."""
         for each in pieces:
             each.forward.run_deferred()
-        call, lengths = pieces[-1].call, [each.call.shape.lengths for each in pieces]
+        call, lengths = pieces[-1], [each.lengths for each in pieces]
         ends = [0, *accumulate(map(sum, lengths))]
 
         def give_back(piece: int, out_BhRE: torch.Tensor, queries: Shares) -> PendingResult:
             return self.exchange.gather_heads(lengths[piece], out_BhRE[:, :, ends[piece] : ends[piece + 1]], queries)
 
-        first: PendingResults = []
+        first: list[PendingResult] = []
         results: list[tuple[torch.Tensor, Shares]] = []
-        for index, part in enumerate(call.shape.parts):
+        for index, part in enumerate(call.parts):
             for each in pieces[:-1]:
                 for arrival in each.arriving[index]:
                     arrival.wait()
             arrived: list[torch.Tensor] = []
-            for arrival in pieces[-1].arriving[index]:
+            for arrival in call.arriving[index]:
                 arrived += arrival()
-            if call.differences:
+            if call.forward.differences:
                 named = zip(("query", "key", "value"), arrived, strict=True)
                 arrived = [call.decode((name, index), each) for name, each in named]
             out_BhRD = self.attend(call, index, part, *arrived)
@@ -167,23 +150,17 @@ class ParallelAttention:
         scale: float | None,
         kept: Sequence[torch.Tensor],
     ) -> SharedCall:
-        layout, forward, shape = self.layout, self.layout.forward, self.shape_of(streams, seen, query, key)
-        if forward.pieces and not forward.pieces.is_last:
-            attn_mask = None  # the last piece computes
-        return SharedCall(
-            owner=owner,
-            shape=shape,
-            mask=None if attn_mask is None else mask_of_group(attn_mask, layout, streams, seen, shape.ranks),
-            scale=scale,
-            kept=kept,
-            differences=forward.differences,
-        )
+        forward, call_of_shape = self.layout.forward, self.of_shape(streams, seen, query, key)
+        call = call_of_shape(forward=forward, owner=owner, mask=None, scale=scale, kept=kept)
+        if attn_mask is None or (forward.pieces and not forward.pieces.is_last):  # the last piece computes
+            return call
+        return call._replace(mask=mask_of_group(attn_mask, self.layout, streams, seen, call.ranks))
 
-    def shape_of(
+    def of_shape(
         self, streams: tuple[str, ...], seen: tuple[str, ...], query: torch.Tensor, key: torch.Tensor
-    ) -> CallShape:
-        """Returns what calls with tensors of these shapes have in common in the running forward."""
-        layout, forward = self.layout, self.layout.slot.forward
+    ) -> Callable[..., SharedCall]:
+        """Returns what makes calls with tensors of these shapes in the running forward."""
+        layout, forward = self.layout, self.layout.forward
         at = (self, streams, seen, query.shape, key.shape[1])
         if at in forward.counts:
             return forward.counts[at]
@@ -193,7 +170,8 @@ class ParallelAttention:
         most = 1 if degree == 1 else self.part_count(query, streams)
         own, of_keys = (tuple(layout.lengths_by_rank(each)[ranks.start : ranks.stop]) for each in (streams, seen))
         tokens = [layout.total(each) for each in (streams, seen)] if forward.pieces else [sum(own), sum(of_keys)]
-        forward.counts[at] = CallShape(
+        forward.counts[at] = partial(
+            SharedCall,
             ranks=ranks,
             lengths=own,
             seen_lengths=of_keys,
@@ -226,10 +204,10 @@ class ParallelAttention:
     ) -> torch.Tensor:
         """Computes attention for one part of this rank's heads, BhRD."""
         queries, keys = part.queries[self.ulysses.index], part.keys[self.ulysses.index]
-        layout, shape = self.layout, call.shape
+        layout = self.layout
         if cache := layout.slot.forward.cache:
             whole = layout.running == layout.slot.every_segment()
-            k_BhRD, v_BhRD = cache.refresh((call.owner, index), shape.places, whole, k_BhRD, v_BhRD)
+            k_BhRD, v_BhRD = cache.refresh((call.owner, index), call.places, whole, k_BhRD, v_BhRD)
         mask = None if call.mask is None else call.own_mask(queries)
         kept = [each[:, keys.start : keys.stop] for each in call.kept] if call.kept else ()
         if self.ring.degree > 1:
@@ -238,7 +216,7 @@ class ParallelAttention:
                 key, value = call.repeat(k, queries, keys), call.repeat(v, queries, keys)
                 return self.backend.attend_with_lse(q, key, value, *more)
 
-            given = (q_BhRD, k_BhRD, v_BhRD, shape.ring_lengths, self.ring, attend_with_lse, layout.slot)
+            given = (q_BhRD, k_BhRD, v_BhRD, call.ring_lengths, self.ring, attend_with_lse, layout.slot)
             return ring_attention(*given, call.scale, mask, kept)
         if not q_BhRD.numel():
             return q_BhRD
@@ -249,7 +227,7 @@ class ParallelAttention:
 
     def scatter(
         self,
-        shape: CallShape,
+        call: SharedCall,
         part: HeadPart,
         q_BHLE: torch.Tensor,
         k_BHLE: torch.Tensor,
@@ -259,12 +237,12 @@ class ParallelAttention:
         """Runs `scatter_heads` on queries, keys and values. Keys of other tokens are sent separately. before: what
         the piece before receives, if there is one."""
         scatter_heads, keys = self.exchange.scatter_heads, (part.keys, part.keys)
-        if shape.is_joint:
+        if call.is_joint:
             given = (q_BHLE, k_BHLE, v_BHLE), (part.queries, *keys)
-            return (scatter_heads(shape.lengths, *given, shape.tokens, before[0]),)
+            return (scatter_heads(call.lengths, *given, call.tokens, before[0]),)
         return (
-            scatter_heads(shape.lengths, (q_BHLE,), (part.queries,), shape.tokens, before[0]),
-            scatter_heads(shape.seen_lengths, (k_BHLE, v_BHLE), keys, shape.seen_tokens, before[-1]),
+            scatter_heads(call.lengths, (q_BHLE,), (part.queries,), call.tokens, before[0]),
+            scatter_heads(call.seen_lengths, (k_BHLE, v_BHLE), keys, call.seen_tokens, before[-1]),
         )
 
 

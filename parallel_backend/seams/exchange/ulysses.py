@@ -41,6 +41,11 @@ class Run(NamedTuple):
     counts: list[int]
 
 
+# Waits for a part of attention's result, and returns it by run of ranks: the local tokens with the heads of the run,
+# rLBnE.
+PendingResult = Callable[[], list[tuple[Run, torch.Tensor]]]
+
+
 class AllToAll(NamedTuple):
     """An all-to-all of some heads. size: elements that are sent. to, of: those for each rank, and those from it. shape:
     of what arrives, if no run has a part of its own. own: this rank's heads, by tensor."""
@@ -138,11 +143,8 @@ class UlyssesExchange:
         wait = self.exchange(send, received[start:end], message.to, message.of)
         return Arrival(received, end, shape, message.own, wait)
 
-    def gather_heads(
-        self, lengths: tuple[int, ...], out_BhRE: torch.Tensor, shares: Shares
-    ) -> Callable[[], list[tuple[Run, torch.Tensor]]]:
-        """The inverse of `scatter_heads` for one tensor. Returns runs of ranks, and the local tokens with the heads of
-        each run, rLBnE. `view_heads` returns the view to which they are copied."""
+    def gather_heads(self, lengths: tuple[int, ...], out_BhRE: torch.Tensor, shares: Shares) -> PendingResult:
+        """The inverse of `scatter_heads` for one tensor. `view_heads` returns the view to which a run is copied."""
         batch, _, _, width = out_BhRE.shape
         message = plan_gather(self.axis.index, batch, width, lengths, shares)
         received = out_BhRE.new_empty(sum(message.of))
