@@ -13,15 +13,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
 
 from ..compat import is_traced
 from ..device import is_accelerator
 from ..errors import RequestError
 from ..groups.mesh import Mesh
-from ..hooks import Hooks
+from ..hooks import Hooks, ReplaceFunction
 from ..plan import EXCHANGE_PARTS
-from .attention_op import RUNNING, Attend, Attention, plain_attention
+from .attention_op import RUNNING, Attend, plain_attention
 from .exchange.heads import HeadPart, head_parts
 from .exchange.ring import ring_attention
 from .exchange.ulysses import Arrival, PendingResult, Shares, UlyssesExchange, view_heads
@@ -246,24 +245,51 @@ class ParallelAttention:
         )
 
 
-class AttentionSeam(TorchFunctionMode):
-    """While entered, redirects the running module's `F.scaled_dot_product_attention` calls to `attention`.
+class AttentionSeam:
+    """Redirects a module's `F.scaled_dot_product_attention` calls to `attends`, one function per call in order. The
+    last one computes all further calls. The module keeps its projections and norms.
 
-    A mode sees each of torch's functions, which takes the host 2 µs each. So if only the model's own code runs
-    (`ForwardSlot.is_plain`), and the module's first forward has called attention by its name in `F` alone, later ones
-    replace that name and do without the mode. So they do if the module has all tokens (`is_local`): a call that is not
-    seen is right, too.
+    A mode redirects them, which sees each of torch's functions. This takes the host 2 µs each. So if only the model's
+    own code runs (`ForwardSlot.is_plain`), and the module's first forward has called attention by its name in `F`
+    alone, later ones replace that name and do without the mode. So they do if the module has all tokens (`is_local`):
+    a call that is not seen is right, too. In a compiled block, attention is an operator that calls them, because torch
+    traces no tensor methods within a mode.
+
+    A module that attends in another way would see this rank's tokens only, so it raises an error.
     """
 
-    def __init__(self, attention: Attention, slot: ForwardSlot, is_local: bool = False) -> None:
-        super().__init__()
-        self.attention = attention
+    def __init__(self, path: str, attends: Sequence[Attend], slot: ForwardSlot, is_local: bool = False) -> None:
+        """path: of the module in its block. slot: of the model's running forward."""
+        self.path = path
+        self.attends = attends
         self.slot = slot
         self.is_local = is_local
+        self.calls = 0  # that the module's running forward has made
+        self.is_shared = True  # whether they are redirected
         self.may_replace_name = False
         self.attends_by_name = False  # whether the module calls attention by that name alone
         self.calls_by_name = 0  # calls by that name
         self.undo: list[list[Callable[[], object]]] = []  # by running call of the module: two pieces call it in turn
+
+    def enter(self, *_: object) -> None:
+        self.calls = 0
+        self.is_shared = not self.slot.has_all_tokens  # else all are here, so the module's own attention is right
+        if not self.is_shared:
+            return
+        if RUNNING.compiles:
+            RUNNING.module = self
+        else:
+            self.begin()
+
+    def leave(self, module: torch.nn.Module, _args: tuple, output: object) -> None:
+        if not self.is_shared:
+            return
+        if RUNNING.compiles:
+            RUNNING.module = None
+        else:
+            self.end()
+        if output is not None and not self.calls:
+            raise RuntimeError(f"{type(module).__name__} does not attend through scaled_dot_product_attention.")
 
     def begin(self) -> None:
         self.calls_by_name = 0
@@ -273,11 +299,12 @@ class AttentionSeam(TorchFunctionMode):
         if self.may_replace_name:
             self.replace_name(self.attend_by_name if self.attends_by_name else self.count_by_name)
         if not (self.may_replace_name and self.attends_by_name):
-            self.__enter__()
-            self.undo[-1].append(lambda: self.__exit__(None, None, None))
+            mode = ReplaceFunction(plain_attention, self.attend_in_mode)
+            mode.__enter__()
+            self.undo[-1].append(lambda: mode.__exit__(None, None, None))
 
     def end(self) -> None:
-        self.attends_by_name = self.may_replace_name and 0 < self.attention.calls == self.calls_by_name
+        self.attends_by_name = self.may_replace_name and 0 < self.calls == self.calls_by_name
         for undo in reversed(self.undo.pop()):
             undo()
 
@@ -294,26 +321,30 @@ class AttentionSeam(TorchFunctionMode):
         self.calls_by_name += 1
         return self.redirect(attend_by, args, kwargs)
 
+    def attend_in_mode(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return self.redirect(attend_untraced if is_traced() else attend_by, args, kwargs)
+
     def redirect(self, attend: Callable[..., torch.Tensor], args: Any, kwargs: Any) -> torch.Tensor:
         """Attends while the name is torch's own, because kernels call it."""
         if not self.may_replace_name:
-            return attend(self.attention, *args, **kwargs)
-        before, calls, named = getattr(F, NAME), self.attention.calls, self.calls_by_name
+            return attend(self, *args, **kwargs)
+        before, calls, named = getattr(F, NAME), self.calls, self.calls_by_name
         setattr(F, NAME, plain_attention)
         try:
-            return attend(self.attention, *args, **kwargs)
+            return attend(self, *args, **kwargs)
         finally:  # another piece may have called it meanwhile
             setattr(F, NAME, before)
-            self.attention.calls, self.calls_by_name = calls + 1, named
+            self.calls, self.calls_by_name = calls + 1, named
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func is not plain_attention:
-            return func(*args, **(kwargs or {}))
-        return self.redirect(attend_untraced if is_traced() else attend_by, args, kwargs or {})
+    def count_call(self) -> int:
+        """Counts a call. Returns the place of the function that computes it."""
+        call = min(self.calls, len(self.attends) - 1)
+        self.calls += 1
+        return call
 
 
-def attend_by(attention: Attention, *args: Any, **kwargs: Any) -> torch.Tensor:
-    return attention.attends[attention.count_call()](*args, **kwargs)
+def attend_by(seam: AttentionSeam, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return seam.attends[seam.count_call()](*args, **kwargs)
 
 
 # If a script has compiled the model itself, its graph ends here. This costs 30 µs, so others do without.
@@ -328,39 +359,10 @@ def install_attention(
     slot: ForwardSlot,
     is_local: bool = False,
 ) -> AttentionSeam:
-    """Redirects a module's attention calls to `attends`, see Attention. The module keeps its projections and norms.
-
-    In a compiled block, attention is an operator that does this, because torch traces no tensor methods within a mode.
-
-    A module that attends in another way would see this rank's tokens only, so it raises an error. is_local: whether
-    this rank has all tokens.
-    """
-    module, attention = block.get_submodule(path), Attention(path, attends, slot)
-    seam = AttentionSeam(attention, slot, is_local)
-
-    def enter(*_: object) -> None:
-        attention.calls = 0
-        attention.is_shared = (
-            not slot.has_all_tokens
-        )  # else all tokens are here, so the module's own attention is right
-        if not attention.is_shared:
-            return
-        if RUNNING.compiles:
-            RUNNING.module = attention
-        else:
-            seam.begin()
-
-    def leave(_module: torch.nn.Module, _args: tuple, output: object) -> None:
-        if not attention.is_shared:
-            return
-        if RUNNING.compiles:
-            RUNNING.module = None
-        else:
-            seam.end()
-        if output is not None and not attention.calls:
-            raise RuntimeError(f"{type(module).__name__} does not attend through scaled_dot_product_attention.")
-
-    hooks.before(module, enter)
-    hooks.after(module, leave, always_call=True)
-    hooks.replace(module, ATTENTION, attention)
+    """Redirects a module's attention calls to `attends`, see AttentionSeam. is_local: whether this rank has all
+    tokens."""
+    module, seam = block.get_submodule(path), AttentionSeam(path, attends, slot, is_local)
+    hooks.before(module, seam.enter)
+    hooks.after(module, seam.leave, always_call=True)
+    hooks.replace(module, ATTENTION, seam)
     return seam

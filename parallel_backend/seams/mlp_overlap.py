@@ -13,24 +13,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
 
-from ..hooks import NOTHING, Hooks
+from ..hooks import NOTHING, Hooks, ReplaceFunction
 from ..models.parallel_mlp import attention_rows, split_rows, submodules
 from .attention_op import RUNNING
 from .deferred import Deferred, DeferredTail
 from .forward import ForwardSlot
-
-
-class ReplaceLinear(TorchFunctionMode):
-    """While entered, `linear` runs in place of `F.linear`."""
-
-    def __init__(self, linear: Callable[..., Any]) -> None:
-        super().__init__()
-        self.linear = linear
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        return (self.linear if func is F.linear else func)(*args, **(kwargs or {}))
 
 
 class MlpOverlap:
@@ -88,7 +76,7 @@ class MlpOverlap:
             rest = self.defer(partial(F.linear, x, others, biases[1]))
             return DeferredTail(F.linear(x, own, biases[0]), rest, len(weight))
 
-        with ReplaceLinear(linear):
+        with ReplaceFunction(F.linear, linear):
             return forward(*args, **kwargs)
 
     def defer(self, compute: Callable[[], torch.Tensor]) -> Deferred:
