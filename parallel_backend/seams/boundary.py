@@ -37,10 +37,8 @@ from ..models.spec import (
 )
 from .arguments import Arguments, Parameters
 from .layout import SPEC, Said, TokenLayout
-from .pipeline.stage_ends import StageEnds
-from .pipeline.stages import StandIn
+from .pipeline.stages import StageLink, StandIn
 
-PutReceived = Callable[[dict[str, Any]], None]
 TOKENS_NDIM = 3  # of tokens in one dim, with rows and channels
 
 
@@ -59,7 +57,7 @@ class BlockBoundary:
         block: torch.nn.Module,
         blocks: BlockList,
         layout: TokenLayout,
-        arrivals: Sequence[PutReceived] = (),
+        arrivals: Sequence[Callable[[dict[str, Any]], None]] = (),
         chained: Callable[[], bool] = lambda: False,
         gathers: bool = False,
     ) -> None:
@@ -287,9 +285,9 @@ def each_stream(change: Callable[[torch.Tensor, str], torch.Tensor], value: Any,
 
 
 def install_boundary(
-    model: torch.nn.Module, spec: ModelSpec, layout: TokenLayout, hooks: Hooks, ends: StageEnds | None
+    model: torch.nn.Module, spec: ModelSpec, layout: TokenLayout, hooks: Hooks, link: StageLink | None
 ) -> None:
-    """Hooks the blocks of a model, and its head. ends: of the stage, if there are several.
+    """Hooks the blocks of a model, and its head. link: to the neighbouring stages, if any.
 
     layout: of the model; of the other model for a network inside of it.
     """
@@ -305,21 +303,21 @@ def install_boundary(
             learns = boundary_of(block, blocks)  # the streams' lengths, from what another stage's block is given
             hooks.before(block, partial(learn_streams, learns), with_kwargs=True)
     for place, blocks, block in own:
-        arrivals: list[PutReceived] = []
-        if ends:
-            if block is own[0][2] and not ends.link.is_first:
-                arrivals.append(partial(ends.receive, blocks))
-            arrivals.append(partial(ends.feed_skip, place))
-            ends.keep_skip(block, place, hooks)
+        arrivals = []
+        if link:
+            if block is own[0][2] and not link.is_first:
+                arrivals.append(partial(link.receive, blocks))
+            arrivals.append(partial(link.feed_skip, place))
+            link.keep_skip(block, place, hooks)
         is_last = block is every[-1][1]
         chained = partial(reaches_head, spec, layout) if is_last else partial(follows.__getitem__, block)
         gathers = blocks.gathered or (is_last and not spec.head and spec.inside is None)
         boundary_of(block, blocks, arrivals, chained, gathers).install(block, hooks)
         for path, streams in spec.quirks.full_length.items():
             restore_full_length(block.get_submodule(path), streams, layout, hooks)
-    if ends and not ends.link.is_last:
+    if link and not link.is_last:
         blocks, block = every[own[-1][0] + 1]
-        ends.send_before(cast("StandIn", block), blocks, boundary_of(block, blocks).cut, hooks)
+        link.send_before(cast("StandIn", block), blocks, boundary_of(block, blocks).cut, hooks)
     if spec.head:
         head = model.get_submodule(spec.head.path)
         boundary_of(head, spec.head, gathers=True).install(head, hooks)
