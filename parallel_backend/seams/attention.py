@@ -23,7 +23,7 @@ from ..plan import EXCHANGE_PARTS
 from .attention_op import RUNNING, Attend, plain_attention
 from .exchange.heads import HeadPart, head_parts
 from .exchange.ring import ring_attention
-from .exchange.ulysses import Arrival, PendingResult, Shares, UlyssesExchange, view_heads
+from .exchange.ulysses import Arrival, PendingResult, Shares, gather_heads, scatter_heads, view_heads
 from .forward import ForwardSlot
 from .kernels.backends import Backend
 from .layout import TokenLayout
@@ -49,7 +49,6 @@ class ParallelAttention:
         """parts: the most parts that the exchange is cut into. Fewer are used if parts would be too small."""
         self.ulysses = mesh["ulysses"]
         self.ring = mesh["ring"]
-        self.exchange = UlyssesExchange(self.ulysses)
         self.layout = layout
         self.backend = backend
         self.parts = parts
@@ -119,7 +118,8 @@ class ParallelAttention:
         ends = [0, *accumulate(map(sum, lengths))]
 
         def give_back(piece: int, out_BhRE: torch.Tensor, queries: Shares) -> PendingResult:
-            return self.exchange.gather_heads(lengths[piece], out_BhRE[:, :, ends[piece] : ends[piece + 1]], queries)
+            own_BhRE = out_BhRE[:, :, ends[piece] : ends[piece + 1]]
+            return gather_heads(self.ulysses, lengths[piece], own_BhRE, queries)
 
         first: list[PendingResult] = []
         results: list[tuple[torch.Tensor, Shares]] = []
@@ -235,13 +235,13 @@ class ParallelAttention:
     ) -> tuple[Arrival, ...]:
         """Runs `scatter_heads` on queries, keys and values. Keys of other tokens are sent separately. before: what
         the piece before receives, if there is one."""
-        scatter_heads, keys = self.exchange.scatter_heads, (part.keys, part.keys)
+        axis, keys = self.ulysses, (part.keys, part.keys)
         if call.is_joint:
             given = (q_BHLE, k_BHLE, v_BHLE), (part.queries, *keys)
-            return (scatter_heads(call.lengths, *given, call.tokens, before[0]),)
+            return (scatter_heads(axis, call.lengths, *given, call.tokens, before[0]),)
         return (
-            scatter_heads(call.lengths, (q_BHLE,), (part.queries,), call.tokens, before[0]),
-            scatter_heads(call.seen_lengths, (k_BHLE, v_BHLE), keys, call.seen_tokens, before[-1]),
+            scatter_heads(axis, call.lengths, (q_BHLE,), (part.queries,), call.tokens, before[0]),
+            scatter_heads(axis, call.seen_lengths, (k_BHLE, v_BHLE), keys, call.seen_tokens, before[-1]),
         )
 
 
