@@ -35,7 +35,7 @@ from ..models.spec import (
     names,
     signature_of,
 )
-from .arguments import Arguments, Parameters
+from .arguments import Parameters
 from .layout import SPEC, Said, TokenLayout
 from .pipeline.stages import StageLink, StandIn
 
@@ -84,29 +84,29 @@ class BlockBoundary:
 
     def enter(self, block: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """Cuts the block's arguments to this rank's tokens. Raises RequestError for an unlisted argument."""
-        slot, given = self.layout.slot, Arguments(self.parameters, args, kwargs)
+        slot, values = self.layout.slot, self.parameters.name(args, kwargs)
         self.given, slot.has_all_tokens = [], True
-        if self.quirks.kept and not given.values.get(self.quirks.kept):
+        if self.quirks.kept and not values.get(self.quirks.kept):
             return args, kwargs
         try:
-            found = self.cut_arguments(block, given)
+            self.cut_arguments(block, values)
         except RequestError:  # all ranks find the same
             if not slot.needs_all_tokens:
                 raise
             return args, kwargs
         slot.has_all_tokens = False
-        return found
+        return self.parameters.pass_on(values, args, kwargs)
 
-    def cut_arguments(self, block: torch.nn.Module, given: Arguments) -> tuple[tuple, dict[str, Any]]:
-        blocks = self.blocks
-        unknown = [name for name in given.values if name not in self.known and given.is_given(name)]
+    def cut_arguments(self, block: torch.nn.Module, values: dict[str, Any]) -> None:
+        """Cuts the values of the block's arguments, by name."""
+        blocks, is_given = self.blocks, self.parameters.is_given
+        unknown = [name for name in values if name not in self.known and is_given(name, values[name])]
         if unknown:
             raise RequestError(
                 f"The blocks {blocks.path} ({type(block).__name__}) were given {', '.join(unknown)}, which cannot be "
                 "shared over ranks yet.",
                 "Use ulysses=1 and ring=1.",
             )
-        values = given.values
         for name, convert in self.quirks.converters.items():
             if (value := values.get(name)) is None:
                 continue
@@ -126,7 +126,6 @@ class BlockBoundary:
                 values[name] = self.cut_side(values[name], name, side)
         for arrive in self.arrivals:
             arrive(values)
-        return given.passed()
 
     def leave(self, _block: torch.nn.Module, _args: tuple, output: Any) -> Any:
         """Brings the block's output to full length, or gathers it. Between chained blocks it stays local."""
@@ -339,10 +338,10 @@ def restore_full_length(module: torch.nn.Module, streams: Mapping[str, str], lay
     def enter(_module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         if layout.slot.has_all_tokens:
             return args, kwargs
-        given = Arguments(parameters, args, kwargs)
+        values = parameters.name(args, kwargs)
         for name, own in streams.items():
-            given.values[name] = layout.fill(given.values[name], names(own), 1)
-        return given.passed()
+            values[name] = layout.fill(values[name], names(own), 1)
+        return parameters.pass_on(values, args, kwargs)
 
     def leave(_module: torch.nn.Module, _args: tuple, output: torch.Tensor) -> torch.Tensor:
         return output if layout.slot.has_all_tokens else layout.cut(output, returned, 1)

@@ -96,8 +96,9 @@ class ModuleAttention:
 
     def window(self, reach: int, device: torch.device) -> torch.Tensor:
         """Returns the mask that shows tokens at most `reach` away."""
-        sides, name = self.layout.forward.sides, f"window.{self.streams}.{reach}"
-        if name not in sides:
+
+        def compute() -> torch.Tensor:
             places = torch.arange(self.layout.total(self.streams), device=device)
-            sides[name] = (None, ((places[:, None] - places).abs() <= reach)[None, None])
-        return sides[name][1]
+            return ((places[:, None] - places).abs() <= reach)[None, None]
+
+        return self.layout.forward.once(f"window.{self.streams}.{reach}", compute)

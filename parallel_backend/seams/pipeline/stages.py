@@ -20,7 +20,7 @@ from ...groups.mesh import Mesh
 from ...hooks import Hooks
 from ...models.checks import modules_at
 from ...models.spec import SKIP, BlockList, Streams, names
-from ..arguments import Arguments, Parameters
+from ..arguments import Parameters
 from ..layout import TokenLayout
 
 
@@ -57,7 +57,7 @@ class StandIn(torch.nn.Module):
             holder.add_module(name, module)
 
     def forward(self, *args: object, **kwargs: object) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        given = Arguments(self.takes, args, kwargs).values
+        given = self.takes.name(args, kwargs)
         streams = tuple(given[name] for name in self.returned)
         return streams[0] if len(streams) == 1 else streams
 
@@ -244,7 +244,7 @@ class StageLink:
         local."""
 
         def leave(_block: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-            values = Arguments(block.takes, args, kwargs).values
+            values = block.takes.name(args, kwargs)
             local = [(cut(values[name], blocks.tokens[name]), blocks.tokens[name]) for name in block.returned]
             tokens = [tensor for tensor, _ in flatten(local)]
             self.send([*tokens, *(self.slot.forward.skips[place] for place in self.stage.outgoing)])
