@@ -22,10 +22,9 @@ from .seams.bands.model import share_rows
 from .seams.boundary import install_boundary
 from .seams.forward import ForwardSlot
 from .seams.kernels.backends import NATIVE, Backend, choose_backend
-from .seams.kernels.local import LocalAttention
 from .seams.layout import TokenLayout
 from .seams.mlp_overlap import MlpOverlap
-from .seams.module_attention import ModuleAttention
+from .seams.module_attention import LocalAttention, ModuleAttention
 from .seams.pipeline.stages import Stage, StageLink, StandIn, keep_stage
 from .weights.sizes import WeightSizes
 
