@@ -22,7 +22,7 @@ from .hooks import Hooks
 from .models.checks import count_tokens, patch_of
 from .models.spec import ALWAYS_WHOLE, spec_of
 from .plan import OFF
-from .seams.agreed_values import AgreedValues
+from .seams.agreed_values import agreed_values
 from .seams.compiled import CompiledBlocks
 from .seams.exchange.pieces import Pieces
 from .seams.forward import Forward
@@ -136,7 +136,7 @@ class ParallelModel:
         alone."""
         self.slot.needs_all_tokens = self.slot.has_all_tokens = needs_all_tokens
         self.slot.is_plain = is_plain
-        agreed = AgreedValues(self.mesh["sequence"], self.slot) if needs_all_tokens else nullcontext()
+        agreed = agreed_values(self.mesh["sequence"], self.slot) if needs_all_tokens else nullcontext()
         try:
             with agreed:
                 yield

@@ -20,7 +20,7 @@ import torch
 from ...compat import tree_leaves
 from ...errors import RequestError
 from ...groups.calls import Call
-from ...models.spec import ALWAYS_WHOLE, CHANGES
+from ...models.spec import ALWAYS_WHOLE, CHANGES, CONTROL
 from ...plan import ParallelPlan
 from ..exchange.differences import Differences
 from ..forward import Forward, StaleCache
@@ -32,7 +32,6 @@ MOST_KINDS = 3
 # Sampling goes from high timesteps to low ones. Some samplers go back a little. Steps that go back by more than this
 # share of the first timestep begin anew, as a restart does.
 BACK = 0.05
-CONTROL = "control"
 Sides = Callable[[torch.Tensor], tuple[int, ...]]
 
 
