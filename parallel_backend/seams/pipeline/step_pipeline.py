@@ -32,7 +32,6 @@ MOST_KINDS = 3
 # Sampling goes from high timesteps to low ones. Some samplers go back a little. Steps that go back by more than this
 # share of the first timestep begin anew, as a restart does.
 BACK = 0.05
-Sides = Callable[[torch.Tensor], tuple[int, ...]]
 
 
 class StepKind:
@@ -146,8 +145,9 @@ class StepPipeline:
 WITHOUT = "Use patches=1, or ulysses, ring, cfg or dp in place of pipefusion."
 
 
-def count_picture_tokens(call: Call, sides: Sides) -> int:
-    """Returns the tokens of a call's picture. Raises RequestError if it has no whole tokens, or several parts."""
+def count_picture_tokens(call: Call, sides: Callable[[torch.Tensor], tuple[int, ...]]) -> int:
+    """Returns the tokens of a call's picture. sides: of the patch of latents that becomes a token. Raises RequestError
+    if it has no whole tokens, or several parts."""
     if len(call.latents) != 1:
         raise RequestError("PipeFusion's patches are of one latent, and this one has several parts.", WITHOUT)
     (latents,) = call.latents
