@@ -90,7 +90,7 @@ class ParallelAttention:
         for index, arrived in enumerate(self.attend_pieces(sent)):
             for run, received in arrived():
                 decoded = call.decode(("result", index, run.ranks), received)
-                view_heads(out_BHLD, run.heads[0]).copy_(decoded)
+                view_heads(out_BHLD, run).copy_(decoded)
         return out_BHLD
 
     def send(self, call: SharedCall, q_BHLE: torch.Tensor, k_BHLE: torch.Tensor, v_BHLE: torch.Tensor) -> SharedCall:

@@ -20,25 +20,20 @@ Shares = tuple[range, ...]  # of heads, by rank of the axis
 MESSAGES = 256  # whose plans are kept: each part of each kind of block, with each length of the text
 
 
-class Heads(NamedTuple):
-    """The heads of a run of ranks in a tensor: of each rank equally many, at equal distances. start, stop: of all."""
-
-    start: int
-    stop: int
-    of_rank: int
-    step: int
-
-
 class Run(NamedTuple):
-    """The part of a message that goes to a run of ranks, or comes from it. heads: in each tensor. start, stop, shape:
-    in the message. counts: of heads of a rank, by tensor."""
+    """The part of a message that goes to a run of ranks, or comes from it. start, stop, shape: in the message.
+
+    heads: by tensor, all from the first rank's to the last one's. counts: by tensor, of a rank's heads. steps: by
+    tensor, from a rank's heads to the next rank's.
+    """
 
     ranks: range
-    heads: list[Heads]
     start: int
     stop: int
     shape: tuple[int, int, int, int, int]
+    heads: list[range]
     counts: list[int]
+    steps: list[int]
 
 
 # Waits for a part of attention's result, and returns it by run of ranks: the local tokens with the heads of the run,
@@ -103,7 +98,9 @@ def plan_runs(local_tokens: int, batch: int, width: int, shares: tuple[Shares, .
         counts = [len(share[ranks.start]) for share in shares]
         shape = (len(ranks), local_tokens, batch, sum(counts), width)
         stop = start + math.prod(shape)
-        found.append(Run(ranks, [heads_of(share, ranks) for share in shares], start, stop, shape, counts))
+        heads = [range(share[ranks.start].start, share[ranks.stop - 1].stop) for share in shares]
+        steps = [share[ranks.start + 1].start - share[ranks.start].start if len(ranks) > 1 else 1 for share in shares]
+        found.append(Run(ranks, start, stop, shape, heads, counts, steps))
         start = stop
     return found
 
@@ -128,8 +125,8 @@ def scatter_heads(
     send = tensors_BHLE[0].new_empty(message.size)
     for run in message.runs:
         parts = send[run.start : run.stop].view(run.shape).split_with_sizes(run.counts, 3)
-        for part, tensor, heads in zip(parts, tensors_BHLE, run.heads, strict=True):
-            part.copy_(view_heads(tensor, heads))
+        for place, (part, tensor) in enumerate(zip(parts, tensors_BHLE, strict=True)):
+            part.copy_(view_heads(tensor, run, place))
     shape = (tokens or message.shape[0], batch, sum(message.own), width)
     received = before.received if before else send.new_empty(math.prod(shape))
     start = before.end if before else 0
@@ -186,13 +183,8 @@ def list_runs(*shares: Shares) -> Iterator[range]:
         start = rank
 
 
-def heads_of(share: Shares, ranks: range) -> Heads:
-    first, last = share[ranks.start], share[ranks.stop - 1]
-    step = share[ranks.start + 1].start - first.start if len(ranks) > 1 else 1
-    return Heads(first.start, last.stop, len(first), step)
-
-
-def view_heads(tensor_BHLE: torch.Tensor, heads: Heads) -> torch.Tensor:
-    """Returns a view of a run's heads, rLBnE."""
-    start, stop, of_rank, step = heads
-    return tensor_BHLE[:, start:stop].unfold(1, of_rank, step).permute(1, 2, 0, 4, 3)
+def view_heads(tensor_BHLE: torch.Tensor, run: Run, place: int = 0) -> torch.Tensor:
+    """Returns a view of a run's heads in the tensor at this place of the message, rLBnE."""
+    heads = run.heads[place]
+    ours = tensor_BHLE[:, heads.start : heads.stop]
+    return ours.unfold(1, run.counts[place], run.steps[place]).permute(1, 2, 0, 4, 3)
