@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from ..hooks import NOTHING, Hooks, ReplaceFunction
-from ..models.parallel_mlp import attention_rows, split_rows, submodules
+from ..models.parallel_mlp import split_rows, submodules
+from ..models.spec import OTHER
 from .attention_op import RUNNING
 from .deferred import Deferred, DeferredTail
 from .forward import ForwardSlot
@@ -28,7 +29,8 @@ class MlpOverlap:
     def __init__(self, block: torch.nn.Module, rows: Mapping[str, str], width: int, slot: ForwardSlot) -> None:
         self.block = block
         self.layers = submodules(block, rows)
-        self.first = {path: attention_rows(rows[path], width) for path in self.layers}
+        # How many of a layer's rows are for attention.
+        self.first = {path: width * len(rows[path].removesuffix(OTHER)) for path in self.layers}
         self.slot = slot
         # While the block runs: in a compiled one, each layer's hook would need a graph of its own.
         self.replaced: list[tuple[torch.nn.Module, Any]] = []
