@@ -68,8 +68,7 @@ class BlockBoundary:
         self.arrivals = arrivals
         self.chained = chained
         self.gathers = gathers
-        signature = block.signature if isinstance(block, StandIn) else signature_of(block)
-        self.parameters = Parameters(signature)
+        self.parameters = block.takes if isinstance(block, StandIn) else Parameters(signature_of(block))
         self.known = {ALWAYS_WHOLE, *blocks.whole, *blocks.sharded, self.quirks.kept}
         joined = list(blocks.tokens.values())
         self.joined = names(joined[0]) if len(joined) == 1 and isinstance(joined[0], str) else ()
