@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -19,13 +20,11 @@ from .plan import ParallelPlan
 from .seams.attention import AttentionSeam, ParallelAttention, install_attention
 from .seams.bands.model import share_rows
 from .seams.boundary import install_boundary
-from .seams.forward import FirstPieceComputes, ForwardSlot
+from .seams.forward import ForwardSlot
 from .seams.kernels.backends import NATIVE, Backend, choose_backend
-from .seams.kernels.local import LocalAttention
 from .seams.layout import TokenLayout
 from .seams.mlp_overlap import MlpOverlap
-from .seams.module_attention import ModuleAttention
-from .seams.pipeline.stage_ends import StageEnds
+from .seams.module_attention import LocalAttention, ModuleAttention
 from .seams.pipeline.stages import Stage, StageLink, StandIn, keep_stage
 from .weights.sizes import WeightSizes
 
@@ -68,9 +67,8 @@ def apply_plan(
     if spec.bands and kernel:  # ulysses, ring: layers see this rank's rows, and attention sees all pixels
         return AppliedPlan(slot, stage, attention=share_rows(model, spec.bands, mesh, slot, kernel, hooks))
     layout = TokenLayout(spec.image, mesh["sequence"], slot)
-    link = StageLink(mesh, slot) if plan.pipefusion > 1 else None  # pipefusion: passes tokens between stages
-    ends = StageEnds(layout, stage, link) if link else None
-    install_boundary(model, spec, layout, hooks, ends)  # ulysses, ring, patches: blocks see this rank's tokens
+    link = StageLink(mesh, layout, stage) if plan.pipefusion > 1 else None  # pipefusion: passes tokens between stages
+    install_boundary(model, spec, layout, hooks, link)  # ulysses, ring, patches: blocks see this rank's tokens
     if sizes is None or kernel is None:
         return AppliedPlan(slot, stage, link, layout=layout)
     overlap_mlp(model, spec, sizes, mesh, slot, hooks)  # ulysses, ring: an MLP is computed while tokens travel
@@ -170,7 +168,23 @@ def compute_once(model: torch.nn.Module, spec: ModelSpec, mesh: Mesh, slot: Forw
     for blocks, block in own_blocks(model, spec):
         for module in submodules(block, blocks.common).values():
             if module is not None:
-                hooks.replace(module, "forward", FirstPieceComputes(module.forward, slot))
+                hooks.replace(module, "forward", computed_by_first_piece(module.forward, slot))
+
+
+def computed_by_first_piece(compute: Callable[..., Any], slot: ForwardSlot) -> Callable[..., Any]:
+    """Returns what runs in place of a module's forward. The other pieces get what the first one has computed."""
+    result = None
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        nonlocal result
+        pieces, found = slot.forward.pieces, result
+        if pieces is None or slot.forward.running == [0]:
+            result = found = compute(*args, **kwargs)
+        if pieces is None or pieces.is_last:
+            result = None  # frees it
+        return found
+
+    return run
 
 
 def own_blocks(model: torch.nn.Module, spec: ModelSpec) -> list[tuple[BlockList, torch.nn.Module]]:

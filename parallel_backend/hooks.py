@@ -1,12 +1,12 @@
-"""Puts hooks and attributes on another library's model, and removes all of them again."""
+"""Puts hooks and attributes on another library's model, and removes all of them again. Replaces functions of torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+import torch
+from torch.overrides import TorchFunctionMode
 
 NOTHING = object()
 
@@ -39,3 +39,14 @@ class Hooks:
         """Removes everything, in reverse order."""
         while self._undo:
             self._undo.pop()()
+
+
+class ReplaceFunction(TorchFunctionMode):
+    """While entered, `call` runs in place of a function of torch."""
+
+    def __init__(self, function: Callable, call: Callable) -> None:
+        super().__init__()
+        self.function, self.call = function, call
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return (self.call if func is self.function else func)(*args, **(kwargs or {}))

@@ -22,15 +22,14 @@ from .hooks import Hooks
 from .models.checks import count_tokens, patch_of
 from .models.spec import ALWAYS_WHOLE, spec_of
 from .plan import OFF
-from .seams.agreed_values import AgreedValues
-from .seams.attention import PendingResults, StartedExchange
+from .seams.agreed_values import agreed_values
 from .seams.compiled import CompiledBlocks
 from .seams.exchange.pieces import Pieces
 from .seams.forward import Forward
 from .seams.kept import KeptValues
 from .seams.kernels.backends import Backend
-from .seams.pipeline.stages import StageExit, StandIn
-from .seams.pipeline.step_pipeline import StepPipeline, StepRun, count_picture_tokens
+from .seams.pipeline.stages import StageExit, StageMessage, StandIn
+from .seams.pipeline.step_pipeline import StepPipeline, count_picture_tokens
 from .weights.prefetcher import BlockPrefetcher, blocks_at
 from .weights.sizes import sizes_of_model
 
@@ -137,7 +136,7 @@ class ParallelModel:
         alone."""
         self.slot.needs_all_tokens = self.slot.has_all_tokens = needs_all_tokens
         self.slot.is_plain = is_plain
-        agreed = AgreedValues(self.mesh["sequence"], self.slot) if needs_all_tokens else nullcontext()
+        agreed = agreed_values(self.mesh["sequence"], self.slot) if needs_all_tokens else nullcontext()
         try:
             with agreed:
                 yield
@@ -187,8 +186,8 @@ class ParallelModel:
                 (args, kwargs), part = given[index], own[index]
                 return self.run_rows(args, kwargs, sizes[part.call], part.rows, forward)
 
-            step = self.pipeline.begin(calls, len(own), self.count_tokens)
-            outputs = self.run_step(step, [part.call for part in own], run, idle)
+            turns = self.pipeline.begin(calls, [part.call for part in own], self.count_tokens)
+            outputs = self.run_step(turns, run, idle)
             self.slot.buffers.clear()  # this step may have been the last
             if not self.sends_result:
                 return None
@@ -197,24 +196,27 @@ class ParallelModel:
             return self.return_to_first(found, [kind_of(call.latents, call.size) for call in calls])
 
     def run_step(
-        self, step: StepRun, own: Sequence[int], run: Callable[[int, Forward], Output | None], idle: int = 0
+        self, turns: list[list[Forward]], run: Callable[[int, Forward], Output | None], idle: int = 0
     ) -> list[Any]:
         """Runs this rank's parts of the calls of a step: at once, or patch by patch. Returns the parts' outputs on the
         last stage, and None in their place elsewhere.
 
-        step: from `StepPipeline.begin`. own: the call of each part. run: runs a part's forward. idle: how many more
-        parts other ranks have.
+        turns: from `StepPipeline.begin`; its lists are emptied. run: runs a part's forward. idle: how many more parts
+        other ranks have.
         """
+        outputs: list[Any] = [None] * len(turns[0])
         if self.link:
-            self.link.expect([] if self.link.is_first else step.messages(), None, len(own) - 1)
-        for segments in step.turns:
-            for index, call in enumerate(own):
-                step.outputs[index] = run(index, step.forward(segments, index, call))
+            messages = [StageMessage(each.step, each.running, each.index) for turn in turns for each in turn]
+            self.link.expect([] if self.link.is_first else messages, None, len(outputs) - 1)
+        while turns:
+            turn = turns.pop(0)
+            for index in range(len(outputs)):
+                outputs[index] = run(index, turn.pop(0))  # frees what a forward has cached
             for _ in range(idle):
                 self.fetched.serve()
         if self.link:
             self.link.finish()
-        return step.outputs
+        return outputs
 
     def return_to_first(self, found: list[Output] | None, kinds: Sequence[Hashable]) -> list[Output] | None:
         """Returns the last stage's results on the first stage, in the first batch group. kinds: of all, see
@@ -305,7 +307,7 @@ class ParallelModel:
 
     def run_in_pieces(self, args: tuple, kwargs: dict[str, Any], forward: Forward) -> Any:
         """Runs the plan's pieces. The last one gathers the tokens of all."""
-        pieces, finished = Pieces[StartedExchange, PendingResults](self.mesh.plan.pieces), dict[object, torch.Tensor]()
+        pieces, finished = Pieces(self.mesh.plan.pieces), dict[object, torch.Tensor]()
 
         def run(index: int) -> Any:
             piece = forward.piece(index, pieces, finished)

@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-from .spec import OTHER
-
 
 def submodules(module: torch.nn.Module, paths: Iterable[str]) -> dict[str, Any]:
     """Returns those of these submodules that the module has."""
@@ -21,12 +19,6 @@ def submodules(module: torch.nn.Module, paths: Iterable[str]) -> dict[str, Any]:
         with contextlib.suppress(AttributeError):
             found[path] = module.get_submodule(path)
     return found
-
-
-def attention_rows(rows: str, width: int) -> int:
-    """Returns how many of a layer's rows are for attention. width: of all heads. There are as many key heads as query
-    heads."""
-    return width * len(rows.removesuffix(OTHER))
 
 
 def split_plain_rows(weight: torch.Tensor, first: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -24,6 +24,7 @@ ALWAYS_WHOLE = "transformer_options"
 # Its entries with where the image begins and ends in a stream that has a text, too; and with what changes blocks.
 IMAGE_PLACES = "img_slice"
 CHANGES = ("patches", "patches_replace")
+CONTROL = "control"  # the model's argument with what networks beside it add to its tokens
 SKIP = "skip"  # the argument of a block that takes an earlier block's output
 OTHER = "+"  # rows of a linear layer that are not for queries, keys or values
 

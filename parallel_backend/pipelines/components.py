@@ -19,7 +19,7 @@ from ..errors import RequestError
 from ..groups.collectives import collect, gather
 from ..groups.mesh import Axis, Mesh, world_axis
 from ..hooks import Hooks
-from ..seams.arguments import Arguments, Parameters
+from ..seams.arguments import Parameters
 from .agreement import check_same
 
 ATTRIBUTE = "parallel_components"  # marks a pipeline whose ranks share them
@@ -74,17 +74,17 @@ class PipelineComponents:
     def encode(self, name: str, call: Callable[..., Any], parameters: Parameters, *args: Any, **kwargs: Any) -> Any:
         """Returns what an encoder returns for all prompts, without keys that it would keep for words to come. Raises
         RequestError, on every rank alike, if ranks have different prompts."""
-        given = Arguments(parameters, args, kwargs)
-        tensors = {key: value for key, value in given.values.items() if torch.is_tensor(value)}
-        check_same({name: given.values[name] for name in INPUTS if name in tensors}, INPUTS, self.device)
+        values = parameters.name(args, kwargs)
+        tensors = {key: value for key, value in values.items() if torch.is_tensor(value)}
+        check_same({name: values[name] for name in INPUTS if name in tensors}, INPUTS, self.device)
         sizes = {len(value) for value in tensors.values()}
         if sizes == {1} or len(sizes) != 1 or not tensors.keys() <= {*INPUTS}:
             return call(*args, **kwargs)
         (size,) = sizes
         own = self.own_rows(self.rows, size)
-        given.values.update({key: value[own] for key, value in tensors.items()})
-        args, kwargs = given.passed()
-        if USE_CACHE in parameters.defaults and USE_CACHE not in given.values:
+        values.update({key: value[own] for key, value in tensors.items()})
+        args, kwargs = parameters.pass_on(values, args, kwargs)
+        if USE_CACHE in parameters.defaults and USE_CACHE not in values:
             kwargs[USE_CACHE] = False
         return self.join(call(*args, **kwargs), size, self.rows, name, ALL)
 

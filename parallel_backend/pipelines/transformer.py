@@ -97,11 +97,11 @@ class PipelineTransformer:
 
         transformer.pipeline.done = getattr(self.scheduler, "step_index", None) or 0
         known = [call.for_step() for call in calls] if transformer.pipeline.keeps else []
-        step = transformer.pipeline.begin(known, len(own), lambda call: None)
+        turns = transformer.pipeline.begin(known, [part.call for part in own], lambda call: None)
         self.is_inside = True
         try:
             with transformer.compiling(self.steps):
-                outputs = transformer.run_step(step, [part.call for part in own], run_part, idle)
+                outputs = transformer.run_step(turns, run_part, idle)
         finally:
             self.is_inside = False
         return self.results.join(outputs, parts, calls)

@@ -23,6 +23,15 @@ class Parameters:
         self.extra = kinds.get(inspect.Parameter.VAR_KEYWORD)
         self.defaults = {parameter.name: parameter.default for parameter in parameters}
 
+    def name(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Returns the arguments of a call by name, those by position first. Those of `*args` are named by their
+        position. Raises TypeError for arguments that the function does not take."""
+        if not self.fits(args, kwargs):
+            self.signature.bind(*args, **kwargs)  # says what is wrong
+        rest = range(len(args) - len(self.places))
+        by_place = (*self.places[: len(args)], *map(str, rest))
+        return {**dict(zip(by_place, args, strict=True)), **kwargs}
+
     def fits(self, args: tuple, kwargs: dict[str, Any]) -> bool:
         """Whether the function takes these arguments, apart from those that are missing."""
         by_place = self.places[: len(args)]
@@ -32,29 +41,13 @@ class Parameters:
             and (self.extra is not None or kwargs.keys() <= self.defaults.keys())
         )
 
-
-class Arguments:
-    """The arguments of one call by name, whether they are passed by position or by name. Those of `*args` are named by
-    their position. Raises TypeError for arguments that the function does not take."""
-
-    def __init__(self, parameters: Parameters, args: tuple, kwargs: dict[str, Any]) -> None:
-        if not parameters.fits(args, kwargs):
-            parameters.signature.bind(*args, **kwargs)  # says what is wrong
-        self.parameters = parameters
-        rest = range(len(args) - len(parameters.places))
-        self.by_place = (*parameters.places[: len(args)], *map(str, rest))
-        self.by_name = tuple(kwargs)
-        self.values: dict[str, Any] = {**dict(zip(self.by_place, args, strict=True)), **kwargs}
-
-    def is_given(self, name: str) -> bool:
+    def is_given(self, name: str, value: Any) -> bool:
         """Whether an argument differs from its default."""
-        value = self.values.get(name)
-        return value is not None and value is not self.parameters.defaults.get(name)
+        return value is not None and value is not self.defaults.get(name)
 
-    def passed(self) -> tuple[tuple, dict[str, Any]]:
-        """Returns the positional and the keyword arguments of the call. A value that was added is passed if the
-        function takes any."""
-        names = self.by_name
-        if self.parameters.extra:
-            names = [name for name in self.values if name not in self.by_place]
-        return tuple(self.values[name] for name in self.by_place), {name: self.values[name] for name in names}
+    def pass_on(self, values: dict[str, Any], args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """Returns the positional and the keyword arguments of the call with these values, from `name`. A value that was
+        added is passed if the function takes any."""
+        names = [*values]
+        by_place, by_name = names[: len(args)], names[len(args) :] if self.extra else kwargs
+        return tuple(values[name] for name in by_place), {name: values[name] for name in by_name}

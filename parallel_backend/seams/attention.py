@@ -7,27 +7,27 @@ dim, E the numbers or bytes of a token's head as it is sent.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
 
 from ..compat import is_traced
 from ..device import is_accelerator
 from ..errors import RequestError
 from ..groups.mesh import Mesh
-from ..hooks import Hooks
+from ..hooks import Hooks, ReplaceFunction
 from ..plan import EXCHANGE_PARTS
-from .attention_op import RUNNING, Attend, Attention, plain_attention
+from .attention_op import RUNNING, Attend, plain_attention
 from .exchange.heads import HeadPart, head_parts
 from .exchange.ring import ring_attention
-from .exchange.ulysses import Arrival, Run, Shares, UlyssesExchange, view_heads
-from .forward import Forward, ForwardSlot
+from .exchange.ulysses import Arrival, PendingResult, Shares, gather_heads, scatter_heads, view_heads
+from .forward import ForwardSlot
 from .kernels.backends import Backend
 from .layout import TokenLayout
-from .shared_call import CallShape, SharedCall, mask_of_group
+from .shared_call import SharedCall, mask_of_group
 
 NAME = "scaled_dot_product_attention"  # in torch.nn.functional
 ATTENTION = "parallel_attention"  # attribute that marks a module whose attention is redirected
@@ -35,19 +35,6 @@ ATTENTION = "parallel_attention"  # attribute that marks a module whose attentio
 # The least queries times heads of a part. With fewer, a GPU's multiprocessors would be idle: 96 tiles of 128 queries
 # fill most of them. On a CPU, messages would be too small to pay.
 ROWS_OF_CARD, ROWS_OF_CPU = 96 * 128, 512
-
-
-PendingResult = Callable[[], list[tuple[Run, torch.Tensor]]]  # waits for a part of the result
-PendingResults = list[PendingResult]  # by part
-
-
-class StartedExchange(NamedTuple):
-    """The exchange that a forward, or one of its pieces, has started for a call. arriving: its receives, by part:
-    queries, keys and values. Keys and values are apart if they are of other tokens."""
-
-    call: SharedCall
-    forward: Forward
-    arriving: list[tuple[Arrival, ...]]
 
 
 class ParallelAttention:
@@ -62,7 +49,6 @@ class ParallelAttention:
         """parts: the most parts that the exchange is cut into. Fewer are used if parts would be too small."""
         self.ulysses = mesh["ulysses"]
         self.ring = mesh["ring"]
-        self.exchange = UlyssesExchange(self.ulysses)
         self.layout = layout
         self.backend = backend
         self.parts = parts
@@ -96,59 +82,55 @@ class ParallelAttention:
             )
         call = self.shared_call(owner, streams, seen or streams, query, key, attn_mask, scale, kept)
         key, value = call.encode("key", key), call.encode("value", value)
-        shape = call.shape
         if self.ulysses.degree == 1:
-            return self.attend(call, 0, shape.parts[0], query, key, value)
-        shape_BLHD = (len(query), query.shape[2], shape.heads, query.shape[3])
+            return self.attend(call, 0, call.parts[0], query, key, value)
+        shape_BLHD = (len(query), query.shape[2], call.heads, query.shape[3])
         out_BHLD = query.new_empty(shape_BLHD).transpose(1, 2)
         sent = self.send(call, call.encode("query", query), key, value)
         for index, arrived in enumerate(self.attend_pieces(sent)):
             for run, received in arrived():
                 decoded = call.decode(("result", index, run.ranks), received)
-                view_heads(out_BHLD, run.heads[0]).copy_(decoded)
+                view_heads(out_BHLD, run).copy_(decoded)
         return out_BHLD
 
-    def send(
-        self, call: SharedCall, q_BHLE: torch.Tensor, k_BHLE: torch.Tensor, v_BHLE: torch.Tensor
-    ) -> StartedExchange:
+    def send(self, call: SharedCall, q_BHLE: torch.Tensor, k_BHLE: torch.Tensor, v_BHLE: torch.Tensor) -> SharedCall:
         """Starts the exchange of all parts. All pieces receive into the first piece's buffer."""
-        forward = self.layout.forward
-        sent = forward.pieces.started if forward.pieces else []  # by the pieces before
-        before = sent[-1].arriving if sent else [(None,)] * len(call.shape.parts)
-        given = zip(call.shape.parts, before, strict=True)
-        arriving = [self.scatter(call.shape, part, q_BHLE, k_BHLE, v_BHLE, each) for part, each in given]
-        return StartedExchange(call, forward, arriving)
+        sent = call.forward.pieces.started if call.forward.pieces else []  # by the pieces before
+        before = sent[-1].arriving if sent else [(None,)] * len(call.parts)
+        given = zip(call.parts, before, strict=True)
+        return call._replace(arriving=[self.scatter(call, part, q_BHLE, k_BHLE, v_BHLE, each) for part, each in given])
 
-    def attend_pieces(self, sent: StartedExchange) -> PendingResults:
+    def attend_pieces(self, sent: SharedCall) -> list[PendingResult]:
         """Computes attention for the whole forward, or for its pieces as soon as all have sent their tokens. Returns
-        what goes back to the tokens of the forward or piece that has sent this."""
+        by part what goes back to the tokens of the forward or piece that has sent this."""
         if sent.forward.pieces is None:
             return self.attend_parts([sent])[0]
         results = sent.forward.pieces.meet(sent, self.attend_parts)
         self.layout.slot.forward = sent.forward  # the other pieces had their own there
         return results
 
-    def attend_parts(self, pieces: Sequence[StartedExchange]) -> list[PendingResults]:
+    def attend_parts(self, pieces: Sequence[SharedCall]) -> list[list[PendingResult]]:
         """Computes attention part by part, for all pieces together. Returns what goes back, by piece. Results of the
         first piece travel first, because it goes on first."""
         for each in pieces:
             each.forward.run_deferred()
-        call, lengths = pieces[-1].call, [each.call.shape.lengths for each in pieces]
+        call, lengths = pieces[-1], [each.lengths for each in pieces]
         ends = [0, *accumulate(map(sum, lengths))]
 
         def give_back(piece: int, out_BhRE: torch.Tensor, queries: Shares) -> PendingResult:
-            return self.exchange.gather_heads(lengths[piece], out_BhRE[:, :, ends[piece] : ends[piece + 1]], queries)
+            own_BhRE = out_BhRE[:, :, ends[piece] : ends[piece + 1]]
+            return gather_heads(self.ulysses, lengths[piece], own_BhRE, queries)
 
-        first: PendingResults = []
+        first: list[PendingResult] = []
         results: list[tuple[torch.Tensor, Shares]] = []
-        for index, part in enumerate(call.shape.parts):
+        for index, part in enumerate(call.parts):
             for each in pieces[:-1]:
                 for arrival in each.arriving[index]:
                     arrival.wait()
             arrived: list[torch.Tensor] = []
-            for arrival in pieces[-1].arriving[index]:
+            for arrival in call.arriving[index]:
                 arrived += arrival()
-            if call.differences:
+            if call.forward.differences:
                 named = zip(("query", "key", "value"), arrived, strict=True)
                 arrived = [call.decode((name, index), each) for name, each in named]
             out_BhRD = self.attend(call, index, part, *arrived)
@@ -167,23 +149,17 @@ class ParallelAttention:
         scale: float | None,
         kept: Sequence[torch.Tensor],
     ) -> SharedCall:
-        layout, forward, shape = self.layout, self.layout.forward, self.shape_of(streams, seen, query, key)
-        if forward.pieces and not forward.pieces.is_last:
-            attn_mask = None  # the last piece computes
-        return SharedCall(
-            owner=owner,
-            shape=shape,
-            mask=None if attn_mask is None else mask_of_group(attn_mask, layout, streams, seen, shape.ranks),
-            scale=scale,
-            kept=kept,
-            differences=forward.differences,
-        )
+        forward, call_of_shape = self.layout.forward, self.of_shape(streams, seen, query, key)
+        call = call_of_shape(forward=forward, owner=owner, mask=None, scale=scale, kept=kept)
+        if attn_mask is None or (forward.pieces and not forward.pieces.is_last):  # the last piece computes
+            return call
+        return call._replace(mask=mask_of_group(attn_mask, self.layout, streams, seen, call.ranks))
 
-    def shape_of(
+    def of_shape(
         self, streams: tuple[str, ...], seen: tuple[str, ...], query: torch.Tensor, key: torch.Tensor
-    ) -> CallShape:
-        """Returns what calls with tensors of these shapes have in common in the running forward."""
-        layout, forward = self.layout, self.layout.slot.forward
+    ) -> Callable[..., SharedCall]:
+        """Returns what makes calls with tensors of these shapes in the running forward."""
+        layout, forward = self.layout, self.layout.forward
         at = (self, streams, seen, query.shape, key.shape[1])
         if at in forward.counts:
             return forward.counts[at]
@@ -193,7 +169,8 @@ class ParallelAttention:
         most = 1 if degree == 1 else self.part_count(query, streams)
         own, of_keys = (tuple(layout.lengths_by_rank(each)[ranks.start : ranks.stop]) for each in (streams, seen))
         tokens = [layout.total(each) for each in (streams, seen)] if forward.pieces else [sum(own), sum(of_keys)]
-        forward.counts[at] = CallShape(
+        forward.counts[at] = partial(
+            SharedCall,
             ranks=ranks,
             lengths=own,
             seen_lengths=of_keys,
@@ -226,10 +203,10 @@ class ParallelAttention:
     ) -> torch.Tensor:
         """Computes attention for one part of this rank's heads, BhRD."""
         queries, keys = part.queries[self.ulysses.index], part.keys[self.ulysses.index]
-        layout, shape = self.layout, call.shape
+        layout = self.layout
         if cache := layout.slot.forward.cache:
             whole = layout.running == layout.slot.every_segment()
-            k_BhRD, v_BhRD = cache.refresh((call.owner, index), shape.places, whole, k_BhRD, v_BhRD)
+            k_BhRD, v_BhRD = cache.refresh((call.owner, index), call.places, whole, k_BhRD, v_BhRD)
         mask = None if call.mask is None else call.own_mask(queries)
         kept = [each[:, keys.start : keys.stop] for each in call.kept] if call.kept else ()
         if self.ring.degree > 1:
@@ -238,7 +215,7 @@ class ParallelAttention:
                 key, value = call.repeat(k, queries, keys), call.repeat(v, queries, keys)
                 return self.backend.attend_with_lse(q, key, value, *more)
 
-            given = (q_BhRD, k_BhRD, v_BhRD, shape.ring_lengths, self.ring, attend_with_lse, layout.slot)
+            given = (q_BhRD, k_BhRD, v_BhRD, call.ring_lengths, self.ring, attend_with_lse, layout.slot)
             return ring_attention(*given, call.scale, mask, kept)
         if not q_BhRD.numel():
             return q_BhRD
@@ -249,7 +226,7 @@ class ParallelAttention:
 
     def scatter(
         self,
-        shape: CallShape,
+        call: SharedCall,
         part: HeadPart,
         q_BHLE: torch.Tensor,
         k_BHLE: torch.Tensor,
@@ -258,34 +235,61 @@ class ParallelAttention:
     ) -> tuple[Arrival, ...]:
         """Runs `scatter_heads` on queries, keys and values. Keys of other tokens are sent separately. before: what
         the piece before receives, if there is one."""
-        scatter_heads, keys = self.exchange.scatter_heads, (part.keys, part.keys)
-        if shape.is_joint:
+        axis, keys = self.ulysses, (part.keys, part.keys)
+        if call.is_joint:
             given = (q_BHLE, k_BHLE, v_BHLE), (part.queries, *keys)
-            return (scatter_heads(shape.lengths, *given, shape.tokens, before[0]),)
+            return (scatter_heads(axis, call.lengths, *given, call.tokens, before[0]),)
         return (
-            scatter_heads(shape.lengths, (q_BHLE,), (part.queries,), shape.tokens, before[0]),
-            scatter_heads(shape.seen_lengths, (k_BHLE, v_BHLE), keys, shape.seen_tokens, before[-1]),
+            scatter_heads(axis, call.lengths, (q_BHLE,), (part.queries,), call.tokens, before[0]),
+            scatter_heads(axis, call.seen_lengths, (k_BHLE, v_BHLE), keys, call.seen_tokens, before[-1]),
         )
 
 
-class AttentionSeam(TorchFunctionMode):
-    """While entered, redirects the running module's `F.scaled_dot_product_attention` calls to `attention`.
+class AttentionSeam:
+    """Redirects a module's `F.scaled_dot_product_attention` calls to `attends`, one function per call in order. The
+    last one computes all further calls. The module keeps its projections and norms.
 
-    A mode sees each of torch's functions, which takes the host 2 µs each. So if only the model's own code runs
-    (`ForwardSlot.is_plain`), and the module's first forward has called attention by its name in `F` alone, later ones
-    replace that name and do without the mode. So they do if the module has all tokens (`is_local`): a call that is not
-    seen is right, too.
+    A mode redirects them, which sees each of torch's functions. This takes the host 2 µs each. So if only the model's
+    own code runs (`ForwardSlot.is_plain`), and the module's first forward has called attention by its name in `F`
+    alone, later ones replace that name and do without the mode. So they do if the module has all tokens (`is_local`):
+    a call that is not seen is right, too. In a compiled block, attention is an operator that calls them, because torch
+    traces no tensor methods within a mode.
+
+    A module that attends in another way would see this rank's tokens only, so it raises an error.
     """
 
-    def __init__(self, attention: Attention, slot: ForwardSlot, is_local: bool = False) -> None:
-        super().__init__()
-        self.attention = attention
+    def __init__(self, path: str, attends: Sequence[Attend], slot: ForwardSlot, is_local: bool = False) -> None:
+        """path: of the module in its block. slot: of the model's running forward."""
+        self.path = path
+        self.attends = attends
         self.slot = slot
         self.is_local = is_local
+        self.calls = 0  # that the module's running forward has made
+        self.is_shared = True  # whether they are redirected
         self.may_replace_name = False
         self.attends_by_name = False  # whether the module calls attention by that name alone
         self.calls_by_name = 0  # calls by that name
         self.undo: list[list[Callable[[], object]]] = []  # by running call of the module: two pieces call it in turn
+
+    def enter(self, *_: object) -> None:
+        self.calls = 0
+        self.is_shared = not self.slot.has_all_tokens  # else all are here, so the module's own attention is right
+        if not self.is_shared:
+            return
+        if RUNNING.compiles:
+            RUNNING.module = self
+        else:
+            self.begin()
+
+    def leave(self, module: torch.nn.Module, _args: tuple, output: object) -> None:
+        if not self.is_shared:
+            return
+        if RUNNING.compiles:
+            RUNNING.module = None
+        else:
+            self.end()
+        if output is not None and not self.calls:
+            raise RuntimeError(f"{type(module).__name__} does not attend through scaled_dot_product_attention.")
 
     def begin(self) -> None:
         self.calls_by_name = 0
@@ -295,11 +299,12 @@ class AttentionSeam(TorchFunctionMode):
         if self.may_replace_name:
             self.replace_name(self.attend_by_name if self.attends_by_name else self.count_by_name)
         if not (self.may_replace_name and self.attends_by_name):
-            self.__enter__()
-            self.undo[-1].append(lambda: self.__exit__(None, None, None))
+            mode = ReplaceFunction(plain_attention, self.attend_in_mode)
+            mode.__enter__()
+            self.undo[-1].append(lambda: mode.__exit__(None, None, None))
 
     def end(self) -> None:
-        self.attends_by_name = self.may_replace_name and 0 < self.attention.calls == self.calls_by_name
+        self.attends_by_name = self.may_replace_name and 0 < self.calls == self.calls_by_name
         for undo in reversed(self.undo.pop()):
             undo()
 
@@ -316,26 +321,30 @@ class AttentionSeam(TorchFunctionMode):
         self.calls_by_name += 1
         return self.redirect(attend_by, args, kwargs)
 
+    def attend_in_mode(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return self.redirect(attend_untraced if is_traced() else attend_by, args, kwargs)
+
     def redirect(self, attend: Callable[..., torch.Tensor], args: Any, kwargs: Any) -> torch.Tensor:
         """Attends while the name is torch's own, because kernels call it."""
         if not self.may_replace_name:
-            return attend(self.attention, *args, **kwargs)
-        before, calls, named = getattr(F, NAME), self.attention.calls, self.calls_by_name
+            return attend(self, *args, **kwargs)
+        before, calls, named = getattr(F, NAME), self.calls, self.calls_by_name
         setattr(F, NAME, plain_attention)
         try:
-            return attend(self.attention, *args, **kwargs)
+            return attend(self, *args, **kwargs)
         finally:  # another piece may have called it meanwhile
             setattr(F, NAME, before)
-            self.attention.calls, self.calls_by_name = calls + 1, named
+            self.calls, self.calls_by_name = calls + 1, named
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func is not plain_attention:
-            return func(*args, **(kwargs or {}))
-        return self.redirect(attend_untraced if is_traced() else attend_by, args, kwargs or {})
+    def count_call(self) -> int:
+        """Counts a call. Returns the place of the function that computes it."""
+        call = min(self.calls, len(self.attends) - 1)
+        self.calls += 1
+        return call
 
 
-def attend_by(attention: Attention, *args: Any, **kwargs: Any) -> torch.Tensor:
-    return attention.attends[attention.count_call()](*args, **kwargs)
+def attend_by(seam: AttentionSeam, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return seam.attends[seam.count_call()](*args, **kwargs)
 
 
 # If a script has compiled the model itself, its graph ends here. This costs 30 µs, so others do without.
@@ -350,39 +359,10 @@ def install_attention(
     slot: ForwardSlot,
     is_local: bool = False,
 ) -> AttentionSeam:
-    """Redirects a module's attention calls to `attends`, see Attention. The module keeps its projections and norms.
-
-    In a compiled block, attention is an operator that does this, because torch traces no tensor methods within a mode.
-
-    A module that attends in another way would see this rank's tokens only, so it raises an error. is_local: whether
-    this rank has all tokens.
-    """
-    module, attention = block.get_submodule(path), Attention(path, attends, slot)
-    seam = AttentionSeam(attention, slot, is_local)
-
-    def enter(*_: object) -> None:
-        attention.calls = 0
-        attention.is_shared = (
-            not slot.has_all_tokens
-        )  # else all tokens are here, so the module's own attention is right
-        if not attention.is_shared:
-            return
-        if RUNNING.compiles:
-            RUNNING.module = attention
-        else:
-            seam.begin()
-
-    def leave(_module: torch.nn.Module, _args: tuple, output: object) -> None:
-        if not attention.is_shared:
-            return
-        if RUNNING.compiles:
-            RUNNING.module = None
-        else:
-            seam.end()
-        if output is not None and not attention.calls:
-            raise RuntimeError(f"{type(module).__name__} does not attend through scaled_dot_product_attention.")
-
-    hooks.before(module, enter)
-    hooks.after(module, leave, always_call=True)
-    hooks.replace(module, ATTENTION, attention)
+    """Redirects a module's attention calls to `attends`, see AttentionSeam. is_local: whether this rank has all
+    tokens."""
+    module, seam = block.get_submodule(path), AttentionSeam(path, attends, slot, is_local)
+    hooks.before(module, seam.enter)
+    hooks.after(module, seam.leave, always_call=True)
+    hooks.replace(module, ATTENTION, seam)
     return seam

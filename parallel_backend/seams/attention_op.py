@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 
 from .deferred import Deferred
-from .forward import ForwardSlot
 
 Attend = Callable[..., torch.Tensor]  # like F.scaled_dot_product_attention
 
@@ -30,38 +29,19 @@ LISTS = 3  # arguments for products
 plain_attention = F.scaled_dot_product_attention
 
 
-class Attention:
-    """The functions that compute a module's attention calls, one per call in order. The last one computes all further
-    calls. path: of the module in its block. slot: of the model's running forward. calls: how many calls the module's
-    running forward has made. is_shared: whether they are redirected."""
-
-    def __init__(self, path: str, attends: Sequence[Attend], slot: ForwardSlot) -> None:
-        self.path = path
-        self.attends = attends
-        self.slot = slot
-        self.calls = 0
-        self.is_shared = True
-
-    def count_call(self) -> int:
-        """Counts a call. Returns the place of the function that computes it."""
-        call = min(self.calls, len(self.attends) - 1)
-        self.calls += 1
-        return call
-
-
 class Running:
     """The compiled block that runs.
 
-    by_path: the Attention of its modules.
+    by_path: the AttentionSeam of its modules.
     paths: of these modules; other paths need another graph.
     module: the one that runs.
     """
 
     def __init__(self) -> None:
         self.compiles = False  # whether blocks run compiled at all
-        self.by_path: Mapping[str, Attention] = {}
+        self.by_path: Mapping[str, Any] = {}
         self.paths: tuple[str, ...] = ()
-        self.module: Attention | None = None
+        self.module: Any = None
 
 
 RUNNING = Running()
@@ -85,14 +65,14 @@ def attention_op(
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Computes the attention of the module at a path of the running block: BLHD, contiguous in this order. Computes
     linear layers with these inputs, weights and biases while ranks exchange tokens, and returns their outputs."""
-    attention, running = RUNNING.by_path[path], RUNNING.module
+    seam, running = RUNNING.by_path[path], RUNNING.module
     layers = zip(inputs, weights, biases, strict=True)
     products = [Deferred(partial(F.linear, *layer)) for layer in layers]
-    forward = attention.slot.forward
+    forward = seam.slot.forward
     forward.deferred += products
     RUNNING.module = None  # its own kernel is torch's
     try:
-        attend = attention.attends[call]
+        attend = seam.attends[call]
         out_BHLD = attend(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         forward.run_deferred()  # what attention has not run
     finally:

@@ -35,12 +35,10 @@ from ..models.spec import (
     names,
     signature_of,
 )
-from .arguments import Arguments, Parameters
+from .arguments import Parameters
 from .layout import SPEC, Said, TokenLayout
-from .pipeline.stage_ends import StageEnds
-from .pipeline.stages import StandIn
+from .pipeline.stages import StageLink, StandIn
 
-PutReceived = Callable[[dict[str, Any]], None]
 TOKENS_NDIM = 3  # of tokens in one dim, with rows and channels
 
 
@@ -59,7 +57,7 @@ class BlockBoundary:
         block: torch.nn.Module,
         blocks: BlockList,
         layout: TokenLayout,
-        arrivals: Sequence[PutReceived] = (),
+        arrivals: Sequence[Callable[[dict[str, Any]], None]] = (),
         chained: Callable[[], bool] = lambda: False,
         gathers: bool = False,
     ) -> None:
@@ -70,8 +68,7 @@ class BlockBoundary:
         self.arrivals = arrivals
         self.chained = chained
         self.gathers = gathers
-        signature = block.signature if isinstance(block, StandIn) else signature_of(block)
-        self.parameters = Parameters(signature)
+        self.parameters = block.takes if isinstance(block, StandIn) else Parameters(signature_of(block))
         self.known = {ALWAYS_WHOLE, *blocks.whole, *blocks.sharded, self.quirks.kept}
         joined = list(blocks.tokens.values())
         self.joined = names(joined[0]) if len(joined) == 1 and isinstance(joined[0], str) else ()
@@ -86,29 +83,29 @@ class BlockBoundary:
 
     def enter(self, block: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """Cuts the block's arguments to this rank's tokens. Raises RequestError for an unlisted argument."""
-        slot, given = self.layout.slot, Arguments(self.parameters, args, kwargs)
+        slot, values = self.layout.slot, self.parameters.name(args, kwargs)
         self.given, slot.has_all_tokens = [], True
-        if self.quirks.kept and not given.values.get(self.quirks.kept):
+        if self.quirks.kept and not values.get(self.quirks.kept):
             return args, kwargs
         try:
-            found = self.cut_arguments(block, given)
+            self.cut_arguments(block, values)
         except RequestError:  # all ranks find the same
             if not slot.needs_all_tokens:
                 raise
             return args, kwargs
         slot.has_all_tokens = False
-        return found
+        return self.parameters.pass_on(values, args, kwargs)
 
-    def cut_arguments(self, block: torch.nn.Module, given: Arguments) -> tuple[tuple, dict[str, Any]]:
-        blocks = self.blocks
-        unknown = [name for name in given.values if name not in self.known and given.is_given(name)]
+    def cut_arguments(self, block: torch.nn.Module, values: dict[str, Any]) -> None:
+        """Cuts the values of the block's arguments, by name."""
+        blocks, is_given = self.blocks, self.parameters.is_given
+        unknown = [name for name in values if name not in self.known and is_given(name, values[name])]
         if unknown:
             raise RequestError(
                 f"The blocks {blocks.path} ({type(block).__name__}) were given {', '.join(unknown)}, which cannot be "
                 "shared over ranks yet.",
                 "Use ulysses=1 and ring=1.",
             )
-        values = given.values
         for name, convert in self.quirks.converters.items():
             if (value := values.get(name)) is None:
                 continue
@@ -128,7 +125,6 @@ class BlockBoundary:
                 values[name] = self.cut_side(values[name], name, side)
         for arrive in self.arrivals:
             arrive(values)
-        return given.passed()
 
     def leave(self, _block: torch.nn.Module, _args: tuple, output: Any) -> Any:
         """Brings the block's output to full length, or gathers it. Between chained blocks it stays local."""
@@ -287,9 +283,9 @@ def each_stream(change: Callable[[torch.Tensor, str], torch.Tensor], value: Any,
 
 
 def install_boundary(
-    model: torch.nn.Module, spec: ModelSpec, layout: TokenLayout, hooks: Hooks, ends: StageEnds | None
+    model: torch.nn.Module, spec: ModelSpec, layout: TokenLayout, hooks: Hooks, link: StageLink | None
 ) -> None:
-    """Hooks the blocks of a model, and its head. ends: of the stage, if there are several.
+    """Hooks the blocks of a model, and its head. link: to the neighbouring stages, if any.
 
     layout: of the model; of the other model for a network inside of it.
     """
@@ -305,21 +301,21 @@ def install_boundary(
             learns = boundary_of(block, blocks)  # the streams' lengths, from what another stage's block is given
             hooks.before(block, partial(learn_streams, learns), with_kwargs=True)
     for place, blocks, block in own:
-        arrivals: list[PutReceived] = []
-        if ends:
-            if block is own[0][2] and not ends.link.is_first:
-                arrivals.append(partial(ends.receive, blocks))
-            arrivals.append(partial(ends.feed_skip, place))
-            ends.keep_skip(block, place, hooks)
+        arrivals = []
+        if link:
+            if block is own[0][2] and not link.is_first:
+                arrivals.append(partial(link.receive, blocks))
+            arrivals.append(partial(link.feed_skip, place))
+            link.keep_skip(block, place, hooks)
         is_last = block is every[-1][1]
         chained = partial(reaches_head, spec, layout) if is_last else partial(follows.__getitem__, block)
         gathers = blocks.gathered or (is_last and not spec.head and spec.inside is None)
         boundary_of(block, blocks, arrivals, chained, gathers).install(block, hooks)
         for path, streams in spec.quirks.full_length.items():
             restore_full_length(block.get_submodule(path), streams, layout, hooks)
-    if ends and not ends.link.is_last:
+    if link and not link.is_last:
         blocks, block = every[own[-1][0] + 1]
-        ends.send_before(cast("StandIn", block), blocks, boundary_of(block, blocks).cut, hooks)
+        link.send_before(cast("StandIn", block), blocks, boundary_of(block, blocks).cut, hooks)
     if spec.head:
         head = model.get_submodule(spec.head.path)
         boundary_of(head, spec.head, gathers=True).install(head, hooks)
@@ -341,10 +337,10 @@ def restore_full_length(module: torch.nn.Module, streams: Mapping[str, str], lay
     def enter(_module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         if layout.slot.has_all_tokens:
             return args, kwargs
-        given = Arguments(parameters, args, kwargs)
+        values = parameters.name(args, kwargs)
         for name, own in streams.items():
-            given.values[name] = layout.fill(given.values[name], names(own), 1)
-        return given.passed()
+            values[name] = layout.fill(values[name], names(own), 1)
+        return parameters.pass_on(values, args, kwargs)
 
     def leave(_module: torch.nn.Module, _args: tuple, output: torch.Tensor) -> torch.Tensor:
         return output if layout.slot.has_all_tokens else layout.cut(output, returned, 1)

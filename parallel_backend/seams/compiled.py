@@ -20,8 +20,8 @@ from ..errors import RequestError
 from ..hooks import Hooks
 from ..models.spec import ALWAYS_WHOLE
 from ..plan import AUTO, ParallelPlan
-from .attention import ATTENTION
-from .attention_op import RUNNING, Attention, traceable_attention
+from .attention import ATTENTION, AttentionSeam
+from .attention_op import RUNNING, traceable_attention
 from .compiled_overlap import move_products
 
 INDUCTOR = "inductor"
@@ -68,7 +68,7 @@ class CompiledBlocks:
             logging.info("%d blocks run through torch.compile (%s)", len(self.blocks), settings.get("backend"))
         hooks = Hooks()
         for block, forward in zip(self.blocks, self.forwards, strict=True):
-            hooks.replace(block, "forward", partial(run, forward, attentions_of(block)))
+            hooks.replace(block, "forward", partial(run, forward, seams_of(block)))
         hooks.replace(F, "scaled_dot_product_attention", traceable_attention)
         hooks.replace(RUNNING, "compiles", True)
         try:
@@ -96,16 +96,16 @@ def check_compiler(settings: Mapping[str, Any], device: torch.device) -> None:
         )
 
 
-def attentions_of(block: torch.nn.Module) -> Mapping[str, Attention]:
-    """Returns the Attention of a block's modules, by path."""
+def seams_of(block: torch.nn.Module) -> Mapping[str, AttentionSeam]:
+    """Returns the seams of a block's modules, by path."""
     found = ((path, vars(module).get(ATTENTION)) for path, module in block.named_modules())
-    return {path: attention for path, attention in found if attention}
+    return {path: seam for path, seam in found if seam}
 
 
-def run(forward: Callable[..., Any], attentions: Mapping[str, Attention], *args: Any, **kwargs: Any) -> Any:
-    """Runs a compiled forward with these Attentions for its operators. Its tensors are made contiguous, because each
-    other memory order would need one more graph."""
-    RUNNING.by_path, RUNNING.paths = attentions, tuple(attentions)
+def run(forward: Callable[..., Any], seams: Mapping[str, AttentionSeam], *args: Any, **kwargs: Any) -> Any:
+    """Runs a compiled forward with these seams for its operators. Its tensors are made contiguous, because each other
+    memory order would need one more graph."""
+    RUNNING.by_path, RUNNING.paths = seams, tuple(seams)
     return forward(*map(in_order, args), **{name: in_order(value) for name, value in kwargs.items()})
 
 

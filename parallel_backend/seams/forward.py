@@ -135,23 +135,3 @@ class ForwardSlot:
         finally:
             self.forward = outside
             self.has_all_tokens = self.needs_all_tokens
-
-
-class FirstPieceComputes:
-    """In place of a module's forward whose result is the same for all pieces of a forward. The others get what the
-    first one has computed."""
-
-    def __init__(self, compute: Callable[..., Any], slot: ForwardSlot) -> None:
-        self.compute, self.slot = compute, slot
-        self.result: Any = None
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        forward = self.slot.forward
-        if forward.pieces is None:
-            return self.compute(*args, **kwargs)
-        if forward.running == [0]:
-            self.result = self.compute(*args, **kwargs)
-        result = self.result
-        if forward.pieces.is_last:
-            self.result = None
-        return result

@@ -13,24 +13,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
 
-from ..hooks import NOTHING, Hooks
-from ..models.parallel_mlp import attention_rows, split_rows, submodules
+from ..hooks import NOTHING, Hooks, ReplaceFunction
+from ..models.parallel_mlp import split_rows, submodules
+from ..models.spec import OTHER
 from .attention_op import RUNNING
 from .deferred import Deferred, DeferredTail
 from .forward import ForwardSlot
-
-
-class ReplaceLinear(TorchFunctionMode):
-    """While entered, `linear` runs in place of `F.linear`."""
-
-    def __init__(self, linear: Callable[..., Any]) -> None:
-        super().__init__()
-        self.linear = linear
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        return (self.linear if func is F.linear else func)(*args, **(kwargs or {}))
 
 
 class MlpOverlap:
@@ -40,7 +29,8 @@ class MlpOverlap:
     def __init__(self, block: torch.nn.Module, rows: Mapping[str, str], width: int, slot: ForwardSlot) -> None:
         self.block = block
         self.layers = submodules(block, rows)
-        self.first = {path: attention_rows(rows[path], width) for path in self.layers}
+        # How many of a layer's rows are for attention.
+        self.first = {path: width * len(rows[path].removesuffix(OTHER)) for path in self.layers}
         self.slot = slot
         # While the block runs: in a compiled one, each layer's hook would need a graph of its own.
         self.replaced: list[tuple[torch.nn.Module, Any]] = []
@@ -88,7 +78,7 @@ class MlpOverlap:
             rest = self.defer(partial(F.linear, x, others, biases[1]))
             return DeferredTail(F.linear(x, own, biases[0]), rest, len(weight))
 
-        with ReplaceLinear(linear):
+        with ReplaceFunction(F.linear, linear):
             return forward(*args, **kwargs)
 
     def defer(self, compute: Callable[[], torch.Tensor]) -> Deferred:

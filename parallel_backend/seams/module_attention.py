@@ -1,6 +1,7 @@
-"""Attention as a block's spec describes it: without padding, with unrepeated keys, under the whole model's mask.
+"""Attention of a model's module over shared tokens, as its block's spec describes it; and over tokens of which a rank
+has all.
 
-A module that attends in another way than its spec says raises an error.
+A module that attends to shared tokens in another way than its spec says raises an error.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ from ..errors import RequestError
 from ..models.attention_sizes import AttentionSizes
 from ..models.spec import BlockList, ModelSpec, names
 from .attention import ParallelAttention
+from .attention_op import plain_attention
+from .exchange.heads import repeat_heads
+from .kernels.backends import Backend
 
 
 class ModuleAttention:
-    """Computes one attention call of a model's module, in place of `F.scaled_dot_product_attention`.
+    """Computes one attention call of a model's module, in place of `F.scaled_dot_product_attention`: without padding,
+    with unrepeated keys, under the whole model's mask.
 
     call: the streams that attend, see `BlockList.attention`. sizes: of the model.
     """
@@ -96,8 +101,38 @@ class ModuleAttention:
 
     def window(self, reach: int, device: torch.device) -> torch.Tensor:
         """Returns the mask that shows tokens at most `reach` away."""
-        sides, name = self.layout.forward.sides, f"window.{self.streams}.{reach}"
-        if name not in sides:
+
+        def compute() -> torch.Tensor:
             places = torch.arange(self.layout.total(self.streams), device=device)
-            sides[name] = (None, ((places[:, None] - places).abs() <= reach)[None, None])
-        return sides[name][1]
+            return ((places[:, None] - places).abs() <= reach)[None, None]
+
+        return self.layout.forward.once(f"window.{self.streams}.{reach}", compute)
+
+
+class LocalAttention:
+    """Attention by the plan's kernel, if this rank has all tokens: nothing is cut, exchanged or gathered."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        """Computes `F.scaled_dot_product_attention` of queries BHLD to keys BHSD. With dropout or a causal mask, which
+        the others do not take, torch's own kernel runs."""
+        if dropout_p or is_causal:
+            more = {"scale": scale, "enable_gqa": enable_gqa}
+            return plain_attention(query, key, value, attn_mask, dropout_p, is_causal, **more)
+        heads, kv_heads = query.shape[1], key.shape[1]
+        if heads != kv_heads:
+            own = range(heads), range(kv_heads), heads // kv_heads
+            key, value = repeat_heads(key, *own), repeat_heads(value, *own)
+        return self.backend.attend(query, key, value, scale, attn_mask)

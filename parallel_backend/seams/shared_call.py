@@ -1,4 +1,4 @@
-"""What the parts of one call of shared attention have in common, and what all calls of a forward do.
+"""What the parts of one call of shared attention have in common.
 
 Shapes: as in `attention.py`.
 """
@@ -11,13 +11,16 @@ from typing import NamedTuple
 import torch
 
 from ..errors import RequestError
-from .exchange.differences import Differences
 from .exchange.heads import HeadPart, repeat_heads
+from .exchange.ulysses import Arrival
+from .forward import Forward
 from .layout import TokenLayout
 
 
-class CallShape(NamedTuple):
-    """What is the same for all calls with tensors of one shape in a forward.
+class SharedCall(NamedTuple):
+    """A call of attention over shared tokens: the values that its parts have in common.
+
+    The fields up to `parts` are the same for all calls with tensors of one shape in a forward.
 
     ranks: of the Ulysses group, on the sequence axis.
     lengths, seen_lengths: tokens of queries and of keys, by rank of the Ulysses group.
@@ -27,6 +30,10 @@ class CallShape(NamedTuple):
     places: of fresh keys in the cache, if there is one.
     heads: of the queries. group: the number of query heads that share a key head.
     parts: in which heads are exchanged.
+    forward: the forward, or its piece, that attends.
+    kept: keys and values that every rank has.
+    arriving: once they are sent, by part: queries, keys and values. Keys and values are apart if they are of other
+    tokens.
     """
 
     ranks: range
@@ -40,35 +47,29 @@ class CallShape(NamedTuple):
     heads: int
     group: int
     parts: tuple[HeadPart, ...]
-
-
-class SharedCall(NamedTuple):
-    """A call of attention over shared tokens: the values that its parts have in common.
-
-    kept: keys and values that every rank has.
-    differences: what arrived in the steps before. If it is there, only what differs from that travels.
-    """
-
+    forward: Forward
     owner: object
-    shape: CallShape
     mask: torch.Tensor | None
     scale: float | None
     kept: Sequence[torch.Tensor]
-    differences: Differences | None
+    arriving: Sequence[tuple[Arrival, ...]] = ()
 
     def encode(self, what: object, values: torch.Tensor) -> torch.Tensor:
-        return values if self.differences is None else self.differences.encode((self.owner, what), values)
+        """Encodes what travels, if only what differs from the step before does."""
+        differences = self.forward.differences
+        return values if differences is None else differences.encode((self.owner, what), values)
 
     def decode(self, what: object, encoded: torch.Tensor) -> torch.Tensor:
-        return encoded if self.differences is None else self.differences.decode((self.owner, what), encoded)
+        differences = self.forward.differences
+        return encoded if differences is None else differences.decode((self.owner, what), encoded)
 
     def repeat(self, kv_BhKD: torch.Tensor, queries: range, keys: range) -> torch.Tensor:
         """Repeats each head of a part's keys or values for the queries that share it."""
-        return kv_BhKD if self.shape.group == 1 else repeat_heads(kv_BhKD, queries, keys, self.shape.group)
+        return kv_BhKD if self.group == 1 else repeat_heads(kv_BhKD, queries, keys, self.group)
 
     def own_mask(self, queries: range) -> torch.Tensor | None:
         """The mask of these heads."""
-        mask, heads = self.mask, self.shape.heads
+        mask, heads = self.mask, self.heads
         if mask is None or mask.ndim < 3 or mask.shape[-3] != heads or heads == 1:
             return mask
         return mask.narrow(-3, queries.start, len(queries))

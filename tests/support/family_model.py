@@ -67,7 +67,7 @@ class FamilyModel(DiffusersModel):
             return self.predict_rows(latents, timestep_B, conditions, axis, forward)
 
         with torch.inference_mode(), self.mesh.timeline.step("forward"), self.compiling(steps):
-            (local,) = self.run_step(self.pipeline.begin(calls, 1, self.count_tokens), [0], run)
+            (local,) = self.run_step(self.pipeline.begin(calls, [0], self.count_tokens), run)
             if not self.sends_result:
                 return None
             whole = None

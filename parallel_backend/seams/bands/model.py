@@ -21,7 +21,7 @@ from ...hooks import Hooks
 from ...models.bands import Bands, BandTraits
 from ...models.spec import ALWAYS_WHOLE
 from ...weights.loading import go_on
-from ..arguments import Arguments, Parameters
+from ..arguments import Parameters
 from ..attention import ParallelAttention, install_attention
 from ..forward import ForwardSlot
 from ..kernels.backends import Backend
@@ -54,9 +54,9 @@ class BandedModel:
 
     def enter(self, model: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """Cuts the model's arguments to this rank's band. Raises RequestError, on every rank alike."""
-        name, given = type(model).__name__, Arguments(self.parameters, args, kwargs)
-        values = given.values
-        if unknown := [each for each in values if each not in self.known and given.is_given(each)]:
+        name, takes = type(model).__name__, self.parameters
+        values = takes.name(args, kwargs)
+        if unknown := [each for each in values if each not in self.known and takes.is_given(each, values[each])]:
             raise RequestError(
                 f"{name} was given {', '.join(unknown)}, which cannot be shared over ranks yet.", WITHOUT_BANDS
             )
@@ -74,7 +74,7 @@ class BandedModel:
             self.layout.slot.has_all_tokens = False
         self.functions.__enter__()
         self.is_entered = True
-        return given.passed()
+        return takes.pass_on(values, args, kwargs)
 
     def leave(self, _model: torch.nn.Module, _args: tuple, output: Any) -> Any:
         """Gathers the bands of a tensor, or of all in lists and dicts. output: None if the model raised an error."""

@@ -12,30 +12,29 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
-from typing import Any, Generic, TypeVar
+from typing import Any
+
+from .ulysses import PendingResult
 
 UNEQUAL = "The pieces of a forward do not attend equally often."
-
-Started = TypeVar("Started")
-Pending = TypeVar("Pending")
 
 
 class PieceStopped(Exception):
     """Ends a piece because another one has failed."""
 
 
-class Pieces(Generic[Started, Pending]):
+class Pieces:
     """The pieces of one forward. The last one runs where it is called, and the earlier ones are coroutines.
 
-    started: the exchanges that the earlier pieces have started for the attention call at which they wait. pending: the
-    results that go back to them.
+    started: the attention calls (`SharedCall`) at which the earlier pieces wait. pending: the results that go back to
+    them.
     """
 
     def __init__(self, count: int) -> None:
         self.count = count
         self.earlier: list[Any] = []
-        self.started: list[Started] = []
-        self.pending: list[Pending] = []
+        self.started: list[Any] = []
+        self.pending: list[list[PendingResult]] = []
 
     def run(self, run: Callable[[int], Any]) -> Any:
         """Runs all pieces by their number, and returns what the last one returns. The others end before it. Raises what
@@ -71,7 +70,9 @@ class Pieces(Generic[Started, Pending]):
 
         return getcurrent() not in self.earlier
 
-    def meet(self, started: Started, compute: Callable[[Sequence[Started]], Sequence[Pending]]) -> Pending:
+    def meet(
+        self, started: Any, compute: Callable[[Sequence[Any]], Sequence[list[PendingResult]]]
+    ) -> list[PendingResult]:
         """Waits until all pieces have sent what attention needs. Returns this piece's part of what `compute` returns
         for all. The last piece to come computes. Then the others go on, one after the other, each until it waits again
         or ends."""

@@ -23,8 +23,6 @@ FLASH_HEAD_DIM = 256  # the largest that CUDA's flash kernel takes
 AMPERE = (8, 0)  # the least compute capability of that kernel, and of CUDA's kernels for bf16
 QUERIES = 1024  # if there is no kernel, the scores of this many queries are in memory at a time
 ALIGNMENT = 8  # elements of CUDA's kernels, in fp16 and bf16; fp32 needs half of it
-# (queries BhRD, keys, values BhKD, scale, mask) to attention BhRD and the log-sum-exp of its scores, BhR in fp32.
-AttendWithLse = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 def ring_attention(
@@ -33,7 +31,7 @@ def ring_attention(
     v_BhRE: torch.Tensor,
     lengths: list[int],
     axis: Axis,
-    attend_with_lse: AttendWithLse,
+    attend_with_lse: Callable[..., tuple[torch.Tensor, torch.Tensor]],
     slot: ForwardSlot,
     scale: float | None = None,
     mask: torch.Tensor | None = None,
@@ -42,7 +40,8 @@ def ring_attention(
     """Computes attention of this rank's queries to every rank's keys and values.
 
     lengths: tokens by rank of the ring.
-    attend_with_lse: takes keys and values as they are sent. They may have fewer heads than the queries.
+    attend_with_lse: see `Backend.attend_with_lse`. It takes keys and values as they are sent. They may have fewer heads
+    than the queries.
     slot: has the staging buffers, and work of the block to compute before the first keys are waited for.
     mask: (…, R, all keys) as for `F.scaled_dot_product_attention`, with keys in the ring's order.
     kept: keys and values that every rank has, attended to together with this rank's own. There is no mask then.

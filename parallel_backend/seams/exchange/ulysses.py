@@ -20,25 +20,25 @@ Shares = tuple[range, ...]  # of heads, by rank of the axis
 MESSAGES = 256  # whose plans are kept: each part of each kind of block, with each length of the text
 
 
-class Heads(NamedTuple):
-    """The heads of a run of ranks in a tensor: of each rank equally many, at equal distances. start, stop: of all."""
-
-    start: int
-    stop: int
-    of_rank: int
-    step: int
-
-
 class Run(NamedTuple):
-    """The part of a message that goes to a run of ranks, or comes from it. heads: in each tensor. start, stop, shape:
-    in the message. counts: of heads of a rank, by tensor."""
+    """The part of a message that goes to a run of ranks, or comes from it. start, stop, shape: in the message.
+
+    heads: by tensor, all from the first rank's to the last one's. counts: by tensor, of a rank's heads. steps: by
+    tensor, from a rank's heads to the next rank's.
+    """
 
     ranks: range
-    heads: list[Heads]
     start: int
     stop: int
     shape: tuple[int, int, int, int, int]
+    heads: list[range]
     counts: list[int]
+    steps: list[int]
+
+
+# Waits for a part of attention's result, and returns it by run of ranks: the local tokens with the heads of the run,
+# rLBnE.
+PendingResult = Callable[[], list[tuple[Run, torch.Tensor]]]
 
 
 class AllToAll(NamedTuple):
@@ -98,73 +98,70 @@ def plan_runs(local_tokens: int, batch: int, width: int, shares: tuple[Shares, .
         counts = [len(share[ranks.start]) for share in shares]
         shape = (len(ranks), local_tokens, batch, sum(counts), width)
         stop = start + math.prod(shape)
-        found.append(Run(ranks, [heads_of(share, ranks) for share in shares], start, stop, shape, counts))
+        heads = [range(share[ranks.start].start, share[ranks.stop - 1].stop) for share in shares]
+        steps = [share[ranks.start + 1].start - share[ranks.start].start if len(ranks) > 1 else 1 for share in shares]
+        found.append(Run(ranks, start, stop, shape, heads, counts, steps))
         start = stop
     return found
 
 
-class UlyssesExchange:
-    """The all-to-alls over the Ulysses axis, there and back. Each method starts one, and returns a function that waits
-    for it."""
+def scatter_heads(
+    axis: Axis,
+    lengths: tuple[int, ...],
+    tensors_BHLE: Sequence[torch.Tensor],
+    shares: tuple[Shares, ...],
+    tokens: int = 0,
+    before: Arrival | None = None,
+) -> Arrival:
+    """Starts an all-to-all over the Ulysses axis, from local tokens with all heads to the group's tokens with this
+    rank's heads, BhRE.
 
-    def __init__(self, axis: Axis) -> None:
-        self.axis = axis
+    lengths: tokens by rank of the group. shares: of each tensor. tokens: of all pieces, if there are several. before:
+    what the piece before receives, if there is one. The token dim comes first in memory, so received tokens are already
+    in rank order, and nothing is unpacked.
+    """
+    batch, _, _, width = tensors_BHLE[0].shape
+    message = plan_scatter(axis.index, batch, width, lengths, shares)
+    send = tensors_BHLE[0].new_empty(message.size)
+    for run in message.runs:
+        parts = send[run.start : run.stop].view(run.shape).split_with_sizes(run.counts, 3)
+        for place, (part, tensor) in enumerate(zip(parts, tensors_BHLE, strict=True)):
+            part.copy_(view_heads(tensor, run, place))
+    shape = (tokens or message.shape[0], batch, sum(message.own), width)
+    received = before.received if before else send.new_empty(math.prod(shape))
+    start = before.end if before else 0
+    end = start + sum(message.of)
+    wait = exchange(axis, send, received[start:end], message.to, message.of)
+    return Arrival(received, end, shape, message.own, wait)
 
-    def scatter_heads(
-        self,
-        lengths: tuple[int, ...],
-        tensors_BHLE: Sequence[torch.Tensor],
-        shares: tuple[Shares, ...],
-        tokens: int = 0,
-        before: Arrival | None = None,
-    ) -> Arrival:
-        """Sends local tokens with all heads. Receives the group's tokens with this rank's heads, BhRE.
 
-        lengths: tokens by rank of the group. shares: of each tensor. tokens: of all pieces, if there are several.
-        before: what the piece before receives, if there is one. The token dim comes first in memory, so received
-        tokens are already in rank order, and nothing is unpacked.
-        """
-        batch, _, _, width = tensors_BHLE[0].shape
-        message = plan_scatter(self.axis.index, batch, width, lengths, shares)
-        send = tensors_BHLE[0].new_empty(message.size)
-        for run in message.runs:
-            parts = send[run.start : run.stop].view(run.shape).split_with_sizes(run.counts, 3)
-            for part, tensor, heads in zip(parts, tensors_BHLE, run.heads, strict=True):
-                part.copy_(view_heads(tensor, heads))
-        shape = (tokens or message.shape[0], batch, sum(message.own), width)
-        received = before.received if before else send.new_empty(math.prod(shape))
-        start = before.end if before else 0
-        end = start + sum(message.of)
-        wait = self.exchange(send, received[start:end], message.to, message.of)
-        return Arrival(received, end, shape, message.own, wait)
+def gather_heads(axis: Axis, lengths: tuple[int, ...], out_BhRE: torch.Tensor, shares: Shares) -> PendingResult:
+    """Starts the inverse of `scatter_heads` for one tensor. `view_heads` returns the view to which a run is copied."""
+    batch, _, _, width = out_BhRE.shape
+    message = plan_gather(axis.index, batch, width, lengths, shares)
+    received = out_BhRE.new_empty(sum(message.of))
+    wait = exchange(axis, out_BhRE.permute(2, 0, 1, 3).reshape(-1), received, message.to, message.of)
 
-    def gather_heads(
-        self, lengths: tuple[int, ...], out_BhRE: torch.Tensor, shares: Shares
-    ) -> Callable[[], list[tuple[Run, torch.Tensor]]]:
-        """The inverse of `scatter_heads` for one tensor. Returns runs of ranks, and the local tokens with the heads of
-        each run, rLBnE. `view_heads` returns the view to which they are copied."""
-        batch, _, _, width = out_BhRE.shape
-        message = plan_gather(self.axis.index, batch, width, lengths, shares)
-        received = out_BhRE.new_empty(sum(message.of))
-        wait = self.exchange(out_BhRE.permute(2, 0, 1, 3).reshape(-1), received, message.to, message.of)
+    def arrived() -> list[tuple[Run, torch.Tensor]]:
+        wait()
+        return [(run, received[run.start : run.stop].view(run.shape)) for run in message.runs]
 
-        def arrived() -> list[tuple[Run, torch.Tensor]]:
-            wait()
-            return [(run, received[run.start : run.stop].view(run.shape)) for run in message.runs]
+    return arrived
 
-        return arrived
 
-    def exchange(self, send: torch.Tensor, received: torch.Tensor, to: list[int], of: list[int]) -> Callable[[], None]:
-        """Starts an all-to-all of flat tensors. Returns a function that waits for its end. to, of: how many elements
-        are sent to each rank of the axis, and received from it."""
-        work = dist.all_to_all_single(received, send, of, to, group=self.axis.group, async_op=True)
+def exchange(
+    axis: Axis, send: torch.Tensor, received: torch.Tensor, to: list[int], of: list[int]
+) -> Callable[[], None]:
+    """Starts an all-to-all of flat tensors. Returns a function that waits for its end. to, of: how many elements are
+    sent to each rank of the axis, and received from it."""
+    work = dist.all_to_all_single(received, send, of, to, group=axis.group, async_op=True)
 
-        def wait(_sent: torch.Tensor = send) -> None:  # kept until it is delivered
-            with self.axis.timeline.communication("all_to_all"):
-                if work is not None:  # None only on a rank outside of the group
-                    work.wait()
+    def wait(_sent: torch.Tensor = send) -> None:  # kept until it is delivered
+        with axis.timeline.communication("all_to_all"):
+            if work is not None:  # None only on a rank outside of the group
+                work.wait()
 
-        return wait
+    return wait
 
 
 def list_runs(*shares: Shares) -> Iterator[range]:
@@ -186,13 +183,8 @@ def list_runs(*shares: Shares) -> Iterator[range]:
         start = rank
 
 
-def heads_of(share: Shares, ranks: range) -> Heads:
-    first, last = share[ranks.start], share[ranks.stop - 1]
-    step = share[ranks.start + 1].start - first.start if len(ranks) > 1 else 1
-    return Heads(first.start, last.stop, len(first), step)
-
-
-def view_heads(tensor_BHLE: torch.Tensor, heads: Heads) -> torch.Tensor:
-    """Returns a view of a run's heads, rLBnE."""
-    start, stop, of_rank, step = heads
-    return tensor_BHLE[:, start:stop].unfold(1, of_rank, step).permute(1, 2, 0, 4, 3)
+def view_heads(tensor_BHLE: torch.Tensor, run: Run, place: int = 0) -> torch.Tensor:
+    """Returns a view of a run's heads in the tensor at this place of the message, rLBnE."""
+    heads = run.heads[place]
+    ours = tensor_BHLE[:, heads.start : heads.stop]
+    return ours.unfold(1, run.counts[place], run.steps[place]).permute(1, 2, 0, 4, 3)

@@ -11,7 +11,7 @@ import inspect
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -19,9 +19,9 @@ import torch.distributed as dist
 from ...groups.mesh import Mesh
 from ...hooks import Hooks
 from ...models.checks import modules_at
-from ...models.spec import BlockList
-from ..arguments import Arguments, Parameters
-from ..forward import ForwardSlot
+from ...models.spec import SKIP, BlockList, Streams, names
+from ..arguments import Parameters
+from ..layout import TokenLayout
 
 
 class StageMessage(NamedTuple):
@@ -33,8 +33,6 @@ class StageMessage(NamedTuple):
 
 
 ShapeOf = Callable[[StageMessage], Sequence[int] | None]  # the shape of a message; None if it is not known yet
-# The shapes of a message's tensors, by its segments.
-ShapesOf = Callable[[list[int]], list[torch.Size]]
 
 
 class StageExit(Exception):
@@ -59,7 +57,7 @@ class StandIn(torch.nn.Module):
             holder.add_module(name, module)
 
     def forward(self, *args: object, **kwargs: object) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        given = Arguments(self.takes, args, kwargs).values
+        given = self.takes.name(args, kwargs)
         streams = tuple(given[name] for name in self.returned)
         return streams[0] if len(streams) == 1 else streams
 
@@ -129,8 +127,17 @@ def keep_stage(
     )
 
 
+def flatten(arguments: Sequence[tuple[Any, Streams]]) -> list[tuple[torch.Tensor, str]]:
+    """Returns the tensors of arguments with tokens, each with its streams."""
+    found = []
+    for value, streams in arguments:
+        found += [(value, streams)] if isinstance(streams, str) else zip(value, streams, strict=True)
+    return found
+
+
 class StageLink:
-    """This stage's connections: tokens to the next stage and from the previous one, latents from the last to the first.
+    """This stage's connections: tokens and skip connections to the next stage and from the previous one, latents from
+    the last to the first.
 
     Messages are in flight while the stage computes. They come in an order known beforehand, and each receive is posted
     while the previous message is used. A receive is not posted if its message depends on work that this rank has not
@@ -144,20 +151,24 @@ class StageLink:
     would not do: with more patches than stages, the latents of the others are between the last stage and the first,
     which receives one at a time. The two stages would wait for each other.
 
+    A stage sends its tokens just before the next stage's first block. So they include what the model adds after this
+    stage's last block, such as a ControlNet's residual.
+
     slot: holds the running forward, and the buffers. in_flight: sends, by the first of their segments. They are kept
     until their wait has returned, because gloo never delivers a send whose handle was dropped.
     """
 
-    def __init__(self, mesh: Mesh, slot: ForwardSlot) -> None:
+    def __init__(self, mesh: Mesh, layout: TokenLayout, stage: Stage) -> None:
         axis = mesh["pipefusion"]
-        self.slot = slot
+        self.layout, self.stage, self.slot = layout, stage, layout.slot
         self.is_first = axis.index == 0
         self.is_last = axis.index == axis.degree - 1
         self.next, self.previous = (axis.global_rank((axis.index + step) % axis.degree) for step in (1, -1))
         self.outgoing, self.incoming = mesh.link_out, mesh.link_in
         self.timeline = mesh.timeline
         self.in_flight: dict[int, dist.Work] = {}
-        self.known: dict[int, ShapesOf] = {}  # by the step's forward
+        # By the step's forward, what returns the shapes of a message's tensors, given its segments.
+        self.known: dict[int, Callable[[list[int]], list[torch.Size]]] = {}
         self.launched: dict[int, int] = {}  # by segment, the last step whose work on this stage was launched
         self.loaded: set[Hashable] = set()  # the kinds of patches whose kernels have run
         self.expect([], None, 0)
@@ -228,21 +239,56 @@ class StageLink:
             self.mark_launched(forward.step, forward.running)
         raise StageExit
 
-    def receive(self, shapes_of: ShapesOf, like: torch.Tensor) -> list[torch.Tensor]:
-        """Receives the local tokens of the running segments from the previous stage. like: gives their dtype."""
-        forward, known = self.slot.forward, self.known
-        known[forward.index] = shapes_of
+    def send_before(self, block: StandIn, blocks: BlockList, cut: Callable[[Any, Streams], Any], hooks: Hooks) -> None:
+        """Sends the tokens that the next stage's first block would get. block: its stand-in. cut: makes streams
+        local."""
 
-        def shape_of(
-            message: StageMessage,
-        ) -> Sequence[int] | None:  # without self: a cycle would keep the mesh's groups
+        def leave(_block: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+            values = block.takes.name(args, kwargs)
+            local = [(cut(values[name], blocks.tokens[name]), blocks.tokens[name]) for name in block.returned]
+            tokens = [tensor for tensor, _ in flatten(local)]
+            self.send([*tokens, *(self.slot.forward.skips[place] for place in self.stage.outgoing)])
+
+        hooks.before(block, leave, with_kwargs=True)
+
+    def receive(self, blocks: BlockList, values: dict[str, Any]) -> None:
+        """Puts the tokens from the previous stage into the arguments of this stage's first block. They are local."""
+        layout, forward, known = self.layout, self.slot.forward, self.known
+        handed = flatten([(values[name], blocks.tokens[name]) for name in blocks.returned])
+        templates = [(tensor.shape, names(streams)) for tensor, streams in handed]
+        templates += [templates[0]] * len(self.stage.incoming)
+        segments, dim = layout.segments, blocks.dim
+
+        # Both without self: a cycle would keep the mesh's groups.
+        def shapes_of(running: list[int]) -> list[torch.Size]:
+            counts = [sum(layout.local_length(segments[name], running) for name in streams) for _, streams in templates]
+            pairs = zip(templates, counts, strict=True)
+            return [torch.Size((*shape[:dim], count, *shape[dim + 1 :])) for (shape, _), count in pairs]
+
+        def shape_of(message: StageMessage) -> Sequence[int] | None:
             shapes_of = known.get(message.forward)
             return [sum(map(math.prod, shapes_of(message.segments)))] if shapes_of else None
 
-        tokens = self.take(StageMessage(forward.step, forward.running, forward.index), shape_of, like)
-        shapes = shapes_of(forward.running)
-        parts = tokens.split([math.prod(shape) for shape in shapes])
-        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        known[forward.index] = shapes_of
+        message, shapes = StageMessage(forward.step, forward.running, forward.index), shapes_of(forward.running)
+        parts = self.take(message, shape_of, like=handed[0][0]).split([math.prod(shape) for shape in shapes])
+        arrived = iter([part.view(shape) for part, shape in zip(parts, shapes, strict=True)])
+        for name in blocks.returned:
+            streams = blocks.tokens[name]
+            is_one = isinstance(streams, str)
+            values[name] = next(arrived) if is_one else type(values[name])(next(arrived) for _ in streams)
+        forward.skips = dict(zip(self.stage.incoming, arrived, strict=True))
+
+    def keep_skip(self, block: torch.nn.Module, place: int, hooks: Hooks) -> None:
+        """Keeps a block's output for a later stage. The model's own code sees the stand-ins' output instead."""
+        if place in self.stage.outgoing:
+            hooks.after(block, lambda _block, _args, local: self.slot.forward.skips.__setitem__(place, local))
+
+    def feed_skip(self, place: int, values: dict[str, Any]) -> None:
+        """Gives a block the skip connection from an earlier stage."""
+        source = self.stage.skip_sources.get(place)
+        if source in self.stage.incoming:
+            values[SKIP] = self.slot.forward.skips[source]
 
     def send_latents(self, values: Sequence[torch.Tensor], step: int, segments: list[int]) -> None:
         """Sends updated latents from the last stage to the first, as one message."""

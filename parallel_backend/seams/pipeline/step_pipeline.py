@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,12 +20,11 @@ import torch
 from ...compat import tree_leaves
 from ...errors import RequestError
 from ...groups.calls import Call
-from ...models.spec import ALWAYS_WHOLE, CHANGES
+from ...models.spec import ALWAYS_WHOLE, CHANGES, CONTROL
 from ...plan import ParallelPlan
 from ..exchange.differences import Differences
 from ..forward import Forward, StaleCache
 from .regions import check_sizes
-from .stages import StageMessage
 
 # How many kinds of steps keep their keys and values at the same time. A node such as perturbed attention guidance makes
 # a sampler ask for two in turns.
@@ -34,22 +32,20 @@ MOST_KINDS = 3
 # Sampling goes from high timesteps to low ones. Some samplers go back a little. Steps that go back by more than this
 # share of the first timestep begin anew, as a restart does.
 BACK = 0.05
-CONTROL = "control"
-Sides = Callable[[torch.Tensor], tuple[int, ...]]
 
 
 class StepKind:
     """What the steps of one kind keep. They have calls of the same shapes and conditions, with the same nodes inside of
     the model.
 
-    caches, differences: by this rank's part of the calls. conditions: the tensors of the calls, other than latents;
-    kept, because the kind is known by them. whole: how many steps still run whole. rises: whether timesteps go from low
-    to high; None if not known yet.
+    caches, differences: by this rank's part of the calls; None if the plan keeps none. conditions: the tensors of the
+    calls, other than latents; kept, because the kind is known by them. whole: how many steps still run whole. rises:
+    whether timesteps go from low to high; None if not known yet.
     """
 
-    def __init__(self, calls: Sequence[Call], parts: int, whole: int, rises: bool | None) -> None:
-        self.caches = [StaleCache() for _ in range(parts)]
-        self.differences = [Differences() for _ in range(parts)]
+    def __init__(self, plan: ParallelPlan, calls: Sequence[Call], parts: int, whole: int, rises: bool | None) -> None:
+        self.caches = [StaleCache() if plan.patch_count > 1 else None for _ in range(parts)]
+        self.differences = [Differences() if plan.keeps_differences else None for _ in range(parts)]
         self.rises = rises
         self.conditions = conditions_of(calls)
         self.first = self.timestep = timestep_of(calls)
@@ -64,7 +60,7 @@ class StepKind:
         if (-moved if self.rises else moved) <= BACK * self.first:
             return False
         self.first = self.timestep
-        self.differences = [Differences() for _ in self.differences]
+        self.differences = [each and Differences() for each in self.differences]
         return True
 
 
@@ -94,20 +90,33 @@ class StepPipeline:
         """Whether steps keep something for later ones, so that `begin` reads its calls."""
         return len(self.every_patch) > 1 or self.plan.keeps_differences
 
-    def begin(self, calls: Sequence[Call], parts: int, count: Callable[[Call], int | None]) -> StepRun:
-        """Begins a step. parts: how many of the calls' parts this rank runs. count: returns the tokens of a call's
-        picture, or raises RequestError if they cannot be cut into patches; None if the image's stream may have others.
-        """
+    def begin(
+        self, calls: Sequence[Call], own: Sequence[int], count: Callable[[Call], int | None]
+    ) -> list[list[Forward]]:
+        """Begins a step. Returns its turns: the forwards of this rank's parts of the calls, over all patches or over
+        one. own: the call of each part. count: returns the tokens of a call's picture, or raises RequestError if they
+        cannot be cut into patches; None if the image's stream may have others."""
         self.why = ""
-        nothing = [None] * parts
         if not self.keeps:
-            return StepRun([self.every_patch], nothing)
-        if len(self.every_patch) > 1:
-            tokens = [count(call) for call in calls]
-            kind = self.find_kind(calls, parts)
-            turns = [self.every_patch] if self.runs_whole(kind) else [[patch] for patch in self.every_patch]
-            return StepRun(turns, kind.caches, tokens)
-        return StepRun([self.every_patch], nothing, (), self.find_kind(calls, parts).differences)
+            return [[Forward(self.every_patch, index=index) for index in range(len(own))]]
+        has_patches = len(self.every_patch) > 1
+        tokens = [count(call) if has_patches else 0 for call in calls]
+        kind = self.find_kind(calls, len(own))
+        is_whole = not has_patches or self.runs_whole(kind)
+        finished = [None if is_whole else dict[object, torch.Tensor]() for _ in own]
+
+        def forward(segments: list[int], index: int, call: int) -> Forward:
+            return Forward(
+                segments,
+                kind.caches[index],
+                index=index,
+                image_tokens=tokens[call],
+                differences=kind.differences[index],
+                finished=finished[index],
+            )
+
+        turns = [self.every_patch] if is_whole else [[patch] for patch in self.every_patch]
+        return [[forward(segments, *each) for each in enumerate(own)] for segments in turns]
 
     def find_kind(self, calls: Sequence[Call], parts: int) -> StepKind:
         """Returns what the steps of these calls' kind keep, and takes the calls' timestep into account."""
@@ -116,7 +125,7 @@ class StepPipeline:
         if kind is None:
             least = int(len(self.every_patch) > 1)  # patches need the keys of a whole step
             whole = max(min(least, self.plan.whole_steps), self.plan.whole_steps - self.done)
-            kind = StepKind(calls, parts, whole, self.rises)
+            kind = StepKind(self.plan, calls, parts, whole, self.rises)
             if self.plan.whole_steps and self.kinds and not any(other.whole for other in self.kinds.values()):
                 self.why = "the shapes, the conditions, or the nodes inside of the model changed"
         elif kind.goes_back(calls) and self.plan.whole_steps:
@@ -133,42 +142,12 @@ class StepPipeline:
         return is_whole
 
 
-@dataclass(eq=False)
-class StepRun:
-    """A step that has begun.
-
-    turns: the patches that run together, one turn after the other. caches, differences: by part. tokens: by call; empty
-    without patches. finished: by part, the tokens of the patches that have run. outputs: by part, what the
-    forward of its last turn returned.
-    """
-
-    turns: list[list[int]]
-    caches: Sequence[StaleCache | None]
-    tokens: Sequence[int | None] = ()
-    differences: Sequence[Differences | None] = ()
-
-    def __post_init__(self) -> None:
-        self.differences = self.differences or [None] * len(self.caches)
-        self.finished = [dict[object, torch.Tensor]() if len(self.turns) > 1 else None for _ in self.caches]
-        self.outputs: list[Any] = [None] * len(self.caches)
-
-    def messages(self) -> list[StageMessage]:
-        """Lists what a stage receives from the one before."""
-        return [StageMessage(0, segments, index) for segments in self.turns for index in range(len(self.caches))]
-
-    def forward(self, segments: list[int], index: int, call: int) -> Forward:
-        """Returns the forward of these patches, for a part of a call."""
-        tokens = self.tokens[call] if self.tokens else 0
-        forward = Forward(segments, self.caches[index], 0, index, tokens, self.differences[index])
-        forward.finished = self.finished[index]
-        return forward
-
-
 WITHOUT = "Use patches=1, or ulysses, ring, cfg or dp in place of pipefusion."
 
 
-def count_picture_tokens(call: Call, sides: Sides) -> int:
-    """Returns the tokens of a call's picture. Raises RequestError if it has no whole tokens, or several parts."""
+def count_picture_tokens(call: Call, sides: Callable[[torch.Tensor], tuple[int, ...]]) -> int:
+    """Returns the tokens of a call's picture. sides: of the patch of latents that becomes a token. Raises RequestError
+    if it has no whole tokens, or several parts."""
     if len(call.latents) != 1:
         raise RequestError("PipeFusion's patches are of one latent, and this one has several parts.", WITHOUT)
     (latents,) = call.latents

@@ -26,7 +26,7 @@ def count(call: Call) -> int:
 
 
 def turns(pipeline: StepPipeline, calls: list[Call]) -> list[list[int]]:
-    return pipeline.begin(calls, 1, count).turns
+    return [forward.running for (forward,) in pipeline.begin(calls, [0], count)]
 
 
 @pytest.fixture
@@ -64,9 +64,9 @@ def test_differences_are_kept_for_steps_of_one_kind_and_begin_anew_with_another_
     made = StepPipeline(ParallelPlan(ulysses=2, exchange_dtype="int4"))
 
     def kept(calls: list[Call]) -> Any:
-        run = made.begin(calls, 1, count)
-        assert run.turns == [[0]] and not made.why
-        return run.forward([0], 0, 0).differences
+        ((forward,),) = made.begin(calls, [0], count)
+        assert forward.running == [0] and not made.why
+        return forward.differences
 
     cond, uncond = kept(step(1000.0)), kept(step(1000.0, text=OTHER))
     assert cond is not None and cond is not uncond
@@ -132,8 +132,8 @@ def test_latents_that_cannot_be_cut_into_patches_are_refused(pipeline: StepPipel
 
 def test_a_plan_without_patches_runs_every_step_whole_and_keeps_nothing() -> None:
     pipeline = StepPipeline(ParallelPlan(ulysses=2))
-    run = pipeline.begin(step(700.0), 1, count)
-    assert run.turns == [[0]] and run.caches == [None] and not pipeline.kinds
+    ((forward,),) = pipeline.begin(step(700.0), [0], count)
+    assert forward.running == [0] and forward.cache is None and not pipeline.kinds
 
 
 @pytest.mark.parametrize("plan", [{"pipefusion": 2, "patches": 1}, {"cfg": 2}], ids=str)
@@ -142,5 +142,5 @@ def test_ranks_that_exchange_no_tokens_keep_no_differences(plan: dict[str, Any])
     made = StepPipeline(ParallelPlan(**plan, exchange_dtype="int4"))
     for timestep in (1000.0, 900.0):
         video = Call((torch.zeros(1, 4, 3, 8, 6), torch.tensor([timestep])), {"context": TEXT})
-        run = made.begin([video], 1, count)
-        assert run.differences == [None]
+        ((forward,),) = made.begin([video], [0], count)
+        assert forward.differences is None

@@ -13,6 +13,7 @@ from parallel_backend.models.spec import BlockList
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.attention import ParallelAttention
 from parallel_backend.seams.exchange.heads import head_parts
+from parallel_backend.seams.exchange.ulysses import scatter_heads
 from parallel_backend.seams.forward import ForwardSlot
 from parallel_backend.seams.kernels.backends import NATIVE
 from parallel_backend.seams.layout import TokenLayout
@@ -62,7 +63,7 @@ def held(plan: ParallelPlan) -> dict:
         attention = ParallelAttention(mesh, layout, NATIVE)
         (part,) = head_parts(tuple(mesh["ulysses"].sizes(heads_BHLD.shape[1])), 1, 1)
         lengths = (len(tokens),) * plan.ulysses
-        (heads_BHLD,) = attention.exchange.scatter_heads(lengths, [heads_BHLD], (part.queries,))()
+        (heads_BHLD,) = scatter_heads(attention.ulysses, lengths, [heads_BHLD], (part.queries,))()
     result = {
         "places": {name: axis.index for name, axis in mesh.axes.items()},
         "blocks": list(range(stage.first, stage.first + len(stage.blocks))),

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from parallel_backend import device
 from parallel_backend.groups import calls, collectives
 from parallel_backend.seams.bands.rows import BorderRows
+from parallel_backend.seams.exchange import ulysses
 from parallel_backend.seams.exchange.ring import ring_attention
-from parallel_backend.seams.exchange.ulysses import Arrival, UlyssesExchange
 from parallel_backend.seams.pipeline.stages import StageLink
 from parallel_backend.weights.parking import Parking
 from parallel_backend.weights.prefetcher import BlockPrefetcher
@@ -32,7 +32,7 @@ def inside(function: Callable[..., Any], *names: str) -> types.CodeType:
     return code
 
 
-ARRIVE = inside(UlyssesExchange.exchange, "wait")
+ARRIVE = inside(ulysses.exchange, "wait")
 ULYSSES, SHARED, ON_HOST = {"ulysses": 2}, {"ulysses": 2, "weights": "shared"}, {"ulysses": 2, "weights": "host"}
 STAGES = {"pipefusion": 2, "patches": 2, "sync_steps": 1}
 
@@ -41,10 +41,8 @@ WAITS = {
     "a block for its copied weights": Wait([inside(device.copier, "copy", "<lambda>")], ("forwards", ON_HOST)),
     "a block for its gathered weights": Wait([inside(BlockPrefetcher._arrive)], ("forwards", SHARED)),
     "weights that move for their shards": Wait([inside(BlockPrefetcher.rearrange)], ("changes", SHARED)),
-    "attention for its tokens": Wait([ARRIVE, inside(Arrival.__call__)], ("forwards", ULYSSES)),
-    "a block for attention's results": Wait(
-        [ARRIVE, inside(UlyssesExchange.gather_heads, "arrived")], ("forwards", ULYSSES)
-    ),
+    "attention for its tokens": Wait([ARRIVE, inside(ulysses.Arrival.__call__)], ("forwards", ULYSSES)),
+    "a block for attention's results": Wait([ARRIVE, inside(ulysses.gather_heads, "arrived")], ("forwards", ULYSSES)),
     "attention for the ring's keys": Wait([inside(ring_attention)], ("forwards", {"ring": 2})),
     "a stage for its tokens": Wait([inside(StageLink.take)], ("steps", STAGES)),
     "a patch's tokens for its last ones to have left": Wait([inside(StageLink._await_delivery)], ("steps", STAGES)),

@@ -14,8 +14,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.seams.exchange import ring
-from parallel_backend.seams.exchange.ulysses import UlyssesExchange
+from parallel_backend.seams.exchange import ring, ulysses
 from tests.support.ranks.speed.compiled_ranks import of_comfyui, of_diffusers
 from tests.support.ranks.weights.fetching import Meshes, Way
 
@@ -72,7 +71,7 @@ def products(name: str, library: str, blocks: str, meshes: Meshes, axis: str, we
     fetched.rearrange(Way(weights).places(len(fetched.blocks)), meshes.store(weights, mesh, fetched))
     dist.barrier()  # each has written to the host's memory what the others read there
     events = Events([*model.model.get_submodule(blocks).children()])
-    sends = patch.object(UlyssesExchange, "exchange", events.noted(UlyssesExchange.exchange))
+    sends = patch.object(ulysses, "exchange", events.noted(ulysses.exchange))
     hops = patch.object(ring, "_pass_on", events.noted_hops(ring._pass_on))
     with events, sends, hops:
         run()
