@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from ...parallel_backend.axes import BATCH_AXES, STAGE_AXES
-from ...parallel_backend.costs.auto import PlanOfRun, Work, list_model_plans
+from ...parallel_backend.costs.auto import PlanOfRun, list_model_plans
+from ...parallel_backend.costs.forward import Work
 from ...parallel_backend.costs.memory import rank_bytes, stale_bytes
 from ...parallel_backend.groups.mesh_layout import largest_rows
 from ...parallel_backend.models.checks import count_tokens
@@ -27,6 +28,8 @@ from ..inside.patches import join, limit_work, reasons_of_plan
 from ..plan_words import Remark, ResolvedPlan, format_seconds, join_remarks
 from ..workers.room import expect_weights, room_for_weights
 from .sampling import Sampling, check_interrupt, show_on_node
+
+AutoPlan = PlanOfRun[ResolvedPlan]
 
 
 class PlannedModule:
@@ -53,7 +56,7 @@ class PlannedModule:
         plan: ParallelPlan,
         costs: ModelCosts,
         note: tuple[Remark, ...],
-        auto: PlanOfRun[ResolvedPlan] | None,
+        auto: AutoPlan | None,
         name: str,
     ) -> None:
         self.group, self.source, self.plan, self.sizes = group, source, plan, costs.sizes
@@ -124,11 +127,10 @@ class PlannedModule:
             return
         self.last_work = work
         if work.forward and self.plan.world_size > 1:
-            alone, has_run = self.costs.predict(work, ONE_DEVICE), self.costs.has_run(work, ONE_DEVICE)
-            self.group.runs.note(alone=alone.seconds, is_alone_run=has_run, is_measured=self.costs.is_measured)
+            alone, is_measured = self.costs.predict(work, ONE_DEVICE), self.costs.is_measured
+            self.group.runs.note(alone=alone.seconds, is_alone_run=alone.has_run, is_measured=is_measured)
         if work.forward:
-            predicted = self.costs.predict(work, self.plan)
-            self.group.runs.predicted(predicted.seconds, self.costs.is_measured)
+            self.group.runs.predicted(self.costs.predict(work, self.plan).seconds, self.costs.is_measured)
 
     def count_work(self, work: Work, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Work:
         """Returns the work with the cost of one of its parts, counted from one of its calls. If the plan or its patches

@@ -17,7 +17,7 @@ import comfy.model_management
 import torch
 from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrappers
 
-from ...parallel_backend.costs.auto import PlanOfRun, Work
+from ...parallel_backend.costs.forward import Work
 from ...parallel_backend.models import spec_of
 from ...parallel_backend.plan import ParallelPlan
 from ...worker.comfyui.controls import CONTROL
@@ -46,10 +46,10 @@ from ..inside.module_guard import ModuleGuard, configs_of
 from ..inside.patches import SHOWN, describe_call, encode_options, join, list_written
 from ..inside.places import BlockPlaces
 from ..inside.replaced_methods import ReplacedMethods
-from ..plan_words import Remark, ResolvedPlan, remarks_to_json
+from ..plan_words import Remark, remarks_to_json
 from .deferred_weight import DeferredParameter
 from .local_weights import WRITTEN, LocalWeights
-from .planned_module import PlannedModule
+from .planned_module import AutoPlan, PlannedModule
 from .sampling import Sampling, check_interrupt, show_on_node
 from .weight_changes import Patches, name_files
 
@@ -70,7 +70,7 @@ class RemoteModule(PlannedModule):
         plan: ParallelPlan,
         costs: ModelCosts,
         note: tuple[Remark, ...] = (),
-        auto: PlanOfRun[ResolvedPlan] | None = None,
+        auto: AutoPlan | None = None,
         name: str = "",
     ) -> None:
         """costs: of the module's plans.

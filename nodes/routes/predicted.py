@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ...parallel_backend.costs.auto import Work
+from ...parallel_backend.costs.forward import Work
 from ...parallel_backend.costs.roofline import Prediction
 from ...parallel_backend.plan import ParallelPlan
 from ..costs.plans import ModelCosts
@@ -123,7 +123,7 @@ def predict_plans(
             "seconds": predicted.seconds,
             "bytes": place.needs,
             "fits": place.fits is not False,
-            "has_run": costs.has_run(work, predicted.plan),
+            "has_run": predicted.has_run,
             "is_alone": predicted.is_alone,
         }
 

@@ -71,7 +71,7 @@ class Machine:
 
     @classmethod
     def of(cls, measured: dict[str, Any]) -> Machine:
-        """Reads what `to_json` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+        """Reads what `rates.measure_ranks` returned. Raises KeyError, TypeError or ValueError for anything else."""
         links = (Link(*map(parse_positive, measured[name])) for name in LINKS)
         speeds = tuple(
             Speed(str(each["name"]), **{name: parse_positive(each[name]) for name in SPEEDS})
@@ -81,14 +81,6 @@ class Machine:
         if not speeds or not 0 <= hides <= 1:
             raise ValueError("no rank was measured" if not speeds else f"hides={hides} is no share")
         return cls(speeds, *links, host=parse_positive(measured["host"]), hides=hides)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "speeds": [vars(speed) for speed in self.speeds],
-            **{name: list(getattr(self, name)) for name in LINKS},
-            "host": self.host,
-            "hides": self.hides,
-        }
 
 
 LINKS = ("all_to_all", "all_gather", "send")
