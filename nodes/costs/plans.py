@@ -119,7 +119,7 @@ class ModelCosts:
         """Returns the plan with the number of patches that is predicted to be the fastest, if it leaves the number
         open. The number changes the image, which has to be the same again. So neither what steps took counts here, nor
         the RAM that is free now."""
-        if plan.patches or plan.pipefusion == 1 or work.forward is None:
+        if not plan.leaves_patches or work.forward is None:
             return plan
         return min(list_patches(plan), key=lambda each: self.forecast(work, each, room_with_enough_ram).seconds)
 

@@ -62,7 +62,7 @@ class Machine:
     @property
     def links(self) -> Links:
         """The links for weights that are fetched."""
-        return Links(self.all_gather.rate, self.host, self.is_measured)
+        return Links(self.all_gather.rate, self.host)
 
     def first(self, ranks: int) -> Machine:
         """Returns the first ranks alone. Missing ranks are copies of the last."""
