@@ -161,7 +161,7 @@ class MemoryEstimate:
         size = format_bytes(self.sizes.count_fetched_bytes(self.plan))
         going, blocks = max((len(fetched_places(stage, self.plan)), len(stage)) for stage in stages)
         found = [remark(f"weights_{self.plan.weights}", going=going, blocks=blocks, size=size)]
-        found += self.explain_fetching() if self.is_fetched_by_auto else []
+        found += [self.explain_fetching(self.room)] if self.is_fetched_by_auto and self.room else []
         found += self.explain_link(computing) if device_type() != CPU else []
         return [*found, self.explain_forwards()]
 
@@ -185,10 +185,8 @@ class MemoryEstimate:
             return remark("one_forward")
         return remark("forwards")
 
-    def explain_fetching(self) -> list[Remark]:
+    def explain_fetching(self, room: WeightRoom) -> Remark:
         """Says why weights=auto fetches them."""
-        if self.room is None:
-            return []
         whole = format_bytes(max(self.sizes.count_kept_bytes(replace(self.plan, weights=WHOLE))))
         plan = str(replace(self.plan, weights=AUTO, weight_blocks=0))
-        return [remark("whole_does_not_fit", whole=whole, room=format_bytes(self.room.device), plan=plan)]
+        return remark("whole_does_not_fit", whole=whole, room=format_bytes(room.device), plan=plan)

@@ -116,9 +116,12 @@ def describe_resolved(
         memory = {**estimate.to_json(), "remedies": remedies_to_json(estimate)}
         remarks = [*remarks, *estimate.remarks(costs.predict(work, plan).computing if work.forward else 0)]
         predicted = predict_plans(plan, sampled)
-    note = [*resolved.note, *explain_group(question.group)]
+    note = [*resolved.note]
+    if is_second_group(question.group):
+        note.append(remark("second_group", group=question.group))
     if asked is not None:
-        note += [*explain_idle_axes(plan, sampled, question), *explain_losses(plan)]
+        note += explain_idle_axes(plan, sampled, question)
+        note += [remark(f"lossy_{name}", name=getattr(plan, name)) for name in plan.lossy_fields]
     return {
         "plan": str(plan),
         "values": plan.to_json(),
@@ -187,16 +190,6 @@ def resolve(
     if (count := device_count()) <= 1:
         return ResolvedPlan(ParallelPlan()), explain_devices()
     return None, [*explain_devices(), remark("needs_file" if lacks_file else "needs_model", ranks=count)]
-
-
-def explain_group(number: int) -> list[Remark]:
-    """Says that a worker group is new beside one that runs."""
-    return [remark("second_group", group=number)] if is_second_group(number) else []
-
-
-def explain_losses(plan: ParallelPlan) -> list[Remark]:
-    """Says what of a plan changes the image."""
-    return [remark(f"lossy_{name}", name=getattr(plan, name)) for name in plan.lossy_fields]
 
 
 def list_branches(samplers: list[Sampler]) -> tuple[str, ...]:

@@ -66,8 +66,7 @@ class Machine:
 
     def first(self, ranks: int) -> Machine:
         """Returns the first ranks alone. Missing ranks are copies of the last."""
-        known = [*self.speeds[:ranks], *self.speeds[-1:] * max(0, ranks - len(self.speeds))]
-        return replace(self, speeds=tuple(known))
+        return replace(self, speeds=(*self.speeds, *self.speeds[-1:] * ranks)[:ranks])
 
     @classmethod
     def of(cls, measured: dict[str, Any]) -> Machine:

@@ -27,12 +27,10 @@ FLUX = {
     "pooled_projection_dim": 24, "guidance_embeds": True, "axes_dims_rope": (4, 6, 6), "num_layers": 3,
     "num_single_layers": 4,
 }  # fmt: skip
-
-
 SIZES = WeightSizes(0)  # of weights that take no memory
 
 
-def UNKNOWN(_plan: ParallelPlan, _working: float) -> None:
+def unknown_room(_plan: ParallelPlan, _working: float) -> None:
     return None
 
 
@@ -127,7 +125,7 @@ def ranked(
     where: Machine,
     branches: bool = False,
     sizes: WeightSizes = SIZES,
-    room: Room = UNKNOWN,
+    room: Room = unknown_room,
 ) -> list[Prediction]:
     """All plans of a model with 24 heads on all ranks, the best first."""
     plans = list_plans(len(where.speeds), rows, lambda plan: plan.check_model(heads=24), branches=branches, heads=24)
@@ -186,7 +184,8 @@ def test_a_stock_samplers_step_fills_and_drains_the_pipeline_and_a_loop_does_not
 def test_auto_takes_pieces_only_where_they_pay(link: str, pays: bool):
     plans = list_plans(4, 1, heads=24, pieces=PIECE_COUNTS)
     assert (
-        rank_plans(plans, Work(forward=shaped_like_flux(4608)), machine(link, 4), SIZES, UNKNOWN)[0].plan.pieces > 1
+        rank_plans(plans, Work(forward=shaped_like_flux(4608)), machine(link, 4), SIZES, unknown_room)[0].plan.pieces
+        > 1
     ) == pays
 
 
