@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...parallel_backend.compat import lacks_coroutines
+from ...parallel_backend.compat import lacks_coroutines, parts_of, set_parts
 from ...parallel_backend.costs.auto import list_model_plans
 from ...parallel_backend.costs.choose import (
     PIECE_COUNTS,
@@ -157,6 +158,22 @@ class ModelCosts:
         """Returns the key of this model and size."""
         size = "×".join(map(str, work.cost.size)) or f"{work.cost.flops:.4g} FLOPs"
         return f"{type(self.module).__name__} of {self.sizes.total} bytes, {work.parts} × {size}"
+
+
+def copy_structure(module: torch.nn.Module) -> torch.nn.Module:
+    """Returns a module with this one's classes, attributes, parts and parameters. If parts of the original are replaced
+    or get other attributes, the copy stays as it is: node packs change them during a sampling, and the plan may not
+    depend on that."""
+    copies: dict[torch.nn.Module, torch.nn.Module] = {}
+
+    def copied(part: torch.nn.Module) -> torch.nn.Module:
+        if part not in copies:
+            copies[part] = copy.copy(part)
+            own = {name: each and copied(each) for name, each in parts_of(part).items()}
+            set_parts(copies[part], own)
+        return copies[part]
+
+    return copied(module)
 
 
 def take_last(predicted: Prediction, steps: Steps) -> Prediction:

@@ -20,8 +20,7 @@ from ...worker.host.client import WorkerGroup
 from ...worker.host.runs import RunPlan
 from ...worker.wire.protocol import Header
 from ..costs.machine import measure
-from ..costs.plans import ONE_DEVICE, ModelCosts
-from ..costs.structure import copy_structure
+from ..costs.plans import ONE_DEVICE, ModelCosts, copy_structure
 from ..inside.patches import join, limit_work, reasons_of_plan
 from ..plan_words import Remark, ResolvedPlan, format_seconds, join_remarks
 from ..workers.room import expect_weights, room_for_weights
