@@ -11,7 +11,8 @@ import torch
 from comfy_api.latest import io
 
 from ..parallel_backend.axes import BY_NAME, STAGE_AXES
-from ..parallel_backend.costs.auto import Work, couples, list_model_plans, shareable
+from ..parallel_backend.costs.auto import couples, list_model_plans, shareable
+from ..parallel_backend.costs.forward import Work
 from ..parallel_backend.device import CPU
 from ..parallel_backend.errors import PlanError
 from ..parallel_backend.models import spec_of
@@ -237,8 +238,8 @@ def choose_plan(work: Work, costs: ModelCosts) -> ResolvedPlan:
     It is the first of the possible exact plans: by their predictions, or else in the order of `list_plans`. Its note
     says why.
     """
-    (found, choice), devices, module = costs.rank_plans(work), device_count(), costs.module
-    plan = choice.plan if choice else list_model_plans(devices, module, work)[0]
+    (found, tried), devices, module = costs.rank_plans(work), device_count(), costs.module
+    plan = found[0].plan if found else list_model_plans(devices, module, work)[0]
     why = explain_devices()
     if devices > 1:
         tokens = shareable(module) if work.tokens else None
@@ -246,8 +247,8 @@ def choose_plan(work: Work, costs: ModelCosts) -> ResolvedPlan:
         why += explain_work(plan, found, work, devices, heads, couples(module) or not work.rows)
         if changes := changes_of(module):
             why.append(remark("class_changed", model=type(module).__name__, changes="; ".join(changes)))
-        why += explain_choice(choice, found) if choice else []
-    return ResolvedPlan(plan, tuple(why), tried=choice and choice.tried)
+        why += explain_choice(found, tried)
+    return ResolvedPlan(plan, tuple(why), tried)
 
 
 def fit_to_machine(plan: ParallelPlan) -> ResolvedPlan:

@@ -174,6 +174,11 @@ class ParallelPlan:
         return self.patches or self.pipefusion
 
     @property
+    def leaves_patches(self) -> bool:
+        """Whether the number of patches is decided by the work."""
+        return self.pipefusion > 1 and not self.patches
+
+    @property
     def stages_by_time(self) -> bool:
         """Whether the pipeline's stages are balanced by time on each device, and not by memory. Stages that share by
         speed always are."""

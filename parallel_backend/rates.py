@@ -20,7 +20,7 @@ TIMES = 3
 HEAD_DIM = 64
 WIDTH = 512  # of a token, for operations that are no products
 TINY, TINY_TIMES = 8, 50  # how wide a tiny operation's token is, and how often it runs
-NANOSECONDS = 1_000_000_000
+LEAST_SECONDS = 1e-9  # that a clock tells apart
 NAME_BYTES = 96
 
 
@@ -59,21 +59,19 @@ def measure_ranks(
     name = name_of(device).encode()[:NAME_BYTES].ljust(NAME_BYTES)
     names = [bytes(each).decode(errors="replace").strip() for each in gather_numbers(tuple(name), control)]
     computing = speeds_of(device, dtype, amounts)
-    speeds = [
-        {"name": own, **dict(zip(computing, map(float, row), strict=True)), "operation": row[-1] / NANOSECONDS}
-        for own, row in zip(names, gather_numbers([*map(int, computing.values())], control), strict=True)
-    ]
+    rows = gather_numbers([*computing.values()], control)
+    speeds = [{"name": own, **dict(zip(computing, row, strict=True))} for own, row in zip(names, rows, strict=True)]
     found = links_of(axis, device, amounts, computing["memory"])
-    of_links = [int(value) for link in found.values() for value in link]
-    host, *values = zip(*gather_numbers([host_rate(device), *of_links], control), strict=True)
+    of_links = [value for link in found.values() for value in link]
+    host, *values = zip(*gather_numbers([float(host_rate(device)), *of_links], control), strict=True)
     pairs = zip(values[::2], values[1::2], strict=True)
-    links = {kind: [min(rates), max(waits) / NANOSECONDS] for kind, (rates, waits) in zip(found, pairs, strict=True)}
+    links = {kind: [min(rates), max(waits)] for kind, (rates, waits) in zip(found, pairs, strict=True)}
     return {"speeds": speeds, **links, "host": min(host), "hides": float(is_accelerator(device))}
 
 
 @torch.inference_mode()
 def speeds_of(device: torch.device, dtype: torch.dtype, amounts: Amounts) -> dict[str, float]:
-    """Measures a device, see `Speed`. The last figure is `operation`, in nanoseconds."""
+    """Measures a device, see `Speed`."""
     side = amounts.side
     given, weight = (torch.ones(rows, side // 2, dtype=dtype, device=device) for rows in (side, 2 * side))
     bias = weight[:, 0].contiguous()
@@ -96,12 +94,12 @@ def speeds_of(device: torch.device, dtype: torch.dtype, amounts: Amounts) -> dic
         "linear": 2 * side**3 / usual(lambda: F.linear(given, weight, bias), device),
         "attention": 4 * amounts.tokens**2 * amounts.heads * HEAD_DIM / attention,
         "memory": 9 * amounts.repeats * tokens.nbytes / usual(move, device),
-        "operation": max(1, operation * NANOSECONDS),
+        "operation": max(LEAST_SECONDS, operation),
     }
 
 
 def links_of(axis: Axis, device: torch.device, amounts: Amounts, fastest: float) -> dict[str, tuple[float, float]]:
-    """Measures each kind of exchange: the bytes a second that this rank sends, and the nanoseconds of latency.
+    """Measures each kind of exchange: the bytes a second that this rank sends, and the seconds of latency.
 
     fastest: the bytes a second of the device's memory. No link is faster. A busy machine can delay the few bytes as
     long as the many, which would make the link look unlimited.
@@ -110,7 +108,7 @@ def links_of(axis: Axis, device: torch.device, amounts: Amounts, fastest: float)
     for kind in ("all_to_all", "all_gather", "send"):
         waits, seconds = (quickest(exchange(kind, size, axis, device), device) for size in (amounts.few, amounts.sent))
         least = (amounts.sent - amounts.few) / fastest
-        found[kind] = ((amounts.sent - amounts.few) / max(seconds - waits, least), max(1, waits * NANOSECONDS))
+        found[kind] = ((amounts.sent - amounts.few) / max(seconds - waits, least), max(LEAST_SECONDS, waits))
     return found
 
 

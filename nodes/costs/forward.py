@@ -17,8 +17,7 @@ from comfy.ldm.modules.attention import attention_pytorch
 from ...parallel_backend.compat import tree_map_only
 from ...parallel_backend.costs.forward import META, ForwardCost, count_forward
 from ...parallel_backend.models import spec_of
-from ...parallel_backend.models.checks import modules_at, sizes_of
-from ...parallel_backend.models.spec import BlockList
+from ...parallel_backend.models.spec import Quirks
 
 TEXT = 512  # tokens, while the text is unknown
 # Arguments that a class needs beside latents and timestep. The values are unknown yet; the model gives their width.
@@ -33,43 +32,22 @@ def count_call_forward(
     """Counts a call of the class with these arguments; only their shapes matter. If the class keeps something from call
     to call, counts a later call. Returns None if the class's code looks at values, or if its weights are kept in a form
     that cannot be counted."""
-    own = copy.copy(module)
+    own, quirks = copy.copy(module), quirks_of(module)
     for name in REPLACED:
         vars(own).pop(name, None)
-    spec = spec_of(type(module))
-    blocks = [(each, block) for each in (spec.blocks if spec else ()) for block in modules_at(module, each.path)]
-    bands = spec.bands if spec and not spec.unshared else None
-    attending = bands.attending_blocks(module) if bands else [block for _, block in blocks]
-    left_out = ("transformer_options", *(spec.quirks.uncounted if spec else ()))
-    read = spec.quirks.read if spec else ()
-    counted = {name: value for name, value in kwargs.items() if name not in left_out}
-    given = {name: value if name in read else move_to_meta(value) for name, value in counted.items()}
+    counted = {name: value for name, value in kwargs.items() if name not in ("transformer_options", *quirks.uncounted)}
+    given = {name: value if name in quirks.read else move_to_meta(value) for name, value in counted.items()}
     latents, timestep, *others = map(move_to_meta, args)
-    if "timestep" in read:
+    if "timestep" in quirks.read:
         timestep = torch.ones_like(timestep, device="cpu")
     given["transformer_options"] = {"optimized_attention_override": attend}
-    heads, _, kv_heads = sizes_of(module, spec) if spec and spec.attends else (1, 0, None)
-    returned = {block: count for each, block in blocks if (count := count_returned(each))}
-    steps = 2 if spec and spec.quirks.drops else 1  # what a model keeps, it computes in the first step only
+    run = functools.partial(type(module).forward, own, latents, timestep, *others, **given)
+    size = tuple(args[0].shape[1:]) if isinstance(args[0], torch.Tensor) else ()
     token = COUNTING.set(True)
     try:
-        run = functools.partial(type(module).forward, own, latents, timestep, *others, **given)
-        found = [
-            count_forward(
-                module,
-                attending,
-                run,
-                rows=rows,
-                heads=heads,
-                kv_heads=kv_heads,
-                returned=returned,
-                peak=peak,
-                in_bands=bands is not None,
-                size=tuple(args[0].shape[1:]) if isinstance(args[0], torch.Tensor) else (),
-            )
-            for _ in range(steps)
-        ]
-        return found[-1]
+        if quirks.drops:  # what a model keeps, it computes in the first step only
+            count_forward(module, run, rows, peak=peak, size=size)
+        return count_forward(module, run, rows, peak=peak, size=size)
     except Exception as error:  # the class's own code may raise anything
         logging.debug("[ParallelDiT] a forward of %s cannot be counted: %s", type(module).__name__, error)
         return None
@@ -77,10 +55,9 @@ def count_call_forward(
         COUNTING.reset(token)
 
 
-def count_returned(blocks: BlockList) -> int:
-    """Returns how many of the values that a block returns have tokens, if others follow; else 0."""
-    returns = blocks.returns
-    return returns.index(None) if isinstance(returns, tuple) and None in returns else 0
+def quirks_of(module: torch.nn.Module) -> Quirks:
+    spec = spec_of(type(module))
+    return spec.quirks if spec else Quirks()
 
 
 def count_latents_forward(
@@ -106,8 +83,7 @@ def count_latents_forward(
 
 def packed_shape(module: torch.nn.Module, latents: Sequence[int]) -> list[int]:
     """Returns the shape of these latents as ComfyUI samples them. If their sound is unknown, it is left out."""
-    spec = spec_of(type(module))
-    return [latents[0], 1, math.prod(latents[1:])] if spec and spec.quirks.packed else [*latents]
+    return [latents[0], 1, math.prod(latents[1:])] if quirks_of(module).packed else [*latents]
 
 
 def attend(_own: Callable, *args: Any, **kwargs: Any) -> torch.Tensor:

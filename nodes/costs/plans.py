@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -9,18 +10,18 @@ from typing import Any
 
 import torch
 
-from ...parallel_backend.compat import lacks_coroutines
-from ...parallel_backend.costs.auto import Work, list_model_plans
+from ...parallel_backend.compat import lacks_coroutines, parts_of, set_parts
+from ...parallel_backend.costs.auto import list_model_plans
 from ...parallel_backend.costs.choose import (
     PIECE_COUNTS,
-    Choice,
-    Weights,
+    Room,
+    Tried,
     choose_prediction,
     list_patches,
     predict_fitted,
     rank_plans,
 )
-from ...parallel_backend.costs.forward import ForwardCost
+from ...parallel_backend.costs.forward import ForwardCost, Work
 from ...parallel_backend.costs.roofline import Prediction
 from ...parallel_backend.device import CPU
 from ...parallel_backend.plan import ParallelPlan
@@ -32,6 +33,7 @@ from .forward import count_call_forward, count_latents_forward, packed_shape
 from .machine import file_of, machine_of
 
 Estimate = Callable[[Sequence[int]], float]
+Steps = dict[str, tuple[float, float]]  # see `ModelCosts.steps`
 ONE_DEVICE = ParallelPlan()
 
 
@@ -58,7 +60,6 @@ class ModelCosts:
     ) -> None:
         self.module = module
         self.sizes = sizes
-        self.weights = Weights(sizes, room_for_weights)  # the memory for them is what the ranks are expected to find
         self.torch_dtype = dtype
         self.estimate = estimate
         self.dtype = next((name for name, one in DTYPES.items() if one == dtype), "bf16")
@@ -100,85 +101,84 @@ class ModelCosts:
         known = work.forward and self.seen.get((self.key(work), work.has_branches))
         return replace(work, forward=known.forward, calls=known.calls) if known else work
 
-    def rank_plans(self, work: Work) -> tuple[list[Prediction], Choice | None]:
-        """Returns the predictions of all exact plans that may run this work, and the choice among them, which is the
-        first. One device alone is one of them. Empty and None if the work's cost is unknown."""
+    def rank_plans(self, work: Work) -> tuple[list[Prediction], Tried | None]:
+        """Returns the predictions of all exact plans that may run this work, the chosen one first, and which of how
+        many plans that one is, while plans are tried. One device alone is one of them. Empty and None if the work's
+        cost is unknown."""
         if work.forward is None:
             return [], None
         plans = list_model_plans(device_count(), self.module, work, list_piece_counts())
         if work.parts > 1 and ONE_DEVICE not in plans:
             plans.append(ONE_DEVICE)
-        machine = machine_of(self.dtype)
-        found = rank_plans(
-            plans, work.forward, work.parts, machine, weights=self.weights, calls=work.calls, loops=work.loops
-        )
-        last, fastest = self.measured(work)
-        choice = choose_prediction(found, fastest)
-        known = [take_measured(each, last) for each in found]
-        return sorted(known, key=lambda each: (each.plan != choice.plan, not each.fits, each.seconds)), choice
+        found = rank_plans(plans, work, machine_of(self.dtype), self.sizes, room_for_weights)
+        steps = self.steps(work)
+        chosen, tried = choose_prediction(found, {words: fastest for words, (_, fastest) in steps.items()})
+        known = [take_last(each, steps) for each in found]
+        return sorted(known, key=lambda each: (each.plan != chosen.plan, not each.fits, each.seconds)), tried
 
     def choose_patches(self, work: Work, plan: ParallelPlan) -> ParallelPlan:
         """Returns the plan with the number of patches that is predicted to be the fastest, if it leaves the number
         open. The number changes the image, which has to be the same again. So neither what steps took counts here, nor
         the RAM that is free now."""
-        if plan.patches or plan.pipefusion == 1 or work.forward is None:
+        if not plan.leaves_patches or work.forward is None:
             return plan
-        weights = Weights(self.sizes, room_with_enough_ram)
-        return min(list_patches(plan), key=lambda each: self.predict_unmeasured(work, each, weights).seconds)
+        return min(list_patches(plan), key=lambda each: self.forecast(work, each, room_with_enough_ram).seconds)
 
     # These take work whose cost is known.
 
     def predict(self, work: Work, plan: ParallelPlan) -> Prediction:
         """Returns the prediction of any plan; of one that has run, with the seconds that a step last took."""
-        return take_measured(self.predict_unmeasured(work, plan), self.measured(work)[0])
+        return take_last(self.forecast(work, plan), self.steps(work))
 
-    def has_run(self, work: Work, plan: ParallelPlan) -> bool:
-        """Whether a step of this plan has run here."""
-        return self.predict_unmeasured(work, plan).words in self.measured(work)[0]
+    def forecast(self, work: Work, plan: ParallelPlan, room: Room = room_for_weights) -> Prediction:
+        """Returns the prediction of any plan, whether it has run or not."""
+        return predict_fitted(work, plan, machine_of(self.dtype), self.sizes, room)
 
-    def predict_unmeasured(self, work: Work, plan: ParallelPlan, weights: Weights | None = None) -> Prediction:
-        """weights: in place of the model's own."""
-        assert work.forward
-        machine, weights = machine_of(self.dtype), weights or self.weights
-        return predict_fitted(work.forward, work.parts, plan, machine, weights, work.calls, work.loops)
-
-    def measured(self, work: Work) -> tuple[dict[str, float], dict[str, float]]:
+    def steps(self, work: Work) -> Steps:
         """Returns what a step of each plan that has run took, by its words: in the last sampling, and in the fastest.
         The fastest decides which plan stays, so noise does not make plans alternate. Calls of one size differ in their
         text and reference images, so the seconds are scaled by FLOPs."""
-        assert work.forward
-        stored = file_of(self.dtype).steps.get(self.key(work), {})
+        stored, flops = file_of(self.dtype).steps.get(self.key(work), {}), work.cost.flops
         try:
-            scaled = {
-                words: [float(seconds) * work.forward.flops / flops for seconds in taken]
-                for words, (*taken, flops) in stored.items()
-            }
-            return {words: last for words, (last, _) in scaled.items()}, {
-                words: least for words, (_, least) in scaled.items()
+            return {
+                words: (float(last) * flops / counted, float(fastest) * flops / counted)
+                for words, (last, fastest, counted) in stored.items()
             }
         except (TypeError, ValueError, AttributeError, ZeroDivisionError):  # the file may hold anything
-            return {}, {}
+            return {}
 
     def learn(self, work: Work, plan: ParallelPlan, seconds: float) -> None:
         """Keeps what a step of a plan took."""
-        assert work.forward
-        last, fastest = self.measured(work)
-        words = self.predict_unmeasured(work, plan).words
-        last[words], fastest[words] = seconds, min(seconds, fastest.get(words, seconds))
-        steps = {each: [last[each], fastest[each], work.forward.flops] for each in last}
-        file_of(self.dtype).note(self.key(work), steps)
+        steps, words = self.steps(work), self.forecast(work, plan).words
+        _, fastest = steps.get(words, (seconds, seconds))
+        steps[words] = seconds, min(seconds, fastest)
+        file_of(self.dtype).note(self.key(work), {each: [*took, work.cost.flops] for each, took in steps.items()})
 
     def key(self, work: Work) -> str:
         """Returns the key of this model and size."""
-        assert work.forward
-        size = "×".join(map(str, work.forward.size)) or f"{work.forward.flops:.4g} FLOPs"
+        size = "×".join(map(str, work.cost.size)) or f"{work.cost.flops:.4g} FLOPs"
         return f"{type(self.module).__name__} of {self.sizes.total} bytes, {work.parts} × {size}"
 
 
-def take_measured(predicted: Prediction, measured: Mapping[str, float]) -> Prediction:
-    """Returns the prediction with the measured seconds, if its plan has run."""
-    factor = measured.get(predicted.words, predicted.seconds) / predicted.seconds
-    return replace(predicted, computing=predicted.computing * factor, waiting=predicted.waiting * factor)
+def copy_structure(module: torch.nn.Module) -> torch.nn.Module:
+    """Returns a module with this one's classes, attributes, parts and parameters. If parts of the original are replaced
+    or get other attributes, the copy stays as it is: node packs change them during a sampling, and the plan may not
+    depend on that."""
+    copies: dict[torch.nn.Module, torch.nn.Module] = {}
+
+    def copied(part: torch.nn.Module) -> torch.nn.Module:
+        if part not in copies:
+            copies[part] = copy.copy(part)
+            own = {name: each and copied(each) for name, each in parts_of(part).items()}
+            set_parts(copies[part], own)
+        return copies[part]
+
+    return copied(module)
+
+
+def take_last(predicted: Prediction, steps: Steps) -> Prediction:
+    """Returns the prediction with what a step last took, if its plan has run."""
+    return predicted.replace_seconds(steps[predicted.words][0]) if predicted.words in steps else predicted
 
 
 def list_piece_counts() -> Sequence[int]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...parallel_backend.axes import BATCH_AXES
-from ...parallel_backend.costs.auto import Work
-from ...parallel_backend.costs.choose import UNEVEN, Choice
+from ...parallel_backend.costs.choose import UNEVEN, Tried
+from ...parallel_backend.costs.forward import Work
 from ...parallel_backend.costs.roofline import Prediction
 from ...parallel_backend.plan import ParallelPlan
 from ..plan_words import Remark, format_seconds, remark
@@ -14,16 +14,15 @@ from ..plan_words import Remark, format_seconds, remark
 RULES = ("fastest_of", "fastest_run", "tried", "least_of")  # the keys of what `explain_choice` says
 
 
-def explain_choice(choice: Choice, found: Sequence[Prediction]) -> list[Remark]:
-    """Says by which rule auto chose one of these predictions. Empty if there is no other."""
-    if len(found) == 1:
+def explain_choice(found: Sequence[Prediction], tried: Tried | None) -> list[Remark]:
+    """Says by which rule auto chose the first of these predictions. Empty if there is no other."""
+    if len(found) <= 1:
         return []
-    if choice.tried:
-        at, of = choice.tried
-        return [remark("tried", at=at, of=of)]
-    if choice.has_run:
+    if tried:
+        return [remark("tried", at=tried[0], of=tried[1])]
+    if found[0].has_run:
         return [remark("fastest_run")]
-    if not choice.prediction.fits:
+    if not found[0].fits:
         return [remark("least_of", count=len(found))]
     return [remark("fastest_of", count=sum(each.fits for each in found))]
 

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from ...parallel_backend.axes import BATCH_AXES, STAGE_AXES, TOKEN_AXES
-from ...parallel_backend.costs.auto import Work
-from ...parallel_backend.costs.forward import ForwardCost
+from ...parallel_backend.costs.forward import ForwardCost, Work
 from ...parallel_backend.plan import ParallelPlan
 from ...worker.comfyui.patched_options import (
     ALL_TOKENS,

@@ -9,10 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from ...parallel_backend.axes import BATCH_AXES, STAGE_AXES
-from ...parallel_backend.costs.auto import PlanOfRun, Work, list_model_plans
-from ...parallel_backend.costs.memory import rank_bytes, stale_bytes
-from ...parallel_backend.groups.mesh_layout import largest_rows
-from ...parallel_backend.models.checks import count_tokens
+from ...parallel_backend.costs.auto import PlanOfRun, list_model_plans
+from ...parallel_backend.costs.forward import Work
+from ...parallel_backend.costs.memory import call_bytes
 from ...parallel_backend.models.spec import spec_of
 from ...parallel_backend.plan import HOST, ParallelPlan
 from ...worker.comfyui.patched_options import CHANGES, OPTIONS
@@ -21,12 +20,13 @@ from ...worker.host.client import WorkerGroup
 from ...worker.host.runs import RunPlan
 from ...worker.wire.protocol import Header
 from ..costs.machine import measure
-from ..costs.plans import ONE_DEVICE, ModelCosts
-from ..costs.structure import copy_structure
+from ..costs.plans import ONE_DEVICE, ModelCosts, copy_structure
 from ..inside.patches import join, limit_work, reasons_of_plan
 from ..plan_words import Remark, ResolvedPlan, format_seconds, join_remarks
 from ..workers.room import expect_weights, room_for_weights
 from .sampling import check_interrupt, show_on_node
+
+AutoPlan = PlanOfRun[ResolvedPlan]
 
 
 class PlannedModule:
@@ -48,7 +48,7 @@ class PlannedModule:
         plan: ParallelPlan,
         costs: ModelCosts,
         note: tuple[Remark, ...] = (),
-        auto: PlanOfRun[ResolvedPlan] | None = None,
+        auto: AutoPlan | None = None,
         name: str = "",
     ) -> None:
         self.group, self.source, self.plan, self.sizes = group, source, plan, costs.sizes
@@ -66,7 +66,7 @@ class PlannedModule:
         self.replaced = None
         if self.auto is None:
             self.plan = self.asked
-            return None if leaves_patches(self.plan) else describe_plan(self.plan)
+            return None if self.plan.leaves_patches else describe_plan(self.plan)
         self.auto.begin()
         return None
 
@@ -108,7 +108,7 @@ class PlannedModule:
     def choose_patches(self, work: Work) -> None:
         """Decides at the first request of a sampling how many patches a user's plan has, if it leaves that open."""
         run = self.group.runs.current
-        if self.auto or self.replaced or not leaves_patches(self.plan) or run is None or run.plans:
+        if self.auto or self.replaced or not self.plan.leaves_patches or run is None or run.plans:
             return
         self.plan = self.costs.choose_patches(work, self.plan)
         self.group.runs.planned(describe_plan(self.plan))
@@ -119,11 +119,10 @@ class PlannedModule:
             return
         self.last_work = work
         if work.forward and self.plan.world_size > 1:
-            alone, has_run = self.costs.predict(work, ONE_DEVICE), self.costs.has_run(work, ONE_DEVICE)
-            self.group.runs.note(alone=alone.seconds, is_alone_run=has_run, is_measured=self.costs.is_measured)
+            alone, is_measured = self.costs.predict(work, ONE_DEVICE), self.costs.is_measured
+            self.group.runs.note(alone=alone.seconds, is_alone_run=alone.has_run, is_measured=is_measured)
         if work.forward:
-            predicted = self.costs.predict(work, self.plan)
-            self.group.runs.predicted(predicted.seconds, self.costs.is_measured)
+            self.group.runs.predicted(self.costs.predict(work, self.plan).seconds, self.costs.is_measured)
 
     def count_work(self, work: Work, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Work:
         """Returns the work with the cost of one of its parts, counted from one of its calls. If the plan or its patches
@@ -131,7 +130,7 @@ class PlannedModule:
         there are any, the cost stays unknown."""
         if CHANGES in kwargs[OPTIONS]:
             return work
-        if self.auto and self.auto.is_open or not self.auto and leaves_patches(self.plan):
+        if self.auto and self.auto.is_open or not self.auto and self.plan.leaves_patches:
             measure(self.group, self.costs.dtype, check_interrupt)
         work = replace(work, forward=self.costs.count_call(args, kwargs))
         self.costs.remember(work)
@@ -159,11 +158,6 @@ class PlannedModule:
         """Whether the ranks run the calls of one request at the same time, or in one pipeline. An automatic plan that
         is not decided yet counts as yes."""
         return bool(self.auto and self.auto.is_open) or self.plan.ways((*BATCH_AXES, *STAGE_AXES)) > 1
-
-    def stale_bytes(self, latents: Sequence[int]) -> int:
-        """Returns the bytes that a rank keeps for later steps, for latents of this shape (B, C, …)."""
-        tokens = count_tokens(self.costs.module, [largest_rows(self.plan, latents[0]), *latents[1:]])
-        return stale_bytes(self.costs.module, self.plan, self.sizes, self.costs.torch_dtype, tokens)
 
     @property
     def weight_bytes(self) -> int:
@@ -228,7 +222,8 @@ class PlannedModule:
         """
         if not self.makes_room or not self.group.is_on_comfyuis_card:
             return 0
-        working = rank_bytes(estimate, latents[0], self.plan) + self.stale_bytes(latents) + self.networks
+        dtype, module = self.costs.torch_dtype, self.costs.module
+        working = call_bytes(estimate, latents, module, self.plan, self.sizes, dtype) + self.networks
         self.working = max(self.working, working)
         ready = max(0, self.loaded_bytes() - self.weight_bytes)
         return max(0, working - ready)
@@ -242,11 +237,6 @@ class PlannedModule:
         """Makes the worker group free its accelerators as the settings say, if it holds this model."""
         if self.is_loaded and self.group.settings.on_free != "keep":
             self.group.park(unload=self.group.settings.on_free == "unload")
-
-
-def leaves_patches(plan: ParallelPlan) -> bool:
-    """Whether the number of patches is decided by the work."""
-    return plan.pipefusion > 1 and plan.patches == 0
 
 
 def describe_plan(plan: ParallelPlan) -> RunPlan:

@@ -17,7 +17,7 @@ import comfy.model_management
 import torch
 from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrappers
 
-from ...parallel_backend.costs.auto import Work
+from ...parallel_backend.costs.forward import Work
 from ...parallel_backend.models import spec_of
 from ...worker.comfyui.controls import CONTROL
 from ...worker.comfyui.entry import leaves_by

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -33,4 +34,4 @@ def list_missing(files: Mapping[str, str]) -> list[dict[str, str]]:
     """Returns the first of a loader's files that none of ComfyUI's folders has, with the folder in models/ where it
     belongs; in a list, which is empty if there is none."""
     lacking = ({"model": name, "folder": folder_of(widget)} for widget, name in files.items() if not list_kinds(name))
-    return [each for each in [next(lacking, None)] if each]
+    return [*itertools.islice(lacking, 1)]

@@ -7,20 +7,17 @@ figures are marked as such.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import comfy.model_base
 import comfy.model_management
 import torch
 
-from ...parallel_backend.axes import BATCH_AXES, STAGE_AXES
-from ...parallel_backend.costs.memory import rank_bytes, stale_bytes
+from ...parallel_backend.axes import BATCH_AXES
+from ...parallel_backend.costs.memory import call_bytes
 from ...parallel_backend.device import CPU, Card
 from ...parallel_backend.groups.communicators import count_communicator_bytes
-from ...parallel_backend.groups.mesh_layout import joint_place, largest_rows, places_of_ranks
-from ...parallel_backend.models.checks import count_tokens
+from ...parallel_backend.groups.mesh_layout import rank_parts
 from ...parallel_backend.plan import AUTO, WHOLE, ParallelPlan
 from ...parallel_backend.weights.fitting import ASSUMED, OF_HOST, WeightRoom, count_host_bytes
 from ...parallel_backend.weights.sizes import FETCHED, WeightSizes, fetched_places
@@ -28,50 +25,18 @@ from ..costs.forward import packed_shape
 from ..plan_words import Remark, format_bytes, format_seconds, remark
 from ..workers.group import device_type, last_status, settings
 from ..workers.room import balance_stages, expect_weights, list_plan_cards, room_for_weights, usable_bytes
+from .sampled import Sampled
 
 
-class Picture(NamedTuple):
-    """What is sampled, in the fields of an empty latent's node: pixels, frames and count."""
-
-    width: int
-    height: int
-    length: int = 1
-    batch_size: int = 1
-
-
-@dataclass(frozen=True)
-class ModelMemory:
-    """sizes: of the weights, in the dtype in which they are loaded.
-    model: ComfyUI's model without its weights.
-    smaller: the weights' sizes in smaller dtypes, each with the key of its remark."""
-
-    sizes: WeightSizes
-    model: comfy.model_base.BaseModel
-    smaller: tuple[tuple[str, WeightSizes], ...] = ()
-
-    def latents(self, picture: Picture) -> list[int] | None:
-        """Returns the shape of a picture's latents, (B, C, H, W) or (B, C, F, H, W). Returns None for other dims."""
-        of = self.model.latent_format
-        if of.latent_dimensions not in (2, 3):
-            return None
-        frames = [(picture.length - 1) // of.temporal_downscale_ratio + 1] if of.latent_dimensions == 3 else []
-        sides = [size // of.spacial_downscale_ratio for size in (picture.height, picture.width)]
-        return [picture.batch_size, of.latent_channels, *frames, *sides]
-
-
-def estimate_working_bytes(
-    plan: ParallelPlan, memory: ModelMemory, pictures: Sequence[Picture], rows: int
-) -> float | None:
-    """Returns what the largest of these pictures needs on a rank beside the weights; None if unknown. rows: a forward's
-    rows for each image: one, or two with guidance."""
-    known, model = [], memory.model
-    for picture in pictures:
-        if shape := memory.latents(picture):
-            all_rows = rows * shape[0]
-            tokens = count_tokens(model.diffusion_model, [largest_rows(plan, all_rows), *shape[1:]])
-            kept = stale_bytes(model.diffusion_model, plan, memory.sizes, model.get_dtype_inference(), tokens)
-            whole = model.memory_required(packed_shape(model.diffusion_model, [all_rows, *shape[1:]]))
-            known.append(rank_bytes(whole, all_rows, plan) + kept)
+def estimate_working_bytes(plan: ParallelPlan, sampled: Sampled) -> float | None:
+    """Returns what the largest picture needs on a rank beside the weights; None if unknown."""
+    known, model, sizes = [], sampled.file.model, sampled.file.sizes
+    for picture in sampled.question.pictures:
+        if shape := sampled.latents(picture):
+            rows = shape[0] * (1 + sampled.question.may_guide)
+            latents, dtype = [rows, *shape[1:]], model.get_dtype_inference()
+            whole = model.memory_required(packed_shape(model.diffusion_model, latents))
+            known.append(call_bytes(whole, latents, model.diffusion_model, plan, sizes, dtype))
     return max(known, default=None)
 
 
@@ -100,60 +65,50 @@ class MemoryEstimate:
 
     asked: the plan as requested.
     plan: the plan with its weights as expected.
-    pictures: what is sampled, as far as known.
-    working: what the rank with the most needs for them beside the weights, in bytes; None if unknown.
+    working: what the rank with the most needs for what is sampled beside the weights, in bytes; None if unknown.
     room: None on the CPU.
-    group: the number of the worker group that will hold the model.
     """
 
     asked: ParallelPlan
     plan: ParallelPlan
-    memory: ModelMemory
-    pictures: tuple[Picture, ...]
-    is_guided: bool
+    sampled: Sampled
     working: float | None
     room: WeightRoom | None
-    group: int
 
     @classmethod
-    def of(
-        cls, plan: ParallelPlan, memory: ModelMemory, pictures: Sequence[Picture], is_guided: bool, group: int
-    ) -> MemoryEstimate:
-        """is_guided: whether cond and uncond are computed, or may be."""
-        plan = balance_stages(plan, memory.sizes)
+    def of(cls, plan: ParallelPlan, sampled: Sampled) -> MemoryEstimate:
+        sizes = sampled.file.sizes
+        plan = balance_stages(plan, sizes)
         on_cpu = device_type() == CPU  # ComfyUI's estimate is not made for the CPU
-        working = None if on_cpu else estimate_working_bytes(plan, memory, pictures, 2 if is_guided else 1)
+        working = None if on_cpu else estimate_working_bytes(plan, sampled)
         room = room_for_weights(plan, working or 0)
-        expected = expect_weights(plan, memory.sizes, room)
-        return cls(plan, expected, memory, (*pictures,), is_guided, working, room, group)
+        return cls(plan, expect_weights(plan, sizes, room), sampled, working, room)
+
+    @property
+    def sizes(self) -> WeightSizes:
+        return self.sampled.file.sizes
 
     def count_ram(self) -> int:
         """Returns the bytes of weights in this machine's RAM: of all its CPU ranks, and those that wait there for
         GPUs."""
-        waiting = count_host_bytes(self.plan, self.memory.sizes)
+        waiting = count_host_bytes(self.plan, self.sizes)
         if device_type() != CPU:
             return waiting
-        kept, stages = self.memory.sizes.count_kept_bytes(self.plan), self.list_stages()
+        kept, stages = self.sizes.count_kept_bytes(self.plan), self.list_stages()
         here = stages[: math.ceil(len(stages) / max(1, len(settings().machines)))]
-        return waiting + sum(kept[min(stage, len(kept) - 1)] for stage in here)
+        return waiting + sum(kept[stage] for stage in here)
 
     def list_stages(self) -> list[int]:
         """Returns each rank's stage."""
-        degrees = self.plan.degrees()
-        return [joint_place(STAGE_AXES, degrees, places) for places in places_of_ranks(self.plan)]
+        return [part.stage[0] for part in rank_parts(self.plan)]
 
     def list_places(self) -> list[MemoryPlace]:
         """Returns what the plan needs in each place, communicators included, and what is usable there: of each rank's
         card, and of RAM."""
-        kept, working = self.memory.sizes.count_kept_bytes(self.plan), math.ceil(self.working or 0)
+        kept, working = self.sizes.count_kept_bytes(self.plan), math.ceil(self.working or 0)
         beside = count_communicator_bytes(self.plan) + working
         found = [
-            MemoryPlace(
-                kept[min(stage, len(kept) - 1)] + beside,
-                usable_bytes(card, working) + working,
-                card,
-                is_partial=not self.memory.sizes.blocks,
-            )
+            MemoryPlace(kept[stage] + beside, usable_bytes(card, working) + working, card, not self.sizes.blocks)
             for card, stage in zip(list_plan_cards(self.plan), self.list_stages(), strict=False)
         ]
         if in_ram := self.count_ram():
@@ -188,12 +143,11 @@ class MemoryEstimate:
         working: bytes of a forward; null if unknown.
         fetched: bytes that a rank fetches in a forward.
         fits: see `fits_by_rank`."""
-        sizes = self.memory.sizes
         return {
             "tight": self.tight.to_json(),
-            "kept": sizes.count_kept_bytes(self.plan),
+            "kept": self.sizes.count_kept_bytes(self.plan),
             "working": self.working and math.ceil(self.working),
-            "fetched": sizes.count_fetched_bytes(self.plan),
+            "fetched": self.sizes.count_fetched_bytes(self.plan),
             "fits": self.fits_by_rank(),
         }
 
@@ -201,21 +155,22 @@ class MemoryEstimate:
         """Says what is fetched, how long that takes, how often and why. Also says what does not fit. computing: seconds
         of a step; 0 if unknown."""
         if self.plan.weights not in FETCHED:
-            return self.explain_partial_loading()
-        stages = self.memory.sizes.by_stage(self.plan)
-        size = format_bytes(self.memory.sizes.count_fetched_bytes(self.plan))
+            is_in_part = not self.sizes.blocks and not all(self.fits_by_rank())  # by ComfyUI's own loading
+            return [remark("partly_in_ram")] if is_in_part else []
+        stages = self.sizes.by_stage(self.plan)
+        size = format_bytes(self.sizes.count_fetched_bytes(self.plan))
         going, blocks = max((len(fetched_places(stage, self.plan)), len(stage)) for stage in stages)
         found = [remark(f"weights_{self.plan.weights}", going=going, blocks=blocks, size=size)]
-        found += self.explain_fetching() if self.asked.weights == AUTO else []
+        found += [self.explain_fetching(self.room)] if self.is_fetched_by_auto and self.room else []
         found += self.explain_link(computing) if device_type() != CPU else []
         return [*found, self.explain_forwards()]
 
     def explain_link(self, computing: float) -> list[Remark]:
         """Says how long the weights take on the link, and whether that exceeds the computing time."""
-        reported = last_status(self.group).get("weights") or {}
+        reported = last_status(self.sampled.question.group).get("weights") or {}
         is_measured = reported.get("kind") == self.plan.weights and bool(reported.get("is_measured"))
         rate = reported["link"] if is_measured else ASSUMED.of(self.plan.weights)
-        needed = self.memory.sizes.count_fetched_bytes(self.plan) / rate
+        needed = self.sizes.count_fetched_bytes(self.plan) / rate
         key = "link_measured" if is_measured else "link_assumed"
         found = [remark(key, rate=f"{rate / 1e9:.1f} GB/s", seconds=format_seconds(needed))]
         if computing and needed > computing:
@@ -226,18 +181,12 @@ class MemoryEstimate:
         """Says how often a step fetches them."""
         if self.plan.patch_count > 1:
             return remark("forward_a_patch", patches=self.plan.patch_count)
-        if not self.is_guided or self.plan.ways(BATCH_AXES) > 1:
+        if not self.sampled.question.may_guide or self.plan.ways(BATCH_AXES) > 1:
             return remark("one_forward")
         return remark("forwards")
 
-    def explain_fetching(self) -> list[Remark]:
+    def explain_fetching(self, room: WeightRoom) -> Remark:
         """Says why weights=auto fetches them."""
-        if self.room is None:
-            return []
-        whole = format_bytes(max(self.memory.sizes.count_kept_bytes(replace(self.plan, weights=WHOLE))))
+        whole = format_bytes(max(self.sizes.count_kept_bytes(replace(self.plan, weights=WHOLE))))
         plan = str(replace(self.plan, weights=AUTO, weight_blocks=0))
-        return [remark("whole_does_not_fit", whole=whole, room=format_bytes(self.room.device), plan=plan)]
-
-    def explain_partial_loading(self) -> list[Remark]:
-        """Says that ComfyUI keeps a part of the weights in RAM, if it does."""
-        return [remark("partly_in_ram")] if not self.memory.sizes.blocks and not all(self.fits_by_rank()) else []
+        return remark("whole_does_not_fit", whole=whole, room=format_bytes(room.device), plan=plan)

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from ...parallel_backend.errors import PlanError
 from ...parallel_backend.plan import ParallelPlan
 from ..workers.group import most_ranks
+from .sampled import Sampled, runs_on_all_ranks
 
 AUTO_OFFER: dict[str, Any] = {"plan": "", "values": None}
 SLOWER = 1.05  # times the seconds of one device
 
 
 def list_offers(
-    asked: ParallelPlan | None,
-    plan: ParallelPlan,
-    resolve: Callable[[ParallelPlan], ParallelPlan],
-    predicted: dict[str, Any] | None,
+    asked: ParallelPlan | None, plan: ParallelPlan, sampled: Sampled | None, predicted: dict[str, Any] | None
 ) -> list[dict[str, Any]]:
     """Returns the plans to offer in place of the one that runs. asked: by a person; None for auto, in whose place there
-    is none. predicted: see `predict_plans`. resolve: see `offer_fitting`."""
+    is none. predicted: see `predict_plans`."""
     if asked is None:
         return []
     if plan.world_size < asked.world_size:
-        return offer_fitting(asked, resolve)
+        return offer_fitting(asked, sampled)
     if predicted is None:
         return []
     own, alone = predicted["plan"], predicted["one_device"]
@@ -33,17 +30,12 @@ def list_offers(
     return [AUTO_OFFER] if is_alike and own["seconds"] > SLOWER * alone["seconds"] else []
 
 
-def offer_fitting(asked: ParallelPlan | None, resolve: Callable[[ParallelPlan], ParallelPlan]) -> list[dict[str, Any]]:
-    """Offers auto, and the plan with the most ranks that has one degree lower than this one and runs as it is.
-
-    asked: None if its values are no plan. resolve: returns the plan that runs, or raises PlanError.
-    """
+def offer_fitting(asked: ParallelPlan | None, sampled: Sampled | None) -> list[dict[str, Any]]:
+    """Offers auto, and the plan with the most ranks that has one degree lower than this one and runs as it is. asked:
+    None if its values are no plan."""
 
     def runs(plan: ParallelPlan) -> bool:
-        try:
-            return 1 < plan.world_size == resolve(plan).world_size
-        except PlanError:
-            return False
+        return plan.world_size > 1 and runs_on_all_ranks(plan, sampled)
 
     lower = [next(filter(runs, plans), None) for plans in lower_degrees(asked)] if asked else []
     best = max((plan for plan in lower if plan), key=lambda plan: plan.world_size, default=None)

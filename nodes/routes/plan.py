@@ -5,53 +5,41 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from aiohttp import web
 from server import PromptServer
 
 from ...parallel_backend.axes import BATCH_AXES, TOKEN_AXES
-from ...parallel_backend.costs.choose import allows, list_divisors
+from ...parallel_backend.costs.choose import list_divisors
 from ...parallel_backend.device import Card
 from ...parallel_backend.errors import ModelFileError, PlanError, RequestError
 from ...parallel_backend.groups.mesh_layout import RankPart, rank_parts
 from ...parallel_backend.models import spec_of
 from ...parallel_backend.models.checks import sizes_of
 from ...parallel_backend.plan import ParallelPlan
-from ...parallel_backend.weights.sizes import sizes_in_fp8
 from ...worker.settings import SettingsError
 from ...worker.wire.json_object import parse_object
-from ..costs.plans import ModelCosts
-from ..model.host_file import WEIGHT_DTYPES, describe_host_file
+from ..model.host_file import WEIGHT_DTYPES, HostFile, describe_host_file
 from ..model.model_files import PICKLE_SUFFIXES
-from ..parallel_plan import AUTO, explain_devices, fit_to_machine, parse_plan, resolve_plan
+from ..parallel_plan import AUTO, explain_devices, fit_to_machine, parse_plan
 from ..plan_words import Remark, ResolvedPlan, remark, remarks_to_json
 from ..workers.group import device_count, device_type, is_second_group, why_no_group
 from ..workers.room import list_plan_cards
 from . import MAX_BODY
 from .control import refuse_foreign
 from .loaded_file import find_loaded, list_missing
-from .memory_estimate import MemoryEstimate, ModelMemory
+from .memory_estimate import MemoryEstimate
 from .offers import list_offers, offer_fitting
-from .predicted import Sampled, choose_patches, expect_plan, predict_computing, predict_plans
+from .predicted import expect_plan, predict_plans
 from .question import Question, Sampler, read_question
 from .remedies import list_remedies
+from .sampled import Sampled, resolve_asked, runs_on_all_ranks
 
 MAX_RANKS = 256  # more are counted, but not listed
-
-
-class Bounds(NamedTuple):
-    """What a model allows of a plan. heads: of its attention; None if unknown. costs: of its plans."""
-
-    heads: int | None
-    memory: ModelMemory
-    costs: ModelCosts
-
-    def resolve(self, plan: ParallelPlan) -> ResolvedPlan:
-        """Turns the requested plan into the plan that runs. Raises PlanError."""
-        return resolve_plan(plan, self.costs.module, self.costs.sizes)
 
 
 def add_plan_route() -> None:
@@ -89,53 +77,53 @@ def answer(question: Question) -> dict[str, Any]:
     offers: other plans that a person may want instead, see `list_offers`; values are null for auto.
     Raises SettingsError.
     """
-    samplers = question.samplers
-    model, missing, unknown = find_model(question)
-    common = {"device": device_type(), "missing": missing, "unknown": unknown, "error": "", "widgets": []}
-    common |= {"is_auto": question.mode == AUTO}
-    nothing = {"plan": "", "world": 0, "ranks": [], "memory": None, "predicted": None, "sized": False}
-    nothing |= {"remarks": [], "note": [], "values": None, "is_lossy": False, "offers": []}
+    file, missing, unknown = find_model(question)
+    sampled = Sampled(file, question) if file else None
+    found: dict[str, Any] = {
+        "device": device_type(),
+        "missing": missing,
+        "unknown": unknown,
+        "is_auto": question.mode == AUTO,
+    }
+    found |= {"plan": "", "world": 0, "ranks": [], "memory": None, "predicted": None, "sized": False, "values": None}
+    found |= {"remarks": [], "note": [], "is_lossy": False, "offers": [], "error": "", "widgets": []}
     if why_no_group():
         alone = fit_to_machine(ParallelPlan())
-        return {**common, **nothing, "plan": str(alone.plan), "world": 1, "note": remarks_to_json(alone.note)}
-    sampled = Sampled.of(model.costs, model.memory, samplers) if model else None
+        return found | {"plan": str(alone.plan), "world": 1, "note": remarks_to_json(alone.note)}
     asked = None
-
-    def run(plan: ParallelPlan) -> ParallelPlan:
-        return resolve_asked(plan, model, bool(missing))[0].plan
-
     try:
         asked = parse_plan(question.mode, question.values)
-        resolved, remarks = resolve(asked, model, sampled, bool(missing))
+        resolved, remarks = resolve(asked, sampled, bool(missing))
     except PlanError as error:
-        told = {"error": str(error), "widgets": list(error.fields), "offers": offer_fitting(asked, run)}
-        return {**common, **nothing, **told}
+        return found | {"error": str(error), "widgets": list(error.fields), "offers": offer_fitting(asked, sampled)}
     if resolved is None:
-        return {**common, **nothing, "world": device_count(), "remarks": remarks_to_json(remarks)}
-    told = describe_resolved(question, model, sampled, asked, resolved, remarks)
-    return {**common, **told, "offers": list_offers(asked, resolved.plan, run, told["predicted"])}
+        return found | {"world": device_count(), "remarks": remarks_to_json(remarks)}
+    found |= describe_resolved(question, sampled, asked, resolved, remarks)
+    return found | {"offers": list_offers(asked, resolved.plan, sampled, found["predicted"])}
 
 
 def describe_resolved(
     question: Question,
-    model: Bounds | None,
     sampled: Sampled | None,
     asked: ParallelPlan | None,
     resolved: ResolvedPlan,
     remarks: list[Remark],
 ) -> dict[str, Any]:
     """Returns what `answer` says of the plan that runs. asked: by a person; None for auto."""
-    samplers = question.samplers
-    plan = choose_patches(resolved.plan, sampled) if sampled else resolved.plan
-    note = [*resolved.note, *explain_group(question.group)]
+    plan, memory, predicted = resolved.plan, None, None
+    if sampled:
+        work, costs = sampled.largest_work, sampled.costs
+        plan = costs.choose_patches(work, plan)
+        estimate = MemoryEstimate.of(plan, sampled)
+        memory = {**estimate.to_json(), "remedies": remedies_to_json(estimate)}
+        remarks = [*remarks, *estimate.remarks(costs.predict(work, plan).computing if work.forward else 0)]
+        predicted = predict_plans(plan, sampled)
+    note = [*resolved.note]
+    if is_second_group(question.group):
+        note.append(remark("second_group", group=question.group))
     if asked is not None:
-        note += [*explain_idle_axes(plan, model, samplers), *explain_losses(plan)]
-
-    estimate = predicted = None
-    if model and sampled:
-        estimate = estimate_memory(plan, model, question)
-        remarks = [*remarks, *estimate.remarks(predict_computing(plan, sampled))]
-        predicted = predict_plans(plan, sampled, lambda other: estimate_memory(other, model, question).tight)
+        note += explain_idle_axes(plan, sampled, question)
+        note += [remark(f"lossy_{name}", name=getattr(plan, name)) for name in plan.lossy_fields]
     return {
         "plan": str(plan),
         "values": plan.to_json(),
@@ -143,66 +131,52 @@ def describe_resolved(
         "tried": resolved.tried,
         "world": plan.world_size,
         "patches": plan.patch_count,
-        "ranks": describe_ranks(plan, model, list_branches(samplers)),
-        "memory": estimate and model and {**estimate.to_json(), "remedies": remedies_to_json(estimate, model)},
+        "ranks": describe_ranks(plan, sampled, list_branches(question.samplers)),
+        "memory": memory,
         "predicted": predicted,
-        "sized": sampled is not None and sampled.picture is not None,
+        "sized": sampled is not None and sampled.largest is not None,
         "remarks": remarks_to_json(remarks),
         "note": remarks_to_json(note),
     }
 
 
-def estimate_memory(plan: ParallelPlan, model: Bounds, question: Question) -> MemoryEstimate:
-    """Estimates what the plan's ranks keep, need and fetch for a model and its samplers."""
-    samplers = question.samplers
-    pictures = [one.picture for one in samplers if one.picture]
-    is_guided = not samplers or any(one.cfg != 1 for one in samplers)
-    return MemoryEstimate.of(plan, model.memory, pictures, is_guided, question.group)
-
-
-def remedies_to_json(estimate: MemoryEstimate, model: Bounds) -> dict[str, Any] | None:
+def remedies_to_json(estimate: MemoryEstimate) -> dict[str, Any] | None:
     """Returns what would fit, as `found`, and the locale's words for it. Returns null if nothing is wrong. whole_would
     means: it fits now, because weights are fetched or ComfyUI's partial loading holds them."""
     if estimate.fits and not estimate.is_fetched_by_auto:
         return None
-
-    def check(plan: ParallelPlan) -> None:
-        if model.resolve(plan).plan.world_size < plan.world_size:
-            raise PlanError("There are too few devices.")
-
-    found = list_remedies(estimate, check)
-    is_loaded = estimate.fits or not estimate.memory.sizes.blocks
+    found = list_remedies(estimate)
+    is_loaded = estimate.fits or not estimate.sizes.blocks
     if is_loaded and not found:
         return None
     words = "whole_would" if is_loaded else "would_fit" if found else "nothing_fits"
     return {"words": words, "found": remarks_to_json(found)}
 
 
-def explain_idle_axes(plan: ParallelPlan, model: Bounds | None, samplers: list[Sampler]) -> list[Remark]:
+def explain_idle_axes(plan: ParallelPlan, sampled: Sampled | None, question: Question) -> list[Remark]:
     """Says which axis of a person's plan has nothing to split, and how its ranks could be used instead."""
-    guided = not samplers or any(sampler.cfg != 1 for sampler in samplers)
+    guided, pictures = question.may_guide, question.pictures
     if plan.cfg > 1 and not guided:
-        return [explain_idle_axis(plan, model, "cfg", 1, "no_guidance")]
-    pictures = [sampler.picture for sampler in samplers if sampler.picture]
+        return [explain_idle_axis(plan, sampled, "cfg", 1, "no_guidance")]
     parts = max((picture.batch_size for picture in pictures), default=0) * (1 + guided)
-    if plan.dp == 1 or plan.ways(BATCH_AXES) <= parts or len(pictures) < max(1, len(samplers)):
+    if plan.dp == 1 or plan.ways(BATCH_AXES) <= parts or len(pictures) < max(1, len(question.samplers)):
         return []
     used = max(each for each in list_divisors(plan.dp) if each * plan.cfg <= max(parts, plan.cfg))
-    return [explain_idle_axis(plan, model, "dp", used, "no_batch", parts=parts, ways=plan.ways(BATCH_AXES))]
+    return [explain_idle_axis(plan, sampled, "dp", used, "no_batch", parts=parts, ways=plan.ways(BATCH_AXES))]
 
 
 def explain_idle_axis(
-    plan: ParallelPlan, model: Bounds | None, axis: str, used: int, key: str, **values: int
+    plan: ParallelPlan, sampled: Sampled | None, axis: str, used: int, key: str, **values: int
 ) -> Remark:
     """Says that an axis has work for `used` of its groups only, and with which plan the model would use all ranks."""
     rest = getattr(plan, axis) // used
     others = (replace(plan, speeds=(), **{axis: used, to: getattr(plan, to) * rest}) for to in reversed(TOKEN_AXES))
-    other = next((each for each in others if model and allows(model.resolve, each)), None)
+    other = next((each for each in others if sampled and runs_on_all_ranks(each, sampled)), None)
     return remark(key, plan=str(other), **values) if other else remark(f"{key}_alone", **values)
 
 
 def resolve(
-    plan: ParallelPlan | None, model: Bounds | None, sampled: Sampled | None, lacks_file: bool
+    plan: ParallelPlan | None, sampled: Sampled | None, lacks_file: bool
 ) -> tuple[ResolvedPlan | None, list[Remark]]:
     """Returns the plan and the remarks on it. Raises PlanError if the model does not allow a requested plan.
 
@@ -211,30 +185,13 @@ def resolve(
     lacks_file: whether the model's file is missing.
     """
     if plan is not None:
-        return resolve_asked(plan, model, lacks_file)
+        unchecked = [] if sampled else [remark("unchecked_file" if lacks_file else "unchecked")]
+        return resolve_asked(plan, sampled), unchecked
     if sampled:
         return expect_plan(sampled)
     if (count := device_count()) <= 1:
         return ResolvedPlan(ParallelPlan()), explain_devices()
     return None, [*explain_devices(), remark("needs_file" if lacks_file else "needs_model", ranks=count)]
-
-
-def resolve_asked(plan: ParallelPlan, model: Bounds | None, lacks_file: bool) -> tuple[ResolvedPlan, list[Remark]]:
-    """Does the same for a person's plan."""
-    plan.check_weights()
-    if model:
-        return model.resolve(plan), []
-    return fit_to_machine(plan), [remark("unchecked_file" if lacks_file else "unchecked")]
-
-
-def explain_group(number: int) -> list[Remark]:
-    """Says that a worker group is new beside one that runs."""
-    return [remark("second_group", group=number)] if is_second_group(number) else []
-
-
-def explain_losses(plan: ParallelPlan) -> list[Remark]:
-    """Says what of a plan changes the image."""
-    return [remark(f"lossy_{name}", name=getattr(plan, name)) for name in plan.lossy_fields]
 
 
 def list_branches(samplers: list[Sampler]) -> tuple[str, ...]:
@@ -244,18 +201,25 @@ def list_branches(samplers: list[Sampler]) -> tuple[str, ...]:
     return orders.pop() if len(orders) == 1 and all(one.cfg != 1 for one in samplers) else ()
 
 
-def describe_ranks(plan: ParallelPlan, model: Bounds | None, branches: tuple[str, ...]) -> list[dict[str, Any]]:
+def describe_ranks(plan: ParallelPlan, sampled: Sampled | None, branches: tuple[str, ...]) -> list[dict[str, Any]]:
     """Describes in JSON what each rank holds. The list is empty if there are too many ranks to look at. branches: see
     `list_branches`."""
     if plan.world_size > MAX_RANKS:
         return []
-    parts = rank_parts(plan, model.heads if model else None, (model.memory.sizes.blocks or None) if model else None)
+    heads, blocks = read_layout(sampled.file) if sampled else (None, None)
+    parts = rank_parts(plan, heads, blocks)
     if (plan.dp, plan.cfg) != (1, 2):
         branches = ()
     pairs = itertools.zip_longest(parts, list_plan_cards(plan)[: len(parts)])
     return [
         rank_json(part, card) | {"branch": branches[part.places["cfg"]] if branches else None} for part, card in pairs
     ]
+
+
+def read_layout(file: HostFile) -> tuple[int | None, Sequence[int] | None]:
+    """Returns the heads of a model's attention, and the bytes of each of its blocks; None if unknown."""
+    spec = spec_of(type(file.module))
+    return sizes_of(file.module, spec).heads if spec and spec.attends else None, file.sizes.blocks or None
 
 
 def rank_json(part: RankPart, card: Card | None) -> dict[str, Any]:
@@ -278,7 +242,7 @@ def rank_json(part: RankPart, card: Card | None) -> dict[str, Any]:
     }
 
 
-def find_model(question: Question) -> tuple[Bounds | None, list[dict[str, str]], list[str]]:
+def find_model(question: Question) -> tuple[HostFile | None, list[dict[str, str]], list[str]]:
     """Returns the model that a question is about, the file that is missing, and why a file cannot be read."""
     path = find_loaded(question.files)
     if path is None:
@@ -289,7 +253,7 @@ def find_model(question: Question) -> tuple[Bounds | None, list[dict[str, str]],
                 f"{path.name} is a pickle checkpoint, which is not read before the run.",
                 "Its plan is known after the first run.",
             )
-        return read_bounds(path, stamp_files(path), question.weight_dtype), [], []
+        return read_headers(path, stamp_files(path), question.weight_dtype), [], []
     except (RequestError, OSError) as error:
         return None, [], [str(error)]
 
@@ -302,12 +266,7 @@ def stamp_files(path: Path) -> tuple[tuple[str, int, int], ...]:
 
 
 @functools.lru_cache(maxsize=32)
-def read_bounds(path: Path, _stamp: tuple, dtype: str) -> Bounds:
-    """Returns the bounds of the model at this path, with weights of that dtype (by default ComfyUI's choice). Raises
-    RequestError. _stamp: of the files. Their headers are read again when it changes."""
-    file = describe_host_file(path, *WEIGHT_DTYPES.get(dtype, (None, False)))
-    spec = spec_of(type(file.module))
-    heads = sizes_of(file.module, spec).heads if spec and spec.attends else None
-    in_fp8 = sizes_in_fp8(file.module)
-    smaller = (("would_fp8", in_fp8),) if in_fp8 else ()
-    return Bounds(heads, ModelMemory(file.sizes, file.model, smaller), file.costs())
+def read_headers(path: Path, _stamp: tuple, dtype: str) -> HostFile:
+    """Returns the model at this path, with weights of that dtype (by default ComfyUI's choice). Raises RequestError.
+    _stamp: of the files. Their headers are read again when it changes."""
+    return describe_host_file(path, *WEIGHT_DTYPES.get(dtype, (None, False)))

@@ -6,11 +6,23 @@ from typing import Any, NamedTuple
 
 from ..parallel_plan import AUTO, MANUAL
 from ..workers.group import GROUPS
-from .memory_estimate import Picture
 
 MAX_ITEMS = 64
 MAX_SIZE = 1 << 20  # of a picture, in pixels or frames
 PARALLEL_SAMPLER = "ParallelDiT_Sampler"
+
+
+class Picture(NamedTuple):
+    """What is sampled, in the fields of an empty latent's node: pixels, frames and count."""
+
+    width: int
+    height: int
+    length: int = 1
+    batch_size: int = 1
+
+    def shrink(self, factor: int) -> Picture:
+        """Returns a single picture with sides divided by the factor."""
+        return self._replace(width=self.width // factor, height=self.height // factor, batch_size=1)
 
 
 class Sampler(NamedTuple):
@@ -35,6 +47,26 @@ class Question(NamedTuple):
     files: dict[str, str]
     weight_dtype: str
     samplers: list[Sampler]
+
+    @property
+    def pictures(self) -> list[Picture]:
+        """What is sampled, as far as known."""
+        return [each.picture for each in self.samplers if each.picture]
+
+    @property
+    def guided(self) -> bool | None:
+        """Whether both cond and uncond are computed; None if samplers differ or do not say."""
+        found = {None if each.cfg is None else each.cfg != 1 for each in self.samplers}
+        return found.pop() if len(found) == 1 else None
+
+    @property
+    def may_guide(self) -> bool:
+        return self.guided is not False
+
+    @property
+    def loops(self) -> bool:
+        """Whether the ranks run every sampler's loop."""
+        return bool(self.samplers) and not any(each.is_stock for each in self.samplers)
 
 
 def read_question(asked: dict[str, Any]) -> Question:

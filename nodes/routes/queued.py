@@ -11,7 +11,7 @@ from typing import Any
 
 from server import PromptServer
 
-from ...parallel_backend.costs.auto import Work
+from ...parallel_backend.costs.forward import Work
 from ...parallel_backend.device import CPU
 from ...parallel_backend.errors import Explained
 from ...worker.host.client import WorkerGroup

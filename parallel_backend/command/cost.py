@@ -5,7 +5,7 @@ The pipeline itself runs, for one step. A stand-in counts what its transformer w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,11 @@ from typing import Any
 import torch
 
 from ..compat import tree_map_only
-from ..costs.forward import META, ForwardCost, count_forward
+from ..costs.forward import META, ForwardCost, Work, count_forward
 from ..costs.machine import Machine
 from ..costs.roofline import Prediction, predict
 from ..errors import RequestError
-from ..models import known_spec
-from ..models.checks import check_module, modules_at, sizes_of
+from ..models.checks import check_module
 from ..plan import ParallelPlan
 from ..weights.folder import transformer_source
 from ..weights.loading import build_transformer
@@ -52,32 +51,11 @@ class CountedTransformer(torch.nn.Module):
         latents = args[0] if args else next(iter(kwargs.values()))
         self.rows.append(len(latents))
         args, kwargs = (tree_map_only(torch.Tensor, lambda tensor: tensor.to(META), given) for given in (args, kwargs))
-        output: list[Any] = []
-
-        def run() -> Any:
-            output.append(self.model(*args, **kwargs))
-            return output[0]
-
+        run = functools.partial(self.model, *args, **kwargs)
         if self.cost is None:
-            self.cost = self.count(run, len(latents))
-        else:
-            with torch.no_grad():
-                run()
-        return tree_map_only(torch.Tensor, lambda made: torch.zeros_like(made, device=self.device), output[0])
-
-    def count(self, run: Callable[[], Any], rows: int) -> ForwardCost:
-        """Returns the cost of a forward. run: calls the model with so many rows."""
-        spec = known_spec(type(self.model).__name__)
-        heads, _, kv_heads = sizes_of(self.model, spec)
-        blocks = [block for each in spec.blocks for block in modules_at(self.model, each.path)]
-        return count_forward(
-            self.model,
-            blocks,
-            run,
-            rows=rows,
-            heads=heads,
-            kv_heads=kv_heads,
-        )
+            self.cost = count_forward(self.model, run, len(latents))
+        with torch.no_grad():
+            return tree_map_only(torch.Tensor, lambda made: torch.zeros_like(made, device=self.device), run())
 
 
 def predict_plans(
@@ -104,6 +82,5 @@ def predict_plans(
         raise RequestError(
             f"The cost of {source.model_class} cannot be counted: {error}", "Leave out --dry-run, and time it."
         ) from error
-    assert counted.cost
-    rows, calls = sum(counted.rows), len(counted.rows)
-    return [predict(counted.cost, rows, plan, machine, sizes, calls) for plan in plans]
+    work = Work(sum(counted.rows), forward=counted.cost, calls=len(counted.rows))
+    return [predict(work, plan, machine, sizes) for plan in plans]

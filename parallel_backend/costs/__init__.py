@@ -1,7 +1,7 @@
 """Predicts what a plan costs before it runs.
 
 `forward` counts what a forward computes, and `memory` the memory that it needs. `machine` has the speed of devices and
-links. `predict` combines them to the time of a plan's step. `choose` finds the fastest plan that fits.
+links. `roofline` combines them to the time of a plan's step. `choose` finds the fastest plan that fits.
 
 Processes without torch.distributed import this, too.
 """

@@ -5,9 +5,7 @@ Processes without torch.distributed import this, too.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -18,7 +16,7 @@ from ..models.checks import changes_of, check_module, sizes_of
 from ..models.spec import ModelSpec, spec_of
 from ..plan import ParallelPlan
 from .choose import Check, list_plans
-from .forward import ForwardCost
+from .forward import Work
 
 IDLE_REQUESTS = 2
 
@@ -29,36 +27,6 @@ class HasPlan(Protocol):
 
 
 Choice = TypeVar("Choice", bound=HasPlan)
-
-
-@dataclass(frozen=True)
-class Work:
-    """What a model has to compute at a time: `parts` of one size that can be computed independently.
-
-    has_branches: whether some parts are cond and others uncond.
-    tokens, rows: whether the nodes' functions allow sharing the tokens, or the rows of a call.
-    parallel_calls: if they do not allow the latter, how many calls may run at the same time.
-    forward: the cost of one part, if known.
-    calls: in how many calls the parts come. loops: whether the ranks run the whole loop. is_plain: whether no function
-    of a node runs inside of the model.
-    """
-
-    parts: int = 1
-    has_branches: bool = False
-    tokens: bool = True
-    rows: bool = True
-    parallel_calls: int = 1
-    forward: ForwardCost | None = None
-    calls: int = 1
-    loops: bool = False
-    is_plain: bool = True
-
-    @classmethod
-    def of(cls, rows: Sequence[int], branches: Sequence[Sequence[int]]) -> Work:
-        """rows: the number of rows in each call. branches: the branch of each row of a call, in order; 0 is cond."""
-        known = {branch for each in branches for branch in each}
-        apart = len(branches) == 1 or all(len(set(each)) == 1 for each in branches)
-        return cls(len(rows) * math.gcd(*rows), has_branches=apart and len(known) > 1, calls=len(rows))
 
 
 def shareable(model: torch.nn.Module) -> ModelSpec | None:

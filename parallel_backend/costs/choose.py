@@ -10,30 +10,24 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import NamedTuple
 
 from ..axes import BATCH_AXES
 from ..errors import PlanError
-from ..plan import AUTO, ParallelPlan
+from ..plan import ParallelPlan
 from ..weights.fitting import WeightRoom, fit_weights
 from ..weights.sizes import WeightSizes
-from .forward import ForwardCost
+from .forward import Work
 from .machine import Machine
 from .roofline import Prediction, compare_speeds, count_working_bytes, predict
 
+# Returns the memory for weights under a plan, beside a forward of so many bytes; None if it is unknown.
+Room = Callable[[ParallelPlan, float], WeightRoom | None]
+Tried = tuple[int, int]  # which of how many plans is tried
 Check = Callable[[ParallelPlan], object]  # raises PlanError if something does not allow the plan
 PATCHES = (1, 2, 4)  # how many patches for each stage are tried
 PIECE_COUNTS = (2, 3)  # of a forward that `auto` tries, beside a whole forward
 TRIED, NEAR = 3, 4 / 3  # how many plans are tried at most, if predicted within a third of the fastest that has run
 UNEVEN = Fraction(5, 4)  # the largest share of heads of one rank, relative to an even share, before a ring is better
-
-
-class Weights(NamedTuple):
-    """A model's weights, and the memory for them. room: returns the memory for weights under a plan, beside a forward
-    of this many bytes. Returns None if it is unknown; then all plans fit."""
-
-    sizes: WeightSizes
-    room: Callable[[ParallelPlan, float], WeightRoom | None]
 
 
 def allows(check: Check, plan: ParallelPlan) -> bool:
@@ -92,28 +86,16 @@ def list_patches(plan: ParallelPlan) -> list[ParallelPlan]:
 
 
 def rank_plans(
-    plans: Iterable[ParallelPlan],
-    forward: ForwardCost,
-    rows: int,
-    machine: Machine,
-    *,
-    weights: Weights | None = None,
-    calls: int = 1,
-    loops: bool = False,
+    plans: Iterable[ParallelPlan], work: Work, machine: Machine, sizes: WeightSizes, room: Room
 ) -> list[Prediction]:
-    """Returns the predictions of these plans: first those that fit, the fastest first, then those that lack the least
-    memory. Equal ones keep their order. If ranks differ in speed, each plan is also tried with shares in proportion.
-
-    forward: the cost of one row, see `count_forward`.
-    rows: see `list_plans`.
-    machine: see `Machine`. A benchmark makes one from its own measurements.
-    calls, loops: see `predict`.
-    """
+    """Returns the predictions of these plans for work whose cost is known: first those that fit, the fastest first,
+    then those that lack the least memory. Equal ones keep their order. If ranks differ in speed, each plan is also
+    tried with shares in proportion."""
     found = []
     for plan in plans:
-        speeds = compare_speeds(forward, machine.first(plan.world_size))
+        speeds = compare_speeds(work.cost, machine.first(plan.world_size))
         for each in dict.fromkeys((plan, replace(plan, speeds=speeds))):
-            found.append(predict_fitted(forward, rows, each, machine, weights, calls, loops))
+            found.append(predict_fitted(work, each, machine, sizes, room))
     return sorted(found, key=lambda each: (0.0 if each.fits else each.bytes, each.seconds))
 
 
@@ -121,54 +103,29 @@ def list_divisors(number: int) -> list[int]:
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
-def predict_fitted(
-    forward: ForwardCost,
-    rows: int,
-    plan: ParallelPlan,
-    machine: Machine,
-    weights: Weights | None,
-    calls: int = 1,
-    loops: bool = False,
-) -> Prediction:
-    """Predicts a plan with its weights as the ranks would decide them. calls, loops: see `predict`."""
-    if weights is None:
-        return predict(forward, rows, plan, machine, None, calls, loops)
-    sizes = weights.sizes
-    room = weights.room(plan, count_working_bytes(forward, rows, plan, sizes))
-    if room is None:
-        return predict(forward, rows, plan, machine, sizes, calls, loops)
-    decided = fit_weights(plan, sizes, room, machine.links)
-    predicted = predict(forward, rows, decided, machine, sizes, calls, loops)
-    fits = room.holds(decided, sizes)
-    return replace(predicted, plan=plan if plan.weights == AUTO else decided, fits=fits)
+def predict_fitted(work: Work, plan: ParallelPlan, machine: Machine, sizes: WeightSizes, room: Room) -> Prediction:
+    """Predicts a plan with its weights as the ranks would decide them. It fits if the room is unknown."""
+    found = room(plan, count_working_bytes(work, plan, sizes))
+    if found is None:
+        return predict(work, plan, machine, sizes)
+    decided = fit_weights(plan, sizes, found, machine.links)
+    return replace(predict(work, decided, machine, sizes), plan=plan, fits=found.holds(decided, sizes))
 
 
-class Choice(NamedTuple):
-    """The plan to run. tried: which of how many plans this is, while plans are tried; else None. has_run: whether it is
-    the fastest that has run."""
-
-    prediction: Prediction
-    tried: tuple[int, int] | None = None
-    has_run: bool = False
-
-    @property
-    def plan(self) -> ParallelPlan:
-        return self.prediction.plan
-
-
-def choose_prediction(found: Sequence[Prediction], measured: Mapping[str, float]) -> Choice:
-    """Chooses the plan to run. Each of the first samplings tries the next plan in order, as long as it is predicted to
-    take at most a third longer than the fastest so far took, or was predicted to take. Then the fastest stays.
+def choose_prediction(found: Sequence[Prediction], measured: Mapping[str, float]) -> tuple[Prediction, Tried | None]:
+    """Chooses the plan to run; also says which plan is tried, if one is. Each of the first samplings tries the next
+    plan in order, as long as it is predicted to take at most a third longer than the fastest so far took, or was
+    predicted to take. Then the fastest stays.
 
     found: the predictions, in order. measured: the seconds of each plan that has run, by its words.
     """
     ran = [each for each in found if each.words in measured]
     if not ran:
-        return Choice(found[0])
+        return found[0], None
     fastest = min(ran, key=lambda each: measured[each.words])
     near = NEAR * max(measured[fastest.words], fastest.seconds)
     others = [each for each in found if each.fits and each not in ran and each.seconds < near]
-    tried = len({each.words for each in ran})
-    if others and tried < TRIED:
-        return Choice(others[0], (tried + 1, min(TRIED, tried + len(others))))
-    return Choice(fastest, has_run=True)
+    count = len({each.words for each in ran})
+    if others and count < TRIED:
+        return others[0], (count + 1, min(TRIED, count + len(others)))
+    return fastest, None

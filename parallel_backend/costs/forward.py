@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import flop_registry, sdpa_flop
 
-from ..compat import DispatchMode, packet_of
+from ..compat import DispatchMode, packet_of, tree_leaves
+from ..models.checks import modules_at, sizes_of
+from ..models.spec import BlockList, spec_of
 from .memory import device_bytes
 
 META = torch.device("meta")
@@ -38,9 +41,6 @@ class Cost(NamedTuple):
     operations: float = 0.0
 
 
-PLACES = {name: place for place, name in enumerate(Cost._fields)}  # of `Cost`
-
-
 class BandCost(NamedTuple):
     """What ranks exchange in a forward of one row of a batch if they share its picture in bands of rows, besides
     attention.
@@ -56,6 +56,14 @@ class BandCost(NamedTuple):
     group_norms: float = 0.0
 
 
+Amounts = TypeVar("Amounts", Cost, BandCost)
+
+
+def add_up(*costs: Amounts) -> Amounts:
+    """Adds costs of one kind."""
+    return type(costs[0])(*map(sum, zip(*costs, strict=True)))
+
+
 @dataclass(frozen=True)
 class ForwardCost:
     """The cost of a forward of one row of a batch, on one rank by itself.
@@ -66,13 +74,12 @@ class ForwardCost:
     peak: bytes beside the weights on one device, see `memory`.
     prediction: bytes of the result.
     heads: attention heads.
-    weights: bytes of all parameters.
     kv: key heads per query head; below one in models with grouped queries.
-    itemsize: bytes of a number of the tokens.
-    gathers: how often all tokens between two blocks are gathered for nodes' code.
-    size: of the latents, without the batch; () if not known.
     bands: of a class whose ranks share a picture in bands of rows. Its blocks are all of the model; `count` and
     `activation` are of those with attention.
+    itemsize: bytes of a number of the tokens.
+    size: of the latents, without the batch; () if not known.
+    gathers: how often all tokens between two blocks are gathered for nodes' code.
     """
 
     blocks: Cost
@@ -82,7 +89,6 @@ class ForwardCost:
     peak: float
     prediction: float
     heads: int
-    weights: float
     kv: float = 1.0
     bands: BandCost | None = None
     itemsize: float = 2.0
@@ -93,13 +99,45 @@ class ForwardCost:
     def flops(self) -> float:
         return sum(each.linear + each.attention for each in (self.blocks, self.rest))
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+
+@dataclass(frozen=True)
+class Work:
+    """What a model has to compute at a time: `parts` of one size that can be computed independently.
+
+    has_branches: whether some parts are cond and others uncond.
+    tokens, rows: whether the nodes' functions allow sharing the tokens, or the rows of a call.
+    parallel_calls: if they do not allow the latter, how many calls may run at the same time.
+    forward: the cost of one part, if known.
+    calls: in how many calls the parts come. loops: whether the ranks run the whole loop. is_plain: whether no function
+    of a node runs inside of the model.
+    """
+
+    parts: int = 1
+    has_branches: bool = False
+    tokens: bool = True
+    rows: bool = True
+    parallel_calls: int = 1
+    forward: ForwardCost | None = None
+    calls: int = 1
+    loops: bool = False
+    is_plain: bool = True
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> ForwardCost:
-        costs = {name: Cost(*values[name]) for name in ("blocks", "rest")}
-        return cls(**{**values, **costs, "bands": values["bands"] and BandCost(*values["bands"])})
+    def of(cls, rows: Sequence[int], branches: Sequence[Sequence[int]]) -> Work:
+        """rows: the number of rows in each call. branches: the branch of each row of a call, in order; 0 is cond."""
+        known = {branch for each in branches for branch in each}
+        apart = len(branches) == 1 or all(len(set(each)) == 1 for each in branches)
+        return cls(len(rows) * math.gcd(*rows), has_branches=apart and len(known) > 1, calls=len(rows))
+
+    @property
+    def cost(self) -> ForwardCost:
+        """The cost of one part, which must be known."""
+        assert self.forward
+        return self.forward
+
+    def count_calls(self, own_rows: float) -> int:
+        """Returns how many of the calls a batch group with so many of all parts computes."""
+        return max(1, round(self.calls * own_rows / self.parts))
 
 
 class AttentionCounter(TorchFunctionMode):
@@ -116,14 +154,9 @@ class AttentionCounter(TorchFunctionMode):
             return args[0].shape == args[1].shape
         if func in WITH_EXCHANGE:
             self.tally.add_exchange(func, *args, **(kwargs or {}))
-        if func is not torch.nn.functional.scaled_dot_product_attention:
-            return func(*args, **(kwargs or {}))
-        named = dict(zip(("query", "key", "value"), args, strict=False)) | (kwargs or {})
-        query, key, value = (named[name] for name in ("query", "key", "value"))
-        whole = (*query.shape[:-2], *key.shape[-2:])  # grouped queries: expand keys to the query heads
-        flops = sdpa_flop(query.shape, whole, (*whole[:-1], value.shape[-1]))
-        self.tally.add(attention=flops)
-        return query.new_empty((*query.shape[:-1], value.shape[-1]))
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            return self.tally.attend(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
 
 class Tally(DispatchMode):
@@ -131,78 +164,74 @@ class Tally(DispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks, self.rest = ([0.0] * len(Cost._fields) for _ in range(2))
+        self.blocks, self.rest, self.bands = Cost(), Cost(), BandCost()
         self.inside = self.count = 0
         self.streams = self.numbers = 0.0  # bytes and numbers after each block
-        self.known: dict[Any, tuple[list[float], Any]] = {}
-        self.bands = BandCost()
+        self.known: dict[Any, tuple[Cost, Any]] = {}
 
     def add(self, **amounts: float) -> None:
         """Adds one operation. amounts: by name of `Cost`."""
-        own = self.blocks if self.inside else self.rest
-        own[PLACES["operations"]] += 1
-        for name, value in amounts.items():
-            own[PLACES[name]] += value
+        operation = Cost(**amounts, operations=1)
+        if self.inside:
+            self.blocks = add_up(self.blocks, operation)
+        else:
+            self.rest = add_up(self.rest, operation)
 
-    def add_exchange(self, func: Any, given: torch.Tensor, other: Any, *args: Any, **kwargs: Any) -> None:
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        """Adds attention, and returns its result."""
+        whole = (*query.shape[:-2], *key.shape[-2:])  # grouped queries: expand keys to the query heads
+        self.add(attention=sdpa_flop(query.shape, whole, (*whole[:-1], value.shape[-1])))
+        return query.new_empty((*query.shape[:-1], value.shape[-1]))
+
+    def add_exchange(self, func: Any, given: torch.Tensor, other: Any, *_: Any, **__: Any) -> None:
         """Adds what a convolution or group norm of a picture, or of frames (B, C, T, H, W), would exchange in
         bands of rows. other: the convolution's weight, or the number of groups."""
-        borders, convolutions, norms, group_norms = self.bands
+        found = BandCost()
         if func is torch.nn.functional.group_norm:
-            numbers = NUMBERS_OF_A_GROUP * other * len(given) * torch.float32.itemsize
-            self.bands = BandCost(borders, convolutions, norms + numbers, group_norms + 1)
+            numbers = NUMBERS_OF_A_GROUP * other * len(given)
+            found = BandCost(norms=numbers * torch.float32.itemsize, group_norms=1)
         elif edge := (other.shape[-2] - 1) // 2:
-            rows = 2 * edge * given.nbytes / given.shape[-2]
-            self.bands = BandCost(borders + rows, convolutions + 1, norms, group_norms)
+            found = BandCost(borders=2 * edge * given.nbytes / given.shape[-2], convolutions=1)
+        self.bands = add_up(self.bands, found)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if packet_of(func) not in flop_registry:
+        packet, kwargs = packet_of(func), kwargs or {}
+        if packet not in flop_registry:
             with self:  # in inference mode, composite operations such as linear arrive whole
-                parts = func.decompose(*args, **(kwargs or {}))
+                parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
-        result = func(*args, **(kwargs or {}))
-        results = [
-            each for each in (result if isinstance(result, (tuple, list)) else (result,)) if torch.is_tensor(each)
-        ]
-        if (packet := packet_of(func)) in flop_registry:
-            flops = flop_registry[packet](*args, **(kwargs or {}), out_val=result)
+        result = func(*args, **kwargs)
+        if packet in flop_registry:
             batched = packet in (torch.ops.aten.bmm, torch.ops.aten.baddbmm)  # attention written out as products
+            flops = flop_registry[packet](*args, **kwargs, out_val=result)
             self.add(**{"attention" if batched else "linear": flops})
-        elif results and not func.is_view:
-            self.add(moved=sum(each.nbytes for each in (*tensors_in(args), *results)))
+        elif (made := list_tensors(result)) and not func.is_view:
+            self.add(moved=sum(each.nbytes for each in (*list_tensors(args), *made)))
         return result
 
     def run_block(self, forward: Callable[..., Any], kind: Any, returned: int | None, *args: Any, **kwargs: Any) -> Any:
         """Runs a block's forward. Of blocks with the same structure and input shapes, only one runs. The others count
-        the same and return the same. returned: see `count_forward`; None if all."""
-        key = (kind, *((*each.shape, each.dtype) for each in tensors_in([args, list(kwargs.values())])))
-        known = self.known.get(key)
+        the same and return the same. returned: see `count_returned`."""
+        key = (kind, *((*each.shape, each.dtype) for each in list_tensors((args, [*kwargs.values()]))))
         self.count += not self.inside
-        if known is None:
-            before = list(self.blocks)
+        if key not in self.known:
+            before, self.blocks = self.blocks, Cost()
             self.inside += 1
-            try:
-                result = forward(*args, **kwargs)
-            finally:
-                self.inside -= 1
-            taken = [now - then for now, then in zip(self.blocks, before, strict=True)]
-            known = self.known[key] = (taken, result)
-        else:
-            self.blocks = [own + more for own, more in zip(self.blocks, known[0], strict=True)]
+            result = forward(*args, **kwargs)
+            self.inside -= 1
+            self.known[key], self.blocks = (self.blocks, result), before
+        taken, result = self.known[key]
+        self.blocks = add_up(self.blocks, taken)
         if not self.inside:
-            streams = [*tensors_in(known[1] if returned is None else known[1][:returned])]
+            streams = list_tensors(result if returned is None else result[:returned])
             self.streams += sum(each.nbytes for each in streams)
             self.numbers += sum(each.numel() for each in streams)
-        return known[1]
+        return result
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for each in value:
-            yield from tensors_in(each)
+def list_tensors(value: Any) -> list[torch.Tensor]:
+    return [each for each in tree_leaves(value) if isinstance(each, torch.Tensor)]
 
 
 def plain_linear(layer: torch.nn.Linear, given: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
@@ -216,73 +245,63 @@ def plain_linear(layer: torch.nn.Linear, given: torch.Tensor, *_: Any, **__: Any
 
 
 @contextlib.contextmanager
-def count_operations(
-    model: torch.nn.Module, blocks: Sequence[torch.nn.Module], returned: Mapping[torch.nn.Module, int]
-) -> Iterator[Tally]:
-    """Counts what runs of the model while entered. These blocks are counted separately. returned: see
-    `count_forward`."""
+def count_operations(model: torch.nn.Module, blocks: Mapping[torch.nn.Module, int | None]) -> Iterator[Tally]:
+    """Counts what runs of the model while entered. These blocks are counted separately; the values: see
+    `count_returned`."""
     tally = Tally()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_counting)
         for layer in model.modules():
             if isinstance(layer, torch.nn.Linear):
-                stack.enter_context(replace_attribute(layer, "forward", functools.partial(plain_linear, layer)))
-        for block in blocks:
+                replace_forward(layer, functools.partial(plain_linear, layer), stack)
+        for block, returned in blocks.items():
             kind = (type(block), *((name, each.shape) for name, each in block.named_parameters()))
-            run = functools.partial(tally.run_block, block.forward, kind, returned.get(block))
-            stack.enter_context(replace_attribute(block, "forward", run))
+            replace_forward(block, functools.partial(tally.run_block, block.forward, kind, returned), stack)
         for mode in (torch.no_grad(), META, AttentionCounter(tally), tally):
             stack.enter_context(mode)
         yield tally
 
 
-@contextlib.contextmanager
-def replace_attribute(owner: torch.nn.Module, name: str, value: Any) -> Iterator[None]:
-    """Replaces an attribute of the object itself while entered."""
-    own = vars(owner)
-    before = own.get(name)
-    own[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            own.pop(name, None)
-        else:
-            own[name] = before
+def replace_forward(module: torch.nn.Module, forward: Callable[..., Any], stack: contextlib.ExitStack) -> None:
+    """Replaces a module's forward until the stack closes."""
+    own = vars(module)
+    if "forward" in own:
+        stack.callback(own.update, forward=own["forward"])
+    else:
+        stack.callback(own.pop, "forward")
+    own["forward"] = forward
+
+
+def count_returned(blocks: BlockList) -> int | None:
+    """Returns how many of the values that a block returns have tokens, if others follow; else None, for all."""
+    returns = blocks.returns
+    return (returns.index(None) or None) if isinstance(returns, tuple) and None in returns else None
 
 
 def count_forward(
-    model: torch.nn.Module,
-    blocks: Sequence[torch.nn.Module],
-    run: Callable[[], Any],
-    *,
-    rows: int,
-    heads: int,
-    kv_heads: int | None = None,
-    returned: Mapping[torch.nn.Module, int] | None = None,
-    peak: float | None = None,
-    in_bands: bool = False,
-    size: tuple[int, ...] = (),
+    model: torch.nn.Module, run: Callable[[], Any], rows: int, *, peak: float | None = None, size: tuple[int, ...] = ()
 ) -> ForwardCost:
     """Returns the cost of a forward, per row.
 
     model: on the meta device. It may be elsewhere if `run` gives it tensors of that device without memory.
     run: calls the model with tensors on the meta device, with `rows` rows in all, and returns its result.
-    returned: of blocks that also return other values: how many of the first ones have tokens.
     peak: bytes beside the weights for one row, if the model states them.
-    in_bands: whether ranks share its picture in bands of rows. Then the blocks are those with attention.
     size: of one row's latents, if known.
     Raises whatever the model's code raises when it looks at values.
     """
-    with count_operations(model, blocks, returned or {}) as tally:
+    spec = spec_of(type(model))
+    bands = spec.bands if spec and not spec.unshared else None
+    lists = spec.blocks if spec and not bands else ()
+    blocks = {block: count_returned(each) for each in lists for block in modules_at(model, each.path)}
+    heads, _, kv_heads = sizes_of(model, spec) if spec and spec.attends else (1, 0, None)
+    with count_operations(model, dict.fromkeys(bands.attending_blocks(model)) if bands else blocks) as tally:
         result = run()
-    result_bytes = sum(each.nbytes for each in tensors_in(getattr(result, "sample", result)))
-    weights = sum(each.numel() * each.itemsize for each in model.parameters())
+    result_bytes = sum(each.nbytes for each in list_tensors(getattr(result, "sample", result)))
     blocks_cost, rest = (
-        Cost(*(amount / rows for amount in own[:-1]), operations=own[-1]) for own in (tally.blocks, tally.rest)
+        Cost(*(amount / rows for amount in own[:-1]), operations=own.operations) for own in (tally.blocks, tally.rest)
     )
-    if in_bands:
-        blocks_cost, rest = Cost(*map(sum, zip(blocks_cost, rest, strict=True))), Cost()
+    if bands:
+        blocks_cost, rest = add_up(blocks_cost, rest), Cost()
     exchanged = tally.bands._replace(borders=tally.bands.borders / rows, norms=tally.bands.norms / rows)
     count = max(1, tally.count)
     activation = tally.streams / count / rows
@@ -294,9 +313,8 @@ def count_forward(
         peak=device_bytes(activation) if peak is None else peak,
         prediction=result_bytes / rows,
         heads=heads,
-        weights=weights,
         kv=(kv_heads or heads) / heads,
-        bands=exchanged if in_bands else None,
+        bands=exchanged if bands else None,
         itemsize=tally.streams / max(1.0, tally.numbers) or ForwardCost.itemsize,
         size=size,
     )

@@ -62,16 +62,15 @@ class Machine:
     @property
     def links(self) -> Links:
         """The links for weights that are fetched."""
-        return Links(self.all_gather.rate, self.host, self.is_measured)
+        return Links(self.all_gather.rate, self.host)
 
     def first(self, ranks: int) -> Machine:
         """Returns the first ranks alone. Missing ranks are copies of the last."""
-        known = [*self.speeds[:ranks], *self.speeds[-1:] * max(0, ranks - len(self.speeds))]
-        return replace(self, speeds=tuple(known))
+        return replace(self, speeds=(*self.speeds, *self.speeds[-1:] * ranks)[:ranks])
 
     @classmethod
     def of(cls, measured: dict[str, Any]) -> Machine:
-        """Reads what `to_json` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+        """Reads what `rates.measure_ranks` returned. Raises KeyError, TypeError or ValueError for anything else."""
         links = (Link(*map(parse_positive, measured[name])) for name in LINKS)
         speeds = tuple(
             Speed(str(each["name"]), **{name: parse_positive(each[name]) for name in SPEEDS})
@@ -81,14 +80,6 @@ class Machine:
         if not speeds or not 0 <= hides <= 1:
             raise ValueError("no rank was measured" if not speeds else f"hides={hides} is no share")
         return cls(speeds, *links, host=parse_positive(measured["host"]), hides=hides)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "speeds": [vars(speed) for speed in self.speeds],
-            **{name: list(getattr(self, name)) for name in LINKS},
-            "host": self.host,
-            "hides": self.hides,
-        }
 
 
 LINKS = ("all_to_all", "all_gather", "send")

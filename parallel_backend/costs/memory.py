@@ -8,12 +8,13 @@ the host's own estimate for others. The plan gives the share of the rank with th
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
 from ..axes import TOKEN_AXES
 from ..groups.mesh_layout import largest_rows, largest_share
-from ..models.checks import sizes_of
+from ..models.checks import count_tokens, sizes_of
 from ..models.spec import spec_of
 from ..plan import ParallelPlan
 from ..weights.sizes import WeightSizes
@@ -67,3 +68,18 @@ def stale_bytes(
     width = heads * head_dim * dtype.itemsize
     blocks = max(map(len, sizes.by_stage(plan)))
     return math.ceil(kept_factor(plan, (kv_heads or heads) / heads) * tokens * width * blocks / plan.token_ways)
+
+
+def call_bytes(
+    whole: float,
+    latents: Sequence[int],
+    model: torch.nn.Module,
+    plan: ParallelPlan,
+    sizes: WeightSizes,
+    dtype: torch.dtype,
+) -> float:
+    """Returns what the rank with the most needs beside the weights for a call with latents of this shape (B, C, …), and
+    for what it keeps for later steps. whole: what one device would need for the call. model, sizes, dtype: see
+    `stale_bytes`."""
+    tokens = count_tokens(model, [largest_rows(plan, latents[0]), *latents[1:]])
+    return rank_bytes(whole, latents[0], plan) + stale_bytes(model, plan, sizes, dtype, tokens)

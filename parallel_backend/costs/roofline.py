@@ -20,12 +20,11 @@ from ..groups.mesh_layout import (
     own_heads,
     places_of_ranks,
     shard_sizes,
-    split_sizes,
     stages_of,
 )
 from ..plan import EXCHANGE_BLOCK, EXCHANGE_PARTS, HOST, SHARED, ParallelPlan
 from ..weights.sizes import WeightSizes
-from .forward import Cost, ForwardCost
+from .forward import Cost, ForwardCost, Work
 from .machine import Machine, Speed
 from .memory import kept_factor, rank_bytes
 
@@ -41,7 +40,7 @@ class Prediction:
     """What a step of a plan takes: `computing` and `waiting`, in seconds. bytes: what the rank with the most needs of
     its device, for kept weights and a forward. fits: whether the device has that much, as far as known. loops: whether
     the steps follow one another in the ranks, which matters to PipeFusion only. is_alone: whether one device computes
-    everything."""
+    everything. has_run: whether the plan has run here, and took that long."""
 
     plan: ParallelPlan
     computing: float
@@ -50,6 +49,7 @@ class Prediction:
     fits: bool = True
     loops: bool = False
     is_alone: bool = False
+    has_run: bool = False
 
     @property
     def seconds(self) -> float:
@@ -62,6 +62,11 @@ class Prediction:
         plan = replace(self.plan, dp=1, cfg=1, speeds=()) if self.is_alone else self.plan
         return f"{plan} in a loop" if self.loops and plan.pipefusion * plan.patch_count > 1 else str(plan)
 
+    def replace_seconds(self, seconds: float) -> Prediction:
+        """Returns the prediction of a plan that has run with what a step took."""
+        factor = seconds / self.seconds
+        return replace(self, computing=self.computing * factor, waiting=self.waiting * factor, has_run=True)
+
 
 class RankShare(NamedTuple):
     """A rank's share of a step: rows of the batch, and shares of their tokens and of their attention."""
@@ -71,64 +76,45 @@ class RankShare(NamedTuple):
     attention: float
 
 
-def predict(
-    forward: ForwardCost,
-    rows: int,
-    plan: ParallelPlan,
-    machine: Machine,
-    sizes: WeightSizes | None = None,
-    calls: int = 1,
-    loops: bool = False,
-) -> Prediction:
-    """Estimates a step in which the model sees `rows` rows at once.
-
-    sizes: of the weights, if known. weights=auto counts as whole. calls: in how many forwards of equal size the rows
-    come. loops: see `Prediction`."""
-    shares = share_work(forward, rows, plan)
+def predict(work: Work, plan: ParallelPlan, machine: Machine, sizes: WeightSizes) -> Prediction:
+    """Estimates a step of work whose cost is known. sizes: of the weights; weights=auto counts as whole."""
+    forward, shares = work.cost, share_work(work, plan)
     ranks = [*zip(shares, machine.first(plan.world_size).speeds, strict=True)]
     members = plan.token_ways * plan.pipefusion
     groups = [ranks[start : start + members] for start in range(0, len(ranks), members)]
     computing, waiting = max(
-        (time_group(forward, rows, plan, group, machine, sizes, calls, loops) for group in groups if group[0][0].rows),
-        key=sum,
+        (time_group(work, plan, group, machine, sizes) for group in groups if group[0][0].rows), key=sum
     )
-    others = rows - shares[0].rows
-    link = machine.all_gather if loops else machine.send  # in a loop, every rank receives the other groups' results
+    others = work.parts - shares[0].rows
+    link = machine.all_gather if work.loops else machine.send  # in a loop, every rank receives the others' results
     waiting += link.seconds(forward.prediction * others, 1) if others else 0.0
-    if sizes and plan.weights in (SHARED, HOST):
-        forwards = plan.patch_count * count_forwards(calls, shares[0].rows, rows)
+    if plan.weights in (SHARED, HOST):
+        forwards = plan.patch_count * work.count_calls(shares[0].rows)
         fetching = forwards * sizes.count_fetched_bytes(plan) / machine.links.of(plan.weights)
         waiting += max(0.0, fetching - computing - waiting)
-    kept = max(sizes.count_kept_bytes(plan)) if sizes else forward.weights / plan.pipefusion
-    needed = kept + count_working_bytes(forward, rows, plan, sizes)
-    return Prediction(plan, computing, waiting, needed, loops=loops, is_alone=members == 1 and not others)
+    needed = max(sizes.count_kept_bytes(plan)) + count_working_bytes(work, plan, sizes)
+    is_alone = members == 1 and not others
+    return Prediction(plan, computing, waiting, needed, loops=work.loops, is_alone=is_alone)
 
 
 def time_group(
-    forward: ForwardCost,
-    rows: int,
-    plan: ParallelPlan,
-    ranks: Sequence[tuple[RankShare, Speed]],
-    machine: Machine,
-    sizes: WeightSizes | None,
-    calls: int,
-    loops: bool,
+    work: Work, plan: ParallelPlan, ranks: Sequence[tuple[RankShare, Speed]], machine: Machine, sizes: WeightSizes
 ) -> tuple[float, float]:
     """Returns the seconds of computing and waiting of a batch group's step. ranks: of the group, stage by stage.
 
     PipeFusion: each patch of each forward takes a turn on every stage. In a stock sampler's step, the last turn has to
     leave the last stage; in a loop, the next step's turns follow at once."""
-    forwards, ways = count_forwards(calls, ranks[0][0].rows, rows), plan.token_ways
-    each_rows, tokens = ranks[0][0].rows / forwards, 1 / plan.patch_count
-    blocks = share_blocks(plan, sizes)
+    forward, ways = work.cost, plan.token_ways
+    forwards, tokens = work.count_calls(ranks[0][0].rows), 1 / plan.patch_count
+    each_rows = ranks[0][0].rows / forwards
     computing, waiting = max(
         (
             time_turn(forward, plan, ranks[stage * ways :][:ways], each_rows, machine, share, tokens)
-            for stage, share in enumerate(blocks)
+            for stage, share in enumerate(share_blocks(plan, sizes))
         ),
         key=sum,
     )
-    drained = 0 if loops and plan.patch_count > 1 else plan.pipefusion - 1
+    drained = 0 if work.loops and plan.patch_count > 1 else plan.pipefusion - 1
     turns = plan.patch_count * forwards + drained
     messages = drained * machine.send.seconds(forward.activation * tokens * each_rows / ways, 1)
     gathered = forward.prediction + forward.gathers * forward.activation
@@ -188,41 +174,35 @@ def time_exchanges(
     return waiting
 
 
-def share_work(forward: ForwardCost, rows: int, plan: ParallelPlan) -> list[RankShare]:
+def share_work(work: Work, plan: ParallelPlan) -> list[RankShare]:
     """Returns each rank's share, in order. Rows are shared over dp and cfg, tokens over ring and ulysses, heads over
     ulysses."""
     found, queries = [], defaultdict[tuple[int, ...], float](float)
-    ways = plan.ways(BATCH_AXES)
     for places in places_of_ranks(plan):
         by_batch, by_tokens = (axis_shares(plan, axes, places) for axes in (BATCH_AXES, TOKEN_AXES))
-        own_rows = (split_sizes(rows, by_batch) if by_batch else shard_sizes(rows, ways))[places["batch"]]
+        own_rows = shard_sizes(work.parts, plan.ways(BATCH_AXES), by_batch)[places["batch"]]
         start, stop = fraction(places["sequence"], plan.token_ways, by_tokens)
-        heads = len(own_heads(forward.heads, plan, places)) / forward.heads
+        heads = len(own_heads(work.cost.heads, plan, places)) / work.cost.heads
         ring = tuple(places[axis] for axis in ("batch", "pipefusion", "ring"))
         queries[ring] += stop - start
         found.append((own_rows, stop - start, heads, ring))
     return [RankShare(own_rows, tokens, heads * queries[ring]) for own_rows, tokens, heads, ring in found]
 
 
-def share_blocks(plan: ParallelPlan, sizes: WeightSizes | None) -> list[float]:
-    """Returns each stage's share of the blocks, which take equally long. sizes: of the weights; without them, the
-    shares are even."""
-    if sizes is None or len(sizes.blocks) < plan.pipefusion:
+def share_blocks(plan: ParallelPlan, sizes: WeightSizes) -> list[float]:
+    """Returns each stage's share of the blocks, which take equally long; even shares if the blocks are unknown."""
+    if len(sizes.blocks) < plan.pipefusion:
         return [1 / plan.pipefusion] * plan.pipefusion
     return [len(stage) / len(sizes.blocks) for stage in stages_of(plan, sizes.blocks)]
 
 
-def count_working_bytes(forward: ForwardCost, rows: int, plan: ParallelPlan, sizes: WeightSizes | None) -> float:
+def count_working_bytes(work: Work, plan: ParallelPlan, sizes: WeightSizes) -> float:
     """Returns what the rank with the most needs beside the weights: for a forward of all rows, and for what it keeps
     for later steps."""
+    forward, rows = work.cost, work.parts
     blocks = max(share_blocks(plan, sizes)) * forward.count
     tokens = forward.activation * largest_rows(plan, rows) / plan.token_ways
     return rank_bytes(forward.peak * rows, rows, plan) + kept_factor(plan, forward.kv) * tokens * blocks
-
-
-def count_forwards(calls: int, own_rows: float, rows: int) -> int:
-    """Returns how many of a step's calls a batch group with so many of all rows computes."""
-    return max(1, round(calls * own_rows / rows))
 
 
 def time_alone(cost: Cost, speed: Speed, rows: float) -> float:

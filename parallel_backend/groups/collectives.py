@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from .handshake import ALL_GATHER
 from .mesh import Axis
+
+Number = TypeVar("Number", int, float)
 
 
 def gather(local: torch.Tensor, dim: int, size: int, axis: Axis) -> torch.Tensor:
@@ -66,7 +69,7 @@ def collect(local: torch.Tensor, dim: int, size: int, axis: Axis, scale: int = 1
     return whole
 
 
-def gather_numbers(values: Sequence[int], group: dist.ProcessGroup | None) -> list[tuple[int, ...]]:
+def gather_numbers(values: Sequence[Number], group: dist.ProcessGroup | None) -> list[tuple[Number, ...]]:
     """Returns the numbers of every rank of the group, whose tensors are on the CPU."""
     own = torch.tensor(values)
     if dist.get_world_size(group) == 1:

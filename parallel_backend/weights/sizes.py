@@ -38,7 +38,7 @@ class WeightSizes:
     def count_kept_bytes(self, plan: ParallelPlan) -> list[int]:
         """Returns, for each pipeline stage, the bytes that a rank keeps on its device. weights=auto counts as whole."""
         if not self.blocks:
-            return [self.total]
+            return [self.total] * plan.pipefusion
         return [self.rest + sum(stage) - count_freed_bytes(stage, plan) for stage in self.by_stage(plan)]
 
     def count_fetched_bytes(self, plan: ParallelPlan) -> int:

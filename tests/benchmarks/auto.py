@@ -33,10 +33,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from parallel_backend.costs.choose import choose_prediction
-from parallel_backend.costs.forward import ForwardCost
+from parallel_backend.costs.forward import Cost, ForwardCost, Work
 from parallel_backend.costs.machine import Machine
 from parallel_backend.costs.roofline import predict
 from parallel_backend.plan import ParallelPlan
+from parallel_backend.weights.sizes import WeightSizes
 from tests.benchmarks.speed.auto_ranks import SIZES
 from tests.benchmarks.speed.throttle import busy_share
 from tests.support.links.link import Link
@@ -92,21 +93,20 @@ class Verdict:
     @classmethod
     def of(cls, case: dict, profile: dict) -> Verdict:
         """case: what was found of a model at a size. profile: the same over one link."""
-        forward = ForwardCost.from_json(case["forward"]["cost"])
+        cost = case["forward"]["cost"]
+        forward = ForwardCost(**{**cost, **{name: Cost(*cost[name]) for name in ("blocks", "rest")}})
+        work, sizes = Work(case["forward"]["rows"], forward=forward), WeightSizes(0)
         machine, seconds = Machine.of(profile["machine"]), profile["seconds"]
         plans = [ParallelPlan.from_json(each) for each in case["plans"].values()]
-        found = sorted(
-            (predict(forward, case["forward"]["rows"], plan, machine) for plan in plans),
-            key=lambda each: each.seconds,
-        )
+        found = sorted((predict(work, plan, machine, sizes) for plan in plans), key=lambda each: each.seconds)
         names = {each.words: name for each, name in ((each, str(each.plan)) for each in found)}
         measured: dict[str, float] = {}
         for turn in range(SAMPLINGS):
-            words = choose_prediction(found, measured).prediction.words
+            words = choose_prediction(found, measured)[0].words
             took = seconds[names[words]]
             measured[words] = min(measured.get(words, math.inf), took[turn % len(took)])
         medians = {name: statistics.median(each) for name, each in seconds.items()}
-        chosen, first = (names[choose_prediction(found, known).prediction.words] for known in (measured, {}))
+        chosen, first = (names[choose_prediction(found, known)[0].words] for known in (measured, {}))
         best = min(medians, key=lambda name: medians[name])
         about = {str(each.plan): each.seconds for each in found}[best] / medians[best]
         own, least = medians[chosen], medians[best]

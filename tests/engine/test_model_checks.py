@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from parallel_backend.costs.auto import PlanOfRun, Work, list_model_plans
+from parallel_backend.costs.auto import PlanOfRun, list_model_plans
+from parallel_backend.costs.forward import Work
 from parallel_backend.errors import PlanError
 from parallel_backend.models.checks import changes_of, check_module
 from parallel_backend.plan import ParallelPlan

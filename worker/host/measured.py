@@ -29,7 +29,7 @@ class MeasuredFile:
     """One file of measurements.
 
     figures: of devices and links, as the ranks measured them; None before. steps: by model and size, what steps of each
-    plan took. problem: why an existing file is ignored. Any thread may call any method.
+    plan took. Any thread may call any method.
     """
 
     def __init__(self, folder: Path, devices: Sequence[str], dtype: str) -> None:
@@ -39,7 +39,7 @@ class MeasuredFile:
         self.path = folder / f"{key}.json"
         self.figures: Figures | None = None
         self.steps: dict[str, Figures] = {}
-        self.problem, self.is_fixed = "", False
+        self.is_fixed = False
         self.lock = threading.Lock()
         self._read()
 
@@ -61,15 +61,14 @@ class MeasuredFile:
     def refuse(self, reason: str) -> None:
         """Ignores the file's figures from now on."""
         self.figures = None
-        self.problem = f"{self.path} is ignored ({reason}): this machine is measured again."
-        logging.warning("[ParallelDiT] %s", self.problem)
+        logging.warning("[ParallelDiT] %s is ignored (%s): this machine is measured again.", self.path, reason)
 
     def keep(self, figures: Figures) -> None:
         """Keeps new measurements. If the figures differ from those before, the steps are forgotten."""
         with self.lock:
             if figures != self.figures:
                 self.steps = {}
-            self.figures, self.problem = figures, ""
+            self.figures = figures
             self._write()
 
     def note(self, key: str, step: Figures) -> None:

@@ -6,7 +6,7 @@ import json
 import random
 import statistics
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,15 @@ import torch.distributed as dist
 from parallel_backend.axes import BATCH_AXES
 from parallel_backend.compat import tree_map_only
 from parallel_backend.costs.choose import list_plans, rank_plans
-from parallel_backend.costs.forward import ForwardCost, count_forward
+from parallel_backend.costs.forward import ForwardCost, Work, count_forward
 from parallel_backend.costs.machine import Machine
 from parallel_backend.groups.mesh import Axis
-from parallel_backend.models import known_spec
 from parallel_backend.models.checks import sizes_of
 from parallel_backend.models.spec import spec_of
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.rates import measure_ranks
 from parallel_backend.seams.forward import Forward as Running
+from parallel_backend.weights.sizes import WeightSizes
 from tests.benchmarks.speed.contest import (
     CPU,
     UNLIMITED,
@@ -89,24 +89,14 @@ def forward_cost(case: Case) -> ForwardCost:
     """What auto knows of a model before it runs: what is counted on the meta device."""
     with torch.device("meta"):
         model = case.build(case.depth).eval()
-    spec = known_spec(type(model).__name__)
     latents, timestep, conditions = case.request()
     meta = {name: value.to("meta") for name, value in conditions.items()}
-    blocks = [(each, block) for each in spec.blocks for block in model.get_submodule(each.path).children()]
 
     def run() -> object:
         with torch.device("meta"):
             return FAMILY_OF[type(model).__name__].reference(model, latents.to("meta"), timestep.to("meta"), meta)
 
-    heads, _, kv_heads = sizes_of(model, spec)
-    return count_forward(
-        model,
-        [block for _, block in blocks],
-        run,
-        rows=len(latents),
-        heads=heads,
-        kv_heads=kv_heads,
-    )
+    return count_forward(model, run, len(latents))
 
 
 def limits_of(model: torch.nn.Module) -> dict[str, Any]:
@@ -125,8 +115,9 @@ class Contest:
         model, self.forward = case.model(), forward_cost(case)
         limits = limits_of(model)
         check = lambda plan: plan.check_model(**limits)  # noqa: E731
+        work = Work(self.rows, forward=self.forward)
         listed = list_plans(self.ranks, self.rows, check, branches=case.guided, heads=limits["heads"])
-        listed = [ONE, *(each.plan for each in rank_plans(listed, self.forward, self.rows, machine))]
+        listed = [ONE, *(each.plan for each in rank_plans(listed, work, machine, WeightSizes(0), lambda *_: None))]
         self.plans: dict[str, ParallelPlan] = {}
         self.runners: dict[str, Runner] = {}
         self.refused: dict[str, str] = {}
@@ -177,9 +168,9 @@ def run(name: str, size: str, meshes: Meshes, namespace: str, options: dict) -> 
         rate = PROFILES[profile].rate(contest.measured_speed(), shrink=case.shrink)
         set_rate(namespace, rate)
         machine = replace(measure(world), speeds=ranks.speeds)
-        found[profile] = {"machine": machine.to_json(), "seconds": contest.measure(options["rounds"], turn)}
+        found[profile] = {"machine": asdict(machine), "seconds": contest.measure(options["rounds"], turn)}
     plans = {name: plan.to_json() for name, plan in contest.plans.items()}
-    forward = {"rows": contest.rows, "cost": contest.forward.to_json()}
+    forward = {"rows": contest.rows, "cost": asdict(contest.forward)}
     return {"profiles": found, "plans": plans, "forward": forward, "refused": contest.refused}
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from parallel_backend.costs.auto import Work
-from parallel_backend.costs.choose import Choice, list_plans
+from parallel_backend.costs.choose import Tried, list_plans
+from parallel_backend.costs.forward import Work
 from parallel_backend.costs.roofline import Prediction
 from parallel_backend.plan import ParallelPlan
 from tests.support.host.mounted import packages
@@ -75,11 +75,11 @@ CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
         {"plan": ParallelPlan(ulysses=2, ring=2), "work": SINGLE, "heads": 2, "ranks": 4},
     ),
 }
-RULES = {
-    "fastest_of": Choice(predict(CFG, 1.0)),
-    "fastest_run": Choice(predict(CFG, 1.0), has_run=True),
-    "tried": Choice(predict(RING, 1.05), (2, 3)),
-    "least_of": Choice(predict(CFG, 1.0, fits=False)),
+RULES: dict[str, tuple[Prediction, Tried | None]] = {
+    "fastest_of": (predict(CFG, 1.0), None),
+    "fastest_run": (predict(CFG, 1.0).replace_seconds(2.0), None),
+    "tried": (predict(RING, 1.05), (2, 3)),
+    "least_of": (predict(CFG, 1.0, fits=False), None),
 }
 
 
@@ -103,14 +103,15 @@ def test_two_heads_on_two_ranks_are_never_called_uneven(pack: Any) -> None:
 
 @pytest.mark.parametrize("key", RULES)
 def test_the_rule_that_chose_is_named(key: str, pack: Any) -> None:
-    found = [RULES[key].prediction, predict(ULYSSES, 1.5, fits=False)]
-    (said,) = pack("costs.reasons").explain_choice(RULES[key], found)
+    chosen, tried = RULES[key]
+    found = [chosen, predict(ULYSSES, 1.5, fits=False)]
+    (said,) = pack("costs.reasons").explain_choice(found, tried)
     assert said.key == key
     if key == "fastest_of":
         assert said.values["count"] == 1, "of those that fit"
     if key == "tried":
         assert said.values == {"at": 2, "of": 3}
-    assert pack("costs.reasons").explain_choice(RULES[key], found[:1]) == [], "there is no other"
+    assert pack("costs.reasons").explain_choice(found[:1], tried) == [], "there is no other"
 
 
 def test_every_reason_and_rule_has_a_case(pack: Any) -> None:

@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from parallel_backend.costs.auto import Work, list_model_plans
-from parallel_backend.costs.forward import BandCost, Cost, ForwardCost
+from parallel_backend.costs.auto import list_model_plans
+from parallel_backend.costs.forward import BandCost, Cost, ForwardCost, Work
 from parallel_backend.costs.machine import Link, Machine, Speed
 from parallel_backend.costs.roofline import predict
 from parallel_backend.errors import PlanError, RequestError
@@ -28,6 +28,7 @@ from parallel_backend.seams.bands.layout import RowLayout
 from parallel_backend.seams.bands.model import BandedModel
 from parallel_backend.seams.bands.rows import RowBands
 from parallel_backend.seams.forward import ForwardSlot
+from parallel_backend.weights.sizes import WeightSizes
 
 UNET = "comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel"
 LEVELS = 4  # of Stable Diffusion 1
@@ -177,9 +178,9 @@ def test_a_call_is_cut_and_what_the_caller_gave_stays_whole() -> None:
 
 
 LINK = Link(10.0, 0.5)
-FORWARD = ForwardCost(
-    Cost(100, 50, 20, 10), Cost(), 5, 8.0, 40.0, 4.0, 4, 1000, bands=BandCost(30.0, 3, 6.0, 2)
-)  # fmt: skip
+FORWARD = ForwardCost(Cost(100, 50, 20, 10), Cost(), 5, 8.0, 40.0, 4.0, 4, bands=BandCost(30.0, 3, 6.0, 2))
+BANDS, NO_BANDS = Work(forward=FORWARD), Work(forward=replace(FORWARD, bands=None))
+SIZES = WeightSizes(0)
 
 
 def machine(link: Link) -> Machine:
@@ -188,13 +189,13 @@ def machine(link: Link) -> Machine:
 
 def test_the_seconds_of_bands_are_those_of_a_transformer_and_of_their_exchanges() -> None:
     plan, own = ParallelPlan(ulysses=2), machine(LINK)
-    bands, none = predict(FORWARD, 1, plan, own), predict(replace(FORWARD, bands=None), 1, plan, own)
+    bands, none = (predict(work, plan, own, SIZES) for work in (BANDS, NO_BANDS))
     assert bands.computing == none.computing
     assert bands.waiting - none.waiting == pytest.approx(15 / 10 + 3 * 0.5 + 6 / 10 + 2 * 0.5)
     wider = ParallelPlan(ring=2, ulysses=2)  # a rank has two neighbours, and three others
-    bands, none = predict(FORWARD, 1, wider, own), predict(replace(FORWARD, bands=None), 1, wider, own)
+    bands, none = (predict(work, wider, own, SIZES) for work in (BANDS, NO_BANDS))
     assert bands.waiting - none.waiting == pytest.approx(30 / 10 + 3 * 0.5 + 3 * 6 / 10 + 2 * 0.5)
-    alone = [predict(forward, 1, ParallelPlan(), own) for forward in (FORWARD, replace(FORWARD, bands=None))]
+    alone = [predict(work, ParallelPlan(), own, SIZES) for work in (BANDS, NO_BANDS)]
     assert alone[0] == alone[1]
 
 

@@ -50,7 +50,7 @@ def pretend(route: Any, sizes: list[int], ram: int, own: float) -> None:
     management = importlib.import_module("comfy.model_management")
     state = management.CPUState.GPU if cards else management.CPUState.CPU
     if state != management.cpu_state:
-        route.read_bounds.cache_clear()  # by which dtype ComfyUI chooses for the device
+        route.read_headers.cache_clear()  # by which dtype ComfyUI chooses for the device
     management.cpu_state, management.get_torch_device = state, lambda: torch.device("cuda" if cards else "cpu")
     management.pytorch_attention_flash_attention = lambda: bool(cards)
     management.get_free_memory = lambda _device: ram * GB

@@ -8,7 +8,7 @@ import functools
 import json
 import shutil
 import tempfile
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from parallel_backend.costs.machine import CORES, Link, Machine, Speed
@@ -43,6 +43,6 @@ def write_machine(speed: Speed, link: Link, is_fixed: bool = True) -> str:
         for dtype in DTYPES:
             speeds = (replace(speed, name=cpu_name()),) * ranks
             kept = MeasuredFile(folder, [cpu_name()] * ranks, dtype)
-            kept.keep(Machine(speeds, link, link, link).to_json())
+            kept.keep(asdict(Machine(speeds, link, link, link)))
             kept.path.write_text(json.dumps({**json.loads(kept.path.read_text()), "fixed": is_fixed}))
     return str(folder)

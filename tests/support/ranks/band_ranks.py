@@ -8,6 +8,7 @@ ComfyUI, which COMFYUI_PATH names, is imported with this, and so once for all ra
 from __future__ import annotations
 
 import gc
+from dataclasses import asdict
 
 import torch
 import torch.distributed as dist
@@ -44,7 +45,7 @@ def on_ranks(channels: int, plans: dict[str, list]) -> dict[str, dict]:
         parallel = ParallelModel(model, mesh, torch.float32)
         found[name] = dict(zip(("sent", "peak"), measure(parallel, latents), strict=True))
         if dist.get_world_size() == 1:
-            found[name]["counted"] = sdxl.count_cost(channels, tuple(latents)).to_json()
+            found[name]["counted"] = asdict(sdxl.count_cost(channels, tuple(latents)))
         parallel.remove()
         mesh.close()
     return found

@@ -65,6 +65,7 @@ def modules_of_the_pack() -> SimpleNamespace:
         "backend_errors": "pack.parallel_backend.errors",
         "errors": "pack.nodes.errors",
         "auto": "pack.parallel_backend.costs.auto",
+        "costs": "pack.parallel_backend.costs.forward",
     }
     return SimpleNamespace(**{name: importlib.import_module(place) for name, place in places.items()})
 
@@ -81,7 +82,7 @@ def describe(pack: SimpleNamespace, node_classes: Mapping[str, Any], kind: Model
             return {"refused": str(error)}
     if type(file.model.model_config).__name__ != kind.detected_as:
         return {"refused": f"ComfyUI takes it for {type(file.model.model_config).__name__}, not {kind.detected_as}"}
-    counted = pack.auto.Work(forward=SimpleNamespace(image_tokens=0))  # of a call whose cost is known
+    counted = pack.costs.Work(forward=SimpleNamespace(image_tokens=0))  # of a call whose cost is known
     plan = pack.auto.list_model_plans(DEVICES, file.module, counted)[0]
     is_counted = kind.detected_as in ("Flux", "SD3")
     before = count_anew(pack, file) if is_counted else None

@@ -13,8 +13,6 @@ import torch
 
 from parallel_backend.compat import tree_map_only
 from parallel_backend.costs.forward import ForwardCost, count_forward
-from parallel_backend.models.checks import sizes_of
-from parallel_backend.models.spec import spec_named
 from parallel_backend.plan import ParallelPlan
 from tests.support.cases.host.base import fill_weights
 from tests.support.fakes.tally import ALL_GATHER, ALL_TO_ALL, SEND
@@ -64,12 +62,10 @@ def conditions(batch: int) -> dict[str, Any]:
 
 def count_cost(channels: int, latents: tuple[int, ...]) -> ForwardCost:
     """What auto knows of a forward of latents (B, C, H, W) before the model runs: counted on the meta device."""
-    model, spec = build(channels, "meta"), spec_named(UNET_CLASS)
-    assert spec and spec.bands
+    model = build(channels, "meta")
     given = {"x": torch.empty(latents), "timesteps": torch.empty(latents[0]), **conditions(latents[0])}
     on_meta = tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), given)
-    heads, blocks = sizes_of(model, spec).heads, spec.bands.attending_blocks(model)
-    return count_forward(model, blocks, lambda: model(**on_meta), rows=latents[0], heads=heads, in_bands=True)
+    return count_forward(model, lambda: model(**on_meta), latents[0])
 
 
 def sent_bytes(
