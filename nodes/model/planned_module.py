@@ -26,8 +26,6 @@ from ..plan_words import Remark, ResolvedPlan, format_seconds, join_remarks
 from ..workers.room import expect_weights, room_for_weights
 from .sampling import check_interrupt, show_on_node
 
-AutoPlan = PlanOfRun[ResolvedPlan]
-
 
 class PlannedModule:
     """A module whose calls run under the user's plan or an automatic one.
@@ -48,7 +46,7 @@ class PlannedModule:
         plan: ParallelPlan,
         costs: ModelCosts,
         note: tuple[Remark, ...] = (),
-        auto: AutoPlan | None = None,
+        auto: PlanOfRun[ResolvedPlan] | None = None,
         name: str = "",
     ) -> None:
         self.group, self.source, self.plan, self.sizes = group, source, plan, costs.sizes
