@@ -3,8 +3,6 @@
 It runs beside the packages of the newer one.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@
 Prints as JSON, by the number of pieces, what it takes on four cards (`tests/benchmarks/exchange/clock.py`).
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """Files of networks that nodes run inside of the model, as habits of the census."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -2,8 +2,6 @@
 parameter of a plain fp8 file, and whether it has the bits of the file: first rounded, then with small layers as stored.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace

@@ -4,8 +4,6 @@ writes tiny models by ComfyUI's own classes.
 Each of ALL as NAME.safetensors, with seeded weights, under the names that its authors gave them.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json

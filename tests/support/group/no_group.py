@@ -6,8 +6,6 @@ results have the stock nodes' bits, what was said, whether anything of the model
 whether a network inside of a model that has the VAE takes the stock one into the ranks.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """Families of classes that make images."""
 
-from __future__ import annotations
-
 import math
 
 import diffusers

@@ -1,7 +1,5 @@
 """Families of classes that make videos."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

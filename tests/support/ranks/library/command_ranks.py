@@ -3,8 +3,6 @@
 Each rank's exit code and what it printed are in OUT/told.RANK.json.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """`torchrun -m tests.support.ranks.library.script_ranks FOLDER SCRIPT ARGUMENT…`: runs a script in its folder."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import sys
