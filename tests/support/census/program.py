@@ -1,4 +1,4 @@
-"""`python -m tests.support.census.program COMFYUI BASE OUT [NODE...]`:
+"""`census.program COMFYUI BASE OUT [NODE...]`:
 runs ComfyUI's nodes on models without and with *Parallelize Model*, in one process, and writes what came of each as
 JSON.
 
@@ -431,7 +431,3 @@ def main(comfyui: str, base: str, out: str, *names: str) -> None:
         census.group.stop()
     Path(out).write_text(json.dumps(results, indent=1))
     end()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

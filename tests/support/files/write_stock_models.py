@@ -1,4 +1,4 @@
-"""`python -m tests.support.files.write_stock_models COMFYUI FOLDER NAME...`:
+"""`files.write_stock_models COMFYUI FOLDER NAME...`:
 writes tiny models by ComfyUI's own classes.
 
 Each of ALL as NAME.safetensors, with seeded weights, under the names that its authors gave them.
@@ -7,7 +7,6 @@ Each of ALL as NAME.safetensors, with seeded weights, under the names that its a
 import importlib
 import importlib.util
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -62,7 +61,3 @@ def seeded(name: str, tensor: torch.Tensor, generator: torch.Generator) -> torch
     if tensor.ndim < 2:
         return 0.1 * values + (1.0 if name.endswith(("norm.weight", "scale")) or "norm" in name.split(".")[-2] else 0.0)
     return values / tensor[0].numel() ** 0.5
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

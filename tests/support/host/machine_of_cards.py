@@ -1,4 +1,4 @@
-"""`python -m tests.support.host.machine_of_cards COMFYUI`:
+"""`host.machine_of_cards COMFYUI`:
 what the nodes plan on machines with accelerators that this one has not.
 
 The cards are pretended, below torch's own calls, and so is ComfyUI's choice of one. Prints JSON: by machine, how many
@@ -108,7 +108,3 @@ def planned(machine_name: str, kind: str, cards: list[SimpleNamespace], settings
 def main(comfyui: str) -> None:
     mount(comfyui)
     print(json.dumps({name: planned(name, *machine) for name, machine in MACHINES.items()}))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

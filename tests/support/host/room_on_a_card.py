@@ -1,4 +1,4 @@
-"""`python -m tests.support.host.room_on_a_card COMFYUI MODEL`:
+"""`host.room_on_a_card COMFYUI MODEL`:
 ComfyUI's own accounting, with our MODEL and others on a 16 GB card.
 
 The card, and the worker group on it, are pretended; what frees them and when is ComfyUI's. Prints JSON: by what was
@@ -9,7 +9,6 @@ prompts whose text encoder and model do not fit together, what both hold from st
 import gc
 import importlib
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -234,7 +233,3 @@ def main(comfyui: str, model: str) -> None:
         management.unload_all_models()
         found[f"freed, to {choice}"] = scene.outcome()
     print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
