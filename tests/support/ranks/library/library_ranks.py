@@ -75,10 +75,6 @@ def parallel(build: Callable, vae: bool = False, **plan: int | str) -> diffusers
     return pipeline
 
 
-def one_head() -> SimpleNamespace:
-    return SimpleNamespace(transformer=family_with("dit", num_attention_heads=1).build())
-
-
 def with_prompts_of_its_own() -> None:
     CALLS["DiT"].run(parallel(dit, dp=2), 1 + dist.get_rank(), torch.Generator().manual_seed(SEED))
 
@@ -160,7 +156,9 @@ REFUSALS: dict[str, Callable[[], object]] = {
     "another world size": lambda: parallel(dit, ulysses=2, ring=2),
     "another world size, loading": lambda: load_transformer("nowhere", ParallelPlan(), torch.device("cpu")),
     "no folder": lambda: load_transformer("nowhere", ParallelPlan(pipefusion=2), torch.device("cpu")),
-    "heads": lambda: parallel(one_head, ulysses=2),
+    "heads": lambda: parallel(
+        lambda: SimpleNamespace(transformer=family_with("dit", num_attention_heads=1).build()), ulysses=2
+    ),
     "no transformer": lambda: parallel(lambda: diffusers.DDPMPipeline(None, None), ulysses=2),
     "unknown transformer": lambda: parallel(lambda: SimpleNamespace(transformer=torch.nn.Linear(1, 1)), ulysses=2),
     "twice": lambda: parallelize(parallel(dit, ulysses=2), ParallelPlan(ulysses=2)),
