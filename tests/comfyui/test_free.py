@@ -1,8 +1,6 @@
 """ComfyUI's Free, and its other models' need of room: what the workers give back, and that the next prompt is served
 as before."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time
@@ -22,7 +20,7 @@ from parallel_backend.weights import parking
 from parallel_backend.weights.host_memory import HostMemory
 from tests.conftest import SIZES
 from tests.support.cases.families import FAMILIES, WIDE
-from tests.support.group.direct_group import DirectGroup, Layer, source_of, take_for_gpus
+from tests.support.group.direct_group import DirectGroup, Layer, source_of, take_for_gpus, wait_until
 from tests.support.host.graphs import Job, latents, ranks, status, with_lora
 from tests.support.programs import run_program
 from worker.comfyui.source import HostSource
@@ -142,10 +140,6 @@ def mapped(pid: int) -> dict[str, int]:
     return found
 
 
-def own_bytes(pids: list[int]) -> int:
-    return sum(psutil.Process(pid).memory_full_info().uss for pid in pids)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have a copy a rank")
 def test_ranks_with_the_same_weights_park_one_copy_of_them_which_is_used_again(
     wide: tuple, monkeypatch: pytest.MonkeyPatch
@@ -153,13 +147,13 @@ def test_ranks_with_the_same_weights_park_one_copy_of_them_which_is_used_again(
     group, source = wide
     weights = Path(source.files[0]).stat().st_size // 2  # bf16 of fp32
     right, pids = predict(group, source), group.status()["pids"]
-    held = own_bytes(pids)
+    held = resident(group)
     take_for_gpus(monkeypatch, group)  # or it would unload
     group.park()
     first, second = (mapped(pid) for pid in pids)
     assert first == second and len(first) == 1
     assert max(first.values()) >= weights
-    assert held - own_bytes(pids) > 0.8 * weights, "two ranks had them, and one copy is left"
+    assert held - resident(group) > 0.8 * weights, "two ranks had them, and one copy is left"
     plain = predict(group, source, lora=False)
     group.park()
     assert [mapped(pid) for pid in pids] == [first, first]
@@ -228,10 +222,7 @@ def test_free_in_comfyui_unloads_the_ranks_and_the_next_prompt_draws_the_same(ho
     assert not plain.equal(right), "the LoRA changes nothing"
     processes, loads = ranks(host), status(host)["counts"]["load"]
     host.free()
-    deadline = time.monotonic() + SECONDS_TO_FREE
-    while "model" in status(host):
-        assert time.monotonic() < deadline, "the ranks hold their model still"
-        time.sleep(0.1)
+    assert wait_until(lambda: "model" not in status(host), SECONDS_TO_FREE), "the ranks hold their model still"
     assert latents(host, job.prompt(adapted)).equal(right)
     assert ranks(host) == processes
     assert status(host)["counts"]["load"] == loads + 1

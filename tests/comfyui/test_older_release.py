@@ -3,12 +3,8 @@
 It runs beside the packages of the newer one.
 """
 
-from __future__ import annotations
-
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,13 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from demo.host import REPOSITORY, ComfyHost
+from demo.host import ComfyHost
 from tests.conftest import EXTRA_ARGS, HOST_ENV
 from tests.engine.test_host_models import allows
 from tests.support.cases.files.host_cases import HOST_CASES
 from tests.support.cases.references import relative_error
 from tests.support.host.graphs import latents, status
 from tests.support.host.stock_prompts import prompt, write_cases
+from tests.support.programs import run_apart
 from tests.support.ranks.pool import RankPool
 
 pytestmark = pytest.mark.slow
@@ -48,10 +45,7 @@ def older_comfyui() -> Path:
 @pytest.fixture(scope="module")
 def rows(older_comfyui: Path) -> dict[str, list[str]]:
     """The rows of the equality table that it can make, and what it has changed of their classes."""
-    command = [sys.executable, "-m", "tests.support.host.rows_of", str(older_comfyui)]
-    run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr[-4000:]
-    return json.loads(run.stdout.splitlines()[-1])
+    return json.loads(run_apart(older_comfyui, "tests.support.host.rows_of").splitlines()[-1])
 
 
 def test_what_it_has_changed_is_known(rows: dict[str, list[str]]) -> None:

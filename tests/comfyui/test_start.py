@@ -1,7 +1,5 @@
 """A rank imports what the model at hand needs, and no more."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

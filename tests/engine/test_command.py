@@ -1,7 +1,5 @@
 """The command `python -m parallel_backend`, and the package that pip installs."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

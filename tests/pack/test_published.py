@@ -1,7 +1,5 @@
 """What the Comfy registry and ComfyUI Manager ask of a pack, and what makes a release."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -1,13 +1,10 @@
-"""`python -m tests.support.clock_probe COMFYUI`: a forward of a few of Flux's blocks in pieces, by a clock.
+"""`clock_probe COMFYUI`: a forward of a few of Flux's blocks in pieces, by a clock.
 
 Prints as JSON, by the number of pieces, what it takes on four cards (`tests/benchmarks/exchange/clock.py`).
 """
 
-from __future__ import annotations
-
 import importlib
 import json
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +26,3 @@ def main(comfyui: str) -> None:
     few = replace(COMFYUI["flux-dev"], depths={"depth": 2, "depth_single_blocks": 4})
     model, call = build_comfyui(few, META), make_call(few)
     print(json.dumps({pieces: run(model, call, pieces, LINK)._asdict() for pieces in PIECES}))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

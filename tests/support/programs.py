@@ -1,11 +1,10 @@
 """Runs programs that use ComfyUI's code without its server, each in a fork of one process that has imported ComfyUI.
 
-`python -m tests.support.programs COMFYUI` is that process. A line on stdin is a job, as JSON: module, arguments,
-environment, folder. In a fork, the `main` of the module gets COMFYUI and the arguments; the folder has its stdin, and
-gets its stdout and stderr. A line with its exit code is the answer. The end of stdin ends all.
+`python -m tests.support.programs COMFYUI MODULE ARGUMENTS...` runs one in its own process.
+`python -m tests.support.programs COMFYUI` is the process that forks. A line on stdin is a job, as JSON: module,
+arguments, environment, folder. In a fork, the `main` of the module gets COMFYUI and the arguments; the folder has its
+stdin, and gets its stdout and stderr. A line with its exit code is the answer. The end of stdin ends all.
 """
-
-from __future__ import annotations
 
 import functools
 import importlib
@@ -29,7 +28,7 @@ STANDARD = {0: ("stdin", os.O_RDONLY), 1: ("stdout", os.O_WRONLY | os.O_CREAT), 
 
 
 def run_program(comfyui: Path, module: str, *arguments: object, given: str = "") -> str:
-    """What a program prints, as `python -m MODULE COMFYUI ARGUMENTS...` does, without the seconds of its imports.
+    """What a program prints, without the seconds of its imports.
 
     given: its stdin. ComfyUI has the argument --cpu alone. Raises AssertionError with what it said if it fails.
     """
@@ -52,7 +51,7 @@ def run_apart(comfyui: Path, module: str, *arguments: object, **variables: str) 
     """What a program prints that has a process of its own, with these environment variables. Raises AssertionError with
     what it said if it fails."""
     run = subprocess.run(
-        [sys.executable, "-m", module, str(comfyui), *map(str, arguments)],
+        [sys.executable, "-m", "tests.support.programs", str(comfyui), module, *map(str, arguments)],
         cwd=REPOSITORY,
         env={**os.environ, **variables},
         capture_output=True,
@@ -99,7 +98,7 @@ def be_program(job: dict) -> None:
         os._exit(code)
 
 
-def main(comfyui: str) -> None:
+def fork_programs(comfyui: str) -> None:
     import_comfyui(comfyui)
     with pause_garbage_collector():
         importlib.import_module("server")  # of ComfyUI, which the pack's nodes import
@@ -115,6 +114,13 @@ def main(comfyui: str) -> None:
         _, status = os.waitpid(pid, 0)
         print(json.dumps(os.waitstatus_to_exitcode(status)), flush=True)
     os._exit(0)  # without the seconds that it takes to tear torch down
+
+
+def main(comfyui: str, module: str = "", *arguments: str) -> None:
+    if module:
+        importlib.import_module(module).main(comfyui, *arguments)
+    else:
+        fork_programs(comfyui)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """The tiers of the suite: what a test needs, by its fixtures; what the gate leaves of a list of cases to `--slow`."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections import Counter
@@ -40,11 +38,6 @@ def needs(fixtures: Iterable[str]) -> list[str]:
     """What a test with these fixtures, theirs included, needs that takes long to start; the costliest first."""
     held = set(fixtures)
     return [need for fixture, need in NEEDS.items() if fixture in held]
-
-
-def is_left_to_slow(item: pytest.Item) -> bool:
-    """Whether this session leaves the test out, as it is marked slow."""
-    return item.get_closest_marker("slow") is not None and not item.config.getoption("--slow")
 
 
 def lacks_gpu(item: pytest.Item) -> bool:
@@ -86,7 +79,8 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> str:
         if left_out:
             said.append(f"{len(left_out)} tests deselected ({listed}): run without --fast")
         return "\n".join(said)
-    slow = {item: None for item in items if is_left_to_slow(item)}
+    takes_slow = config.getoption("--slow")
+    slow = {item: None for item in items if item.get_closest_marker("slow") and not takes_slow}
     # Stable: within each half as they were.
     items[:] = sorted((item for item in items if item not in slow), key=lambda item: bool(why_not_fast(item)))
     config.hook.pytest_deselected(items=list(slow))

@@ -1,7 +1,5 @@
 """Who is kept out, and what is never done: of the sockets, the files that are read, and the code itself."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import json
@@ -26,6 +24,7 @@ from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.folder import transformer_source
 from tests.support.cases.families import FAMILIES
 from tests.support.group.direct_group import DIT, pass_of, source_of
+from tests.support.programs import run_apart
 from worker.comfyui.source import HostSource
 from worker.host.client import WorkerGroup
 from worker.wire import handshake
@@ -362,17 +361,8 @@ def test_a_workflows_names_lead_out_of_no_folder(comfyui: Path, tmp_path: Path) 
         "\0", "", ".", "..", "/", "../diffusers/linked-folder", "linked-folder/transformer", "$HOME/x", "file:///x",
         "\ud800", "x; touch x",
     ]  # fmt: skip
-    command = [
-        sys.executable,
-        "-m",
-        "tests.support.host.look_up_names",
-        str(comfyui),
-        str(base),
-        json.dumps([*names, "linked-folder"]),
-    ]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
-    assert not done.returncode, done.stderr[-4000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    asked = json.dumps([*names, "linked-folder"])
+    found = json.loads(run_apart(comfyui, "tests.support.host.look_up_names", base, asked).splitlines()[-1])
     for name in names:
         said = found[name]
         assert said["valid"] is not True and said["path"] == "", name

@@ -10,8 +10,6 @@ the memory that the processes own or share, and beside it the pages of files, wh
 needs them.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import tempfile

@@ -1,7 +1,5 @@
 """Each reason for an automatic plan names the rule that decided."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from typing import Any

@@ -4,8 +4,6 @@ The reference is the same file on the CPU, where `tests/comfyui/files/test_censu
 loader.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +30,7 @@ OLD, ADA = (7, 5), (8, 9)  # cards that cannot and can multiply in fp8
 PASSES = {"mxfp8": 5}
 ALONE: dict[str, int] = {}
 CAST = "fp32 in bf16"  # a file whose weights are computed with in another dtype than it has them in
+STORED = {"plain fp8": "float8_e4m3fn", CAST: "bfloat16"}  # others in float32
 FORMS = ["fp32", *FORMATS, "gguf"]
 IN_GATE = ("plain fp8", "fp8", "gguf")  # of what the others are one more of
 CASES = [
@@ -50,10 +49,6 @@ Told = list[dict[str, Any]]  # by rank
 def cases() -> list[Any]:
     slow = [case for case in CASES if case[0] not in IN_GATE and (case[1] or case[3] < 1)]
     return [pytest.param(case, id=key(case), marks=[pytest.mark.slow] if case in slow else []) for case in CASES]
-
-
-def stored_in(form: str) -> str:
-    return {"plain fp8": "float8_e4m3fn", CAST: "bfloat16"}.get(form, "float32")
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +80,10 @@ def every(request: pytest.FixtureRequest, comfyui: Path, files: dict[str, Path],
     for (case,) in running(request, "case"):
         jobs.setdefault((case[2], 2 if case[1] else 1), []).append(case)
     for (capability, world), cases in jobs.items():
-        asked = [(key(case), str(files[case[0]]), stored_in(case[0]), "float32", case[1], case[3]) for case in cases]
+        asked = [
+            (key(case), str(files[case[0]]), STORED.get(case[0], "float32"), "float32", case[1], case[3])
+            for case in cases
+        ]
         by_rank = ranks.run(world, "cuda.file_ranks", capability, asked)
         found |= {name: [told[name] for told in by_rank] for name in by_rank[0]}
     return found

@@ -1,7 +1,5 @@
 """PipeFusion equals its serial oracle, whatever the stages, the sequence parallelism, the guidance split."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """A Stepper against the loops of diffusers' pipelines: timesteps, noise levels, clean latents, history."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

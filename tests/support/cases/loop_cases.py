@@ -1,7 +1,5 @@
 """What a Parallel Sampler job must give: diffusers' own loop, or PipeFusion's oracle, in one process."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,7 +39,7 @@ class Expected:
         return torch.randn(job.batch, self.channels, *size, generator=torch.manual_seed(job.seed))
 
     def load(self, job: Job, base: Path) -> Any:
-        folder = transformer_folder(job, base)
+        folder = base / "models" / "diffusers" / job.name / "transformer"
         return getattr(diffusers, FAMILIES[self.family].model_class).from_pretrained(folder).eval()
 
     def sample(self, job: Job, base: Path, scheduler: Any) -> torch.Tensor:
@@ -63,16 +61,9 @@ class Expected:
         return latents / self.scale + self.shift
 
 
-def transformer_folder(job: Job, base: Path) -> Path:
-    return base / "models" / "diffusers" / job.name / "transformer"
-
-
-def pipeline_config(job: Job, base: Path) -> dict:
-    return json.loads((base / "models" / "diffusers" / job.name / "model_index.json").read_text())
-
-
 def label(job: Job, base: Path, what: str) -> Tensors:
-    names = {name.split(",")[0]: int(index) for index, name in pipeline_config(job, base)["id2label"].items()}
+    config = json.loads((base / "models" / "diffusers" / job.name / "model_index.json").read_text())
+    names = {name.split(",")[0]: int(index) for index, name in config["id2label"].items()}
     index = int(what) if what.isdecimal() else names.get(what, len(names))
     return {"class_labels": torch.full((job.batch,), index)}
 

@@ -6,8 +6,6 @@ Patches are ranges of image tokens, as even as can be; text goes with the first 
 the specs (which `spec_probe` compares with the classes), and nothing else.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -60,13 +58,6 @@ def attending(model: torch.nn.Module, spec: ModelSpec, attend: Callable[..., tor
             handle.remove()
 
 
-def patches_of(grid: list[int], patches: int) -> torch.Tensor:
-    """For each token of the grid, the patch that it falls into."""
-    return torch.arange(patches).repeat_interleave(
-        torch.tensor([len(part) for part in torch.arange(math.prod(grid)).tensor_split(patches)])
-    )
-
-
 def key_owners(streams: str, image: str, keys: int, owners: torch.Tensor) -> torch.Tensor:
     """For each key of joined streams, the patch that it goes with."""
     parts, text = streams.split("+"), torch.zeros(keys - len(owners), dtype=torch.long)
@@ -97,7 +88,8 @@ def sample(
     pixels a token, over the latents' last dims. timestep_scale: of what the call gets to the scheduler's timesteps.
     """
     grid = [size // side for size, side in zip(latents.shape[2:], patch, strict=True)]
-    owners = patches_of(grid, patches)
+    lengths = torch.tensor([len(part) for part in torch.arange(math.prod(grid)).tensor_split(patches)])
+    owners = torch.arange(patches).repeat_interleave(lengths)  # of each token, the patch that it falls into
     region = owners.reshape(grid)
     for dim, side in enumerate(patch):
         region = region.repeat_interleave(side, dim)

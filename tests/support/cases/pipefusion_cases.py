@@ -1,7 +1,5 @@
 """Models, inputs and schedulers that the PipeFusion tests and their ranks share."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import diffusers

@@ -1,7 +1,5 @@
 """Changes of the module behind a MODEL, for good or for the length of a call."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import io
@@ -18,12 +16,23 @@ from tests.support.census.rows import Row
 Does = Callable[[Any, Row, Any], list[torch.Tensor]]
 
 
-def changed(change: Callable[[torch.nn.Module], None]) -> Does:
+def changed(change: Callable[[torch.nn.Module], Any]) -> Does:
     """A change of the module behind a MODEL."""
 
     def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
         change(model.model.diffusion_model)
         return [census.sample(row, model)]
+
+    return does
+
+
+def cloned(change: Callable[[Any], Any]) -> Does:
+    """A change of a copy of the MODEL, which has the same module."""
+
+    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+        copied = model.clone()
+        change(copied)
+        return [census.sample(row, copied)]
 
     return does
 
@@ -124,14 +133,6 @@ def other_values(target: list[Any], values: list[Any]) -> Iterator[None]:
         target[:] = before
 
 
-def replace_a_buffer(module: Any) -> None:
-    module.pos_embed = torch.full(module.pos_embed.shape, 0.3)
-
-
-def write_a_buffer(module: Any) -> None:
-    module.pos_embed.mul_(-2.0)
-
-
 def write_numbers(module: torch.nn.Module) -> None:
     """Writes into a buffer that is no weight of the file."""
     for name, buffer in module.named_buffers():
@@ -171,7 +172,7 @@ def written_and_written_back(census: Any, row: Row, model: Any) -> list[torch.Te
     return [changed, census.sample(row, model), before + 0.0, twice + 0.0]
 
 
-def written_while_here(change: Callable[[Any], None]) -> Does:
+def written_while_here(change: Callable[[Any], Any]) -> Does:
     """Weights that a node changes after a sampling has run as stock. What runs after that has them. A LoRA of a
     sampling is no such change."""
 
@@ -188,10 +189,6 @@ def written_while_here(change: Callable[[Any], None]) -> Does:
         return found
 
     return does
-
-
-def negate_data(module: Any) -> None:
-    module.final_layer.linear.weight.data.neg_()
 
 
 def negate_a_part(module: Any) -> None:

@@ -1,11 +1,8 @@
 """ControlNets beside a model, as habits of the census."""
 
-from __future__ import annotations
-
 import importlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -164,7 +161,7 @@ def sent_once(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
 
 CONTROLNET_HABITS = {
     "a ControlNet whose hint is sent once": habit(equal(), sent_once),
-    "a ControlNet and a pack's block": habit(replace(equal(), shared="ulysses=2"), beside("a replaced block", "flux")),
+    "a ControlNet and a pack's block": habit(equal(), beside("a replaced block", "flux"), shared="ulysses=2"),
     "a ControlNet from 30 % on": habit(equal(), controlled("flux")),
     "a ControlNet after one of no file": habit(equal(), controlled("no file", "flux")),
     "a ControlNet that a node reads": habit(equal(), controlled("flux", change=read)),
@@ -176,13 +173,11 @@ CONTROLNET_HABITS = {
     "a ControlNet of Stable Diffusion 3.5": habit(equal("sd35"), controlled("sd35")),
     "two ControlNets under the Parallel Sampler": habit(equal(), looped("flux", "flux, 5 and 10 blocks", cfg=1.0)),
     "a ControlNet under PipeFusion": habit(
-        replace(equal(), plan={"pipefusion": 2}, less="cfg=2"), looped("flux", asked="cfg=2")
+        equal(), looped("flux", asked="cfg=2"), plan={"pipefusion": 2}, less="cfg=2"
     ),
     "a ControlNet of no file under the Parallel Sampler": habit(
-        replace(refused("ComfyUI's device computes in each step"), ours=True), looped("no file")
+        refused("ComfyUI's device computes in each step"), looped("no file"), ours=True
     ),
-    "a ControlNet and a T2I adapter of a UNet": habit(
-        replace(equal("sd15"), shared="ulysses=2"), controlled("sd15", ADAPTER)
-    ),
-    "two ControlNets of a UNet": habit(replace(equal("unet"), shared="ulysses=2"), controlled("unet", "unet")),
+    "a ControlNet and a T2I adapter of a UNet": habit(equal("sd15"), controlled("sd15", ADAPTER), shared="ulysses=2"),
+    "two ControlNets of a UNet": habit(equal("unet"), controlled("unet", "unet"), shared="ulysses=2"),
 }

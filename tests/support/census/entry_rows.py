@@ -1,9 +1,6 @@
 """What node packs put in the place of the method that a call of the model begins with, as stock and in the ranks."""
 
-from __future__ import annotations
-
 import sys
-from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -24,10 +21,6 @@ ENTRIES: dict[str, tuple[str, str, dict[str, int], str]] = {
     "the model's forward as an object patch": ("begin", "flux", {}, "cfg=2"),
     "a hook on the model": ("callback", "wan", {"cfg": 2}, "cfg=2"),
 }
-
-
-def entry_row(name: str, moment: str, model: str, plan: dict[str, int], shared: str) -> Row:
-    return habit(replace(equal(model), plan=plan, shared=shared), of_pack(name, moment))
 
 
 def looped_with_another_forward(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
@@ -69,19 +62,22 @@ def with_wrapper(name: str, moment: str) -> Does:
 
 WHOLE = "a class of the whole model"
 ENTRY_ROWS: dict[str, Row] = {
-    **{name: entry_row(name, *given) for name, given in ENTRIES.items()},
+    **{
+        name: habit(equal(model), of_pack(name, moment), plan=plan, shared=shared)
+        for name, (moment, model, plan, shared) in ENTRIES.items()
+    },
     # The call has begun by then.
     "the model's _forward, inside": habit(
-        replace(equal(), ignored=True, shared="ulysses=2"), of_pack("the model's _forward", "inside")
+        equal(), of_pack("the model's _forward", "inside"), ignored=True, shared="ulysses=2"
     ),
-    f"{WHOLE}, call": habit(replace(equal(), shared="ulysses=2"), with_wrapper(WHOLE, "call")),
+    f"{WHOLE}, call": habit(equal(), with_wrapper(WHOLE, "call"), shared="ulysses=2"),
     f"{WHOLE} with its own forward": habit(
-        replace(equal(), plan={}, shared="ulysses=2"), with_wrapper(f"{WHOLE} with its own forward", "begin")
+        equal(), with_wrapper(f"{WHOLE} with its own forward", "begin"), plan={}, shared="ulysses=2"
     ),
     f"{WHOLE} around its forward": habit(as_stock(), with_wrapper(f"{WHOLE} around its forward", "begin")),
     **{
-        f"{what} of tomorrow under the Parallel Sampler": replace(
-            habit(refused(f"cannot honour {said}"), looped_with(what)), ours=True
+        f"{what} of tomorrow under the Parallel Sampler": habit(
+            refused(f"cannot honour {said}"), looped_with(what), ours=True
         )
         for what, said in {
             "guidance": "a change of ComfyUI's cfg_function",
@@ -89,7 +85,7 @@ ENTRY_ROWS: dict[str, Row] = {
             "a place": "the wrapper 'next'",
         }.items()
     },
-    "the model's forward under the Parallel Sampler": replace(
-        habit(refused("cannot honour a change of its forward"), looped_with_another_forward), ours=True
+    "the model's forward under the Parallel Sampler": habit(
+        refused("cannot honour a change of its forward"), looped_with_another_forward, ours=True
     ),
 }

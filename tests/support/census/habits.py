@@ -1,7 +1,5 @@
 """What node packs do to a model beside ComfyUI's own nodes, and what comes of it."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 from dataclasses import replace
@@ -20,16 +18,14 @@ from tests.support.census.changes import (
     changed,
     changed_in_wrapper,
     changed_inside,
+    cloned,
     in_place_of,
     louder,
     negate_a_part,
     negate_a_quantised_weight,
-    negate_data,
-    replace_a_buffer,
     sample_after,
     save_by_itself,
     scaled,
-    write_a_buffer,
     write_a_quantised_weight,
     write_numbers,
     written_and_written_back,
@@ -49,13 +45,7 @@ from tests.support.census.weights.merges import MERGE_ROWS
 
 def optioned(**options: Any) -> Does:
     """What a node puts into the options of the model's calls."""
-
-    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-        patched = model.clone()
-        patched.model_options["transformer_options"].update(options)
-        return [census.sample(row, patched)]
-
-    return does
+    return cloned(lambda model: model.model_options["transformer_options"].update(options))
 
 
 def wrapped(kind: str) -> Does:
@@ -67,12 +57,7 @@ def wrapped(kind: str) -> Does:
             return executor(*args, **kwargs)
         return executor(*args[:place], args[place] * 1.05, *args[place + 1 :], **kwargs)
 
-    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-        patched = model.clone()
-        patched.add_wrapper_with_key(kind, "census", wrapper)
-        return [census.sample(row, patched)]
-
-    return does
+    return cloned(lambda model: model.add_wrapper_with_key(kind, "census", wrapper))
 
 
 def of_plain_patcher(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
@@ -81,10 +66,6 @@ def of_plain_patcher(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     plain = patcher(model.model, model.load_device, model.offload_device, model.size)
     plain.model_options = copy.deepcopy(model.model_options)
     return [census.sample(row, plain), sample_after(census, row, model)]
-
-
-def replace_forward(module: Any) -> None:
-    module.forward_orig = louder(module.forward_orig)
 
 
 class Louder(torch.nn.Module):
@@ -100,10 +81,6 @@ class Louder(torch.nn.Module):
 
 def replace_a_block(module: Any) -> None:
     module.double_blocks[0] = Louder(module.double_blocks[0])
-
-
-def hook_a_block(module: Any) -> None:
-    module.single_blocks[0].register_forward_hook(lambda _block, _args, result: 1.1 * result)
 
 
 def write_data(module: torch.nn.Module) -> None:
@@ -139,10 +116,6 @@ def compile_elsewhere(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     """torch.compile replaces the constructor of all modules."""
     torch.compile(lambda value: value + 1, backend="eager")(torch.zeros(2))
     return plain(census, row, model)
-
-
-def note_a_number(module: Any) -> None:
-    module.census_steps = 3
 
 
 def look(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
@@ -203,15 +176,8 @@ def style(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
 
 
 def replaced(name: str) -> Does:
-    """An object patch."""
-
-    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-        patched = model.clone()
-        part = patched.get_model_object(name)
-        patched.add_object_patch(name, Louder(part) if isinstance(part, torch.nn.Module) else louder(part))
-        return [census.sample(row, patched)]
-
-    return does
+    """An object patch of a part."""
+    return cloned(lambda model: model.add_object_patch(name, Louder(model.get_model_object(name))))
 
 
 def replace_apply_model(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
@@ -336,10 +302,12 @@ HABITS: dict[str, Row] = {
     **MERGE_ROWS,
     **NETWORK_HABITS,
     "attributes, isinstance, hasattr, names": habit(equal(), look),
-    "a number noted on the module": habit(ignored(), changed(note_a_number)),
-    "forward_orig": habit(as_stock(), changed(replace_forward)),
+    "a number noted on the module": habit(ignored(), changed(lambda module: setattr(module, "census_steps", 3))),
+    "forward_orig": habit(
+        as_stock(), changed(lambda module: setattr(module, "forward_orig", louder(module.forward_orig)))
+    ),
     "a block": habit(as_stock(), changed(replace_a_block)),
-    "a hook": habit(as_stock(), changed(hook_a_block)),
+    "a hook": habit(as_stock(), changed(DURING["a hook"])),
     "weights' data written": habit(as_stock(), changed(write_data)),
     "a part of a weight written": habit(as_stock(), changed(negate_a_part)),
     "weights read": habit(ignored(), read_weights),
@@ -369,28 +337,30 @@ HABITS: dict[str, Row] = {
         )
         for method, model in {"_forward": "flux", "forward": "sd3-dual"}.items()
     },
-    "a patcher of ComfyUI's own class": habit(replace(ignored(), shared="ulysses=2"), of_plain_patcher),
-    "a state dict that a node saves": habit(replace(equal(), dtype="fp8_e4m3fn"), save_by_itself),
+    "a patcher of ComfyUI's own class": habit(ignored(), of_plain_patcher, shared="ulysses=2"),
+    "a state dict that a node saves": habit(equal(), save_by_itself, dtype="fp8_e4m3fn"),
     "weights replaced, in a function around a call": habit(
-        replace(as_stock(), shared="ulysses=2"), changed_in_wrapper(scaled("img_in.weight", "final_layer.linear.bias"))
+        as_stock(), changed_in_wrapper(scaled("img_in.weight", "final_layer.linear.bias")), shared="ulysses=2"
     ),
     **{
         f"weights written while they are here, {name}": habit(as_stock(), written_while_here(change))
-        for name, change in {"their data": negate_data, "a part of one": negate_a_part}.items()
+        for name, change in {
+            "their data": lambda module: module.final_layer.linear.weight.data.neg_(),
+            "a part of one": negate_a_part,
+        }.items()
     },
     "weights written while they are here, quantised": habit(
-        replace(as_stock(), form="fp8"), written_while_here(negate_a_quantised_weight)
+        as_stock(), written_while_here(negate_a_quantised_weight), form="fp8"
     ),
     "a weight written and written back": habit(as_stock(), written_and_written_back),
-    "a quantised weight written": replace(
-        habit(
-            replace(refused("writes into a quantised weight"), form="fp8"),
-            changed(write_a_quantised_weight),
-        ),
-        ours=True,
+    "a quantised weight written": habit(
+        refused("writes into a quantised weight"), changed(write_a_quantised_weight), form="fp8", ours=True
     ),
-    "a buffer replaced": habit(as_stock("sd3-dual"), changed(replace_a_buffer)),
-    "a buffer written": habit(as_stock("sd3-dual"), changed(write_a_buffer)),
+    "a buffer replaced": habit(
+        as_stock("sd3-dual"),
+        changed(lambda module: setattr(module, "pos_embed", torch.full(module.pos_embed.shape, 0.3))),
+    ),
+    "a buffer written": habit(as_stock("sd3-dual"), changed(lambda module: module.pos_embed.mul_(-2.0))),
     "a buffer of no file written": habit(as_stock("minimax"), changed(write_numbers)),
     **{f"a wrapper at {kind}": habit(equal(), wrapped(kind)) for kind in WRAPPERS},
     "apply_model replaced": habit(equal(), replace_apply_model),
@@ -404,28 +374,29 @@ HABITS: dict[str, Row] = {
     "apply_model after a load": habit(equal(), apply_after_load),
     "the model replaced": habit(as_stock(), replaced("diffusion_model")),
     "a patch": habit(as_stock("unet"), late_patch),
-    "a patch, where errors are wanted": replace(
-        habit(refused("cannot honour the model patch 'attn1_output_patch' of late_patch", "unet"), refusing), ours=True
+    "a patch, where errors are wanted": habit(
+        refused("cannot honour the model patch 'attn1_output_patch' of late_patch", "unet"), refusing, ours=True
     ),
     "an attention override that chooses a kernel of other bits": habit(ignored(), choosing_other_bits),
-    "an attention override that chooses a kernel for GPUs": replace(
-        habit(ignored(), choosing("attention_sage")),
+    "an attention override that chooses a kernel for GPUs": habit(
+        ignored(),
+        choosing("attention_sage"),
         said="A node asks for attention by sage, which runs on NVIDIA's GPUs, and the ranks compute on cpu. The ranks "
         "attend by the plan's kernel native.",
     ),
-    "an attention override that its class never calls": replace(habit(equal("pixart"), choosing_bits), steps=1),
+    "an attention override that its class never calls": habit(equal("pixart"), choosing_bits, steps=1),
     "an attention override that is called Sage and does something else": habit(
         as_stock(), optioned(optimized_attention_override=attention_override_sage)
     ),
     "a style model with a bias": habit(equal(), style),
     **CONTROLNET_HABITS,
     **H3_ROWS,
-    "a video frame by frame": replace(habit(as_stock("wan-causal"), frame_by_frame), cfg=1.0),
+    "a video frame by frame": habit(as_stock("wan-causal"), frame_by_frame, cfg=1.0),
     "a LoRA of one text, for which the ranks lack room": habit(as_stock(), hook_lora_without_room),
-    "a UNet with a mask": habit(replace(ignored("unet"), masked=True), plain),
-    "a UNet in fp8": habit(replace(equal("unet"), dtype="fp8_e4m3fn"), plain),
+    "a UNet with a mask": habit(ignored("unet"), plain, masked=True),
+    "a UNet in fp8": habit(equal("unet"), plain, dtype="fp8_e4m3fn"),
     "texts of regions": habit(equal(), regional),
     **{f"a larger second pass on a {model}": habit(equal(model), second_pass) for model in ("flux", "unet")},
-    "a LoRA of one text, with the rows apart": replace(habit(equal(), hook_lora), plan={"cfg": 2}),
+    "a LoRA of one text, with the rows apart": habit(equal(), hook_lora, plan={"cfg": 2}),
     "a LoRA of one text and some steps, beside another": habit(equal(), hook_lora_by_step),
 }

@@ -1,8 +1,6 @@
 """A detector, which is not sampled from; and *Parallelize Model* behind other nodes, which may keep ranks from reading
 the model."""
 
-from __future__ import annotations
-
 import importlib
 from dataclasses import replace
 from typing import Any
@@ -57,7 +55,7 @@ def check_stays(census: Any, row: Row, model: Any, words: str) -> None:
         census.said.clear()  # it is compared above
 
 
-DETECTOR_ROWS = {"RTDETR_detect": replace(habit(detects("detector", "RT_DETR_v4"), by_both_loaders), said="")}
+DETECTOR_ROWS = {"RTDETR_detect": habit(detects("detector", "RT_DETR_v4"), by_both_loaders, said="")}
 
 
 # Nodes that change a MODEL. In their own rows the node stands before them, in these behind them.
@@ -114,6 +112,6 @@ NODE_ROWS: dict[str, Row] = {
         f"{name}, before Parallelize Model": replace(EVERY[name], last=True, said=SAID.format(said))
         for name, said in IN_THE_MODULE.items()
     },
-    "a MODEL with copies, before Parallelize Model": replace(habit(as_stock(), with_copies), last=True, ignored=True),
+    "a MODEL with copies, before Parallelize Model": habit(as_stock(), with_copies, last=True, ignored=True),
     "two Parallelize Model in a row": habit(equal(), two_in_a_row),
 }

@@ -1,7 +1,5 @@
 """Files of networks that nodes run inside of the model, as habits of the census."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys
@@ -91,8 +89,7 @@ def filled(is_written: bool = False) -> Any:
 
     def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
         functions: Any = sys.modules[census.nodes.NODE_CLASS_MAPPINGS["NetworkLoader"].__module__]
-        network, file = functions.Beside(64, 128), census.base / "beside.safetensors"
-        fill_weights(network)
+        network, file = fill_weights(functions.Beside(64, 128)), census.base / "beside.safetensors"
         save_file(network.state_dict(), file)
         network = functions.fill_network(functions.Beside(64, 128), str(file))
         if is_written:
@@ -131,11 +128,11 @@ OF_A_PACK = replace(equal(), shared="ulysses=2")
 NETWORK_HABITS: dict[str, Row] = {
     "a network that a pack fills from a file": habit(OF_A_PACK, filled()),
     "a network that a pack fills, and then writes into": habit(OF_A_PACK, filled(is_written=True)),
-    "a network whose file is overwritten": habit(replace(PLAIN, as_stock=True, shared=""), overwritten),
+    "a network whose file is overwritten": habit(PLAIN, overwritten, as_stock=True, shared=""),
     "a network of a file that is loaded again": habit(PLAIN, loaded_again),
     "a network that ComfyUI's device does not load": habit(PLAIN, on_device),
     "a network of a pack's own class": habit(
-        replace(ROWS["ZImageFunControlnet"], node="ZImageFunControlnet", shared="ulysses=2"), of_own_class
+        ROWS["ZImageFunControlnet"], of_own_class, node="ZImageFunControlnet", shared="ulysses=2"
     ),
     # Each token is compared with the whole first frame, and with all other tokens.
     "WanInfiniteTalkToVideo with two speakers": replace(

@@ -1,7 +1,5 @@
 """Tiny networks beside the model: what nodes run inside of it, and VAEs."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import json
@@ -13,8 +11,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from tests.support.cases.host.base import fill_weights
-from tests.support.cases.host.networks import FUN, ONE_BLOCK, SPOKEN, lllite_network
+from tests.support.cases.host.base import fill_weights, of_comfyui
+from tests.support.cases.host.networks import FUN, ONE_BLOCK, lllite_network
 from tests.support.census.controlnets import ADAPTER, CONTROLNETS
 from tests.support.census.rows import Row
 from tests.support.host.stock_prompts import ALL
@@ -42,9 +40,6 @@ class GivenNetworks:
         network.control_block = lambda image, _encoded, _block: 0.1 * image
         return self.patcher(network)
 
-    def a_diffsynth(self, _row: Row, _model: Any) -> Any:
-        return self.a_network("QwenImageBlockWiseControlNet", num_layers=3, dim=64)
-
     def a_fun(self, _row: Row, _model: Any) -> Any:
         return self.a_network("ZImage_Control", "comfy.ldm.lumina.controlnet", **FUN)
 
@@ -55,7 +50,7 @@ class GivenNetworks:
     def a_network(self, name: str, module: str = "comfy_extras.nodes_model_patch", **config: Any) -> Any:
         """A network of ComfyUI's that nodes have run inside of the model, from a file."""
         said = {"class": f"{module}.{name}", "config": json.dumps(config)}
-        file = self.saved_once(name, lambda: made_of(module, name, **config), metadata=said)
+        file = self.saved_once(name, lambda: of_comfyui(f"{module}.{name}", **config), metadata=said)
         return self.run("NetworkLoader", file=str(file))[0]
 
     def saved_once(
@@ -67,12 +62,6 @@ class GivenNetworks:
             save(make(), file, **given)
         return file
 
-    def a_image_vae(self, _row: Row, _model: Any) -> Any:
-        return self.a_tiny_vae("taesd", "TAESD", 16)
-
-    def a_video_vae(self, _row: Row, _model: Any) -> Any:
-        return self.a_tiny_vae("taehv", "TAEHV", 16)
-
     def a_tiny_vae(self, module: str, name: str, channels: int) -> Any:
         """One of ComfyUI's small VAEs, from a file."""
         made = getattr(importlib.import_module(f"comfy.taesd.{module}"), name)
@@ -82,7 +71,7 @@ class GivenNetworks:
     def a_uni3c(self, _row: Row, _model: Any) -> Any:
         """One that ComfyUI's own node loads."""
         config = {**ONE_BLOCK, "num_layers": 1}
-        file = self.saved_once("uni3c", lambda: made_of("comfy.ldm.wan.uni3c", "WanUni3CControlnet", **config))
+        file = self.saved_once("uni3c", lambda: of_comfyui("comfy.ldm.wan.uni3c.WanUni3CControlnet", **config))
         return self.run("ModelPatchLoader", name=file.name)[0]
 
     def a_lllite(self, _row: Row, _model: Any) -> Any:
@@ -90,13 +79,6 @@ class GivenNetworks:
         network, said = (lambda: lllite_network(64, layers, (1, 2))), {"lllite.aspp_dilations": "1,2"}
         file = self.saved_once("lllite", network, metadata=said)
         return self.run("ModelPatchLoader", name=file.name)[0]
-
-    def a_multitalk(self, _row: Row, _model: Any) -> Any:
-        """Its attention has 40 heads."""
-        return self.a_network("MultiTalkModelPatch", **SPOKEN)
-
-    def a_spoken(self, _row: Row, _model: Any) -> Any:
-        return {"encoded_audio_all_layers": [torch.zeros(1, 50, 768)] * 13}
 
     def a_two_speakers(self, row: Row, model: Any) -> Any:
         """A second one, who is in the right half of the picture."""
@@ -148,11 +130,6 @@ class GivenNetworks:
     def patcher(self, network: torch.nn.Module) -> Any:
         cpu = torch.device("cpu")
         return importlib.import_module("comfy.model_patcher").ModelPatcher(network, cpu, cpu)
-
-
-def made_of(module: str, name: str, **config: Any) -> torch.nn.Module:
-    operations = importlib.import_module("comfy.ops").disable_weight_init
-    return getattr(importlib.import_module(module), name)(**config, operations=operations)
 
 
 def t2i_adapter(channels: tuple[int, ...] = (32, 64, 128, 128)) -> dict[str, torch.Tensor]:

@@ -1,7 +1,5 @@
 """The pack of habits, as stock and in the ranks: what node packs do inside of a model, in the ways of real packs."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -74,35 +72,34 @@ def pack_rows() -> Iterator[tuple[str, Row]]:
 
 PACK_ROWS: dict[str, Row] = {
     **dict(pack_rows()),
-    "a pack's count, read outside": habit(replace(equal(), shared="one rank"), counted("a count on the module", 2)),
+    "a pack's count, read outside": habit(equal(), counted("a count on the module", 2), shared="one rank"),
     "a pack's first-block cache, its weights by blocks": habit(
-        replace(equal(), shared="ulysses=2 × shared weights", plan={"ulysses": 2, "weights": "shared"}), CACHE
+        equal(), CACHE, shared="ulysses=2 × shared weights", plan={"ulysses": 2, "weights": "shared"}
     ),
-    "a pack's first-block cache on Wan": habit(replace(equal("wan"), shared="ulysses=2", plan={}), CACHE),
-    "a pack's patch of attention": habit(replace(equal(), shared="one rank"), of_pack("attention's output", "begin")),
-    "a pack's hook in a quantised file": habit(
-        replace(equal(), form="fp8", shared="one rank"), of_pack("a hook", "begin")
-    ),
-    "a pack's block": habit(replace(equal(), shared="ulysses=2"), of_pack("a replaced block", "begin")),
-    "a pack's patch that mixes rows": habit(
-        replace(equal("unet"), shared="ulysses=2"), of_pack("rows that mix", "begin")
-    ),
-    "a pack's hook on texts of two lengths": habit(replace(equal(), plan={}, shared="cfg=2"), of_pack_apart("a hook")),
+    "a pack's first-block cache on Wan": habit(equal("wan"), CACHE, shared="ulysses=2", plan={}),
+    "a pack's patch of attention": habit(equal(), of_pack("attention's output", "begin"), shared="one rank"),
+    "a pack's hook in a quantised file": habit(equal(), of_pack("a hook", "begin"), form="fp8", shared="one rank"),
+    "a pack's block": habit(equal(), of_pack("a replaced block", "begin"), shared="ulysses=2"),
+    "a pack's patch that mixes rows": habit(equal("unet"), of_pack("rows that mix", "begin"), shared="ulysses=2"),
+    "a pack's hook on texts of two lengths": habit(equal(), of_pack_apart("a hook"), plan={}, shared="cfg=2"),
     "a pack's patch that mixes rows on texts of two lengths, by speed": habit(
-        replace(equal("unet"), plan={"cfg": 2, "speeds": (1, 0.4)}, latent=(2, 4, 16, 16), shared="cfg=2"),
+        equal("unet"),
         of_pack_apart("rows that mix"),
+        plan={"cfg": 2, "speeds": (1, 0.4)},
+        latent=(2, 4, 16, 16),
+        shared="cfg=2",
     ),
     "a pack's count on texts of two lengths": habit(
-        replace(equal(), plan={}, shared="one rank"), of_pack_apart("a counting closure")
+        equal(), of_pack_apart("a counting closure"), plan={}, shared="one rank"
     ),
-    "a pack's derived class": habit(replace(equal(), shared="one rank"), of_pack("a derived class", "begin")),
-    "a pack's count on a class": habit(replace(equal(), shared="one rank"), of_pack("a count on a class", "begin")),
+    "a pack's derived class": habit(equal(), of_pack("a derived class", "begin"), shared="one rank"),
+    "a pack's count on a class": habit(equal(), of_pack("a count on a class", "begin"), shared="one rank"),
     "a pack's class that draws random numbers": habit(
         as_stock(), of_pack("a class that draws random numbers", "begin")
     ),
-    "a pack's complex numbers": habit(replace(as_stock(), less="one rank"), of_pack("complex numbers", "begin")),
+    "a pack's complex numbers": habit(as_stock(), of_pack("complex numbers", "begin"), less="one rank"),
     "a pack's function beside its routes": habit(
-        replace(equal(), shared="one rank"), of_pack("a function beside routes", "begin")
+        equal(), of_pack("a function beside routes", "begin"), shared="one rank"
     ),
     "a function of a pack's __init__": habit(as_stock(), of_pack("a function of the package itself", "begin")),
 }

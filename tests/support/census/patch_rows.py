@@ -2,8 +2,6 @@
 does not depend on its place, so models, moments and plans take turns. And some of these functions as somebody has read
 them."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable
@@ -47,7 +45,7 @@ def patched(name: str, moment: str) -> Callable[..., list[torch.Tensor]]:
 
 
 PATCH_ROWS: dict[str, Row] = {
-    name: habit(replace(equal(model), plan=plan, shared=shared), patched(name, moment))
+    name: habit(equal(model), patched(name, moment), plan=plan, shared=shared)
     for name, (model, moment, plan, shared) in PATCHES.items()
 }
 
@@ -80,8 +78,7 @@ def shared(row: Row, plan: str) -> Row:
 
 READ_ROWS: dict[str, Row] = {
     "a block that was read, with its rows apart": habit(
-        replace(equal(), plan={"cfg": 2}, shared="cfg=2"),
-        read("a block in its place", REPLACING, tokens=True, rows=True),
+        equal(), read("a block in its place", REPLACING, tokens=True, rows=True), plan={"cfg": 2}, shared="cfg=2"
     ),
     "a feed-forward of a text that nobody has read": habit(
         shared(equal("wan"), "one rank"), read(CHUNKS, CHUNKED, tokens=True, text="another")

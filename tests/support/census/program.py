@@ -1,11 +1,9 @@
-"""`python -m tests.support.census.program COMFYUI BASE OUT [NODE...]`:
+"""`census.program COMFYUI BASE OUT [NODE...]`:
 runs ComfyUI's nodes on models without and with *Parallelize Model*, in one process, and writes what came of each as
 JSON.
 
 The rows of `rows`; without names, all of them.
 """
-
-from __future__ import annotations
 
 import asyncio
 import gc
@@ -26,7 +24,8 @@ from aiohttp.web import RouteTableDef
 from safetensors.torch import load_file, save_file
 
 from parallel_backend.plan import ParallelPlan
-from tests.support.cases.host.base import fill_weights
+from tests.support.cases.host.base import fill_weights, of_comfyui
+from tests.support.cases.host.networks import SPOKEN
 from tests.support.census.habits import HABITS
 from tests.support.census.loaders import DETECTOR_ROWS, NODE_ROWS
 from tests.support.census.loading import Loading, as_node, is_ours
@@ -180,22 +179,11 @@ class Census(Loading, GivenNetworks):
     def value(self, row: Row, value: Any, model: Any) -> Any:
         if not isinstance(value, Given):
             return value
-        return getattr(self, f"a_{value.lower()}")(row, model)
-
-    def a_positive(self, row: Row, _model: Any) -> Any:
-        return self.conditioning(row.model, "positive")
-
-    def a_negative(self, row: Row, _model: Any) -> Any:
-        return self.conditioning(row.model, "negative")
+        kind = value.lower()
+        return GIVEN[kind](self, row, model) if kind in GIVEN else getattr(self, f"a_{kind}")(row, model)
 
     def a_other(self, row: Row, _model: Any) -> Any:
         return [[-text, options] for text, options in self.conditioning(row.model, "positive")]
-
-    def a_boolean(self, _row: Row, _model: Any) -> bool:
-        return False
-
-    def a_operation(self, _row: Row, _model: Any) -> Any:
-        return self.run("LatentOperationTonemapReinhard", multiplier=1.0)[0]
 
     def a_vae(self, row: Row, _model: Any) -> Any:
         """One that sees nothing in an image."""
@@ -207,20 +195,6 @@ class Census(Loading, GivenNetworks):
             decode=lambda _latent: self.a_image(row, None),
             spacial_compression_encode=lambda: 8,
             temporal_compression_decode=lambda: 4,
-        )
-
-    def a_mask(self, _row: Row, _model: Any) -> Any:
-        return torch.ones(1, 64, 64)
-
-    def a_audio(self, _row: Row, _model: Any) -> Any:
-        return {"waveform": torch.zeros(1, 2, 1000), "sample_rate": 44100}
-
-    def a_audio_vae(self, _row: Row, _model: Any) -> Any:
-        return SimpleNamespace(encode=lambda _sound: torch.ones(1, 8, 4, 16))
-
-    def a_clip_vision_output(self, _row: Row, _model: Any) -> Any:
-        return SimpleNamespace(
-            all_hidden_states=torch.zeros(1, 24, 5, 8), penultimate_hidden_states=torch.zeros(1, 5, 8)
         )
 
     def a_lora_model(self, row: Row, _model: Any) -> dict[str, torch.Tensor]:
@@ -246,10 +220,8 @@ class Census(Loading, GivenNetworks):
         return self.written("hypernetworks", {24: [layers, layers], "activation_func": "linear"})
 
     def a_difference(self, _row: Row, _model: Any) -> str:
-        network = importlib.import_module("comfy.cldm.cldm").ControlNet(
-            **{name: value for name, value in ALL["unet"].config.items() if name != "out_channels"}, hint_channels=3,
-            dtype=torch.float32, device="cpu", operations=importlib.import_module("comfy.ops").disable_weight_init,
-        )  # fmt: skip
+        config = {name: value for name, value in ALL["unet"].config.items() if name != "out_channels"}
+        network = of_comfyui("comfy.cldm.cldm.ControlNet", **config, hint_channels=3)
         weights = {f"control_model.{name}": torch.zeros(tensor.shape) for name, tensor in network.state_dict().items()}
         return self.written("controlnet", {**weights, "difference": torch.ones(1)})
 
@@ -265,18 +237,7 @@ class Census(Loading, GivenNetworks):
 
     def module(self, module: str, name: str, like: str, **config: Any) -> torch.nn.Module:
         """A network of ComfyUI's with random weights, as large as a model, if one is named."""
-        operations = importlib.import_module("comfy.ops").disable_weight_init
-        made = getattr(importlib.import_module(module), name)(
-            **{**(ALL[like].config if like else {}), **config}, dtype=torch.float32, device="cpu", operations=operations
-        )
-        fill_weights(made)
-        return made.eval().requires_grad_(False)
-
-    def a_adapted(self, row: Row, model: Any) -> Any:
-        return self.adapt(row, model)
-
-    def a_latent(self, row: Row, _model: Any) -> Any:
-        return self.latent(row)
+        return fill_weights(of_comfyui(f"{module}.{name}", **{**(ALL[like].config if like else {}), **config}))
 
     def a_sigmas(self, row: Row, model: Any) -> Any:
         return self.run("BasicScheduler", model=model, scheduler="simple", steps=row.steps, denoise=1.0)[0]
@@ -395,6 +356,28 @@ class Census(Loading, GivenNetworks):
         return found
 
 
+# By the kind of a value, what makes it for a row and its model. Others are methods of the census.
+GIVEN: dict[str, Callable[[Census, Row, Any], Any]] = {
+    "positive": lambda census, row, _: census.conditioning(row.model, "positive"),
+    "negative": lambda census, row, _: census.conditioning(row.model, "negative"),
+    "boolean": lambda *_: False,
+    "operation": lambda census, *_: census.run("LatentOperationTonemapReinhard", multiplier=1.0)[0],
+    "mask": lambda *_: torch.ones(1, 64, 64),
+    "audio": lambda *_: {"waveform": torch.zeros(1, 2, 1000), "sample_rate": 44100},
+    "audio_vae": lambda *_: SimpleNamespace(encode=lambda _sound: torch.ones(1, 8, 4, 16)),
+    "image_vae": lambda census, *_: census.a_tiny_vae("taesd", "TAESD", 16),
+    "video_vae": lambda census, *_: census.a_tiny_vae("taehv", "TAEHV", 16),
+    "clip_vision_output": lambda *_: SimpleNamespace(
+        all_hidden_states=torch.zeros(1, 24, 5, 8), penultimate_hidden_states=torch.zeros(1, 5, 8)
+    ),
+    "adapted": lambda census, row, model: census.adapt(row, model),
+    "latent": lambda census, row, _: census.latent(row),
+    "diffsynth": lambda census, *_: census.a_network("QwenImageBlockWiseControlNet", num_layers=3, dim=64),
+    "multitalk": lambda census, *_: census.a_network("MultiTalkModelPatch", **SPOKEN),  # whose attention has 40 heads
+    "spoken": lambda *_: {"encoded_audio_all_layers": [torch.zeros(1, 50, 768)] * 13},
+}
+
+
 def numbers_in(value: Any) -> Outputs:
     """The tensors and numbers in what a node returns, if they are in dicts and lists."""
     if isinstance(value, (dict, list, tuple)):
@@ -433,7 +416,3 @@ def main(comfyui: str, base: str, out: str, *names: str) -> None:
         census.group.stop()
     Path(out).write_text(json.dumps(results, indent=1))
     end()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,8 +1,6 @@
 """What becomes of every node of ComfyUI that takes a MODEL, if *Parallelize Model* has made it and it runs by ComfyUI's
 own class."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -74,9 +72,9 @@ def over_steps(row: Row) -> Row:
     return replace(row, steps=3)
 
 
-def habit(row: Row, does: Callable[..., Any]) -> Row:
-    """The row with what is done in place of running a node."""
-    return replace(row, does=does, steps=2)
+def habit(row: Row, does: Callable[..., Any], steps: int = 2, **fields: Any) -> Row:
+    """The row with what is done in place of running a node, and other fields."""
+    return replace(row, does=does, steps=steps, **fields)
 
 
 def one_rank(row: Row) -> Row:

@@ -1,7 +1,5 @@
 """What one rank of a plan keeps, computes and sends for a model of a published size."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys
@@ -23,6 +21,7 @@ from parallel_backend.sampling.stepper import Stepper
 from parallel_backend.weights.loading import ModelSource
 from parallel_backend.weights.sizes import fetched_places
 from parallel_backend.weights.stores import ShardedStore
+from tests.support.cases.host.base import of_comfyui
 from tests.support.fakes.models import Model
 from tests.support.fakes.rank import pretended
 from tests.support.fakes.tally import Tally
@@ -106,11 +105,7 @@ def made(model: Model, mesh: Mesh) -> Parallel:
 
 def build_comfyui(model: Model, device: torch.device) -> torch.nn.Module:
     """The model by ComfyUI's class, in bf16."""
-    module, _, name = model.model_class.rpartition(".")
-    operations: Any = importlib.import_module("comfy.ops").disable_weight_init
-    made_of: Any = getattr(importlib.import_module(module), name)
-    whole = made_of(**model.config_of(), device=device, dtype=torch.bfloat16, operations=operations)
-    return whole.eval().requires_grad_(False)
+    return of_comfyui(model.model_class, torch.bfloat16, device, **model.config_of()).eval().requires_grad_(False)
 
 
 def places_of(parallel: Parallel) -> list[int]:

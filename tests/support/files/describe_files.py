@@ -1,14 +1,11 @@
-"""`python -m tests.support.files.describe_files COMFYUI FILE...`:
+"""`files.describe_files COMFYUI FILE...`:
 prints what the loader finds in each file's header, as JSON.
 
 By the file's name, the class that runs it, and whether it has a spec; or the words of a refusal.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
-import sys
 from pathlib import Path
 
 from tests.support.host.mounted import mount
@@ -28,7 +25,3 @@ def main(comfyui: str, *files: str) -> None:
         has_spec = specs.spec_of(type(described.module)) is not None
         found[Path(file).name] = {"class": described.found.model_class, "spec": has_spec}
     print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

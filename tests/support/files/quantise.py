@@ -1,11 +1,8 @@
-"""`python -m tests.support.files.quantise COMFYUI FILE FORMAT...`:
+"""`files.quantise COMFYUI FILE FORMAT...`:
 writes a model file again in formats of ComfyUI's, as FILE-FORMAT.safetensors beside it."""
-
-from __future__ import annotations
 
 import importlib
 import json
-import sys
 from pathlib import Path
 
 import torch
@@ -45,7 +42,3 @@ def quantised(weights: dict[str, torch.Tensor], name: str) -> dict[str, torch.Te
             list(json.dumps(said).encode()), dtype=torch.uint8
         )
     return found
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,14 +1,11 @@
-"""`python -m tests.support.files.rank_arguments COMFYUI FILE ARGUMENT...`:
+"""`files.rank_arguments COMFYUI FILE ARGUMENT...`:
 prints the arguments that the ranks give ComfyUI's code for a file, where ComfyUI itself has these: on a GPU, and on the
 CPU, as JSON.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import logging
-import sys
 from pathlib import Path
 
 from parallel_backend.plan import ParallelPlan
@@ -21,7 +18,3 @@ def main(comfyui: str, file: str, *arguments: str) -> None:
     logging.disable(logging.CRITICAL)
     described = importlib.import_module("pack.nodes.model.host_file").describe_host_file(Path(file))
     print(json.dumps([described.source(ParallelPlan(), on_cpu).arguments for on_cpu in (False, True)]))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

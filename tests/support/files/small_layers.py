@@ -1,11 +1,8 @@
-"""`python -m tests.support.files.small_layers COMFYUI FILE`: prints as JSON, by name, in which dtype ranks hold each
+"""`files.small_layers COMFYUI FILE`: prints as JSON, by name, in which dtype ranks hold each
 parameter of a plain fp8 file, and whether it has the bits of the file: first rounded, then with small layers as stored.
 """
 
-from __future__ import annotations
-
 import json
-import sys
 from dataclasses import replace
 
 from safetensors.torch import load_file
@@ -24,7 +21,3 @@ def main(comfyui: str, file: str) -> None:
         same = {name: held[name].dtype == stored[name].dtype and held[name].equal(stored[name]) for name in stored}
         told.append({name: [dtype_name(weight.dtype), same[name]] for name, weight in held.items()})
     print(json.dumps(told))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,9 +1,7 @@
-"""`python -m tests.support.files.split_rows COMFYUI`:
+"""`files.split_rows COMFYUI`:
 splits quantised weights of each format between two rows and prints as JSON what comes of it: by format and numbers of
 rows, null if the weight cannot be split there; else by input whether a layer with the parts gives the whole one's bits,
 and whether it stays quantised and copies nothing."""
-
-from __future__ import annotations
 
 import importlib
 import json
@@ -70,7 +68,3 @@ def main(comfyui: str) -> None:
             for rows, first in ROWS
         }
     print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,13 +1,10 @@
-"""`python -m tests.support.files.stock_files COMFYUI FILE`:
+"""`files.stock_files COMFYUI FILE`:
 writes a tiny VAE of Flux with seeded weights, in the layout that ComfyUI detects, as small as its detection builds it.
 
 Of a text encoder ComfyUI needs the few tensors that it is detected by; `narrow_encoders` makes the rest.
 """
 
-from __future__ import annotations
-
 import importlib
-import sys
 
 import torch
 from safetensors.torch import save_file
@@ -63,7 +60,3 @@ def main(comfyui: str, file: str) -> None:
     module = importlib.import_module("comfy.ldm.modules.diffusionmodules.model")
     built = module.Decoder(ch=CHANNELS, out_ch=3, in_channels=3, z_channels=16, **LEVELS)
     save_file(seeded({f"decoder.{name}": tensor for name, tensor in built.state_dict().items()}), file)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

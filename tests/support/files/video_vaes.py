@@ -1,11 +1,8 @@
-"""`python -m tests.support.files.video_vaes COMFYUI FOLDER`:
+"""`files.video_vaes COMFYUI FOLDER`:
 tiny VAEs of videos with seeded weights, as files that ComfyUI detects: Wan 2.1's, one of LTX that draws noise, and
 MiniMax-H3's of videos and of their sound, which ComfyUI detects where it builds tiny ones (`tiny_vaes`)."""
 
-from __future__ import annotations
-
 import json
-import sys
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -23,7 +20,3 @@ def main(comfyui: str, folder: str) -> None:
     ltx = VAES["ltx-0.9.1"].made()
     metadata = {"config": json.dumps({"vae": ltx.config})}
     save_file(ltx.state_dict(), Path(folder) / "ltx.safetensors", metadata)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,16 +1,11 @@
-"""`python -m tests.support.files.write_stock_models COMFYUI FOLDER NAME...`:
+"""`files.write_stock_models COMFYUI FOLDER NAME...`:
 writes tiny models by ComfyUI's own classes.
 
 Each of ALL as NAME.safetensors, with seeded weights, under the names that its authors gave them.
 """
 
-from __future__ import annotations
-
-import importlib
 import importlib.util
 import json
-import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -18,6 +13,7 @@ from safetensors.torch import save_file
 
 from tests.support.cases.files.host_cases import HOST_CASES
 from tests.support.cases.files.unet_cases import UNETS
+from tests.support.cases.host.base import of_comfyui
 from tests.support.cases.sized_cases import SIZED_CASES
 from tests.support.cases.stock_cases import CASES
 from tests.support.census.models import CENSUS_MODELS
@@ -30,17 +26,15 @@ assert len(ALL) == sum(map(len, TABLES)), "two cases have one name"
 
 def main(comfyui: str, folder: str, *names: str) -> None:
     import_comfyui(comfyui)
-    operations = importlib.import_module("comfy.ops").disable_weight_init
     for name in names:
         case = ALL[name]
-        module, _, class_name = case.module.rpartition(".")
-        if importlib.util.find_spec(f"comfy.ldm.{module}") is None:
+        if importlib.util.find_spec(f"comfy.ldm.{case.module.rpartition('.')[0]}") is None:
             continue  # a newer ComfyUI's
-        model_class = getattr(importlib.import_module(f"comfy.ldm.{module}"), class_name)
-        model = model_class(**case.config, dtype=torch.float32, device="meta", operations=operations)
+        model = of_comfyui(f"comfy.ldm.{case.module}", device="meta", **case.config)
         generator = torch.Generator().manual_seed(11)
         weights = {}
-        for key, tensor in {**model.state_dict(), **meta_tensors(case.beside)}.items():
+        beside = {key: torch.empty(shape, device="meta") for key, shape in case.beside.items()}
+        for key, tensor in {**model.state_dict(), **beside}.items():
             for own, published in case.renamed.items():
                 key = key.replace(own, published)
             weights[key] = seeded(key, tensor, generator).to(case.dtype)
@@ -48,10 +42,6 @@ def main(comfyui: str, folder: str, *names: str) -> None:
         if case.detected_as:
             metadata["tiny"] = json.dumps({"class": case.detected_as, "config": dict(case.config)}, default=str)
         save_file(weights, Path(folder) / f"{name}.safetensors", metadata or None)
-
-
-def meta_tensors(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
-    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
 
 def seeded(name: str, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -64,7 +54,3 @@ def seeded(name: str, tensor: torch.Tensor, generator: torch.Generator) -> torch
     if tensor.ndim < 2:
         return 0.1 * values + (1.0 if name.endswith(("norm.weight", "scale")) or "norm" in name.split(".")[-2] else 0.0)
     return values / tensor[0].numel() ** 0.5
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

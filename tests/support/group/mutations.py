@@ -1,7 +1,5 @@
 """Frames and headers gone wrong: what a broken, other, or hostile program might send."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

@@ -1,7 +1,5 @@
 """Two machines on one: two network namespaces with a cable between them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

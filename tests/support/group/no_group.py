@@ -1,4 +1,4 @@
-"""`python -m tests.support.group.no_group COMFYUI BASE MODEL VAE`:
+"""`group.no_group COMFYUI BASE MODEL VAE`:
 Parallelize Model, a sampler and Parallelize VAE on a system whose torch has no torch.distributed, against stock.
 
 MODEL: a case that `write_cases` has written to the folder BASE. VAE: a file in its models/vae. Prints JSON: whether the
@@ -6,11 +6,8 @@ results have the stock nodes' bits, what was said, whether anything of the model
 whether a network inside of a model that has the VAE takes the stock one into the ranks.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,7 +50,3 @@ def main(comfyui: str, base: str, model: str, vae: str) -> None:
         except importlib.import_module("pack.worker.errors").NoWorkerGroup as error:
             refused[name] = str(error)
     print(json.dumps({**refused, "said": told, "runs": ours.stand_in.group.runs.to_json()}))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,7 +1,5 @@
 """Faults that are really done to a ComfyUI and its worker group, and what came of each."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -68,11 +66,6 @@ def wait_until(true: Callable[[], Any], seconds: float = PATIENCE) -> None:
         time.sleep(0.02)
 
 
-def assert_equal(drawn: torch.Tensor, reference: torch.Tensor) -> None:
-    """To the bit; says by how much they differ."""
-    torch.testing.assert_close(drawn, reference, rtol=0, atol=0)
-
-
 def suffer(host: ComfyHost, moment: str, fault: Callable[[ComfyHost], None]) -> Outcome:
     """Brings the host to that moment, does the fault to it, and waits for the next good latents.
 
@@ -108,7 +101,7 @@ def suffer(host: ComfyHost, moment: str, fault: Callable[[ComfyHost], None]) -> 
             host.wait(prompt_id, on_event=follow, timeout=PATIENCE)
         except PromptError as error:
             said, ended = error.message, time.monotonic() - seen[0]
-    assert_equal(good(host), reference)
+    torch.testing.assert_close(good(host), reference, rtol=0, atol=0)  # which says by how much they differ
     return Outcome(said, ended, [process for process in before if alive(process)])
 
 

@@ -1,14 +1,11 @@
-"""`python -m tests.support.host.look_up_names COMFYUI BASE NAME...`:
+"""`host.look_up_names COMFYUI BASE NAME...`:
 what Load DiT makes of names that a workflow gives, as JSON.
 
 By name: what the node's check says of it (true, or words), the path that it means, and what executing it raises.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
-import sys
 
 from tests.support.host.mounted import mount
 
@@ -34,7 +31,3 @@ def main(comfyui: str, base: str, names: str) -> None:
         for name in json.loads(names)
     }
     print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

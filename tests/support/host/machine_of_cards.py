@@ -1,11 +1,9 @@
-"""`python -m tests.support.host.machine_of_cards COMFYUI`:
+"""`host.machine_of_cards COMFYUI`:
 what the nodes plan on machines with accelerators that this one has not.
 
 The cards are pretended, below torch's own calls, and so is ComfyUI's choice of one. Prints JSON: by machine, how many
 ranks an automatic plan has, how many any plan may have, and what is said of an automatic plan; or the error.
 """
-
-from __future__ import annotations
 
 import importlib
 import json
@@ -110,7 +108,3 @@ def planned(machine_name: str, kind: str, cards: list[SimpleNamespace], settings
 def main(comfyui: str) -> None:
     mount(comfyui)
     print(json.dumps({name: planned(name, *machine) for name, machine in MACHINES.items()}))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

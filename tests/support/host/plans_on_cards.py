@@ -1,4 +1,4 @@
-"""`python -m tests.support.host.plans_on_cards COMFYUI FOLDER`:
+"""`host.plans_on_cards COMFYUI FOLDER`:
 what is said of plans, for models of published sizes on cards that this machine has not.
 
 Cards, and what ComfyUI finds in the files, are pretended, as in `machine_of_cards` and `templates.describe`. Reads
@@ -6,8 +6,6 @@ questions as JSON from its input: [cards' GB, what the group has told of weights
 the cards' link has been measured, its bytes per second, else 0, the free RAM in GB, and the GB of the contexts of
 ComfyUI and of each rank. Prints the answers.
 """
-
-from __future__ import annotations
 
 import importlib
 import json
@@ -108,7 +106,3 @@ def main(comfyui: str, folder: str) -> None:
         path.touch()
     route.find_loaded = lambda files: next((paths[name] for name in files.values() if name in paths), None)
     print(json.dumps([answer(route, contents, *question) for question in questions]))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""`python -m tests.support.host.room_on_a_card COMFYUI MODEL`:
+"""`host.room_on_a_card COMFYUI MODEL`:
 ComfyUI's own accounting, with our MODEL and others on a 16 GB card.
 
 The card, and the worker group on it, are pretended; what frees them and when is ComfyUI's. Prints JSON: by what was
@@ -6,12 +6,9 @@ done, how the group was asked to park (with unload or without), and the GB that 
 prompts whose text encoder and model do not fit together, what both hold from step to step, and the least that was free.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -91,6 +88,13 @@ class Scene:
         self.other = self.patches.ModelPatcher(torch.nn.Identity(), CARD, torch.device("cpu"), size=8 * GIGABYTE)
         self.sample(self.ours)
 
+    def begin_beside(self, gigabytes: int, ready: int = 0) -> None:
+        """Another model of that size is loaded after ours. ready: GB that the ranks keep beside the weights."""
+        self.begin()
+        self.group.kept += ready * GIGABYTE
+        self.other.size = gigabytes * GIGABYTE
+        self.management.load_models_gpu([self.other])
+
     def load(self, dtype: str) -> Any:
         file = self.files.describe_host_file(self.path, *self.files.WEIGHT_DTYPES[dtype])
         patcher = self.loader.load_described(file, "tiny", None, 1)
@@ -162,34 +166,24 @@ def main(comfyui: str, model: str) -> None:
     management.unload_all_models()
     found["freed"] = scene.outcome()
 
-    scene.begin()
-    scene.other.size = 2 * GIGABYTE
-    management.load_models_gpu([scene.other])
+    scene.begin_beside(2)
     scene.prepare(scene.ours, 2)
     found["a sampling has room beside it"] = scene.outcome()
     scene.prepare(scene.ours, 5)
     found["a sampling needs the room of another"] = scene.outcome()
 
-    scene.begin()
-    scene.other.size = 2 * GIGABYTE
-    management.load_models_gpu([scene.other])
+    scene.begin_beside(2)
     network = scene.patches.ModelPatcher(torch.nn.Identity(), CARD, torch.device("cpu"), size=3 * GIGABYTE)
     patched = scene.ours.clone()
     patched.set_model_double_block_patch(SimpleNamespace(models=lambda: [network]))
     scene.prepare(patched, 2)
     found["a sampling has a network in the ranks"] = scene.outcome()
 
-    scene.begin()
-    scene.other.size = 1 * GIGABYTE
-    scene.group.kept += 3 * GIGABYTE
-    management.load_models_gpu([scene.other])
+    scene.begin_beside(1, ready=3)
     scene.prepare(scene.ours, 3)
     found["the ranks keep ready what a sampling needs"] = scene.outcome()
 
-    scene.begin()
-    scene.group.kept += 3 * GIGABYTE
-    scene.other.size = 4 * GIGABYTE
-    management.load_models_gpu([scene.other])
+    scene.begin_beside(4, ready=3)
     found["another model has room in what the ranks only keep ready"] = scene.outcome()
 
     scene.begin()
@@ -198,9 +192,7 @@ def main(comfyui: str, model: str) -> None:
     found["the group holds another"] = scene.outcome()
 
     for held, aside in ((3, ()), (8, ()), (3, (scene.ours.remote.planned.source["file"],))):
-        scene.begin()
-        scene.other.size = 2 * GIGABYTE
-        management.load_models_gpu([scene.other])
+        scene.begin_beside(2)
         scene.group.loaded, scene.group.kept = ({"another": "model"}, {}), held * GIGABYTE
         scene.group.others = {"memory": [{"resident_weights": held * GIGABYTE}], "aside": aside}
         scene.prepare(scene.load("bf16"), 1)
@@ -236,7 +228,3 @@ def main(comfyui: str, model: str) -> None:
         management.unload_all_models()
         found[f"freed, to {choice}"] = scene.outcome()
     print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,13 +1,10 @@
-"""`python -m tests.support.host.rows_of COMFYUI`:
+"""`host.rows_of COMFYUI`:
 which rows of the equality table a ComfyUI can make, as JSON: by row, what it has changed of the class, in words.
 
 Rows of classes that it does not have, or makes of other arguments, are left out.
 """
 
-from __future__ import annotations
-
 import json
-import sys
 
 from parallel_backend.models.checks import changes_of
 from tests.support.cases.host import CASES
@@ -23,7 +20,3 @@ def main(comfyui: str) -> None:
         except (ImportError, TypeError):
             continue
     print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

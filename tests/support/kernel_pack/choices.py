@@ -1,9 +1,7 @@
-"""`python -m tests.support.kernel_pack.choices COMFYUI FOLDER`:
+"""`kernel_pack.choices COMFYUI FOLDER`:
 prints as JSON which kernel each override beside this file chooses, and why a rank with a pretended device cannot use a
 kernel, or what it computes with it. FOLDER becomes a folder of custom nodes.
 """
-
-from __future__ import annotations
 
 import importlib
 import importlib.util
@@ -104,7 +102,3 @@ def main(comfyui: str, folder: str) -> None:
     mount(comfyui)
     takes = {name: kernel.takes({"low_precision_attention": False}) for name, kernel in KERNELS.items()}
     print(json.dumps({**choices(comfyui, Path(folder)), "answers": answers(), "results": results(), "takes": takes}))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

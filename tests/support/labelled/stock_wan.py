@@ -1,12 +1,9 @@
-"""`python -m tests.support.labelled.stock_wan COMFYUI OUT FILE...`:
+"""`labelled.stock_wan COMFYUI OUT FILE...`:
 saves what ComfyUI's own model predicts in one process, loaded by the stock loader: of each file, and of the first one
 also with an adapter.
 """
 
-from __future__ import annotations
-
 import importlib
-import sys
 
 import torch
 
@@ -28,7 +25,3 @@ def main(_comfyui: str, out: str, *files: str) -> None:
                 model.get_parameter(CHANGED).add_((0.2 * up) @ (0.2 * down))
                 adapted = model(latents, torch.tensor([500.0]), context=text)
     torch.save([*found, adapted], out)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -13,8 +13,6 @@ Both speeds of computing are those of a whole step, attention and what is no pro
 the run. link, host and card are what is reached in practice, not what data sheets promise; they are assumed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -58,10 +56,7 @@ PROFILES = {
 
 def counted_flops(run: Callable[[], Any]) -> int:
     """The floating-point operations of products and attention in what is run once, on the CPU."""
-    with FlopCounterMode(display=False, custom_mapping={CPU_ATTENTION: flops_of_attention}) as counter:
+    attention = {CPU_ATTENTION: lambda query, key, value, *_, **__: sdpa_flop(query, key, value)}
+    with FlopCounterMode(display=False, custom_mapping=attention) as counter:
         run()
     return counter.get_total_flops()
-
-
-def flops_of_attention(query: torch.Size, key: torch.Size, value: torch.Size, *_args: Any, **_options: Any) -> int:
-    return sdpa_flop(query, key, value)

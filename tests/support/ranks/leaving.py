@@ -1,7 +1,5 @@
 """How a rank of a test ends, and other programs with torch's threads."""
 
-from __future__ import annotations
-
 import os
 import sys
 

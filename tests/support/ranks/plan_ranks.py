@@ -1,8 +1,6 @@
 """`plan_ranks`:
 what the engine really gives each rank, by plan, for a model of toy blocks."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 

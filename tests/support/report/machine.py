@@ -1,7 +1,5 @@
 """What the machine is, for a report that strangers read: nothing of its user, its folders or its network."""
 
-from __future__ import annotations
-
 import getpass
 import os
 import platform
@@ -44,7 +42,8 @@ def facts(comfyui: Path | None, device: str) -> list[str]:
     lines = [f"ParallelDiT {pack[1] if pack else '?'}{commit()}" + (f", ComfyUI {release[1]}" if release else "")]
     lines.append(f"torch {torch.__version__} ({built_for()}), diffusers {version('diffusers')}")
     lines.append(f"Python {platform.python_version()}, {platform.system()}, {platform.machine()}")
-    lines.append(f"{os.cpu_count()} CPU threads, {memory_bytes() / GIGABYTE:.0f} GB of RAM")
+    ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    lines.append(f"{os.cpu_count()} CPU threads, {ram / GIGABYTE:.0f} GB of RAM")
     return [*lines, *(gpus(device) if device != "cpu" else [])]
 
 
@@ -52,10 +51,6 @@ def built_for() -> str:
     """What this torch computes on."""
     releases = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip, "XPU": getattr(torch.version, "xpu", None)}
     return next((f"{name} {release}" for name, release in releases.items() if release), "for the CPU")
-
-
-def memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def gpus(device: str) -> list[str]:

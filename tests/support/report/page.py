@@ -1,7 +1,5 @@
 """The report, one page of Markdown."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Parts of a page of Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

@@ -1,4 +1,4 @@
-"""`python -m tests.support.templates.describe COMFYUI NAME...`:
+"""`templates.describe COMFYUI NAME...`:
 what the loader's code says of each model file that ComfyUI's workflows name, and of these, and its MODEL of the nodes
 in the workflows, as JSON.
 
@@ -9,8 +9,6 @@ rows are "coupled", if they are, "as_stock": the nodes for which ComfyUI's own m
 those whose functions need all tokens. "counted alike": of a Flux or SD3, whether a forward costs as
 much with the weights in the ranks as before.
 """
-
-from __future__ import annotations
 
 import asyncio
 import importlib
@@ -161,7 +159,3 @@ def mixed(weights: Mapping[str, torch.Tensor], size: float) -> dict[str, torch.T
         else:
             found |= {f"{layer}comfy_quant": mark, f"{layer}weight_scale": torch.zeros(())}
     return found
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

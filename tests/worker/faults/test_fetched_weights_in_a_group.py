@@ -3,8 +3,6 @@
 The reference is the same group with whole weights.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

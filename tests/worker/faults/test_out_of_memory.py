@@ -3,8 +3,6 @@
 The memory really runs out: the rank is given a limit, a little above what it uses, while it runs.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

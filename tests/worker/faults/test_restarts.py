@@ -1,14 +1,11 @@
 """A group that dies is started again, with its model; one that keeps dying is left down, and says why."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +14,7 @@ import pytest
 import torch
 
 from parallel_backend.plan import ParallelPlan
-from tests.support.group.direct_group import DIT, DirectGroup, source_of
+from tests.support.group.direct_group import DIT, DirectGroup, source_of, wait_until
 from worker.comfyui.source import HostSource
 from worker.errors import WorkerGroupError
 from worker.host.client import WorkerGroup
@@ -86,14 +83,6 @@ def loading(group: WorkerGroup, source: HostSource, plan: ParallelPlan = PLAN) -
     return run
 
 
-def wait_until(true: Callable[[], bool]) -> float:
-    began = time.monotonic()
-    while not true():
-        assert time.monotonic() - began < DEADLINE
-        time.sleep(0.05)
-    return time.monotonic() - began
-
-
 def test_a_group_that_dies_while_idle_comes_back_by_itself_with_its_model(
     group: WorkerGroup, source: HostSource
 ) -> None:
@@ -103,8 +92,10 @@ def test_a_group_that_dies_while_idle_comes_back_by_itself_with_its_model(
     before = load()
     pids = group.status()["pids"]
     os.kill(pids[1], signal.SIGKILL)
-    wait_until(lambda: group.status()["state"] != "ready")
-    wait_until(lambda: (status := group.status())["state"] == "ready" and status["counts"].get("load") == 1)
+    assert wait_until(lambda: group.status()["state"] != "ready", DEADLINE)
+    assert wait_until(
+        lambda: (status := group.status())["state"] == "ready" and status["counts"].get("load") == 1, DEADLINE
+    )
     status = group.status()
     assert len(status["pids"]) == 2 and not set(status["pids"]) & set(pids)
     assert f"process {pids[1]}) was killed by SIGKILL" in status["last_death"]
@@ -125,7 +116,7 @@ def test_a_rank_that_is_killed_between_two_steps_ends_the_run(
         before = load()
         pids = group.status()["pids"]
         os.kill(pids[0], signal.SIGKILL)
-        wait_until(lambda: not process.is_alive(pids[0]))
+        assert wait_until(lambda: not process.is_alive(pids[0]), DEADLINE)
         with pytest.raises(WorkerGroupError, match=rf"between two steps.*process {pids[0]}\) was killed by SIGKILL"):
             load()
     assert torch.equal(load(), before)
@@ -141,7 +132,7 @@ def test_a_stopped_rank_is_taken_for_dead_and_a_group_that_keeps_dying_is_left_d
             load()
         if rank:
             assert torch.equal(load(), before)
-    wait_until(lambda: group.status()["state"] == "failed")
+    assert wait_until(lambda: group.status()["state"] == "failed", DEADLINE)
     with pytest.raises(WorkerGroupError, match=r"died 2 times in ten minutes(.|\n)*for 3 s"):
         load()
     group.restart(2, unchecked)

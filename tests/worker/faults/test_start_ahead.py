@@ -1,7 +1,5 @@
 """Ranks that start before a request asks for them: who asks finds them, or hears why there are none."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Iterator

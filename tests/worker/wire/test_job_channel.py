@@ -1,7 +1,5 @@
 """Large frames between ComfyUI and rank 0 go through memory that both map, and small ones through the socket."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import socket
@@ -13,6 +11,7 @@ import pytest
 import torch
 
 from parallel_backend.weights.shared_memory import IS_SHAREABLE
+from tests.support.group.direct_group import wait_until
 from tests.support.labelled.tensors import GPU, Labelled, on_gpu
 from worker.host.sent_conditions import MOST, MOST_BYTES, SentConditions
 from worker.wire.job_channel import SLOTS, FrameMemory, HostChannel, RankChannel
@@ -86,7 +85,8 @@ def test_a_rank_waits_until_comfyui_has_read_what_is_in_its_way(ends: Ends) -> N
     tensors = [torch.full((LARGE,), float(place)) for place in range(SLOTS + 1)]
     sender = threading.Thread(target=lambda: [ends.rank.send({}, {"denoised": each}) for each in tensors])
     sender.start()
-    sender.join(0.3)
+    assert wait_until(lambda: waiting(ends.ours) == SLOTS * PREFIX.size, 60)
+    sender.join(0.3)  # what follows has nowhere to go
     assert sender.is_alive() and waiting(ends.ours) == SLOTS * PREFIX.size
     for each in tensors:
         assert torch.equal(ends.host.receive()[1]["denoised"], each)

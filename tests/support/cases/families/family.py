@@ -1,7 +1,5 @@
 """A family: a tiny, seeded model of a diffusers class, with inputs, and the plain call to compare the engine with."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,12 +24,17 @@ TINY = {
 }
 
 
+def by_names(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors) -> torch.Tensor:
+    return model(hidden_states=latents, timestep=timestep, **given).sample
+
+
 @dataclass(frozen=True)
 class Family:
     """model_class and config of a tiny diffusers model.
 
     conditions: (batch, height, width), or (batch, frames, height, width) for video, to the engine's conditions.
-    reference: (model, latents, timestep, conditions) to what one process on plain diffusers predicts.
+    reference: (model, latents, timestep, conditions) to what one process on plain diffusers predicts; without one, the
+    model takes the conditions by their names.
     shapes: by name, the arguments of `conditions` to test with.
     channels: of the latents, if the model's input has other ones.
     timesteps: the first and the last of the batch; exact in bf16, as some models cast them before they embed them.
@@ -42,7 +45,7 @@ class Family:
     model_class: str
     config: dict
     conditions: Callable[..., Tensors]
-    reference: Callable[[torch.nn.Module, torch.Tensor, torch.Tensor, Tensors], torch.Tensor]
+    reference: Callable[[torch.nn.Module, torch.Tensor, torch.Tensor, Tensors], torch.Tensor] = by_names
     shapes: dict[str, tuple[int, ...]] = field(default_factory=lambda: IMAGES)
     channels: int | None = None
     timesteps: tuple[float, float] = (100, 900)

@@ -1,8 +1,8 @@
 """Families of classes that make images."""
 
-from __future__ import annotations
-
 import math
+from functools import partial
+from typing import Any
 
 import diffusers
 import torch
@@ -101,31 +101,33 @@ def sd3(dual_attention_layers: tuple[int, ...], qk_norm: str | None) -> Family:
         "dual_attention_layers": dual_attention_layers,
         "qk_norm": qk_norm,
     }
+    return Family("SD3Transformer2DModel", config, drawn(**TEXT, pooled_projections=(16,)))
 
-    def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
-        return model(latents, given["encoder_hidden_states"], given["pooled_projections"], timestep).sample
 
-    return Family("SD3Transformer2DModel", config, drawn(**TEXT, pooled_projections=(16,)), reference)
+def by_packed_tokens(
+    pipeline: Any,
+    model: torch.nn.Module,
+    latents: torch.Tensor,
+    timestep: torch.Tensor,
+    given: Tensors,
+    **others: torch.Tensor | None,
+) -> torch.Tensor:
+    """Plain diffusers, of a class whose pipeline makes tokens of 2×2 latent pixels. others: arguments of its own."""
+    batch, channels, height, width = latents.shape
+    text = torch.zeros(given["encoder_hidden_states"].shape[1], 3)
+    tokens = model(
+        hidden_states=pipeline._pack_latents(latents, batch, channels, height, width),
+        timestep=timestep,
+        img_ids=pipeline._prepare_latent_image_ids(batch, height // 2, width // 2, latents.device, torch.float32),
+        **{"txt_ids": text, **given, **others},
+    ).sample
+    return pipeline._unpack_latents(tokens, height, width, vae_scale_factor=1)
 
 
 def flux(guidance_embeds: bool) -> Family:
     config = {**FLUX, "in_channels": 16, "pooled_projection_dim": 16, "guidance_embeds": guidance_embeds}
     conditions = drawn(**TEXT, pooled_projections=(16,), **guidance(guidance_embeds))
-
-    def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
-        pipeline = diffusers.FluxPipeline
-        batch, channels, height, width = latents.shape
-        tokens = model(
-            hidden_states=pipeline._pack_latents(latents, batch, channels, height, width),
-            timestep=timestep,
-            guidance=given.get("guidance"),
-            pooled_projections=given["pooled_projections"],
-            encoder_hidden_states=given["encoder_hidden_states"],
-            txt_ids=torch.zeros(given["encoder_hidden_states"].shape[1], 3),
-            img_ids=pipeline._prepare_latent_image_ids(batch, height // 2, width // 2, latents.device, torch.float32),
-        ).sample
-        return pipeline._unpack_latents(tokens, height, width, vae_scale_factor=1)
-
+    reference = partial(by_packed_tokens, diffusers.FluxPipeline)
     return Family("FluxTransformer2DModel", config, conditions, reference, channels=4, timesteps=(0, 0.5))
 
 
@@ -200,11 +202,7 @@ def cogview4() -> Family:
         return torch.tensor([[8.0 * side for side in sides]]).repeat(batch, 1)
 
     sizes = {"original_size": size, "target_size": size, "crop_coords": lambda batch, *_: torch.zeros(batch, 2)}
-
-    def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
-        return model(latents, given["encoder_hidden_states"], timestep, *(given[name] for name in sizes)).sample
-
-    return Family("CogView4Transformer2DModel", config, drawn(**TEXT, **sizes), reference)
+    return Family("CogView4Transformer2DModel", config, drawn(**TEXT, **sizes))
 
 
 def qwenimage(
@@ -253,18 +251,11 @@ def chroma(masks: bool) -> Family:
 
     def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
         pipeline = diffusers.ChromaPipeline
-        batch, channels, height, width = latents.shape
-        tokens = pipeline._pack_latents(latents, batch, channels, height, width)
+        batch, _, height, width = latents.shape
         mask = given["encoder_attention_mask"].float() if masks else None
-        tokens = model(
-            hidden_states=tokens,
-            timestep=timestep,
-            encoder_hidden_states=given["encoder_hidden_states"],
-            txt_ids=torch.zeros(given["encoder_hidden_states"].shape[1], 3),
-            img_ids=pipeline._prepare_latent_image_ids(batch, height // 2, width // 2, latents.device, torch.float32),
-            attention_mask=pipeline._prepare_attention_mask(None, batch, tokens.shape[1], latents.dtype, mask),
-        ).sample
-        return pipeline._unpack_latents(tokens, height, width, vae_scale_factor=1)
+        mask = pipeline._prepare_attention_mask(None, batch, height * width // 4, latents.dtype, mask)
+        text = {"encoder_hidden_states": given["encoder_hidden_states"]}
+        return by_packed_tokens(pipeline, model, latents, timestep, text, attention_mask=mask)
 
     conditions = drawn(**TEXT, **masked(masks))
     return Family("ChromaTransformer2DModel", config, conditions, reference, channels=4, timesteps=(0, 0.5))
@@ -303,11 +294,7 @@ def auraflow() -> Family:
         "pos_embed_max_size": 64,
         "in_channels": 4,
     }
-
-    def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
-        return model(latents, encoder_hidden_states=given["encoder_hidden_states"], timestep=timestep).sample
-
-    return Family("AuraFlowTransformer2DModel", config, drawn(**TEXT), reference, timesteps=(0, 0.5))
+    return Family("AuraFlowTransformer2DModel", config, drawn(**TEXT), timesteps=(0, 0.5))
 
 
 def zimage(text_tokens: int, masks: bool) -> Family:

@@ -1,11 +1,9 @@
 """Families of classes that came later, see `image.py` and `video.py`."""
 
-from __future__ import annotations
-
 import torch
 
 from .family import SQUARE, TEXT_TOKENS, TINY, UNEVEN, VIDEOS, Family, Tensors, drawn, masked
-from .image import bria
+from .image import bria, by_packed_tokens
 
 TEXT = {"encoder_hidden_states": (TEXT_TOKENS, 16)}
 
@@ -188,18 +186,10 @@ def ovis() -> Family:
     alike = bria()
 
     def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
-        from diffusers.pipelines.ovis_image.pipeline_ovis_image import OvisImagePipeline as pipeline
+        from diffusers.pipelines.ovis_image.pipeline_ovis_image import OvisImagePipeline
 
-        batch, channels, height, width = latents.shape
-        diagonal = torch.arange(TEXT_TOKENS)[:, None] * torch.tensor([0, 1, 1])
-        tokens = model(
-            hidden_states=pipeline._pack_latents(latents, batch, channels, height, width),
-            timestep=timestep,
-            encoder_hidden_states=given["encoder_hidden_states"],
-            txt_ids=diagonal.float(),
-            img_ids=pipeline._prepare_latent_image_ids(batch, height // 2, width // 2, latents.device, torch.float32),
-        ).sample
-        return pipeline._unpack_latents(tokens, height, width, vae_scale_factor=1)
+        diagonal = torch.arange(TEXT_TOKENS)[:, None] * torch.tensor([0.0, 1.0, 1.0])
+        return by_packed_tokens(OvisImagePipeline, model, latents, timestep, given, txt_ids=diagonal)
 
     config = {**alike.config, "out_channels": 16}
     return Family("OvisImageTransformer2DModel", config, alike.conditions, reference, channels=4, timesteps=(0, 0.5))

@@ -1,7 +1,5 @@
 """Families of classes that make videos."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 
@@ -49,11 +47,7 @@ def easyanimate() -> Family:
         "text_embed_dim": 16,
         "add_norm_text_encoder": True,
     }
-
-    def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
-        return model(latents, timestep, encoder_hidden_states=given["encoder_hidden_states"]).sample
-
-    return Family("EasyAnimateTransformer3DModel", config, drawn(**TEXT), reference, VIDEOS)
+    return Family("EasyAnimateTransformer3DModel", config, drawn(**TEXT), shapes=VIDEOS)
 
 
 def wan(text_tokens: int = TEXT_TOKENS, image_tokens: int = 0, by_frame: bool = False, **config: object) -> Family:

@@ -1,7 +1,5 @@
 """What a row of the equality table of ComfyUI's own classes is: a tiny model with random weights, and a call of it."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -32,23 +30,27 @@ class HostCase:
 
     def build(self, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
         """The model, its weights random but for norms, which are near 1. Only where ComfyUI can be imported."""
-        import comfy.ops
-
         module, _, name = self.model_class.rpartition(".")
-        made = getattr(importlib.import_module(self.module or module), name)(
-            **self.config, device="cpu", dtype=dtype, operations=comfy.ops.disable_weight_init
-        )
+        made = of_comfyui(f"{self.module or module}.{name}", dtype, **self.config)
         self.shorten(made)
-        fill_weights(made)
-        return made.eval().requires_grad_(False)
+        return fill_weights(made)
 
     def inputs(self) -> Call:
         generator = torch.Generator().manual_seed(7)
         return self.call(lambda *shape: torch.randn(*shape, generator=generator))
 
 
-def fill_weights(model: torch.nn.Module) -> None:
-    """Random weights that keep values near 1 from layer to layer."""
+def of_comfyui(
+    path: str, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu", **config: Any
+) -> torch.nn.Module:
+    """A model of the class at that path, with weights as they come. Only where ComfyUI can be imported."""
+    module, _, name = path.rpartition(".")
+    operations = importlib.import_module("comfy.ops").disable_weight_init
+    return getattr(importlib.import_module(module), name)(**config, dtype=dtype, device=device, operations=operations)
+
+
+def fill_weights(model: torch.nn.Module) -> torch.nn.Module:
+    """The model, ready to run, with random weights that keep values near 1 from layer to layer."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, weight in [*model.named_parameters(), *model.named_buffers()]:
@@ -57,6 +59,7 @@ def fill_weights(model: torch.nn.Module) -> None:
             spread = 0.7 / weight[0].numel() ** 0.5 if weight.ndim > 1 else 0.1
             middle = 1 if weight.ndim <= 1 and name.endswith(("weight", "scale")) else 0
             weight.normal_(middle, spread, generator=generator)
+    return model.eval().requires_grad_(False)
 
 
 def image(channels: int, height: int = 14, width: int = 22) -> Callable[..., Call]:
@@ -94,8 +97,7 @@ def always(value: Any) -> Callable[..., Any]:
     return lambda _random: value
 
 
-def guidance(_random: Callable[..., torch.Tensor]) -> torch.Tensor:
-    return torch.full((BATCH,), 3.5)
+guidance = always(torch.full((BATCH,), 3.5))
 
 
 def text_mask(_random: Callable[..., torch.Tensor]) -> torch.Tensor:

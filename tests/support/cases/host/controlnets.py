@@ -1,15 +1,13 @@
 """ControlNets of ComfyUI's, tiny, with random weights. They return lists of tensors by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from tests.support.cases.host.base import BATCH, Call, HostCase, guidance, image, text, with_
+from tests.support.cases.host.base import Call, HostCase, guidance, image, text, with_
 from tests.support.cases.host.flux import FLUX
-from tests.support.cases.host.image import HUNYUAN, SD3, UNET_1, UNET_XL_BASE, hunyuan_text, pooled
+from tests.support.cases.host.image import HUNYUAN, POOLED, SD3, UNET_1, UNET_XL_BASE, hunyuan_text
 from tests.support.cases.host.qwen import CASES as QWENS
 from tests.support.cases.host.qwen import QWEN, one_frame
 
@@ -42,7 +40,7 @@ FUN = {
     "control_in_features": 132, "inner_dim": 64, "num_attention_heads": 4, "attention_head_dim": 16,
     "num_control_blocks": 3, "main_model_double": 3, "injection_layers": (0, 1, 2),
 }  # fmt: skip
-FLUX_TEXT = text(64, y=lambda random: random(BATCH, 32), guidance=guidance)
+FLUX_TEXT = text(64, y=POOLED, guidance=guidance)
 
 CONTROLNETS: dict[str, HostCase] = {
     "flux-instantx": row(FLUX_CONTROLNET, FLUX | {"latent_input": True}, image(16), FLUX_TEXT, 16, 14, 22),
@@ -55,13 +53,13 @@ CONTROLNETS: dict[str, HostCase] = {
     ),
     "flux-xlabs": row(FLUX_CONTROLNET, FLUX | {"depth_single_blocks": 0}, image(16), FLUX_TEXT, 3, 112, 176),
     "flux-mistoline": row(FLUX_CONTROLNET, FLUX | {"mistoline": True}, image(16), FLUX_TEXT, 3, 112, 176),
-    "sd3": row("comfy.cldm.mmdit.ControlNet", SD3 | {"num_blocks": 2}, image(16), text(64, y=pooled), 16, 14, 22),
+    "sd3": row("comfy.cldm.mmdit.ControlNet", SD3 | {"num_blocks": 2}, image(16), text(64, y=POOLED), 16, 14, 22),
     "sd35": row(
-        "comfy.cldm.dit_embedder.ControlNetEmbedder", SD35 | {"double_y_emb": False}, image(16), text(64, y=pooled),
+        "comfy.cldm.dit_embedder.ControlNetEmbedder", SD35 | {"double_y_emb": False}, image(16), text(64, y=POOLED),
         16, 14, 22,
     ),
     "sd35-large": row(
-        "comfy.cldm.dit_embedder.ControlNetEmbedder", SD35 | {"double_y_emb": True}, image(16), text(64, y=pooled),
+        "comfy.cldm.dit_embedder.ControlNetEmbedder", SD35 | {"double_y_emb": True}, image(16), text(64, y=POOLED),
         16, 14, 22,
     ),
     "qwen-image": row(
@@ -79,7 +77,7 @@ CONTROLNETS: dict[str, HostCase] = {
         "comfy.cldm.cldm.ControlNet", UNET_1 | {"hint_channels": 3}, image(4, 37, 29), text(24), 3, 296, 232
     ),
     "sdxl": row(
-        "comfy.cldm.cldm.ControlNet", UNET_XL_BASE | {"hint_channels": 3}, image(4, 9, 30), text(24, y=pooled),
+        "comfy.cldm.cldm.ControlNet", UNET_XL_BASE | {"hint_channels": 3}, image(4, 9, 30), text(24, y=POOLED),
         3, 72, 240
     ),
 }  # fmt: skip

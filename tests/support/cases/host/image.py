@@ -1,10 +1,8 @@
 """Stable Diffusion's UNets, Stable Diffusion 3, AuraFlow, PixArt, Hunyuan-DiT, Krea 2, Hunyuan3D."""
 
-from __future__ import annotations
-
 import torch
 
-from tests.support.cases.host.base import BATCH, HostCase, always, image, text, with_
+from tests.support.cases.host.base import BATCH, HostCase, always, image, rows, text, with_
 
 SD3 = {
     "input_size": None, "patch_size": 2, "in_channels": 16, "depth": 4, "num_blocks": 3, "adm_in_channels": 32,
@@ -74,12 +72,9 @@ STAGE_B = {
     "c_cond": 32, "c_hidden": [16, 32, 64, 64], "nhead": [-1, -1, 4, 4], "blocks": [[1, 1, 2, 1], [1, 2, 1, 1]],
     "block_repeat": [[1, 1, 1, 1], [2, 2, 1, 1]], "c_clip": 24,
 }  # fmt: skip
+POOLED = rows(32)
 UNET_CLASS = "comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel"
 MMDIT = "comfy.ldm.modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper"
-
-
-def pooled(random):
-    return random(BATCH, 32)
 
 
 def hunyuan_text(random):
@@ -91,14 +86,10 @@ def hunyuan_text(random):
     }
 
 
-def sides_of_levels(height: int, width: int, levels: int) -> list[tuple[int, int]]:
-    """Sides that halve oddly: of a UNet's levels, each half of the one before, rounded up."""
-    return [(-(-height // 2**level), -(-width // 2**level)) for level in range(levels)]
-
-
 def residuals(random):
     """Of a ControlNet, for what a UNet of four levels adds to its skips, and to its middle."""
-    sides, channels = sides_of_levels(37, 29, 4), (32, 64, 128, 128)
+    channels = (32, 64, 128, 128)
+    sides = [(-(-37 // 2**level), -(-29 // 2**level)) for level in range(4)]  # which halve oddly, rounded up
     skips = [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]  # levels
     wide = [channels[0], *(channels[level] for level in (0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3))]
     output = [random(BATCH, width, *sides[level]) for level, width in zip(skips, wide, strict=True)]
@@ -146,8 +137,8 @@ def shape_latents(random):
 
 
 CASES: dict[str, HostCase] = {
-    "sd3": HostCase(MMDIT, SD3, with_(image(16), text(64, y=pooled))),
-    "sd35-medium": HostCase(MMDIT, SD3 | {"x_block_self_attn_layers": [0, 1]}, with_(image(16), text(64, y=pooled))),
+    "sd3": HostCase(MMDIT, SD3, with_(image(16), text(64, y=POOLED))),
+    "sd35-medium": HostCase(MMDIT, SD3 | {"x_block_self_attn_layers": [0, 1]}, with_(image(16), text(64, y=POOLED))),
     "auraflow": HostCase("comfy.ldm.aura.mmdit.MMDiT", AURA, with_(image(4), text(32))),
     "pixart": HostCase("comfy.ldm.pixart.pixartms.PixArtMS", PIXART, with_(image(4, 60, 72), text(32))),
     "hunyuandit": HostCase(
@@ -198,6 +189,6 @@ CASES: dict[str, HostCase] = {
     "sdxl-controlnet": HostCase(
         UNET_CLASS,
         UNET_XL,
-        with_(image(4, 16, 16), text(24, y=pooled, control=lambda random: {"middle": [random(BATCH, 64, 8, 8)]})),
+        with_(image(4, 16, 16), text(24, y=POOLED, control=lambda random: {"middle": [random(BATCH, 64, 8, 8)]})),
     ),
 }

@@ -1,7 +1,5 @@
 """Networks that ComfyUI's nodes run inside of a model, tiny, with random weights, and the nodes' functions that do."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -10,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tests.support.cases.host.base import BATCH, HostCase, fill_weights
+from tests.support.cases.host.base import BATCH, HostCase, fill_weights, of_comfyui
 from tests.support.cases.host.lumina import CASES as LUMINA
 from tests.support.cases.host.qwen import CASES as QWEN
 from tests.support.cases.host.video import CASES as VIDEO
@@ -36,14 +34,7 @@ class NetworkCase:
     is_longer: bool = False
 
     def build(self) -> torch.nn.Module:
-        import comfy.ops
-
-        module, _, name = self.network.rpartition(".")
-        made = getattr(importlib.import_module(module), name)(
-            **self.config, device="cpu", dtype=torch.float32, operations=comfy.ops.disable_weight_init
-        )
-        fill_weights(made)
-        return made.eval().requires_grad_(False)
+        return fill_weights(of_comfyui(self.network, **self.config))
 
     def inputs(self, network: torch.nn.Module) -> tuple[tuple, dict[str, Any]]:
         generator = torch.Generator().manual_seed(11)
@@ -115,15 +106,8 @@ def lllite_network(width: int, layers: Iterable[str], dilations: tuple[int, ...]
 
 class LLLite(NetworkCase):
     def build(self) -> torch.nn.Module:
-        import comfy.ops
-
-        module = importlib.import_module(LLLITE)
         parts = lllite_network(64, ("self_attn_v_proj", "cross_attn_q_proj", "mlp_layer1"))
-        made = module.AnimaLLLite(
-            parts.state_dict(), {}, device="cpu", dtype=torch.float32, operations=comfy.ops.disable_weight_init
-        )
-        fill_weights(made)
-        return made.eval().requires_grad_(False)
+        return fill_weights(of_comfyui(self.network, state_dict=parts.state_dict(), metadata={}))
 
 
 FUN = {"dim": 320, "n_heads": 5, "n_kv_heads": 5, "multiple_of": 32, "ffn_dim_multiplier": 1.0, "n_control_layers": 3}

@@ -1,7 +1,5 @@
 """Qwen-Image and Mage-Flow."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,9 +4,6 @@ SDXL has 320 channels in its first level, and latents of 128 × 128 at 1024². L
 are nearly as many: 8 and 16, for 10 and 20. Text and labels are narrower.
 """
 
-from __future__ import annotations
-
-import importlib
 from typing import Any
 
 import torch
@@ -14,7 +11,7 @@ import torch
 from parallel_backend.compat import tree_map_only
 from parallel_backend.costs.forward import ForwardCost, count_forward
 from parallel_backend.plan import ParallelPlan
-from tests.support.cases.host.base import fill_weights
+from tests.support.cases.host.base import fill_weights, of_comfyui
 from tests.support.fakes.tally import ALL_GATHER, ALL_TO_ALL, SEND
 
 UNET_CLASS = "comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel"
@@ -42,16 +39,8 @@ def config(channels: int) -> dict[str, Any]:
 
 def build(channels: int, device: str = "cpu") -> torch.nn.Module:
     """The model; its weights are seeded on the CPU. Only where ComfyUI can be imported."""
-    module, _, name = UNET_CLASS.rpartition(".")
-    made = getattr(importlib.import_module(module), name)(
-        **config(channels),
-        device=device,
-        dtype=torch.float32,
-        operations=importlib.import_module("comfy.ops").disable_weight_init,
-    )
-    if device == "cpu":
-        fill_weights(made)
-    return made.eval().requires_grad_(False)
+    made = of_comfyui(UNET_CLASS, device=device, **config(channels))
+    return fill_weights(made) if device == "cpu" else made.eval().requires_grad_(False)
 
 
 def conditions(batch: int) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """HunyuanVideo and HunyuanImage, Cosmos, Anima, CogVideoX, Mochi, Kandinsky 5."""
 
-from __future__ import annotations
-
 import torch
 
 from tests.support.cases.host.base import (
@@ -52,12 +50,9 @@ KANDINSKY = {
     "num_text_blocks": 2, "num_visual_blocks": 3, "axes_dims": (4, 6, 6),
 }  # fmt: skip
 WORDS = 11  # of a text, for Anima
+POOLED, FRAME_RATE = rows(32), always(torch.tensor([24.0]))
 PREDICT_2 = "comfy.ldm.cosmos.predict2.MiniTrainDIT"
 HUNYUAN_VIDEO = "comfy.ldm.hunyuan_video.model.HunyuanVideo"
-
-
-def pooled(random):
-    return random(BATCH, 32)
 
 
 def shorten_adapter(model):
@@ -67,23 +62,19 @@ def shorten_adapter(model):
     words.weight = torch.nn.Parameter(words.weight[: BATCH * WORDS].clone())
 
 
-def frame_rate(_random):
-    return torch.tensor([24.0])
-
-
 CASES: dict[str, HostCase] = {
     "hunyuanvideo": HostCase(
         HUNYUAN_VIDEO,
         HUNYUAN,
         with_(
             video(16),
-            text(24, y=pooled, guidance=guidance, attention_mask=lambda _random: (torch.arange(TEXT)[None] < 9).long()),
+            text(24, y=POOLED, guidance=guidance, attention_mask=lambda _random: (torch.arange(TEXT)[None] < 9).long()),
         ),
     ),
     "hunyuanvideo-i2v": HostCase(
         HUNYUAN_VIDEO,
         HUNYUAN,
-        with_(video(16), text(24, y=pooled, guidance=guidance, guiding_frame_index=always(torch.zeros(BATCH)))),
+        with_(video(16), text(24, y=POOLED, guidance=guidance, guiding_frame_index=always(torch.zeros(BATCH)))),
     ),
     "hunyuanvideo-15": HostCase(
         HUNYUAN_VIDEO, HUNYUAN_15, with_(video(16, 5, 7), text(24, txt_byt5=rows(5, 1472), clip_fea=rows(9, 20)))
@@ -92,15 +83,15 @@ CASES: dict[str, HostCase] = {
         HUNYUAN_VIDEO, HUNYUAN_IMAGE, with_(image(16, 7, 11), text(24, txt_byt5=rows(5, 1472), guidance=guidance))
     ),
     "cosmos1": HostCase(
-        "comfy.ldm.cosmos.model.GeneralDIT", COSMOS_1, with_(video(16, sigma=SIGMA), text(24, fps=frame_rate))
+        "comfy.ldm.cosmos.model.GeneralDIT", COSMOS_1, with_(video(16, sigma=SIGMA), text(24, fps=FRAME_RATE))
     ),
-    "cosmos-predict2": HostCase(PREDICT_2, COSMOS, with_(video(16, sigma=SIGMA), text(24, fps=frame_rate))),
+    "cosmos-predict2": HostCase(PREDICT_2, COSMOS, with_(video(16, sigma=SIGMA), text(24, fps=FRAME_RATE))),
     "cosmos-predict2-timestep-by-frame": HostCase(
         PREDICT_2,
         COSMOS | {"extra_per_block_abs_pos_emb": True},
         with_(
             lambda random: ((random(BATCH, 16, 3, 10, 14), torch.tensor([[0.0, SIGMA, SIGMA]] * BATCH)), {}),
-            text(24, fps=frame_rate),
+            text(24, fps=FRAME_RATE),
         ),
     ),
     "anima": HostCase(

@@ -1,7 +1,5 @@
 """Quantised files, merges of them, and adapters of each kind."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -50,17 +48,17 @@ def merged(form: str, is_changed: bool = False) -> Does:
 def merge_rows() -> Iterator[tuple[str, Row]]:
     for first, second in MERGED:
         name, row = f"a merge of {first or 'fp32'} and {second or 'fp32'}", replace(equal(), form=first)
-        yield name, habit(replace(row, shared="ulysses=2"), merged(second))
+        yield name, habit(row, merged(second), shared="ulysses=2")
         yield f"{ON_ONE_RANK}{name}", habit(one_rank(row), merged(second))
-        yield f"{ON_ONE_RANK}{name}, as stock", habit(replace(as_stock(), form=first), merged(second, is_changed=True))
+        yield f"{ON_ONE_RANK}{name}, as stock", habit(as_stock(), merged(second, is_changed=True), form=first)
 
 
 FILE_ROWS: dict[str, Row] = {
-    **{f"a file in {form}": habit(replace(equal(), form=form, rounded=form in ROUNDED), plain) for form in FORMATS},
-    **{f"{ON_ONE_RANK}a file in {form}": habit(replace(one_rank(equal()), form=form), plain) for form in FORMATS},
+    **{f"a file in {form}": habit(equal(), plain, form=form, rounded=form in ROUNDED) for form in FORMATS},
+    **{f"{ON_ONE_RANK}a file in {form}": habit(one_rank(equal()), plain, form=form) for form in FORMATS},
     **dict(merge_rows()),
     **{f"an adapter, {kind}": habit(equal(), adapted(kind)) for kind in ADAPTERS if kind != "LoCon"},
-    **{f"an adapter in fp8, {kind}": habit(replace(equal(), form="fp8"), adapted(kind)) for kind in ("LoRA", "LoKr")},
+    **{f"an adapter in fp8, {kind}": habit(equal(), adapted(kind), form="fp8") for kind in ("LoRA", "LoKr")},
     # It alone has convolutions in three parts.
     "an adapter of a UNet, LoCon": habit(equal("unet"), adapted("LoCon")),
 }

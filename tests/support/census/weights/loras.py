@@ -1,7 +1,5 @@
 """LoRAs that change what ComfyUI reads from the patched module, and other kinds of patches."""
 
-from __future__ import annotations
-
 import importlib
 from dataclasses import replace
 from typing import Any
@@ -145,23 +143,21 @@ def patched(make: Any, why: str) -> Does:
     return does
 
 
-def unknown_kind() -> Any:
-    return ("census", (torch.ones(64, 64),))
-
-
 PLANS: dict[str, dict[str, Any]] = {"tokens": {"ulysses": 2}, "rows": {"cfg": 2}}
 LORA_ROWS: dict[str, Row] = {
     "a LoRA that widens the first layer, with a control latent": habit(equal(), controlled(True)),
-    "a LoRA that widens the first layer, without one": replace(habit(equal(), controlled(False)), plan={"cfg": 2}),
+    "a LoRA that widens the first layer, without one": habit(equal(), controlled(False), plan={"cfg": 2}),
     **{
-        f"a model as LoRA of one text, by {name}": replace(habit(equal(), model_as_lora), plan=plan)
+        f"a model as LoRA of one text, by {name}": habit(equal(), model_as_lora, plan=plan)
         for name, plan in PLANS.items()
     },
     # Hooks change also what ComfyUI does not patch otherwise: a table of positions, and weights of parts with parts.
     "a model as LoRA of one text, on sd35": habit(as_stock("sd35"), model_as_lora),
     "a model as LoRA of one text, on wan": habit(as_stock("wan"), model_as_lora),
     "a LoRA that widens the first layer, on wan": habit(equal("wan"), widened("patch_embedding")),
-    "a model as LoRA of one text, in fp8": habit(replace(equal(), dtype="fp8_e4m3fn"), model_as_lora_alone),
+    "a model as LoRA of one text, in fp8": habit(equal(), model_as_lora_alone, dtype="fp8_e4m3fn"),
     "an adapter of a pack": habit(as_stock(), patched(adapter_of_a_pack, "Adding")),
-    "a kind of patch that nobody knows": habit(replace(as_stock(), ignored=True), patched(unknown_kind, "census")),
+    "a kind of patch that nobody knows": habit(
+        as_stock(), patched(lambda: ("census", (torch.ones(64, 64),)), "census"), ignored=True
+    ),
 }

@@ -1,7 +1,5 @@
 """Model merges, and what they send."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -74,10 +72,6 @@ def second_adapted(census: Any, row: Row, first: Any, second: Any, third: Any) -
     return simple(census, row, first, census.adapt(row, second, 0.7), third)
 
 
-def result_adapted(census: Any, row: Row, first: Any, second: Any, third: Any) -> Any:
-    return census.adapt(row, simple(census, row, first, second, third), -0.5)
-
-
 def three(census: Any, row: Row, first: Any, second: Any, third: Any) -> Any:
     """A merge with a merge, and a difference added to that."""
     merged = simple(census, row, first, simple(census, row, second, census.adapt(row, third, 0.7), None), None)
@@ -96,7 +90,7 @@ def scaled(census: Any, row: Row, first: Any, second: Any, third: Any) -> Any:
 
 
 MERGES: dict[str, Merge] = {
-    "a LoRA on the result": result_adapted,
+    "a LoRA on the result": lambda census, row, *models: census.adapt(row, simple(census, row, *models), -0.5),
     "three models": three,
     "weights at other places": scaled,
 }
@@ -188,16 +182,12 @@ MERGE_ROWS: dict[str, Row] = {
     # "Three models" has the other nodes, and each has a row of its own, of SD1 and SDXL, too.
     **{f"a merge: {name}": habit(PLAIN, merged(merge)) for name, merge in MERGES.items()},
     f"{ON_ONE_RANK}a merge, three models": habit(one_rank(PLAIN), merged(three)),
-    f"{ON_ONE_RANK}a merge of UNets": replace(habit(one_rank(PLAIN), merged(simple)), model="unet"),
-    f"{ON_ONE_RANK}a merge in fp8": habit(replace(one_rank(PLAIN), dtype="fp8_e4m3fn"), merged(second_adapted)),
-    "a merge of shared weights": replace(
-        habit(PLAIN, merged(three, weights="shared")), shared="ulysses=2 × shared weights"
-    ),
+    f"{ON_ONE_RANK}a merge of UNets": habit(one_rank(PLAIN), merged(simple), model="unet"),
+    f"{ON_ONE_RANK}a merge in fp8": habit(one_rank(PLAIN), merged(second_adapted), dtype="fp8_e4m3fn"),
+    "a merge of shared weights": habit(PLAIN, merged(three, weights="shared"), shared="ulysses=2 × shared weights"),
     "a merge with a model of ComfyUI's loader": habit(as_stock(), merged_with_stocks),
     "a merge with a model that runs in ComfyUI's process": habit(PLAIN, merged_with_one_that_runs_here),
-    "a merge into a model of ComfyUI's loader": replace(habit(PLAIN, merged_into_stocks), shared=""),
-    "a merge of quantised weights": habit(
-        replace(refused("no attribute 'weight_scale'"), form="fp8"), merged_with_itself
-    ),
-    "a merge with a file that is overwritten or gone": replace(habit(PLAIN, merged_with_a_lost_file), ignored=True),
+    "a merge into a model of ComfyUI's loader": habit(PLAIN, merged_into_stocks, shared=""),
+    "a merge of quantised weights": habit(refused("no attribute 'weight_scale'"), merged_with_itself, form="fp8"),
+    "a merge with a file that is overwritten or gone": habit(PLAIN, merged_with_a_lost_file, ignored=True),
 }

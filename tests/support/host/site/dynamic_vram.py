@@ -2,8 +2,6 @@
 place. Only what comfy-aimdo does is replaced. Without a card, ComfyUI never uses dynamic VRAM otherwise.
 """
 
-from __future__ import annotations
-
 import ctypes
 import inspect
 import mmap
@@ -78,18 +76,6 @@ def replace_pages(module: Any) -> None:
     module.vbars_analyze = lambda *_: 0
 
 
-def replace_tensors(module: Any) -> None:
-    module.aimdo_to_tensor = lambda alloc, _device: alloc[1]
-
-
-def replace_files(module: Any) -> None:
-    module.ModelMMAP = File
-
-
-def replace_buffers(module: Any) -> None:
-    module.HostBuffer = NoBuffer
-
-
 def change(function: Any, *replaced: tuple[str, str]) -> Any:
     """Returns a function with another text."""
     text = textwrap.dedent(inspect.getsource(function))
@@ -128,9 +114,9 @@ if OPTION in sys.orig_argv:
     CHANGES = {
         "comfy_aimdo.control": replace_control,
         "comfy_aimdo.model_vbar": replace_pages,
-        "comfy_aimdo.torch": replace_tensors,
-        "comfy_aimdo.model_mmap": replace_files,
-        "comfy_aimdo.host_buffer": replace_buffers,
+        "comfy_aimdo.torch": lambda module: setattr(module, "aimdo_to_tensor", lambda alloc, _device: alloc[1]),
+        "comfy_aimdo.model_mmap": lambda module: setattr(module, "ModelMMAP", File),
+        "comfy_aimdo.host_buffer": lambda module: setattr(module, "HostBuffer", NoBuffer),
         "comfy.ops": cast_as_on_a_card,
         "comfy.model_patcher": patch_as_on_a_card,
     }

@@ -9,8 +9,6 @@ CASES: a file of JSON: cases, of a name, two files, a plan for each, the share o
 room for, and what else happens.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

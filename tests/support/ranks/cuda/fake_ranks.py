@@ -1,13 +1,10 @@
-"""`torchrun -m tests.support.ranks.cuda.fake_ranks CASES OUT`, of one process:
+"""`cuda.fake_ranks CASES OUT`, of one process:
 pretends to be the ranks that differ, of large worlds, one after the other, and saves by case their figures.
 
 CASES: a file of JSON, of [library, model, plan, blocks]. blocks: of each kind; None for all.
 """
 
-from __future__ import annotations
-
 import json
-import sys
 from pathlib import Path
 
 import torch
@@ -28,7 +25,3 @@ def main(cases: str, out: str) -> None:
         found[json.dumps([library, name, degrees, blocks])] = figures
     Path(out).write_text(json.dumps(found))
     end()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -4,8 +4,6 @@ graphs each call brought. FILE: of a case, or the same in a format. BACKEND is t
 the graphs are not counted.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

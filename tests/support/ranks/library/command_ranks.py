@@ -1,15 +1,12 @@
-"""`torchrun -m tests.support.ranks.library.command_ranks OUT ARGUMENT…`: the command of `python -m parallel_backend`.
+"""`library.command_ranks OUT ARGUMENT…`: the command of `python -m parallel_backend`.
 
 Each rank's exit code and what it printed are in OUT/told.RANK.json.
 """
-
-from __future__ import annotations
 
 import contextlib
 import io
 import json
 import os
-import sys
 from pathlib import Path
 
 import torch
@@ -29,7 +26,3 @@ def main(out: str, *arguments: str) -> None:
     if dist.is_initialized():  # it was refused: no rank leaves while another joins
         leave()
     end()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

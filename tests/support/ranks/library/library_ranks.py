@@ -4,8 +4,6 @@ Rank 0's images are saved in OUT/worldN.safetensors, by case name, and on two ra
 what each rank was told of the calls that are to be refused, and of families that failed.
 """
 
-from __future__ import annotations
-
 import functools
 import traceback
 from collections.abc import Callable
@@ -75,10 +73,6 @@ def parallel(build: Callable, vae: bool = False, **plan: int | str) -> diffusers
     pipeline = build()
     parallelize(pipeline, ParallelPlan(**plan), vae)
     return pipeline
-
-
-def one_head() -> SimpleNamespace:
-    return SimpleNamespace(transformer=family_with("dit", num_attention_heads=1).build())
 
 
 def with_prompts_of_its_own() -> None:
@@ -162,7 +156,9 @@ REFUSALS: dict[str, Callable[[], object]] = {
     "another world size": lambda: parallel(dit, ulysses=2, ring=2),
     "another world size, loading": lambda: load_transformer("nowhere", ParallelPlan(), torch.device("cpu")),
     "no folder": lambda: load_transformer("nowhere", ParallelPlan(pipefusion=2), torch.device("cpu")),
-    "heads": lambda: parallel(one_head, ulysses=2),
+    "heads": lambda: parallel(
+        lambda: SimpleNamespace(transformer=family_with("dit", num_attention_heads=1).build()), ulysses=2
+    ),
     "no transformer": lambda: parallel(lambda: diffusers.DDPMPipeline(None, None), ulysses=2),
     "unknown transformer": lambda: parallel(lambda: SimpleNamespace(transformer=torch.nn.Linear(1, 1)), ulysses=2),
     "twice": lambda: parallelize(parallel(dit, ulysses=2), ParallelPlan(ulysses=2)),

@@ -1,6 +1,4 @@
-"""`torchrun -m tests.support.ranks.library.script_ranks FOLDER SCRIPT ARGUMENT…`: runs a script in its folder."""
-
-from __future__ import annotations
+"""`library.script_ranks FOLDER SCRIPT ARGUMENT…`: runs a script in its folder."""
 
 import os
 import runpy
@@ -14,7 +12,3 @@ def main(folder: str, *command: str) -> None:
     sys.argv = [*command]
     runpy.run_path(command[0], run_name="__main__")
     leave()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
