@@ -1,5 +1,7 @@
 """What the tests share: model folders with tiny seeded weights, and a real ComfyUI that runs this pack."""
 
+from __future__ import annotations
+
 import contextlib
 import json
 import math

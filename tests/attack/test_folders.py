@@ -1,5 +1,7 @@
 """What another user puts into /tmp beforehand does no harm, and what lives is not removed."""
 
+from __future__ import annotations
+
 import os
 import stat
 import subprocess

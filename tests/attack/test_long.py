@@ -1,5 +1,7 @@
 """Long attacks. Memory stays flat, the processes are the same, and a good request afterwards gives the same."""
 
+from __future__ import annotations
+
 import random
 import socket
 import threading

@@ -1,5 +1,7 @@
 """Model files that are made to harm: the answer names the file, comes at once, and takes no memory."""
 
+from __future__ import annotations
+
 import json
 import shutil
 import struct

@@ -1,5 +1,7 @@
 """Who reaches the places where ranks find each other does not get into the group."""
 
+from __future__ import annotations
+
 import json
 import os
 import subprocess

@@ -1,5 +1,7 @@
 """Requests that are well formed and impossible are refused, and the group lives."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest

@@ -6,6 +6,8 @@ The tables are printed; --write puts them into the page. tests/engine/test_host_
 says where the page's tables are others.
 """
 
+from __future__ import annotations
+
 from parallel_backend.models import known_spec, model_classes
 from parallel_backend.models.spec import SPECS
 from tests.support.cases.host import CASES

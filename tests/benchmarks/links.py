@@ -29,6 +29,8 @@ rank sends: counted in a step, of the rank that sends most. gloo's own copying t
 some 100 MB/s on: NVLink's figures are lower than the real ones.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import os

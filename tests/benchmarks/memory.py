@@ -12,6 +12,8 @@ largest block; in a forward, with its activations, against `kept`. read: bytes o
 copy: the host memory of the machine that all ranks together have.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 import tempfile

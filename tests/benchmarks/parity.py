@@ -6,6 +6,8 @@ Every case of `stock_cases` is sampled three times through the API queue: by Com
 ours on one rank and on two. The table is printed; --write puts it into the page.
 """
 
+from __future__ import annotations
+
 import os
 import tempfile
 from pathlib import Path

@@ -7,6 +7,8 @@ its nodes are put behind the loader's MODEL (`tests/support/templates/describe.p
 --all each workflow as well; --write puts it into the page.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import sys

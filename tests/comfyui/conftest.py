@@ -1,5 +1,7 @@
 """What the tests of the nodes share beside the host."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 
 import pytest

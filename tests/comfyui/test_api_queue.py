@@ -1,5 +1,7 @@
 """Prompts through ComfyUI's API queue: the demo workflow, the same latents under every plan, progress, cancel."""
 
+from __future__ import annotations
+
 import json
 import shutil
 from dataclasses import replace

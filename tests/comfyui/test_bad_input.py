@@ -1,5 +1,7 @@
 """Bad input ends in an error that helps, in the node that met it, and the group serves the next prompt."""
 
+from __future__ import annotations
+
 import json
 import os
 import shutil

@@ -1,5 +1,7 @@
 """An automatic plan uses GPUs that are alike, and says which it leaves out; what ranks cannot compute on is refused."""
 
+from __future__ import annotations
+
 import json
 import shutil
 from pathlib import Path

@@ -1,5 +1,7 @@
 """What goes wrong with a worker group is an error that names it, soon; and the next prompt is served."""
 
+from __future__ import annotations
+
 import re
 import urllib.error
 from collections.abc import Iterator

@@ -1,6 +1,8 @@
 """ComfyUI's Free, and its other models' need of room: what the workers give back, and that the next prompt is served
 as before."""
 
+from __future__ import annotations
+
 import json
 import sys
 import time

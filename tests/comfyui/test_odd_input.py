@@ -1,5 +1,7 @@
 """Input that nobody means gives what it gives with the stock loader: the same latents, or an error. The group lives."""
 
+from __future__ import annotations
+
 import itertools
 import os
 from collections.abc import Callable, Iterator

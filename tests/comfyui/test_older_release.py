@@ -3,6 +3,8 @@
 It runs beside the packages of the newer one.
 """
 
+from __future__ import annotations
+
 import json
 import os
 from collections.abc import Iterator

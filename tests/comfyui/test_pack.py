@@ -1,5 +1,7 @@
 """The pack as ComfyUI sees it: a plain clone, with ComfyUI's own requirements and nothing else installed."""
 
+from __future__ import annotations
+
 import json
 import re
 import shutil

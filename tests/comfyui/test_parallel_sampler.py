@@ -1,5 +1,7 @@
 """The Parallel Sampler, whose whole loop runs in the ranks."""
 
+from __future__ import annotations
+
 import time
 from dataclasses import replace
 from functools import partial

@@ -1,5 +1,7 @@
 """The worker group stays between prompts, and goes when the host goes."""
 
+from __future__ import annotations
+
 import time
 from dataclasses import replace
 from pathlib import Path

@@ -1,6 +1,8 @@
 """What ComfyUI's registry asks of a pack: metadata that ComfyUI reads as meant, lint rules, an archive.
 `tests/pack/test_published.py` has the rest."""
 
+from __future__ import annotations
+
 import ast
 import importlib
 import re

@@ -1,5 +1,7 @@
 """A worker group that serves many prompts, some of them cancelled, holds no more in the end than in the beginning."""
 
+from __future__ import annotations
+
 import random
 import statistics
 from collections.abc import Iterator

@@ -1,5 +1,7 @@
 """A rank imports what the model at hand needs, and no more."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 import sys

@@ -1,6 +1,8 @@
 """Every stock sampler and schedule: with Parallelize Model it gives the latents that it gives without. The census has
 the nodes that sample."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest

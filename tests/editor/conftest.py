@@ -1,5 +1,7 @@
 """What the tests of the editor share beside the host: a page for those that leave it as it was."""
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Generator, Iterator
 from pathlib import Path

@@ -1,5 +1,7 @@
 """What an error advises is a field of its own from where it is raised. What the server says is told in Chinese, too."""
 
+from __future__ import annotations
+
 import ast
 import functools
 import re

@@ -1,6 +1,8 @@
 """Models and VAEs become parallel by a node behind them and stock again: by the menus, in subgraphs too, in one step to
 undo; the workflows that ComfyUI ships come back as they were."""
 
+from __future__ import annotations
+
 import json
 from typing import Any
 

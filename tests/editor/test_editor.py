@@ -1,5 +1,7 @@
 """What a person does and sees in the editor: real Chromium, real host, real workers. Screenshots are kept."""
 
+from __future__ import annotations
+
 import json
 import re
 from typing import Any

@@ -1,5 +1,7 @@
 """An error says what went wrong, what to do, and last of all the details; the editor shows it so, at the node."""
 
+from __future__ import annotations
+
 import os
 import re
 import signal

@@ -1,6 +1,8 @@
 """The notes of the example workflows tell of every file, in English and in Chinese, and of two cards what the pack
 computes."""
 
+from __future__ import annotations
+
 import json
 import re
 from pathlib import Path

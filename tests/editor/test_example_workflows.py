@@ -3,6 +3,8 @@
 Their models are tiny here, and size and steps small; the rest is each workflow's own.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Iterator

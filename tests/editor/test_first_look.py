@@ -1,5 +1,7 @@
 """What a newcomer sees who opens the editor by `python3 dev.py editor`, while the workers start."""
 
+from __future__ import annotations
+
 import contextlib
 import json
 import re

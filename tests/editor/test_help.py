@@ -1,5 +1,7 @@
 """Words in the editor: help pages, tooltips and both locales are complete, and agree."""
 
+from __future__ import annotations
+
 import ast
 import re
 from collections.abc import Iterator, Mapping

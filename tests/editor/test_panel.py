@@ -1,5 +1,7 @@
 """The panel at real sizes, and what it costs: of worker groups that are not there, by the host's own events."""
 
+from __future__ import annotations
+
 import contextlib
 import itertools
 import re

@@ -1,5 +1,7 @@
 """What Parallelize Model offers in place of a plan, and what it says of one before the run."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from playwright.sync_api import Locator, Page, Route, expect

@@ -1,5 +1,7 @@
 """Parallelize Model in the real editor: it says what its plan does, and what is wrong with it, before queueing."""
 
+from __future__ import annotations
+
 import json
 import re
 from typing import Any

@@ -1,5 +1,7 @@
 """A plan says before it is queued what its ranks keep of the weights, need with a forward and fetch, and why."""
 
+from __future__ import annotations
+
 import contextlib
 import json
 from collections.abc import Iterator

@@ -1,5 +1,7 @@
 """What is said of a plan before it is queued is what happens when it runs; too few devices are no reason not to."""
 
+from __future__ import annotations
+
 import json
 import shutil
 import urllib.error

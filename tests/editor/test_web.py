@@ -1,5 +1,7 @@
 """The editor's side: the pure functions of its JavaScript, by Node's own test runner."""
 
+from __future__ import annotations
+
 import shutil
 import subprocess
 

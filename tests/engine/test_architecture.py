@@ -3,6 +3,8 @@
 The rules read sources and run nothing. Each gives a sentence for every place that breaks it.
 """
 
+from __future__ import annotations
+
 import importlib
 import sys
 from collections import Counter

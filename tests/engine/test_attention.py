@@ -1,5 +1,7 @@
 """Attention over shared tokens equals attention over all of them, with and without a mask."""
 
+from __future__ import annotations
+
 import pytest
 import torch
 import torch.nn.functional as F

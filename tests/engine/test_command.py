@@ -1,5 +1,7 @@
 """The command `python -m parallel_backend`, and the package that pip installs."""
 
+from __future__ import annotations
+
 import json
 import os
 import re

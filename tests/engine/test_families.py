@@ -1,5 +1,7 @@
 """Every family under every plan equals one process on plain diffusers."""
 
+from __future__ import annotations
+
 import json
 from typing import Any
 

@@ -1,5 +1,7 @@
 """ComfyUI's own classes under every plan equal one process of ComfyUI's own class, with nothing of ours on it."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 from typing import Any, NamedTuple

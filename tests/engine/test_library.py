@@ -1,5 +1,7 @@
 """A diffusers pipeline in a plain script: the same images on several ranks, by the pipeline's own call."""
 
+from __future__ import annotations
+
 import json
 from functools import cache
 from pathlib import Path

@@ -1,5 +1,7 @@
 """A request that a model cannot take is refused before its forward, in words."""
 
+from __future__ import annotations
+
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,5 +1,7 @@
 """The pages name files, functions and commands that are there; the README stays short, in both languages."""
 
+from __future__ import annotations
+
 import re
 from dataclasses import fields
 

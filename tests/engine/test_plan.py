@@ -1,5 +1,7 @@
 """A plan that cannot work is refused before anything starts, and the error says what would."""
 
+from __future__ import annotations
+
 import re
 
 import pytest

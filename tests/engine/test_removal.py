@@ -1,5 +1,7 @@
 """What a plan puts on a model can be taken off, and another be put in its place, without reading the weights again."""
 
+from __future__ import annotations
+
 import pytest
 
 from parallel_backend.groups.mesh_layout import same_weights

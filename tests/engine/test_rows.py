@@ -1,5 +1,7 @@
 """Which part of a call of somebody else's model is a rank's share of the batch."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import pytest

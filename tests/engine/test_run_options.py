@@ -1,5 +1,7 @@
 """The set-up of `dev.py`: it removes nothing from folders that are not its own, and repeats a step that failed."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest

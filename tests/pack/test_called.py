@@ -1,5 +1,7 @@
 """Nothing of the product is there for the tests alone: each of its functions and classes is named by the product."""
 
+from __future__ import annotations
+
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,5 +1,7 @@
 """What the Comfy registry and ComfyUI Manager ask of a pack, and what makes a release."""
 
+from __future__ import annotations
+
 import ast
 import os
 import re

@@ -1,5 +1,7 @@
 """The start of ComfyUI as `dev.py editor` shows it: without what the set-up leaves out, and whole if it fails."""
 
+from __future__ import annotations
+
 import io
 import os
 import signal

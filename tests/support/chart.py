@@ -1,5 +1,7 @@
 """`python -m tests.support.chart`: draws the README's chart, docs/speed.svg, from the figures in docs/benchmarks.md."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator
 

@@ -3,6 +3,8 @@
 Prints as JSON, by the number of pieces, what it takes on four cards (`tests/benchmarks/exchange/clock.py`).
 """
 
+from __future__ import annotations
+
 import importlib
 import json
 from dataclasses import replace

@@ -1,5 +1,7 @@
 """Reads a tree of sources: who imports what, when, and which private names are used. For the architecture's test."""
 
+from __future__ import annotations
+
 import ast
 import functools
 import posixpath

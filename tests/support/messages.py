@@ -4,6 +4,8 @@ Read it as one text. The texts of `locales` come first, each with its key and th
 by module. Placeholders are in braces.
 """
 
+from __future__ import annotations
+
 import ast
 import json
 from collections.abc import Iterator

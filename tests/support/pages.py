@@ -1,5 +1,7 @@
 """The tables of the project's pages that a benchmark writes and a test compares, between two comments."""
 
+from __future__ import annotations
+
 import sys
 
 from demo.host import REPOSITORY

@@ -6,6 +6,8 @@ arguments, environment, folder. In a fork, the `main` of the module gets COMFYUI
 stdin, and gets its stdout and stderr. A line with its exit code is the answer. The end of stdin ends all.
 """
 
+from __future__ import annotations
+
 import functools
 import importlib
 import json

@@ -1,5 +1,7 @@
 """What a model does in one process, compared with its spec: where tokens attend, and with how many heads."""
 
+from __future__ import annotations
+
 import inspect
 import math
 from collections.abc import Callable, Iterator

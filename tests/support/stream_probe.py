@@ -5,6 +5,8 @@ block's arguments, in what it returns, among the keys that are attended to. Late
 what is made of the image's places alone. Lengths cannot tell: two streams may be as long.
 """
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field

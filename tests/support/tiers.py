@@ -1,5 +1,7 @@
 """The tiers of the suite: what a test needs, by its fixtures; what the gate leaves of a list of cases to `--slow`."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 from collections import Counter

@@ -1,5 +1,7 @@
 """What the tests of worker groups share."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 
 import pytest

@@ -1,6 +1,8 @@
 """The ranks are asked once for each plan whether they can attend by the kernel that a node chose. The census has what
 they say and compute."""
 
+from __future__ import annotations
+
 from tests.support.group.direct_group import DirectGroup, go_on
 
 

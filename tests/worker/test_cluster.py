@@ -1,5 +1,7 @@
 """The command lines of docs/machines.md make one group of a cluster's job, the same on every machine of it."""
 
+from __future__ import annotations
+
 import json
 import os
 import re

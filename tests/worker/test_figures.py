@@ -1,5 +1,7 @@
 """The heartbeat and the control channel go on while a rank waits in an allocation: they ask neither torch nor CUDA."""
 
+from __future__ import annotations
+
 import ctypes
 import socket
 import threading

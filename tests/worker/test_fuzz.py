@@ -1,5 +1,7 @@
 """Whatever comes over a channel: it is refused in words, or ends the group; it hangs nothing and takes no memory."""
 
+from __future__ import annotations
+
 import random
 import socket
 import time

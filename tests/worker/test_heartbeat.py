@@ -1,5 +1,7 @@
 """Every rank gives signs of life whatever it does, and learns while it works that its request is given up."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import signal

@@ -1,5 +1,7 @@
 """What ranks are started with; and of several that failed, the one that brought the others down is named."""
 
+from __future__ import annotations
+
 import os
 import platform
 import signal

@@ -1,5 +1,7 @@
 """A rank's log: takes all that the process writes, stays within its size, and never ends the rank."""
 
+from __future__ import annotations
+
 import os
 import re
 import subprocess

@@ -1,5 +1,7 @@
 """Two machines work as one group; the loss of the second is an error within seconds, and the next prompt is served."""
 
+from __future__ import annotations
+
 import contextlib
 import json
 import math

@@ -1,5 +1,7 @@
 """The table of operations: what is new in it is known to all that read it, on both sides of the wire."""
 
+from __future__ import annotations
+
 import gc
 import re
 import sys

@@ -1,5 +1,7 @@
 """What a rank says when its memory runs out: only what would fit, by the numbers that it has."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
 import pytest

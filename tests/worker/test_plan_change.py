@@ -1,5 +1,7 @@
 """Another plan for a loaded model: the ranks keep the weights that they have, where every rank keeps its own."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest

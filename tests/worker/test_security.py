@@ -1,5 +1,7 @@
 """Who is kept out, and what is never done: of the sockets, the files that are read, and the code itself."""
 
+from __future__ import annotations
+
 import ast
 import contextlib
 import json

@@ -1,5 +1,7 @@
 """A plan of fewer ranks than run has the first of them; the others let go of their weights, and wait."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Where the ranks' time goes: timelines, the trace of all ranks, and what status and steps' events say of it."""
 
+from __future__ import annotations
+
 import json
 import os
 import signal

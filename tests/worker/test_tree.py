@@ -1,5 +1,7 @@
 """What a diffusion model is called with goes over as it is, or is refused by its path; a step's calls go as one."""
 
+from __future__ import annotations
+
 import json
 from types import SimpleNamespace
 from typing import Any

@@ -8,6 +8,8 @@ the card's clock to the exchange's end. So "left" is what ranks would wait, by t
 `costs.predict` takes part. The host's own time is left out.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace

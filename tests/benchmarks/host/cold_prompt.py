@@ -10,6 +10,8 @@ the memory that the processes own or share, and beside it the pages of files, wh
 needs them.
 """
 
+from __future__ import annotations
+
 import os
 import statistics
 import tempfile

@@ -6,6 +6,8 @@ It prints the milliseconds of a step by round, the median of what the rank takes
 The rounds with clocks are not those that are timed. Rehearse it with --device cpu.
 """
 
+from __future__ import annotations
+
 import argparse
 import statistics
 import tempfile

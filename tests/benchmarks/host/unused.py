@@ -7,6 +7,8 @@ and after prompts of the stock loader and sampler. Memory is what is no file's. 
 on the clock count what else the machine does.
 """
 
+from __future__ import annotations
+
 import os
 import statistics
 import tempfile

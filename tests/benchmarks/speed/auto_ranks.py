@@ -1,5 +1,7 @@
 """`torchrun -m tests.benchmarks.speed.auto_ranks NAMESPACE OPTIONS FILE`: one rank of auto.py's."""
 
+from __future__ import annotations
+
 import json
 import random
 import statistics

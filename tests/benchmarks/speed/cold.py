@@ -6,6 +6,8 @@ Each prompt is the first of a ComfyUI of its own. A node that waits stands for t
 the CPU to the ranks. The model is tiny: what is measured is the start of the ranks, and the first step of a model.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import os

@@ -1,5 +1,7 @@
 """What ranks share that run several ways to do a step, one after the other, on links that change."""
 
+from __future__ import annotations
+
 import copy
 import functools
 import sys

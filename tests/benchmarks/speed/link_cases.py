@@ -1,5 +1,7 @@
 """Models and methods of links.py: real models with fewer tokens and channels, and fewer blocks, with random weights."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any

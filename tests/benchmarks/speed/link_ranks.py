@@ -1,5 +1,7 @@
 """`torchrun -m tests.benchmarks.speed.link_ranks NAMESPACE OPTIONS FILE`: one rank of links.py's."""
 
+from __future__ import annotations
+
 import functools
 import json
 import random

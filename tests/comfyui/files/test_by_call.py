@@ -1,5 +1,7 @@
 """What one of ComfyUI's own classes is asked for decides how the ranks share it, which does not change the image."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

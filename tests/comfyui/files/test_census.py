@@ -1,6 +1,8 @@
 """Every node of ComfyUI that takes a MODEL, and what node packs do to one beside, with *Parallelize Model* behind the
 stock loader: it gives what it gives without. ComfyUI's own model runs what the ranks cannot."""
 
+from __future__ import annotations
+
 import json
 import shutil
 from pathlib import Path

@@ -1,5 +1,7 @@
 """TorchCompileModel: the ranks compile the model's blocks, and what they compute stays what it was."""
 
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path

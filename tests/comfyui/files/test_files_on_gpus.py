@@ -3,6 +3,8 @@
 With --device cpu, in a ComfyUI without them. How near, the report of `python3 dev.py gpu` tells.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path

@@ -1,5 +1,7 @@
 """GGUF's blocks dequantise by torch are the bits that the `gguf` package makes of them."""
 
+from __future__ import annotations
+
 import gguf
 import numpy as np
 import pytest

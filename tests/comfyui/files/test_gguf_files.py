@@ -1,5 +1,7 @@
 """A GGUF file draws what ComfyUI's own loader draws from the same weights, dequantised by the `gguf` package."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from functools import cache

@@ -1,6 +1,8 @@
 """A file that the ranks run by ComfyUI's own class, with Parallelize Model behind the stock loader, draws what it draws
 without the node."""
 
+from __future__ import annotations
+
 import json
 import math
 from collections import Counter

@@ -1,6 +1,8 @@
 """The stock Load LoRA nodes behind Parallelize Model: the image that they give without it, and the base again. The
 census has every kind of adapter."""
 
+from __future__ import annotations
+
 import shutil
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,5 +1,7 @@
 """The first run under an automatic plan measures the machine, and what its steps took is kept."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 

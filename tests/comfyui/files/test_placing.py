@@ -1,5 +1,7 @@
 """A model larger than a rank's card runs from what is there and what is fetched there block by block."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 

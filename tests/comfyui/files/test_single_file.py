@@ -1,6 +1,8 @@
 """A checkpoint in one file, or diffusers' weights, draws what the stock loader draws of it. `test_stock_families.py`
 has the authors' own layout."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable
 from functools import cache

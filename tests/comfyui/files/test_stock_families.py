@@ -1,5 +1,7 @@
 """Every family, in the file that ComfyUI's own loader takes, draws what that loader's MODEL draws."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterator
 from functools import cache, partial

@@ -1,5 +1,7 @@
 """The workflows that ComfyUI ships: their model files are taken, what comes of them is a table of docs/classes.md."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

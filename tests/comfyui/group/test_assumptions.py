@@ -1,5 +1,7 @@
 """Where ComfyUI is not what we assume, a model runs as stock: shown on copies of ComfyUI with one change each."""
 
+from __future__ import annotations
+
 import ast
 import json
 import subprocess

@@ -1,6 +1,8 @@
 """What ComfyUI's server says of a worker group: to the editor's panel as it happens and later; its status, its timeline
 and its logs."""
 
+from __future__ import annotations
+
 import json
 import urllib.error
 import urllib.request

@@ -1,6 +1,8 @@
 """*Parallelize Model* behind loaders that name no file: the ranks map the weights that ComfyUI has, and draw what stock
 draws."""
 
+from __future__ import annotations
+
 import shutil
 from collections.abc import Callable
 from functools import cache

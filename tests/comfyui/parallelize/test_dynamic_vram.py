@@ -4,6 +4,8 @@ A changed model sampling before the node is left out. ComfyUI restores a model's
 those of one model sampling to another: after some prompts with and without it, stock itself draws another image.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -1,6 +1,8 @@
 """*Parallelize Model* by value, with ranks on two machines: the weights reach the other machine over the group's
 connection, and what is drawn is what stock draws."""
 
+from __future__ import annotations
+
 import json
 import shutil
 import stat

@@ -1,6 +1,8 @@
 """*Parallelize Model* in a running ComfyUI, behind its own loaders: what stock draws, by the ranks. The census has more
 nodes before it and behind it."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from functools import cache, reduce
 from pathlib import Path

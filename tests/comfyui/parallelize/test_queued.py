@@ -1,5 +1,7 @@
 """A prompt with *Parallelize Model* starts its ranks when it is queued, and is never harmed by that."""
 
+from __future__ import annotations
+
 import json
 import urllib.error
 import urllib.request

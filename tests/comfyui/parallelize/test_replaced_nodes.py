@@ -1,5 +1,7 @@
 """Nodes and values that are gone: a saved workflow or prompt with them draws, with what takes their place."""
 
+from __future__ import annotations
+
 import json
 import urllib.request
 from dataclasses import replace

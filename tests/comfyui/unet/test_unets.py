@@ -1,5 +1,7 @@
 """UNets in use (inpainting, a refiner, video and others) draw on several ranks what the stock loader draws."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from functools import cache

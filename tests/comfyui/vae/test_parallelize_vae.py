@@ -1,5 +1,7 @@
 """*Parallelize VAE* behind stock loaders, with the stock nodes that use a VAE, against the same without the node."""
 
+from __future__ import annotations
+
 import itertools
 import sys
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 """A VAE in the worker group: its weights come once, it can be given up, parked and let go, and may lack memory."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable
 from dataclasses import replace

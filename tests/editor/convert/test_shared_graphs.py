@@ -1,6 +1,8 @@
 """Graphs as people share them become parallel by one command, and then stock again as they were: loaders of other
 packs, old files, group nodes, prompts."""
 
+from __future__ import annotations
+
 import pytest
 from playwright.sync_api import expect
 

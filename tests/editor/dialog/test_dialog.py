@@ -1,5 +1,7 @@
 """The pack's settings in ComfyUI's dialog are the server's: a page changes them, or is told why it may not."""
 
+from __future__ import annotations
+
 import contextlib
 import json
 import urllib.error

@@ -1,5 +1,7 @@
 """The messages, tooltips and notes that a user can see are short, and there in both languages; a script lists them."""
 
+from __future__ import annotations
+
 import re
 from functools import cache
 

@@ -1,5 +1,7 @@
 """Each reason for an automatic plan names the rule that decided."""
 
+from __future__ import annotations
+
 import importlib
 import sys
 from typing import Any

@@ -1,5 +1,7 @@
 """Communicators of a rank on GPUs: as many as are listed, and as the page says."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,5 +1,7 @@
 """The checker in `tests/support/streams/deadlock.py` finds deadlocks that are there on purpose, and names the calls."""
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Any
 

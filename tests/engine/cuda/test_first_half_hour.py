@@ -1,6 +1,8 @@
 """What somebody sees who runs `python3 dev.py gpu` on a machine that we do not have: a page, or a sentence that says
 what to do. Cards, nvidia-smi and torch's answers are pretended; what the ranks find is found by ranks on the CPU."""
 
+from __future__ import annotations
+
 import ast
 import os
 import sys

@@ -5,6 +5,8 @@ again with their device bound, parked weights leave the device, and a lack of me
 report of `python3 dev.py gpu` counts the tests by their property "group", and shows the largest "error" of each.
 """
 
+from __future__ import annotations
+
 import itertools
 import json
 import time

@@ -5,6 +5,8 @@ take, and the host waits for the device in no block, and a small number of times
 classes go the whole way from its process to the ranks and back.
 """
 
+from __future__ import annotations
+
 import json
 from collections import Counter
 from collections.abc import Iterator

@@ -4,6 +4,8 @@ The reference is the same file on the CPU, where `tests/comfyui/files/test_censu
 loader.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

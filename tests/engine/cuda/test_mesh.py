@@ -1,5 +1,7 @@
 """The groups of a mesh: built again as often as wanted, given up in one order, and proven to carry data."""
 
+from __future__ import annotations
+
 import itertools
 import json
 import threading

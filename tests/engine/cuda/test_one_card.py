@@ -4,6 +4,8 @@ With --device cpu, on the CPU. How near, the report of `python3 dev.py gpu` tell
 SANITIZER, the ranks run under it (`tests/support/streams/sanitizers.py`).
 """
 
+from __future__ import annotations
+
 import os
 import subprocess
 import sys

@@ -1,5 +1,7 @@
 """A rank on a card runs on the processors that are near to it, of those that it was given."""
 
+from __future__ import annotations
+
 import logging
 import os
 from pathlib import Path

@@ -1,5 +1,7 @@
 """The report of `python3 dev.py gpu`, made on the CPU: what it says, and what it keeps to itself."""
 
+from __future__ import annotations
+
 import getpass
 import json
 import os

@@ -1,5 +1,7 @@
 """A sanitizer is for the ranks alone: the agent above them, which imports torch and forks, runs without one."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 import sys

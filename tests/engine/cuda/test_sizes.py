@@ -5,6 +5,8 @@ says, and of shared weights as many bytes come as `WeightSizes` tells. In no blo
 message still uses: torch's allocator would take more than is predicted.
 """
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 from typing import Any

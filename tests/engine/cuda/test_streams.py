@@ -5,6 +5,8 @@ memory is given up that a message may still use, and ranks do not wait for each 
 cards begin what they may begin.
 """
 
+from __future__ import annotations
+
 import copy
 import json
 from types import SimpleNamespace

@@ -3,6 +3,8 @@
 The reference is ComfyUI's own model in one process.
 """
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 from typing import Any

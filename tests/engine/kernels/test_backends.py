@@ -1,5 +1,7 @@
 """The attention backend of a plan is the one that computes, and one that cannot is refused before anything starts."""
 
+from __future__ import annotations
+
 import sys
 import types
 from collections import Counter

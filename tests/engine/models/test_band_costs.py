@@ -1,5 +1,7 @@
 """What a rank sends and holds if ranks share one picture of a UNet of SDXL's proportions."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 

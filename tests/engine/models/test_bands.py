@@ -3,6 +3,8 @@
 `test_host_models.py` compares what ranks give with what ComfyUI's own class gives.
 """
 
+from __future__ import annotations
+
 import inspect
 from dataclasses import replace
 from typing import Any

@@ -1,6 +1,8 @@
 """Models with code between their blocks that needs all tokens give on ranks what they give in one process. The ranks
 share the tokens of the blocks. Likewise, UNets with functions that need the whole picture."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest

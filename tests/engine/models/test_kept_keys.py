@@ -1,5 +1,7 @@
 """Ranks share the image's tokens of a model that keeps its text's keys and values from step to step (HiDream-O1)."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any, NamedTuple
 

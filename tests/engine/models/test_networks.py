@@ -1,6 +1,8 @@
 """ComfyUI's ControlNets, and models with networks that nodes run inside of them, give on ranks what they give in one
 process. The ranks share the networks' tokens."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 

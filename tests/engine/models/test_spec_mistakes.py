@@ -4,6 +4,8 @@ Most are errors of the first forward on ranks. What a forward cannot tell is fou
 run: each family's class runs in one process and is compared with its spec.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,5 +1,7 @@
 """diffusers' own loops under plans that keep something from step to step, or make two calls at the same time."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 

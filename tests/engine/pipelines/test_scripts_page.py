@@ -1,5 +1,7 @@
 """What the page on scripts shows runs as it stands, and its tables are complete."""
 
+from __future__ import annotations
+
 import os
 import re
 import subprocess

@@ -1,5 +1,7 @@
 """The demo model draws what it is asked for, also by PipeFusion, and the checker that says so can be trusted."""
 
+from __future__ import annotations
+
 import numpy as np
 import pytest
 import torch

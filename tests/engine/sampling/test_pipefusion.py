@@ -1,5 +1,7 @@
 """PipeFusion equals its serial oracle, whatever the stages, the sequence parallelism, the guidance split."""
 
+from __future__ import annotations
+
 import itertools
 import json
 import math

@@ -1,5 +1,7 @@
 """What a scheduler's name and a model's config make, and what is refused."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Which steps PipeFusion runs whole, when a sampler asks for one at a time. `test_host_models.py` has the results."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import pytest

@@ -1,5 +1,7 @@
 """A Stepper against the loops of diffusers' pipelines: timesteps, noise levels, clean latents, history."""
 
+from __future__ import annotations
+
 import copy
 from typing import Any
 

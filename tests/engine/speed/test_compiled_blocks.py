@@ -1,5 +1,7 @@
 """Blocks that run compiled: each is one graph, whatever is exchanged inside of it, and computes what it did."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any
 

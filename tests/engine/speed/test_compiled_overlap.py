@@ -1,5 +1,7 @@
 """In a compiled block, attention is given products that it does not need, and computes them while ranks exchange."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 

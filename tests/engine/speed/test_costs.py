@@ -1,5 +1,7 @@
 """What a plan costs is told before it runs: what a forward takes is exact, and the fastest plan follows from links."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import asdict, replace
 from typing import Any

@@ -3,6 +3,8 @@
 `tests/support/host_time.py` prints the milliseconds. A test counts the Python functions, which no other work changes.
 """
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 

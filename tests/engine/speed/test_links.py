@@ -1,5 +1,7 @@
 """A link between ranks is as slow as it is set, and profiles keep the ratio of real cards to their links."""
 
+from __future__ import annotations
+
 import json
 import statistics
 import subprocess

@@ -3,6 +3,8 @@
 That models come out the same is for the tests of families and of ComfyUI's classes, under every plan.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

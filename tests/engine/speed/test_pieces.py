@@ -1,6 +1,8 @@
 """A forward in pieces that take turns (`seams/exchange/pieces.py`). That each class's result is the same is shown by
 `test_host_models.py`, and that no stream is too early by `cuda/test_streams.py`."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable
 from contextvars import ContextVar

@@ -1,5 +1,7 @@
 """Devices of unlike speed get work in proportion: how it is split, and what a plan says of it."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import pytest

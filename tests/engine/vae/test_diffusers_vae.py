@@ -1,5 +1,7 @@
 """diffusers' VAEs, split by rows over ranks, give what they give on one. Memory is shown by `test_host_vaes.py`."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import pytest

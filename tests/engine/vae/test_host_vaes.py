@@ -1,5 +1,7 @@
 """ComfyUI's own VAEs on several ranks give what they give in one process, and a rank needs its share of the memory."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest

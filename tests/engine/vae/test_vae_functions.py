@@ -1,5 +1,7 @@
 """What a VAE does that cannot be split over ranks is refused by name, before anything is computed."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
 import pytest

@@ -2,6 +2,8 @@
 are; also with an adapter, of another strength, after it is off, under another plan, and when they wait elsewhere.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 

@@ -3,6 +3,8 @@
 A block's buffer is poisoned once it has run, so that whatever is read out of turn is NaN.
 """
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path

@@ -1,5 +1,7 @@
 """What trips up those who fetch weights block by block: each has a small model that has it."""
 
+from __future__ import annotations
+
 import pytest
 import torch
 

@@ -1,5 +1,7 @@
 """What an automatic plan makes of the weights: whole where they fit, else the fewest blocks over the faster link."""
 
+from __future__ import annotations
+
 import itertools
 from dataclasses import replace
 

@@ -3,6 +3,8 @@
 On the CPU in place of a card, with CUDA's functions replaced.
 """
 
+from __future__ import annotations
+
 import gc
 import logging
 import threading

@@ -1,5 +1,7 @@
 """A quantised weight is split between rows as it is, and the parts give the whole weight's bits."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,5 +1,7 @@
 """The system reads a file's bytes before a rank touches them: those of the rank, and not too many at a time."""
 
+from __future__ import annotations
+
 import ctypes
 import os
 import sys

@@ -1,5 +1,7 @@
 """Memory that processes share is given back when a much shorter content follows a long one."""
 
+from __future__ import annotations
+
 import os
 
 import pytest

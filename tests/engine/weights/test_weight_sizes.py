@@ -1,5 +1,7 @@
 """What a rank is said to keep of the weights, before anything is loaded, is what it then keeps."""
 
+from __future__ import annotations
+
 import itertools
 import random
 

@@ -1,5 +1,7 @@
 """Layers as peft makes them of a layer that it adds a low-rank adapter to. peft itself is no package of the tests."""
 
+from __future__ import annotations
+
 from typing import Any, TypeVar
 
 import torch

@@ -1,5 +1,7 @@
 """What the attention test and its ranks share: streams and heads that do not divide, and masks."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,5 +1,7 @@
 """A small model whose weights have what trips up those who fetch them."""
 
+from __future__ import annotations
+
 from collections.abc import Collection
 
 import torch

@@ -1,5 +1,7 @@
 """Tiny diffusers pipelines with seeded weights, and calls of them, that the library's tests and their ranks share."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,5 +1,7 @@
 """Plans of two ranks that a model of either library allows: "diffusers" for FAMILIES, "comfyui" for its own classes."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from parallel_backend.axes import BATCH_AXES, TOKEN_AXES

@@ -1,5 +1,7 @@
 """What a Parallel Sampler job must give: diffusers' own loop, or PipeFusion's oracle, in one process."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

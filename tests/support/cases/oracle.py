@@ -6,6 +6,8 @@ Patches are ranges of image tokens, as even as can be; text goes with the first 
 the specs (which `spec_probe` compares with the classes), and nothing else.
 """
 
+from __future__ import annotations
+
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence

@@ -1,5 +1,7 @@
 """Calls of pipelines under plans that keep something from step to step, for the tests and their ranks."""
 
+from __future__ import annotations
+
 import functools
 import io
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 """Models, inputs and schedulers that the PipeFusion tests and their ranks share."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import diffusers

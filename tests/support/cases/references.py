@@ -1,5 +1,7 @@
 """What one process on plain diffusers predicts, computed once for all that compare with it."""
 
+from __future__ import annotations
+
 from functools import cache
 
 import torch

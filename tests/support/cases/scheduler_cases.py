@@ -1,5 +1,7 @@
 """Schedulers, a model that knows nothing, and the loop of a plain pipeline, for the schedulers' tests."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable
 from typing import Any

@@ -1,5 +1,7 @@
 """Cases as in `stock_cases` that have a size of the published model's: a width, or several blocks of a kind."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import torch

@@ -1,5 +1,7 @@
 """The families of the editor as tiny models of ComfyUI's own classes, and what it takes to sample from them."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

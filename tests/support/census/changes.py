@@ -1,5 +1,7 @@
 """Changes of the module behind a MODEL, for good or for the length of a call."""
 
+from __future__ import annotations
+
 import functools
 import importlib
 import io

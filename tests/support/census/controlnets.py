@@ -1,5 +1,7 @@
 """ControlNets beside a model, as habits of the census."""
 
+from __future__ import annotations
+
 import importlib
 import math
 from collections.abc import Callable, Mapping

@@ -1,5 +1,7 @@
 """What node packs put in the place of the method that a call of the model begins with, as stock and in the ranks."""
 
+from __future__ import annotations
+
 import sys
 from typing import Any
 from unittest.mock import patch

@@ -1,5 +1,7 @@
 """MiniMax H3 as people run it: with keyframes, references and masks, under each way to share."""
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,5 +1,7 @@
 """What node packs do to a model beside ComfyUI's own nodes, and what comes of it."""
 
+from __future__ import annotations
+
 import copy
 import importlib
 from dataclasses import replace

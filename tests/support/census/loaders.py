@@ -1,6 +1,8 @@
 """A detector, which is not sampled from; and *Parallelize Model* behind other nodes, which may keep ranks from reading
 the model."""
 
+from __future__ import annotations
+
 import importlib
 from dataclasses import replace
 from typing import Any

@@ -1,5 +1,7 @@
 """Loads the models of the rows by ComfyUI's own loader, and makes them parallel by *Parallelize Model*."""
 
+from __future__ import annotations
+
 import importlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

@@ -1,5 +1,7 @@
 """Tiny models of the kinds that the census of ComfyUI's nodes needs, by what ComfyUI would detect in a whole one."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any
 

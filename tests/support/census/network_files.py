@@ -1,5 +1,7 @@
 """Files of networks that nodes run inside of the model, as habits of the census."""
 
+from __future__ import annotations
+
 import importlib
 import os
 import sys

@@ -1,5 +1,7 @@
 """Tiny networks beside the model: what nodes run inside of it, and VAEs."""
 
+from __future__ import annotations
+
 import importlib
 import itertools
 import json

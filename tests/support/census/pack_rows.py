@@ -1,5 +1,7 @@
 """The pack of habits, as stock and in the ranks: what node packs do inside of a model, in the ways of real packs."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace

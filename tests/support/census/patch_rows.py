@@ -2,6 +2,8 @@
 does not depend on its place, so models, moments and plans take turns. And some of these functions as somebody has read
 them."""
 
+from __future__ import annotations
+
 import importlib
 import sys
 from collections.abc import Callable

@@ -5,6 +5,8 @@ JSON.
 The rows of `rows`; without names, all of them.
 """
 
+from __future__ import annotations
+
 import asyncio
 import gc
 import importlib

@@ -1,6 +1,8 @@
 """What becomes of every node of ComfyUI that takes a MODEL, if *Parallelize Model* has made it and it runs by ComfyUI's
 own class."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -1,5 +1,7 @@
 """Workflows that the editor makes parallel and stock again."""
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Iterator
 from typing import Any

@@ -1,5 +1,7 @@
 """What the editor's page costs: time on its thread, and memory."""
 
+from __future__ import annotations
+
 import bisect
 import contextlib
 import json

@@ -1,5 +1,7 @@
 """ComfyUI's editor in headless Chromium, under Playwright. Tests get it from the fixtures `browser` and `editor`."""
 
+from __future__ import annotations
+
 import contextlib
 import json
 import os

@@ -1,5 +1,7 @@
 """The workflows in example_workflows/, opened in the editor as its template browser opens them."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -1,5 +1,7 @@
 """Worker groups that are not there, as a host would tell its pages of them: any number of GPUs, runs and steps."""
 
+from __future__ import annotations
+
 import json
 import urllib.request
 from collections.abc import Sequence

@@ -5,6 +5,8 @@ not reduce the text. The demo's workflow runs on two ranks for them. Other templ
 ones of the same names. Templates made of ComfyUI's have their pictures from there (example_workflows/NOTICE.md).
 """
 
+from __future__ import annotations
+
 import contextlib
 import io
 import os

@@ -1,5 +1,7 @@
 """The pack's settings, by the route that the editor asks."""
 
+from __future__ import annotations
+
 import contextlib
 import json
 import urllib.request

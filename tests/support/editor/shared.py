@@ -1,5 +1,7 @@
 """The page of the editor that tests share."""
 
+from __future__ import annotations
+
 import contextlib
 
 from playwright.sync_api import Browser

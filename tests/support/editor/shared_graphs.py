@@ -3,6 +3,8 @@
 In `GRAPHS`, each has the nodes that make a model which is then made parallel, by type; and what the editor says of
 others."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Any
 

@@ -4,6 +4,8 @@ A is the bytes of all tokens that a group holds, rows × tokens × hidden × byt
 degree. The axes inside of an axis leave it their part of A.
 """
 
+from __future__ import annotations
+
 import math
 from typing import Any
 

@@ -1,5 +1,7 @@
 """What one rank of a plan keeps, computes and sends for a model of a published size."""
 
+from __future__ import annotations
+
 import importlib
 import os
 import sys

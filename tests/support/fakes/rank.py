@@ -4,6 +4,8 @@ While `pretended` is entered, the engine's own code runs on fake tensors, whose 
 that hold nothing; collectives of torch's fake process group return at once.
 """
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Iterator
 from unittest.mock import patch

@@ -4,6 +4,8 @@ Queries and keys are rounded to 8 bits, the keys without their mean; scores are 
 returned log-sum-exp is natural, of the unchanged keys, of shape (B, H, tokens) whatever the layout of the tensors is.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from functools import partial

@@ -1,5 +1,7 @@
 """What a rank holds and sends, counted from the operations that it runs."""
 
+from __future__ import annotations
+
 import weakref
 from collections import Counter
 from typing import Any

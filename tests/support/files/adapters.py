@@ -1,5 +1,7 @@
 """Adapters of each kind that ComfyUI loads, for the matrices and convolutions of a model's blocks."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """Models with more blocks, so that some of them can wait elsewhere, or be in another stage."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file

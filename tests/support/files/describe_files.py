@@ -4,6 +4,8 @@ prints what the loader finds in each file's header, as JSON.
 By the file's name, the class that runs it, and whether it has a spec; or the words of a refusal.
 """
 
+from __future__ import annotations
+
 import importlib
 import json
 from pathlib import Path

@@ -3,6 +3,8 @@ of every VAE that is split over ranks, at its published size and without numbers
 they are sent to the ranks. As JSON, by name: whether it is the same VAE, and what its object tells of sizes.
 """
 
+from __future__ import annotations
+
 import json
 import sys
 from collections.abc import Callable, Mapping

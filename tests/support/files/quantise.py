@@ -1,6 +1,8 @@
 """`files.quantise COMFYUI FILE FORMAT...`:
 writes a model file again in formats of ComfyUI's, as FILE-FORMAT.safetensors beside it."""
 
+from __future__ import annotations
+
 import importlib
 import json
 from pathlib import Path

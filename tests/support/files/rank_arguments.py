@@ -3,6 +3,8 @@ prints the arguments that the ranks give ComfyUI's code for a file, where ComfyU
 CPU, as JSON.
 """
 
+from __future__ import annotations
+
 import importlib
 import json
 import logging

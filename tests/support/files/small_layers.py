@@ -2,6 +2,8 @@
 parameter of a plain fp8 file, and whether it has the bits of the file: first rounded, then with small layers as stored.
 """
 
+from __future__ import annotations
+
 import json
 from dataclasses import replace
 

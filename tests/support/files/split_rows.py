@@ -3,6 +3,8 @@ splits quantised weights of each format between two rows and prints as JSON what
 rows, null if the weight cannot be split there; else by input whether a layer with the parts gives the whole one's bits,
 and whether it stays quantised and copies nothing."""
 
+from __future__ import annotations
+
 import importlib
 import json
 import sys

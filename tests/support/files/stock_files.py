@@ -4,6 +4,8 @@ writes a tiny VAE of Flux with seeded weights, in the layout that ComfyUI detect
 Of a text encoder ComfyUI needs the few tensors that it is detected by; `narrow_encoders` makes the rest.
 """
 
+from __future__ import annotations
+
 import importlib
 
 import torch

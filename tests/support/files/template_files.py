@@ -4,6 +4,8 @@ Diffusion models are in the layouts in which they are published, VAEs as `stock_
 `narrow_encoders` makes them.
 """
 
+from __future__ import annotations
+
 import contextlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping

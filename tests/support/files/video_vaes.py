@@ -2,6 +2,8 @@
 tiny VAEs of videos with seeded weights, as files that ComfyUI detects: Wan 2.1's, one of LTX that draws noise, and
 MiniMax-H3's of videos and of their sound, which ComfyUI detects where it builds tiny ones (`tiny_vaes`)."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 

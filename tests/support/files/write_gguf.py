@@ -1,5 +1,7 @@
 """Model files in GGUF, and what is in them, as the `gguf` package dequantises it."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

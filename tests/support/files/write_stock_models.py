@@ -4,6 +4,8 @@ writes tiny models by ComfyUI's own classes.
 Each of ALL as NAME.safetensors, with seeded weights, under the names that its authors gave them.
 """
 
+from __future__ import annotations
+
 import importlib.util
 import json
 from pathlib import Path

@@ -5,6 +5,8 @@ A line is JSON: prompt, and the file to write its latents to. Each is answered b
 first worker group (empty if there is none), and the ranks' processes.
 """
 
+from __future__ import annotations
+
 import json
 import sys
 from pathlib import Path

@@ -6,6 +6,8 @@ A line is JSON: source, plan, and the file to write the prediction to; or with "
 Each is answered by a line: the error (empty if there is none), its kind, and its time.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import sys

@@ -1,5 +1,7 @@
 """What a process of Linux takes of memory, and reads of files, while it loads a model and computes with it."""
 
+from __future__ import annotations
+
 import ctypes
 import functools
 import sys

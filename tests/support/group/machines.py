@@ -1,5 +1,7 @@
 """Two machines of a test: the one with ComfyUI, and the one that lends itself, each in its network namespace."""
 
+from __future__ import annotations
+
 import json
 import signal
 import subprocess

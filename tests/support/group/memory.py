@@ -1,5 +1,7 @@
 """Has a rank run out of memory, really: its process gets a limit, or its card is filled."""
 
+from __future__ import annotations
+
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,5 +1,7 @@
 """Frames and headers gone wrong: what a broken, other, or hostile program might send."""
 
+from __future__ import annotations
+
 import copy
 import json
 import random

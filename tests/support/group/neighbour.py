@@ -3,6 +3,8 @@
 The first machine knows its neighbours by their addresses, and the loopback has many.
 """
 
+from __future__ import annotations
+
 import socket
 from typing import Any
 

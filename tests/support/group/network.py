@@ -1,5 +1,7 @@
 """Two machines on one: two network namespaces with a cable between them."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
 

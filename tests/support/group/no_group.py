@@ -6,6 +6,8 @@ results have the stock nodes' bits, what was said, whether anything of the model
 whether a network inside of a model that has the VAE takes the stock one into the ranks.
 """
 
+from __future__ import annotations
+
 import importlib
 import json
 from types import SimpleNamespace

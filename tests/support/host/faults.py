@@ -1,5 +1,7 @@
 """Faults that are really done to a ComfyUI and its worker group, and what came of each."""
 
+from __future__ import annotations
+
 import itertools
 import json
 import os

@@ -4,6 +4,8 @@ what Load DiT makes of names that a workflow gives, as JSON.
 By name: what the node's check says of it (true, or words), the path that it means, and what executing it raises.
 """
 
+from __future__ import annotations
+
 import importlib
 import json
 

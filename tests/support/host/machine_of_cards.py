@@ -5,6 +5,8 @@ The cards are pretended, below torch's own calls, and so is ComfyUI's choice of 
 ranks an automatic plan has, how many any plan may have, and what is said of an automatic plan; or the error.
 """
 
+from __future__ import annotations
+
 import importlib
 import json
 import os

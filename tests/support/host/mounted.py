@@ -1,5 +1,7 @@
 """The pack's modules as ComfyUI has them, in a process without a server: for programs and tests that ask the nodes."""
 
+from __future__ import annotations
+
 import importlib
 import sys
 from types import ModuleType

@@ -4,6 +4,8 @@ ComfyUI builds T5-XXL at full size from whatever is in its file: 20 s a prompt. 
 and their width, with few layers and heads, small MLPs, 1,024 words, seeded weights.
 """
 
+from __future__ import annotations
+
 import functools
 from typing import Any
 

@@ -3,6 +3,8 @@
 `COMFYUI_PATH=... python -m tests.support.host.node_defs` writes the English ones: those of the nodes' schemas.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import tempfile

@@ -7,6 +7,8 @@ the cards' link has been measured, its bytes per second, else 0, the free RAM in
 ComfyUI and of each rank. Prints the answers.
 """
 
+from __future__ import annotations
+
 import importlib
 import json
 import os

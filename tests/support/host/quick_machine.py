@@ -1,6 +1,8 @@
 """What was measured of machines that are not there, so that an automatic plan is the same on every machine that tests
 run on."""
 
+from __future__ import annotations
+
 import atexit
 import functools
 import json

@@ -6,6 +6,8 @@ done, how the group was asked to park (with unload or without), and the GB that 
 prompts whose text encoder and model do not fit together, what both hold from step to step, and the least that was free.
 """
 
+from __future__ import annotations
+
 import gc
 import importlib
 import json

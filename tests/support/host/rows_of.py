@@ -4,6 +4,8 @@ which rows of the equality table a ComfyUI can make, as JSON: by row, what it ha
 Rows of classes that it does not have, or makes of other arguments, are left out.
 """
 
+from __future__ import annotations
+
 import json
 
 from parallel_backend.models.checks import changes_of

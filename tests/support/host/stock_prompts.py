@@ -1,5 +1,7 @@
 """The cases of `stock_cases` for a host: their files, and prompts that sample from them."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 

@@ -1,6 +1,8 @@
 """Test-only node pack: CONDITIONING from a file, a LATENT of any shape, a foreign MODEL; pictures as numbers, a random
 state, a VAE that something has changed."""
 
+from __future__ import annotations
+
 import copy
 import os
 from types import MethodType, SimpleNamespace

@@ -3,6 +3,8 @@ prints as JSON which kernel each override beside this file chooses, and why a ra
 kernel, or what it computes with it. FOLDER becomes a folder of custom nodes.
 """
 
+from __future__ import annotations
+
 import importlib
 import importlib.util
 import json

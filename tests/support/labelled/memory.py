@@ -1,5 +1,7 @@
 """How much of a GPU's memory labelled tensors would take."""
 
+from __future__ import annotations
+
 import collections
 import weakref
 from collections.abc import Callable

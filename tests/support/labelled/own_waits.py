@@ -1,5 +1,7 @@
 """How often the host waits for the device in a forward by a model's own code."""
 
+from __future__ import annotations
+
 from tests.support.cases.host import CASES as ROWS
 
 # What a forward is given comes from pinned memory, for which the host does not wait. What there is beside these, a

@@ -3,6 +3,8 @@ saves what ComfyUI's own model predicts in one process, loaded by the stock load
 also with an adapter.
 """
 
+from __future__ import annotations
+
 import importlib
 
 import torch

@@ -1,5 +1,7 @@
 """What a process asks of a labelled GPU: kernels, memory, copies, waits."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,5 +1,7 @@
 """How often a host waits for a labelled GPU: what is counted, and which of the host's memory is pinned."""
 
+from __future__ import annotations
+
 import collections
 import traceback
 from collections.abc import Callable, Iterable

@@ -5,6 +5,8 @@ executor. Rank 0's process is ComfyUI's, too, so the card is one that both share
 through memory, as those of large pictures do.
 """
 
+from __future__ import annotations
+
 import os
 import selectors
 import socket

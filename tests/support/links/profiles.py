@@ -13,6 +13,8 @@ Both speeds of computing are those of a whole step, attention and what is no pro
 the run. link, host and card are what is reached in practice, not what data sheets promise; they are assumed.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

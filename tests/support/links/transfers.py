@@ -3,6 +3,8 @@
 RATES is JSON, bytes a second. FILE gets, by rate and collective, the bytes that a rank sent by the seconds, a list.
 """
 
+from __future__ import annotations
+
 import json
 import statistics
 import sys

@@ -1,6 +1,8 @@
 """`attention_ranks OUT`:
 masked attention over shared tokens, every plan of this world size."""
 
+from __future__ import annotations
+
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file

@@ -5,6 +5,8 @@ the most bytes that it held beside weights and input; of one rank also what auto
 ComfyUI, which COMFYUI_PATH names, is imported with this, and so once for all ranks that are forked off one process.
 """
 
+from __future__ import annotations
+
 import gc
 from dataclasses import asdict
 

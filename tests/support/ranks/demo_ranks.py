@@ -1,5 +1,7 @@
 """`demo_ranks FOLDER INPUTS SAMPLING PLANS OUT`: samples the demo model on the engine; the last stage saves."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 from typing import Any

@@ -1,6 +1,8 @@
 """`family_ranks CASES OUT`:
 runs cases on the engine as a plain script would; each result is saved by its rank."""
 
+from __future__ import annotations
+
 import functools
 from pathlib import Path
 

@@ -7,6 +7,8 @@ what a rank prints is in FOLDER/rank-N.log, and what its `on_ranks` returns in F
 ends all.
 """
 
+from __future__ import annotations
+
 import faulthandler
 import gc
 import importlib

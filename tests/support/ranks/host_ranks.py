@@ -5,6 +5,8 @@ plain class gives. Returns by row what the plain class does in another way than 
 ComfyUI, which COMFYUI_PATH names, is imported with this, and so once for all ranks that are forked off one process.
 """
 
+from __future__ import annotations
+
 import functools
 import itertools
 import json

@@ -1,5 +1,7 @@
 """How a rank of a test ends, and other programs with torch's threads."""
 
+from __future__ import annotations
+
 import os
 import sys
 

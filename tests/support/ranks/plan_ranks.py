@@ -1,6 +1,8 @@
 """`plan_ranks`:
 what the engine really gives each rank, by plan, for a model of toy blocks."""
 
+from __future__ import annotations
+
 import torch
 import torch.distributed as dist
 

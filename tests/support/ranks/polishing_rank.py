@@ -1,5 +1,7 @@
 """A rank that knows one operation more than the pack's, by a row in the table and a handler."""
 
+from __future__ import annotations
+
 import torch
 
 from worker.rank.job import Job

@@ -1,6 +1,8 @@
 """`vae_ranks OUT`:
 the cases of vae_cases and diffusers_vaes on all ranks; OUT is what every rank gets."""
 
+from __future__ import annotations
+
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file

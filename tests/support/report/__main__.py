@@ -4,6 +4,8 @@ runs the tests marked gpu on this machine's GPUs, measures what a step takes, an
 COMFYUI_PATH names the ComfyUI. Exit status: 1 where a test failed or the timing did, 2 without a GPU.
 """
 
+from __future__ import annotations
+
 import argparse
 import os
 import subprocess

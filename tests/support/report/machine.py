@@ -1,5 +1,7 @@
 """What the machine is, for a report that strangers read: nothing of its user, its folders or its network."""
 
+from __future__ import annotations
+
 import getpass
 import os
 import platform

@@ -1,5 +1,7 @@
 """The report, one page of Markdown."""
 
+from __future__ import annotations
+
 import statistics
 from collections.abc import Sequence
 

@@ -1,5 +1,7 @@
 """Parts of a page of Markdown."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 

@@ -1,5 +1,7 @@
 """What the table of docs/plans.md predicts for the cards of this machine."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "plans.md"

@@ -6,6 +6,8 @@ It needs torch and requirements.txt, and neither ComfyUI nor a model. Each rank 
 Exit status: 1 where the ranks fail or are not exact, 2 without a GPU.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import subprocess

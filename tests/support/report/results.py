@@ -1,5 +1,7 @@
 """What became of the tests, as pytest writes it down for machines (JUnit's XML), counted by group."""
 
+from __future__ import annotations
+
 import re
 import xml.etree.ElementTree as ET
 from collections import Counter

@@ -5,6 +5,8 @@ more steps add to a prompt, so that loading and saving are no part of it. Each r
 changes by round, and frees the devices before each.
 """
 
+from __future__ import annotations
+
 import itertools
 import statistics
 import time

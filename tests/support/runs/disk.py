@@ -1,5 +1,7 @@
 """What a run writes to the disk: a test file's part goes with it."""
 
+from __future__ import annotations
+
 import os
 from itertools import chain
 from pathlib import Path

@@ -1,5 +1,7 @@
 """What each test file took in the last whole run: kept in tests/durations.json, shown by `dev.py test --slowest`."""
 
+from __future__ import annotations
+
 import json
 from collections import defaultdict
 from collections.abc import Mapping

@@ -1,5 +1,7 @@
 """Which file a process runs next: the longest of those that need nothing but what it has started."""
 
+from __future__ import annotations
+
 import ast
 import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping

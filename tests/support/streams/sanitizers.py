@@ -4,6 +4,8 @@ torch's own sanitizer ends the request that uses a tensor on two streams without
 writes what it finds into a file for each process.
 """
 
+from __future__ import annotations
+
 import re
 import shlex
 import sys

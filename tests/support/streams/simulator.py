@@ -6,6 +6,8 @@ what it has done. A caching allocator gives a freed block at once to later work 
 unless another stream was recorded on it: then it waits until the host knows that this stream's work has ended.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple

@@ -1,5 +1,7 @@
 """`python -m tests.support.streams.table`: prints the table of communicators by plan, of docs/dev/06-gpu-path.md."""
 
+from __future__ import annotations
+
 import itertools
 import math
 from dataclasses import replace

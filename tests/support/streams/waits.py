@@ -1,5 +1,7 @@
 """Waits of the engine that a test takes away, one at a time, to see that the simulator misses each."""
 
+from __future__ import annotations
+
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

@@ -10,6 +10,8 @@ those whose functions need all tokens. "counted alike": of a Flux or SD3, whethe
 much with the weights in the ranks as before.
 """
 
+from __future__ import annotations
+
 import asyncio
 import importlib
 import json

@@ -3,6 +3,8 @@
 Sizes of files are what is known of the pages from which they are downloaded; no file was, to check them.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

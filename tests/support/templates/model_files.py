@@ -5,6 +5,8 @@ ComfyUI's detection reads off such a file. Blocks are fewer where nothing depend
 lacks some of these classes, and its workflows name no files of theirs.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

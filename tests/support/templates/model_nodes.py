@@ -1,5 +1,7 @@
 """The nodes in ComfyUI's own workflows that a MODEL goes through, as a MODEL of ours meets them."""
 
+from __future__ import annotations
+
 import importlib
 import inspect
 import sys

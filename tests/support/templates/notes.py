@@ -1,6 +1,8 @@
 """The rows of the tables in the notes of the example workflows: how large each file is, and what two cards need; in
 English and in Chinese."""
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Iterator, Mapping

@@ -4,6 +4,8 @@
 file that is larger than its matrices in fp8, some are in bf16; which is not known.
 """
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import torch

@@ -6,6 +6,8 @@ The pack's own answer to Parallelize Model set to auto (`nodes/routes/plan.py`),
 shapes and for cards that are pretended (`tests/support/host/plans_on_cards.py`).
 """
 
+from __future__ import annotations
+
 import json
 import os
 import tempfile

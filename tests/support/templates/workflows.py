@@ -1,5 +1,7 @@
 """The workflows that ComfyUI ships (its templates package), as files."""
 
+from __future__ import annotations
+
 import importlib.metadata
 import importlib.util
 import json

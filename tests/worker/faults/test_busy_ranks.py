@@ -1,5 +1,7 @@
 """A rank that computes for so long that it cannot answer is not taken for dead: its group lives on."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Iterator
 from pathlib import Path

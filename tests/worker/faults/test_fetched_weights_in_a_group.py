@@ -3,6 +3,8 @@
 The reference is the same group with whole weights.
 """
 
+from __future__ import annotations
+
 import itertools
 import os
 import signal

@@ -3,6 +3,8 @@
 The memory really runs out: the rank is given a limit, a little above what it uses, while it runs.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 import time

@@ -1,5 +1,7 @@
 """What a rank refuses is named; an error that nobody foresaw brings what is needed to report it. The ranks go on."""
 
+from __future__ import annotations
+
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,5 +1,7 @@
 """A group that dies is started again, with its model; one that keeps dying is left down, and says why."""
 
+from __future__ import annotations
+
 import ctypes
 import json
 import os

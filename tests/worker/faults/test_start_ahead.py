@@ -1,5 +1,7 @@
 """Ranks that start before a request asks for them: who asks finds them, or hears why there are none."""
 
+from __future__ import annotations
+
 import sys
 import threading
 from collections.abc import Iterator

@@ -1,5 +1,7 @@
 """Ranks that are stuck in a first step, for which there is no pace: the group ends, and says where they wait."""
 
+from __future__ import annotations
+
 import os
 import signal
 import subprocess

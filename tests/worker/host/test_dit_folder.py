@@ -1,6 +1,8 @@
 """The folder of a class-conditional DiT: which of its files are read. `tests/comfyui/test_bad_input.py` and
 `tests/attack/test_model_files.py` have broken ones."""
 
+from __future__ import annotations
+
 import json
 import shutil
 from pathlib import Path

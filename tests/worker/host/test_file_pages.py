@@ -1,5 +1,7 @@
 """A safetensors file's tensors are views of its pages, none of which is read before somebody needs it."""
 
+from __future__ import annotations
+
 import re
 import struct
 from pathlib import Path

@@ -1,5 +1,7 @@
 """The ranks measure the machine once. A file keeps the figures, and what steps took."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """A worker group takes new settings with a restart, a stop, or more ranks; not when it dies."""
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Callable
 from pathlib import Path

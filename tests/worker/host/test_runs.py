@@ -1,5 +1,7 @@
 """A run of several ranks is compared with the last such run on one. It ends when its group is stopped."""
 
+from __future__ import annotations
+
 import threading
 from pathlib import Path
 from typing import Any

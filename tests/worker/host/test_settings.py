@@ -1,5 +1,7 @@
 """Settings come from the environment before the file, from the file before the defaults; a wrong one is an error."""
 
+from __future__ import annotations
+
 import json
 import re
 from dataclasses import fields

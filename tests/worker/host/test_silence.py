@@ -1,5 +1,7 @@
 """A rank that gives no sign of life is taken for dead if its process does nothing, and not if it only lacks a CPU."""
 
+from __future__ import annotations
+
 import os
 import re
 import shutil

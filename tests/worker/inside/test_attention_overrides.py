@@ -1,5 +1,7 @@
 """An attention override that only chooses a kernel is known by its code, and a rank says why it cannot use a kernel."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 from typing import Any

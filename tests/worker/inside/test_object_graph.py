@@ -1,6 +1,8 @@
 """Functions and objects that ComfyUI's process describes, and a rank makes from the same files. What they leave on a
 model is taken back."""
 
+from __future__ import annotations
+
 import collections
 import importlib.util
 import os

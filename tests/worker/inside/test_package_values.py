@@ -1,5 +1,7 @@
 """Of a node pack's own package, ranks get the plain values that the code there imports, and no others."""
 
+from __future__ import annotations
+
 import importlib
 import json
 import os

@@ -1,5 +1,7 @@
 """Large frames between ComfyUI and rank 0 go through memory that both map, and small ones through the socket."""
 
+from __future__ import annotations
+
 import contextlib
 import itertools
 import socket

@@ -1,5 +1,7 @@
 """A family: a tiny, seeded model of a diffusers class, with inputs, and the plain call to compare the engine with."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path

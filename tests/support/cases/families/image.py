@@ -1,5 +1,7 @@
 """Families of classes that make images."""
 
+from __future__ import annotations
+
 import math
 from functools import partial
 from typing import Any

@@ -1,5 +1,7 @@
 """Families of classes that came later, see `image.py` and `video.py`."""
 
+from __future__ import annotations
+
 import torch
 
 from .family import SQUARE, TEXT_TOKENS, TINY, UNEVEN, VIDEOS, Family, Tensors, drawn, masked

@@ -1,5 +1,7 @@
 """Families of classes that make videos."""
 
+from __future__ import annotations
+
 import math
 from types import SimpleNamespace
 

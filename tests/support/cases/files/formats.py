@@ -1,5 +1,7 @@
 """The quantised formats of ComfyUI's files, as layers' `comfy_quant` says them. made_with: for making weights."""
 
+from __future__ import annotations
+
 from typing import Any
 
 FORMATS: dict[str, dict[str, Any]] = {

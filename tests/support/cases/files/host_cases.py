@@ -1,5 +1,7 @@
 """Models that files and not folders bring, as tiny ones of ComfyUI's own classes."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
 import torch

@@ -1,5 +1,7 @@
 """UNets as people have them, tiny: what each is called, and latents that do not divide."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Stable Audio, ACE-Step, MiniMax H3; and TripoSplat, whose latents are two as well."""
 
+from __future__ import annotations
+
 import torch
 
 from tests.support.cases.host.base import BATCH, TEXT, HostCase, always, rows, text, with_

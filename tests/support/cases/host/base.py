@@ -1,5 +1,7 @@
 """What a row of the equality table of ComfyUI's own classes is: a tiny model with random weights, and a call of it."""
 
+from __future__ import annotations
+
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """ControlNets of ComfyUI's, tiny, with random weights. They return lists of tensors by name."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 

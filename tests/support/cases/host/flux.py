@@ -1,5 +1,7 @@
 """Flux.1 and Flux.2, and Chroma."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 

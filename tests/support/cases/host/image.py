@@ -1,5 +1,7 @@
 """Stable Diffusion's UNets, Stable Diffusion 3, AuraFlow, PixArt, Hunyuan-DiT, Krea 2, Hunyuan3D."""
 
+from __future__ import annotations
+
 import torch
 
 from tests.support.cases.host.base import BATCH, HostCase, always, image, rows, text, with_

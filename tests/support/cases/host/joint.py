@@ -1,5 +1,7 @@
 """HiDream I1, Lens, JoyImage, PixelDiT, PiD, OmniGen 2, Boogu, Ideogram 4, Ernie-Image."""
 
+from __future__ import annotations
+
 import torch
 
 from tests.support.cases.host.base import BATCH, TEXT, HostCase, always, image, rows, text, text_mask, with_

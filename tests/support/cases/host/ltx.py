@@ -1,5 +1,7 @@
 """LTX-Video, and LTX 2 with its sound."""
 
+from __future__ import annotations
+
 import torch
 
 from tests.support.cases.host.base import BATCH, SIGMA, HostCase, text, text_mask, video, with_

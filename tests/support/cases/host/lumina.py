@@ -1,5 +1,7 @@
 """Lumina 2 and Z-Image."""
 
+from __future__ import annotations
+
 from tests.support.cases.host.base import TEXT, HostCase, always, image, text, with_
 
 LUMINA = {

@@ -1,5 +1,7 @@
 """Networks that ComfyUI's nodes run inside of a model, tiny, with random weights, and the nodes' functions that do."""
 
+from __future__ import annotations
+
 import importlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

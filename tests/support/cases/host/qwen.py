@@ -1,5 +1,7 @@
 """Qwen-Image and Mage-Flow."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 

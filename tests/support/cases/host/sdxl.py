@@ -4,6 +4,8 @@ SDXL has 320 channels in its first level, and latents of 128 × 128 at 1024². L
 are nearly as many: 8 and 16, for 10 and 20. Text and labels are narrower.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch

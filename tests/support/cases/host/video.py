@@ -1,5 +1,7 @@
 """HunyuanVideo and HunyuanImage, Cosmos, Anima, CogVideoX, Mochi, Kandinsky 5."""
 
+from __future__ import annotations
+
 import torch
 
 from tests.support.cases.host.base import (

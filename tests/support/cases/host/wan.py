@@ -1,5 +1,7 @@
 """Wan, and the models made of it."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from typing import Any
 

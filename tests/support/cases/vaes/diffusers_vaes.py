@@ -1,5 +1,7 @@
 """Tiny VAEs of diffusers' classes, with seeded random weights, and what is decoded and encoded with them."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

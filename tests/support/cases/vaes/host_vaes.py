@@ -1,5 +1,7 @@
 """Tiny VAEs of ComfyUI's own classes, with seeded random weights, and what is decoded and encoded with them."""
 
+from __future__ import annotations
+
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """VAEs with seeded random weights, and what is decoded and encoded with them, for the tests and their ranks."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

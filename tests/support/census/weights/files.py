@@ -1,5 +1,7 @@
 """Quantised files, merges of them, and adapters of each kind."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

@@ -1,5 +1,7 @@
 """LoRAs that change what ComfyUI reads from the patched module, and other kinds of patches."""
 
+from __future__ import annotations
+
 import importlib
 from dataclasses import replace
 from typing import Any

@@ -1,5 +1,7 @@
 """Model merges, and what they send."""
 
+from __future__ import annotations
+
 import importlib
 from collections.abc import Callable
 from dataclasses import replace

@@ -4,6 +4,8 @@ lines with a part and the microseconds at which it began and ended.
 The parts of ComfyUI's process are clocked from its second call of a parallel model on, when it has a session.
 """
 
+from __future__ import annotations
+
 import functools
 import os
 import time

@@ -2,6 +2,8 @@
 place. Only what comfy-aimdo does is replaced. Without a card, ComfyUI never uses dynamic VRAM otherwise.
 """
 
+from __future__ import annotations
+
 import ctypes
 import inspect
 import mmap

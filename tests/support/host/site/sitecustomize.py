@@ -7,6 +7,8 @@ ComfyUI's process does not look for garbage among what it has imported. ComfyUI 
 prompts run. That was 44 % of its computing while `test_stock_families.py` ran.
 """
 
+from __future__ import annotations
+
 import gc
 import importlib.abc
 import importlib.machinery

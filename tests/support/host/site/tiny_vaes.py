@@ -1,5 +1,7 @@
 """ComfyUI has one size of MiniMax-H3's VAEs. With these changes it builds tiny ones."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,5 +1,7 @@
 """`cuda.ahead_ranks`: labelled cards are connected twice before a plan is known. At first one of them fails."""
 
+from __future__ import annotations
+
 from typing import Any
 from unittest.mock import patch
 

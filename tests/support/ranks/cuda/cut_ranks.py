@@ -3,6 +3,8 @@ cuts a job whose ranks wait for a message on each of two groups that nobody send
 device was free again. Groups that are built afterwards carry data.
 """
 
+from __future__ import annotations
+
 import json
 import sys
 import threading

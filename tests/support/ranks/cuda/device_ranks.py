@@ -10,6 +10,8 @@ A rank that cannot go on after a failure, as others wait for it or its device is
 ranks.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import os

@@ -9,6 +9,8 @@ CASES: a file of JSON: cases, of a name, two files, a plan for each, the share o
 room for, and what else happens.
 """
 
+from __future__ import annotations
+
 import gc
 import json
 import os

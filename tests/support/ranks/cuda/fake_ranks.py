@@ -4,6 +4,8 @@ pretends to be the ranks that differ, of large worlds, one after the other, and 
 CASES: a file of JSON, of [library, model, plan, blocks]. blocks: of each kind; None for all.
 """
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 

@@ -9,6 +9,8 @@ ComfyUI, which COMFYUI_PATH names, is imported with this on such a card, as it l
 ranks that are forked off one process.
 """
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import gc

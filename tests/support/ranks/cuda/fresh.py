@@ -5,6 +5,8 @@ the GPUs claims to be a machine of its own. Such ranks exchange through sockets:
 right numbers, and not how fast.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import subprocess

@@ -7,6 +7,8 @@ CASES: of [library, name, plan, dtype]; of `libraries`. A dtype may name the GPU
 Under plans with stages, diffusers' are sampled and compared with the same on the CPU; counted is what more steps add.
 """
 
+from __future__ import annotations
+
 import json
 import traceback
 from collections import Counter

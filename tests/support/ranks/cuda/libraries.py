@@ -4,6 +4,8 @@ Libraries: "diffusers" for FAMILIES, "comfyui" for ComfyUI's own classes, "vae" 
 ComfyUI's own.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field

@@ -3,6 +3,8 @@ builds the mesh of a plan and gives it up, three times over, and saves the names
 which it gives them up.
 """
 
+from __future__ import annotations
+
 import json
 import sys
 from pathlib import Path

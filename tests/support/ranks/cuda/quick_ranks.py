@@ -7,6 +7,8 @@ A finding has "kernels", by card what computes attention; "links", what `measure
 than one rank's.
 """
 
+from __future__ import annotations
+
 import json
 import statistics
 import sys

@@ -1,5 +1,7 @@
 """Runs a long list of cases by `device_ranks` to its end, whatever some of them do: hang, crash, or lose the device."""
 
+from __future__ import annotations
+
 import json
 import time
 from collections.abc import Sequence

@@ -6,6 +6,8 @@ Saves by size, and by process (stock, comfyui, rank): see `Tally`, and the messa
 at", with their places; "error", the greatest difference from stock's result.
 """
 
+from __future__ import annotations
+
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple

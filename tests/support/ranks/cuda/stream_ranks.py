@@ -5,6 +5,8 @@ it was told of, the most bytes in use and taken, and the bytes of what forwards 
 CASES: of [what runs, plan, a wait that is taken away or ""]; of `RUNS` and `WAITS`.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import sys

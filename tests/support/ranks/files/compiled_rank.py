@@ -4,6 +4,8 @@ graphs each call brought. FILE: of a case, or the same in a format. BACKEND is t
 the graphs are not counted.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 

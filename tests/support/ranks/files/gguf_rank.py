@@ -4,6 +4,8 @@ loads a tiny Flux from a GGUF file, and saves what memory it takes and what beco
 DEQUANTISED is the same file's weights in safetensors.
 """
 
+from __future__ import annotations
+
 import re
 from pathlib import Path
 from typing import Any

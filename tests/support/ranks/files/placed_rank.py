@@ -4,6 +4,8 @@ runs a tiny Flux on ranks whose card has not the memory for it, and saves what o
 The card is the CPU, of which is told that it is a device with so many bytes.
 """
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,5 +1,7 @@
 """A call of a tiny Flux of ComfyUI's, and adapters of its weights."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch

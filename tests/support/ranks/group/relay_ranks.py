@@ -1,5 +1,7 @@
 """Two ranks of which the first has a token of its own, as a stranger has who knows the store."""
 
+from __future__ import annotations
+
 import os
 import socket
 from pathlib import Path

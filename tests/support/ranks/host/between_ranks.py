@@ -4,6 +4,8 @@ plain. Returns by row the relative error on rank 0, what the code changes, and t
 ranks share.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any

@@ -6,6 +6,8 @@ direction of which these bytes are.
 ComfyUI, which COMFYUI_PATH names, is imported with this, and so once for all ranks that are forked off one process.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 from collections.abc import Callable

@@ -6,6 +6,8 @@ A sampling has its prompts, each a call of its own, with a reference image or wi
 requests do.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from functools import partial
 from typing import Any

@@ -3,6 +3,8 @@ runs networks beside a model (ComfyUI's ControlNets) and inside of one under pla
 relative error, of a ControlNet of each rank; of a network inside also the share of its tokens that this rank computes,
 and by row what the network changes."""
 
+from __future__ import annotations
+
 import json
 from typing import Any
 

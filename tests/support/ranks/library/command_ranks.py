@@ -3,6 +3,8 @@
 Each rank's exit code and what it printed are in OUT/told.RANK.json.
 """
 
+from __future__ import annotations
+
 import contextlib
 import io
 import json

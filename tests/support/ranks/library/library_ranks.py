@@ -4,6 +4,8 @@ Rank 0's images are saved in OUT/worldN.safetensors, by case name, and on two ra
 what each rank was told of the calls that are to be refused, and of families that failed.
 """
 
+from __future__ import annotations
+
 import functools
 import traceback
 from collections.abc import Callable

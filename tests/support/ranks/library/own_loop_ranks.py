@@ -3,6 +3,8 @@
 The latents of each rank are in OUT/worldN.RANK.safetensors, by case. Returns what each rank found.
 """
 
+from __future__ import annotations
+
 import io
 import logging
 from collections import Counter

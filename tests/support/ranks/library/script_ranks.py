@@ -1,5 +1,7 @@
 """`library.script_ranks FOLDER SCRIPT ARGUMENT…`: runs a script in its folder."""
 
+from __future__ import annotations
+
 import os
 import runpy
 import sys

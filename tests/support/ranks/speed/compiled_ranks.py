@@ -2,6 +2,8 @@
 runs models of both libraries with their blocks compiled and as they are, and saves how far apart that is, and how many
 graphs each run brought."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple

@@ -3,6 +3,8 @@ runs models of both libraries on as many ranks, and returns how many products ea
 exchange's start and the wait for it, block by block. CASES: of a model, its library and blocks, an axis of the ranks,
 and where the weights wait."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock, patch

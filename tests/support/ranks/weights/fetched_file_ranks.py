@@ -5,6 +5,8 @@ they are equal to whole ones.
 FOLDER gets the files. CASES: of a form, a plan, another for the same weights, and the kind of weights that come first.
 """
 
+from __future__ import annotations
+
 import os
 from pathlib import Path
 from typing import Any

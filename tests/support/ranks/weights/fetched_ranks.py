@@ -2,6 +2,8 @@
 runs models of a library with weights that are fetched, and with the same weights whole, and returns where they are
 equal. FOLDER gets diffusers' files."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple

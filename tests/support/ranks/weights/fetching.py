@@ -1,6 +1,8 @@
 """Weights that are fetched, as a worker group's ranks have them, for programs without one; and buffers that are
 poisoned."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

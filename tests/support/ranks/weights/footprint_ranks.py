@@ -3,6 +3,8 @@ loads models under plans with every kind of weights, runs them, and returns what
 bytes, beside what `WeightSizes` says of it.
 """
 
+from __future__ import annotations
+
 import gc
 import zlib
 from typing import Any

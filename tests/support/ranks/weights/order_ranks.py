@@ -3,6 +3,8 @@ runs a small model whose weights are shared out while something happens on one r
 and whether its output is right.
 """
 
+from __future__ import annotations
+
 import warnings
 from collections.abc import Callable
 

@@ -2,6 +2,8 @@
 plans put on models, and taken off. Returns by case which promises hold. FOLDER holds the weights of a family.
 """
 
+from __future__ import annotations
+
 import functools
 import json
 from pathlib import Path
