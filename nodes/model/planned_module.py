@@ -33,7 +33,7 @@ class PlannedModule:
     source: of the model, as JSON.
     auto: decides the plan by the work of a call; None if the user chose it.
     asked: the plan at the begin of a sampling.
-    replaced: the plan that would run, while a node's functions do not allow it.
+    replaced: the plan that was asked for, while a node's functions force another.
     note: for the group's status, if the plan is not the requested one.
     name: of the model, as the user chose it.
     working: bytes in addition to the weights on a rank, for the last sampling that ComfyUI freed memory for.

@@ -112,7 +112,8 @@ def collect_calls(
     """
     own = iter(outputs)
     rows = [part.rows.own_size(calls[part.call].size) for part in parts]
-    # A description goes before each output but the first call's, if the first group runs a part of it, and so knows it.
+    # A description goes before each output. Only the first call's needs none if the first group runs a part of that call
+    # and so knows its form.
     kinds = [
         kind_of(calls[part.call].latents, own_rows) if part.call or parts[0].group else None
         for part, own_rows in zip(parts, rows, strict=True)

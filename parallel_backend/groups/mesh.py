@@ -157,7 +157,7 @@ def build_mesh(
     link_groups: gives each link between stages a group of its own; by default, on GPUs. NCCL needs this, because
     messages of one group wait for each other: a receive posted early would block the send that it depends on.
     timeline: records the steps that run on the mesh.
-    world: an axis over the plan's ranks, whose group serves the plan's axes over all of them. It outlives the mesh.
+    world: an axis over all of the plan's ranks. Other axes over all of them use its group. The mesh does not close it.
     """
     has_links = plan.pipefusion > 1 and (is_accelerator(device) if link_groups is None else link_groups)
     rank, built = dist.get_rank(), GroupBuilder(device, most_side_by_side(plan))

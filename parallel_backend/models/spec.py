@@ -180,8 +180,8 @@ class ModelSpec:
     coupled: str = ""
     # Why its tokens cannot be shared, if they cannot. Then none of the fields above is needed.
     unshared: str = ""
-    # For a network that runs inside of another model's forward: its streams that are the first tokens of a stream of
-    # that model. A rank has the same tokens of both. A stream with the name of one of that model's is the same stream.
+    # For a network that runs inside of another model's forward: by its stream, the model's stream whose first tokens it
+    # matches. A rank has the same tokens of both. A stream with the name of one of that model's is the same stream.
     # Nothing is gathered after its blocks, unless a list says so.
     inside: Mapping[str, str] | None = None
     # How ranks share a picture of a class that convolves over it. Its blocks are not listed.

@@ -251,9 +251,9 @@ class AttentionSeam:
 
     A mode redirects them, which sees each of torch's functions. This takes the host 2 µs each. So if only the model's
     own code runs (`ForwardSlot.is_plain`), and the module's first forward has called attention by its name in `F`
-    alone, later ones replace that name and do without the mode. So they do if the module has all tokens (`is_local`):
-    a call that is not seen is right, too. In a compiled block, attention is an operator that calls them, because torch
-    traces no tensor methods within a mode.
+    alone, later ones replace that name and do without the mode. The same holds for a module that has all tokens
+    (`is_local`), whatever code runs: if a call is missed, its result is right all the same. In a compiled block,
+    attention is an operator that calls them, because torch traces no tensor methods within a mode.
 
     A module that attends in another way would see this rank's tokens only, so it raises an error.
     """
