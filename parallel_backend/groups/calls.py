@@ -112,8 +112,8 @@ def collect_calls(
     """
     own = iter(outputs)
     rows = [part.rows.own_size(calls[part.call].size) for part in parts]
-    # A description goes before each output. Only the first call's needs none if the first group runs a part of that call
-    # and so knows its form.
+    # A description goes before each output, but not of the first call if the first group runs a part of that call: then
+    # it knows the form.
     kinds = [
         kind_of(calls[part.call].latents, own_rows) if part.call or parts[0].group else None
         for part, own_rows in zip(parts, rows, strict=True)
