@@ -238,7 +238,7 @@ def choose_plan(work: Work, costs: ModelCosts) -> ResolvedPlan:
     It is the first of the possible exact plans: by their predictions, or else in the order of `list_plans`. Its note
     says why.
     """
-    (found, tried), devices, module = costs.rank_plans(work), device_count(), costs.module
+    (found, tried), devices, module = costs.order_plans(work), device_count(), costs.module
     plan = found[0].plan if found else list_model_plans(devices, module, work)[0]
     why = explain_devices()
     if devices > 1:

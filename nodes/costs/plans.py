@@ -18,8 +18,8 @@ from ...parallel_backend.costs.choose import (
     Tried,
     choose_prediction,
     list_patches,
+    order_plans,
     predict_fitted,
-    rank_plans,
 )
 from ...parallel_backend.costs.forward import ForwardCost, Work
 from ...parallel_backend.costs.roofline import Prediction
@@ -101,7 +101,7 @@ class ModelCosts:
         known = work.forward and self.seen.get((self.key(work), work.has_branches))
         return replace(work, forward=known.forward, calls=known.calls) if known else work
 
-    def rank_plans(self, work: Work) -> tuple[list[Prediction], Tried | None]:
+    def order_plans(self, work: Work) -> tuple[list[Prediction], Tried | None]:
         """Returns the predictions of all exact plans that may run this work, the chosen one first, and which of how
         many plans that one is, while plans are tried. One device alone is one of them. Empty and None if the work's
         cost is unknown."""
@@ -110,7 +110,7 @@ class ModelCosts:
         plans = list_model_plans(device_count(), self.module, work, list_piece_counts())
         if work.parts > 1 and ONE_DEVICE not in plans:
             plans.append(ONE_DEVICE)
-        found = rank_plans(plans, work, machine_of(self.dtype), self.sizes, room_for_weights)
+        found = order_plans(plans, work, machine_of(self.dtype), self.sizes, room_for_weights)
         steps = self.steps(work)
         chosen, tried = choose_prediction(found, {words: fastest for words, (_, fastest) in steps.items()})
         known = [take_last(each, steps) for each in found]

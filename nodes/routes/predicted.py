@@ -79,7 +79,7 @@ def predict_plans(plan: ParallelPlan, sampled: Sampled) -> dict[str, Any] | None
             "is_alone": predicted.is_alone,
         }
 
-    found, _ = costs.rank_plans(work)
+    found, _ = costs.order_plans(work)
     return {
         "plan": describe(costs.predict(work, plan)),
         "best": [describe(each) for each in found[:BEST]],

@@ -85,7 +85,7 @@ def list_patches(plan: ParallelPlan) -> list[ParallelPlan]:
     return [replace(plan, patches=each * plan.pipefusion) for each in PATCHES]
 
 
-def rank_plans(
+def order_plans(
     plans: Iterable[ParallelPlan], work: Work, machine: Machine, sizes: WeightSizes, room: Room
 ) -> list[Prediction]:
     """Returns the predictions of these plans for work whose cost is known: first those that fit, the fastest first,

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from parallel_backend.axes import BATCH_AXES
 from parallel_backend.compat import tree_map_only
-from parallel_backend.costs.choose import list_plans, rank_plans
+from parallel_backend.costs.choose import list_plans, order_plans
 from parallel_backend.costs.forward import ForwardCost, Work, count_forward
 from parallel_backend.costs.machine import Machine
 from parallel_backend.groups.mesh import Axis
@@ -117,7 +117,7 @@ class Contest:
         check = lambda plan: plan.check_model(**limits)  # noqa: E731
         work = Work(self.rows, forward=self.forward)
         listed = list_plans(self.ranks, self.rows, check, branches=case.guided, heads=limits["heads"])
-        listed = [ONE, *(each.plan for each in rank_plans(listed, work, machine, WeightSizes(0), lambda *_: None))]
+        listed = [ONE, *(each.plan for each in order_plans(listed, work, machine, WeightSizes(0), lambda *_: None))]
         self.plans: dict[str, ParallelPlan] = {}
         self.runners: dict[str, Runner] = {}
         self.refused: dict[str, str] = {}

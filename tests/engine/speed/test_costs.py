@@ -10,7 +10,7 @@ import diffusers
 import pytest
 import torch
 
-from parallel_backend.costs.choose import PIECE_COUNTS, Room, Tried, choose_prediction, list_plans, rank_plans
+from parallel_backend.costs.choose import PIECE_COUNTS, Room, Tried, choose_prediction, list_plans, order_plans
 from parallel_backend.costs.forward import Cost, ForwardCost, Work, count_forward
 from parallel_backend.costs.machine import Link, Machine, Speed, assume_machine
 from parallel_backend.costs.roofline import Prediction, predict
@@ -129,7 +129,7 @@ def ranked(
 ) -> list[Prediction]:
     """All plans of a model with 24 heads on all ranks, the best first."""
     plans = list_plans(len(where.speeds), rows, lambda plan: plan.check_model(heads=24), branches=branches, heads=24)
-    return rank_plans(plans, Work(rows, forward=forward), where, sizes, room)
+    return order_plans(plans, Work(rows, forward=forward), where, sizes, room)
 
 
 def best(forward: ForwardCost, rows: int, where: Machine, branches: bool = False) -> str:
@@ -184,7 +184,7 @@ def test_a_stock_samplers_step_fills_and_drains_the_pipeline_and_a_loop_does_not
 def test_auto_takes_pieces_only_where_they_pay(link: str, pays: bool):
     plans = list_plans(4, 1, heads=24, pieces=PIECE_COUNTS)
     assert (
-        rank_plans(plans, Work(forward=shaped_like_flux(4608)), machine(link, 4), SIZES, unknown_room)[0].plan.pieces
+        order_plans(plans, Work(forward=shaped_like_flux(4608)), machine(link, 4), SIZES, unknown_room)[0].plan.pieces
         > 1
     ) == pays
 

@@ -52,7 +52,7 @@ def planned(machine_name: str, kind: str, cards: list[SimpleNamespace], settings
     group, route = (importlib.import_module(f"pack.nodes.{name}") for name in ("workers.group", "routes.plan"))
     plans, words = (importlib.import_module(f"pack.nodes.{name}") for name in ("parallel_plan", "plan_words"))
     machine, page = (importlib.import_module(f"pack.nodes.{name}") for name in ("costs.machine", "routes.settings"))
-    costs = SimpleNamespace(module=torch.nn.Identity(), rank_plans=lambda _work: ([], None))
+    costs = SimpleNamespace(module=torch.nn.Identity(), order_plans=lambda _work: ([], None))
     for each in ("cuda", "xpu"):
         module: Any = torch.get_device_module(each)
         module.device_count = lambda each=each: len(cards) if each == kind else 0
