@@ -20,7 +20,7 @@ from .model.host_file import NoDenoiser
 from .model.remote_patcher import RemoteModelPatcher
 from .model.sampling import show_on_node
 from .parallel_plan import parse_plan, plan_inputs
-from .workers.group import check_installed
+from .workers.group import check_installed, device_count, device_type, settings
 
 Patcher = comfy.model_patcher.ModelPatcher
 
@@ -53,6 +53,11 @@ class ParallelizeModel(io.ComfyNode):
     def validate_inputs(cls, exchange_dtype: str = MODEL) -> bool:
         """Makes ComfyUI accept any exchange_dtype: saved workflows may have a former one. The plan refuses others."""
         return True
+
+    @classmethod
+    def fingerprint_inputs(cls, **_inputs: Any) -> str:
+        """Makes ComfyUI run the node again once the settings or the devices are others: the plan depends on them."""
+        return repr((settings(), device_type(), device_count()))
 
     @classmethod
     async def execute(cls, model: Patcher, mode: str, group: int = 1, **values: Any) -> io.NodeOutput:

@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 
 from ...parallel_backend.device import trim_heap
 from ...parallel_backend.errors import NoRoomError
+from ...parallel_backend.weights.free_ram import available_bytes
 from ...parallel_backend.weights.tensors import list_plain_tensors
 from ...worker.comfyui.model import write_detected
 from ...worker.wire.private_folder import find_room
@@ -39,9 +40,8 @@ class FileInMemory:
 
     def __init__(self, weights: Mapping[str, torch.Tensor], name: str) -> None:
         """Raises Refused if the weights have no room."""
-        free: Any = comfy.model_management.get_free_memory(torch.device("cpu"))
         try:
-            parent = find_room(sum(each.nbytes for each in weights.values()), free)
+            parent = find_room(sum(each.nbytes for each in weights.values()), available_bytes())
         except NoRoomError as error:
             raise Refused(*error.explanation) from error
         self.folder = parent / str(next(_numbers))

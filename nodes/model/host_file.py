@@ -44,6 +44,11 @@ ATTENTION = (
     "use_ck_attention",
     *("disable_xformers", "force_upcast_attention", "dont_upcast_attention"),
 )
+# ComfyUI's other arguments that change the result.
+RESULT = (
+    *("deterministic", "force_channels_last", "supports_fp8_compute"),
+    *("enable_triton_backend", "disable_triton_backend"),
+)
 # ComfyUI's arguments that choose how much of a model is on its device.
 MEMORY = (
     *("gpu_only", "highvram", "lowvram", "novram", "disable_smart_memory"),
@@ -116,6 +121,7 @@ def list_rank_arguments(shares: bool, on_cpu: bool) -> tuple[str, ...]:
     is_torchs = not on_cpu and attention.optimized_attention is attention.attention_pytorch
     if shares or is_torchs and not chosen:  # one name for all, because ranks with other arguments would have to restart
         chosen = [SHAREABLE]
+    chosen += [name for name in RESULT if getattr(own, name, False)]
     chosen += [] if on_cpu else [name for name in MEMORY if getattr(own, name, False)]
     arguments += [format_flag(name) for name in chosen]
     for name in () if on_cpu else MEMORY_SIZES:

@@ -93,7 +93,7 @@ def refuse_foreign(request: web.Request) -> None:
     else:  # no page can forge this header, and no proxy changes it
         foreign = site not in ("none", "same-origin")
     if foreign:
-        raise web.HTTPForbidden(text="Only pages of this ComfyUI may use its workers and settings.")
+        raise web.HTTPForbidden(text="Only pages of this ComfyUI may change its workers and settings.")
 
 
 def listens_on_loopback() -> bool:

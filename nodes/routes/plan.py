@@ -30,7 +30,6 @@ from ..plan_words import Remark, ResolvedPlan, remark, remarks_to_json
 from ..workers.group import device_count, device_type, is_second_group, why_no_group
 from ..workers.room import list_plan_cards
 from . import MAX_BODY
-from .control import refuse_foreign
 from .loaded_file import find_loaded, list_missing
 from .memory_estimate import MemoryEstimate
 from .offers import list_offers, offer_fitting
@@ -49,7 +48,6 @@ def add_plan_route() -> None:
 
 async def plan_route(request: web.Request) -> web.Response:
     """Answers a question in JSON, see `read_question` and `answer`. Answers 400 with a sentence for anything else."""
-    refuse_foreign(request)
     try:
         question = read_question(parse_object(await request.clone(client_max_size=MAX_BODY).read()))
     except ValueError as error:

@@ -6,12 +6,8 @@ import logging
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import comfy.model_management
-import torch
-
-from ...parallel_backend.device import CPU
+from ...parallel_backend.weights.free_ram import available_bytes
 from ...worker.host.client import WorkerGroup
 from ...worker.settings import WITH_COMFYUI, WITH_SAMPLER, SettingsError
 from ...worker.wire.protocol import Header
@@ -49,8 +45,7 @@ def read_files(files: Sequence[str]) -> None:
     """
     try:
         paths = [Path(file) for file in files]
-        free: Any = comfy.model_management.get_free_memory(torch.device(CPU))  # cached files count as free memory
-        if sum(path.stat().st_size for path in paths) > free:
+        if sum(path.stat().st_size for path in paths) > available_bytes():  # cached files count as free memory
             return
         buffer = bytearray(CHUNK)
         for path in paths:

@@ -21,6 +21,7 @@ from ...parallel_backend.errors import Explanation, RequestError
 from ...worker.errors import RequestRefused
 from ...worker.host.client import WorkerGroup
 from ...worker.host.supervision import Setup
+from ...worker.launch import torchrun
 from ...worker.settings import FILE_NAME, Settings, SettingsError, read_object, write_object
 from ...worker.wire.private_folder import private_folder
 from ..errors import NotInstalled
@@ -230,8 +231,7 @@ def most_ranks() -> int:
 
 def count_cores() -> int:
     """Returns how many cores this process may use, but at least CPU_RANKS."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(CPU_RANKS, cores)
+    return max(CPU_RANKS, torchrun.count_cores())
 
 
 def check_installed() -> None:

@@ -6,10 +6,9 @@ Parked weights are kept in it, and so are the blocks of weights=host.
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
-import sys
 import zlib
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -19,8 +18,9 @@ from ..errors import RequestError
 from ..groups.collectives import gather_numbers
 from ..groups.mesh_layout import shard_range
 from .fitting import GB, OF_HOST
+from .free_ram import available_bytes
 from .shared_memory import IS_SHAREABLE, NOWHERE, Address, SharedMemory
-from .tensors import ALIGNMENT, PAGE
+from .tensors import ALIGNMENT
 
 
 class HostMemory:
@@ -65,8 +65,9 @@ class HostMemory:
         """Returns all bytes. They begin at a page."""
         if self.shared and self.size:
             return torch.frombuffer(self.shared.view(self.size), dtype=torch.uint8)
-        own = torch.empty(self.size + PAGE, dtype=torch.uint8)
-        return own[-own.data_ptr() % PAGE :][: self.size]
+        # Torch's own memory would be filled at once where a user asks for deterministic algorithms.
+        own = mmap.mmap(-1, self.size or 1, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return torch.frombuffer(own, dtype=torch.uint8)[: self.size]
 
     def own_part(self, size: int) -> tuple[int, int]:
         """Returns where this rank's part starts and stops. Other ranks may read it once all ranks agree that they have
@@ -122,12 +123,3 @@ def create_shared(size: int) -> SharedMemory | None:
     except (OSError, ValueError):
         return None
     return memory
-
-
-def available_bytes() -> int:
-    """Returns the RAM that is free or can be freed. It is unlimited where the system does not say."""
-    meminfo = Path("/proc/meminfo")
-    if not meminfo.exists():
-        return sys.maxsize
-    lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-    return int(lines["MemAvailable"].split()[0]) * 1024

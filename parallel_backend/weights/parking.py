@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 
 from ..device import synchronise
-from .host_memory import HostMemory, available_bytes
+from .free_ram import available_bytes
+from .host_memory import HostMemory
 from .tensors import align, list_plain_tensors, list_storages, whole_pages
 
 PIECE = 1 << 30  # bytes: as much is copied while the next is being pinned

@@ -23,7 +23,8 @@ from ..groups.mesh import Axis, Mesh
 from ..plan import AUTO, HOST, SHARED, WHOLE, ParallelPlan
 from ..rates import host_rate, peer_rate
 from .fitting import OF_HOST, Links, WeightRoom, count_host_bytes, estimate_fetch_seconds, fit_weights
-from .host_memory import agree_on_memory, available_bytes
+from .free_ram import available_bytes
+from .host_memory import agree_on_memory
 from .loading import Check, go_on
 from .prefetcher import BlockPrefetcher
 from .sizes import FETCHED, WeightSizes, fetched_places

@@ -136,9 +136,14 @@ def cuda_environment(given: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
+def count_cores() -> int:
+    """Returns how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def count_threads(ranks: int, most: str) -> int:
     """Returns the threads of each rank on a machine with so many ranks; at most ComfyUI's own OMP_NUM_THREADS."""
-    own = max(1, (os.cpu_count() or 1) // ranks)
+    own = max(1, count_cores() // ranks)
     return min(own, int(most)) if most.isdecimal() and int(most) else own
 
 

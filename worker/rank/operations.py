@@ -130,7 +130,7 @@ class Operations:
             self.place(job, held, working)
         else:
             self.make_way(job, held, working)
-            job.alone(lambda: model.place(working))
+            job.together(lambda: job.alone(lambda: model.place(working)))
 
     def patch(self, job: Job, tensors: Tensors) -> None:
         """Applies these changes to the file's weights, in place of the earlier changes. If that fails, no model is

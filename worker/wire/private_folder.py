@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+import psutil
+
 from ..errors import NoRoomError
 
 try:
@@ -37,6 +39,7 @@ PREFIX, LOCK = "paralleldit", ".lock"
 # The variables with the folders in which torch and Triton keep compiled code, and read it as pickles.
 COMPILED = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 MEMORY = Path("/dev/shm")  # a file system in memory
+IN_MEMORY = ("tmpfs", "ramfs")  # the kinds of such file systems
 SPARE = 256 << 20  # bytes that stay free beside weights
 SECONDS_TO_LOCK = 60.0  # a younger file may not be locked yet
 # The caretaker ignores signals that end a whole session or service. It ends after its parent, when its input closes.
@@ -59,6 +62,8 @@ def private_folder(purpose: str, parent: Path | None = None) -> Path:
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}-{purpose}-", dir=parent))
     if fcntl:
         fcntl.flock(os.open(folder / LOCK, os.O_RDONLY | os.O_CREAT, 0o600), fcntl.LOCK_EX)  # until this process ends
+        with contextlib.suppress(OSError):  # systemd-tmpfiles removes old files, but not from a locked folder
+            fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_SH)
         with contextlib.suppress(OSError):  # without a caretaker, the next process removes the folder
             folders = start_caretaker()
             folders.write(f"{folder}\n")
@@ -70,13 +75,20 @@ def find_room(size: int, free: float) -> Path:
     """Returns a private folder with room for weights of this many bytes: in memory, or else on the disk. free: the
     bytes of RAM that are free. Raises NoRoomError."""
     on_disk = Path(tempfile.gettempdir())
-    for parent, most in ((MEMORY, free), (on_disk, float("inf"))):
+    for parent, most in ((MEMORY, free), (on_disk, free if is_in_memory(on_disk) else float("inf"))):
         if parent.is_dir() and min(shutil.disk_usage(parent).free, most) > size + SPARE:
             return own_folder(parent)
     raise NoRoomError(
         f"The ranks need its weights in a file. Neither {MEMORY} nor {on_disk} has {size / 1e9:.1f} GB free for it.",
         "Make room there, or set TMPDIR to another folder.",
     )
+
+
+def is_in_memory(folder: Path) -> bool:
+    """Whether a folder's file system is in memory, as some systems have /tmp."""
+    kinds = {each.mountpoint: each.fstype for each in psutil.disk_partitions(all=True)}
+    folder = folder.resolve()
+    return next((kinds[str(each)] for each in (folder, *folder.parents) if str(each) in kinds), "") in IN_MEMORY
 
 
 @functools.cache

@@ -45,7 +45,9 @@ def pretend(route: Any, sizes: list[int], ram: int, own: float) -> None:
     module.device_count = lambda: len(cards)
     module.mem_get_info = lambda _device: (int((sizes[0] - own) * GB), sizes[0] * GB)
     module.memory_reserved = lambda _device: 0
-    sys.modules["pack.nodes.workers.room"].measure_own_context.cache_clear()
+    room: Any = sys.modules["pack.nodes.workers.room"]
+    room.measure_own_context.cache_clear()
+    room.available_bytes = lambda: ram * GB
     module.get_device_properties = lambda which: cards[which if isinstance(which, int) else 0]  # ComfyUI asks by device
     management = importlib.import_module("comfy.model_management")
     state = management.CPUState.GPU if cards else management.CPUState.CPU

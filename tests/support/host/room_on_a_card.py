@@ -75,6 +75,7 @@ class Scene:
         self.plan = importlib.import_module("pack.nodes.parallel_plan")
         self.sizes = importlib.import_module("pack.parallel_backend.weights.sizes")
         room = importlib.import_module("pack.nodes.workers.room")
+        room.available_bytes = self.free
         room.list_plan_cards, room.list_rank_contexts = lambda _plan: [Card(0, "", TOTAL)], lambda: {"0": 0}
         self.settings = importlib.import_module("pack.worker.settings").Settings()
         self.begin()

@@ -22,6 +22,7 @@ from parallel_backend.device import (
     total_bytes,
     trim_heap,
 )
+from parallel_backend.weights.free_ram import available_bytes as free_ram
 
 # The messages of torch's own allocator, and of CUDA's (cudaMallocAsync).
 ASKED = re.compile(r"(?:[Tt]r(?:ied|y) to allocate|Requested +:) ([\d.]+) ?(bytes|KiB|MiB|GiB|TiB)")
@@ -46,7 +47,7 @@ class DeviceMemory:
         if is_accelerator(device):
             return cls(total_bytes(device), allocated_bytes(device), available_bytes(device))
         machine, process = kibibytes("/proc/meminfo"), kibibytes("/proc/self/status")
-        rooms = [cls(machine.get("MemTotal", 0), process.get("VmRSS", 0), machine.get("MemAvailable", 0))]
+        rooms = [cls(machine.get("MemTotal", 0), process.get("VmRSS", 0), free_ram())]
         for limit, counted in list_limits():
             used = process.get(counted, 0)
             rooms.append(cls(limit, used, max(0, limit - used)))

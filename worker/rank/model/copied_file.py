@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from parallel_backend.errors import NoRoomError
 from parallel_backend.groups.collectives import gather_numbers
-from parallel_backend.weights.host_memory import available_bytes
+from parallel_backend.weights.free_ram import available_bytes
 
 from ...comfyui.model import is_gguf
 from ...comfyui.source import HostSource
