@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from demo.host import ComfyHost
+from tests.support.editor.settings import ask_settings, settings_kept
 from tests.support.files.adapters import make_lora
 from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, behind, latents, relative_error, runs, status
 from tests.support.host.stock_prompts import Patch, prompt, write_cases
@@ -118,3 +119,20 @@ def test_all_inputs_but_the_mode_are_advanced(host: ComfyHost) -> None:
     own = {name: options for kind in node["input"].values() for name, (_, options) in kind.items()}
     assert [*own][:2] == ["model", "mode"] and [*own][-1] == "group"
     assert {name for name, options in own.items() if not options.get("advanced")} == {"model", "mode"}
+
+
+def test_the_node_runs_again_once_the_settings_are_others(host: ComfyHost, files: Path) -> None:
+    """They say on which devices and how many ranks a plan runs. Otherwise a cached MODEL would keep the former plan."""
+    graph = prompt(MODEL, patch=parallel({"cfg": 2}))
+    node = next(number for number, each in graph.items() if each["class_type"] == "ParallelDiT_Parallelize")
+
+    def is_cached() -> bool:
+        messages = host.run(graph)["status"]["messages"]
+        return any(node in said["nodes"] for kind, said in messages if kind == "execution_cached")
+
+    host.run(graph)
+    assert is_cached()
+    with settings_kept(host):
+        ask_settings(host, {"silence_seconds": 25})
+        assert not is_cached()
+        assert is_cached()
