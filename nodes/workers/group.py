@@ -41,11 +41,17 @@ _removed: set[int] = set()  # numbers of groups that a person has removed, until
 def worker_group(number: int = 1) -> WorkerGroup:
     """Returns a group. Its processes start with its first request and end with ComfyUI. number: 1 to GROUPS.
 
-    Raises SettingsError.
+    Raises SettingsError, also if the folder for temporary files cannot be used.
     """
     with _lock:
         if number not in _groups:
-            folder = private_folder(f"group{number}")
+            try:
+                folder = private_folder(f"group{number}")
+            except OSError as error:
+                raise SettingsError(
+                    f"The folder for temporary files cannot be used ({error}).",
+                    "Set TMPDIR to another folder, and restart ComfyUI.",
+                ) from error
             group = _groups[number] = WorkerGroup(device_type(), folder, settings(), why_no_group())
             atexit.register(group.stop)
             Feed(number, group, PromptServer.instance).start()
