@@ -13,7 +13,7 @@ from demo.host import REPOSITORY
 FOLDERS = ("demo", "nodes", "parallel_backend", "worker")
 # Methods that others call, by their names.
 BY_COMFYUI = {
-    *("on_load", "get_node_list", "define_schema", "validate_inputs"),
+    *("on_load", "get_node_list", "define_schema", "fingerprint_inputs", "validate_inputs"),
     *("deepclone_multigpu", "quantize", "state_dict_tensors", "extra_conds"),
 }
 BY_DIFFUSERS = {
