@@ -88,7 +88,7 @@ def apply_plan_inside(
     check_class(network, spec, [axis for axis in TOKEN_AXES if getattr(mesh.plan, axis) > 1])
     sizes = sizes_of(network, spec) if spec.attends else None
     kernel = choose_kernel(sizes, mesh, dtype)
-    layout.starts = {**layout.starts, **(spec.inside or {})}
+    hooks.replace(layout, "starts", {**layout.starts, **(spec.inside or {})})
     install_boundary(network, spec, layout, hooks, None)
     if sizes and kernel:
         share_attention(network, spec, sizes, ParallelAttention(mesh, layout, kernel), hooks)

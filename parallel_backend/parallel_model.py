@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from .groups.collectives import gather
 from .groups.mesh import Axis, Mesh
 from .hooks import Hooks
 from .models.checks import count_tokens, patch_of
-from .models.spec import ALWAYS_WHOLE, spec_of
+from .models.spec import ALWAYS_WHOLE, CONTROL, spec_of
 from .plan import OFF
 from .seams.agreed_values import agreed_values
 from .seams.compiled import CompiledBlocks
@@ -73,7 +74,7 @@ class ParallelModel:
         own = {path: block for path, block in lists.items() if not isinstance(block, StandIn)}
         shared = self.spec.quirks.shared if self.spec else ()
         self.fetched = BlockPrefetcher(model, own, mesh.device, shared, dtypes, mesh.timeline)
-        self.compiled = CompiledBlocks(self.stage.blocks or [model], mesh.device, mesh.plan.token_ways > 1)
+        self.compiled = CompiledBlocks(self.stage.blocks or [model], mesh.device)
 
     def install(self, mesh: Mesh) -> None:
         """Applies a mesh's plan to a model that has none. Raises PlanError and leaves the model unchanged then."""
@@ -145,7 +146,8 @@ class ParallelModel:
 
     def compiling(self, steps: int) -> AbstractContextManager[None]:
         """Runs the blocks inside the context compiled or not, as suits a sampling of this many steps."""
-        return self.compiled.running(self.compile_settings(self.compiled.asked, steps))
+        settings = self.compile_settings(self.compiled.asked, steps)
+        return self.compiled.running(settings, self.mesh.plan.token_ways > 1)
 
     def compile_settings(self, asked: Mapping[str, Any] | None, steps: int) -> Mapping[str, Any]:
         """Returns the settings with which `compiling` compiles the blocks; none if it does not. asked: see
@@ -281,6 +283,8 @@ class ParallelModel:
     def run(self, args: tuple, kwargs: dict[str, Any], forward: Forward) -> Any:
         """Runs the model on this rank's arguments. None if the tokens went to the next stage."""
         kwargs = self.kept.identify(self.complete(args, kwargs))
+        if not self.slot.is_plain:
+            kwargs = self.copied(kwargs)
         in_pieces = self.can_run_in_pieces(forward)
         try:
             with self.slot.enter(forward), self.fetched.forward(StageExit):
@@ -293,6 +297,13 @@ class ParallelModel:
                 "Have it skip other blocks, or use ulysses=1 and ring=1.",
             )
         return output
+
+    def copied(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Returns the arguments with copies of their tensors: a node's function may write into what it gets, and the
+        next forward gets the same. What the model knows by identity stays."""
+        own = (ALWAYS_WHOLE, CONTROL, *self.kept.given)  # what ControlNets return is made for one forward
+        copy = partial(tree_map_only, torch.Tensor, torch.clone)
+        return {name: value if name in own else copy(value) for name, value in kwargs.items()}
 
     def can_run_in_pieces(self, forward: Forward) -> bool:
         """Whether a forward runs in the plan's pieces. All ranks decide alike. It runs whole if nodes' code runs in it,

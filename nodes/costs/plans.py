@@ -157,7 +157,7 @@ class ModelCosts:
     def key(self, work: Work) -> str:
         """Returns the key of this model and size."""
         size = "×".join(map(str, work.cost.size)) or f"{work.cost.flops:.4g} FLOPs"
-        return f"{type(self.module).__name__} of {self.sizes.total} bytes, {work.parts} × {size}"
+        return f"{type(self.module).__name__} of {self.sizes.total} bytes, {work.parts} × {size}{work.chosen}"
 
 
 def copy_structure(module: torch.nn.Module) -> torch.nn.Module:

@@ -16,6 +16,7 @@ from ...parallel_backend.plan import ParallelPlan
 from ...worker.comfyui.patched_options import (
     ALL_TOKENS,
     CHANGES,
+    COMPILED,
     FACTS,
     FUNCTIONS,
     KERNEL,
@@ -163,7 +164,8 @@ def limit_work(work: Work, asked: Sequence[Options]) -> Work:
     """Returns the work with what the nodes' functions allow to share. asked: the options of its calls."""
     facts = [each for options in asked for _, each in list_facts(options)]
     tokens, rows = all(each.tokens or each.between for each in facts), all(each.rows for each in facts)
-    work = replace(work, is_plain=all(map(runs_no_function, asked)))
+    chosen = {f", {options[name]}" for options in asked for name in (COMPILED, KERNEL) if options.get(name)}
+    work = replace(work, is_plain=all(map(runs_no_function, asked)), chosen="".join(sorted(chosen)))
     if work.forward:
         gathers = max((count_gathers(each, work.forward) for each in asked), default=0)
         work = replace(work, forward=replace(work.forward, gathers=gathers))

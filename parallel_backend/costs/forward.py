@@ -109,7 +109,7 @@ class Work:
     parallel_calls: if they do not allow the latter, how many calls may run at the same time.
     forward: the cost of one part, if known.
     calls: in how many calls the parts come. loops: whether the ranks run the whole loop. is_plain: whether no function
-    of a node runs inside of the model.
+    of a node runs inside of the model. chosen: how nodes make the model compute: compiled blocks, an attention kernel.
     """
 
     parts: int = 1
@@ -121,6 +121,7 @@ class Work:
     calls: int = 1
     loops: bool = False
     is_plain: bool = True
+    chosen: str = ""
 
     @classmethod
     def of(cls, rows: Sequence[int], branches: Sequence[Sequence[int]]) -> Work:

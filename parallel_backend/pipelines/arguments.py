@@ -87,8 +87,10 @@ class ModelCall:
 
     @property
     def shapes(self) -> tuple:
-        """The shapes of its tensors."""
-        return tuple(each.shape for each in tree_leaves((self.changing, self.constant)) if torch.is_tensor(each))
+        """The shapes and dtypes of its tensors."""
+        return tuple(
+            (each.shape, each.dtype) for each in tree_leaves((self.changing, self.constant)) if torch.is_tensor(each)
+        )
 
     def for_step(self) -> Call:
         """Returns the call as `StepPipeline` takes it."""

@@ -15,9 +15,9 @@ from .arguments import ModelCall
 
 class Results:
     """Joins the rows of all ranks. A rank without rows, or of another stage, does not know the form of a prediction.
-    It is told the form once for each shape of the arguments.
+    It is told the form once for the arguments' shapes and dtypes, and for each dtype of autocast.
 
-    forms: by axis and shapes, a row of a prediction on the meta device.
+    forms: by axis, and what tells forms apart, a row of a prediction on the meta device.
     """
 
     def __init__(self, mesh: Mesh) -> None:
@@ -48,7 +48,9 @@ class Results:
         if axis.degree == 1:
             assert value is not None
             return value
-        rank, key = axis.global_rank(source), (axis.degree, id(axis.group), *call.shapes)
+        kind = self.mesh.device.type
+        cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        rank, key = axis.global_rank(source), (axis.degree, id(axis.group), cast, *call.shapes)
         with axis.timeline.communication("broadcast"):
             if key not in self.forms:
                 self.forms[key] = self.tell_form(value, rank, axis.group)

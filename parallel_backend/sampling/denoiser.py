@@ -150,7 +150,8 @@ class _Run:
         shapes = [
             each.shape for each in tree_leaves([each.conditions for each in self.passes]) if torch.is_tensor(each)
         ]
-        self.kind = self.inputs.shape, type(self.stepper.scheduler), *shapes
+        compiles = self.plan.compiles(len(self.stepper)), repr(self.model.compiled.asked)  # the same on all ranks
+        self.kind = self.inputs.shape, type(self.stepper.scheduler), *compiles, *shapes
         is_new = is_accelerator(self.inputs.device) and self.kind not in link.loaded
         return range(self.whole_steps, self.whole_steps + SERIAL_STEPS * is_new)
 

@@ -36,13 +36,11 @@ class CompiledBlocks:
     """asked: `torch.compile` arguments from a node, in place of the plan's; None without a node. The graphs stay valid
     under another plan. Each graph is valid for the attention paths with which it was compiled."""
 
-    def __init__(self, blocks: Iterable[torch.nn.Module], device: torch.device, exchanges: bool = False) -> None:
-        """exchanges: whether ranks exchange tokens, while products can be computed."""
-        self.exchanges = exchanges
+    def __init__(self, blocks: Iterable[torch.nn.Module], device: torch.device) -> None:
         self.blocks = list(blocks)
         self.device = device
         self.asked: Mapping[str, Any] | None = None
-        self.settings: Mapping[str, Any] = {}
+        self.compiled_for: tuple[Mapping[str, Any], bool] = {}, False  # settings, and whether ranks exchange tokens
         self.forwards: list[Callable[..., Any]] = []
 
     def settings_for(self, plan: ParallelPlan, steps: int) -> Mapping[str, Any]:
@@ -57,14 +55,15 @@ class CompiledBlocks:
         return BY_PLAN
 
     @contextmanager
-    def running(self, settings: Mapping[str, Any]) -> Iterator[None]:
-        """While entered, the blocks run compiled with these arguments; without any, they run as they are."""
+    def running(self, settings: Mapping[str, Any], exchanges: bool = False) -> Iterator[None]:
+        """While entered, the blocks run compiled with these arguments; without any, they run as they are. exchanges:
+        whether ranks exchange tokens, while products can be computed."""
         if not settings:
             yield
             return
-        if settings != self.settings:  # torch removes the arguments that it uses, so each block gets a copy
-            self.forwards = [torch.compile(block.forward, **self.arguments_of(settings)) for block in self.blocks]
-            self.settings = settings
+        if (settings, exchanges) != self.compiled_for:  # torch removes the arguments that it uses, so each has a copy
+            self.forwards = [torch.compile(each.forward, **arguments_of(settings, exchanges)) for each in self.blocks]
+            self.compiled_for = settings, exchanges
             logging.info("%d blocks run through torch.compile (%s)", len(self.blocks), settings.get("backend"))
         hooks = Hooks()
         for block, forward in zip(self.blocks, self.forwards, strict=True):
@@ -76,14 +75,15 @@ class CompiledBlocks:
         finally:
             hooks.remove()
 
-    def arguments_of(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the settings for `torch.compile`, with a mode turned into its options, and with `needed`. Inductor's
-        graphs compute products while ranks exchange tokens."""
-        mode, given = settings.get("mode"), {name: value for name, value in settings.items() if name != "mode"}
-        options = {**(options_of_mode(mode) if mode else {}), **settings.get("options", {})}
-        if given.get("backend") == INDUCTOR and self.exchanges:
-            options = {PASS: graph_pass(move_products), **options}
-        return {**given, "options": {**options, "guard_filter_fn": needed}}
+
+def arguments_of(settings: Mapping[str, Any], exchanges: bool) -> dict[str, Any]:
+    """Returns the settings for `torch.compile`, with a mode turned into its options, and with `needed`. Inductor's
+    graphs compute products while ranks exchange tokens."""
+    mode, given = settings.get("mode"), {name: value for name, value in settings.items() if name != "mode"}
+    options = {**(options_of_mode(mode) if mode else {}), **settings.get("options", {})}
+    if given.get("backend") == INDUCTOR and exchanges:
+        options = {PASS: graph_pass(move_products), **options}
+    return {**given, "options": {**options, "guard_filter_fn": needed}}
 
 
 def check_compiler(settings: Mapping[str, Any], device: torch.device) -> None:

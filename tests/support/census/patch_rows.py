@@ -22,6 +22,7 @@ NODE = "PatchHabit"
 PATCHES: dict[str, tuple[str, str, dict[str, int], str]] = {
     "before attention": ("flux", "begin", {}, "one rank"),
     "before attention to the text": ("unet", "sampling", {"ulysses": 2}, "ulysses=2"),
+    "a text that is written over": ("unet", "sampling", {"ulysses": 2}, "ulysses=2"),
     "behind attention": ("flux", "call", {"cfg": 2}, "one rank"),
     "attention to the text in one block": ("unet", "begin", {"cfg": 2}, "ulysses=2"),
     "other places of a UNet": ("unet", "begin", {}, "one rank"),

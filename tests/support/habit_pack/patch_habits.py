@@ -16,6 +16,7 @@ shrinking, windows = patches.Shrinking(3, 0.5), patches.Windows(2)
 HABITS = {
     "before attention": {FLUX: [("attn1_patch", patches.sharper)]},
     "before attention to the text": {UNET: [("attn2_patch", patches.sharper_with_mean)]},
+    "a text that is written over": {UNET: [("attn2_patch", patches.write_over_text)]},
     "behind attention": {FLUX: [("attn1_output_patch", patches.louder_output)]},
     "attention to the text in one block": {UNET: [("attn2", ("middle", 0), patches.WithReference(32, 0.5))]},
     "attention to an image in a region": {UNET: [("attn2", ("middle", 0), patches.InRegion(32, 0.6))]},
