@@ -69,6 +69,7 @@ class ParallelModel:
         self.kept = KeptValues(model, self.spec)
         # Runs the networks beside the model, such as ControlNets, on this rank's rows; returns the call's arguments.
         self.complete: Callable[[tuple, dict[str, Any]], dict[str, Any]] = lambda args, kwargs: kwargs
+        self.gives_copies = False  # whether others' code runs in the model, which may write into its arguments
         self.install(mesh)
         lists = blocks_at(model, self.spec.paths(model) if self.spec else ())
         own = {path: block for path, block in lists.items() if not isinstance(block, StandIn)}
@@ -136,13 +137,13 @@ class ParallelModel:
         decide what it calls, so all ranks read those of the first. is_plain: whether the model's own code runs
         alone."""
         self.slot.needs_all_tokens = self.slot.has_all_tokens = needs_all_tokens
-        self.slot.is_plain = is_plain
+        self.slot.is_plain, self.gives_copies = is_plain, not is_plain
         agreed = agreed_values(self.mesh["sequence"], self.slot) if needs_all_tokens else nullcontext()
         try:
             with agreed:
                 yield
         finally:
-            self.slot.needs_all_tokens = self.slot.has_all_tokens = self.slot.is_plain = False
+            self.slot.needs_all_tokens = self.slot.has_all_tokens = self.slot.is_plain = self.gives_copies = False
 
     def compiling(self, steps: int) -> AbstractContextManager[None]:
         """Runs the blocks inside the context compiled or not, as suits a sampling of this many steps."""
@@ -283,7 +284,7 @@ class ParallelModel:
     def run(self, args: tuple, kwargs: dict[str, Any], forward: Forward) -> Any:
         """Runs the model on this rank's arguments. None if the tokens went to the next stage."""
         kwargs = self.kept.identify(self.complete(args, kwargs))
-        if not self.slot.is_plain:
+        if self.gives_copies:
             kwargs = self.copied(kwargs)
         in_pieces = self.can_run_in_pieces(forward)
         try:
