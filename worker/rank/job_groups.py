@@ -24,7 +24,7 @@ from parallel_backend.device import can_be_aborted, is_accelerator
 from parallel_backend.errors import GroupError
 from parallel_backend.groups.collectives import gather_numbers
 from parallel_backend.groups.communicators import Communicator, list_replicas
-from parallel_backend.groups.mesh import Axis, Mesh, build_mesh, in_order, replica_axis, world_axis
+from parallel_backend.groups.mesh import Axis, Mesh, build_mesh, in_order, most_side_by_side, replica_axis, world_axis
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import ParallelPlan
 
@@ -48,7 +48,8 @@ class JobGroups:
         self.job = 0
         self.mesh: Mesh | None = None
         self.worlds: dict[tuple[str, int], Axis] = {}  # by device type and rank count
-        self.replica_axes: dict[tuple[Communicator, ...], Axis] = {}
+        # By the ranks of each, and how many kernels run side by side, which limits each kernel's channels.
+        self.replica_axes: dict[tuple[tuple[Communicator, ...], int], Axis] = {}
         self.sockets: dict[int, str] = {}
         self.lock = threading.Lock()
 
@@ -105,11 +106,11 @@ class JobGroups:
     def replicas(self, plan: ParallelPlan) -> Axis:
         """Returns the axis of the ranks that compute with the same weights as this one under the plan. Plans whose
         stages have the same ranks have the same axis."""
-        rows = tuple(list_replicas(plan))
-        if rows not in self.replica_axes:
+        key = tuple(list_replicas(plan)), most_side_by_side(plan)
+        if key not in self.replica_axes:
             build = lambda: replica_axis(plan, self.device, self.timeline)  # noqa: E731
-            self.replica_axes[rows] = self._build(self.device, build)
-        return self.replica_axes[rows]
+            self.replica_axes[key] = self._build(self.device, build)
+        return self.replica_axes[key]
 
     @property
     def can_be_cut(self) -> bool:
