@@ -567,6 +567,18 @@ function formatReport(title, { cause, advice, details }) {
 // Pure: finds texts of `locales/*/main.json` in the editor's language. `text.mjs` fetches them.
 
 /**
+ * Returns the trees of texts that `findText` and `translate` take: of the language, of the language without its region,
+ * and of English, each once. all: what ComfyUI serves for each language.
+ */
+function selectTrees(all, language) {
+  const found = new Set([all[language], all[language.split('-')[0]], all.en]);
+  return [...found].filter(Boolean).map((tree) => ({
+    ...tree.paralleldit,
+    settings: { ...tree.settings, ...tree.paralleldit?.settings }
+  }))
+}
+
+/**
  * Returns the text at a dotted path, from the first of these trees that has it, with values for its {names}. Without
  * such a text, returns the path.
  */
@@ -659,13 +671,8 @@ const getLanguage = () => app.extensionManager.setting.get('Comfy.Locale') ?? 'e
 
 /** Fetches the texts once. Await it before the first call of `t`. */
 const textsLoaded = (async () => {
-  const own = getLanguage();
   try {
-    const all = await (await api.fetchApi('/i18n')).json();
-    trees = [all[own], all[own.split('-')[0]], all.en].map((tree) => ({
-      ...tree?.paralleldit,
-      settings: { ...tree?.settings, ...tree?.paralleldit?.settings }
-    }));
+    trees = selectTrees(await (await api.fetchApi('/i18n')).json(), getLanguage());
   } catch (error) {
     console.warn('[ParallelDiT]', error); // the editor then shows the names of the texts
   }

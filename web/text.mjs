@@ -3,7 +3,7 @@
 import { api } from '../../scripts/api.js'
 import { app } from '../../scripts/app.js'
 import { splitFields } from './errors/message.mjs'
-import { findText, joinSentences, translate } from './words.mjs'
+import { findText, joinSentences, selectTrees, translate } from './words.mjs'
 
 let trees = []
 
@@ -12,13 +12,8 @@ export const getLanguage = () => app.extensionManager.setting.get('Comfy.Locale'
 
 /** Fetches the texts once. Await it before the first call of `t`. */
 export const textsLoaded = (async () => {
-  const own = getLanguage()
   try {
-    const all = await (await api.fetchApi('/i18n')).json()
-    trees = [all[own], all[own.split('-')[0]], all.en].map((tree) => ({
-      ...tree?.paralleldit,
-      settings: { ...tree?.settings, ...tree?.paralleldit?.settings }
-    }))
+    trees = selectTrees(await (await api.fetchApi('/i18n')).json(), getLanguage())
   } catch (error) {
     console.warn('[ParallelDiT]', error) // the editor then shows the names of the texts
   }

@@ -1,6 +1,18 @@
 // Pure: finds texts of `locales/*/main.json` in the editor's language. `text.mjs` fetches them.
 
 /**
+ * Returns the trees of texts that `findText` and `translate` take: of the language, of the language without its region,
+ * and of English, each once. all: what ComfyUI serves for each language.
+ */
+export function selectTrees(all, language) {
+  const found = new Set([all[language], all[language.split('-')[0]], all.en])
+  return [...found].filter(Boolean).map((tree) => ({
+    ...tree.paralleldit,
+    settings: { ...tree.settings, ...tree.paralleldit?.settings }
+  }))
+}
+
+/**
  * Returns the text at a dotted path, from the first of these trees that has it, with values for its {names}. Without
  * such a text, returns the path.
  */

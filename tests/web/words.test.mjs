@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { readFileSync } from 'node:fs'
 import test from 'node:test'
 
-import { findText, joinSentences, translate } from '../../web/words.mjs'
+import { findText, joinSentences, selectTrees, translate } from '../../web/words.mjs'
 
 const zh = { panel: { stop: '停止' } }
 const en = { panel: { stop: 'Stop', step: 'Step {step} of {total}' } }
@@ -10,6 +10,20 @@ const en = { panel: { stop: 'Stop', step: 'Step {step} of {total}' } }
 test('a text is in the first language that has it', () => {
   assert.equal(findText([zh, en], 'panel.stop'), '停止')
   assert.equal(findText([zh, en], 'panel.step', { step: 3, total: 20 }), 'Step 3 of 20')
+})
+
+test('English texts of the server are not translated into English', () => {
+  const all = {
+    en: { paralleldit: { said: SAID } },
+    zh: { paralleldit: { said: CHINESE }, settings: { speed: '速度' } }
+  }
+  for (const language of ['en', 'en-GB', 'fr']) assert.equal(selectTrees(all, language).length, 1, language)
+  const trees = selectTrees(all, 'zh-TW')
+  assert.deepEqual(trees, [
+    { said: CHINESE, settings: { speed: '速度' } },
+    { said: SAID, settings: {} }
+  ])
+  assert.equal(translate(trees, 'said', SAID.again), CHINESE.again)
 })
 
 test('a text without a translation is shown by its name, and a missing value by its placeholder', () => {
