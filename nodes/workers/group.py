@@ -39,23 +39,27 @@ _removed: set[int] = set()  # numbers of groups that a person has removed, until
 
 
 def worker_group(number: int = 1) -> WorkerGroup:
-    """Returns a group. Its processes start with its first request and end with ComfyUI. number: 1 to GROUPS.
-
-    Raises SettingsError, also if the folder for temporary files cannot be used.
-    """
+    """Returns a group. Its processes start with its first request and end with ComfyUI. number: 1 to GROUPS. Raises
+    SettingsError."""
     with _lock:
         if number not in _groups:
-            try:
-                folder = private_folder(f"group{number}")
-            except OSError as error:
-                raise SettingsError(
-                    f"The folder for temporary files cannot be used ({error}).",
-                    "Set TMPDIR to another folder, and restart ComfyUI.",
-                ) from error
+            folder = groups_folder()[0] / f"group{number}"
             group = _groups[number] = WorkerGroup(device_type(), folder, settings(), why_no_group())
             atexit.register(group.stop)
             Feed(number, group, PromptServer.instance).start()
         return _groups[number]
+
+
+@functools.cache
+def groups_folder() -> tuple[Path, Explanation | None]:
+    """Returns the folder for the groups' logs and sockets, and why there is none, if so."""
+    try:
+        return private_folder("groups"), None
+    except OSError as error:
+        return Path(), Explanation(
+            f"The folder for temporary files cannot be used ({error}).",
+            "Set TMPDIR to another folder, and restart ComfyUI.",
+        )
 
 
 def list_groups() -> dict[int, WorkerGroup]:
@@ -164,7 +168,7 @@ def why_no_group(given: Settings | None = None) -> Explanation | None:
             group_backends(kind)
     except RequestError as error:
         return error.explanation
-    return None
+    return groups_folder()[1]
 
 
 def device_type(given: Settings | None = None) -> str:

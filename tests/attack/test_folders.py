@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -10,14 +11,18 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from demo.host import REPOSITORY
+from parallel_backend.errors import NoRoomError
+from worker.wire import private_folder as private_folder_module
 from worker.wire.private_folder import (
     COMPILED,
     LOCK,
     SECONDS_TO_LOCK,
+    find_room,
     is_only_ours,
     keep_compiled_code,
     private_folder,
@@ -105,6 +110,17 @@ def test_a_folder_that_a_process_holds_stays_and_goes_with_it(temporary: Path) -
     age(folder) if folder.exists() else None  # its caretaker may have been quicker
     private_folder("other")
     assert not folder.exists()
+
+
+def test_weights_go_to_the_disk_if_the_folder_in_memory_cannot_be_used(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private_folder_module, "MEMORY", Path("/proc/self"))  # nothing can be made there
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 40))
+    assert find_room(1, 1 << 40).parent == temporary
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/self")
+    with pytest.raises(NoRoomError, match="/proc/self"):
+        find_room(1, 1 << 40)
 
 
 @pytest.fixture
