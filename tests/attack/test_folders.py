@@ -17,6 +17,9 @@ import pytest
 
 from demo.host import REPOSITORY
 from parallel_backend.errors import NoRoomError
+from worker.errors import WorkerGroupError
+from worker.host.session import Session
+from worker.settings import Settings
 from worker.wire import private_folder as private_folder_module
 from worker.wire.private_folder import (
     COMPILED,
@@ -151,17 +154,33 @@ def test_compiled_code_is_kept_where_nobody_else_writes(
     assert compiled() == [tmp_path / "own" / "torchinductor", chosen], "an operator's own folder stays"
 
 
-@pytest.mark.parametrize("kind", ["open", "a link", pytest.param("another's", marks=pytest.mark.skipif(
+def put_foreign(folder: Path, kind: str) -> None:
+    """A folder, or a link to one, that another user may write to or replace."""
+    folder.parent.mkdir(exist_ok=True)
+    if kind == "a link":
+        (folder.parent / f"behind-{folder.name}").mkdir(mode=0o700)
+        folder.symlink_to(folder.parent / f"behind-{folder.name}")
+        return
+    folder.mkdir(mode=0o700)
+    folder.chmod(0o777) if kind == "open" else os.chown(folder, NOBODY, NOBODY)
+
+
+FOREIGN = pytest.mark.parametrize("kind", ["open", "a link", pytest.param("another's", marks=pytest.mark.skipif(
     os.geteuid() != 0, reason="to act as another user, the test runs as root"))])  # fmt: skip
+
+
+@FOREIGN
 def test_a_folder_that_others_write_to_is_not_used(kind: str, temporary: Path, unset: None) -> None:
     for name in ("torchinductor", "triton"):
-        folder = temporary / "own" / name
-        folder.parent.mkdir(exist_ok=True)
-        if kind == "a link":
-            (temporary / f"behind-{name}").mkdir(mode=0o700)
-            folder.symlink_to(temporary / f"behind-{name}")
-            continue
-        folder.mkdir(mode=0o700)
-        folder.chmod(0o777) if kind == "open" else os.chown(folder, NOBODY, NOBODY)
+        put_foreign(temporary / "own" / name, kind)
     keep_compiled_code(temporary / "own")
     assert all(is_only_ours(folder) and folder.parent.name != "own" for folder in compiled())
+
+
+@FOREIGN
+def test_no_group_starts_in_a_folder_that_others_have_made_anew(kind: str, temporary: Path) -> None:
+    """A cleaner has removed the group's own. The ranks would import code from where a file in it says."""
+    put_foreign(temporary / "group", kind)
+    with pytest.raises(WorkerGroupError, match="others can write to its folder"):
+        Session(2, "cpu", Settings(), temporary / "group", lambda: None, {"model_class": "Flux"})
+    assert not list((temporary / "group").iterdir())
