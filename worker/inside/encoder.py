@@ -142,6 +142,10 @@ class Encoder:
         """Forgets which functions were named."""
         self.functions, self.classes, self.methods_of = [], {}, {}
 
+    def forget_sent(self) -> None:
+        """Called when the ranks have forgotten all objects. `changes` returns all of them again."""
+        self.sent = {}
+
     def changes(self) -> Encoded:
         """Returns what changed since the last time, for `Decoder.apply`. Empty if nothing did."""
         found = []
