@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -235,9 +235,10 @@ class WorkerGroup(Supervisor):
             logging.error("[ParallelDiT] %s", error)
             return 0
 
-    def device_bytes(self) -> int:
-        """Returns the bytes that rank 0 uses on ComfyUI's accelerator; 0 if it computes elsewhere."""
-        ranks = self.status().get("memory", []) if self.is_on_comfyuis_card else []
+    def device_bytes(self, status: Mapping[str, Any] | None = None) -> int:
+        """Returns the bytes that rank 0 uses on ComfyUI's accelerator; 0 if it computes elsewhere. status: the ranks',
+        if it is known."""
+        ranks = (status or self.status()).get("memory", []) if self.is_on_comfyuis_card else []
         return ranks[0]["accelerator"] if ranks else 0
 
     def trace(self) -> bytes:
