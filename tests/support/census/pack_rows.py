@@ -141,11 +141,11 @@ PACK_ROWS: dict[str, Row] = {
         equal(), of_pack("a function beside routes", "begin"), shared="one rank"
     ),
     **{
-        f"a pack's count {name}": habit(equal(), does, shared="one rank", steps=3, said=LOST, **fields)
+        f"a pack's count {name}": habit(equal(), does, plan={}, steps=3, said=LOST, **fields)
         for name, does, fields in (
             ("in two models in turn", in_turns("a counting closure", "a hook", dtype="fp8_e4m3fn"), {}),
             ("in a file as two models in turn", in_turns("a hook", "a counting closure"), {}),
-            ("while Free unloads the ranks", freed_between("a counting closure", "cpu"), {}),
+            ("while Free unloads the ranks", freed_between("a counting closure", "cpu"), {"shared": "one rank"}),
             ("while Free parks them", freed_between("a counting closure", "cuda"), {"dtype": "fp8_e4m3fn"}),
         )
     },
