@@ -175,7 +175,7 @@ class RemoteModule:
         raises."""
         self.stock.take_over(reasons, self.patcher(), load=True, down=down)
 
-    def choose_place(self, patcher: Patcher, options: Mapping[str, Any], needs_ranks: bool) -> None:
+    def choose_runner(self, patcher: Patcher, options: Mapping[str, Any], needs_ranks: bool) -> None:
         """Chooses who runs a sampling: the ranks or ComfyUI's own model. needs_ranks: only they can. Raises Refused."""
         if self.stock.runs:
             self.stock.remove_stand_ins()
