@@ -71,6 +71,15 @@ class RowLayout(TokenLayout):
             f"A tensor of shape {tuple(whole.shape)} has the rows of no level of the model.", WITHOUT_BANDS
         )
 
+    def cut_residual(self, whole: torch.Tensor) -> torch.Tensor | None:
+        """Returns this rank's band of what a network beside the model adds to a level. If it fits none, a single row is
+        added to each row, so it stays whole. What else fits none is left out by the model's class, so it is None.
+        Raises RequestError for a column that the class adds to each column of a level."""
+        rows, width = whole.shape[ROWS:]
+        if any(rows == level.height and width in (1, level.width) for level in self.levels):
+            return self.cut_rows(whole)
+        return whole if rows == 1 else None
+
     def gather_rows(self, band: torch.Tensor, times: int = 1) -> torch.Tensor:
         """The inverse of `cut_rows`, on every rank. Raises RequestError for a tensor of no level."""
         level = self.levels[int(self.stream_of(band.shape[ROWS:].numel() // times**2))]

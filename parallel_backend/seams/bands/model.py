@@ -19,7 +19,7 @@ from ...errors import RequestError
 from ...groups.mesh import Mesh
 from ...hooks import Hooks
 from ...models.bands import Bands, BandTraits
-from ...models.spec import ALWAYS_WHOLE
+from ...models.spec import ALWAYS_WHOLE, CONTROL
 from ...weights.loading import go_on
 from ..arguments import Parameters
 from ..attention import ParallelAttention, install_attention
@@ -67,7 +67,7 @@ class BandedModel:
             raise RequestError(f"{name} was given latents of shape {tuple(latents.shape)}.", WITHOUT_BANDS)
         self.layout.begin(*latents.shape[2:])
         for each, times in self.times.items():
-            cut = partial(self.layout.cut_rows, times=times)
+            cut = self.layout.cut_residual if each == CONTROL else partial(self.layout.cut_rows, times=times)
             values[each] = tree_map_only(torch.Tensor, cut, values.get(each))
         if self.layout.slot.needs_all_tokens and isinstance(options := values.get(ALWAYS_WHOLE), dict):
             values[ALWAYS_WHOLE] = WholePicture(self.layout, self.spec).wrap_options(options)

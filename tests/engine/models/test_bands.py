@@ -149,7 +149,7 @@ RIGHT: dict[str, Any] = {"timesteps": torch.zeros(2), "context": TEXT}
         (LATENTS, RIGHT | {"masks": TEXT}, "was given masks, which cannot be shared"),
         (LATENTS, RIGHT | {"context": None}, "was given no context"),
         (LATENTS.unsqueeze(2), RIGHT, r"latents of shape \(2, 4, 1, 16, 16\)"),
-        (LATENTS, RIGHT | {"control": {"output": [None, torch.zeros(2, 4, 5, 5)]}}, "has the rows of no level"),
+        (LATENTS, RIGHT | {"control": {"output": [None, torch.zeros(2, 4, 16, 1)]}}, "has the rows of no level"),
     ],
 )
 def test_a_call_that_is_not_known_to_be_right_in_bands_is_refused(
@@ -167,14 +167,16 @@ def test_a_call_is_cut_and_what_the_caller_gave_stays_whole() -> None:
     model, spec = unet(), spec_named(UNET)
     assert spec and spec.bands
     own = layout(2, 1, 16)
-    control = {"output": [None, torch.arange(64.0).reshape(1, 1, 8, 8)]}
+    one_row = torch.zeros(1, 1, 1, 1)  # which is added to all rows
+    control = {"output": [None, torch.arange(64.0).reshape(1, 1, 8, 8), one_row, torch.zeros(1, 1, 5, 5)]}
     banded = BandedModel(model, spec.bands, own)
     args, kwargs = banded.enter(model, (LATENTS,), RIGHT | {"control": control})
     banded.functions.__exit__(None, None, None)
     cut = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     assert cut["x"].shape == (2, 4, 8, 16) and cut["context"] is TEXT
     assert torch.equal(cut["control"]["output"][1], control["output"][1][:, :, 4:])
-    assert len(control["output"]) == 2 and cut["control"]["output"] is not control["output"]
+    assert cut["control"]["output"][2] is one_row and cut["control"]["output"][3] is None
+    assert len(control["output"]) == 4 and cut["control"]["output"] is not control["output"]
 
 
 LINK = Link(10.0, 0.5)

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.census.changes import requests, wrapped
-from tests.support.census.rows import Row, as_stock, equal, habit, refused
+from tests.support.census.rows import Row, as_stock, equal, habit, ignored, refused
 
 SEED, ADAPTER = 7, "a T2I adapter"
 # ComfyUI's, whose loader takes their own names: module, class, config, and whether it begins with the model's.
@@ -181,5 +181,6 @@ CONTROLNET_HABITS = {
         refused("ComfyUI's device computes in each step"), looped("no file"), ours=True
     ),
     "a ControlNet and a T2I adapter of a UNet": habit(equal("sd15"), controlled("sd15", ADAPTER), shared="ulysses=2"),
+    "a T2I adapter of another UNet": habit(ignored("unet"), controlled(ADAPTER), shared="ulysses=2"),
     "two ControlNets of a UNet": habit(equal("unet"), controlled("unet", "unet"), shared="ulysses=2"),
 }

@@ -104,6 +104,7 @@ class GivenNetworks:
             )
         if kind == ADAPTER:
             file = self.base / "models" / "controlnet" / f"{kind}.safetensors"
+            file.parent.mkdir(exist_ok=True)
             save_file(t2i_adapter(), file)
             return self.run("ControlNetLoader", control_net_name=file.name)[0]
         module, name, config, is_alike = CONTROLNETS[kind]
