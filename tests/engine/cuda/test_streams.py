@@ -21,7 +21,7 @@ from parallel_backend.seams.pipeline.stages import StageLink
 from tests.support.ranks.pool import RankPool
 from tests.support.streams import deadlock
 from tests.support.streams.deadlock import Deadlock
-from tests.support.streams.table import list_degrees
+from tests.support.streams.degrees import list_degrees
 from tests.support.streams.waits import WAITS
 from tests.support.tiers import running
 

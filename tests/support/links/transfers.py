@@ -1,4 +1,4 @@
-"""`torchrun -m tests.support.links.transfers NAMESPACE RATES FILE`: how fast an all-to-all goes over a link at each rate.
+"""`torchrun -m tests.support.links.transfers NAMESPACE RATES FILE`: how fast an all-to-all goes over a link.
 
 RATES is JSON, bytes a second. FILE gets, by rate, the bytes that a rank sent by the seconds, a list.
 """
