@@ -35,7 +35,6 @@ class Import:
     module: str
     target: str
     when: str = "import"
-    relative: bool = False
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line} imports {self.target}"
@@ -84,19 +83,17 @@ def _imports(module: str, path: str, source: str) -> tuple[Import, ...]:
         return ".".join([*kept, *([name] if name else [])])
 
     def walk(node: ast.AST, when: str) -> Iterator[Import]:
-        names, level = [], 0
+        names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            level = node.level
-            start = absolute(node.module or "", level)
+            start = absolute(node.module or "", node.level)
             names = [f"{start}.{alias.name}".strip(".") for alias in node.names]
         elif isinstance(node, ast.Call) and _called(node) in ("import_module", "__import__") and _text(node, 0):
             name = _text(node, 0)
-            level = len(name) - len(name.lstrip("."))
-            names = [absolute(name.lstrip("."), level)]
+            names = [absolute(name.lstrip("."), len(name) - len(name.lstrip(".")))]
         for name in names:
-            yield Import(path, node.lineno, module, name, when, level > 0)
+            yield Import(path, node.lineno, module, name, when)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and when == "import":
             when = "call"
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
