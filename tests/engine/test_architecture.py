@@ -25,7 +25,6 @@ from tests.support.imports import (
     modules_of,
     private_uses,
     read_tree,
-    web_imports,
 )
 
 # The rooms of a package, the lowest first: a room imports from lower ones and from itself; rooms side by side know
@@ -196,26 +195,6 @@ def comfyuis_process_stays_clear_of_the_ranks(tree: Tree) -> Iterator[str]:
                 yield f"{found}, in ComfyUI's process ({reached[module]}): for the ranks alone"
 
 
-def imports_go_in_no_circle(tree: Tree) -> Iterator[str]:
-    edges: dict[str, list[Import]] = {}
-    for found in [*imports_of(tree), *web_imports(tree)]:
-        if found.module != found.target:
-            edges.setdefault(found.module, []).append(found)
-    done: set[str] = set()
-
-    def walk(module: str, trail: list[str]) -> Iterator[str]:
-        for found in edges.get(module, ()):
-            if found.target in trail:
-                yield f"{found}: a circle, {' → '.join([*trail[trail.index(found.target) :], found.target])}"
-            elif found.target not in done:
-                yield from walk(found.target, [*trail, found.target])
-        done.add(module)
-
-    for module in list(edges):
-        if module not in done:
-            yield from walk(module, [module])
-
-
 def sizes_are_kept(tree: Tree) -> Iterator[str]:
     folders = Counter(path.rpartition("/")[0] for path in tree if not path.endswith("__init__.py"))
     for folder, count in folders.items():
@@ -259,7 +238,6 @@ RULES = (
     arrows_run_down,
     packages_import_what_they_may,
     comfyuis_process_stays_clear_of_the_ranks,
-    imports_go_in_no_circle,
     sizes_are_kept,
     private_names_are_in_compat,
     kinds_of_devices_are_in_one_module,
@@ -296,8 +274,6 @@ BROKEN = [
         "from importlib import import_module\nimport_module('...worker.rank.state', __package__)",
         "imports worker.rank.state",
     ),
-    (imports_go_in_no_circle, "parallel_backend/weights/loading.py", LATER + "from . import folder", "a circle"),
-    (imports_go_in_no_circle, "web/elements.mjs", "import { t } from './panel/dom.mjs'", "web/elements.mjs → "),
     (sizes_are_kept, "web/panel.mjs", "// more\n" * 400, "lines, more than 400"),
     (sizes_are_kept, "nodes/class_label.py", "def long():\n" + "    x = 1\n" * 60, "long has 61 lines"),
     (private_names_are_in_compat, "nodes/parallelize.py", "from comfy.utils import _x", "nodes/compat.py"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import posixpath
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,6 @@ NAMEDTUPLE = ("_asdict", "_fields", "_make", "_replace")  # documented, and unde
 KINDS = re.compile(r"(?<![\w-])(cuda|xpu|mps)(?![\w-])")  # of accelerators
 OF_KINDS = ("torch.cuda", "torch.xpu", "torch.mps")
 BY_NAME = ("getattr", "hasattr", "setattr", "delattr")
-WEB_IMPORT = re.compile(r"""^\s*(?:import|export)\b[^'"]*?['"](\.[^'"]+)['"]|\bimport\(['"](\.[^'"]+)['"]\)""", re.M)
 
 
 @dataclass(frozen=True)
@@ -103,18 +101,6 @@ def _imports(module: str, path: str, source: str) -> tuple[Import, ...]:
         yield from (found for child in ast.iter_child_nodes(node) for found in walk(child, when))
 
     return tuple(walk(ast.parse(source), "import"))
-
-
-def web_imports(tree: Tree) -> list[Import]:
-    """The imports between the browser's modules."""
-    found = []
-    for path, source in tree.items():
-        if path.startswith("web/"):
-            for match in WEB_IMPORT.finditer(source):
-                target = posixpath.normpath(posixpath.join(posixpath.dirname(path), match[1] or match[2]))
-                if target in tree:
-                    found.append(Import(path, source[: match.end()].count("\n") + 1, path, target))
-    return found
 
 
 @functools.cache
