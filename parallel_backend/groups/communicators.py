@@ -17,7 +17,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..axes import BATCH_AXES, JOINT_AXES, REPLICA_AXES, TOKEN_AXES
 from ..plan import SHARED, WHOLE, ParallelPlan
@@ -25,17 +25,8 @@ from .mesh_layout import rows_along
 
 MIB = 1 << 20
 RECEIVER, SENDER = 10 * MIB, 2 * MIB  # of a connection's channel
+RING_CHANNELS, MESSAGE_CHANNELS = 4, 2  # that NCCL uses over PCIe for gathers, and for a message to one rank
 Pairs = frozenset[tuple[int, int]]  # the sender's and the receiver's global numbers
-
-
-class Channels(NamedTuple):
-    """How many channels NCCL uses between cards: of a ring for gathers, and of a message to one rank."""
-
-    ring: int
-    message: int
-
-
-PCIE, NVLINK = Channels(4, 2), Channels(24, 32)
 
 
 @dataclass(frozen=True)
@@ -52,14 +43,14 @@ class Communicator:
         purposes = tuple(dict.fromkeys((*self.purposes, *other.purposes)))
         return Communicator(purposes, self.ranks, self.gathers or other.gathers, self.pairs | other.pairs)
 
-    def count_bytes(self, channels: Channels = PCIE) -> Counter[int]:
+    def count_bytes(self) -> Counter[int]:
         """Estimates the memory of its buffers on each rank's card, by the rank's global number."""
         found = Counter[int]()
         for sender, receiver in self.pairs:
-            found[sender] += channels.message * SENDER
-            found[receiver] += channels.message * RECEIVER
+            found[sender] += MESSAGE_CHANNELS * SENDER
+            found[receiver] += MESSAGE_CHANNELS * RECEIVER
         if self.gathers:
-            found.update(dict.fromkeys(self.ranks, channels.ring * (RECEIVER + SENDER)))
+            found.update(dict.fromkeys(self.ranks, RING_CHANNELS * (RECEIVER + SENDER)))
         return found
 
 
@@ -124,18 +115,18 @@ def list_communicators(plan: ParallelPlan) -> list[Communicator]:
     return [Communicator(("default",), tuple(every)), world, *others, *list_links(plan), *weights]
 
 
-def count_communicator_bytes(plan: ParallelPlan, channels: Channels = PCIE) -> int:
+def count_communicator_bytes(plan: ParallelPlan) -> int:
     """Estimates the memory of communicators on the card of the rank with the most."""
-    return count_most_bytes(tuple(plan.degrees().items()), plan.weights == SHARED, channels)
+    return count_most_bytes(tuple(plan.degrees().items()), plan.weights == SHARED)
 
 
 @functools.lru_cache(maxsize=256)
-def count_most_bytes(degrees: tuple[tuple[str, int], ...], is_shared: bool, channels: Channels) -> int:
+def count_most_bytes(degrees: tuple[tuple[str, int], ...], is_shared: bool) -> int:
     given: dict[str, Any] = dict(degrees)
     plan = ParallelPlan(**given, weights=SHARED if is_shared else WHOLE)
     found = Counter[int]()
     for each in list_communicators(plan):
-        found.update(each.count_bytes(channels))
+        found.update(each.count_bytes())
     return max(found.values(), default=0)
 
 

@@ -2,10 +2,9 @@
 
 COMFYUI_PATH=… python -m tests.benchmarks.memory
 
-Models of published proportions, narrower, of random weights, by diffusers' classes and by ComfyUI's; files are in bf16,
-computed in as they are or in fp32. Every case is loaded and run by the ranks' own code on CPU ranks, where a rank's
-device is its memory. Of all ranks the one with most, in MB (1e6), and in brackets by how much that is more than
-`WeightSizes` says, to be at most 3 %:
+Models of published proportions, narrower, of random weights in bf16, by diffusers' classes and by ComfyUI's. Every case
+is loaded and run by the ranks' own code on CPU ranks, where a rank's device is its memory. Of all ranks the one with
+most, in MB (1e6), and in brackets by how much that is more than `WeightSizes` says, to be at most 3 %:
 
 live: storages that hold the device's part of the weights, at rest, against `kept`; while loading, against that and the
 largest block; in a forward, with its activations, against `kept`. read: bytes of the file, of the rank that reads most.
@@ -35,7 +34,6 @@ NEAR = 0.03
 SLACK = 1e6  # bytes, of activations
 MB = 1e6
 WORLDS = (1, 2, 4)
-CAST_RANKS = 2  # on which files are computed with in another dtype, too
 ARGUMENTS = ("--cpu", "--use-pytorch-cross-attention")
 
 
@@ -99,31 +97,34 @@ def write_stock(shape: Shape, folder: Path) -> dict[str, Any]:
     comfyui = os.environ["COMFYUI_PATH"]
     run_program(Path(comfyui), "tests.support.files.write_stock_models", folder, shape.stock)
     file = str(folder / f"{shape.stock}.safetensors")
-    return {"comfyui": comfyui, "arguments": ARGUMENTS, "file": file, "model_class": "", "dtype": "", "cast": ""}
+    unsaid = {"model_class": "", "cast": ""}
+    return {"comfyui": comfyui, "arguments": ARGUMENTS, "file": file, "dtype": "bfloat16", **unsaid}
 
 
-def cases_of(shape: Shape, library: str, source: dict[str, Any], itemsize: int, ranks: int) -> Iterator[dict[str, Any]]:
-    """Every kind of weights, of all blocks and of half of them; in the file's dtype, and on two ranks in another."""
+def write_model(shape: Shape, library: str, folder: Path) -> dict[str, Any]:
+    """The file of a library's class, and its source."""
+    if library == "diffusers":
+        return write_diffusers(shape, folder / "diffusers.safetensors")
+    return write_stock(shape, folder)
+
+
+def cases_of(shape: Shape, library: str, source: dict[str, Any], ranks: int) -> Iterator[dict[str, Any]]:
+    """Every kind of weights, of all blocks and of half of them."""
     model = LIBRARIES["diffusers"][shape.published]
     half = sum(shape.narrowed.get(name, 0) for name in model.depths) // 2
-    kinds = [(WHOLE, 0), *((kind, count) for kind in (SHARED, HOST) for count in sorted({0, half}))]
+    kinds = [(kind, count) for kind in (SHARED, HOST) for count in sorted({0, half})]
     conditions = shape.conditions
     if library == "diffusers":
         conditions = {
             name: (shape.tokens, *of[1:]) if name.startswith("encoder") else of for name, of in model.conditions.items()
         }
-    for is_cast in (False, True) if ranks == CAST_RANKS else (False,):
-        dtype = (torch.bfloat16, torch.float32)[(itemsize == 4) != is_cast]
-        named = {"diffusers": {2: "bf16", 4: "fp32"}, "comfyui": {2: "bfloat16", 4: "float32"}}[library][dtype.itemsize]
-        for kind, count in kinds:
-            if kind == SHARED and ranks == 1:
-                continue
+    for kind, count in [(WHOLE, 0), *kinds]:
+        if kind != SHARED or ranks > 1:
             yield {
                 "library": library,
                 "plan": {"ulysses": ranks, "weights": kind, "weight_blocks": count},
-                "source": {**source, "dtype": named},
+                "source": source,
                 "files": source.get("files") or [source["file"]],
-                "itemsize": itemsize,
                 "latents": shape.latents,
                 "conditions": conditions,
                 "tables": shape.tables,
@@ -156,7 +157,6 @@ LIVE, LOADING, FORWARD, READ, COPY = "live", "loading: live", "forward: live", "
 def line_of(case: dict[str, Any], by_rank: list[dict[str, Any]], outputs: dict[str, int]) -> Line:
     """outputs: what came out of each model under whole weights, which this adds to."""
     plan, first = case["plan"], by_rank[0]
-    per_byte = first["per byte"]
 
     def most(name: str) -> float:
         return max(each[name] for each in by_rank)
@@ -166,25 +166,20 @@ def line_of(case: dict[str, Any], by_rank: list[dict[str, Any]], outputs: dict[s
         LIVE: (most("live"), told),
         LOADING: (most("loading live"), told + largest),
         FORWARD: (most("block live"), told),
-        READ: (most("read"), most("told read") * per_byte),
+        READ: (most("read"), most("told read")),
         COPY: (sum(each["copy"] for each in by_rank), first["told copy"]),
     }
-    dtype = case["source"]["dtype"]
     blocks = f" {plan['weight_blocks']}" if plan["weight_blocks"] else ""
-    kept = outputs.setdefault(f"{case['library']} {dtype}", first["output"])
-    dtypes = "as stored" if per_byte == 1 else "cast"
-    title = f"{case['library']:9} {len(by_rank)} {plan['weights'] + blocks:8} {dtypes}"
+    kept = outputs.setdefault(case["library"], first["output"])
+    title = f"{case['library']:9} {len(by_rank)} {plan['weights'] + blocks}"
     return Line(title, figures, kept == first["output"])
 
 
 def lines(shape: Shape, library: str, folder: Path, pool: RankPool) -> Iterator[Line]:
     """All cases of a model by one kind of class."""
-    if library == "diffusers":
-        source = write_diffusers(shape, folder / "diffusers.safetensors")
-    else:
-        source = write_stock(shape, folder)
+    source = write_model(shape, library, folder)
     for ranks in WORLDS:
-        yield from measure(list(cases_of(shape, library, source, torch.bfloat16.itemsize, ranks)), ranks, pool)
+        yield from measure(list(cases_of(shape, library, source, ranks)), ranks, pool)
 
 
 def measure(cases: list[dict[str, Any]], ranks: int, pool: RankPool) -> Iterator[Line]:

@@ -91,27 +91,6 @@ def test_differences_to_the_step_before_take_half_a_byte_and_their_errors_do_not
         assert int(rank[f"{name} kept"]) == BATCH * HEAD_DIM * 4 * (own + arrived)
 
 
-@pytest.mark.parametrize("world, name", [(world, name) for world, cases in CASES.items() for name in cases])
-def test_a_rank_sends_the_heads_that_others_need_and_no_more(
-    world: int, name: str, results: dict[int, list[dict[str, torch.Tensor]]]
-) -> None:
-    case, key = CASES[world][name], f"{name} none 1 [0]"
-    ulysses, ring = (case.plan.get(axis, 1) for axis in ("ulysses", "ring"))
-    number = 4 * HEAD_DIM  # bytes of a token's head
-    owners = [rank for rank, count in enumerate(case.share_out(ulysses)) for _ in range(count)]
-    group = case.heads // case.kv_heads
-    needed = [{head // group for head, owner in enumerate(owners) if owner == rank} for rank in range(ulysses)]
-    tokens = [len(rank[f"{key} positions"]) for rank in results[world]]
-    for rank, found in enumerate(results[world]):
-        others = [other for other in range(world) if other // ulysses == rank // ulysses and other != rank]
-        heads = sum(owners.count(other % ulysses) + 2 * len(needed[other % ulysses]) for other in others)
-        back = owners.count(rank % ulysses) * sum(tokens[other] for other in others)
-        held = [sum(tokens[place : place + ulysses]) for place in range(0, world, ulysses)]
-        passed_on = sum(held) - held[(rank // ulysses + 1) % ring]  # each block but that of the rank after
-        wanted = tokens[rank] * heads + back + (2 * len(needed[rank % ulysses]) * passed_on if ring > 1 else 0)
-        assert found[f"{key} sent"] == BATCH * number * wanted
-
-
 class OwnAttention(torch.nn.Module):
     """Attends by matrix products."""
 

@@ -171,11 +171,6 @@ class OtherBlock(Block):
         raise NotImplementedError
 
 
-class WiderBlock(Block):
-    def forward(self, x, e, freqs, context, context_img_len=257, transformer_options=None, mask=None):
-        raise NotImplementedError
-
-
 def wan(*blocks: torch.nn.Module, **without: None) -> torch.nn.Module:
     """ComfyUI's class with these blocks. without: parts that it is to lack."""
     model = of_comfyui("comfy.ldm.wan.model.WanModel")
@@ -184,12 +179,6 @@ def wan(*blocks: torch.nn.Module, **without: None) -> torch.nn.Module:
         if part is not None:
             setattr(model, name, part)
     return model
-
-
-def without_attention() -> torch.nn.Module:
-    block = Block()
-    del block.self_attn
-    return block
 
 
 def without_heads() -> torch.nn.Module:
@@ -210,9 +199,6 @@ def test_a_class_as_its_spec_knows_it_has_its_tokens_shared() -> None:
     [
         (wan(Block(), blocks=None), "it has no blocks"),
         (wan(Block(), OtherBlock()), "blocks has no argument freqs; blocks has an argument pe"),
-        (wan(Block(), WiderBlock()), "blocks has an argument mask"),
-        (wan(Block(), without_attention()), "blocks: it has no self_attn"),
-        (wan(Block(), head=None), "it has no head"),
         (wan(without_heads()), "self_attn of blocks has no number of heads that is known here"),
     ],
 )

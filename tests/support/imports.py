@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import posixpath
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,6 @@ NAMEDTUPLE = ("_asdict", "_fields", "_make", "_replace")  # documented, and unde
 KINDS = re.compile(r"(?<![\w-])(cuda|xpu|mps)(?![\w-])")  # of accelerators
 OF_KINDS = ("torch.cuda", "torch.xpu", "torch.mps")
 BY_NAME = ("getattr", "hasattr", "setattr", "delattr")
-WEB_IMPORT = re.compile(r"""^\s*(?:import|export)\b[^'"]*?['"](\.[^'"]+)['"]|\bimport\(['"](\.[^'"]+)['"]\)""", re.M)
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,6 @@ class Import:
     module: str
     target: str
     when: str = "import"
-    relative: bool = False
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line} imports {self.target}"
@@ -84,19 +81,17 @@ def _imports(module: str, path: str, source: str) -> tuple[Import, ...]:
         return ".".join([*kept, *([name] if name else [])])
 
     def walk(node: ast.AST, when: str) -> Iterator[Import]:
-        names, level = [], 0
+        names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            level = node.level
-            start = absolute(node.module or "", level)
+            start = absolute(node.module or "", node.level)
             names = [f"{start}.{alias.name}".strip(".") for alias in node.names]
         elif isinstance(node, ast.Call) and _called(node) in ("import_module", "__import__") and _text(node, 0):
             name = _text(node, 0)
-            level = len(name) - len(name.lstrip("."))
-            names = [absolute(name.lstrip("."), level)]
+            names = [absolute(name.lstrip("."), len(name) - len(name.lstrip(".")))]
         for name in names:
-            yield Import(path, node.lineno, module, name, when, level > 0)
+            yield Import(path, node.lineno, module, name, when)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and when == "import":
             when = "call"
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
@@ -106,18 +101,6 @@ def _imports(module: str, path: str, source: str) -> tuple[Import, ...]:
         yield from (found for child in ast.iter_child_nodes(node) for found in walk(child, when))
 
     return tuple(walk(ast.parse(source), "import"))
-
-
-def web_imports(tree: Tree) -> list[Import]:
-    """The imports between the browser's modules."""
-    found = []
-    for path, source in tree.items():
-        if path.startswith("web/"):
-            for match in WEB_IMPORT.finditer(source):
-                target = posixpath.normpath(posixpath.join(posixpath.dirname(path), match[1] or match[2]))
-                if target in tree:
-                    found.append(Import(path, source[: match.end()].count("\n") + 1, path, target))
-    return found
 
 
 @functools.cache

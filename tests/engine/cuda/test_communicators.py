@@ -1,4 +1,4 @@
-"""Communicators of a rank on GPUs: as many as are listed, and as the page says."""
+"""Communicators of a rank on GPUs: as many as are listed, and what memory their buffers take."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from demo.host import REPOSITORY
 from parallel_backend.device import group_options
 from parallel_backend.groups import mesh
 from parallel_backend.groups.communicators import Communicator, count_communicator_bytes, list_communicators
 from parallel_backend.groups.mesh_layout import places_of_ranks
 from parallel_backend.groups.timeline import Timeline
-from parallel_backend.plan import SHARED, ParallelPlan
+from parallel_backend.plan import SHARED, WHOLE, ParallelPlan
 from tests.support.labelled.tensors import GPU
-from tests.support.streams.table import list_degrees, table
+from tests.support.streams.degrees import list_degrees
 from worker.rank.job_groups import JobGroups
 
 RANKS = [(0, 2), (1, 2), (1, 3), (2, 4), (0, 8), (3, 8), (7, 8)]  # a rank, and how many there are
@@ -81,11 +80,6 @@ def test_weights_are_shared_by_the_ranks_that_have_the_same_ones_whatever_plan_w
     groups.close()
 
 
-def test_the_page_has_the_table() -> None:
-    page = (REPOSITORY / "docs" / "dev" / "06-gpu-path.md").read_text(encoding="utf-8")
-    assert table() in page
-
-
 @pytest.mark.parametrize(
     ("multiprocessors", "side_by_side", "channels"), [(132, 4, None), (108, 4, 16), (24, 3, 8), (16, 5, 2)]
 )
@@ -107,4 +101,5 @@ def test_buffers_take_memory_where_ranks_exchange_something() -> None:
     link = Communicator(("link",), (0, 1), pairs=frozenset({(0, 1)}))
     assert link.count_bytes() == {0: 2 * (2 << 20), 1: 2 * (10 << 20)}
     assert not Communicator(("default",), (0, 1)).count_bytes()
-    assert count_communicator_bytes(ParallelPlan()) == 0
+    for degrees, weights, mebibytes in (({}, WHOLE, 0), ({"ulysses": 8}, WHOLE, 216), ({"ulysses": 8}, SHARED, 264)):
+        assert count_communicator_bytes(ParallelPlan(**degrees, weights=weights)) == mebibytes << 20

@@ -7,7 +7,7 @@ import ast
 import os
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from tests.support.labelled.tensors import GPU, on_gpu
 from tests.support.ranks.cuda import quick_ranks
 from tests.support.ranks.pool import RankPool
 from tests.support.report import __main__ as program
-from tests.support.report import machine, quick, timing
+from tests.support.report import machine, quick
 from tests.support.report.plans_row import rows
 
 GB = 1 << 30
@@ -80,8 +80,8 @@ MACHINES = {
     "1 4090": (RTX_4090._replace(count=1), "One card"),
     "a laptop of 8 GB": (Cards("NVIDIA GeForce RTX 4060 Laptop GPU", 8), "One card"),
     "2 MI300X": (MI300X, "“2, NVLink”"),
+    "2 Arc B580": (ARC, "“2, PCIe”"),
 }
-BY_QUICK_ALONE = {"2 Arc B580": (ARC, "“2, PCIe”")}
 # Of each tool: torch's version that says what it is built for, what cards exchange by, and what has them use RAM.
 BUILDS = {
     "nvidia-smi": ("cuda", "CUDA 13.0", "NCCL 2.27.3", "NCCL_P2P_DISABLE=1"),
@@ -160,11 +160,11 @@ def test_the_kernel_of_a_card_is_the_one_that_runs(
         assert [quick_ranks.kernel(dtype, GPU, ring) for ring in (1, 2)] == [f"torch's {kernel}"] * 2
 
 
-@pytest.mark.parametrize("name", [*MACHINES, *BY_QUICK_ALONE])
+@pytest.mark.parametrize("name", MACHINES)
 def test_the_quick_page_has_what_the_table_of_plans_predicts_beside_what_is_measured(
     name: str, put: Put, found: tuple[list[dict], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    cards, row = {**MACHINES, **BY_QUICK_ALONE}[name]
+    cards, row = MACHINES[name]
     put(cards)
     code, page = quick_page(monkeypatch, tmp_path, found)
     assert code == 0
@@ -195,24 +195,6 @@ def test_ranks_that_fail_or_hang_end_in_a_page_that_says_what_to_try(
     wrong = [{**each, "error": 0.1} if "plan" in each else each for each in found[0]]
     code, page = quick_page(monkeypatch, tmp_path, (wrong, ""))
     assert code == 1 and "## Is it exact?\n\nNo." in page
-
-
-@pytest.mark.parametrize("name", MACHINES)
-def test_the_whole_report_has_the_cards_and_the_row(
-    name: str, put: Put, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, comfyui: Path
-) -> None:
-    cards, row = MACHINES[name]
-    put(cards)
-    asked: list[Sequence[object]] = []
-    monkeypatch.setattr(program, "run_tests", lambda *given: (asked.append(given), (None, "not run here"))[1])
-    monkeypatch.setattr(program, "time_steps", lambda *given: (asked.append(given), (None, "not run here"))[1])
-    monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
-    assert program.main(["--out", str(tmp_path / "page.md")]) == 1
-    page = (tmp_path / "page.md").read_text()
-    assert cards.name in page and row in page and page.count("not run here") == 4
-    assert [given[-1] for given in asked] == [["--slow"], cards.count]
-    assert timing.size_of("cuda", cards.count) == ("small" if cards.memory < 12 else "cuda")
-    assert len(timing.variants(cards.count)) == (5 if cards.count > 1 else 2)
 
 
 @pytest.mark.parametrize("main", (program.main, quick.main), ids=("whole", "quick"))

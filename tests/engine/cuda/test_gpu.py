@@ -54,7 +54,6 @@ NEAR_NOTHING = 0.25  # of the weights: kernels keep some memory to work in
 CARDS = torch.cuda.device_count() or 2
 RANKS = max(2, CARDS)  # two share a single card
 MESHES_SECONDS = 300.0
-CUT_SECONDS = 5.0
 
 
 def of_the_whole_machine() -> dict[str, int]:
@@ -99,7 +98,6 @@ DEEP = [
     ("memory", "deep", plan, "fp32")
     for plan in ({"ring": 2}, {"pipefusion": 2, "patches": 4}, {"ring": 2, "ulysses": 2})
 ]
-PARKED = [("parked", "wide", plan, "bf16") for plan in (ALONE, {"ulysses": 2})]
 
 
 def world_size(plan: dict[str, Any]) -> int:
@@ -168,18 +166,6 @@ def test_a_model_computes_what_it_does_on_the_cpu(
         assert not found["inside"] or name in WAITS_INSIDE, f"the host waits inside of blocks: {found['inside']}"
 
 
-@pytest.mark.parametrize(("library", "name", "plan", "dtype"), PARKED, ids=["one rank", "two ranks"])
-def test_parked_weights_leave_the_device_and_come_back(
-    library: str, name: str, plan: dict[str, Any], dtype: str, device: str, by_rank: list[dict[str, Any]]
-) -> None:
-    for found in by_rank:
-        assert found["same"]
-        assert found["left"] < NEAR_NOTHING
-        assert found["pinned"] == (device == "cuda")
-        seconds = " and ".join(f"{found[f'{what} seconds']:.3f} s" for what in ("park", "restore"))
-        print(f"{found['mebibytes']} MiB parked and restored in {seconds}")
-
-
 @pytest.mark.parametrize("keys", [1, 77])
 @pytest.mark.parametrize("is_masked", [False, True], ids=["no mask", "mask"])
 @pytest.mark.parametrize("name", ["bf16", "fp16", "fp32"])
@@ -232,17 +218,6 @@ def test_a_mesh_of_all_cards_is_built_again_and_again(
         lambda: time.monotonic() - began < MESHES_SECONDS,
     )
     assert codes == [0] * RANKS, said
-
-
-def test_receives_that_are_pending_on_two_groups_are_cut(device: str, own_ranks: None, tmp_path: Path) -> None:
-    """Although an abort may wait for a kernel of the other group."""
-    out, began = tmp_path / "seconds", time.monotonic()
-    codes, said = run_ranks(
-        tmp_path, 2, "cuda.cut_ranks", [str(out), device], lambda: time.monotonic() - began < MESHES_SECONDS
-    )
-    assert codes == [0, 0], said
-    for rank in range(2):
-        assert json.loads(Path(f"{out}.{rank}").read_text()) < CUT_SECONDS
 
 
 @pytest.fixture(scope="module")

@@ -42,9 +42,6 @@ CASES = [
     ("fp8", ALONE, OLD, 1.0),
     (CAST, ALONE, ADA, 1.0),
 ]
-# Plans whose ranks keep parts of the weights.
-STAGES, SHARED = {"pipefusion": 2, "patches": 1}, {"ring": 2, "weights": "shared"}
-SHARED_OUT = [("fp32", SHARED, ADA, 1.0), ("gguf", STAGES, ADA, 1.0)]
 Told = list[dict[str, Any]]  # by rank
 
 
@@ -128,33 +125,3 @@ def test_a_file_runs_on_a_gpus_path_and_stays_quantised(case: tuple, told: Told)
 @pytest.mark.parametrize("case", [(CAST, ALONE, ADA, 1.0)], ids=str)
 def test_no_model_in_another_dtype_is_made_in_ram(case: tuple, told: Told) -> None:
     assert told[0]["in RAM"] == 0 < told[0]["loaded"]
-
-
-@pytest.mark.parametrize("case", SHARED_OUT, ids=str)
-def test_a_rank_reads_the_bytes_that_it_keeps(case: tuple, told: Told) -> None:
-    """And no others of the file: no rank reads for another. A stage is at most a block larger than the other."""
-    for found in told:
-        part = found["rest"] + found["blocks"] / 2 + (found["largest block"] if case[1] is STAGES else 0)
-        assert found["read"] <= 1.02 * part < found["rest"] + found["blocks"]
-
-
-# By form and card, the operations that multiply, and those that must not be.
-KERNELS = [
-    ("fp8", ADA, "aten::_scaled_mm", "comfy_kitchen::dequantize"),
-    ("fp8", OLD, "comfy_kitchen::dequantize_fp8", "aten::_scaled_mm"),
-    ("fp8 e5m2", ADA, "aten::_scaled_mm", "comfy_kitchen::dequantize"),
-    ("int8", ADA, "comfy_kitchen::int8_linear", "comfy_kitchen::dequantize"),
-    ("mxfp8", ADA, "comfy_kitchen::dequantize_mxfp8", "aten::_scaled_mm"),
-]
-
-
-@pytest.mark.parametrize(
-    ("case", "runs", "does_not"), [((form, ALONE, card, 1.0), runs, others) for form, card, runs, others in KERNELS]
-)
-def test_quantised_layers_are_multiplied_by_the_kernels_that_the_card_has(
-    case: tuple, runs: str, does_not: str, told: Told
-) -> None:
-    """As ComfyUI decides by what the card says of itself: else the layer's weights are dequantised."""
-    operations = told[0]["operations"]
-    assert any(name.startswith(runs) for name in operations)
-    assert not any(name.startswith(does_not) for name in operations)

@@ -7,7 +7,6 @@ cards begin what they may begin.
 
 from __future__ import annotations
 
-import copy
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +19,7 @@ from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.pipeline.stages import StageLink
 from tests.support.ranks.pool import RankPool
 from tests.support.streams import deadlock
-from tests.support.streams.deadlock import Deadlock
-from tests.support.streams.table import list_degrees
+from tests.support.streams.degrees import list_degrees
 from tests.support.streams.waits import WAITS
 from tests.support.tiers import running
 
@@ -171,22 +169,3 @@ def test_a_sampling_that_ends_in_a_step_without_receives_ahead_leaves_none_to_th
     link.receives_ahead = False
     link.expect([], None, 0)
     assert link.receives_ahead
-
-
-@pytest.mark.parametrize("case", [(*CASES[0], "")], ids=str)
-def test_two_swapped_calls_of_a_plan_are_named(case: tuple, told: Told) -> None:
-    """On one rank, the last exchange of attention and the gathering of all tokens, which share a communicator."""
-    traces = copy.deepcopy([rank["kernels"] for rank in told])
-    group = next(each["group"] for each in traces[0] if each["kind"] == "all_to_all")
-    own = [each for each in traces[1] if each["group"] == group]
-    pairs = [pair for pair in zip(own, own[1:], strict=False) if pair[0]["kind"] != pair[1]["kind"]]
-    assert pairs
-    for pair in pairs:
-        one, other = ({name: each[name] for name in ("kind", "what")} for each in pair)
-        pair[0].update(other)
-        pair[1].update(one)
-        with pytest.raises(Deadlock, match="meets") as said:
-            deadlock.calls_of(traces)
-        assert one["what"] in str(said.value) and other["what"] in str(said.value)
-        pair[0].update(one)
-        pair[1].update(other)

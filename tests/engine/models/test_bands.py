@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,12 +14,10 @@ import torch.nn.functional as F
 
 from parallel_backend.costs.auto import list_model_plans
 from parallel_backend.costs.forward import BandCost, Cost, ForwardCost, Work
-from parallel_backend.costs.machine import Link, Machine, Speed
-from parallel_backend.costs.roofline import predict
 from parallel_backend.errors import PlanError, RequestError
 from parallel_backend.groups.mesh import Axis
 from parallel_backend.models.bands import BandTraits
-from parallel_backend.models.checks import changes_of, check_module
+from parallel_backend.models.checks import check_module
 from parallel_backend.models.spec import spec_named
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.bands.functions import BandFunctions
@@ -28,7 +25,6 @@ from parallel_backend.seams.bands.layout import RowLayout
 from parallel_backend.seams.bands.model import BandedModel
 from parallel_backend.seams.bands.rows import RowBands
 from parallel_backend.seams.forward import ForwardSlot
-from parallel_backend.weights.sizes import WeightSizes
 
 UNET = "comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel"
 LEVELS = 4  # of Stable Diffusion 1
@@ -124,14 +120,6 @@ def test_a_unet_with_a_layer_that_is_not_known_shares_its_batch_alone(layer: tor
     assert list_model_plans(2, model, Work(2, True, forward=FORWARD)) == [ParallelPlan(cfg=2)]
 
 
-def test_known_convolutions_are_those_of_one_row_and_three() -> None:
-    model = unet()
-    model.layers = torch.nn.ModuleList(
-        [comfyui_convolution(1), comfyui_convolution(3, padding=1), comfyui_convolution(3, padding=1, stride=2)]
-    )
-    assert changes_of(model) == []
-
-
 def test_bands_are_not_compiled() -> None:
     with pytest.raises(PlanError, match="compile=on does not work") as raised:
         check_module(ParallelPlan(ring=2, compile="on"), unet())
@@ -179,26 +167,7 @@ def test_a_call_is_cut_and_what_the_caller_gave_stays_whole() -> None:
     assert len(control["output"]) == 4 and cut["control"]["output"] is not control["output"]
 
 
-LINK = Link(10.0, 0.5)
 FORWARD = ForwardCost(Cost(100, 50, 20, 10), Cost(), 5, 8.0, 40.0, 4.0, 4, bands=BandCost(30.0, 3, 6.0, 2))
-BANDS, NO_BANDS = Work(forward=FORWARD), Work(forward=replace(FORWARD, bands=None))
-SIZES = WeightSizes(0)
-
-
-def machine(link: Link) -> Machine:
-    return Machine((Speed("", 10.0, 5.0, 2.0, 0.1),) * 2, link, link, link)
-
-
-def test_the_seconds_of_bands_are_those_of_a_transformer_and_of_their_exchanges() -> None:
-    plan, own = ParallelPlan(ulysses=2), machine(LINK)
-    bands, none = (predict(work, plan, own, SIZES) for work in (BANDS, NO_BANDS))
-    assert bands.computing == none.computing
-    assert bands.waiting - none.waiting == pytest.approx(15 / 10 + 3 * 0.5 + 6 / 10 + 2 * 0.5)
-    wider = ParallelPlan(ring=2, ulysses=2)  # a rank has two neighbours, and three others
-    bands, none = (predict(work, wider, own, SIZES) for work in (BANDS, NO_BANDS))
-    assert bands.waiting - none.waiting == pytest.approx(30 / 10 + 3 * 0.5 + 3 * 6 / 10 + 2 * 0.5)
-    alone = [predict(work, ParallelPlan(), own, SIZES) for work in (BANDS, NO_BANDS)]
-    assert alone[0] == alone[1]
 
 
 def test_auto_lists_bands_where_their_cost_is_known() -> None:

@@ -89,17 +89,3 @@ def test_each_rank_encodes_and_decodes_its_own_rows(told: list[dict[str, Any]]) 
         assert [(each[name]["text_encoder"], each[name]["decoder"]) for each in told] == [([2, 2], [2]), ([1, 1], [1])]
     assert [each["image to image"]["decoder"] for each in told] == [[3], [3]]
     assert [each["callbacks"]["text_encoder"] for each in told] == [[1, 1], [1, 1]]
-
-
-def test_a_line_of_the_log_says_what_became_parallel_and_how(told: list[dict[str, Any]]) -> None:
-    start, end = (
-        "StableDiffusion3Pipeline is parallel: SD3Transformer2DModel by ",
-        "text_encoder and text_encoder_2 and vae",
-    )
-    parts = f"; 2 ranks share the batch of {end}"
-    blocks = [f"pipefusion=2, this rank has blocks {own} of 3{parts}" for own in ("1 to 1", "2 to 3")]
-    assert [each["callbacks"]["told"] for each in told] == [[start + each] for each in blocks]
-    (fetched,) = told[0]["offloaded"]["told"]
-    assert fetched == f"{start}cfg=2 × host weights, 3 blocks are fetched (host){parts}"
-    (shared,) = told[0]["with a shared VAE"]["told"]
-    assert shared == f"{start}dp=2; ranks share the rows of the VAE's pictures{parts}"

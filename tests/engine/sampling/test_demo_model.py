@@ -29,14 +29,9 @@ def no_figures() -> dict[str, np.ndarray]:
     generator = np.random.default_rng(0)
     return {
         "blank paper": picture(),
-        "black": np.zeros((SIDE, SIDE, 3), np.uint8),
         "uniform noise": generator.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8),
-        "faint noise on paper": (picture() / 255 + generator.normal(0, 0.1, (SIDE, SIDE, 3))).clip(0, 1),
-        "not numbers": np.full((SIDE, SIDE, 3), np.nan, np.float32),
-        "two squares side by side": picture(("rectangle", (18, 32), 12, BLUE), ("rectangle", (46, 32), 12, BLUE)),
         "two circles of two colors": picture(("ellipse", (17, 32), 13, BLUE), ("ellipse", (47, 32), 13, RED)),
         "a circle and a crumb": picture(("ellipse", (28, 32), 18, BLUE), ("ellipse", (56, 54), 4, RED)),
-        "a figure that fills the picture": picture(("rectangle", (32, 32), 45, BLUE)),
         "a figure cut by the edge": picture(("ellipse", (4, 32), 21, BLUE)),
         "a cloud": picture(("ellipse", (32, 32), 21, BLUE), blur=5),
     }

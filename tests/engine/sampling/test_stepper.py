@@ -138,17 +138,6 @@ def test_the_original_is_noised_to_the_level_of_each_call_and_is_itself_in_the_e
     assert torch.equal(stepper.noised(original, noise, len(stepper)), original)
 
 
-@pytest.mark.parametrize("denoise", [1.0, 0.5])
-@pytest.mark.parametrize("name", [name for name in NAMED if "flow" not in name])
-def test_the_noise_level_of_a_call_is_the_one_that_the_models_input_is_scaled_for(name: str, denoise: float) -> None:
-    stepper = Stepper.prepare(build(name), STEPS, denoise=denoise, generator=seeded())
-    latents = randn(1)
-    for index in range(len(stepper)):
-        model_input = stepper.model_input(latents, index)
-        torch.testing.assert_close(model_input, latents * stepper.levels[index][2], rtol=1e-5, atol=1e-6)
-        latents = stepper.step(randn(2), index, latents)
-
-
 def test_lms_in_the_middle_of_a_schedule_counts_only_the_history_that_it_has() -> None:
     """diffusers alone takes fourth-order coefficients at the first step there, and misses the image."""
     plain = build("LMS")

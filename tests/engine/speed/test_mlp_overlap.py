@@ -1,12 +1,12 @@
 """The MLP beside attention is computed while what attention exchanges travels, and is read as it would be anyway.
 
-That models come out the same is for the tests of families and of ComfyUI's classes, under every plan.
+That models come out the same is for the tests of families and of ComfyUI's classes, under every plan. That their MLPs
+are computed beside the exchange is for `cuda/test_labelled_files.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,30 +17,9 @@ from parallel_backend.hooks import Hooks
 from parallel_backend.seams.deferred import Deferred, DeferredTail
 from parallel_backend.seams.forward import ForwardSlot
 from parallel_backend.seams.mlp_overlap import MlpOverlap
-from tests.support.ranks.pool import RankPool
 
 WIDTH, MLP = 6, 8
 TOLERANCE = 1e-6
-WHOLE, SHARED, HOST = "whole", "shared", "host"
-CASES = [
-    ("flux-dev", "diffusers", "single_transformer_blocks", "ulysses", WHOLE),
-    ("flux-dev", "diffusers", "single_transformer_blocks", "ring", SHARED),
-    ("chroma", "diffusers", "single_transformer_blocks", "ulysses", WHOLE),
-    ("hunyuanvideo", "diffusers", "single_transformer_blocks", "ulysses", HOST),
-    ("flux2-dev", "diffusers", "single_transformer_blocks", "ulysses", WHOLE),
-    ("flux2-dev", "diffusers", "single_transformer_blocks", "ring", WHOLE),
-    ("flux-dev", "comfyui", "single_blocks", "ulysses", SHARED),
-    ("flux-dev", "comfyui", "single_blocks", "ring", HOST),
-    ("hunyuanvideo", "comfyui", "single_blocks", "ulysses", WHOLE),
-]
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_the_mlp_is_computed_while_what_attention_needs_travels(world: int, ranks: RankPool, comfyui: Path) -> None:
-    found = ranks.run(world, "speed.mlp_overlap_ranks", CASES)[0]
-    assert len(found) == len(CASES)
-    for name, products in found.items():
-        assert products == [1] * len(products) != [], name
 
 
 class Block(torch.nn.Module):

@@ -39,19 +39,6 @@ def test_a_split_is_of_all_and_within_one_of_what_is_due(size: int, speeds: tupl
     assert split_sizes.__wrapped__(size, speeds) == sizes, "as often as one asks"
 
 
-@given(SIZES, SPEEDS)
-def test_who_is_faster_has_no_less(size: int, speeds: tuple[float, ...]) -> None:
-    by_speed = sorted(zip(speeds, split_sizes(size, speeds), strict=True), key=lambda pair: (pair[0], pair[1]))
-    assert [share for _, share in by_speed] == sorted(share for _, share in by_speed)
-
-
-@given(SIZES, SPEEDS, st.data())
-def test_who_gets_faster_has_no_less_than_before(size: int, speeds: tuple[float, ...], data: st.DataObject) -> None:
-    place, times = data.draw(st.integers(0, len(speeds) - 1)), data.draw(st.floats(1, 100))
-    faster = (*speeds[:place], speeds[place] * times, *speeds[place + 1 :])
-    assert split_sizes(size, faster)[place] >= split_sizes(size, speeds)[place]
-
-
 @given(SIZES, st.floats(1e-3, 1e3), st.integers(1, 9))
 def test_equal_speeds_split_evenly(size: int, speed: float, ranks: int) -> None:
     assert [*split_sizes(size, (speed,) * ranks)] == shard_sizes(size, ranks)

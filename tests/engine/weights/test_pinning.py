@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from parallel_backend import device
-from parallel_backend.device import Pinner, pin_now
+from parallel_backend.device import Pinner
 from parallel_backend.weights import parking as parking_module
 from parallel_backend.weights import read_ahead
 from parallel_backend.weights.flat_block import FlatBlock, Values
@@ -144,14 +144,6 @@ def test_memory_that_is_given_up_meanwhile_is_not_pinned(runtime: Runtime) -> No
     goes_on.set()
     pinner.wait()
     assert runtime.pinned == {kept.data_ptr(): PAGE} and runtime.tried == 1
-
-
-def test_where_nothing_can_be_pinned_no_thread_starts(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "can_pin", lambda _: False)
-    pin_now(torch.zeros(PAGE, dtype=torch.uint8), CPU)
-    store = HostStore([PAGE], CPU)
-    store.memory.allocate(0, PAGE, CPU)
-    assert not runtime.tried and describe_pinning(store) == {}
 
 
 def test_weights_are_parked_in_pieces_while_the_next_are_pinned(

@@ -1,4 +1,4 @@
-"""The system reads a file's bytes before a rank touches them: those of the rank, and not too many at a time."""
+"""The system reads a file's bytes before a rank touches them, and not too many at a time."""
 
 from __future__ import annotations
 
@@ -14,12 +14,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from parallel_backend.weights import read_ahead as module
-from parallel_backend.weights.flat_block import FlatBlock, Values
-from parallel_backend.weights.host_memory import HostMemory
 from parallel_backend.weights.read_ahead import STEP, ask_for, read_ahead
-from parallel_backend.weights.stores import HostStore
 from parallel_backend.weights.tensors import PAGE
-from tests.support.cases.fetched_cases import BLOCKS, CPU, Model, fetched_of
 
 SECONDS = 20.0
 
@@ -32,34 +28,6 @@ def test_items_come_in_order_and_only_so_many_bytes_are_asked_for_ahead(monkeypa
     items = read_ahead(range(len(sizes)), lambda index: [torch.zeros(sizes[index], dtype=torch.uint8)])
     assert [(index, len(asked)) for index in items] == [(0, 3), (1, 3), (2, 3), (3, 6), (4, 6), (5, 6)]
     assert asked == sizes
-
-
-def test_a_rank_asks_for_its_part_of_fetched_blocks_before_it_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, asked, written = Model(), [], []
-    fetched = fetched_of(model)
-    monkeypatch.setattr(module, "ask_for", lambda tensor: asked.append(tensor.nbytes) or tensor.nbytes)
-    monkeypatch.setattr(module, "AHEAD", 0)
-    write = HostStore.write
-
-    def noted(store: HostStore, place: int, block: FlatBlock, values: Values, only: str = "") -> None:
-        written.append(len(asked))
-        write(store, place, block, values, only)
-
-    monkeypatch.setattr(HostStore, "write", noted)
-    memory = HostMemory(HostStore.total(fetched.sizes), place=1, writers=3)
-    store = HostStore(fetched.sizes, CPU, memory)
-    fetched.rearrange(range(BLOCKS), store, lambda row: row.block.get_parameter)
-    parts = [(store.own_part(flat), flat) for flat in fetched.flat_blocks.values()]
-    own = sum(
-        max(0, min(stop, part.offset + part.size) - max(start, part.offset))
-        for (start, stop), flat in parts
-        for part in flat.parts
-    )
-    assert sum(asked) == own < sum(fetched.sizes) / 2
-    assert written[0] > 0 and written == sorted(set(written)), "each block is asked for before it is read"
-    asked.clear()
-    fetched.rearrange((), None)
-    assert not asked, "what is in memory is asked of nobody"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of Linux's C library")

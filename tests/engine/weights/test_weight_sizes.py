@@ -34,13 +34,6 @@ def test_stages_are_as_even_as_can_be_with_the_lightest_first(seed: int) -> None
     assert found in lightest_first
 
 
-def test_blocks_alike_fall_into_stages_that_differ_by_one_at_most() -> None:
-    for count, degree in itertools.product(range(4, 70), range(1, 5)):
-        lengths = [len(stage) for stage in stage_ranges([7] * count, degree)]
-        assert sorted(lengths) == lengths
-        assert lengths[-1] - lengths[0] <= 1
-
-
 def test_what_no_block_has_is_every_ranks() -> None:
     names = {"embed.weight": 5, "blocks.0.attn.q": 8, "blocks.0.norm": 1, "blocks.1.attn.q": 8, "blocks_norm.w": 2}
     sizes = sizes_by_name(names, ["blocks"])

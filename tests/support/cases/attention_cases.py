@@ -18,23 +18,17 @@ MASKS = ("none", "padding", "block", "bias", "square")
 
 @dataclass(frozen=True)
 class Case:
-    """A plan, and the attention under it. parts: into how many the exchange is cut. heads_by_speed: what ranks get of
-    the heads under the plan's speeds. kernel: the attention backend."""
+    """A plan, and the attention under it. parts: into how many the exchange is cut. kernel: the attention backend."""
 
     plan: dict[str, Any]
     heads: int = 4
     kv_heads: int = 4
     parts: int = 1
-    heads_by_speed: tuple[int, ...] = ()
     kernel: str = "native"
 
     def is_lossy(self, mask_name: str = "none") -> bool:
         """Whether 8 bits are in use. Kernels that compute with them take no masks, so masked attention is torch's."""
         return self.kernel != "native" and mask_name == "none"
-
-    def share_out(self, degree: int) -> list[int]:
-        """How many of the heads each rank of an axis gets."""
-        return [*self.heads_by_speed] or [len(range(rank, self.heads, degree)) for rank in range(degree)]
 
 
 # By the number of ranks.
@@ -47,14 +41,12 @@ CASES: dict[int, dict[str, Case]] = {
         "ring, 6 heads on 2": Case({"ring": 2}, 6, 2),
         "ring, sage": Case({"ring": 2}, kernel="sage"),
         "ulysses, int4": Case({"ulysses": 2, "exchange_dtype": "int4"}, 6, 2, parts=2),
-        "ulysses, of unlike speed": Case({"ulysses": 2, "speeds": [1, 0.4]}, 5, 5, parts=2, heads_by_speed=(4, 1)),
+        "ulysses, of unlike speed": Case({"ulysses": 2, "speeds": [1, 0.4]}, 5, 5, parts=2),
     },
     3: {
         "ulysses, 5 heads": Case({"ulysses": 3}, 5, 5, parts=2),
         "ulysses, 6 heads on 2": Case({"ulysses": 3}, 6, 2),
-        "ulysses, nothing for one": Case(
-            {"ulysses": 3, "speeds": [4, 0.001, 2]}, 7, 7, parts=3, heads_by_speed=(5, 0, 2)
-        ),
+        "ulysses, nothing for one": Case({"ulysses": 3, "speeds": [4, 0.001, 2]}, 7, 7, parts=3),
         "ring, nothing for one": Case({"ring": 3, "speeds": [4, 0.001, 2]}),
         "ring, of unlike speed": Case({"ring": 3, "speeds": [3, 1, 2]}),
     },

@@ -309,7 +309,6 @@ CALLS = {
         of_latents(diffusers.PixArtAlphaPipeline, family_with("pixart-alpha", sample_size=128), ddim), pixart_call
     ),
     "Qwen-Image": Call(of_latents(diffusers.QwenImagePipeline, FAMILIES["qwenimage"]), qwenimage_call),
-    "Wan": Call(wan, wan_call),
     "Wan 2.2": Call(wan22, wan_call),
     "Stable Diffusion": Call(stable_diffusion, unet_call),
     "SDXL": Call(sdxl, sdxl_call),

@@ -143,7 +143,7 @@ def run(func: Any, types: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
     goes_to_gpu = is_gpu(devices[0]) if devices else bool(labelled)
     if labelled:
-        WATCH.operation(name, known.is_view)
+        WATCH.is_busy |= not known.is_view
         if not known.mixes:
             check_devices(name, leaves)
         elif name.startswith("aten"):

@@ -19,10 +19,9 @@ PINNED: dict[int, int] = {}  # by address, its size
 class Watch:
     """Between `begin` and `end`, how often the host would wait, by kind and place in the engine or in a model.
 
-    inside: of a block, which `enter` and `leave` tell. operations: their names. memory: what tensors take. is_busy:
-    whether the device has work that the host has not waited for.
-    knows_pinned: whether what copies come from is pinned only where somebody has pinned it. observer: is told of each
-    operation, and of each wait; see `support/streams`.
+    inside: of a block, which `enter` and `leave` tell. memory: what tensors take. is_busy: whether the device has work
+    that the host has not waited for. knows_pinned: whether what copies come from is pinned only where somebody has
+    pinned it. observer: is told of each operation, and of each wait; see `support/streams`.
     """
 
     observer: Any = None
@@ -33,7 +32,6 @@ class Watch:
         self.memory = Memory(counts_memory)
         self.inside: collections.Counter[str] = collections.Counter()
         self.outside: collections.Counter[str] = collections.Counter()
-        self.operations: set[str] = set()
 
     def begin(self) -> None:
         self.is_on = True
@@ -46,11 +44,6 @@ class Watch:
 
     def leave(self) -> None:
         self.depth -= 1
-
-    def operation(self, name: str, is_view: bool) -> None:
-        self.is_busy |= not is_view
-        if self.is_on:
-            self.operations.add(name)
 
     def synchronise(self, *_: object) -> None:
         """The host waits until the device has done its work, if it has any."""

@@ -1,6 +1,6 @@
-"""`torchrun -m tests.support.links.transfers NAMESPACE RATES FILE`: how fast collectives go over a link at each rate.
+"""`torchrun -m tests.support.links.transfers NAMESPACE RATES FILE`: how fast an all-to-all goes over a link.
 
-RATES is JSON, bytes a second. FILE gets, by rate and collective, the bytes that a rank sent by the seconds, a list.
+RATES is JSON, bytes a second. FILE gets, by rate, the bytes that a rank sent by the seconds, a list.
 """
 
 from __future__ import annotations
@@ -9,13 +9,11 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from parallel_backend.groups.collectives import ALL_GATHER
 from tests.support.links.link import limit
 from tests.support.ranks.leaving import leave
 
@@ -25,40 +23,22 @@ PATIENCE = 60.0
 LEAST, MOST = 0.7, 1.1
 
 
-def collectives(size: int) -> dict[str, Callable[[], None]]:
-    """By name; in each, a rank sends `size` bytes in all and receives as many."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    mine = torch.ones(size // (ranks - 1), dtype=torch.uint8)
-    parts = torch.ones(ranks * (size // (ranks - 1)), dtype=torch.uint8)
-    all_parts = torch.empty_like(parts)
-    whole = torch.ones(size, dtype=torch.uint8)
-
-    def exchange() -> None:
-        sending = dist.isend(whole, (rank + 1) % ranks)
-        dist.recv(torch.empty_like(whole), (rank - 1) % ranks)
-        sending.wait()
-
-    return {
-        "all-gather": lambda: getattr(dist, ALL_GATHER)(all_parts, mine),
-        "all-to-all": lambda: dist.all_to_all_single(all_parts, parts),
-        "ring": exchange,
-    }
-
-
-def speeds(run: Callable[[], None], size: int, rate: float) -> list[float]:
-    """Bytes by the second, of the last repeats.
+def speeds(rate: float) -> list[float]:
+    """Bytes that a rank sends by the second, of the last repeats.
 
     A machine that does other things meanwhile makes ranks late, so there are more repeats until the median is near the
     rate. On a link of another rate it never is, and they end after PATIENCE seconds.
     """
-    found, until = [], time.monotonic() + PATIENCE
-    is_over = torch.zeros(1, dtype=torch.uint8)
+    ranks, found, until = dist.get_world_size(), [], time.monotonic() + PATIENCE
+    size = round(rate * SECONDS) // (ranks - 1)
+    parts = torch.ones(ranks * size, dtype=torch.uint8)
+    arrived, is_over = torch.empty_like(parts), torch.zeros(1, dtype=torch.uint8)
     while not is_over:
         dist.barrier()
         started = time.perf_counter()
-        run()
+        dist.all_to_all_single(arrived, parts)
         dist.barrier()
-        found.append(size / (time.perf_counter() - started))
+        found.append(size * (ranks - 1) / (time.perf_counter() - started))
         is_near = LEAST * rate < statistics.median(found[-REPEATS:]) < MOST * rate
         is_over[0] = len(found) >= REPEATS and (is_near or time.monotonic() > until)
         dist.broadcast(is_over, 0)
@@ -71,8 +51,7 @@ def main(namespace: str, rates: str, file: str) -> None:
     for rate in json.loads(rates):
         if dist.get_rank() == 0:
             limit(namespace, dist.get_world_size(), rate)
-        size = round(rate * SECONDS)
-        found[str(rate)] = {name: speeds(run, size, rate) for name, run in collectives(size).items()}
+        found[str(rate)] = speeds(rate)
     if dist.get_rank() == 0:
         Path(file).write_text(json.dumps(found))
     leave()

@@ -42,10 +42,8 @@ def results_of(name: str, case: Case, patches: int, mesh: Mesh) -> dict[str, tor
                 for stream, length in LENGTHS.items():
                     layout.learn((stream,), length)
                 parts = (take(layout, tensor) for tensor in qkv(case))
-                with Tally(of_cpu=True) as tally:
-                    attended = attention("module", STREAMS, *parts, attn_mask=mask(mask_name, case), enable_gqa=True)
+                attended = attention("module", STREAMS, *parts, attn_mask=mask(mask_name, case), enable_gqa=True)
                 results[key] = attended.contiguous()
-                results[f"{key} sent"] = torch.tensor(sum(tally.sent.values()))
                 results[f"{key} positions"] = layout.token_order(STREAMS, rank, tuple(run), mesh.device)
     return results
 

@@ -1,6 +1,6 @@
 """`band_ranks CHANNELS PLANS`:
-runs a UNet of SDXL's proportions under plans; returns by plan what each rank sent, by kind of exchange, and
-the most bytes that it held beside weights and input; of one rank also what auto counts of the forward.
+runs a UNet of SDXL's proportions under plans; returns by plan the most bytes that this rank held beside weights and
+input.
 
 ComfyUI, which COMFYUI_PATH names, is imported with this, and so once for all ranks that are forked off one process.
 """
@@ -8,10 +8,8 @@ ComfyUI, which COMFYUI_PATH names, is imported with this, and so once for all ra
 from __future__ import annotations
 
 import gc
-from dataclasses import asdict
 
 import torch
-import torch.distributed as dist
 
 from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import build_mesh
@@ -22,8 +20,8 @@ from tests.support.fakes.tally import Tally
 from tests.support.ranks import host_ranks  # noqa: F401 (imports ComfyUI)
 
 
-def measure(parallel: ParallelModel, latents: list[int]) -> tuple[dict[str, float], int]:
-    """What this rank sends in its first forward, and its peak."""
+def measure_peak(parallel: ParallelModel, latents: list[int]) -> int:
+    """Of this rank's first forward."""
     batch = latents[0]
     call = Call((torch.randn(latents), torch.full((batch,), 500.0)), sdxl.conditions(batch))
     gc.collect()
@@ -33,19 +31,17 @@ def measure(parallel: ParallelModel, latents: list[int]) -> tuple[dict[str, floa
     before = tally.live
     with tally:
         parallel.run_calls([call])
-    return dict(tally.sent), tally.peak - before
+    return tally.peak - before
 
 
-def on_ranks(channels: int, plans: dict[str, list]) -> dict[str, dict]:
+def on_ranks(channels: int, plans: dict[str, list]) -> dict[str, int]:
     """channels: of the first level. plans: by name, a plan and the shape of the latents."""
     torch.manual_seed(0)
     model, found = sdxl.build(channels), {}
     for name, (degrees, latents) in plans.items():
         mesh = build_mesh(ParallelPlan.from_json(degrees), torch.device("cpu"))
         parallel = ParallelModel(model, mesh, torch.float32)
-        found[name] = dict(zip(("sent", "peak"), measure(parallel, latents), strict=True))
-        if dist.get_world_size() == 1:
-            found[name]["counted"] = asdict(sdxl.count_cost(channels, tuple(latents)))
+        found[name] = measure_peak(parallel, latents)
         parallel.remove()
         mesh.close()
     return found

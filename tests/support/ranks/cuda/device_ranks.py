@@ -1,8 +1,8 @@
 """`torchrun -m tests.support.ranks.cuda.device_ranks DEVICE CASES OUT`:
 runs models on the ranks' devices, and writes what became of each case, a line as it ends, to OUT.RANK.
 
-DEVICE: "cuda" or "cpu". CASES: a file of JSON, of [library, name, plan, dtype]; of `libraries`, and "compiled",
-"parked" and "memory", which are diffusers'. A line has the case, and either "failed", "refused" or what there is to
+DEVICE: "cuda" or "cpu". CASES: a file of JSON, of [library, name, plan, dtype]; of `libraries`, and "compiled"
+and "memory", which are diffusers'. A line has the case, and either "failed", "refused" or what there is to
 say: the relative error against the CPU in fp32; in halves, and if it is large, the plain class's own; and on CUDA, how
 often the host waited for the device in a second run, by place, inside of blocks and outside.
 
@@ -16,7 +16,6 @@ import json
 import math
 import os
 import sys
-import time
 import traceback
 import warnings
 from collections import Counter
@@ -38,7 +37,7 @@ from parallel_backend.groups.mesh import start_distributed
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.stepper import Stepper
 from parallel_backend.seams.compiled import BY_PLAN, CompiledBlocks
-from tests.support.cases.families import DEEP, WIDE
+from tests.support.cases.families import DEEP
 from tests.support.cases.references import relative_error
 from tests.support.fakes.tally import Tally
 from tests.support.family_model import Denoiser, FamilyModel
@@ -108,31 +107,6 @@ def compared(bench: Bench, library: str, name: str, plan: ParallelPlan, dtype: s
     return told
 
 
-def parked(bench: Bench, plan: ParallelPlan, dtype: str) -> dict[str, Any]:
-    """What is left of the weights on the device while they are parked, as a share; and whether it predicts the same
-    after."""
-    source, inputs = bench.source("wide", WIDE, dtype), WIDE.inputs(2, 8, 8)
-    model = FamilyModel.load(source, bench.mesh(plan))
-    right = model(*inputs)
-    weights = [parameter.untyped_storage() for parameter in model.model.parameters()]
-
-    def used() -> int:
-        return torch.cuda.memory_allocated(bench.device) if bench.device.type == "cuda" else sum(map(len, weights))
-
-    size, before, began = sum(map(len, weights)), used(), time.perf_counter()
-    model.parking.copy()
-    model.parking.free_device()
-    is_parked, after = time.perf_counter(), used()
-    pinner = model.parking.memory.pinner if model.parking.memory else None
-    told: dict[str, Any] = {"pinned": pinner is not None and pinner.pinned >= size}
-    restoring = time.perf_counter()
-    model.parking.restore()
-    told |= {"mebibytes": size >> 20, "left": 1 - (before - after) / size}
-    told |= {"park seconds": is_parked - began, "restore seconds": time.perf_counter() - restoring}
-    again = model(*inputs)
-    return told | {"same": right is None or again.equal(right)}
-
-
 def memory(bench: Bench, plan: ParallelPlan, dtype: str) -> dict[str, Any]:
     """The most bytes beside the weights while a deep model samples: what tensors need, what torch's allocator takes,
     and what is predicted that they need."""
@@ -176,8 +150,6 @@ def counted(device: torch.device, model: torch.nn.Module) -> Iterator[Callable[[
 def outcome(bench: Bench, library: str, name: str, degrees: dict[str, Any], dtype: str) -> dict[str, Any]:
     try:
         plan = ParallelPlan(**degrees)
-        if library == "parked":
-            return parked(bench, plan, dtype)
         if library == "memory":
             return memory(bench, plan, dtype)
         return compared(bench, library, name, plan, dtype)

@@ -1,7 +1,7 @@
 """`cuda.file_ranks CAPABILITY CASES`:
 loads tiny Flux files as `HostModel` does, on a labelled card, and saves by case: the relative errors against the same
-on the CPU, without and with an adapter; how often the host would have waited in a forward after the first; which
-operations there were; how many bytes were on the card; and how many layers were computed while keys travelled.
+on the CPU, without and with an adapter; how often the host would have waited in a forward after the first; how many
+bytes were on the card; and how many layers were computed while keys travelled.
 
 CAPABILITY: of the card. CASES: of a name, a file, what its weights are stored in and computed in, a plan, and the share
 of the weights that the card has room for.
@@ -34,7 +34,6 @@ from parallel_backend.seams.forward import Forward  # noqa: E402
 from parallel_backend.weights.placement import WeightPlacement  # noqa: E402
 from parallel_backend.weights.tensors import list_plain_tensors  # noqa: E402
 from tests.support.cases.references import relative_error  # noqa: E402
-from tests.support.group.footprint import Storages  # noqa: E402
 from tests.support.labelled.card import Card, card  # noqa: E402
 from tests.support.labelled.tensors import GPU, off_gpu, on_gpu  # noqa: E402
 from tests.support.labelled.watch import Watch, counted  # noqa: E402
@@ -136,15 +135,12 @@ def of_case(case: Case, watch: Watch, there: Card) -> dict[str, Any]:
     gc.collect()
 
     before, placement, ranks = memory.in_use, WeightPlacement(), AllRanks(GPU)
-    with Storages([case.file]) as storages:
-        model = Noted.build(source_of(*of_source), build_mesh(plan, GPU))
-        placement.place(ranks, model, plan)
+    model = Noted.build(source_of(*of_source), build_mesh(plan, GPU))
+    placement.place(ranks, model, plan)
     told: dict[str, Any] = {"weights": weights, "loaded": memory.in_use - before, "in RAM": model.in_ram}
-    told |= {"read": storages.read_bytes, "pinned": placement.describe(ranks, model).get("pinned", 0)}
-    told |= {"rest": model.sizes.rest, "blocks": sum(model.sizes.blocks), "largest block": max(model.sizes.blocks)}
+    told["pinned"] = placement.describe(ranks, model).get("pinned", 0)
     blocks = [block for row in model.module.spec.blocks for block in modules_at(model.module.model, row.path)]
     made = [counted(watch, blocks, lambda: call(model))]
-    told |= {"resident": model.resident_bytes, "operations": sorted(watch.operations)}
     pages = {weight.data_ptr() for weight in model.in_file.values()}
     memory.restart()
     model.patch(patches, factors)

@@ -46,19 +46,17 @@ def looped(case: LoopCase) -> dict[str, torch.Tensor]:
     return {f"{case}": loop.latents(first), f"{case}, again": loop.latents(again)}
 
 
-def own_call(name: str) -> tuple[dict[str, torch.Tensor], dict[str, list]]:
-    """What a whole pipeline's call returns, how many rows its encoders and its decoder had here, by call, and what the
-    log says of it."""
+def own_call(name: str) -> tuple[dict[str, torch.Tensor], dict[str, list[int]]]:
+    """What a whole pipeline's call returns, and how many rows its encoders and its decoder had here, by call."""
     call, pipeline = OWN_CALLS[name], sd3_with_encoders()
     rows: dict[str, list[int]] = {"text_encoder": [], "decoder": []}
     watched = {"text_encoder": pipeline.text_encoder.text_model.encoder.layers[0], "decoder": pipeline.vae.decoder}
     for part, module in watched.items():
         module.register_forward_pre_hook(lambda _, args, part=part: rows[part].append(len(args[0])))
-    with logged(logging.INFO) as told:
-        parallelize(pipeline, call.plan, vae=call.vae, images=call.images)
+    parallelize(pipeline, call.plan, vae=call.vae, images=call.images)
     found = call.run(pipeline)
     unparallelize(pipeline)
-    return found, {**rows, "told": [line for line in told.getvalue().splitlines() if "is parallel" in line]}
+    return found, rows
 
 
 class Loop:
@@ -99,12 +97,12 @@ class Loop:
 
 
 @contextmanager
-def logged(level: int) -> Iterator[io.StringIO]:
-    """What the log says meanwhile."""
+def warned() -> Iterator[io.StringIO]:
+    """What the log warns of meanwhile."""
     told, log = io.StringIO(), logging.getLogger()
     handler, before = logging.StreamHandler(told), log.level
     log.addHandler(handler)
-    log.setLevel(level)
+    log.setLevel(logging.WARNING)
     try:
         yield told
     finally:
@@ -117,7 +115,7 @@ def loops() -> dict[str, Any]:
     says."""
     found: dict[str, Any] = {}
     for name in LOOPS_OF_TWO:
-        with logged(logging.WARNING) as told:
+        with warned() as told:
             found[name] = {**loop_of_two(name), "told": told.getvalue()}
     return found
 

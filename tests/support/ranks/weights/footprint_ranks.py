@@ -17,7 +17,7 @@ from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.library import AllRanks
 from parallel_backend.plan import HOST, SHARED, ParallelPlan
 from parallel_backend.weights.fitting import count_host_bytes
-from parallel_backend.weights.loading import DTYPES, ModelSource
+from parallel_backend.weights.loading import ModelSource
 from parallel_backend.weights.placement import WeightPlacement
 from parallel_backend.weights.sizes import fetched_places
 from parallel_backend.weights.stores import HostStore
@@ -45,21 +45,19 @@ def run(model: Model, latents: list[int], conditions: dict[str, list[int]]) -> t
     return outputs and outputs[0]
 
 
-def built(case: dict[str, Any], ranks: AllRanks, plan: ParallelPlan) -> tuple[Model, torch.dtype]:
-    """The model without its weights, and the dtype that it computes in."""
+def built(case: dict[str, Any], ranks: AllRanks, plan: ParallelPlan) -> Model:
+    """The model without its weights."""
     mesh = build_mesh(plan, ranks.device)
     if case["library"] == "diffusers":
-        source = ModelSource(**case["source"])
-        return FamilyModel.build(source, mesh), DTYPES[source.dtype]
-    host_source = HostSource.from_json(case["source"])
-    return HostModel.build(host_source, mesh), getattr(torch, host_source.dtype)
+        return FamilyModel.build(ModelSource(**case["source"]), mesh)
+    return HostModel.build(HostSource.from_json(case["source"]), mesh)
 
 
 def measured(case: dict[str, Any], ranks: AllRanks) -> dict[str, Any]:
     """Of one case, what was taken and read, beside what was told. copy: of host memory, this rank's part."""
     plan, files = ParallelPlan.from_json(case["plan"]), case["files"]
     with Storages(files) as storages:
-        model, dtype = built(case, ranks, plan)
+        model = built(case, ranks, plan)
         storages.peak = storages.live  # a model of ComfyUI's is made with room that nothing is written to
         WeightPlacement().place(ranks, model, plan)
         gc.collect()
@@ -84,7 +82,6 @@ def measured(case: dict[str, Any], ranks: AllRanks) -> dict[str, Any]:
         "block live": storages.peak - mapped + in_pages,
         "copy": copy or own_copy,
         "read": storages.read_bytes,
-        "per byte": case["itemsize"] / dtype.itemsize,
         "output": 0 if output is None else zlib.crc32(output.float().contiguous().numpy().tobytes()),
     }
 
@@ -104,6 +101,6 @@ def expected(model: Model, plan: ParallelPlan) -> dict[str, int]:
 
 
 def on_ranks(cases: list[dict]) -> list[dict]:
-    """Cases: JSON objects of library, plan, source, files and the itemsize in them, latents, conditions."""
+    """Cases: JSON objects of library, plan, source, files, latents, conditions."""
     ranks = AllRanks(CPU)
     return [measured(case, ranks) for case in cases]
