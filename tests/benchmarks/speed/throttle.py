@@ -1,5 +1,5 @@
-"""Ranks that compute slower than they could, so that cores are left to carry what they send, as cards leave the host's.
-Their links stay what they are."""
+"""Ranks that compute slower than they could: one that is as a slower card, or all, so that cores are left to carry what
+they send, as cards leave the host's. Their links stay what they are."""
 
 from __future__ import annotations
 

@@ -36,19 +36,37 @@ def test_an_exchange_takes_its_bytes_by_the_rate_that_is_set(possible: None, tmp
     assert not Path(NAMED, link.name).exists()
 
 
-@pytest.mark.slow
-def test_the_table_of_links_is_measured_from_end_to_end(possible: None, tmp_path: Path) -> None:
-    file = tmp_path / "found.json"
-    options = ["--only", "Flux", "--quick", "--ranks", "2", "--rounds", "1", "--json", str(file)]
-    command = [sys.executable, "-m", "tests.benchmarks.links", *options]
+def found_by(module: str, folder: Path, *options: str) -> tuple[dict, str]:
+    """What a benchmark writes, and what it prints. It says by its exit status whether figures are as hoped for."""
+    file = folder / "found.json"
+    command = [sys.executable, "-m", module, *options, "--rounds", "1", "--json", str(file)]
     run = subprocess.run(command, cwd=REPOSITORY, text=True, capture_output=True)
     assert file.exists(), run.stdout + run.stderr
-    case = json.loads(file.read_text())["Flux-shaped"]["2"]
+    return json.loads(file.read_text()), run.stdout
+
+
+@pytest.mark.slow
+def test_the_table_of_links_is_measured_from_end_to_end(possible: None, tmp_path: Path) -> None:
+    found, said = found_by("tests.benchmarks.links", tmp_path, "--only", "Flux", "--quick", "--ranks", "2")
+    case = found["Flux-shaped"]["2"]
     assert {"one rank", "ulysses 2", "ring 2", "int4", "no overlap", "diffusers"} <= set(case["errors"])
     assert case["refused"] == {}
     for profile in ("PCIe 4.0 x16", "10 Gbit/s Ethernet"):
-        assert profile in run.stdout
+        assert profile in said
         assert all(len(seconds) == 1 for seconds in case["seconds"][profile].values())
+
+
+@pytest.mark.slow
+def test_every_plan_is_tried_beside_the_automatic_one_from_end_to_end(possible: None, tmp_path: Path) -> None:
+    asked = ("tests.benchmarks.auto", tmp_path, "--only", "Wan-shaped 81 frames, 2 ranks, mixed")
+    found, said = found_by(*asked)
+    again, repeated = found_by(*asked, "--minutes", "0")
+    assert again == found and repeated.splitlines()[1:] == said.splitlines()[1:], "a run goes on where it stopped"
+    (case,) = found["Wan-shaped 81 frames, 2 ranks, mixed"]["profiles"].values()
+    assert {"one rank", "ulysses=2", "ring=2"} <= set(case["seconds"])
+    fast, slow = (speed["linear"] for speed in case["machine"]["speeds"])
+    assert slow < 0.8 * fast, "a throttled rank is found to be slower"
+    assert "1 cases" in said
 
 
 def ratios(tokens: float, width: float, flops: float, rate: float, itemsize: int) -> tuple[float, float]:
