@@ -8,6 +8,7 @@ classes go the whole way from its process to the ranks and back.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,14 @@ STEPS = [
     ("comfyui", "flux-controlnet", {"ulysses": 2}),
     ("comfyui", "flux-dev", {"ulysses": 2, "pieces": 2}),
 ]
+# By size, the conditions of a call (one is the schedule), the bytes of its latents and of its prediction, and whether
+# the model returns rows that are not one after the other, which one kernel gathers.
+ADDED = {
+    "Flux, 1024×1024": (4, 1 << 20, 0),
+    "SDXL, 1024×1024": (3, 1 << 18, 0),
+    "Wan, 480×832, 81 frames": (2, 8386560, 1),
+}
+NUMBER = 4  # bytes, of the timestep and of the noise level
 STAGES = [
     ("diffusers", name, {"pipefusion": 2, "patches": patches})
     for name, patches in (("flux-dev", 2), ("pixart-alpha", 1))
@@ -120,6 +129,27 @@ def test_a_model_runs_on_a_gpus_path(
         assert sum(found["outside"].values()) <= allowed, found["outside"]
         assert sum(found["comfyui"].values()) <= OF_COMFYUI, found["comfyui"]
     assert by_rank[0]["error"] <= TOLERANCE[dtype]
+
+
+def test_one_rank_adds_to_a_step_what_is_listed_and_no_more(
+    labelled_ranks: RankPool, comfyui: Path, tmp_path: Path
+) -> None:
+    """On the whole way from ComfyUI's process to the rank and back, beyond what stock asks of its GPU."""
+    (told,) = labelled_ranks.run(1, "cuda.step_ranks", str(tmp_path))
+    for name, (conditions, latents, gathers) in ADDED.items():
+        found = told[name]
+        stock, process, rank = (Counter(found[each]) for each in ("stock", "comfyui", "rank"))
+        assert found["error"] == 0
+        # Each condition is compared with what the rank holds by two kernels, and all answers are read at once.
+        assert process == {
+            "kernels": 2 * conditions + 1, "waits": 2, "copies": 4, "messages": 1, "to_gpu": latents,
+            "from_gpu": latents + 2 * NUMBER, "allocations": 2 * conditions + 2,
+        }, found["waits at"]  # fmt: skip
+        rank.subtract(stock)
+        assert +rank == {
+            "waits": 2, "copies": 4, "messages": 1, "to_gpu": latents + 2 * NUMBER, "from_gpu": latents,
+            "allocations": 3 + gathers, **({"kernels": 1} if gathers else {}),
+        }, found["waits at"]  # fmt: skip
 
 
 def test_cards_that_one_rank_cannot_connect_ahead_are_given_up_by_all(labelled_ranks: RankPool) -> None:

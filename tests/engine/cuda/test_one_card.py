@@ -1,6 +1,7 @@
 """Two ranks in a ComfyUI with one card, which they share as two machines with a card each: they draw what stock draws.
 
-With --device cpu, on the CPU. How near, the report of `python3 dev.py gpu` tells.
+With --device cpu, on the CPU. How near, the report of `python3 dev.py gpu` tells. With a tool's name in the variable
+SANITIZER, the ranks run under it (`tests/support/streams/sanitizers.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from demo.host import PACK_NAME, REPOSITORY, ComfyHost, free_port
 from tests.support.group.neighbour import ADDRESS
 from tests.support.host.graphs import NODE_PACK, NODE_PACK_SOURCE, TINY_MODELS, latents, relative_error
 from tests.support.host.stock_prompts import prompt, write_cases
+from tests.support.streams.sanitizers import read_findings, start_ranks_under
 
 pytestmark = pytest.mark.gpu
 
@@ -50,6 +52,7 @@ def shared_card(
     write_cases(comfyui, base, [CASE])
     first = f"127.0.0.1:{free_port()}"
     started = {f"{library}_SOCKET_IFNAME": "lo" for library in ("NCCL", "GLOO")}
+    started |= start_ranks_under(os.environ.get("SANITIZER", ""), base)
     command = [sys.executable, "-m", "tests.support.group.neighbour", first]
     with (base / "neighbour.log").open("wb") as log:
         neighbour = subprocess.Popen(
@@ -65,6 +68,7 @@ def shared_card(
     finally:
         neighbour.terminate()
         neighbour.wait(30)
+    assert read_findings(base) == []
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,11 @@ import pytest
 
 from parallel_backend.errors import PlanError
 from parallel_backend.models import checks
+from parallel_backend.models.spec import BlockList, ModelSpec, Quirks
+from parallel_backend.parallel_model import ParallelModel
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.exchange.pieces import UNEQUAL, Pieces
+from parallel_backend.seams.forward import Forward
 from tests.support.programs import run_program
 
 TWO = ParallelPlan(ulysses=2, pieces=2)
@@ -97,6 +100,40 @@ def test_a_python_without_coroutines_has_no_pieces(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(checks, "lacks_coroutines", lambda: True)
     with pytest.raises(PlanError, match="greenlet"):
         checks.check_module(TWO, SimpleNamespace())  # type: ignore[arg-type]
+
+
+def able() -> Any:
+    """What `can_run_in_pieces` looks at, as it is where a forward can."""
+    return SimpleNamespace(
+        mesh=SimpleNamespace(plan=TWO),
+        seams=[SimpleNamespace(attends_by_name=True)],
+        layout=SimpleNamespace(starts={}),
+        spec=ModelSpec("Model", blocks=(BlockList("blocks", {}, None),)),
+        slot=SimpleNamespace(is_plain=True),
+        fetched=SimpleNamespace(flat_blocks={}),
+        compiled=SimpleNamespace(asked=None),
+    )
+
+
+@pytest.mark.parametrize(
+    ("what", "name", "value"),
+    [
+        ("", "seams", []),  # of a UNet in bands
+        ("", "seams", [SimpleNamespace(attends_by_name=True), SimpleNamespace(attends_by_name=False)]),
+        ("layout", "starts", {"a": "b"}),
+        ("slot", "is_plain", False),
+        ("fetched", "flat_blocks", {0: None}),
+        ("", "spec", ModelSpec("Model", blocks=(BlockList("blocks", {}, None),), quirks=Quirks(kept="cache"))),
+        ("mesh", "plan", ParallelPlan(ulysses=2)),
+        ("mesh", "plan", ParallelPlan(ulysses=2, pieces=2, compile="auto")),  # which each rank decides alone
+        ("compiled", "asked", {"backend": "inductor"}),
+    ],
+)
+def test_a_forward_that_must_be_whole_runs_whole(what: str, name: str, value: Any) -> None:
+    model = able()
+    assert ParallelModel.can_run_in_pieces(model, Forward([0]))
+    setattr(getattr(model, what) if what else model, name, value)
+    assert not ParallelModel.can_run_in_pieces(model, Forward([0]))
 
 
 def test_a_forward_in_pieces_waits_less_by_the_order_of_its_own_operations(comfyui: Path) -> None:
