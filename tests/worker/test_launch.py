@@ -99,11 +99,6 @@ def test_a_persons_own_settings_of_nccl_stay() -> None:
     assert cuda_environment({"TORCH_NCCL_ENABLE_MONITORING": "1"})["TORCH_NCCL_ENABLE_MONITORING"] == "1"
 
 
-def test_cuda_loads_kernels_when_they_are_needed() -> None:
-    """To load all at the start takes 4 s and 1.1 GB of an H200."""
-    assert "CUDA_MODULE_LOADING" not in cuda_environment({})
-
-
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=lambda end: end.name)
 def test_the_folders_of_a_process_go_with_it_however_it_ends(end: signal.Signals, tmp_path: Path) -> None:
     code = (

@@ -26,7 +26,7 @@ from worker.errors import WorkerGroupError
 from worker.launch import peer
 from worker.launch.process import is_alive
 from worker.launch.rendezvous import VERSION, Rendezvous, Start
-from worker.launch.torchrun import Machines, ranks_a_machine, torchrun_command
+from worker.launch.torchrun import Machines, ranks_a_machine
 from worker.settings import Settings, SettingsError
 
 DEADLINE = 20.0
@@ -277,8 +277,3 @@ def test_an_impossible_start_is_refused() -> None:
 def test_a_port_that_is_taken_is_an_error_that_says_so(meeting: Rendezvous) -> None:
     with pytest.raises(WorkerGroupError, match="cannot listen for the others at"):
         Rendezvous(meeting.machines)
-
-
-def test_one_machine_needs_no_setting(tmp_path: Path) -> None:
-    command = torchrun_command(2, tmp_path, Settings())
-    assert not [argument for argument in command if "machines" in argument]

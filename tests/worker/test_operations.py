@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import re
-import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -22,7 +20,6 @@ from tests.support.group.direct_group import DIT, source_of
 from tests.support.group.one_rank import OneRank
 from tests.support.host.node_defs import read
 from tests.support.ranks.polishing_rank import POLISH
-from worker.comfyui.source import VaeSource
 from worker.errors import RequestRefused
 from worker.host.known_state import KnownState
 from worker.host.session import LOADING_TIMES, Session, allowed_silence
@@ -31,11 +28,11 @@ from worker.rank.channels.heartbeat import Board, Heartbeat
 from worker.rank.job import Job, ModelFailed
 from worker.rank.job_groups import JobGroups
 from worker.rank.model.host_model import HostModel
-from worker.rank.operations import Operations, run_model_code
+from worker.rank.operations import run_model_code
 from worker.rank.request_checks import check_request
 from worker.rank.serving import answer
-from worker.rank.state import RankState, RankVae
-from worker.wire.operations import LOAD, OPERATIONS, PARK, Operation
+from worker.rank.state import RankState
+from worker.wire.operations import LOAD, OPERATIONS, Operation
 from worker.wire.protocol import Header, encode
 from worker.wire.tensors import Tensors
 
@@ -106,10 +103,6 @@ def test_a_request_has_all_that_the_table_says(operation: Operation) -> None:
             check_request(whole, {other: tensor for other, tensor in tensors.items() if other != name})
 
 
-def test_what_a_request_has_beside_its_fields_is_not_looked_at() -> None:
-    check_request({**PARK.header(), "conditions": 5, "drop": 5, "call": 5}, {})
-
-
 def test_what_the_table_does_not_have_is_refused() -> None:
     with pytest.raises(RequestError, match="no operation 'polish'"):
         check_request({"op": "polish"}, {})
@@ -138,12 +131,6 @@ def test_a_request_in_a_callback_of_another_is_refused_and_its_conditions_are_no
     with pytest.raises(RequestRefused, match="at work"):
         Session.request(session, {"op": "call"}, {}, lambda: None)
     assert session.known.conditions.exchange(text)[1]
-
-
-def test_no_rank_starts_with_an_operation_that_it_has_no_handler_for(polish: None) -> None:
-    operations = Operations(RankState(CPU), Timeline(CPU), lambda *_: None)
-    with pytest.raises(AttributeError, match="polish"):
-        operations.handlers()
 
 
 def test_the_panel_has_words_for_every_operation_in_every_language() -> None:
@@ -191,23 +178,3 @@ def test_results_that_no_frame_can_carry_are_refused_in_words() -> None:
     assert [(each["id"], each["kind"]) for each in sent] == [(3, "refused")] and sent[0].keys() > reply.keys()
     with pytest.raises(RequestRefused, match="dtype torch.complex64, which cannot be sent"):
         raise RequestRefused(**sent[0]["error"])
-
-
-def test_modules_that_a_models_code_has_imported_are_scanned_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the collections that free the memory of a model. What a rank holds is scanned by each of them."""
-
-    def is_scanned(module: ModuleType) -> bool:
-        return any(each is module for each in gc.get_objects())
-
-    state, first = RankState(CPU), ModuleType("first")
-    monkeypatch.setitem(sys.modules, "imported first", first)
-    assert is_scanned(first)
-    state.drop_model()
-    assert not is_scanned(first)
-    later = ModuleType("later")
-    monkeypatch.setitem(sys.modules, "imported later", later)
-    state.vae = RankVae(VaeSource("", (), "", "", ""), Mock(), Mock())
-    state.drop_model()
-    assert is_scanned(later)
-    state.drop_all()
-    assert not is_scanned(later)

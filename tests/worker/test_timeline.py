@@ -7,17 +7,15 @@ import os
 import signal
 import statistics
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from parallel_backend.groups.timeline import COMMUNICATION, REQUEST, STEP, Span, Timeline
-from parallel_backend.plan import ParallelPlan
-from tests.support.group.direct_group import DIT, DirectGroup, go_on, pass_of, source_of
+from tests.support.group.direct_group import DIT, go_on, pass_of, source_of
 from worker.comfyui.source import HostSource
-from worker.errors import RequestRefused, WorkerGroupError
+from worker.errors import RequestRefused
 from worker.host.client import WorkerGroup
 from worker.rank.trace import build_chrome_trace
 from worker.wire.sampler_call import SamplerCall
@@ -209,25 +207,3 @@ def test_a_trace_is_refused_while_a_job_runs(group: WorkerGroup) -> None:
     sample(group, ask)
     assert len(refusals) == RUN_STEPS
     assert rows(group)
-
-
-def test_no_group_has_no_trace(tmp_path: Path) -> None:
-    with pytest.raises(WorkerGroupError, match="is not running"):
-        WorkerGroup("cpu", tmp_path).trace()
-
-
-def test_one_rank_waits_for_nobody(group: WorkerGroup, model: HostSource) -> None:
-    """Nor for the other, which the plan leaves idle."""
-    alone = DirectGroup(group, DIT, model, ParallelPlan())
-    alone.load()
-    try:
-        sample(group)
-        alone.forward(16, 16)
-        events = rows(group)[0]
-        told = group.status()["last_run"]
-    finally:
-        load(group, model, {"ulysses": 2}, 2)
-    assert len(last_run(events)[0]) == RUN_STEPS and len(last_run(events, "call")[0]) == 1
-    began = max(event["ts"] for event in events if event["cat"] == REQUEST and event["name"] == "sample")
-    assert not [event for event in events if event["cat"] == COMMUNICATION and event["ts"] >= began]
-    assert told["communication"] == 0

@@ -1,5 +1,5 @@
-"""Functions and objects that ComfyUI's process describes, and a rank makes from the same files. What they leave on a
-model is taken back."""
+"""Functions and objects that ComfyUI's process describes, and a rank makes from the same files. The census has
+what they leave on a model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import torch
 
-from worker.inside.changes import ATTRIBUTES, Leftovers, apply_changes
 from worker.inside.code_files import CodeFiles, find_package_folders
 from worker.inside.decoder import Decoder
 from worker.inside.encoder import Encoder
@@ -49,17 +48,6 @@ class Keeper:
         result = double(value) + self.tensor
         self.last = (self.steps, result)
         return result
-
-
-def counting(start):
-    count = start
-
-    def add(by=1, *, factor=2):
-        nonlocal count
-        count += by * factor
-        return count
-
-    return add, lambda: count
 
 
 class Slotted:
@@ -291,14 +279,6 @@ def test_code_whose_file_is_another_now_is_not_described(age: int | None, words:
         Both(root).send(late)
 
 
-def test_only_changes_are_described(both: Both, code: ModuleType) -> None:
-    add, _ = code.counting(1)
-    both.send(add)
-    both.encoder.begin()
-    both.encoder.encode(add)
-    assert both.encoder.changes() == []
-
-
 def test_a_tensor_that_two_share_is_one_there(both: Both) -> None:
     shared = torch.zeros(2)
     there = both.send([[shared], {"x": shared}])
@@ -356,26 +336,3 @@ def test_a_file_gives_only_what_it_defines(both: Both, code: ModuleType, name: s
     if name != "Keeper.__init__":
         with pytest.raises(ValueError, match=r"defines no (class|function)"):
             files.find_function(named, name)
-
-
-def test_what_functions_set_goes_and_what_a_plan_sets_stays() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(1, 1))
-    model.steps = 1
-    leftovers = Leftovers()
-    leftovers.begin(model)
-    model.steps, model[0].cache = 5, torch.ones(1)
-    leftovers.pause()
-    model[0].plans_own = "attention"
-    leftovers.begin(model)
-    model.steps, model[0].more = 7, True
-    leftovers.end()
-    assert model.steps == 1 and not hasattr(model[0], "cache") and not hasattr(model[0], "more")
-    assert model[0].plans_own == "attention"
-
-
-def test_a_change_lasts_for_the_call() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(1, 1))
-    changes = [[ATTRIBUTES, model, "steps", True, 3], [ATTRIBUTES, model[0], "in_features", False, None]]
-    with apply_changes(model, changes):
-        assert model.steps == 3 and not hasattr(model[0], "in_features")
-    assert not hasattr(model, "steps") and model[0].in_features == 1
