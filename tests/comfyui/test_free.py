@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from parallel_backend.weights import parking
 from parallel_backend.weights.host_memory import HostMemory
 from tests.conftest import SIZES
 from tests.support.cases.families import FAMILIES, WIDE
-from tests.support.group.direct_group import DirectGroup, Layer, source_of, take_for_gpus, wait_until
+from tests.support.group.direct_group import DirectGroup, Layer, go_on, source_of, take_for_gpus, wait_until
 from tests.support.host.graphs import Job, latents, ranks, status, with_lora
 from tests.support.programs import run_program
 from worker.comfyui.source import HostSource
@@ -76,17 +75,6 @@ def resident(group: WorkerGroup) -> int:
     return sum(psutil.Process(pid).memory_full_info().uss for pid in group.status()["pids"])
 
 
-def nothing() -> None:
-    pass
-
-
-@pytest.fixture
-def group(own_ranks: None, tmp_path: Path) -> Iterator[WorkerGroup]:
-    group = WorkerGroup("cpu", tmp_path / "logs")
-    yield group
-    group.stop()
-
-
 def predict(group: WorkerGroup, source: HostSource, lora: bool = True) -> torch.Tensor:
     """What a forward does in the node: the model, its LoRA, and the prediction."""
     direct = DirectGroup(group, WIDE, source, PLAN)
@@ -100,7 +88,7 @@ def wide(group_of_two: WorkerGroup, tmp_path_factory: pytest.TempPathFactory) ->
     """A group, and a model for it."""
     # Which the file is not: so each rank has a copy of its own, of 150 MiB.
     source = replace(source_of(WIDE, tmp_path_factory.mktemp("wide")), dtype="bfloat16", cast="float32")
-    group_of_two.load(source.to_json(), PLAN.to_json(), PLAN.world_size, nothing)
+    group_of_two.load(source.to_json(), PLAN.to_json(), PLAN.world_size, go_on)
     return group_of_two, source
 
 
@@ -167,7 +155,7 @@ def test_ranks_with_the_same_weights_park_one_copy_of_them_which_is_used_again(
 def test_stages_park_what_each_of_them_has(wide: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
     group, source = wide
     plan = ParallelPlan(pipefusion=2, patches=1)
-    group.load(source.to_json(), plan.to_json(), plan.world_size, nothing)
+    group.load(source.to_json(), plan.to_json(), plan.world_size, go_on)
     take_for_gpus(monkeypatch, group)
     group.park()
     assert group.status()["state"] == "parked"
@@ -198,13 +186,6 @@ def test_parked_ranks_keep_model_and_lora_and_stay_parked_while_one_has_no_room(
     after = group.status()
     assert after["state"] == "ready" and after["pids"] == before["pids"]
     assert [after["counts"][name] for name in ("load", "patch")] == [before["counts"][n] for n in ("load", "patch")]
-
-
-def test_parking_starts_no_group(group: WorkerGroup) -> None:
-    group.park()
-    group.park(unload=True)
-    assert group.device_bytes() == group.trim() == 0
-    assert group.status()["state"] == "stopped"
 
 
 def lora(models: Path) -> str:

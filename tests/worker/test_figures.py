@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -153,19 +152,3 @@ def test_the_answer_to_a_request_that_ended_early_says_whether_the_rank_still_ha
     for handler, has_model in ((give_up, True), (give_up_a_move, False)):
         rank.executor.handlers[TRIM.name] = handler
         assert rank.executor.execute({"id": 1, **TRIM.header()}, {})[0] == {"cancelled": True, "has_model": has_model}
-
-
-def test_how_much_of_the_weights_has_been_read_is_told_while_they_are_read(rank: Rank, allocator: Allocator) -> None:
-    """A load checks between two blocks whether it is given up."""
-    job = Job({"id": 1, "op": "load"}, {}, rank.state, rank.executor.control, rank.executor.groups, rank.heartbeat)
-    rank.start()
-    rank.state.before, allocator.held = GB, 2 * GB
-    rank.state.published = 0.0  # long ago
-    job.check()
-    assert rank.status()["memory"][0]["read"] == 25
-    allocator.held, rank.state.published = 3 * GB, time.monotonic() + PATIENCE
-    job.check()
-    assert rank.status()["memory"][0]["read"] == 25, "asked for each block, the allocator would slow the load"
-    rank.state.published = 0.0
-    job.check()
-    assert rank.status()["memory"][0]["read"] == 50

@@ -29,7 +29,6 @@ from worker.wire.protocol import (
     Header,
     ProtocolError,
     decode,
-    encode,
     receive_frame,
     send_frame,
 )
@@ -43,7 +42,6 @@ REQUESTS = {"call": 120, "sample": 120, "vae": 60, "patch": 20, "load": 30}
 QUESTIONS = 400
 SECONDS = 5  # for one frame; a hang, if it takes longer
 SMALL = 1 << 20
-ENDS_WITHIN = 60
 GROWTH = 64 << 20  # bytes
 
 
@@ -160,31 +158,6 @@ def test_wrong_requests_are_refused_and_the_rank_lives(own_ranks: None, model: H
         assert rank.request(*valid["load"])[0].keys() == {"id", "has_model"}
         assert rank.request(*valid["call"])[1]["prediction.0.0"].equal(first)
         assert psutil.Process(rank.process.pid).memory_info().rss - memory < GROWTH
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("channel", ["job", "control"])
-def test_a_channel_that_lost_its_framing_ends_the_rank_and_says_so(
-    own_ranks: None, channel: str, tmp_path: Path
-) -> None:
-    with OneRank(tmp_path) as rank:
-        connection = {"job": rank.job, "control": rank.control}[channel]
-        connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        with pytest.raises(ConnectionClosed):
-            receive_frame(connection)
-        assert rank.process.wait(ENDS_WITHIN)
-        assert "Not a frame of this protocol: it starts with b'GET '" in rank.said()
-
-
-@pytest.mark.slow
-def test_a_half_sent_question_holds_up_no_job(own_ranks: None, model: HostSource, tmp_path: Path) -> None:
-    valid = requests(model)
-    with OneRank(tmp_path) as rank:
-        rank.control.sendall(b"".join(encode({"op": "status"}))[:-1])
-        assert rank.request(*valid["load"])[0].keys() == {"id", "has_model"}
-        assert "prediction.0.0" in rank.request(*valid["call"])[1]
-        rank.control.sendall(b" ")
-        assert decode(receive_frame(rank.control))[0]["pids"] == [rank.process.pid]
 
 
 def test_what_no_frame_can_carry_is_refused_before_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:

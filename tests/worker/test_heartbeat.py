@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import threading
 import time
@@ -72,17 +71,6 @@ def test_beats_are_fresh_while_a_job_runs_and_while_none_does(direct: DirectGrou
     stop.set()
     job.join()
     assert max(seen) < FRESH
-
-
-def test_a_stopped_rank_falls_silent_and_no_other(direct: DirectGroup) -> None:
-    pid = direct.pids()[1]
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        assert wait_until(lambda: direct.group.status()["beats"][1] > FRESH, PATIENCE)
-        assert direct.group.status()["beats"][0] < FRESH
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    assert wait_until(lambda: oldest_beat(direct) < FRESH, PATIENCE)
 
 
 def test_a_load_that_is_given_up_ends_on_all_ranks_and_the_next_one_works(direct: DirectGroup, tmp_path: Path) -> None:

@@ -94,11 +94,6 @@ def test_on_wsl_ranks_have_expandable_segments_only_if_a_person_asks_for_them(
     assert cuda_environment(asked) == cuda_environment({}) | asked
 
 
-def test_a_persons_own_settings_of_nccl_stay() -> None:
-    assert cuda_environment({})["TORCH_NCCL_ENABLE_MONITORING"] == "0"
-    assert cuda_environment({"TORCH_NCCL_ENABLE_MONITORING": "1"})["TORCH_NCCL_ENABLE_MONITORING"] == "1"
-
-
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=lambda end: end.name)
 def test_the_folders_of_a_process_go_with_it_however_it_ends(end: signal.Signals, tmp_path: Path) -> None:
     code = (

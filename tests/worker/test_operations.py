@@ -19,32 +19,24 @@ from parallel_backend.plan import ParallelPlan
 from tests.support.group.direct_group import DIT, source_of
 from tests.support.group.one_rank import OneRank
 from tests.support.host.node_defs import read
-from tests.support.ranks.polishing_rank import POLISH
 from worker.errors import RequestRefused
 from worker.host.known_state import KnownState
-from worker.host.session import LOADING_TIMES, Session, allowed_silence
+from worker.host.session import Session
 from worker.rank.agreement import MEMORY, Control
 from worker.rank.channels.heartbeat import Board, Heartbeat
 from worker.rank.job import Job, ModelFailed
 from worker.rank.job_groups import JobGroups
 from worker.rank.model.host_model import HostModel
 from worker.rank.operations import run_model_code
-from worker.rank.request_checks import check_request
 from worker.rank.serving import answer
 from worker.rank.state import RankState
-from worker.wire.operations import LOAD, OPERATIONS, Operation
+from worker.wire.operations import LOAD, OPERATIONS
 from worker.wire.protocol import Header, encode
 from worker.wire.tensors import Tensors
 
 CPU = torch.device("cpu")
 TOO_MUCH = 1 << 50
 CLOTH = {"cloth": torch.zeros(1, 4, 8, 8)}
-
-
-@pytest.fixture
-def polish(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In this process, an operation that nothing but the table knows."""
-    monkeypatch.setitem(OPERATIONS, POLISH.name, POLISH)
 
 
 def job(header: Header) -> Job:
@@ -87,32 +79,6 @@ def test_a_rank_knows_a_new_operation_by_its_row_alone(own_ranks: None, tmp_path
         assert "model" in status
         assert "error" in rank.request({"op": "polish", "bytes": -1}, CLOTH)[0]
         assert "model" not in rank.ask({"op": "status"})
-
-
-@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
-def test_a_request_has_all_that_the_table_says(operation: Operation) -> None:
-    whole = operation.header(**{name: kind() for name, kind in operation.fields.items()})
-    tensors = {name: torch.zeros(1) for name in operation.tensors}
-    for name in operation.fields:
-        with pytest.raises(RequestError, match=f"The {name} of '{operation.name}' cannot be None"):
-            check_request({**whole, name: None}, tensors)
-        with pytest.raises(TypeError, match=name):
-            operation.header(**{other: value for other, value in whole.items() if other not in ("op", name)})
-    for name in operation.tensors:
-        with pytest.raises(RequestError, match=f"tensors {name}, but they are missing"):
-            check_request(whole, {other: tensor for other, tensor in tensors.items() if other != name})
-
-
-def test_what_the_table_does_not_have_is_refused() -> None:
-    with pytest.raises(RequestError, match="no operation 'polish'"):
-        check_request({"op": "polish"}, {})
-
-
-@pytest.mark.parametrize("operation", [*OPERATIONS, POLISH.name])
-def test_while_weights_are_moved_a_longer_silence_is_borne(operation: str, polish: None) -> None:
-    times = LOADING_TIMES if OPERATIONS[operation].moves_weights else 1
-    assert allowed_silence(operation, 10.0) == 10.0 * times
-    assert allowed_silence(POLISH.name, 10.0) > 10.0 == allowed_silence(None, 10.0)
 
 
 @pytest.mark.parametrize("outcome", [{"cancelled": True}, {"error": {"cause": "no"}, "kind": "refused"}, {}], ids=str)

@@ -27,19 +27,6 @@ EXACT = 2e-3  # microseconds: of two sums of nanoseconds
 Event = dict[str, Any]
 
 
-def test_a_timeline_keeps_the_newest_spans_and_no_step_of_which_it_has_lost_a_part() -> None:
-    timeline = Timeline(torch.device("cpu"), capacity=8)
-    for number in range(3):
-        with timeline.step(f"step {number}"):
-            for _ in range(4):
-                with timeline.communication("all_gather"):
-                    pass
-    timeline.read_marks()
-    spans = timeline.spans()
-    assert [span.name for span in spans if span.category == STEP] == ["step 2"]
-    assert len(spans) == 7 and [span.end for span in spans] == sorted(span.end for span in spans)
-
-
 def test_communication_outside_of_a_step_is_not_counted_as_the_steps() -> None:
     timeline = Timeline(torch.device("cpu"))
     with timeline.request("sample"):
@@ -49,13 +36,6 @@ def test_communication_outside_of_a_step_is_not_counted_as_the_steps() -> None:
             threading.Event().wait(0.05)
     assert timeline.last_run["steps"] == 1 and timeline.last_run["communication"] == 0
     assert timeline.communicated() >= 0.05
-
-
-def test_a_request_that_fails_leaves_its_spans() -> None:
-    timeline = Timeline(torch.device("cpu"))
-    with pytest.raises(ValueError, match="in the step"), timeline.request("sample"), timeline.step("step 1"):
-        raise ValueError("in the step")
-    assert [span.name for span in timeline.spans()] == ["step 1", "sample"]
 
 
 def test_ranks_of_one_machine_are_on_its_monotonic_clock_and_machines_on_their_wall_clocks() -> None:

@@ -53,17 +53,6 @@ def test_what_is_no_data_is_refused_by_its_path(value: Any, words: str) -> None:
         pack(value, "kwargs", {})
 
 
-@pytest.mark.parametrize("packed", [{"tensor": "x", "tuple": []}, {"set": [1]}, {}, [{"unknown": 1}]])
-def test_what_no_call_is_packed_to_is_refused(packed: Any) -> None:
-    with pytest.raises(ValueError, match="not a (packed value|kind)"):
-        unpack(packed, {})
-
-
-def test_a_tensor_that_did_not_come_is_missed() -> None:
-    with pytest.raises(KeyError):
-        unpack({"tensor": "kwargs.context"}, {})
-
-
 class Asked:
     """Stands for the ranks: doubles what it is asked about, and keeps how many calls came at a time."""
 

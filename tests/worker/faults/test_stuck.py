@@ -126,10 +126,3 @@ def test_a_result_after_an_error_of_the_watchdog_is_not_returned(monkeypatch: py
     error.name = "TIMEOUT"
     with pytest.raises(GroupError, match=r"ranks \[0, 1\] failed \(TIMEOUT\)"):
         groups.check()
-
-
-def test_a_timeline_moves_at_the_begin_and_the_end_of_each_exchange() -> None:
-    timeline = Timeline(CPU)
-    with timeline.communication("send"):
-        assert timeline.moves == 1
-    assert timeline.moves == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import struct
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from worker.comfyui.model import read_safetensors
-from worker.errors import ModelFileError
 
 SMAPS = Path("/proc/self/smaps")
 TENSORS = {
@@ -49,13 +47,3 @@ def test_no_page_of_a_large_file_is_read(tmp_path: Path) -> None:
     found, _ = read_safetensors(path)
     assert len(found) == count and resident_kib(path) == 0
     assert found["0"].sum() == 1 << 16 and resident_kib(path) > 0
-
-
-def test_a_file_that_was_cut_short_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "short.safetensors"
-    save_file(TENSORS, path)
-    whole = path.read_bytes()
-    for broken in (whole[:-1], whole[:20], struct.pack("<Q", 1 << 40) + whole[8:]):
-        path.write_bytes(broken)
-        with pytest.raises(ModelFileError, match="not a whole safetensors file"):
-            read_safetensors(path)

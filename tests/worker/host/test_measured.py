@@ -71,15 +71,6 @@ def test_a_file_that_is_damaged_or_of_other_versions_is_measured_again_and_said(
     assert MeasuredFile(tmp_path, DEVICES, "bf16").figures == {"host": 2}
 
 
-def test_fixed_figures_are_not_corrected(tmp_path: Path) -> None:
-    kept = MeasuredFile(tmp_path, DEVICES, "bf16")
-    kept.keep({"host": 1})
-    kept.path.write_text(json.dumps({**json.loads(kept.path.read_text()), "fixed": True}))
-    fixed = MeasuredFile(tmp_path, DEVICES, "bf16")
-    fixed.note("flux", {})
-    assert fixed.figures == {"host": 1} and not fixed.steps
-
-
 def test_a_folder_that_cannot_be_written_is_told_of_once_and_figures_last_as_long_as_comfyui(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
