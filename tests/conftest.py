@@ -100,9 +100,6 @@ SIZES = {
     },
 }
 
-DESELECTED = pytest.StashKey[str]()
-REFUSED = pytest.StashKey[list[str]]()
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tiers")
@@ -137,30 +134,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    config.stash[DESELECTED] = tiers.select(config, items)
-    if hasattr(config, "workeroutput"):  # one of several processes, each of which has selected alike
-        config.workeroutput["deselected"] = config.stash[DESELECTED]
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    """Takes over, from one of several processes, what is to be said at the end."""
-    node.config.stash[DESELECTED] = getattr(node, "workeroutput", {}).get("deselected", "")
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if said := terminalreporter.config.stash.get(DESELECTED, ""):
-        terminalreporter.write_line(said)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    with tiers.guarded(getattr(item, "fixturenames", ())) as item.stash[REFUSED]:
-        return (yield)
-
-
-def pytest_runtest_teardown(item: pytest.Item) -> None:
-    assert not item.stash[REFUSED], item.stash[REFUSED]
+    tiers.select(config, items)
 
 
 @pytest.fixture(scope="session")
