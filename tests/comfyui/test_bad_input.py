@@ -139,8 +139,6 @@ TINY_SD3 = "tiny-sd3.safetensors"
 ROPE = {"scale_x": 2.0, "shift_x": 0.0, "scale_y": 1.0, "shift_y": 0.0, "scale_t": 1.0, "shift_t": 0.0}
 CACHE = {"reuse_threshold": 3.0, "start_percent": 0.0, "end_percent": 1.0, "verbose": False}
 INSIDE = ("cannot honour", "Remove that node")
-PIPEFUSION = {"pipefusion": 2}
-SIDES = {"width": 88, "height": 88}
 REFUSED: dict[str, tuple[dict, Words]] = {
     "a model that is not there": (Job("no-such-model").prompt(), ("no-such-model", "Put it there")),
     "a class number above the range": (Job("tiny-dit", "10").prompt(), ("Class 10", "0 to 9")),
@@ -185,12 +183,6 @@ REFUSED: dict[str, tuple[dict, Words]] = {
     ),
     "loop: a scheduler of diffusion": (
         replace(LOOP, model=TINY_SD3, **TEXT).prompt(), ("'DDIM'", "diffusion", "Euler flow")
-    ),
-    "loop: too many steps": (replace(LOOP, steps=1001).prompt(), ("1001", "1000")),
-    "loop: sides of no whole patches": (replace(LOOP, **SIDES, plan=PIPEFUSION).prompt(), ("11", "patch")),
-    "loop: more stages than blocks": (replace(LOOP, plan={"pipefusion": 9}).prompt(), ("pipefusion=9", "blocks")),
-    "loop: more patches than tokens": (
-        replace(LOOP, plan={**PIPEFUSION, "patches": 40}, width=64, height=64).prompt(), ("40 patches", "16 tokens")
     ),
 }  # fmt: skip
 

@@ -3,7 +3,6 @@ would run what is read."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
@@ -16,25 +15,18 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
-import torch
 
 from demo.host import REPOSITORY
 from parallel_backend.errors import ModelFileError
-from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.folder import transformer_source
 from tests.support.cases.families import FAMILIES
-from tests.support.group.direct_group import DIT, pass_of, source_of
 from tests.support.programs import run_apart
-from worker.comfyui.source import HostSource
-from worker.host.client import WorkerGroup
 from worker.wire import handshake
 from worker.wire.endpoint import HELLO_BYTES, Endpoint, connect
 from worker.wire.handshake import MAX_STRANGERS, connect_to
 from worker.wire.private_folder import FOLDER, TOKEN, short_path
 from worker.wire.protocol import VERSION, decode, receive_frame, send_frame
-from worker.wire.sampler_call import SamplerCall
 
 SOON = 5.0  # seconds; for what takes milliseconds, on a machine that does other things too
 
@@ -205,88 +197,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     FAMILIES["pixart-alpha"].save(folder / "transformer")
     return folder
-
-
-ATTACKER = """
-import os, socket, sys, time
-refused = 0
-while True:
-    for said in (b"", b"GET / HTTP/1.1\\r\\n\\r\\n", b"PDiT\\0\\1\\0\\0\\1\\0" + bytes(8), os.urandom(300)):
-        connection = socket.socket(socket.AF_UNIX)
-        connection.settimeout(1)
-        try:
-            connection.connect(sys.argv[1])
-            connection.sendall(said)
-        except OSError:
-            refused += 1
-            connection.close()
-        print(refused, flush=True)
-        held = connection  # until the next
-        time.sleep(0.002)
-"""
-
-
-@contextlib.contextmanager
-def attacked(address: str, out: Path) -> Iterator[None]:
-    """Meanwhile, another process connects to the address hundreds of times a second, and says nonsense or nothing."""
-    with out.open("w") as log:
-        attacker = subprocess.Popen([sys.executable, "-c", ATTACKER, address], stdout=log)
-        try:
-            yield
-        finally:
-            attacker.kill()
-            attacker.wait()
-
-
-def test_a_group_under_attack_starts_and_works_as_ever(
-    group_of_two: WorkerGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its address is attacked while it starts and while it samples; the latents are the same as without."""
-    source = source_of(DIT, tmp_path / "model")
-    peace = sampled(source, group_of_two)
-    listen = Endpoint.__init__
-    log = tmp_path / "attack.txt"
-    with contextlib.ExitStack() as attack:
-
-        def attacked_from_the_first(endpoint: Endpoint, folder: Path) -> None:
-            listen(endpoint, folder)
-            address = attack.enter_context(short_path(endpoint.path)).replace("self", str(os.getpid()))
-            attack.enter_context(attacked(address, log))
-
-        monkeypatch.setattr(Endpoint, "__init__", attacked_from_the_first)
-        group = WorkerGroup("cpu", tmp_path / "group")
-        try:
-            assert sampled(source, group, log).equal(peace)
-        finally:
-            group.stop()
-    refused = [int(line) for line in log.read_text().split()]
-    assert len(refused) > 100 and refused[0] == 0 < refused[-1]  # let in and dropped, and refused after the ranks
-
-
-def sampled(source: HostSource, group: WorkerGroup, attacks: Path | None = None) -> torch.Tensor:
-    """What a group makes of the same noise; it listens nowhere but on loopback, and takes every step."""
-    latents, _, conditions = DIT.inputs(1, 16, 16)
-    steps: list[int] = []
-    group.load(source.to_json(), ParallelPlan(ulysses=2).to_json(), 2, lambda: None)
-    before = attacks.stat().st_size if attacks else 0
-    result = group.sample(
-        SamplerCall(scheduler="DDIM", steps=50),
-        {"noise": latents},
-        [pass_of(DIT, conditions)],
-        lambda: None,
-        lambda event, _: steps.append(event["step"]),
-    )
-    assert attacks is None or attacks.stat().st_size > before
-    assert listening(group) <= {"127.0.0.1"}
-    assert steps == list(range(50))
-    return result
-
-
-def listening(group: WorkerGroup) -> set[str]:
-    """The addresses at which the group's processes listen."""
-    ranks = [psutil.Process(pid) for pid in group.status()["pids"]]
-    places = [one for each in (*ranks, ranks[0].parent()) for one in each.net_connections("inet")]
-    return {one.laddr.ip for one in places if one.status == psutil.CONN_LISTEN}
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from parallel_backend.groups.timeline import COMMUNICATION, REQUEST, STEP, Span, Timeline
+from parallel_backend.groups.timeline import COMMUNICATION, REQUEST, STEP, Timeline
 from tests.support.group.direct_group import DIT, go_on, pass_of, source_of
 from worker.comfyui.source import HostSource
 from worker.errors import RequestRefused
 from worker.host.client import WorkerGroup
-from worker.rank.trace import build_chrome_trace
 from worker.wire.sampler_call import SamplerCall
 
 RUN_STEPS = 4
@@ -36,19 +35,6 @@ def test_communication_outside_of_a_step_is_not_counted_as_the_steps() -> None:
             threading.Event().wait(0.05)
     assert timeline.last_run["steps"] == 1 and timeline.last_run["communication"] == 0
     assert timeline.communicated() >= 0.05
-
-
-def test_ranks_of_one_machine_are_on_its_monotonic_clock_and_machines_on_their_wall_clocks() -> None:
-    second = 10**9
-
-    def record(rank: int, machine: int, clock: int, begin: int) -> dict:
-        span = Span("forward", REQUEST, begin, begin + second)
-        return {"rank": rank, "machine": machine, "host": "h", "pid": 1, "clock": clock, "spans": [span]}
-
-    # Machine 1 was started 100 s after machine 0; rank 1's reading of the wall clock is off.
-    records = [record(0, 0, 0, 500 * second), record(1, 0, 7, 501 * second), record(2, 1, 100 * second, 402 * second)]
-    begins = {event["tid"]: event["ts"] for event in build_chrome_trace(records)["traceEvents"] if event["ph"] == "X"}
-    assert begins == {0: 0, 1: 1e6, 2: 2e6}
 
 
 @pytest.mark.gpu

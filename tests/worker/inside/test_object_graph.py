@@ -313,14 +313,10 @@ def test_what_cannot_be_described_is_named(both: Both, root: Path, code: ModuleT
         ({"class": [{"file": "1/../outside.py", "hash": ""}, "away"]}, "no file of ComfyUI's"),
         ({"module": {"file": "1/pack/inside.py", "hash": "0"}}, "another file here"),
         ({"named": "os:system"}, "not of the installed code"),
-        ({"named": "builtins:eval"}, "not of the installed code"),
-        ({"named": "torch:load"}, "not of the installed code"),
-        ({"named": "torch.hub:"}, "not of the installed code"),
-        ({"named": "subprocess:Popen"}, "not of the installed code"),
         ({"partial": [{"named": "builtins:exec"}, ["1"], []]}, "not of the installed code"),
         ({"pickle": "x"}, "not a kind of encoded value"),
     ],
-    ids=["path", "hash", "function", "eval", "load", "module", "class", "partial", "kind"],
+    ids=["path", "hash", "function", "partial", "kind"],
 )
 def test_a_rank_takes_nothing_else(both: Both, encoded: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
