@@ -26,6 +26,8 @@ from tests.support.cases.families import FAMILIES
 from tests.support.editor import groups
 from tests.support.editor.editor import browser_path, open_browser
 from tests.support.group.footprint import settings_that_free
+from tests.support.group.machines import open_network
+from tests.support.group.network import Network
 from tests.support.host.graphs import NODE_PACK, NODE_PACK_SOURCE, TINY_MODELS
 from tests.support.host.quick_machine import quick_machine
 from tests.support.ranks.pool import RankPool
@@ -176,6 +178,13 @@ def labelled_ranks(folders: disk.TemporaryFolders) -> Iterator[RankPool]:
 @pytest.fixture(scope="session")
 def own_ranks() -> None:
     """To be asked for by what starts ranks of its own: that is how they are known to be no fast tests."""
+
+
+@pytest.fixture(scope="module")
+def network(own_ranks: None) -> Iterator[Network]:
+    """The networks of two machines."""
+    with open_network() as network:
+        yield network
 
 
 @pytest.fixture(scope="session")
