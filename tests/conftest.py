@@ -271,7 +271,6 @@ def own_base(models: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    """One headless browser."""
     if browser_path() is None:
         pytest.fail("no Chromium on the PATH: install one (on Debian: apt-get install chromium), or set CHROMIUM to it")
     with open_browser() as browser:

@@ -178,11 +178,9 @@ REFUSED: dict[str, tuple[dict, Words]] = {
     "loop: another model": (
         replace(LOOP, seed=5).prompt(behind("Test_ForeignModel")), ("Put Parallelize Model before it", "KSampler")
     ),
-    "loop: a scheduler of flow matching": (
-        replace(LOOP, scheduler="Euler flow").prompt(), ("'Euler flow'", "flow matching", "DDIM")
-    ),
-    "loop: a scheduler of diffusion": (
-        replace(LOOP, model=TINY_SD3, **TEXT).prompt(), ("'DDIM'", "diffusion", "Euler flow")
+    "loop: no positive text": (
+        LOOP.prompt(patch_positive=lambda graph, _text: graph.add("Test_NoConditioning")),
+        ("cannot honour an empty positive conditioning",),
     ),
 }  # fmt: skip
 

@@ -151,17 +151,6 @@ def test_ranks_with_the_same_weights_park_one_copy_of_them_which_is_used_again(
     assert predict(group, source, lora=False).equal(plain) and not plain.equal(right)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems have a copy a rank")
-def test_stages_park_what_each_of_them_has(wide: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
-    group, source = wide
-    plan = ParallelPlan(pipefusion=2, patches=1)
-    group.load(source.to_json(), plan.to_json(), plan.world_size, go_on)
-    take_for_gpus(monkeypatch, group)
-    group.park()
-    assert group.status()["state"] == "parked"
-    assert [mapped(pid) for pid in group.status()["pids"]] == [{}, {}]
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits a running rank's memory, which Linux alone lets us do")
 def test_parked_ranks_keep_model_and_lora_and_stay_parked_while_one_has_no_room(

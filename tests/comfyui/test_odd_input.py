@@ -148,18 +148,6 @@ def test_it_gives_what_it_gives_with_the_stock_loader_and_the_group_lives(
     assert ranks(host) == before, "it cost the group its ranks"
 
 
-@pytest.mark.parametrize("which", ["positive", "negative"])
-def test_the_parallel_sampler_refuses_an_empty_conditioning(which: str, host: ComfyHost, files: Path) -> None:
-    latents(host, good(FLUX, {"ulysses": 2}, next(seeds)))
-    before = ranks(host)
-    asked = prompt(FLUX, {"ulysses": 2}, scheduler="model's own")
-    asked["90"] = {"class_type": "Test_NoConditioning", "inputs": {}}
-    node(asked, "ParallelDiT_Sampler")["inputs"][which] = ["90", 0]
-    with pytest.raises(PromptError, match=f"cannot honour an empty {which} conditioning"):
-        host.run(asked)
-    assert ranks(host) == before
-
-
 @contextmanager
 def overwritten(file: Path) -> Iterator[None]:
     """While entered, a file with other weights of the same names and shapes is in its place, as after a download."""

@@ -28,7 +28,6 @@ KINDS = ("bytes of memory", "open descriptors", "threads")
 
 
 def holdings(host: ComfyHost) -> dict[str, Holdings]:
-    """What the host and each rank hold."""
     pids = {"host": host.process.pid} | {f"rank {rank}": pid for rank, pid in enumerate(ranks(host))}
     held = {}
     for name, pid in pids.items():

@@ -55,15 +55,11 @@ def divided_names(layer: str, weight: torch.Tensor) -> Layers:
         yield f"diffusion_model.{layer.removesuffix('qkv')}to_{kind}", part
 
 
-# By case, how a LoRA names its layers, some of which are one in the file: each way to name them, and to join them.
+# By case, how a LoRA names its layers, some of which are one in the file: each way to name them.
 LORAS: dict[str, Callable[[str, torch.Tensor], Layers]] = {
     "qwen-image": own_names,
     "z-image": divided_names,
     "lumina-2": prefixed_names,
-    "hunyuanvideo": prefixed_names,
-    "wan-2.1-t2v": prefixed_names,
-    "flux-2-dev": prefixed_names,
-    "chroma": prefixed_names,
 }
 # A case, and what else its positive text holds.
 GIVEN = {

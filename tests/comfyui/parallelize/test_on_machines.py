@@ -44,8 +44,6 @@ class Drawn(NamedTuple):
 
 
 class FirstComfyUI(ToldByLines):
-    """The machine with ComfyUI."""
-
     def __init__(self, network: Network, comfyui: Path, base: Path) -> None:
         self.file = base / "drawn.safetensors"
         program = [sys.executable, "-m", "tests.support.group.first_comfyui", str(comfyui), str(base)]

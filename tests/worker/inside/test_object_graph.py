@@ -229,14 +229,6 @@ def test_what_a_closure_cannot_send_is_no_empty_cell(both: Both, code: ModuleTyp
         both.send(code.locked())
 
 
-def test_tensors_that_nobody_else_reads_stay_in_the_rank(both: Both, code: ModuleType) -> None:
-    here = code.Keeper(torch.ones(2))
-    both.encoder.keeps_tensors = True
-    both.send(here.step)(torch.ones(2))
-    both.answer()
-    assert here.steps == 1 and not hasattr(here, "last")
-
-
 def test_a_tensor_that_is_replaced_in_each_step_is_kept_once_on_both_sides(both: Both, code: ModuleType) -> None:
     """As a step cache has it, in a slot, and in a list that grows."""
     here = code.Keeper(torch.ones(2))
