@@ -16,7 +16,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from demo.host import ComfyHost
-from tests.comfyui.files.test_host_files import TOLERANCE
 from tests.support.files.adapters import write_adapter
 from tests.support.files.write_gguf import write_gguf
 from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, relative_error, with_lora
@@ -26,6 +25,7 @@ from tests.support.ranks.pool import RankPool
 from worker.comfyui import gguf_blocks
 from worker.comfyui.gguf_blocks import FORMATS, dequantise
 
+TOLERANCE = 1e-5
 # The formats of their matrices, one after another. IQ3_S is dequantised as it is loaded.
 CASES = {"longcat-image": [*FORMATS, "BF16", "F16", "IQ3_S"], "wan-2.1-vace": ["Q8_0", "Q4_K"], "ltx-0.9.5": ["Q5_0"]}
 PLANS = [{"cfg": 1}, {"ulysses": 2}]
