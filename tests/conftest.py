@@ -218,8 +218,7 @@ def models(folders: disk.TemporaryFolders) -> Path:
         write_pipeline(diffusers / name, family, pipeline)
         if name != "tiny-dit":  # for the stock loader; the folder says what diffusers makes of it
             shutil.copy(diffusers / name / WEIGHTS, base / "models" / "diffusion_models" / f"{name}.safetensors")
-    if DEMO_MODEL.is_dir():
-        shutil.copytree(DEMO_MODEL, diffusers / "shapes-dit")  # a copy, so that training does not change it under us
+    shutil.copytree(DEMO_MODEL, diffusers / "shapes-dit")  # a copy, so that training does not change it under us
     (base / "models" / "loras").mkdir()
     for name, source in NODE_PACKS.items():
         (base / "custom_nodes" / name).mkdir(parents=True)

@@ -203,6 +203,26 @@ def say_from(address: str, text: bytes) -> socket.socket:
     return connection
 
 
+def test_a_machine_whose_name_is_known_later_is_met_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod has a name and an address once it runs."""
+    known = {"127.0.0.1": "127.0.0.1"}
+
+    def look_up(name: str) -> str:
+        if name not in known:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return known[name]
+
+    monkeypatch.setattr(socket, "gethostbyname", look_up)
+    meeting = Rendezvous(Machines("127.0.0.1", PORT, ("pod",)))
+    with contextlib.closing(meeting.listener):
+        with pytest.raises(WorkerGroupError, match="pod did not join within .* The name pod is not known here"):
+            meeting.gather({}, SILENCE, seconds=0.1)
+        known["pod"] = "127.0.0.2"
+        with say_from("127.0.0.2", hello(VERSION, "pod")):
+            meeting.gather({}, SILENCE, seconds=10)
+        assert list(meeting.peers) == [1]
+
+
 def test_machines_that_do_not_come_are_named_with_the_command_to_run_there(meeting: Rendezvous) -> None:
     with pytest.raises(WorkerGroupError, match=rf"127.0.0.2 did not .*\n\n.* python -m worker.join 127.0.0.1:{PORT}"):
         meeting.gather({}, SILENCE, seconds=0.1)

@@ -192,13 +192,6 @@ def test_other_versions_are_told_so_on_both_sides(endpoint: Endpoint) -> None:
     assert f"speaks version {VERSION} of ParallelDiT's protocol and this one {VERSION + 1}" in said
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    FAMILIES["pixart-alpha"].save(folder / "transformer")
-    return folder
-
-
 @pytest.mark.parametrize(
     "weight_map",
     [
@@ -207,11 +200,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"x": ["x"]}, [], None,
     ],
 )  # fmt: skip
-def test_an_index_leads_out_of_no_folder(weight_map: object, model: Path, tmp_path: Path) -> None:
+def test_an_index_leads_out_of_no_folder(weight_map: object, tmp_path: Path) -> None:
     transformer = tmp_path / "pipeline" / "transformer"
-    transformer.mkdir(parents=True)
-    config = (model / "transformer" / "config.json").read_text()
-    (transformer / "config.json").write_text(config)
+    FAMILIES["pixart-alpha"].save(transformer)
+    (transformer / "diffusion_pytorch_model.safetensors").unlink()
     (tmp_path / "secret.safetensors").write_bytes(b"")
     (transformer / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(ModelFileError, match="where a safetensors file of its own folder has to be"):

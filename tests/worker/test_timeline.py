@@ -15,7 +15,6 @@ import torch
 from parallel_backend.groups.timeline import COMMUNICATION, REQUEST, STEP, Timeline
 from tests.support.group.direct_group import DIT, go_on, pass_of, source_of
 from worker.comfyui.source import HostSource
-from worker.errors import RequestRefused
 from worker.host.client import WorkerGroup
 from worker.wire.sampler_call import SamplerCall
 
@@ -143,21 +142,3 @@ def test_a_rank_that_stands_still_is_communication_to_the_other(group: WorkerGro
     waits, lengths = zip(*((p["communication"], p["communication"] + p["computation"]) for p in parts), strict=True)
     assert run["communication"] == pytest.approx(sum(waits) / sum(lengths), abs=1e-3)
     assert run["seconds_per_step"] == pytest.approx(statistics.median(lengths), rel=1e-3)
-
-
-def test_a_trace_is_refused_while_a_job_runs(group: WorkerGroup) -> None:
-    refusals = []
-
-    def ask(_event: Event) -> None:
-        def from_another_thread() -> None:
-            with pytest.raises(RequestRefused, match="Ask for the trace again") as refusal:
-                group.trace()
-            refusals.append(refusal)
-
-        thread = threading.Thread(target=from_another_thread)
-        thread.start()
-        thread.join()
-
-    sample(group, ask)
-    assert len(refusals) == RUN_STEPS
-    assert rows(group)

@@ -3,36 +3,11 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from demo.host import REPOSITORY
-from worker.comfyui.dit.folder import is_dit
 from worker.comfyui.source import weight_files
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A copy of the demo model without its weights."""
-    model = tmp_path / "dit"
-    shutil.copytree(REPOSITORY / "demo" / "shapes-dit", model, ignore=shutil.ignore_patterns("*.safetensors"))
-    return model
-
-
-def change(folder: Path, **values: Any) -> None:
-    path = folder / "transformer" / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
-
-
-def test_an_old_folder_is_told_by_its_norm(folder: Path) -> None:
-    change(folder, _class_name="Transformer2DModel")
-    assert is_dit(folder)
-    change(folder, norm_type="ada_norm_single")
-    assert not is_dit(folder)
 
 
 @pytest.mark.parametrize(
