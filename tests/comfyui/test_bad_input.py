@@ -20,7 +20,6 @@ GOOD = Job("tiny-dit", steps=1)
 LOOP = Job("tiny-dit", scheduler="DDIM")
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
 DEMO_NAME = "demo: coloured shapes (64×64)"
-TEXT = {"positive": "text.safetensors", "negative": "text.safetensors"}
 LACKING = "transformer_blocks.1.attn1.to_q.weight"
 Words = tuple[str, ...]  # of the error
 

@@ -14,7 +14,6 @@ import torch
 from demo.host import REPOSITORY
 from parallel_backend.errors import RequestError
 from parallel_backend.groups.mesh import Axis
-from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import ParallelPlan
 from tests.support.group.direct_group import DIT, source_of
 from tests.support.group.one_rank import OneRank
@@ -22,45 +21,16 @@ from tests.support.host.node_defs import read
 from worker.errors import RequestRefused
 from worker.host.known_state import KnownState
 from worker.host.session import Session
-from worker.rank.agreement import MEMORY, Control
-from worker.rank.channels.heartbeat import Board, Heartbeat
-from worker.rank.job import Job, ModelFailed
-from worker.rank.job_groups import JobGroups
+from worker.rank.job import ModelFailed
 from worker.rank.model.host_model import HostModel
 from worker.rank.operations import run_model_code
 from worker.rank.serving import answer
-from worker.rank.state import RankState
 from worker.wire.operations import LOAD, OPERATIONS
 from worker.wire.protocol import Header, encode
 from worker.wire.tensors import Tensors
 
-CPU = torch.device("cpu")
 TOO_MUCH = 1 << 50
 CLOTH = {"cloth": torch.zeros(1, 4, 8, 8)}
-
-
-def job(header: Header) -> Job:
-    """A job of that group."""
-    board = Board(1)
-    heartbeat = Heartbeat(0, board, board.hear, dict, int, lambda _job: None)
-    return Job(header, {}, RankState(CPU), Control(None), JobGroups(CPU, Timeline(CPU)), heartbeat)
-
-
-@pytest.mark.parametrize(
-    ("header", "doing"),
-    [
-        ({}, "reading a request"),
-        ({"op": ["load"]}, "reading a request"),
-        ({"op": "nonsense"}, "reading a request"),
-        ({"op": "load"}, "loading a model"),
-        ({"op": "load", "source": {"files": ["/x"]}, "plan": {}}, "loading a model"),
-    ],
-)
-def test_a_lack_of_memory_is_told_whatever_was_asked_for(header: Header, doing: str, one_rank: None) -> None:
-    """It may be noticed before the request has been checked."""
-    _, outcome = job(header).attempt(lambda: torch.empty(TOO_MUCH, dtype=torch.uint8))
-    assert outcome.kind == MEMORY
-    assert outcome.said.cause.startswith(f"Rank 0 ran out of memory while it was {doing}")
 
 
 def test_a_rank_knows_a_new_operation_by_its_row_alone(own_ranks: None, tmp_path: Path) -> None:

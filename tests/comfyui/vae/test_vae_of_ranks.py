@@ -17,8 +17,7 @@ from worker.errors import RequestRefused
 from worker.host.client import WorkerGroup
 from worker.wire.operations import PARK, UNLOAD
 
-SMALL, LARGE = (8, 8), (128, 128)
-TOLERANCE = 1e-5
+SMALL = (8, 8)
 
 
 @pytest.fixture(scope="module")
