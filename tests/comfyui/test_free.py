@@ -41,7 +41,7 @@ def test_what_is_parked_is_nowhere_else_and_comes_back_to_the_bit(one_rank: None
     block = model.transformer_blocks[0]
     block.ff.net[2].weight = block.ff_context.net[2].weight
     model.register_buffer("transposed", torch.arange(12.0).reshape(3, 4).T)
-    block.attn.to_q.weight = frozen(block.attn.to_q.weight.to(torch.float8_e4m3fn))
+    block.attn.to_q.weight = torch.nn.Parameter(block.attn.to_q.weight.to(torch.float8_e4m3fn), requires_grad=False)
     held = model.state_dict()
     right = {name: (tensor.clone(), tensor.stride()) for name, tensor in held.items()}
     parked = parking.Parking(model, torch.device("cpu"))
@@ -54,10 +54,6 @@ def test_what_is_parked_is_nowhere_else_and_comes_back_to_the_bit(one_rank: None
         assert held[name].stride() == strides
         assert model.state_dict()[name].data_ptr() == held[name].data_ptr(), name
     assert block.ff.net[2].weight.data_ptr() == block.ff_context.net[2].weight.data_ptr()
-
-
-def frozen(tensor: torch.Tensor) -> torch.nn.Parameter:
-    return torch.nn.Parameter(tensor.detach(), requires_grad=False)
 
 
 def test_weights_stay_where_they_are_if_ram_is_too_short_for_them() -> None:
