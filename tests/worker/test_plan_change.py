@@ -87,7 +87,7 @@ def test_the_conditions_of_a_request_under_another_plan_are_its_own(two: DirectG
     assert direct.call(latents, timestep, conditions).equal(first)
 
 
-def test_another_plan_is_asked_anew(two: DirectGroup) -> None:
+def test_whether_a_kernel_can_be_used_is_asked_once_for_each_plan(two: DirectGroup) -> None:
     assert two.under(ring=2).group.choose_kernel("split", go_on)
     direct = two.under(ulysses=2)
     assert direct.group.choose_kernel("split", go_on) == ""

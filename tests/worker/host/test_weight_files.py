@@ -37,7 +37,7 @@ def resident_kib(path: Path) -> int:
     return sum(found)
 
 
-def test_they_are_what_the_library_reads(tmp_path: Path) -> None:
+def test_the_tensors_of_a_file_are_what_the_library_reads(tmp_path: Path) -> None:
     path = tmp_path / "all.safetensors"
     save_file(TENSORS, path, {"kind": "test"})
     found, metadata = read_safetensors(path)
