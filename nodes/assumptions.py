@@ -44,7 +44,6 @@ class Classes(NamedTuple):
     patcher: type
 
 
-@functools.cache
 def list_broken(model: type, module: type, patcher: type) -> list[str]:
     """Returns, in words, which assumptions do not hold for a model of these classes, see `Classes`."""
     classes = Classes(model, module, patcher)
@@ -66,12 +65,12 @@ def own_functions(cls: type, base: type) -> Iterator[Callable[..., object]]:
         yield from (function for function in vars(each).values() if inspect.isfunction(function))
 
 
-def calls_of(function: Callable[..., object]) -> Iterator[tuple[str, ast.Call]]:
-    """Yields the calls in a function, each with what is called."""
+@functools.cache
+def calls_of(function: Callable[..., object]) -> list[tuple[str, ast.Call]]:
+    """Returns the calls in a function, each with what is called."""
     tree = tree_of(function)
-    for node in ast.walk(tree) if tree else ():
-        if isinstance(node, ast.Call):
-            yield ast.unparse(node.func), node
+    nodes = ast.walk(tree) if tree else ()
+    return [(ast.unparse(node.func), node) for node in nodes if isinstance(node, ast.Call)]
 
 
 def passes_latents_first(classes: Classes) -> bool:

@@ -206,18 +206,24 @@ def can_pin(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def pin(host: torch.Tensor) -> bool:
+def pin(host: torch.Tensor, device: torch.device) -> bool:
     """Pins existing host memory for copies to and from CUDA, until the tensor is freed. Returns whether it could.
 
     `Pinner` calls it. torch's own pinned memory is rounded up to a power of two, and cannot be shared with other
-    processes.
+    processes. There, torch waits for copies under way before it reuses memory; here, `unpin` does.
     """
     runtime: Any = torch.cuda.cudart()
     address = host.data_ptr()
     if runtime.cudaHostRegister(address, host.nbytes, 0) != runtime.cudaError.success:
         return False
-    weakref.finalize(host, runtime.cudaHostUnregister, address)
+    weakref.finalize(host, unpin, runtime, address, device).atexit = False  # a kernel may never end
     return True
+
+
+def unpin(runtime: Any, address: int, device: torch.device) -> None:
+    """Unpins memory after the device's copies to and from it. Any thread may call it."""
+    synchronise(device)
+    runtime.cudaHostUnregister(address)
 
 
 class Pinner:
@@ -254,7 +260,7 @@ class Pinner:
         if host is None:  # the caller has given up
             return
         started = time.perf_counter()
-        if not self.refused and pin(host):
+        if not self.refused and pin(host, self.device):
             self.pinned += host.nbytes
         else:
             self.refused += host.nbytes

@@ -28,7 +28,7 @@ from .launch.process import WorkerProcess
 from .launch.rendezvous import Start, ask
 from .launch.torchrun import Machines, launch_command, rank_environment
 from .settings import PREFIX, Settings, SettingsError
-from .wire.private_folder import TOKEN, keep_compiled_code, private_folder
+from .wire.private_folder import TOKEN, is_only_ours, keep_compiled_code, private_folder
 
 WAIT_SECONDS = 1.0
 POLL_SECONDS = 0.1
@@ -111,8 +111,12 @@ def serve(address: str, port: int, folder: Path) -> None:
             continue
         said = ""
         try:
+            if not is_only_ours(folder):  # a cleaner has removed it
+                folder = private_folder("join")
             with Membership(peer, start, folder) as membership:
                 membership.wait_until_over()
+        except OSError as error:  # the disk may be full
+            tell_failure(peer, Explanation(f"The worker group cannot be started: {error}"))
         finally:
             peer.close()
 
@@ -161,11 +165,7 @@ class Membership:
             of_another = self.process.report.read()["of_another"]
         except (OSError, ValueError):  # the report could not be written
             of_another = False
-        say(f"the ranks here failed: {reason}")
-        try:
-            self.peer.send({"failed": shorten(reason)._asdict(), "of_another": of_another})
-        except ConnectionClosed:
-            say("the first machine is gone too")
+        tell_failure(self.peer, reason, of_another)
 
     def _listen(self) -> None:
         try:
@@ -173,6 +173,15 @@ class Membership:
                 self.peer.receive()
         except ConnectionClosed as error:
             self.lost = str(error)
+
+
+def tell_failure(peer: PeerConnection, reason: Explanation, of_another: bool = False) -> None:
+    """Says why the ranks failed, here and on the first machine. of_another: whether another machine was the cause."""
+    say(f"the ranks here failed: {reason}")
+    try:
+        peer.send({"failed": shorten(reason)._asdict(), "of_another": of_another})
+    except ConnectionClosed:
+        say("the first machine is gone too")
 
 
 def shorten(reason: Explanation) -> Explanation:

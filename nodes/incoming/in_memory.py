@@ -40,16 +40,13 @@ class FileInMemory:
 
     def __init__(self, weights: Mapping[str, torch.Tensor], name: str) -> None:
         """Raises Refused if the weights have no room."""
+        has_blocks = any(form_of(each) for each in weights.values())
         try:
             parent = find_room(sum(each.nbytes for each in weights.values()), available_bytes())
-        except NoRoomError as error:
-            raise Refused(*error.explanation) from error
-        self.folder = parent / str(next(_numbers))
-        self.folder.mkdir()
-        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
-        has_blocks = any(form_of(each) for each in weights.values())
-        self.path = self.folder / f"{name}.{'gguf' if has_blocks else 'safetensors'}"
-        try:
+            self.folder = parent / str(next(_numbers))
+            self.folder.mkdir()
+            weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+            self.path = self.folder / f"{name}.{'gguf' if has_blocks else 'safetensors'}"
             if has_blocks:
                 from ...worker.comfyui.gguf_file import write_gguf
 
@@ -57,6 +54,8 @@ class FileInMemory:
                 write_gguf(self.path, blocks)
             else:
                 comfy.utils.save_torch_file(separate(weights), str(self.path))
+        except NoRoomError as error:
+            raise Refused(*error.explanation) from error
         except (OSError, SafetensorError) as error:
             raise Refused(f"The ranks need its weights in a file, which cannot be written ({error}).") from error
         pages = self.read()
@@ -73,6 +72,8 @@ class FileInMemory:
 
     def has(self, weights: Weights) -> bool:
         """Whether the file has these weights, as far as `find_written` can tell."""
+        if not self.path.exists():  # a cleaner has removed it
+            return False
         stored, own = self.read(), {key: plain(each) for key, each in weights.items()}
         return stored.keys() == own.keys() and not any(find_written(own, stored))
 

@@ -41,7 +41,7 @@ class LocalWeights:
 
     No weight is in this process until somebody needs it. Then the pages of the file, `source`, are mapped.
     on_show: called with the module's weights that are others now, by name.
-    patched: the names of the weights that a usual LoRA can change. A hook can change others, too.
+    patchable: the names of the weights that a usual LoRA can change. A hook can change others, too.
     """
 
     on_show: Callable[[Mapping[str, Any]], None]
@@ -57,7 +57,7 @@ class LocalWeights:
         self.own = dict(self.list_own())
         self.filled: set[str] = set()  # names of those that the module has now
         self.shown: dict[str, DeferredParameter] = {}  # by name, those that it has with a patcher's changes
-        self.patched = {
+        self.patchable = {
             f"{PREFIX}{join_path(path, name)}"
             for path, part in self.parts.items()
             for name, _ in part.named_parameters(recurse=False)
@@ -197,9 +197,9 @@ class LocalWeights:
         )
         return self.are_written
 
-    def keep_patched(self, patches: Patches) -> Patches:
+    def keep_patchable(self, patches: Patches) -> Patches:
         """Returns the changes of those weights that ComfyUI patches when it loads a model."""
-        return {name: changes for name, changes in patches.items() if name in self.patched}
+        return {name: changes for name, changes in patches.items() if name in self.patchable}
 
     def name_originals(self, patches: Patches, originals: Mapping[str, list]) -> dict[str, list]:
         """Returns the changes of hooks, in which a model as LoRA is a merge's change that names this model's weight.
@@ -207,7 +207,7 @@ class LocalWeights:
         originals: the model's own list for merges."""
         found = {}
         for name, changes in patches.items():
-            if name in self.patched:
+            if name in self.patchable:
                 found[name] = [as_difference(each, originals[name][0]) for each in changes]
             elif not (name in originals and all(self.is_same(name, each) for each in changes)):
                 found[name] = changes

@@ -26,6 +26,8 @@ from ..plan_words import Remark, ResolvedPlan, format_seconds, join_remarks
 from ..workers.room import expect_weights, room_for_weights
 from .sampling import check_interrupt, show_on_node
 
+NO_STATUS: Mapping[str, Any] = {}
+
 
 class PlannedModule:
     """A module whose calls run under the user's plan or an automatic one.
@@ -157,24 +159,20 @@ class PlannedModule:
         is not decided yet counts as yes."""
         return bool(self.auto and self.auto.is_open) or self.plan.ways((*BATCH_AXES, *STAGE_AXES)) > 1
 
-    @property
-    def weight_bytes(self) -> int:
-        """The bytes of weights that rank 0 keeps on its accelerator, parked ones included.
+    def weight_bytes(self, status: Mapping[str, Any] = NO_STATUS) -> int:
+        """Returns the bytes of weights that rank 0 keeps on its accelerator, parked ones included. status: the ranks',
+        if they may hold the model.
 
         The ranks report them. Before that, they are predicted for a card on which ComfyUI has freed memory. It is 1
         if that is not ComfyUI's: with 0, ComfyUI would count the weights itself.
         """
         if not self.group.is_on_comfyuis_card:
             return 1
-        plan = self.decided_plan() or expect_weights(self.plan, self.sizes, room_for_weights(self.plan, self.working))
+        if self.is_loaded and (reported := status.get("weights")):
+            plan = replace(self.plan, weights=reported["kind"], weight_blocks=reported.get("blocks", 0))
+        else:
+            plan = expect_weights(self.plan, self.sizes, room_for_weights(self.plan, self.working))
         return max(1, self.sizes.count_kept_bytes(plan)[0])
-
-    def decided_plan(self) -> ParallelPlan | None:
-        """Returns the plan with the weights that the ranks reported."""
-        reported = self.group.status().get("weights") if self.is_loaded else None
-        if not reported:
-            return None
-        return replace(self.plan, weights=reported["kind"], weight_blocks=reported.get("blocks", 0))
 
     @property
     def is_loaded(self) -> bool:
@@ -188,14 +186,17 @@ class PlannedModule:
     def needed_bytes(self) -> int:
         """Returns the bytes that the worker group will keep on ComfyUI's device for this model, at least 1. If the
         group holds others, which will be released, it returns only the bytes beyond theirs."""
-        kept, own = self.group.device_bytes(), self.weight_bytes
+        if not self.group.is_on_comfyuis_card:
+            return 1
+        status = self.group.status()
+        kept, own = self.group.device_bytes(status), self.weight_bytes(status)
         if self.is_loaded:
             return max(own, kept)
-        return own if self.will_join(own) else max(1, own - kept)
+        return own if self.will_join(own, status) else max(1, own - kept)
 
-    def will_join(self, own: int) -> bool:
+    def will_join(self, own: int, status: Mapping[str, Any]) -> bool:
         """Whether the ranks will load this model, of so many bytes on rank 0, beside those that they hold."""
-        status, room = self.group.status(), room_for_weights(self.plan, self.working)
+        room = room_for_weights(self.plan, self.working)
         if room is None or "memory" not in status or self.source["file"] in status.get("aside", ()):
             return False
         held = status["memory"][0]["resident_weights"]
@@ -223,8 +224,11 @@ class PlannedModule:
         dtype, module = self.costs.torch_dtype, self.costs.module
         working = call_bytes(estimate, latents, module, self.plan, self.sizes, dtype) + self.networks
         self.working = max(self.working, working)
-        ready = max(0, self.loaded_bytes() - self.weight_bytes)
-        return max(0, working - ready)
+        if not self.is_loaded:
+            return working
+        status = self.group.status()
+        ready = self.group.device_bytes(status) - self.weight_bytes(status)
+        return max(0, working - max(0, ready))
 
     def trim(self) -> int:
         """Makes the worker group free its cached memory on its accelerators, if it holds this model. Returns how many

@@ -175,7 +175,7 @@ class RemoteModule:
         raises."""
         self.stock.take_over(reasons, self.patcher(), load=True, down=down)
 
-    def choose_place(self, patcher: Patcher, options: Mapping[str, Any], needs_ranks: bool) -> None:
+    def choose_runner(self, patcher: Patcher, options: Mapping[str, Any], needs_ranks: bool) -> None:
         """Chooses who runs a sampling: the ranks or ComfyUI's own model. needs_ranks: only they can. Raises Refused."""
         if self.stock.runs:
             self.stock.remove_stand_ins()
@@ -234,6 +234,11 @@ class RemoteModule:
 
     def add_objects(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a call's arguments with those functions and objects that the ranks lack."""
+        if not self.group.continue_run(self.sampling.name):
+            self.sampling.inside.encoder.forget_sent()
+            if self.sampling.is_in_ranks:
+                self.explain_loss()
+        self.sampling.is_in_ranks = True
         changed = self.sampling.inside.encoder.changes()
         return {**kwargs, OPTIONS: {**kwargs[OPTIONS], GRAPH: changed}} if changed else {**kwargs}
 
@@ -329,6 +334,14 @@ class RemoteModule:
     def explain_whole_step(self, why: str) -> None:
         """Says on the node why PipeFusion ran a step whole."""
         self.sampling.say_once(f"PipeFusion runs some steps whole: {why}.")
+
+    def explain_loss(self) -> None:
+        """Says on the node what a sampling may lose if the ranks have forgotten its last step."""
+        why = "another model took a turn, or memory was freed"
+        if self.planned.plan.whole_steps:
+            self.explain_whole_step(why)
+        if not all(facts.is_stateless for _, facts in self.sampling.inside.asked):
+            self.sampling.say_once(f"What nodes keep inside of the model from step to step may be lost: {why}.")
 
     def begin_sampling(self) -> None:
         """Called before a sampling."""

@@ -32,7 +32,7 @@ from .sampling import show_on_node
 from .weight_changes import WeightNames, is_model_as_lora, name_files
 
 NONE: Mapping[str, list] = {}
-WHOLE = 1e32  # bytes: ComfyUI's value for all of a model
+UNLIMITED = 1e32  # bytes: ComfyUI's value for all of a model
 
 
 def record_run(
@@ -52,7 +52,7 @@ def record_run(
     if stand_in is None:
         return executor(noise, latent_image, sampler, sigmas, denoise_mask, callback, *args, **options)
     asked = executor.class_obj.model_options.get("transformer_options", {})
-    stand_in.choose_place(patcher, asked, getattr(sampler, "needs_ranks", False))
+    stand_in.choose_runner(patcher, asked, getattr(sampler, "needs_ranks", False))
     planned, node = stand_in.planned, get_executing_context()
     runs = planned.group.runs
 
@@ -124,8 +124,10 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         if self.stand_in is None:
             return found
         weights, hooks = self.stand_in.weights, [self.name_originals(each) for each in self.hook_patches.values()]
-        found += [f"a hook's change of {name}" for each in hooks for name in sorted(each.keys() - weights.patched)[:1]]
-        patches = map(weights.keep_patched, (self.patches, *hooks))
+        found += [
+            f"a hook's change of {name}" for each in hooks for name in sorted(each.keys() - weights.patchable)[:1]
+        ]
+        patches = map(weights.keep_patchable, (self.patches, *hooks))
         return found + [why for each in patches for why in why_unsendable(each)]
 
     def forget_load(self) -> None:
@@ -174,7 +176,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         with the first forward."""
         if self.remote:
             comfy.model_management.soft_empty_cache()
-            extra_memory = WHOLE
+            extra_memory = UNLIMITED
         # ComfyUI has no annotation there, only a default of 0, and passes floats.
         return super().partially_load(device_to, extra_memory, force_patch_weights)  # pyright: ignore[reportArgumentType]
 
@@ -241,7 +243,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         of the weights. hooks: identify these changes."""
         key = str(self.patches_uuid) if self.patches else None
         if self.remote:
-            own = self.remote.weights.keep_patched(self.patches)
+            own = self.remote.weights.keep_patchable(self.patches)
             patches = {name: [*own.get(name, ()), *more.get(name, ())] for name in {**own, **more}}
             key = f"{self.patches_uuid} {list(hooks)}" if more else key
             compiled = compile_settings(self.model_options.get(TORCH_COMPILE_KWARGS, {}))
@@ -368,7 +370,7 @@ def remote_patcher(model: comfy.model_base.BaseModel, remote: RemoteModule) -> R
     """Returns the MODEL of a BaseModel whose diffusion model runs in the worker group, through `remote`."""
     devices = comfy.model_management.get_torch_device(), comfy.model_management.unet_offload_device()
     model.device = devices[1]  # nodes move tensors there to compute with weights
-    patcher = RemoteModelPatcher(model, *devices, size=remote.planned.weight_bytes)
+    patcher = RemoteModelPatcher(model, *devices, size=remote.planned.weight_bytes())
 
     patcher.cached_patcher_init = (stock_patcher, (remote.weights.source,))  # for deep copies, to train
     # A reference cycle would keep it alive after its last use, and ComfyUI would report a leaked model.

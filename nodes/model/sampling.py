@@ -26,6 +26,7 @@ class Sampling:
     def __init__(self, inside: Inside) -> None:
         self.name = uuid.uuid4().hex
         self.inside = inside
+        self.is_in_ranks = False  # whether the ranks have run a step of it
         self.said: set[str] = set()
         self.residuals = 0  # the most bytes of ControlNets that went to the ranks with a step
 

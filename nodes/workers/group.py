@@ -39,23 +39,27 @@ _removed: set[int] = set()  # numbers of groups that a person has removed, until
 
 
 def worker_group(number: int = 1) -> WorkerGroup:
-    """Returns a group. Its processes start with its first request and end with ComfyUI. number: 1 to GROUPS.
-
-    Raises SettingsError, also if the folder for temporary files cannot be used.
-    """
+    """Returns a group. Its processes start with its first request and end with ComfyUI. number: 1 to GROUPS. Raises
+    SettingsError."""
     with _lock:
         if number not in _groups:
-            try:
-                folder = private_folder(f"group{number}")
-            except OSError as error:
-                raise SettingsError(
-                    f"The folder for temporary files cannot be used ({error}).",
-                    "Set TMPDIR to another folder, and restart ComfyUI.",
-                ) from error
-            group = _groups[number] = WorkerGroup(device_type(), folder, settings(), why_no_group())
+            why, folder = why_no_group(number=number), group_folder(number)[0]
+            group = _groups[number] = WorkerGroup(device_type(), folder, settings(), why)
             atexit.register(group.stop)
             Feed(number, group, PromptServer.instance).start()
         return _groups[number]
+
+
+@functools.cache
+def group_folder(number: int) -> tuple[Path, Explanation | None]:
+    """Returns the folder for a group's logs and sockets, and why there is none, if so."""
+    try:
+        return private_folder(f"group{number}"), None
+    except OSError as error:
+        return Path(), Explanation(
+            f"The folder for temporary files cannot be used ({error}).",
+            "Set TMPDIR to another folder, and restart ComfyUI.",
+        )
 
 
 def list_groups() -> dict[int, WorkerGroup]:
@@ -130,8 +134,8 @@ def reload_settings() -> None:
         found = Settings.read(os.environ, settings_file())
         split_cards(found)
         settings.cache_clear()
-        for group in _groups.values():
-            group.configure(Setup(device_type(found), found, why_no_group(found)))
+        for number, group in _groups.items():
+            group.configure(Setup(device_type(found), found, why_no_group(found, number)))
 
 
 def wanted_device(given: Settings | None = None) -> str:
@@ -148,10 +152,10 @@ def wanted_device(given: Settings | None = None) -> str:
     return set_to or (CPU if on_cpu else management.get_torch_device().type)
 
 
-def why_no_group(given: Settings | None = None) -> Explanation | None:
+def why_no_group(given: Settings | None = None, number: int = 1) -> Explanation | None:
     """Says why this system can have no worker group, so that every model runs as stock; None if it can have one.
 
-    given: as in `wanted_device`. Raises SettingsError.
+    given: as in `wanted_device`. number: of the group. Raises SettingsError.
     """
     if sys.platform == "win32":
         return Explanation(
@@ -164,7 +168,7 @@ def why_no_group(given: Settings | None = None) -> Explanation | None:
             group_backends(kind)
     except RequestError as error:
         return error.explanation
-    return None
+    return group_folder(number)[1]
 
 
 def device_type(given: Settings | None = None) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from ..device import Pinner, copier, synchronise
+from ..device import Pinner, copier
 from ..groups.collectives import ALL_GATHER
 from ..groups.mesh import Axis
 from ..plan import HOST, SHARED
@@ -135,10 +135,6 @@ class HostStore(Store):
     def write(self, place: int, block: FlatBlock, values: Values, only: str = "") -> None:
         start, stop = self.own_part(block)
         block.write(self.blocks[place][start:stop], start, values, only)
-
-    def drop(self, place: int) -> None:
-        synchronise(self.device)  # a copy may still read the memory, which is unpinned here
-        super().drop(place)
 
     def fetch(self, place: int, buffer: torch.Tensor) -> Arrive:
         return self.copy(buffer, self.blocks[place])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -10,14 +11,21 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from demo.host import REPOSITORY
+from parallel_backend.errors import NoRoomError
+from worker.errors import WorkerGroupError
+from worker.host.session import Session
+from worker.settings import Settings
+from worker.wire import private_folder as private_folder_module
 from worker.wire.private_folder import (
     COMPILED,
     LOCK,
     SECONDS_TO_LOCK,
+    find_room,
     is_only_ours,
     keep_compiled_code,
     private_folder,
@@ -107,6 +115,17 @@ def test_a_folder_that_a_process_holds_stays_and_goes_with_it(temporary: Path) -
     assert not folder.exists()
 
 
+def test_weights_go_to_the_disk_if_the_folder_in_memory_cannot_be_used(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private_folder_module, "MEMORY", Path("/proc/self"))  # nothing can be made there
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 40))
+    assert find_room(1, 1 << 40).parent == temporary
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/self")
+    with pytest.raises(NoRoomError, match="/proc/self"):
+        find_room(1, 1 << 40)
+
+
 @pytest.fixture
 def unset(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in COMPILED:
@@ -135,17 +154,33 @@ def test_compiled_code_is_kept_where_nobody_else_writes(
     assert compiled() == [tmp_path / "own" / "torchinductor", chosen], "an operator's own folder stays"
 
 
-@pytest.mark.parametrize("kind", ["open", "a link", pytest.param("another's", marks=pytest.mark.skipif(
+def put_foreign(folder: Path, kind: str) -> None:
+    """A folder, or a link to one, that another user may write to or replace."""
+    folder.parent.mkdir(exist_ok=True)
+    if kind == "a link":
+        (folder.parent / f"behind-{folder.name}").mkdir(mode=0o700)
+        folder.symlink_to(folder.parent / f"behind-{folder.name}")
+        return
+    folder.mkdir(mode=0o700)
+    folder.chmod(0o777) if kind == "open" else os.chown(folder, NOBODY, NOBODY)
+
+
+FOREIGN = pytest.mark.parametrize("kind", ["open", "a link", pytest.param("another's", marks=pytest.mark.skipif(
     os.geteuid() != 0, reason="to act as another user, the test runs as root"))])  # fmt: skip
+
+
+@FOREIGN
 def test_a_folder_that_others_write_to_is_not_used(kind: str, temporary: Path, unset: None) -> None:
     for name in ("torchinductor", "triton"):
-        folder = temporary / "own" / name
-        folder.parent.mkdir(exist_ok=True)
-        if kind == "a link":
-            (temporary / f"behind-{name}").mkdir(mode=0o700)
-            folder.symlink_to(temporary / f"behind-{name}")
-            continue
-        folder.mkdir(mode=0o700)
-        folder.chmod(0o777) if kind == "open" else os.chown(folder, NOBODY, NOBODY)
+        put_foreign(temporary / "own" / name, kind)
     keep_compiled_code(temporary / "own")
     assert all(is_only_ours(folder) and folder.parent.name != "own" for folder in compiled())
+
+
+@FOREIGN
+def test_no_group_starts_in_a_folder_that_others_have_made_anew(kind: str, temporary: Path) -> None:
+    """A cleaner has removed the group's own. The ranks would import code from where a file in it says."""
+    put_foreign(temporary / "group", kind)
+    with pytest.raises(WorkerGroupError, match="others can write to its folder"):
+        Session(2, "cpu", Settings(), temporary / "group", lambda: None, {"model_class": "Flux"})
+    assert not list((temporary / "group").iterdir())

@@ -246,5 +246,10 @@ def test_room_is_made_for_what_the_ranks_tell_that_they_keep(accounts: dict) -> 
     assert accounts["parked"] == dict(zip(map(json.dumps, told), (25, 7, 14), strict=True))
 
 
+def test_the_ranks_are_asked_once_for_what_they_will_keep(accounts: dict) -> None:
+    """Of a model that they hold, and of another."""
+    assert accounts["asks"] == [1, 1]
+
+
 def test_the_ranks_make_room_when_the_loader_has_gone_from_the_graph(accounts: dict) -> None:
     assert accounts["the node is gone"] == {"asked": [False], "other": 8}

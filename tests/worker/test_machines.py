@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
 import signal
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +23,7 @@ from tests.support.group.direct_group import DIT, source_of, wait_until
 from tests.support.group.machines import PORT, SILENCE, ULYSSES, First, Second, predicted_by_one
 from tests.support.group.network import FIRST, SECOND, Network
 from tests.support.tiers import slow_but
+from worker import join
 from worker.comfyui.source import HostSource
 from worker.errors import WorkerGroupError
 from worker.launch import peer
@@ -283,6 +286,34 @@ WRONG = [
     {"machines": 2.0}, {"device": "--help"}, {"device": None}, {"store": "--help"}, {"store": None}, {"token": 1},
     {"silence": math.nan}, {"silence": math.inf}, {"silence": 0}, {"silence": "10"},
 ]  # fmt: skip
+
+
+def test_a_machine_that_cannot_start_ranks_says_so_and_waits_for_the_next_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cleaner has removed its folder, and its disk is full."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        first = peer.PeerConnection(socket.create_connection(listener.getsockname()))
+        asked = [(peer.PeerConnection(listener.accept()[0]), Start(**START))]
+    folders: list[Path] = []
+
+    def ask(*_: object) -> tuple[peer.PeerConnection, Start]:
+        if not asked:
+            raise join.StopSignal
+        return asked.pop()
+
+    def start(_command: object, _environment: object, folder: Path) -> None:
+        folders.append(folder)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(join, "ask", ask)
+    monkeypatch.setattr(join, "WorkerProcess", start)
+    with pytest.raises(join.StopSignal):
+        join.serve("127.0.0.1", 1, tmp_path / "gone")
+    assert "No space left" in first.receive()["failed"]["cause"]
+    first.close()
+    assert folders[0].is_relative_to(tmp_path) and not folders[0].is_relative_to(tmp_path / "gone")
 
 
 def test_an_impossible_start_is_refused() -> None:

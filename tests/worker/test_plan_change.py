@@ -3,6 +3,7 @@ fewer ranks than run has the first of them; the others let go of their weights, 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.support.group.direct_group import (
 )
 from worker.errors import RequestRefused
 from worker.host.client import WorkerGroup
+from worker.wire.private_folder import STORE
 
 SIZES = (16, 16)
 WHOLE, PART = {"ulysses": 2, "ring": 2}, {"ulysses": 2}
@@ -188,4 +190,19 @@ def test_a_sampling_on_a_part_is_cancelled_and_refused_as_on_the_whole(four: Dir
         part.call(latents[:, :1], timestep, conditions)
     part.load()
     assert both(part).equal(expected)
+    assert four.pids() == pids
+
+
+def test_plans_change_after_a_cleaner_has_removed_the_file_in_which_ranks_meet(four: DirectGroup) -> None:
+    four.under(**WHOLE)
+    expected, pids, ends = both(four), four.pids(), time.monotonic() + SECONDS
+    assert four.group.session
+    (four.group.session.process.folder / STORE).unlink()
+
+    def check() -> None:
+        assert time.monotonic() < ends, "the ranks wait for each other"
+
+    for plan in ({"ring": 4}, WHOLE):
+        replace(four, plan=ParallelPlan(**plan)).load(check)
+    assert both(four).equal(expected)
     assert four.pids() == pids

@@ -149,6 +149,23 @@ def test_silence_is_not_waited_for(endpoint: Endpoint, monkeypatch: pytest.Monke
     assert not endpoint.server.strangers
 
 
+def test_a_handshake_that_comes_byte_by_byte_is_not_waited_for(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handshake, "PATIENCE_SECONDS", 1)
+    with knock(endpoint) as stranger:
+        stranger.sendall(SIZE.pack(200))
+        for _ in range(int(SOON / 0.1)):
+            time.sleep(0.1)
+            try:
+                stranger.sendall(b"#")
+            except BrokenPipeError:
+                break
+        else:
+            pytest.fail("the server still reads")
+    assert not endpoint.server.strangers
+
+
 @pytest.mark.parametrize("hello", [b"[" * HELLO_BYTES, b" " * 2 * HELLO_BYTES, b"{}", b'{"channel": "other"}'])
 def test_nonsense_behind_the_handshake_takes_no_channel(hello: bytes, endpoint: Endpoint) -> None:
     with connect_to(endpoint.path) as link:

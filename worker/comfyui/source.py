@@ -10,7 +10,7 @@ from typing import Any
 METHODS = ("preprocess_text_embeds",)
 # How diffusers names a transformer's folder, and the weights in it.
 TRANSFORMER = "transformer"
-WHOLE = "diffusion_pytorch_model.safetensors"
+SINGLE_FILE = "diffusion_pytorch_model.safetensors"
 SHARDS = "diffusion_pytorch_model-*-of-*.safetensors"
 
 
@@ -66,7 +66,7 @@ def weight_files(file: str | Path) -> list[Path]:
     path = Path(file)
     if not path.is_dir():
         return [path]
-    for pattern in (WHOLE, SHARDS, "*.safetensors"):
+    for pattern in (SINGLE_FILE, SHARDS, "*.safetensors"):
         if found := sorted(weights_folder(path).glob(pattern)):
             return found
     return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -73,12 +73,14 @@ class WorkerGroup(Supervisor):
             self.changed.set()
             if known.model == (source, plan):
                 return ""
-            known.model, known.conditions, known.kernels = None, SentConditions(), {}
+            known.model, known.conditions, known.kernels, known.run = None, SentConditions(), {}, UNKNOWN
             self.loads += 1
             results = self._request(ops.LOAD.header(source=source, plan=plan), {}, check)
             known.model = (source, plan)
             if ops.PATCHED not in results:
                 known.patched = None
+            if ops.RUN in results:
+                known.run = decode_text(results[ops.RUN])
             return decode_text(results[ops.WHY]) if ops.WHY in results else ""
 
     def patch(self, key: str | None, build: Callable[[], tuple[Header, Tensors]], check: Check) -> None:
@@ -106,6 +108,13 @@ class WorkerGroup(Supervisor):
                 found = self._request(ops.KERNEL.header(name=name), {}, check)
                 kernels[name] = decode_text(found[ops.WHY]) if ops.WHY in found else ""
             return kernels[name]
+
+    def continue_run(self, run: str) -> bool:
+        """Notes that the next request is of this sampling. Returns whether the model in use has the objects of its
+        earlier requests. The first has none. Later ones may find them gone, such as after another model took a turn."""
+        known = self._known
+        before, known.run = known.run, run
+        return before == run
 
     def call(
         self,
@@ -226,9 +235,10 @@ class WorkerGroup(Supervisor):
             logging.error("[ParallelDiT] %s", error)
             return 0
 
-    def device_bytes(self) -> int:
-        """Returns the bytes that rank 0 uses on ComfyUI's accelerator; 0 if it computes elsewhere."""
-        ranks = self.status().get("memory", []) if self.is_on_comfyuis_card else []
+    def device_bytes(self, status: Mapping[str, Any] | None = None) -> int:
+        """Returns the bytes that rank 0 uses on ComfyUI's accelerator; 0 if it computes elsewhere. status: the ranks',
+        if it is known."""
+        ranks = (status or self.status()).get("memory", []) if self.is_on_comfyuis_card else []
         return ranks[0]["accelerator"] if ranks else 0
 
     def trace(self) -> bytes:
@@ -274,7 +284,7 @@ class WorkerGroup(Supervisor):
         if not unload and self.device != "cpu":
             try:
                 self._request(ops.PARK.header(), {}, lambda: None)
-                session.known.conditions = SentConditions()
+                session.known.conditions, session.known.run = SentConditions(), UNKNOWN
                 return True
             except RequestRefused as refusal:
                 logging.warning("[ParallelDiT] the worker group unloads its model: %s", refusal)

@@ -23,7 +23,7 @@ from ..settings import Settings
 from ..wire.endpoint import Endpoint
 from ..wire.job_channel import HostChannel
 from ..wire.operations import OPERATIONS, operation_of
-from ..wire.private_folder import EXPECTED, STORE, TOKEN
+from ..wire.private_folder import EXPECTED, STORE, TOKEN, is_only_ours
 from ..wire.protocol import FAILED, MEMORY, NEVER, ONCE, Header, ProtocolError, encode
 from ..wire.tensors import Tensors
 from .control_client import ControlClient
@@ -72,6 +72,8 @@ class Session:
         started = time.monotonic()
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not is_only_ours(folder):  # a cleaner has removed ours, and somebody has made this
+                raise PermissionError(f"others can write to its folder {folder}")
             for name in (STORE, EXPECTED):  # of the last session
                 (folder / name).unlink(missing_ok=True)
             if source:

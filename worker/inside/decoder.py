@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -36,7 +37,7 @@ class Decoder:
         self.run = ""
         self.objects: dict[str, Held] = {}
         self.names: dict[int, str] = {}
-        self.count = 0
+        self.numbers = itertools.count()
 
     def start_run(self, run: str) -> None:
         """Forgets the objects of another run."""
@@ -196,7 +197,8 @@ class Decoder:
             return {tags.REF: self.names[id(value)]}
         if type(value) is not torch.Tensor or tensors is None:
             raise UnsendableError(f"A {type(value).__name__} stays in the ranks.")
-        name, self.count = f"{OF_RANKS}{self.count}", self.count + 1
+        names = (f"{OF_RANKS}{number}" for number in self.numbers)
+        name = next(name for name in names if name not in self.objects)  # it may be there from an earlier load
         self.add(name, tags.TENSOR, value, False)
         tensors[name] = value
         return {tags.REF: name}

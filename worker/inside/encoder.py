@@ -68,9 +68,9 @@ class Version(NamedTuple):
         return not is_same or (self.copy is not None and not self.copy.equal(now.tensor))
 
 
-def whole(encoded: Encoded) -> dict[str, tuple[Encoded, Encoded]]:
+def only_slot(encoded: Encoded) -> dict[str, tuple[Encoded, Encoded]]:
     """Returns the slots of an object that has only one."""
-    return {key_of(tags.WHOLE): (tags.WHOLE, encoded)}
+    return {key_of(tags.ONLY_SLOT): (tags.ONLY_SLOT, encoded)}
 
 
 def differs(before: str | Version, now: Encoded) -> bool:
@@ -142,6 +142,10 @@ class Encoder:
         """Forgets which functions were named."""
         self.functions, self.classes, self.methods_of = [], {}, {}
 
+    def forget_sent(self) -> None:
+        """Called when the ranks have forgotten all objects. `changes` returns all of them again."""
+        self.sent = {}
+
     def changes(self) -> Encoded:
         """Returns what changed since the last time, for `Decoder.apply`. Empty if nothing did."""
         found = []
@@ -164,7 +168,7 @@ class Encoder:
         for name, tensor in tensors.items():
             self.objects[name] = tensor
             self.names[id(tensor)] = name
-            self.entries[name] = Entry(tags.TENSOR, False, whole(Version(tensor, version_of(tensor))))
+            self.entries[name] = Entry(tags.TENSOR, False, only_slot(Version(tensor, version_of(tensor))))
             self.sent[name] = kept(self.entries[name].slots)
         for name, slots in state.items():
             entry = self.entries[name]
@@ -280,7 +284,7 @@ class Encoder:
         if isinstance(value, types.CellType):
             return Entry(tags.CELL, None, self.slots(slots_of(value, tags.CELL)))
         if kind := {list: tags.LIST, set: tags.SET}.get(type(value)):
-            return Entry(kind, None, whole(self.encode_all(slots_of(value, kind)[tags.WHOLE])))
+            return Entry(kind, None, only_slot(self.encode_all(slots_of(value, kind)[tags.ONLY_SLOT])))
         if type(value) in DICTS.values():
             factory = self.encode_factory(getattr(value, "default_factory", None))
             return Entry(tags.DICT, [type(value).__name__, factory], self.slots(value))
@@ -313,7 +317,7 @@ class Encoder:
             raise UnsendableError("A weight of the model cannot be sent to the ranks, which have it.")
         if value.is_meta or value.layout != torch.strided:
             raise UnsendableError("A tensor without numbers cannot be sent to the ranks.")
-        return Entry(tags.TENSOR, type(value) is torch.nn.Parameter, whole(Version(value, version_of(value))))
+        return Entry(tags.TENSOR, type(value) is torch.nn.Parameter, only_slot(Version(value, version_of(value))))
 
     def enter_function(self, value: types.FunctionType) -> Entry:
         self.functions.append(value)

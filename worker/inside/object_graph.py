@@ -113,11 +113,11 @@ def set_slot(target: Any, kind: str, key: Any, value: Any, present: bool) -> Non
 def slots_of(target: Any, kind: str) -> dict[Any, Any]:
     if kind == tags.CELL:
         try:
-            return {tags.WHOLE: target.cell_contents}
+            return {tags.ONLY_SLOT: target.cell_contents}
         except ValueError:
             return {}
     if kind in (tags.LIST, tags.SET):
-        return {tags.WHOLE: list(target) if kind == tags.LIST else sorted(target, key=repr)}
+        return {tags.ONLY_SLOT: list(target) if kind == tags.LIST else sorted(target, key=repr)}
     if kind in (tags.TENSOR, tags.LOADED):
         return {}
     if kind == tags.DICT:

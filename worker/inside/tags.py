@@ -12,5 +12,5 @@ REF, TUPLE, PART, CLASS, NAMED, MODULE = "ref", "tuple", "part", "class", "named
 EMPTY_CLASS = "empty class"  # made in a function, of its bases
 METHOD, NAMED_TUPLE, DEVICE, MEMBER = "method", "named tuple", "device", "member"
 PART_METHOD, CLASS_METHOD = "part method", "class method"  # of a part: as it is now; as its class has it
-WHOLE = "whole"  # the key of the only slot of a list, a set, a cell and a tensor
+ONLY_SLOT = "whole"  # the key of the only slot of a list, a set, a cell and a tensor
 NEW, SLOTS, GONE = "new", "slots", "gone"  # fields of a change

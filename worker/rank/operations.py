@@ -96,7 +96,8 @@ class Operations:
         model = kept or job.together(lambda: job.alone(lambda: HostModel.build(here, mesh, job.check)))
         self.place(job, self.state.keep_model(model, source, plan))
         patched = {ops.PATCHED: torch.ones(1)} if kept and kept.is_patched else {}
-        return patched | pack_why(self.state.loaded.get(BESIDE, ""))
+        run = pack_text(ops.RUN, model.decoder.run)
+        return patched | run | pack_text(ops.WHY, self.state.loaded.get(BESIDE, ""))
 
     def place(self, job: Job, held: HeldModel, working: int = 0) -> None:
         """Puts the weights where the plan keeps them, see `WeightPlacement`. If that fails, no model is loaded. Parked
@@ -165,7 +166,7 @@ class Operations:
             for call, output in enumerate(outputs)
             for place, part in enumerate(tensors_of(output))
         }
-        return {**found, **state, **pack_why(model.module.pipeline.why)}
+        return {**found, **state, **pack_text(ops.WHY, model.module.pipeline.why)}
 
     def prepare_options(self, job: Job, held: HeldModel, kwargs: Mapping[str, Any]) -> None:
         """Raises Ended on all ranks if one of them cannot compile blocks as a node asks, or lacks the code that a node
@@ -374,6 +375,6 @@ def run_model_code(run: Callable[[], Output], refuses_alike: bool) -> Output:
         raise ModelFailed(error) from error
 
 
-def pack_why(why: str) -> Tensors:
-    """Returns the part of a reply that says why steps were not as the plan has them."""
-    return {ops.WHY: encode_text(why)} if why else {}
+def pack_text(name: str, text: str) -> Tensors:
+    """Returns the part of a reply with this text; nothing for an empty one."""
+    return {name: encode_text(text)} if text else {}

@@ -74,9 +74,11 @@ def import_expected() -> None:
 def open_store() -> dist.Store:
     """Opens the store in which the ranks find each other: on one machine a file in the group's folder, which nobody
     else can open; else the one of torchrun's agent."""
-    world = int(os.environ["WORLD_SIZE"])
     if is_one_machine():
-        return dist.FileStore(str(Path(os.environ[FOLDER]) / STORE), world)
+        # torch opens it each time. By the descriptor, it does so after a cleaner of /tmp has removed the name, too.
+        descriptor = os.open(Path(os.environ[FOLDER]) / STORE, os.O_RDWR | os.O_CREAT, 0o600)
+        return dist.FileStore(f"/proc/self/fd/{descriptor}")
+    world = int(os.environ["WORLD_SIZE"])
     return dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, is_master=False)
 
 

@@ -54,26 +54,31 @@ def connect_to(address: Any) -> Connection:
 
 class HandshakeServer(threading.Thread):
     """Serves each process that knows the token, in a thread of its own. One that says nothing, or nonsense, delays
-    nobody: of too many strangers, the oldest is dropped. strangers: connections whose handshake is not over."""
+    nobody: of too many strangers, the oldest is dropped, and so is who speaks slowly. strangers: connections whose
+    handshake is not over, and when each came."""
 
     def __init__(self, listener: socket.socket, token: str, serve: Callable[[socket.socket, Connection], None]) -> None:
         """serve: gets the connection, which it may keep, and the same as a link, which is closed when it returns. It
         may raise BROKEN_LINK."""
         super().__init__(name="handshake", daemon=True)
         self.listener, self.token, self.serve = listener, token.encode(), serve
-        self.strangers: dict[socket.socket, None] = {}  # the oldest first
+        self.strangers: dict[socket.socket, float] = {}  # the oldest first
         self.start()
 
     def run(self) -> None:
         while self.listener.fileno() >= 0:
+            for stranger, came in list(self.strangers.items()):
+                if time.monotonic() - came > PATIENCE_SECONDS:
+                    self.drop(stranger)
             try:
+                self.listener.settimeout(PATIENCE_SECONDS)
                 connection, _ = self.listener.accept()
-            except OSError:  # it has gone already, or there is no descriptor for it
+            except OSError:  # nobody came, it has gone already, or there is no descriptor for it
                 time.sleep(PAUSE_SECONDS)
                 continue
             for oldest in list(self.strangers)[: 1 - MAX_STRANGERS]:
                 self.drop(oldest)
-            self.strangers[connection] = None
+            self.strangers[connection] = time.monotonic()
             try:
                 connection.setsockopt(*patience(PATIENCE_SECONDS))
                 threading.Thread(target=self.greet, args=(connection,), name="handshake-client", daemon=True).start()
@@ -92,8 +97,9 @@ class HandshakeServer(threading.Thread):
             connection.close()
 
     def drop(self, connection: socket.socket) -> None:
-        """Ends a connection whose handshake is not over. Its thread ends, too."""
-        self.strangers.pop(connection, None)
+        """Ends a connection unless its handshake is over. Its thread ends, too."""
+        if self.strangers.pop(connection, None) is None:
+            return
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
         connection.close()

@@ -52,6 +52,7 @@ LOAD = Operation(
     "load", "loading a model", {"source": dict, "plan": dict}, moves_weights=True, drops_model=True, brings_model=True
 )
 PATCHED = "patched"  # in the reply to a load: the weights still have their last changes
+RUN = "run"  # likewise, as text like WHY: the sampling whose objects the model still has
 PATCH = Operation(
     "patch",
     "changing the weights",

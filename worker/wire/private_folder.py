@@ -76,8 +76,9 @@ def find_room(size: int, free: float) -> Path:
     bytes of RAM that are free. Raises NoRoomError."""
     on_disk = Path(tempfile.gettempdir())
     for parent, most in ((MEMORY, free), (on_disk, free if is_in_memory(on_disk) else float("inf"))):
-        if parent.is_dir() and min(shutil.disk_usage(parent).free, most) > size + SPARE:
-            return own_folder(parent)
+        with contextlib.suppress(OSError):  # the folder cannot be used
+            if min(shutil.disk_usage(parent).free, most) > size + SPARE:
+                return own_folder(parent)
     raise NoRoomError(
         f"The ranks need its weights in a file. Neither {MEMORY} nor {on_disk} has {size / 1e9:.1f} GB free for it.",
         "Make room there, or set TMPDIR to another folder.",

@@ -54,27 +54,33 @@ PROGRAM = """
 import importlib, inspect, json, re, sys
 from tests.support.host.mounted import mount
 
-mount(sys.argv[1])
+_, comfyui, *folders = sys.argv
+mount(comfyui)
 list_broken = importlib.import_module("pack.nodes.assumptions").list_broken
 patcher = importlib.import_module("pack.nodes.model.remote_patcher").RemoteModelPatcher
 base = importlib.import_module("comfy.model_base")
-found = {}
-for name, cls in vars(base).items():
-    if isinstance(cls, type) and issubclass(cls, base.BaseModel):
-        for words in set(re.findall(r"unet_model=([\\w.]+)", inspect.getsource(cls.__init__))):
-            module = base
-            for part in words.split("."):
-                module = getattr(module, part, None)
-            if isinstance(module, type):
-                found[f"{name} {module.__name__}"] = list_broken(cls, module, patcher)
+for late in ("", *folders):
+    if late:
+        sys.path.insert(0, late)
+        base.BaseModel.get_dtype = importlib.import_module("late").get_dtype
+    found = {}
+    for name, cls in vars(base).items():
+        if isinstance(cls, type) and issubclass(cls, base.BaseModel):
+            for words in set(re.findall(r"unet_model=([\\w.]+)", inspect.getsource(cls.__init__))):
+                module = base
+                for part in words.split("."):
+                    module = getattr(module, part, None)
+                if isinstance(module, type):
+                    found[f"{name} {module.__name__}"] = list_broken(cls, module, patcher)
 print(json.dumps(found))
 """
 
 
-def broken(comfyui: Path) -> dict[str, list[str]]:
-    """Which of our assumptions do not hold, by the classes of ComfyUI's model and its diffusion model."""
+def broken(comfyui: Path, *late: Path) -> dict[str, list[str]]:
+    """Which of our assumptions do not hold, by the classes of ComfyUI's model and its diffusion model. late: the folder
+    of a change that is made after they were checked once."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(comfyui)],
+        [sys.executable, "-c", PROGRAM, str(comfyui), *map(str, late)],
         cwd=REPOSITORY, capture_output=True, text=True, timeout=SECONDS, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -112,6 +118,12 @@ def test_a_changed_comfyui_is_noticed(name: str, comfyui: Path, tmp_path: Path) 
         (host / file).write_text(text.replace(before, after, 1), encoding="utf-8")
     (said,) = broken(host)["Flux Flux"]
     assert says in said
+
+
+def test_what_a_pack_changes_after_the_first_sampling_is_noticed(comfyui: Path, tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text("def get_dtype(self):\n    return self.diffusion_model.forward_orig(1)\n")
+    (said,) = broken(comfyui, tmp_path)["Flux Flux"]
+    assert "it calls only" in said
 
 
 # Modules of ComfyUI whose functions compute nothing in a model, or that are watched as a whole: each layer's class is

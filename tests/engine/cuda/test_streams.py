@@ -48,6 +48,7 @@ CASES: list[tuple[str, dict[str, Any], int]] = [
     ("changes", {"ulysses": 2}, 2),
     ("cancel", {**STAGES, **HOST}, 2),
     ("failure", {"ulysses": 2, **SHARED}, 2),
+    ("release", {"ulysses": 2, **HOST}, 2),
     ("interruption", {"ring": 2}, 2),
     ("decode", {}, 2),
     ("forwards", {"ring": 2, "ulysses": 2, **SHARED}, 4),

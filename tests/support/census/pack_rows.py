@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -58,7 +59,43 @@ def counted(name: str, steps: int) -> Does:
     return does
 
 
+def in_turns(*names: str, **other: Any) -> Does:
+    """Habits of two models that take turns in each step; empty for none. other: fields of the second one's row."""
+
+    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+        second = census.load(replace(row, **other), hasattr(model, "stand_in"))
+        first, second = (
+            census.run(HABIT_NODE, model=each, habit=name, moment="callback")[0] if name else each
+            for each, name in zip((model, second), names, strict=True)
+        )
+        texts = {which: census.conditioning(row.model, which) for which in ("positive", "negative")}
+        given = {"model": first, "model_negative": second, "cfg": row.cfg, **texts}
+        return [census.custom(row, model, guider=census.run("DualModelGuider", **given)[0])]
+
+    return does
+
+
+def freed_between(name: str, device: str) -> Does:
+    """A habit, and the ranks' memory is freed before each step. device: that the group takes its ranks' for."""
+
+    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+        (changed,) = census.run(HABIT_NODE, model=model, habit=name, moment="begin")
+
+        def free(executor: Any, *args: Any, **kwargs: Any) -> Any:
+            with patch.object(census.group, "setup", census.group.setup._replace(device=device)):
+                assert not hasattr(model, "stand_in") or census.group.park()
+            return executor(*args, **kwargs)
+
+        changed.add_wrapper_with_key("predict_noise", "free", free)
+        return [census.sample(row, changed), census.sample(row, model)]
+
+    return does
+
+
 CACHE = counted("a first-block cache", 5)  # the count is of the steps in which it skips blocks
+
+WHY_LOST = "another model took a turn, or memory was freed."
+LOST = f"What nodes keep inside of the model from step to step may be lost: {WHY_LOST}"
 
 
 def pack_rows() -> Iterator[tuple[str, Row]]:
@@ -102,6 +139,22 @@ PACK_ROWS: dict[str, Row] = {
     "a pack's complex numbers": habit(as_stock(), of_pack("complex numbers", "begin"), less="one rank"),
     "a pack's function beside its routes": habit(
         equal(), of_pack("a function beside routes", "begin"), shared="one rank"
+    ),
+    **{
+        f"a pack's count {name}": habit(equal(), does, plan={}, steps=3, said=LOST, **fields)
+        for name, does, fields in (
+            ("in two models in turn", in_turns("a counting closure", "a hook", dtype="fp8_e4m3fn"), {}),
+            ("in a file as two models in turn", in_turns("a hook", "a counting closure"), {}),
+            ("while Free unloads the ranks", freed_between("a counting closure", "cpu"), {"shared": "one rank"}),
+            ("while Free parks them", freed_between("a counting closure", "cuda"), {"dtype": "fp8_e4m3fn"}),
+        )
+    },
+    "two models in turn, one of them in stages": habit(
+        equal(),
+        in_turns("", "", dtype="fp8_e4m3fn", plan={"ulysses": 2}),
+        plan={"pipefusion": 2},
+        steps=4,
+        said=f"PipeFusion runs some steps whole: {WHY_LOST}",
     ),
     "a function of a pack's __init__": habit(as_stock(), of_pack("a function of the package itself", "begin")),
 }

@@ -1,6 +1,7 @@
-"""`group.no_group COMFYUI BASE MODEL VAE`:
-Parallelize Model, a sampler and Parallelize VAE on a system whose torch has no torch.distributed, against stock.
+"""`group.no_group COMFYUI BASE LACKS MODEL VAE`:
+Parallelize Model, a sampler and Parallelize VAE on a system that can have no group, against stock.
 
+LACKS: "distributed" if its torch has no torch.distributed, "folder" if no folder for temporary files can be used.
 MODEL: a case that `write_cases` has written to the folder BASE. VAE: a file in its models/vae. Prints JSON: whether the
 results have the stock nodes' bits, what was said, whether anything of the model's file was read before it sampled, and
 whether a network inside of a model that has the VAE takes the stock one into the ranks.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import tempfile
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,9 +22,12 @@ from tests.support.census.program import Census
 from tests.support.census.rows import Row
 
 
-def main(comfyui: str, base: str, model: str, vae: str) -> None:
+def main(comfyui: str, base: str, lacks: str, model: str, vae: str) -> None:
     census, row = Census(comfyui, base), Row(model)
-    torch.distributed.is_available = lambda: False
+    if lacks == "distributed":
+        torch.distributed.is_available = lambda: False
+    else:
+        tempfile.tempdir = f"{base}/gone"
     node, vaes = (importlib.import_module(f"pack.nodes.{name}") for name in ("parallelize", "parallelize_vae"))
     plan = importlib.import_module("pack.parallel_backend.plan").ParallelPlan(**ParallelPlan(ulysses=4).to_json())
     groups, said = importlib.import_module("pack.nodes.workers.group"), census.said

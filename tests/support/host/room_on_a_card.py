@@ -39,14 +39,17 @@ class PretendedGroup:
         self.told: dict[str, Any] = {}
         self.others: dict[str, Any] = {}
         self.asked: list[bool] = []
+        self.asks = 0  # of the ranks, for their status
 
     def start_ahead(self, ranks: int, source: dict[str, Any]) -> None:
         pass
 
-    def device_bytes(self) -> int:
+    def device_bytes(self, status: dict[str, Any] | None = None) -> int:
+        status or self.status()
         return self.kept
 
     def status(self) -> dict[str, Any]:
+        self.asks += 1
         return {"weights": self.told, **self.others}
 
     def trim(self) -> int:
@@ -110,7 +113,7 @@ class Scene:
         patcher.pre_run()
         remote = patcher.remote.planned
         self.group.loaded = (remote.source, remote.plan.to_json())
-        self.group.kept = self.group.weights = remote.weight_bytes
+        self.group.kept = self.group.weights = remote.weight_bytes(self.group.status())
         patcher.cleanup()
 
     def prepare(self, patcher: Any, gigabytes: float) -> None:
@@ -200,6 +203,13 @@ def main(comfyui: str, model: str) -> None:
         scene.group.others = {"memory": [{"resident_weights": held * GIGABYTE}], "aside": aside}
         scene.prepare(scene.load("bf16"), 1)
         found[f"{held} GB of another{', ours among them' * len(aside)}"] = scene.outcome()
+
+    asks = []
+    for loaded in (scene.group.loaded, ({"another": "model"}, {})):
+        scene.group.loaded, scene.group.asks = loaded, 0
+        scene.ours.model_size()
+        asks.append(scene.group.asks)
+    found["asks"] = asks
 
     scene.begin()
     scene.ours = None

@@ -51,7 +51,5 @@ WAITS = {
     "a result for the last stage's prediction": Wait([inside(calls.receive_into)], ("steps", STAGES)),
     "a layer for its border rows": Wait([inside(BorderRows.wait)], ("decode", {})),
     "ranks for parked weights": Wait([inside(device.synchronise), inside(Parking.copy)], ("parking", ULYSSES)),
-    "parked memory for its last copy": Wait(
-        [inside(device.synchronise), inside(Parking.fill_device)], ("parking", ULYSSES)
-    ),
+    "pinned memory for its last copy": Wait([inside(device.synchronise), inside(device.unpin)], ("release", ON_HOST)),
 }

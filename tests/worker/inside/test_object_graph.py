@@ -256,6 +256,21 @@ def test_a_tensor_in_two_slots_is_replaced_in_both(both: Both, code: ModuleType)
         assert here.one is here.other and here.one.tolist() == [value, value]
 
 
+def test_a_rank_that_has_forgotten_all_gets_it_again_and_names_new_tensors_otherwise(
+    both: Both, code: ModuleType
+) -> None:
+    here = code.Keeper(torch.ones(2))
+    both.send(here.step)(torch.ones(2))
+    both.answer()
+    both.decoder = Decoder(both.encoder.files, both.model, both.decoder.device)
+    both.encoder.forget_sent()
+    own: Any = both.send(here.step).__self__
+    assert (own.steps, own.last[0], own.last[1].tolist()) == (1, 1, [3.0, 3.0])
+    own.other = torch.zeros(2)
+    both.answer()
+    assert here.last[1].tolist() == [3.0, 3.0] and here.other.tolist() == [0.0, 0.0]
+
+
 @pytest.mark.parametrize(
     ("age", "words"), [(None, "cannot be read"), (-1, "has changed since ComfyUI started")], ids=["gone", "changed"]
 )

@@ -8,6 +8,7 @@ CASES: of [what runs, plan, a wait that is taken away or ""]; of `RUNS` and `WAI
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import sys
 import traceback
@@ -180,8 +181,8 @@ def cancel(rig: Rig) -> None:
         raise AssertionError("The sampling went on.")
 
 
-def failure(rig: Rig) -> None:
-    """A block fails in a forward; the next one succeeds."""
+def fail_in_a_block(rig: Rig) -> None:
+    """A block fails in a forward."""
     block = rig.model.stage.blocks[-2]
 
     def fail(*_: object) -> None:
@@ -192,7 +193,19 @@ def failure(rig: Rig) -> None:
         rig.forward()
     except ArithmeticError:
         handle.remove()
+
+
+def failure(rig: Rig) -> None:
+    """The forward after a failure succeeds."""
+    fail_in_a_block(rig)
     rig.forward()
+
+
+def release(rig: Rig) -> None:
+    """A model is released while weights come for a forward that has failed."""
+    fail_in_a_block(rig)
+    del rig.model
+    gc.collect()
 
 
 def interruption(rig: Rig) -> None:
@@ -216,7 +229,7 @@ RUNS: dict[str, Callable[[Rig], None]] = {
     each.__name__: each
     for each in (
         forwards, pieces, steps, loop, multistep, parking, adapter, changes, cancel,
-        failure, interruption,
+        failure, release, interruption,
     )
 }  # fmt: skip
 
