@@ -26,6 +26,8 @@ from tests.support.cases.families import FAMILIES
 from tests.support.editor import groups
 from tests.support.editor.editor import browser_path, open_browser
 from tests.support.group.footprint import settings_that_free
+from tests.support.group.machines import open_network
+from tests.support.group.network import Network
 from tests.support.host.graphs import NODE_PACK, NODE_PACK_SOURCE, TINY_MODELS
 from tests.support.host.quick_machine import quick_machine
 from tests.support.ranks.pool import RankPool
@@ -100,9 +102,6 @@ SIZES = {
     },
 }
 
-DESELECTED = pytest.StashKey[str]()
-REFUSED = pytest.StashKey[list[str]]()
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tiers")
@@ -137,30 +136,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    config.stash[DESELECTED] = tiers.select(config, items)
-    if hasattr(config, "workeroutput"):  # one of several processes, each of which has selected alike
-        config.workeroutput["deselected"] = config.stash[DESELECTED]
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    """Takes over, from one of several processes, what is to be said at the end."""
-    node.config.stash[DESELECTED] = getattr(node, "workeroutput", {}).get("deselected", "")
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if said := terminalreporter.config.stash.get(DESELECTED, ""):
-        terminalreporter.write_line(said)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    with tiers.guarded(getattr(item, "fixturenames", ())) as item.stash[REFUSED]:
-        return (yield)
-
-
-def pytest_runtest_teardown(item: pytest.Item) -> None:
-    assert not item.stash[REFUSED], item.stash[REFUSED]
+    tiers.select(config, items)
 
 
 @pytest.fixture(scope="session")
@@ -204,6 +180,13 @@ def own_ranks() -> None:
     """To be asked for by what starts ranks of its own: that is how they are known to be no fast tests."""
 
 
+@pytest.fixture(scope="module")
+def network(own_ranks: None) -> Iterator[Network]:
+    """The networks of two machines."""
+    with open_network() as network:
+        yield network
+
+
 @pytest.fixture(scope="session")
 def group_of_two(own_ranks: None, folders: disk.TemporaryFolders) -> Iterator[WorkerGroup]:
     """One worker group of two ranks for every test that leaves it alive, whatever model and plan is loaded."""
@@ -235,8 +218,7 @@ def models(folders: disk.TemporaryFolders) -> Path:
         write_pipeline(diffusers / name, family, pipeline)
         if name != "tiny-dit":  # for the stock loader; the folder says what diffusers makes of it
             shutil.copy(diffusers / name / WEIGHTS, base / "models" / "diffusion_models" / f"{name}.safetensors")
-    if DEMO_MODEL.is_dir():
-        shutil.copytree(DEMO_MODEL, diffusers / "shapes-dit")  # a copy, so that training does not change it under us
+    shutil.copytree(DEMO_MODEL, diffusers / "shapes-dit")  # a copy, so that training does not change it under us
     (base / "models" / "loras").mkdir()
     for name, source in NODE_PACKS.items():
         (base / "custom_nodes" / name).mkdir(parents=True)
@@ -288,7 +270,6 @@ def own_base(models: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    """One headless browser."""
     if browser_path() is None:
         pytest.fail("no Chromium on the PATH: install one (on Debian: apt-get install chromium), or set CHROMIUM to it")
     with open_browser() as browser:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import struct
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import psutil
 import pytest
 
 from demo.host import ComfyHost
+from tests.support.host import graphs
 
 MAGIC, GGUF_VERSION, ARRAY, UINT8 = b"GGUF", 3, 9, 0
 MANY = 1 << 40
@@ -79,21 +79,19 @@ def seconds_of(process: psutil.Process) -> float:
 
 
 @pytest.fixture
-def ask(host: ComfyHost) -> Iterator[Callable[[str], str]]:
+def ask(host: ComfyHost) -> Callable[[str], str]:
     """Asks about a plan for a model. The answer comes soon and without much memory; what it says of the model."""
     process = psutil.Process(host.process.pid)
 
     def question(name: str) -> str:
         before, began = process.memory_info().rss, seconds_of(process)
         data = json.dumps({"values": {"mode": "auto"}, "files": {"model_name": name}}).encode()
-        request = urllib.request.Request(f"{host.url}/paralleldit/plan", data, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=60) as answer:  # raises for a 500
-            said = json.loads(answer.read())
+        said = json.loads(graphs.ask(host, "/paralleldit/plan", data, headers={"Content-Type": "application/json"}))
         assert seconds_of(process) - began < SECONDS
         assert process.memory_info().rss - before < MEMORY
         return " ".join(said["unknown"])
 
-    yield question
+    return question
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -61,13 +61,15 @@ def test_another_user_finds_no_store_of_a_running_group(group_of_two: WorkerGrou
     assert parent and group_of_two.session
     processes = [parent, *map(psutil.Process, pids)]
     listened = {
-        each.pid: [one.laddr.port for one in each.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+        each.pid: [one.laddr for one in each.net_connections("inet") if one.status == psutil.CONN_LISTEN]
         for each in processes
     }
     assert listened[parent.pid] == [], "torchrun's store is within its process"
+    addresses = sum(listened.values(), [])
+    assert {address.ip for address in addresses} <= {"127.0.0.1"}
     folder = group_of_two.session.process.folder
     assert (folder / STORE).exists() and folder.stat().st_mode & 0o777 == 0o700
-    given = json.dumps([str(folder), sum(listened.values(), []), [each.pid for each in processes]])
+    given = json.dumps([str(folder), [address.port for address in addresses], [each.pid for each in processes]])
     done = subprocess.run(
         [sys.executable, "-c", INTRUDER, given],
         cwd=REPOSITORY, user=NOBODY, group=NOBODY, extra_groups=[], env={**os.environ, "HOME": "/"},

@@ -28,8 +28,14 @@ def test_noise_of_an_impossible_shape_is_refused(own_ranks: None, tmp_path: Path
         assert "error" not in reply and results
 
 
-@pytest.mark.parametrize("name", ["torch:from_file", "torch:load", "torch:save", "builtins:open", "numpy:load"])
-def test_no_description_names_a_function_that_reads_files(name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("torch:from_file", "torch:load", "torch:save", "torch.hub:", "builtins:open", "builtins:eval"),
+        *("numpy:load", "os:system", "subprocess:Popen"),
+    ],
+)
+def test_no_description_names_a_function_that_reads_files_or_runs_code(name: str) -> None:
     with pytest.raises(ValueError, match="not of the installed code"):
         find_installed(name)
     assert find_installed("torch:cat") is torch.cat

@@ -20,7 +20,6 @@ GOOD = Job("tiny-dit", steps=1)
 LOOP = Job("tiny-dit", scheduler="DDIM")
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
 DEMO_NAME = "demo: coloured shapes (64×64)"
-TEXT = {"positive": "text.safetensors", "negative": "text.safetensors"}
 LACKING = "transformer_blocks.1.attn1.to_q.weight"
 Words = tuple[str, ...]  # of the error
 
@@ -139,8 +138,6 @@ TINY_SD3 = "tiny-sd3.safetensors"
 ROPE = {"scale_x": 2.0, "shift_x": 0.0, "scale_y": 1.0, "shift_y": 0.0, "scale_t": 1.0, "shift_t": 0.0}
 CACHE = {"reuse_threshold": 3.0, "start_percent": 0.0, "end_percent": 1.0, "verbose": False}
 INSIDE = ("cannot honour", "Remove that node")
-PIPEFUSION = {"pipefusion": 2}
-SIDES = {"width": 88, "height": 88}
 REFUSED: dict[str, tuple[dict, Words]] = {
     "a model that is not there": (Job("no-such-model").prompt(), ("no-such-model", "Put it there")),
     "a class number above the range": (Job("tiny-dit", "10").prompt(), ("Class 10", "0 to 9")),
@@ -180,17 +177,9 @@ REFUSED: dict[str, tuple[dict, Words]] = {
     "loop: another model": (
         replace(LOOP, seed=5).prompt(behind("Test_ForeignModel")), ("Put Parallelize Model before it", "KSampler")
     ),
-    "loop: a scheduler of flow matching": (
-        replace(LOOP, scheduler="Euler flow").prompt(), ("'Euler flow'", "flow matching", "DDIM")
-    ),
-    "loop: a scheduler of diffusion": (
-        replace(LOOP, model=TINY_SD3, **TEXT).prompt(), ("'DDIM'", "diffusion", "Euler flow")
-    ),
-    "loop: too many steps": (replace(LOOP, steps=1001).prompt(), ("1001", "1000")),
-    "loop: sides of no whole patches": (replace(LOOP, **SIDES, plan=PIPEFUSION).prompt(), ("11", "patch")),
-    "loop: more stages than blocks": (replace(LOOP, plan={"pipefusion": 9}).prompt(), ("pipefusion=9", "blocks")),
-    "loop: more patches than tokens": (
-        replace(LOOP, plan={**PIPEFUSION, "patches": 40}, width=64, height=64).prompt(), ("40 patches", "16 tokens")
+    "loop: no positive text": (
+        LOOP.prompt(patch_positive=lambda graph, _text: graph.add("Test_NoConditioning")),
+        ("cannot honour an empty positive conditioning",),
     ),
 }  # fmt: skip
 

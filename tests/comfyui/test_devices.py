@@ -104,11 +104,6 @@ def test_gpus_that_cannot_take_part_are_refused_and_can_be_chosen_anew(machine: 
     assert bool(found["cards"]) == ("CPU" not in machine), "the dialog shows them"
 
 
-def test_one_rank_gives_the_exact_image_of_a_plan_whose_exchange_is_lossy(machines: dict[str, Any]) -> None:
-    expected = {"ulysses": "same_image", "int4": "exact_image", "kernel": "same_image"}
-    assert machines["three alike"]["images"] == expected
-
-
 def test_a_device_that_is_set_and_not_there_is_refused_with_what_to_do(machines: dict[str, Any]) -> None:
     error = machines["set to what is not there"]["error"]
     assert "device is xpu, and torch finds none here" in error and "out of the settings" in error

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from parallel_backend.weights import parking
 from parallel_backend.weights.host_memory import HostMemory
 from tests.conftest import SIZES
 from tests.support.cases.families import FAMILIES, WIDE
-from tests.support.group.direct_group import DirectGroup, Layer, source_of, take_for_gpus, wait_until
+from tests.support.group.direct_group import DirectGroup, Layer, go_on, source_of, take_for_gpus, wait_until
 from tests.support.host.graphs import Job, latents, ranks, status, with_lora
 from tests.support.programs import run_program
 from worker.comfyui.source import HostSource
@@ -42,7 +41,7 @@ def test_what_is_parked_is_nowhere_else_and_comes_back_to_the_bit(one_rank: None
     block = model.transformer_blocks[0]
     block.ff.net[2].weight = block.ff_context.net[2].weight
     model.register_buffer("transposed", torch.arange(12.0).reshape(3, 4).T)
-    block.attn.to_q.weight = frozen(block.attn.to_q.weight.to(torch.float8_e4m3fn))
+    block.attn.to_q.weight = torch.nn.Parameter(block.attn.to_q.weight.to(torch.float8_e4m3fn), requires_grad=False)
     held = model.state_dict()
     right = {name: (tensor.clone(), tensor.stride()) for name, tensor in held.items()}
     parked = parking.Parking(model, torch.device("cpu"))
@@ -55,10 +54,6 @@ def test_what_is_parked_is_nowhere_else_and_comes_back_to_the_bit(one_rank: None
         assert held[name].stride() == strides
         assert model.state_dict()[name].data_ptr() == held[name].data_ptr(), name
     assert block.ff.net[2].weight.data_ptr() == block.ff_context.net[2].weight.data_ptr()
-
-
-def frozen(tensor: torch.Tensor) -> torch.nn.Parameter:
-    return torch.nn.Parameter(tensor.detach(), requires_grad=False)
 
 
 def test_weights_stay_where_they_are_if_ram_is_too_short_for_them() -> None:
@@ -76,17 +71,6 @@ def resident(group: WorkerGroup) -> int:
     return sum(psutil.Process(pid).memory_full_info().uss for pid in group.status()["pids"])
 
 
-def nothing() -> None:
-    pass
-
-
-@pytest.fixture
-def group(own_ranks: None, tmp_path: Path) -> Iterator[WorkerGroup]:
-    group = WorkerGroup("cpu", tmp_path / "logs")
-    yield group
-    group.stop()
-
-
 def predict(group: WorkerGroup, source: HostSource, lora: bool = True) -> torch.Tensor:
     """What a forward does in the node: the model, its LoRA, and the prediction."""
     direct = DirectGroup(group, WIDE, source, PLAN)
@@ -100,7 +84,7 @@ def wide(group_of_two: WorkerGroup, tmp_path_factory: pytest.TempPathFactory) ->
     """A group, and a model for it."""
     # Which the file is not: so each rank has a copy of its own, of 150 MiB.
     source = replace(source_of(WIDE, tmp_path_factory.mktemp("wide")), dtype="bfloat16", cast="float32")
-    group_of_two.load(source.to_json(), PLAN.to_json(), PLAN.world_size, nothing)
+    group_of_two.load(source.to_json(), PLAN.to_json(), PLAN.world_size, go_on)
     return group_of_two, source
 
 
@@ -163,17 +147,6 @@ def test_ranks_with_the_same_weights_park_one_copy_of_them_which_is_used_again(
     assert predict(group, source, lora=False).equal(plain) and not plain.equal(right)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems have a copy a rank")
-def test_stages_park_what_each_of_them_has(wide: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
-    group, source = wide
-    plan = ParallelPlan(pipefusion=2, patches=1)
-    group.load(source.to_json(), plan.to_json(), plan.world_size, nothing)
-    take_for_gpus(monkeypatch, group)
-    group.park()
-    assert group.status()["state"] == "parked"
-    assert [mapped(pid) for pid in group.status()["pids"]] == [{}, {}]
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits a running rank's memory, which Linux alone lets us do")
 def test_parked_ranks_keep_model_and_lora_and_stay_parked_while_one_has_no_room(
@@ -198,13 +171,6 @@ def test_parked_ranks_keep_model_and_lora_and_stay_parked_while_one_has_no_room(
     after = group.status()
     assert after["state"] == "ready" and after["pids"] == before["pids"]
     assert [after["counts"][name] for name in ("load", "patch")] == [before["counts"][n] for n in ("load", "patch")]
-
-
-def test_parking_starts_no_group(group: WorkerGroup) -> None:
-    group.park()
-    group.park(unload=True)
-    assert group.device_bytes() == group.trim() == 0
-    assert group.status()["state"] == "stopped"
 
 
 def lora(models: Path) -> str:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shutil
 import sys
 import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from demo.host import REPOSITORY, ComfyHost, PromptError
 from tests.editor.test_help import NODES
-from tests.support.host.graphs import Graph, Job, worker_processes
+from tests.support.host.graphs import Graph, Job, ask, worker_processes
 from tests.support.host.node_defs import own_nodes
 
 SCRIPT = "paralleldit.js"
@@ -65,14 +67,14 @@ def test_a_plain_clone_with_only_comfyuis_requirements_loads_and_says_what_to_in
 
 def test_a_plain_clone_serves_its_web_files_help_and_words(bare: ComfyHost) -> None:
     folder = f"/extensions/{urllib.parse.quote(CLONE)}"
-    served = {url for url in json.loads(get(bare, "/extensions")) if url.startswith(f"{folder}/")}
+    served = {url for url in json.loads(ask(bare, "/extensions")) if url.startswith(f"{folder}/")}
     assert served == {f"{folder}/{SCRIPT}"}
     pages = [path.relative_to(REPOSITORY / "web").as_posix() for path in (REPOSITORY / "web" / "docs").rglob("*.md")]
     styles = STYLE.findall((REPOSITORY / "web" / SCRIPT).read_text())
     assert styles
     for path in (SCRIPT, *styles, *pages):
-        assert get(bare, f"{folder}/{path}") == (REPOSITORY / "web" / path).read_bytes()
-    texts = json.loads(get(bare, "/i18n"))
+        assert ask(bare, f"{folder}/{path}") == (REPOSITORY / "web" / path).read_bytes()
+    texts = json.loads(ask(bare, "/i18n"))
     for language in ("en", "zh"):
         assert set(texts[language]["nodeDefs"]) == NODES
         assert texts[language]["paralleldit"]
@@ -140,6 +142,15 @@ def packages_of(requirements: Path) -> set[str]:
     }
 
 
-def get(host: ComfyHost, path: str) -> bytes:
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(host.url + path, timeout=60) as response:
-        return response.read()
+def test_comfyui_reads_the_metadata_as_it_is_meant(comfyui: Path) -> None:
+    """By ComfyUI's own types, which are the registry's. `tests/pack/test_published.py` has what else that asks for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(comfyui))
+        parser = importlib.import_module("comfy_config.config_parser")
+    config: Any = parser.extract_node_configuration(str(REPOSITORY))
+    assert config.project.urls.repository.split("/")[-2] == config.tool_comfy.publisher_id
+    assert config.tool_comfy.web is None  # WEB_DIRECTORY serves the web files; ComfyUI would serve them twice
+    assert config.project.supported_os == ["POSIX :: Linux"]
+    assert config.project.supported_accelerators == ["GPU :: NVIDIA CUDA"]
+    tested = re.search(r'__version__ = "(.+)"', (comfyui / "comfyui_version.py").read_text())[1]
+    assert SpecifierSet(config.project.supported_comfyui_version).contains(tested)

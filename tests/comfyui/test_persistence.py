@@ -13,7 +13,6 @@ from demo.host import ComfyHost
 from tests.conftest import EXTRA_ARGS, HOST_ENV
 from tests.support.host.faults import SECONDS_TO_GO, spaced, wait_until
 from tests.support.host.graphs import (
-    Graph,
     Job,
     alive,
     latents,
@@ -22,7 +21,6 @@ from tests.support.host.graphs import (
     status,
     worker_processes,
 )
-from tests.support.loaders import load
 
 SD3 = Job("tiny-sd3.safetensors", "text.safetensors", "text.safetensors")
 ULYSSES = {"cfg": 1, "ulysses": 2}
@@ -54,18 +52,6 @@ def test_another_model_or_plan_of_the_same_size_is_loaded_by_the_same_processes(
     assert worker_processes(host, 1) == processes
     assert after["counts"]["load"] == before["counts"]["load"] + 1
     assert (after["files"], after["plan"]) != (before["files"], before["plan"])
-
-
-def test_a_loader_has_the_ranks_start_before_a_sampler_needs_them(host: ComfyHost) -> None:
-    post(host, f"/paralleldit/stop?group={OTHER}")
-    graph = Graph()
-    graph.add("PreviewAny", source=load(graph, "tiny-dit", group=OTHER))
-    host.run(graph.prompt)
-    wait_until(lambda: status(host, OTHER)["state"] == "ready")
-    pids = ranks(host, OTHER)
-    assert "model" not in status(host, OTHER)
-    latents(host, Job("tiny-dit", group=OTHER).prompt())
-    assert ranks(host, OTHER) == pids
 
 
 @pytest.mark.slow

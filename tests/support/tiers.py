@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import pytest
 import torch
 from _pytest.mark.structures import ParameterSet
 
-# What takes long to start, by the fixture that stands for it: whatever starts it has that fixture among its own.
-NEEDS = {
-    "browser": "a browser",
-    "comfyui": "ComfyUI",
-    "older_comfyui": "ComfyUI",
-    "ranks": "ranks",
-    "labelled_ranks": "ranks",
-    "own_ranks": "ranks",
-    "drawn": "the demo model's pictures",
-}
-# What a command that starts one of them has among its arguments, and which of the needs it is.
-STARTS = {"torch.distributed.run": "ranks", "tests.support.ranks.": "ranks", "worker.": "ranks", "main.py": "ComfyUI"}
+# The fixtures that stand for what takes long to start: whatever starts it has one of them among its own.
+NEEDS = {"browser", "comfyui", "older_comfyui", "ranks", "labelled_ranks", "own_ranks", "drawn"}
 
 
 def slow_but(quick: Collection[str], cases: Mapping[str, tuple[Any, ...]]) -> list[ParameterSet]:
@@ -34,18 +20,6 @@ def slow_but(quick: Collection[str], cases: Mapping[str, tuple[Any, ...]]) -> li
         pytest.param(*values, id=name, marks=[] if name in quick else [pytest.mark.slow])
         for name, values in cases.items()
     ]
-
-
-def needs(fixtures: Iterable[str]) -> list[str]:
-    """What a test with these fixtures, theirs included, needs that takes long to start; the costliest first."""
-    held = set(fixtures)
-    return [need for fixture, need in NEEDS.items() if fixture in held]
-
-
-def lacks_gpu(item: pytest.Item) -> bool:
-    """Whether the test computes on a GPU, and there is none."""
-    is_wanted = item.get_closest_marker("gpu") is not None and item.config.getoption("--device") == "cuda"
-    return is_wanted and not torch.cuda.is_available()
 
 
 def running(request: pytest.FixtureRequest, *names: str) -> list[tuple[Any, ...]]:
@@ -58,58 +32,19 @@ def running(request: pytest.FixtureRequest, *names: str) -> list[tuple[Any, ...]
     return found
 
 
-def why_not_fast(item: pytest.Item) -> str:
-    """Why the fast tier leaves a test out; empty if it runs it."""
-    if item.get_closest_marker("slow"):
-        return "are slow"
-    return next((f"need {need}" for need in needs(getattr(item, "fixturenames", ()))), "")
+def is_fast(item: pytest.Item) -> bool:
+    return not item.get_closest_marker("slow") and NEEDS.isdisjoint(getattr(item, "fixturenames", ()))
 
 
-def select(config: pytest.Config, items: list[pytest.Item]) -> str:
-    """Leaves what is asked for in `items`, the fast tier first; returns what is to be said of the rest, if it is."""
-    without_gpu = {item: None for item in items if lacks_gpu(item)}
-    items[:] = [item for item in items if item not in without_gpu]
-    config.hook.pytest_deselected(items=list(without_gpu))
-    said = [f"{len(without_gpu)} tests deselected, as they need a GPU: see `python3 dev.py gpu`"] if without_gpu else []
-    if config.getoption("--fast"):
-        reasons = {item: why_not_fast(item) for item in items}
-        left_out = [item for item in items if reasons[item]]
-        items[:] = [item for item in items if not reasons[item]]
-        config.hook.pytest_deselected(items=left_out)
-        counts = Counter(reasons[item] for item in left_out)
-        listed = ", ".join(f"{count} {reason}" for reason, count in counts.items())
-        if left_out:
-            said.append(f"{len(left_out)} tests deselected ({listed}): run without --fast")
-        return "\n".join(said)
-    takes_slow = config.getoption("--slow")
-    slow = {item: None for item in items if item.get_closest_marker("slow") and not takes_slow}
-    # Stable: within each half as they were.
-    items[:] = sorted((item for item in items if item not in slow), key=lambda item: bool(why_not_fast(item)))
-    config.hook.pytest_deselected(items=list(slow))
-    said += [f"{len(slow)} tests deselected, as they are slow: run with --slow"] if slow else []
-    return "\n".join(said)
+def is_run(item: pytest.Item) -> bool:
+    """Whether the options ask for the test, and there is a GPU if it computes on one."""
+    asks, has_mark = item.config.getoption, item.get_closest_marker
+    if has_mark("gpu") and asks("--device") == "cuda" and not torch.cuda.is_available():
+        return False
+    return is_fast(item) if asks("--fast") else bool(asks("--slow")) or not has_mark("slow")
 
 
-@contextmanager
-def guarded(fixtures: Collection[str]) -> Iterator[list[str]]:
-    """Meanwhile, a test with these fixtures can't start what they do not show: it would be in the wrong tier.
-
-    Yields the commands refused, for whoever takes the refusal for something else.
-    """
-    known, refused = needs(fixtures), []
-    start = subprocess.Popen.__init__
-
-    def checked(self: subprocess.Popen, args: Any, *rest: Any, **options: Any) -> None:
-        words = [args] if isinstance(args, str | bytes | os.PathLike) else args
-        for word in map(os.fsdecode, words):
-            for sign, need in STARTS.items():
-                if (word.startswith(sign) or word.endswith(f"/{sign}")) and not known:
-                    refused.append(f"This starts {need} ({word}), which none of the test's fixtures shows.")
-                    raise PermissionError(refused[-1])
-        start(self, args, *rest, **options)
-
-    subprocess.Popen.__init__ = checked
-    try:
-        yield refused
-    finally:
-        subprocess.Popen.__init__ = start
+def select(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves what this session runs in `items`, the fast tests first, which else stay in their order."""
+    config.hook.pytest_deselected(items=[item for item in items if not is_run(item)])
+    items[:] = sorted(filter(is_run, items), key=lambda item: not is_fast(item))

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.support.group.direct_group import FLUX, DirectGroup, direct_on
-from tests.support.group.machines import open_network
-from tests.support.group.network import Network
 from worker.host.client import WorkerGroup
 
 
 @pytest.fixture(scope="module")
 def two(group_of_two: WorkerGroup, tmp_path_factory: pytest.TempPathFactory) -> DirectGroup:
     return direct_on(group_of_two, tmp_path_factory.mktemp("two"), FLUX, ulysses=2)
-
-
-@pytest.fixture(scope="module")
-def network(own_ranks: None) -> Iterator[Network]:
-    with open_network() as network:
-        yield network

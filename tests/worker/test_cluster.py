@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
-import socket
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -17,14 +15,11 @@ import yaml
 
 from demo.host import REPOSITORY
 from tests.support.group.direct_group import DIT, source_of
-from tests.support.group.machines import PORT, SILENCE, ULYSSES, First, Second, predicted_by_one
+from tests.support.group.machines import PORT, ULYSSES, First, Second, predicted_by_one
 from tests.support.group.network import PODS, Network
 from tests.support.tiers import slow_but
 from worker import join
-from worker.errors import WorkerGroupError
 from worker.launch.cluster import expand_nodelist, read_job_machines, read_job_place
-from worker.launch.rendezvous import VERSION, Rendezvous
-from worker.launch.torchrun import Machines
 from worker.settings import SettingsError
 
 PAGE = REPOSITORY / "docs" / "machines.md"
@@ -157,34 +152,3 @@ def test_a_job_that_does_not_fit_its_machines_is_told_on_the_command_line(
     with pytest.raises(SystemExit):
         join.main()
     assert says in capsys.readouterr().err
-
-
-class Names:
-    """What names mean, beside addresses, which mean themselves."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, **known: str) -> None:
-        self.known = known
-        monkeypatch.setattr(socket, "gethostbyname", self.look_up)
-
-    def look_up(self, name: str) -> str:
-        if name[0].isdigit():
-            return name
-        if name not in self.known:
-            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return self.known[name]
-
-
-def test_a_machine_whose_name_is_known_later_is_met_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pod has a name and an address once it runs."""
-    names = Names(monkeypatch)
-    meeting = Rendezvous(Machines("127.0.0.1", PORT, ("pod",)))
-    try:
-        with pytest.raises(WorkerGroupError, match="pod did not join within .* The name pod is not known here"):
-            meeting.gather({}, SILENCE, seconds=0.1)
-        names.known["pod"] = "127.0.0.2"
-        with socket.create_connection(("127.0.0.1", PORT), 5, source_address=("127.0.0.2", 0)) as connection:
-            connection.sendall(json.dumps({"version": VERSION, "host": "pod"}).encode() + b"\n")
-            meeting.gather({}, SILENCE, seconds=10)
-        assert list(meeting.peers) == [1]
-    finally:
-        meeting.listener.close()

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -28,21 +29,20 @@ from worker.wire.protocol import (
     Header,
     ProtocolError,
     decode,
-    encode,
     receive_frame,
     send_frame,
 )
 from worker.wire.tensors import LENGTH, Buffer, Tensors
 from worker.wire.tree import pack
 
-MUTATED_FRAMES = [5_000, pytest.param(20_000, marks=pytest.mark.slow)]
+MUTATED_FRAMES = 5_000
 # Of each kind: those that may end in a load, which takes longer than the others, are fewer.
 NO_VAE = VaeSource("/none", ("--cpu",), "/none", "AutoencoderKL", "float32")
 REQUESTS = {"call": 120, "sample": 120, "vae": 60, "patch": 20, "load": 30}
 QUESTIONS = 400
 SECONDS = 5  # for one frame; a hang, if it takes longer
 SMALL = 1 << 20
-ENDS_WITHIN = 60
+GROWTH = 64 << 20  # bytes
 
 
 class TooLarge(Exception):
@@ -89,14 +89,13 @@ def little_memory() -> Iterator[None]:
     assert peak < 64 << 20
 
 
-@pytest.mark.parametrize("count", MUTATED_FRAMES)
-def test_thousands_of_mutated_frames(count: int, little_memory: None) -> None:
+def test_thousands_of_mutated_frames(little_memory: None) -> None:
     chance = random.Random(6)
     frames = real_frames()
     assert {outcome(frame) for frame in frames} == {"taken"}
-    outcomes = Counter(outcome(mutate(chance.choice(frames), chance)) for _ in range(count))
+    outcomes = Counter(outcome(mutate(chance.choice(frames), chance)) for _ in range(MUTATED_FRAMES))
     print(dict(outcomes))
-    assert min(outcomes[kind] for kind in ("ProtocolError", "ConnectionClosed", "taken")) > count // 50
+    assert min(outcomes[kind] for kind in ("ProtocolError", "ConnectionClosed", "taken")) > MUTATED_FRAMES // 50
 
 
 @pytest.mark.parametrize(("header", "payload"), [(MAX_HEADER + 1, 0), (0, MAX_PAYLOAD + 1), (2**32 - 1, 2**64 - 1)])
@@ -130,12 +129,13 @@ def requests(model: HostSource) -> dict[str, tuple[Header, Tensors]]:
 
 
 def test_wrong_requests_are_refused_and_the_rank_lives(own_ranks: None, model: HostSource, tmp_path: Path) -> None:
-    """On both channels of a real rank: each is answered, and the last good one as the first."""
+    """On both channels of a real rank: each is answered, and the last good one as the first. Its memory stays."""
     chance = random.Random(6)
     valid = requests(model)
     with OneRank(tmp_path) as rank:
         assert rank.request(*valid["load"])[0].keys() == {"id", "has_model"}
         first = rank.request(*valid["call"])[1]["prediction.0.0"]
+        memory = psutil.Process(rank.process.pid).memory_info().rss
         answers: Counter[tuple[str, str]] = Counter()
         for kind in (kind for kind, count in REQUESTS.items() for _ in range(count)):
             header, tensors = valid[kind]
@@ -157,31 +157,7 @@ def test_wrong_requests_are_refused_and_the_rank_lives(own_ranks: None, model: H
         assert rank.ask({"op": "status"})["pids"] == [rank.process.pid]
         assert rank.request(*valid["load"])[0].keys() == {"id", "has_model"}
         assert rank.request(*valid["call"])[1]["prediction.0.0"].equal(first)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("channel", ["job", "control"])
-def test_a_channel_that_lost_its_framing_ends_the_rank_and_says_so(
-    own_ranks: None, channel: str, tmp_path: Path
-) -> None:
-    with OneRank(tmp_path) as rank:
-        connection = {"job": rank.job, "control": rank.control}[channel]
-        connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        with pytest.raises(ConnectionClosed):
-            receive_frame(connection)
-        assert rank.process.wait(ENDS_WITHIN)
-        assert "Not a frame of this protocol: it starts with b'GET '" in rank.said()
-
-
-@pytest.mark.slow
-def test_a_half_sent_question_holds_up_no_job(own_ranks: None, model: HostSource, tmp_path: Path) -> None:
-    valid = requests(model)
-    with OneRank(tmp_path) as rank:
-        rank.control.sendall(b"".join(encode({"op": "status"}))[:-1])
-        assert rank.request(*valid["load"])[0].keys() == {"id", "has_model"}
-        assert "prediction.0.0" in rank.request(*valid["call"])[1]
-        rank.control.sendall(b" ")
-        assert decode(receive_frame(rank.control))[0]["pids"] == [rank.process.pid]
+        assert psutil.Process(rank.process.pid).memory_info().rss - memory < GROWTH
 
 
 def test_what_no_frame_can_carry_is_refused_before_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:

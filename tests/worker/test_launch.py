@@ -15,12 +15,12 @@ import psutil
 import pytest
 
 from demo.host import REPOSITORY
-from tests.support.group.direct_group import go_on, wait_until
-from worker.host.client import WorkerGroup
+from tests.support.group.direct_group import wait_until
 from worker.launch.agent import find_root_cause
 from worker.launch.forks import fork_ranks
 from worker.launch.torchrun import DEVICE, cuda_environment
 
+UNNEEDED = {"diffusers", "transformers", "torchvision", "torchaudio", "av", "kornia", "spandrel", "comfy"}
 LOST = "Connection closed by peer [127.0.0.1]:4242"
 
 
@@ -94,16 +94,6 @@ def test_on_wsl_ranks_have_expandable_segments_only_if_a_person_asks_for_them(
     assert cuda_environment(asked) == cuda_environment({}) | asked
 
 
-def test_a_persons_own_settings_of_nccl_stay() -> None:
-    assert cuda_environment({})["TORCH_NCCL_ENABLE_MONITORING"] == "0"
-    assert cuda_environment({"TORCH_NCCL_ENABLE_MONITORING": "1"})["TORCH_NCCL_ENABLE_MONITORING"] == "1"
-
-
-def test_cuda_loads_kernels_when_they_are_needed() -> None:
-    """To load all at the start takes 4 s and 1.1 GB of an H200."""
-    assert "CUDA_MODULE_LOADING" not in cuda_environment({})
-
-
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=lambda end: end.name)
 def test_the_folders_of_a_process_go_with_it_however_it_ends(end: signal.Signals, tmp_path: Path) -> None:
     code = (
@@ -127,14 +117,6 @@ def test_the_folders_of_a_process_go_with_it_however_it_ends(end: signal.Signals
     assert wait_until(lambda: not any(folder.exists() for folder in folders), 30)
 
 
-def test_ranks_on_the_cpu_are_forked_off_the_agent_and_so_import_torch_once(group_of_two: WorkerGroup) -> None:
-    group_of_two.start(2, go_on)
-    ranks = [psutil.Process(pid) for pid in group_of_two.status()["pids"]]
-    (agent,) = {rank.parent() for rank in ranks}
-    assert [rank.cmdline() for rank in ranks] == [agent.cmdline()] * 2, "each had a Python of its own"
-    assert len({os.getpgid(each.pid) for each in (agent, *ranks)}) == 3, "one can be ended without the others"
-
-
 # A module of a rank: it starts a thread as it is imported, as CUDA may.
 THREADED = """
 import threading
@@ -153,3 +135,9 @@ def test_no_rank_is_forked_where_a_fork_would_break_it(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv(DEVICE, device)
     assert fork_ranks(2, "threaded_rank") == []
+
+
+def test_a_rank_that_waits_has_imported_neither_diffusers_nor_comfyui(own_ranks: None) -> None:
+    command = [sys.executable, "-c", "import sys, worker.rank.serving\nprint(*sys.modules)"]
+    run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=True)
+    assert UNNEEDED.isdisjoint(run.stdout.splitlines()[-1].split())

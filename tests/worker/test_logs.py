@@ -107,17 +107,6 @@ shutil.copy(log.path, {str(tmp_path / "seen.log")!r})
     assert (tmp_path / "seen.log").read_text() == "there is room again\n"
 
 
-def test_the_tail_is_of_the_last_lines_and_goes_on_in_the_old_file(tmp_path: Path) -> None:
-    new, old = tmp_path / "rank-0.log", tmp_path / "rank-0.log.1"
-    assert tail(log_path(tmp_path, 0), 10) == ""
-    old.write_bytes(b"one\ntwo \xff\n")
-    new.write_text("three\nfour\n")
-    assert tail(log_path(tmp_path, 0), 2) == "three\nfour"
-    assert tail(log_path(tmp_path, 0), 3) == "two \N{REPLACEMENT CHARACTER}\nthree\nfour"
-    assert tail(log_path(tmp_path, 0), 99).startswith("one\n")
-    assert tail(log_path(tmp_path, 1), 10) == ""
-
-
 def test_the_tail_of_a_huge_log_is_as_quick_as_of_a_small_one(tmp_path: Path) -> None:
     with (tmp_path / "rank-0.log").open("wb") as log:
         os.truncate(log.fileno(), 1 << 40)

@@ -29,7 +29,7 @@ from worker.errors import WorkerGroupError
 from worker.launch import peer
 from worker.launch.process import is_alive
 from worker.launch.rendezvous import VERSION, Rendezvous, Start
-from worker.launch.torchrun import Machines, ranks_a_machine, torchrun_command
+from worker.launch.torchrun import Machines, ranks_a_machine
 from worker.settings import Settings, SettingsError
 
 DEADLINE = 20.0
@@ -206,6 +206,26 @@ def say_from(address: str, text: bytes) -> socket.socket:
     return connection
 
 
+def test_a_machine_whose_name_is_known_later_is_met_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod has a name and an address once it runs."""
+    known = {"127.0.0.1": "127.0.0.1"}
+
+    def look_up(name: str) -> str:
+        if name not in known:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return known[name]
+
+    monkeypatch.setattr(socket, "gethostbyname", look_up)
+    meeting = Rendezvous(Machines("127.0.0.1", PORT, ("pod",)))
+    with contextlib.closing(meeting.listener):
+        with pytest.raises(WorkerGroupError, match="pod did not join within .* The name pod is not known here"):
+            meeting.gather({}, SILENCE, seconds=0.1)
+        known["pod"] = "127.0.0.2"
+        with say_from("127.0.0.2", hello(VERSION, "pod")):
+            meeting.gather({}, SILENCE, seconds=10)
+        assert list(meeting.peers) == [1]
+
+
 def test_machines_that_do_not_come_are_named_with_the_command_to_run_there(meeting: Rendezvous) -> None:
     with pytest.raises(WorkerGroupError, match=rf"127.0.0.2 did not .*\n\n.* python -m worker.join 127.0.0.1:{PORT}"):
         meeting.gather({}, SILENCE, seconds=0.1)
@@ -308,8 +328,3 @@ def test_an_impossible_start_is_refused() -> None:
 def test_a_port_that_is_taken_is_an_error_that_says_so(meeting: Rendezvous) -> None:
     with pytest.raises(WorkerGroupError, match="cannot listen for the others at"):
         Rendezvous(meeting.machines)
-
-
-def test_one_machine_needs_no_setting(tmp_path: Path) -> None:
-    command = torchrun_command(2, tmp_path, Settings())
-    assert not [argument for argument in command if "machines" in argument]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import re
-import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -16,62 +14,23 @@ import torch
 from demo.host import REPOSITORY
 from parallel_backend.errors import RequestError
 from parallel_backend.groups.mesh import Axis
-from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import ParallelPlan
 from tests.support.group.direct_group import DIT, source_of
 from tests.support.group.one_rank import OneRank
 from tests.support.host.node_defs import read
-from tests.support.ranks.polishing_rank import POLISH
-from worker.comfyui.source import VaeSource
 from worker.errors import RequestRefused
 from worker.host.known_state import KnownState
-from worker.host.session import LOADING_TIMES, Session, allowed_silence
-from worker.rank.agreement import MEMORY, Control
-from worker.rank.channels.heartbeat import Board, Heartbeat
-from worker.rank.job import Job, ModelFailed
-from worker.rank.job_groups import JobGroups
+from worker.host.session import Session
+from worker.rank.job import ModelFailed
 from worker.rank.model.host_model import HostModel
-from worker.rank.operations import Operations, run_model_code
-from worker.rank.request_checks import check_request
+from worker.rank.operations import run_model_code
 from worker.rank.serving import answer
-from worker.rank.state import RankState, RankVae
-from worker.wire.operations import LOAD, OPERATIONS, PARK, Operation
+from worker.wire.operations import LOAD, OPERATIONS
 from worker.wire.protocol import Header, encode
 from worker.wire.tensors import Tensors
 
-CPU = torch.device("cpu")
 TOO_MUCH = 1 << 50
 CLOTH = {"cloth": torch.zeros(1, 4, 8, 8)}
-
-
-@pytest.fixture
-def polish(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In this process, an operation that nothing but the table knows."""
-    monkeypatch.setitem(OPERATIONS, POLISH.name, POLISH)
-
-
-def job(header: Header) -> Job:
-    """A job of that group."""
-    board = Board(1)
-    heartbeat = Heartbeat(0, board, board.hear, dict, int, lambda _job: None)
-    return Job(header, {}, RankState(CPU), Control(None), JobGroups(CPU, Timeline(CPU)), heartbeat)
-
-
-@pytest.mark.parametrize(
-    ("header", "doing"),
-    [
-        ({}, "reading a request"),
-        ({"op": ["load"]}, "reading a request"),
-        ({"op": "nonsense"}, "reading a request"),
-        ({"op": "load"}, "loading a model"),
-        ({"op": "load", "source": {"files": ["/x"]}, "plan": {}}, "loading a model"),
-    ],
-)
-def test_a_lack_of_memory_is_told_whatever_was_asked_for(header: Header, doing: str, one_rank: None) -> None:
-    """It may be noticed before the request has been checked."""
-    _, outcome = job(header).attempt(lambda: torch.empty(TOO_MUCH, dtype=torch.uint8))
-    assert outcome.kind == MEMORY
-    assert outcome.said.cause.startswith(f"Rank 0 ran out of memory while it was {doing}")
 
 
 def test_a_rank_knows_a_new_operation_by_its_row_alone(own_ranks: None, tmp_path: Path) -> None:
@@ -92,36 +51,6 @@ def test_a_rank_knows_a_new_operation_by_its_row_alone(own_ranks: None, tmp_path
         assert "model" not in rank.ask({"op": "status"})
 
 
-@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
-def test_a_request_has_all_that_the_table_says(operation: Operation) -> None:
-    whole = operation.header(**{name: kind() for name, kind in operation.fields.items()})
-    tensors = {name: torch.zeros(1) for name in operation.tensors}
-    for name in operation.fields:
-        with pytest.raises(RequestError, match=f"The {name} of '{operation.name}' cannot be None"):
-            check_request({**whole, name: None}, tensors)
-        with pytest.raises(TypeError, match=name):
-            operation.header(**{other: value for other, value in whole.items() if other not in ("op", name)})
-    for name in operation.tensors:
-        with pytest.raises(RequestError, match=f"tensors {name}, but they are missing"):
-            check_request(whole, {other: tensor for other, tensor in tensors.items() if other != name})
-
-
-def test_what_a_request_has_beside_its_fields_is_not_looked_at() -> None:
-    check_request({**PARK.header(), "conditions": 5, "drop": 5, "call": 5}, {})
-
-
-def test_what_the_table_does_not_have_is_refused() -> None:
-    with pytest.raises(RequestError, match="no operation 'polish'"):
-        check_request({"op": "polish"}, {})
-
-
-@pytest.mark.parametrize("operation", [*OPERATIONS, POLISH.name])
-def test_while_weights_are_moved_a_longer_silence_is_borne(operation: str, polish: None) -> None:
-    times = LOADING_TIMES if OPERATIONS[operation].moves_weights else 1
-    assert allowed_silence(operation, 10.0) == 10.0 * times
-    assert allowed_silence(POLISH.name, 10.0) > 10.0 == allowed_silence(None, 10.0)
-
-
 @pytest.mark.parametrize("outcome", [{"cancelled": True}, {"error": {"cause": "no"}, "kind": "refused"}, {}], ids=str)
 @pytest.mark.parametrize("has_model", [True, False])
 def test_a_model_that_the_ranks_dropped_is_loaded_again(outcome: dict[str, Any], has_model: bool) -> None:
@@ -138,12 +67,6 @@ def test_a_request_in_a_callback_of_another_is_refused_and_its_conditions_are_no
     with pytest.raises(RequestRefused, match="at work"):
         Session.request(session, {"op": "call"}, {}, lambda: None)
     assert session.known.conditions.exchange(text)[1]
-
-
-def test_no_rank_starts_with_an_operation_that_it_has_no_handler_for(polish: None) -> None:
-    operations = Operations(RankState(CPU), Timeline(CPU), lambda *_: None)
-    with pytest.raises(AttributeError, match="polish"):
-        operations.handlers()
 
 
 def test_the_panel_has_words_for_every_operation_in_every_language() -> None:
@@ -191,23 +114,3 @@ def test_results_that_no_frame_can_carry_are_refused_in_words() -> None:
     assert [(each["id"], each["kind"]) for each in sent] == [(3, "refused")] and sent[0].keys() > reply.keys()
     with pytest.raises(RequestRefused, match="dtype torch.complex64, which cannot be sent"):
         raise RequestRefused(**sent[0]["error"])
-
-
-def test_modules_that_a_models_code_has_imported_are_scanned_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the collections that free the memory of a model. What a rank holds is scanned by each of them."""
-
-    def is_scanned(module: ModuleType) -> bool:
-        return any(each is module for each in gc.get_objects())
-
-    state, first = RankState(CPU), ModuleType("first")
-    monkeypatch.setitem(sys.modules, "imported first", first)
-    assert is_scanned(first)
-    state.drop_model()
-    assert not is_scanned(first)
-    later = ModuleType("later")
-    monkeypatch.setitem(sys.modules, "imported later", later)
-    state.vae = RankVae(VaeSource("", (), "", "", ""), Mock(), Mock())
-    state.drop_model()
-    assert is_scanned(later)
-    state.drop_all()
-    assert not is_scanned(later)

@@ -1,17 +1,37 @@
-"""Another plan for a loaded model: the ranks keep the weights that they have, where every rank keeps its own."""
+"""Another plan for a loaded model: the ranks keep the weights that they have, where every rank keeps its own. A plan of
+fewer ranks than run has the first of them; the others let go of their weights, and wait."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from parallel_backend.plan import ParallelPlan
-from tests.support.group.direct_group import FLUX_LAYER, DirectGroup
+from tests.support.group.direct_group import (
+    FLUX,
+    FLUX_LAYER,
+    SHORT,
+    DirectGroup,
+    direct_on,
+    go_on,
+    take_for_gpus,
+    wait_until,
+)
 from worker.errors import RequestRefused
+from worker.host.client import WorkerGroup
+from worker.wire.private_folder import STORE
 
 SIZES = (16, 16)
+WHOLE, PART = {"ulysses": 2, "ring": 2}, {"ulysses": 2}
+SHARED = {"ulysses": 2, "weights": "shared"}
+# Some have measured their link before others do.
+PLANS = [{}, PART, {"cfg": 2}, SHARED, {"ring": 3}]
+SECONDS = 60.0
 
 
 def loaded_anew(direct: DirectGroup, **degrees: int) -> DirectGroup:
@@ -67,3 +87,122 @@ def test_the_conditions_of_a_request_under_another_plan_are_its_own(two: DirectG
     other = {name: value.flip(0) for name, value in conditions.items()}
     assert not direct.call(latents, timestep, other).equal(first)
     assert direct.call(latents, timestep, conditions).equal(first)
+
+
+def test_whether_a_kernel_can_be_used_is_asked_once_for_each_plan(two: DirectGroup) -> None:
+    assert two.under(ring=2).group.choose_kernel("split", go_on)
+    direct = two.under(ulysses=2)
+    assert direct.group.choose_kernel("split", go_on) == ""
+    assert direct.group.choose_kernel("split", go_on) == ""
+    counts = direct.group.status()["counts"]
+    assert two.under(ulysses=2).group.choose_kernel("split", go_on) == ""
+    assert direct.group.status()["counts"] == counts, "the ranks were asked again for the same plan"
+
+
+@pytest.fixture(scope="module")
+def four(own_ranks: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DirectGroup]:
+    folder = tmp_path_factory.mktemp("four")
+    group = WorkerGroup("cpu", folder / "logs")
+    yield direct_on(group, folder / "model", FLUX, **WHOLE)
+    group.stop()
+
+
+def both(direct: DirectGroup) -> torch.Tensor:
+    return torch.stack([direct.forward(*SIZES), direct.sample(*SIZES)])
+
+
+def held(direct: DirectGroup) -> list[bool]:
+    """By rank, whether it has weights."""
+    return [memory["weights"] > 0 for memory in direct.group.status()["memory"]]
+
+
+def assert_held(direct: DirectGroup, ranks: int) -> None:
+    """Once the ranks have told of themselves."""
+    expected = [rank < ranks for rank in range(4)]
+    assert wait_until(lambda: held(direct) == expected, SECONDS), held(direct)
+
+
+def test_a_smaller_plan_gives_the_bits_of_a_group_of_its_size(four: DirectGroup, group_of_two: WorkerGroup) -> None:
+    two = replace(four, group=group_of_two)
+    pids = four.pids()
+    for plan in PLANS:
+        part = four.under(**plan)
+        if part.plan.world_size <= 2:
+            own = replace(two, plan=part.plan)
+            group_of_two.load(own.source.to_json(), own.plan.to_json(), own.plan.world_size, go_on)
+            assert both(part).equal(both(own)), plan
+        else:
+            assert torch.allclose(both(part), both(four.under(**WHOLE)), atol=1e-4), plan
+            part.load()
+        assert part.group.status()["plan"] == part.plan.to_json()
+        assert_held(part, part.plan.world_size)
+        assert four.pids() == pids
+
+
+def test_its_ranks_keep_the_weights_that_they_have_and_the_others_read_theirs_again(four: DirectGroup) -> None:
+    four.under(**WHOLE)
+    weights = Path(four.source.files[0])
+    away = weights.rename(weights.with_suffix(".away"))
+    try:
+        expected = both(four.under(**PART))
+        assert both(four.under()).isfinite().all()
+        with pytest.raises(RequestRefused, match="No such file or directory"):
+            four.under(**WHOLE)
+    finally:
+        away.rename(weights)
+    assert both(four.under(**PART)).equal(expected)
+
+
+def test_all_ranks_take_part_again_in_what_is_for_all(four: DirectGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_memory = replace(
+        four, source=replace(four.source, dtype="bfloat16", cast="float32")
+    )  # and not in the file's pages, which stay
+    part = in_memory.under(**PART)
+    expected = both(part)
+    assert b"rank 3" in part.group.trace()
+    part.group.trim()
+    with monkeypatch.context() as patched:
+        take_for_gpus(patched, part.group)  # on the CPU, nothing would be won by it
+        part.group.park()
+    assert part.group.status()["state"] == "parked"
+    assert both(part).equal(expected)
+    part.group.park(unload=True)
+    part.load()
+    assert both(part).equal(expected)
+    assert both(four.under(**WHOLE)).isfinite().all()
+
+
+def test_a_sampling_on_a_part_is_cancelled_and_refused_as_on_the_whole(four: DirectGroup) -> None:
+    part, pids = four.under(**PART), four.pids()
+    expected, seen = both(part), []
+
+    def give_up() -> None:
+        if part.group.status()["operation"] == "sample":
+            seen.append(1)
+        if len(seen) > 2:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        part.sample(*SIZES, call=replace(SHORT, steps=900), check=give_up)
+    assert both(part).equal(expected)
+    latents, timestep, conditions = part.family.inputs(2, *SIZES)
+    with pytest.raises(RequestRefused):
+        part.call(latents[:, :1], timestep, conditions)
+    part.load()
+    assert both(part).equal(expected)
+    assert four.pids() == pids
+
+
+def test_plans_change_after_a_cleaner_has_removed_the_file_in_which_ranks_meet(four: DirectGroup) -> None:
+    four.under(**WHOLE)
+    expected, pids, ends = both(four), four.pids(), time.monotonic() + SECONDS
+    assert four.group.session
+    (four.group.session.process.folder / STORE).unlink()
+
+    def check() -> None:
+        assert time.monotonic() < ends, "the ranks wait for each other"
+
+    for plan in ({"ring": 4}, WHOLE):
+        replace(four, plan=ParallelPlan(**plan)).load(check)
+    assert both(four).equal(expected)
+    assert four.pids() == pids

@@ -7,19 +7,15 @@ import os
 import signal
 import statistics
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from parallel_backend.groups.timeline import COMMUNICATION, REQUEST, STEP, Span, Timeline
-from parallel_backend.plan import ParallelPlan
-from tests.support.group.direct_group import DIT, DirectGroup, go_on, pass_of, source_of
+from parallel_backend.groups.timeline import COMMUNICATION, REQUEST, STEP, Timeline
+from tests.support.group.direct_group import DIT, go_on, pass_of, source_of
 from worker.comfyui.source import HostSource
-from worker.errors import RequestRefused, WorkerGroupError
 from worker.host.client import WorkerGroup
-from worker.rank.trace import build_chrome_trace
 from worker.wire.sampler_call import SamplerCall
 
 RUN_STEPS = 4
@@ -27,50 +23,6 @@ STOP_SECONDS = 1.5
 LONG_RUN_STEPS = 60  # a run that still goes on when the process that is told of its first step is slow to stop a rank
 EXACT = 2e-3  # microseconds: of two sums of nanoseconds
 Event = dict[str, Any]
-
-
-def test_a_timeline_keeps_the_newest_spans_and_no_step_of_which_it_has_lost_a_part() -> None:
-    timeline = Timeline(torch.device("cpu"), capacity=8)
-    for number in range(3):
-        with timeline.step(f"step {number}"):
-            for _ in range(4):
-                with timeline.communication("all_gather"):
-                    pass
-    timeline.read_marks()
-    spans = timeline.spans()
-    assert [span.name for span in spans if span.category == STEP] == ["step 2"]
-    assert len(spans) == 7 and [span.end for span in spans] == sorted(span.end for span in spans)
-
-
-def test_communication_outside_of_a_step_is_not_counted_as_the_steps() -> None:
-    timeline = Timeline(torch.device("cpu"))
-    with timeline.request("sample"):
-        with timeline.communication("before"):
-            threading.Event().wait(0.05)
-        with timeline.step("step 1"):
-            threading.Event().wait(0.05)
-    assert timeline.last_run["steps"] == 1 and timeline.last_run["communication"] == 0
-    assert timeline.communicated() >= 0.05
-
-
-def test_a_request_that_fails_leaves_its_spans() -> None:
-    timeline = Timeline(torch.device("cpu"))
-    with pytest.raises(ValueError, match="in the step"), timeline.request("sample"), timeline.step("step 1"):
-        raise ValueError("in the step")
-    assert [span.name for span in timeline.spans()] == ["step 1", "sample"]
-
-
-def test_ranks_of_one_machine_are_on_its_monotonic_clock_and_machines_on_their_wall_clocks() -> None:
-    second = 10**9
-
-    def record(rank: int, machine: int, clock: int, begin: int) -> dict:
-        span = Span("forward", REQUEST, begin, begin + second)
-        return {"rank": rank, "machine": machine, "host": "h", "pid": 1, "clock": clock, "spans": [span]}
-
-    # Machine 1 was started 100 s after machine 0; rank 1's reading of the wall clock is off.
-    records = [record(0, 0, 0, 500 * second), record(1, 0, 7, 501 * second), record(2, 1, 100 * second, 402 * second)]
-    begins = {event["tid"]: event["ts"] for event in build_chrome_trace(records)["traceEvents"] if event["ph"] == "X"}
-    assert begins == {0: 0, 1: 1e6, 2: 2e6}
 
 
 @pytest.mark.gpu
@@ -104,7 +56,6 @@ def load(group: WorkerGroup, source: HostSource, plan: dict[str, int], ranks: in
 
 
 def sample(group: WorkerGroup, on_event=lambda event: None, steps: int = RUN_STEPS) -> list[Event]:
-    """A sampler call's events."""
     latents, _, conditions = DIT.inputs(2, 16, 16)
     call, events = SamplerCall(scheduler="Euler", steps=steps, guidance=3.0), []
 
@@ -191,43 +142,3 @@ def test_a_rank_that_stands_still_is_communication_to_the_other(group: WorkerGro
     waits, lengths = zip(*((p["communication"], p["communication"] + p["computation"]) for p in parts), strict=True)
     assert run["communication"] == pytest.approx(sum(waits) / sum(lengths), abs=1e-3)
     assert run["seconds_per_step"] == pytest.approx(statistics.median(lengths), rel=1e-3)
-
-
-def test_a_trace_is_refused_while_a_job_runs(group: WorkerGroup) -> None:
-    refusals = []
-
-    def ask(_event: Event) -> None:
-        def from_another_thread() -> None:
-            with pytest.raises(RequestRefused, match="Ask for the trace again") as refusal:
-                group.trace()
-            refusals.append(refusal)
-
-        thread = threading.Thread(target=from_another_thread)
-        thread.start()
-        thread.join()
-
-    sample(group, ask)
-    assert len(refusals) == RUN_STEPS
-    assert rows(group)
-
-
-def test_no_group_has_no_trace(tmp_path: Path) -> None:
-    with pytest.raises(WorkerGroupError, match="is not running"):
-        WorkerGroup("cpu", tmp_path).trace()
-
-
-def test_one_rank_waits_for_nobody(group: WorkerGroup, model: HostSource) -> None:
-    """Nor for the other, which the plan leaves idle."""
-    alone = DirectGroup(group, DIT, model, ParallelPlan())
-    alone.load()
-    try:
-        sample(group)
-        alone.forward(16, 16)
-        events = rows(group)[0]
-        told = group.status()["last_run"]
-    finally:
-        load(group, model, {"ulysses": 2}, 2)
-    assert len(last_run(events)[0]) == RUN_STEPS and len(last_run(events, "call")[0]) == 1
-    began = max(event["ts"] for event in events if event["cat"] == REQUEST and event["name"] == "sample")
-    assert not [event for event in events if event["cat"] == COMMUNICATION and event["ts"] >= began]
-    assert told["communication"] == 0

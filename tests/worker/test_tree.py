@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from worker.comfyui.controls import NEW_EACH_CALL
-from worker.comfyui.patched_options import GRAPH
-from worker.host.call_batcher import Answer, BatchedCall, CallBatcher, CallRecorded, order_branches
+from worker.host.call_batcher import Answer, BatchedCall, CallBatcher, CallRecorded
 from worker.wire.tensors import Tensors, UnsendableError
-from worker.wire.tree import pack, pack_call, unpack
+from worker.wire.tree import pack, unpack
 
 CALL = {
     "context": torch.arange(6.0).reshape(1, 2, 3),
@@ -53,17 +51,6 @@ def test_what_is_no_data_is_refused_by_its_path(value: Any, words: str) -> None:
         pack(value, "kwargs", {})
 
 
-@pytest.mark.parametrize("packed", [{"tensor": "x", "tuple": []}, {"set": [1]}, {}, [{"unknown": 1}]])
-def test_what_no_call_is_packed_to_is_refused(packed: Any) -> None:
-    with pytest.raises(ValueError, match="not a (packed value|kind)"):
-        unpack(packed, {})
-
-
-def test_a_tensor_that_did_not_come_is_missed() -> None:
-    with pytest.raises(KeyError):
-        unpack({"tensor": "kwargs.context"}, {})
-
-
 class Asked:
     """Stands for the ranks: doubles what it is asked about, and keeps how many calls came at a time."""
 
@@ -96,13 +83,6 @@ def test_the_calls_of_a_step_are_asked_for_at_once_where_that_gains(gains: bool,
     assert asked.counts == 2 * counts
 
 
-def test_ranks_that_share_out_calls_get_uncond_first_as_in_a_batch_of_both() -> None:
-    """So a rank's half of a guided step has one name, whether the texts are of one length or not."""
-    cond, uncond, more = (BatchedCall([ONE], {}, [branch]) for branch in (0, 1, 0))
-    assert order_branches([cond, uncond, more], degree=2) == [1, 0, 2]
-    assert order_branches([cond, uncond, more], degree=1) == [0, 1, 2], "nodes' functions may count their calls"
-
-
 def test_a_call_that_is_another_by_then_is_asked_for_by_itself() -> None:
     """Of the second, what it is about comes of the first; the third is of other text each time."""
     asked, texts = Asked(), iter([ONE, 3 * ONE])
@@ -131,19 +111,3 @@ def test_code_that_does_not_bear_a_call_without_a_result_is_run_as_ever() -> Non
     (result,) = asked.batcher.run(lambda: asked.batcher.answer(BatchedCall([ONE, ONE], {}, [0])))
     assert result.equal(2 * ONE)
     assert asked.counts == [1]
-
-
-def test_the_noise_level_and_what_nodes_put_inside_are_not_among_what_the_ranks_hold() -> None:
-    """All of a call's conditions are compared with that."""
-    options = {"sigmas": torch.ones(2), "sample_sigmas": torch.ones(9), GRAPH: [{"slots": [["weight", torch.ones(3)]]}]}
-    kwargs = {"transformer_options": options, "context": torch.ones(2, 3)}
-    tensors: Tensors = {}
-    pack_call(([torch.ones(2, 4), torch.ones(2)], kwargs), "forward.0", tensors)
-    anew = {path.removeprefix("forward.0.") for path in tensors if NEW_EACH_CALL.match(path)}
-    assert anew == {
-        "args.0",
-        "args.1",
-        "kwargs.transformer_options.sigmas",
-        f"kwargs.transformer_options.{GRAPH}.0.slots.0.1",
-    }
-    assert len(tensors) == 6

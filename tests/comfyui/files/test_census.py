@@ -30,14 +30,6 @@ RUN = {
     **NODE_ROWS,
     **{name: row for name, (_, row) in NEWER_ROWS.items()},
 }
-# By row, what the node says of a plan that shares more than a node's function allows.
-UNDER, IN_ONE_PLACE = "This sampling runs under {}, not under {}, because of ", "(it needs all {} in one place)"
-LESS = {
-    "a pack's patch of attention": UNDER.format("one rank", "ulysses=2")
-    + f"the model patch 'attn1_output_patch' of Region under ulysses=2 {IN_ONE_PLACE.format('tokens')}.",
-    "NAGuidance with its rows apart": UNDER.format("ulysses=2", "cfg=2")
-    + f"the model patch 'attn1_output_patch' of NAGuidance under cfg=2 {IN_ONE_PLACE.format('rows of the batch')}.",
-}
 
 
 @pytest.fixture(scope="module")
@@ -83,11 +75,6 @@ def test_it_gives_what_it_gives_on_the_stock_loaders_model(name: str, census: di
     less = RUN[name].plan and runs and not runs.startswith(asked)
     said = f"This sampling runs under {runs}, not under {asked}"
     assert [text.partition(", because of ")[0] for text in found["replaced"]] == ([said] if less else [])
-
-
-@pytest.mark.parametrize("name", LESS)
-def test_the_node_says_which_plan_runs_in_place_of_which_and_why(name: str, census: dict[str, Any]) -> None:
-    assert row_of(census, name)["replaced"] == [LESS[name]]
 
 
 @pytest.mark.parametrize("name", [name for name in RUN if name.startswith(ON_ONE_RANK)])

@@ -9,28 +9,30 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from demo.host import ComfyHost
-from tests.comfyui.files.test_host_files import TOLERANCE
 from tests.support.files.adapters import write_adapter
 from tests.support.files.write_gguf import write_gguf
 from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, relative_error, with_lora
 from tests.support.host.stock_prompts import prompt, write_cases
 from tests.support.loaders import load
 from tests.support.ranks.pool import RankPool
-from worker.comfyui.gguf_blocks import FORMATS
+from worker.comfyui import gguf_blocks
+from worker.comfyui.gguf_blocks import FORMATS, dequantise
 
-pytestmark = pytest.mark.usefixtures("groups_by_size")
-
+TOLERANCE = 1e-5
 # The formats of their matrices, one after another. IQ3_S is dequantised as it is loaded.
 CASES = {"longcat-image": [*FORMATS, "BF16", "F16", "IQ3_S"], "wan-2.1-vace": ["Q8_0", "Q4_K"], "ltx-0.9.5": ["Q5_0"]}
 PLANS = [{"cfg": 1}, {"ulysses": 2}]
 ADAPTED = "longcat-image"
 FOLDER = "published"
+BLOCKS = 1000
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +51,7 @@ def files(comfyui: Path, models: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def stock(host: ComfyHost, files: Path) -> Callable[[str], torch.Tensor]:
+def stock(host: ComfyHost, files: Path, groups_by_size: None) -> Callable[[str], torch.Tensor]:
     """By case, what ComfyUI's own loader draws from the dequantised weights."""
     return cache(lambda name, patch=None: latents(host, prompt(name, model=f"{name} packed.safetensors", patch=patch)))
 
@@ -111,3 +113,21 @@ def test_a_rank_holds_no_more_than_the_file_and_shares_its_pages(
     assert found["held"] <= found["held with an adapter"] <= 1.1 * in_file
     assert found["copied"] == found["copied after all"] == found["left when parked"] == 0
     assert found["in bf16"] and found["changed"] and found["as before"] and found["parked and restored"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("form", FORMATS)
+def test_any_bytes_give_the_packages_weights(form: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scales that are infinite or no numbers included, which must not become numbers."""
+    for chunk in ("CHUNK", "CPU_CHUNK"):
+        monkeypatch.setattr(gguf_blocks, chunk, 1 << 14)  # in several steps, the last of them a shorter one
+    kind = gguf.GGMLQuantizationType[form]
+    count, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = np.random.default_rng(1).integers(0, 256, (BLOCKS, size), dtype=np.uint8)
+    with np.errstate(all="ignore"):
+        right = gguf.dequantize(blocks, kind).ravel()
+    assert np.isfinite(right).mean() > 0.8
+    weights = dequantise(torch.from_numpy(blocks).to(device), form, BLOCKS * count, torch.float32)
+    np.testing.assert_array_equal(weights.cpu().numpy(), right)
+    rounded = dequantise(torch.from_numpy(blocks).to(device), form, BLOCKS * count, torch.bfloat16)
+    np.testing.assert_array_equal(rounded.float().cpu().numpy(), torch.from_numpy(right).bfloat16().float().numpy())

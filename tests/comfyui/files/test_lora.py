@@ -3,7 +3,6 @@ census has every kind of adapter."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -15,9 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from demo.host import ComfyHost
-from tests.support.cases.families import FAMILIES
 from tests.support.cases.stock_cases import CASES
-from tests.support.files.adapters import make_lora, own_names
+from tests.support.files.adapters import make_lora
 from tests.support.host.graphs import Job, Patch, latents, ranks, relative_error, status, with_lora
 from tests.support.host.stock_prompts import write_cases
 from tests.support.loaders import bypass
@@ -78,25 +76,6 @@ def test_another_strength_and_its_removal_load_no_model(
     assert counts["load"] == before["load"]
     assert counts["patch"] == before["patch"] + 3
     assert counts["call"] == before["call"] + 3 * call.steps, "a result of the host's cache"
-
-
-def test_a_lora_draws_what_a_model_with_merged_weights_draws(host: ComfyHost, models: Path) -> None:
-    model, weights = "tiny-dit", FAMILIES["dit"].build().state_dict()
-    lora = make_lora(weights)
-    save_file(lora, models / "models" / "loras" / f"{model}, merged.safetensors")
-    for key, weight in weights.items():
-        layer = own_names(key.removesuffix(".weight"))
-        if f"{layer}.lora_B.weight" in lora:
-            up, down = lora[f"{layer}.lora_B.weight"], lora[f"{layer}.lora_A.weight"]
-            weight += 0.7 * (up.flatten(1) @ down.flatten(1)).view(weight.shape)
-    folder = models / "models" / "diffusers" / f"merged-{model}"
-    shutil.copytree(models / "models" / "diffusers" / model, folder, dirs_exist_ok=True)
-    save_file(weights, folder / "transformer" / "diffusion_pytorch_model.safetensors")
-    call = Job(model, seed=3, plan={"cfg": 1, "ulysses": 2})
-    sampled = latents(host, call.prompt(with_lora(f"{model}, merged.safetensors", 0.7)))
-    merged = latents(host, replace(call, model=folder.name).prompt())
-    assert relative_error(merged, latents(host, call.prompt())) > 0.01
-    assert relative_error(sampled, merged) <= 1e-5
 
 
 def test_a_group_that_died_is_given_the_lora_again(host: ComfyHost, files: Path, stock: Callable) -> None:

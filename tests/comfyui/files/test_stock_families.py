@@ -1,8 +1,10 @@
-"""Every family, in the file that ComfyUI's own loader takes, draws what that loader's MODEL draws."""
+"""Every family, in the file that ComfyUI's own loader takes, draws on ranks what that loader's MODEL draws."""
 
 from __future__ import annotations
 
+import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -12,11 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from demo.host import ComfyHost
+from tests.support.cases.files.host_cases import HOST_CASES
 from tests.support.cases.stock_cases import CASES
 from tests.support.files.adapters import make_lora
 from tests.support.host import stock_prompts
 from tests.support.host.graphs import GROUPS_BY_SIZE, latents, relative_error, with_lora
-from tests.support.host.stock_prompts import write_cases
+from tests.support.host.stock_prompts import STEPS, write_cases
+from tests.support.programs import run_program
 
 pytestmark = pytest.mark.usefixtures("groups_by_size")
 
@@ -34,6 +38,15 @@ SHARED = (
     *("sd3.5", "flux-kontext", "wan-2.1-t2v", "ltx-0.9", "hunyuanvideo", "qwen-image", "z-image", "lumina-2"),
     *("chroma", "flux-2-dev", "unet"),
 )
+PLANS = [{"cfg": 1}, {"cfg": 2}, {"ulysses": 2}, {"ring": 2}]  # of classes that ComfyUI alone has
+DRAWN = [
+    *((name, {"cfg": 1}) for name in NAMES),
+    *((name, {"ulysses": 2}) for name in SHARED),
+    *((name, plan) for name in HOST_CASES for plan in PLANS),
+]
+EVEN = (1, 16, 8, 12)  # a latent that falls into patches
+SYNCHRONOUS = [{"pipefusion": 2, "patches": 1}, {"pipefusion": 2, "patches": 3, "sync_steps": 10}]
+QUANTISED = "longcat-image"
 prompt = partial(stock_prompts.prompt, steps=2)  # the second one has what the first one kept
 Layers = Iterator[tuple[str, torch.Tensor]]  # by the names that a LoRA has for them, their weights
 
@@ -55,15 +68,11 @@ def divided_names(layer: str, weight: torch.Tensor) -> Layers:
         yield f"diffusion_model.{layer.removesuffix('qkv')}to_{kind}", part
 
 
-# By case, how a LoRA names its layers, some of which are one in the file: each way to name them, and to join them.
+# By case, how a LoRA names its layers, some of which are one in the file: each way to name them.
 LORAS: dict[str, Callable[[str, torch.Tensor], Layers]] = {
     "qwen-image": own_names,
     "z-image": divided_names,
     "lumina-2": prefixed_names,
-    "hunyuanvideo": prefixed_names,
-    "wan-2.1-t2v": prefixed_names,
-    "flux-2-dev": prefixed_names,
-    "chroma": prefixed_names,
 }
 # A case, and what else its positive text holds.
 GIVEN = {
@@ -75,7 +84,7 @@ GIVEN = {
 @pytest.fixture(scope="module")
 def files(comfyui: Path, models: Path) -> Path:
     """The folder with the models of the cases."""
-    write_cases(comfyui, models, NAMES)
+    write_cases(comfyui, models, [*NAMES, *HOST_CASES])
     return models / "models" / "diffusion_models"
 
 
@@ -85,9 +94,7 @@ def stock(host: ComfyHost, files: Path) -> Callable[[str], torch.Tensor]:
     return cache(lambda name: latents(host, prompt(name)))
 
 
-@pytest.mark.parametrize(
-    ("name", "plan"), [*((name, {"cfg": 1}) for name in NAMES), *((name, {"ulysses": 2}) for name in SHARED)], ids=str
-)
+@pytest.mark.parametrize(("name", "plan"), DRAWN, ids=str)
 def test_a_file_draws_what_the_stock_loader_draws(
     name: str, plan: dict[str, int], host: ComfyHost, stock: Callable
 ) -> None:
@@ -191,3 +198,59 @@ def test_conditioning_that_few_models_take_reaches_the_class(
     right = latents(host, prompt(name, positive=what))
     drawn = latents(host, prompt(name, {"ulysses": 2}, positive=what, group=GROUPS_BY_SIZE[2]))
     assert relative_error(drawn, right) <= TOLERANCE
+
+
+# The shift of ComfyUI's sampling of a case; each plan is exact.
+SAMPLED = [
+    pytest.param(name, shift, plan, id=f"{name}-{plan}")
+    for name, shift, plans in (
+        ("longcat-image", math.exp(1.15), [*SYNCHRONOUS, {"cfg": 1}, {"cfg": 2}, {"ulysses": 2}]),
+        ("wan-2.1-vace", 8.0, [{"cfg": 1}, {"ring": 2}]),
+    )
+    for plan in plans
+]
+
+
+def shifted(shift: float) -> list[float]:
+    """The sigmas of Euler flow, as diffusers defines them: from 1 to 1 / steps, shifted, and 0."""
+    return [shift * (left := 1 - step / STEPS) / (1 + (shift - 1) * left) for step in range(STEPS)] + [0.0]
+
+
+@pytest.mark.parametrize(("name", "shift", "plan"), SAMPLED)
+def test_the_parallel_sampler_is_the_stock_euler_over_its_sigmas(
+    name: str, shift: float, plan: dict[str, int], host: ComfyHost, files: Path
+) -> None:
+    size = EVEN if "patches" in plan else ()
+    right = latents(host, stock_prompts.prompt(name, sigmas=shifted(shift), size=size))
+    degrees = {axis: degree for axis, degree in plan.items() if axis not in ("patches", "sync_steps")}
+    group = GROUPS_BY_SIZE[math.prod(degrees.values())]
+    asked = stock_prompts.prompt(name, plan, group=group, scheduler="model's own", size=size)
+    assert relative_error(latents(host, asked), right) <= TOLERANCE
+
+
+def test_with_dynamicvram_small_layers_stay_as_they_are_in_the_file(comfyui: Path, files: Path) -> None:
+    """A ComfyUI on a card of NVIDIA's rounds only layers of more than 16 KB to the model's dtype, here fp8."""
+    run_program(comfyui, "tests.support.files.quantise", files / f"{QUANTISED}.safetensors", "plain fp8")
+    file = files / f"{QUANTISED}-plain fp8.safetensors"
+    stored, layers = load_file(file), Counter[str]()
+    for name, weight in stored.items():
+        layers[name.rpartition(".")[0]] += weight.nbytes
+    rounded, kept = json.loads(run_program(comfyui, "tests.support.files.small_layers", file))
+    assert {dtype for dtype, _ in rounded.values()} == {"float8_e4m3fn"}
+    small = {name for name in stored if layers[name.rpartition(".")[0]] <= 16384}
+    assert {name for name, (_, same) in kept.items() if same} == small | {
+        name for name, weight in stored.items() if weight.dtype == torch.float8_e4m3fn
+    }
+    assert {dtype for name, (dtype, _) in kept.items() if name not in small} == {"float8_e4m3fn"}
+    source = (comfyui / "comfy" / "model_patcher.py").read_text()
+    assert "module_mem > 16 * 1024" in source, "ComfyUI's rule is another"
+
+
+def test_an_adapter_for_another_model_changes_nothing_and_is_told_of(host: ComfyHost, files: Path) -> None:
+    tensors = {f"diffusion_model.elsewhere.lora_{end}.weight": torch.ones(4, 4) for end in ("up", "down")}
+    save_file(tensors, files.parent / "loras" / "elsewhere.safetensors")
+
+    given = {"plan": {"ulysses": 2}, "group": GROUPS_BY_SIZE[2]}
+    plain = latents(host, prompt(QUANTISED, **given))
+    assert torch.equal(latents(host, prompt(QUANTISED, **given, patch=with_lora("elsewhere.safetensors"))), plain)
+    assert "This LoRA changes nothing: none of its keys is a weight of the model." in host.log.read_text()

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import json
 import urllib.error
-import urllib.request
 from dataclasses import replace
 
 import pytest
 
 from demo.host import ComfyHost, PromptError
 from tests.support.host.faults import spaced
-from tests.support.host.graphs import Job, cancel, groups, latents, post, ranks, status
+from tests.support.host.graphs import Job, ask, cancel, groups, latents, post, ranks, status
 
 JOB = Job("tiny-dit", "3", seed=5, steps=60)
 
@@ -101,9 +100,7 @@ def test_the_host_serves_status_trace_and_logs_and_none_of_them_by_post(host: Co
 
 
 def get(host: ComfyHost, route: str, method: str = "GET") -> tuple[int, str]:
-    request = urllib.request.Request(f"{host.url}/paralleldit/{route}", method=method)
     try:
-        with urllib.request.urlopen(request, timeout=60) as response:
-            return response.status, response.read().decode()
+        return 200, ask(host, f"/paralleldit/{route}", method=method).decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()

@@ -3,10 +3,8 @@ connection, and what is drawn is what stock draws."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import stat
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,11 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from demo.host import REPOSITORY
 from tests.comfyui.parallelize.test_by_value import OWN, loader
 from tests.comfyui.parallelize.test_parallelize import CHANGES, MODEL, SECOND, files, in_turn  # noqa: F401
 from tests.conftest import own_base_in
-from tests.support.group.machines import PORT, Second, open_network
+from tests.support.group.machines import PORT, Second, ToldByLines
 from tests.support.group.network import FIRST, Network
 from tests.support.group.network import SECOND as OTHER
 from tests.support.host.faults import wait_until
@@ -46,37 +43,16 @@ class Drawn(NamedTuple):
     pids: list[int]
 
 
-class FirstComfyUI:
-    """The machine with ComfyUI."""
-
+class FirstComfyUI(ToldByLines):
     def __init__(self, network: Network, comfyui: Path, base: Path) -> None:
         self.file = base / "drawn.safetensors"
-        command = [sys.executable, "-m", "tests.support.group.first_comfyui", str(comfyui), str(base)]
-        self.popen = subprocess.Popen(
-            network.on("first", ["env", f"PARALLELDIT_MACHINES={FIRST}:{PORT},{OTHER}", *command]),
-            cwd=REPOSITORY,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        program = [sys.executable, "-m", "tests.support.group.first_comfyui", str(comfyui), str(base)]
+        super().__init__(network, ["env", f"PARALLELDIT_MACHINES={FIRST}:{PORT},{OTHER}", *program])
 
     def draw(self, *patches: Patch) -> Drawn:
-        line = {"prompt": prompt(MODEL, patch=in_turn(*patches)), "file": str(self.file)}
-        self.popen.stdin.write(json.dumps(line) + "\n")
-        self.popen.stdin.flush()
-        answer = self.popen.stdout.readline()
-        assert answer, "it has ended; its error is in pytest's own output"
-        return Drawn(load_file(self.file)["latents"], **json.loads(answer))
-
-    def close(self) -> None:
-        self.popen.stdin.close()
-        self.popen.wait(60)
-
-
-@pytest.fixture(scope="module")
-def network(own_ranks: None) -> Iterator[Network]:
-    with open_network() as network:
-        yield network
+        self.tell(prompt=prompt(MODEL, patch=in_turn(*patches)), file=str(self.file))
+        answer = self.answer()
+        return Drawn(load_file(self.file)["latents"], **answer)
 
 
 @pytest.fixture(scope="module")

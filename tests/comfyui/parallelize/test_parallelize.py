@@ -114,13 +114,6 @@ def test_another_strength_before_it_reads_no_file_again(host: ComfyHost, stock: 
     assert status(host, GROUPS_BY_SIZE[2])["counts"]["load"] == loads
 
 
-def test_all_inputs_but_the_mode_are_advanced(host: ComfyHost) -> None:
-    node = host.object_info()["ParallelDiT_Parallelize"]
-    own = {name: options for kind in node["input"].values() for name, (_, options) in kind.items()}
-    assert [*own][:2] == ["model", "mode"] and [*own][-1] == "group"
-    assert {name for name, options in own.items() if not options.get("advanced")} == {"model", "mode"}
-
-
 def test_the_node_runs_again_once_the_settings_are_others(host: ComfyHost, files: Path) -> None:
     """They say on which devices and how many ranks a plan runs. Otherwise a cached MODEL would keep the former plan."""
     graph = prompt(MODEL, patch=parallel({"cfg": 2}))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from demo.host import ComfyHost
-from tests.support.host.graphs import Graph, Link, latents, post, relative_error, runs, status
+from tests.support.host.graphs import Graph, Link, ask, latents, post, relative_error, runs, status
 from tests.support.host.stock_prompts import prompt, write_cases
 
 MODEL, GROUP = "longcat-image", 5
@@ -55,8 +54,7 @@ def test_the_ranks_start_before_the_node_runs(host: ComfyHost) -> None:
 )
 def test_a_prompt_that_comfyui_refuses_is_refused_as_before(asked: Any, host: ComfyHost) -> None:
     before = len(host.log.read_text())
-    request = urllib.request.Request(f"{host.url}/prompt", json.dumps({"prompt": asked}).encode())
     with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60)
+        ask(host, "/prompt", json.dumps({"prompt": asked}).encode())
     assert caught.value.code in (400, 500)
     assert "paralleldit-queued" not in host.log.read_text()[before:]

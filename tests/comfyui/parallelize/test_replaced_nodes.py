@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from demo.host import ComfyHost
-from tests.support.host.graphs import Job, latents, refusal, runs
+from tests.support.host.graphs import Job, ask, latents, refusal, runs
 from tests.support.host.stock_prompts import prompt, write_cases
 
 MODEL = "longcat-image"
@@ -37,9 +36,8 @@ def test_an_old_prompt_draws_what_the_stock_loader_draws(host: ComfyHost, comfyu
 
 
 def test_the_editor_is_told_of_nodes_and_inputs_that_are_there(host: ComfyHost) -> None:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(f"{host.url}/node_replacements", timeout=30) as answer:
-        offered = {name: each for name, (each, *_) in json.loads(answer.read()).items() if name in GONE}
+    told = json.loads(ask(host, "/node_replacements"))
+    offered = {name: each for name, (each, *_) in told.items() if name in GONE}
     assert {name: each["new_node_id"] for name, each in offered.items()} == GONE
     known = host.object_info()
     for each in offered.values():
@@ -48,8 +46,6 @@ def test_the_editor_is_told_of_nodes_and_inputs_that_are_there(host: ComfyHost) 
 
 
 JOB = Job("shapes-dit", "red heart", width=64, height=64, steps=2, seed=7, plan={"ring": 2})
-
-
 FORMER = (replace(JOB, seed=8, plan=None), replace(JOB, seed=9, scheduler="model's own"))
 
 

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -25,7 +26,7 @@ from worker.launch.process import is_alive
 
 PORT = 29400
 SILENCE = 3.0
-PATIENCE = 120.0
+PATIENCE = 300.0
 ULYSSES = {"ulysses": 2}
 
 
@@ -42,36 +43,45 @@ def predicted_by_one() -> torch.Tensor:
         return DIT.reference(DIT.build(), *DIT.inputs(*DIT.shapes[SQUARE]))
 
 
-class First:
-    """The machine with ComfyUI. starter: the command line that starts it there, and says what its machines are."""
+class ToldByLines:
+    """A program on the first machine, which gets orders as lines of JSON on stdin and answers each by a line."""
 
-    def __init__(self, network: Network, folder: Path, starter: Sequence[str] = ()) -> None:
-        starter = starter or ["env", f"PARALLELDIT_MACHINES={FIRST}:{PORT},{SECOND}"]
-        program = [sys.executable, "-m", "tests.support.group.first_machine", str(SILENCE), str(folder / "logs")]
+    def __init__(self, network: Network, command: Sequence[str]) -> None:
         self.popen = subprocess.Popen(
-            network.on("first", [*starter, *program]),
-            cwd=REPOSITORY,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+            network.on("first", command), cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self.file = folder / "prediction.safetensors"
 
-    def begin(self, source: HostSource, plan: dict[str, int], **order: bool) -> None:
-        line = {"source": source.to_json(), "plan": plan, "file": str(self.file), **order}
-        self.popen.stdin.write(json.dumps(line) + "\n")
+    def tell(self, **order: Any) -> None:
+        self.popen.stdin.write(json.dumps(order) + "\n")
         self.popen.stdin.flush()
 
-    def answer(self) -> dict:
+    def answer(self) -> dict[str, Any]:
         hung = threading.Timer(PATIENCE, self.popen.kill)
         hung.start()
         while (line := self.popen.stdout.readline()).startswith("[ParallelDiT]"):  # what its starter says
             pass
         hung.cancel()
-        assert line, f"no answer within {PATIENCE} s"
+        assert line, f"it has ended, or gave no answer within {PATIENCE} s; its error is in pytest's own output"
         return json.loads(line)
 
-    def forward(self, source: HostSource, plan: dict[str, int]) -> dict:
+    def close(self) -> None:
+        self.popen.stdin.close()
+        self.popen.wait(60)
+
+
+class First(ToldByLines):
+    """The machine with ComfyUI. starter: the command line that starts it there, and says what its machines are."""
+
+    def __init__(self, network: Network, folder: Path, starter: Sequence[str] = ()) -> None:
+        starter = starter or ["env", f"PARALLELDIT_MACHINES={FIRST}:{PORT},{SECOND}"]
+        program = [sys.executable, "-m", "tests.support.group.first_machine", str(SILENCE), str(folder / "logs")]
+        super().__init__(network, [*starter, *program])
+        self.file = folder / "prediction.safetensors"
+
+    def begin(self, source: HostSource, plan: dict[str, int], **order: bool) -> None:
+        self.tell(source=source.to_json(), plan=plan, file=str(self.file), **order)
+
+    def forward(self, source: HostSource, plan: dict[str, int]) -> dict[str, Any]:
         self.begin(source, plan)
         return self.answer()
 
@@ -82,10 +92,6 @@ class First:
 
     def prediction(self) -> torch.Tensor:
         return load_file(self.file)["prediction"]
-
-    def close(self) -> None:
-        self.popen.stdin.close()
-        self.popen.wait(30)
 
 
 class Second:

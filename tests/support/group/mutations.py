@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from tests.support.group.direct_group import DIT, call_request, sample_request
 from worker.wire.protocol import MAGIC, PREFIX, VERSION, Header, encode
 from worker.wire.tensors import LENGTH, Tensors
 
@@ -29,39 +30,13 @@ PAYLOADS = (*LENGTHS, 1 << 33, (1 << 33) + 1, 1 << 40, (1 << 63) - 1, (1 << 64) 
 
 def real_frames() -> list[bytes]:
     """Requests, replies and events of both channels, as they are sent."""
-    call = {"scheduler": "DDIM", "config": {"lambda_min_clipped": float("-inf")}, "steps": 4}
-    keys = {"encoder_hidden_states": "condition.1"}
-    given = {"branches": [0], "kwargs": {"dict": {"encoder_hidden_states": {"tensor": "encoder_hidden_states"}}}}
     latents, text = torch.randn(1, 4, 4, 4), torch.randn(1, 3, 8)
     job: list[tuple[Header, Tensors]] = [
+        call_request(DIT),
+        sample_request(DIT, steps=4),
         ({"op": "load", "id": 1, "source": {"model_class": "DiT", "file": "/x"}, "plan": {"ulysses": 2}}, {}),
-        (
-            {
-                "op": "call",
-                "id": 2,
-                "method": "forward",
-                "calls": [{"args": [{"tensor": "a"}, 0.5]}],
-                "conditions": keys,
-                "drop": [],
-            },
-            {"a": latents, "b": torch.ones(1), "condition.1": text.half()},
-        ),
-        (
-            {"op": "sample", "id": 3, "call": call, "passes": [given], "conditions": keys, "drop": ["c"]},
-            {"noise": latents},
-        ),
-        (
-            {
-                "op": "call",
-                "id": 5,
-                "method": "other",
-                "calls": [{"args": [{"tensor": "other.0.args.0"}], "kwargs": {}}],
-                "drop": [],
-            },
-            {"x": latents},
-        ),
         ({"op": "patch", "id": 4, "patches": [{"name": "p", "strength": 0.5, "value": "u"}]}, {"u": text.bfloat16()}),
-        ({"id": 3, "event": "step", "step": 0, "steps": 4, "timestep": 999.0}, {"denoised": latents}),
+        ({"id": 3, "event": "step", "step": 0, "steps": 4, "timestep": float("-inf")}, {"denoised": latents}),
         ({"id": 3}, {"latents": latents, "none": torch.empty(0, 4), "flags": torch.ones(3, dtype=torch.bool)}),
         ({"id": 3, "error": {"cause": "No.", "advice": "", "details": ""}, "kind": "refused"}, {}),
     ]

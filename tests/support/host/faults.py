@@ -19,7 +19,8 @@ import torch
 
 from demo.host import ComfyHost, HostError, PromptError
 from tests.conftest import PIPELINES, write_pipeline
-from tests.support.host.graphs import TINY_MODELS, Job, alive, latents, post, status, worker_processes
+from tests.support.group import direct_group
+from tests.support.host.graphs import TINY_MODELS, Job, alive, latents, post, ranks, status, worker_processes
 from worker.settings import FILE_NAME
 
 SILENCE_SECONDS = 4  # a rank that waits for a busy machine is to be silent for less
@@ -57,15 +58,8 @@ def long(scheduler: str | None) -> dict[str, Any]:
     return spaced(replace(GOOD, steps=5000, scheduler=scheduler)).prompt()
 
 
-def pids(host: ComfyHost) -> list[int]:
-    return status(host)["pids"]
-
-
 def wait_until(true: Callable[[], Any], seconds: float = PATIENCE) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "nothing happened"
-        time.sleep(0.02)
+    assert direct_group.wait_until(true, seconds), "nothing happened"
 
 
 def suffer(host: ComfyHost, moment: str, fault: Callable[[ComfyHost], None]) -> Outcome:
@@ -126,17 +120,17 @@ def queue_until_it_loads(host: ComfyHost) -> str:
 
 def send(number: signal.Signals, rank: int) -> Callable[[ComfyHost], None]:
     """A signal to a rank."""
-    return lambda host: os.kill(pids(host)[rank], number)
+    return lambda host: os.kill(ranks(host)[rank], number)
 
 
 def kill_in_a_collective(rank: int) -> Callable[[ComfyHost], None]:
     """Kills a rank that waits in a collective for another, which is stopped."""
 
     def fault(host: ComfyHost) -> None:
-        ranks = pids(host)
-        os.kill(ranks[1 - rank], signal.SIGSTOP)
+        found = ranks(host)
+        os.kill(found[1 - rank], signal.SIGSTOP)
         time.sleep(0.3)
-        os.kill(ranks[rank], signal.SIGKILL)
+        os.kill(found[rank], signal.SIGKILL)
 
     return fault
 
@@ -161,7 +155,7 @@ def kill_while_it_samples(host: ComfyHost) -> None:
     """Fails unless the processes of the ComfyUI end soon, too."""
     good(host)
     processes = worker_processes(host)
-    assert {*pids(host)} < {process.pid for process in processes}, "the ranks and their torchrun agent"
+    assert {*ranks(host)} < {process.pid for process in processes}, "the ranks and their torchrun agent"
 
     def kill(event: dict) -> None:
         if event["type"] == "progress":

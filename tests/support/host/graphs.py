@@ -193,22 +193,25 @@ def joined(samples: Any) -> torch.Tensor:
     return torch.cat([part.flatten() for part in samples.unbind()]) if samples.is_nested else samples
 
 
+def ask(host: ComfyHost, path: str, body: bytes | None = None, **request: Any) -> bytes:
+    """What a route answers. Raises HTTPError for a refusal."""
+    with _open(urllib.request.Request(host.url + path, body, **request), timeout=120) as answer:
+        return answer.read()
+
+
 def status(host: ComfyHost, group: int = 1) -> dict[str, Any]:
     """What GET /paralleldit/status answers."""
-    with _open(f"{host.url}/paralleldit/status?group={group}", timeout=30) as response:
-        return json.loads(response.read())
+    return json.loads(ask(host, f"/paralleldit/status?group={group}"))
 
 
 def log(host: ComfyHost, rank: int = 0, group: int = 1) -> str:
     """The end of a rank's log."""
-    with _open(f"{host.url}/paralleldit/logs?rank={rank}&group={group}", timeout=30) as response:
-        return response.read().decode()
+    return ask(host, f"/paralleldit/logs?rank={rank}&group={group}").decode()
 
 
 def groups(host: ComfyHost, listener: str = "") -> list[dict[str, Any]]:
     """What GET /paralleldit/groups answers, as a page asks that is opened, and listens from then on."""
-    with _open(f"{host.url}/paralleldit/groups?listener={listener}", timeout=30) as response:
-        return json.loads(response.read())["groups"]
+    return json.loads(ask(host, f"/paralleldit/groups?listener={listener}"))["groups"]
 
 
 def runs(host: ComfyHost, group: int = 1) -> list[dict[str, Any]]:
@@ -218,13 +221,12 @@ def runs(host: ComfyHost, group: int = 1) -> list[dict[str, Any]]:
 
 def ask_error(host: ComfyHost, run: int, exact: int, group: int = 1) -> float:
     """The relative error of two of a group's runs, as Compare plans asks for it."""
-    with _open(f"{host.url}/paralleldit/error?group={group}&run={run}&exact={exact}", timeout=60) as answer:
-        return json.loads(answer.read())["error"]
+    return json.loads(ask(host, f"/paralleldit/error?group={group}&run={run}&exact={exact}"))["error"]
 
 
 def post(host: ComfyHost, path: str, headers: Mapping[str, str] | None = None) -> None:
     """An empty POST. Raises HTTPError for a refusal."""
-    _open(urllib.request.Request(host.url + path, method="POST", headers=dict(headers or {})), timeout=120).close()
+    ask(host, path, method="POST", headers=dict(headers or {}))
 
 
 def ranks(host: ComfyHost, group: int = 1) -> list[int]:

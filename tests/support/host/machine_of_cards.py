@@ -80,17 +80,7 @@ def planned(machine_name: str, kind: str, cards: list[SimpleNamespace], settings
     finally:
         for name in settings:
             del os.environ[f"PARALLELDIT_{name.upper()}"]
-    lossy = {
-        "ulysses": {},
-        "int4": {"exchange_dtype": "int4"},
-        "kernel": {"exchange_dtype": "int4", "attention": "sage"},
-    }
-    images = {
-        each: words.explain_one_rank(plans.ParallelPlan(ulysses=2, **more), 1, True)[1].key
-        for each, more in lossy.items()
-    }
     return {
-        "images": images,
         "device": answer["device"],
         "auto": group.device_count(),
         "devices": devices,

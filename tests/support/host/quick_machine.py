@@ -17,8 +17,6 @@ from worker.host.measured import MeasuredFile, cpu_name
 
 RANKS = (2, 3, 4, 8)
 FREE = Link(1e15, 1e-12)
-
-
 SLOW_CORES = Speed("", 1e8, 1e8, 1e12, 1e-9)
 
 

@@ -32,25 +32,25 @@ class Duration:
 Durations = Mapping[str, Duration]  # by the file's path in tests/
 
 
-def read(tier: str, kept: Path = KEPT) -> dict[str, Duration]:
+def read(tier: str) -> dict[str, Duration]:
     """What was kept of a tier's last runs. tier: gate, or slow for the tests that are marked slow."""
-    found = json.loads(kept.read_text()) if kept.is_file() else {}
+    found = json.loads(KEPT.read_text()) if KEPT.is_file() else {}
     return {path: Duration(**entry) for path, entry in found.get(tier, {}).items()}
 
 
-def write(tier: str, durations: Durations, kept: Path = KEPT, tests: Path = TESTS) -> None:
+def write(tier: str, durations: Durations) -> None:
     """Replaces the entries of these files, and drops those of files that are gone. A file is a line of the JSON."""
-    tiers = {name: dict(read(name, kept)) for name in TIERS}
+    tiers = {name: dict(read(name)) for name in TIERS}
     tiers[tier] |= durations
     blocks = []
     for name, entries in tiers.items():
         lines = [
             f"    {json.dumps(path)}: {json.dumps(asdict(entries[path]))}"
             for path in sorted(entries)
-            if (tests / path).is_file()
+            if (TESTS / path).is_file()
         ]
         blocks.append(f'  "{name}": {{' + ",".join(f"\n{line}" for line in lines) + "\n  }")
-    kept.write_text("{\n" + ",\n".join(blocks) + "\n}\n")
+    KEPT.write_text("{\n" + ",\n".join(blocks) + "\n}\n")
 
 
 class Recorder:
@@ -59,8 +59,7 @@ class Recorder:
     A file's tests of a tier keep their older entry if one of them fails.
     """
 
-    def __init__(self, kept: Path = KEPT, tests: Path = TESTS) -> None:
-        self._kept, self._tests = kept, tests
+    def __init__(self) -> None:
         self._durations: dict[str, defaultdict[str, Duration]] = {tier: defaultdict(Duration) for tier in TIERS}
         self._failed: set[tuple[str, str]] = set()
 
@@ -85,14 +84,14 @@ class Recorder:
                 for path, found in durations.items()
                 if found.tests and (tier, path) not in self._failed
             }
-            write(tier, finished, self._kept, self._tests)
+            write(tier, finished)
 
 
-def table(tier: str, durations: Durations, shown: int = SHOWN) -> str:
+def table(tier: str, durations: Durations) -> str:
     """The files that take longest, and the sums of all."""
     if not durations:
         return f"{tier}: no run has been kept."
-    slowest = sorted(durations.items(), key=lambda item: -item[1].seconds)[:shown]
+    slowest = sorted(durations.items(), key=lambda item: -item[1].seconds)[:SHOWN]
     total = Duration(
         sum(d.tests for d in durations.values()),
         sum(d.setup for d in durations.values()),

@@ -126,17 +126,6 @@ def test_a_refusal_leaves_the_next_right(two: DirectGroup, right: list[torch.Ten
     assert equal(both(under(two, kind)), right)
 
 
-@KINDS
-def test_fewer_rows_than_ranks_are_served_by_those_without(two: DirectGroup, kind: str) -> None:
-    def one_row(weights: str) -> torch.Tensor:
-        direct = replace(two, plan=ParallelPlan(dp=2, weights=weights))
-        direct.load()
-        return direct.forward(*SIZES, rows=1)
-
-    assert one_row(kind).equal(one_row(WHOLE))
-    assert one_row(kind).equal(one_row(kind))
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="stops a process")
 @pytest.mark.parametrize("kind", [SHARED, pytest.param(HOST, marks=pytest.mark.slow)])
 def test_a_rank_that_is_killed_while_another_waits_for_its_weights_costs_that_request(

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from parallel_backend.plan import ParallelPlan
-from tests.support.group.direct_group import DIT, DirectGroup, source_of, wait_until
+from tests.support.group.direct_group import DIT, DirectGroup, go_on, source_of, wait_until
 from worker.comfyui.source import HostSource
 from worker.errors import WorkerGroupError
 from worker.host.client import WorkerGroup
@@ -28,10 +28,6 @@ from worker.wire.private_folder import EXPECTED
 PLAN, ONE_OF_TWO = ParallelPlan(ulysses=2), ParallelPlan()
 DEADLINE = 300.0
 PR_SET_CHILD_SUBREAPER = 36
-
-
-def unchecked() -> None:
-    """Nobody interrupts."""
 
 
 def test_restarts_are_bounded_in_a_window_and_their_pauses_grow() -> None:
@@ -79,7 +75,7 @@ def loading(group: WorkerGroup, source: HostSource, plan: ParallelPlan = PLAN) -
 
     def run() -> torch.Tensor:
         direct.load()
-        direct.group.patch(None, lambda: ({"patches": [], "files": []}, {}), unchecked)
+        direct.group.patch(None, lambda: ({"patches": [], "files": []}, {}), go_on)
         return direct.forward(16, 16, rows=1).clone()
 
     return run
@@ -89,7 +85,7 @@ def test_a_group_that_dies_while_idle_comes_back_by_itself_with_its_model(
     group: WorkerGroup, source: HostSource
 ) -> None:
     """Under the plan of before, of which the rank that dies was not."""
-    group.start(2, unchecked)
+    group.start(2, go_on)
     load = loading(group, source, ONE_OF_TWO)
     before = load()
     pids = group.status()["pids"]
@@ -137,7 +133,7 @@ def test_a_stopped_rank_is_taken_for_dead_and_a_group_that_keeps_dying_is_left_d
     assert wait_until(lambda: group.status()["state"] == "failed", DEADLINE)
     with pytest.raises(WorkerGroupError, match=r"died 2 times in ten minutes(.|\n)*for 3 s"):
         load()
-    group.restart(2, unchecked)
+    group.restart(2, go_on)
     assert group.status()["state"] == "ready"
     assert torch.equal(load(), before)
 
@@ -145,7 +141,7 @@ def test_a_stopped_rank_is_taken_for_dead_and_a_group_that_keeps_dying_is_left_d
 def test_ranks_that_cannot_be_started_are_an_error_at_once_and_leave_nothing(own_ranks: None, tmp_path: Path) -> None:
     group = WorkerGroup("cpu", tmp_path / "logs", Settings(python=str(tmp_path / "no-python")))
     with pytest.raises(WorkerGroupError, match="cannot be started.*no-python"):
-        group.load({}, PLAN.to_json(), 2, unchecked)
+        group.load({}, PLAN.to_json(), 2, go_on)
     assert group.status()["state"] == "failed"
     assert group.session is None
 
@@ -178,7 +174,7 @@ def test_a_stop_does_not_wait_until_somebody_reaps_the_ranks(
 ) -> None:
     """In a container, whoever is process 1 may take its time, or never do it. Here, that is this process."""
     monkeypatch.setattr(process, "GONE_SECONDS", DEADLINE)
-    group.start(2, unchecked)
+    group.start(2, go_on)
     pids = group.status()["pids"]
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     assert not prctl(PR_SET_CHILD_SUBREAPER, 1)

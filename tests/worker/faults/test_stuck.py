@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,53 +53,50 @@ def end_after(seconds: float) -> Callable[[], None]:
     return check
 
 
-@pytest.mark.parametrize("ask", [lambda it: it.forward(16, 16), lambda it: it.under(ring=2)], ids=["step", "load"])
-def test_a_first_step_or_load_in_which_nothing_moves_ends_with_the_stacks_of_the_ranks(
-    ask: Callable[[DirectGroup], Any], own_ranks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One is stopped, and the other waits for it. The heartbeat alone would be patient."""
-    for exchanges in (IN_BLOCKS, ONCE):
-        monkeypatch.setitem(pace.STILL_SECONDS, exchanges, STILL)
+@pytest.fixture
+def direct(own_ranks: None, tmp_path: Path) -> Iterator[DirectGroup]:
+    """A group for which the heartbeat alone would be patient."""
     group = WorkerGroup("cpu", tmp_path / "logs", Settings(silence_seconds=600.0))
     try:
-        direct = direct_on(group, tmp_path, DIT, ulysses=2)
-        direct.load()
-        stopped = direct.pids()[1]
-        began = time.monotonic()
-        os.kill(stopped, signal.SIGSTOP)
-        with pytest.raises(WorkerGroupError) as raised:
-            ask(direct)
-        said = raised.value.explanation
-        assert "no rank has sent" in said.cause and time.monotonic() - began < PATIENCE
-        # Rank 0 waits for it in the relay, or in the first exchange if it was stopped while it waited for a request.
-        assert any(file in said.details for file in ("relay.py", "ulysses.py", "mesh.py")), said.details
-        assert "rank 0:" in said.details and "rank 1, which did not answer:" in said.details
-        direct.load()
-        assert direct.forward(16, 16).isfinite().all()
+        yield direct_on(group, tmp_path, DIT, ulysses=2)
     finally:
         group.stop()
+
+
+@pytest.mark.parametrize("ask", [lambda it: it.forward(16, 16), lambda it: it.under(ring=2)], ids=["step", "load"])
+def test_a_first_step_or_load_in_which_nothing_moves_ends_with_the_stacks_of_the_ranks(
+    ask: Callable[[DirectGroup], Any], direct: DirectGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is stopped, and the other waits for it."""
+    for exchanges in (IN_BLOCKS, ONCE):
+        monkeypatch.setitem(pace.STILL_SECONDS, exchanges, STILL)
+    began = time.monotonic()
+    os.kill(direct.pids()[1], signal.SIGSTOP)
+    with pytest.raises(WorkerGroupError) as raised:
+        ask(direct)
+    said = raised.value.explanation
+    assert "no rank has sent" in said.cause and time.monotonic() - began < PATIENCE
+    # Rank 0 waits for it in the relay, or in the first exchange if it was stopped while it waited for a request.
+    assert any(file in said.details for file in ("relay.py", "ulysses.py", "mesh.py")), said.details
+    assert "rank 0:" in said.details and "rank 1, which did not answer:" in said.details
+    direct.load()
+    assert direct.forward(16, 16).isfinite().all()
 
 
 def test_a_step_that_is_stuck_ends_the_group_though_its_request_was_cancelled(
-    own_ranks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    direct: DirectGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next request would wait for its reply without end: the heartbeat alone would be patient."""
-    group = WorkerGroup("cpu", tmp_path / "logs", Settings(silence_seconds=600.0))
-    try:
-        direct = direct_on(group, tmp_path, DIT, ulysses=2)
-        direct.load()
-        direct.forward(16, 16)
-        monkeypatch.setattr(pace, "LEAST_SECONDS", STILL)
-        os.kill(direct.pids()[1], signal.SIGSTOP)
-        inputs = DIT.inputs(2, 16, 16)
-        with pytest.raises(TimeoutError):
-            direct.call(*inputs, end_after(STILL / 4))
-        with pytest.raises(WorkerGroupError, match="far longer than earlier ones"):
-            direct.call(*inputs, end_after(PATIENCE))
-        direct.load()
-        assert direct.forward(16, 16).isfinite().all()
-    finally:
-        group.stop()
+    """The next request would wait for its reply without end."""
+    direct.forward(16, 16)
+    monkeypatch.setattr(pace, "LEAST_SECONDS", STILL)
+    os.kill(direct.pids()[1], signal.SIGSTOP)
+    inputs = DIT.inputs(2, 16, 16)
+    with pytest.raises(TimeoutError):
+        direct.call(*inputs, end_after(STILL / 4))
+    with pytest.raises(WorkerGroupError, match="far longer than earlier ones"):
+        direct.call(*inputs, end_after(PATIENCE))
+    direct.load()
+    assert direct.forward(16, 16).isfinite().all()
 
 
 def test_a_rank_tells_its_stacks_while_a_thread_holds_the_gil(tmp_path: Path) -> None:
@@ -126,10 +123,3 @@ def test_a_result_after_an_error_of_the_watchdog_is_not_returned(monkeypatch: py
     error.name = "TIMEOUT"
     with pytest.raises(GroupError, match=r"ranks \[0, 1\] failed \(TIMEOUT\)"):
         groups.check()
-
-
-def test_a_timeline_moves_at_the_begin_and_the_end_of_each_exchange() -> None:
-    timeline = Timeline(CPU)
-    with timeline.communication("send"):
-        assert timeline.moves == 1
-    assert timeline.moves == 2

@@ -6,11 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
-from parallel_backend import rates
 from parallel_backend.costs.machine import Machine
-from parallel_backend.groups.mesh import Axis
 from tests.support.group.direct_group import go_on
 from worker.errors import RequestRefused
 from worker.host.client import WorkerGroup
@@ -32,15 +29,6 @@ def test_ranks_measure_what_they_can_and_keep_their_model(group_of_two: WorkerGr
         assert 1e5 < link.rate <= max(speed.memory for speed in machine.speeds) and 1e-6 < link.latency < 1
     with pytest.raises(RequestRefused, match="none of them"):
         group.measure(2, "fp8", go_on)
-
-
-def test_a_link_is_never_faster_than_the_memory_even_if_its_few_bytes_were_delayed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(rates, "quickest", lambda action, device: 0.003)
-    monkeypatch.setattr(rates, "exchange", lambda kind, size, axis, device: None)
-    found = rates.links_of(Axis(None, 2, 0), torch.device("cpu"), rates.OF_CORES, 2e10)
-    assert [rate for rate, _ in found.values()] == pytest.approx([2e10] * len(found))
 
 
 def test_figures_last_and_are_for_the_devices_that_they_name(tmp_path: Path) -> None:
@@ -69,15 +57,6 @@ def test_a_file_that_is_damaged_or_of_other_versions_is_measured_again_and_said(
     assert again.figures is None and "measured again" in caplog.text
     again.keep({"host": 2})
     assert MeasuredFile(tmp_path, DEVICES, "bf16").figures == {"host": 2}
-
-
-def test_fixed_figures_are_not_corrected(tmp_path: Path) -> None:
-    kept = MeasuredFile(tmp_path, DEVICES, "bf16")
-    kept.keep({"host": 1})
-    kept.path.write_text(json.dumps({**json.loads(kept.path.read_text()), "fixed": True}))
-    fixed = MeasuredFile(tmp_path, DEVICES, "bf16")
-    fixed.note("flux", {})
-    assert fixed.figures == {"host": 1} and not fixed.steps
 
 
 def test_a_folder_that_cannot_be_written_is_told_of_once_and_figures_last_as_long_as_comfyui(

@@ -86,11 +86,6 @@ def test_a_group_without_one_of_its_ranks_is_not_ready_though_torchrun_has_not_n
     assert session.last_status["state"] == "ready" and group.status()["state"] == "restarting"
 
 
-def test_settings_that_are_changed_back_need_no_restart(group: WorkerGroup) -> None:
-    group.configure(Setup("cuda", OLD))
-    assert not group.status()["outdated"]
-
-
 def test_a_group_that_does_not_run_takes_them_at_once(group: WorkerGroup) -> None:
     group.stop()
     group.configure(Setup("cpu", NEWER, Explanation("There is no torch.")))

@@ -37,32 +37,6 @@ def test_the_usual_step_of_the_run_on_one_device_is_told() -> None:
     assert runs.kept[1].alone is None, "one device is not compared with itself"
 
 
-@pytest.mark.parametrize("changes", [{"model": "another"}, {"operation": CALL.name}, {"size": ((1, 4, 16, 16), 3)}])
-def test_a_run_of_something_else_is_none_to_compare_with(changes: dict) -> None:
-    runs = Runs(threading.Event())
-    run(runs, ALONE, **changes)
-    assert run(runs, TWO).alone is None
-
-
-def test_neither_is_one_that_failed_or_ran_on_several() -> None:
-    runs = Runs(threading.Event())
-    run(runs, TWO)
-    with pytest.raises(ValueError), runs.run("3", "a model", ALONE, "a class"):
-        runs.sized(SAMPLE.name, SIZE)
-        runs.step(SAMPLE.name, 0.9, 0.0)
-        raise ValueError
-    assert run(runs, TWO).alone is None
-
-
-def test_what_was_predicted_stays() -> None:
-    runs = Runs(threading.Event())
-    run(runs, ALONE)
-    with runs.run("3", "a model", TWO, "a class"):
-        runs.note(alone=0.5, is_alone_run=False, is_measured=True)
-        runs.sized(SAMPLE.name, SIZE)
-        assert (runs.kept[0].alone, runs.kept[0].is_alone_run) == (0.5, False)
-
-
 def test_a_stop_within_a_step_ends_the_run_with_that_reason(tmp_path: Path) -> None:
     """A step checks its model, then computes it. A stop may come between the two."""
     group, nothing = WorkerGroup("cpu", tmp_path), torch.zeros(1)
@@ -94,37 +68,3 @@ def test_steps_that_run_whole_say_nothing_of_what_a_lossy_plan_takes() -> None:
     assert pick_usual_step(steps, 3) == 1.1
     assert pick_usual_step(steps, len(steps)) is None
     assert pick_usual_step(steps[:1]) == 9.0, "of the first step, if there is no other"
-
-
-def test_a_run_tells_one_usual_step_which_is_of_its_last_plan() -> None:
-    runs = Runs(threading.Event())
-    assert run(runs, ALONE, (5.0, 0.8, 0.9, 1.0)).to_json()["usual"] == 0.9
-    with runs.run("3", "a model", None, "a class") as record:
-        assert record.usual is None
-        runs.step(CALL.name, 9.0, 0.0)
-        runs.planned(RunPlan("patches", {}, 2, whole_steps=2))
-        for seconds in (4.0, 4.0, 1.0, 1.1, 1.2):
-            runs.step(CALL.name, seconds, 0.0)
-        assert record.usual == 1.1
-        runs.predicted(2.0, True)  # of another size
-        runs.step(CALL.name, 3.0, 0.0)
-        assert record.usual is None, "the first two run whole"
-
-
-def test_the_time_left_and_the_start_are_by_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sampler does more in a step than the ranks, whose steps took 0.1 s."""
-    runs, now = Runs(threading.Event()), 100.0
-    monkeypatch.setattr("worker.host.runs.time.monotonic", lambda: now)
-    with runs.run("3", "a model", TWO, "a class") as record:
-        now += 4.0
-        runs.step(CALL.name, 0.1, 0.0)
-        runs.progress(1, 10)
-        assert (record.startup, record.left) == (pytest.approx(3.9), None)
-        for at in (2, 3):
-            now += 2.0
-            runs.step(CALL.name, 0.1, 0.0)
-            runs.progress(at, 10)
-        assert (record.at, record.total, record.left) == (3, 10, pytest.approx(14.0))
-        now += 1.0
-        runs.progress(1, 5)
-        assert record.left is None, "of the next sampler"

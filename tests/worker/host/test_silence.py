@@ -141,12 +141,6 @@ def test_a_rank_that_computes_for_ever_without_an_answer_is_dead_in_the_end(mach
     assert machine.now == LOADING_TIMES * PATIENCE + 1
 
 
-def test_a_rank_that_stops_computing_is_judged_again(machine: Machine) -> None:
-    assert not silent(machine, 1, 20, lambda: machine.run(200, ran=machine.now))
-    machine.run(200, "T", ran=machine.now)
-    assert "it is stopped" in machine.check(1.0, 0.1, 21.0)
-
-
 def test_while_rank_0_waits_for_a_cpu_nobody_is_judged_by_the_beats_that_it_has_not_collected(machine: Machine) -> None:
     for place in range(20):
         machine.run(100, ran=0.01 * place, waited=0.9 * place)
