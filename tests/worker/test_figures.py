@@ -1,12 +1,13 @@
-"""The heartbeat and the control channel go on while a rank waits in an allocation: they do not ask the card."""
+"""The heartbeat and the control channel go on while a rank waits in an allocation: they ask neither torch nor CUDA."""
 
 from __future__ import annotations
 
 import ctypes
 import socket
 import threading
+import time
 from collections.abc import Iterator
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -31,6 +32,8 @@ CARD = torch.device("cuda", 0)
 HOLD_SECONDS = 1.0
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 PATIENCE = 60.0
+THREADS = ("heartbeat", "control")
+STORE = "torch._C._distributed_c10d."
 
 
 class Allocator:
@@ -152,3 +155,44 @@ def test_the_answer_to_a_request_that_ended_early_says_whether_the_rank_still_ha
     for handler, has_model in ((give_up, True), (give_up_a_move, False)):
         rank.executor.handlers[TRIM.name] = handler
         assert rank.executor.execute({"id": 1, **TRIM.header()}, {})[0] == {"cancelled": True, "has_model": has_model}
+
+
+def test_how_much_of_the_weights_has_been_read_is_told_while_they_are_read(rank: Rank, allocator: Allocator) -> None:
+    """A load checks between two blocks whether it is given up."""
+    job = Job({"id": 1, "op": "load"}, {}, rank.state, rank.executor.control, rank.executor.groups, rank.heartbeat)
+    rank.start()
+    rank.state.before, allocator.held = GB, 2 * GB
+    rank.state.published = 0.0  # long ago
+    job.check()
+    assert rank.status()["memory"][0]["read"] == 25
+    allocator.held, rank.state.published = 3 * GB, time.monotonic() + PATIENCE
+    job.check()
+    assert rank.status()["memory"][0]["read"] == 25, "asked for each block, the allocator would slow the load"
+    rank.state.published = 0.0
+    job.check()
+    assert rank.status()["memory"][0]["read"] == 50
+
+
+def test_neither_thread_calls_torch_but_for_its_store(rank: Rank) -> None:
+    """Whatever they call is looked at, in Python and in C."""
+    called: dict[str, set[str]] = {name: set() for name in THREADS}
+
+    def note(frame: FrameType, event: str, called_object: Any) -> None:
+        thread = threading.current_thread().name
+        if thread not in called:
+            return
+        if event == "call":
+            called[thread].add(f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}")
+        elif event == "c_call":
+            called[thread].add(f"{called_object.__module__}.{called_object.__qualname__}")
+
+    threading.setprofile(note)
+    try:
+        rank.start()
+        assert rank.await_beats()
+        rank.status()
+    finally:
+        threading.setprofile(None)
+    assert all("worker.rank.state.memory" in called[thread] for thread in THREADS), "nothing was noted"
+    of_torch = {name for names in called.values() for name in names if name.startswith("torch")}
+    assert {name for name in of_torch if not name.startswith(STORE)} == set()

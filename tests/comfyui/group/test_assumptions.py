@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from demo.host import REPOSITORY
+from worker.inside.changes import COMFYUIS
 
 SECONDS = 120
 QUICK = ("latents by name", "an argument of the patcher")
@@ -160,3 +161,37 @@ def test_functions_that_models_code_names_in_other_modules_are_watched(comfyui: 
     ]
     assert len(found) > 20
     assert [each for each in found if each[2] not in watched.get(each[1], ())] == []
+
+
+# Files of ComfyUI that set attributes of a model's layers while they load or run it, the names by which they call a
+# layer, and the attributes that a layer gets from the model's file.
+LOADING = ("model_patcher", "model_prefetch", "ops", "pinned_memory")
+LAYERS = ("m", "s", "item", "module", "victim")
+OF_FILE = {"weight", "bias", "quant_format", "layout_type", "_full_precision_mm", "_full_precision_mm_config"}
+OF_WEIGHTS = {"name", "param_key"}  # by names that are computed: of the weights themselves
+
+
+def names_set(comfyui: Path) -> Iterator[str]:
+    for file in LOADING:
+        for each in ast.walk(ast.parse((comfyui / "comfy" / f"{file}.py").read_text(encoding="utf-8"))):
+            targets = each.targets if isinstance(each, ast.Assign) else []
+            yield from (
+                target.attr
+                for target in targets
+                if isinstance(target, ast.Attribute) and ast.unparse(target.value) in LAYERS
+            )
+            if (
+                isinstance(each, ast.Call)
+                and ast.unparse(each.func) == "setattr"
+                and ast.unparse(each.args[0]) in LAYERS
+            ):
+                name = each.args[1]
+                ends = [ast.literal_eval(name.right)] if isinstance(name, ast.BinOp) else []
+                yield from (f"{weight}{end}" for weight in ("weight", "bias") for end in ends)
+                yield from [] if ends else [ast.unparse(name)]
+
+
+def test_what_comfyui_sets_on_layers_is_no_change_by_a_node(comfyui: Path) -> None:
+    found = set(names_set(comfyui)) - OF_FILE - OF_WEIGHTS
+    assert {"_v_weight", "weight_lowvram_function"} <= found
+    assert found - {*COMFYUIS} == set()
