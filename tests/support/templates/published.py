@@ -34,12 +34,7 @@ DEPTHS = {
 }
 # ComfyUI's own templates have none of it.
 PIXART = ModelFile(
-    "PixArt-Sigma-XL-2-1024-MS.safetensors",
-    "PixArtSigma",
-    {
-        **{"image_model": "pixart_sigma", "num_heads": 16, "patch_size": 2, "hidden_size": 1152, "in_channels": 4},
-        **{"depth": 28, "model_max_length": 300, "micro_condition": False, "input_size": 128, "pe_interpolation": 2},
-    },
+    "PixArt-Sigma-XL-2-1024-MS.safetensors", "PixArtSigma", {"model_max_length": 300, "micro_condition": False}
 )
 PUBLISHED = (PIXART.names, *DEPTHS)
 MIXED = (
