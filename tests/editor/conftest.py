@@ -7,11 +7,10 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, Page
 
 from demo.host import ComfyHost
-from tests.support.editor.editor import Editor
-from tests.support.editor.shared import SharedPage
+from tests.support.editor.editor import Editor, SharedPage
 
 HERE = Path(__file__).parent
 HAS_FAILED = pytest.StashKey[bool]()
@@ -42,28 +41,28 @@ def shared_page(request: pytest.FixtureRequest, browser: Browser, host: ComfyHos
 
 
 @pytest.fixture
-def shared_editor(shared_page: SharedPage) -> Editor:
+def editor(shared_page: SharedPage) -> Editor:
     """The page that the editor's tests share. They leave only workflows behind."""
     return shared_page.tidied()
 
 
 @pytest.fixture
-def editor(shared_editor: Editor) -> Editor:
-    return shared_editor
+def page(editor: Editor) -> Page:
+    return editor.page
 
 
 @pytest.fixture(params=["dark", "light"])
-def themed(request: pytest.FixtureRequest, shared_editor: Editor) -> Iterator[Editor]:
+def themed(request: pytest.FixtureRequest, editor: Editor) -> Iterator[Editor]:
     """The shared page in each theme."""
-    shared_editor.set_theme(request.param)
-    yield shared_editor
-    shared_editor.set_theme("dark")
+    editor.set_theme(request.param)
+    yield editor
+    editor.set_theme("dark")
 
 
 @pytest.fixture(params=["canvas", "vue"])
-def renderer(request: pytest.FixtureRequest, shared_editor: Editor) -> Iterator[str]:
+def renderer(request: pytest.FixtureRequest, editor: Editor) -> Iterator[str]:
     """Each of the editor's ways to draw nodes."""
     setting = "(on) => window.app.extensionManager.setting.set('Comfy.VueNodes.Enabled', on)"
-    shared_editor.page.evaluate(setting, request.param == "vue")
+    editor.page.evaluate(setting, request.param == "vue")
     yield request.param
-    shared_editor.page.evaluate(setting, False)
+    editor.page.evaluate(setting, False)

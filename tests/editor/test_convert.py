@@ -7,29 +7,28 @@ import json
 from typing import Any
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from tests.support.editor.converted import (
     PARALLEL,
-    PARALLELIZE,
     PARALLELIZE_VAE,
     STOCK,
-    UNDO_STEPS,
     execute,
     inserted,
     saved,
     types_of,
     without_view,
 )
-from tests.support.editor.editor import Editor, insist, wait_for
+from tests.support.editor.editor import PARALLELIZE, UNDO_STEPS, Editor, insist, wait_for
 from tests.support.templates.workflows import LOADERS, RELEASE, release, templates_folder, workflows
 
 FOLDER = templates_folder()
 pytestmark = pytest.mark.skipif(FOLDER is None, reason="needs ComfyUI's templates package")
-# A checkpoint; two of them with titles; loaders in a subgraph that shows their files; CLIP vision of a checkpoint.
+# A checkpoint; two of them with titles; loaders in a subgraph that shows their files; CLIP vision of a checkpoint; a
+# loader in a subgraph in another.
 QUICK = (
     *("default", "sdxl_simple_example", "03_video_wan2_2_14B_i2v_subgraphed", "04_hunyuan_3d_2.1_subgraphed"),
-    *("image_flux2_text_to_image_9b",),
+    *("image_flux2_text_to_image_9b", "image_netayume_lumina_t2i"),
 )
 OFFERED = "() => window.app.canvas.getCanvasMenuOptions().map((item) => item?.content)"
 PROMPT = "async () => (await window.app.graphToPrompt()).output"
@@ -83,17 +82,17 @@ def check_round_trip(editor: Editor, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_a_workflow_of_comfyuis_becomes_parallel_and_is_the_same_again(name: str, shared_editor: Editor) -> None:
-    check_round_trip(shared_editor, name)
+def test_a_workflow_of_comfyuis_becomes_parallel_and_is_the_same_again(name: str, editor: Editor) -> None:
+    check_round_trip(editor, name)
 
 
 @pytest.mark.slow
-def test_every_workflow_of_comfyuis_becomes_parallel_and_is_the_same_again(shared_editor: Editor) -> None:
+def test_every_workflow_of_comfyuis_becomes_parallel_and_is_the_same_again(editor: Editor) -> None:
     wrong, names = [], [each.name for each in workflows() if has_loader(each.name)]
     assert len(names) > 200
     for name in names:
         try:
-            check_round_trip(shared_editor, name)
+            check_round_trip(editor, name)
         except AssertionError as error:
             wrong.append(f"{name}: {error}")
     assert not wrong, f"{len(wrong)} of {len(names)}\n" + "\n".join(wrong)
@@ -120,34 +119,31 @@ def wait_for_node(editor: Editor, kind: str, *, there: bool = True) -> None:
     wait_for(editor.page, HAS_TYPE, arg=[kind, there])
 
 
-def test_a_loader_in_a_subgraph_becomes_parallel_by_its_menu_in_one_step_to_undo(
-    renderer: str, shared_editor: Editor
-) -> None:
-    page = shared_editor.page
-    shared_editor.open_alone(template("image_flux2_text_to_image_9b"))
+def test_a_loader_in_a_subgraph_becomes_parallel_by_its_menu_in_one_step_to_undo(renderer: str, editor: Editor) -> None:
+    page = editor.page
+    editor.open_alone(template("image_flux2_text_to_image_9b"))
     loader = page.evaluate(FIND, "UNETLoader")
     page.evaluate(AT_NODE, loader)
     before, steps = saved(page), page.evaluate(UNDO_STEPS)
-    menu(shared_editor, loader, "Make parallel")
-    wait_for_node(shared_editor, PARALLELIZE)
-    shared_editor.screenshot(f"convert-subgraph-{renderer}")
+    menu(editor, loader, "Make parallel")
+    wait_for_node(editor, PARALLELIZE)
+    editor.screenshot(f"convert-subgraph-{renderer}")
     assert list(inserted(before, saved(page))) == ["UNETLoader"]
     assert page.evaluate(UNDO_STEPS) == steps + 1
     page.mouse.click(700, 830)  # on the empty canvas: what the editor notes then is no step more
     assert page.evaluate(UNDO_STEPS) == steps + 1
     page.keyboard.press("Control+z")
-    wait_for_node(shared_editor, PARALLELIZE, there=False)
+    wait_for_node(editor, PARALLELIZE, there=False)
     assert without_view(saved(page)) == without_view(before)
-    menu(shared_editor, loader, "Make parallel")
-    wait_for_node(shared_editor, PARALLELIZE)
-    menu(shared_editor, page.evaluate(FIND, PARALLELIZE), "Make stock")
-    wait_for_node(shared_editor, PARALLELIZE, there=False)
+    menu(editor, loader, "Make parallel")
+    wait_for_node(editor, PARALLELIZE)
+    menu(editor, page.evaluate(FIND, PARALLELIZE), "Make stock")
+    wait_for_node(editor, PARALLELIZE, there=False)
     assert without_view(saved(page)) == without_view(before)
 
 
-def test_a_checkpoints_menu_has_an_item_for_its_model_and_one_for_its_vae(shared_editor: Editor) -> None:
-    page = shared_editor.page
-    before = open_settled(shared_editor, template("default"))
+def test_a_checkpoints_menu_has_an_item_for_its_model_and_one_for_its_vae(editor: Editor, page: Page) -> None:
+    before = open_settled(editor, template("default"))
     loader, decode = page.evaluate(FIND, "CheckpointLoaderSimple"), page.evaluate(FIND, "VAEDecode")
     assert page.evaluate(MENU, [decode, ""]) == []
     assert page.evaluate(MENU, [loader, "Make VAE parallel"]) == ["Make parallel", "Make VAE parallel"]
@@ -162,9 +158,8 @@ def test_a_checkpoints_menu_has_an_item_for_its_model_and_one_for_its_vae(shared
     assert without_view(saved(page)) == without_view(before)
 
 
-def test_the_canvas_offers_what_can_be_done(shared_editor: Editor) -> None:
-    page = shared_editor.page
-    shared_editor.open_alone(template("sdxl_simple_example"))
+def test_the_canvas_offers_what_can_be_done(editor: Editor, page: Page) -> None:
+    editor.open_alone(template("sdxl_simple_example"))
     ours = "Make this workflow parallel", "Make this workflow stock"
     assert [item for item in page.evaluate(OFFERED) if item in ours] == [*ours[:1]]
     execute(page, PARALLEL)
@@ -174,14 +169,13 @@ def test_the_canvas_offers_what_can_be_done(shared_editor: Editor) -> None:
     expect(page.get_by_text("Parallel nodes removed: 2.")).to_be_visible()
 
 
-def test_a_subgraph_is_made_parallel_and_stock_by_its_menu(renderer: str, shared_editor: Editor) -> None:
-    page = shared_editor.page
-    before = open_settled(shared_editor, template("image_z_image_turbo"))
+def test_a_subgraph_is_made_parallel_and_stock_by_its_menu(renderer: str, editor: Editor, page: Page) -> None:
+    before = open_settled(editor, template("image_z_image_turbo"))
     (host,) = [node["id"] for node in before["nodes"] if node["type"] == before["definitions"]["subgraphs"][0]["id"]]
     assert page.evaluate(MENU, [host, "Make parallel"]) == ["Make parallel"]
-    wait_for_node(shared_editor, PARALLELIZE)
+    wait_for_node(editor, PARALLELIZE)
     assert list(inserted(before, saved(page))) == ["UNETLoader"]
     assert page.evaluate(MENU, [host, "Make stock"]) == ["Make stock"]
-    wait_for_node(shared_editor, PARALLELIZE, there=False)
+    wait_for_node(editor, PARALLELIZE, there=False)
     assert without_view(saved(page)) == without_view(before)
     assert types_of(before).count(PARALLELIZE) == 0

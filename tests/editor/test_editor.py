@@ -10,9 +10,9 @@ import psutil
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from demo.host import REPOSITORY, ComfyHost
-from tests.support.editor.editor import PATIENCE_MS, Editor, wait_for
-from tests.support.editor.examples import open_demo
+from demo.host import ComfyHost
+from tests.support.editor.editor import PARALLELIZE, PATIENCE_MS, PLAN_NODE, Editor, wait_for
+from tests.support.editor.examples import FOLDER, open_demo
 from tests.support.editor.settings import ask_settings, settings_kept
 from tests.support.host.faults import wait_until
 from tests.support.host.graphs import alive, status, worker_processes
@@ -21,12 +21,9 @@ SAMPLER = "ParallelDiT_Sampler"
 BUTTONS = ("start", "stop", "restart", "park")
 LONG = 3000  # steps, of a job that does not end by itself while the test looks
 HAS_IMAGE = "() => window.app.graph.nodes.some((node) => node.type === 'SaveImage' && node.imgs?.length)"
-
-
-PARALLELIZE, VAE_LINK = "ParallelDiT_Parallelize", 99
+VAE_LINK = 99
 VALUES = ["manual", 1, 2, 1, 1, "native", 2, 4, 3, "host", 5, "int4", "1, 0.5", "on"]
 FORMER_VALUES = ["radial", "allowed", "once"]
-OF_PLAN = "window.app.graph.findNodesByType('ParallelDiT_Parallelize')[0]"
 SOCKETS = "(type) => window.app.graph.findNodesByType(type)[0].inputs.map(({ name }) => name)"
 LINKS = """() => {
     const { nodes, links } = window.app.graph
@@ -40,11 +37,6 @@ LINKS = """() => {
 def former_inputs(**kinds: str) -> list[dict[str, Any]]:
     """As they are saved, by name and type."""
     return [{"name": name, "type": kind, "widget": {"name": name}, "link": None} for name, kind in kinds.items()]
-
-
-@pytest.fixture
-def page(editor: Editor) -> Page:
-    return editor.page
 
 
 def step_of(panel: Locator) -> int:
@@ -63,17 +55,9 @@ def wait_for_step(panel: Locator, step: int) -> None:
     pytest.fail(f"the panel stays at step {step_of(panel)}")
 
 
-def test_the_demo_draws_when_run_is_pressed(editor: Editor, page: Page) -> None:
-    open_demo(editor, steps=4, seed=101)
-    editor.run()
-    wait_for(page, HAS_IMAGE)
-    editor.screenshot("demo")
-    assert editor.problems == []
-
-
-def test_a_workflow_with_inputs_that_are_gone_opens_with_its_other_values(editor: Editor) -> None:
+def test_a_workflow_with_inputs_that_are_gone_opens_with_its_other_values(editor: Editor, page: Page) -> None:
     """Of Parallelize Model three inputs; of Parallel Sampler `compare`, a linked VAE, and the step caches."""
-    workflow = json.loads((REPOSITORY / "example_workflows" / "pipefusion.json").read_text())
+    workflow = json.loads((FOLDER / "pipefusion.json").read_text())
     links = [link for link, *_ in workflow["links"]]
     plan, sampler, loader = (
         next(node for node in workflow["nodes"] if node["type"] == kind) for kind in (PARALLELIZE, SAMPLER, "VAELoader")
@@ -93,26 +77,28 @@ def test_a_workflow_with_inputs_that_are_gone_opens_with_its_other_values(editor
     assert [*values.values()] == [*VALUES, 2, 3] and (values["compile"], values["pieces"]) == ("on", 2)
     assert sampled == {"seed": 7, "steps": 12, "cfg": 2.5, "scheduler": "Euler", "denoise": 0.75}
     assert prompt[SAMPLER].keys() - sampled == {"model", "positive", "negative", "latent_image"}
-    sockets = {name for kind in (PARALLELIZE, SAMPLER) for name in editor.page.evaluate(SOCKETS, kind)}
+    sockets = {name for kind in (PARALLELIZE, SAMPLER) for name in page.evaluate(SOCKETS, kind)}
     assert sockets >= values.keys() | sampled.keys() and sockets <= prompt[PARALLELIZE].keys() | prompt[SAMPLER].keys()
-    assert editor.page.evaluate(LINKS) == {"kept": links, "taken": links, "given": links}
+    assert page.evaluate(LINKS) == {"kept": links, "taken": links, "given": links}
     assert editor.problems == []
 
 
 def test_an_old_plan_node_is_replaced_by_one_with_its_values(editor: Editor, page: Page) -> None:
-    workflow = json.loads((REPOSITORY / "example_workflows" / "demo.json").read_text())
+    workflow = json.loads((FOLDER / "demo.json").read_text())
     workflow["nodes"] = [node for node in workflow["nodes"] if node["type"] == "VAELoader"]
     workflow["links"], (node,) = [], workflow["nodes"]
     node |= {"type": "ParallelDiT_Plan", "outputs": [], "widgets_values": [*VALUES, *FORMER_VALUES, 2]}
     editor.open(workflow)
     page.get_by_role("button", name="View details").click()
     page.get_by_role("button", name="Replace Node").click()
-    wait_for(page, f"() => {OF_PLAN}")
-    values = page.evaluate(f"() => {OF_PLAN}.widgets.map(({{ value }}) => value)")
+    wait_for(page, f"() => {PLAN_NODE}")
+    values = page.evaluate(f"() => {PLAN_NODE}.widgets.map(({{ value }}) => value)")
     assert values[: len(VALUES) + 2] == [*VALUES, 2, 1]
 
 
-def test_the_panel_shows_ranks_and_steps_while_a_job_runs_and_then_that_it_is_done(editor: Editor, page: Page) -> None:
+def test_the_demo_draws_while_the_panel_shows_ranks_and_steps_and_then_that_it_is_done(
+    editor: Editor, page: Page
+) -> None:
     open_demo(editor, steps=50, seed=102)
     panel = editor.open_panel()
     editor.run()

@@ -67,27 +67,9 @@ def card_of(page: Page) -> Locator:
     return card
 
 
-def test_a_plan_that_does_not_fit_is_told_at_the_node(editor: Editor) -> None:
-    page = editor.page
-    open_demo(editor, TOO_MANY)
-    editor.run()
-    focused = page.evaluate("document.activeElement.className")
-    card = card_of(page)
-    expect(card.locator(TITLE)).to_have_text("This plan cannot be used")
-    expect(card.get_by_test_id(f"{CARD}-cause")).to_contain_text("ulysses=9")
-    expect(card.get_by_test_id(f"{CARD}-advice")).to_contain_text("Lower it to 8 or less")
-    expect(card.get_by_test_id(f"{CARD}-details")).to_have_count(0)
-    assert page.evaluate("document.activeElement.className") == focused
-    page.evaluate("document.activeElement.blur()")
-    page.keyboard.press("Escape")
-    expect(card).to_have_count(0)
-    assert editor.problems == []
-
-
 def test_a_rank_that_dies_in_a_job_is_told_at_the_node_with_its_log_folded_and_in_the_panel(
-    editor: Editor, host: ComfyHost
+    editor: Editor, page: Page, host: ComfyHost
 ) -> None:
-    page = editor.page
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.evaluate(
         "() => window.app.api.addEventListener('progress', ({ detail }) => { window.reached = detail.value })"
@@ -127,17 +109,33 @@ def test_a_rank_that_dies_in_a_job_is_told_at_the_node_with_its_log_folded_and_i
     assert editor.problems == []
 
 
-def test_an_error_is_readable_in_the_theme_dismissed_by_its_button_and_gone_with_its_workflow(themed: Editor) -> None:
+def test_a_plan_that_does_not_fit_is_told_at_the_node_readably_until_a_key_a_button_or_another_workflow(
+    themed: Editor,
+) -> None:
     page = themed.page
     open_demo(themed, TOO_MANY)
     themed.run()
+    focused = page.evaluate("document.activeElement.className")
     card = card_of(page)
-    for text in (card.locator(TITLE), card.get_by_test_id(f"{CARD}-cause"), card.get_by_test_id(f"{CARD}-advice")):
+    title, (cause, advice) = (
+        card.locator(TITLE),
+        (card.get_by_test_id(f"{CARD}-{part}") for part in ("cause", "advice")),
+    )
+    expect(title).to_have_text("This plan cannot be used")
+    expect(cause).to_contain_text("ulysses=9")
+    expect(advice).to_contain_text("Lower it to 8 or less")
+    expect(card.get_by_test_id(f"{CARD}-details")).to_have_count(0)
+    for text in (title, cause, advice):
         assert text.evaluate(CONTRAST) >= READABLE
-    card.get_by_test_id(f"{CARD}-dismiss").press("Enter")
+    assert page.evaluate("document.activeElement.className") == focused
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("Escape")
     expect(card).to_have_count(0)
     themed.run()
-    card = card_of(page)
+    card_of(page).get_by_test_id(f"{CARD}-dismiss").press("Enter")
+    expect(card).to_have_count(0)
+    themed.run()
+    card_of(page)
     open_demo(themed)
     expect(card).to_have_count(0)
     assert themed.problems == []

@@ -12,11 +12,9 @@ from PIL import Image
 
 from tests.support.editor.examples import EXAMPLES, FOLDER
 from tests.support.templates.examples import TABLE
-from tests.support.templates.notes import CARD, FILE, card_row, file_row, texts
-from tests.support.templates.two_cards import FILE as TWO_CARDS
-from tests.support.templates.two_cards import asked
+from tests.support.templates.two_cards import CARD_ROW, FILE, FILE_ROW, asked, card_row, file_row, texts
 
-FIGURES = json.loads(TWO_CARDS.read_text())
+FIGURES = json.loads(FILE.read_text())
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 # Whose file holds a diffusion model and nothing more.
 ALONE = [name for name, example in TABLE.items() if example.files and example.model.folder == "diffusion_models"]
@@ -31,9 +29,9 @@ def test_a_note_names_every_file_and_what_two_cards_need_in_both_languages(name:
     for language, place, key in texts(json.loads((FOLDER / f"{name}.json").read_text())):
         text = place[key]
         assert bool(CHINESE.search(text)) == (language == "zh")
-        assert [found[0] for found in FILE.finditer(text)] == [*map(file_row, TABLE[name].files)]
+        assert [found[0] for found in FILE_ROW.finditer(text)] == [*map(file_row, TABLE[name].files)]
         cards = [card_row(cards, found, language) for cards, found in FIGURES.get(name, {}).items()]
-        assert [found[0] for found in CARD.finditer(text)] == cards, "run python -m tests.support.templates.two_cards"
+        assert [found[0] for found in CARD_ROW.finditer(text)] == cards, "run templates.two_cards"
         assert len(cards) == (len(TABLE[name].cards) if TABLE[name].files else 0)
 
 
@@ -55,7 +53,7 @@ def test_a_step_of_a_video_with_sound_needs_more_than_its_latents() -> None:
 
 @pytest.mark.slow
 def test_the_figures_are_what_parallelize_model_says(comfyui: Path) -> None:
-    assert asked(comfyui) == FIGURES, "run python -m tests.support.templates.two_cards"
+    assert asked(comfyui) == FIGURES, "run templates.two_cards"
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

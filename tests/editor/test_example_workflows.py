@@ -18,10 +18,8 @@ from PIL import Image
 
 from demo.host import PACK_NAME, REPOSITORY, ComfyHost, open_url
 from demo.workflow import api_prompt
-from tests.support.editor.converted import PARALLELIZE
-from tests.support.editor.editor import Editor
+from tests.support.editor.editor import PARALLELIZE, Editor, SharedPage
 from tests.support.editor.examples import EXAMPLES, FOLDER, boxes, open_example, problems, settle
-from tests.support.editor.shared import SharedPage
 from tests.support.files.template_files import EXAMPLE_FILES, files_in, unread
 from tests.support.templates.examples import TABLE
 from tests.support.tiers import running, slow_but
@@ -64,7 +62,7 @@ def files(
     """The files that the workflows name, in the host's model folders; and the page has looked there."""
     named = {path: EXAMPLE_FILES[path] for (example,) in running(request, "example") for path in files_noted(example)}
     with files_in(named, comfyui, models, tmp_path_factory.mktemp("files")):
-        shared_page.editor().look_for_files()
+        shared_page.editor().page.evaluate("() => window.app.refreshComboInNodes()")  # as R does
         yield
 
 

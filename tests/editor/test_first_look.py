@@ -15,42 +15,26 @@ from urllib.request import Request
 
 import psutil
 import pytest
-from playwright.sync_api import Browser, Page, Response, expect
+from playwright.sync_api import Browser, Page, expect
 
 from demo.editor import address, command, prepare
 from demo.host import environment, free_port, open_url
-from tests.support.editor.editor import CONTEXT, PATIENCE_MS, SCREENSHOTS, USUAL_404, wait_for
+from tests.support.editor.editor import CONTEXT, PARALLELIZE, Editor, wait_for
+from tests.support.editor.examples import problems
 from tests.support.host.faults import SECONDS_TO_GO, wait_until
 from tests.support.host.graphs import TINY_MODELS, alive
 from tests.support.host.quick_machine import tried_machine
 
 SECONDS = 180
-OURS = "ParallelDiT_Parallelize"
-SHOWN = f"""() => window.app?.graph?.nodes.some((node) => node.type === '{OURS}')
+SHOWN = f"""() => window.app?.graph?.nodes.some((node) => node.type === '{PARALLELIZE}')
     && !document.querySelector('#splash-loader')"""
 WRONG = "() => window.app.graph.nodes.filter((node) => node.has_errors).map((node) => node.type)"
 TEXT = """window.app.graph.nodes.find((node) => node.type === 'KSampler')
     .widgets.find((widget) => widget.name === '$$node-text-preview')?.value"""
-# What ComfyUI's page asks for in vain where nothing has been saved, and its own templates, which dev.py leaves out.
-COMFYUIS = (*USUAL_404, "/templates/")
-
-
 MOST_RUNS = 10
 TRYING = re.compile(r"trying (.+, \d of \d)$")
 TRIED = re.compile(r"auto tries .+, (\d) of (\d)\.")
 LEAST_TRIED = 3  # plans; auto tries another where one device may be faster than the fastest of these
-SET_SAMPLER = """(values) => {
-    const { widgets } = window.app.graph.nodes.find((node) => node.type === 'KSampler')
-    for (const [place, name] of ['seed', 'steps'].entries()) {
-        widgets.find((widget) => widget.name === name).value = values[place]
-    }
-}"""
-SET_AUTO = f"""() => {{
-    const node = window.app.graph.nodes.find(({{ type }}) => type === '{OURS}')
-    const mode = node.widgets.find(({{ name }}) => name === 'mode')
-    mode.value = 'auto'
-    mode.callback('auto', window.app.canvas, node)
-}}"""
 # The plan and what a step takes, once the node and the panel's next run say the same of them.
 TOLD_ALIKE = """() => {
     const told = (place) => ['title', 'step'].map(
@@ -112,92 +96,69 @@ def is_idle(url: str) -> bool:
         return not json.load(answer)["queue_running"]
 
 
-def look(page: Page, url: str) -> tuple[list[str], list[str]]:
-    """Opens the editor while ranks start, of which it is told all the time: addresses that are not there, and what the
-    console says."""
-    missing, said, host = [], [], url.partition("/?")[0]
-
-    def note(answer: Response) -> None:
-        if answer.status >= 400:
-            missing.append(answer.url.removeprefix(host))
-
-    page.on("response", note)
-    page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
-    page.on("pageerror", lambda error: said.append(f"uncaught: {error}"))
-    page.set_default_timeout(PATIENCE_MS)
-    page.goto(url)
-    wait_for(page, SHOWN)
-    page.wait_for_load_state("networkidle")  # what is yet to be fetched
-    return missing, said
-
-
-class Look(NamedTuple):
-    """What somebody sees: the addresses that are not there, what the console says, the nodes that are red, how often
-    errors are told of."""
-
-    missing: list[str]
-    said: list[str]
-    wrong: list[str]
-    errors: int
-
-
 @pytest.fixture(scope="module")
-def looked(started: Started, browser: Browser) -> Iterator[tuple[Look, Page]]:
-    """Of somebody who comes while the workers start; and the page."""
+def looked(started: Started, browser: Browser) -> Iterator[tuple[Editor, list[str]]]:
+    """The page of somebody who comes while the workers start, of which it is told all the time; and its console."""
     with contextlib.closing(browser.new_context(**CONTEXT)) as context, ThreadPoolExecutor() as threads:
         restart = threads.submit(post, started.url, "restart")  # which ends once they run
-        page = context.new_page()
-        missing, said = look(page, started.url)
+        page, said = context.new_page(), list[str]()
+        page.on("console", lambda message: said.append(message.text))
+        editor = Editor(page, started.url)
+        wait_for(page, SHOWN)
+        page.wait_for_load_state("networkidle")  # what is yet to be fetched
         restart.result()
-        page.screenshot(path=SCREENSHOTS / "first-look.png")
-        yield Look(missing, said, page.evaluate(WRONG), page.get_by_text("errors found").count()), page
+        editor.screenshot("first-look")
+        yield editor, said
+
+
+@pytest.fixture
+def editor(looked: tuple[Editor, list[str]]) -> Editor:
+    return looked[0]
 
 
 def test_the_editor_opens_on_the_demo_and_nothing_is_red_or_missing(
-    started: Started, looked: tuple[Look, Page]
+    started: Started, looked: tuple[Editor, list[str]]
 ) -> None:
-    seen, _ = looked
-    assert (seen.wrong, seen.errors) == ([], 0)
-    assert [path for path in seen.missing if not path.startswith(COMFYUIS)] == []
-    assert [text for text in seen.said if "paralleldit" in text.lower() or "Unhandled message" in text] == []
+    editor, said = looked
+    assert (editor.page.evaluate(WRONG), editor.page.get_by_text("errors found").count()) == ([], 0)
+    missing = [each for each in problems(editor) if each.startswith("HTTP") or "paralleldit" in each.lower()]
+    assert missing == [], "what ComfyUI asks of the internet is not found here"
+    assert [text for text in said if "paralleldit" in text.lower() or "Unhandled message" in text] == []
     assert "Failed to initialize database" not in started.log.read_text()
 
 
 def test_a_node_that_waits_for_its_workers_says_so_and_then_what_a_step_takes(
-    started: Started, looked: tuple[Look, Page]
+    started: Started, editor: Editor, page: Page
 ) -> None:
-    page = looked[1]
     post(started.url, "stop")
-    page.get_by_test_id("queue-button").click()
+    editor.run()
     wait_for(page, f"() => ({TEXT})?.startsWith('Starting the workers, ')")
-    page.screenshot(path=SCREENSHOTS / "waiting.png")
+    editor.screenshot("waiting")
     wait_for(page, f"() => /^2 ranks · cfg=2 · [0-9.]+ m?s a step$/.test({TEXT})")
-    page.screenshot(path=SCREENSHOTS / "waited.png")
+    editor.screenshot("waited")
 
 
-def run_anew(page: Page, seed: int) -> tuple[str, str]:
+def run_anew(editor: Editor, seed: int) -> tuple[str, str]:
     """Runs the demo in few steps. Returns what the page then says of the next run: the plan, and what a step takes."""
-    runs = page.get_by_test_id("paralleldit-run")
-    page.evaluate(SET_SAMPLER, [seed, 6])
+    page = editor.page
+    editor.set_widgets("KSampler", seed=seed, steps=6)
     page.evaluate("() => { window.ended = false }")
-    page.get_by_test_id("queue-button").click()
+    editor.run()
     title, step = wait_for(page, TOLD_ALIKE, timeout=SECONDS * 1000).json_value()
-    expect(runs.first).to_have_attribute("data-state", "done")
+    expect(page.get_by_test_id("paralleldit-run").first).to_have_attribute("data-state", "done")
     return title, step
 
 
-def test_after_some_runs_all_places_name_one_plan_and_one_figure(started: Started, looked: tuple[Look, Page]) -> None:
+def test_after_some_runs_all_places_name_one_plan_and_one_figure(started: Started, editor: Editor, page: Page) -> None:
     """While auto tries plans, all places say so, and so does each run that tries one. Then what has run is what comes
     next, with what it took."""
-    page = looked[1]
-    page.locator(".paralleldit-tab-button").click()
-    latest = page.get_by_test_id("paralleldit-run").first
+    latest = editor.open_panel().get_by_test_id("paralleldit-run").first
     wait_until(lambda: is_idle(started.url), SECONDS)  # a test before may have queued a prompt
-    page.evaluate(SET_AUTO)
+    editor.set_plan(mode="auto")
     page.evaluate(MARK_OLD)
     reason, trying, tried = latest.get_by_test_id("paralleldit-reason"), "", []
     for seed in range(MOST_RUNS):
-        title, step = run_anew(page, seed)
+        title, step = run_anew(editor, seed)
         title = title.replace("1 CPU rank", "one rank")
         if trying:
             expect(reason).to_have_text(f"auto tries {trying}.")
@@ -216,7 +177,7 @@ def test_after_some_runs_all_places_name_one_plan_and_one_figure(started: Starte
     expect(page.get_by_test_id("paralleldit-model")).to_contain_text(f"Plan: {plan}")
     wait_for(page, FIGURES_ALIKE)
     assert "measured" in step
-    page.screenshot(path=SCREENSHOTS / "one-truth.png")
+    editor.screenshot("one-truth")
 
 
 def test_it_takes_its_workers_along_when_it_ends(started: Started) -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
 from demo.host import REPOSITORY, ComfyHost
 from tests.support.host.node_defs import inputs_of, node_defs, own_nodes, read
+from tests.support.messages import list_in_code
 
 DOCS = REPOSITORY / "web" / "docs"
 PARALLELIZE = "ParallelDiT_Parallelize"
+# Saved workflows name nodes by these, so they stay as they are; a new node is a line more.
 NODES = {
     "ParallelDiT_LoadDiT",
     "ParallelDiT_Parallelize",
@@ -27,7 +27,6 @@ SECTIONS = {
 }
 DEFAULT = {"en": "default {}", "zh": "默认 {}"}
 EMPTY = {"en": "default empty", "zh": "默认为空"}
-MESSAGE_SYNTAX = re.compile(r"[{}@|]")  # of vue-i18n, by which the editor reads the locales
 ANY = "…"
 
 
@@ -56,18 +55,6 @@ def quoted_errors(text: str, language: str) -> list[str]:
     return [re.match(r"\*(.+?)\*[:：]", item)[1] for item in bullets(text, SECTIONS[language][-1])]
 
 
-def messages() -> Iterator[str]:
-    """Every text in the pack's code, with `…` for what is filled in."""
-    for folder in ("nodes", "worker", "parallel_backend"):
-        for path in (REPOSITORY / folder).rglob("*.py"):
-            for found in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(found, ast.JoinedStr):
-                    parts = (part.value if isinstance(part, ast.Constant) else ANY for part in found.values)
-                    yield "".join(map(str, parts))
-                elif isinstance(found, ast.Constant) and isinstance(found.value, str):
-                    yield found.value
-
-
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_a_help_page_tells_every_input_with_its_default_and_every_output(
     nodes: dict[str, dict[str, Any]], language: str
@@ -92,7 +79,7 @@ def test_a_help_page_tells_every_input_with_its_default_and_every_output(
 
 
 def test_the_errors_on_the_help_pages_are_in_the_words_of_the_code() -> None:
-    known = set(messages())
+    known = {re.sub(r"\{.*?\}", ANY, text) for _, text in list_in_code()}
     for node in NODES:
         errors = quoted_errors(page(node, "en"), "en")
         assert errors and errors == quoted_errors(page(node, "zh"), "zh"), node
@@ -111,17 +98,3 @@ def test_the_english_words_for_the_nodes_are_those_of_their_schemas(nodes: dict[
     assert read("en") == node_defs(nodes), (
         "run `python -m tests.support.host.node_defs`, and say the same in locales/zh"
     )
-
-
-@pytest.mark.parametrize("language", ["en", "zh"])
-def test_the_words_for_the_nodes_have_nothing_that_the_editor_would_fill_in(language: str) -> None:
-    for path, text in (flat(read(language)) | flat(read(language, "settings.json"))).items():
-        assert not MESSAGE_SYNTAX.search(text), path
-
-
-def flat(tree: Mapping[str, Any], above: str = "") -> dict[str, str]:
-    """The texts of a file by their dotted paths."""
-    found: dict[str, str] = {}
-    for key, value in tree.items():
-        found |= flat(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
-    return found

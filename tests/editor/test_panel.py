@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import re
 import statistics
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Locator, expect
+from playwright.sync_api import Locator, Page, expect
 
 from demo.host import ComfyHost
 from tests.support.editor.cost import memory_of, traced
-from tests.support.editor.editor import PATIENCE_MS, VIEWPORT, Editor, wait_for
+from tests.support.editor.editor import PATIENCE_MS, PLAN_VALUES, VIEWPORT, Editor, wait_for
 from tests.support.editor.examples import open_demo, settle
 from tests.support.editor.groups import NUMBER, STEPS, event, run, sampling, tell
 from tests.support.host.graphs import ask_error, runs
@@ -66,17 +65,17 @@ SET_HIDDEN = """(hidden) => {
     else delete document.hidden
     document.dispatchEvent(new Event('visibilitychange'))
 }"""
-OF_PLAN = """() => ['mode', 'cfg', 'ulysses'].map((name) => window.app.graph.nodes
-    .find((node) => node.type === 'ParallelDiT_Parallelize').widgets.find((widget) => widget.name === name).value)"""
+# As when a lost connection is back: the page asks the host again for all that it knows.
+RECONNECT = "() => window.app.api.dispatchCustomEvent('reconnected')"
 PAUSE_MS = 1000  # more than is between two drawings
 PROMPTS, LONG_FRAME = 10, 100  # milliseconds of the processor
 TOLD, WARM, AT_ONCE = 200, 60, 20  # runs: those that are told, before them, and between two drawings
 MOST_BYTES, MOST_THINGS = 1000, 5  # a run's, and those by which the later half's least count is higher
 
 
-@contextlib.contextmanager
-def opened(editor: Editor, host: ComfyHost) -> Iterator[Locator]:
-    """The panel, of the group that is not there: other tests' groups above it are out of the way."""
+@pytest.fixture
+def panel(editor: Editor, host: ComfyHost) -> Iterator[Locator]:
+    """Of the group that is not there: other tests' groups above it are out of the way."""
     tell(host, event())
     panel, whole = editor.open_panel(NUMBER), editor.page.get_by_test_id("paralleldit-panel")
     whole.evaluate(SHOW_ALONE, NUMBER)
@@ -85,42 +84,35 @@ def opened(editor: Editor, host: ComfyHost) -> Iterator[Locator]:
     tell(host, event([], 0, state="stopped", model=None))
 
 
-@pytest.fixture
-def panel(shared_editor: Editor, host: ComfyHost) -> Iterator[Locator]:
-    with opened(shared_editor, host) as found:
-        yield found
-
-
-def test_ten_prompts_of_everyday_use_have_no_long_frame_of_ours(shared_editor: Editor) -> None:
+def test_ten_prompts_of_everyday_use_have_no_long_frame_of_ours(editor: Editor, page: Page) -> None:
     """Of the processor's time, since a busy machine makes any frame long. What our code calls is ours, too, and what
     the editor calls of it to draw a node. Where the editor's own part of a frame takes longer, so may ours: on shared
     cores all code takes up to four times its time."""
-    page, plan = shared_editor.page, "ParallelDiT_Parallelize"
     acts = {
-        1: shared_editor.open_panel,
-        3: lambda: shared_editor.set_widgets(plan, mode="manual", cfg=2),
-        5: shared_editor.close_panel,
-        6: lambda: open_demo(shared_editor, steps=3),
-        7: lambda: shared_editor.set_widgets(plan, mode="manual", cfg=1, ulysses=2),
-        8: shared_editor.open_panel,
+        1: editor.open_panel,
+        3: lambda: editor.set_plan(mode="manual", cfg=2),
+        5: editor.close_panel,
+        6: lambda: open_demo(editor, steps=3),
+        7: lambda: editor.set_plan(mode="manual", cfg=1, ulysses=2),
+        8: editor.open_panel,
         9: lambda: page.get_by_test_id("paralleldit-runs-all").first.click(),
     }
     page.evaluate(COUNT_ENDS)
     with traced(page) as tasks:
-        open_demo(shared_editor, steps=3)
+        open_demo(editor, steps=3)
         for number in range(PROMPTS):
             acts.get(number, lambda: None)()
-            shared_editor.set_widgets("KSampler", seed=130 + number)
-            shared_editor.run()
+            editor.set_widgets("KSampler", seed=130 + number)
+            editor.run()
             wait_for(page, "(ends) => window.ends === ends", arg=number + 1, timeout=3 * PATIENCE_MS)
     acts[9]()
     longest = max(tasks, key=lambda task: task.ours)
     editors = max(task.cpu - task.ours for task in tasks)
     assert 0 < longest.ours <= max(LONG_FRAME, editors), (longest, editors)
-    assert shared_editor.problems == []
+    assert editor.problems == []
 
 
-def test_the_page_grows_by_no_run(shared_editor: Editor, panel: Locator, host: ComfyHost) -> None:
+def test_the_page_grows_by_no_run(editor: Editor, panel: Locator, host: ComfyHost) -> None:
     """The group is busy all the time: by each change of a tab's badge, ComfyUI's tooltips lose three listeners. What
     the editor itself takes at times, up to a megabyte at once, does not change the median; its own nodes and listeners
     come and go, so the least count of each half is what is kept."""
@@ -132,7 +124,7 @@ def test_the_page_grows_by_no_run(shared_editor: Editor, panel: Locator, host: C
         ]
         tell(host, *ended, event([run(last, made)], state="busy", operation="call"))
         expect(panel.get_by_test_id("paralleldit-step")).to_contain_text(f"step {made} of {STEPS}")
-        found.append(memory_of(shared_editor.page))
+        found.append(memory_of(editor.page))
     found = found[WARM // AT_ONCE - 1 :]
     halves = found[: len(found) // 2], found[len(found) // 2 :]
     for things in ("nodes", "listeners"):
@@ -140,27 +132,45 @@ def test_the_page_grows_by_no_run(shared_editor: Editor, panel: Locator, host: C
         assert after - before <= MOST_THINGS, found
     grown = statistics.median(after.heap - before.heap for before, after in itertools.pairwise(found))
     assert grown <= AT_ONCE * MOST_BYTES, found
-    assert shared_editor.problems == []
-    with shared_editor.page.expect_response("**/paralleldit/groups*"):
-        shared_editor.reconnect()  # the page forgets these runs, whose numbers are higher than other tests'
-    settle(shared_editor)
+    assert editor.problems == []
+    with editor.page.expect_response("**/paralleldit/groups*"):
+        editor.page.evaluate(RECONNECT)  # the page forgets these runs, whose numbers are higher than other tests'
+    settle(editor)
 
 
-def test_a_ranks_device_and_memory_are_on_one_line(shared_editor: Editor, panel: Locator, host: ComfyHost) -> None:
-    for ranks in holds_at_all_widths(shared_editor, panel, host, "dark"):
-        row = panel.get_by_test_id(f"paralleldit-rank-{ranks - 1}")
-        expect(row).to_contain_text(f"GPU {ranks - 1}")
-        expect(row).to_contain_text("97 % · 71 °C")
-        expect(panel).to_contain_text(f"{ranks} × RTX 4090")
-        expect(row).to_have_attribute("title", re.compile(rf"Rank {ranks - 1} · NVIDIA GeForce RTX 4090 · .*11\.0 GiB"))
-    expect(panel.get_by_test_id("paralleldit-rank-0")).to_contain_text("of 23.6 GiB")
+def test_a_ranks_device_and_memory_are_on_one_line_at_all_widths(
+    editor: Editor, page: Page, panel: Locator, host: ComfyHost
+) -> None:
+    """The page is high enough for all ranks to be seen on the screenshots."""
+    whole = page.get_by_test_id("paralleldit-panel")
+    try:
+        for ranks in WORLDS:
+            tell(host, *sampling(ranks))
+            expect(panel.locator("[data-testid^=paralleldit-rank-]")).to_have_count(ranks)
+            editor.resize({"width": VIEWPORT["width"], "height": 900 + 60 * ranks})
+            for width in WIDTHS:
+                whole.evaluate(SET_WIDTH, width)
+                found = panel.evaluate(ROWS)
+                assert all(is_beside for is_beside, _ in found), (ranks, width)
+                assert width < LEAST or all(is_whole for _, is_whole in found), (ranks, width)
+                assert whole.evaluate(SCROLLERS) == [] == whole.evaluate(TOO_BROAD), (ranks, width)
+            editor.screenshot(f"panel-{ranks}-ranks")
+            expect(panel).to_contain_text(f"{ranks} × RTX 4090")
+            row = panel.get_by_test_id(f"paralleldit-rank-{ranks - 1}")
+            expect(row).to_contain_text(re.compile(rf"GPU {ranks - 1}.*97 % · 71 °C"))
+            expect(row).to_have_attribute(
+                "title", re.compile(rf"Rank {ranks - 1} · NVIDIA GeForce RTX 4090 · .*11\.0 GiB")
+            )
+        expect(panel.get_by_test_id("paralleldit-rank-0")).to_contain_text("of 23.6 GiB")
+    finally:
+        editor.resize(VIEWPORT)
+        whole.evaluate("(panel) => { panel.style.width = '' }")
 
 
 def test_eight_ranks_are_in_sight_and_state_and_buttons_stay_so(
-    shared_editor: Editor, panel: Locator, host: ComfyHost
+    editor: Editor, page: Page, panel: Locator, host: ComfyHost
 ) -> None:
-    page = shared_editor.page
-    shared_editor.resize({"width": 900, "height": 700})
+    editor.resize({"width": 900, "height": 700})
     try:
         for each in sampling(8)[:6]:
             tell(host, each)
@@ -174,34 +184,10 @@ def test_eight_ranks_are_in_sight_and_state_and_buttons_stay_so(
             assert panel.get_by_test_id(f"paralleldit-{part}").evaluate(IS_IN_WINDOW), part
         scrolled = row.bounding_box()
         assert scrolled and scrolled["y"] < last["y"] - 50, "nothing was scrolled"
-        shared_editor.screenshot("panel-scrolled")
+        editor.screenshot("panel-scrolled")
         page.get_by_test_id("paralleldit-panel").evaluate("(panel) => panel.scrollIntoView()")
     finally:
-        shared_editor.resize(VIEWPORT)
-
-
-def holds_at_all_widths(editor: Editor, panel: Locator, host: ComfyHost, name: str) -> Iterator[int]:
-    """Gives each number of ranks once it is shown. A page high enough for all of them is seen on the screenshots."""
-    whole = editor.page.get_by_test_id("paralleldit-panel")
-    try:
-        for ranks in WORLDS:
-            tell(host, *sampling(ranks))
-            expect(panel.locator("[data-testid^=paralleldit-rank-]")).to_have_count(ranks)
-            editor.resize({"width": VIEWPORT["width"], "height": 900 + 60 * ranks})
-            for width in WIDTHS:
-                whole.evaluate(SET_WIDTH, width)
-                found = panel.evaluate(ROWS)
-                assert all(is_beside for is_beside, _ in found), (ranks, width)
-                assert width < LEAST or all(is_whole for _, is_whole in found), (ranks, width)
-                assert whole.evaluate(SCROLLERS) == [] == whole.evaluate(TOO_BROAD), (ranks, width)
-                if ranks in (2, 16):
-                    assert panel.get_by_test_id(f"paralleldit-rank-{ranks - 1}").evaluate(IS_IN_WINDOW)
-                if ranks in (2, 16) and width == LEAST:
-                    editor.screenshot(f"panel-{ranks}-ranks-{name}")
-            yield ranks
-    finally:
         editor.resize(VIEWPORT)
-        whole.evaluate("(panel) => { panel.style.width = '' }")
 
 
 def test_it_says_how_long_ranks_have_been_starting_and_what_of_the_weights_has_come(
@@ -218,16 +204,14 @@ def test_it_says_how_long_ranks_have_been_starting_and_what_of_the_weights_has_c
 
 
 @pytest.mark.parametrize(("kind", "number"), [("closed", 12), ("behind", 13)])
-def test_nothing_is_drawn_for_nobody(
-    kind: str, number: int, shared_editor: Editor, panel: Locator, host: ComfyHost
-) -> None:
+def test_nothing_is_drawn_for_nobody(kind: str, number: int, editor: Editor, panel: Locator, host: ComfyHost) -> None:
     """A closed panel, and one in a page behind another, are drawn once they are seen."""
-    page, steps = shared_editor.page, panel.get_by_test_id("paralleldit-step")
+    page, steps = editor.page, panel.get_by_test_id("paralleldit-step")
     page.get_by_test_id("paralleldit-panel").evaluate(COUNT_CHANGES)
     tell(host, event([run(number, 3)], state="busy", operation="call"))
     expect(steps).to_contain_text("step 3 of 20")
     if kind == "closed":
-        shared_editor.close_panel()
+        editor.close_panel()
     else:
         page.evaluate(SET_HIDDEN, True)
     page.evaluate(CHANGES)
@@ -236,14 +220,14 @@ def test_nothing_is_drawn_for_nobody(
     page.wait_for_timeout(PAUSE_MS)
     assert page.evaluate(CHANGES) == 0
     if kind == "closed":
-        shared_editor.open_panel(NUMBER)
+        editor.open_panel(NUMBER)
     else:
         page.evaluate(SET_HIDDEN, False)
     expect(steps).to_contain_text("step 4 of 20")
     assert page.evaluate(CHANGES) > 0
 
 
-def test_a_run_says_why_it_is_less_parallel_than_asked(shared_editor: Editor, panel: Locator, host: ComfyHost) -> None:
+def test_a_run_says_why_it_is_less_parallel_than_asked(editor: Editor, panel: Locator, host: ComfyHost) -> None:
     stock = "Flux runs as stock, on ComfyUI's own device alone. The worker processes cannot run a change of its img_in."
     less = "This sampling runs under one rank, not under ulysses=2, because of the model patch 'attn1_patch'."
     known = {"steps": [], "made": 0, "alone": None, "predicted": None}
@@ -254,15 +238,13 @@ def test_a_run_says_why_it_is_less_parallel_than_asked(shared_editor: Editor, pa
     expect(rows.nth(1)).to_contain_text("as stock, on ComfyUI's device")
     expect(rows.nth(2).get_by_test_id(reason)).to_be_hidden()
     rows.nth(2).scroll_into_view_if_needed()
-    shared_editor.screenshot("panel-as-stock", panel)
+    editor.screenshot("panel-as-stock", panel)
 
 
-def test_the_log_fits_its_lines_and_is_copied_whole(shared_editor: Editor, panel: Locator) -> None:
-    page = shared_editor.page
+def test_the_log_fits_its_lines_and_is_copied_whole(editor: Editor, page: Page, panel: Locator) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     lines = [f"line {number}" for number in range(1, 41)]
-    page.route("**/paralleldit/logs*", lambda route: route.fulfill(body="\n".join(lines)))
-    try:
+    with editor.routed("**/paralleldit/logs*", lambda route: route.fulfill(body="\n".join(lines))):
         panel.locator("summary", has_text="Log").click()
         log = panel.get_by_test_id("paralleldit-log")
         expect(log).to_have_text("\n".join(lines[-15:]))
@@ -272,8 +254,6 @@ def test_the_log_fits_its_lines_and_is_copied_whole(shared_editor: Editor, panel
         panel.get_by_test_id("paralleldit-log-copy").click()
         expect(panel.get_by_test_id("paralleldit-log-copy")).to_have_text("Copied")
         assert page.evaluate("navigator.clipboard.readText()") == "\n".join(lines)
-    finally:
-        page.unroute("**/paralleldit/logs*")
         panel.locator("summary", has_text="Log").click()
 
 
@@ -282,15 +262,21 @@ def read_seconds(words: str) -> float:
     return float(amount) / {"ms": 1000, "s": 1}[unit]
 
 
-def test_plans_are_compared_with_one_device_by_running_each_once(shared_editor: Editor) -> None:
-    open_demo(shared_editor, steps=3, seed=120)
-    page = shared_editor.page
-    panel = shared_editor.open_panel()
-    shared_editor.run()
+def start_comparison(editor: Editor, count: int) -> tuple[Locator, Locator]:
+    """Runs the open demo, and begins to compare so many plans. Returns the panel and the table's lines."""
+    panel = editor.open_panel()
+    editor.run()
     expect(panel.get_by_test_id("paralleldit-run").first).to_contain_text("done", timeout=3 * PATIENCE_MS)
     panel.get_by_test_id("paralleldit-compare").click()
     lines = panel.get_by_test_id("paralleldit-comparison").locator("tbody tr")
-    expect(lines).to_have_count(4)  # the three fastest plans, and one device
+    expect(lines).to_have_count(count)
+    expect(panel.get_by_test_id("paralleldit-compare-cancel")).to_be_visible()
+    return panel, lines
+
+
+def test_plans_are_compared_with_one_device_by_running_each_once(editor: Editor, page: Page) -> None:
+    open_demo(editor, steps=3, seed=120)
+    panel, lines = start_comparison(editor, 4)  # the three fastest plans, and one device
     expect(panel.get_by_text(re.compile(r"^Comparing \d of 4…$"))).to_be_visible()
     expect(panel.get_by_test_id("paralleldit-compare-cancel")).to_be_hidden(timeout=9 * PATIENCE_MS)
     steps = []
@@ -309,27 +295,21 @@ def test_plans_are_compared_with_one_device_by_running_each_once(shared_editor: 
     panel.get_by_test_id("paralleldit-runs-all").click()
     assert "one rank" in plans[-1], "one device runs first"
     assert all(any(name in plan for plan in plans) for name in names if name != "One device"), plans
-    assert panel.get_by_test_id("paralleldit-compare").is_enabled() and shared_editor.problems == []
+    assert panel.get_by_test_id("paralleldit-compare").is_enabled() and editor.problems == []
     name = page.evaluate("() => window.app.extensionManager.workflow.activeWorkflow.filename")
     expect(panel.get_by_test_id("paralleldit-comparison").locator("caption")).to_have_text(f"{name} · 64 × 64")
-    shared_editor.screenshot("compared")
+    editor.screenshot("compared")
     lines.filter(has_text="ulysses=2").get_by_test_id("paralleldit-use").click()
-    assert page.evaluate(OF_PLAN) == ["manual", 1, 2]
+    assert editor.plan_values("mode", "cfg", "ulysses") == ["manual", 1, 2]
     page.keyboard.press("Control+z")
-    wait_for(page, f"() => ({OF_PLAN})()[0] === 'auto'")
-    open_demo(shared_editor)
+    wait_for(page, f"({PLAN_VALUES})(['mode'])[0] === 'auto'")
+    open_demo(editor)
     expect(panel.get_by_test_id("paralleldit-comparison")).to_be_hidden()
 
 
-def test_a_lossy_plan_is_compared_with_an_exact_one_too(shared_editor: Editor, host: ComfyHost) -> None:
-    open_demo(shared_editor, {"mode": "manual", "pipefusion": 2, "patches": 2}, steps=4, seed=121)
-    panel = shared_editor.open_panel()
-    shared_editor.run()
-    expect(panel.get_by_test_id("paralleldit-run").first).to_contain_text("done", timeout=3 * PATIENCE_MS)
-    panel.get_by_test_id("paralleldit-compare").click()
-    lines = panel.get_by_test_id("paralleldit-comparison").locator("tbody tr")
-    expect(lines).to_have_count(5)  # behind one device, before the predicted ones
-    expect(panel.get_by_test_id("paralleldit-compare-cancel")).to_be_visible()
+def test_a_lossy_plan_is_compared_with_an_exact_one_too(editor: Editor, host: ComfyHost) -> None:
+    open_demo(editor, {"mode": "manual", "pipefusion": 2, "patches": 2}, steps=4, seed=121)
+    _, lines = start_comparison(editor, 5)  # behind one device, before the predicted ones
     for line in lines.all():
         expect(line).to_have_attribute("data-state", "done", timeout=3 * PATIENCE_MS)
     (text,) = [each for each in lines.all_inner_texts() if "error" in each]
@@ -337,4 +317,4 @@ def test_a_lossy_plan_is_compared_with_an_exact_one_too(shared_editor: Editor, h
     lossy, exact = (each["id"] for each in runs(host)[3:5])
     error = ask_error(host, lossy, exact)
     assert "pipefusion=2 × 2 patches" in text and float(shown) == float(f"{100 * error:.2g}") > 0.01
-    assert shared_editor.problems == []
+    assert editor.problems == []

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from demo.host import REPOSITORY
 
@@ -37,31 +34,14 @@ def named(tree: ast.AST) -> Iterator[str]:
             yield node.value
 
 
-def uncalled(files: dict[str, str]) -> list[str]:
-    """The functions and classes that no file names."""
-    trees = {path: ast.parse(text) for path, text in files.items()}
-    known = ELSEWHERE.union(*map(named, trees.values()))
-    return [
-        f"{path}:{node.lineno} {node.name}"
-        for path, tree in trees.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        and not node.name.startswith("__")
-        and node.name not in known
-    ]
-
-
-@pytest.fixture(scope="module")
-def files() -> dict[str, str]:
+def test_each_function_of_the_product_is_named_by_the_product() -> None:
     paths = [REPOSITORY / "__init__.py", *(path for each in FOLDERS for path in (REPOSITORY / each).rglob("*.py"))]
-    return {str(Path(path).relative_to(REPOSITORY)): path.read_text(encoding="utf-8") for path in paths}
-
-
-def test_each_function_of_the_product_is_named_by_the_product(files: dict[str, str]) -> None:
-    assert uncalled(files) == []
-
-
-def test_one_that_nobody_names_is_told(files: dict[str, str]) -> None:
-    path = "worker/settings.py"
-    (line,) = uncalled({**files, path: f"{files[path]}\ndef for_a_test_alone(): ...\n"})
-    assert line.startswith(path) and line.endswith(" for_a_test_alone")
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+    known = ELSEWHERE.union(*map(named, trees.values()))
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    found = ((path, node) for path, tree in trees.items() for node in ast.walk(tree) if isinstance(node, kinds))
+    assert not [
+        f"{path}:{node.lineno} {node.name}"
+        for path, node in found
+        if not node.name.startswith("__") and node.name not in known
+    ]

@@ -112,10 +112,8 @@ def dialog(page: Page) -> Iterator[Locator]:
     expect(found).to_be_hidden()
 
 
-def test_the_dialog_shows_the_servers_values_and_changes_them(
-    shared_editor: Editor, host: ComfyHost, file: Path
-) -> None:
-    page = shared_editor.page
+def test_the_dialog_shows_the_servers_values_and_changes_them(editor: Editor, host: ComfyHost, file: Path) -> None:
+    page = editor.page
     with dialog(page) as shown:
         silence, restarts, python = (
             shown.get_by_test_id(f"paralleldit-setting-{name}") for name in ("silence_seconds", "restarts", "python")
@@ -133,8 +131,8 @@ def test_the_dialog_shows_the_servers_values_and_changes_them(
         expect(python.locator("input")).to_be_disabled()
         expect(python).to_contain_text("Not from a page, for security")
         expect(shown.get_by_test_id("paralleldit-setting-gpus")).to_have_text("None: the ranks compute on the CPU.")
-        shared_editor.screenshot("settings")
-    assert shared_editor.problems == []
+        editor.screenshot("settings")
+    assert editor.problems == []
     ask_settings(host, {"silence_seconds": 25})  # by another page
     assert page.evaluate(OF_COMFYUI) == [], "ComfyUI keeps no copy"
     with dialog(page) as shown:

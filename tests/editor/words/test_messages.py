@@ -11,6 +11,7 @@ from tests.support.messages import list_in_code, list_texts
 
 MOST_WORDS = 24  # of a sentence
 SENTENCE = re.compile(r"(?<=[.!?:;])\s+|\n")
+MESSAGE_SYNTAX = re.compile(r"[{}@|]")  # of vue-i18n, by which the editor reads the locales
 PLACEHOLDER = re.compile(r"\{\w+\}")
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 NAMES = re.compile(r"ParallelDiT|[Rr]ank|token|\{\w+\}")  # the same in both
@@ -33,6 +34,11 @@ def test_both_languages_have_the_same_messages_with_the_same_values() -> None:
 def test_no_message_is_left_in_english() -> None:
     words = {key: NAMES.sub("", text) for key, text in ALL_CHINESE.items() if not OUTPUTS.search(key)}
     assert [key for key, text in words.items() if re.search("[a-z]{2}", text) and not CHINESE.search(text)] == []
+
+
+def test_the_words_that_the_editor_itself_reads_have_nothing_that_it_would_fill_in() -> None:
+    for key, text in (*ENGLISH.items(), *ALL_CHINESE.items()):
+        assert not key.startswith(("nodeDefs", "settings")) or not MESSAGE_SYNTAX.search(text), key
 
 
 @pytest.mark.parametrize("place", ["locales", "code"])

@@ -15,28 +15,18 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.census.rows import Row
 
-Does = Callable[[Any, Row, Any], list[torch.Tensor]]
 
-
-def changed(change: Callable[[torch.nn.Module], Any]) -> Does:
+def changed(census: Any, row: Row, model: Any, change: Callable[[torch.nn.Module], Any]) -> list[torch.Tensor]:
     """A change of the module behind a MODEL."""
-
-    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-        change(model.model.diffusion_model)
-        return [census.sample(row, model)]
-
-    return does
+    change(model.model.diffusion_model)
+    return [census.sample(row, model)]
 
 
-def cloned(change: Callable[[Any], Any]) -> Does:
+def cloned(census: Any, row: Row, model: Any, change: Callable[[Any], Any]) -> list[torch.Tensor]:
     """A change of a copy of the MODEL, which has the same module."""
-
-    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-        copied = model.clone()
-        change(copied)
-        return [census.sample(row, copied)]
-
-    return does
+    copied = model.clone()
+    change(copied)
+    return [census.sample(row, copied)]
 
 
 def sample_after(census: Any, row: Row, model: Any) -> torch.Tensor:
@@ -174,23 +164,19 @@ def written_and_written_back(census: Any, row: Row, model: Any) -> list[torch.Te
     return [changed, census.sample(row, model), before + 0.0, twice + 0.0]
 
 
-def written_while_here(change: Callable[[Any], Any]) -> Does:
+def written_while_here(census: Any, row: Row, model: Any, change: Callable[[Any], Any]) -> list[torch.Tensor]:
     """Weights that a node changes after a sampling has run as stock. What runs after that has them. A LoRA of a
     sampling is no such change."""
-
-    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-        patched = model.clone()
-        patched.set_model_attn1_output_patch(lambda out, _options: 1.1 * out)
-        adapted = census.adapt(row, patched, lora=census.a_lora(row, model))
-        found = [census.sample(row, adapted), census.sample(row, model)]
-        assert not hasattr(model, "stand_in") or not model.stand_in.stock.runs, "the ranks should have it again"
-        found.append(census.sample(row, patched))
-        change(model.model.diffusion_model)
-        found += [census.sample(row, model), census.sample(row, model)]
-        assert not hasattr(model, "stand_in") or census.why == ["weights that a node has written over"]
-        return found
-
-    return does
+    patched = model.clone()
+    patched.set_model_attn1_output_patch(lambda out, _options: 1.1 * out)
+    adapted = census.adapt(row, patched, lora=census.a_lora(row, model))
+    found = [census.sample(row, adapted), census.sample(row, model)]
+    assert not hasattr(model, "stand_in") or not model.stand_in.stock.runs, "the ranks should have it again"
+    found.append(census.sample(row, patched))
+    change(model.model.diffusion_model)
+    found += [census.sample(row, model), census.sample(row, model)]
+    assert not hasattr(model, "stand_in") or census.why == ["weights that a node has written over"]
+    return found
 
 
 def negate_a_part(module: Any) -> None:
@@ -224,33 +210,26 @@ def wrapped(model: Any, wrapper: Callable[[Any, dict[str, Any]], Any]) -> Any:
     return changed
 
 
-def changed_in_wrapper(change: Changes) -> Does:
+def changed_in_wrapper(census: Any, row: Row, model: Any, change: Changes) -> list[torch.Tensor]:
     """A change for the length of a call, in a function around it."""
 
-    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-        def wrapper(apply_model: Any, given: dict[str, Any]) -> Any:
-            with change(model.model.diffusion_model):
-                return apply_model(given["input"], given["timestep"], **given["c"])
+    def wrapper(apply_model: Any, given: dict[str, Any]) -> Any:
+        with change(model.model.diffusion_model):
+            return apply_model(given["input"], given["timestep"], **given["c"])
 
-        found = [census.sample(row, wrapped(model, wrapper)), sample_after(census, row, model)]
-        assert not hasattr(model, "stand_in") or not model.stand_in.stock.runs, "the ranks should have it again"
-        return found
-
-    return does
+    found = [census.sample(row, wrapped(model, wrapper)), sample_after(census, row, model)]
+    assert not hasattr(model, "stand_in") or not model.stand_in.stock.runs, "the ranks should have it again"
+    return found
 
 
-def changed_inside(change: Changes) -> Does:
+def changed_inside(census: Any, row: Row, model: Any, change: Changes) -> list[torch.Tensor]:
     """A change for the length of a call, in a wrapper right around the module, from the second step on."""
+    patched, calls = model.clone(), []
 
-    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-        patched, calls = model.clone(), []
+    def wrapper(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        with change(model.model.diffusion_model) if len(calls) > 1 else nullcontext():
+            return executor(*args, **kwargs)
 
-        def wrapper(executor: Any, *args: Any, **kwargs: Any) -> Any:
-            calls.append(1)
-            with change(model.model.diffusion_model) if len(calls) > 1 else nullcontext():
-                return executor(*args, **kwargs)
-
-        patched.add_wrapper_with_key("diffusion_model", "census", wrapper)
-        return [census.sample(row, patched), sample_after(census, row, model)]
-
-    return does
+    patched.add_wrapper_with_key("diffusion_model", "census", wrapper)
+    return [census.sample(row, patched), sample_after(census, row, model)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,94 +19,70 @@ SEED, ADAPTER = 7, "a T2I adapter"
 CONTROLNETS: Mapping[str, tuple[str, str, dict[str, Any], bool]] = {
     "flux": ("comfy.ldm.flux.controlnet", "ControlNetFlux", {"depth_single_blocks": 0}, True),
     "flux, 5 and 10 blocks": (
-        "comfy.ldm.flux.controlnet",
-        "ControlNetFlux",
-        {"depth": 5, "depth_single_blocks": 10},
-        True,
+        "comfy.ldm.flux.controlnet", "ControlNetFlux", {"depth": 5, "depth_single_blocks": 10}, True
     ),
     "qwen": ("comfy.ldm.qwen_image.controlnet", "QwenImageControlNetModel", {}, True),
     "qwen fun": (
-        "comfy.ldm.qwen_image.controlnet",
-        "QwenImageFunControlNetModel",
-        {"control_in_features": 132, "inner_dim": 64, "num_attention_heads": 4, "attention_head_dim": 16},
-        False,
+        "comfy.ldm.qwen_image.controlnet", "QwenImageFunControlNetModel",
+        {"control_in_features": 132, "inner_dim": 64, "num_attention_heads": 4, "attention_head_dim": 16}, False,
     ),
     "sd35": (
-        "comfy.cldm.dit_embedder",
-        "ControlNetEmbedder",
-        {
-            "img_size": None,
-            "patch_size": 2,
-            "in_chans": 16,
-            "attention_head_dim": 64,
-            "num_attention_heads": 4,
-            "adm_in_channels": 2048,
-            "num_layers": 2,
-            "main_model_double": 4,
-            "double_y_emb": False,
-        },
-        False,
-    ),  # fmt: skip
+        "comfy.cldm.dit_embedder", "ControlNetEmbedder",
+        {"img_size": None, "patch_size": 2, "in_chans": 16, "attention_head_dim": 64, "num_attention_heads": 4,
+         "adm_in_channels": 2048, "num_layers": 2, "main_model_double": 4, "double_y_emb": False}, False,
+    ),
     **{kind: ("comfy.cldm.cldm", "ControlNet", {"hint_channels": 3}, True) for kind in ("unet", "sd15")},
-}
+}  # fmt: skip
 
 
-def controlled(*kinds: str, change: Callable[[Any], Any] = lambda model: model) -> Callable[..., list[torch.Tensor]]:
+def controlled(
+    census: Any, row: Row, model: Any, *kinds: str, change: Callable[[Any], Any] = lambda model: model
+) -> list[torch.Tensor]:
     """ControlNets of ComfyUI's, one after the other, that start after some steps. kinds: see `a_controlnet`. change: of
     the model."""
-
-    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-        positive, negative = census.apply_controlnets(row, model, kinds)
-        changed = change(model)
-        sampled = census.sample(row, changed, positive=positive, negative=negative)
-        if getattr(model, "remote", None) is not None:
-            is_sent = census.group.runs.kept[0].residuals > 0
-            must_be = change is read or not {"no file", ADAPTER}.isdisjoint(kinds)
-            assert is_sent == must_be, "the ranks compute those of files"
-        return [sampled]
-
-    return does
+    positive, negative = census.apply_controlnets(row, model, kinds)
+    changed = change(model)
+    sampled = census.sample(row, changed, positive=positive, negative=negative)
+    if getattr(model, "remote", None) is not None:
+        is_sent = census.group.runs.kept[0].residuals > 0
+        must_be = change is read or not {"no file", ADAPTER}.isdisjoint(kinds)
+        assert is_sent == must_be, "the ranks compute those of files"
+    return [sampled]
 
 
-def beside(habit_name: str, kind: str) -> Callable[..., list[torch.Tensor]]:
+def beside(census: Any, row: Row, model: Any, habit_name: str, kind: str) -> list[torch.Tensor]:
     """A ControlNet of a model that a pack changes, too."""
-
-    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-        (changed,) = census.run("ModelHabit", model=model, habit=habit_name, moment="begin")
-        return controlled(kind, change=lambda _model: changed)(census, row, model)
-
-    return does
+    (changed,) = census.run("ModelHabit", model=model, habit=habit_name, moment="begin")
+    return controlled(census, row, model, kind, change=lambda _model: changed)
 
 
-def looped(*kinds: str, cfg: float = 3.0, asked: str = "ulysses=2") -> Callable[..., list[torch.Tensor]]:
+def looped(
+    census: Any, row: Row, model: Any, *kinds: str, cfg: float = 3.0, asked: str = "ulysses=2"
+) -> list[torch.Tensor]:
     """ControlNets under the Parallel Sampler, and with stock's Euler over the same noise levels. asked: the plan that
     ours runs under."""
-
-    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-        positive, negative = census.apply_controlnets(row, model, kinds)
-        sampling = model.get_model_object("model_sampling")
-        shift = math.exp(sampling.shift)
-        if getattr(model, "remote", None) is None:
-            left = [1 - step / row.steps for step in range(row.steps)]
-            sigmas = [*(shift * each / (1 + (shift - 1) * each) for each in left), 0.0]
-            return [
-                census.run(
-                    "SamplerCustom", model=model, add_noise=True, noise_seed=SEED, cfg=cfg, positive=positive,
-                    negative=negative, sampler=census.run("KSamplerSelect", sampler_name="euler")[0],
-                    sigmas=torch.tensor(sigmas), latent_image=census.latent(row),
-                )[0]["samples"]
-            ]  # fmt: skip
-        node = importlib.import_module("pack.nodes.parallel_sampler")
-        schedule, scale = node.choose_schedule(model)
-        call = node.SamplerCall(
-            "model's own", schedule.config, schedule.linear_sigmas, row.steps, guidance=cfg,
-            seed=SEED, timestep_scale=scale,
-        )  # fmt: skip
-        found = node.run_sampler(model, positive, negative, census.latent(row), node.LoopSampler(call))
-        assert str(model.remote.planned.plan) == asked
-        return [found]
-
-    return does
+    positive, negative = census.apply_controlnets(row, model, kinds)
+    sampling = model.get_model_object("model_sampling")
+    shift = math.exp(sampling.shift)
+    if getattr(model, "remote", None) is None:
+        left = [1 - step / row.steps for step in range(row.steps)]
+        sigmas = [*(shift * each / (1 + (shift - 1) * each) for each in left), 0.0]
+        return [
+            census.run(
+                "SamplerCustom", model=model, add_noise=True, noise_seed=SEED, cfg=cfg, positive=positive,
+                negative=negative, sampler=census.run("KSamplerSelect", sampler_name="euler")[0],
+                sigmas=torch.tensor(sigmas), latent_image=census.latent(row),
+            )[0]["samples"]
+        ]  # fmt: skip
+    node = importlib.import_module("pack.nodes.parallel_sampler")
+    schedule, scale = node.choose_schedule(model)
+    call = node.SamplerCall(
+        "model's own", schedule.config, schedule.linear_sigmas, row.steps, guidance=cfg,
+        seed=SEED, timestep_scale=scale,
+    )  # fmt: skip
+    found = node.run_sampler(model, positive, negative, census.latent(row), node.LoopSampler(call))
+    assert str(model.remote.planned.plan) == asked
+    return [found]
 
 
 def read(model: Any) -> Any:
@@ -163,24 +140,28 @@ def sent_once(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
 
 CONTROLNET_HABITS = {
     "a ControlNet whose hint is sent once": habit(equal(), sent_once),
-    "a ControlNet and a pack's block": habit(equal(), beside("a replaced block", "flux"), shared="ulysses=2"),
-    "a ControlNet from 30 % on": habit(equal(), controlled("flux")),
-    "a ControlNet after one of no file": habit(equal(), controlled("no file", "flux")),
-    "a ControlNet that a node reads": habit(equal(), controlled("flux", change=read)),
+    "a ControlNet and a pack's block": habit(equal(), beside, "a replaced block", "flux", shared="ulysses=2"),
+    "a ControlNet from 30 % on": habit(equal(), controlled, "flux"),
+    "a ControlNet after one of no file": habit(equal(), controlled, "no file", "flux"),
+    "a ControlNet that a node reads": habit(equal(), partial(controlled, change=read), "flux"),
     "a ControlNet whose file is overwritten": habit(equal(), overwritten),
-    "a ControlNet after one of no file as stock": habit(as_stock(), controlled("no file", "flux", change=take_over)),
-    "a ControlNet of Qwen-Image": habit(equal("qwen"), controlled("qwen")),
-    "a Fun ControlNet of Qwen-Image": habit(equal("qwen"), controlled("qwen fun")),
+    "a ControlNet after one of no file as stock": habit(
+        as_stock(), partial(controlled, change=take_over), "no file", "flux"
+    ),
+    "a ControlNet of Qwen-Image": habit(equal("qwen"), controlled, "qwen"),
+    "a Fun ControlNet of Qwen-Image": habit(equal("qwen"), controlled, "qwen fun"),
     # It takes an embedding from the model's own weights.
-    "a ControlNet of Stable Diffusion 3.5": habit(equal("sd35"), controlled("sd35")),
-    "two ControlNets under the Parallel Sampler": habit(equal(), looped("flux", "flux, 5 and 10 blocks", cfg=1.0)),
+    "a ControlNet of Stable Diffusion 3.5": habit(equal("sd35"), controlled, "sd35"),
+    "two ControlNets under the Parallel Sampler": habit(
+        equal(), partial(looped, cfg=1.0), "flux", "flux, 5 and 10 blocks"
+    ),
     "a ControlNet under PipeFusion": habit(
-        equal(), looped("flux", asked="cfg=2"), plan={"pipefusion": 2}, less="cfg=2"
+        equal(), partial(looped, asked="cfg=2"), "flux", plan={"pipefusion": 2}, less="cfg=2"
     ),
     "a ControlNet of no file under the Parallel Sampler": habit(
-        refused("ComfyUI's device computes in each step"), looped("no file"), ours=True
+        refused("ComfyUI's device computes in each step"), looped, "no file", ours=True
     ),
-    "a ControlNet and a T2I adapter of a UNet": habit(equal("sd15"), controlled("sd15", ADAPTER), shared="ulysses=2"),
-    "a T2I adapter of another UNet": habit(ignored("unet"), controlled(ADAPTER), shared="ulysses=2"),
-    "two ControlNets of a UNet": habit(equal("unet"), controlled("unet", "unet"), shared="ulysses=2"),
+    "a ControlNet and a T2I adapter of a UNet": habit(equal("sd15"), controlled, "sd15", ADAPTER, shared="ulysses=2"),
+    "a T2I adapter of another UNet": habit(ignored("unet"), controlled, ADAPTER, shared="ulysses=2"),
+    "two ControlNets of a UNet": habit(equal("unet"), controlled, "unet", "unet", shared="ulysses=2"),
 }

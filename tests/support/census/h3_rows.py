@@ -10,7 +10,6 @@ from unittest.mock import patch
 
 import torch
 
-from tests.support.census.pack_rows import Does
 from tests.support.census.rows import Row, equal, habit, ignored
 
 MODEL = "minimax"
@@ -38,11 +37,8 @@ def references() -> dict[str, Any]:
     return {"minimax_refs": [picture, video, sound]}
 
 
-def conditioned(make: Callable[[], dict[str, Any]]) -> Does:
-    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-        return [census.sample(row, model, **census.texts_with(row, make))]
-
-    return does
+def conditioned(census: Any, row: Row, model: Any, make: Callable[[], dict[str, Any]]) -> list[torch.Tensor]:
+    return [census.sample(row, model, **census.texts_with(row, make))]
 
 
 def masked(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
@@ -61,8 +57,8 @@ def plain(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
 
 
 KINDS = {
-    "keyframes": habit(equal(MODEL), conditioned(keyframes)),
-    "references": habit(equal(MODEL), conditioned(references)),
+    "keyframes": habit(equal(MODEL), conditioned, keyframes),
+    "references": habit(equal(MODEL), conditioned, references),
     "masks": habit(equal(MODEL), masked),
 }
 # Its layout is an object that does not go to the ranks. Its text passes a part of the model before the first step.

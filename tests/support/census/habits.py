@@ -16,7 +16,6 @@ from tests.support.census.changes import (
     DURING,
     IN_WRAPPER,
     WITHOUT_CODE,
-    Does,
     changed,
     changed_in_wrapper,
     changed_inside,
@@ -34,23 +33,22 @@ from tests.support.census.changes import (
     written_while_here,
 )
 from tests.support.census.controlnets import CONTROLNET_HABITS
-from tests.support.census.entry_rows import ENTRY_ROWS
 from tests.support.census.h3_rows import H3_ROWS, conditioned, plain
 from tests.support.census.network_files import NETWORK_HABITS
-from tests.support.census.pack_rows import PACK_ROWS
-from tests.support.census.patch_rows import PATCH_ROWS, READ_ROWS
+from tests.support.census.pack_rows import ENTRY_ROWS, PACK_ROWS, PATCH_ROWS, READ_ROWS
 from tests.support.census.rows import Row, as_stock, equal, habit, ignored, refused
 from tests.support.census.weights.files import FILE_ROWS
 from tests.support.census.weights.loras import LORA_ROWS
 from tests.support.census.weights.merges import MERGE_ROWS
 
 
-def optioned(**options: Any) -> Does:
-    """What a node puts into the options of the model's calls."""
-    return cloned(lambda model: model.model_options["transformer_options"].update(options))
+def overriding(census: Any, row: Row, model: Any, override: Any) -> list[torch.Tensor]:
+    """An attention override."""
+    options = {"optimized_attention_override": override}
+    return cloned(census, row, model, lambda patcher: patcher.model_options["transformer_options"].update(options))
 
 
-def wrapped(kind: str) -> Does:
+def wrapped(census: Any, row: Row, model: Any, kind: str) -> list[torch.Tensor]:
     """A wrapper that adds a little to the first argument that is a tensor."""
 
     def wrapper(executor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -59,7 +57,7 @@ def wrapped(kind: str) -> Does:
             return executor(*args, **kwargs)
         return executor(*args[:place], args[place] * 1.05, *args[place + 1 :], **kwargs)
 
-    return cloned(lambda model: model.add_wrapper_with_key(kind, "census", wrapper))
+    return cloned(census, row, model, lambda patcher: patcher.add_wrapper_with_key(kind, "census", wrapper))
 
 
 def of_plain_patcher(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
@@ -177,9 +175,10 @@ def style(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     return [census.sample(row, model, positive=positive)]
 
 
-def replaced(name: str) -> Does:
+def replaced(census: Any, row: Row, model: Any, name: str) -> list[torch.Tensor]:
     """An object patch of a part."""
-    return cloned(lambda model: model.add_object_patch(name, Louder(model.get_model_object(name))))
+    part = Louder(model.get_model_object(name))
+    return cloned(census, row, model, lambda patcher: patcher.add_object_patch(name, part))
 
 
 def replace_apply_model(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
@@ -258,30 +257,26 @@ def attention_override_sage(func: Any, *args: Any, **kwargs: Any) -> Any:
     return 2 * func(*args, **kwargs)
 
 
-def choosing(name: str) -> Does:
+def choosing(census: Any, row: Row, model: Any, name: str) -> list[torch.Tensor]:
     """An attention override that calls another attention function of ComfyUI's."""
+    kernel = getattr(importlib.import_module("comfy.ldm.modules.attention"), name)
 
-    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-        kernel = getattr(importlib.import_module("comfy.ldm.modules.attention"), name)
+    def override(_func: Any, *args: Any, **kwargs: Any) -> Any:
+        return kernel(*args, **kwargs)
 
-        def override(_func: Any, *args: Any, **kwargs: Any) -> Any:
-            return kernel(*args, **kwargs)
-
-        return optioned(optimized_attention_override=override)(census, row, model)
-
-    return does
+    return overriding(census, row, model, override)
 
 
 def choosing_bits(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     """Whether an override that chooses a kernel leaves every bit as it is. A class that gives its attention no options
     never calls one."""
-    (chosen,) = choosing("attention_split")(census, row, model)
+    (chosen,) = choosing(census, row, model, "attention_split")
     return [torch.tensor([float(chosen.equal(census.sample(row, model)))])]
 
 
 def choosing_other_bits(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     """Each kernel rounds in its own way, so other bits show that another one ran."""
-    (chosen,) = choosing("attention_split")(census, row, model)
+    (chosen,) = choosing(census, row, model, "attention_split")
     assert not hasattr(model, "stand_in") or not chosen.equal(census.sample(row, model))
     return [chosen]
 
@@ -304,77 +299,77 @@ HABITS: dict[str, Row] = {
     **MERGE_ROWS,
     **NETWORK_HABITS,
     "attributes, isinstance, hasattr, names": habit(equal(), look),
-    "a number noted on the module": habit(ignored(), changed(lambda module: setattr(module, "census_steps", 3))),
+    "a number noted on the module": habit(ignored(), changed, lambda module: setattr(module, "census_steps", 3)),
     "forward_orig": habit(
-        as_stock(), changed(lambda module: setattr(module, "forward_orig", louder(module.forward_orig)))
+        as_stock(), changed, lambda module: setattr(module, "forward_orig", louder(module.forward_orig))
     ),
-    "a block": habit(as_stock(), changed(replace_a_block)),
-    "a hook": habit(as_stock(), changed(DURING["a hook"])),
-    "weights' data written": habit(as_stock(), changed(write_data)),
-    "a part of a weight written": habit(as_stock(), changed(negate_a_part)),
+    "a block": habit(as_stock(), changed, replace_a_block),
+    "a hook": habit(as_stock(), changed, DURING["a hook"]),
+    "weights' data written": habit(as_stock(), changed, write_data),
+    "a part of a weight written": habit(as_stock(), changed, negate_a_part),
     "weights read": habit(ignored(), read_weights),
     "a part of it run": habit(ignored(), run_a_part),
     "something compiled in ComfyUI's process": habit(ignored(), compile_elsewhere),
-    "weights replaced": habit(as_stock(), changed(replace_weights)),
+    "weights replaced": habit(as_stock(), changed, replace_weights),
     **{
         f"{name}, in a function around a call": habit(
-            shared_by(name) if name in WITHOUT_CODE else as_stock(), changed_in_wrapper(DURING[name])
+            shared_by(name) if name in WITHOUT_CODE else as_stock(), changed_in_wrapper, DURING[name]
         )
         for name in DURING
     },
     **{
         f"{name}, in a wrapper of the module": habit(
-            equal() if name in WITHOUT_CODE else as_stock(), changed_inside(DURING[name])
+            equal() if name in WITHOUT_CODE else as_stock(), changed_inside, DURING[name]
         )
         for name in IN_WRAPPER
     },
     **{
-        f"{name}, in a function around a call": habit(as_stock(), changed_in_wrapper(change))
+        f"{name}, in a function around a call": habit(as_stock(), changed_in_wrapper, change)
         for name, change in CALLED.items()
     },
     # The pack puts the method back in each step, also when ComfyUI's own model has taken over.
     **{
         f"{method} of a {model}, in a function around a call": habit(
-            as_stock(model), changed_in_wrapper(in_place_of(method))
+            as_stock(model), changed_in_wrapper, in_place_of(method)
         )
         for method, model in {"_forward": "flux", "forward": "sd3-dual"}.items()
     },
     "a patcher of ComfyUI's own class": habit(ignored(), of_plain_patcher, shared="ulysses=2"),
     "a state dict that a node saves": habit(equal(), save_by_itself, dtype="fp8_e4m3fn"),
     "weights replaced, in a function around a call": habit(
-        as_stock(), changed_in_wrapper(scaled("img_in.weight", "final_layer.linear.bias")), shared="ulysses=2"
+        as_stock(), changed_in_wrapper, scaled("img_in.weight", "final_layer.linear.bias"), shared="ulysses=2"
     ),
     **{
-        f"weights written while they are here, {name}": habit(as_stock(), written_while_here(change))
+        f"weights written while they are here, {name}": habit(as_stock(), written_while_here, change)
         for name, change in {
             "their data": lambda module: module.final_layer.linear.weight.data.neg_(),
             "a part of one": negate_a_part,
         }.items()
     },
     "weights written while they are here, quantised": habit(
-        as_stock(), written_while_here(negate_a_quantised_weight), form="fp8"
+        as_stock(), written_while_here, negate_a_quantised_weight, form="fp8"
     ),
     "a weight written and written back": habit(as_stock(), written_and_written_back),
     "a quantised weight written": habit(
-        refused("writes into a quantised weight"), changed(write_a_quantised_weight), form="fp8", ours=True
+        refused("writes into a quantised weight"), changed, write_a_quantised_weight, form="fp8", ours=True
     ),
     "a buffer replaced": habit(
         as_stock("sd3-dual"),
-        changed(lambda module: setattr(module, "pos_embed", torch.full(module.pos_embed.shape, 0.3))),
+        changed,
+        lambda module: setattr(module, "pos_embed", torch.full(module.pos_embed.shape, 0.3)),
     ),
-    "a buffer written": habit(as_stock("sd3-dual"), changed(lambda module: module.pos_embed.mul_(-2.0))),
-    "a buffer of no file written": habit(as_stock("minimax"), changed(write_numbers)),
-    **{f"a wrapper at {kind}": habit(equal(), wrapped(kind)) for kind in WRAPPERS},
+    "a buffer written": habit(as_stock("sd3-dual"), changed, lambda module: module.pos_embed.mul_(-2.0)),
+    "a buffer of no file written": habit(as_stock("minimax"), changed, write_numbers),
+    **{f"a wrapper at {kind}": habit(equal(), wrapped, kind) for kind in WRAPPERS},
     "apply_model replaced": habit(equal(), replace_apply_model),
-    "a part replaced": habit(as_stock(), replaced("diffusion_model.img_in")),
+    "a part replaced": habit(as_stock(), replaced, "diffusion_model.img_in"),
     "CLIP vision on a text-to-video model": habit(
         ignored("wan"),
-        conditioned(
-            lambda: {"clip_vision_output": SimpleNamespace(penultimate_hidden_states=torch.ones(1, 257, 1280))}
-        ),
+        conditioned,
+        lambda: {"clip_vision_output": SimpleNamespace(penultimate_hidden_states=torch.ones(1, 257, 1280))},
     ),
     "apply_model after a load": habit(equal(), apply_after_load),
-    "the model replaced": habit(as_stock(), replaced("diffusion_model")),
+    "the model replaced": habit(as_stock(), replaced, "diffusion_model"),
     "a patch": habit(as_stock("unet"), late_patch),
     "a patch, where errors are wanted": habit(
         refused("cannot honour the model patch 'attn1_output_patch' of late_patch", "unet"), refusing, ours=True
@@ -382,13 +377,14 @@ HABITS: dict[str, Row] = {
     "an attention override that chooses a kernel of other bits": habit(ignored(), choosing_other_bits),
     "an attention override that chooses a kernel for GPUs": habit(
         ignored(),
-        choosing("attention_sage"),
+        choosing,
+        "attention_sage",
         said="A node asks for attention by sage, which runs on NVIDIA's GPUs, and the ranks compute on cpu. The ranks "
         "attend by the plan's kernel native.",
     ),
     "an attention override that its class never calls": habit(equal("pixart"), choosing_bits, steps=1),
     "an attention override that is called Sage and does something else": habit(
-        as_stock(), optioned(optimized_attention_override=attention_override_sage)
+        as_stock(), overriding, attention_override_sage
     ),
     "a style model with a bias": habit(equal(), style),
     **CONTROLNET_HABITS,

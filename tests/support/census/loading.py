@@ -47,6 +47,7 @@ class Loading:
     """The loading of a `Census`. places_node: whether a model of ComfyUI's is made parallel before it is sampled."""
 
     base: Path
+    nodes: Any  # ComfyUI's module
     group: Any
     taken: bool
     why: list[str]
@@ -55,7 +56,14 @@ class Loading:
     places_node = False
 
     def run(self, name: str, /, **inputs: Any) -> tuple:
-        raise NotImplementedError
+        """What a node returns."""
+        node = self.nodes.NODE_CLASS_MAPPINGS[name]
+        if getattr(node, "INPUT_IS_LIST", False):
+            inputs = {key: [value] for key, value in inputs.items()}
+        if not hasattr(node, "GET_SCHEMA"):
+            return tuple(getattr(node(), node.FUNCTION)(**inputs))
+        result = node.execute(**inputs)
+        return tuple(getattr(result, "result", result) or ())
 
     def load(self, row: Row, ours: bool) -> Any:
         path = self.base / "models" / "diffusion_models" / f"{row.model}.safetensors"

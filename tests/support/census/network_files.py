@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -85,23 +86,19 @@ def of_own_class(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     return [sample(census, row, model, census.run("NetworkLoader", file=str(own))[0])]
 
 
-def filled(is_written: bool = False) -> Any:
+def filled(census: Any, row: Row, model: Any, is_written: bool = False) -> list[torch.Tensor]:
     """A network that a pack builds and fills itself. is_written: a weight of it is written over after that. Its weights
     are sent with the first step."""
-
-    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-        functions: Any = sys.modules[census.nodes.NODE_CLASS_MAPPINGS["NetworkLoader"].__module__]
-        network, file = fill_weights(functions.Beside(64, 128)), census.base / "beside.safetensors"
-        save_file(network.state_dict(), file)
-        network = functions.fill_network(functions.Beside(64, 128), str(file))
-        if is_written:
-            network.up.weight.data = network.up.weight.data.neg()
-        with sent_bytes(census) as sent:
-            found = [census.sample(row, functions.run_beside(model, network))]
-        assert sum(size >= 1 << 14 for size in sent) == 2 * hasattr(model, "stand_in"), sent
-        return found
-
-    return does
+    functions: Any = sys.modules[census.nodes.NODE_CLASS_MAPPINGS["NetworkLoader"].__module__]
+    network, file = fill_weights(functions.Beside(64, 128)), census.base / "beside.safetensors"
+    save_file(network.state_dict(), file)
+    network = functions.fill_network(functions.Beside(64, 128), str(file))
+    if is_written:
+        network.up.weight.data = network.up.weight.data.neg()
+    with sent_bytes(census) as sent:
+        found = [census.sample(row, functions.run_beside(model, network))]
+    assert sum(size >= 1 << 14 for size in sent) == 2 * hasattr(model, "stand_in"), sent
+    return found
 
 
 @contextmanager
@@ -128,8 +125,8 @@ def bytes_in(value: Any) -> Iterator[int]:
 
 OF_A_PACK = replace(equal(), shared="ulysses=2")
 NETWORK_HABITS: dict[str, Row] = {
-    "a network that a pack fills from a file": habit(OF_A_PACK, filled()),
-    "a network that a pack fills, and then writes into": habit(OF_A_PACK, filled(is_written=True)),
+    "a network that a pack fills from a file": habit(OF_A_PACK, filled),
+    "a network that a pack fills, and then writes into": habit(OF_A_PACK, partial(filled, is_written=True)),
     "a network whose file is overwritten": habit(PLAIN, overwritten, as_stock=True, shared=""),
     "a network of a file that is loaded again": habit(PLAIN, loaded_again),
     "a network that ComfyUI's device does not load": habit(PLAIN, on_device),

@@ -16,20 +16,17 @@ from safetensors.torch import save_file
 from tests.support.cases.host.base import fill_weights, of_comfyui
 from tests.support.cases.host.networks import FUN, ONE_BLOCK, lllite_network
 from tests.support.census.controlnets import ADAPTER, CONTROLNETS
+from tests.support.census.loading import Loading
 from tests.support.census.rows import Row
 from tests.support.host.stock_prompts import ALL
 
 
-class GivenNetworks:
+class GivenNetworks(Loading):
     """Values of rows, by their kinds."""
 
-    base: Path
-
-    def run(self, name: str, /, **inputs: Any) -> tuple:
-        raise NotImplementedError
-
     def module(self, module: str, name: str, like: str, **config: Any) -> torch.nn.Module:
-        raise NotImplementedError
+        """A network of ComfyUI's with random weights, as large as a model, if one is named."""
+        return fill_weights(of_comfyui(f"{module}.{name}", **{**(ALL[like].config if like else {}), **config}))
 
     def a_model_patch(self, _row: Row, _model: Any) -> Any:
         """A network that nodes have run inside of the model."""

@@ -26,14 +26,13 @@ from aiohttp.web import RouteTableDef
 from safetensors.torch import load_file, save_file
 
 from parallel_backend.plan import ParallelPlan
-from tests.support.cases.host.base import fill_weights, of_comfyui
+from tests.support.cases.host.base import of_comfyui
 from tests.support.cases.host.networks import SPOKEN
 from tests.support.census.habits import HABITS
 from tests.support.census.loaders import DETECTOR_ROWS, NODE_ROWS
-from tests.support.census.loading import Loading, as_node, is_ours
+from tests.support.census.loading import as_node, is_ours
 from tests.support.census.networks import GivenNetworks
-from tests.support.census.pack_rows import HABIT_NODE, PACK
-from tests.support.census.patch_rows import NODE as PATCH_NODE
+from tests.support.census.pack_rows import HABIT_NODE, PACK, PATCH_NODE
 from tests.support.census.rows import NEWER_ROWS, ROWS, Given, Row, equal
 from tests.support.host.graphs import joined, relative_error
 from tests.support.host.mounted import mount
@@ -44,7 +43,7 @@ SEED = 7
 Outputs = list[torch.Tensor]
 
 
-class Census(Loading, GivenNetworks):
+class Census(GivenNetworks):
     """ComfyUI in this process, its nodes, one worker group, and models with and without *Parallelize Model*."""
 
     def __init__(self, comfyui: str, base: str, *arguments: str) -> None:
@@ -237,10 +236,6 @@ class Census(Loading, GivenNetworks):
             save_file(value, folder / f"census{suffix}")
         return f"census{suffix}"
 
-    def module(self, module: str, name: str, like: str, **config: Any) -> torch.nn.Module:
-        """A network of ComfyUI's with random weights, as large as a model, if one is named."""
-        return fill_weights(of_comfyui(f"{module}.{name}", **{**(ALL[like].config if like else {}), **config}))
-
     def a_sigmas(self, row: Row, model: Any) -> Any:
         return self.run("BasicScheduler", model=model, scheduler="simple", steps=row.steps, denoise=1.0)[0]
 
@@ -252,16 +247,6 @@ class Census(Loading, GivenNetworks):
 
     def a_image(self, _row: Row, _model: Any) -> Any:
         return torch.rand(1, 64, 64, 3, generator=torch.Generator().manual_seed(2))
-
-    def run(self, name: str, /, **inputs: Any) -> tuple:
-        """What a node returns."""
-        node = self.nodes.NODE_CLASS_MAPPINGS[name]
-        if getattr(node, "INPUT_IS_LIST", False):
-            inputs = {key: [value] for key, value in inputs.items()}
-        if not hasattr(node, "GET_SCHEMA"):
-            return tuple(getattr(node(), node.FUNCTION)(**inputs))
-        result = node.execute(**inputs)
-        return tuple(getattr(result, "result", result) or ())
 
     def placed(self, row: Row, model: Any) -> Any:
         """The model that is sampled, with the row's node right before the sampler if it stands there."""

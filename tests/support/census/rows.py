@@ -74,9 +74,9 @@ def over_steps(row: Row) -> Row:
     return replace(row, steps=3)
 
 
-def habit(row: Row, does: Callable[..., Any], steps: int = 2, **fields: Any) -> Row:
-    """The row with what is done in place of running a node, and other fields."""
-    return replace(row, does=does, steps=steps, **fields)
+def habit(row: Row, does: Callable[..., Any], *given: Any, steps: int = 2, **fields: Any) -> Row:
+    """The row with what is done in place of running a node, and other fields. given: to `does`, behind the model."""
+    return replace(row, does=lambda *args: does(*args, *given), steps=steps, **fields)
 
 
 def one_rank(row: Row) -> Row:

@@ -8,8 +8,10 @@ from typing import Any
 
 from playwright.sync_api import Page
 
+from tests.support.editor.editor import PARALLELIZE
+
 PARALLEL, STOCK = "ParallelDiT.MakeWorkflowParallel", "ParallelDiT.MakeWorkflowStock"
-PARALLELIZE, PARALLELIZE_VAE = "ParallelDiT_Parallelize", "ParallelDiT_ParallelizeVAE"
+PARALLELIZE_VAE = "ParallelDiT_ParallelizeVAE"
 # The saved workflow, once some frames have left it as it is: what is drawn as a web page tells its height late.
 SETTLED = """async () => {
     const frame = () => new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve, 50)))
@@ -22,7 +24,6 @@ SETTLED = """async () => {
     }
     return JSON.parse(now)
 }"""
-UNDO_STEPS = "() => window.app.extensionManager.workflow.activeWorkflow.changeTracker.undoQueue.length"
 EXECUTE = "(id) => window.app.extensionManager.command.execute(id)"
 ORIGIN = slice(1, 3)
 Json = dict[str, Any]

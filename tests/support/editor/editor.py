@@ -19,6 +19,7 @@ from playwright.sync_api import (
     Page,
     Request,
     Response,
+    Route,
     ViewportSize,
     expect,
     sync_playwright,
@@ -67,7 +68,6 @@ CLOSE_OTHER_TABS = """async () => {
         if (tab.path !== store.activeWorkflow.path) await store.closeWorkflow(tab)
     }
 }"""
-REFRESH = "() => window.app.refreshComboInNodes()"
 WIDGETS = """([type, values]) => {
     const node = window.app.graph.nodes.find((node) => node.type === type)
     for (const [name, value] of Object.entries(values)) {
@@ -77,6 +77,10 @@ WIDGETS = """([type, values]) => {
     }
     return node.id
 }"""
+PARALLELIZE = "ParallelDiT_Parallelize"
+PLAN_NODE = f"window.app.graph.findNodesByType('{PARALLELIZE}')[0]"
+PLAN_VALUES = f"(names) => names.map((name) => {PLAN_NODE}.widgets.find((widget) => widget.name === name).value)"
+UNDO_STEPS = "() => window.app.extensionManager.workflow.activeWorkflow.changeTracker.undoQueue.length"
 FILLS_THE_WINDOW = """([width, height]) => {
     const canvas = window.app.canvas.canvas
     const shown = canvas.getBoundingClientRect()
@@ -84,8 +88,6 @@ FILLS_THE_WINDOW = """([width, height]) => {
     return innerWidth === width && innerHeight === height
         && canvas.width === Math.round(shown.width * scale) && canvas.height === Math.round(shown.height * scale)
 }"""
-# As when a lost connection is back: the page asks the host again for all that it knows.
-RECONNECT = "() => window.app.api.dispatchCustomEvent('reconnected')"
 SET_THEME = "(theme) => window.app.extensionManager.setting.set('Comfy.ColorPalette', theme)"
 
 
@@ -106,22 +108,22 @@ def open_browser() -> Iterator[Browser]:
 
 
 class Editor:
-    """A page with the editor of a running host.
+    """A page with the editor of a running host, which it opens there.
 
     `problems` collects errors on the console, uncaught exceptions, and refused or failed requests; one to anywhere but
     the host fails.
     """
 
-    def __init__(self, page: Page, host: ComfyHost) -> None:
+    def __init__(self, page: Page, url: str) -> None:
         self.page = page
         self.problems: list[str] = []
-        self._url = host.url
+        self._host = url.partition("/?")[0]
         page.on("console", self._on_console)
         page.on("pageerror", lambda error: self.problems.append(f"uncaught: {error}"))
         page.on("response", self._on_response)
         page.on("requestfailed", self._on_failure)
         page.set_default_timeout(PATIENCE_MS)
-        page.goto(host.url)
+        page.goto(url)
         wait_for(page, READY)
 
     def reload(self) -> None:
@@ -147,17 +149,30 @@ class Editor:
         self.page.set_viewport_size(size)
         wait_for(self.page, FILLS_THE_WINDOW, arg=[size["width"], size["height"]])
 
-    def reconnect(self) -> None:
-        """Has the page ask the host anew, as after a lost connection."""
-        self.page.evaluate(RECONNECT)
-
-    def look_for_files(self) -> None:
-        """Looks which models the host has now, as R does."""
-        self.page.evaluate(REFRESH)
-
     def set_widgets(self, node_type: str, **values: Any) -> int:
         """Sets widgets of the node of that type, as turning them by hand does; returns its id."""
         return self.page.evaluate(WIDGETS, [node_type, values])
+
+    def set_plan(self, **values: Any) -> None:
+        """Sets widgets of Parallelize Model."""
+        self.set_widgets(PARALLELIZE, **values)
+
+    def plan_values(self, *names: str) -> list[Any]:
+        """Of its widgets."""
+        return self.page.evaluate(PLAN_VALUES, [*names])
+
+    def plan(self, part: str) -> Locator:
+        """A part of what it draws of its plan, such as the title; not the panel's of the next run."""
+        return self.page.locator(f".paralleldit-plan-{part}:not([data-testid='paralleldit-next'] *)")
+
+    @contextlib.contextmanager
+    def routed(self, route: str, answer: dict[str, Any] | Callable[[Route], Any]) -> Iterator[None]:
+        """Answers the page's requests of that address in the host's place: by this JSON, or by this function."""
+        self.page.route(route, answer if callable(answer) else lambda asked: asked.fulfill(json=answer))
+        try:
+            yield
+        finally:
+            self.page.unroute(route)
 
     def run(self) -> None:
         """Presses the Run button. The pointer leaves a tab first, whose preview would cover the button."""
@@ -205,7 +220,7 @@ class Editor:
             self.problems.append(f"{request.failure}: {request.url}")
 
     def _usual(self, url: str) -> bool:
-        return url.removeprefix(self._url).startswith(USUAL_404)
+        return url.removeprefix(self._host).startswith(USUAL_404)
 
 
 @contextlib.contextmanager
@@ -248,4 +263,36 @@ def insist(act: Callable[[], Any], came: Callable[[float], Any]) -> None:
 def open_editor(browser: Browser, host: ComfyHost) -> Iterator[Editor]:
     """The editor in a fresh profile."""
     with contextlib.closing(browser.new_context(**CONTEXT)) as context:
-        yield Editor(context.new_page(), host)
+        yield Editor(context.new_page(), host.url)
+
+
+class SharedPage:
+    """The host's editor in a fresh profile, opened when it is first asked for: to load it takes a browser many seconds.
+
+    An open page draws all the time, so it is closed where nobody will ask soon.
+    """
+
+    def __init__(self, browser: Browser, host: ComfyHost) -> None:
+        self._browser = browser
+        self._host = host
+        self._editor: Editor | None = None
+        self._to_close = contextlib.ExitStack()
+
+    def editor(self) -> Editor:
+        if self._editor is None:
+            self._editor = self._to_close.enter_context(open_editor(self._browser, self._host))
+        return self._editor
+
+    def tidied(self) -> Editor:
+        """The page of the usual size, with an empty workflow as its only tab, no panel and no problems told of yet."""
+        editor = self.editor()
+        if editor.page.viewport_size != VIEWPORT:
+            editor.resize(VIEWPORT)
+        editor.close_panel()
+        editor.open_alone({"nodes": [], "links": [], "version": 0.4})
+        editor.problems.clear()
+        return editor
+
+    def close(self) -> None:
+        self._editor = None
+        self._to_close.close()

@@ -17,6 +17,7 @@ EVENT = "paralleldit.group"
 GIB = 1 << 30
 CARD = {"name": "NVIDIA GeForce RTX 4090", "bytes": int(23.6 * GIB)}
 RUNS, STEPS = 10, 20
+TOLD = json.loads(Path(__file__).with_name("told.json").read_text())  # what all states and runs have alike
 
 Event = dict[str, Any]
 
@@ -31,26 +32,13 @@ def tell(host: ComfyHost, *events: Event) -> None:
 def status(ranks: int, **changes: Any) -> dict[str, Any]:
     """Of so many ranks, a card each."""
     used = [int((20.5 - rank / 10) * GIB) for rank in range(ranks)]
-    memory = {"resident": 2 * GIB, "total": CARD["bytes"], "weights": 11 * GIB, "resident_weights": 11 * GIB}
-    memory |= {"busy": 97, "celsius": 71}
     return {
-        "state": "ready",
-        "deaths": 0,
-        "last_death": None,
-        "remarks": [],
-        "name": "flux1-dev-fp8.safetensors",
-        "given_up": False,
-        "operation": None,
-        "step": None,
-        "device": "cuda",
+        **TOLD["status"],
         "pids": [4711 + rank for rank in range(ranks)],
         "devices": [{"index": rank, "name": CARD["name"], "outside": 0} for rank in range(ranks)],
-        "memory": [{**memory, "accelerator": each} for each in used],
+        "memory": [{**TOLD["memory"], "total": CARD["bytes"], "accelerator": each} for each in used],
         "beats": [0.1] * ranks,
-        "model": "Flux",
-        "files": ["/models/diffusion_models/flux1-dev-fp8.safetensors"],
         "plan": {"dp": 1, "cfg": 1, "ring": 1, "ulysses": ranks, "attention": "auto"},
-        "weights": {},
         **changes,
     }
 
@@ -58,31 +46,16 @@ def status(ranks: int, **changes: Any) -> dict[str, Any]:
 def run(number: int, made: int = STEPS, **changes: Any) -> dict[str, Any]:
     """A sampling that has made so many of its steps."""
     lengths = [0.42 + 0.05 * ((number + step) % 4) for step in range(made)]
+    is_done = made == STEPS
     return {
-        "id": number,
-        "node": "3",
-        "model": "flux1-dev-fp8.safetensors",
-        "model_class": "Flux",
-        "plan": "ulysses=2",
-        "plans": [{"ulysses": 2}],
-        "operation": "call",
-        "total": STEPS,
-        "at": made,
-        "made": made,
-        "residuals": 0,
-        "reason": "",
-        "is_stock": False,
-        "predicted": 0.44,
-        "is_measured": True,
-        "alone": 0.81,
-        "is_alone_run": False,
+        **TOLD["run"],
+        **{"id": number, "began": 1.7e9 + 60 * number, "total": STEPS, "at": made, "made": made},
         "usual": sorted(lengths[1:])[(made - 2) // 2] if made > 1 else lengths[0] if lengths else None,
         "startup": 1.2 if made else None,
         "left": 0.5 * (STEPS - made) if made > 1 else None,
         "steps": [[length, 0.3 * length] for length in lengths],
-        "state": "done" if made == STEPS else "running",
-        "began": 1.7e9 + 60 * number,
-        "seconds": sum(lengths) + 1.2 if made == STEPS else None,
+        "state": "done" if is_done else "running",
+        "seconds": sum(lengths) + 1.2 if is_done else None,
         **changes,
     }
 

@@ -15,7 +15,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from PIL import Image
@@ -30,11 +30,7 @@ from tests.support.templates.examples import TABLE
 
 DOCS = REPOSITORY / "web" / "docs"
 COLUMN = 830  # pixels: of GitHub's page in a window of 1280, without what is around it
-ICONS, TABS, BAR = (
-    58,
-    38,
-    94,
-)  # pixels: where the editor's icons end at the left, its tabs and its Run button at the top
+ICONS, TABS, BAR = 58, 38, 94  # pixels: where its icons end at the left, its tabs and its Run button at the top
 MARGIN, BADGE = 12, 16  # around nodes; the height of the pack's name above its nodes
 SHARP, SHARP_FILM = 2, 1  # pixels of a picture for each of the page's
 LEAST_TEXT = 11  # pixels
@@ -135,7 +131,7 @@ class Studio:
 
 def open_demo(studio: Studio, **plan: object) -> None:
     open_example(studio.editor, "demo")
-    studio.editor.set_widgets("ParallelDiT_Parallelize", **{**PLAN, **plan})
+    studio.editor.set_plan(**{**PLAN, **plan})
 
 
 def film(studio: Studio, host: ComfyHost) -> None:
@@ -194,7 +190,7 @@ def error(studio: Studio, host: ComfyHost) -> None:
 def plan(studio: Studio, host: ComfyHost) -> None:
     """One that does not fit."""
     open_demo(studio, cfg=1, ulysses=9)
-    expect(studio.page.locator(".paralleldit-plan").get_by_role("alert")).to_be_visible()
+    expect(studio.editor.plan("content").get_by_role("alert")).to_be_visible()
     studio.look("Parallelize Model", LARGER)
     keep(studio, DOCS / "plan.jpg", studio.shoot(BAR))
 
@@ -236,24 +232,21 @@ PAGES: dict[str, tuple[int, Callable[[Studio, ComfyHost], None]]] = {
 TEMPLATES = tuple(name for name, example in TABLE.items() if not example.base)
 
 
-@contextlib.contextmanager
-def host_with_names(comfyui: Path) -> Iterator[ComfyHost]:
-    """A ComfyUI that has every model which the workflows name, with tiny weights."""
-    with tempfile.TemporaryDirectory() as base, tempfile.TemporaryDirectory() as scratch:
-        with (
-            files_in(EXAMPLE_FILES, comfyui, Path(base), Path(scratch)),
-            ComfyHost(comfyui, Path(base), extra_args=PREVIEWS) as host,
-        ):
-            yield host
-
-
 def main(*names: str) -> None:
-    with host_with_names(Path(os.environ["COMFYUI_PATH"])) as host, open_browser() as browser:
+    """By a ComfyUI that has every model which the workflows name, with tiny weights."""
+    comfyui = Path(os.environ["COMFYUI_PATH"])
+    with (
+        tempfile.TemporaryDirectory() as base,
+        tempfile.TemporaryDirectory() as scratch,
+        files_in(EXAMPLE_FILES, comfyui, Path(base), Path(scratch)),
+        ComfyHost(comfyui, Path(base), extra_args=PREVIEWS) as host,
+        open_browser() as browser,
+    ):
         for name in names or (*PAGES, *TEMPLATES):
             sharp = SHARP_FILM if name == "film" else SHARP
             with contextlib.closing(browser.new_context(**CONTEXT, device_scale_factor=sharp)) as context:
                 height, make = PAGES.get(name, (TEMPLATE_HEIGHT, None))
-                studio = Studio(Editor(context.new_page(), host), height)
+                studio = Studio(Editor(context.new_page(), host.url), height)
                 make(studio, host) if make else template(studio, name)
                 print(*studio.editor.problems, sep="\n", end="")
 

@@ -6,7 +6,6 @@ TIMES = 1.05  # first, as node packs do: their modules import it from here
 
 from server import PromptServer
 
-from .entry_habits import ENTRY_HABITS
 from .habits import HABITS, Habit
 from .nodes import NODE_CLASS_MAPPINGS as NODES
 from .patch_habits import PatchHabit
@@ -19,7 +18,6 @@ def louder_in_init(_module, _args, output):
     return 1.1 * output if hasattr(output, "shape") else tuple(1.1 * each for each in output)
 
 
-HABITS.update(ENTRY_HABITS)
 HABITS["a function beside routes"] = Habit(lambda model: model.set_hook(louder_beside_routes))
 HABITS["a function of the package itself"] = Habit(lambda model: model.set_hook(louder_in_init))
 

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from unittest.mock import patch
 from weakref import WeakKeyDictionary
 
@@ -11,6 +12,7 @@ import torch
 
 from . import inside
 from . import scale as scales
+from .patches import Chunked
 
 made = WeakKeyDictionary()
 BLOCKS = ("double_blocks", "joint_blocks", "transformer_blocks", "blocks", "layers", "input_blocks")
@@ -30,6 +32,14 @@ class Model:
 
     def enter(self, context):
         self.undo.enter_context(context)
+
+    def wrap(self, part, make, name="forward"):
+        """make: of a method of the part's, what takes its place."""
+        self.enter(patch.object(part, name, make(getattr(part, name))))
+
+    def derive(self, part, cls):
+        before, part.__class__ = type(part), cls
+        self.undo.callback(setattr, part, "__class__", before)
 
     def set_hook(self, hook):
         self.undo.callback(self.block.register_forward_hook(hook).remove)
@@ -67,7 +77,16 @@ def replace_forward(model, make):
     """make: what takes the place of the block's forward, once for each block."""
     if model.block not in made:
         made[model.block] = make(model.block.forward)
-    model.enter(patch.object(model.block, "forward", made[model.block]))
+    model.wrap(model.block, lambda _forward: made[model.block])
+
+
+def chunk_feed_forward(model):
+    model.wrap(getattr(model.block, "ffn", None) or model.block.feed_forward, lambda forward: Chunked(forward, 3))
+
+
+def patch_feed_forward(patcher):
+    path = "diffusion_model.blocks.0.ffn.forward"
+    patcher.add_object_patch(path, Chunked(patcher.get_model_object(path), 3))
 
 
 def cache_first_block(model):
@@ -75,11 +94,6 @@ def cache_first_block(model):
         made[model.blocks] = inside.FirstBlockCache(list(model.blocks))
     cached = torch.nn.ModuleList([made[model.blocks]])
     model.enter(patch.dict(model.module._modules, {model.name: cached}))
-
-
-def derive_block(model):
-    before, model.block.__class__ = type(model.block), inside.LouderFlux
-    model.undo.callback(setattr, model.block, "__class__", before)
 
 
 def set_numbers(model):
@@ -97,14 +111,22 @@ def patch_block(patcher):
     patcher.add_object_patch(f"diffusion_model.{path}.forward", function)
 
 
+def put_instead(own, name="forward"):
+    """own: a method of the pack's own."""
+    return Habit(lambda model: model.wrap(model.module, lambda _method: own.__get__(model.module), name))
+
+
+def patch_forward(patcher):
+    path = "diffusion_model.forward"
+    patcher.add_object_patch(path, inside.louder(patcher.get_model_object(path)))
+
+
 HABITS = {
-    "a block's forward": Habit(lambda m: m.enter(patch.object(m.block, "forward", inside.louder(m.block.forward)))),
-    "the forward of a block's class": Habit(
-        lambda m: m.enter(patch.object(type(m.block), "forward", inside.louder_method(type(m.block).forward)))
-    ),
+    "a block's forward": Habit(lambda m: m.wrap(m.block, inside.louder)),
+    "the forward of a block's class": Habit(lambda m: m.wrap(type(m.block), inside.louder_method)),
     "a hook": Habit(lambda m: m.set_hook(inside.hook_after)),
     "a hook before": Habit(lambda m: m.set_hook_before(inside.hook_before)),
-    "a derived class": Habit(derive_block),
+    "a derived class": Habit(lambda m: m.derive(m.block, inside.LouderFlux)),
     "fewer blocks": Habit(shorten),
     "a block with weights": Habit(replace_block),
     "a block's forward as an object patch": Habit(patch=patch_block),
@@ -112,12 +134,8 @@ HABITS = {
     "a cache": Habit(lambda m: replace_forward(m, inside.Cache)),
     "a first-block cache": Habit(cache_first_block),
     "a counting closure": Habit(lambda m: replace_forward(m, inside.counting)),
-    "a count on a class": Habit(
-        lambda m: m.enter(patch.object(m.block, "forward", inside.by_class(inside.Tally, m.block.forward)))
-    ),
-    "a class that draws random numbers": Habit(
-        lambda m: m.enter(patch.object(m.block, "forward", inside.by_class(inside.Noise, m.block.forward)))
-    ),
+    "a count on a class": Habit(lambda m: m.wrap(m.block, partial(inside.by_class, inside.Tally))),
+    "a class that draws random numbers": Habit(lambda m: m.wrap(m.block, partial(inside.by_class, inside.Noise))),
     "a count on the module": Habit(lambda m: m.set_hook(inside.counting_on_the_module)),
     "numbers on the module": Habit(set_numbers),
     "an attention override": Habit(
@@ -131,6 +149,19 @@ HABITS = {
     ),
     "rows that mix": Habit(patch=lambda p: p.set_model_attn1_output_patch(inside.mixing_rows)),
     "complex numbers": Habit(lambda m: m.set_hook(inside.Turned())),
+    "a feed-forward in chunks": Habit(chunk_feed_forward),
+    "a feed-forward in chunks as an object patch": Habit(patch=patch_feed_forward),
+    # In place of the method that a call of the model begins with.
+    "a class of the whole model": Habit(lambda m: m.derive(m.module, inside.LouderWhole)),
+    "a class of the whole model with its own forward": Habit(lambda m: m.derive(m.module, inside.OwnWhole)),
+    "a class of the whole model around its forward": Habit(lambda m: m.derive(m.module, inside.AroundWhole)),
+    "the model's forward": Habit(lambda m: m.wrap(m.module, inside.louder)),
+    "the model's _forward": Habit(lambda m: m.wrap(m.module, inside.louder, "_forward")),
+    "the forward of the model's class": Habit(lambda m: m.wrap(type(m.module), inside.louder_method)),
+    "a forward of the pack's own": put_instead(inside.own_forward),
+    "a _forward of the pack's own": put_instead(inside.own_inner_forward, "_forward"),
+    "the model's forward as an object patch": Habit(patch=patch_forward),
+    "a hook on the model": Habit(lambda m: m.enter(m.module.register_forward_hook(inside.hook_after))),
 }
 
 

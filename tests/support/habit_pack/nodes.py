@@ -1,5 +1,7 @@
 """The pack's node: one habit, at one moment."""
 
+from contextlib import ExitStack
+
 from comfy.patcher_extension import CallbacksMP, WrappersMP
 
 from . import scale as scales
@@ -37,17 +39,10 @@ class ModelHabit:
         elif moment == "call":
             patched.set_model_unet_function_wrapper(call)
         else:
-            changes = []
-
-            def begin(_patcher):
-                changes.append(changed(module, asked))
-                changes[-1].__enter__()
-
-            def end(_patcher):
-                changes.pop().__exit__(None, None, None)
-
+            undo = ExitStack()
+            begin = lambda _patcher: undo.enter_context(changed(module, asked))  # noqa: E731
             patched.add_callback_with_key(CallbacksMP.ON_PRE_RUN, "habit", begin)
-            patched.add_callback_with_key(CallbacksMP.ON_CLEANUP, "habit", end)
+            patched.add_callback_with_key(CallbacksMP.ON_CLEANUP, "habit", lambda _patcher: undo.close())
         return (patched,)
 
 

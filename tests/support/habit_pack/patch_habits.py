@@ -1,8 +1,5 @@
 """The ways in which node packs put functions at ComfyUI's places for them, by model, and the node that does."""
 
-from contextlib import ExitStack, contextmanager
-from unittest.mock import patch
-
 from comfy.patcher_extension import CallbacksMP, WrappersMP
 
 from . import patches
@@ -10,7 +7,7 @@ from .habits import set_strength
 
 # By habit and model, what goes where: the name of a list of patches and a function; or the name, a place and a function
 # that takes its place.
-FLUX, WAN, SD3, Z_IMAGE, UNET = "flux", "wan", "sd3-dual", "zimage", "unet"
+FLUX, WAN, SD3, UNET = "flux", "wan", "sd3-dual", "unet"
 DOUBLE, SINGLE = ("double_block", 1), ("single_block", 1)
 shrinking, windows = patches.Shrinking(3, 0.5), patches.Windows(2)
 HABITS = {
@@ -37,14 +34,12 @@ HABITS = {
     "a single block in its place": {FLUX: [("dit", SINGLE, patches.replacing(0.7))]},
     "behind each block": {WAN: [("double_block", patches.behind_block)]},
 }
-CHUNKED = "a feed-forward in chunks"
-FEED_FORWARD = {WAN: "blocks.0.ffn", Z_IMAGE: "layers.0.feed_forward"}
-BY_MODEL = {**{name: list(models) for name, models in HABITS.items()}, CHUNKED: list(FEED_FORWARD)}
 MOMENTS = ("begin", "sampling", "call", "inside", "callback")
 
 
-def put(options, habit, model):
-    """Puts a habit's functions into a call's options. What others have put there stays as it is."""
+def with_functions(options, habit, model):
+    """A call's options with a habit's functions. What others have put there stays as it is."""
+    options = dict(options)
     for name, *place, function in HABITS[habit][model]:
         key = "patches_replace" if place else "patches"
         options[key] = found = dict(options.get(key, {}))
@@ -52,27 +47,14 @@ def put(options, habit, model):
             found[name] = {**found.get(name, {}), place[0]: function}
         else:
             found[name] = [*found.get(name, []), function]
-
-
-@contextmanager
-def chunked(module, model):
-    part = module.get_submodule(FEED_FORWARD[model])
-    with ExitStack() as undo:
-        undo.enter_context(patch.object(part, "forward", patches.Chunked(part.forward, 3)))
-        yield
+    return options
 
 
 class PatchHabit:
     @classmethod
     def INPUT_TYPES(cls):
-        return {
-            "required": {
-                "model": ("MODEL",),
-                "habit": (list(BY_MODEL),),
-                "of": ("STRING",),
-                "moment": (MOMENTS,),
-            }
-        }
+        habit, moment = (list(HABITS),), (MOMENTS,)
+        return {"required": {"model": ("MODEL",), "habit": habit, "of": ("STRING",), "moment": moment}}
 
     RETURN_TYPES = ("MODEL",)
     FUNCTION = "patch"
@@ -81,73 +63,43 @@ class PatchHabit:
     def patch(self, model, habit, of, moment):
         set_strength(1.2)
         patched = model.clone()
-        getattr(self, moment)(patched, habit, of)
+        getattr(self, moment)(patched, lambda options: with_functions(options, habit, of))
         return (patched,)
 
-    def begin(self, patched, habit, of):
-        if habit == CHUNKED:
-            path = f"diffusion_model.{FEED_FORWARD[of]}.forward"
-            patched.add_object_patch(path, patches.Chunked(patched.get_model_object(path), 3))
-        else:
-            put(patched.model_options["transformer_options"], habit, of)
+    def begin(self, patched, put):
+        patched.model_options["transformer_options"] = put(patched.model_options["transformer_options"])
 
-    def around(self, patched, habit, of, run, options):
-        """Runs a part of the sampling with the habit."""
-        if habit == CHUNKED:
-            with chunked(patched.model.diffusion_model, of):
-                return run(options)
-        options = dict(options)
-        put(options, habit, of)
-        return run(options)
-
-    def sampling(self, patched, habit, of):
+    def sampling(self, patched, put):
         def wrapper(executor, wrapped, sigmas, extra_args, *args, **kwargs):
             asked = extra_args["model_options"]
-
-            def run(options):
-                given = {**extra_args, "model_options": {**asked, "transformer_options": options}}
-                return executor(wrapped, sigmas, given, *args, **kwargs)
-
-            return self.around(patched, habit, of, run, asked.get("transformer_options", {}))
+            options = put(asked.get("transformer_options", {}))
+            given = {**extra_args, "model_options": {**asked, "transformer_options": options}}
+            return executor(wrapped, sigmas, given, *args, **kwargs)
 
         patched.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, "habit", wrapper)
 
-    def call(self, patched, habit, of):
+    def call(self, patched, put):
         def wrapper(apply_model, given):
-            def run(options):
-                return apply_model(given["input"], given["timestep"], **{**given["c"], "transformer_options": options})
-
-            return self.around(patched, habit, of, run, given["c"]["transformer_options"])
+            options = put(given["c"]["transformer_options"])
+            return apply_model(given["input"], given["timestep"], **{**given["c"], "transformer_options": options})
 
         patched.set_model_unet_function_wrapper(wrapper)
 
-    def inside(self, patched, habit, of):
+    def inside(self, patched, put):
         def wrapper(executor, *args, **kwargs):
             if "transformer_options" in kwargs:
-                return self.around(
-                    patched, habit, of, lambda options: executor(*args, **{**kwargs, "transformer_options": options}),
-                    kwargs["transformer_options"],
-                )  # fmt: skip
+                return executor(*args, **{**kwargs, "transformer_options": put(kwargs["transformer_options"])})
             place = next(place for place in reversed(range(len(args))) if "sigmas" in (args[place] or ()))
-            return self.around(
-                patched, habit, of, lambda options: executor(*args[:place], options, *args[place + 1 :], **kwargs),
-                args[place],
-            )  # fmt: skip
+            return executor(*args[:place], put(args[place]), *args[place + 1 :], **kwargs)
 
         patched.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, "habit", wrapper)
 
-    def callback(self, patched, habit, of):
-        """Before each step. What is put into the module is taken back behind the sampling."""
-        undo = ExitStack()
+    def callback(self, patched, put):
+        """Before each step."""
 
         def prepare(_patcher, _timestep, model_options):
-            if habit != CHUNKED:
-                options = model_options["transformer_options"] = dict(model_options.get("transformer_options", {}))
-                if not options.get("habit"):  # steps may share their options
-                    put(options, habit, of)
-                    options["habit"] = True
-            elif "forward" not in vars(patched.model.diffusion_model.get_submodule(FEED_FORWARD[of])):
-                undo.enter_context(chunked(patched.model.diffusion_model, of))
+            options = model_options.get("transformer_options", {})
+            if not options.get("habit"):  # steps may share their options
+                model_options["transformer_options"] = {**put(options), "habit": True}
 
         patched.add_callback_with_key(CallbacksMP.ON_PREPARE_STATE, "habit", prepare)
-        patched.add_callback_with_key(CallbacksMP.ON_CLEANUP, "habit", lambda _patcher: undo.close())

@@ -25,12 +25,11 @@ import torch
 from parallel_backend.costs.machine import LINKS, Machine
 from tests.support.host.mounted import mount
 from tests.support.templates.describe import contents_of
-from tests.support.templates.model_files import flux, model_file
-from tests.support.templates.published import PUBLISHED, published
+from tests.support.templates.model_files import PUBLISHED, model_file, published
 
 GB = 1 << 30
 MODELS = {
-    "flux": flux("flux", "Flux", depth=19, depth_single_blocks=38),
+    "flux": published("flux1-dev.safetensors"),
     "sdxl": model_file("sd_xl_base_1.0.safetensors"),
     "ace-step": model_file("ace_step_v1_3.5b.safetensors"),
     **{name: published(name) for name in PUBLISHED},

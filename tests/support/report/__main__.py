@@ -19,8 +19,8 @@ import torch
 
 from demo.host import REPOSITORY
 from tests.support.report import machine
+from tests.support.report.machine import fenced
 from tests.support.report.page import page
-from tests.support.report.parts import fenced
 from tests.support.report.plans_row import predicted
 from tests.support.report.results import Results, read
 from tests.support.report.timing import Timing, measure

@@ -9,7 +9,7 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -185,3 +185,11 @@ def names() -> set[str]:
     except (OSError, KeyError):  # no name is known
         pass
     return {name for name in found if len(name) > 1 and name not in SHARED_NAMES}
+
+
+def listed(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def fenced(text: str) -> str:
+    return f"```\n{text.replace('```', '')}\n```" if text else "Nothing."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from tests.support.report.parts import fenced, listed
+from tests.support.report.machine import fenced, listed
 from tests.support.report.results import Results
 from tests.support.report.timing import Timing, Variant
 

@@ -21,7 +21,7 @@ import torch
 
 from parallel_backend.device import THROUGH_THE_HOST
 from tests.support.report import machine
-from tests.support.report.parts import fenced, listed
+from tests.support.report.machine import fenced, listed
 from tests.support.report.plans_row import predicted
 
 PAGE = "gpu-report.md"

@@ -16,7 +16,6 @@ import asyncio
 import importlib
 import json
 import logging
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,7 +36,6 @@ LATENTS = (1, 16, 64, 64)
 def main(comfyui: str, *names: str) -> None:
     mount(comfyui)
     logging.disable(logging.CRITICAL)
-    pack = modules_of_the_pack()
     host_nodes = importlib.import_module("nodes")
     asyncio.run(host_nodes.init_builtin_extra_nodes())
     used: dict[str, set[str]] = {name: set() for name in names}
@@ -50,48 +48,38 @@ def main(comfyui: str, *names: str) -> None:
         files = [name for name in used if model_file(name) is kind]
         types = {each for name in files for each in used[name]}
         if files:
-            found = describe(pack, host_nodes.NODE_CLASS_MAPPINGS, kind, types)
+            found = describe(host_nodes.NODE_CLASS_MAPPINGS, kind, types)
             described |= dict.fromkeys(files, found)
     print(json.dumps(described))
 
 
-def modules_of_the_pack() -> SimpleNamespace:
-    places = {
-        "file": "pack.nodes.model.host_file",
-        "planned": "pack.nodes.model.planned_module",
-        "module": "pack.nodes.model.remote_module",
-        "patcher": "pack.nodes.model.remote_patcher",
-        "client": "pack.worker.host.client",
-        "backend_errors": "pack.parallel_backend.errors",
-        "errors": "pack.nodes.errors",
-        "auto": "pack.parallel_backend.costs.auto",
-        "costs": "pack.parallel_backend.costs.forward",
-    }
-    return SimpleNamespace(**{name: importlib.import_module(place) for name, place in places.items()})
+def pack(module: str) -> Any:
+    return importlib.import_module(f"pack.{module}")
 
 
-def describe(pack: SimpleNamespace, node_classes: Mapping[str, Any], kind: ModelFile, types: set[str]) -> Any:
+def describe(node_classes: Mapping[str, Any], kind: ModelFile, types: set[str]) -> Any:
     contents = contents_of(kind)
     with (
         patch("pack.worker.comfyui.model.read_safetensors", lambda *_, **__: contents),
-        patch.object(pack.file, "mark_files", lambda _: ""),
+        patch.object(pack("nodes.model.host_file"), "mark_files", lambda _: ""),
     ):
         try:
-            file = pack.file.describe_host_file(Path("model.safetensors"))
-        except pack.backend_errors.ModelFileError as error:
+            file = pack("nodes.model.host_file").describe_host_file(Path("model.safetensors"))
+        except pack("parallel_backend.errors").ModelFileError as error:
             return {"refused": str(error)}
     if type(file.model.model_config).__name__ != kind.detected_as:
         return {"refused": f"ComfyUI takes it for {type(file.model.model_config).__name__}, not {kind.detected_as}"}
-    counted = pack.costs.Work(forward=SimpleNamespace(image_tokens=0))  # of a call whose cost is known
-    plan = pack.auto.list_model_plans(DEVICES, file.module, counted)[0]
+    of_known_cost = SimpleNamespace(image_tokens=0)
+    counted = pack("parallel_backend.costs.forward").Work(forward=of_known_cost)
+    plan = pack("parallel_backend.costs.auto").list_model_plans(DEVICES, file.module, counted)[0]
     is_counted = kind.detected_as in ("Flux", "SD3")
-    before = count_anew(pack, file) if is_counted else None
-    group = pack.client.WorkerGroup("cpu", Path())  # of which nothing is asked, so that none starts
+    before = count_anew(file) if is_counted else None
+    group = pack("worker.host.client").WorkerGroup("cpu", Path())  # of which nothing is asked, so that none starts
     source = file.source(plan, True)
-    planned = pack.planned.PlannedModule(group, source.to_json(), plan, file.costs())
-    remote = pack.module.RemoteModule(source, planned)
-    patcher = pack.patcher.remote_patcher(file.model, remote)
-    is_alike = count_anew(pack, file) == before if is_counted else None
+    planned = pack("nodes.model.planned_module").PlannedModule(group, source.to_json(), plan, file.costs())
+    remote = pack("nodes.model.remote_module").RemoteModule(source, planned)
+    patcher = pack("nodes.model.remote_patcher").remote_patcher(file.model, remote)
+    is_alike = count_anew(file) == before if is_counted else None
     spec = spec_of(type(file.module))
     as_stock, whole_tokens = {}, []
     for each in sorted(types):
@@ -112,9 +100,9 @@ def describe(pack: SimpleNamespace, node_classes: Mapping[str, Any], kind: Model
     }
 
 
-def count_anew(pack: SimpleNamespace, file: Any) -> Any:
+def count_anew(file: Any) -> Any:
     """Counts a forward, whatever was counted of a file with this name."""
-    pack.file.counted_forwards.cache_clear()
+    pack("nodes.model.host_file").counted_forwards.cache_clear()
     return file.costs().count_latents(LATENTS)
 
 
@@ -133,9 +121,8 @@ def contents_of(kind: ModelFile) -> tuple[dict[str, torch.Tensor], dict[str, str
     config_class = getattr(supported, kind.detected_as)
     config = config_class({**config_class.unet_config, **kind.sizes})
     beside = {name: torch.zeros(shape) for name, shape in kind.beside.items()}
-    built = sys.modules["pack.worker.comfyui.model"].build(
-        config, {}, beside, torch.bfloat16, None, torch.device("meta")
-    )
+    build = pack("worker.comfyui.model").build
+    built = build(config, {}, beside, torch.bfloat16, None, torch.device("meta"))
     shapes = {name: one.shape for name, one in built.diffusion_model.state_dict().items()}
     shapes |= dict.fromkeys(kind.marks, torch.Size([0]))
     plain, stored = (torch.zeros((), dtype=dtype) for dtype in (torch.bfloat16, kind.stored))
@@ -143,7 +130,7 @@ def contents_of(kind: ModelFile) -> tuple[dict[str, torch.Tensor], dict[str, str
     weights = {kind.prefix + name: zeros[name].expand(shape) for name, shape in shapes.items()}
     if kind.size:
         weights |= mixed(weights, kind.size)
-    return {**weights, **beside}, {"config": json.dumps(dict(kind.metadata))} if kind.metadata else {}
+    return {**weights, **beside}, {"config": json.dumps({"transformer": kind.says})} if kind.says else {}
 
 
 def mixed(weights: Mapping[str, torch.Tensor], size: float) -> dict[str, torch.Tensor]:

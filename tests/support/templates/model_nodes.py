@@ -14,8 +14,6 @@ from tests.support.cases.host.networks import NETWORKS
 
 DEVICES = 2
 LLLITE, MULTITALK = "comfy.ldm.anima.lllite", "comfy.ldm.wan.model_multitalk"
-
-
 # What nodes call the model with (the transformer_options), of those that need more than a MODEL and widgets to be
 # executed, and of those that change it in a sampling alone. They are read off the nodes' code. A name is of a class of
 # ComfyUI's whose objects run a network inside of the model, in the loader's module if it names none.
@@ -28,38 +26,19 @@ PATCHES: Mapping[str, Mapping[str, Any]] = {
         }
     },
     "ARVideoI2V": {"ar_config": {"initial_latent": None}},
-    "GetICLoRAParameters": {},
     "LatentApplyOperationCFG": {},
     "LoraLoader": {},
     "LoraLoaderModelOnly": {},
     "LTXVReferenceAudio": {},
     "QwenImageDiffsynthControlnet": {"patches": {"double_block": ["DiffSynthCnetPatch"]}},
     "SamplerARVideo": {"ar_state": {"start_frame": 0, "kv_caches": []}},
-    "SeedVR2Conditioning": {},
     "SkipLayerGuidanceDiT": {},  # in the ranks: tests/comfyui/files/test_census.py
     "SkipLayerGuidanceDiTSimple": {},
     "TripoSplatSamplingPreview": {},
     "WanInfiniteTalkToVideo": {"patches": {"attn2_patch": [f"{MULTITALK}.MultiTalkCrossAttnPatch"]}},
     "ZImageFunControlnet": {"patches": dict.fromkeys(("noise_refiner", "double_block"), ["ZImageControlPatch"])},
-    # They sample from the MODEL, or hand it on, or have another one.
-    **dict.fromkeys(
-        (
-            *("BasicGuider", "BasicScheduler", "BetaSamplingScheduler", "CFGGuider", "ComfySwitchNode"),
-            *("DualModelGuider", "KSampler", "KSamplerAdvanced", "SAM3_Detect", "SAM3_VideoTrack", "SDTurboScheduler"),
-            *(
-                "DualCFGGuider",
-                "LTXVDualCFGGuider",
-                "SamplerCustom",
-                "SamplerCustomAdvanced",
-                "SamplerEulerAncestral",
-                "SamplerLCM",
-            ),
-        ),
-        {},
-    ),
+    "ComfySwitchNode": {},  # it hands the MODEL on
 }
-
-
 # The networks of those objects.
 NETWORK_OF = {
     "DiffSynthCnetPatch": "qwen-diffsynth",
@@ -87,7 +66,9 @@ def with_networks(options: Any, loader: Any) -> Any:
 
 
 def executed(node_class: Any, model: Any) -> Any:
-    """The MODEL behind a node that takes a MODEL and widgets, which have their defaults."""
+    """The MODEL behind a node that takes a MODEL and widgets, which have their defaults. Of a sampler, the same."""
+    if "MODEL" not in node_class.RETURN_TYPES:
+        return model
     wanted = node_class.INPUT_TYPES()
     values: dict[str, Any] = {}
     for name, (kind, *options) in {**wanted.get("required", {}), **wanted.get("optional", {})}.items():

@@ -1,4 +1,4 @@
-"""What two cards keep and need for the models of the example workflows, which their notes tell.
+"""What two cards keep and need for the models of the example workflows, which their notes tell, in English and Chinese.
 
 COMFYUI_PATH=… python -m tests.support.templates.two_cards writes it into `two_cards.json` and into the notes.
 
@@ -10,16 +10,29 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from demo.host import REPOSITORY
 from tests.support.programs import run_program
-from tests.support.templates.examples import HERE, TABLE, Example
-from tests.support.templates.notes import FOLDER, write_cards
+from tests.support.templates.examples import HERE, TABLE, Example, File
 
 FILE = HERE / "two_cards.json"
 FETCHED = ("shared", "host")
+FOLDER = REPOSITORY / "example_workflows"
+TRANSLATED = "paralleldit_translated"  # a note's property, as `web/notes.mjs` reads it
+GIB = 1 << 30
+FILE_ROW = re.compile(r"(?m)^\| .* \| \w+ \| [\d.]+ [MG]B \|$")
+CARD_ROW = re.compile(r"(?m)^\| (\d+) GiB \| [\w=×. ]+ \| [\d.]+ GiB.* \|$")
+# By language: how blocks are fetched, by from where, and that weights do not fit.
+WHERE = {
+    "en": {"shared": "; the cards keep half of {} of {} blocks each", "host": "; {} of {} blocks come from RAM"},
+    "zh": {"shared": "；{1} 个块中的 {0} 个由两张卡各存一半", "host": "；{1} 个块中的 {0} 个从内存取来"},
+}
+NO_ROOM = {"en": "; the rest is kept in RAM", "zh": "；其余放在内存中"}
 
 
 def question(example: Example, cards: int) -> list[Any]:
@@ -63,6 +76,48 @@ def asked(comfyui: Path) -> dict[str, Any]:
 def lines(cards: dict[str, Any]) -> str:
     """The figures of each card in a line."""
     return ",\n".join(f"  {json.dumps(card)}: {json.dumps(figures)}" for card, figures in cards.items())
+
+
+def file_row(file: File) -> str:
+    return f"| {f'[{file.name}]({file.url})' if file.url else file.name} | {file.folder} | {amount(file.gb)} |"
+
+
+def card_row(gibibytes: str, found: Mapping[str, Any], language: str) -> str:
+    """found: `figures`."""
+    kept = in_gib(found["kept"])
+    if found["blocks"]:
+        way, *counts = found["blocks"]
+        kept += WHERE[language][way].format(*counts)
+    elif not found["fits"]:
+        kept += NO_ROOM[language]
+    return f"| {gibibytes} GiB | {found['plan']} | {kept} | {in_gib(found['working'])} |"
+
+
+def in_gib(count: int) -> str:
+    """As Parallelize Model tells of memory."""
+    return f"{count / GIB:.1f} GiB"
+
+
+def amount(gigabytes: float) -> str:
+    """ "23.8 GB", "335 MB": three digits, as sizes of downloads are told."""
+    if gigabytes < 1:
+        return f"{1000 * gigabytes:.0f} MB"
+    return f"{gigabytes:.1f} GB" if gigabytes >= 10 else f"{gigabytes:.2f} GB"
+
+
+def texts(workflow: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any] | list[Any], str | int]]:
+    """Of its note, the language, and where the text is."""
+    (node,) = [node for node in workflow["nodes"] if node["type"] == "MarkdownNote"]
+    yield "en", node["widgets_values"], 0
+    yield "zh", node["properties"][TRANSLATED]["zh"], "text"
+
+
+def write_cards(path: Path, cards: Mapping[str, Any]) -> None:
+    """Puts these figures, by GiB of a card, into the note of a workflow."""
+    workflow = json.loads(path.read_text())
+    for language, place, key in texts(workflow):
+        place[key] = CARD_ROW.sub(lambda row, to=language: card_row(row[1], cards[row[1]], to), place[key])
+    path.write_text(json.dumps(workflow, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

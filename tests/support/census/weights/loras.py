@@ -10,7 +10,7 @@ from unittest.mock import patch
 import torch
 from safetensors.torch import load_file
 
-from tests.support.census.changes import Does, sample_after, wrapped
+from tests.support.census.changes import sample_after, wrapped
 from tests.support.census.rows import Row, as_stock, equal, habit
 from tests.support.census.weights.merges import OTHER, is_ours, other, write_other
 
@@ -51,43 +51,35 @@ def reading(model: Any, found: list[torch.Tensor]) -> Any:
     return wrapped(model, wrapper)
 
 
-def controlled(has_latent: bool) -> Does:
+def controlled(census: Any, row: Row, model: Any, has_latent: bool) -> list[torch.Tensor]:
     """The latents with such a LoRA, what nodes read of its weights, and the model without it before and after that."""
-
-    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-        latent = torch.randn(1, 16, 14, 22, generator=torch.Generator().manual_seed(3))
-        texts = census.texts_with(row, lambda: {"concat_latent_image": latent}) if has_latent else {}
-        adapted = census.adapt(row, model, 0.9, control_lora(census, row))
-        read: list[torch.Tensor] = []
-        copied = model.model.diffusion_model.img_in.weight.clone()
-        found = [census.sample(row, model, **texts), census.sample(row, reading(adapted, read), **texts)]
-        keys = adapted.get_key_patches("diffusion_model.img_in.")
-        found += [copied + 0.0, keys[KEY][0][0] + 0.0, torch.tensor(float(len(keys[KEY])))]
-        found += [census.sample(row, model, **texts), census.sample(row, adapted)]
-        return [found[1], *found, *read, sample_after(census, row, model)]
-
-    return does
+    latent = torch.randn(1, 16, 14, 22, generator=torch.Generator().manual_seed(3))
+    texts = census.texts_with(row, lambda: {"concat_latent_image": latent}) if has_latent else {}
+    adapted = census.adapt(row, model, 0.9, control_lora(census, row))
+    read: list[torch.Tensor] = []
+    copied = model.model.diffusion_model.img_in.weight.clone()
+    found = [census.sample(row, model, **texts), census.sample(row, reading(adapted, read), **texts)]
+    keys = adapted.get_key_patches("diffusion_model.img_in.")
+    found += [copied + 0.0, keys[KEY][0][0] + 0.0, torch.tensor(float(len(keys[KEY])))]
+    found += [census.sample(row, model, **texts), census.sample(row, adapted)]
+    return [found[1], *found, *read, sample_after(census, row, model)]
 
 
-def widened(layer: str) -> Does:
+def widened(census: Any, row: Row, model: Any, layer: str) -> list[torch.Tensor]:
     """A LoRA that widens a layer to 20 inputs more, and the model without it."""
-
-    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-        weight = model.model.diffusion_model.get_parameter(f"{layer}.weight")
-        rows, columns, *sizes = weight.shape
-        generator, shape = torch.Generator().manual_seed(6), (rows, columns + 20, *sizes)
-        name = f"diffusion_model.{layer}"
-        lora = {
-            f"{name}.lora_A.weight": 0.3 * torch.randn(RANK, *shape[1:], generator=generator),
-            f"{name}.lora_B.weight": 0.3 * torch.randn(rows, RANK, *[1] * len(sizes), generator=generator),
-            f"{name}.reshape_weight": torch.tensor(shape),
-        }
-        lora_name, latent = census.written("loras", lora), torch.ones(1, 16, *census.latent(row)["samples"].shape[2:])
-        adapted = census.adapt(row, model, 0.8, lora_name)
-        positive = census.texts_with(row, lambda: {"concat_latent_image": latent})["positive"]
-        return [census.sample(row, adapted, positive=positive), sample_after(census, row, model)]
-
-    return does
+    weight = model.model.diffusion_model.get_parameter(f"{layer}.weight")
+    rows, columns, *sizes = weight.shape
+    generator, shape = torch.Generator().manual_seed(6), (rows, columns + 20, *sizes)
+    name = f"diffusion_model.{layer}"
+    lora = {
+        f"{name}.lora_A.weight": 0.3 * torch.randn(RANK, *shape[1:], generator=generator),
+        f"{name}.lora_B.weight": 0.3 * torch.randn(rows, RANK, *[1] * len(sizes), generator=generator),
+        f"{name}.reshape_weight": torch.tensor(shape),
+    }
+    lora_name, latent = census.written("loras", lora), torch.ones(1, 16, *census.latent(row)["samples"].shape[2:])
+    adapted = census.adapt(row, model, 0.8, lora_name)
+    positive = census.texts_with(row, lambda: {"concat_latent_image": latent})["positive"]
+    return [census.sample(row, adapted, positive=positive), sample_after(census, row, model)]
 
 
 def model_as_lora(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
@@ -130,25 +122,21 @@ def adapter_of_a_pack() -> Any:
     return Adding(set(), (0.05 * torch.randn(64, 64, generator=torch.Generator().manual_seed(8)),))
 
 
-def patched(make: Any, why: str) -> Does:
+def patched(census: Any, row: Row, model: Any, make: Any, why: str) -> list[torch.Tensor]:
     """A patch that ranks do not know, and the model without it."""
-
-    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-        adapted = model.clone()
-        adapted.add_patches({KEY: make()}, 0.7)
-        found = [census.sample(row, adapted)]
-        assert not is_ours(model) or why in census.why[0], census.why
-        found.append(sample_after(census, row, model))
-        assert not is_ours(model) or not model.stand_in.stock.runs, "the ranks should have it again"
-        return found
-
-    return does
+    adapted = model.clone()
+    adapted.add_patches({KEY: make()}, 0.7)
+    found = [census.sample(row, adapted)]
+    assert not is_ours(model) or why in census.why[0], census.why
+    found.append(sample_after(census, row, model))
+    assert not is_ours(model) or not model.stand_in.stock.runs, "the ranks should have it again"
+    return found
 
 
 PLANS: dict[str, dict[str, Any]] = {"tokens": {"ulysses": 2}, "rows": {"cfg": 2}}
 LORA_ROWS: dict[str, Row] = {
-    "a LoRA that widens the first layer, with a control latent": habit(equal(), controlled(True)),
-    "a LoRA that widens the first layer, without one": habit(equal(), controlled(False), plan={"cfg": 2}),
+    "a LoRA that widens the first layer, with a control latent": habit(equal(), controlled, True),
+    "a LoRA that widens the first layer, without one": habit(equal(), controlled, False, plan={"cfg": 2}),
     **{
         f"a model as LoRA of one text, by {name}": habit(equal(), model_as_lora, plan=plan)
         for name, plan in PLANS.items()
@@ -156,10 +144,10 @@ LORA_ROWS: dict[str, Row] = {
     # Hooks change also what ComfyUI does not patch otherwise: a table of positions, and weights of parts with parts.
     "a model as LoRA of one text, on sd35": habit(as_stock("sd35"), model_as_lora),
     "a model as LoRA of one text, on wan": habit(as_stock("wan"), model_as_lora),
-    "a LoRA that widens the first layer, on wan": habit(equal("wan"), widened("patch_embedding")),
+    "a LoRA that widens the first layer, on wan": habit(equal("wan"), widened, "patch_embedding"),
     "a model as LoRA of one text, in fp8": habit(equal(), model_as_lora_alone, dtype="fp8_e4m3fn"),
-    "an adapter of a pack": habit(as_stock(), patched(adapter_of_a_pack, "Adding")),
+    "an adapter of a pack": habit(as_stock(), patched, adapter_of_a_pack, "Adding"),
     "a kind of patch that nobody knows": habit(
-        as_stock(), patched(lambda: ("census", (torch.ones(64, 64),)), "census"), ignored=True
+        as_stock(), patched, lambda: ("census", (torch.ones(64, 64),)), "census", ignored=True
     ),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from tests.support.census.rows import (
     refused,
 )
 
-Does = Callable[[Any, Row, Any], list[torch.Tensor]]
 Merge = Callable[[Any, Row, Any, Any, Any], Any]  # of the census, a row, and three models, of which `three` has all
 OTHER, THIRD = "another", "a third"
 
@@ -104,25 +104,21 @@ def ranks_with(census: Any, name: str) -> list[int]:
     return [pid for pid in pids if f"/{name}.safetensors" in Path(f"/proc/{pid}/maps").read_text()]
 
 
-def merged(merge: Merge, **plan: Any) -> Does:
+def merged(census: Any, row: Row, model: Any, merge: Merge, **plan: Any) -> list[torch.Tensor]:
     """The latents of a merge, and of the first model after that. plan: of ours, with more than the row's."""
-
-    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-        if plan and is_ours(model):
-            model = census.load(replace(row, plan={**row.plan, **plan}), True)
-        second = load_other(census, row, model, other(row, OTHER))
-        third = load_other(census, row, model, other(row, THIRD)) if merge is three else None
-        with requests(census, "patch") as sent:
-            found = [census.sample(row, merge(census, row, model, second, third))]
-        if is_ours(model):
-            lora = sum(tensor.nbytes for tensor in census.a_lora_model(row, model).values())
-            (tensors,) = sent
-            assert sum(tensor.nbytes for tensor in tensors) <= lora, "weights went through the socket"
-            assert not second.stand_in.weights.mapped, "ComfyUI's process has read the second file"
-            assert not ranks_with(census, other(row, OTHER)), "a rank still has the second file"
-        return [*found, sample_after(census, row, model)]
-
-    return does
+    if plan and is_ours(model):
+        model = census.load(replace(row, plan={**row.plan, **plan}), True)
+    second = load_other(census, row, model, other(row, OTHER))
+    third = load_other(census, row, model, other(row, THIRD)) if merge is three else None
+    with requests(census, "patch") as sent:
+        found = [census.sample(row, merge(census, row, model, second, third))]
+    if is_ours(model):
+        lora = sum(tensor.nbytes for tensor in census.a_lora_model(row, model).values())
+        (tensors,) = sent
+        assert sum(tensor.nbytes for tensor in tensors) <= lora, "weights went through the socket"
+        assert not second.stand_in.weights.mapped, "ComfyUI's process has read the second file"
+        assert not ranks_with(census, other(row, OTHER)), "a rank still has the second file"
+    return [*found, sample_after(census, row, model)]
 
 
 def merged_with_stocks(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
@@ -182,11 +178,13 @@ def merged_with_itself(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
 PLAIN = replace(MERGED, inputs={})
 MERGE_ROWS: dict[str, Row] = {
     # "Three models" has the other nodes, and each has a row of its own, of SD1 and SDXL, too.
-    **{f"a merge: {name}": habit(PLAIN, merged(merge)) for name, merge in MERGES.items()},
-    f"{ON_ONE_RANK}a merge, three models": habit(one_rank(PLAIN), merged(three)),
-    f"{ON_ONE_RANK}a merge of UNets": habit(one_rank(PLAIN), merged(simple), model="unet"),
-    f"{ON_ONE_RANK}a merge in fp8": habit(one_rank(PLAIN), merged(second_adapted), dtype="fp8_e4m3fn"),
-    "a merge of shared weights": habit(PLAIN, merged(three, weights="shared"), shared="ulysses=2 × shared weights"),
+    **{f"a merge: {name}": habit(PLAIN, merged, merge) for name, merge in MERGES.items()},
+    f"{ON_ONE_RANK}a merge, three models": habit(one_rank(PLAIN), merged, three),
+    f"{ON_ONE_RANK}a merge of UNets": habit(one_rank(PLAIN), merged, simple, model="unet"),
+    f"{ON_ONE_RANK}a merge in fp8": habit(one_rank(PLAIN), merged, second_adapted, dtype="fp8_e4m3fn"),
+    "a merge of shared weights": habit(
+        PLAIN, partial(merged, weights="shared"), three, shared="ulysses=2 × shared weights"
+    ),
     "a merge with a model of ComfyUI's loader": habit(as_stock(), merged_with_stocks),
     "a merge with a model that runs in ComfyUI's process": habit(PLAIN, merged_with_one_that_runs_here),
     "a merge into a model of ComfyUI's loader": habit(PLAIN, merged_into_stocks, shared=""),
