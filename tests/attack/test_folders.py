@@ -120,7 +120,10 @@ def test_weights_go_to_the_disk_if_the_folder_in_memory_cannot_be_used(
 ) -> None:
     monkeypatch.setattr(private_folder_module, "MEMORY", Path("/proc/self"))  # nothing can be made there
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 40))
-    assert find_room(1, 1 << 40).parent == temporary
+    folder = find_room(1, 1 << 40)
+    assert folder.parent == temporary and find_room(1, 1 << 40) == folder
+    shutil.rmtree(folder)
+    assert find_room(1, 1 << 40).is_dir()
     monkeypatch.setattr(tempfile, "tempdir", "/proc/self")
     with pytest.raises(NoRoomError, match="/proc/self"):
         find_room(1, 1 << 40)

@@ -42,6 +42,7 @@ MEMORY = Path("/dev/shm")  # a file system in memory
 IN_MEMORY = ("tmpfs", "ramfs")  # the kinds of such file systems
 SPARE = 256 << 20  # bytes that stay free beside weights
 SECONDS_TO_LOCK = 60.0  # a younger file may not be locked yet
+_own_folders: dict[Path, Path] = {}  # see `own_folder`
 # The caretaker ignores signals that end a whole session or service. It ends after its parent, when its input closes.
 CARETAKER = """
 import os, shutil, signal, sys
@@ -92,9 +93,11 @@ def is_in_memory(folder: Path) -> bool:
     return next((kinds[str(each)] for each in (folder, *folder.parents) if str(each) in kinds), "") in IN_MEMORY
 
 
-@functools.cache
 def own_folder(parent: Path) -> Path:
-    return private_folder("weights", parent)
+    """Returns this process's folder for weights, a new one once somebody has removed the last."""
+    if (folder := _own_folders.get(parent)) is None or not is_only_ours(folder):
+        folder = _own_folders[parent] = private_folder("weights", parent)
+    return folder
 
 
 @functools.cache

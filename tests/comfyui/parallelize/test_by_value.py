@@ -96,7 +96,7 @@ def test_its_file_in_memory_goes_with_the_model(host: ComfyHost, stock: Callable
     (own,) = files_in_memory(host) - before
     latents(host, prompt(MODEL, patch=in_turn(*line, CHANGES["sampling"])))
     assert files_in_memory(host) - before == {own}
-    shutil.rmtree(own.parent)  # as systemd does when a person logs out (RemoveIPC)
+    shutil.rmtree(own.parent.parent)  # as systemd does when a person logs out (RemoveIPC)
     latents(host, prompt(MODEL, patch=in_turn(load, parallel({"ring": 2}))))
     (own,) = files_in_memory(host) - before
     host.free()
