@@ -11,6 +11,7 @@ import contextlib
 import functools
 import inspect
 import textwrap
+import types
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -50,11 +51,17 @@ def list_broken(model: type, module: type, patcher: type) -> list[str]:
     return [f"a change of ComfyUI ({each.of}: {each.says})" for each in ASSUMED if not each.holds(classes)]
 
 
-@functools.cache
 def tree_of(function: Callable[..., object]) -> ast.Module | None:
     """Returns a function's code; None if its source cannot be read."""
+    return parse(getattr(inspect.unwrap(function), "__code__", None))
+
+
+@functools.cache
+def parse(code: types.CodeType | None) -> ast.Module | None:
+    """Returns the tree of code; None if its source cannot be read. By its code, because a pack may make a function anew
+    for each prompt, with a model in its closure."""
     try:
-        return ast.parse(textwrap.dedent(inspect.getsource(function)))
+        return ast.parse(textwrap.dedent(inspect.getsource(code)))  # pyright: ignore[reportArgumentType]
     except (OSError, TypeError, SyntaxError):
         return None
 
@@ -66,9 +73,8 @@ def own_functions(cls: type, base: type) -> Iterator[Callable[..., object]]:
 
 
 @functools.cache
-def calls_of(function: Callable[..., object]) -> list[tuple[str, ast.Call]]:
+def calls_of(tree: ast.Module | None) -> list[tuple[str, ast.Call]]:
     """Returns the calls in a function, each with what is called."""
-    tree = tree_of(function)
     nodes = ast.walk(tree) if tree else ()
     return [(ast.unparse(node.func), node) for node in nodes if isinstance(node, ast.Call)]
 
@@ -77,7 +83,7 @@ def passes_latents_first(classes: Classes) -> bool:
     found = [
         len(call.args)
         for function in own_functions(classes.model, comfy.model_base.BaseModel)
-        for name, call in calls_of(function)
+        for name, call in calls_of(tree_of(function))
         if name == f"self.{MODULE}"
     ]
     return bool(found) and set(found) == {2}
@@ -88,7 +94,7 @@ def calls_known_methods(classes: Classes) -> bool:
     asked = {
         name.removeprefix(prefix)
         for function in own_functions(classes.model, comfy.model_base.BaseModel)
-        for name, _ in calls_of(function)
+        for name, _ in calls_of(tree_of(function))
         if name.startswith(prefix)
     }
     own = {name for name in asked if inspect.isfunction(getattr(classes.module, name, None))}

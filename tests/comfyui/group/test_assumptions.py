@@ -52,7 +52,7 @@ CHANGES: dict[str, tuple[list[tuple[str, str, str]], str]] = {
 
 
 PROGRAM = """
-import importlib, inspect, json, re, sys
+import gc, importlib, inspect, json, re, sys, weakref
 from tests.support.host.mounted import mount
 
 _, comfyui, *folders = sys.argv
@@ -73,6 +73,11 @@ for late in ("", *folders):
                     module = getattr(module, part, None)
                 if isinstance(module, type):
                     found[f"{name} {module.__name__}"] = list_broken(cls, module, patcher)
+if folders:
+    checked = weakref.ref(base.BaseModel.get_dtype)
+    del base.BaseModel.get_dtype, sys.modules["late"].get_dtype
+    gc.collect()
+    assert checked() is None, "a pack's function is kept, with what its closure holds"
 print(json.dumps(found))
 """
 
