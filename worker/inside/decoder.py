@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -37,7 +36,7 @@ class Decoder:
         self.run = ""
         self.objects: dict[str, Held] = {}
         self.names: dict[int, str] = {}
-        self.numbers = itertools.count()
+        self.count = 0  # of tensors that were made here, or by the ranks before an earlier load
 
     def start_run(self, run: str) -> None:
         """Forgets the objects of another run."""
@@ -78,6 +77,8 @@ class Decoder:
                 target.__init__(target.model, self.device(), HOSTS["cpu"])
 
     def add(self, name: str, kind: str, value: Any, keeps_tensors: bool) -> None:
+        if name.startswith(OF_RANKS):
+            self.count = max(self.count, int(name.removeprefix(OF_RANKS)) + 1)
         self.objects[name] = Held(value, kind, keeps_tensors, {})
         self.names[id(value)] = name
 
@@ -197,8 +198,7 @@ class Decoder:
             return {tags.REF: self.names[id(value)]}
         if type(value) is not torch.Tensor or tensors is None:
             raise UnsendableError(f"A {type(value).__name__} stays in the ranks.")
-        names = (f"{OF_RANKS}{number}" for number in self.numbers)
-        name = next(name for name in names if name not in self.objects)  # it may be there from an earlier load
+        name = f"{OF_RANKS}{self.count}"
         self.add(name, tags.TENSOR, value, False)
         tensors[name] = value
         return {tags.REF: name}

@@ -269,6 +269,12 @@ def test_a_rank_that_has_forgotten_all_gets_it_again_and_names_new_tensors_other
     own.other = torch.zeros(2)
     both.answer()
     assert here.last[1].tolist() == [3.0, 3.0] and here.other.tolist() == [0.0, 0.0]
+    both.decoder = Decoder(both.encoder.files, both.model, both.decoder.device)
+    both.encoder.forget_sent()
+    own = both.send(here.step).__self__
+    own.later, own.other, own.last = own.other, 0, 0
+    both.answer()
+    assert here.later.tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(
