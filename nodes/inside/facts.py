@@ -58,6 +58,7 @@ class KnownFunction:
     tokens: bool = False
     rows: bool = True
     by_network: bool = False
+    is_stateless: bool = True
     text: str = ""
     reads: bool = True
     holds: Callable[[Any], bool] = lambda _value: True
@@ -70,7 +71,7 @@ class KnownFunction:
     @property
     def facts(self) -> Facts:
         tokens, reads_pack = self.tokens or self.by_network, bool(self.text) and self.reads
-        return Facts(self.node, tokens, self.rows, by_network=self.by_network, reads_pack=reads_pack)
+        return Facts(self.node, tokens, self.rows, self.is_stateless, self.by_network, reads_pack)
 
 
 def has_no_mask(patch: Any) -> bool:
@@ -85,7 +86,7 @@ ROWS = (
     KnownFunction("SkipLayerGuidanceDiT", "nodes_slg", "NODE.skip", tokens=True),
     KnownFunction("SkipLayerGuidanceDiTSimple", "nodes_slg", "NODE.skip", tokens=True),
     KnownFunction("NAGuidance", "nodes_nag", "NODE.nag_attention_output_patch", tokens=True, rows=False),
-    KnownFunction("FluxKVCache", "nodes_flux", "KV_Attn_Input"),
+    KnownFunction("FluxKVCache", "nodes_flux", "KV_Attn_Input", is_stateless=False),
     KnownFunction("FluxKVCache", "nodes_flux", "NODE.model_input_patch"),
     KnownFunction("PerturbedAttentionGuidance", "nodes_pag", "NODE.perturbed_attention", tokens=True),
     KnownFunction("FreeU", "nodes_freelunch", "NODE.output_block_patch"),

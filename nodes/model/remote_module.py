@@ -235,9 +235,9 @@ class RemoteModule:
     def add_objects(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a call's arguments with those functions and objects that the ranks lack."""
         if not self.group.continue_run(self.sampling.name):
-            self.sampling.inside.encoder.forget_sent()
             if self.sampling.is_in_ranks:
                 self.explain_loss()
+            self.sampling.inside.encoder.forget_sent()
         self.sampling.is_in_ranks = True
         changed = self.sampling.inside.encoder.changes()
         return {**kwargs, OPTIONS: {**kwargs[OPTIONS], GRAPH: changed}} if changed else {**kwargs}
@@ -340,7 +340,8 @@ class RemoteModule:
         why = "another model took a turn, or memory was freed"
         if self.planned.plan.whole_steps:
             self.explain_whole_step(why)
-        if not all(facts.is_stateless for _, facts in self.sampling.inside.asked):
+        inside = self.sampling.inside
+        if inside.encoder.sent and not all(facts.is_stateless for _, facts in inside.asked):
             self.sampling.say_once(f"What nodes keep inside of the model from step to step may be lost: {why}.")
 
     def begin_sampling(self) -> None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -63,9 +64,9 @@ def in_turns(census: Any, row: Row, model: Any, *names: str, **other: Any) -> li
     return [census.custom(row, model, guider=census.run("DualModelGuider", **given)[0])]
 
 
-def freed_between(census: Any, row: Row, model: Any, name: str, device: str) -> list[torch.Tensor]:
-    """A habit, and the ranks' memory is freed before each step. device: that the group takes its ranks' for."""
-    (changed,) = census.run(HABIT_NODE, model=model, habit=name, moment="begin")
+def freed_between(census: Any, row: Row, model: Any, device: str, node: str, **given: str) -> list[torch.Tensor]:
+    """A node, and the ranks' memory is freed before each step. device: that the group takes its ranks' for."""
+    (changed,) = census.run(node, model=model, **given)
 
     def free(executor: Any, *args: Any, **kwargs: Any) -> Any:
         with patch.object(census.group, "setup", census.group.setup._replace(device=device)):
@@ -76,10 +77,24 @@ def freed_between(census: Any, row: Row, model: Any, name: str, device: str) -> 
     return [census.sample(row, changed), census.sample(row, model)]
 
 
+def from_second_call(census: Any, row: Row, model: Any, name: str) -> list[torch.Tensor]:
+    """A habit that begins with the second call of the model."""
+    (changed,) = census.run(HABIT_NODE, model=model, habit=name, moment="inside")
+    ((around,), calls) = changed.get_wrappers("diffusion_model", "habit"), count()
+    changed.remove_wrappers_with_key("diffusion_model", "habit")
+
+    def late(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        return around(executor, *args, **kwargs) if next(calls) else executor(*args, **kwargs)
+
+    changed.add_wrapper_with_key("diffusion_model", "late", late)
+    return [census.sample(row, changed)]
+
+
 CACHE = counted, "a first-block cache", 5  # the count is of the steps in which it skips blocks
 
 WHY_LOST = "another model took a turn, or memory was freed."
 OTHER = "fp8_e4m3fn"  # a dtype, so that a file makes another model
+counted_freed = partial(freed_between, habit="a counting closure", moment="begin")
 LOST = f"What nodes keep inside of the model from step to step may be lost: {WHY_LOST}"
 
 
@@ -131,10 +146,14 @@ PACK_ROWS: dict[str, Row] = {
         for name, does, fields in (
             ("in two models in turn", (partial(in_turns, dtype=OTHER), "a counting closure", "a hook"), {}),
             ("in a file as two models in turn", (in_turns, "a hook", "a counting closure"), {}),
-            ("while Free unloads the ranks", (freed_between, "a counting closure", "cpu"), {"shared": "one rank"}),
-            ("while Free parks them", (freed_between, "a counting closure", "cuda"), {"dtype": OTHER}),
+            ("while Free unloads the ranks", (counted_freed, "cpu", HABIT_NODE), {"shared": "one rank"}),
+            ("while Free parks them", (counted_freed, "cuda", HABIT_NODE), {"dtype": OTHER}),
         )
     },
+    # The cache is filled again at a later step, so the result is another one.
+    "a key-value cache while Free unloads the ranks": habit(
+        equal("flux-2"), freed_between, "cpu", "FluxKVCache", plan={"cfg": 2}, cfg=1.0, steps=3, said=LOST, rounded=True
+    ),
     "two models in turn, one of them in stages": habit(
         equal(),
         partial(in_turns, dtype=OTHER, plan={"ulysses": 2}),
@@ -142,6 +161,9 @@ PACK_ROWS: dict[str, Row] = {
         plan={"pipefusion": 2},
         steps=4,
         said=f"PipeFusion runs some steps whole: {WHY_LOST}",
+    ),
+    "a pack's count that begins once the ranks run in stages": habit(
+        equal(), from_second_call, "a counting closure", plan={"pipefusion": 2}, less="one rank"
     ),
     "a function of a pack's __init__": habit(as_stock(), of_pack, "a function of the package itself", "begin"),
 }
