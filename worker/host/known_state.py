@@ -18,7 +18,7 @@ class KnownState:
 
     model: the source and plan of the one in use, as JSON objects; None also while ranks load it. patches: by a model's
     source, the key of the changes to its weights; None for no changes, UNKNOWN while ranks make them. run: the sampling
-    whose objects the model in use has, see `Decoder`; UNKNOWN for none, and while ranks change them. remarks:
+    whose objects the model in use has or gets with the next request, see `Decoder`; UNKNOWN for none. remarks:
     sentences about the plan, for the status. name: of the model, as the person chose it, for the status. arguments:
     ComfyUI's arguments when the ranks imported it; None before that. kernels: by name, why the ranks do not attend by a
     kernel under this plan; empty if they do. is_parked: whether the ranks dropped the model because it was parked, as
