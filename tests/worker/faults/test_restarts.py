@@ -151,9 +151,8 @@ def test_an_answer_that_nobody_waits_for_holds_up_no_later_request(
 ) -> None:
     """Larger than the sockets hold, both: the answer that was given up, and the request after it."""
     before, direct = load(), DirectGroup(group, DIT, source, PLAN)
-    for end in (group.session.job_channel.connection,):
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    for buffer in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+        group.session.job_channel.connection.setsockopt(socket.SOL_SOCKET, buffer, 4096)
     latents, timestep, conditions = DIT.inputs(64, 64, 64)
     large = torch.zeros_like(latents)
 
