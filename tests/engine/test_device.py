@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -82,37 +83,16 @@ def test_the_kind_that_is_there_is_asked_for_everything(machine: Machine) -> Non
     assert device.generators(own) == [torch.default_generator, f"{machine.kind}:1"]
 
 
-class Nvml:
-    """The functions of nvidia-ml-py that are asked, on a machine with one card."""
-
-    def __init__(self, uuid: str) -> None:
-        self.uuid = uuid
-        self.is_broken = False
-
-    def nvmlInit(self) -> None: ...
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        if uuid != self.uuid:
-            raise LookupError("Not Found")
-        return uuid
-
-    def nvmlDeviceGetUtilizationRates(self, _card: str) -> SimpleNamespace:
-        if self.is_broken:
-            raise OSError("Not Supported")
-        return SimpleNamespace(gpu=97, memory=12)
-
-    def nvmlDeviceGetTemperature(self, _card: str, sensor: int) -> int:
-        return (71, 0)[sensor]
-
-
 def test_nvidias_library_is_asked_for_the_ranks_own_card(machine: Machine) -> None:
-    properties, nvml = device.module_of(machine.kind).get_device_properties(machine.device), Nvml("GPU-0123-4567")
+    properties, nvml = device.module_of(machine.kind).get_device_properties(machine.device), Mock()
+    nvml.nvmlDeviceGetHandleByUUID.side_effect = {"GPU-0123-4567": "own"}.__getitem__
+    nvml.nvmlDeviceGetUtilizationRates.side_effect = [SimpleNamespace(gpu=97, memory=12), OSError("Not Supported")]
+    nvml.nvmlDeviceGetTemperature.side_effect = lambda *given: {("own", 0): 71}[given]
     machine.patch.setitem(sys.modules, "pynvml", nvml)
     assert find_sensors(machine.device)() == {}, "torch does not tell which card it is"
     machine.patch.setattr(properties, "uuid", "0123-4567", raising=False)
     read = find_sensors(machine.device)
     assert read() == {"busy": 97, "celsius": 71}
-    nvml.is_broken = True
     assert read() == {"celsius": 71}
 
 

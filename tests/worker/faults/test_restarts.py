@@ -106,20 +106,6 @@ def test_a_group_that_dies_while_idle_comes_back_by_itself_with_its_model(
     assert group.status()["last_death"] is None
 
 
-def test_a_rank_that_is_killed_between_two_steps_ends_the_run(
-    group: WorkerGroup, load: Callable[[], torch.Tensor]
-) -> None:
-    """What nodes' functions kept in the ranks is lost. So a new group cannot go on with the run."""
-    with group.runs.run("3", "a model", None):
-        before = load()
-        pids = group.status()["pids"]
-        os.kill(pids[0], signal.SIGKILL)
-        assert wait_until(lambda: not process.is_alive(pids[0]), DEADLINE)
-        with pytest.raises(WorkerGroupError, match=rf"between two steps.*process {pids[0]}\) was killed by SIGKILL"):
-            load()
-    assert torch.equal(load(), before)
-
-
 def test_a_stopped_rank_is_taken_for_dead_and_a_group_that_keeps_dying_is_left_down_and_says_why(
     group: WorkerGroup, load: Callable[[], torch.Tensor]
 ) -> None:
