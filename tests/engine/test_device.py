@@ -187,10 +187,8 @@ def test_the_communication_of_a_job_is_cut_where_its_library_can(machine: Machin
 
 
 def test_where_the_driver_does_not_tell_what_is_free_it_is_what_this_process_has_not(machine: Machine) -> None:
-    def does_not_tell(_device: torch.device) -> None:
-        raise RuntimeError("The device doesn't support querying the available free memory.")
-
-    machine.answers("mem_get_info", does_not_tell)
+    said = RuntimeError("The device doesn't support querying the available free memory.")
+    machine.answers("mem_get_info", Mock(side_effect=said))
     assert device.free_bytes(machine.device) == SMALL[1] - 3 * GB
 
 
@@ -278,12 +276,8 @@ def test_a_rank_warms_up_and_a_full_card_does_not_end_it(monkeypatch: pytest.Mon
     monkeypatch.setattr(device, "synchronise", lambda _device: asked.append("synchronise"))
     monkeypatch.setattr(device, "empty_caches", lambda _device: asked.append("empty_caches"))
 
-    def full(*_: torch.Tensor) -> torch.Tensor:
-        raise torch.OutOfMemoryError("CUDA out of memory.")
-
-    def broken(*_: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
+    full = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory."))
+    broken = Mock(side_effect=RuntimeError("CUDA error: an illegal memory access was encountered"))
     for kernel in (attend, full):
         monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", kernel)
         device.warm_up(torch.device(CPU))
