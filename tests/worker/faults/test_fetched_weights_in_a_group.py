@@ -9,6 +9,7 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -47,10 +48,6 @@ def at_step(number: int, act: Callable[[], None]) -> Callable[[], None]:
     return lambda: act() if next(asked) == number else None
 
 
-def give_up() -> None:
-    raise InterruptedError
-
-
 @KINDS
 def test_what_each_rank_has_of_fetched_weights_is_parked_and_comes_back(two: DirectGroup, kind: str) -> None:
     """Ranks that share weights out have others, where whole ones would be one copy for both."""
@@ -72,7 +69,7 @@ def test_a_sampling_that_is_given_up_leaves_the_next_right(
     direct, pids = under(two, kind), two.pids()
     for _ in range(2):
         with pytest.raises(InterruptedError):
-            direct.sample(*SIZES, call=LONG, check=at_step(steps, give_up))
+            direct.sample(*SIZES, call=LONG, check=at_step(steps, Mock(side_effect=InterruptedError)))
         assert equal(both(direct), right)
     assert two.pids() == pids
 
