@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -130,10 +129,9 @@ def test_weights_go_to_the_disk_if_the_folder_in_memory_cannot_be_used(
 
 
 @pytest.fixture
-def unset(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def unset(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in COMPILED:
         monkeypatch.setenv(name, "")
-    yield
 
 
 def compiled() -> list[Path]:

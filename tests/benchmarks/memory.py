@@ -18,9 +18,11 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
 from safetensors.torch import save_file
 
@@ -75,11 +77,15 @@ SHAPES = {
 }
 
 
-def write_diffusers(shape: Shape, path: Path) -> dict[str, Any]:
-    """The model's file in bf16, and its `ModelSource`."""
-    import diffusers
-
-    model = LIBRARIES["diffusers"][shape.published]
+def write_model(shape: Shape, library: str, folder: Path) -> dict[str, Any]:
+    """The file of a library's class in bf16, and its `ModelSource` or `HostSource`."""
+    if library == "comfyui":
+        comfyui = os.environ["COMFYUI_PATH"]
+        run_program(Path(comfyui), "tests.support.files.write_stock_models", folder, shape.stock)
+        unsaid = {"model_class": "", "cast": "", "dtype": "bfloat16"}
+        file = str(folder / f"{shape.stock}.safetensors")
+        return {"comfyui": comfyui, "arguments": ARGUMENTS, "file": file, **unsaid}
+    model, path = LIBRARIES["diffusers"][shape.published], folder / "diffusers.safetensors"
     config = {**model.config_of(), **shape.narrowed}
     with torch.device("meta"):
         empty = getattr(diffusers, model.model_class)(**config)
@@ -90,22 +96,6 @@ def write_diffusers(shape: Shape, path: Path) -> dict[str, Any]:
     }
     save_file(weights, path)
     return {"model_class": model.model_class, "config": config, "files": [str(path)], "dtype": "bf16"}
-
-
-def write_stock(shape: Shape, folder: Path) -> dict[str, Any]:
-    """The file of ComfyUI's class, and its `HostSource`."""
-    comfyui = os.environ["COMFYUI_PATH"]
-    run_program(Path(comfyui), "tests.support.files.write_stock_models", folder, shape.stock)
-    file = str(folder / f"{shape.stock}.safetensors")
-    unsaid = {"model_class": "", "cast": ""}
-    return {"comfyui": comfyui, "arguments": ARGUMENTS, "file": file, "dtype": "bfloat16", **unsaid}
-
-
-def write_model(shape: Shape, library: str, folder: Path) -> dict[str, Any]:
-    """The file of a library's class, and its source."""
-    if library == "diffusers":
-        return write_diffusers(shape, folder / "diffusers.safetensors")
-    return write_stock(shape, folder)
 
 
 def cases_of(shape: Shape, library: str, source: dict[str, Any], ranks: int) -> Iterator[dict[str, Any]]:
@@ -131,6 +121,9 @@ def cases_of(shape: Shape, library: str, source: dict[str, Any], ranks: int) -> 
             }
 
 
+LIVE, LOADING, FORWARD, READ, COPY = "live", "loading: live", "forward: live", "read", "copy"
+
+
 @dataclass(frozen=True)
 class Line:
     """A case on all ranks: what was measured and what was told, in bytes, by name; of the rank with most."""
@@ -141,17 +134,9 @@ class Line:
 
     @property
     def missed(self) -> list[str]:
-        """What is more than it may be, or less than can be."""
-        return [name for name, (found, told) in self.figures.items() if is_off(name, found, told)]
-
-
-def is_off(name: str, found: float, told: float) -> bool:
-    """Loading may take less than it may."""
-    allowed = NEAR * told + SLACK
-    return found - told > allowed or (name != LOADING and told - found > allowed)
-
-
-LIVE, LOADING, FORWARD, READ, COPY = "live", "loading: live", "forward: live", "read", "copy"
+        """What is more than it may be, or less than can be. Loading may take less than it may."""
+        off = {name: (found - told, NEAR * told + SLACK) for name, (found, told) in self.figures.items()}
+        return [name for name, (more, most) in off.items() if more > most or (name != LOADING and -more > most)]
 
 
 def line_of(case: dict[str, Any], by_rank: list[dict[str, Any]], outputs: dict[str, int]) -> Line:
@@ -175,13 +160,6 @@ def line_of(case: dict[str, Any], by_rank: list[dict[str, Any]], outputs: dict[s
     return Line(title, figures, kept == first["output"])
 
 
-def lines(shape: Shape, library: str, folder: Path, pool: RankPool) -> Iterator[Line]:
-    """All cases of a model by one kind of class."""
-    source = write_model(shape, library, folder)
-    for ranks in WORLDS:
-        yield from measure(list(cases_of(shape, library, source, ranks)), ranks, pool)
-
-
 def measure(cases: list[dict[str, Any]], ranks: int, pool: RankPool) -> Iterator[Line]:
     outputs: dict[str, int] = {}
     for case, *found in zip(cases, *pool.run(ranks, PROGRAM, cases), strict=True):
@@ -202,7 +180,9 @@ def main() -> int:
     for name, shape in SHAPES.items():
         for library in LIBRARIES if shape.stock else ("diffusers",):
             with tempfile.TemporaryDirectory(prefix="memory-") as folder, RankPool(Path(folder)) as pool:
-                for index, line in enumerate(lines(shape, library, Path(folder), pool)):
+                source = write_model(shape, library, Path(folder))
+                measured = (measure(list(cases_of(shape, library, source, ranks)), ranks, pool) for ranks in WORLDS)
+                for index, line in enumerate(chain.from_iterable(measured)):
                     if not index:
                         print(f"\n{name:34}{''.join(f'{each:18}' for each in line.figures)}")
                     print(printed(line), flush=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -82,37 +83,16 @@ def test_the_kind_that_is_there_is_asked_for_everything(machine: Machine) -> Non
     assert device.generators(own) == [torch.default_generator, f"{machine.kind}:1"]
 
 
-class Nvml:
-    """The functions of nvidia-ml-py that are asked, on a machine with one card."""
-
-    def __init__(self, uuid: str) -> None:
-        self.uuid = uuid
-        self.is_broken = False
-
-    def nvmlInit(self) -> None: ...
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        if uuid != self.uuid:
-            raise LookupError("Not Found")
-        return uuid
-
-    def nvmlDeviceGetUtilizationRates(self, _card: str) -> SimpleNamespace:
-        if self.is_broken:
-            raise OSError("Not Supported")
-        return SimpleNamespace(gpu=97, memory=12)
-
-    def nvmlDeviceGetTemperature(self, _card: str, sensor: int) -> int:
-        return (71, 0)[sensor]
-
-
 def test_nvidias_library_is_asked_for_the_ranks_own_card(machine: Machine) -> None:
-    properties, nvml = device.module_of(machine.kind).get_device_properties(machine.device), Nvml("GPU-0123-4567")
+    properties, nvml = device.module_of(machine.kind).get_device_properties(machine.device), Mock()
+    nvml.nvmlDeviceGetHandleByUUID.side_effect = {"GPU-0123-4567": "own"}.__getitem__
+    nvml.nvmlDeviceGetUtilizationRates.side_effect = [SimpleNamespace(gpu=97, memory=12), OSError("Not Supported")]
+    nvml.nvmlDeviceGetTemperature.side_effect = lambda *given: {("own", 0): 71}[given]
     machine.patch.setitem(sys.modules, "pynvml", nvml)
     assert find_sensors(machine.device)() == {}, "torch does not tell which card it is"
     machine.patch.setattr(properties, "uuid", "0123-4567", raising=False)
     read = find_sensors(machine.device)
     assert read() == {"busy": 97, "celsius": 71}
-    nvml.is_broken = True
     assert read() == {"celsius": 71}
 
 
@@ -207,10 +187,8 @@ def test_the_communication_of_a_job_is_cut_where_its_library_can(machine: Machin
 
 
 def test_where_the_driver_does_not_tell_what_is_free_it_is_what_this_process_has_not(machine: Machine) -> None:
-    def does_not_tell(_device: torch.device) -> None:
-        raise RuntimeError("The device doesn't support querying the available free memory.")
-
-    machine.answers("mem_get_info", does_not_tell)
+    said = RuntimeError("The device doesn't support querying the available free memory.")
+    machine.answers("mem_get_info", Mock(side_effect=said))
     assert device.free_bytes(machine.device) == SMALL[1] - 3 * GB
 
 
@@ -298,12 +276,8 @@ def test_a_rank_warms_up_and_a_full_card_does_not_end_it(monkeypatch: pytest.Mon
     monkeypatch.setattr(device, "synchronise", lambda _device: asked.append("synchronise"))
     monkeypatch.setattr(device, "empty_caches", lambda _device: asked.append("empty_caches"))
 
-    def full(*_: torch.Tensor) -> torch.Tensor:
-        raise torch.OutOfMemoryError("CUDA out of memory.")
-
-    def broken(*_: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
+    full = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory."))
+    broken = Mock(side_effect=RuntimeError("CUDA error: an illegal memory access was encountered"))
     for kernel in (attend, full):
         monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", kernel)
         device.warm_up(torch.device(CPU))

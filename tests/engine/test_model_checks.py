@@ -74,16 +74,6 @@ def test_weights_that_wait_block_by_block_need_blocks_and_for_sharing_somebody_t
     check_module(ParallelPlan(cfg=2, dp=2), IMAGE_UNET)
 
 
-class Head(torch.nn.Module):
-    def forward(self, x, e):
-        raise NotImplementedError
-
-
-class LastLayer(torch.nn.Module):
-    def forward(self, x, vec, modulation_dims=None):
-        raise NotImplementedError
-
-
 class SingleBlock(torch.nn.Module):
     def __init__(self, heads: int) -> None:
         super().__init__()
@@ -95,7 +85,8 @@ class SingleBlock(torch.nn.Module):
 
 def flux(heads: int) -> torch.nn.Module:
     blocks = {"double_blocks": torch.nn.ModuleList(), "single_blocks": torch.nn.ModuleList([SingleBlock(heads)])}
-    return of_comfyui("comfy.ldm.flux.model.Flux", patch_size=2, final_layer=LastLayer(), **blocks)
+    last = of_comfyui("comfy.ldm.flux.layers.LastLayer", forward=lambda self, x, vec, modulation_dims=None: x)
+    return of_comfyui("comfy.ldm.flux.model.Flux", patch_size=2, final_layer=last, **blocks)
 
 
 FLUX = flux(24)
@@ -174,7 +165,8 @@ class OtherBlock(Block):
 def wan(*blocks: torch.nn.Module, **without: None) -> torch.nn.Module:
     """ComfyUI's class with these blocks. without: parts that it is to lack."""
     model = of_comfyui("comfy.ldm.wan.model.WanModel")
-    parts = {"blocks": torch.nn.ModuleList(blocks), "head": Head(), "patch_size": (1, 2, 2)}
+    head = of_comfyui("comfy.ldm.wan.model.Head", forward=lambda self, x, e: x)
+    parts = {"blocks": torch.nn.ModuleList(blocks), "head": head, "patch_size": (1, 2, 2)}
     for name, part in {**parts, **without}.items():
         if part is not None:
             setattr(model, name, part)

@@ -2,70 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
 
 from parallel_backend.models import known_spec
 from parallel_backend.models.checks import modules_at, sizes_of
-from parallel_backend.models.spec import BlockList, ModelSpec
+from parallel_backend.models.spec import ModelSpec
 from tests.support.cases.families import UNEVEN, Family
-from tests.support.stream_probe import misplaced_streams
+from tests.support.stream_probe import Recorder, Run, listed, misplaced_streams
 
 
-class Seen(NamedTuple):
-    """A call of attention in a block. path: of the innermost module in it that was running."""
-
-    blocks: BlockList
-    path: str
-    lengths: set[int]  # of the block's streams
-    query: torch.Tensor
-    key: torch.Tensor
-
-
-class Recorder(TorchFunctionMode):
-    """Records every call of attention in a model's blocks while it is entered."""
-
-    def __init__(self, model: torch.nn.Module, spec: ModelSpec) -> None:
-        super().__init__()
-        self.seen: list[Seen] = []
-        self.running: list[tuple[BlockList, str, set[int]]] = []
-        for blocks in spec.blocks:
-            for block in modules_at(model, blocks.path):
-                signature = inspect.signature(block.forward)
-                for path, module in block.named_modules():
-                    enter = partial(self.enter, blocks, path, None if path else signature)
-                    module.register_forward_pre_hook(enter, with_kwargs=True)
-                    module.register_forward_hook(lambda *_: self.running.pop() and None)
-
-    def enter(
-        self, blocks: BlockList, path: str, signature: inspect.Signature | None, _module: Any, args: tuple, kwargs: dict
-    ) -> None:
-        """signature: of the block, where the module is one."""
-        lengths = set(self.running[-1][2]) if self.running else set()
-        if signature is not None:
-            given = signature.bind(*args, **kwargs).arguments
-            lengths = lengths_of(blocks, [given.get(name) for name in blocks.tokens])
-        self.running.append((blocks, path, lengths))
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func is F.scaled_dot_product_attention and self.running:
-            named = dict(zip(("query", "key"), args, strict=False)) | (kwargs or {})
-            self.seen.append(Seen(*self.running[-1], named["query"], named["key"]))
-        return func(*args, **(kwargs or {}))
-
-
-def lengths_of(blocks: BlockList, values: list[Any]) -> set[int]:
+def lengths_of(run: Run) -> set[int]:
     """The lengths of a block's streams, and of all of them together."""
+    dim, values = run.blocks.dim, [run.given.get(name) for name in run.blocks.tokens]
     each = [value if isinstance(value, (tuple, list)) else (value,) for value in values]
-    tokens = [item for items in each for item in items if isinstance(item, torch.Tensor) and item.ndim > blocks.dim]
-    lengths = [math.prod(item.shape[blocks.dim : blocks.dim + max(1, item.ndim - 2)]) for item in tokens]
+    tokens = [item for items in each for item in items if isinstance(item, torch.Tensor) and item.ndim > dim]
+    lengths = [math.prod(item.shape[dim : dim + max(1, item.ndim - 2)]) for item in tokens]
     return {*lengths, sum(lengths)}
 
 
@@ -88,15 +42,16 @@ def mistakes_in_family(family: Family, spec: ModelSpec) -> list[str]:
 
 def mistakes_in(model: torch.nn.Module, spec: ModelSpec, call: Callable[[], object]) -> list[str]:
     """What the model does in another way than the spec says, once each, in words. call: calls it."""
-    sizes, recorder = sizes_of(model, spec), Recorder(model, spec)
+    sizes, recorder = sizes_of(model, spec), Recorder(model, spec, attends=True)
     with torch.no_grad(), recorder:
         call()
 
     def found() -> Iterator[str]:
         sizes_of_heads = []  # of attention that the spec lists
-        for blocks, path, lengths, query, key in recorder.seen:
-            is_own, where = key.shape[-2] in lengths, f"{path} of {blocks.path}"
-            if not any(path == own or path.startswith(f"{own}.") for own in blocks.attention if own):
+        for run, path, query, key in recorder.seen:
+            blocks, is_own = run.blocks, key.shape[-2] in lengths_of(run)
+            where = f"{path} of {blocks.path}"
+            if not listed(blocks, path):
                 if is_own and "" not in blocks.attention:
                     yield f"{where} attends to tokens, and `attention` does not list it"
                 if not is_own or "" not in blocks.attention:

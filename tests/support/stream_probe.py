@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
 from parallel_backend.models.checks import modules_at
 from parallel_backend.models.spec import BlockList, ModelSpec, Streams, names
@@ -25,7 +26,7 @@ KEYS = -2  # the dim of tokens in keys
 
 @dataclass
 class Run:
-    """A call of a block."""
+    """A call of a block. keys: by call of attention that the spec lists, its path there and what it attends to."""
 
     blocks: BlockList
     given: dict[str, Any]
@@ -33,39 +34,69 @@ class Run:
     output: Any = None
 
 
-class Tracer(TorchFunctionMode):
-    """Records every call of a model's blocks while it is entered. Attention finds nothing meanwhile."""
+class Recorder(TorchFunctionMode):
+    """Records the calls of a model's blocks while it is entered. attends: else attention finds nothing meanwhile.
 
-    def __init__(self, model: torch.nn.Module, spec: ModelSpec) -> None:
+    seen: by call of attention in a block, the innermost module in it that was running, queries and keys.
+    """
+
+    def __init__(self, model: torch.nn.Module, spec: ModelSpec, attends: bool) -> None:
         super().__init__()
+        self.model, self.spec, self.attends = model, spec, attends
+        self.seen: list[tuple[Run, str, torch.Tensor, torch.Tensor]] = []
+        self.running: list[tuple[Run, str]] = []
+
+    def __enter__(self) -> Recorder:
         self.runs: list[Run] = []
-        self.running: list[str] = []
-        for blocks in spec.blocks:
-            for block in modules_at(model, blocks.path):
-                begin = partial(self.begin, blocks, inspect.signature(block.forward))
-                block.register_forward_pre_hook(begin, with_kwargs=True)
-                block.register_forward_hook(self.end)
-                for path in blocks.attention:
-                    module = block.get_submodule(path) if not path or getattr(block, path, path) is not None else None
-                    if module is not None:
-                        module.register_forward_pre_hook(lambda *_, path=path: self.running.append(path))
-                        module.register_forward_hook(lambda *_: self.running.pop() and None)
+        self.hooks: list[RemovableHandle] = []
+        for blocks in self.spec.blocks:
+            for block in modules_at(self.model, blocks.path):
+                signature = inspect.signature(block.forward)
+                for path, module in block.named_modules():
+                    enter = partial(self.enter, blocks, path, None if path else signature)
+                    self.hooks.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+                    self.hooks.append(module.register_forward_hook(self.leave))
+        return super().__enter__()
 
-    def begin(
-        self, blocks: BlockList, signature: inspect.Signature, _block: torch.nn.Module, args: tuple, kwargs: dict
+    def __exit__(self, *error: Any) -> None:
+        for hook in self.hooks:
+            hook.remove()
+        super().__exit__(*error)
+
+    def enter(
+        self, blocks: BlockList, path: str, signature: inspect.Signature | None, _module: Any, args: tuple, kwargs: dict
     ) -> None:
-        self.runs.append(Run(blocks, signature.bind(*args, **kwargs).arguments))
+        """signature: of the block, where the module is one."""
+        if signature is not None:
+            run = Run(blocks, signature.bind(*args, **kwargs).arguments)
+            self.runs.append(run)
+        else:
+            run = self.running[-1][0] if self.running else Run(blocks, {})
+        self.running.append((run, path))
 
-    def end(self, _block: torch.nn.Module, _args: tuple, output: Any) -> None:
-        self.runs[-1].output = output
+    def leave(self, _module: torch.nn.Module, _args: tuple, output: Any) -> None:
+        run, path = self.running.pop()
+        if not path:
+            run.output = output
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is not F.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
         named = dict(zip(("query", "key", "value"), args, strict=False)) | (kwargs or {})
         if self.running:
-            self.runs[-1].keys.append((self.running[-1], named["key"]))
+            run, path = self.running[-1]
+            self.seen.append((run, path, named["query"], named["key"]))
+            if (own := listed(run.blocks, path)) is not None:
+                run.keys.append((own, named["key"]))
+        if self.attends:
+            return func(*args, **(kwargs or {}))
         return named["query"].new_zeros(*named["query"].shape[:-1], named["value"].shape[-1])
+
+
+def listed(blocks: BlockList, path: str) -> str | None:
+    """The path in a spec's `attention` that a module of a block is, or lies in; None for none of them."""
+    found = [own for own in blocks.attention if not own or f"{path}.".startswith(f"{own}.")]
+    return max(found, key=len, default=None)
 
 
 def misplaced_streams(
@@ -74,12 +105,11 @@ def misplaced_streams(
 ) -> list[str]:  # fmt: skip
     """Where a spec has a stream that lies elsewhere, and per-token arguments that it calls whole, in words. call: calls
     the model; `moved` with other latents, `turned` with latents whose sides are exchanged."""
-    tracer, runs = Tracer(model, spec), []
+    recorder, runs = Recorder(model, spec, attends=False), []
     for each in (call, moved, turned):
-        tracer.runs = []
-        with torch.no_grad(), tracer:
+        with torch.no_grad(), recorder:
             each()
-        runs.append(tracer.runs)
+        runs.append(recorder.runs)
     probe = Probe(spec)
     found = [said for three in zip(*runs, strict=True) for said in probe.compare(*three)]
     return list(dict.fromkeys(f"{spec.model_class}: {said}" for said in found))

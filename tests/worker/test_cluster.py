@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -112,32 +113,16 @@ def test_the_place_in_a_job_is_the_clusters_number() -> None:
         read_job_place({})
 
 
-def run_join(monkeypatch: pytest.MonkeyPatch, environment: Mapping[str, str], *arguments: str) -> list[str]:
-    """What the program becomes, and the machines that it then finds, without becoming it."""
-
-    class Become(Exception):
-        pass
-
-    def become(_name: str, command: list[str], found: dict[str, str]) -> None:
-        raise Become(*command, found.get("PARALLELDIT_MACHINES", ""))
-
-    monkeypatch.setattr(os, "execvpe", become)
-    monkeypatch.setattr(sys, "argv", ["join", *arguments])
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(Become) as error:
-        join.main()
-    return list(error.value.args)
-
-
-def test_the_first_machine_of_a_job_runs_comfyui_with_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    command = ("python", "main.py", "--", "-x")
-    assert run_join(monkeypatch, as_slurm(0), f":{PORT}", "--", *command) == [*command, f"first:{PORT},second"]
-
-
 def test_a_job_of_one_node_needs_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = as_slurm(0) | {"SLURM_STEP_NODELIST": "first"}
-    assert run_join(monkeypatch, alone, f":{PORT}", "--", "comfyui") == ["comfyui", ""]
+    become = Mock(side_effect=RuntimeError)  # else this process would be ComfyUI
+    monkeypatch.setattr(os, "execvpe", become)
+    monkeypatch.setattr(sys, "argv", ["join", f":{PORT}", "--", "comfyui", "-x"])
+    for name, value in {**as_slurm(0), "SLURM_STEP_NODELIST": "first"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RuntimeError):
+        join.main()
+    _, command, environment = become.call_args.args
+    assert command == ["comfyui", "-x"] and not environment.get("PARALLELDIT_MACHINES")
 
 
 @pytest.mark.parametrize(

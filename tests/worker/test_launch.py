@@ -7,9 +7,8 @@ import platform
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -24,24 +23,16 @@ UNNEEDED = {"diffusers", "transformers", "torchvision", "torchaudio", "av", "kor
 LOST = "Connection closed by peer [127.0.0.1]:4242"
 
 
-@dataclass
-class Failure:
+def failure(exitcode: int, message: str = "", timestamp: int = 1_700_000_000) -> SimpleNamespace:
     """What torch's ProcessFailure tells of a rank."""
-
-    exitcode: int
-    message: str = ""
-    timestamp: int = 1_700_000_000
-    pid: int = 4242
-    error_file_data: dict[str, Any] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.error_file_data = {"message": {"message": self.message, "extraInfo": {}}} if self.message else {}
+    data = {"message": {"message": message, "extraInfo": {}}} if message else {}
+    return SimpleNamespace(exitcode=exitcode, message=message, timestamp=timestamp, pid=4242, error_file_data=data)
 
 
-KILLED, ABORTED, ENDED = (Failure(-number) for number in (signal.SIGKILL, signal.SIGABRT, signal.SIGTERM))
-KILLED_LATER = replace(KILLED, timestamp=KILLED.timestamp + 9)
-WRONG, CUT_OFF = Failure(1, "ValueError: wrong"), Failure(1, f"RuntimeError: {LOST}")
-NOT_WRITTEN = Failure(1, "RuntimeError: writev: Broken pipe")
+KILLED, ABORTED, ENDED = (failure(-number) for number in (signal.SIGKILL, signal.SIGABRT, signal.SIGTERM))
+KILLED_LATER = failure(KILLED.exitcode, timestamp=KILLED.timestamp + 9)
+WRONG, CUT_OFF = failure(1, "ValueError: wrong"), failure(1, f"RuntimeError: {LOST}")
+NOT_WRITTEN = failure(1, "RuntimeError: writev: Broken pipe")
 
 # What ended the ranks, in their order; which one is named, what is said of it, and whether it may be a consequence.
 CASES = {
@@ -57,7 +48,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("failures", "rank", "said", "lost"), CASES.values(), ids=CASES)
-def test_the_root_cause_is_no_consequence(failures: list[Failure], rank: int, said: str, lost: bool) -> None:
+def test_the_root_cause_is_no_consequence(failures: list[SimpleNamespace], rank: int, said: str, lost: bool) -> None:
     named, reason, is_lost = find_root_cause(dict(enumerate(failures)))
     assert named == rank and said in reason.cause and is_lost == lost
 

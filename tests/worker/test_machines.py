@@ -110,20 +110,12 @@ def test_a_setting_that_names_no_machines_to_meet_is_refused(machines: tuple[str
         Machines.parse(machines)
 
 
-def kill_its_rank(pair: Pair, pids: list[int]) -> None:
+def kill_its_rank(_pair: Pair, pids: list[int]) -> None:
     os.kill(pids[1], signal.SIGKILL)
 
 
-def kill_a_rank_here(pair: Pair, pids: list[int]) -> None:
-    os.kill(pids[0], signal.SIGKILL)
-
-
-def kill_the_program(pair: Pair, pids: list[int]) -> None:
+def kill_the_program(pair: Pair, _pids: list[int]) -> None:
     assert pair.second.end(signal.SIGKILL) == []
-
-
-def pull_the_cable(pair: Pair, pids: list[int]) -> None:
-    pair.network.cable("down")
 
 
 NAME = f"machine {SECOND} (second)"
@@ -131,8 +123,12 @@ NAME = f"machine {SECOND} (second)"
 LOSSES = {
     "its rank is killed": (kill_its_rank, 0, f"On the {NAME}: Rank 1 (process {{}}) was killed by SIGKILL"),
     "its program is killed": (kill_the_program, 0, f"The {NAME} has closed the connection"),
-    "its cable is pulled": (pull_the_cable, SILENCE, f"The {NAME} has given no sign of life for {SILENCE:g} s"),
-    "the first one's rank is killed": (kill_a_rank_here, 0, "Rank 0 "),
+    "its cable is pulled": (
+        lambda pair, _pids: pair.network.cable("down"),
+        SILENCE,
+        f"The {NAME} has given no sign of life for {SILENCE:g} s",
+    ),
+    "the first one's rank is killed": (lambda _pair, pids: os.kill(pids[0], signal.SIGKILL), 0, "Rank 0 "),
 }
 
 

@@ -81,13 +81,10 @@ def test_the_panel_has_words_for_every_operation_in_every_language() -> None:
 @pytest.mark.parametrize(("alike", "kind"), [(True, RequestError), (False, ModelFailed)])
 def test_what_some_ranks_alone_refuse_is_broken_off_with_the_same_words(alike: bool, kind: type[Exception]) -> None:
     """Others may wait for them in a collective."""
-
-    def refuse() -> None:
-        raise RequestError("The blocks were given a mask.", "Use ulysses=1.")
-
+    refusal = RequestError("The blocks were given a mask.", "Use ulysses=1.")
     with pytest.raises(kind) as raised:
-        run_model_code(refuse, alike)
-    assert raised.value.explanation == RequestError("The blocks were given a mask.", "Use ulysses=1.").explanation
+        run_model_code(Mock(side_effect=refusal), alike)
+    assert raised.value.explanation == refusal.explanation
 
 
 @pytest.mark.parametrize(

@@ -12,16 +12,7 @@ import pytest
 import torch
 
 from parallel_backend.plan import ParallelPlan
-from tests.support.group.direct_group import (
-    FLUX,
-    FLUX_LAYER,
-    SHORT,
-    DirectGroup,
-    direct_on,
-    go_on,
-    take_for_gpus,
-    wait_until,
-)
+from tests.support.group.direct_group import FLUX, FLUX_LAYER, SHORT, DirectGroup, direct_group, go_on, wait_until
 from worker.errors import RequestRefused
 from worker.host.client import WorkerGroup
 from worker.wire.private_folder import STORE
@@ -59,11 +50,10 @@ def test_a_plan_changes_without_the_files_and_gives_the_bits_of_a_load_for_it(tw
     assert two.pids() == pids
 
 
-@pytest.mark.parametrize("other", [{"ring": 2}], ids=str)
 def test_patched_weights_stay_so_under_another_plan_and_are_those_of_the_file_again_without_the_patch(
-    two: DirectGroup, other: dict[str, int]
+    two: DirectGroup,
 ) -> None:
-    plans = [{"ulysses": 2}, other]
+    plans = [{"ulysses": 2}, {"ring": 2}]
     plain = [loaded_anew(two, **plan).forward(*SIZES) for plan in plans]
 
     def patched(direct: DirectGroup, scale: float) -> torch.Tensor:
@@ -101,10 +91,8 @@ def test_whether_a_kernel_can_be_used_is_asked_once_for_each_plan(two: DirectGro
 
 @pytest.fixture(scope="module")
 def four(own_ranks: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DirectGroup]:
-    folder = tmp_path_factory.mktemp("four")
-    group = WorkerGroup("cpu", folder / "logs")
-    yield direct_on(group, folder / "model", FLUX, **WHOLE)
-    group.stop()
+    with direct_group(tmp_path_factory.mktemp("four"), FLUX, **WHOLE) as direct:
+        yield direct
 
 
 def both(direct: DirectGroup) -> torch.Tensor:
@@ -153,18 +141,12 @@ def test_its_ranks_keep_the_weights_that_they_have_and_the_others_read_theirs_ag
     assert both(four.under(**PART)).equal(expected)
 
 
-def test_all_ranks_take_part_again_in_what_is_for_all(four: DirectGroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    in_memory = replace(
-        four, source=replace(four.source, dtype="bfloat16", cast="float32")
-    )  # and not in the file's pages, which stay
-    part = in_memory.under(**PART)
+def test_all_ranks_take_part_again_in_what_is_for_all(four: DirectGroup) -> None:
+    part = four.in_memory().under(**PART)
     expected = both(part)
     assert b"rank 3" in part.group.trace()
     part.group.trim()
-    with monkeypatch.context() as patched:
-        take_for_gpus(patched, part.group)  # on the CPU, nothing would be won by it
-        part.group.park()
-    assert part.group.status()["state"] == "parked"
+    part.park()
     assert both(part).equal(expected)
     part.group.park(unload=True)
     part.load()

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from parallel_backend.groups.timeline import COMMUNICATION, REQUEST, STEP, Timeline
-from tests.support.group.direct_group import DIT, go_on, pass_of, source_of
-from worker.comfyui.source import HostSource
+from tests.support.group.direct_group import DIT, DirectGroup, direct_on, go_on, pass_of
 from worker.host.client import WorkerGroup
 from worker.wire.sampler_call import SamplerCall
 
@@ -40,19 +39,8 @@ def test_on_a_gpu_spans_are_of_its_time_and_not_of_the_host_that_runs_ahead() ->
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> HostSource:
-    return source_of(DIT, tmp_path_factory.mktemp("timeline"))
-
-
-@pytest.fixture(scope="module")
-def group(group_of_two: WorkerGroup, model: HostSource) -> WorkerGroup:
-    """Two ranks with the model under Ulysses."""
-    load(group_of_two, model, {"ulysses": 2}, 2)
-    return group_of_two
-
-
-def load(group: WorkerGroup, source: HostSource, plan: dict[str, int], ranks: int) -> None:
-    group.load(source.to_json(), plan, ranks, go_on)
+def direct(group_of_two: WorkerGroup, tmp_path_factory: pytest.TempPathFactory) -> DirectGroup:
+    return direct_on(group_of_two, tmp_path_factory.mktemp("timeline"), DIT, ulysses=2)
 
 
 def sample(group: WorkerGroup, on_event=lambda event: None, steps: int = RUN_STEPS) -> list[Event]:
@@ -103,14 +91,14 @@ def lies_in(inner: Event, outer: Event) -> bool:
     ids=lambda plan: next(iter(plan)),
 )
 def test_a_steps_communication_and_computation_add_up_to_its_wall_time_on_every_rank(
-    plan: dict[str, int], group: WorkerGroup, model: HostSource
+    plan: dict[str, int], direct: DirectGroup
 ) -> None:
-    load(group, model, plan, 2)
+    direct.under(**plan)
     try:
-        sample(group)
-        by_rank = rows(group)
+        sample(direct.group)
+        by_rank = rows(direct.group)
     finally:
-        load(group, model, {"ulysses": 2}, 2)
+        direct.load()
     assert by_rank.keys() == {0, 1}
     for events in by_rank.values():
         steps, waits = last_run(events)
@@ -122,8 +110,8 @@ def test_a_steps_communication_and_computation_add_up_to_its_wall_time_on_every_
             assert 1e6 * step["args"]["computation"] == pytest.approx(step["dur"] - waited, abs=EXACT)
 
 
-def test_a_rank_that_stands_still_is_communication_to_the_other(group: WorkerGroup) -> None:
-    _, stopped = group.status()["pids"]
+def test_a_rank_that_stands_still_is_communication_to_the_other(direct: DirectGroup) -> None:
+    group, (_, stopped) = direct.group, direct.pids()
 
     def stop_for_a_moment(event: Event) -> None:
         if event["step"] == 1:

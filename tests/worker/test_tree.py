@@ -99,13 +99,6 @@ def test_alike_calls_are_answered_once_each() -> None:
     assert asked.counts == [2]
 
 
-def test_a_step_that_fails_leaves_nothing_behind() -> None:
-    asked = Asked()
-    with pytest.raises(ZeroDivisionError):
-        asked.batcher.run(lambda: (asked.double(ONE), 1 / 0))
-    assert asked.double(ONE).equal(2 * ONE)
-
-
 def test_code_that_does_not_bear_a_call_without_a_result_is_run_as_ever() -> None:
     asked = Asked()
     (result,) = asked.batcher.run(lambda: asked.batcher.answer(BatchedCall([ONE, ONE], {}, [0])))

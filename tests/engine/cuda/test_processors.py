@@ -23,7 +23,10 @@ class Machine:
         self.system, self.threads = folder / "sys", folder / "task"
         self.set: dict[int, frozenset[int]] = {}
         self.patch = monkeypatch
-        self.has_nodes("0-3,8-11", "4-7,12,13-15")
+        for number, processors in enumerate(("0-3,8-11", "4-7,12,13-15")):
+            node = self.system / f"devices/system/node/node{number}"
+            node.mkdir(parents=True)
+            (node / "cpulist").write_text(f"{processors}\n")
         self.is_at(1)
         self.patch.setattr(
             torch.cuda,
@@ -34,12 +37,6 @@ class Machine:
             (self.threads / str(thread)).mkdir(parents=True)
         self.is_given(ALL)
         self.patch.setattr(os, "sched_setaffinity", self.give)
-
-    def has_nodes(self, *lists: str) -> None:
-        for number, text in enumerate(lists):
-            folder = self.system / f"devices/system/node/node{number}"
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "cpulist").write_text(f"{text}\n")
 
     def is_at(self, node: int) -> None:
         folder = self.system / "bus/pci/devices/0000:c1:02.0"

@@ -30,33 +30,15 @@ UNET = "comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel"
 LEVELS = 4  # of Stable Diffusion 1
 
 
-def layout(degree: int, index: int, height: int, width: int = 64, shares: tuple[float, ...] = ()) -> RowLayout:
-    found = RowLayout(RowBands(Axis(None, degree, index, shares=shares, least=1)), LEVELS, ForwardSlot())
-    found.begin(height, width)
+def layout(index: int, height: int) -> RowLayout:
+    """Of one of two ranks."""
+    found = RowLayout(RowBands(Axis(None, 2, index, least=1)), LEVELS, ForwardSlot())
+    found.begin(height, 64)
     return found
 
 
-@pytest.mark.parametrize("height", [64, 57, 37, 9, 8, 1])
-@pytest.mark.parametrize("shares", [(), (1.0, 0.2, 0.5)], ids=["alike", "by speed"])
-def test_the_bands_of_every_level_make_the_whole(height: int, shares: tuple[float, ...]) -> None:
-    """Each rank's rows of a level are the halves of those of the level before, rounded up at the end of the picture."""
-    for level in range(LEVELS):
-        rows = -(-height // 2**level)
-        whole = torch.arange(rows * -(-64 // 2**level)).reshape(1, 1, rows, -1)
-        parts = []
-        for index in range(3):
-            own = layout(3, index, height, shares=shares)
-            part, above = own.cut_rows(whole), own.local_rows(own.levels[max(level - 1, 0)])
-            assert part.shape[2] == own.local_rows(own.levels[level]) == -(-above // (2 if level else 1))
-            assert own.stream_of(part.numel()) == str(level)
-            assert own.lengths_by_rank((str(level),))[index] == (part.numel() if own.bands.local_rows else 0)
-            assert own.total((str(level),)) == whole.numel()
-            parts += [part] if own.bands.local_rows else []
-        assert torch.equal(torch.cat(parts, 2), whole)
-
-
 def test_a_tensor_with_the_rows_of_no_level_is_refused() -> None:
-    own = layout(2, 0, 64)
+    own = layout(0, 64)
     with pytest.raises(RequestError, match=r"shape \(1, 4, 30, 64\) has the rows of no level"):
         own.cut_rows(torch.zeros(1, 4, 30, 64))
     with pytest.raises(RequestError, match="7 pixels, as many as no level"):
@@ -145,7 +127,7 @@ def test_a_call_that_is_not_known_to_be_right_in_bands_is_refused(
 ) -> None:
     model, spec = unet(), spec_named(UNET)
     assert spec and spec.bands
-    banded = BandedModel(model, spec.bands, layout(2, 0, 16))
+    banded = BandedModel(model, spec.bands, layout(0, 16))
     with pytest.raises(RequestError, match=said):
         banded.enter(model, (latents,), given)
     assert banded.leave(model, (), None) is None  # torch calls it after any error
@@ -154,7 +136,7 @@ def test_a_call_that_is_not_known_to_be_right_in_bands_is_refused(
 def test_a_call_is_cut_and_what_the_caller_gave_stays_whole() -> None:
     model, spec = unet(), spec_named(UNET)
     assert spec and spec.bands
-    own = layout(2, 1, 16)
+    own = layout(1, 16)
     one_row = torch.zeros(1, 1, 1, 1)  # which is added to all rows
     control = {"output": [None, torch.arange(64.0).reshape(1, 1, 8, 8), one_row, torch.zeros(1, 1, 5, 5)]}
     banded = BandedModel(model, spec.bands, own)

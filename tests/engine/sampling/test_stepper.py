@@ -155,25 +155,6 @@ def test_lms_in_the_middle_of_a_schedule_counts_only_the_history_that_it_has() -
     torch.testing.assert_close(found, image, rtol=1e-4, atol=1e-4)
 
 
-# State.
-
-
-@pytest.mark.parametrize("name", ["DDPM", "Euler ancestral", "DPM++ 2M SDE", "LCM", "CogVideoX DPM"])
-def test_a_copy_draws_the_same_noise_and_leaves_its_original_alone(name: str) -> None:
-    stepper = Stepper.prepare(build(name), STEPS, generator=seeded())
-    latents = stepper.initial(randn(1), randn(2))
-    for index in range(2):
-        latents = stepper.step(model(stepper.model_input(latents, index), 0), index, latents)
-    twins = [stepper.copy(), stepper.copy()]
-    ends = []
-    for twin in [*twins, stepper]:
-        mine = latents
-        for index in range(2, STEPS):
-            mine = twin.step(model(twin.model_input(mine, index), 0), index, mine)
-        ends.append(mine)
-    assert torch.equal(ends[0], ends[1]) and torch.equal(ends[0], ends[2])
-
-
 @pytest.mark.parametrize("name", NAMED)
 def test_a_stepper_changes_neither_the_scheduler_nor_the_tensors_that_it_is_given(name: str) -> None:
     scheduler = build(name)

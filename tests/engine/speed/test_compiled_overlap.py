@@ -55,22 +55,6 @@ def read_before(block: Any, x: torch.Tensor) -> Any:
     return block.qkv(x), lambda _: mlp
 
 
-def read_after(block: Any, x: torch.Tensor) -> Any:
-    return block.qkv(x), lambda _: F.gelu(block.up(x))
-
-
-def one_of_another(block: Any, x: torch.Tensor) -> Any:
-    return block.qkv(x), lambda _: block.middle(F.gelu(block.up(x)))
-
-
-def two(block: Any, x: torch.Tensor) -> Any:
-    return block.qkv(x), lambda _: block.up(x) + block.text(x)
-
-
-def of_what_attends(block: Any, x: torch.Tensor) -> Any:
-    return block.qkv(x), block.up
-
-
 def of_a_changed_input(block: Any, x: torch.Tensor) -> Any:
     x = x + 1
     mlp = block.up(x)
@@ -97,20 +81,25 @@ def needed_whole(block: Any, x: torch.Tensor) -> Any:
     return qkv + mlp.mean(), lambda _: mlp
 
 
-def of_no_tokens(block: Any, x: torch.Tensor) -> Any:
-    return block.qkv(x), lambda _: block.up(x.mean(1))[:, None].expand(-1, TOKENS, -1)
+# What computes the MLP's input, and how many products of it attention finds to compute.
+CASES = {
+    "fused": (fused, 1),
+    "read before": (read_before, 1),
+    "read after": (lambda block, x: (block.qkv(x), lambda _: F.gelu(block.up(x))), 1),
+    "one of another": (lambda block, x: (block.qkv(x), lambda _: block.middle(F.gelu(block.up(x)))), 1),
+    "two": (lambda block, x: (block.qkv(x), lambda _: block.up(x) + block.text(x)), 2),
+    "of what attends": (lambda block, x: (block.qkv(x), block.up), 0),
+    "of a changed input": (of_a_changed_input, 0),
+    "of a filled input": (of_a_filled_input, 0),
+    "of what fills an input": (of_what_fills_an_input, 0),
+    "needed whole": (needed_whole, 0),
+    "of no tokens": (lambda block, x: (block.qkv(x), lambda _: block.up(x.mean(1))[:, None].expand(-1, TOKENS, -1)), 0),
+}
 
 
-CASES = [
-    (fused, 1), (read_before, 1), (read_after, 1), (one_of_another, 1), (two, 2),
-    (of_what_attends, 0), (of_a_changed_input, 0), (of_a_filled_input, 0), (of_what_fills_an_input, 0),
-    (needed_whole, 0), (of_no_tokens, 0),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("make", "moved"), CASES)
+@pytest.mark.parametrize(("make", "moved"), CASES.values(), ids=CASES)
 def test_attention_computes_what_it_does_not_need(make: Any, moved: int) -> None:
-    """moved: how many products attention finds to compute. The results are those of the block as it is."""
+    """The results are those of the block as it is."""
     found, slot = [], ForwardSlot()
 
     def attend(*given: Any, **_: Any) -> torch.Tensor:

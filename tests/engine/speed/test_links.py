@@ -9,12 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from demo.host import REPOSITORY
 from tests.support.links.link import TOOLS, Link
 from tests.support.links.namespaces import NAMED, why_impossible
-from tests.support.links.profiles import PROFILES, Profile, counted_flops
+from tests.support.links.profiles import PROFILES, Profile
 from tests.support.links.transfers import LEAST, MOST
 
 SLOW, FAST = 2_000_000, 20_000_000
@@ -83,12 +82,3 @@ def test_a_scaled_link_takes_the_share_of_a_step_that_the_real_one_does(profile:
     wanted = ratios(tokens, width, profile.card, profile.link, 2)
     scaled = profile.rate(flops, 4, shrink)
     assert ratios(tokens / shrink, width / shrink, flops, scaled, 4) == pytest.approx(wanted)
-
-
-@torch.inference_mode()
-def test_flops_are_those_of_products_and_attention() -> None:
-    def run() -> None:
-        hidden = torch.mm(torch.zeros(7, 16), torch.zeros(16, 24)).view(1, 3, 7, 8)
-        torch.nn.functional.scaled_dot_product_attention(hidden, hidden, hidden)
-
-    assert counted_flops(run) == 2 * 7 * 16 * 24 + 4 * 3 * 7 * 7 * 8

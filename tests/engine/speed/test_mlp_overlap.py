@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -65,11 +66,8 @@ def test_a_subclass_that_reads_the_mlp_before_attention_gives_what_it_gives_anyw
 
 
 def test_a_block_that_fails_leaves_nothing_to_the_next() -> None:
-    def fail() -> None:
-        raise InterruptedError
-
     slot = ForwardSlot()
-    block = Block(True, fail)
+    block = Block(True, Mock(side_effect=InterruptedError))
     MlpOverlap(block, ROWS, WIDTH, slot).install(Hooks())
     with pytest.raises(InterruptedError):
         block(torch.randn(1, 2, WIDTH))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -53,62 +52,41 @@ def has_lists(model_class: str) -> bool:
     )
 
 
-OF_FAMILIES = [
-    *in_turn(
-        [name for name in FAMILIES if name in LAST_OF_CLASS and has_lists(FAMILIES[name].model_class)], family_allows
-    )
-]
+OF_FAMILIES = in_turn(
+    [name for name in FAMILIES if name in LAST_OF_CLASS and has_lists(FAMILIES[name].model_class)], family_allows
+)
 FIRST_ROWS = {model.model_class: row for row, model in reversed(ROWS.items()) if row not in LONG}
-OF_ROWS = [*in_turn([row for model_class, row in FIRST_ROWS.items() if has_lists(model_class)], allows)]
+OF_ROWS = in_turn([row for model_class, row in FIRST_ROWS.items() if has_lists(model_class)], allows)
 # Calls of three sizes at a time, of which the ranks have different numbers.
-OF_ROWS += [("wan-t2v × 3", {"cfg": 2}, kind) for kind in KINDS]
+SEVERAL = [("wan-t2v × 3", {"cfg": 2}, kind) for kind in KINDS]
+CASES = [
+    *(("diffusers", *case) for case in OF_FAMILIES),
+    *(("comfyui", *case) for case in (*OF_ROWS, *SEVERAL)),
+]
 
 
-def found_by(library: str, wanted: list[Case], ranks: RankPool, root: Path) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def found(
+    request: pytest.FixtureRequest, ranks: RankPool, comfyui: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[int, dict[str, bool]]]:
     """By case and rank, where the outputs are equal."""
-    by_world: dict[int, list[Case]] = {}
-    for case in wanted:
-        by_world.setdefault(ParallelPlan.from_json(case[1]).world_size, []).append(case)
-    found: dict[str, Any] = {}
-    for world, cases in by_world.items():
-        by_rank = ranks.run(world, "weights.fetched_ranks", library, cases, str(root), cases=len(cases))
+    root = str(tmp_path_factory.mktemp("models"))
+    jobs: dict[tuple[str, int], list[Case]] = {}
+    for library, name, plan, kind in running(request, "library", "name", "plan", "kind"):
+        jobs.setdefault((library, ParallelPlan.from_json(plan).world_size), []).append((name, plan, kind))
+    found: dict[str, dict[int, dict[str, bool]]] = {}
+    for (library, world), cases in jobs.items():
+        by_rank = ranks.run(world, "weights.fetched_ranks", library, cases, root, cases=len(cases))
         for rank, told in enumerate(by_rank):
             for *case, equal in told:
-                found.setdefault(str(tuple(case)), {})[rank] = equal
+                found.setdefault(str((library, *case)), {})[rank] = equal
     return found
 
 
-@pytest.fixture(scope="module")
-def of_families(
-    request: pytest.FixtureRequest, ranks: RankPool, comfyui: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
-    wanted = running(request, "family", "plan", "first")
-    return found_by("diffusers", wanted, ranks, tmp_path_factory.mktemp("families"))
-
-
-@pytest.fixture(scope="module")
-def of_rows(
-    request: pytest.FixtureRequest, ranks: RankPool, comfyui: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
-    wanted = running(request, "row", "plan", "first")
-    return found_by("comfyui", wanted, ranks, tmp_path_factory.mktemp("rows"))
-
-
-def assert_equal_everywhere(found: dict[int, dict[str, bool]]) -> None:
-    assert all(len(equal) > 1 for equal in found.values())
-    wrong = [(rank, way) for rank, equal in found.items() for way, is_equal in equal.items() if not is_equal]
-    assert not wrong
-
-
-@pytest.mark.parametrize(("family", "plan", "first"), OF_FAMILIES, ids=str)
-def test_a_diffusers_model_gives_the_same_bits_with_fetched_weights(
-    family: str, plan: Plan, first: str, of_families: dict[str, Any]
+@pytest.mark.parametrize(("library", "name", "plan", "kind"), CASES, ids=str)
+def test_a_model_gives_the_same_bits_with_fetched_weights(
+    library: str, name: str, plan: Plan, kind: str, found: dict[str, dict[int, dict[str, bool]]]
 ) -> None:
-    assert_equal_everywhere(of_families[str((family, plan, first))])
-
-
-@pytest.mark.parametrize(("row", "plan", "first"), OF_ROWS, ids=str)
-def test_a_class_of_comfyui_gives_the_same_bits_with_fetched_weights(
-    row: str, plan: Plan, first: str, of_rows: dict[str, Any]
-) -> None:
-    assert_equal_everywhere(of_rows[str((row, plan, first))])
+    by_rank = found[str((library, name, plan, kind))]
+    assert all(len(equal) > 1 for equal in by_rank.values())
+    assert not [(rank, way) for rank, equal in by_rank.items() for way, is_equal in equal.items() if not is_equal]

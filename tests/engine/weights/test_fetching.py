@@ -65,23 +65,6 @@ def test_a_block_that_a_node_runs_twice_is_refused_by_name_and_the_next_forward_
     assert got is not None and got.equal(whole())
 
 
-def test_a_forward_that_ends_early_or_fails_leaves_the_next_right() -> None:
-    model = Model()
-    fetched = fetched_of(model)
-    store = host_store(fetched)
-    fetched.rearrange(EVERY, store)
-    for place in (0, 2, BLOCKS - 1):
-        store.fetched.clear()
-        model.ends_after = place
-        assert run(model, fetched, given()) is None
-        assert store.fetched == list(EVERY), "other ranks wait for all of them"
-        model.ends_after = -1
-        with pytest.raises(RuntimeError):
-            run(model, fetched, given()[:, 1:])
-        got = run(model, fetched, given())
-        assert got is not None and got.equal(whole())
-
-
 def test_buffers_that_are_made_in_inference_mode_are_written_outside_of_it() -> None:
     model = Model()
     fetched = fetched_of(model)

@@ -10,7 +10,6 @@ import pytest
 from parallel_backend.errors import PlanError
 from parallel_backend.plan import AUTO, HOST, MEMORY, SHARED, TIME, WHOLE, ParallelPlan
 from parallel_backend.weights.fitting import (
-    ASSUMED,
     Links,
     WeightRoom,
     count_host_bytes,
@@ -123,15 +122,6 @@ def test_fetched_blocks_are_spread_evenly() -> None:
         assert max(gaps) - min(gaps) <= 1
     assert fetched_places([GB] * 4, replace(TWO, weights=HOST, weight_blocks=9)) == [0, 1, 2, 3]
     assert fetched_places([GB] * 4, replace(TWO, weights=AUTO)) == []
-
-
-def test_a_forward_fetches_what_a_rank_does_not_keep() -> None:
-    four = ParallelPlan(ulysses=4)
-    assert EVEN.count_fetched_bytes(replace(four, weights=SHARED)) == sum(EVEN.blocks) * 3 // 4
-    assert EVEN.count_fetched_bytes(replace(four, weights=HOST, weight_blocks=10)) == sum(EVEN.blocks) // 4
-    assert EVEN.count_fetched_bytes(four) == EVEN.count_fetched_bytes(replace(four, weights=WHOLE)) == 0
-    plan = replace(four, weights=HOST, weight_blocks=10)
-    assert estimate_fetch_seconds(plan, EVEN, ASSUMED) == pytest.approx(10 * GB / 4 / ASSUMED.host)
 
 
 def test_stages_are_balanced_by_memory_only_where_those_of_equal_time_do_not_fit() -> None:

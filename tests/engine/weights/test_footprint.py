@@ -1,5 +1,5 @@
 """What a rank takes of memory and reads of the file is what is told of it; `python -m tests.benchmarks.memory` shows it
-for larger models. And what this is measured with counts what it says."""
+for larger models."""
 
 from __future__ import annotations
 

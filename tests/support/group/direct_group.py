@@ -19,6 +19,7 @@ from worker.comfyui.controls import NEW_EACH_CALL
 from worker.comfyui.patches import PackedPatches, Patch
 from worker.comfyui.source import HostSource
 from worker.host.client import WorkerGroup
+from worker.settings import Settings
 from worker.wire.operations import CALL, FORWARD, SAMPLE
 from worker.wire.protocol import Header
 from worker.wire.sampler_call import SamplerCall, SamplerPass
@@ -115,6 +116,17 @@ class DirectGroup:
     def load(self, check: Callable[[], None] = go_on) -> None:
         self.group.load(self.source.to_json(), self.plan.to_json(), self.plan.world_size, check)
 
+    def in_memory(self) -> DirectGroup:
+        """The same model, whose weights are cast: so they are not in the file's pages, which stay when a rank parks."""
+        return replace(self, source=replace(self.source, dtype="bfloat16", cast="float32"))
+
+    def park(self) -> None:
+        """Parks the ranks as on GPUs: on the CPU, nothing would be won by it."""
+        with pytest.MonkeyPatch.context() as patch:
+            take_for_gpus(patch, self.group)
+            self.group.park()
+        assert self.group.status()["state"] == "parked"
+
     def under(self, **plan: Any) -> DirectGroup:
         """The same group and model, loaded under another plan."""
         changed = replace(self, plan=ParallelPlan(**plan))
@@ -168,9 +180,11 @@ def direct_on(group: WorkerGroup, folder: Path, family: Family, **degrees: int) 
 
 
 @contextmanager
-def direct_group(folder: Path, family: Family, **degrees: int) -> Iterator[DirectGroup]:
+def direct_group(
+    folder: Path, family: Family, settings: Settings | None = None, **degrees: int
+) -> Iterator[DirectGroup]:
     """A group of its own with the family's tiny model under this plan; ask for `own_ranks`."""
-    group = WorkerGroup("cpu", folder / "logs")
+    group = WorkerGroup("cpu", folder / "logs", settings)
     try:
         yield direct_on(group, folder / "model", family, **degrees)
     finally:

@@ -63,14 +63,6 @@ def flip_bits(frame: bytes, chance: random.Random) -> bytes:
     return bytes(changed)
 
 
-def cut(frame: bytes, chance: random.Random) -> bytes:
-    return frame[: chance.randrange(len(frame) + 1)]
-
-
-def lengthen(frame: bytes, chance: random.Random) -> bytes:
-    return frame + chance.randbytes(chance.choice((1, 8, 100)))
-
-
 def remove_piece(frame: bytes, chance: random.Random) -> bytes:
     start = chance.randrange(len(frame) + 1)
     return frame[:start] + frame[start + chance.randrange(1, 20) :]
@@ -116,7 +108,11 @@ def other_tensors(frame: bytes, chance: random.Random) -> bytes:
     return framed(json.dumps(header).encode(), LENGTH.pack(length_said) + text + payload[LENGTH.size + length :])
 
 
-MUTATIONS = (flip_bits, cut, lengthen, remove_piece, other_lengths, other_header, other_tensors, other_tensors)
+MUTATIONS = (
+    lambda frame, chance: frame[: chance.randrange(len(frame) + 1)],
+    lambda frame, chance: frame + chance.randbytes(chance.choice((1, 8, 100))),
+    *(flip_bits, remove_piece, other_lengths, other_header, other_tensors, other_tensors),
+)
 
 
 def parts(frame: bytes) -> tuple[Any, bytes]:

@@ -6,19 +6,17 @@ The reference is the same group with whole weights.
 from __future__ import annotations
 
 import itertools
-import os
-import signal
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from parallel_backend.plan import HOST, SHARED, WHOLE, ParallelPlan
-from tests.support.group.direct_group import SHORT, DirectGroup, take_for_gpus
-from worker.errors import RequestRefused, WorkerGroupError
+from tests.support.group.direct_group import SHORT, DirectGroup
+from worker.errors import RequestRefused
 
 SIZES = (16, 16)
 SOME = 3  # of the model's four blocks
@@ -50,25 +48,13 @@ def at_step(number: int, act: Callable[[], None]) -> Callable[[], None]:
     return lambda: act() if next(asked) == number else None
 
 
-def give_up() -> None:
-    raise InterruptedError
-
-
 @KINDS
-def test_what_each_rank_has_of_fetched_weights_is_parked_and_comes_back(
-    two: DirectGroup, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_each_rank_has_of_fetched_weights_is_parked_and_comes_back(two: DirectGroup, kind: str) -> None:
     """Ranks that share weights out have others, where whole ones would be one copy for both."""
-    in_memory = replace(
-        two, source=replace(two.source, dtype="bfloat16", cast="float32")
-    )  # and not in the file's pages, which stay
-    right = both(under(in_memory, WHOLE))
-    direct = under(in_memory, kind, SOME)
+    right = both(under(two.in_memory(), WHOLE))
+    direct = under(two.in_memory(), kind, SOME)
     for _ in range(2):
-        with monkeypatch.context() as patched:
-            take_for_gpus(patched, two.group)  # on the CPU, nothing would be won by it
-            two.group.park()
-        assert two.group.status()["state"] == "parked"
+        direct.park()
         assert equal(both(direct), right)
 
 
@@ -83,7 +69,7 @@ def test_a_sampling_that_is_given_up_leaves_the_next_right(
     direct, pids = under(two, kind), two.pids()
     for _ in range(2):
         with pytest.raises(InterruptedError):
-            direct.sample(*SIZES, call=LONG, check=at_step(steps, give_up))
+            direct.sample(*SIZES, call=LONG, check=at_step(steps, Mock(side_effect=InterruptedError)))
         assert equal(both(direct), right)
     assert two.pids() == pids
 
@@ -124,24 +110,3 @@ def test_a_refusal_leaves_the_next_right(two: DirectGroup, right: list[torch.Ten
     with pytest.raises(RequestRefused, match="needs ranks that compute with the same weights"):
         replace(two, plan=ParallelPlan(pipefusion=2, patches=1, weights=SHARED)).load()
     assert equal(both(under(two, kind)), right)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="stops a process")
-@pytest.mark.parametrize("kind", [SHARED, pytest.param(HOST, marks=pytest.mark.slow)])
-def test_a_rank_that_is_killed_while_another_waits_for_its_weights_costs_that_request(
-    two: DirectGroup, right: list[torch.Tensor], kind: str
-) -> None:
-    direct = under(two, kind)
-    pids = direct.pids()
-
-    def kill() -> None:
-        os.kill(pids[1], signal.SIGSTOP)  # in the middle of a step: rank 0 comes to wait for it
-        time.sleep(0.3)
-        os.kill(pids[1], signal.SIGKILL)
-
-    with pytest.raises(WorkerGroupError, match="SIGKILL"):
-        direct.sample(*SIZES, call=LONG, check=at_step(20, kill))
-    direct.load()
-    assert equal(both(direct), right)
-    assert not set(pids) & set(direct.pids())
-    two.group.restarts.forgive()

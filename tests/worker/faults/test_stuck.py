@@ -18,10 +18,9 @@ import torch
 from demo.host import REPOSITORY
 from parallel_backend.errors import GroupError
 from parallel_backend.groups.timeline import Timeline
-from tests.support.group.direct_group import DIT, DirectGroup, direct_on, wait_until
+from tests.support.group.direct_group import DIT, DirectGroup, direct_group, wait_until
 from worker.errors import WorkerGroupError
 from worker.host import pace
-from worker.host.client import WorkerGroup
 from worker.launch.logs import collect_stacks
 from worker.rank.job_groups import JobGroups
 from worker.settings import Settings
@@ -56,11 +55,8 @@ def end_after(seconds: float) -> Callable[[], None]:
 @pytest.fixture
 def direct(own_ranks: None, tmp_path: Path) -> Iterator[DirectGroup]:
     """A group for which the heartbeat alone would be patient."""
-    group = WorkerGroup("cpu", tmp_path / "logs", Settings(silence_seconds=600.0))
-    try:
-        yield direct_on(group, tmp_path, DIT, ulysses=2)
-    finally:
-        group.stop()
+    with direct_group(tmp_path, DIT, Settings(silence_seconds=600.0), ulysses=2) as direct:
+        yield direct
 
 
 @pytest.mark.parametrize("ask", [lambda it: it.forward(16, 16), lambda it: it.under(ring=2)], ids=["step", "load"])

@@ -55,14 +55,13 @@ def made(group: WorkerGroup) -> tuple[int, str, Settings]:
     return session.made_of
 
 
-def stop_and_start(group: WorkerGroup) -> None:
-    group.stop()
-    group.start(2, go_on)
-
-
 @pytest.mark.parametrize(
     "change",
-    [lambda group: group.restart(2, go_on), stop_and_start, lambda group: group.ensure(2, go_on)],
+    [
+        lambda group: group.restart(2, go_on),
+        lambda group: (group.stop(), group.start(2, go_on)),
+        lambda group: group.ensure(2, go_on),
+    ],
     ids=["restart", "stop and start", "more ranks"],
 )
 def test_a_group_that_runs_takes_new_settings_with(change: Callable[[WorkerGroup], None], group: WorkerGroup) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from parallel_backend.weights.shared_memory import IS_SHAREABLE
 from tests.support.group.direct_group import wait_until
-from tests.support.labelled.tensors import GPU, Labelled, on_gpu
+from tests.support.labelled.tensors import GPU, on_gpu
 from worker.host.sent_conditions import MOST, MOST_BYTES, SentConditions
 from worker.wire.job_channel import SLOTS, FrameMemory, HostChannel, RankChannel
 from worker.wire.protocol import PREFIX, SOCKET_BYTES, ProtocolError, decode, encode, receive_frame
@@ -129,30 +129,6 @@ def test_a_frame_that_lies_about_its_length_is_refused(ends: Ends) -> None:
     ends.ours.sendall(prefix)
     with pytest.raises(ProtocolError, match="does not have"):
         receive_frame(ends.theirs)
-
-
-def test_a_prediction_comes_back_to_the_gpu(ends: Ends) -> None:
-    """On labelled tensors."""
-    values = torch.randn(LARGE)
-    with torch.no_grad(), on_gpu(counts_memory=False) as watch:
-        watch.begin()
-        ends.rank.send({}, {"prediction.0.0": values, "state": values})
-        found = ends.host.receive(GPU)[1]
-        watch.end()
-        assert isinstance(found["prediction.0.0"], Labelled) and not isinstance(found["state"], Labelled)
-        assert torch.equal(found["prediction.0.0"].held, values)
-
-
-@pytest.mark.parametrize("size", (SMALL, LARGE))
-def test_the_host_waits_once_for_all_tensors_that_it_sends(ends: Ends, size: int) -> None:
-    values = [torch.randn(size) for _ in range(3)]
-    with torch.no_grad(), on_gpu(counts_memory=False) as watch:
-        given = [each.to(GPU, non_blocking=True) for each in values]
-        watch.begin()
-        got = ends.request(*given)
-        watch.end()
-    assert sum(watch.outside.values()) == 1, watch.outside
-    assert all(map(torch.equal, got, values))
 
 
 def test_the_host_waits_once_to_compare_what_the_ranks_hold() -> None:

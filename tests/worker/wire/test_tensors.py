@@ -79,8 +79,3 @@ GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 def test_a_broken_blob_is_refused(broken):
     with pytest.raises(ValueError):
         from_buffer(broken)
-
-
-def test_what_the_format_does_not_have_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"The tensor x has dtype torch.complex64, which cannot be sent"):
-        to_buffers({"x": torch.ones(1, dtype=torch.complex64)})
