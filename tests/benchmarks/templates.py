@@ -9,7 +9,6 @@ its nodes are put behind the loader's MODEL (`tests/support/templates/describe.p
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -41,7 +40,7 @@ NEEDS_ALL = {
 
 def describe(comfyui: Path, *names: str) -> Mapping[str, Any]:
     """By file, of those that the workflows name and of these, what the loader's code says of it."""
-    return json.loads(run_program(comfyui, "tests.support.templates.describe", *names).splitlines()[-1])
+    return run_program(comfyui, "tests.support.templates.describe", *names)
 
 
 def outcome(workflow: Workflow, described: Mapping[str, Any]) -> tuple[str, str]:

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from demo.host import ComfyHost
-from tests.support.host.graphs import Graph, Job, Link, behind, latents, refusal, worker_processes
+from tests.support.host.graphs import Graph, Job, Link, behind, latents, refusal
 
 GOOD = Job("tiny-dit", steps=1)
 LOOP = Job("tiny-dit", scheduler="DDIM")
@@ -149,6 +149,9 @@ REFUSED: dict[str, tuple[dict, Words]] = {
         Job("tiny-dit", latent="flux.latent").prompt(), ("16, 16, 16", "4, height, width")
     ),
     "a nested latent": (nested(Job("tiny-dit").prompt()), ("several parts", "nested latent")),
+    "a plan with more ranks than heads": (
+        Job("tiny-dit", plan={"cfg": 1, "ulysses": 5}).prompt(), ("ulysses=5", "4 heads", "Lower it to 4 or less")
+    ),
     "NaN in the class": (Job("tiny-dit", "nan.safetensors").prompt(), ("NaN", "the node that made it")),
     "a blend of two class labels": (
         GOOD.prompt(patch_positive=blend), ("averaged or blended", "one DiT Class Label")
@@ -188,14 +191,6 @@ REFUSED: dict[str, tuple[dict, Words]] = {
 def test_what_cannot_be_is_refused_and_says_why(name: str, host: ComfyHost, files: None) -> None:
     prompt, words = REFUSED[name]
     assert_says(refusal(host, prompt, GOOD), *words)
-
-
-def test_a_plan_with_more_ranks_than_heads_is_refused_before_a_rank_starts(host: ComfyHost) -> None:
-    latents(host, GOOD.prompt())
-    processes = worker_processes(host)
-    message = refusal(host, Job("tiny-dit", plan={"cfg": 1, "ulysses": 5}).prompt(), GOOD)
-    assert_says(message, "ulysses=5", "4 heads", "Lower it to 4 or less")
-    assert worker_processes(host) == processes
 
 
 def test_only_class_conditional_dits_are_offered(host: ComfyHost, broken: Path) -> None:

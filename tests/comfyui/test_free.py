@@ -198,8 +198,7 @@ def test_free_in_comfyui_unloads_the_ranks_and_the_next_prompt_draws_the_same(ho
 
 @pytest.fixture(scope="module")
 def accounts(comfyui: Path, models: Path) -> dict[str, dict]:
-    said = run_program(comfyui, "tests.support.host.room_on_a_card", models / "models/diffusers/tiny-dit")
-    return json.loads(said.splitlines()[-1])
+    return run_program(comfyui, "tests.support.host.room_on_a_card", models / "models/diffusers/tiny-dit")
 
 
 # What was done; then how the group is asked to park (False) or to unload (True), and the GB that are held.

@@ -149,16 +149,24 @@ def test_it_gives_what_it_gives_with_the_stock_loader_and_the_group_lives(
 
 
 @contextmanager
-def overwritten(file: Path) -> Iterator[None]:
-    """While entered, a file with other weights of the same names and shapes is in its place, as after a download."""
-    whole, part = file.read_bytes(), file.with_suffix(".part")
-    save_file({name: 0.9 * tensor for name, tensor in load_file(file).items()}, part)
-    os.replace(part, file)
+def other_weights(file: Path, in_place: bool = False) -> Iterator[None]:
+    """While entered, a file with other weights of the same names and shapes is in its place, as after a download; or
+    they are in the file itself, as a copying tool leaves it."""
+    whole = file.read_bytes()
+    start = int.from_bytes(whole[:8], "little") + 8
+    others = 0.9 * torch.frombuffer(bytearray(whole[start:]), dtype=torch.float32)
+
+    def write(content: bytes) -> None:
+        target = file if in_place else file.with_suffix(".part")
+        with open(target, "r+b" if in_place else "wb") as opened:
+            opened.write(content)
+        os.replace(target, file)
+
+    write(whole[:start] + others.numpy().tobytes())
     try:
         yield
     finally:
-        part.write_bytes(whole)
-        os.replace(part, file)
+        write(whole)
 
 
 @pytest.mark.parametrize("plan", [None, {"ulysses": 2}], ids=["stock", "ours"])
@@ -169,7 +177,7 @@ def test_a_model_stays_what_it_was_if_its_file_is_overwritten(
     seed = next(seeds)
     old = latents(host, good(FLUX, None, seed))
     latents(host, good(FLUX, plan, next(seeds)))
-    with overwritten(files / f"{FLUX}.safetensors"):
+    with other_weights(files / f"{FLUX}.safetensors"):
         assert relative_error(latents(host, good(FLUX, plan, seed)), old) <= TOLERANCE
         latents(host, good(UNET, None, seed))
         assert relative_error(latents(host, good(FLUX, plan, seed)), old) > 1e-2
@@ -179,7 +187,7 @@ def test_a_model_stays_what_it_was_if_its_file_is_overwritten(
 def test_ranks_never_take_the_file_that_overwrote_another_for_it(host: ComfyHost, files: Path) -> None:
     file, plan = files / f"{FLUX}.safetensors", {"ulysses": 2}
     latents(host, good(FLUX, plan, next(seeds)))
-    with overwritten(file):
+    with other_weights(file):
         post(host, "/paralleldit/park?group=1")  # which on the CPU is unload, so that they have to read it again
         message = outcome(host, good(FLUX, plan, next(seeds)))
         assert isinstance(message, str)
@@ -192,28 +200,13 @@ def test_ranks_never_take_the_file_that_overwrote_another_for_it(host: ComfyHost
     latents(host, good(UNET, None, next(seeds)))
 
 
-@contextmanager
-def written_over(file: Path) -> Iterator[None]:
-    """While entered, other weights are in the file itself, as a copying tool leaves it."""
-    whole = file.read_bytes()
-    start = int.from_bytes(whole[:8], "little") + 8
-    with open(file, "r+b") as opened:
-        opened.seek(start)
-        opened.write((0.9 * torch.frombuffer(bytearray(whole[start:]), dtype=torch.float32)).numpy().tobytes())
-    try:
-        yield
-    finally:
-        with open(file, "r+b") as opened:
-            opened.write(whole)
-
-
 def test_a_file_that_is_written_over_in_place(host: ComfyHost, files: Path) -> None:
     """Stock's model may have its pages. What is in the file may be another model then, and that one runs as stock."""
     file, plan, drawn = files / f"{FLUX}.safetensors", {"ulysses": 2}, (next(seeds), next(seeds))
     latents(host, good(FLUX, None, next(seeds)))
     latents(host, good(FLUX, plan, next(seeds)))
     before = ranks(host)
-    with written_over(file):
+    with other_weights(file, in_place=True):
         right, found = (latents(host, good(FLUX, each, drawn[0]), as_stock=True) for each in (None, plan))
         assert relative_error(found, right) <= TOLERANCE
     right, found = (latents(host, good(FLUX, each, drawn[1])) for each in (None, plan))

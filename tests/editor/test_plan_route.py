@@ -26,8 +26,14 @@ PICTURES = [
     {"type": "KSampler", "picture": picture}
     for picture in ({"width": 64}, {"width": 64, "height": 0}, {"width": 64, "height": 64, "depth": 1}, [64, 64])
 ]
+FLUX, UNET = "longcat-image.safetensors", "sd15.safetensors"
 DEMO = "demo: coloured shapes (64×64)"
 SINGLE = {"PARALLELDIT_RANKS": "1", "PARALLELDIT_CPU_RANKS": "1", **TINY_MODELS}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def files(comfyui: Path, models: Path) -> None:
+    write_cases(comfyui, models, [Path(name).stem for name in (FLUX, UNET)])
 
 
 def ask(host: ComfyHost, body: Any) -> dict[str, Any]:
@@ -85,24 +91,20 @@ def test_auto_says_what_it_chose_and_why(host: ComfyHost) -> None:
     assert "no_branches" in keys(ask(host, about({}, {**KSAMPLER, "cfg": 1})))
 
 
-def test_samplings_with_and_without_a_negative_pass_are_planned_by_call(
-    host: ComfyHost, comfyui: Path, models: Path
-) -> None:
-    write_cases(comfyui, models, ["longcat-image"])
+def test_samplings_with_and_without_a_negative_pass_are_planned_by_call(host: ComfyHost) -> None:
     for samplers in [], [{**KSAMPLER, "cfg": None}], [KSAMPLER, {**KSAMPLER, "cfg": 1}]:
-        answer = ask(host, about({}, *samplers, model="longcat-image.safetensors"))
+        answer = ask(host, about({}, *samplers, model=FLUX))
         assert (answer["plan"], answer["world"]) == ("cfg=2", 2)
         assert keys(answer) == ["auto_cpu", "by_call", "counted_guided"]
         assert answer["note"] == [] and answer["memory"] is not None
         assert "cfg=2 with a negative pass, ulysses=2 without one" in answer["remarks"][1]["text"]
 
 
-def test_what_a_step_is_predicted_to_take_is_told_before_the_run(host: ComfyHost, comfyui: Path, models: Path) -> None:
+def test_what_a_step_is_predicted_to_take_is_told_before_the_run(host: ComfyHost) -> None:
     """On links that cost nothing: cond and uncond apart, or else the tokens; and a plan by hand beside the best."""
-    write_cases(comfyui, models, ["longcat-image", "wan-2.1-t2v"])
     picture = {"picture": {"width": 512, "height": 384}}
     for cfg, best in ((2.0, "cfg=2"), (1.0, "ulysses=2")):
-        answer = ask(host, about({}, {**KSAMPLER, "cfg": cfg, **picture}, model="longcat-image.safetensors"))
+        answer = ask(host, about({}, {**KSAMPLER, "cfg": cfg, **picture}, model=FLUX))
         told = answer["predicted"]
         assert (answer["plan"], told["best"][0]["plan"], told["plan"]["plan"]) == (best, best, best)
         assert told["is_measured"] and not told["best"][0]["is_alone"] and len(told["best"]) == 3
@@ -111,9 +113,9 @@ def test_what_a_step_is_predicted_to_take_is_told_before_the_run(host: ComfyHost
         for each in told["best"]:
             values = {**each["values"], "speeds": ", ".join(map(str, each["values"]["speeds"]))}
             assert ask(host, about(values))["plan"] == each["plan"], "what Compare plans gives a node"
-    answer = ask(host, about({"dp": 2}, {**KSAMPLER, "cfg": 1.0, **picture}, model="longcat-image.safetensors"))
+    answer = ask(host, about({"dp": 2}, {**KSAMPLER, "cfg": 1.0, **picture}, model=FLUX))
     assert answer["predicted"]["plan"]["seconds"] > answer["predicted"]["best"][0]["seconds"]
-    assert ask(host, about({}, KSAMPLER, model="longcat-image.safetensors"))["predicted"] is None
+    assert ask(host, about({}, KSAMPLER, model=FLUX))["predicted"] is None
 
 
 def test_a_run_is_predicted_as_its_node_says_before(host: ComfyHost) -> None:
@@ -126,18 +128,15 @@ def test_a_run_is_predicted_as_its_node_says_before(host: ComfyHost) -> None:
     assert (run["predicted"], run["alone"]) == pytest.approx(expected, rel=0.2), "its rows share the read weights"
 
 
-def test_auto_is_offered_in_place_of_a_plan_that_is_slower_than_one_device(
-    host: ComfyHost, comfyui: Path, models: Path
-) -> None:
+def test_auto_is_offered_in_place_of_a_plan_that_is_slower_than_one_device(host: ComfyHost) -> None:
     """Two stages of a pipeline wait for each other where an image has few tokens for its patches."""
-    write_cases(comfyui, models, ["longcat-image"])
     sampler = {**KSAMPLER, "cfg": 1.0, "picture": {"width": 64, "height": 64}}
     for plan, offers in (
         ({"pipefusion": 2, "patches": 2}, [{"plan": "", "values": None}]),
         ({"ulysses": 2}, []),
         ({}, []),
     ):
-        answer = ask(host, about(plan, sampler, model="longcat-image.safetensors"))
+        answer = ask(host, about(plan, sampler, model=FLUX))
         assert answer["offers"] == offers, answer["predicted"]
 
 
@@ -161,10 +160,9 @@ def test_an_error_is_told_in_the_words_that_the_run_ends_with(
     assert caught.value.exception_type == "paralleldit.PlanError", "the class's name, without a path"
 
 
-def test_pieces_that_forwards_do_not_run_in_are_told_of(host: ComfyHost, comfyui: Path, models: Path) -> None:
+def test_pieces_that_forwards_do_not_run_in_are_told_of(host: ComfyHost) -> None:
     plan = {"ulysses": 2, "pieces": 2}
-    write_cases(comfyui, models, ["sd15"])
-    answer = ask(host, about(plan, KSAMPLER, model="sd15.safetensors"))
+    answer = ask(host, about(plan, KSAMPLER, model=UNET))
     assert [each["text"] for each in answer["note"]] == ["Forwards of UNetModel run whole, not in 2 pieces."]
     assert "runs_whole" not in keys(ask(host, about(plan, KSAMPLER)), "note")
     for other in {"compile": "on"}, {"weights": "shared"}:
@@ -187,10 +185,9 @@ def test_a_model_that_is_not_there_is_named_and_is_no_fault_of_the_plan(host: Co
     assert answer["missing"] == [{"model": "no.safetensors", "folder": "checkpoints"}]
 
 
-def test_of_a_loaders_files_the_one_in_a_folder_of_models_counts(host: ComfyHost, comfyui: Path, models: Path) -> None:
+def test_of_a_loaders_files_the_one_in_a_folder_of_models_counts(host: ComfyHost, models: Path) -> None:
     """Files of other folders are no models, names do not leave the folders, and a pickle is not read."""
-    write_cases(comfyui, models, ["longcat-image"])
-    others, name = {"vae_name": "other.safetensors"}, "longcat-image.safetensors"
+    others, name = {"vae_name": "other.safetensors"}, FLUX
     answer = ask(host, {**about({}, KSAMPLER), "files": {**others, "unet_name": name}})
     assert (answer["plan"], answer["missing"]) == ("cfg=2", [])
     in_vae, pickle = models / "models" / "vae" / "other.safetensors", models / "models" / "checkpoints" / "old.ckpt"
@@ -208,9 +205,8 @@ def test_of_a_loaders_files_the_one_in_a_folder_of_models_counts(host: ComfyHost
         pickle.unlink()
 
 
-def test_the_chosen_dtype_counts(host: ComfyHost, comfyui: Path, models: Path) -> None:
-    write_cases(comfyui, models, ["longcat-image"])
-    question = about({"ulysses": 2}, KSAMPLER, model="longcat-image.safetensors")
+def test_the_chosen_dtype_counts(host: ComfyHost) -> None:
+    question = about({"ulysses": 2}, KSAMPLER, model=FLUX)
     (own,), (fp8,) = (
         ask(host, {**question, "weight_dtype": dtype})["memory"]["kept"] for dtype in ("another pack's", "fp8_e4m3fn")
     )

@@ -1,12 +1,11 @@
 """`clock_probe COMFYUI`: a forward of a few of Flux's blocks in pieces, by a clock.
 
-Prints as JSON, by the number of pieces, what it takes on four cards (`tests/benchmarks/exchange/clock.py`).
+Returns, by the number of pieces, what it takes on four cards (`tests/benchmarks/exchange/clock.py`).
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -20,11 +19,11 @@ from tests.support.links.profiles import PROFILES
 LINK = Link(PROFILES["PCIe 4.0 x16"].link, LATENCY)
 
 
-def main(comfyui: str) -> None:
+def main(comfyui: str) -> dict[int, Any]:
     import_comfyui(comfyui)
     attention: Any = importlib.import_module("comfy.ldm.modules.attention")
     flux: Any = importlib.import_module("comfy.ldm.flux.math")
     flux.optimized_attention = attention.attention_pytorch  # as on GPUs
     few = replace(COMFYUI["flux-dev"], depths={"depth": 2, "depth_single_blocks": 4})
     model, call = build_comfyui(few, META), make_call(few)
-    print(json.dumps({pieces: run(model, call, pieces, LINK)._asdict() for pieces in PIECES}))
+    return {pieces: run(model, call, pieces, LINK)._asdict() for pieces in PIECES}

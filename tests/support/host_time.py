@@ -160,7 +160,7 @@ def measure(model: torch.nn.Module, degrees: dict[str, int], is_plain: bool, cal
         dist.destroy_process_group()
 
 
-def main(comfyui: str, *blocks: str) -> None:
+def main(comfyui: str, *blocks: str) -> dict[str, Any]:
     torch.set_num_threads(1)
     import_comfyui(comfyui)
     attention: Any = importlib.import_module("comfy.ldm.modules.attention")
@@ -183,8 +183,8 @@ def main(comfyui: str, *blocks: str) -> None:
     for name, degrees, is_plain in [*cases, (BY_NODES, PLANS["ulysses=2"], False)]:
         whole = measure(model, degrees, is_plain, Call((latents, timestep), given))
         found[name] = {what: value - own.get(what, 0) for what, value in whole.items()}
-    print(json.dumps(found))
+    return found
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    print(json.dumps(main(*sys.argv[1:])))

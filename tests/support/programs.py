@@ -3,7 +3,8 @@
 `python -m tests.support.programs COMFYUI MODULE ARGUMENTS...` runs one in its own process.
 `python -m tests.support.programs COMFYUI` is the process that forks. A line on stdin is a job, as JSON: module,
 arguments, environment, folder. In a fork, the `main` of the module gets COMFYUI and the arguments; the folder has its
-stdin, and gets its stdout and stderr. A line with its exit code is the answer. The end of stdin ends all.
+stdin, and gets its stdout and stderr. A line with its exit code is the answer. The end of stdin ends all. What a `main`
+returns is printed as JSON.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ import sys
 import tempfile
 import traceback
 from pathlib import Path
+from typing import Any
 
 from demo.host import REPOSITORY
 from tests.support.host.mounted import import_comfyui
+from tests.support.ranks.leaving import end
 from worker.launch.imports import pause_garbage_collector
 
 SECONDS = 600  # for a program
@@ -29,15 +32,16 @@ OF_CUDA = "cuda"  # a thread's name begins with it
 STANDARD = {0: ("stdin", os.O_RDONLY), 1: ("stdout", os.O_WRONLY | os.O_CREAT), 2: ("stderr", os.O_WRONLY | os.O_CREAT)}
 
 
-def run_program(comfyui: Path, module: str, *arguments: object, given: str = "") -> str:
-    """What a program prints, without the seconds of its imports.
+def run_program(comfyui: Path, module: str, *arguments: object, given: Any = None) -> Any:
+    """What the `main` of a program returns, without the seconds of its imports.
 
-    given: its stdin. ComfyUI has the argument --cpu alone. Raises AssertionError with what it said if it fails.
+    given: its stdin, as JSON. ComfyUI has the argument --cpu alone. Raises AssertionError with what it said if it
+    fails.
     """
     process = forking_process(comfyui)
     assert process.stdin and process.stdout
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "stdin").write_text(given)
+        Path(folder, "stdin").write_text(json.dumps(given))
         asked = [str(comfyui), *map(str, arguments)]
         job = {"module": module, "arguments": asked, "environment": dict(os.environ), "folder": folder}
         process.stdin.write(json.dumps(job) + "\n")
@@ -46,12 +50,12 @@ def run_program(comfyui: Path, module: str, *arguments: object, given: str = "")
         assert answer, "what forks the programs has ended; its error is in pytest's own output"
         said = Path(folder, "stderr").read_text()[-SAID_CHARACTERS:]
         assert json.loads(answer) == 0, f"{module} ended with {answer}\n{said}"
-        return Path(folder, "stdout").read_text()
+        return json.loads(Path(folder, "stdout").read_text().splitlines()[-1])
 
 
-def run_apart(comfyui: Path, module: str, *arguments: object, **variables: str) -> str:
-    """What a program prints that has a process of its own, with these environment variables. Raises AssertionError with
-    what it said if it fails."""
+def run_apart(comfyui: Path, module: str, *arguments: object, **variables: str) -> Any:
+    """What the `main` of a program returns that has a process of its own, with these environment variables. Raises
+    AssertionError with what it said if it fails."""
     run = subprocess.run(
         [sys.executable, "-m", "tests.support.programs", str(comfyui), module, *map(str, arguments)],
         cwd=REPOSITORY,
@@ -61,7 +65,7 @@ def run_apart(comfyui: Path, module: str, *arguments: object, **variables: str) 
         timeout=1.5 * SECONDS,
     )
     assert run.returncode == 0, run.stderr[-SAID_CHARACTERS:]
-    return run.stdout
+    return json.loads(run.stdout.splitlines()[-1])
 
 
 @functools.cache
@@ -90,7 +94,7 @@ def be_program(job: dict) -> None:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 (the process's own has a buffer of the jobs' pipe)
         os.environ.clear()
         os.environ.update(job["environment"])
-        importlib.import_module(job["module"]).main(*job["arguments"])
+        print(json.dumps(importlib.import_module(job["module"]).main(*job["arguments"])))
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -120,7 +124,8 @@ def fork_programs(comfyui: str) -> None:
 
 def main(comfyui: str, module: str = "", *arguments: str) -> None:
     if module:
-        importlib.import_module(module).main(comfyui, *arguments)
+        print(json.dumps(importlib.import_module(module).main(comfyui, *arguments)))
+        end()
     else:
         fork_programs(comfyui)
 

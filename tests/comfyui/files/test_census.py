@@ -3,7 +3,6 @@ stock loader: it gives what it gives without. ComfyUI's own model runs what the 
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -40,9 +39,8 @@ def census(
     base = tmp_path_factory.mktemp("census")
     write_cases(comfyui, base, [*CENSUS_MODELS, "sd15"])
     shutil.copytree(PACK, base / "custom_nodes" / PACK.name, ignore=shutil.ignore_patterns("__pycache__"))
-    out, wanted = base / "census.json", {name for (name,) in running(request, "name")}
-    run_apart(comfyui, "tests.support.census.program", base, out, *wanted, **TINY_MODELS)
-    return json.loads(out.read_text())
+    wanted = {name for (name,) in running(request, "name")}
+    return run_apart(comfyui, "tests.support.census.program", base, *wanted, **TINY_MODELS)
 
 
 def row_of(census: dict[str, Any], name: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -64,8 +63,7 @@ def test_before_a_prompt_the_contexts_of_cards_count(comfyui: Path, tmp_path: Pa
         return [[24, 24], {}, {"values": values, **asks}, 0, 64, contexts]
 
     asked = [ask("auto", (0.1, 0.2)), ask("auto", (0.5, 0.4)), ask("whole", (0.5, 0.4))]
-    said = run_program(comfyui, "tests.support.host.plans_on_cards", tmp_path, given=json.dumps(asked))
-    small, usual, whole = json.loads(said.splitlines()[-1])
+    small, usual, whole = run_program(comfyui, "tests.support.host.plans_on_cards", tmp_path, given=asked)
     assert small["memory"]["fetched"] == 0 < usual["memory"]["fetched"]
     assert usual["memory"]["fits"] == [True, True] and usual["predicted"]["plan"]["fits"]
     assert whole["memory"]["fits"] == [False, True], "on the second card ComfyUI has no context"
@@ -75,7 +73,6 @@ def test_before_a_prompt_the_contexts_of_cards_count(comfyui: Path, tmp_path: Pa
 def test_comfyuis_arguments_of_memory_reach_ranks_that_have_a_card(comfyui: Path, files: dict[str, Path]) -> None:
     memory = ["--disable-smart-memory", "--disable-pinned-memory", "--reserve-vram", "2.5", "--async-offload", "3"]
     given = (*memory, "--deterministic", "--fast", "fp16_accumulation")
-    said = run_program(comfyui, "tests.support.files.rank_arguments", files["fp32"], *given)
-    on_gpu, on_cpu = json.loads(said.splitlines()[-1])
+    on_gpu, on_cpu = run_program(comfyui, "tests.support.files.rank_arguments", files["fp32"], *given)
     assert on_gpu == ["--deterministic", *memory, "--fast", "fp16_accumulation"]
     assert on_cpu == ["--cpu", "--deterministic", "--fast", "fp16_accumulation"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -47,6 +46,7 @@ DRAWN = [
 EVEN = (1, 16, 8, 12)  # a latent that falls into patches
 SYNCHRONOUS = [{"pipefusion": 2, "patches": 1}, {"pipefusion": 2, "patches": 3, "sync_steps": 10}]
 QUANTISED = "longcat-image"
+ON_TWO = {"plan": {"ulysses": 2}, "group": GROUPS_BY_SIZE[2]}
 prompt = partial(stock_prompts.prompt, steps=2)  # the second one has what the first one kept
 Layers = Iterator[tuple[str, torch.Tensor]]  # by the names that a LoRA has for them, their weights
 
@@ -113,8 +113,7 @@ def test_weights_are_cast_as_the_stock_loader_casts_them(dtype: str, host: Comfy
     assert torch.equal(latents(host, prompt(name, dtype=dtype, **one)), right)
 
 
-@pytest.mark.parametrize("plan", [{"ulysses": 2}], ids=str)
-def test_a_video_whose_first_frame_is_kept(plan: dict[str, int], host: ComfyHost, files: Path) -> None:
+def test_a_video_whose_first_frame_is_kept(host: ComfyHost, files: Path) -> None:
     """As Wan 2.2 5B makes a video of an image: each frame has a timestep of its own."""
 
     def masked(made: dict) -> dict:
@@ -125,9 +124,7 @@ def test_a_video_whose_first_frame_is_kept(plan: dict[str, int], host: ComfyHost
         return made
 
     right = latents(host, masked(prompt("wan-2.2-5b")))
-    assert (
-        relative_error(latents(host, masked(prompt("wan-2.2-5b", plan, group=GROUPS_BY_SIZE[2]))), right) <= TOLERANCE
-    )
+    assert relative_error(latents(host, masked(prompt("wan-2.2-5b", **ON_TWO))), right) <= TOLERANCE
 
 
 def test_two_experts_are_two_loaders(host: ComfyHost, files: Path) -> None:
@@ -177,15 +174,10 @@ def test_a_lora_draws_what_it_draws_with_the_stock_loader(
     name: str, host: ComfyHost, stock: Callable, models: Path
 ) -> None:
     before = stock(name)
-    lora = write_lora(name, models)
-
-    adapted = with_lora(lora)
+    adapted = with_lora(write_lora(name, models))
     right = latents(host, prompt(name, patch=adapted))
     assert relative_error(right, before) > 0.01, "the LoRA changes nothing"
-    assert (
-        relative_error(latents(host, prompt(name, {"ulysses": 2}, patch=adapted, group=GROUPS_BY_SIZE[2])), right)
-        <= TOLERANCE
-    )
+    assert relative_error(latents(host, prompt(name, patch=adapted, **ON_TWO)), right) <= TOLERANCE
 
 
 @pytest.mark.parametrize("what", GIVEN)
@@ -196,7 +188,7 @@ def test_conditioning_that_few_models_take_reaches_the_class(
     text = load_file(models / "input" / f"{name} positive.safetensors")
     save_file({**text, **tensors}, models / "input" / f"{name} {what}.safetensors")
     right = latents(host, prompt(name, positive=what))
-    drawn = latents(host, prompt(name, {"ulysses": 2}, positive=what, group=GROUPS_BY_SIZE[2]))
+    drawn = latents(host, prompt(name, positive=what, **ON_TWO))
     assert relative_error(drawn, right) <= TOLERANCE
 
 
@@ -235,7 +227,7 @@ def test_with_dynamicvram_small_layers_stay_as_they_are_in_the_file(comfyui: Pat
     stored, layers = load_file(file), Counter[str]()
     for name, weight in stored.items():
         layers[name.rpartition(".")[0]] += weight.nbytes
-    rounded, kept = json.loads(run_program(comfyui, "tests.support.files.small_layers", file))
+    rounded, kept = run_program(comfyui, "tests.support.files.small_layers", file)
     assert {dtype for dtype, _ in rounded.values()} == {"float8_e4m3fn"}
     small = {name for name in stored if layers[name.rpartition(".")[0]] <= 16384}
     assert {name for name, (_, same) in kept.items() if same} == small | {
@@ -250,7 +242,6 @@ def test_an_adapter_for_another_model_changes_nothing_and_is_told_of(host: Comfy
     tensors = {f"diffusion_model.elsewhere.lora_{end}.weight": torch.ones(4, 4) for end in ("up", "down")}
     save_file(tensors, files.parent / "loras" / "elsewhere.safetensors")
 
-    given = {"plan": {"ulysses": 2}, "group": GROUPS_BY_SIZE[2]}
-    plain = latents(host, prompt(QUANTISED, **given))
-    assert torch.equal(latents(host, prompt(QUANTISED, **given, patch=with_lora("elsewhere.safetensors"))), plain)
+    plain = latents(host, prompt(QUANTISED, **ON_TWO))
+    assert torch.equal(latents(host, prompt(QUANTISED, **ON_TWO, patch=with_lora("elsewhere.safetensors"))), plain)
     assert "This LoRA changes nothing: none of its keys is a weight of the model." in host.log.read_text()

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file
 
 from demo.host import ComfyHost
-from tests.comfyui.parallelize.test_parallelize import CHANGES, MODEL, files, in_turn, parallel  # noqa: F401
+from tests.comfyui.parallelize.test_parallelize import CHANGES, MODEL, drawn, files, in_turn, parallel  # noqa: F401
 from tests.support.files.write_gguf import write_gguf
 from tests.support.host.faults import wait_until
-from tests.support.host.graphs import GROUPS_BY_SIZE, STOCK, behind, latents, relative_error, runs
+from tests.support.host.graphs import behind, latents, relative_error
 from tests.support.host.stock_prompts import Patch, prompt
 from tests.support.programs import run_program
 from worker.wire.private_folder import LOCK
@@ -79,13 +79,7 @@ def test_it_draws_what_stock_draws(
     line: str, plan: dict[str, int], host: ComfyHost, stock: Callable[[str], torch.Tensor]
 ) -> None:
     right = stock(line)
-    before = runs(host, GROUPS_BY_SIZE[2])
-    found = latents(host, prompt(MODEL, patch=in_turn(*LINES[line], parallel(plan))))
-    run, *_ = [*runs(host, GROUPS_BY_SIZE[2]), *before, None]
-    assert run and run not in before, [each for each in host.log.read_text().splitlines() if STOCK in each][-1:]
-    assert not run["is_stock"] and run["reason"] == "", run
-    assert run["plan"] == "".join(f"{axis}={degree}" for axis, degree in plan.items())
-    assert relative_error(found, right) <= TOLERANCES.get(line, TOLERANCE)
+    assert relative_error(drawn(host, plan, LINES[line]), right) <= TOLERANCES.get(line, TOLERANCE)
 
 
 def test_its_file_in_memory_goes_with_the_model(host: ComfyHost, stock: Callable[[str], torch.Tensor]) -> None:

@@ -3,7 +3,7 @@ nodes before it and behind it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, reduce
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from demo.host import ComfyHost
 from tests.support.editor.settings import ask_settings, settings_kept
 from tests.support.files.adapters import make_lora
-from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, behind, latents, relative_error, runs, status
+from tests.support.host.graphs import GROUPS_BY_SIZE, STOCK, Graph, Link, behind, latents, relative_error, runs, status
 from tests.support.host.stock_prompts import Patch, prompt, write_cases
 
 pytestmark = pytest.mark.usefixtures("groups_by_size")
@@ -74,11 +74,12 @@ def stock(host: ComfyHost, files: Path) -> Callable[..., torch.Tensor]:
     return cache(lambda *names: latents(host, prompt(MODEL, patch=in_turn(*(CHANGES[name] for name in names)))))
 
 
-def drawn(host: ComfyHost, before: tuple[str, ...], plan: dict[str, int], behind: tuple[str, ...]) -> torch.Tensor:
+def drawn(host: ComfyHost, plan: dict[str, int], before: Sequence[Patch], behind: Sequence[Patch] = ()) -> torch.Tensor:
     """What is drawn with the node in the line, by the ranks under its plan."""
-    line = [*(CHANGES[name] for name in before), parallel(plan), *(CHANGES[name] for name in behind)]
-    found = latents(host, prompt(MODEL, patch=in_turn(*line)))
-    run = runs(host, GROUPS_BY_SIZE[2])[0]
+    known = runs(host, GROUPS_BY_SIZE[2])
+    found = latents(host, prompt(MODEL, patch=in_turn(*before, parallel(plan), *behind)))
+    run, *_ = [*runs(host, GROUPS_BY_SIZE[2]), *known, None]
+    assert run and run not in known, [each for each in host.log.read_text().splitlines() if STOCK in each][-1:]
     assert not run["is_stock"] and run["reason"] == "", run
     assert run["plan"] == "".join(f"{axis}={degree}" for axis, degree in plan.items())
     return found
@@ -92,7 +93,8 @@ def test_it_draws_what_stock_draws_wherever_it_stands(
     before, behind = LINES[line]
     right = stock(*before, *behind)
     assert relative_error(right, stock()) > 1e-3, "the nodes change nothing"
-    assert relative_error(drawn(host, before, plan, behind), right) <= TOLERANCE
+    changes = ([CHANGES[name] for name in names] for names in (before, behind))
+    assert relative_error(drawn(host, plan, *changes), right) <= TOLERANCE
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)

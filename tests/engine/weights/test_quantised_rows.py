@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,7 +17,7 @@ Told = Mapping[str, Mapping[str, Mapping[str, bool] | None]]
 
 @pytest.fixture(scope="module")
 def told(comfyui: Path) -> Told:
-    return json.loads(run_program(comfyui, "tests.support.files.split_rows"))
+    return run_program(comfyui, "tests.support.files.split_rows")
 
 
 @pytest.mark.parametrize("form", sorted({*QUANTISED, "gguf"}))

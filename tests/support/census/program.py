@@ -1,6 +1,5 @@
-"""`census.program COMFYUI BASE OUT [NODE...]`:
-runs ComfyUI's nodes on models without and with *Parallelize Model*, in one process, and writes what came of each as
-JSON.
+"""`census.program COMFYUI BASE [NODE...]`:
+runs ComfyUI's nodes on models without and with *Parallelize Model*, in one process, and tells what came of each.
 
 The rows of `rows`; without names, all of them.
 """
@@ -10,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import importlib
-import json
 import sys
 import time
 import traceback
@@ -37,7 +35,6 @@ from tests.support.census.rows import NEWER_ROWS, ROWS, Given, Row, equal
 from tests.support.host.graphs import joined, relative_error
 from tests.support.host.mounted import mount
 from tests.support.host.stock_prompts import ALL
-from tests.support.ranks.leaving import end
 
 SEED = 7
 Outputs = list[torch.Tensor]
@@ -383,7 +380,7 @@ def order(row: Row) -> tuple[Any, ...]:
     return is_of_one, row.model, not row.plan, sorted(row.plan)
 
 
-def main(comfyui: str, base: str, out: str, *names: str) -> None:
+def main(comfyui: str, base: str, *names: str) -> dict[str, Any]:
     census = Census(comfyui, base)
     nodes = census.model_nodes()
     every = {**ROWS, **HABITS, **DETECTOR_ROWS, **NODE_ROWS}
@@ -401,5 +398,4 @@ def main(comfyui: str, base: str, out: str, *names: str) -> None:
                 results["rows"][name] = {"stock": said, "trace": traceback.format_exc()[-3000:]}
     finally:
         census.group.stop()
-    Path(out).write_text(json.dumps(results, indent=1))
-    end()
+    return results

@@ -67,24 +67,16 @@ def own_names(layer: str) -> str:
     return f"diffusion_model.{layer}"
 
 
-def make_lora(
-    weights: Mapping[str, torch.Tensor],
-    names: Callable[[str], str] = own_names,
-    seed: int = 4,
-    ends: tuple[str, str] = (".lora_B.weight", ".lora_A.weight"),
-    alpha: float | None = None,
-) -> Tensors:
+def make_lora(weights: Mapping[str, torch.Tensor], names: Callable[[str], str] = own_names) -> Tensors:
     """A LoRA for every matrix and convolution of these weights, of about a third of their size. names: of a layer."""
-    generator, tensors = torch.Generator().manual_seed(seed), {}
+    generator, tensors = torch.Generator().manual_seed(4), {}
     for key, weight in sorted(weights.items()):
         if weight.ndim not in (2, 4) or not key.endswith(".weight"):
             continue
         name, size = names(key.removesuffix(".weight")), (float(weight.std()) / 3 / RANK**0.5) ** 0.5
         up, down = (len(weight), RANK, *[1] * (weight.ndim - 2)), (RANK, *weight.shape[1:])
-        for end, shape in zip(ends, (up, down), strict=True):
-            tensors[name + end] = size * torch.randn(shape, generator=generator)
-        if alpha:
-            tensors[f"{name}.alpha"] = torch.tensor(alpha)
+        for end, shape in {"B": up, "A": down}.items():
+            tensors[f"{name}.lora_{end}.weight"] = size * torch.randn(shape, generator=generator)
     return tensors
 
 

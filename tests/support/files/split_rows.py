@@ -1,12 +1,11 @@
 """`files.split_rows COMFYUI`:
-splits quantised weights of each format between two rows and prints as JSON what comes of it: by format and numbers of
+splits quantised weights of each format between two rows and tells what comes of it: by format and numbers of
 rows, null if the weight cannot be split there; else by input whether a layer with the parts gives the whole one's bits,
 and whether it stays quantised and copies nothing."""
 
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from typing import Any
 
@@ -60,13 +59,12 @@ def told(name: str, whole: Any, first: int) -> dict[str, bool] | None:
     return found
 
 
-def main(comfyui: str) -> None:
+def main(comfyui: str) -> dict[str, Any]:
     if "comfy.options" not in sys.modules:
         importlib.import_module("tests.support.host.mounted").import_comfyui(comfyui)
     torch.manual_seed(0)
     with torch.inference_mode():
-        found = {
+        return {
             f"{rows} {first}": {name: told(name, whole, first) for name, whole in weights(rows).items()}
             for rows, first in ROWS
         }
-    print(json.dumps(found))

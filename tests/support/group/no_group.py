@@ -2,7 +2,7 @@
 Parallelize Model, a sampler and Parallelize VAE on a system that can have no group, against stock.
 
 LACKS: "distributed" if its torch has no torch.distributed, "folder" if no folder for temporary files can be used.
-MODEL: a case that `write_cases` has written to the folder BASE. VAE: a file in its models/vae. Prints JSON: whether the
+MODEL: a case that `write_cases` has written to the folder BASE. VAE: a file in its models/vae. Returns whether the
 results have the stock nodes' bits, what was said, whether anything of the model's file was read before it sampled, and
 whether a network inside of a model that has the VAE takes the stock one into the ranks.
 """
@@ -10,7 +10,6 @@ whether a network inside of a model that has the VAE takes the stock one into th
 from __future__ import annotations
 
 import importlib
-import json
 import tempfile
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +21,7 @@ from tests.support.census.program import Census
 from tests.support.census.rows import Row
 
 
-def main(comfyui: str, base: str, lacks: str, model: str, vae: str) -> None:
+def main(comfyui: str, base: str, lacks: str, model: str, vae: str) -> dict[str, Any]:
     census, row = Census(comfyui, base), Row(model)
     if lacks == "distributed":
         torch.distributed.is_available = lambda: False
@@ -56,4 +55,4 @@ def main(comfyui: str, base: str, lacks: str, model: str, vae: str) -> None:
             run()
         except importlib.import_module("pack.worker.errors").NoWorkerGroup as error:
             refused[name] = str(error)
-    print(json.dumps({**refused, "said": told, "runs": ours.stand_in.group.runs.to_json()}))
+    return {**refused, "said": told, "runs": ours.stand_in.group.runs.to_json()}

@@ -1,5 +1,5 @@
 """`host.look_up_names COMFYUI BASE NAME...`:
-what Load DiT makes of names that a workflow gives, as JSON.
+what Load DiT makes of names that a workflow gives.
 
 By name: what the node's check says of it (true, or words), the path that it means, and what executing it raises.
 """
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import importlib
 import json
+from typing import Any
 
 from tests.support.host.mounted import mount
 
 
-def main(comfyui: str, base: str, names: str) -> None:
+def main(comfyui: str, base: str, names: str) -> dict[str, Any]:
     mount(comfyui, "--base-directory", base)
     loader = importlib.import_module("pack.nodes.load_dit").LoadDiT
     files = importlib.import_module("pack.nodes.model.model_files")
@@ -24,7 +25,7 @@ def main(comfyui: str, base: str, names: str) -> None:
             return f"{type(error).__name__}: {error}"
         return ""
 
-    found = {
+    return {
         name: {
             "valid": loader.validate_inputs(name),
             "path": str(files.list_models().get(name, "")),
@@ -32,4 +33,3 @@ def main(comfyui: str, base: str, names: str) -> None:
         }
         for name in json.loads(names)
     }
-    print(json.dumps(found))

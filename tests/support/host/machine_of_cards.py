@@ -1,14 +1,13 @@
 """`host.machine_of_cards COMFYUI`:
 what the nodes plan on machines with accelerators that this one has not.
 
-The cards are pretended, below torch's own calls, and so is ComfyUI's choice of one. Prints JSON: by machine, how many
+The cards are pretended, below torch's own calls, and so is ComfyUI's choice of one. Returns by machine, how many
 ranks an automatic plan has, how many any plan may have, and what is said of an automatic plan; or the error.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
 from types import SimpleNamespace
@@ -97,6 +96,6 @@ def planned(machine_name: str, kind: str, cards: list[SimpleNamespace], settings
     }
 
 
-def main(comfyui: str) -> None:
+def main(comfyui: str) -> dict[str, Any]:
     mount(comfyui)
-    print(json.dumps({name: planned(name, *machine) for name, machine in MACHINES.items()}))
+    return {name: planned(name, *machine) for name, machine in MACHINES.items()}

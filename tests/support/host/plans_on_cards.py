@@ -97,7 +97,7 @@ def answer(
         return route.answer(route.read_question(asked))
 
 
-def main(comfyui: str, folder: str) -> None:
+def main(comfyui: str, folder: str) -> list[Any]:
     mount(comfyui)
     os.environ["PARALLELDIT_MEASURED"] = str(Path(folder) / "measured")
     route = importlib.import_module("pack.nodes.routes.plan")
@@ -108,4 +108,4 @@ def main(comfyui: str, folder: str) -> None:
     for path in paths.values():
         path.touch()
     route.find_loaded = lambda files: next((paths[name] for name in files.values() if name in paths), None)
-    print(json.dumps([answer(route, contents, *question) for question in questions]))
+    return [answer(route, contents, *question) for question in questions]

@@ -1,7 +1,7 @@
 """`host.room_on_a_card COMFYUI MODEL`:
 ComfyUI's own accounting, with our MODEL and others on a 16 GB card.
 
-The card, and the worker group on it, are pretended; what frees them and when is ComfyUI's. Prints JSON: by what was
+The card, and the worker group on it, are pretended; what frees them and when is ComfyUI's. Returns by what was
 done, how the group was asked to park (with unload or without), and the GB that each model is then said to hold; and of
 prompts whose text encoder and model do not fit together, what both hold from step to step, and the least that was free.
 """
@@ -161,7 +161,7 @@ class Scene:
         return {"asked": list(self.group.asked), **held}
 
 
-def main(comfyui: str, model: str) -> None:
+def main(comfyui: str, model: str) -> dict[str, Any]:
     scene = Scene(comfyui, model)
     management, found = scene.management, {}
     found["sampled"] = scene.outcome()
@@ -240,4 +240,4 @@ def main(comfyui: str, model: str) -> None:
         scene.begin(on_free=choice)
         management.unload_all_models()
         found[f"freed, to {choice}"] = scene.outcome()
-    print(json.dumps(found))
+    return found

@@ -9,6 +9,7 @@ Shapes: H height, W width, C the 3 channels of RGB, N points.
 from functools import lru_cache
 
 import numpy as np
+from PIL import Image, ImageDraw
 from scipy import ndimage
 
 NONE = "none"
@@ -47,12 +48,9 @@ GREATEST_STRETCH = 1.18  # between the figure's width to height and the shape's 
 def judge(image: np.ndarray) -> tuple[str, str]:
     """The colour and the shape of the one figure in a picture, "none" for either that is not clear.
 
-    image: HWC, uint8 or float in [0, 1]. Both are "none" where there is no single figure on plain light paper.
-    Raises ValueError for an array of another shape.
+    image: HWC, uint8. Both are "none" where there is no single figure on plain light paper.
     """
-    if image.ndim != 3 or image.shape[2] != 3:
-        raise ValueError(f"a picture is height x width x 3, this array is {image.shape}")
-    image_HWC = image.astype(np.float32) / (255 if image.dtype == np.uint8 else 1)
+    image_HWC = image.astype(np.float32) / 255
     zoom = WORKING_SIDE / max(image.shape[:2])
     image_HWC = ndimage.zoom(image_HWC, (zoom, zoom, 1), order=1, grid_mode=True, mode="nearest")
 
@@ -67,8 +65,8 @@ def judge(image: np.ndarray) -> tuple[str, str]:
 
 def plain_paper(image_HWC: np.ndarray) -> np.ndarray | None:
     """The paper's colour, from the picture's rim; None where the rim is not one light, greyish colour."""
-    rim_NC = np.concatenate([image_HWC[:6].reshape(-1, 3), image_HWC[-6:].reshape(-1, 3)])
-    rim_NC = np.concatenate([rim_NC, image_HWC[:, :6].reshape(-1, 3), image_HWC[:, -6:].reshape(-1, 3)])
+    rims = image_HWC[:6], image_HWC[-6:], image_HWC[:, :6], image_HWC[:, -6:]
+    rim_NC = np.concatenate([rim.reshape(-1, 3) for rim in rims])
     paper_C = np.median(rim_NC, axis=0)
     strays = np.linalg.norm(rim_NC - paper_C, axis=1) > 0.2
     is_light = paper_C.min() > 0.7 and np.ptp(paper_C) < 0.12
@@ -107,18 +105,14 @@ def name_color(ink_NC: np.ndarray) -> str:
     """The colour that nearly all of the ink has, or "none"."""
     if len(ink_NC) == 0:
         return NONE
-    most, least = ink_NC.max(axis=1), ink_NC.min(axis=1)
-    chroma = np.maximum(most - least, 1e-6)
     red, green, blue = ink_NC.T
-    sixth = np.select(
-        [most == red, most == green], [(green - blue) / chroma, 2 + (blue - red) / chroma], 4 + (red - green) / chroma
-    )
-    hue = (60 * sixth + 30) % 360 - 30  # so that red, which lies around 0, is not cut in two
-    is_vivid = (chroma > 0.4 * most) & (most > 0.35)
+    # So that red, which lies around 0, is not cut in two.
+    hue = (np.degrees(np.arctan2(3**0.5 * (green - blue), 2 * red - green - blue)) + 30) % 360 - 30
+    is_vivid = (np.ptp(ink_NC, axis=1) > 0.4 * ink_NC.max(axis=1)) & (ink_NC.max(axis=1) > 0.35)
     for color, (low, high) in HUE_BANDS.items():
-        if low <= np.median(hue) <= high:
-            agree = is_vivid & (hue >= low - 5) & (hue <= high + 5)
-            return color if agree.mean() > 0.9 else NONE
+        agree = is_vivid & (hue >= low - 5) & (hue <= high + 5)
+        if low <= np.median(hue) <= high and agree.mean() > 0.9:
+            return color
     return NONE
 
 
@@ -152,21 +146,22 @@ def ideal(shape: str) -> tuple[np.ndarray, float]:
     """A shape's mask, filling a square of TEMPLATE_SIDE, and its true width to height."""
     axis = (np.arange(TEMPLATE_SIDE) + 0.5) / TEMPLATE_SIDE * 2 - 1
     x_HW, y_HW = np.meshgrid(axis, axis)  # y downwards
-    if shape == "circle":
-        return np.hypot(x_HW, y_HW) <= 1, 1.0
-    if shape == "square":
-        return np.ones_like(x_HW, dtype=bool), 1.0
-    if shape == "triangle":
-        return np.abs(x_HW) <= (y_HW + 1) / 2, 2 / np.sqrt(3)
-    if shape == "diamond":
-        return np.abs(x_HW) + np.abs(y_HW) <= 1, 1.0
-    if shape == "ring":
-        return (np.hypot(x_HW, y_HW) <= 1) & (np.hypot(x_HW, y_HW) >= 0.5), 1.0
-    if shape == "cross":
-        return np.minimum(np.abs(x_HW), np.abs(y_HW)) <= 1 / 3, 1.0
+    radius_HW = np.hypot(x_HW, y_HW)
+    masks = {
+        "circle": radius_HW <= 1,
+        "square": radius_HW < 2,
+        "triangle": np.abs(x_HW) <= (y_HW + 1) / 2,
+        "diamond": np.abs(x_HW) + np.abs(y_HW) <= 1,
+        "ring": (radius_HW <= 1) & (radius_HW >= 0.5),
+        "cross": np.minimum(np.abs(x_HW), np.abs(y_HW)) <= 1 / 3,
+    }
+    if shape in masks:
+        return masks[shape], 2 / np.sqrt(3) if shape == "triangle" else 1.0
     outline = star_outline() if shape == "star" else heart_outline()
     size = np.ptp(outline, axis=0)
-    return fill((outline - outline.min(axis=0)) / size * 2 - 1, x_HW, y_HW), size[0] / size[1]
+    mask = Image.new("1", (TEMPLATE_SIDE, TEMPLATE_SIDE))
+    ImageDraw.Draw(mask).polygon([*map(tuple, (outline - outline.min(axis=0)) / size * (TEMPLATE_SIDE - 1))], fill=1)
+    return np.asarray(mask), size[0] / size[1]
 
 
 def star_outline() -> np.ndarray:
@@ -181,12 +176,3 @@ def heart_outline() -> np.ndarray:
     turn = np.linspace(0, 2 * np.pi, 200, endpoint=False)
     y = 13 * np.cos(turn) - 5 * np.cos(2 * turn) - 2 * np.cos(3 * turn) - np.cos(4 * turn)
     return np.stack([16 * np.sin(turn) ** 3, -y], axis=1)
-
-
-def fill(outline: np.ndarray, x_HW: np.ndarray, y_HW: np.ndarray) -> np.ndarray:
-    """Mask HW of the points inside a closed outline N2: those with an odd number of edges to their right."""
-    inside = np.zeros_like(x_HW, dtype=bool)
-    for (ax, ay), (bx, by) in zip(outline, np.roll(outline, -1, axis=0), strict=True):
-        if ay != by:
-            inside ^= ((ay <= y_HW) != (by <= y_HW)) & (x_HW < ax + (y_HW - ay) * (bx - ax) / (by - ay))
-    return inside

@@ -1,5 +1,5 @@
 """`kernel_pack.choices COMFYUI FOLDER`:
-prints as JSON which kernel each override beside this file chooses, and why a rank with a pretended device cannot use a
+tells which kernel each override beside this file chooses, and why a rank with a pretended device cannot use a
 kernel, or what it computes with it. FOLDER becomes a folder of custom nodes.
 """
 
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -100,7 +99,7 @@ def results() -> dict[str, float]:
     return {**errors, "masked": float((masked - attend(q, k, v, attn_mask=mask)).abs().max())}
 
 
-def main(comfyui: str, folder: str) -> None:
+def main(comfyui: str, folder: str) -> dict[str, Any]:
     mount(comfyui)
     takes = {name: kernel.takes({"low_precision_attention": False}) for name, kernel in KERNELS.items()}
-    print(json.dumps({**choices(comfyui, Path(folder)), "answers": answers(), "results": results(), "takes": takes}))
+    return {**choices(comfyui, Path(folder)), "answers": answers(), "results": results(), "takes": takes}

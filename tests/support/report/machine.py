@@ -12,7 +12,6 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -41,7 +40,9 @@ def facts(comfyui: Path | None, device: str) -> list[str]:
     written = (comfyui / "comfyui_version.py").read_text() if comfyui else ""
     release = re.search(r'__version__ = "(.+)"', written)
     pack = re.search(r'(?m)^version = "(.+)"', (REPOSITORY / "pyproject.toml").read_text())
-    lines = [f"ParallelDiT {pack[1] if pack else '?'}{commit()}" + (f", ComfyUI {release[1]}" if release else "")]
+    commit = output("git", "-C", str(REPOSITORY), "rev-parse", "--short", "HEAD")
+    lines = [f"ParallelDiT {pack[1] if pack else '?'}{commit and f' at {commit}'}"]
+    lines[0] += f", ComfyUI {release[1]}" if release else ""
     lines.append(f"torch {torch.__version__} ({built_for()}), diffusers {version('diffusers')}")
     lines.append(f"Python {platform.python_version()}, {platform.system()}, {platform.machine()}")
     ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -57,8 +58,9 @@ def built_for() -> str:
 
 def gpus(device: str) -> list[str]:
     lines, said = [], {}
-    for card in range(device_module(device).device_count()):
-        said = vars_of(device_module(device).get_device_properties(card))
+    for card in range(torch.get_device_module(device).device_count()):
+        properties = torch.get_device_module(device).get_device_properties(card)  # torch's own have no `__dict__`
+        said = {name: getattr(properties, name) for name in PROPERTIES if hasattr(properties, name)}
         kind = f"compute {said['major']}.{said['minor']}" if "major" in said else "no compute capability"
         kind = str(said.get("gcnArchName", kind)) if torch.version.hip else kind  # NVIDIA's repeats the name
         cores = said.get("multi_processor_count", said.get("gpu_subslice_count", "unknown"))
@@ -74,18 +76,9 @@ def gpus(device: str) -> list[str]:
     return [*lines, f"driver {driver[0] if driver else 'unknown'}, {library} {release}".rstrip()]
 
 
-def device_module(device: str) -> Any:
-    return torch.get_device_module(device)
-
-
-def vars_of(properties: Any) -> dict[str, Any]:
-    """A card's properties by name. Torch's own have no `__dict__`."""
-    return {name: getattr(properties, name) for name in PROPERTIES if hasattr(properties, name)}
-
-
 def links(device: str) -> str:
     """How the cards reach one another: what torch says of peer access, and the driver's table where there is one."""
-    module = device_module(device)
+    module = torch.get_device_module(device)
     cards = range(module.device_count())
     reaches = getattr(module, "can_device_access_peer", None)  # not every torch says it of Intel's cards
     pairs = [(one, other) for one in cards for other in cards if one < other]
@@ -124,7 +117,7 @@ def are_alike(device: str) -> bool:
     """Whether all cards are of one kind, as far as their names say."""
     if device == "cpu":
         return True
-    module = device_module(device)
+    module = torch.get_device_module(device)
     return len({module.get_device_properties(card).name for card in range(module.device_count())}) <= 1
 
 
@@ -137,18 +130,13 @@ def hints(links: str, device: str) -> list[str]:
             f"set {THROUGH_THE_HOST[device]} (docs/gpus.md)."
         )
     room = shutil.disk_usage(SHARED).total if Path(SHARED).exists() else None
-    if room is not None and room < GIGABYTE and device_module(device).device_count() > 1:
+    if room is not None and room < GIGABYTE and torch.get_device_module(device).device_count() > 1:
         found.append(f"{SHARED} has {room >> 20} MB. The ranks need more: start the container with --ipc=host.")
     return found
 
 
 def settings(environment: Iterable[tuple[str, str]]) -> list[str]:
     return sorted(f"{name}={value}" for name, value in environment if name.startswith(SETTINGS))
-
-
-def commit() -> str:
-    found = output("git", "-C", str(REPOSITORY), "rev-parse", "--short", "HEAD")
-    return f" at {found}" if found else ""
 
 
 def output(*command: str) -> str:

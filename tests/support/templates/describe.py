@@ -33,7 +33,7 @@ from tests.support.templates.workflows import workflows
 LATENTS = (1, 16, 64, 64)
 
 
-def main(comfyui: str, *names: str) -> None:
+def main(comfyui: str, *names: str) -> dict[str, Any]:
     mount(comfyui)
     logging.disable(logging.CRITICAL)
     host_nodes = importlib.import_module("nodes")
@@ -50,7 +50,7 @@ def main(comfyui: str, *names: str) -> None:
         if files:
             found = describe(host_nodes.NODE_CLASS_MAPPINGS, kind, types)
             described |= dict.fromkeys(files, found)
-    print(json.dumps(described))
+    return described
 
 
 def pack(module: str) -> Any:

@@ -64,10 +64,10 @@ def asked(comfyui: Path) -> dict[str, Any]:
     """The figures of all, by template and GiB of a card."""
     keys = [(name, cards) for name, example in TABLE.items() if example.sampled for cards in example.cards]
     with tempfile.TemporaryDirectory() as folder:
-        questions = json.dumps([question(TABLE[name], cards) for name, cards in keys])
-        said = run_program(comfyui, "tests.support.host.plans_on_cards", folder, given=questions)
+        questions = [question(TABLE[name], cards) for name, cards in keys]
+        answers = run_program(comfyui, "tests.support.host.plans_on_cards", folder, given=questions)
     found: dict[str, Any] = {}
-    for (name, cards), answer in zip(keys, json.loads(said.splitlines()[-1]), strict=True):
+    for (name, cards), answer in zip(keys, answers, strict=True):
         assert not answer["error"] and answer["memory"], (name, answer)
         found.setdefault(name, {})[str(cards)] = figures(answer)
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ WORDS = {
 @pytest.fixture(scope="module")
 def found(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("kernels") / "custom_nodes"
-    return json.loads(run_program(comfyui, "tests.support.kernel_pack.choices", folder))
+    return run_program(comfyui, "tests.support.kernel_pack.choices", folder)
 
 
 def test_an_override_that_only_calls_an_attention_function_is_known_by_it(found: dict[str, Any]) -> None:
