@@ -75,7 +75,7 @@ def test_beats_are_fresh_while_a_job_runs_and_while_none_does(direct: DirectGrou
 
 def test_a_load_that_is_given_up_ends_on_all_ranks_and_the_next_one_works(direct: DirectGroup, tmp_path: Path) -> None:
     before, pids = direct.forward(16, 16), direct.pids()
-    deep = replace(DIT, config={**DIT.config, **MANY_LAYERS})
+    deep = DIT.of_config(**MANY_LAYERS)
     long = replace(direct, source=source_of(deep, tmp_path / "deep"), plan=replace(direct.plan, weights="shared"))
 
     def give_up_while_it_loads() -> None:

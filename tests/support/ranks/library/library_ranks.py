@@ -31,7 +31,6 @@ from tests.support.cases.library_cases import (
     SDXL_UNET,
     SEED,
     dit,
-    family_with,
     flux,
     save_dit,
     sd3,
@@ -159,7 +158,7 @@ REFUSALS: dict[str, Callable[[], object]] = {
     "another world size, loading": lambda: load_transformer("nowhere", ParallelPlan(), torch.device("cpu")),
     "no folder": lambda: load_transformer("nowhere", ParallelPlan(pipefusion=2), torch.device("cpu")),
     "heads": lambda: parallel(
-        lambda: SimpleNamespace(transformer=family_with("dit", num_attention_heads=1).build()), ulysses=2
+        lambda: SimpleNamespace(transformer=FAMILIES["dit"].of_config(num_attention_heads=1).build()), ulysses=2
     ),
     "no transformer": lambda: parallel(lambda: diffusers.DDPMPipeline(None, None), ulysses=2),
     "unknown transformer": lambda: parallel(lambda: SimpleNamespace(transformer=torch.nn.Linear(1, 1)), ulysses=2),
