@@ -63,6 +63,10 @@ def without_encoders(pipeline_class: type, family: Family, scheduler: Any) -> di
     return pipeline_class(transformer=family.build(), scheduler=scheduler, **absent)
 
 
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(SEED)
+
+
 def embeddings(seed: int, batch: int, *sizes: int) -> torch.Tensor:
     return torch.randn(batch, *sizes, generator=torch.Generator().manual_seed(seed))
 
