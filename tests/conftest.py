@@ -10,7 +10,6 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -237,8 +236,7 @@ def models(folders: disk.TemporaryFolders) -> Path:
 
 def write_pipeline(folder: Path, family: str, pipeline: dict) -> None:
     """A diffusers pipeline folder: model_index.json, transformer, scheduler."""
-    tiny = FAMILIES[family]
-    replace(tiny, config={**tiny.config, **SIZES.get(folder.name, {})}).save(folder / "transformer")
+    FAMILIES[family].of_config(**SIZES.get(folder.name, {})).save(folder / "transformer")
     (folder / "model_index.json").write_text(json.dumps(pipeline, indent=2))
     (folder / "scheduler").mkdir()
     (folder / "scheduler" / "scheduler_config.json").write_text(

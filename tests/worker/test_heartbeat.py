@@ -42,7 +42,7 @@ def direct(group_of_two: WorkerGroup, tmp_path_factory: pytest.TempPathFactory) 
 
 def test_a_load_that_is_given_up_ends_on_all_ranks_and_the_next_one_works(direct: DirectGroup, tmp_path: Path) -> None:
     before, pids = direct.forward(16, 16), direct.pids()
-    deep = replace(DIT, config={**DIT.config, **MANY_LAYERS})
+    deep = DIT.of_config(**MANY_LAYERS)
     long = replace(direct, source=source_of(deep, tmp_path / "deep"), plan=replace(direct.plan, weights="shared"))
 
     def give_up_while_it_loads() -> None:

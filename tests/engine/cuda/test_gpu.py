@@ -11,7 +11,6 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ ALONE: dict[str, Any] = {}
 KERNELS = ("native", "cudnn", "flash", "flash3")  # sage computes in 8 bits and promises less
 STAGED, COMPILED = ("flux-dev", "pixart-alpha", "sd3.5", "wan-t2v"), ("dit", "flux-dev", "wan-t2v")
 ON_ALL_CARDS = {"diffusers": ("pixart-alpha", "flux-dev", "wan-t2v"), "comfyui": ("flux-dev", "qwen-image", "wan-vace")}
-MANY_HEADS = replace(FLUX, config={**FLUX.config, "num_attention_heads": 4})
+MANY_HEADS = FLUX.of_config(num_attention_heads=4)
 # Of its latents: the hidden states of the others dwarf whatever a rank, or its card, has left.
 SMALL, LARGE, HUGE = (16, 16), (160, 160), (1024, 1024)
 TAKEN = 1.02  # times what tensors need: the last step's messages may be under way when the request ends

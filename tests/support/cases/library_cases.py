@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,6 @@ FLOW = diffusers.FlowMatchEulerDiscreteScheduler
 Arguments = dict[str, Any]
 
 
-def family_with(name: str, **config: Any) -> Family:
-    family = FAMILIES[name]
-    return replace(family, config={**family.config, **config})
-
-
 def shape_name(name: str) -> str:
     """A batch of three, or what plain diffusers can put together of DiT: two that are square."""
     return SQUARE if name == "dit" else UNEVEN
@@ -36,11 +31,13 @@ def shape_name(name: str) -> str:
 
 def dit_family() -> Family:
     """DiT with the number of classes that its pipeline takes for granted."""
-    return family_with("dit", sample_size=32, num_embeds_ada_norm=1000)
+    return FAMILIES["dit"].of_config(sample_size=32, num_embeds_ada_norm=1000)
 
 
 # Its pipeline's noise schedule is its own, so that the engine's loop does not take it.
-COSMOS_1 = family_with("cosmos-predict2", extra_pos_embed_type="learnable")
+COSMOS_1 = FAMILIES["cosmos-predict2"].of_config(extra_pos_embed_type="learnable")
+# Of the size at which the pipeline gives the model the image's resolution and aspect ratio.
+PIXART = FAMILIES["pixart-alpha"].of_config(sample_size=128)
 
 
 def ddim() -> diffusers.DDIMScheduler:
@@ -64,6 +61,10 @@ def without_encoders(pipeline_class: type, family: Family, scheduler: Any) -> di
     texts = [part for part in pipeline_class._get_signature_types() if part.startswith(("text_", "tokenizer"))]
     absent = dict.fromkeys([*texts, "vae"])
     return pipeline_class(transformer=family.build(), scheduler=scheduler, **absent)
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(SEED)
 
 
 def embeddings(seed: int, batch: int, *sizes: int) -> torch.Tensor:
@@ -164,10 +165,15 @@ wan = of_latents(
 )
 
 
-def flux_with_adapters() -> diffusers.FluxPipeline:
-    pipeline = flux()
-    add_adapters(pipeline.transformer)
-    return pipeline
+def adapted(make: Callable[[], Any], part: str) -> Callable[[], Any]:
+    """What makes such a pipeline with adapters in a part."""
+
+    def build() -> Any:
+        pipeline = make()
+        add_adapters(getattr(pipeline, part))
+        return pipeline
+
+    return build
 
 
 def sd3_with_encoders() -> diffusers.StableDiffusion3Pipeline:
@@ -264,12 +270,6 @@ def sdxl() -> diffusers.DiffusionPipeline:
     return unet_pipeline(diffusers.StableDiffusionXLPipeline, diffusers.EulerDiscreteScheduler(), **SDXL_UNET)
 
 
-def sdxl_with_adapters() -> diffusers.DiffusionPipeline:
-    pipeline = sdxl()
-    add_adapters(pipeline.unet)
-    return pipeline
-
-
 def unet_call(batch: int, **others: Any) -> Arguments:
     """With guidance in one forward, and decoded."""
     return text_call(batch, guided=True, **{"height": 104, "width": 72, "output_type": "pt", **others})
@@ -296,7 +296,7 @@ CALLS = {
     "Flux, two forwards": Call(flux, flux_cfg_call),
     # Four images of four tokens, so that position ids could pass for rows of the batch.
     "Flux, as many tokens as rows": Call(flux, partial(flux_call, side=32)),
-    "Flux with adapters": Call(flux_with_adapters, flux_call),
+    "Flux with adapters": Call(adapted(flux, "transformer"), flux_call),
     "Chroma": Call(of_latents(diffusers.ChromaPipeline, FAMILIES["chroma"]), masked_call),
     "Flux.2": Call(
         of_latents(diffusers.Flux2Pipeline, FAMILIES["flux2-dev"], partial(FLOW, use_dynamic_shifting=True)),
@@ -304,13 +304,10 @@ CALLS = {
     ),
     "Z-Image": Call(of_latents(diffusers.ZImagePipeline, FAMILIES["z-image"]), zimage_call),
     "SD3": Call(sd3, sd3_call),
-    # Of the size at which the pipeline gives the model the image's resolution and aspect ratio.
-    "PixArt": Call(
-        of_latents(diffusers.PixArtAlphaPipeline, family_with("pixart-alpha", sample_size=128), ddim), pixart_call
-    ),
+    "PixArt": Call(of_latents(diffusers.PixArtAlphaPipeline, PIXART, ddim), pixart_call),
     "Qwen-Image": Call(of_latents(diffusers.QwenImagePipeline, FAMILIES["qwenimage"]), qwenimage_call),
     "Wan 2.2": Call(wan22, wan_call),
     "Stable Diffusion": Call(stable_diffusion, unet_call),
     "SDXL": Call(sdxl, sdxl_call),
-    "SDXL with adapters": Call(sdxl_with_adapters, sdxl_call),
+    "SDXL with adapters": Call(adapted(sdxl, "unet"), sdxl_call),
 }

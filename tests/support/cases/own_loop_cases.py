@@ -14,7 +14,7 @@ import torch
 
 from parallel_backend.plan import ParallelPlan
 from tests.support.cases.families import FAMILIES, Family
-from tests.support.cases.library_cases import CALLS, SEED, STEPS, TEXT_TOKENS, embeddings
+from tests.support.cases.library_cases import CALLS, STEPS, TEXT_TOKENS, embeddings, seeded
 
 Tensors = dict[str, torch.Tensor]
 SIDE = 16  # latent pixels
@@ -47,7 +47,7 @@ class Loop:
 
     def noise(self) -> torch.Tensor:
         """What the pipeline draws for its first latents."""
-        return torch.randn(1, 4, SIDE, SIDE, generator=torch.Generator().manual_seed(SEED))
+        return torch.randn(1, 4, SIDE, SIDE, generator=seeded())
 
 
 def texts(text: int, pooled: int) -> Tensors:
@@ -142,10 +142,6 @@ class OwnCall:
     vae: bool = False
 
 
-def generator() -> torch.Generator:
-    return torch.Generator().manual_seed(SEED)
-
-
 def with_callbacks(pipeline: Any) -> Tensors:
     """One that changes the latents, and ends the loop before its last step; and the progress bar."""
     steps, written = [], io.StringIO()
@@ -156,9 +152,7 @@ def with_callbacks(pipeline: Any) -> Tensors:
         return {"latents": 0.9 * given["latents"]}
 
     pipeline.set_progress_bar_config(file=written, mininterval=0, disable=False)
-    images = pipeline(
-        PROMPTS[0], generator=generator(), callback_on_step_end=callback, output_type="pt", **SMALL
-    ).images
+    images = pipeline(PROMPTS[0], generator=seeded(), callback_on_step_end=callback, output_type="pt", **SMALL).images
     shown = float(f"{STEPS - 1}/{STEPS}" in written.getvalue())
     return {"images": images, "steps": torch.tensor(steps), "progress": torch.tensor(shown)}
 
@@ -169,7 +163,7 @@ def from_an_image(pipeline: Any) -> Tensors:
     other.set_progress_bar_config(disable=True)
     image = embeddings(5, 1, 3, 32, 48).sigmoid()
     pictures = other(
-        PROMPTS, image=image, strength=0.7, generator=generator(), num_images_per_prompt=2, **SMALL
+        PROMPTS, image=image, strength=0.7, generator=seeded(), num_images_per_prompt=2, **SMALL
     ).images  # fmt: skip
     return {"images": torch.stack([torch.tensor(np.asarray(each)) for each in pictures]).float()}
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import diffusers
 import torch
 
-from tests.support.cases.families import FAMILIES, Family, Tensors
+from tests.support.cases.families import FAMILIES, VIDEOS, Family, Tensors
 
 STEPS = 5
 # One family of each class that has stages.
@@ -18,40 +16,21 @@ STAGED = (
     "ovis",
 )  # fmt: skip
 DEPTHS = {
-    "flux-dev": {"num_layers": 2, "num_single_layers": 3},
     "hunyuandit": {"num_layers": 6},
-    "bria": {"num_layers": 2, "num_single_layers": 3},
-    "ovis": {"num_layers": 2, "num_single_layers": 3},
-    "chroma": {"num_layers": 2, "num_single_layers": 3},
-    "flux2-dev": {"num_layers": 2, "num_single_layers": 3},
     "kandinsky5": {"num_visual_blocks": 5},
     "hidream": {"num_layers": 2, "num_single_layers": 3, "llama_layers": [0, 1, 1, 2, 0]},
-    "hunyuanvideo": {"num_layers": 2, "num_single_layers": 3},
     "z-image": {"n_layers": 5},
     "consisid": {"num_layers": 6},
     "auraflow": {"num_mmdit_layers": 3, "num_single_dit_layers": 2},
 }
-SIZES = {
-    "cogvideox-5b": (3, 8, 12),
-    "easyanimate": (3, 8, 12),
-    "wan-t2v": (3, 8, 12),
-    "skyreels": (3, 8, 12),
-    "ltx": (3, 4, 6),
-    "hunyuanvideo": (3, 8, 12),
-    "kandinsky5": (3, 8, 12),
-    "cosmos-predict2": (3, 8, 12),
-    "qwenimage": (1, 10, 14),
-    "allegro": (3, 8, 12),
-    "consisid": (3, 8, 12),
-    "mochi": (3, 8, 12),
-    "flux2-dev": (5, 7),
-}
+SIZES = {"ltx": (3, 4, 6), "qwenimage": (1, 10, 14), "flux2-dev": (5, 7)}
 
 
 def family_of(name: str) -> Family:
     """The family with five blocks, so that two, three and four stages are all uneven; U-shaped ones are even."""
     family = FAMILIES[name]
-    return replace(family, config={**family.config, **DEPTHS.get(name, {"num_layers": 5})})
+    usual = {"num_layers": 2, "num_single_layers": 3} if "num_single_layers" in family.config else {"num_layers": 5}
+    return family.of_config(**DEPTHS.get(name, usual))
 
 
 def case_inputs(name: str, short_negative: bool = False) -> tuple[torch.Tensor, Tensors, Tensors]:
@@ -60,7 +39,7 @@ def case_inputs(name: str, short_negative: bool = False) -> tuple[torch.Tensor, 
     short_negative: the negative text is three tokens shorter, so that the two cannot share a batch.
     """
     family = family_of(name)
-    size = SIZES.get(name, (10, 14))
+    size = SIZES.get(name, (3, 8, 12) if family.shapes is VIDEOS else (10, 14))
     latents, _, conditions = family.inputs(1, *size)
     torch.manual_seed(2)
     negative = {

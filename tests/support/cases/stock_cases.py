@@ -136,19 +136,12 @@ def auraflow() -> StockCase:
     return StockCase("aura.mmdit.MMDiT", config, (1, 4, 10, 12), text(7, 32), detected_as="AuraFlow")
 
 
-def cogvideox(**config: object) -> dict[str, object]:
-    sizes = {"num_attention_heads": 2, "time_embed_dim": 32, "text_embed_dim": 32, "num_layers": 2}
-    return {**sizes, "use_rotary_positional_embeddings": True, **config}
-
-
-def ltx(**config: object) -> dict[str, object]:
-    width = config["num_attention_heads"] * config["attention_head_dim"]
-    return {"cross_attention_dim": width, "num_layers": 2, **config}
-
-
-def hunyuanvideo(**config: object) -> dict[str, object]:
-    own = {"vec_in_dim": 768, "context_in_dim": 32, "hidden_size": 256, "num_heads": 2, "axes_dim": [16, 56, 56]}
-    return HUNYUAN | own | {"depth": 1} | config
+def ltx_case(config: Mapping[str, Any], width: int, **more: Any) -> StockCase:
+    """width: of the text. more: beside the text and its mask. The file says what a model is that has more."""
+    inside = {"cross_attention_dim": config["num_attention_heads"] * config["attention_head_dim"], "num_layers": 2}
+    texts = text(7, width, attention_mask=mask(7, 5), **more)
+    metadata = config if more else {}
+    return StockCase("lightricks.model.LTXVModel", inside | config, (1, 128, 3, 3, 5), texts, metadata=metadata)
 
 
 VIDEO = (1, 16, 2, 8, 12)
@@ -225,6 +218,8 @@ def wan_case(config: Mapping[str, Any], latent: tuple[int, ...] = VIDEO, tokens:
 
 
 def cogvideox_case(config: Mapping[str, Any], frames: int = 3, **more: Any) -> StockCase:
+    sizes = {"num_attention_heads": 2, "time_embed_dim": 32, "text_embed_dim": 32, "num_layers": 2}
+    config = {**sizes, "use_rotary_positional_embeddings": True, **config}
     module = "cogvideo.model.CogVideoXTransformer3DModel"
     return StockCase(module, config, (1, 16, frames, 9, 12), text(7, 32, **more))
 
@@ -232,7 +227,9 @@ def cogvideox_case(config: Mapping[str, Any], frames: int = 3, **more: Any) -> S
 def hunyuanvideo_case(
     config: Mapping[str, Any], renamed: Mapping[str, str] | None = None, tokens: int = 7, **more: Any
 ) -> StockCase:
+    own = {"vec_in_dim": 768, "context_in_dim": 32, "hidden_size": 256, "num_heads": 2, "axes_dim": [16, 56, 56]}
     texts = text(tokens, 32, pooled=normal(1, 768), **more)
+    config = HUNYUAN | own | {"depth": 1} | config
     return StockCase("hunyuan_video.model.HunyuanVideo", config, VIDEO, texts, renamed=renamed or {})
 
 
@@ -268,26 +265,15 @@ CASES = {
     ),
     "wan-2.2-5b": wan_case(wan(in_dim=48, out_dim=48), (1, 48, 2, 8, 12)),
     "hunyuandit-1.2": hunyuandit(),
-    "cogvideox-1.0": cogvideox_case(cogvideox(), 2),
+    "cogvideox-1.0": cogvideox_case({}, 2),
     "cogvideox-1.5-i2v": cogvideox_case(
-        cogvideox(in_channels=32, patch_size_t=2, ofs_embed_dim=32), concat_latent_image=normal(1, 16, 1, 9, 12)
+        {"in_channels": 32, "patch_size_t": 2, "ofs_embed_dim": 32}, concat_latent_image=normal(1, 16, 1, 9, 12)
     ),
-    "ltx-0.9": StockCase(
-        "lightricks.model.LTXVModel",
-        ltx(num_attention_heads=32, attention_head_dim=4),
-        (1, 128, 3, 3, 5),
-        text(7, 4096, attention_mask=mask(7, 5)),
-    ),
-    "ltx-0.9.5": StockCase(
-        "lightricks.model.LTXVModel",
-        ltx(**LTX_0_9_5),
-        (1, 128, 3, 3, 5),
-        text(7, 32, attention_mask=mask(7, 5), frame_rate=lambda _: torch.tensor(24.0)),
-        metadata=LTX_0_9_5,
-    ),
-    "hunyuanvideo": hunyuanvideo_case(hunyuanvideo(), HUNYUANVIDEO_NAMES, guidance=lambda _: torch.tensor(4.0)),
+    "ltx-0.9": ltx_case({"num_attention_heads": 32, "attention_head_dim": 4}, 4096),
+    "ltx-0.9.5": ltx_case(LTX_0_9_5, 32, frame_rate=lambda _: torch.tensor(24.0)),
+    "hunyuanvideo": hunyuanvideo_case({}, HUNYUANVIDEO_NAMES, guidance=lambda _: torch.tensor(4.0)),
     "hunyuanvideo-i2v-resaved": hunyuanvideo_case(
-        hunyuanvideo(in_channels=33, guidance_embed=False),
+        {"in_channels": 33, "guidance_embed": False},
         tokens=70,
         concat_latent_image=normal(1, 16, 2, 8, 12),
         concat_mask=lambda _: torch.cat([torch.zeros(1, 1, 1, 8, 12), torch.ones(1, 1, 1, 8, 12)], 2),

@@ -12,8 +12,8 @@ from typing import Any
 class Model:
     """A published model and a request as users make them.
 
-    model_class, config: what it is made of; depths: its kinds of blocks and how many there are, by their names in the
-    config. billions: of parameters. hidden: the width of its tokens.
+    config: where it is not what the class takes by itself. depths: its kinds of blocks and how many there are, by
+    their names in the config. billions: of parameters. hidden: the width of its tokens.
     channels, patch: of its latents, and what of them becomes a token. text: tokens of text that its blocks have beside
     the image's. conditions: shapes of what it takes beside latents and timesteps, without the batch.
     heads: of attention. rows: of a step: two where cond and uncond run. latents: sides of the request's.
@@ -82,37 +82,25 @@ QWEN = {
     "rows": 2,
     "latents": (1, 166, 166),  # 1328²
 }
-QWEN_CONFIG = {
-    "patch_size": 2, "in_channels": 64, "out_channels": 16, "attention_head_dim": 128, "num_attention_heads": 24,
-    "joint_attention_dim": 3584, "axes_dims_rope": (16, 56, 56),
-}  # fmt: skip
 DIFFUSERS = {
     "flux-dev": Model(
         "diffusers",
         "FluxTransformer2DModel",
-        {
-            "patch_size": 1, "in_channels": 64, "attention_head_dim": 128, "num_attention_heads": 24,
-            "joint_attention_dim": 4096, "pooled_projection_dim": 768, "guidance_embeds": True,
-            "axes_dims_rope": (16, 56, 56),
-        },
+        {"guidance_embeds": True},
         conditions={"encoder_hidden_states": (512, 4096), "pooled_projections": (768,), "guidance": ()},
         **FLUX,
     ),
     "wan-14b": Model(
         "diffusers",
         "WanTransformer3DModel",
-        {
-            "patch_size": (1, 2, 2), "num_attention_heads": 40, "attention_head_dim": 128, "in_channels": 16,
-            "out_channels": 16, "text_dim": 4096, "freq_dim": 256, "ffn_dim": 13824, "cross_attn_norm": True,
-            "qk_norm": "rms_norm_across_heads", "eps": 1e-6, "rope_max_seq_len": 1024,
-        },
+        {},
         conditions={"encoder_hidden_states": (512, 4096)},
         **WAN,
     ),
     "qwen-image": Model(
         "diffusers",
         "QwenImageTransformer2DModel",
-        QWEN_CONFIG,
+        {},
         conditions={"encoder_hidden_states": (256, 3584)},
         **QWEN,
     ),
@@ -132,17 +120,14 @@ COMFYUI = {
     "wan-14b": Model(
         "comfyui",
         "comfy.ldm.wan.model.WanModel",
-        {
-            "model_type": "t2v", "patch_size": (1, 2, 2), "in_dim": 16, "dim": 5120, "ffn_dim": 13824, "freq_dim": 256,
-            "text_dim": 4096, "out_dim": 16, "num_heads": 40, "text_len": 512,
-        },
+        {"dim": 5120, "ffn_dim": 13824, "num_heads": 40},
         conditions={"context": (512, 4096)},
         **WAN,
     ),
     "qwen-image": Model(
         "comfyui",
         "comfy.ldm.qwen_image.model.QwenImageTransformer2DModel",
-        {**QWEN_CONFIG, "pooled_projection_dim": 768},
+        {},
         conditions={"context": (256, 3584)},
         **QWEN,
     ),

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from tests.support.cases.files.single_file_cases import family_with
+from tests.support.cases.families import FAMILIES
 from tests.support.files.stock_files import clip_l, t5_xxl
 from tests.support.host.stock_prompts import write_cases
 from tests.support.programs import run_program
@@ -25,8 +25,8 @@ Weights = dict[str, torch.Tensor]
 def pixart_sigma() -> Weights:
     """Of the width that ComfyUI takes for granted, in diffusers' layout."""
     sizes = {"num_attention_heads": 16, "attention_head_dim": 72, "cross_attention_dim": 1152, "num_layers": 1}
-    family = family_with("pixart-sigma", out_channels=8, sample_size=128, caption_channels=4096, **sizes)
-    return family.build().state_dict()
+    sizes |= {"out_channels": 8, "sample_size": 128, "caption_channels": 4096}
+    return FAMILIES["pixart-alpha"].of_config(use_additional_conditions=False, **sizes).build().state_dict()
 
 
 def unread() -> Weights:

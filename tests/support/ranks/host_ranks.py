@@ -172,7 +172,8 @@ class Bench:
                 loop = sampling.step_by_step if sampling.parts else sampling.parallel
                 return [loop(module), sampling.step_by_step(module)]
             if plan.pieces > 1:
-                self.run_whole(module, count)
+                with module.showing_whole(False, True):  # one forward, in which modules show that they attend
+                    module.run_calls(steps_of(self.case, count)[0])
             with module.showing_whole(False, plan.pieces > 1):
                 has_rows = module.mesh["batch"].own_size(calls_of(self.case, 1)[0].size)
                 if plan.pieces > 1 and has_rows and not module.can_run_in_pieces(Forward([0])):
@@ -183,11 +184,6 @@ class Bench:
         if any((dist.get_rank() == 0) != (found is not None) for found in outputs):
             raise SystemExit("Exactly rank 0 shall hold the result.")
         return [each for found in outputs for each in found or ()]
-
-    def run_whole(self, module: ParallelModel, count: int) -> None:
-        """Runs one forward, in which the modules show that they attend by attention's name."""
-        with module.showing_whole(False, True):
-            module.run_calls(steps_of(self.case, count)[0])
 
 
 def is_sampling(plan: ParallelPlan) -> bool:

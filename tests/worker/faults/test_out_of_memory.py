@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of anoth
 SMALL, LARGE = (16, 16), (160, 160)
 # So wide that a large request's hidden states, 19 MiB, dwarf all else that it has: Python does not survive where one of
 # its own small allocations is what fails.
-WIDE = replace(FLUX, config={**FLUX.config, "num_attention_heads": 4})
+WIDE = FLUX.of_config(num_attention_heads=4)
 DEADLINE = 30.0  # for a rank to fill its memory, and no watchdog's
 
 
@@ -87,7 +87,7 @@ def test_a_rank_that_has_no_link_to_the_failed_one_learns_of_it_too(own_ranks: N
 def test_any_rank_can_run_out_of_memory_while_it_loads(two: DirectGroup, rank: int, tmp_path: Path) -> None:
     two.load()
     before, pids = two.forward(*SMALL), two.pids()
-    deep = replace(two.family, config={**two.family.config, "num_layers": 4})
+    deep = two.family.of_config(num_layers=4)
     other = replace(two, source=source_of(deep, tmp_path / "deep")).in_memory()
     two.group.park(unload=True)  # or the memory of the model before would be room for this one
     room = sum(map(os.path.getsize, other.source.files)) * 2 // 5  # less than half of fp32

@@ -42,7 +42,7 @@ FAMILIES = {
         {**IMAGES, "a single image": (1, 6, 10)},
     ),
     "pixart-alpha": pixart(),
-    "sd3": sd3(dual_attention_layers=(), qk_norm=None),
+    "sd3": sd3(),
     "sd3.5": sd3(dual_attention_layers=(0, 1), qk_norm="rms_norm"),
     "flux-dev": flux(guidance_embeds=True),
     "flux-schnell": flux(guidance_embeds=False),
@@ -90,12 +90,6 @@ FAMILIES = {
 # Of each class the family that comes last, which mostly has more conditions and layers than the others.
 LAST_OF_CLASS = tuple({family.model_class: name for name, family in FAMILIES.items()}.values())
 # 310 MB in fp32.
-WIDE = replace(
-    FAMILIES["dit"],
-    config={**FAMILIES["dit"].config, "num_attention_heads": 16, "attention_head_dim": 64, "num_layers": 4},
-)
+WIDE = FAMILIES["dit"].of_config(num_attention_heads=16, attention_head_dim=64, num_layers=4)
 # Of many blocks, so that what each of them leaves behind would add up.
-DEEP = replace(
-    FAMILIES["dit"],
-    config={**FAMILIES["dit"].config, "num_attention_heads": 4, "attention_head_dim": 64, "num_layers": 16},
-)
+DEEP = FAMILIES["dit"].of_config(attention_head_dim=64, num_layers=16)

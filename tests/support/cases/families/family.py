@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import diffusers
@@ -53,6 +53,10 @@ class Family:
     timesteps: tuple[float, float] = (100, 900)
     by_frame: bool = False
     side: int = 2
+
+    def of_config(self, **config: object) -> Family:
+        """The family with other values in its model's config."""
+        return replace(self, config={**self.config, **config})
 
     @property
     def patch(self) -> tuple[int, ...]:

@@ -91,7 +91,7 @@ def pixart() -> Family:
     return Family("PixArtTransformer2DModel", config, pixart_conditions, pixart_reference)
 
 
-def sd3(dual_attention_layers: tuple[int, ...], qk_norm: str | None) -> Family:
+def sd3(**config: object) -> Family:
     config = {
         **TINY,
         "sample_size": 16,
@@ -100,8 +100,7 @@ def sd3(dual_attention_layers: tuple[int, ...], qk_norm: str | None) -> Family:
         "caption_projection_dim": 32,
         "pooled_projection_dim": 16,
         "pos_embed_max_size": 12,
-        "dual_attention_layers": dual_attention_layers,
-        "qk_norm": qk_norm,
+        **config,
     }
     return Family("SD3Transformer2DModel", config, drawn(**TEXT, pooled_projections=(16,)))
 
@@ -138,16 +137,15 @@ def bria() -> Family:
         from diffusers.pipelines.bria.pipeline_bria import BriaPipeline as pipeline
 
         batch, channels, height, width = latents.shape
+        sides = (height // 2, width // 2)
         tokens = model(
             hidden_states=pipeline._pack_latents(latents, batch, channels, height, width),
             timestep=timestep,
-            encoder_hidden_states=given["encoder_hidden_states"],
             txt_ids=torch.zeros(TEXT_TOKENS, 3),
-            img_ids=pipeline._prepare_latent_image_ids(batch, height // 2, width // 2, latents.device, torch.float32)[
-                0
-            ],
+            img_ids=pipeline._prepare_latent_image_ids(batch, *sides, latents.device, torch.float32)[0],
+            **given,
         ).sample
-        return pipeline._unpack_latents(tokens, height // 2, width // 2, vae_scale_factor=1)
+        return pipeline._unpack_latents(tokens, *sides, vae_scale_factor=1)
 
     return Family("BriaTransformer2DModel", {**FLUX, "in_channels": 16}, drawn(**TEXT), reference, channels=4)
 
@@ -166,7 +164,6 @@ def hunyuandit() -> Family:
         "pooled_projection_dim": 16,
         "text_len": 5,
         "text_len_t5": TEXT_TOKENS,
-        "use_style_cond_and_image_meta_size": True,
     }
 
     def conditions(batch: int, height: int, width: int) -> Tensors:
@@ -192,13 +189,7 @@ def hunyuandit() -> Family:
 
 
 def cogview4() -> Family:
-    config = {
-        **TINY,
-        "text_embed_dim": 32,
-        "time_embed_dim": 8,
-        "condition_dim": 4,
-        "rope_axes_dim": (16, 16),
-    }
+    config = TINY | {"text_embed_dim": 32, "time_embed_dim": 8, "condition_dim": 4, "rope_axes_dim": (16, 16)}
 
     def size(batch: int, *sides: int) -> torch.Tensor:
         return torch.tensor([[8.0 * side for side in sides]]).repeat(batch, 1)
@@ -210,13 +201,7 @@ def cogview4() -> Family:
 def qwenimage(
     text_tokens: int = TEXT_TOKENS, mask: bool = False, references: tuple[tuple[int, int], ...] = (), **config: object
 ) -> Family:
-    config = {
-        **TINY,
-        "in_channels": 16,
-        "joint_attention_dim": 32,
-        "axes_dims_rope": (4, 6, 6),
-        **config,
-    }
+    config = TINY | {"in_channels": 16, "joint_attention_dim": 32, "axes_dims_rope": (4, 6, 6)} | config
     names = {f"reference_latents_{number}": (4, 1, *size) for number, size in enumerate(references, 1)}
     masks = {"encoder_hidden_states_mask": lambda batch, *_: text_mask(batch)} if mask else {}
 
@@ -272,8 +257,7 @@ def flux2() -> Family:
         tokens = model(
             hidden_states=pipeline._pack_latents(latents),
             timestep=timestep,
-            guidance=given["guidance"],
-            encoder_hidden_states=given["encoder_hidden_states"],
+            **given,
             txt_ids=pipeline._prepare_text_ids(given["encoder_hidden_states"]),
             img_ids=ids,
         ).sample

@@ -12,8 +12,6 @@ TEXT = {"encoder_hidden_states": (TEXT_TOKENS, 16)}
 
 def kandinsky5() -> Family:
     config = {
-        "in_visual_dim": 4,
-        "out_visual_dim": 4,
         "in_text_dim": 16,
         "in_text_dim2": 12,
         "time_dim": 16,
@@ -99,13 +97,8 @@ def hidream() -> Family:
     )
 
     def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
-        return -model(
-            hidden_states=latents,
-            timesteps=timestep,
-            encoder_hidden_states_t5=given["encoder_hidden_states_t5"],
-            encoder_hidden_states_llama3=given["encoder_hidden_states_llama3"].transpose(0, 1),
-            pooled_embeds=given["pooled_embeds"],
-        ).sample
+        layers = {"encoder_hidden_states_llama3": given["encoder_hidden_states_llama3"].transpose(0, 1)}
+        return -model(hidden_states=latents, timesteps=timestep, **{**given, **layers}).sample
 
     return Family("HiDreamImageTransformer2DModel", config, conditions, reference)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import diffusers
 import torch
@@ -11,6 +12,12 @@ import torch
 from .family import SQUARE, TEXT_TOKENS, TINY, UNEVEN, VIDEOS, Family, Tensors, drawn, guidance, masked
 
 TEXT = {"encoder_hidden_states": (TEXT_TOKENS, 16)}
+
+
+def rotary(pipeline_class: Any, model: torch.nn.Module, latents: torch.Tensor, *sizes: int) -> Any:
+    """The position embeddings that a pipeline of the class makes."""
+    pipeline = SimpleNamespace(vae_scale_factor_spatial=1, transformer=model)
+    return pipeline_class._prepare_rotary_positional_embeddings(pipeline, *sizes, latents.device)
 
 
 def cogvideox(**config: object) -> Family:
@@ -30,9 +37,7 @@ def cogvideox(**config: object) -> Family:
         frames, _, height, width = latents.shape[1:]
         keywords = {}
         if config.get("use_rotary_positional_embeddings"):
-            pipeline = SimpleNamespace(vae_scale_factor_spatial=1, transformer=model)
-            make = diffusers.CogVideoXPipeline._prepare_rotary_positional_embeddings
-            keywords["image_rotary_emb"] = make(pipeline, height, width, frames, latents.device)
+            keywords["image_rotary_emb"] = rotary(diffusers.CogVideoXPipeline, model, latents, height, width, frames)
         return model(latents, given["encoder_hidden_states"], timestep, **keywords).sample.permute(0, 2, 1, 3, 4)
 
     shapes = {SQUARE: (2, 4, 8, 8), UNEVEN: (3, 2, 6, 10)} if config.get("patch_size_t") else VIDEOS
@@ -99,12 +104,7 @@ def hunyuanvideo() -> Family:
 
 
 def ltx(mask: bool = False) -> Family:
-    config = {
-        **TINY,
-        "attention_head_dim": 8,
-        "cross_attention_dim": 32,
-        "caption_channels": 24,
-    }
+    config = TINY | {"attention_head_dim": 8, "cross_attention_dim": 32, "caption_channels": 24}
 
     conditions = drawn(encoder_hidden_states=(TEXT_TOKENS, 24), **masked(mask))
 
@@ -126,21 +126,12 @@ def ltx(mask: bool = False) -> Family:
 
 
 def allegro() -> Family:
-    config = {
-        **TINY,
-        "attention_head_dim": 24,
-        "cross_attention_dim": 96,
-        "caption_channels": 16,
-    }
+    config = TINY | {"attention_head_dim": 24, "cross_attention_dim": 96, "caption_channels": 16}
 
     def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
-        from diffusers import AllegroPipeline
-
         batch, _, frames, height, width = latents.shape
-        pipeline = SimpleNamespace(vae_scale_factor_spatial=1, transformer=model)
-        make = AllegroPipeline._prepare_rotary_positional_embeddings
-        rotary = make(pipeline, batch, height, width, frames, latents.device)
-        return model(latents, timestep=timestep, image_rotary_emb=rotary, **given).sample
+        places = rotary(diffusers.AllegroPipeline, model, latents, batch, height, width, frames)
+        return model(latents, timestep=timestep, image_rotary_emb=places, **given).sample
 
     return Family("AllegroTransformer3DModel", config, drawn(**TEXT, **masked(True)), reference, VIDEOS)
 
@@ -178,13 +169,11 @@ def consisid() -> Family:
         from diffusers.pipelines.consisid.pipeline_consisid import ConsisIDPipeline
 
         frames, height, width = latents.shape[2:]
-        pipeline = SimpleNamespace(vae_scale_factor_spatial=1, transformer=model)
-        make = ConsisIDPipeline._prepare_rotary_positional_embeddings
         return model(
             hidden_states=torch.cat([latents, given["image_latents"]], dim=1).permute(0, 2, 1, 3, 4),
             encoder_hidden_states=given["encoder_hidden_states"],
             timestep=timestep,
-            image_rotary_emb=make(pipeline, height, width, frames, latents.device),
+            image_rotary_emb=rotary(ConsisIDPipeline, model, latents, height, width, frames),
             id_cond=given["id_cond"],
             id_vit_hidden=[given["id_vit_hidden"][:, 0], given["id_vit_hidden"][:, 1]],
         ).sample.permute(0, 2, 1, 3, 4)

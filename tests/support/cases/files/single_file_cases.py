@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -18,18 +18,14 @@ PREFIX = "model.diffusion_model."
 FP8 = torch.float8_e4m3fn
 
 
-def family_with(name: str, **config: object) -> Family:
-    return replace(FAMILIES[name], config={**FAMILIES[name].config, **config})
-
-
 def sd3(name: str, **config: object) -> Family:
     sizes = {"num_attention_heads": 2, "num_layers": 2, "attention_head_dim": 64, "caption_projection_dim": 128}
-    return family_with(name, in_channels=16, out_channels=16, **sizes, **config)
+    return FAMILIES[name].of_config(in_channels=16, out_channels=16, **sizes, **config)
 
 
 def flux(name: str) -> Family:
     sizes = {"num_attention_heads": 2, "attention_head_dim": 128, "axes_dims_rope": (16, 56, 56)}
-    return family_with(name, in_channels=64, num_layers=1, num_single_layers=2, **sizes)
+    return FAMILIES[name].of_config(in_channels=64, num_layers=1, num_single_layers=2, **sizes)
 
 
 # Cases of `stock_cases`, and their sizes in diffusers' classes.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.support.cases.host.base import BATCH, TEXT, HostCase, always, rows, text, with_
+from tests.support.cases.host.base import BATCH, TEXT, HostCase, always, latents, rows, text, with_
 
 STABLE_AUDIO = {
     "io_channels": 16, "embed_dim": 256, "cond_token_dim": 64, "project_cond_tokens": False, "global_cond_dim": 32,
@@ -42,26 +42,22 @@ def shorten_lyrics(model):
     del model.lyric_encoder.encoders[2:]
 
 
-def sound(*shape: int):
-    return lambda random: ((random(BATCH, *shape), torch.full((BATCH,), 0.7)), {})
-
-
 CASES: dict[str, HostCase] = {
     "stable-audio": HostCase(
         "comfy.ldm.audio.dit.AudioDiffusionTransformer",
         STABLE_AUDIO,
-        with_(sound(16, 77), text(64, global_embed=rows(32))),
+        with_(latents(16, 77), text(64, global_embed=rows(32))),
     ),
     "stable-audio-3": HostCase(
         "comfy.ldm.audio.dit.AudioDiffusionTransformer",
         STABLE_AUDIO_3,
-        with_(sound(16, 77), text(64, global_embed=rows(32), local_add_cond=rows(17, 77))),
+        with_(latents(16, 77), text(64, global_embed=rows(32), local_add_cond=rows(17, 77))),
     ),
     "ace-step": HostCase(
         "comfy.ldm.ace.model.ACEStepTransformer2DModel",
         ACE_STEP,
         with_(
-            sound(8, 16, 40),
+            latents(8, 16, 40),
             text(
                 24,
                 speaker_embeds=rows(16),
@@ -74,7 +70,7 @@ CASES: dict[str, HostCase] = {
     "ace-step-15": HostCase(
         "comfy.ldm.ace.ace_step15.AceStepConditionGenerationModel",
         ACE_STEP_15,
-        with_(sound(16, 60), text(24, lyric_embed=rows(9, 24), refer_audio=rows(16, 60))),
+        with_(latents(16, 60), text(24, lyric_embed=rows(9, 24), refer_audio=rows(16, 60))),
     ),
     "minimax-h3": HostCase(
         "comfy.ldm.minimax.model.MiniMaxH3Model",

@@ -64,13 +64,17 @@ def fill_weights(model: torch.nn.Module) -> torch.nn.Module:
     return model.eval().requires_grad_(False)
 
 
+def latents(*shape: int, sigma: float = SIGMA) -> Callable[..., Call]:
+    """Latents of this shape in each row, their timestep, and nothing else."""
+    return lambda random: ((random(BATCH, *shape), torch.full((BATCH,), sigma)), {})
+
+
 def image(channels: int, height: int = 14, width: int = 22) -> Callable[..., Call]:
-    """The latents and the timestep of an image model, and nothing else."""
-    return lambda random: ((random(BATCH, channels, height, width), torch.full((BATCH,), SIGMA)), {})
+    return latents(channels, height, width)
 
 
 def video(channels: int, height: int = 10, width: int = 14, sigma: float = 1000 * SIGMA) -> Callable[..., Call]:
-    return lambda random: ((random(BATCH, channels, 3, height, width), torch.full((BATCH,), sigma)), {})
+    return latents(channels, 3, height, width, sigma=sigma)
 
 
 def with_(

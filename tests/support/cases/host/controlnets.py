@@ -11,7 +11,7 @@ from tests.support.cases.host.base import Call, HostCase, guidance, image, text,
 from tests.support.cases.host.flux import FLUX
 from tests.support.cases.host.image import HUNYUAN, POOLED, SD3, UNET_1, UNET_XL_BASE, hunyuan_text
 from tests.support.cases.host.qwen import CASES as QWENS
-from tests.support.cases.host.qwen import QWEN, one_frame
+from tests.support.cases.host.qwen import ONE_FRAME, QWEN
 
 FLUX_CONTROLNET = "comfy.ldm.flux.controlnet.ControlNetFlux"
 
@@ -65,10 +65,10 @@ CONTROLNETS: dict[str, HostCase] = {
         16, 14, 22,
     ),
     "qwen-image": row(
-        "comfy.ldm.qwen_image.controlnet.QwenImageControlNetModel", QWEN, one_frame(16), text(32), 16, 1, 14, 22
+        "comfy.ldm.qwen_image.controlnet.QwenImageControlNetModel", QWEN, ONE_FRAME, text(32), 16, 1, 14, 22
     ),
     "qwen-image-fun": row(
-        "comfy.ldm.qwen_image.controlnet.QwenImageFunControlNetModel", FUN, one_frame(16),
+        "comfy.ldm.qwen_image.controlnet.QwenImageFunControlNetModel", FUN, ONE_FRAME,
         lambda random: {**text(32)(random), "base_model": QWENS["qwen-image"].build()}, 16, 1, 14, 22
     ),
     "hunyuandit": row(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.support.cases.host.base import BATCH, HostCase, always, image, rows, text, with_
+from tests.support.cases.host.base import BATCH, HostCase, always, image, latents, rows, text, with_
 
 SD3 = {
     "input_size": None, "patch_size": 2, "in_channels": 16, "depth": 4, "num_blocks": 3, "adm_in_channels": 32,
@@ -134,10 +134,6 @@ def one_picture(channels: int, height: int, width: int):
     )
 
 
-def shape_latents(random):
-    return (random(BATCH, 16, 77), torch.full((BATCH,), 0.7)), {}
-
-
 CASES: dict[str, HostCase] = {
     "sd3": HostCase(MMDIT, SD3, with_(image(16), text(64, y=POOLED))),
     "sd35-medium": HostCase(MMDIT, SD3 | {"x_block_self_attn_layers": [0, 1]}, with_(image(16), text(64, y=POOLED))),
@@ -167,9 +163,9 @@ CASES: dict[str, HostCase] = {
             ),
         ),
     ),
-    "hunyuan3d-2": HostCase("comfy.ldm.hunyuan3d.model.Hunyuan3Dv2", HUNYUAN_3D, with_(shape_latents, text(32))),
+    "hunyuan3d-2": HostCase("comfy.ldm.hunyuan3d.model.Hunyuan3Dv2", HUNYUAN_3D, with_(latents(16, 77), text(32))),
     "hunyuan3d-21": HostCase(
-        "comfy.ldm.hunyuan3dv2_1.hunyuandit.HunYuanDiTPlain", HUNYUAN_3D_21, with_(shape_latents, text(32))
+        "comfy.ldm.hunyuan3dv2_1.hunyuandit.HunYuanDiTPlain", HUNYUAN_3D_21, with_(latents(16, 77), text(32))
     ),
     "sd15": HostCase(UNET_CLASS, UNET, with_(image(4, 16, 16), text(24))),
     # Sides that halve oddly. Several text tokens, and rows of a batch at several timesteps.

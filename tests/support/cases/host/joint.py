@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.support.cases.host.base import BATCH, TEXT, HostCase, always, image, rows, text, text_mask, with_
+from tests.support.cases.host.base import BATCH, TEXT, HostCase, always, image, latents, rows, text, text_mask, with_
 
 HIDREAM = {
     "patch_size": 2, "in_channels": 16, "out_channels": 16, "num_layers": 2, "num_single_layers": 2,
@@ -89,10 +89,7 @@ CASES: dict[str, HostCase] = {
     "joyimage": HostCase(
         "comfy.ldm.joyimage.model.JoyImageTransformer3DModel",
         JOYIMAGE,
-        with_(
-            lambda random: ((random(BATCH, 16, 1, 14, 22), torch.full((BATCH,), 700.0)), {}),
-            text(24, ref_latents=lambda random: [random(BATCH, 16, 1, 8, 10)]),
-        ),
+        with_(latents(16, 1, 14, 22, sigma=700.0), text(24, ref_latents=lambda random: [random(BATCH, 16, 1, 8, 10)])),
     ),
     "pixeldit": HostCase("comfy.ldm.pixeldit.model.PixDiT_T2I", PIXELDIT, with_(image(3, 40, 56), text(24))),
     "pid": HostCase(

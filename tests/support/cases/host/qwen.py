@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tests.support.cases.host.base import BATCH, Call, HostCase, always, image, text, text_mask, with_
+from tests.support.cases.host.base import BATCH, HostCase, always, image, latents, text, text_mask, with_
 
 QWEN = {
     "patch_size": 2, "in_channels": 64, "out_channels": 16, "num_layers": 3, "attention_head_dim": 16,
@@ -17,16 +17,11 @@ MAGE_FLOW = {
     "in_channels": 32, "out_channels": 32, "num_layers": 3, "attention_head_dim": 16, "num_attention_heads": 4,
     "joint_attention_dim": 24, "axes_dims_rope": (4, 6, 6),
 }  # fmt: skip
+ONE_FRAME = latents(16, 1, 14, 22)
 
 
 def row(**more: Callable[[Callable[..., torch.Tensor]], Any]) -> HostCase:
-    return HostCase(
-        "comfy.ldm.qwen_image.model.QwenImageTransformer2DModel", QWEN, with_(one_frame(16), text(32, **more))
-    )
-
-
-def one_frame(channels: int) -> Callable[..., Call]:
-    return lambda random: ((random(BATCH, channels, 1, 14, 22), torch.full((BATCH,), 0.7)), {})
+    return HostCase("comfy.ldm.qwen_image.model.QwenImageTransformer2DModel", QWEN, with_(ONE_FRAME, text(32, **more)))
 
 
 def references(random: Callable[..., torch.Tensor]) -> list[torch.Tensor]:

@@ -12,6 +12,7 @@ from tests.support.cases.host.base import (
     always,
     guidance,
     image,
+    latents,
     rows,
     text,
     video,
@@ -100,7 +101,7 @@ CASES: dict[str, HostCase] = {
         "comfy.ldm.anima.model.Anima",
         COSMOS | {"crossattn_emb_channels": 1024, "num_blocks": 2},
         with_(
-            lambda random: ((random(BATCH, 16, 1, 14, 22), torch.full((BATCH,), SIGMA)), {}),
+            latents(16, 1, 14, 22),
             text(1024, t5xxl_ids=lambda _random: torch.arange(BATCH * WORDS).reshape(BATCH, WORDS)),
         ),
         shorten=shorten_adapter,

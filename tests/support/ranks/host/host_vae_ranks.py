@@ -8,8 +8,6 @@ ComfyUI, which COMFYUI_PATH names, is imported with this, and so once for all ra
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -24,14 +22,10 @@ from parallel_backend.vae.classes import class_of
 from parallel_backend.vae.parallel import ParallelVAE
 from tests.support.cases.vaes.host_vaes import VAES, HostVae
 from tests.support.fakes.tally import Tally
+from tests.support.ranks import host_ranks  # noqa: F401 (imports ComfyUI)
 
-sys.path.append(os.environ["COMFYUI_PATH"])
-with patch.object(sys, "argv", [sys.argv[0], "--cpu", "--use-pytorch-cross-attention"]):
-    import comfy.options
-
-    comfy.options.enable_args_parsing()
-    import comfy.ldm.lightricks.vae.causal_video_autoencoder as ltx
-    import comfy.sd  # noqa: F401 (every class that there is)
+import comfy.ldm.lightricks.vae.causal_video_autoencoder as ltx  # isort: skip
+import comfy.sd  # noqa: F401 (every class that there is)  # isort: skip
 
 SEED = 3  # of the noise that some draw
 CHUNK = 1 << 16  # bytes: LTX's cut even tiny videos then

@@ -31,11 +31,11 @@ from tests.support.cases.library_cases import (
     SDXL_UNET,
     SEED,
     dit,
-    family_with,
     flux,
     save_dit,
     sd3,
     sd3_with_encoders,
+    seeded,
     shape_name,
     stable_diffusion,
     unet,
@@ -50,10 +50,10 @@ def sampled(case: dict) -> torch.Tensor:
     pipeline = call.pipeline()
     torch.manual_seed(SEED + dist.get_rank())
     parallelize(pipeline, ParallelPlan.from_json(case["plan"]), vae=case["vae"])
-    generator = torch.Generator().manual_seed(SEED) if case["seeded"] else None
+    generator = seeded() if case["seeded"] else None
     images = call.run(pipeline, case["batch"], generator)
     if case["twice"]:
-        images = call.run(pipeline, case["batch"], torch.Generator().manual_seed(SEED))
+        images = call.run(pipeline, case["batch"], seeded())
     first = images.clone()
     dist.broadcast(first, 0)
     if not torch.equal(first, images):
@@ -78,7 +78,7 @@ def parallel(build: Callable, vae: bool = False, **plan: int | str) -> diffusers
 
 
 def with_prompts_of_its_own() -> None:
-    CALLS["DiT"].run(parallel(dit, dp=2), 1 + dist.get_rank(), torch.Generator().manual_seed(SEED))
+    CALLS["DiT"].run(parallel(dit, dp=2), 1 + dist.get_rank(), seeded())
 
 
 def with_words_of_its_own() -> None:
@@ -94,13 +94,13 @@ def compiled() -> diffusers.DiffusionPipeline:
 def with_a_block_compiled_later() -> None:
     pipeline = parallel(dit, ulysses=2)
     pipeline.transformer.transformer_blocks[1].compile()
-    CALLS["DiT"].run(pipeline, 1, torch.Generator().manual_seed(SEED))
+    CALLS["DiT"].run(pipeline, 1, seeded())
 
 
 def with_a_block_compiled_whose_tokens_are_whole() -> None:
     pipeline = parallel(dit, dp=2)
     pipeline.transformer.transformer_blocks[1].compile(backend="eager")
-    CALLS["DiT"].run(pipeline, 2, torch.Generator().manual_seed(SEED))
+    CALLS["DiT"].run(pipeline, 2, seeded())
 
 
 def with_a_model_for_another_plan() -> None:
@@ -159,7 +159,7 @@ REFUSALS: dict[str, Callable[[], object]] = {
     "another world size, loading": lambda: load_transformer("nowhere", ParallelPlan(), torch.device("cpu")),
     "no folder": lambda: load_transformer("nowhere", ParallelPlan(pipefusion=2), torch.device("cpu")),
     "heads": lambda: parallel(
-        lambda: SimpleNamespace(transformer=family_with("dit", num_attention_heads=1).build()), ulysses=2
+        lambda: SimpleNamespace(transformer=FAMILIES["dit"].of_config(num_attention_heads=1).build()), ulysses=2
     ),
     "no transformer": lambda: parallel(lambda: diffusers.DDPMPipeline(None, None), ulysses=2),
     "unknown transformer": lambda: parallel(lambda: SimpleNamespace(transformer=torch.nn.Linear(1, 1)), ulysses=2),

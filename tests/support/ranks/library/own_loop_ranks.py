@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from parallel_backend import ParallelPlan, parallelize, unparallelize
 from tests.support.cases.families import FAMILIES
-from tests.support.cases.library_cases import CALLS, SEED, sd3_with_encoders
+from tests.support.cases.library_cases import CALLS, sd3_with_encoders, seeded
 from tests.support.cases.own_loop_cases import (
     INT4,
     LOOPS,
@@ -29,10 +29,6 @@ from tests.support.cases.own_loop_cases import (
     LoopCase,
     pipeline_of,
 )
-
-
-def seeded() -> torch.Generator:
-    return torch.Generator().manual_seed(SEED)
 
 
 def looped(case: LoopCase) -> dict[str, torch.Tensor]:

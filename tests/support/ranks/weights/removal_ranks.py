@@ -15,7 +15,7 @@ from parallel_backend import ParallelPlan, parallelize, unparallelize
 from parallel_backend.errors import RequestError
 from parallel_backend.groups.mesh import Mesh, build_mesh
 from tests.support.cases.families import FAMILIES, SQUARE
-from tests.support.cases.library_cases import CALLS, SEED
+from tests.support.cases.library_cases import CALLS, seeded
 from tests.support.cases.pipefusion_cases import family_of
 from tests.support.family_model import FamilyModel, sampled
 
@@ -91,7 +91,7 @@ def pipeline(call_name: str, plans: list[dict[str, int]]) -> dict[str, bool]:
     made = call.pipeline()
 
     def images() -> torch.Tensor:
-        return call.run(made, 2, torch.Generator().manual_seed(SEED))
+        return call.run(made, 2, seeded())
 
     parts = [part for part in (made.transformer, made.vae) if part]
 
