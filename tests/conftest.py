@@ -101,6 +101,8 @@ SIZES = {
     },
 }
 
+LEFT_OUT = pytest.StashKey[str]()
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tiers")
@@ -135,7 +137,20 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    tiers.select(config, items)
+    config.stash[LEFT_OUT] = tiers.select(config, items)
+    if hasattr(config, "workeroutput"):  # one of several processes, each of which has selected alike
+        config.workeroutput["left out"] = config.stash[LEFT_OUT]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Takes over, from one of several processes, what is said at the end."""
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left out", "")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if said := terminalreporter.config.stash.get(LEFT_OUT, ""):
+        terminalreporter.write_line(said)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -36,15 +37,22 @@ def is_fast(item: pytest.Item) -> bool:
     return not item.get_closest_marker("slow") and NEEDS.isdisjoint(getattr(item, "fixturenames", ()))
 
 
-def is_run(item: pytest.Item) -> bool:
-    """Whether the options ask for the test, and there is a GPU if it computes on one."""
+def why_left_out(item: pytest.Item) -> str:
+    """Why the options leave a test out; empty if they ask for it."""
     asks, has_mark = item.config.getoption, item.get_closest_marker
     if has_mark("gpu") and asks("--device") == "cuda" and not torch.cuda.is_available():
-        return False
-    return is_fast(item) if asks("--fast") else bool(asks("--slow")) or not has_mark("slow")
+        return "need a GPU: see `python3 dev.py gpu`"
+    if asks("--fast"):
+        return "" if is_fast(item) else "are not fast: run without --fast"
+    return "are slow: run with --slow" if has_mark("slow") and not asks("--slow") else ""
 
 
-def select(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves what this session runs in `items`, the fast tests first, which else stay in their order."""
-    config.hook.pytest_deselected(items=[item for item in items if not is_run(item)])
-    items[:] = sorted(filter(is_run, items), key=lambda item: not is_fast(item))
+def select(config: pytest.Config, items: list[pytest.Item]) -> str:
+    """Leaves what this session runs in `items`, the fast tests first, which else stay in their order. Returns how many
+    others there are, and why they are left out."""
+    reasons = {item: why_left_out(item) for item in items}
+    left_out = [item for item in items if reasons[item]]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = sorted((item for item in items if not reasons[item]), key=lambda item: not is_fast(item))
+    counts = Counter(reasons[item] for item in left_out)
+    return "\n".join(f"{count} tests are left out, as they {why}" for why, count in counts.items())
