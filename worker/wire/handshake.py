@@ -67,14 +67,14 @@ class HandshakeServer(threading.Thread):
 
     def run(self) -> None:
         while self.listener.fileno() >= 0:
-            for stranger, came in list(self.strangers.items()):
-                if time.monotonic() - came > PATIENCE_SECONDS:
-                    self.drop(stranger)
             try:
                 self.listener.settimeout(PATIENCE_SECONDS)
                 connection, _ = self.listener.accept()
             except OSError:  # nobody came, it has gone already, or there is no descriptor for it
-                time.sleep(PAUSE_SECONDS)
+                time.sleep(PAUSE_SECONDS)  # also lets the others' threads go on if this process has stood still
+                for stranger, came in list(self.strangers.items()):
+                    if time.monotonic() - came > PATIENCE_SECONDS:
+                        self.drop(stranger)
                 continue
             for oldest in list(self.strangers)[: 1 - MAX_STRANGERS]:
                 self.drop(oldest)
