@@ -90,7 +90,11 @@ def test_a_plan_that_is_chosen_by_keyboard_leaves_the_focus_and_the_fold_open(ed
     editor.plan("why summary").press("Enter")
     button = page.get_by_test_id("paralleldit-plan-predicted").locator("li").last.get_by_test_id("paralleldit-use")
     button.focus()
-    button.press("Enter")
+    with page.expect_response(ROUTE):  # a run's end asks again
+        page.evaluate("window.app.api.dispatchCustomEvent('execution_success', {})")
+    page.evaluate("() => new Promise((resolve) => setTimeout(resolve, 200))")
+    expect(button).to_be_focused()
+    page.keyboard.press("Enter")
     expect(editor.plan("title")).not_to_contain_text("Automatic plan")
     assert page.evaluate(FOCUSED) == ["summary", True]
 

@@ -35,6 +35,7 @@ export function addPlanWidget(node, draw, fail) {
   const height = new Height(node, () => (widget.hidden ? 0 : measure() + GAP))
   let wrong = []
   let shown // the file that the last answer is about
+  let drawn = '' // the last answer as text, while it is shown: drawn anew, it would lose the focus of its buttons
   node.strokeStyles.paralleldit = () => {
     if (!content.querySelector('.paralleldit-plan-error')) return undefined
     return { color: window.LiteGraph.NODE_ERROR_COLOUR, lineWidth: 4, padding: 4 }
@@ -49,8 +50,10 @@ export function addPlanWidget(node, draw, fail) {
       const [file] = Object.values(question?.files ?? {})
       const isNew = file !== undefined && file !== shown
       const timer = setTimeout(() => {
-        if (isNew)
+        if (isNew) {
+          drawn = ''
           content.replaceChildren(element('div', { class: 'paralleldit-plan-remark' }, t('plan.reading', { file })))
+        }
         showContent()
       }, PATIENCE_MS)
       try {
@@ -60,12 +63,15 @@ export function addPlanWidget(node, draw, fail) {
       }
     },
     show: ({ answer, why, file }) => {
+      const text = JSON.stringify([answer, why])
+      if (text !== drawn) draw(content, answer, why)
       shown = file
-      draw(content, answer, why)
+      drawn = text
       noteAnswer(node, answer)
       finish(answer?.widgets ?? [])
     },
     fail: (error) => {
+      drawn = ''
       fail(content, error.message)
       noteAnswer(node, null)
       finish([])

@@ -69,7 +69,7 @@ class WorkerGroup(Supervisor):
             self._await_cancelled(check)  # then it is known whether the ranks still have the model
             known = self._known
             known.note_import(source)
-            known.remarks, known.name = remarks, name
+            known.remarks, known.name, known.is_parked = remarks, name, False
             self.changed.set()
             if known.model == (source, plan):
                 return ""
@@ -197,7 +197,9 @@ class WorkerGroup(Supervisor):
         with self.turn(check):
             session = self.session
             self.ensure(session.ranks if session else ranks, check)
-            self._known.note_import(source)
+            known = self._known
+            known.note_import(source)
+            known.is_parked = False
             header = ops.VAE.header(direction=direction, vae=source)
             results = self._request(header, given, check)
             if ops.LACKING in results:

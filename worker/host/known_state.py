@@ -21,8 +21,8 @@ class KnownState:
     whose objects the model in use has or gets with the next request, see `Decoder`; UNKNOWN for none. remarks:
     sentences about the plan, for the status. name: of the model, as the person chose it, for the status. arguments:
     ComfyUI's arguments when the ranks imported it; None before that. kernels: by name, why the ranks do not attend by a
-    kernel under this plan; empty if they do. is_parked: whether the ranks dropped the model because it was parked, as
-    CPU ranks do.
+    kernel under this plan; empty if they do. is_parked: whether the ranks dropped all because it was parked, as CPU
+    ranks do, and have got nothing since.
     """
 
     model: tuple[Header, Header] | None = None

@@ -255,8 +255,8 @@ class Supervisor:
         lost = {"state": "restarting"} if session.is_over or session.has_lost_rank else {}
         try:
             session.last_status = session.control.ask({"op": "status"}, STATUS_SECONDS)
-            is_parked = session.known.is_parked and session.known.model is None
-            parked = {"state": "parked"} if is_parked and session.last_status["state"] == "ready" else {}
+            is_parked = session.known.is_parked and session.last_status["state"] == "ready"
+            parked = {"state": "parked"} if is_parked else {}
             return {**own, **session.last_status, **parked, **lost}
         except ConnectionError:  # it has died
             return {**own, "state": "busy", **lost}

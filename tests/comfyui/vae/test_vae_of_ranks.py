@@ -115,3 +115,12 @@ def test_a_parked_vae_comes_back_as_it_was(group_of_two: WorkerGroup, source: Va
     assert group_of_two.status()["state"] == "parked"
     assert torch.equal(decode(group_of_two, source), expected)
     assert group_of_two.status()["state"] == "ready"
+
+
+def test_a_group_whose_cpu_ranks_dropped_all_is_parked_until_a_vae_comes_back(
+    group_of_two: WorkerGroup, source: VaeSource
+) -> None:
+    expected = decode(group_of_two, source)
+    assert group_of_two.park() and group_of_two.status()["state"] == "parked"
+    assert torch.equal(decode(group_of_two, source), expected)
+    assert group_of_two.status()["state"] == "ready"
