@@ -36,7 +36,7 @@ POLL_SECONDS = 0.05
 REPORT_SECONDS = 1.5  # torchrun's time to end the remaining ranks, and to report which one failed
 SLOW_REPORT_SECONDS = 8.0  # additional time, once no rank is left
 MACHINE_SECONDS = 3.0
-LOADING_TIMES = 6  # factor for the allowed silence while weights move, and of a rank that computes or waits for a CPU
+LOADING_TIMES = 6  # factor for the allowed silence while weights move, and of a rank that goes on, see Silence
 WAS_STOPPED = Explanation("It was stopped.")
 
 Check = Callable[[], None]
@@ -296,7 +296,7 @@ class Session:
         self.end(Explanation(reason, advice, details))
 
     def check_life(self) -> None:
-        """Ends the session if a rank has been silent for too long, and does not only compute, or wait for a CPU."""
+        """Ends the session if a rank has been silent for too long, and does not go on, see Silence."""
         patience = allowed_silence(self.operation, self.settings.silence_seconds)
         try:
             status = self.control.ask({"op": "status"}, patience / 2)

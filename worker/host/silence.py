@@ -1,5 +1,5 @@
-"""Judges a silent rank of this machine by what the system tells of its process. A rank that computes, or that waits for
-a CPU, is alive."""
+"""Judges a silent rank of this machine by what the system tells of its process. A rank is alive if it computes, or if
+it waits for a CPU, for a disk, or for a program that it starts."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 PROC = Path("/proc")
 AT_LEAST = 0.1  # of a silence, that a living rank runs or waits for a CPU; threads that only poll take less
+WAITS = "RD"  # states: for a CPU; for a disk, or for a program that starts, such as a compiler
 ENDED = {"T": "it is stopped (SIGSTOP)", "t": "a debugger has stopped it", "Z": "its process has ended"}
 UNKNOWN = "it is stopped, or stuck"
 
@@ -63,6 +64,6 @@ class Silence:
         before = {number: self.threads.get(number, Thread("", 0.0, 0.0)) for number in threads}
         ran = sum(thread.ran - before[number].ran for number, thread in threads.items())
         waited = max(thread.waited - before[number].waited for number, thread in threads.items())
-        queues = any(thread.state == "R" for thread in threads.values())
+        waits = any(thread.state in WAITS for thread in threads.values())
         seen = f"in the last {seconds:.0f} s its process ran for {ran:.1f} s and waited {waited:.1f} s for a CPU"
-        return queues or ran + waited >= AT_LEAST * seconds, seen
+        return waits or ran + waited >= AT_LEAST * seconds, seen

@@ -5,13 +5,19 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
+from tests.support.group.direct_group import wait_until
 from worker.host import silence
 from worker.host.session import LOADING_TIMES, Session
 from worker.settings import Settings
@@ -122,6 +128,7 @@ def test_a_rank_that_is_gone_or_of_which_the_system_does_not_tell_is_dead(
         pytest.param(lambda machine: machine.run(200, ran=0.05 * machine.now, waited=0.9 * machine.now), id="waits"),
         pytest.param(lambda machine: machine.run(200, ran=machine.now, waited=None), id="computes"),
         pytest.param(lambda machine: machine.run(200, "R", waited=None), id="waits, and the kernel does not count it"),
+        pytest.param(lambda machine: machine.run(200, "D"), id="waits for a disk"),
     ],
 )
 def test_a_rank_that_computes_or_waits_for_a_cpu_lives_and_that_is_logged_once(
@@ -162,6 +169,22 @@ def test_ranks_of_other_machines_are_judged_by_their_silence_alone(machine: Mach
     assert "Rank 1 (process 200) has not answered for 10 s: it is stopped, or stuck." in silent(
         machine, 1, 20, lambda: machine.run(200, ran=machine.now)
     )
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="system calls have other numbers elsewhere")
+def test_a_process_that_waits_for_a_program_to_start_is_found_to_live() -> None:
+    """As Python starts programs by vfork, all of its threads stand still until the program begins."""
+    vfork = "ctypes.PyDLL(None).syscall(56, 0x4011, 0, 0, 0, 0)"
+    code = f"import ctypes, os, time; {vfork} or time.sleep(1000); os._exit(0)"
+    started = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    try:
+        assert wait_until(lambda: bool(psutil.Process(started.pid).children()), 60)
+        looks = silence.Silence(started.pid)
+        time.sleep(1.0)
+        assert looks.look()[0]
+    finally:
+        os.killpg(started.pid, signal.SIGKILL)
+        started.wait()
 
 
 def test_this_process_is_found_to_run() -> None:
