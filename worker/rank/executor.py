@@ -71,8 +71,8 @@ class Executor:
             self.undo(job, outcome)
         self.state.publish()  # before the reply, because ComfyUI then asks what the request has freed
         self.job, self.heartbeat.ended = None, job.id
-        reply = {**outcome.reply(), "has_model": self.state.held is not None}
-        return ({**reply, **self.timing(job)}, results) if is_done else (reply, None)
+        reply = {**outcome.reply(), **self.state.reply()}
+        return ({**reply, **self.timing(job), **job.told}, results) if is_done else (reply, None)
 
     def run(self, job: Job, tensors: Tensors) -> Tensors | None:
         """Runs the request if this rank takes part in it. Raises RequestError for an impossible request."""

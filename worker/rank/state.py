@@ -71,6 +71,16 @@ class RankState:
         held = self.held  # read once: another thread may ask
         return held and held.model
 
+    def reply(self) -> Header:
+        """Returns what each reply says: whether there is a model in use, the key of the changes to its weights, and the
+        sampling whose objects it has."""
+        model = self.model
+        return {
+            "has_model": model is not None,
+            "patched": model.patched if model else "",
+            "run": model.decoder.run if model else "",
+        }
+
     def keep_model(self, model: HostModel, source: HostSource, plan: ParallelPlan) -> HeldModel:
         placement = self.held.placement if self.held else WeightPlacement(self.links)
         self.held = HeldModel(model, source, plan, placement)
