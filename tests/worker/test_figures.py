@@ -81,7 +81,7 @@ class Rank:
         self.executor = Executor(self.state, Control(group), groups, self.heartbeat, timeline, lambda *_: None)
         self.executor.handlers[TRIM.name] = lambda _job, _tensors: None  # a request that asks the card for nothing
         self.control = ControlClient(ours)
-        self.server = ControlServer(theirs, {"status": self.executor.status})
+        self.server = ControlServer(theirs, self.executor.status, self.heartbeat.cancel)
 
     def start(self) -> None:
         self.heartbeat.start()
@@ -126,7 +126,7 @@ def test_a_lack_of_memory_for_one_answer_leaves_the_next_one_its_answer(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     status = Mock(side_effect=[MemoryError, {"state": "ready"}])
-    rank.server.operations = {"status": status}
+    rank.server.status = status
     rank.start()
     with pytest.raises(TimeoutError, match="no memory"):
         rank.status()

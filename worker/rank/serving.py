@@ -121,6 +121,6 @@ def run() -> None:
     executor = Executor(state, Control(relay.group), groups, heartbeat, timeline, emit)
     if channel:
         connection, _ = connect("control")
-        ControlServer(connection, {"status": executor.status, "cancel": heartbeat.cancel}).start()
+        ControlServer(connection, executor.status, heartbeat.cancel).start()
     serve(channel, executor, relay)
     dist.destroy_process_group()
