@@ -112,7 +112,6 @@ class Executor:
             "pids": [place["pid"] for place in self.places],
             "devices": [{name: place[name] for name in ("index", "name", "outside")} for place in self.places],
             "counts": dict(self.counts),
-            "last_run": self.timeline.last_run,
             "exchanges": exchanges_of(held and held.plan),
             **self.heartbeat.status(),
             **self.state.loaded,
