@@ -10,13 +10,14 @@ import torch
 import torch.distributed as dist
 
 from parallel_backend.device import name_of
+from parallel_backend.groups.collectives import gather_json
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import ParallelPlan
 
 from ..launch.torchrun import COMFYUI_THREADS, THREADS, count_threads
 from ..wire.protocol import FAILED, IN_BLOCKS, MEMORY, NEVER, ONCE, Header
 from ..wire.tensors import Tensors
-from .agreement import DONE, Control, Outcome, gather_json
+from .agreement import DONE, Control, Outcome
 from .channels.heartbeat import Heartbeat
 from .job import Job
 from .job_groups import JobGroups
