@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import nullcontext
 from typing import Any
 
@@ -16,7 +17,9 @@ from parallel_backend.sampling.denoiser import Watch, denoise
 from parallel_backend.sampling.stepper import Stepper
 from parallel_backend.seams.forward import Forward
 from parallel_backend.seams.pipeline.stages import StageExit
-from parallel_backend.weights.loading import ModelSource
+from parallel_backend.weights.loading import Check, ModelSource, go_on
+from parallel_backend.weights.parking import Parking
+from parallel_backend.weights.stores import Store
 from tests.support.cases.families import FAMILIES, Family, Tensors
 from tests.support.cases.pipefusion_cases import case_inputs, family_of, scheduler_of
 
@@ -43,6 +46,7 @@ class FamilyModel(DiffusersModel):
     def __init__(self, model: Any, mesh: Mesh) -> None:
         self.family = FAMILY_OF[type(model).__name__]
         super().__init__(model, mesh)
+        self.parking = Parking(model, mesh.device)
 
     @classmethod
     def load(cls, source: ModelSource, mesh: Mesh) -> Any:
@@ -50,6 +54,10 @@ class FamilyModel(DiffusersModel):
         model = cls.build(source, mesh)
         model.bring((), None)
         return model
+
+    def bring(self, places: Collection[int], store: Store | None, check: Check = go_on) -> None:
+        super().bring(places, store, check)
+        self.fetched.park_with(self.parking)
 
     def of(self, family: Family) -> FamilyModel:
         """Sets another family of the class."""
