@@ -253,7 +253,7 @@ class Operations:
         self.unpark(job, state.vae.parallel.parking)
         try:
             return run_rank_vae(state.vae, job.header["direction"], job, tensors)
-        except (RequestError, Cancelled):  # all ranks raise it
+        except (RequestError, Ended):  # all ranks raise it
             raise
         except Exception as error:
             raise ModelFailed(error) from error

@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from parallel_backend.vae.parallel import ParallelVAE
 
     from ..comfyui.source import HostSource, VaeSource
-    from ..comfyui.vae import HostVae
 
 FIGURES_SECONDS = 0.25  # the least time between figures while a request runs; a beat tells them as often
 
 
 class RankVae(NamedTuple):
-    """One of ComfyUI's own VAEs. source: where it was loaded from. host: as ComfyUI built it. parallel: the same VAE,
-    run by all ranks together."""
+    """One of ComfyUI's own VAEs. source: where it was loaded from. host: as ComfyUI built it. missing: the names of the
+    weights that its file lacks. parallel: the same VAE, run by all ranks together."""
 
     source: VaeSource
-    host: HostVae
+    host: Any
+    missing: list[str]
     parallel: ParallelVAE
 
 
