@@ -88,7 +88,7 @@ class ParallelSampler(io.ComfyNode):
         **_former: Any,  # a prompt may still link the former input vae
     ) -> io.NodeOutput:
         require_remote_module(model.model)
-        schedule, scale = choose_schedule(model)
+        schedule = choose_schedule(model)
         ratios = [latent_image.get(f"downscale_ratio_{kind}") for kind in ("spacial", "temporal")]
         samples = comfy.sample.fix_empty_latent_channels(model, latent_image["samples"], *ratios)
         output = {name: value for name, value in latent_image.items() if not name.startswith("downscale_ratio_")}
@@ -96,9 +96,7 @@ class ParallelSampler(io.ComfyNode):
             return io.NodeOutput({**output, "samples": samples})
         call = SamplerCall(
             scheduler=scheduler,
-            config=schedule.config,
-            linear_sigmas=schedule.linear_sigmas,
-            timestep_scale=scale,
+            **schedule,
             steps=steps,
             denoise=denoise,
             guidance=cfg,

@@ -15,7 +15,6 @@ from .models import known_spec
 from .parallel_model import ParallelModel
 from .weights.flat_block import FlatBlock, Values
 from .weights.loading import Check, ModelSource, build_transformer, go_on, load_weights, read_tensors
-from .weights.parking import Parking
 from .weights.stores import Store
 from .weights.tensors import count_bytes
 
@@ -35,11 +34,9 @@ class DiffusersModel(ParallelModel):
 
     def __init__(self, model: ModelMixin, mesh: Mesh) -> None:
         self.known = known_spec(type(model).__name__)
-        self.parking = Parking(model, mesh.device)
         self.unread: ModelSource | None = None  # the source of weights that are not read yet
         self.working_bytes = 0  # bytes that weights leave free on the device
         super().__init__(model, mesh, model.dtype)
-        self.whole_bytes = count_bytes(model)  # other threads read this instead of the model
 
     def install(self, mesh: Mesh) -> None:
         super().install(mesh)
@@ -52,14 +49,9 @@ class DiffusersModel(ParallelModel):
             self.hooks.after(self.model.get_submodule(quirks.rotary_on_cpu), move_to_latents)
 
     @property
-    def weight_bytes(self) -> int:
-        """The bytes of the weights that this rank keeps on its device."""
-        return self.whole_bytes - self.fetched.elsewhere
-
-    @property
     def resident_bytes(self) -> int:
-        """The bytes of those weights that are on the device now."""
-        return 0 if self.parking.is_parked else self.weight_bytes
+        """The bytes of the weights that this rank has on its device."""
+        return 0 if self.unread else count_bytes(self.model) - self.fetched.elsewhere
 
     def limit_weights(self, free: int) -> int:
         """Returns how much of this free device memory the weights may use."""
@@ -76,8 +68,6 @@ class DiffusersModel(ParallelModel):
                 f"{self.stage.missing[0]} on, have no weights to put back.",
                 "Load the whole model from its files.",
             )
-        if self.parking.is_parked:
-            self.parking.restore()
         self.fetched.rearrange((), None)
         self.forget()
         super().remove()
@@ -100,7 +90,6 @@ class DiffusersModel(ParallelModel):
         if unread:
             names = [name for name, _, _ in self.fetched.names()]
             load_weights(self.model, unread, self.mesh.device, check, names)
-        self.fetched.park_with(self.parking)
 
     def stored_values(self, source: ModelSource, check: Check, row: FlatBlock) -> Values:
         """Returns a block's parameters from the files. A page is read from disk on first access."""

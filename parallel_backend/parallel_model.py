@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -16,7 +16,7 @@ from .axes import TOKEN_AXES
 from .compat import tree_map_only
 from .costs.memory import stale_bytes
 from .errors import PlanError, RequestError
-from .groups.calls import Call, Forms, Output, collect_calls, kind_of, receive_output, send_output, share_out
+from .groups.calls import Call, Forms, Output, Pass, collect_calls, kind_of, receive_output, send_output, share_out
 from .groups.collectives import gather
 from .groups.mesh import Axis, Mesh
 from .hooks import Hooks
@@ -36,13 +36,6 @@ from .weights.sizes import sizes_of_model
 
 BATCH_DIM, CHANNEL_DIM = 0, 1
 PLAIN = (bool, int, float, str)  # values without tensors
-
-
-class ModelConditions(NamedTuple):
-    """A model's arguments other than latents and timesteps. channels: appended to the latents' own, and not sampled."""
-
-    kwargs: dict[str, Any]
-    channels: torch.Tensor | None = None
 
 
 class ParallelModel:
@@ -241,17 +234,17 @@ class ParallelModel:
         return not any(self.mesh[name].index for name in TOKEN_AXES)
 
     def predict(
-        self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Any, axis: Axis, forward: Forward
+        self, latents: torch.Tensor, timestep_B: torch.Tensor, given: Pass, axis: Axis, forward: Forward
     ) -> torch.Tensor | None:
         """Returns the whole batch's prediction for latents (B, C, H, W) or (B, C, F, H, W) on every rank of the last
         stage. None on other ranks.
 
-        conditions: ModelConditions. axis: splits the batch. Only the segments that run in `forward` are valid in the
-        prediction.
+        given: the model's other arguments. axis: splits the batch. Only the segments that run in `forward` are valid in
+        the prediction.
         """
         sides = zip(latents.shape[2:], self.patch(latents), strict=True)
         forward.image_tokens = math.prod(length // side for length, side in sides)
-        local = self.predict_rows(latents, timestep_B, conditions, axis, forward)
+        local = self.predict_rows(latents, timestep_B, given, axis, forward)
         if self.link and not self.link.is_last:
             return None
         own = self.no_rows(latents) if local is None else local
@@ -262,14 +255,14 @@ class ParallelModel:
         return latents[:0].to(self.mesh.device, self.dtype)
 
     def predict_rows(
-        self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Any, axis: Axis, forward: Forward
+        self, latents: torch.Tensor, timestep_B: torch.Tensor, given: Pass, axis: Axis, forward: Forward
     ) -> torch.Tensor | None:
         """Returns the prediction for this rank's rows. None if it has no rows, or its tokens went to the next stage."""
-        given = latents.to(self.mesh.device, self.dtype, non_blocking=True)
-        if conditions.channels is not None:
-            given = torch.cat([given, conditions.channels.to(given)], CHANNEL_DIM)
-        args = (given, timestep_B.to(self.mesh.device, non_blocking=True))
-        return self.run_rows(args, conditions.kwargs, len(latents), axis, forward)
+        rows = latents.to(self.mesh.device, self.dtype, non_blocking=True)
+        if given.channels is not None:
+            rows = torch.cat([rows, given.channels.to(rows)], CHANNEL_DIM)
+        args = (rows, timestep_B.to(self.mesh.device, non_blocking=True))
+        return self.run_rows(args, given.kwargs, len(latents), axis, forward)
 
     def run_rows(self, args: tuple, kwargs: dict[str, Any], size: int, axis: Axis, forward: Forward) -> Any:
         """Runs the model on this rank's rows. None if it has no rows, or its tokens went to the next stage."""

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from .device import copier, is_accelerator, name_of, pin_now, synchronise
-from .groups.collectives import ALL_GATHER, gather_numbers
+from .groups.collectives import ALL_GATHER, gather_json
 from .groups.mesh import Axis
 
 MEASURED = 32 << 20  # bytes sent to measure a link
@@ -21,7 +21,6 @@ HEAD_DIM = 64
 WIDTH = 512  # of a token, for operations that are no products
 TINY, TINY_TIMES = 8, 50  # how wide a tiny operation's token is, and how often it runs
 LEAST_SECONDS = 1e-9  # that a clock tells apart
-NAME_BYTES = 96
 
 
 class Amounts(NamedTuple):
@@ -56,17 +55,13 @@ def measure_ranks(
     axis: over all ranks, at least two. control: a group of all ranks for CPU tensors. All ranks call it together.
     """
     amounts = OF_A_CARD if is_accelerator(device) else OF_CORES
-    name = name_of(device).encode()[:NAME_BYTES].ljust(NAME_BYTES)
-    names = [bytes(each).decode(errors="replace").strip() for each in gather_numbers(tuple(name), control)]
-    computing = speeds_of(device, dtype, amounts)
-    rows = gather_numbers([*computing.values()], control)
-    speeds = [{"name": own, **dict(zip(computing, row, strict=True))} for own, row in zip(names, rows, strict=True)]
-    found = links_of(axis, device, amounts, computing["memory"])
-    of_links = [value for link in found.values() for value in link]
-    host, *values = zip(*gather_numbers([float(host_rate(device)), *of_links], control), strict=True)
-    pairs = zip(values[::2], values[1::2], strict=True)
-    links = {kind: [min(rates), max(waits)] for kind, (rates, waits) in zip(found, pairs, strict=True)}
-    return {"speeds": speeds, **links, "host": min(host), "hides": float(is_accelerator(device))}
+    gather_json(None, control)  # all begin together
+    speeds = gather_json({"name": name_of(device), **speeds_of(device, dtype, amounts)}, control)
+    fastest = speeds[dist.get_rank(control)]["memory"]
+    own = {**links_of(axis, device, amounts, fastest), "host": (float(host_rate(device)), 0.0)}
+    found = gather_json(own, control)
+    links = {kind: [min(each[kind][0] for each in found), max(each[kind][1] for each in found)] for kind in own}
+    return {"speeds": speeds, **links, "host": links["host"][0], "hides": float(is_accelerator(device))}
 
 
 @torch.inference_mode()

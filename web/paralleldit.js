@@ -3300,19 +3300,7 @@ const ICONS = {
   failed: 'pi pi-exclamation-triangle'
 };
 const BUTTONS = { start: 'pi pi-play', stop: 'pi pi-stop', restart: 'pi pi-refresh', park: 'pi pi-moon' };
-const KNOWN_OPERATIONS = [
-  'load',
-  'patch',
-  'call',
-  'sample',
-  'kernel',
-  'vae',
-  'park',
-  'trim',
-  'unload',
-  'trace',
-  'measure'
-];
+const KNOWN_OPERATIONS = ['load', 'patch', 'call', 'sample', 'vae', 'park', 'trim', 'unload', 'trace', 'measure'];
 const OF_STEPS = ['call', 'sample'];
 
 class GroupView {

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 from .errors import ConnectionClosed, Explanation, WorkerGroupError
@@ -113,66 +114,48 @@ def serve(address: str, port: int, folder: Path) -> None:
         try:
             if not is_only_ours(folder):  # a cleaner has removed it
                 folder = private_folder("join")
-            with Membership(peer, start, folder) as membership:
-                membership.wait_until_over()
+            take_part(peer, start, folder)
         except OSError as error:  # the disk may be full
             tell_failure(peer, Explanation(f"The worker group cannot be started: {error}"))
         finally:
             peer.close()
 
 
-class Membership:
-    """This machine's part in one group: its ranks, and the connection to the first machine."""
-
-    def __init__(self, peer: PeerConnection, start: Start, folder: Path) -> None:
-        self.peer = peer
-        self.lost = ""
-        ranks, node, nodes = start.ranks, start.machine, start.machines
-        self.folder = Path(tempfile.mkdtemp(dir=folder))
-        own_address = peer.connection.getsockname()[0]
-        self.command = [
-            *launch_command(sys.executable, ranks, self.folder),
-            f"--node={node}", f"--nodes={nodes}", f"--store={start.store}", f"--address={own_address}",
-        ]  # fmt: skip
-        own = rank_environment(start.device, ranks, self.folder, Settings())
-        self.environment = {**os.environ, **own, TOKEN: start.token}
-        say(f"joining as machine {node + 1} of {nodes} with {ranks} rank{'s'[: ranks - 1]} on {start.device}")
-        peer.keep(start.silence)
-
-    def __enter__(self) -> Membership:
-        self.process = WorkerProcess(self.command, self.environment, self.folder)
-        threading.Thread(target=self._listen, name="listen", daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.stop()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def wait_until_over(self) -> None:
-        """Waits until the ranks end or the first machine is lost. Tells the first machine if the ranks failed."""
-        while not self.process.exited.wait(POLL_SECONDS) and not self.lost:
+def take_part(peer: PeerConnection, start: Start, folder: Path) -> None:
+    """Runs this machine's ranks of one group until they end or the first machine is lost. Tells the first machine if
+    they failed. folder: in which they get one of their own. Raises OSError if they cannot be started."""
+    own, address, lost = Path(tempfile.mkdtemp(dir=folder)), peer.connection.getsockname()[0], Future[str]()
+    command = [
+        *launch_command(sys.executable, start.ranks, own), f"--node={start.machine}", f"--nodes={start.machines}",
+        f"--store={start.store}", f"--address={address}",
+    ]  # fmt: skip
+    variables = rank_environment(start.device, start.ranks, own, Settings())
+    ranks = f"{start.ranks} rank{'s'[: start.ranks - 1]} on {start.device}"
+    say(f"joining as machine {start.machine + 1} of {start.machines} with {ranks}")
+    peer.keep(start.silence)
+    process = WorkerProcess(command, {**os.environ, **variables, TOKEN: start.token}, own)
+    threading.Thread(target=lambda: lost.set_result(await_loss(peer)), name="listen", daemon=True).start()
+    try:
+        while not process.exited.wait(POLL_SECONDS) and not lost.done():
             pass
-        if self.lost:
-            say(f"the first machine {self.lost}; its group has ended")
-        elif self.process.popen.returncode == 0:
+        if lost.done():
+            say(f"the first machine {lost.result()}; its group has ended")
+        elif process.popen.returncode == 0:
             say("the group has ended")
         else:
-            self._tell_failure()
+            tell_failure(peer, process.reason(), process.is_of_another())
+    finally:
+        process.stop()
+        shutil.rmtree(own, ignore_errors=True)
 
-    def _tell_failure(self) -> None:
-        reason = self.process.reason()
-        try:
-            of_another = self.process.report.read()["of_another"]
-        except (OSError, ValueError):  # the report could not be written
-            of_another = False
-        tell_failure(self.peer, reason, of_another)
 
-    def _listen(self) -> None:
-        try:
-            while True:
-                self.peer.receive()
-        except ConnectionClosed as error:
-            self.lost = str(error)
+def await_loss(peer: PeerConnection) -> str:
+    """Waits for the end of the connection. Returns how it ended."""
+    try:
+        while True:
+            peer.receive()
+    except ConnectionClosed as error:
+        return str(error)
 
 
 def tell_failure(peer: PeerConnection, reason: Explanation, of_another: bool = False) -> None:

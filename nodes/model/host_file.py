@@ -192,7 +192,7 @@ def fill_module(model: comfy.model_base.BaseModel, weights: Weights, file: str, 
     # Nodes change a quantised layer by its weight, which the layer has only after it was loaded.
     try:
         seen = {name: strip_tensor(name, one, name in read, dtype) for name, one in weights.items()}
-        missing, dtypes = load_weights(model, seen, has_dynamic_vram())
+        dtypes = load_weights(model, seen, has_dynamic_vram(), file)
         cast_weights(model.diffusion_model, dtypes)
     except RuntimeError as error:
         first, *more = str(error).split("\n\t")[1:] or [str(error)]  # one line per weight
@@ -201,12 +201,6 @@ def fill_module(model: comfy.model_base.BaseModel, weights: Weights, file: str, 
             f"{first}{f' And {len(more)} more.' if more else ''}",
             "Download it again.",
         ) from error
-    if missing:
-        raise ModelFileError(
-            f"{file} lacks {len(missing)} weights of ComfyUI's {type(model.diffusion_model).__name__}. The first "
-            f"is {missing[0]}. The file is incomplete or of another model.",
-            "Download it again.",
-        )
 
 
 def wrong_config_error(folder: Path, error: Exception) -> ModelFileError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import comfy.model_sampling
 import torch
@@ -17,15 +17,8 @@ BETAS = {"linear": "scaled_linear", "sqrt_linear": "linear", "squaredcos_cap_v2"
 PREDICTIONS = {ModelType.EPS: "epsilon", ModelType.V_PREDICTION: "v_prediction"}
 
 
-class Schedule(NamedTuple):
-    """config, linear_sigmas: see the engine's `build_scheduler` and `Stepper.prepare`."""
-
-    config: dict[str, Any]
-    linear_sigmas: bool
-
-
-def choose_schedule(patcher: Any) -> tuple[Schedule, float]:
-    """Returns the schedule, and the factor from a scheduler's timestep to the model's.
+def choose_schedule(patcher: Any) -> dict[str, Any]:
+    """Returns the fields of a SamplerCall that say how ComfyUI samples the model.
 
     A DiT's folder names its scheduler, which applies unless a ModelSampling node has set another shift. Raises Refused
     for a kind of noise that no diffusers scheduler here supports.
@@ -34,13 +27,14 @@ def choose_schedule(patcher: Any) -> tuple[Schedule, float]:
     kind, is_own = model.model_type, "model_sampling" not in patcher.object_patches
     is_flow = isinstance(sampling, comfy.model_sampling.CONST) and kind in (ModelType.FLOW, ModelType.FLUX)
     scale = float(patcher.get_model_object("model_sampling").timestep(torch.ones(()))) / TIMESTEPS if is_flow else 1.0
+    linear = {"linear_sigmas": True, "timestep_scale": scale}
     if is_own and isinstance(model, ClassConditionalDiT) and model.model_config.scheduler:
-        return Schedule(model.model_config.scheduler, linear_sigmas=True), scale
+        return {**linear, "config": model.model_config.scheduler}
     if is_flow:
         if isinstance(sampling, comfy.model_sampling.ModelSamplingFlux):
-            return flow_euler(math.exp(sampling.shift)), scale
+            return {**linear, "config": flow_euler(math.exp(sampling.shift))}
         if isinstance(sampling, comfy.model_sampling.ModelSamplingDiscreteFlow):
-            return flow_euler(sampling.shift), scale
+            return {**linear, "config": flow_euler(sampling.shift)}
     if is_own and kind in PREDICTIONS:
         settings = model.model_config.sampling_settings
         if (schedule := settings.get("beta_schedule", "linear")) in BETAS:
@@ -52,7 +46,7 @@ def choose_schedule(patcher: Any) -> tuple[Schedule, float]:
                 "prediction_type": PREDICTIONS[kind],
                 "rescale_betas_zero_snr": bool(settings.get("zsnr", False)),
             }
-            return Schedule(config, linear_sigmas=False), scale
+            return {"config": config, "linear_sigmas": False, "timestep_scale": scale}
     raise Refused(
         f"ComfyUI samples this model with {type(sampling).__bases__[0].__name__}, but the Parallel Sampler has no "
         "scheduler for that.",
@@ -60,5 +54,5 @@ def choose_schedule(patcher: Any) -> tuple[Schedule, float]:
     )
 
 
-def flow_euler(shift: float) -> Schedule:
-    return Schedule({"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": shift}, linear_sigmas=True)
+def flow_euler(shift: float) -> dict[str, Any]:
+    return {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": shift}

@@ -17,12 +17,11 @@ from ...parallel_backend.plan import HOST, ParallelPlan
 from ...worker.comfyui.patched_options import CHANGES, OPTIONS
 from ...worker.errors import Explanation
 from ...worker.host.client import WorkerGroup
-from ...worker.host.runs import RunPlan
 from ...worker.wire.protocol import Header
 from ..costs.machine import measure
 from ..costs.plans import ONE_DEVICE, ModelCosts, copy_structure
 from ..inside.patches import join, limit_work, reasons_of_plan
-from ..plan_words import Remark, ResolvedPlan, format_seconds, join_remarks
+from ..plan_words import Remark, format_seconds, join_remarks
 from ..workers.room import expect_weights, room_for_weights
 from .sampling import check_interrupt, show_on_node
 
@@ -48,7 +47,7 @@ class PlannedModule:
         plan: ParallelPlan,
         costs: ModelCosts,
         note: tuple[Remark, ...] = (),
-        auto: PlanOfRun[ResolvedPlan] | None = None,
+        auto: PlanOfRun | None = None,
         name: str = "",
     ) -> None:
         self.group, self.source, self.plan, self.sizes = group, source, plan, costs.sizes
@@ -61,12 +60,12 @@ class PlannedModule:
         self.replaced: ParallelPlan | None = None
         self.last_work: Work | None = None  # of the last request
 
-    def begin_run(self) -> RunPlan | None:
+    def begin_run(self) -> ParallelPlan | None:
         """Begins a sampling. Returns its plan; None if the plan depends on the work."""
         self.replaced = None
         if self.auto is None:
             self.plan = self.asked
-            return None if self.plan.leaves_patches else describe_plan(self.plan)
+            return None if self.plan.leaves_patches else self.plan
         self.auto.begin()
         return None
 
@@ -92,7 +91,7 @@ class PlannedModule:
         logging.warning("[ParallelDiT] %s", said)
         show_on_node(said)
         self.group.runs.note(reason=said, is_stock=False)
-        self.group.runs.planned(describe_plan(self.plan))
+        self.group.runs.planned(self.plan)
 
     def follow_work(self, work: Work) -> None:
         """Changes an automatic plan if this work requires another."""
@@ -101,7 +100,7 @@ class PlannedModule:
         self.plan = self.auto.plan
         self.note = self.auto.choice.note
         logging.info("[ParallelDiT] %s: %s. %s", self.source["model_class"], self.plan, join_remarks(self.note))
-        self.group.runs.planned(describe_plan(self.plan))
+        self.group.runs.planned(self.plan)
         if tried := self.auto.choice.tried:
             self.group.runs.note(reason=f"auto tries {self.plan}, {tried[0]} of {tried[1]}.", is_stock=False)
 
@@ -111,7 +110,7 @@ class PlannedModule:
         if self.auto or self.replaced or not self.plan.leaves_patches or run is None or run.plans:
             return
         self.plan = self.costs.choose_patches(work, self.plan)
-        self.group.runs.planned(describe_plan(self.plan))
+        self.group.runs.planned(self.plan)
 
     def report_prediction(self, work: Work) -> None:
         """Reports the predicted time of a step, also on one device, once for each plan and size."""
@@ -239,8 +238,3 @@ class PlannedModule:
         """Makes the worker group free its accelerators as the settings say, if it holds this model."""
         if self.is_loaded and self.group.settings.on_free != "keep":
             self.group.park(unload=self.group.settings.on_free == "unload")
-
-
-def describe_plan(plan: ParallelPlan) -> RunPlan:
-    """Returns the plan in the form in which runs report it."""
-    return RunPlan(str(plan), plan.to_json(), plan.world_size, plan.whole_steps)

@@ -23,14 +23,14 @@ from ...worker.comfyui.controls import CONTROL
 from ...worker.comfyui.entry import leaves_by
 from ...worker.comfyui.merges import PREFIX
 from ...worker.comfyui.model import dtype_name
-from ...worker.comfyui.patched_options import COMPILED, FACTS, GRAPH, KERNEL, OPTIONS, RUN
+from ...worker.comfyui.patched_options import COMPILED, FACTS, GRAPH, OPTIONS, RUN
 from ...worker.comfyui.patches import pack_patches
 from ...worker.comfyui.source import METHODS, HostSource
 from ...worker.errors import Explanation, NoRoom, NoWorkerGroup, OutOfMemory, RequestRefused
 from ...worker.host.call_batcher import Answer, BatchedCall, CallBatcher, CallRecorded, order_branches
 from ...worker.host.session import OnStep
 from ...worker.inside.code_files import CodeFiles
-from ...worker.wire.operations import FORWARD, INNER
+from ...worker.wire.operations import FORWARD, INNER, NO_KERNEL, STATE, WHOLE_STEP
 from ...worker.wire.protocol import Header
 from ...worker.wire.sampler_call import SamplerCall, SamplerPass
 from ...worker.wire.tensors import Tensors, UnsendableError
@@ -78,7 +78,7 @@ class RemoteModule:
         needs_ranks = lambda: self.batcher.is_recording  # noqa: E731
         self.stock = StockModel(planned, self.weights, self.stand_ins, self.replaced_methods, needs_ranks)
         self.own_source = planned.source
-        self.patched: tuple[str | None, Patches] = (None, {})  # the running patcher's key and patches
+        self.patched: tuple[str, Patches] = ("", {})  # the running patcher's key and patches
         self.object_patches: Mapping[str, Any] = {}  # nodes' changes of the module, by path
         parts = {id(part): path for path, part in {**self.weights.parts, **configs_of(module)}.items()}
         given = parts, CodeFiles(source.comfyui, source.packs), self.stand_ins, BlockPlaces(module)
@@ -213,13 +213,12 @@ class RemoteModule:
                 work = Work.of([call.size for call in calls], [call.branches for call in calls])
                 planned.decide_plan(planned.count_work(work, calls[0].args, calls[0].kwargs), options)
                 self.load()
-                self.choose_kernel(options[0])
                 self.explain_compilation()
-                absorb, places = self.sampling.inside.absorb, order_branches(calls, planned.plan.cfg)
+                places = order_branches(calls, planned.plan.cfg)
                 asked = [(calls[place].args, calls[place].kwargs) for place in places]
                 asked[0] = (asked[0][0], self.add_objects(asked[0][1]))
-                told = (absorb, self.explain_whole_step)
-                answers = self.group.call(asked, check_interrupt, self.replaced_methods.method, *told)
+                method = self.replaced_methods.method
+                answers = self.group.call(asked, check_interrupt, method, self.take_reply)
                 return [answers[places.index(place)] for place in range(len(calls))]
         except OutOfMemory:
             raise
@@ -234,7 +233,7 @@ class RemoteModule:
 
     def add_objects(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a call's arguments with those functions and objects that the ranks lack."""
-        if not self.group.continue_run(self.sampling.name):
+        if not self.group.has_objects_of(self.sampling.name):
             if self.sampling.is_in_ranks:
                 self.explain_loss()
             self.sampling.inside.encoder.forget_sent()
@@ -257,10 +256,8 @@ class RemoteModule:
             work = planned.count_work(work, (latents, latents.new_zeros(len(latents))), first.kwargs)
             planned.decide_plan(work, [each.kwargs[OPTIONS] for each in passes])
             self.load()
-            self.choose_kernel(first.kwargs[OPTIONS])
-            first = replace(first, kwargs=self.add_objects(first.kwargs))
-            told = (on_step, self.sampling.inside.absorb)
-            return self.group.sample(call, tensors, [first, *passes[1:]], check_interrupt, *told)
+            first = first._replace(kwargs=self.add_objects(first.kwargs))
+            return self.group.sample(call, tensors, [first, *passes[1:]], check_interrupt, on_step, self.take_reply)
 
     def send_method(self, method: str, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Runs another method of the module in the ranks, one that computes with its weights."""
@@ -276,7 +273,7 @@ class RemoteModule:
     def use_patches(
         self,
         patcher: Patcher,
-        key: str | None,
+        key: str,
         patches: Patches,
         objects: Mapping[str, Any],
         compiled: Mapping[str, Any],
@@ -316,11 +313,13 @@ class RemoteModule:
 
         self.group.patch(key, build, check_interrupt)
 
-    def choose_kernel(self, options: Mapping[str, Any]) -> None:
-        """Makes the ranks use the attention kernel that a node chose. If they cannot, says so on the node. options: of
-        a call."""
-        name = options.get(KERNEL)
-        if name and (why := self.group.choose_kernel(name, check_interrupt)):
+    def take_reply(self, reply: Header, state: Tensors) -> None:
+        """Takes over what functions of nodes changed in the ranks. Says on the node what the ranks did otherwise than
+        asked. state: the tensors of its STATE."""
+        self.sampling.inside.absorb(reply.get(STATE, {}), state)
+        if why := reply.get(WHOLE_STEP):
+            self.explain_whole_step(why)
+        if why := reply.get(NO_KERNEL):
             self.sampling.say_once(why)
 
     def explain_compilation(self) -> None:

@@ -241,7 +241,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     def use_patches(self, more: Mapping[str, list] = NONE, hooks: Sequence[tuple[int, float]] = ()) -> None:
         """Makes all following calls of the model use this patcher, which ComfyUI has loaded. more: additional changes
         of the weights. hooks: identify these changes."""
-        key = str(self.patches_uuid) if self.patches else None
+        key = str(self.patches_uuid) if self.patches else ""
         if self.remote:
             own = self.remote.weights.keep_patchable(self.patches)
             patches = {name: [*own.get(name, ()), *more.get(name, ())] for name in {**own, **more}}

@@ -128,7 +128,6 @@ def describe_resolved(
         "is_lossy": bool(plan.lossy_fields),
         "tried": resolved.tried,
         "world": plan.world_size,
-        "patches": plan.patch_count,
         "ranks": describe_ranks(plan, sampled, list_branches(question.samplers)),
         "memory": memory,
         "predicted": predicted,

@@ -57,7 +57,7 @@ async def groups(request: web.Request) -> web.Response:
 
 
 async def status(request: web.Request) -> web.Response:
-    """Returns the group's state, its process ids, the loaded models, and the last run's time per step."""
+    """Returns the group's state, its process ids, and the loaded models."""
     return web.json_response(await asyncio.to_thread(group_of(request).status))
 
 

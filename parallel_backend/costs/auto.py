@@ -6,7 +6,7 @@ Processes without torch.distributed import this, too.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any
 
 import torch
 
@@ -19,14 +19,6 @@ from .choose import Check, list_plans
 from .forward import Work
 
 IDLE_REQUESTS = 2
-
-
-class HasPlan(Protocol):
-    @property
-    def plan(self) -> ParallelPlan: ...
-
-
-Choice = TypeVar("Choice", bound=HasPlan)
 
 
 def shareable(model: torch.nn.Module) -> ModelSpec | None:
@@ -73,7 +65,7 @@ def checks_of(model: torch.nn.Module, work: Work) -> Check:
     return check
 
 
-class PlanOfRun(Generic[Choice]):
+class PlanOfRun:
     """The automatic plan of a sampling. The first request decides it.
 
     After that, it only changes to a plan that shares the batch less, and only after ranks were idle for some requests
@@ -81,8 +73,8 @@ class PlanOfRun(Generic[Choice]):
     alternate.
     """
 
-    def __init__(self, choose: Callable[[Work], Choice]) -> None:
-        """choose: returns a plan and more about it. All its plans have the same number of ranks."""
+    def __init__(self, choose: Callable[[Work], Any]) -> None:
+        """choose: returns an object with a `plan`. All its plans have the same number of ranks."""
         self.choose = choose
         self.choice = choose(Work())
         self.is_open, self.idle = True, 0

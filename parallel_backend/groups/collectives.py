@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -77,3 +78,13 @@ def gather_numbers(values: Sequence[Number], group: dist.ProcessGroup | None) ->
     found = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     dist.all_gather(found, own, group=group)
     return [tuple(each.tolist()) for each in found]
+
+
+def gather_json(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
+    """Returns a value that JSON can hold of every rank of the group, whose tensors are on the CPU."""
+    own = json.dumps(value).encode()
+    most = max(size for (size,) in gather_numbers((len(own),), group))
+    sent = torch.frombuffer(bytearray(own.ljust(most)), dtype=torch.uint8)
+    found = [torch.empty_like(sent) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(found, sent, group=group)
+    return [json.loads(each.numpy().tobytes()) for each in found]

@@ -6,7 +6,6 @@ result is needed. The rest of a step is computation.
 
 from __future__ import annotations
 
-import statistics
 import time
 from array import array
 from collections import deque
@@ -116,7 +115,6 @@ class Timeline:
         self.inside: list[tuple[int, int]] = []  # communication since the last step: begin and length
         self.waited = 0
         self.steps: list[tuple[int, int]] = []  # of the last request: nanoseconds of each step and its communication
-        self.last_run: dict[str, Any] = {}
         self.recordings: dict[str, AbstractContextManager] = {}  # of communication, by name
 
     def communication(self, name: str) -> AbstractContextManager:
@@ -135,7 +133,7 @@ class Timeline:
 
     @contextmanager
     def request(self, name: str) -> Iterator[None]:
-        """While entered, the rank serves a request. Afterwards `last_run` describes the request, if it had steps."""
+        """While entered, the rank serves a request."""
         begin = self.clock.anchor()
         self.steps = []
         try:
@@ -145,8 +143,6 @@ class Timeline:
             self.read_marks()
             self.pending.clear()
             self.keep((name, REQUEST), begin, time.monotonic_ns())
-            if self.steps:
-                self.last_run = summary(name, self.steps)
 
     def read_marks(self) -> None:
         """Reads the marks that have passed, without waiting."""
@@ -203,17 +199,6 @@ class Recording:
         timeline.pending.append((self.kind, self.begin, timeline.clock.mark()))
         if self.kind[1] == STEP:
             timeline.read_marks()
-
-
-def summary(name: str, steps: list[tuple[int, int]]) -> dict[str, Any]:
-    """Summarises a request's steps. communication: its share of their time."""
-    lengths, waits = zip(*steps, strict=True)
-    return {
-        "operation": name,
-        "steps": len(steps),
-        "seconds_per_step": statistics.median(lengths) / 1e9,
-        "communication": sum(waits) / max(1, sum(lengths)),
-    }
 
 
 SILENT = Timeline(torch.device("cpu"), 0)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -116,12 +115,6 @@ class PipelineTransformer:
                 type(self.pipeline).__name__,
                 self.ahead.why,
             )
-
-
-def patch_of(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Returns the sides of the patch of a video's latents that becomes a token: (F, H, W)."""
-    patch = config["patch_size"]
-    return (config.get("patch_size_t") or 1, patch, patch) if isinstance(patch, int) else tuple(patch)
 
 
 def rows_of(output: Any) -> torch.Tensor:

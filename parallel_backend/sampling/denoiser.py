@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from ..compat import tree_leaves
 from ..device import is_accelerator
+from ..groups.calls import Pass
 from ..groups.collectives import gather
 from ..parallel_model import ParallelModel
 from ..seams.exchange.differences import Differences
@@ -25,15 +25,6 @@ from .schedulers import check_patchwise
 from .stepper import Stepper
 
 SERIAL_STEPS = 2  # with the whole step before them, as many as the history of a scheduler has
-
-
-@dataclass(frozen=True)
-class Pass:
-    """One of a step's forwards. branches: of its rows, one per batch of latents in order: 0 for cond, 1 for uncond.
-    conditions: the model's inputs beside latents and timesteps."""
-
-    branches: tuple[int, ...]
-    conditions: Any
 
 
 class LoopStopped(Exception):
@@ -147,9 +138,8 @@ class _Run:
     def choose_serial_steps(self, link: StageLink) -> range:
         """Returns the steps in which one patch at a time goes through all stages: on a GPU, the first ones with patches
         of these shapes. They load kernels, see `StageLink`."""
-        shapes = [
-            each.shape for each in tree_leaves([each.conditions for each in self.passes]) if torch.is_tensor(each)
-        ]
+        given = tree_leaves([(each.kwargs, each.channels) for each in self.passes])
+        shapes = [each.shape for each in given if torch.is_tensor(each)]
         compiles = self.plan.compiles(len(self.stepper)), repr(self.model.compiled.asked)  # the same on all ranks
         self.kind = self.inputs.shape, type(self.stepper.scheduler), *compiles, *shapes
         is_new = is_accelerator(self.inputs.device) and self.kind not in link.loaded
@@ -166,11 +156,11 @@ class _Run:
         """Returns the segments that run together in a step: all of them, or each patch alone."""
         return [self.patches] if step < self.whole_steps else [[patch] for patch in self.patches]
 
-    def arguments(self, step: int, each: Pass) -> tuple[torch.Tensor, torch.Tensor, Any]:
-        """Returns the arguments of one forward: the model's input, its timesteps, and its conditions."""
+    def arguments(self, step: int, each: Pass) -> tuple[torch.Tensor, torch.Tensor, Pass]:
+        """Returns the arguments of one forward: the model's input, its timesteps, and the others."""
         rows = torch.cat([self.inputs] * len(each.branches))
         timestep = self.stepper.timesteps[step] * self.timestep_scale
-        return rows, torch.full((len(rows),), timestep, device=rows.device), each.conditions
+        return rows, torch.full((len(rows),), timestep, device=rows.device), each
 
     def predict(self, step: int, segments: list[int]) -> torch.Tensor | None:
         """Returns the guided prediction for these segments, on the last stage."""

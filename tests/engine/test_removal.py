@@ -13,12 +13,9 @@ from tests.support.ranks.pool import RankPool
 from tests.support.ranks.weights.removal_ranks import STOPPED, case_name
 
 STAGES = {"pipefusion": 2, "patches": 1}
-# One family of each class: every seam once, shared tokens and stages. With true, the weights are parked when the plan
-# is taken off.
-REMOVED = [
-    (name, plan, False) for name in LAST_OF_CLASS for plan in ({"ulysses": 2}, STAGES) if family_allows(name, plan)
-]
-REMOVED += [(name, {"ring": 2}, True) for name in ("flux-dev", "qwenimage")]
+# One family of each class: every seam once, shared tokens and stages.
+REMOVED = [(name, plan) for name in LAST_OF_CLASS for plan in ({"ulysses": 2}, STAGES) if family_allows(name, plan)]
+REMOVED += [(name, {"ring": 2}) for name in ("flux-dev", "qwenimage")]
 PIPELINES = {"Flux": [{"ulysses": 2}, {"ring": 2}, {"dp": 2}], "Qwen-Image": [{"ring": 2}, {"ulysses": 2}]}
 Found = list[dict[str, dict[str, bool]]]  # by rank, case and promise
 
@@ -36,8 +33,8 @@ def assert_all_hold(found: Found, name: str, count: int) -> None:
         assert [promise for promise, holds in rank[name].items() if not holds] == []
 
 
-@pytest.mark.parametrize(("name", "plan", "parked"), REMOVED, ids=str)
-def test_a_model_is_as_before_once_its_plan_is_taken_off(name: str, plan: dict, parked: bool, found: Found) -> None:
+@pytest.mark.parametrize(("name", "plan"), REMOVED, ids=str)
+def test_a_model_is_as_before_once_its_plan_is_taken_off(name: str, plan: dict, found: Found) -> None:
     assert_all_hold(found, case_name(name, plan), 4)
 
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from parallel_backend.diffusers_model import DiffusersModel
-from parallel_backend.groups.calls import Call, kind_of
+from parallel_backend.groups.calls import Call, Pass, kind_of
 from parallel_backend.groups.collectives import collect
 from parallel_backend.groups.mesh import Axis, Mesh
 from parallel_backend.parallel_model import BATCH_DIM, map_tensors
-from parallel_backend.sampling.denoiser import Pass, Watch, denoise
+from parallel_backend.sampling.denoiser import Watch, denoise
 from parallel_backend.sampling.stepper import Stepper
 from parallel_backend.seams.forward import Forward
 from parallel_backend.seams.pipeline.stages import StageExit
-from parallel_backend.weights.loading import ModelSource
+from parallel_backend.weights.loading import Check, ModelSource, go_on
+from parallel_backend.weights.parking import Parking
+from parallel_backend.weights.stores import Store
 from tests.support.cases.families import FAMILIES, Family, Tensors
 from tests.support.cases.pipefusion_cases import case_inputs, family_of, scheduler_of
 
@@ -44,6 +46,7 @@ class FamilyModel(DiffusersModel):
     def __init__(self, model: Any, mesh: Mesh) -> None:
         self.family = FAMILY_OF[type(model).__name__]
         super().__init__(model, mesh)
+        self.parking = Parking(model, mesh.device)
 
     @classmethod
     def load(cls, source: ModelSource, mesh: Mesh) -> Any:
@@ -51,6 +54,10 @@ class FamilyModel(DiffusersModel):
         model = cls.build(source, mesh)
         model.bring((), None)
         return model
+
+    def bring(self, places: Collection[int], store: Store | None, check: Check = go_on) -> None:
+        super().bring(places, store, check)
+        self.fetched.park_with(self.parking)
 
     def of(self, family: Family) -> FamilyModel:
         """Sets another family of the class."""
@@ -64,7 +71,7 @@ class FamilyModel(DiffusersModel):
         axis, calls = self.mesh["batch"], [Call((latents, timestep_B), dict(conditions))]
 
         def run(_part: int, forward: Forward) -> torch.Tensor | None:
-            return self.predict_rows(latents, timestep_B, conditions, axis, forward)
+            return self.predict_rows(latents, timestep_B, Pass((), dict(conditions)), axis, forward)
 
         with torch.inference_mode(), self.mesh.timeline.step("forward"), self.compiling(steps):
             (local,) = self.run_step(self.pipeline.begin(calls, [0], self.count_tokens), run)
@@ -77,9 +84,9 @@ class FamilyModel(DiffusersModel):
             return found and found[0]
 
     def predict_rows(
-        self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Any, axis: Axis, forward: Forward
+        self, latents: torch.Tensor, timestep_B: torch.Tensor, given: Pass, axis: Axis, forward: Forward
     ) -> torch.Tensor | None:
-        return self.run_rows((latents, timestep_B), conditions, len(latents), axis, forward)
+        return self.run_rows((latents, timestep_B), given.kwargs, len(latents), axis, forward)
 
     def run(self, args: tuple, kwargs: dict[str, Any], forward: Forward) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -132,7 +139,7 @@ class Denoiser:
         """scheduler: with its timesteps set, or a Stepper of one. It is not changed."""
         stepper = scheduler.copy() if isinstance(scheduler, Stepper) else Stepper(scheduler)
         passes, scale = passes_of(conditions, negative), self.model.family.timestep_scale
-        passes = [replace(each, conditions=self.model.cast(each.conditions)) for each in passes]
+        passes = [each._replace(kwargs=self.model.cast(each.kwargs)) for each in passes]
         return denoise(self.model, latents, stepper, passes, guidance, timestep_scale=scale, watch=watch)
 
 

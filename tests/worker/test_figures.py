@@ -69,7 +69,10 @@ class Rank:
     def __init__(self) -> None:
         board, timeline, (ours, theirs) = Board(1), Timeline(torch.device("cpu")), socket.socketpair()
         self.state = RankState(CARD)
-        model: Any = SimpleNamespace(weight_bytes=4 * GB, resident_bytes=GB, parking=SimpleNamespace(is_parked=False))
+        parking, decoder = SimpleNamespace(is_parked=False), SimpleNamespace(run="")
+        model: Any = SimpleNamespace(
+            weight_bytes=4 * GB, resident_bytes=GB, parking=parking, decoder=decoder, patched=""
+        )
         held: Any = SimpleNamespace(model=model, plan=None, placement=SimpleNamespace(bringing=4 * GB))
         self.state.held = held
         self.heartbeat = Heartbeat(0, board, board.hear, self.state.memory, lambda: timeline.moves, lambda _job: None)
@@ -78,7 +81,7 @@ class Rank:
         self.executor = Executor(self.state, Control(group), groups, self.heartbeat, timeline, lambda *_: None)
         self.executor.handlers[TRIM.name] = lambda _job, _tensors: None  # a request that asks the card for nothing
         self.control = ControlClient(ours)
-        self.server = ControlServer(theirs, {"status": self.executor.status})
+        self.server = ControlServer(theirs, self.executor.status, self.heartbeat.cancel)
 
     def start(self) -> None:
         self.heartbeat.start()
@@ -123,7 +126,7 @@ def test_a_lack_of_memory_for_one_answer_leaves_the_next_one_its_answer(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     status = Mock(side_effect=[MemoryError, {"state": "ready"}])
-    rank.server.operations = {"status": status}
+    rank.server.status = status
     rank.start()
     with pytest.raises(TimeoutError, match="no memory"):
         rank.status()
@@ -150,7 +153,9 @@ def test_the_answer_to_a_request_that_ended_early_says_whether_the_rank_still_ha
 
     for handler, has_model in ((give_up, True), (give_up_a_move, False)):
         rank.executor.handlers[TRIM.name] = handler
-        assert rank.executor.execute({"id": 1, **TRIM.header()}, {})[0] == {"cancelled": True, "has_model": has_model}
+        assert rank.executor.execute({"id": 1, **TRIM.header()}, {})[0] == {
+            "cancelled": True, "has_model": has_model, "patched": "", "run": "",
+        }  # fmt: skip
 
 
 def test_how_much_of_the_weights_has_been_read_is_told_while_they_are_read(rank: Rank, allocator: Allocator) -> None:

@@ -17,7 +17,7 @@ from parallel_backend.plan import ParallelPlan
 from tests.support.group.direct_group import DIT, call_request, sample_request, source_of
 from tests.support.group.mutations import framed, mutate, mutate_json, real_frames
 from tests.support.group.one_rank import OneRank
-from worker.comfyui.patches import OtherWeight, PackedPatches, Patch
+from worker.comfyui.patches import MERGE, PackedPatches
 from worker.comfyui.source import HostSource, VaeSource
 from worker.errors import ConnectionClosed
 from worker.wire.operations import LOAD, PATCH
@@ -111,13 +111,13 @@ def requests(model: HostSource) -> dict[str, tuple[Header, Tensors]]:
     """One of each kind that works, but for the VAE's, which has no file."""
     tensors: Tensors = {}
     name = "diffusion_model.transformer_blocks.0.attn1.to_q.weight"
-    patch = Patch(name, 0.5, 1.0, "", pack((torch.ones(64, 64),), "patch", tensors))
-    merged = Patch(name, 0.5, 0.5, "", None, other=OtherWeight(0, name, (patch,)))
+    patch = [0.5, "", pack((torch.ones(64, 64),), "patch", tensors), 1.0, None, False]
+    merged = [0.5, MERGE, [0, name, [patch]], 0.5, None, False]
     return {
         "load": (LOAD.header(source=model.to_json(), plan=ParallelPlan().to_json()), {}),
         "call": call_request(DIT),
         "sample": sample_request(DIT, steps=2),
-        "patch": (PATCH.header(**PackedPatches([patch, merged], tensors, [model]).to_json()), tensors),
+        "patch": (PATCH.header(key="a", **PackedPatches({name: [patch, merged]}, tensors, [model]).to_json()), tensors),
         "vae": ({"op": "vae", "direction": "decode", "vae": NO_VAE.to_json()}, {"input": DIT.inputs(1, 8, 8)[0]}),
     }
 
@@ -127,7 +127,7 @@ def test_wrong_requests_are_refused_and_the_rank_lives(own_ranks: None, model: H
     chance = random.Random(6)
     valid = requests(model)
     with OneRank(tmp_path) as rank:
-        assert rank.request(*valid["load"])[0].keys() == {"id", "has_model"}
+        assert rank.request(*valid["load"])[0]["has_model"]
         first = rank.request(*valid["call"])[1]["prediction.0.0"]
         memory = psutil.Process(rank.process.pid).memory_info().rss
         answers: Counter[tuple[str, str]] = Counter()
@@ -149,7 +149,7 @@ def test_wrong_requests_are_refused_and_the_rank_lives(own_ranks: None, model: H
         print(dict(answers))
         assert all(answers[kind, "error"] for kind in (*valid, "control"))
         assert rank.ask({"op": "status"})["pids"] == [rank.process.pid]
-        assert rank.request(*valid["load"])[0].keys() == {"id", "has_model"}
+        assert rank.request(*valid["load"])[0]["has_model"]
         assert rank.request(*valid["call"])[1]["prediction.0.0"].equal(first)
         assert psutil.Process(rank.process.pid).memory_info().rss - memory < GROWTH
 

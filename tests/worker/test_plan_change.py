@@ -12,10 +12,22 @@ import pytest
 import torch
 
 from parallel_backend.plan import ParallelPlan
-from tests.support.group.direct_group import FLUX, FLUX_LAYER, SHORT, DirectGroup, direct_group, go_on, wait_until
+from tests.support.group.direct_group import (
+    FLUX,
+    FLUX_LAYER,
+    SHORT,
+    DirectGroup,
+    direct_group,
+    go_on,
+    kwargs_of,
+    wait_until,
+)
+from worker.comfyui.patched_options import KERNEL
 from worker.errors import RequestRefused
 from worker.host.client import WorkerGroup
+from worker.wire.operations import NO_KERNEL
 from worker.wire.private_folder import STORE
+from worker.wire.protocol import Header
 
 SIZES = (16, 16)
 WHOLE, PART = {"ulysses": 2, "ring": 2}, {"ulysses": 2}
@@ -79,14 +91,20 @@ def test_the_conditions_of_a_request_under_another_plan_are_its_own(two: DirectG
     assert direct.call(latents, timestep, conditions).equal(first)
 
 
-def test_whether_a_kernel_can_be_used_is_asked_once_for_each_plan(two: DirectGroup) -> None:
-    assert two.under(ring=2).group.choose_kernel("split", go_on)
-    direct = two.under(ulysses=2)
-    assert direct.group.choose_kernel("split", go_on) == ""
-    assert direct.group.choose_kernel("split", go_on) == ""
-    counts = direct.group.status()["counts"]
-    assert two.under(ulysses=2).group.choose_kernel("split", go_on) == ""
-    assert direct.group.status()["counts"] == counts, "the ranks were asked again for the same plan"
+def test_each_reply_says_why_the_ranks_do_not_use_the_kernel_that_a_node_chose_under_its_plan(two: DirectGroup) -> None:
+    latents, timestep, conditions = two.family.inputs(2, *SIZES)
+    kwargs = {**kwargs_of(two.family, conditions), "transformer_options": {KERNEL: "split"}}
+    told: list[Header] = []
+
+    def call(**plan: int) -> torch.Tensor:
+        note = lambda reply, _state: told.append(reply)  # noqa: E731
+        ((found,),) = two.under(**plan).group.call([((latents, timestep), kwargs)], go_on, on_reply=note)
+        return found
+
+    ring, again, ulysses = call(ring=2), call(ring=2), call(ulysses=2)
+    assert again.equal(ring) and torch.allclose(ulysses, ring, rtol=1e-4, atol=1e-5)
+    said, *others = [reply.get(NO_KERNEL, "") for reply in told]
+    assert "returns no log-sum-exp, which ring=2 needs. The ranks attend by" in said and others == [said, ""]
 
 
 @pytest.fixture(scope="module")

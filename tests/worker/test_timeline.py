@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import statistics
 import threading
 from typing import Any
 
@@ -34,7 +33,8 @@ def test_on_a_gpu_spans_are_of_its_time_and_not_of_the_host_that_runs_ahead() ->
             torch.cuda._sleep(100_000_000)
     wait, step, request = timeline.spans()
     assert request.begin <= step.begin <= wait.begin <= wait.end <= step.end <= request.end
-    assert 0.8 < timeline.last_run["communication"] < 1
+    ((length, waited),) = timeline.steps
+    assert 0.8 < waited / length < 1
     assert 5 < (wait.end - wait.begin) / (wait.begin - step.begin) < 20
 
 
@@ -125,8 +125,4 @@ def test_a_rank_that_stands_still_is_communication_to_the_other(direct: DirectGr
     assert longest["communication"] >= STOP_SECONDS / 2 > longest["computation"]
     told = max(events, key=lambda event: event["communication"])
     assert told["communication"] >= STOP_SECONDS / 2 and told["seconds"] >= told["communication"]
-    run = group.status()["last_run"]
-    assert (run["operation"], run["steps"]) == ("sample", LONG_RUN_STEPS)
-    waits, lengths = zip(*((p["communication"], p["communication"] + p["computation"]) for p in parts), strict=True)
-    assert run["communication"] == pytest.approx(sum(waits) / sum(lengths), abs=1e-3)
-    assert run["seconds_per_step"] == pytest.approx(statistics.median(lengths), rel=1e-3)
+    assert len(parts) == LONG_RUN_STEPS

@@ -273,12 +273,7 @@ def map_model(
     check()
     model = build(config, weights, others, dtype_of(source.dtype), dtype_of(source.cast), None, source.fast_fp8)
     pages = {weight.data_ptr() for weight in weights.values()}
-    missing, dtypes = load_weights(model, weights, source.keeps_small)
-    if missing:
-        raise ModelFileError(
-            f"{source.file} lacks {len(missing)} weights of {source.model_class}. The first is {missing[0]}. "
-            "The file is incomplete or of another model."
-        )
+    dtypes = load_weights(model, weights, source.keeps_small, Path(source.file).name)
     check()
     return model, {name for name, parameter in model.named_parameters() if parameter.data_ptr() in pages}, dtypes
 
@@ -292,15 +287,14 @@ def dtype_of(name: str) -> torch.dtype | None:
 
 
 def load_weights(
-    model: comfy.model_base.BaseModel, weights: Weights, keeps_small: bool
-) -> tuple[list[str], dict[str, torch.dtype]]:
-    """Puts the file's weights into the model.
+    model: comfy.model_base.BaseModel, weights: Weights, keeps_small: bool, file: str
+) -> dict[str, torch.dtype]:
+    """Puts a file's weights into the model. file: its name. Raises ModelFileError if one is missing. ComfyUI's classes
+    accept older names, so names alone cannot tell that.
 
-    Returns the parameters without a weight, and the dtypes of parameters whose weight has another dtype; `cast_weights`
-    converts these. keeps_small: leaves out layers of up to SMALL bytes that cast their weights in each forward. A
-    ComfyUI with DynamicVRAM does not round these to the model's dtype, such as fp8.
-
-    ComfyUI's classes accept older names, so names alone cannot tell which weights are missing.
+    Returns the dtypes of parameters whose weight has another dtype; `cast_weights` converts these. keeps_small: leaves
+    out layers of up to SMALL bytes that cast their weights in each forward. A ComfyUI with DynamicVRAM does not round
+    these to the model's dtype, such as fp8.
     """
     from comfy.model_management import module_size
 
@@ -328,7 +322,13 @@ def load_weights(
                 dtypes[name] = empty.dtype
     if unpacked:
         logging.info("%d weights are dequantised when they are loaded. The first is %s", len(unpacked), unpacked[0])
-    return missing, dtypes
+    if missing:
+        raise ModelFileError(
+            f"{file} lacks {len(missing)} weights of ComfyUI's {type(module).__name__}. The first is {missing[0]}. The "
+            "file is incomplete or of another model.",
+            "Download it again.",
+        )
+    return dtypes
 
 
 def cast_weights(

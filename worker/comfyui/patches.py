@@ -9,7 +9,6 @@ travel. The ranks read it from its file.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -20,62 +19,31 @@ from .merges import MergedChanges, MergedFile, MergedWeight
 from .source import HostSource
 
 KINDS = ((), ("diff",), ("set",))  # of changes by tensors, as ComfyUI names them; without a name, it is a difference
-
-
-@dataclass(frozen=True)
-class OtherWeight:
-    """A weight of another model. file: the number of its file in the request. patches: the other model's changes."""
-
-    file: int
-    name: str
-    patches: tuple[Patch, ...]
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> OtherWeight:
-        return cls(**{**fields, "patches": tuple(map(Patch.from_json, fields["patches"]))})
-
-
-@dataclass(frozen=True)
-class Patch:
-    """One change of a weight.
-
-    name: of the weight. adapter: the adapter's class; empty for a difference. value: the adapter's weights, or (kind,
-    tensors), packed. offset: the part of the weight that changes. swaps: whether the halves of the change swap places.
-    other: of a merge, in place of the value.
-    """
-
-    name: str
-    strength: float
-    strength_model: float
-    adapter: str
-    value: Any
-    offset: tuple[int, int, int] | None = None
-    swaps: bool = False
-    other: OtherWeight | None = None
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Patch:
-        offset, other = fields["offset"], fields["other"]
-        return cls(**{**fields, "offset": offset and tuple(offset), "other": other and OtherWeight.from_json(other)})
+MERGE = "merge"  # in place of an adapter's class
 
 
 class PackedPatches(NamedTuple):
-    """patches: of a model. tensors: that they name. files: of other models, in the order of their numbers."""
+    """patches: a patcher's list, by a weight's name, see `pack`. tensors: that it names. files: of other models, in the
+    order of their numbers."""
 
-    patches: list[Patch]
+    patches: dict[str, list]
     tensors: Tensors
     files: list[HostSource]
 
     def to_json(self) -> dict[str, Any]:
-        return {"patches": [asdict(each) for each in self.patches], "files": [each.to_json() for each in self.files]}
+        return {"patches": self.patches, "files": [each.to_json() for each in self.files]}
 
-    def add(self, name: str, path: str, changes: Sequence[tuple]) -> list[Patch]:
+    def add(self, name: str, path: str, changes: Sequence[tuple]) -> list[list]:
         """Packs the changes of a weight, and their tensors under paths that begin with `path`."""
         return [self.pack(name, f"{path}.{place}", *change) for place, change in enumerate(changes)]
 
     def pack(
         self, name: str, path: str, strength: float, value: Any, strength_model: float, offset: Any, function: Any
-    ) -> Patch:
+    ) -> list[Any]:
+        """Packs one of ComfyUI's patches as JSON: its strength; its adapter's class, MERGE, or nothing; its value; the
+        strength of the weight itself; the part that changes; and whether the halves of the change swap places. The
+        value is packed as `tree.py` does. Of a merge, it is the number of the other model's file, the name of its
+        weight, and that model's changes of it."""
         import comfy.utils
         from comfy.weight_adapter import WeightAdapterBase, adapters
 
@@ -85,54 +53,53 @@ class PackedPatches(NamedTuple):
         if is_adapter and type(value) not in adapters or isinstance(value, tuple) and value[:-1] not in KINDS:
             kind = type(value).__name__ if is_adapter else value[0]
             raise UnsendableError(f"The change of {name} is of the kind {kind}, which the ranks do not know.")
-        parts = value.weights if isinstance(value, WeightAdapterBase) else value
-        other = None
         if isinstance(value, MergedWeight):
             if value.source not in self.files:
                 self.files.append(value.source)
-            nested = tuple(self.add(value.name, path, value.changes))
-            parts, other = None, OtherWeight(self.files.index(value.source), value.name, nested)
-        return Patch(
-            name=name,
-            strength=float(strength),
-            strength_model=float(strength_model),
-            adapter=type(value).__name__ if is_adapter else "",
-            value=pack(parts, path, self.tensors),
-            offset=offset and tuple(offset),
-            swaps=function is not None,
-            other=other,
-        )
+            kind = MERGE
+            packed = [self.files.index(value.source), value.name, self.add(value.name, path, value.changes)]
+        else:
+            kind = type(value).__name__ if is_adapter else ""
+            packed = pack(value.weights if isinstance(value, WeightAdapterBase) else value, path, self.tensors)
+        return [float(strength), kind, packed, float(strength_model), offset and [*offset], function is not None]
 
 
 def pack_patches(patches: Mapping[Any, Sequence[tuple]]) -> PackedPatches:
     """Packs a patcher's list for the ranks. In a merge, MergedWeights stand for ComfyUI's lists. Raises
     UnsendableError."""
-    found = PackedPatches([], {}, [])
+    found = PackedPatches({}, {}, [])
     for name, changes in patches.items():
-        found.patches.extend(found.add(name, name, changes))
+        found.patches[name] = found.add(name, name, changes)
     return found
 
 
-def unpack_patches(patches: Sequence[Patch], tensors: Tensors, files: Sequence[MergedFile]) -> dict[str, list[tuple]]:
+def unpack_patches(
+    patches: Mapping[str, Sequence[Sequence]], tensors: Tensors, files: Sequence[MergedFile]
+) -> dict[str, list[tuple]]:
     """The inverse of `pack_patches`, in the ranks: the list of ComfyUI's ModelPatcher."""
     import comfy.utils
     from comfy.weight_adapter import adapters
 
     classes: dict[str, Callable[..., Any]] = {each.__name__: each for each in adapters}
-    found: dict[str, list[tuple]] = {}
-    for patch in patches:
-        parts = unpack(patch.value, tensors)
-        value = classes[patch.adapter](set(), parts) if patch.adapter else parts
-        if other := patch.other:
-            nested = unpack_patches(other.patches, tensors, files).get(other.name, [])
-            value = MergedChanges(files[other.file], other.name, nested)
-        function = comfy.utils.swap_scale_shift if patch.swaps else None
-        found.setdefault(patch.name, []).append((patch.strength, value, patch.strength_model, patch.offset, function))
-    return found
+
+    def unpack_change(strength: float, kind: str, value: Any, own: float, offset: Any, swaps: bool) -> tuple:
+        if kind == MERGE:
+            file, name, changes = value
+            found = MergedChanges(files[file], name, [unpack_change(*each) for each in changes])
+        else:
+            parts = unpack(value, tensors)
+            found = classes[kind](set(), parts) if kind else parts
+        return strength, found, own, offset and tuple(offset), comfy.utils.swap_scale_shift if swaps else None
+
+    return {name: [unpack_change(*each) for each in changes] for name, changes in patches.items()}
 
 
 def set_patches(
-    patcher: Any, patches: Sequence[Patch], tensors: Tensors, files: Sequence[MergedFile], device: torch.device
+    patcher: Any,
+    patches: Mapping[str, Sequence[Sequence]],
+    tensors: Tensors,
+    files: Sequence[MergedFile],
+    device: torch.device,
 ) -> list[torch.Tensor]:
     """Replaces the patches of ComfyUI's ModelPatcher.
 
@@ -144,7 +111,7 @@ def set_patches(
     from .gguf_layout import is_packed
 
     weights = dict(patcher.model.named_parameters(remove_duplicate=False))  # a pipeline stage has only its own
-    on_use = {patch.name for patch in patches if is_packed(weights.get(patch.name))}
+    on_use = {name for name in patches if is_packed(weights.get(name))}
     if on_use:
         tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
     found = unpack_patches(patches, tensors, files)

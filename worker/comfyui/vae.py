@@ -7,7 +7,6 @@ import hashlib
 import json
 import zlib
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
@@ -21,32 +20,13 @@ from .source import VaeSource
 UNFIT = "Error(s) in loading state_dict"  # in torch's message
 PREFIXES = ("first_stage_model.", "vae.")  # of the VAE's weights in a checkpoint
 SET_BY_NODES = ("decode_noise_scale", "decode_timestep")
-CODERS = {"decode": "decoder.", "encode": "encoder."}
 
 
-@dataclass(frozen=True)
-class HostVae:
-    """vae: ComfyUI's object. missing: the weights that are not in the file."""
-
-    vae: Any
-    missing: tuple[str, ...] = ()
-
-    @property
-    def module(self) -> torch.nn.Module:
-        return self.vae.first_stage_model
-
-    @property
-    def scale(self) -> int:
-        """How many pixels wide one latent pixel is."""
-        return self.vae.spacial_compression_decode()
-
-    def lacks(self, direction: str) -> str:
-        """Returns the first weight that is missing for this direction; empty if none is."""
-        return next((name for name in self.missing if name.startswith(CODERS[direction])), "")
-
-
-def build_vae(weights: Weights, metadata: dict[str, str] | None, dtype: torch.dtype | None, device: Any) -> HostVae:
-    """Builds ComfyUI's VAE from these weights, on the CPU. dtype: None for ComfyUI's choice. device: where it will run.
+def build_vae(
+    weights: Weights, metadata: dict[str, str] | None, dtype: torch.dtype | None, device: Any
+) -> tuple[Any, list[str]]:
+    """Builds ComfyUI's VAE from these weights, on the CPU. Also returns the names of the weights that are missing.
+    dtype: None for ComfyUI's choice. device: where it will run.
 
     Raises ModelFileError if ComfyUI detects no VAE, or if the weights do not fit the VAE that it detects.
     """
@@ -71,7 +51,7 @@ def build_vae(weights: Weights, metadata: dict[str, str] | None, dtype: torch.dt
         raise ModelFileError(f"The weights do not fit the VAE that ComfyUI detects: {error}") from error
     if vae.first_stage_model is None:
         raise ModelFileError("ComfyUI finds no VAE in this file.", "Choose the file of a VAE.")
-    return HostVae(vae, tuple(name for result in found for name in result.missing_keys))
+    return vae, [name for result in found for name in result.missing_keys]
 
 
 def read_vae(file: str) -> tuple[Weights, dict[str, str]]:
@@ -85,27 +65,28 @@ def read_vae(file: str) -> tuple[Weights, dict[str, str]]:
     return weights, metadata or {}
 
 
-def load_vae(source: VaeSource, sent: Weights, device: torch.device) -> HostVae:
-    """Loads the VAE in a rank. sent: the weights, if ComfyUI sends them. Else they are read from the file.
+def load_vae(source: VaeSource, sent: Weights, device: torch.device) -> tuple[Any, list[str]]:
+    """Loads ComfyUI's VAE in a rank. Also returns the names of the weights that are missing. sent: the weights, if
+    ComfyUI sends them. Else they are read from the file.
 
     Raises ModelFileError, also if that gives another VAE than ComfyUI's."""
     import_comfyui(source)
     held = source.held or source.dtype
     weights, metadata = (sent, dict(source.metadata)) if sent else read_vae(source.file)
-    vae = build_vae(dict(weights), metadata, dtype_of(held), device)
-    is_same = source.structure in ("", structure_of(vae.module))
+    vae, missing = build_vae(dict(weights), metadata, dtype_of(held), device)
+    module = vae.first_stage_model
+    is_same = source.structure in ("", structure_of(module))
     if source.fingerprint and not sent:
-        found = fingerprint(weights_of(vae.module), dtype_of(held)), metadata_of(vae.module)
+        found = fingerprint(weights_of(module), dtype_of(held)), metadata_of(module)
         is_same = is_same and found == (source.fingerprint, dict(source.metadata))
     if not is_same:
         raise ModelFileError(
-            f"From these weights the ranks build a different {type(vae.module).__name__} than ComfyUI's "
-            f"{source.vae_class}."
+            f"From these weights the ranks build a different {type(module).__name__} than ComfyUI's {source.vae_class}."
         )
     if source.dtype != held:
-        vae = build_vae(weights, metadata, dtype_of(source.dtype), device)
-    vae.module.requires_grad_(False).to(device)
-    return vae
+        vae, missing = build_vae(weights, metadata, dtype_of(source.dtype), device)
+    vae.first_stage_model.requires_grad_(False).to(device)
+    return vae, missing
 
 
 def chunk_bytes(device: torch.device) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -19,15 +18,15 @@ from ..wire import operations as ops
 from ..wire.protocol import MEMORY, NO_ROOM, Header
 from ..wire.sampler_call import SamplerCall, SamplerPass
 from ..wire.tensors import Tensors, UnsendableError
-from ..wire.tree import PREDICTION, STATE, Arguments, pack_call
-from .known_state import UNKNOWN, KnownState
+from ..wire.tree import PREDICTION, Arguments, pack, pack_call
+from .known_state import KnownState
 from .sent_conditions import SentConditions
 from .session import Check, OnStep
 from .supervision import Setup, Supervisor
 
 CANCEL_SECONDS = 10.0  # before parking, the longest wait for the end of a cancelled request
 
-OnState = Callable[[Header, Tensors], None]
+OnReply = Callable[[Header, Tensors], None]
 
 
 class WorkerGroup(Supervisor):
@@ -73,64 +72,43 @@ class WorkerGroup(Supervisor):
             self.changed.set()
             if known.model == (source, plan):
                 return ""
-            known.model, known.conditions, known.kernels, known.run = None, SentConditions(), {}, UNKNOWN
+            known.model, known.conditions = None, SentConditions()
             self.loads += 1
-            results = self._request(ops.LOAD.header(source=source, plan=plan), {}, check)
+            reply, _ = self._request(ops.LOAD.header(source=source, plan=plan), {}, check)
             known.model = (source, plan)
-            if ops.PATCHED not in results:
-                known.patched = None
-            if ops.RUN in results:
-                known.run = decode_text(results[ops.RUN])
-            return decode_text(results[ops.WHY]) if ops.WHY in results else ""
+            return reply[ops.BESIDE]
 
-    def patch(self, key: str | None, build: Callable[[], tuple[Header, Tensors]], check: Check) -> None:
+    def patch(self, key: str, build: Callable[[], tuple[Header, Tensors]], check: Check) -> None:
         """Makes sure that the loaded weights have these changes and no others. Does nothing if they already do.
 
-        key: tells these changes from all others; None for no changes. build: returns PackedPatches as
-        JSON, and their tensors.
+        key: tells these changes from all others; empty for no changes. build: returns PackedPatches as JSON, and their
+        tensors.
         Raises RequestRefused, after which the model is loaded again, and WorkerGroupError.
         """
         with self.turn(check):
-            known = self._known
-            if known.patched == key:
-                return
-            fields, tensors = build()
-            known.patched = UNKNOWN
-            self._request(ops.PATCH.header(**fields), tensors, check)
-            known.patched = key
+            self._await_cancelled(check)  # then it is known which ones they have
+            if self._known.patched != key:
+                fields, tensors = build()
+                self._request(ops.PATCH.header(key=key, **fields), tensors, check)
 
-    def choose_kernel(self, name: str, check: Check) -> str:
-        """Lets the calls that name this attention kernel use it, if all ranks of the loaded plan can. Returns why not,
-        and what they use, in words; empty if they use it. Raises RequestRefused and WorkerGroupError."""
-        with self.turn(check):
-            kernels = self._known.kernels
-            if name not in kernels:
-                found = self._request(ops.KERNEL.header(name=name), {}, check)
-                kernels[name] = decode_text(found[ops.WHY]) if ops.WHY in found else ""
-            return kernels[name]
-
-    def continue_run(self, run: str) -> bool:
-        """Notes that the next request is of this sampling. Returns whether the model in use has the objects of its
-        earlier requests. The first has none. Later ones may find them gone, such as after another model took a turn."""
-        known = self._known
-        before, known.run = known.run, run
-        return before == run
+    def has_objects_of(self, run: str) -> bool:
+        """Whether the model in use has the objects of this sampling's earlier requests. The first finds none. Later
+        ones may find them gone, such as after another model took a turn."""
+        return self._known.run == run
 
     def call(
         self,
         calls: Sequence[Arguments],
         check: Check,
         method: str = ops.FORWARD,
-        on_state: OnState = lambda state, tensors: None,
-        on_whole: Callable[[str], None] = lambda why: None,
+        on_reply: OnReply = lambda reply, state: None,
     ) -> list[list[torch.Tensor]]:
         """Calls a method of the loaded model. Returns the tensors of each call.
 
         Calls of the forward run at the same time, as far as the plan shares the batch. Their args are latents and
         timestep, which change each time. Tensors in kwargs that the group still has from an earlier request are not
-        sent again. method: one of ENTRIES, or of METHODS in `comfyui/source.py`, which rank 0 runs. on_state: called
-        with what functions of nodes changed, see `Decoder.state`. on_whole: called with the reason if PipeFusion could
-        not run the step patch by patch.
+        sent again. method: one of ENTRIES, or of METHODS in `comfyui/source.py`, which rank 0 runs. on_reply: called
+        with the reply, see CALL and SAMPLE in `operations.py`, and the tensors of its STATE.
         Raises RequestRefused, also for values that cannot be sent, and WorkerGroupError.
         """
         tensors: Tensors = {}
@@ -144,8 +122,9 @@ class WorkerGroup(Supervisor):
             keys, new, dropped = self._known.conditions.exchange(tensors)
             header = ops.CALL.header(method=method, calls=packed, conditions=keys, drop=dropped)
             size = (tuple(tuple(tensor.shape) for tensor in fresh.values()), compile_key(calls[0][1]))
-            results = self._request(header, {**fresh, **new}, check, size=size if method in ops.ENTRIES else None)
-            tell_of(results, on_state, on_whole)
+            size = size if method in ops.ENTRIES else None
+            reply, results = self._request(header, {**fresh, **new}, check, size=size)
+            on_reply(reply, take_state(results))
             found: list[list[torch.Tensor]] = [[] for _ in calls]
             for call, place in sorted(tuple(map(int, path.split(".")[1:])) for path in results):
                 found[call].append(results[f"{PREDICTION}.{call}.{place}"])
@@ -158,16 +137,16 @@ class WorkerGroup(Supervisor):
         passes: Sequence[SamplerPass],
         check: Check,
         on_step: OnStep,
-        on_state: OnState = lambda state, tensors: None,
+        on_reply: OnReply = lambda reply, state: None,
     ) -> torch.Tensor:
         """Runs a whole sampler call on the loaded model, and returns the denoised latents.
 
         tensors: noise, and the others of SAMPLER_TENSORS that the call has. passes: the forwards of each step. on_step:
-        called after every step. An exception in it or in `check` cancels the call at its next step. on_state: as in
+        called after every step. An exception in it or in `check` cancels the call at its next step. on_reply: as in
         `call`. Raises RequestRefused, also for values that cannot be sent, and WorkerGroupError."""
         given: Tensors = {}
         try:
-            packed = [asdict(each.pack(f"passes.{place}", given)) for place, each in enumerate(passes)]
+            packed = [pack(each._asdict(), f"passes.{place}", given) for place, each in enumerate(passes)]
         except UnsendableError as error:
             raise RequestRefused(*error.explanation) from error
         tensors = {**tensors, **take_new(given)}
@@ -181,8 +160,8 @@ class WorkerGroup(Supervisor):
                 self.runs.progress(event["step"] + 1, event["steps"])
                 on_step(event, denoised)
 
-            results = self._request(header, {**tensors, **new}, check, noted, size)
-            tell_of(results, on_state)
+            reply, results = self._request(header, {**tensors, **new}, check, noted, size)
+            on_reply(reply, take_state(results))
             return results["latents"]
 
     def run_vae(
@@ -201,10 +180,10 @@ class WorkerGroup(Supervisor):
             known.note_import(source)
             known.is_parked = False
             header = ops.VAE.header(direction=direction, vae=source)
-            results = self._request(header, given, check)
-            if ops.LACKING in results:
+            reply, results = self._request(header, given, check)
+            if ops.LACKING in reply:
                 sent = {f"{ops.WEIGHTS}{name}": tensor for name, tensor in weights().items()}
-                results = self._request(header, {**given, **sent}, check)
+                _, results = self._request(header, {**given, **sent}, check)
             return results
 
     def park(self, unload: bool = False, patience: float = 0.0) -> bool:
@@ -231,8 +210,8 @@ class WorkerGroup(Supervisor):
             with self.turn_within(0.0) as has_come:
                 if not has_come or not self._is_idle():
                     return 0
-                freed = int(self._request(ops.TRIM.header(), {}, lambda: None)[ops.FREED])
-                return freed if self.is_on_comfyuis_card else 0
+                reply, _ = self._request(ops.TRIM.header(), {}, lambda: None)
+                return reply[ops.FREED] if self.is_on_comfyuis_card else 0
         except (WorkerGroupError, RequestRefused) as error:
             logging.error("[ParallelDiT] %s", error)
             return 0
@@ -253,7 +232,8 @@ class WorkerGroup(Supervisor):
                 raise RequestRefused(
                     "The worker group is busy with a job.", "Ask for the trace again when it has ended."
                 )
-            return self._request(ops.TRACE.header(), {}, lambda: None)["trace"].numpy().tobytes()
+            _, results = self._request(ops.TRACE.header(), {}, lambda: None)
+            return results["trace"].numpy().tobytes()
 
     def measure(self, ranks: int, dtype: str, check: Check) -> dict[str, Any]:
         """Measures the devices and links of exactly `ranks` ranks, and starts these if needed.
@@ -262,8 +242,8 @@ class WorkerGroup(Supervisor):
         """
         with self.turn(check):
             self.ensure(ranks, check, exactly=True)
-            found = self._request(ops.MEASURE.header(dtype=dtype), {}, check)[ops.MEASURED]
-            return json.loads(found.numpy().tobytes())
+            reply, _ = self._request(ops.MEASURE.header(dtype=dtype), {}, check)
+            return reply[ops.MEASURED]
 
     @property
     def _known(self) -> KnownState:
@@ -286,7 +266,7 @@ class WorkerGroup(Supervisor):
         if not unload and self.device != "cpu":
             try:
                 self._request(ops.PARK.header(), {}, lambda: None)
-                session.known.conditions, session.known.run = SentConditions(), UNKNOWN
+                session.known.conditions = SentConditions()
                 return True
             except RequestRefused as refusal:
                 logging.warning("[ParallelDiT] the worker group unloads its model: %s", refusal)
@@ -312,8 +292,8 @@ class WorkerGroup(Supervisor):
 
     def _request(
         self, header: Header, tensors: Tensors, check: Check, on_step: OnStep | None = None, size: Any = None
-    ) -> Tensors:
-        """Sends a request and returns its results. size: of the latents of its steps, if it has steps."""
+    ) -> tuple[Header, Tensors]:
+        """Sends a request, and returns its reply and its tensors. size: of the latents of its steps, if any."""
         session = self.session
         self.runs.check_ended()  # after the line above: a stop marks the run, then removes the session
         if session is None:
@@ -336,21 +316,12 @@ class WorkerGroup(Supervisor):
         if done:
             if "seconds" in reply:
                 self.runs.step(operation.name, reply["seconds"], reply["communication"])
-            return results
+            return reply, results
         refusal = {MEMORY: OutOfMemory, NO_ROOM: NoRoom}.get(reply.get("kind", ""), RequestRefused)
         raise refusal(**reply["error"])
 
 
-def tell_of(results: Tensors, on_state: OnState, on_whole: Callable[[str], None] = lambda why: None) -> None:
-    """Takes out of a request's results what functions of nodes changed, see `Decoder.state`, and why steps were not as
-    the plan has them. Calls these functions with it."""
-    state, prefix = results.pop(STATE, None), f"{STATE}."
-    tensors = {name.removeprefix(prefix): results.pop(name) for name in list(results) if name.startswith(prefix)}
-    on_state({} if state is None else json.loads(state.numpy().tobytes()), tensors)
-    if ops.WHY in results:
-        on_whole(decode_text(results.pop(ops.WHY)))
-
-
-def decode_text(sent: torch.Tensor) -> str:
-    """The inverse of the ranks' `encode_text`."""
-    return sent.numpy().tobytes().decode()
+def take_state(results: Tensors) -> Tensors:
+    """Takes the tensors of a reply's STATE out of its tensors, by their names there."""
+    prefix = f"{ops.STATE}."
+    return {name.removeprefix(prefix): results.pop(name) for name in list(results) if name.startswith(prefix)}

@@ -10,11 +10,10 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import Explanation, WorkerGroupError
 from ..wire.operations import SAMPLE
-from ..wire.protocol import Header
 
 KEPT = 10  # the last runs
 STEPS = 500  # the last steps of a run
@@ -22,15 +21,7 @@ NUMBERS = 1 << 16
 HIDDEN = ("of_plan", "size", "numbers", "ended", "clock", "paced")  # from pages
 USUAL_OF = 8  # the first steps of a plan, of which a usual one is told and kept
 UNKNOWN = "auto"  # shown while auto has not chosen a plan
-
-
-class RunPlan(NamedTuple):
-    """A plan in words and as a JSON object, its number of ranks, and how many of its first steps run whole."""
-
-    words: str
-    values: Header
-    ranks: int = 1
-    whole_steps: int = 0
+Plan = Any  # a ParallelPlan of the engine, of which the service imports nothing here
 
 
 @dataclass
@@ -57,7 +48,7 @@ class RunRecord:
     id: int
     node: str | None
     model: str
-    plans: list[RunPlan]
+    plans: list[Plan]
     model_class: str = ""
     operation: str = SAMPLE.name
     total: int | None = None
@@ -94,8 +85,8 @@ class RunRecord:
         plans = list(self.plans)
         fields |= {
             "usual": self.usual,
-            "plan": ", ".join(plan.words for plan in plans) or UNKNOWN,
-            "plans": [plan.values for plan in plans],
+            "plan": ", ".join(map(str, plans)) or UNKNOWN,
+            "plans": [plan.to_json() for plan in plans],
         }
         return {**fields, "steps": [list(step) for step in self.steps.copy()]}
 
@@ -124,7 +115,7 @@ class Runs:
         return self.current or RunRecord(0, None, "", [])
 
     @contextlib.contextmanager
-    def run(self, node: str | None, model: str, plan: RunPlan | None, model_class: str = "") -> Iterator[RunRecord]:
+    def run(self, node: str | None, model: str, plan: Plan | None, model_class: str = "") -> Iterator[RunRecord]:
         """While entered, steps belong to one run. node: the id of ComfyUI's node that samples. plan: None while it is
         not known, see `planned`."""
         plans = [plan] if plan else []
@@ -160,7 +151,7 @@ class Runs:
             ended = ended.because("The worker group ended between two steps. ")
             raise WorkerGroupError(*ended.advised("Queue the prompt again."))
 
-    def planned(self, plan: RunPlan) -> None:
+    def planned(self, plan: Plan) -> None:
         """Notes the plan of the current run from now on."""
         self.record.plans.append(plan)
         self.record.of_plan = []
@@ -205,10 +196,10 @@ class Runs:
         if run.size is not None:
             return
         run.operation, run.size = operation, size
-        if run.alone is None and run.plans and run.plans[-1].ranks > 1:
+        if run.alone is None and run.plans and run.plans[-1].world_size > 1:
             alike = (run.model, run.model_class, operation, size)
             for other in list(self.kept):
-                is_alone = other.state == "done" and [plan.ranks for plan in other.plans] == [1]
+                is_alone = other.state == "done" and [plan.world_size for plan in other.plans] == [1]
                 if is_alone and other.usual and alike == (other.model, other.model_class, other.operation, other.size):
                     self.note(alone=other.usual, is_alone_run=True, is_measured=True)
                     break

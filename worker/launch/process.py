@@ -115,6 +115,13 @@ class WorkerProcess:
         tail = "" if failed["rank"] is None else self.log_tail(failed["rank"])
         return reason._replace(details="\n\n".join(filter(None, (reason.details, tail))))
 
+    def is_of_another(self) -> bool:
+        """Whether the reason is only that a peer was lost, see `Report`."""
+        try:
+            return self.report.read()["of_another"]
+        except (OSError, ValueError):  # the report could not be written
+            return False
+
     def log_tail(self, rank: int | None = None) -> str:
         """Returns the last lines of a rank's log, or of torchrun's; empty if there are none."""
         path = self.folder / "torchrun.log" if rank is None else log_path(self.folder, rank)

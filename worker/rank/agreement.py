@@ -3,15 +3,13 @@ deadlock."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from parallel_backend.device import CPU
-from parallel_backend.groups.collectives import gather_numbers
+from parallel_backend.groups.collectives import gather_json
 from parallel_backend.groups.mesh import new_group
 
 from ..errors import Explanation
@@ -84,13 +82,3 @@ def agree(own: Outcome, group: dist.ProcessGroup, world: int) -> Outcome:
     # A file's name may not be valid text.
     words = [field.encode(errors="backslashreplace").decode() for field in own.said]
     return Outcome(KINDS[kind], Explanation(*gather_json(words, group)[world - 1 - back]))
-
-
-def gather_json(value: Any, group: dist.ProcessGroup) -> list[Any]:
-    """Returns the value of every rank of the group. All of them call this."""
-    own = json.dumps(value).encode()
-    most = max(size for (size,) in gather_numbers((len(own),), group))
-    sent = torch.frombuffer(bytearray(own.ljust(most)), dtype=torch.uint8)
-    found = [torch.empty_like(sent) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(found, sent, group=group)
-    return [json.loads(each.numpy().tobytes()) for each in found]

@@ -25,10 +25,6 @@ class HeldModel:
     plan: ParallelPlan
     placement: WeightPlacement
 
-    def count_lacking(self, ranks: Ranks, more: int) -> int:
-        """Returns the bytes that a device lacks for it and so many more, see `WeightPlacement.count_lacking`."""
-        return self.placement.count_lacking(ranks, self.model, self.plan, more)
-
     def count_savings(self) -> int:
         """Returns the bytes of a device that weights=shared saves, in comparison with where the weights are or, of a
         new model, will be."""
@@ -44,7 +40,7 @@ def make_way(ranks: Ranks, own: HeldModel, more: int, aside: list[HeldModel], re
     """
     gone, lacked = [], 0
     savings = sum(each.count_savings() for each in (own, *aside)) - count_weights_communicator(own.plan)
-    while aside and (lacking := own.count_lacking(ranks, more)):
+    while aside and (lacking := own.placement.count_lacking(ranks, own.model, own.plan, more)):
         gone, lacked = [*gone, *release(aside[:1])], lacked or lacking
     name, found = own.source.name, []
     if aside:

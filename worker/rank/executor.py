@@ -10,13 +10,14 @@ import torch
 import torch.distributed as dist
 
 from parallel_backend.device import name_of
+from parallel_backend.groups.collectives import gather_json
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import ParallelPlan
 
 from ..launch.torchrun import COMFYUI_THREADS, THREADS, count_threads
 from ..wire.protocol import FAILED, IN_BLOCKS, MEMORY, NEVER, ONCE, Header
 from ..wire.tensors import Tensors
-from .agreement import DONE, Control, Outcome, gather_json
+from .agreement import DONE, Control, Outcome
 from .channels.heartbeat import Heartbeat
 from .job import Job
 from .job_groups import JobGroups
@@ -71,8 +72,8 @@ class Executor:
             self.undo(job, outcome)
         self.state.publish()  # before the reply, because ComfyUI then asks what the request has freed
         self.job, self.heartbeat.ended = None, job.id
-        reply = {**outcome.reply(), "has_model": self.state.held is not None}
-        return ({**reply, **self.timing(job)}, results) if is_done else (reply, None)
+        reply = {**outcome.reply(), **self.state.reply()}
+        return ({**reply, **self.timing(job), **job.told}, results) if is_done else (reply, None)
 
     def run(self, job: Job, tensors: Tensors) -> Tensors | None:
         """Runs the request if this rank takes part in it. Raises RequestError for an impossible request."""
@@ -112,7 +113,6 @@ class Executor:
             "pids": [place["pid"] for place in self.places],
             "devices": [{name: place[name] for name in ("index", "name", "outside")} for place in self.places],
             "counts": dict(self.counts),
-            "last_run": self.timeline.last_run,
             "exchanges": exchanges_of(held and held.plan),
             **self.heartbeat.status(),
             **self.state.loaded,

@@ -8,7 +8,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -23,7 +23,7 @@ from parallel_backend.plan import ParallelPlan
 from ..comfyui.source import HostSource
 from ..errors import Explained, Explanation, unforeseen
 from ..launch.torchrun import machine_prefix
-from ..wire.operations import Operation, operation_of
+from ..wire.operations import LOAD, Operation, operation_of
 from ..wire.protocol import FAILED, MEMORY, NO_ROOM, Header
 from ..wire.tensors import Tensors
 from .agreement import BROKEN, CANCELLED, DONE, REFUSED, Control, Ended, Outcome, agree
@@ -58,7 +58,8 @@ class ModelFailed(Explained, RuntimeError):
 @dataclass(eq=False)
 class Job:
     """One request, from its header to the outcome that all ranks agree on. control: the groups by which ranks agree.
-    groups: for all other communication. step: of a sampler call, and the number of its steps."""
+    groups: for all other communication. step: of a sampler call, and the number of its steps. told: fields of the
+    reply, beside its tensors; rank 0's are sent."""
 
     header: Header
     tensors: InitVar[Tensors]
@@ -67,6 +68,7 @@ class Job:
     groups: JobGroups
     heartbeat: Heartbeat
     step: tuple[int, int] | None = None
+    told: Header = field(default_factory=dict)
 
     def __post_init__(self, tensors: Tensors) -> None:
         self.operation = operation_of(self.header)
@@ -201,7 +203,7 @@ def describe_model(
     operation: Operation, header: Header, latents: torch.Size | None, model: HostModel | None
 ) -> dict[str, Any]:
     """Returns what an OutOfMemoryReport says of a request's model: weights, tokens, plan, check and sizes."""
-    loads = operation.brings_model
+    loads = operation is LOAD
     if operation.without_model or model is None:
         files = HostSource.from_json(header["source"]).files if loads else ()
         return {"weights": sum(map(os.path.getsize, files))}  # a stage may keep less

@@ -1,11 +1,10 @@
-"""Runs a rank's operations: load and change a model, run it, choose a kernel, run a VAE, park, unload, trace, measure.
+"""Runs a rank's operations: load and change a model, run it, run a VAE, park, unload, trace, measure.
 
 Every rank gets every request. A rank outside of the plan skips those of the plan.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -26,12 +25,11 @@ from parallel_backend.weights.parking import Parking
 
 from ..comfyui.controls import take_new
 from ..comfyui.merges import MergedFile
-from ..comfyui.patches import Patch
 from ..comfyui.source import HostSource, VaeSource
 from ..wire import operations as ops
 from ..wire.sampler_call import SAMPLER_TENSORS, SamplerCall
 from ..wire.tensors import Tensors
-from ..wire.tree import PREDICTION, STATE, unpack_call
+from ..wire.tree import PREDICTION, unpack_call
 from .agreement import DONE, REFUSED, Ended
 from .aside import HeldModel, make_way
 from .job import Cancelled, Job, ModelFailed
@@ -46,14 +44,13 @@ from .trace import gather_trace
 
 Handler = Callable[[Job, Tensors], Tensors | None]
 CPU = torch.device("cpu")
-BESIDE = "beside"  # in the status: which models stay on the devices beside the one in use, and which do not
 Output = TypeVar("Output")
 
 
 @dataclass(eq=False)
 class Operations:
-    """The handlers. Each takes the job and its tensors, which it may empty, and returns rank 0's results, if any. emit:
-    sends an event of the running job to ComfyUI; called on rank 0 only."""
+    """The handlers. Each takes the job and its tensors, which it may empty, and returns rank 0's tensors, if any; what
+    else it has to say is in `Job.told`. emit: sends an event of the running job to ComfyUI; called on rank 0 only."""
 
     state: RankState
     timeline: Timeline
@@ -63,12 +60,12 @@ class Operations:
         """Returns the handler of each operation, the method of its name. Raises AttributeError if one has none."""
         return {name: getattr(self, name) for name in ops.OPERATIONS}
 
-    def load(self, job: Job, _tensors: Tensors) -> Tensors | None:
+    def load(self, job: Job, _tensors: Tensors) -> None:
         """Replaces the model and the plan. If that fails, no model is in use.
 
-        If every rank of the new plan needs the weights that it has, they stay with their patches, and the result says
-        so. Ranks outside of the plan release their weights. The last model stays beside the new one if both fit, and
-        the result says which models stay or are released.
+        If every rank of the new plan needs the weights that it has, they stay with their patches. Ranks outside of the
+        plan release their weights. The last model stays beside the new one if both fit, and the reply says which models
+        stay or are released.
         """
         source = HostSource.from_json(job.header["source"])
         plan = ParallelPlan.from_json(job.header["plan"])
@@ -87,7 +84,7 @@ class Operations:
         job.control.plan(plan.world_size)
         mesh = job.groups.of_plan(plan)
         if not job.leave_to_plan():
-            return None
+            return
         if kept:
             self.state.conditions.clear()
             if (kept.mesh.plan, kept.mesh.groups()) != (plan, mesh.groups()):
@@ -95,9 +92,7 @@ class Operations:
         here = source if kept else bring_file(job, source, held)
         model = kept or job.together(lambda: job.alone(lambda: HostModel.build(here, mesh, job.check)))
         self.place(job, self.state.keep_model(model, source, plan))
-        patched = {ops.PATCHED: torch.ones(1)} if kept and kept.is_patched else {}
-        run = pack_text(ops.RUN, model.decoder.run)
-        return patched | run | pack_text(ops.WHY, self.state.loaded.get(BESIDE, ""))
+        job.told[ops.BESIDE] = self.state.loaded.get(ops.BESIDE, "")
 
     def place(self, job: Job, held: HeldModel, working: int = 0) -> None:
         """Puts the weights where the plan keeps them, see `WeightPlacement`. If that fails, no model is loaded. Parked
@@ -120,7 +115,7 @@ class Operations:
         if state.aside:
             held.model.working_bytes = max(held.model.working_bytes, working)
             said = make_way(job, held, networks, state.aside, state.release)
-            state.loaded = {**state.loaded, BESIDE: said, "aside": [each.source.file for each in state.aside]}
+            state.loaded = {**state.loaded, ops.BESIDE: said, "aside": [each.source.file for each in state.aside]}
 
     def make_room(self, job: Job, held: HeldModel, working: int) -> None:
         """Frees weights before forwards that need more bytes than any before."""
@@ -137,10 +132,10 @@ class Operations:
         """Applies these changes to the file's weights, in place of the earlier changes. If that fails, no model is
         loaded."""
         model = self.get_held(job).model
-        patches = [Patch.from_json(fields) for fields in job.header["patches"]]
         files = [MergedFile(bring_file(job, HostSource.from_json(fields))) for fields in job.header["files"]]
         own = {name: tensor.clone() for name, tensor in tensors.items()}  # the request's memory is used again
-        job.alone(lambda: model.patch(patches, own, files))
+        job.alone(lambda: model.patch(job.header["patches"], own, files))
+        model.patched = job.header["key"]
 
     def call(self, job: Job, tensors: Tensors) -> Tensors | None:
         """Runs calls of a method of the model. The request brings the tensors that were not sent before."""
@@ -158,7 +153,9 @@ class Operations:
             )
         else:
             outputs = run_model_code(lambda: model.call_method(method, calls), refuses_alike=True)
-        state = pack_state(model)
+        changed = take_state(job, model)
+        if why := model.module.pipeline.why:
+            job.told[ops.WHOLE_STEP] = why
         if outputs is None:
             return None
         found = {
@@ -166,11 +163,11 @@ class Operations:
             for call, output in enumerate(outputs)
             for place, part in enumerate(tensors_of(output))
         }
-        return {**found, **state, **pack_text(ops.WHY, model.module.pipeline.why)}
+        return {**found, **changed}
 
     def prepare_options(self, job: Job, held: HeldModel, kwargs: Mapping[str, Any]) -> None:
         """Raises Ended on all ranks if one of them cannot compile blocks as a node asks, or lacks the code that a node
-        runs inside of the model."""
+        runs inside of the model. The ranks attend by the kernel that a node chose if all of them can."""
         model = held.model
         if parse_field(model.asks_for_code, kwargs, "options"):
             job.together(lambda: model.take_objects(kwargs))
@@ -181,6 +178,19 @@ class Operations:
         asked = parse_field(model.new_compile_settings, kwargs, "options")
         if asked:
             job.together(lambda: check_compiler(asked, self.state.device))
+        if name := parse_field(model.asked_kernel, kwargs, "options"):
+            self.choose_kernel(job, model, name)
+
+    def choose_kernel(self, job: Job, model: HostModel, name: str) -> None:
+        """Makes calls that name an attention kernel use it, if all ranks can. If not, the reply says why, and which
+        kernel they use."""
+        if name not in model.kernels:
+            kernel, outcome = job.attempt(lambda: model.choose_kernel(name))
+            if outcome.kind not in (DONE, REFUSED):
+                raise Ended(outcome)
+            model.kernels[name] = kernel if kernel and outcome.kind == DONE else outcome.said.cause
+        if not model.kernel_of(name):
+            job.told[ops.NO_KERNEL] = f"{model.kernels[name]} The ranks attend by {model.describe_kernel()}."
 
     def sample(self, job: Job, tensors: Tensors) -> Tensors | None:
         """Runs a whole sampler call, see `SamplerCall`. Raises Cancelled if ComfyUI has cancelled it."""
@@ -198,7 +208,7 @@ class Operations:
         working = job.alone(lambda: model.estimate_working(shape))
         kept = model.module.stale_bytes([(rows, *shape[1:]) for rows in sizes])
         self.make_room(job, held, working + kept)
-        self.prepare_options(job, held, passes[0].conditions.kwargs)
+        self.prepare_options(job, held, passes[0].kwargs)
         passes, context = model.prepare_passes(passes)
 
         everyone = job.groups.whole(CPU, job.ranks)
@@ -223,19 +233,8 @@ class Operations:
             watch.close()
             raise
         watch.close()
-        state = pack_state(model)
-        return None if latents is None or dist.get_rank() else {"latents": latents, **state}
-
-    def kernel(self, job: Job, _tensors: Tensors) -> Tensors | None:
-        """Makes calls that name an attention kernel use it, if all ranks can. If not, returns why, and which kernel
-        they use."""
-        model, name = self.get_held(job).model, job.header["name"]
-        kernel, outcome = job.attempt(lambda: model.choose_kernel(name))
-        if outcome.kind not in (DONE, REFUSED):
-            raise Ended(outcome)
-        model.kernels[name] = kernel if outcome.kind == DONE else None
-        why = f"{outcome.said.cause} The ranks attend by {model.describe_kernel()}."
-        return None if outcome.kind == DONE else {ops.WHY: encode_text(why)}
+        changed = take_state(job, model)
+        return None if latents is None or dist.get_rank() else {"latents": latents, **changed}
 
     def vae(self, job: Job, tensors: Tensors) -> Tensors | None:
         """Decodes latents or encodes pictures with a VAE, which stays loaded until another is needed. If the ranks lack
@@ -249,11 +248,12 @@ class Operations:
             release_memory(state.device)
             state.vae = load_rank_vae(source, tensors, job)
             if state.vae is None:
-                return {ops.LACKING: torch.ones(1)}
+                job.told[ops.LACKING] = True
+                return None
         self.unpark(job, state.vae.parallel.parking)
         try:
             return run_rank_vae(state.vae, job.header["direction"], job, tensors)
-        except (RequestError, Cancelled):  # all ranks raise it
+        except (RequestError, Ended):  # all ranks raise it
             raise
         except Exception as error:
             raise ModelFailed(error) from error
@@ -262,7 +262,9 @@ class Operations:
         """Moves the weights of model and VAE to host memory until their next use. Releases models that were set aside,
         and conditions. Raises RequestError."""
         self.state.release(self.state.aside)
-        self.state.loaded = {name: told for name, told in self.state.loaded.items() if name not in (BESIDE, "aside")}
+        self.state.loaded = {
+            name: told for name, told in self.state.loaded.items() if name not in (ops.BESIDE, "aside")
+        }
         self.state.conditions.clear()
         if vae := self.state.vae:  # the VAE first, because all ranks have it; some may have no part of the model
             self.park_weights(job, vae.parallel.parking, ())
@@ -286,15 +288,15 @@ class Operations:
             raise
         parking.free_device()
 
-    def trim(self, _job: Job, _tensors: Tensors) -> Tensors:
-        """Frees unused memory, and what PipeFusion keeps from step to step. Returns how many bytes of the
+    def trim(self, job: Job, _tensors: Tensors) -> None:
+        """Frees unused memory, and what PipeFusion keeps from step to step. The reply says how many bytes of the
         accelerator."""
         self.state.publish()
         before = self.state.figures["accelerator"]
         self.state.forget_steps()
         release_memory(self.state.device)
         self.state.publish()
-        return {ops.FREED: torch.tensor([before - self.state.figures["accelerator"]])}
+        job.told[ops.FREED] = before - self.state.figures["accelerator"]
 
     def unpark(self, job: Job, parking: Parking) -> None:
         """Puts parked weights back. Raises Ended if a rank has too little memory; then they stay parked on all
@@ -330,14 +332,13 @@ class Operations:
         trace = gather_trace(self.timeline, job.control_group)
         return None if trace is None else {"trace": trace}
 
-    def measure(self, job: Job, _tensors: Tensors) -> Tensors | None:
-        """Measures the speed of all ranks and their links. Returns it as JSON bytes. Raises RequestError on a single
-        rank."""
+    def measure(self, job: Job, _tensors: Tensors) -> None:
+        """Measures the speed of all ranks and their links. Raises RequestError on a single rank."""
         if dist.get_world_size() == 1:
             raise RequestError("One rank has no links to measure.", "Use a plan of several ranks.")
-        figures = measure_ranks(job.groups.whole(), self.state.device, DTYPES[job.header["dtype"]], job.control_group)
+        ranks, dtype = job.groups.whole(), DTYPES[job.header["dtype"]]
+        job.told[ops.MEASURED] = measure_ranks(ranks, self.state.device, dtype, job.control_group)
         release_memory(self.state.device)
-        return None if dist.get_rank() else {ops.MEASURED: encode_text(json.dumps(figures))}
 
     def get_held(self, job: Job) -> HeldModel:
         """Returns the model in use, on its device. Raises RequestError if there is none."""
@@ -347,18 +348,12 @@ class Operations:
         return self.state.held
 
 
-def encode_text(text: str) -> torch.Tensor:
-    """Returns a text as a result, one byte an element."""
-    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-
-
-def pack_state(model: HostModel) -> Tensors:
-    """Returns the state that nodes' functions changed, as results on any device; empty if they changed nothing."""
+def take_state(job: Job, model: HostModel) -> Tensors:
+    """Puts into the reply what nodes' functions changed. Returns the tensors among it, on any device."""
     state, tensors = model.decoder.state()
-    if not state:
-        return {}
-    found = {f"{STATE}.{name}": tensor for name, tensor in tensors.items()}
-    return {STATE: encode_text(json.dumps(state)), **found}
+    if state:
+        job.told[ops.STATE] = state
+    return {f"{ops.STATE}.{name}": tensor for name, tensor in tensors.items()}
 
 
 def run_model_code(run: Callable[[], Output], refuses_alike: bool) -> Output:
@@ -373,8 +368,3 @@ def run_model_code(run: Callable[[], Output], refuses_alike: bool) -> Output:
         if isinstance(error, RequestError) and refuses_alike:
             raise
         raise ModelFailed(error) from error
-
-
-def pack_text(name: str, text: str) -> Tensors:
-    """Returns the part of a reply with this text; nothing for an empty one."""
-    return {name: encode_text(text)} if text else {}

@@ -10,11 +10,10 @@ from parallel_backend.errors import RequestError
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.loading import DTYPES
 
-from ..comfyui.patches import Patch
 from ..comfyui.source import HostSource, VaeSource
 from ..wire.operations import OPERATIONS, operation_of
 from ..wire.protocol import Header
-from ..wire.sampler_call import SAMPLER_TENSORS, SamplerCall, SamplerPass
+from ..wire.sampler_call import SAMPLER_TENSORS, SamplerCall
 from ..wire.tensors import Tensors
 
 Parsed = TypeVar("Parsed")
@@ -22,11 +21,10 @@ Parsed = TypeVar("Parsed")
 # By field, the function that reads its value, or each entry of a list.
 DESCRIBED: Mapping[str, Callable[[Any], Any]] = {
     "source": HostSource.from_json, "plan": ParallelPlan.from_json, "vae": VaeSource.from_json,
-    "patches": Patch.from_json, "files": HostSource.from_json, "passes": SamplerPass.from_json,
+    "files": HostSource.from_json,
 }  # fmt: skip
 MAX_STEPS = 10_000
 LEAST_DIMENSIONS = 3  # of latents: a batch, channels and tokens
-BRANCHES = ([0], [0, 1], [1, 0])  # of guidance
 
 
 def check_request(header: Header, tensors: Tensors) -> None:
@@ -58,8 +56,6 @@ def check_parts(given: Header, tensors: Tensors, whose: str) -> None:
         raise RequestError(f"Devices are measured in {', '.join(DTYPES)}; {given['dtype']!r:.40} is none of them.")
     if not all(isinstance(key, str) for key in given.get("conditions", {}).values()):
         raise RequestError(f"The keys of conditions in {whose} must be text.")
-    if "passes" in given and [branch for each in given["passes"] for branch in each["branches"]] not in BRANCHES:
-        raise RequestError(f"The passes of {whose} must have cond, or cond and uncond, each once.")
     if "calls" in given and not given["calls"]:
         raise RequestError(f"{whose} needs at least one call.")
     if not all(isinstance(key, str) for key in given.get("drop", [])):

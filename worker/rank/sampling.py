@@ -7,21 +7,24 @@ from collections.abc import Sequence
 import torch
 
 from parallel_backend.errors import RequestError
-from parallel_backend.parallel_model import ModelConditions, ParallelModel
-from parallel_backend.sampling.denoiser import Inpainting, Pass
+from parallel_backend.groups.calls import Pass
+from parallel_backend.parallel_model import ParallelModel
+from parallel_backend.sampling.denoiser import Inpainting
 from parallel_backend.sampling.schedulers import build_scheduler
 from parallel_backend.sampling.stepper import Stepper
 
-from ..wire.sampler_call import SamplerCall, SamplerPass
+from ..wire.sampler_call import SamplerCall
 from ..wire.tensors import Tensors
+from ..wire.tree import unpack
+
+BRANCHES = ([0], [0, 1], [1, 0])  # of guidance
 
 
 def unpack_passes(passes: Sequence[dict], tensors: Tensors) -> list[Pass]:
     """Returns the forwards of a step. Raises ValueError, KeyError or TypeError if their description is malformed."""
-    found = []
-    for fields in passes:
-        each = SamplerPass.from_json(fields).unpack(tensors)
-        found.append(Pass(each.branches, ModelConditions(each.kwargs, each.channels)))
+    found = [Pass(**unpack(each, tensors)) for each in passes]
+    if [branch for each in found for branch in each.branches] not in BRANCHES:
+        raise ValueError("they need cond, or cond and uncond, each once")
     return found
 
 

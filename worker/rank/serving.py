@@ -49,15 +49,15 @@ def serve(channel: RankChannel | None, executor: Executor, relay: FrameRelay) ->
             return
         reply, results = executor.execute(header, tensors)
         if channel:
-            answer(channel, {"id": header.get("id"), **reply}, results)
+            answer(channel, {"id": header.get("id")}, reply, results, executor.state)
 
 
-def answer(channel: RankChannel, reply: Header, results: Tensors | None) -> None:
-    """Sends a reply. If no frame can carry it, sends what is wrong with it instead."""
+def answer(channel: RankChannel, start: Header, reply: Header, results: Tensors | None, state: RankState) -> None:
+    """Sends a reply. If no frame can carry it, sends what is wrong with it instead. start: of both."""
     try:
-        channel.send(reply, results)
+        channel.send({**start, **reply}, results)
     except UnsendableError as error:
-        channel.send({**reply, **Outcome(REFUSED, error.explanation).reply()})
+        channel.send({**start, **state.reply(), **Outcome(REFUSED, error.explanation).reply()})
 
 
 def import_expected() -> None:
@@ -121,6 +121,6 @@ def run() -> None:
     executor = Executor(state, Control(relay.group), groups, heartbeat, timeline, emit)
     if channel:
         connection, _ = connect("control")
-        ControlServer(connection, {"status": executor.status, "cancel": heartbeat.cancel}).start()
+        ControlServer(connection, executor.status, heartbeat.cancel).start()
     serve(channel, executor, relay)
     dist.destroy_process_group()

@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from parallel_backend.vae.parallel import ParallelVAE
 
     from ..comfyui.source import HostSource, VaeSource
-    from ..comfyui.vae import HostVae
 
 FIGURES_SECONDS = 0.25  # the least time between figures while a request runs; a beat tells them as often
 
 
 class RankVae(NamedTuple):
-    """One of ComfyUI's own VAEs. source: where it was loaded from. host: as ComfyUI built it. parallel: the same VAE,
-    run by all ranks together."""
+    """One of ComfyUI's own VAEs. source: where it was loaded from. host: as ComfyUI built it. missing: the names of the
+    weights that its file lacks. parallel: the same VAE, run by all ranks together."""
 
     source: VaeSource
-    host: HostVae
+    host: Any
+    missing: list[str]
     parallel: ParallelVAE
 
 
@@ -70,6 +70,16 @@ class RankState:
     def model(self) -> HostModel | None:
         held = self.held  # read once: another thread may ask
         return held and held.model
+
+    def reply(self) -> Header:
+        """Returns what each reply says: whether there is a model in use, the key of the changes to its weights, and the
+        sampling whose objects it has."""
+        model = self.model
+        return {
+            "has_model": model is not None,
+            "patched": model.patched if model else "",
+            "run": model.decoder.run if model else "",
+        }
 
     def keep_model(self, model: HostModel, source: HostSource, plan: ParallelPlan) -> HeldModel:
         placement = self.held.placement if self.held else WeightPlacement(self.links)

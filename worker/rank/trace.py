@@ -16,9 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from parallel_backend.groups.collectives import gather_json
 from parallel_backend.groups.timeline import COMMUNICATION, STEP, Span, Timeline
-
-from .agreement import gather_json
 
 NANOSECONDS_PER_UNIT = 1000  # the format uses microseconds
 

@@ -22,8 +22,7 @@ class Operation:
     fields: the fields of a request's header, with their JSON types. tensors: the tensors of a request.
     latents: the tensor in the shape of the latents, if there is one.
     moves_weights: it can block a rank's other threads, so a longer silence of the heartbeat is allowed.
-    drops_model: after an early end, no model is loaded. brings_model: its request has the source and plan of a new
-    model.
+    drops_model: after an early end, no model is loaded.
     without_model: it does not use the loaded model and its plan.
     is_step: it may be one step of a sampling. Then its reply has the time of the step.
     is_of_plan: only the ranks of the loaded plan run it; other ranks do not.
@@ -36,7 +35,6 @@ class Operation:
     latents: str = ""
     moves_weights: bool = False
     drops_model: bool = False
-    brings_model: bool = False
     without_model: bool = False
     is_step: bool = False
     is_of_plan: bool = False
@@ -48,15 +46,13 @@ class Operation:
         return {"op": self.name, **fields}
 
 
-LOAD = Operation(
-    "load", "loading a model", {"source": dict, "plan": dict}, moves_weights=True, drops_model=True, brings_model=True
-)
-PATCHED = "patched"  # in the reply to a load: the weights still have their last changes
-RUN = "run"  # likewise, as text like WHY: the sampling whose objects the model still has
+LOAD = Operation("load", "loading a model", {"source": dict, "plan": dict}, moves_weights=True, drops_model=True)
+# In the reply to a load, and in the status, in words: which models stay on the devices beside this one.
+BESIDE = "beside"
 PATCH = Operation(
     "patch",
     "changing the weights",
-    {"patches": list, "files": list},
+    {"key": str, "patches": dict, "files": list},
     moves_weights=True,
     drops_model=True,
     is_of_plan=True,
@@ -79,10 +75,9 @@ SAMPLE = Operation(
     latents="noise",
     is_of_plan=True,
 )
-KERNEL = Operation("kernel", "choosing how attention is computed", {"name": str}, is_of_plan=True)
-# In the reply, as text, one byte an element: which models stay on the devices beside the loaded one, why the ranks do
-# not use the kernel, or why PipeFusion ran a step whole.
-WHY = "why"
+# In the replies to these, if there is anything to say: what functions of nodes changed, see `Decoder.state`; in words,
+# why PipeFusion ran a step whole, and why the ranks do not attend by the kernel that a node chose.
+STATE, WHOLE_STEP, NO_KERNEL = "state", "whole_step", "no_kernel"
 # The tensors of a VAE request beside its input: the prefix of its weights, and a random state. LACKING is in the reply
 # if ComfyUI has to send the weights.
 WEIGHTS, RANDOM, LACKING = "weights.", "random", "lacking"
@@ -99,11 +94,11 @@ FREED = "freed"  # in the reply to a trim: the bytes of its accelerator that ran
 TRIM = Operation("trim", "giving back cached memory")
 UNLOAD = Operation("unload", "unloading the model", moves_weights=True)
 TRACE = Operation("trace", "gathering the trace")
-MEASURED = "measured"  # in the reply: the figures as JSON text, one byte an element
+MEASURED = "measured"  # in the reply: the figures
 MEASURE = Operation("measure", "measuring devices and links", {"dtype": str}, without_model=True)
 
 OPERATIONS: Mapping[str, Operation] = {
-    each.name: each for each in (LOAD, PATCH, CALL, SAMPLE, KERNEL, VAE, PARK, TRIM, UNLOAD, TRACE, MEASURE)
+    each.name: each for each in (LOAD, PATCH, CALL, SAMPLE, VAE, PARK, TRIM, UNLOAD, TRACE, MEASURE)
 }
 
 

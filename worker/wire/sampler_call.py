@@ -4,42 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
-
-from .tensors import Tensors
-from .tree import pack, unpack
+from typing import Any, NamedTuple
 
 # The tensors of a call. noise: has the shape of the latents. original: the latents to start from, or to keep.
 # mask: 1 where latents may change; broadcast to the latents.
 SAMPLER_TENSORS = ("noise", "original", "mask")
 
 
-@dataclass(frozen=True)
-class SamplerPass:
+class SamplerPass(NamedTuple):
     """One forward of a step.
 
     branches: the branch of each batch of latents in its rows, in order: 0 for cond, 1 for uncond.
     kwargs: the model's arguments beside latents and timestep, by name.
     channels: a tensor that is appended to the channels of the latents, or None.
-    On the wire it is its fields as JSON (`asdict`), of which kwargs and channels are packed (`tree.py`).
+    On the wire it is a dict of its fields, packed (`tree.py`).
     """
 
     branches: tuple[int, ...]
     kwargs: Any
     channels: Any = None
-
-    def pack(self, path: str, tensors: Tensors) -> SamplerPass:
-        """Packs kwargs and channels, see `tree.pack`. Raises UnsendableError."""
-        channels = pack(self.channels, f"{path}.channels", tensors)
-        return SamplerPass(self.branches, pack(self.kwargs, f"{path}.kwargs", tensors), channels)
-
-    def unpack(self, tensors: Tensors) -> SamplerPass:
-        """The inverse of `pack`. Raises ValueError and KeyError."""
-        return SamplerPass(self.branches, unpack(self.kwargs, tensors), unpack(self.channels, tensors))
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> SamplerPass:
-        return cls(**{**fields, "branches": tuple(fields["branches"])})
 
 
 @dataclass(frozen=True)

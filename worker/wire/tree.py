@@ -12,7 +12,6 @@ from .tensors import Tensors, UnsendableError
 # The JSON keys that mark a tensor (by name), a tuple, and a dict.
 TENSOR, TUPLE, DICT = "tensor", "tuple", "dict"
 PREDICTION = "prediction"  # a result's path is PREDICTION, the number of the call, and the number of its tensor
-STATE = "state"  # a result: what functions of nodes changed, as JSON bytes
 PLAIN = (bool, int, float, str, type(None))
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from parallel_backend.errors import RequestError
+from parallel_backend.groups.mesh import build_mesh
+from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.parking import Parking
-from parallel_backend.weights.tensors import align, list_storages
+from parallel_backend.weights.tensors import align, count_bytes, list_storages
+from tests.support.cases.families import FAMILIES
 from tests.support.cases.fetched_cases import BLOCKS, CPU, SHARED, WIDTH, Model, fetched_of, given, host_store, run
+from tests.support.family_model import FamilyModel
 from tests.support.ranks.pool import RankPool
 
 EVERY = range(BLOCKS)
@@ -116,3 +122,12 @@ def test_all_ranks_ask_for_the_same_in_the_same_order_whatever_one_of_them_does(
         assert first[name]["asked"] == second[name]["asked"], name
         assert first[name]["asked"] == [*EVERY] * (len(first[name]["asked"]) // BLOCKS) != [], name
         assert all(first[name]["right"] + second[name]["right"]), name
+
+
+def test_weights_that_are_not_read_yet_take_no_memory(one_rank: None, tmp_path: Path) -> None:
+    """Else a script's weights=auto would take the size of the model for room that is left for it."""
+    family = FAMILIES["dit"]
+    model = FamilyModel.build(family.source(family.save(tmp_path)), build_mesh(ParallelPlan(), CPU))
+    assert model.resident_bytes == 0
+    model.bring((), None)
+    assert model.resident_bytes == count_bytes(model.model) > 0

@@ -75,11 +75,8 @@ def looped(
             )[0]["samples"]
         ]  # fmt: skip
     node = importlib.import_module("pack.nodes.parallel_sampler")
-    schedule, scale = node.choose_schedule(model)
-    call = node.SamplerCall(
-        "model's own", schedule.config, schedule.linear_sigmas, row.steps, guidance=cfg,
-        seed=SEED, timestep_scale=scale,
-    )  # fmt: skip
+    schedule = node.choose_schedule(model)
+    call = node.SamplerCall("model's own", steps=row.steps, guidance=cfg, seed=SEED, **schedule)
     found = node.run_sampler(model, positive, negative, census.latent(row), node.LoopSampler(call))
     assert str(model.remote.planned.plan) == asked
     return [found]

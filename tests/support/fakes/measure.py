@@ -14,11 +14,11 @@ import diffusers
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from parallel_backend.groups.calls import Call
+from parallel_backend.groups.calls import Call, Pass
 from parallel_backend.groups.mesh import Mesh, replica_axis
-from parallel_backend.parallel_model import ModelConditions, ParallelModel
+from parallel_backend.parallel_model import ParallelModel
 from parallel_backend.plan import SHARED, ParallelPlan
-from parallel_backend.sampling.denoiser import Pass, Watch, denoise
+from parallel_backend.sampling.denoiser import Watch, denoise
 from parallel_backend.sampling.stepper import Stepper
 from parallel_backend.weights.loading import ModelSource
 from parallel_backend.weights.sizes import fetched_places
@@ -143,7 +143,7 @@ def run(parallel: Parallel, model: Model, watch: Watch) -> None:
     if plan.pipefusion * plan.patch_count > 1:
         with unset_fake_temporarily():
             stepper = Stepper.prepare(diffusers.FlowMatchEulerDiscreteScheduler(), STEPS)
-        passes = [Pass(tuple(range(rows)), given if is_ours else ModelConditions(given))]
+        passes = [Pass(tuple(range(rows)), given)]
         denoise(parallel, empty(1, *latents), stepper, passes, 4.0, timestep_scale=1e-3, watch=watch)
     elif is_ours:
         parallel(empty(rows, *latents), empty(rows), given)

@@ -16,7 +16,7 @@ import torch
 from parallel_backend.plan import ParallelPlan
 from tests.support.cases.families import FAMILIES, Family
 from worker.comfyui.controls import NEW_EACH_CALL
-from worker.comfyui.patches import PackedPatches, Patch
+from worker.comfyui.patches import PackedPatches
 from worker.comfyui.source import HostSource
 from worker.host.client import WorkerGroup
 from worker.settings import Settings
@@ -88,9 +88,9 @@ def sample_request(family: Family, steps: int) -> tuple[Header, Tensors]:
     """A request for a sampling of one row, and its tensors."""
     noise, _, conditions = family.inputs(1, 8, 8)
     tensors: Tensors = {}
-    given = pass_of(family, conditions).pack("passes.0", tensors)
+    given = pack(pass_of(family, conditions)._asdict(), "passes.0", tensors)
     call = asdict(replace(SHORT, steps=steps))
-    header = SAMPLE.header(call=call, passes=[asdict(given)], conditions={path: path for path in tensors}, drop=[])
+    header = SAMPLE.header(call=call, passes=[given], conditions={path: path for path in tensors}, drop=[])
     return header, {"noise": noise, **tensors}
 
 
@@ -154,13 +154,13 @@ class DirectGroup:
         name, shape = f"diffusion_model.{layer.name}", layer.shape
 
         def build() -> tuple[dict, dict[str, torch.Tensor]]:
-            packed = PackedPatches([], {}, [])
+            packed = PackedPatches({}, {}, [])
             if scale:
                 difference = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-                packed.patches.append(Patch(name, scale, 1.0, "", pack((difference,), name, packed.tensors)))
+                packed.patches[name] = [[scale, "", pack((difference,), name, packed.tensors), 1.0, None, False]]
             return packed.to_json(), packed.tensors
 
-        self.group.patch(f"{name} {scale}" if scale else None, build, go_on)
+        self.group.patch(f"{name} {scale}" if scale else "", build, go_on)
 
     def sample(self, *sizes: int, call: SamplerCall = SHORT, check: Callable[[], None] = go_on) -> torch.Tensor:
         """A whole sampler call of a batch of two."""

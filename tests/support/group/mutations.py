@@ -35,7 +35,10 @@ def real_frames() -> list[bytes]:
         call_request(DIT),
         sample_request(DIT, steps=4),
         ({"op": "load", "id": 1, "source": {"model_class": "DiT", "file": "/x"}, "plan": {"ulysses": 2}}, {}),
-        ({"op": "patch", "id": 4, "patches": [{"name": "p", "strength": 0.5, "value": "u"}]}, {"u": text.bfloat16()}),
+        (
+            {"op": "patch", "id": 4, "patches": {"p": [[0.5, "", {"tensor": "u"}, 1.0, None, False]]}},
+            {"u": text.bfloat16()},
+        ),
         ({"id": 3, "event": "step", "step": 0, "steps": 4, "timestep": float("-inf")}, {"denoised": latents}),
         ({"id": 3}, {"latents": latents, "none": torch.empty(0, 4), "flags": torch.ones(3, dtype=torch.bool)}),
         ({"id": 3, "error": {"cause": "No.", "advice": "", "details": ""}, "kind": "refused"}, {}),

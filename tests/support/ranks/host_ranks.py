@@ -20,13 +20,13 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from parallel_backend.groups.calls import Call
+from parallel_backend.groups.calls import Call, Pass
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.models import spec_named
 from parallel_backend.models.checks import patch_of
-from parallel_backend.parallel_model import ModelConditions, ParallelModel
+from parallel_backend.parallel_model import ParallelModel
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.sampling.denoiser import Pass, denoise
+from parallel_backend.sampling.denoiser import denoise
 from parallel_backend.sampling.stepper import Stepper
 from parallel_backend.seams.forward import Forward
 from tests.support.cases.host import CASES, HostCase
@@ -119,7 +119,7 @@ class Sampling:
 
     def parallel(self, module: ParallelModel) -> torch.Tensor | None:
         stepper = Stepper(scheduler_of_steps())
-        given = Pass((0,), ModelConditions(self.kwargs, self.more))
+        given = Pass((0,), self.kwargs, self.more)
         scale = self.scale / stepper.scheduler.config.num_train_timesteps
         return denoise(module, self.latents, stepper, [given], 1.0, timestep_scale=scale)
 

@@ -75,7 +75,7 @@ def loading(group: WorkerGroup, source: HostSource, plan: ParallelPlan = PLAN) -
 
     def run() -> torch.Tensor:
         direct.load()
-        direct.group.patch(None, lambda: ({"patches": [], "files": []}, {}), go_on)
+        direct.group.patch("", lambda: ({"patches": {}, "files": []}, {}), go_on)
         return direct.forward(16, 16, rows=1).clone()
 
     return run

@@ -13,7 +13,6 @@ from parallel_backend.plan import ParallelPlan
 from tests.support.group.direct_group import DIT, go_on, source_of, wait_until
 from worker.errors import NoWorkerGroup, WorkerGroupError
 from worker.host.client import WorkerGroup
-from worker.host.runs import RunPlan
 from worker.settings import Settings
 
 PLAN, ONE = ParallelPlan(ulysses=2).to_json(), ParallelPlan().to_json()
@@ -134,7 +133,7 @@ def test_a_sampling_that_goes_on_is_not_disturbed(only_group: WorkerGroup, sourc
         group.stop()
     group.load(source, ONE, 1, go_on)
     pids = group.status()["pids"]
-    with group.runs.run("5", "a model", RunPlan("one rank", {})):
+    with group.runs.run("5", "a model", ParallelPlan()):
         group.start_ahead(2, source)
         assert wait_until(lambda: not ahead(), SECONDS)
         assert group.status()["pids"] == pids

@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 import torch
 
+from parallel_backend.plan import ParallelPlan
 from worker.errors import Explanation, WorkerGroupError
 from worker.host.client import WorkerGroup
-from worker.host.runs import RunPlan, RunRecord, Runs, pick_usual_step
+from worker.host.runs import RunRecord, Runs, pick_usual_step
 from worker.wire.operations import CALL, SAMPLE
 
-ALONE, TWO = RunPlan("one rank", {}), RunPlan("cfg=2", {"cfg": 2}, 2)
+ALONE, TWO = ParallelPlan(), ParallelPlan(cfg=2)
 SIZE = ((1, 4, 8, 8), 3)
 
 
-def run(runs: Runs, plan: RunPlan, seconds: tuple[float, ...] = (0.9,), **changes: Any) -> RunRecord:
+def run(runs: Runs, plan: ParallelPlan, seconds: tuple[float, ...] = (0.9,), **changes: Any) -> RunRecord:
     asked = {"model": "a model", "operation": SAMPLE.name, "size": SIZE, **changes}
     with runs.run("3", asked["model"], plan, "a class"):
         runs.sized(asked["operation"], asked["size"])

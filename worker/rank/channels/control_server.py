@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from ...wire.protocol import MAX_HEADER, Header, ProtocolError, decode, receive_frame, send_frame
@@ -16,14 +15,13 @@ LINGER_SECONDS = 5
 
 
 class ControlServer(threading.Thread):
-    """Answers requests in its own thread. It maps each operation to a function that takes the rest of the header."""
+    """Answers requests in its own thread. status: returns the ranks'. cancel: of a job, by its id."""
 
     def __init__(
-        self, connection: socket.socket, operations: Mapping[str, Callable[..., dict[str, Any] | None]]
+        self, connection: socket.socket, status: Callable[[], dict[str, Any]], cancel: Callable[[int], None]
     ) -> None:
         super().__init__(name="control", daemon=True)
-        self.connection = connection
-        self.operations = operations
+        self.connection, self.status, self.cancel = connection, status, cancel
 
     def run(self) -> None:
         try:
@@ -40,17 +38,15 @@ class ControlServer(threading.Thread):
             threading.Timer(LINGER_SECONDS, os._exit, [1]).start()
 
     def answer(self, header: Header) -> Header:
-        """Returns the answer to a request, which is an error if the operation is unknown, the request malformed, or the
-        memory full: a job may use it up, and goes on without it."""
-        name = header.pop("op", None)
-        operation = self.operations.get(name) if isinstance(name, str) else None
-        if operation is None:
-            return {"error": f"The control channel knows no operation {name!r:.100}; restart ComfyUI."}
+        """Returns the answer to a request, which is an error if the request is unknown, or the memory full: a job may
+        use it up, and goes on without it."""
         try:
-            inspect.signature(operation).bind(**header)
-        except TypeError as error:
-            return {"error": f"The operation {name!r} does not take {header!r:.100}: {error}."}
-        try:
-            return operation(**header) or {}
+            match header:
+                case {"op": "status"}:
+                    return self.status()
+                case {"op": "cancel", "job": int(job)}:
+                    self.cancel(job)
+                    return {}
         except MemoryError:
-            return {"error": f"Rank 0 has no memory for {name!r}."}
+            return {"error": f"Rank 0 has no memory for {header['op']!r}."}
+        return {"error": f"The control channel knows no request {header!r:.100}; restart ComfyUI."}

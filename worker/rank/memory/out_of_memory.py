@@ -18,7 +18,7 @@ from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.sizes import WeightSizes
 
 from ...errors import Explanation
-from ...wire.operations import Operation
+from ...wire.operations import LOAD, Operation
 from .device_memory import DeviceMemory
 
 MORE_RANKS = (1, 2, 4, 8)  # multiples of the present rank count
@@ -105,7 +105,7 @@ def find_fitting_plan(short: OutOfMemoryReport) -> ParallelPlan | None:
     if not own or not sizes:
         return None
     # The memory for weights and the request: all but what others use.
-    loads = short.operation.brings_model
+    loads = short.operation is LOAD
     room = MARGIN * (short.empty.free + (0 if loads else short.weights))
     working = 0 if loads else short.needed
 

@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -16,13 +16,12 @@ import torch.distributed as dist
 
 from parallel_backend.costs.memory import token_factor
 from parallel_backend.errors import ModelFileError, RequestError
-from parallel_backend.groups.calls import Call, Output, share_out
+from parallel_backend.groups.calls import Call, Output, Pass, share_out
 from parallel_backend.groups.mesh import Axis, Mesh
 from parallel_backend.hooks import Hooks
 from parallel_backend.models.checks import sizes_of
 from parallel_backend.models.parallel_mlp import SPLITS
 from parallel_backend.parallel_model import ParallelModel, moved
-from parallel_backend.sampling.denoiser import Pass
 from parallel_backend.weights.flat_block import FlatBlock, Values, aliases
 from parallel_backend.weights.loading import Check, go_on
 from parallel_backend.weights.parking import Parking
@@ -34,8 +33,8 @@ from ...comfyui.controls import CONTROL
 from ...comfyui.entry import enter_at
 from ...comfyui.merges import PREFIX, MergedFile
 from ...comfyui.model import cast_weights, dtype_of, import_comfyui, map_model
-from ...comfyui.patched_options import COMPILED, GRAPH, OPTIONS, RUN, CallContext, context_of, decode_options
-from ...comfyui.patches import Patch, offload_patched, patch_weight, restore_weight, set_patches
+from ...comfyui.patched_options import COMPILED, GRAPH, KERNEL, OPTIONS, RUN, CallContext, context_of, decode_options
+from ...comfyui.patches import offload_patched, patch_weight, restore_weight, set_patches
 from ...comfyui.source import METHODS, HostSource
 from ...inside.changes import Leftovers, apply_changes
 from ...inside.code_files import CodeFiles
@@ -57,7 +56,7 @@ class HostModel:
     in_file: by name, the weights in the file's pages, as the file has them.
     dtypes: by name in the module, the dtype of weights that the file has in another dtype.
     uncast: the weights that are still in the file's dtype.
-    kernels: by name, those that nodes chose for attention under this plan; None if a rank cannot use it."""
+    kernels: by name, those that nodes chose for attention under this plan; or why a rank cannot use it, in words."""
 
     source: HostSource
     patcher: Any
@@ -68,12 +67,12 @@ class HostModel:
     in_file: Mapping[str, torch.Tensor]
     dtypes: Mapping[str, torch.dtype]
     uncast: dict[str, torch.dtype]
-    kernels: dict[str, HostKernel | None] = field(default_factory=dict)
+    kernels: dict[str, HostKernel | str] = field(default_factory=dict)
     rewritten: set[str] = field(default_factory=set)  # weights changed here, not by the patcher
     on_use: list[torch.Tensor] = field(default_factory=list)  # tensors that change weights while they are dequantised
     leftovers: Leftovers = field(default_factory=Leftovers)
     inner: dict[Any, Hooks] = field(default_factory=dict)  # of networks inside of the model, by ComfyUI's patcher
-    is_patched: bool = False  # whether the weights differ from the file's
+    patched: str = ""  # the key of the changes to the weights; empty for none
     working_bytes: int = 0  # bytes that a forward needs on the device in addition to the weights, by ComfyUI's estimate
 
     @classmethod
@@ -201,11 +200,20 @@ class HostModel:
         self.clear_networks()
         self.module.replan(mesh)
 
+    def asked_kernel(self, kwargs: Mapping[str, Any]) -> str:
+        """Returns the name of the attention kernel in a call's arguments that a node chose; empty if none did."""
+        return str((kwargs.get(OPTIONS) or {}).get(KERNEL, ""))
+
     def choose_kernel(self, name: str) -> HostKernel:
         """Returns the attention kernel that a node asks for. Raises RequestError if this rank cannot use it."""
         module = self.module
         head_dim = sizes_of(module.model, module.spec).head_dim if module.spec and module.spec.attends else 0
         return choose_kernel(name, self.mesh.plan, self.mesh.device, module.dtype, head_dim)
+
+    def kernel_of(self, name: str) -> HostKernel | None:
+        """Returns the kernel that a node chose; None if it chose none, or the ranks cannot use it."""
+        found = self.kernels.get(name)
+        return found if isinstance(found, HostKernel) else None
 
     def describe_kernel(self) -> str:
         """Returns the kernel of the plan, in words."""
@@ -258,12 +266,14 @@ class HostModel:
         left = max(management.minimum_inference_memory() - self.working_bytes, management.extra_reserved_memory())
         return free - int(left)
 
-    def patch(self, patches: Sequence[Patch], tensors: Tensors, files: Sequence[MergedFile] = ()) -> None:
+    def patch(
+        self, patches: Mapping[str, Sequence[Sequence]], tensors: Tensors, files: Sequence[MergedFile] = ()
+    ) -> None:
         """Applies these changes to the file's weights, in place of the earlier changes. It runs outside of inference
         mode, in which quantised weights cannot be changed. Runs no collectives.
 
-        files: of other models, for a merge. They stay mapped only if weights change whenever a layer runs. Raises
-        ModelFileError before it changes anything.
+        patches: see `PackedPatches`. files: of other models, for a merge. They stay mapped only if weights change
+        whenever a layer runs. Raises ModelFileError before it changes anything.
         """
         for file in files:
             file.map()
@@ -277,8 +287,7 @@ class HostModel:
         if not (self.on_use or self.patcher.model.model_lowvram):
             for file in files:
                 file.unmap()
-        self.is_patched = bool(patches)
-        logging.info("%d weights have changes", len({patch.name for patch in patches}))
+        logging.info("%d weights have changes", len(patches))
 
     def patch_directly(self) -> None:
         """Changes, one by one, the weights that ComfyUI's patcher lacks the memory to change and restore.
@@ -325,11 +334,8 @@ class HostModel:
 
     def prepare_passes(self, passes: Sequence[Pass]) -> tuple[list[Pass], CallContext]:
         """Returns the forwards of a sampler's step as the module takes them, and their context."""
-        given = [self.prepare_kwargs(each.conditions.kwargs) for each in passes]
-        found = [
-            replace(each, conditions=each.conditions._replace(kwargs=kwargs))
-            for each, (kwargs, _) in zip(passes, given, strict=True)
-        ]
+        given = [self.prepare_kwargs(each.kwargs) for each in passes]
+        found = [each._replace(kwargs=kwargs) for each, (kwargs, _) in zip(passes, given, strict=True)]
         return found, context_of(given)
 
     @torch.inference_mode()
@@ -358,7 +364,7 @@ class HostModel:
                 if patcher not in self.inner:
                     self.inner[patcher] = self.module.share_inside(patcher.model, self.module.dtype)
         compiles = self.module.compile_settings(context.compiled, context.steps)
-        kernel = self.kernels.get(context.kernel) if compiles else None
+        kernel = self.kernel_of(context.kernel) if compiles else None
         attending = self.module.attending_by(kernel and kernel.backend)
         showing = self.module.showing_whole(context.needs_all_tokens, context.is_plain and not self.decoder.objects)
         with apply_changes(self.module.model, context.changes), attending, showing:
@@ -381,7 +387,7 @@ class HostModel:
         if OPTIONS not in kwargs:
             return kwargs, CallContext()
         options, context = parse_field(self.decode_options, kwargs[OPTIONS], "options")
-        if kernel := self.kernels.get(context.kernel):
+        if kernel := self.kernel_of(context.kernel):
             compiles = self.module.compile_settings(context.compiled, context.steps)
             options = {**options, **kernel.options_for(self.module, bool(compiles))}
         if CONTROL in kwargs:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -18,8 +17,10 @@ from ...comfyui.vae import chunk_bytes, load_vae, use_chunk_bytes
 from ...wire.operations import RANDOM, WEIGHTS
 from ...wire.tensors import Tensors
 from ..agreement import DONE, REFUSED, Ended
-from ..job import Cancelled, Job
+from ..job import Job
 from ..state import RankVae
+
+CODERS = {"decode": "decoder.", "encode": "encoder."}  # what the names of a direction's weights begin with
 
 
 def load_rank_vae(source: VaeSource, tensors: Tensors, job: Job) -> RankVae | None:
@@ -32,22 +33,23 @@ def load_rank_vae(source: VaeSource, tensors: Tensors, job: Job) -> RankVae | No
     if not (source.file or weights):
         return None
     groups = job.groups
-    host, outcome = job.attempt(lambda: job.alone(lambda: load_vae(source, weights, groups.device)))
+    loaded, outcome = job.attempt(lambda: job.alone(lambda: load_vae(source, weights, groups.device)))
     if outcome.kind == REFUSED and not weights:
         return None
-    if host is None or outcome.kind != DONE:
+    if loaded is None or outcome.kind != DONE:
         raise Ended(outcome)
-    vae, axis = host.vae, groups.whole()
-    sizes = Sizes(host.scale, vae.latent_channels, vae.output_channels, vae.latent_dim + 2)
-    return RankVae(source, host, ParallelVAE(host.module, axis, sizes, groups.whole(CPU)))
+    vae, missing = loaded
+    sizes = Sizes(vae.spacial_compression_decode(), vae.latent_channels, vae.output_channels, vae.latent_dim + 2)
+    parallel = ParallelVAE(vae.first_stage_model, groups.whole(), sizes, groups.whole(CPU))
+    return RankVae(source, vae, missing, parallel)
 
 
 def run_rank_vae(vae: RankVae, direction: str, job: Job, tensors: Tensors) -> Tensors | None:
     """Returns the result on rank 0. If the VAE draws noise, ComfyUI's random state after the run is part of it.
 
-    Raises RequestError on all ranks alike, and Cancelled.
+    Raises RequestError on all ranks alike, and Ended, also if ComfyUI has cancelled it.
     """
-    if lacks := vae.host.lacks(direction):
+    if lacks := next((name for name in vae.missing if name.startswith(CODERS[direction])), ""):
         raise ModelFileError(f"The VAE's file cannot {direction}: it lacks {lacks}.", "Choose a whole VAE.")
     parallel, state = vae.parallel, tensors.get(RANDOM)
     generator = generators(parallel.device)[-1]
@@ -57,24 +59,10 @@ def run_rank_vae(vae: RankVae, direction: str, job: Job, tensors: Tensors) -> Te
         generator.manual_seed(int(state.long().sum()))
     with same_chunk_size(parallel, job):
         run = {"decode": parallel.decode, "encode": parallel.encode}[direction]
-        result = run(tensors["input"], make_agreed_check(job))
+        result = run(tensors["input"], lambda: job.together(job.check))
     if result is None:
         return None
     return {"result": result.cpu(), **({} if state is None else {RANDOM: generator.get_state()})}
-
-
-def make_agreed_check(job: Job) -> Callable[[], None]:
-    """Returns a function that raises Cancelled at the same place on all ranks, once rank 0 knows of it."""
-    group = job.groups.whole(CPU).group
-
-    def check() -> None:
-        is_cancelled = torch.tensor([job.is_cancelled], dtype=torch.uint8)
-        if dist.get_world_size() > 1:
-            dist.broadcast(is_cancelled, 0, group=group)
-        if is_cancelled:
-            raise Cancelled
-
-    return check
 
 
 def same_chunk_size(vae: ParallelVAE, job: Job) -> AbstractContextManager[Any]:

@@ -142,7 +142,7 @@ def of_case(case: Case, group: Any, use: Use, working: dict[str, int]) -> list[d
             with Storages(case.files) as storages, patch.object(HostModel, "build", noting), call:
                 said = group.load(source, plan.to_json(), plan.world_size, lambda: None)
                 has_adapter = case.happens == "adapter" and not place
-                group.patch("adapter" if has_adapter else None, adapter if has_adapter else none, lambda: None)
+                group.patch("adapter" if has_adapter else "", adapter if has_adapter else none, lambda: None)
                 kwargs = {"context": text, "transformer_options": {}}
                 try:
                     found = group.call([((latents, torch.tensor([500.0])), kwargs)], lambda: None)

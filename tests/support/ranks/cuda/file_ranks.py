@@ -39,7 +39,6 @@ from tests.support.labelled.tensors import GPU, off_gpu, on_gpu  # noqa: E402
 from tests.support.labelled.watch import Watch, counted  # noqa: E402
 from tests.support.ranks.files.tiny_flux import call, lora  # noqa: E402
 from worker.comfyui.model import import_comfyui  # noqa: E402
-from worker.comfyui.patches import Patch  # noqa: E402
 from worker.comfyui.source import HostSource  # noqa: E402
 from worker.rank.model.host_model import HostModel  # noqa: E402
 from worker.wire.tensors import Tensors  # noqa: E402
@@ -97,7 +96,7 @@ class Reference(NamedTuple):
     """
 
     outputs: list[torch.Tensor | None]
-    patches: list[Patch]
+    patches: dict[str, list]
     factors: Tensors
     weights: int
     largest: int
@@ -118,7 +117,7 @@ def reference(plan: ParallelPlan, *of_source: str) -> Reference:
         outputs = [call(model)]
         model.patch(patches, factors)
         outputs.append(call(model))
-        largest = max(model.patcher.model.get_parameter(patch.name).numel() for patch in patches)
+        largest = max(model.patcher.model.get_parameter(name).numel() for name in patches)
     return Reference(outputs, patches, factors, weights, largest)
 
 

@@ -60,7 +60,7 @@ def plain(name: str) -> tuple[torch.nn.Module, torch.Tensor]:
         return model, family.reference(model, *family.inputs(*family.shapes[SQUARE]))
 
 
-def removed(name: str, degrees: dict[str, int], parked: bool) -> dict[str, bool]:
+def removed(name: str, degrees: dict[str, int]) -> dict[str, bool]:
     """A family's whole model before a plan is put on it, and after it was taken off."""
     family = FAMILIES[name]
     latents, timestep, conditions = family.inputs(*family.shapes[SQUARE])
@@ -70,9 +70,6 @@ def removed(name: str, degrees: dict[str, int], parked: bool) -> dict[str, bool]
     marked = traces(model) != before
     if "pipefusion" not in degrees:
         transformer(latents, timestep, conditions)
-    if parked:
-        transformer.parking.copy()
-        transformer.parking.free_device()
     transformer.remove()
     after = model.state_dict()
     with torch.inference_mode():
@@ -135,6 +132,6 @@ def case_name(name: str, degrees: dict[str, int]) -> str:
 
 
 def on_ranks(folder: str, removing: list, pipelines: dict[str, list]) -> dict[str, dict]:
-    found = {case_name(name, degrees): removed(name, degrees, parked) for name, degrees, parked in removing}
+    found = {case_name(name, degrees): removed(name, degrees) for name, degrees in removing}
     found |= {f"{name}, pipeline": pipeline(name, plans) for name, plans in pipelines.items()}
     return {**found, STOPPED: stopped(Path(folder))}
