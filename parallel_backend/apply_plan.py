@@ -120,7 +120,7 @@ def keep_own_blocks(
     lists, plan = spec.blocks if spec else (), mesh.plan
     count = sum(len(modules_at(model, blocks.path)) for blocks in lists)
     own = stages_of(plan, weights.blocks)[mesh["pipefusion"].index] if plan.pipefusion > 1 else range(count)
-    return keep_stage(model, lists, own, hooks, spec.quirks.shared if spec else (), spec is not None and spec.skips)
+    return keep_stage(model, lists, own, hooks, spec.shared if spec else (), spec is not None and spec.skips)
 
 
 def overlap_mlp(

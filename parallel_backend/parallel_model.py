@@ -73,7 +73,7 @@ class ParallelModel:
         self.install(mesh)
         lists = blocks_at(model, self.spec.paths(model) if self.spec else ())
         own = {path: block for path, block in lists.items() if not isinstance(block, StandIn)}
-        shared = self.spec.quirks.shared if self.spec else ()
+        shared = self.spec.shared if self.spec else ()
         self.fetched = BlockPrefetcher(model, own, mesh.device, shared, dtypes, mesh.timeline)
         self.compiled = CompiledBlocks(self.stage.blocks or [model], mesh.device)
 
@@ -82,6 +82,8 @@ class ParallelModel:
         applied = apply_plan(self.model, self.spec, mesh, self.dtype, self.sizes, self.hooks)
         self.mesh, self.slot, self.stage, self.link = mesh, applied.slot, applied.stage, applied.link
         self.attention, self.layout, self.seams = applied.attention, applied.layout, applied.seams
+        if self.spec and self.spec.prepare:
+            self.spec.prepare(self.model, self.hooks)
         self.pipeline = StepPipeline(mesh.plan)
         self.row_forms, self.stage_forms = Forms(), Forms()
         self.kept.drop()
@@ -277,7 +279,7 @@ class ParallelModel:
             self.fetched.serve()
             return None
         args = tuple(rows_of(value, size, axis) for value in args)
-        whole = (ALWAYS_WHOLE, *(self.spec.quirks.first_rows if self.spec else ()))
+        whole = (ALWAYS_WHOLE, *(self.spec.unsplit if self.spec else ()))
         kwargs = {name: value if name in whole else rows_of(value, size, axis) for name, value in kwargs.items()}
         return self.run(args, kwargs, forward)
 

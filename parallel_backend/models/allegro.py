@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from .spec import Quirks, single_stream
-from .usual import register_usual
+from .spec import single_stream
+from .usual import register_usual, replace_processors
 
 
 class Processor:
@@ -36,4 +36,4 @@ BLOCKS = single_stream(
     refused=("attention_mask",),
     chained=True,
 )
-register_usual("AllegroTransformer3DModel", BLOCKS, quirks=Quirks(processors={"attn1": Processor}))
+register_usual("AllegroTransformer3DModel", BLOCKS, prepare=replace_processors(Processor))

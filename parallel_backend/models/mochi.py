@@ -5,8 +5,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from .spec import BlockList, Quirks
-from .usual import register_usual
+from .spec import BlockList
+from .usual import register_usual, replace_processors
 
 
 def rotated(x_BLHD: torch.Tensor, cosines_LHE: torch.Tensor, sines_LHE: torch.Tensor) -> torch.Tensor:
@@ -59,4 +59,4 @@ BLOCKS = BlockList(
     whole=("temb",),
     chained=True,
 )
-register_usual("MochiTransformer3DModel", BLOCKS, quirks=Quirks(processors={"attn1": Processor}))
+register_usual("MochiTransformer3DModel", BLOCKS, prepare=replace_processors(Processor))

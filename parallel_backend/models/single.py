@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from .spec import BlockList, ByFrame, Quirks, single_stream
+from .spec import BlockList, ByFrame, single_stream
 from .usual import register_usual
 
 # DiT, class-conditional (https://arxiv.org/abs/2212.09748): DiT-XL/2 and the demo model.
@@ -11,8 +11,7 @@ DIT = single_stream("transformer_blocks", "hidden_states", "attn1", stream="img"
         "class_labels", "added_cond_kwargs",
     ), chained=True)  # fmt: skip
 HEAD = BlockList("proj_out_2", tokens={"input": "img"}, returns="img", chained=True)
-EMBEDDING = Quirks(shared=("transformer_blocks.0.norm1.emb",))
-register_usual("DiTTransformer2DModel", DIT, head=HEAD, quirks=EMBEDDING)
+register_usual("DiTTransformer2DModel", DIT, head=HEAD, shared=("transformer_blocks.0.norm1.emb",))
 # PixArt-alpha (https://arxiv.org/abs/2310.00426) and PixArt-Sigma (https://arxiv.org/abs/2403.04692).
 register_usual("PixArtTransformer2DModel", DIT)
 
@@ -87,8 +86,7 @@ LAYERS = single_stream(
     whole=("attention_mask",),
     chained=True,
 )
-ROWS = Quirks(first_rows=("position_ids",))
-register_usual("OmniGenTransformer2DModel", LAYERS, head=None, image="", quirks=ROWS)
+register_usual("OmniGenTransformer2DModel", LAYERS, head=None, image="", unsplit=("position_ids",))
 
 # Lumina Image 2.0 (https://arxiv.org/abs/2503.21758).
 LUMINA = replace(

@@ -27,6 +27,7 @@ from ..models.spec import (
     IMAGE_PLACES,
     BlockList,
     ByFrame,
+    Kept,
     Last,
     ModelSpec,
     Places,
@@ -53,7 +54,6 @@ class BlockBoundary:
     def __init__(
         self,
         model: torch.nn.Module,
-        spec: ModelSpec,
         block: torch.nn.Module,
         blocks: BlockList,
         layout: TokenLayout,
@@ -63,13 +63,13 @@ class BlockBoundary:
     ) -> None:
         self.owner = type(model).__name__
         self.blocks = blocks
-        self.quirks = spec.quirks_of(blocks)
         self.layout = layout
         self.arrivals = arrivals
         self.chained = chained
         self.gathers = gathers
         self.parameters = block.takes if isinstance(block, StandIn) else Parameters(signature_of(block))
-        self.known = {ALWAYS_WHOLE, *blocks.whole, *blocks.sharded, self.quirks.kept}
+        self.known = {ALWAYS_WHOLE, *blocks.whole, *blocks.sharded}
+        self.kept = blocks.kept
         joined = list(blocks.tokens.values())
         self.joined = names(joined[0]) if len(joined) == 1 and isinstance(joined[0], str) else ()
         self.grid: torch.Size | None = None  # the sizes of the tokens' dims, if they fill several
@@ -85,7 +85,7 @@ class BlockBoundary:
         """Cuts the block's arguments to this rank's tokens. Raises RequestError for an unlisted argument."""
         slot, values = self.layout.slot, self.parameters.name(args, kwargs)
         self.given, slot.has_all_tokens = [], True
-        if self.quirks.kept and not values.get(self.quirks.kept):
+        if self.kept and not values.get(self.kept):
             return args, kwargs
         try:
             self.cut_arguments(block, values)
@@ -106,7 +106,7 @@ class BlockBoundary:
                 "shared over ranks yet.",
                 "Use ulysses=1 and ring=1.",
             )
-        for name, convert in self.quirks.converters.items():
+        for name, convert in blocks.converters.items():
             if (value := values.get(name)) is None:
                 continue
             values[name] = self.once(f"{name} converted", value, partial(convert, values=values))
@@ -114,8 +114,6 @@ class BlockBoundary:
                 raise RequestError(
                     "Code between the blocks sees tokens that do not count.", "Use ulysses=1 and ring=1."
                 )
-        if self.quirks.kept:
-            _, _, self.layout.forward.kept = values[self.quirks.kept]
         self.cut_options(values)
         for name, streams in blocks.tokens.items():
             if values.get(name) is not None:
@@ -228,6 +226,9 @@ class BlockBoundary:
                 return layout.cut_place(value, own) if isinstance(value, int) else layout.cut_ranges(value, own)
             case Last(dim, stream):
                 return self.once(name, value, lambda whole: layout.cut_last(whole, stream, dim))
+            case Kept():
+                *_, layout.forward.kept = value
+                return value
             case ByFrame(ndim, stream):
                 return self.cut_frames(value, name, ndim, stream)
             case dim, streams:
@@ -291,7 +292,7 @@ def install_boundary(
     """
 
     def boundary_of(block: torch.nn.Module, blocks: BlockList, *args: Any, **more: Any) -> BlockBoundary:
-        return BlockBoundary(model, spec, block, blocks, layout, *args, **more)
+        return BlockBoundary(model, block, blocks, layout, *args, **more)
 
     every = [(blocks, block) for blocks in spec.blocks for block in modules_at(model, blocks.path)]
     own = [(place, *each) for place, each in enumerate(every) if not isinstance(each[1], StandIn)]
@@ -311,7 +312,7 @@ def install_boundary(
         chained = partial(reaches_head, spec, layout) if is_last else partial(follows.__getitem__, block)
         gathers = blocks.gathered or (is_last and not spec.head and spec.inside is None)
         boundary_of(block, blocks, arrivals, chained, gathers).install(block, hooks)
-        for path, streams in spec.quirks.full_length.items():
+        for path, streams in blocks.full_length.items():
             restore_full_length(block.get_submodule(path), streams, layout, hooks)
     if link and not link.is_last:
         blocks, block = every[own[-1][0] + 1]

@@ -42,7 +42,7 @@ class ModuleAttention:
         self.streams, self.seen = names(streams), names(seen or streams)
         self.owner = (module, call)
         self.place = f"{type(model).__name__}: {f'{path} of {blocks.path}' if path else blocks.path}"
-        self.keeps_keys, self.gathers_mask = bool(spec.quirks.kept), blocks.local_masks.get(path) == ""
+        self.keeps_keys, self.gathers_mask = bool(blocks.kept), blocks.local_masks.get(path) == ""
         reach = blocks.local_masks.get(path)
         self.reach: int | None = getattr(module, reach) if reach else None
 

@@ -13,7 +13,7 @@ import pytest
 
 from parallel_backend.errors import PlanError
 from parallel_backend.models import checks
-from parallel_backend.models.spec import BlockList, ModelSpec, Quirks
+from parallel_backend.models.spec import BlockList, Kept, ModelSpec
 from parallel_backend.parallel_model import ParallelModel
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.exchange.pieces import UNEQUAL, Pieces
@@ -122,7 +122,7 @@ def able() -> Any:
         ("layout", "starts", {"a": "b"}),
         ("slot", "is_plain", False),
         ("fetched", "flat_blocks", {0: None}),
-        ("", "spec", ModelSpec("Model", blocks=(BlockList("blocks", {}, None),), quirks=Quirks(kept="cache"))),
+        ("", "spec", ModelSpec("Model", blocks=(BlockList("blocks", {}, None, sides={"cache": Kept("img")}),))),
         ("mesh", "plan", ParallelPlan(ulysses=2)),
         ("mesh", "plan", ParallelPlan(ulysses=2, pieces=2, compile="auto")),  # which each rank decides alone
         ("compiled", "asked", {"backend": "inductor"}),
