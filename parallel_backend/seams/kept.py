@@ -23,7 +23,8 @@ class KeptValues:
         self.model = model
         # A class that has changed may lack it. Then its tokens are not shared.
         self.method = spec.drops if spec and hasattr(model, spec.drops) else ""
-        self.given: dict[str, list[torch.Tensor]] = {name: [] for name in (spec.unsplit if spec else ())}
+        by_identity = spec.unsplit if spec and spec.drops else ()
+        self.given: dict[str, list[torch.Tensor]] = {name: [] for name in by_identity}
 
     def drop(self) -> None:
         """Makes the model drop what it has kept."""
