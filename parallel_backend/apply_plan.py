@@ -143,7 +143,7 @@ def share_attention(
         for path in attention_paths(block, blocks):
             module, streams = block.get_submodule(path), blocks.attention[path]
             calls = (streams,) if isinstance(streams, str) else streams
-            attends = [ModuleAttention(attention, model, spec, module, blocks, path, call, sizes) for call in calls]
+            attends = [ModuleAttention(attention, model, module, blocks, path, call, sizes) for call in calls]
             seams.append(install_attention(block, path, attends, hooks, attention.layout.slot))
     return seams
 

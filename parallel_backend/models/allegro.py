@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from .spec import single_stream
+from .spec import LOCAL, single_stream
 from .usual import register_usual, replace_processors
 
 
@@ -34,6 +34,6 @@ BLOCKS = single_stream(
     sides={"image_rotary_emb": (1, (None, "img"))},  # tables of frequencies, and the tokens' positions in them
     whole=("encoder_hidden_states", "temb", "encoder_attention_mask"),
     refused=("attention_mask",),
-    chained=True,
+    between=LOCAL,
 )
 register_usual("AllegroTransformer3DModel", BLOCKS, prepare=replace_processors(Processor))

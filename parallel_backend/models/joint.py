@@ -7,13 +7,13 @@ from typing import Any
 import torch
 
 from ..hooks import Hooks
-from .spec import OTHER, BlockList
+from .spec import FULL_LENGTH, LOCAL, OTHER, BlockList
 from .usual import JOINED, JOINT, PROJ_OUT, register_usual
 
 SINGLE = "single_transformer_blocks"
 PARALLEL_MLP = {"proj_mlp": OTHER, "act_mlp": OTHER}  # runs parallel to attention in single blocks
 ROTARY = {"image_rotary_emb": (0, "txt+img")}
-LATE_HEAD = replace(PROJ_OUT, chained=False)
+LATE_HEAD = replace(PROJ_OUT, between=FULL_LENGTH)
 
 
 def register_flux(model_class: str, **fields: tuple[str, ...]) -> None:
@@ -87,7 +87,7 @@ COGVIDEOX = BlockList(
     attention={"attn1": "txt+img"},
     sides={"image_rotary_emb": (0, "img")},
     whole=("temb", "attention_kwargs"),
-    chained=True,
+    between=LOCAL,
 )
 register_usual("CogVideoXTransformer3DModel", COGVIDEOX, head=None)
 # CogView4 (https://github.com/THUDM/CogView4).

@@ -28,6 +28,7 @@ CHANGES = ("patches", "patches_replace")
 CONTROL = "control"  # the model's argument with what networks beside it add to its tokens
 SKIP = "skip"  # the argument of a block that takes an earlier block's output
 OTHER = "+"  # rows of a linear layer that are not for queries, keys or values
+FULL_LENGTH, LOCAL, GATHERED = "full length", "local", "gathered"  # see `seams/layout.py`
 
 
 class ByFrame(NamedTuple):
@@ -48,8 +49,12 @@ class Last(NamedTuple):
 class Kept(NamedTuple):
     """The argument with the keys and values of tokens that came before the others, and their number: (BHND, BHND, N),
     which every rank has whole. The block joins them with the fresh ones, which follow. A call without them runs whole
-    on every rank. stream: of the fresh ones."""
+    on every rank.
 
+    drop: the method by which the model drops what it keeps from call to call. All ranks drop it before a sampling and
+    with each plan. So they have kept the same, and take the same way through the model. stream: of the fresh ones."""
+
+    drop: str
     stream: str
 
 
@@ -109,12 +114,10 @@ class BlockList:
     refused: tuple[str, ...] = ()
     # Whether these blocks run between those of another list. Then their weights are not fetched in turn.
     interleaved: bool = False
-    # Whether the model passes what a block returns to the next block of the list unchanged. Then streams stay local
-    # between them, and nothing is copied. For a `head`: whether the model works token by token between the last block
-    # and the head.
-    chained: bool = False
-    # Whether all ranks need what these blocks return. Else the model only passes it on to later blocks.
-    gathered: bool = False
+    # How streams are between these blocks, or before a `head`. LOCAL: the model passes what a block returns to the next
+    # one of the list unchanged, so nothing is copied; before a head, it works token by token. GATHERED: all ranks need
+    # what the blocks return.
+    between: str = FULL_LENGTH
     # The dim of tokens. A video's may fill several dims, from that one on.
     dim: int = 1
 
@@ -166,12 +169,9 @@ class ModelSpec:
     unstaged: str = ""
     # Submodules of blocks that the model reads outside of the blocks, by their paths in it. All stages have them.
     shared: tuple[str, ...] = ()
-    # Arguments of which the model takes the first row for all rows of a call. It may find by their identity what it has
-    # kept, so equal ones are the same tensor in a sampling.
+    # Arguments of which the model takes the first row for all rows of a call. A model that keeps keys may find them by
+    # an argument's identity, so equal ones are the same tensor in a sampling.
     unsplit: tuple[str, ...] = ()
-    # The method by which the model drops what it keeps from call to call. All ranks drop it before a sampling and with
-    # each plan. So they have kept the same, and take the same way through the model.
-    drops: str = ""
     # The hook for odd classes: changes how the model computes, until the hooks are removed.
     prepare: Callable[[Any, Hooks], None] | None = None
 
@@ -193,7 +193,13 @@ class ModelSpec:
     def runs_in_pieces(self) -> bool:
         """Whether a forward can run in pieces. Rows of a picture cannot, nor blocks that keep keys from
         forward to forward."""
-        return bool(self.blocks) and not any(blocks.kept for blocks in self.blocks)
+        return bool(self.blocks) and not self.drops
+
+    @property
+    def drops(self) -> str:
+        """The method by which the model drops the keys that it keeps, if it keeps some."""
+        sides = (side for blocks in self.blocks for side in blocks.sides.values())
+        return next((side.drop for side in sides if isinstance(side, Kept)), "")
 
     @property
     def sharded(self) -> tuple[BlockList, ...]:

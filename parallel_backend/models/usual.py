@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..hooks import Hooks
-from .spec import BlockList, ModelSpec, register
+from .spec import LOCAL, BlockList, ModelSpec, register
 
 # Blocks in which image and text attend together, as several classes have them. Others take both in one tensor.
 JOINT = BlockList(
@@ -16,11 +16,11 @@ JOINT = BlockList(
     returns=("txt", "img"),
     attention={"attn": "txt+img"},
     whole=("temb", "joint_attention_kwargs"),
-    chained=True,
+    between=LOCAL,
 )
 JOINED = replace(JOINT, path="single_transformer_blocks", tokens={"hidden_states": "txt+img"}, returns="txt+img")
 # The last layer of most classes, up to which the model works token by token.
-PROJ_OUT = BlockList("proj_out", tokens={"input": "img"}, returns="img", chained=True)
+PROJ_OUT = BlockList("proj_out", tokens={"input": "img"}, returns="img", between=LOCAL)
 
 
 def register_usual(model_class: str, *blocks: BlockList, head: BlockList | None = PROJ_OUT, **others: Any) -> None:

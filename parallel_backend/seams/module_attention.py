@@ -12,7 +12,7 @@ import torch
 
 from ..errors import RequestError
 from ..models.attention_sizes import AttentionSizes
-from ..models.spec import BlockList, ModelSpec, names
+from ..models.spec import BlockList, names
 from .attention import ParallelAttention
 from .attention_op import plain_attention
 from .exchange.heads import repeat_heads
@@ -30,7 +30,6 @@ class ModuleAttention:
         self,
         attention: ParallelAttention,
         model: torch.nn.Module,
-        spec: ModelSpec,
         module: torch.nn.Module,
         blocks: BlockList,
         path: str,

@@ -31,14 +31,13 @@ HIDREAM_O1 = BlockList(
     tokens={"x": "img"},
     returns=("img", None),
     attention={"self_attn": "img"},
-    sides={"freqs_cis": (1, "img"), "past_key_value": Kept("img")},
+    sides={"freqs_cis": (1, "img"), "past_key_value": Kept("clear_kv_cache", "img")},
     whole=("optimized_attention",),
     refused=("attention_mask",),
 )
 register_class(
     "comfy.ldm.hidream_o1.model.HiDreamO1Transformer",
     HIDREAM_O1,
-    drops="clear_kv_cache",
     unsplit=("ref_pixel_values", "ref_image_grid_thw", "position_ids"),
     unstaged="it keeps the keys and values of its text from step to step",
 )

@@ -3,7 +3,7 @@
 What they return is added to the model's tokens. So it stays on the rank that has these tokens, where they are the same.
 """
 
-from ..spec import BlockList, register_class
+from ..spec import GATHERED, BlockList, register_class
 
 register_class(
     "comfy_extras.nodes_model_patch.QwenImageBlockWiseControlNet",
@@ -41,7 +41,7 @@ register_class(
         attention={"self_attn": "control"},
         sides={"freqs": (1, "control")},
         whole=("temb",),
-        gathered=True,
+        between=GATHERED,
     ),
     inside={},
 )
