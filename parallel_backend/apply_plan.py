@@ -120,7 +120,7 @@ def keep_own_blocks(
     lists, plan = spec.blocks if spec else (), mesh.plan
     count = sum(len(modules_at(model, blocks.path)) for blocks in lists)
     own = stages_of(plan, weights.blocks)[mesh["pipefusion"].index] if plan.pipefusion > 1 else range(count)
-    return keep_stage(model, lists, own, hooks, spec.quirks.shared if spec else (), spec is not None and spec.skips)
+    return keep_stage(model, lists, own, hooks, spec.shared if spec else (), spec is not None and spec.skips)
 
 
 def overlap_mlp(
@@ -143,7 +143,7 @@ def share_attention(
         for path in attention_paths(block, blocks):
             module, streams = block.get_submodule(path), blocks.attention[path]
             calls = (streams,) if isinstance(streams, str) else streams
-            attends = [ModuleAttention(attention, model, spec, module, blocks, path, call, sizes) for call in calls]
+            attends = [ModuleAttention(attention, model, module, blocks, path, call, sizes) for call in calls]
             seams.append(install_attention(block, path, attends, hooks, attention.layout.slot))
     return seams
 

@@ -6,9 +6,6 @@ from collections.abc import Collection
 from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
-
-from .apply_plan import own_blocks
 from .errors import RequestError
 from .groups.mesh import Mesh
 from .models import known_spec
@@ -37,16 +34,6 @@ class DiffusersModel(ParallelModel):
         self.unread: ModelSource | None = None  # the source of weights that are not read yet
         self.working_bytes = 0  # bytes that weights leave free on the device
         super().__init__(model, mesh, model.dtype)
-
-    def install(self, mesh: Mesh) -> None:
-        super().install(mesh)
-        quirks = self.known.quirks
-        for path, processor in quirks.processors.items():
-            for _, block in own_blocks(self.model, self.known):
-                attention = block.get_submodule(path)
-                self.hooks.replace(attention, "processor", processor(attention.processor))
-        if quirks.rotary_on_cpu:
-            self.hooks.after(self.model.get_submodule(quirks.rotary_on_cpu), move_to_latents)
 
     @property
     def resident_bytes(self) -> int:
@@ -96,11 +83,3 @@ class DiffusersModel(ParallelModel):
         shapes = {f"{row.path}.{name}": row.block.get_parameter(name).shape for name in row.names}
         tensors = read_tensors(source, shapes, check)
         return lambda name: tensors[f"{row.path}.{name}"]
-
-
-def move_to_latents(
-    _module: torch.nn.Module, args: tuple, rotary: tuple[torch.Tensor, ...]
-) -> tuple[torch.Tensor, ...]:
-    """Moves a rotary embedding to the device of the latents that it was made from."""
-    (latents,) = args
-    return tuple(part.to(latents.device) for part in rotary)

@@ -26,7 +26,7 @@ from .plan import OFF
 from .seams.agreed_values import agreed_values
 from .seams.compiled import CompiledBlocks
 from .seams.exchange.pieces import Pieces
-from .seams.forward import Forward
+from .seams.forward import Code, Forward
 from .seams.kept import KeptValues
 from .seams.kernels.backends import Backend
 from .seams.pipeline.stages import StageExit, StageMessage, StandIn
@@ -62,11 +62,10 @@ class ParallelModel:
         self.kept = KeptValues(model, self.spec)
         # Runs the networks beside the model, such as ControlNets, on this rank's rows; returns the call's arguments.
         self.complete: Callable[[tuple, dict[str, Any]], dict[str, Any]] = lambda args, kwargs: kwargs
-        self.gives_copies = False  # whether others' code runs in the model, which may write into its arguments
         self.install(mesh)
         lists = blocks_at(model, self.spec.paths(model) if self.spec else ())
         own = {path: block for path, block in lists.items() if not isinstance(block, StandIn)}
-        shared = self.spec.quirks.shared if self.spec else ()
+        shared = self.spec.shared if self.spec else ()
         self.fetched = BlockPrefetcher(model, own, mesh.device, shared, dtypes, mesh.timeline)
         self.compiled = CompiledBlocks(self.stage.blocks or [model], mesh.device)
 
@@ -75,6 +74,8 @@ class ParallelModel:
         applied = apply_plan(self.model, self.spec, mesh, self.dtype, self.sizes, self.hooks)
         self.mesh, self.slot, self.stage, self.link = mesh, applied.slot, applied.stage, applied.link
         self.attention, self.layout, self.seams = applied.attention, applied.layout, applied.seams
+        if self.spec and self.spec.prepare:
+            self.spec.prepare(self.model, self.hooks)
         self.pipeline = StepPipeline(mesh.plan)
         self.row_forms, self.stage_forms = Forms(), Forms()
         self.kept.drop()
@@ -129,14 +130,15 @@ class ParallelModel:
         """While entered, code between the blocks sees all tokens, if it needs them. Values that it reads from tensors
         decide what it calls, so all ranks read those of the first. is_plain: whether the model's own code runs
         alone."""
-        self.slot.needs_all_tokens = self.slot.has_all_tokens = needs_all_tokens
-        self.slot.is_plain, self.gives_copies = is_plain, not is_plain
-        agreed = agreed_values(self.mesh["sequence"], self.slot) if needs_all_tokens else nullcontext()
+        slot = self.slot
+        slot.code = Code.BETWEEN_BLOCKS if needs_all_tokens else Code.NONE if is_plain else Code.INSIDE
+        slot.has_all_tokens = needs_all_tokens
+        agreed = agreed_values(self.mesh["sequence"], slot) if needs_all_tokens else nullcontext()
         try:
             with agreed:
                 yield
         finally:
-            self.slot.needs_all_tokens = self.slot.has_all_tokens = self.slot.is_plain = self.gives_copies = False
+            slot.code, slot.has_all_tokens = Code.UNKNOWN, False
 
     def compiling(self, steps: int) -> AbstractContextManager[None]:
         """Runs the blocks inside the context compiled or not, as suits a sampling of this many steps."""
@@ -182,7 +184,8 @@ class ParallelModel:
                 (args, kwargs), part = given[index], own[index]
                 return self.run_rows(args, kwargs, sizes[part.call], part.rows, forward)
 
-            turns = self.pipeline.begin(calls, [part.call for part in own], self.count_tokens)
+            count = partial(count_picture_tokens, sides=self.patch)
+            turns = self.pipeline.begin(calls, [part.call for part in own], count)
             outputs = self.run_step(turns, run, idle)
             self.slot.buffers.clear()  # this step may have been the last
             if not self.sends_result:
@@ -247,12 +250,8 @@ class ParallelModel:
         local = self.predict_rows(latents, timestep_B, given, axis, forward)
         if self.link and not self.link.is_last:
             return None
-        own = self.no_rows(latents) if local is None else local
+        own = latents[:0].to(self.mesh.device, self.dtype) if local is None else local  # of a rank that has no rows
         return gather(own, BATCH_DIM, len(latents), axis)
-
-    def no_rows(self, latents: torch.Tensor) -> torch.Tensor:
-        """Returns the prediction of a rank that has no rows."""
-        return latents[:0].to(self.mesh.device, self.dtype)
 
     def predict_rows(
         self, latents: torch.Tensor, timestep_B: torch.Tensor, given: Pass, axis: Axis, forward: Forward
@@ -270,14 +269,14 @@ class ParallelModel:
             self.fetched.serve()
             return None
         args = tuple(rows_of(value, size, axis) for value in args)
-        whole = (ALWAYS_WHOLE, *(self.spec.quirks.first_rows if self.spec else ()))
+        whole = (ALWAYS_WHOLE, *(self.spec.unsplit if self.spec else ()))
         kwargs = {name: value if name in whole else rows_of(value, size, axis) for name, value in kwargs.items()}
         return self.run(args, kwargs, forward)
 
     def run(self, args: tuple, kwargs: dict[str, Any], forward: Forward) -> Any:
         """Runs the model on this rank's arguments. None if the tokens went to the next stage."""
         kwargs = self.kept.identify(self.complete(args, kwargs))
-        if self.gives_copies:
+        if self.slot.code in (Code.INSIDE, Code.BETWEEN_BLOCKS):
             kwargs = self.copied(kwargs)
         in_pieces = self.can_run_in_pieces(forward)
         try:
@@ -285,7 +284,7 @@ class ParallelModel:
                 output = self.run_in_pieces(args, kwargs, forward) if in_pieces else self.model(*args, **kwargs)
         except StageExit:
             return None
-        if forward.segments and not forward.gathered and not self.slot.needs_all_tokens:
+        if forward.segments and not forward.gathered and self.slot.code is not Code.BETWEEN_BLOCKS:
             raise RequestError(
                 "A node makes the model skip its last block, but the ranks' tokens are gathered after that block.",
                 "Have it skip other blocks, or use ulysses=1 and ring=1.",
@@ -306,7 +305,7 @@ class ParallelModel:
         if self.mesh.plan.pieces == 1 or not self.seams or self.layout is None or self.spec is None:
             return False
         compiles = self.mesh.plan.compile != OFF or self.compiled.asked  # not whether this rank does
-        runs_others = not self.slot.is_plain or compiles or self.layout.starts
+        runs_others = self.slot.code is not Code.NONE or compiles or self.layout.starts
         needs_whole = self.fetched.flat_blocks or not self.spec.runs_in_pieces
         return not runs_others and not needs_whole and all(seam.attends_by_name for seam in self.seams)
 
@@ -315,17 +314,13 @@ class ParallelModel:
         pieces, finished = Pieces(self.mesh.plan.pieces), dict[object, torch.Tensor]()
 
         def run(index: int) -> Any:
-            piece = forward.piece(index, pieces, finished)
+            piece = Forward([index], None, forward.step, forward.index, None, finished=finished, pieces=pieces)
             with self.slot.enter(piece):
                 output = self.model(*args, **kwargs)
             forward.gathered = piece.gathered
             return output
 
         return pieces.run(run)
-
-    def count_tokens(self, call: Call) -> int:
-        """Returns the tokens of a call's picture. Raises RequestError if it has no whole tokens, or several parts."""
-        return count_picture_tokens(call, self.patch)
 
     def patch(self, latents: torch.Tensor) -> tuple[int, ...]:
         """Returns the sides of the patch of latents that becomes a token, over their last dims. All 1 if not known."""

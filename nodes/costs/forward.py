@@ -17,12 +17,20 @@ from comfy.ldm.modules.attention import attention_pytorch
 from ...parallel_backend.compat import tree_map_only
 from ...parallel_backend.costs.forward import META, ForwardCost, count_forward
 from ...parallel_backend.models import spec_of
-from ...parallel_backend.models.spec import Quirks
 
 TEXT = 512  # tokens, while the text is unknown
 # Arguments that a class needs beside latents and timestep. The values are unknown yet; the model gives their width.
 TEXT_NAMES, COUNT_NAMES = ("context", "encoder_hidden_states"), ("num_tokens",)
 REPLACED = ("forward", "_forward")  # attributes that redirect a module's calls
+# Options; and arguments at whose values HiDream O1 looks, so that a forward with them cannot be counted. A step without
+# them computes as much.
+LEFT_OUT = ("transformer_options", "vinput_mask", "ref_pixel_values")
+# The argument at whose values MiniMax H3 looks, and with which a forward is counted. It looks at the timestep, too; any
+# value will do.
+READ = "minimax_payload"
+# Classes whose latents are a video and its sound. Samplers have them packed into one row of numbers, and memory is
+# estimated by that row.
+PACKED = ("LTXAVModel", "MiniMaxH3Model")
 COUNTING: ContextVar[bool] = ContextVar("COUNTING", default=False)  # whether a forward is being counted
 
 
@@ -32,20 +40,20 @@ def count_call_forward(
     """Counts a call of the class with these arguments; only their shapes matter. If the class keeps something from call
     to call, counts a later call. Returns None if the class's code looks at values, or if its weights are kept in a form
     that cannot be counted."""
-    own, quirks = copy.copy(module), quirks_of(module)
+    own, spec = copy.copy(module), spec_of(type(module))
     for name in REPLACED:
         vars(own).pop(name, None)
-    counted = {name: value for name, value in kwargs.items() if name not in ("transformer_options", *quirks.uncounted)}
-    given = {name: value if name in quirks.read else move_to_meta(value) for name, value in counted.items()}
+    counted = {name: value for name, value in kwargs.items() if name not in LEFT_OUT}
+    given = {name: value if name == READ else move_to_meta(value) for name, value in counted.items()}
     latents, timestep, *others = map(move_to_meta, args)
-    if "timestep" in quirks.read:
+    if READ in inspect.signature(type(module).forward).parameters:
         timestep = torch.ones_like(timestep, device="cpu")
     given["transformer_options"] = {"optimized_attention_override": attend}
     run = functools.partial(type(module).forward, own, latents, timestep, *others, **given)
     size = tuple(args[0].shape[1:]) if isinstance(args[0], torch.Tensor) else ()
     token = COUNTING.set(True)
     try:
-        if quirks.drops:  # what a model keeps, it computes in the first step only
+        if spec and spec.drops:  # what a model keeps, it computes in the first step only
             count_forward(module, run, rows, peak=peak, size=size)
         return count_forward(module, run, rows, peak=peak, size=size)
     except Exception as error:  # the class's own code may raise anything
@@ -53,11 +61,6 @@ def count_call_forward(
         return None
     finally:
         COUNTING.reset(token)
-
-
-def quirks_of(module: torch.nn.Module) -> Quirks:
-    spec = spec_of(type(module))
-    return spec.quirks if spec else Quirks()
 
 
 def count_latents_forward(
@@ -83,7 +86,7 @@ def count_latents_forward(
 
 def packed_shape(module: torch.nn.Module, latents: Sequence[int]) -> list[int]:
     """Returns the shape of these latents as ComfyUI samples them. If their sound is unknown, it is left out."""
-    return [latents[0], 1, math.prod(latents[1:])] if quirks_of(module).packed else [*latents]
+    return [latents[0], 1, math.prod(latents[1:])] if type(module).__name__ in PACKED else [*latents]
 
 
 def attend(_own: Callable, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -18,7 +18,6 @@ import torch
 from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrappers
 
 from ...parallel_backend.costs.forward import Work
-from ...parallel_backend.models import spec_of
 from ...worker.comfyui.controls import CONTROL
 from ...worker.comfyui.entry import leaves_by
 from ...worker.comfyui.merges import PREFIX
@@ -54,6 +53,8 @@ Patcher = Any  # a RemoteModelPatcher, whose module imports this one
 BRANCHES = "cond_or_uncond"  # an option: for each part of the batch, 0 for cond and 1 for uncond
 MODULE, COMPUTE_DTYPE = "diffusion_model", "manual_cast_dtype"  # attributes of ComfyUI's model
 ATTRIBUTE = "parallel_module"  # attribute that marks a stand-in module
+# An argument of MiniMax H3, and its entry that the model computes if it is missing. This is not sent to ranks.
+PAYLOAD, COMPUTED = "minimax_payload", "layout"
 
 
 class RemoteModule:
@@ -66,8 +67,6 @@ class RemoteModule:
         self.module, self.group, self.planned = planned.module, planned.group, planned
         module = self.module
         self.batcher = CallBatcher(self.call, lambda: not self.stock.runs and planned.shares_calls())
-        spec = spec_of(type(module))
-        self.computed = spec.quirks.computed if spec else {}
         self.weights = LocalWeights(module, source)
         self.stand_ins = self.methods()  # attributes of the module while the ranks run it
         vars(module).update(self.stand_ins)
@@ -130,9 +129,8 @@ class RemoteModule:
                     f"ComfyUI computes this model's {name} from its weights, but these are in worker processes.",
                     "Bypass Parallelize Model.",
                 )
-        for name, parts in self.computed.items():
-            if isinstance(whole := values.get(name), dict):
-                values[name] = {part: value for part, value in whole.items() if part not in parts}
+        if isinstance(payload := values.get(PAYLOAD), dict):
+            values[PAYLOAD] = {name: value for name, value in payload.items() if name != COMPUTED}
         needed = {
             each.name for each in self.replaced_methods.signature.parameters.values() if each.default is each.empty
         }

@@ -21,7 +21,7 @@ from ..weights.sizes import WeightSizes
 
 # A is the bytes of all tokens between two blocks, and N ranks share the tokens. Then a rank needs at most
 # IN_BLOCKS × A / N in its blocks, and WHOLE × A for the streams that it has whole: before and after the blocks, and
-# between blocks that are not chained.
+# between blocks whose streams do not stay local.
 # tests/engine/cuda/test_sizes.py measures both on models of published sizes.
 IN_BLOCKS, WHOLE = 20, 3
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from .spec import Quirks, single_stream
-from .usual import register_usual
+from .spec import LOCAL, single_stream
+from .usual import register_usual, replace_processors
 
 
 class Processor:
@@ -34,6 +34,6 @@ BLOCKS = single_stream(
     sides={"image_rotary_emb": (1, (None, "img"))},  # tables of frequencies, and the tokens' positions in them
     whole=("encoder_hidden_states", "temb", "encoder_attention_mask"),
     refused=("attention_mask",),
-    chained=True,
+    between=LOCAL,
 )
-register_usual("AllegroTransformer3DModel", BLOCKS, quirks=Quirks(processors={"attn1": Processor}))
+register_usual("AllegroTransformer3DModel", BLOCKS, prepare=replace_processors(Processor))

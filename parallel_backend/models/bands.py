@@ -69,7 +69,7 @@ class Bands:
     # Lists of layers, in running order; "path.*" is a list of such lists. The model runs each layer once per forward,
     # one after the other, so their weights can be fetched in turn. A model may lack some of these lists.
     lists: tuple[str, ...] = ()
-    # Names of lists of such modules in which a pixel attends to itself in other frames, not to other pixels.
+    # Names of modules that mix frames. In them, a pixel attends to itself in other frames, not to other pixels.
     over_time: tuple[str, ...] = ()
     # Arguments with rows, at any level: tensors, in lists and dicts or not; and how many times as many rows they have.
     rows: Mapping[str, int] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from ..errors import PlanError
 from ..plan import AUTO, HOST, OFF, ON, SHARED, ParallelPlan
 from .attention_sizes import AttentionSizes, differences_in_attention, read_sizes
 from .bands import VARIABLE, differences_in_bands, lacking
-from .spec import ALWAYS_WHOLE, BlockList, ModelSpec, Quirks, Streams, signature_of, spec_of
+from .spec import ALWAYS_WHOLE, BlockList, ModelSpec, Streams, signature_of, spec_of
 
 OWN_ATTENTION = ("auto", "native")  # values of a plan under which a model may keep its own attention
 
@@ -184,8 +184,7 @@ def changes_of(model: torch.nn.Module) -> list[str]:
 
 def differences(model: torch.nn.Module, spec: ModelSpec) -> Iterator[str]:
     """Lists what the spec relies on and the model lacks, and which block arguments the spec does not know."""
-    paths = (spec.quirks.coupled_where, spec.quirks.drops)
-    paths += (spec.bands.levels, spec.bands.patch_size) if spec.bands else ()
+    paths = (spec.drops, *((spec.bands.levels, spec.bands.patch_size) if spec.bands else ()))
     yield from (f"it has no {path}" for path in filter(None, paths) if not has_size(model, path))
     sizes = next(attention_sizes(model, spec), None)
     if spec.bands and not spec.unshared:
@@ -198,7 +197,7 @@ def differences(model: torch.nn.Module, spec: ModelSpec) -> Iterator[str]:
             continue
         for block in modules:
             if not is_stand_in(block):
-                yield from differences_in_block(block, blocks, spec.quirks_of(blocks))
+                yield from differences_in_block(block, blocks)
                 yield from differences_in_attention(block, attention_paths(block, blocks), blocks.path, sizes)
         if spec.inside is None:  # else the other streams are the model's
             yield from unknown_streams(blocks)
@@ -239,16 +238,17 @@ def attention_paths(block: torch.nn.Module, blocks: BlockList) -> list[str]:
     return [path for path in blocks.attention if not path or getattr(block, path, path) is not None]
 
 
-def differences_in_block(block: torch.nn.Module, blocks: BlockList, quirks: Quirks) -> Iterator[str]:
+def differences_in_block(block: torch.nn.Module, blocks: BlockList) -> Iterator[str]:
     parameters = signature_of(block).parameters.values()
     takes = {parameter.name for parameter in parameters if parameter.kind not in VARIABLE}
     if len(takes) == len(parameters):
-        named = {name for name in blocks.sharded if not name.isdigit()}  # the others are of `*args`
-        lacks = (named | {quirks.kept} - {""}) - takes - {*quirks.optional}
+        found = [streams for name, streams in blocks.tokens.items() if name in takes]
+        named = [name for name in blocks.sharded if not name.isdigit()]  # the others are of `*args`
+        lacks = {name for name in named if blocks.tokens.get(name) not in found} - takes
         yield from (f"{blocks.path} has no argument {name}" for name in sorted(lacks))
-    known = {ALWAYS_WHOLE, *blocks.sharded, *blocks.whole, *blocks.refused, quirks.kept}
+    known = {ALWAYS_WHOLE, *blocks.sharded, *blocks.whole, *blocks.refused}
     yield from (f"{blocks.path} has an argument {name}, which its spec does not list" for name in sorted(takes - known))
-    yield from lacking(block, (*attention_paths(block, blocks), *quirks.full_length), f"{blocks.path}: ")
+    yield from lacking(block, (*attention_paths(block, blocks), *blocks.full_length), f"{blocks.path}: ")
     for path, attribute in blocks.local_masks.items():
         with contextlib.suppress(AttributeError):
             if attribute and not hasattr(block.get_submodule(path), attribute):

@@ -1,14 +1,19 @@
 """diffusers' classes in which image and text attend together."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
-from .spec import OTHER, BlockList, Quirks
+import torch
+
+from ..hooks import Hooks
+from .spec import FULL_LENGTH, LOCAL, OTHER, BlockList
 from .usual import JOINED, JOINT, PROJ_OUT, register_usual
 
 SINGLE = "single_transformer_blocks"
 PARALLEL_MLP = {"proj_mlp": OTHER, "act_mlp": OTHER}  # runs parallel to attention in single blocks
 ROTARY = {"image_rotary_emb": (0, "txt+img")}
-LATE_HEAD = replace(PROJ_OUT, chained=False)
+LATE_HEAD = replace(PROJ_OUT, between=FULL_LENGTH)
 
 
 def register_flux(model_class: str, **fields: tuple[str, ...]) -> None:
@@ -62,6 +67,18 @@ register_usual("QwenImageTransformer2DModel", QWEN, image="")
 # Stable Diffusion 3 (https://arxiv.org/abs/2403.03206) and 3.5, whose first blocks attend to the image twice.
 register_usual("SD3Transformer2DModel", replace(JOINT, attention={"attn": "img+txt", "attn2": "img"}))
 
+
+def keep_rotary_on_device(path: str) -> Callable[[Any, Hooks], None]:
+    """Returns what moves a rotary embedding that a class makes on the CPU to the latents' device, once per forward.
+    Otherwise each block would move it and make the host wait. path: of the submodule that makes it."""
+
+    def move(_module: torch.nn.Module, args: tuple, rotary: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        (latents,) = args
+        return tuple(part.to(latents.device) for part in rotary)
+
+    return lambda model, hooks: hooks.after(model.get_submodule(path), move)
+
+
 # CogVideoX (https://arxiv.org/abs/2408.06072) 1.0 and 1.5, from text or from an image.
 COGVIDEOX = BlockList(
     path="transformer_blocks",
@@ -70,16 +87,16 @@ COGVIDEOX = BlockList(
     attention={"attn1": "txt+img"},
     sides={"image_rotary_emb": (0, "img")},
     whole=("temb", "attention_kwargs"),
-    chained=True,
+    between=LOCAL,
 )
 register_usual("CogVideoXTransformer3DModel", COGVIDEOX, head=None)
 # CogView4 (https://github.com/THUDM/CogView4).
 COGVIEW = replace(COGVIDEOX, refused=("attention_mask",))
-register_usual("CogView4Transformer2DModel", COGVIEW, quirks=Quirks(rotary_on_cpu="rope"))
+register_usual("CogView4Transformer2DModel", COGVIEW, prepare=keep_rotary_on_device("rope"))
 # EasyAnimate 5.1 (https://arxiv.org/abs/2405.18991), from text, from images (InP) or under control. Blocks that have
 # one set of weights for image and text take and return the same.
 EASY = replace(COGVIDEOX, whole=("temb",))
-register_usual("EasyAnimateTransformer3DModel", EASY, quirks=Quirks(rotary_on_cpu="rope_embedding"))
+register_usual("EasyAnimateTransformer3DModel", EASY, prepare=keep_rotary_on_device("rope_embedding"))
 # ConsisID (https://arxiv.org/abs/2411.17440): CogVideoX from an image, with a face that its video keeps. Between blocks
 # the image's tokens attend to the face, each for itself. So they stay local there, too.
 register_usual("ConsisIDTransformer3DModel", EASY, head=None)

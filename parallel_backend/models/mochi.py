@@ -5,8 +5,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from .spec import BlockList, Quirks
-from .usual import register_usual
+from .spec import LOCAL, BlockList
+from .usual import register_usual, replace_processors
 
 
 def rotated(x_BLHD: torch.Tensor, cosines_LHE: torch.Tensor, sines_LHE: torch.Tensor) -> torch.Tensor:
@@ -57,6 +57,6 @@ BLOCKS = BlockList(
     sides={"image_rotary_emb": (0, "img"), "encoder_attention_mask": (1, "txt")},
     local_masks={"attn1": ""},
     whole=("temb",),
-    chained=True,
+    between=LOCAL,
 )
-register_usual("MochiTransformer3DModel", BLOCKS, quirks=Quirks(processors={"attn1": Processor}))
+register_usual("MochiTransformer3DModel", BLOCKS, prepare=replace_processors(Processor))

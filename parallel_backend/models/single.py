@@ -2,17 +2,16 @@
 
 from dataclasses import replace
 
-from .spec import BlockList, ByFrame, Quirks, single_stream
+from .spec import LOCAL, BlockList, ByFrame, single_stream
 from .usual import register_usual
 
 # DiT, class-conditional (https://arxiv.org/abs/2212.09748): DiT-XL/2 and the demo model.
 DIT = single_stream("transformer_blocks", "hidden_states", "attn1", stream="img", whole=(
         "attention_mask", "encoder_hidden_states", "encoder_attention_mask", "timestep", "cross_attention_kwargs",
         "class_labels", "added_cond_kwargs",
-    ), chained=True)  # fmt: skip
-HEAD = BlockList("proj_out_2", tokens={"input": "img"}, returns="img", chained=True)
-EMBEDDING = Quirks(shared=("transformer_blocks.0.norm1.emb",))
-register_usual("DiTTransformer2DModel", DIT, head=HEAD, quirks=EMBEDDING)
+    ), between=LOCAL)  # fmt: skip
+HEAD = BlockList("proj_out_2", tokens={"input": "img"}, returns="img", between=LOCAL)
+register_usual("DiTTransformer2DModel", DIT, head=HEAD, shared=("transformer_blocks.0.norm1.emb",))
 # PixArt-alpha (https://arxiv.org/abs/2310.00426) and PixArt-Sigma (https://arxiv.org/abs/2403.04692).
 register_usual("PixArtTransformer2DModel", DIT)
 
@@ -32,7 +31,7 @@ WAN = single_stream(
     stream="img",
     sides={"rotary_emb": (1, "img"), "temb": ByFrame(4, "img")},
     whole=("encoder_hidden_states",),
-    chained=True,
+    between=LOCAL,
 )
 register_usual("WanTransformer3DModel", WAN)
 # SkyReels V2 (https://arxiv.org/abs/2504.13074) from text or an image: Wan's blocks. Without diffusion forcing.
@@ -74,7 +73,7 @@ KANDINSKY = single_stream(
     sides={"rope": (1, "img")},
     whole=("text_embed", "time_embed"),
     refused=("sparse_params",),
-    chained=True,
+    between=LOCAL,
 )
 register_usual("Kandinsky5Transformer3DModel", KANDINSKY, head=None)
 
@@ -85,16 +84,15 @@ LAYERS = single_stream(
     "self_attn",
     sides={"image_rotary_emb": (0, "x")},
     whole=("attention_mask",),
-    chained=True,
+    between=LOCAL,
 )
-ROWS = Quirks(first_rows=("position_ids",))
-register_usual("OmniGenTransformer2DModel", LAYERS, head=None, image="", quirks=ROWS)
+register_usual("OmniGenTransformer2DModel", LAYERS, head=None, image="", unsplit=("position_ids",))
 
 # Lumina Image 2.0 (https://arxiv.org/abs/2503.21758).
 LUMINA = replace(
     LAYERS, attention={"attn": "x"}, sides={"image_rotary_emb": (1, "x")}, whole=("attention_mask", "temb")
 )
-HEAD = BlockList("norm_out", tokens={"x": "x"}, returns="x", whole=("conditioning_embedding",), chained=True)
+HEAD = BlockList("norm_out", tokens={"x": "x"}, returns="x", whole=("conditioning_embedding",), between=LOCAL)
 register_usual("Lumina2Transformer2DModel", LUMINA, head=HEAD, image="")
 
 # Z-Image (https://github.com/Tongyi-MAI/Z-Image), base and Turbo.
@@ -105,7 +103,7 @@ ZIMAGE = single_stream(
     sides={"freqs_cis": (1, "x")},
     whole=("attn_mask", "adaln_input"),
     refused=("noise_mask", "adaln_noisy", "adaln_clean"),
-    chained=True,
+    between=LOCAL,
 )
 HEAD = BlockList(
     "all_final_layer.2-1",
@@ -113,7 +111,7 @@ HEAD = BlockList(
     returns="x",
     whole=("c",),
     refused=("noise_mask", "c_noisy", "c_clean"),
-    chained=True,
+    between=LOCAL,
 )
 register_usual("ZImageTransformer2DModel", ZIMAGE, head=HEAD, image="")
 

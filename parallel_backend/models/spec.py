@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import UnknownModelError
+from ..hooks import Hooks
 from .bands import Bands
 
 # An argument's stream; for a tuple, one per item (None: no tokens).
@@ -27,6 +28,7 @@ CHANGES = ("patches", "patches_replace")
 CONTROL = "control"  # the model's argument with what networks beside it add to its tokens
 SKIP = "skip"  # the argument of a block that takes an earlier block's output
 OTHER = "+"  # rows of a linear layer that are not for queries, keys or values
+FULL_LENGTH, LOCAL, GATHERED = "full length", "local", "gathered"  # see `seams/layout.py`
 
 
 class ByFrame(NamedTuple):
@@ -44,6 +46,18 @@ class Last(NamedTuple):
     stream: str
 
 
+class Kept(NamedTuple):
+    """The argument with the keys and values of tokens that came before the others, and their number: (BHND, BHND, N),
+    which every rank has whole. The block joins them with the fresh ones, which follow. A call without them runs whole
+    on every rank.
+
+    drop: the method by which the model drops what it keeps from call to call. All ranks drop it before a sampling and
+    with each plan. So they have kept the same, and take the same way through the model. stream: of the fresh ones."""
+
+    drop: str
+    stream: str
+
+
 class Places(NamedTuple):
     """The place of a token, or ranges of tokens: a list of (start, stop, …). A tensor there has an entry for each."""
 
@@ -53,7 +67,7 @@ class Places(NamedTuple):
 # How an argument depends on tokens. Most have an entry for each token: the dim in which tokens run, and their streams.
 # The value may be a tuple or list of tensors; with a tuple of streams, each item has its own. A size of 1 there is for
 # all tokens.
-Side = tuple[int, Streams] | ByFrame | Last | Places
+Side = tuple[int, Streams] | ByFrame | Last | Kept | Places
 
 
 @dataclass(frozen=True)
@@ -66,7 +80,8 @@ class BlockList:
 
     # The path of a list of modules in the model, or of a single module, or of several: "*" stands for a part of a name.
     path: str
-    # Arguments with tokens, and their streams. A number names one of `*args` by its place.
+    # Arguments with tokens, and their streams. A number names one of `*args` by its place. A block may lack
+    # an argument whose streams another one has, too.
     tokens: Mapping[str, Streams]
     # The streams that a block returns, in order. None if what it returns stays as it is.
     returns: Streams | None
@@ -80,6 +95,9 @@ class BlockList:
     parallel_mlp: Mapping[str, str] = field(default_factory=dict)
     # Arguments that depend on tokens, such as rotary embeddings.
     sides: Mapping[str, Side] = field(default_factory=dict)
+    # Functions of an argument, and of all `values` by name. They return what the other fields describe: a tensor in
+    # place of the model's own class, or the tokens that count.
+    converters: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     # Submodules of `attention` whose mask the block makes from its own side arguments, so it covers this rank's keys.
     # The mask is the same in all blocks of a forward. If they see a limited number of tokens to either side, their
     # attribute for that number; if it is None, they see all tokens.
@@ -87,18 +105,19 @@ class BlockList:
     # Submodules that read nothing but what is the same for all tokens, such as modulations and projections of a text
     # that tokens attend to. A forward's pieces compute them once.
     common: tuple[str, ...] = ()
+    # Submodules that derive a token's frame from its place, with their arguments that have tokens. They get these in
+    # full length (see `seams/layout.py`). They mix no tokens, and return the first of these streams.
+    full_length: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     # Arguments that every rank takes as they are.
     whole: tuple[str, ...] = ()
     # Arguments that a block has but nobody may pass, because we do not know how to shard them.
     refused: tuple[str, ...] = ()
     # Whether these blocks run between those of another list. Then their weights are not fetched in turn.
     interleaved: bool = False
-    # Whether the model passes what a block returns to the next block of the list unchanged. Then streams stay local
-    # between them, and nothing is copied. For a `head`: whether the model works token by token between the last block
-    # and the head.
-    chained: bool = False
-    # Whether all ranks need what these blocks return. Else the model only passes it on to later blocks.
-    gathered: bool = False
+    # How streams are between these blocks, or before a `head`. LOCAL: the model passes what a block returns to the next
+    # one of the list unchanged, so nothing is copied; before a head, it works token by token. GATHERED: all ranks need
+    # what the blocks return.
+    between: str = FULL_LENGTH
     # The dim of tokens. A video's may fill several dims, from that one on.
     dim: int = 1
 
@@ -108,6 +127,11 @@ class BlockList:
         return {*self.tokens, *self.sides}
 
     @property
+    def kept(self) -> str:
+        """The argument with the keys that are kept, if the blocks have one."""
+        return next((name for name, side in self.sides.items() if isinstance(side, Kept)), "")
+
+    @property
     def returned(self) -> tuple[str, ...]:
         """Returns the arguments that a block returns, in order. Raises StopIteration if it returns something that is no
         argument."""
@@ -115,54 +139,6 @@ class BlockList:
             return (next(name for name, own in self.tokens.items() if own == self.returns),)
         returns = self.returns if isinstance(self.returns, tuple) else (self.returns,)
         return tuple(next(name for name, own in self.tokens.items() if own == stream) for stream in returns)
-
-
-@dataclass(frozen=True)
-class Quirks:
-    """What few classes do. Names of arguments are the blocks' in the first group, and the model's in the others."""
-
-    # Functions of an argument, and of all `values` by name. They return what the lists describe: a tensor in place of
-    # the model's own class, or the tokens that count.
-    converters: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    # Submodules of blocks that derive a token's frame from its place, with their arguments that have tokens. They get
-    # these in full length (see `seams/layout.py`). They mix no tokens, and return the first of these streams.
-    full_length: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    # The argument with the keys and values of tokens that came before, and their number: (BHND, BHND, N), which every
-    # rank has whole. The block joins them with the fresh ones, which follow. A call without them runs whole on every
-    # rank.
-    kept: str = ""
-    # Arguments with tokens that only some of the blocks have.
-    optional: tuple[str, ...] = ()
-    # Submodules of blocks that the model reads outside of the blocks, by their paths in it. All stages have them.
-    shared: tuple[str, ...] = ()
-
-    # The method by which the model drops what it keeps from call to call. All ranks drop it before a sampling and with
-    # each plan. So they have kept the same, and take the same way through the model.
-    drops: str = ""
-    # Arguments by whose identity the model finds what it has kept. Equal ones are the same tensor in a sampling.
-    by_identity: tuple[str, ...] = ()
-
-    # An attribute of the model that is true if its rows are `coupled`. Empty: they are in every model of the class.
-    coupled_where: str = ""
-    # Arguments of which the model takes the first row for all rows of a call.
-    first_rows: tuple[str, ...] = ()
-    # Arguments at whose values the class looks, so that a forward with them cannot be counted. A step without them
-    # computes as much.
-    uncounted: tuple[str, ...] = ()
-    # Arguments at whose values the class looks, and with which a forward is counted. Of the timestep, any value will
-    # do.
-    read: tuple[str, ...] = ()
-    # Whether its latents are a video and its sound. Samplers have them packed into one row of numbers, and memory is
-    # estimated by that row.
-    packed: bool = False
-    # Dict arguments, and their entries that the model computes if they are missing. These are not sent to ranks.
-    computed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-    # By the path in a block, what takes the class's attention processor and returns one of ours in its place.
-    processors: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
-    # The path of the submodule that makes the rotary embedding, if it does so on the CPU. This is moved to the latents'
-    # device once per forward. Otherwise each block would move it and make the host wait.
-    rotary_on_cpu: str = ""
 
 
 @dataclass(frozen=True)
@@ -176,7 +152,7 @@ class ModelSpec:
     # What follows the blocks token by token, as if it were one more block. Tokens are gathered after it, because they
     # are narrow there. Without a head, they are gathered after the last block.
     head: BlockList | None = None
-    # Why the rows of a batch cannot be computed separately, if they cannot.
+    # Why the rows of a batch cannot be computed separately, if they cannot. See `couples`.
     coupled: str = ""
     # Why its tokens cannot be shared, if they cannot. Then none of the fields above is needed.
     unshared: str = ""
@@ -191,8 +167,13 @@ class ModelSpec:
     image: str = ""
     # Why its blocks cannot be split into pipeline stages, if they cannot.
     unstaged: str = ""
-    # What few classes do.
-    quirks: Quirks = field(default_factory=Quirks)
+    # Submodules of blocks that the model reads outside of the blocks, by their paths in it. All stages have them.
+    shared: tuple[str, ...] = ()
+    # Arguments of which the model takes the first row for all rows of a call. A model that keeps keys may find them by
+    # an argument's identity, so equal ones are the same tensor in a sampling.
+    unsplit: tuple[str, ...] = ()
+    # The hook for odd classes: changes how the model computes, until the hooks are removed.
+    prepare: Callable[[Any, Hooks], None] | None = None
 
     @property
     def is_diffusers(self) -> bool:
@@ -212,7 +193,13 @@ class ModelSpec:
     def runs_in_pieces(self) -> bool:
         """Whether a forward can run in pieces. Rows of a picture cannot, nor blocks that keep keys from
         forward to forward."""
-        return bool(self.blocks) and not self.quirks.kept
+        return bool(self.blocks) and not self.drops
+
+    @property
+    def drops(self) -> str:
+        """The method by which the model drops the keys that it keeps, if it keeps some."""
+        sides = (side for blocks in self.blocks for side in blocks.sides.values())
+        return next((side.drop for side in sides if isinstance(side, Kept)), "")
 
     @property
     def sharded(self) -> tuple[BlockList, ...]:
@@ -224,13 +211,12 @@ class ModelSpec:
         of_layers = self.bands.layer_lists(model) if self.bands else ()
         return (*(blocks.path for blocks in self.blocks if not blocks.interleaved), *of_layers)
 
-    def quirks_of(self, blocks: BlockList) -> Quirks:
-        """Returns what these blocks do. The head does nothing odd."""
-        return Quirks() if blocks is self.head else self.quirks
-
-    def couples(self, model: object) -> bool:
-        """Whether the rows of this model's batch depend on each other."""
-        return bool(self.coupled) and bool(getattr(model, self.quirks.coupled_where, True))
+    def couples(self, model: torch.nn.Module) -> bool:
+        """Whether the rows of this model's batch depend on each other. Of a class with `Bands.over_time`, only those of
+        models with such modules do."""
+        if not self.coupled or not self.bands or not self.bands.over_time:
+            return bool(self.coupled)
+        return any({*path.split(".")} & {*self.bands.over_time} for path, _ in model.named_modules())
 
 
 def single_stream(path: str, argument: str, attention: str, *, stream: str = "x", **others: Any) -> BlockList:

@@ -109,7 +109,7 @@ class ModelArguments:
         self.plan = plan
         self.spec = spec
         self.identifies = identifies
-        self.batch_first = tuple(name for name in (*BATCH_FIRST, *LAYERED) if name not in spec.quirks.first_rows)
+        self.batch_first = tuple(name for name in (*BATCH_FIRST, *LAYERED) if name not in spec.unsplit)
         self.signature = inspect.signature(model.forward)
         self.agreed: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
         self.forget()
@@ -171,7 +171,7 @@ class ModelArguments:
         """Raises RequestError for an unknown argument that is more than a number."""
         for name, value in given.items():
             plain = value is None or isinstance(value, (bool, int, float, str))
-            if not plain and name not in (*self.batch_first, *SHARED, *self.spec.quirks.first_rows):
+            if not plain and name not in (*self.batch_first, *SHARED, *self.spec.unsplit):
                 raise RequestError(
                     f"{self.spec.model_class} was called with {name}, which cannot be split over ranks yet.",
                     "Leave out what brings it (IP-Adapter, ControlNet, skipped layers), or use the plain pipeline.",

@@ -24,7 +24,7 @@ from .attention_op import RUNNING, Attend, plain_attention
 from .exchange.heads import HeadPart, head_parts
 from .exchange.ring import ring_attention
 from .exchange.ulysses import Arrival, PendingResult, Shares, gather_heads, scatter_heads, view_heads
-from .forward import ForwardSlot
+from .forward import Code, ForwardSlot
 from .kernels.backends import Backend
 from .layout import TokenLayout
 from .shared_call import SharedCall, mask_of_group
@@ -205,7 +205,7 @@ class ParallelAttention:
         queries, keys = part.queries[self.ulysses.index], part.keys[self.ulysses.index]
         layout = self.layout
         if cache := layout.slot.forward.cache:
-            whole = layout.running == layout.slot.every_segment()
+            whole = layout.forward.running == layout.slot.every_segment()
             k_BhRD, v_BhRD = cache.refresh((call.owner, index), call.places, whole, k_BhRD, v_BhRD)
         mask = None if call.mask is None else call.own_mask(queries)
         kept = [each[:, keys.start : keys.stop] for each in call.kept] if call.kept else ()
@@ -250,7 +250,7 @@ class AttentionSeam:
     last one computes all further calls. The module keeps its projections and norms.
 
     A mode redirects them, which sees each of torch's functions. This takes the host 2 µs each. So if only the model's
-    own code runs (`ForwardSlot.is_plain`), and the module's first forward has called attention by its name in `F`
+    own code runs (`Code.NONE`), and the module's first forward has called attention by its name in `F`
     alone, later ones replace that name and do without the mode. The same holds for a module that has all tokens
     (`is_local`), whatever code runs: if a call is missed, its result is right all the same. In a compiled block,
     attention is an operator that calls them, because torch traces no tensor methods within a mode.
@@ -295,7 +295,7 @@ class AttentionSeam:
         self.calls_by_name = 0
         self.undo.append([])
         is_untraced = self.is_local and not is_traced()  # torch.compile cannot trace a replaced name
-        self.may_replace_name = self.slot.is_plain or is_untraced
+        self.may_replace_name = self.slot.code is Code.NONE or is_untraced
         if self.may_replace_name:
             self.replace_name(self.attend_by_name if self.attends_by_name else self.count_by_name)
         if not (self.may_replace_name and self.attends_by_name):

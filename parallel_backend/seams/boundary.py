@@ -1,9 +1,9 @@
 """The token boundary: blocks see this rank's tokens, and the model sees streams of full length between the blocks.
 
 The tokens of all ranks are gathered after the last block, or after the head if the head works token by token. Between
-the blocks of a chained list nothing is copied, because streams stay local there (see `layout.py` for both words).
+the blocks of a LOCAL list nothing is copied, because streams stay local there (see `layout.py` for both words).
 
-If nodes' code runs between the blocks (`ForwardSlot.needs_all_tokens`), the tokens are gathered after every block. So
+If nodes' code runs between the blocks (`Code.BETWEEN_BLOCKS`), the tokens are gathered after every block. So
 this code sees what it would see on one device, whatever it does. A block that it calls in a way that the spec does not
 know runs whole, on every rank. So does a block that is called without the keys that its spec says are kept.
 """
@@ -24,9 +24,12 @@ from ..hooks import Hooks
 from ..models.checks import modules_at
 from ..models.spec import (
     ALWAYS_WHOLE,
+    GATHERED,
     IMAGE_PLACES,
+    LOCAL,
     BlockList,
     ByFrame,
+    Kept,
     Last,
     ModelSpec,
     Places,
@@ -36,6 +39,7 @@ from ..models.spec import (
     signature_of,
 )
 from .arguments import Parameters
+from .forward import Code
 from .layout import SPEC, Said, TokenLayout
 from .pipeline.stages import StageLink, StandIn
 
@@ -46,30 +50,30 @@ class BlockBoundary:
     """The hooks on one block of a model.
 
     arrivals: puts the tokens that other stages send into the block's arguments.
-    chained: whether a chained block follows, so that streams stay local.
+    chained: whether streams stay local up to the next block or head. is_last: whether the head follows.
     gathers: whether the tokens of all ranks are gathered after the block.
     """
 
     def __init__(
         self,
         model: torch.nn.Module,
-        spec: ModelSpec,
         block: torch.nn.Module,
         blocks: BlockList,
         layout: TokenLayout,
         arrivals: Sequence[Callable[[dict[str, Any]], None]] = (),
-        chained: Callable[[], bool] = lambda: False,
+        chained: bool = False,
+        is_last: bool = False,
         gathers: bool = False,
     ) -> None:
         self.owner = type(model).__name__
         self.blocks = blocks
-        self.quirks = spec.quirks_of(blocks)
         self.layout = layout
         self.arrivals = arrivals
-        self.chained = chained
+        self.chained, self.is_last = chained, is_last
         self.gathers = gathers
         self.parameters = block.takes if isinstance(block, StandIn) else Parameters(signature_of(block))
-        self.known = {ALWAYS_WHOLE, *blocks.whole, *blocks.sharded, self.quirks.kept}
+        self.known = {ALWAYS_WHOLE, *blocks.whole, *blocks.sharded}
+        self.kept = blocks.kept
         joined = list(blocks.tokens.values())
         self.joined = names(joined[0]) if len(joined) == 1 and isinstance(joined[0], str) else ()
         self.grid: torch.Size | None = None  # the sizes of the tokens' dims, if they fill several
@@ -85,12 +89,12 @@ class BlockBoundary:
         """Cuts the block's arguments to this rank's tokens. Raises RequestError for an unlisted argument."""
         slot, values = self.layout.slot, self.parameters.name(args, kwargs)
         self.given, slot.has_all_tokens = [], True
-        if self.quirks.kept and not values.get(self.quirks.kept):
+        if self.kept and not values.get(self.kept):
             return args, kwargs
         try:
             self.cut_arguments(block, values)
         except RequestError:  # all ranks find the same
-            if not slot.needs_all_tokens:
+            if slot.code is not Code.BETWEEN_BLOCKS:
                 raise
             return args, kwargs
         slot.has_all_tokens = False
@@ -106,16 +110,15 @@ class BlockBoundary:
                 "shared over ranks yet.",
                 "Use ulysses=1 and ring=1.",
             )
-        for name, convert in self.quirks.converters.items():
+        for name, convert in blocks.converters.items():
             if (value := values.get(name)) is None:
                 continue
             values[name] = self.once(f"{name} converted", value, partial(convert, values=values))
-            if name in blocks.tokens and self.layout.slot.needs_all_tokens and values[name].shape != value.shape:
+            is_cut = name in blocks.tokens and values[name].shape != value.shape
+            if is_cut and self.layout.slot.code is Code.BETWEEN_BLOCKS:
                 raise RequestError(
                     "Code between the blocks sees tokens that do not count.", "Use ulysses=1 and ring=1."
                 )
-        if self.quirks.kept:
-            _, _, self.layout.forward.kept = values[self.quirks.kept]
         self.cut_options(values)
         for name, streams in blocks.tokens.items():
             if values.get(name) is not None:
@@ -134,9 +137,11 @@ class BlockBoundary:
         if not self.is_checked and output is not None:
             self.check_returned(output)
             self.is_checked = True
-        if slot.needs_all_tokens:
+        if slot.code is Code.BETWEEN_BLOCKS:
             return self.leave_whole(output)
-        return output if self.chained() else each_stream(self.fill, output, self.blocks.returns)
+        if self.chained and not (self.is_last and self.layout.forward.by_frame):
+            return output
+        return each_stream(self.fill, output, self.blocks.returns)
 
     def leave_whole(self, output: Any) -> Any:
         """Gathers the block's output. What the block has written into the caller's tokens is written there, too."""
@@ -190,8 +195,9 @@ class BlockBoundary:
         return each_stream(partial(self.cut_tokens, said=said), value, streams)
 
     def cut_tokens(self, tokens: torch.Tensor, streams: str, said: Said) -> torch.Tensor:
-        dim, flat, needs_all_tokens = self.blocks.dim, self.flat(tokens), self.layout.slot.needs_all_tokens
-        if self.blocks.chained and not needs_all_tokens and self.layout.is_local(names(streams), flat.shape[dim]):
+        dim, flat, copies = self.blocks.dim, self.flat(tokens), self.layout.slot.code is Code.BETWEEN_BLOCKS
+        may_be_local = self.blocks.between == LOCAL and not copies
+        if may_be_local and self.layout.is_local(names(streams), flat.shape[dim]):
             return tokens
         dims = tokens.ndim - flat.ndim
         self.grid = tokens.shape[dim : dim + dims + 1] if dims else None
@@ -199,7 +205,7 @@ class BlockBoundary:
         if len(local) == 1:  # the dim of size 1 gets its usual stride, so that compiled blocks need no other graph
             local = local[0][None]
         local = local[(slice(None),) * (dim + 1) + (None,) * dims] if dims else local
-        if needs_all_tokens:
+        if copies:
             with torch.inference_mode(False):  # a tensor of inference mode does not count what is written into it
                 local = local.clone()
             self.given.append((tokens, local, streams))
@@ -212,7 +218,7 @@ class BlockBoundary:
 
     def fill(self, local: torch.Tensor, streams: str) -> torch.Tensor:
         dim, local = self.blocks.dim, self.flat(local)
-        if self.gathers or self.layout.slot.needs_all_tokens:
+        if self.gathers or self.layout.slot.code is Code.BETWEEN_BLOCKS:
             self.layout.forward.gathered = True
             tokens = self.layout.gather(local, names(streams), dim, (self, streams) if self.gathers else None)
         else:
@@ -228,6 +234,9 @@ class BlockBoundary:
                 return layout.cut_place(value, own) if isinstance(value, int) else layout.cut_ranges(value, own)
             case Last(dim, stream):
                 return self.once(name, value, lambda whole: layout.cut_last(whole, stream, dim))
+            case Kept():
+                *_, layout.forward.kept = value
+                return value
             case ByFrame(ndim, stream):
                 return self.cut_frames(value, name, ndim, stream)
             case dim, streams:
@@ -235,18 +244,14 @@ class BlockBoundary:
                 return self.cut_entries(value, name, dim, streams, said)
 
     def cut_entries(self, value: Any, name: str, dim: int, streams: Streams | None, said: Said) -> Any:
-        """Cuts a per-token argument, or each tensor of a list. A tensor that applies to all tokens stays as it is, as
-        does an item of no stream."""
-        if streams is None:
-            return value
-        if isinstance(value, (tuple, list)):
-            each = streams if isinstance(streams, tuple) else (streams,) * len(value)
-            return type(value)(
-                self.cut_entries(item, name, dim, own, said) for item, own in zip(value, each, strict=True)
-            )
-        if not isinstance(value, torch.Tensor) or value.ndim <= dim or value.shape[dim] == 1:
-            return value
-        return self.once(name, value, lambda whole: self.layout.cut(whole, names(str(streams)), dim, said))
+        """Cuts a per-token argument, or each tensor of a list. A tensor that applies to all tokens stays as it is."""
+
+        def cut(entries: Any, own: str) -> Any:
+            if not isinstance(entries, torch.Tensor) or entries.ndim <= dim or entries.shape[dim] == 1:
+                return entries
+            return self.once(name, entries, lambda whole: self.layout.cut(whole, names(own), dim, said))
+
+        return each_stream(cut, value, streams)
 
     def cut_frames(self, value: Any, name: str, ndim: int, stream: str) -> Any:
         """Gives each token its frame's entry of a per-frame argument. A tensor that applies to all frames stays as it
@@ -265,21 +270,21 @@ class BlockBoundary:
 
     def once(self, name: str, whole: Any, change: Callable[[Any], Any]) -> Any:
         """Changes an argument that is the same for every block only once per forward."""
-        if self.layout.slot.needs_all_tokens:  # nodes' code may write into it
+        if self.layout.slot.code is Code.BETWEEN_BLOCKS:  # nodes' code may write into it
             return change(whole)
         key = f"{self.blocks.path}.{name}.{id(whole)}"
         return self.layout.forward.once(key, lambda: change(whole), whole)
 
 
 def each_stream(change: Callable[[torch.Tensor, str], torch.Tensor], value: Any, streams: Streams | None) -> Any:
-    """Changes a tensor of tokens, or each tensor of a list."""
+    """Changes a tensor of tokens, or each tensor of a tuple or list. An item of no stream stays as it is."""
     if value is None or streams is None:
         return value
-    if isinstance(streams, str):
-        if isinstance(value, tuple):
-            return tuple(change(item, streams) for item in value)
-        return change(value, streams)
-    return type(value)(each_stream(change, item, own) for item, own in zip(value, streams, strict=True))
+    if isinstance(value, (tuple, list)):
+        each = streams if isinstance(streams, tuple) else (streams,) * len(value)
+        return type(value)(each_stream(change, item, own) for item, own in zip(value, each, strict=True))
+    assert isinstance(streams, str)
+    return change(value, streams)
 
 
 def install_boundary(
@@ -289,17 +294,13 @@ def install_boundary(
 
     layout: of the model; of the other model for a network inside of it.
     """
-
-    def boundary_of(block: torch.nn.Module, blocks: BlockList, *args: Any, **more: Any) -> BlockBoundary:
-        return BlockBoundary(model, spec, block, blocks, layout, *args, **more)
-
     every = [(blocks, block) for blocks in spec.blocks for block in modules_at(model, blocks.path)]
     own = [(place, *each) for place, each in enumerate(every) if not isinstance(each[1], StandIn)]
-    follows = {block: blocks.chained and blocks is after for (blocks, block), (after, _) in pairwise(every)}
+    follows = {block: blocks.between == LOCAL and blocks is after for (blocks, block), (after, _) in pairwise(every)}
     for blocks, block in every[: own[0][0]]:
         if block is modules_at(model, blocks.path)[0]:
-            learns = boundary_of(block, blocks)  # the streams' lengths, from what another stage's block is given
-            hooks.before(block, partial(learn_streams, learns), with_kwargs=True)
+            boundary = BlockBoundary(model, block, blocks, layout)
+            hooks.before(block, partial(learn_streams, boundary), with_kwargs=True)
     for place, blocks, block in own:
         arrivals = []
         if link:
@@ -308,26 +309,22 @@ def install_boundary(
             arrivals.append(partial(link.feed_skip, place))
             link.keep_skip(block, place, hooks)
         is_last = block is every[-1][1]
-        chained = partial(reaches_head, spec, layout) if is_last else partial(follows.__getitem__, block)
-        gathers = blocks.gathered or (is_last and not spec.head and spec.inside is None)
-        boundary_of(block, blocks, arrivals, chained, gathers).install(block, hooks)
-        for path, streams in spec.quirks.full_length.items():
+        chained = bool(spec.head and spec.head.between == LOCAL) if is_last else follows[block]
+        gathers = blocks.between == GATHERED or (is_last and not spec.head and spec.inside is None)
+        BlockBoundary(model, block, blocks, layout, arrivals, chained, is_last, gathers).install(block, hooks)
+        for path, streams in blocks.full_length.items():
             restore_full_length(block.get_submodule(path), streams, layout, hooks)
     if link and not link.is_last:
         blocks, block = every[own[-1][0] + 1]
-        link.send_before(cast("StandIn", block), blocks, boundary_of(block, blocks).cut, hooks)
+        link.send_before(cast("StandIn", block), blocks, BlockBoundary(model, block, blocks, layout).cut, hooks)
     if spec.head:
         head = model.get_submodule(spec.head.path)
-        boundary_of(head, spec.head, gathers=True).install(head, hooks)
+        BlockBoundary(model, head, spec.head, layout, gathers=True).install(head, hooks)
 
 
 def learn_streams(boundary: BlockBoundary, *called: Any) -> None:
+    """Learns the streams' lengths from what another stage's block is given."""
     boundary.enter(*called)
-
-
-def reaches_head(spec: ModelSpec, layout: TokenLayout) -> bool:
-    """Whether the last block's streams stay local up to the head."""
-    return spec.head is not None and spec.head.chained and not layout.forward.by_frame
 
 
 def restore_full_length(module: torch.nn.Module, streams: Mapping[str, str], layout: TokenLayout, hooks: Hooks) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any
 
 import torch
@@ -83,30 +84,32 @@ class Forward:
             self.sides[name] = (whole, compute())
         return self.sides[name][1]
 
-    def piece(self, index: int, pieces: Pieces, finished: dict[object, torch.Tensor]) -> Forward:
-        """Returns the forward of one of the pieces. finished: for both."""
-        given = Forward([index], None, self.step, self.index, None)
-        return replace(given, finished=finished, pieces=pieces)
-
     def run_deferred(self) -> None:
         """Runs the deferred work while ranks exchange tensors."""
         while self.deferred:
             self.deferred.pop(0).get()
 
 
+class Code(Enum):
+    """Which code runs in the model beside its own."""
+
+    UNKNOWN = auto()
+    NONE = auto()
+    INSIDE = auto()  # nodes' functions, which may write into what they get
+    BETWEEN_BLOCKS = auto()  # these, and code that needs all tokens between the blocks
+
+
 class ForwardSlot:
     """Holds the running forward. All hooks of one model share a slot, because forwards run one at a time.
 
     buffers: by name, the memory in which ranks send and receive messages. It stays for the request, or the sampling.
-    patches: how many segments the image has. needs_all_tokens: whether code that is not the model's own runs between
-    the blocks, and needs all tokens there. has_all_tokens: whether all tokens are here now, because such code runs, or
-    a block that runs whole. is_plain: whether it is known that no such code runs anywhere in the model.
+    patches: how many segments the image has. code: which code runs in the model beside its own. has_all_tokens: whether
+    all tokens are here now, because code runs that needs them, or a block that runs whole.
     """
 
     def __init__(self, patches: int = 1) -> None:
         self.patches = patches
-        self.needs_all_tokens = self.has_all_tokens = False
-        self.is_plain = False
+        self.code, self.has_all_tokens = Code.UNKNOWN, False
         self.buffers: dict[object, torch.Tensor] = {}
         self.forward = Forward(self.every_segment())
 
@@ -129,9 +132,9 @@ class ForwardSlot:
     def enter(self, forward: Forward) -> Iterator[None]:
         """While entered, this forward is the running one."""
         outside, self.forward = self.forward, forward
-        self.has_all_tokens = self.needs_all_tokens
+        self.has_all_tokens = self.code is Code.BETWEEN_BLOCKS
         try:
             yield
         finally:
             self.forward = outside
-            self.has_all_tokens = self.needs_all_tokens
+            self.has_all_tokens = self.code is Code.BETWEEN_BLOCKS

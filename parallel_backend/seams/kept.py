@@ -22,8 +22,9 @@ class KeptValues:
     def __init__(self, model: torch.nn.Module, spec: ModelSpec | None) -> None:
         self.model = model
         # A class that has changed may lack it. Then its tokens are not shared.
-        self.method = spec.quirks.drops if spec and hasattr(model, spec.quirks.drops) else ""
-        self.given: dict[str, list[torch.Tensor]] = {name: [] for name in (spec.quirks.by_identity if spec else ())}
+        self.method = spec.drops if spec and hasattr(model, spec.drops) else ""
+        by_identity = spec.unsplit if spec and spec.drops else ()
+        self.given: dict[str, list[torch.Tensor]] = {name: [] for name in by_identity}
 
     def drop(self) -> None:
         """Makes the model drop what it has kept."""

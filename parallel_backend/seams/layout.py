@@ -82,18 +82,10 @@ class TokenLayout:
         """The running forward."""
         return self.slot.forward
 
-    @property
-    def running(self) -> list[int]:
-        return self.slot.forward.running
-
-    @property
-    def segments(self) -> dict[str, list[int]]:
-        return self.slot.forward.segments
-
     def learn(self, streams: Names, length: int, said: Said = SPEC) -> None:
         """Learns that the streams have this many tokens together. At most one stream may be new. Raises RequestError
         if that contradicts what is known, and for an image that cannot be split into patches."""
-        known, segments = self.forward.counts, self.segments
+        known, segments = self.forward.counts, self.forward.segments
         if known.get((TokenLayout.learn, streams)) == length:
             return
         unknown = [name for name in streams if name not in segments]
@@ -124,12 +116,12 @@ class TokenLayout:
     @once_a_forward
     def total(self, streams: Names) -> int:
         """Returns the tokens of these streams on all ranks."""
-        return sum(sum(self.segments[name]) for name in streams)
+        return sum(sum(self.forward.segments[name]) for name in streams)
 
     @once_a_forward
     def sizes(self, stream: str, segment: int) -> Sequence[int]:
         """Returns how many tokens of a stream's segment each rank of the sequence axis holds."""
-        length = self.segments[stream][segment]
+        length = self.forward.segments[stream][segment]
         if stream not in self.starts:
             return self.axis.sizes(length)
         found = []
@@ -140,7 +132,7 @@ class TokenLayout:
     @once_a_forward
     def lengths_by_rank(self, streams: Names, every: bool = False) -> list[int]:
         """Returns the tokens of these streams together, by rank, for the running segments or for every one."""
-        chosen = self.slot.every_segment() if every else self.running
+        chosen = self.slot.every_segment() if every else self.forward.running
         return [
             sum(self.sizes(name, index)[rank] for name in streams for index in chosen)
             for rank in range(self.axis.degree)
@@ -151,8 +143,8 @@ class TokenLayout:
         """Returns the running segments, stream by stream: the start among the joined streams, number and length."""
         found, start = [], 0
         for name in streams:
-            for index, length in enumerate(self.segments[name]):
-                if index in self.running:
+            for index, length in enumerate(self.forward.segments[name]):
+                if index in self.forward.running:
                     found.append((start, index, length))
                 start += length
         return found
@@ -197,11 +189,11 @@ class TokenLayout:
     def is_local(self, streams: Names, length: int) -> bool:
         """Whether this many tokens are what blocks get on this rank. It may be the full length, too; then both are the
         same."""
-        return self.segments.keys() >= set(streams) and length == self.count_local(streams)
+        return self.forward.segments.keys() >= set(streams) and length == self.count_local(streams)
 
     def describe_local(self) -> str:
         """Returns in words how many tokens of each stream blocks get on this rank."""
-        sizes = {name: self.count_local((name,)) for name in self.segments}
+        sizes = {name: self.count_local((name,)) for name in self.forward.segments}
         return ", ".join(f"{size} of {name}" for name, size in sizes.items()) or "no streams"
 
     def drop_padding(self, local: torch.Tensor, streams: Names, dim: int) -> torch.Tensor:
@@ -285,13 +277,13 @@ class TokenLayout:
         the host would make the host wait."""
         starts = {}
         for stream in streams:
-            starts[stream] = sum(sum(self.segments[before]) for before in starts)
+            starts[stream] = sum(sum(self.forward.segments[before]) for before in starts)
         pieces, found = self.forward.pieces, []
         groups = [[piece] for piece in range(pieces.count)] if pieces else [running]
         for group, rank, stream in product(groups, ranks, streams):
             for index in group:
                 sizes = self.sizes(stream, index)
-                start = starts[stream] + sum(self.segments[stream][:index]) + sum(sizes[:rank])
+                start = starts[stream] + sum(self.forward.segments[stream][:index]) + sum(sizes[:rank])
                 found.append(torch.arange(start, start + sizes[rank], device=device))
         return torch.cat(found)
 
@@ -302,9 +294,9 @@ class TokenLayout:
         places, start = [], 0
         for rank in ranks:
             for stream in streams:
-                for index in range(len(self.segments[stream])):
+                for index in range(len(self.forward.segments[stream])):
                     share = self.sizes(stream, index)[rank]
-                    if index in self.running:
+                    if index in self.forward.running:
                         places.append((start, share))
                     start += share
         return places

@@ -12,7 +12,7 @@ import torch
 
 from ..errors import RequestError
 from ..models.attention_sizes import AttentionSizes
-from ..models.spec import BlockList, ModelSpec, names
+from ..models.spec import BlockList, names
 from .attention import ParallelAttention
 from .attention_op import plain_attention
 from .exchange.heads import repeat_heads
@@ -30,7 +30,6 @@ class ModuleAttention:
         self,
         attention: ParallelAttention,
         model: torch.nn.Module,
-        spec: ModelSpec,
         module: torch.nn.Module,
         blocks: BlockList,
         path: str,
@@ -42,7 +41,7 @@ class ModuleAttention:
         self.streams, self.seen = names(streams), names(seen or streams)
         self.owner = (module, call)
         self.place = f"{type(model).__name__}: {f'{path} of {blocks.path}' if path else blocks.path}"
-        self.keeps_keys, self.gathers_mask = bool(spec.quirks.kept), blocks.local_masks.get(path) == ""
+        self.keeps_keys, self.gathers_mask = bool(blocks.kept), blocks.local_masks.get(path) == ""
         reach = blocks.local_masks.get(path)
         self.reach: int | None = getattr(module, reach) if reach else None
 

@@ -83,7 +83,7 @@ def mask_of_group(
     Its columns are the keys of every rank in rank order, of the segments that run or that a cache has. Raises
     RequestError for a mask over anything else.
     """
-    columns = layout.running if layout.forward.cache is None else layout.slot.every_segment()
+    columns = layout.forward.running if layout.forward.cache is None else layout.slot.every_segment()
     tokens, keys = layout.total(streams), layout.total(seen)
     if mask.shape[-1] != keys or mask.shape[-2] not in (1, tokens):
         raise RequestError(
@@ -93,5 +93,5 @@ def mask_of_group(
     every_rank = range(layout.axis.degree)
     mask = mask.index_select(-1, layout.token_order(seen, every_rank, tuple(columns), mask.device))
     if mask.shape[-2] != 1:
-        mask = mask.index_select(-2, layout.token_order(streams, ranks, tuple(layout.running), mask.device))
+        mask = mask.index_select(-2, layout.token_order(streams, ranks, tuple(layout.forward.running), mask.device))
     return mask

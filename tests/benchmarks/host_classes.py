@@ -24,7 +24,7 @@ def table() -> str:
     for model_class, spec in sorted(OF_COMFYUI.items(), key=lambda each: (each[0].rpartition(".")[2].lower(), each[0])):
         cases = [*CASES.items(), *CONTROLNETS.items()]
         rows = ", ".join(name for name, case in cases if case.model_class == model_class)
-        batch = f"no{' for some' if spec.quirks.coupled_where else ''}: {spec.coupled}" if spec.coupled else "yes"
+        batch = f"no{' for some' if spec.bands else ''}: {spec.coupled}" if spec.coupled else "yes"
         tokens = f"no: {spec.unshared}" if spec.unshared else "yes"
         stages = f"no: {spec.unstaged}" if spec.unstaged else "no" if spec.unshared else "patches=1"
         stages = "yes" if spec.image else stages

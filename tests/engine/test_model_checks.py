@@ -39,8 +39,8 @@ def of_comfyui(name: str, **attributes: object) -> torch.nn.Module:
 
 
 UNET = "comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel"
-IMAGE_UNET = of_comfyui(UNET, use_temporal_resblocks=False)
-COUPLED = of_comfyui(UNET, use_temporal_resblocks=True)
+IMAGE_UNET, COUPLED = of_comfyui(UNET), of_comfyui(UNET)
+COUPLED.add_module("time_stack", torch.nn.Identity())
 UNKNOWN, EMPTY_FLUX = of_comfyui("comfy.ldm.new.model.New"), of_comfyui("comfy.ldm.flux.model.Flux")
 
 

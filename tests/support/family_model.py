@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from parallel_backend.sampling.denoiser import Watch, denoise
 from parallel_backend.sampling.stepper import Stepper
 from parallel_backend.seams.forward import Forward
 from parallel_backend.seams.pipeline.stages import StageExit
+from parallel_backend.seams.pipeline.step_pipeline import count_picture_tokens
 from parallel_backend.weights.loading import Check, ModelSource, go_on
 from parallel_backend.weights.parking import Parking
 from parallel_backend.weights.stores import Store
@@ -74,12 +76,14 @@ class FamilyModel(DiffusersModel):
             return self.predict_rows(latents, timestep_B, Pass((), dict(conditions)), axis, forward)
 
         with torch.inference_mode(), self.mesh.timeline.step("forward"), self.compiling(steps):
-            (local,) = self.run_step(self.pipeline.begin(calls, [0], self.count_tokens), run)
+            count = partial(count_picture_tokens, sides=self.patch)
+            (local,) = self.run_step(self.pipeline.begin(calls, [0], count), run)
             if not self.sends_result:
                 return None
             whole = None
             if not self.link or self.link.is_last:
-                whole = collect(self.no_rows(latents) if local is None else local, BATCH_DIM, len(latents), axis)
+                local = latents[:0].to(self.mesh.device, self.dtype) if local is None else local
+                whole = collect(local, BATCH_DIM, len(latents), axis)
             found: Any = self.return_to_first(None if whole is None else [whole], [kind_of([latents], len(latents))])
             return found and found[0]
 

@@ -29,6 +29,7 @@ from parallel_backend.groups.timeline import Timeline
 from parallel_backend.parallel_model import ParallelModel
 from parallel_backend.plan import EXCHANGE_PARTS, ParallelPlan
 from parallel_backend.seams.attention import ParallelAttention
+from parallel_backend.seams.forward import Code
 from tests.support.host.mounted import import_comfyui
 
 CPU = torch.device("cpu")
@@ -140,7 +141,7 @@ def measure(model: torch.nn.Module, degrees: dict[str, int], is_plain: bool, cal
         with patch("parallel_backend.groups.mesh.shake_hands"):
             mesh = build_mesh(plan, CPU, timeline=Timeline(CPU))
         parallel = ParallelModel(model, mesh, torch.float32)
-        parallel.slot.is_plain = is_plain
+        parallel.slot.code = Code.NONE if is_plain else Code.UNKNOWN
 
         def run() -> None:
             with patch.object(ParallelAttention, "part_count", lambda *_: EXCHANGE_PARTS):

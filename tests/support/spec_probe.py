@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from parallel_backend.hooks import Hooks
 from parallel_backend.models import known_spec
-from parallel_backend.models.checks import modules_at, sizes_of
+from parallel_backend.models.checks import sizes_of
 from parallel_backend.models.spec import ModelSpec
 from tests.support.cases.families import UNEVEN, Family
 from tests.support.stream_probe import Recorder, Run, listed, misplaced_streams
@@ -27,9 +28,8 @@ def mistakes_in_family(family: Family, spec: ModelSpec) -> list[str]:
     """What the family's class does in another way than the spec says, in words."""
     model, (batch, *grid, height, width) = family.build(), family.shapes[UNEVEN]
     inputs, turned = family.inputs(batch, *grid, height, width), family.inputs(batch, *grid, width, height)
-    for path, processor in known_spec(family.model_class).quirks.processors.items():
-        for block in (block for blocks in spec.blocks for block in modules_at(model, blocks.path)):
-            block.get_submodule(path).processor = processor(block.get_submodule(path).processor)
+    if prepare := known_spec(family.model_class).prepare:
+        prepare(model, Hooks())
     found = mistakes_in(model, spec, lambda: family.reference(model, *inputs))
     return found + misplaced_streams(
         model,

@@ -1,6 +1,6 @@
 """Audio models: Stable Audio and ACE-Step; and MiniMax H3, which makes video with it."""
 
-from ..spec import Last, Places, Quirks, register_class, single_stream
+from ..spec import Last, Places, register_class, single_stream
 
 STABLE_AUDIO = single_stream(
     "transformer.layers",
@@ -34,8 +34,4 @@ register_class(
 MINIMAX = single_stream(
     "blocks", "x", "attn", sides={"rope_freqs": (1, "x"), "mod_segments": Places("x")}, whole=("t_emb",), dim=0
 )
-register_class(
-    "comfy.ldm.minimax.model.MiniMaxH3Model",
-    MINIMAX,
-    quirks=Quirks(computed={"minimax_payload": ("layout",)}, read=("timestep", "minimax_payload"), packed=True),
-)
+register_class("comfy.ldm.minimax.model.MiniMaxH3Model", MINIMAX)

@@ -6,7 +6,7 @@ on every rank, because the model may have other tokens than the ControlNet.
 
 from dataclasses import replace
 
-from ..spec import BlockList, register_class, single_stream
+from ..spec import GATHERED, BlockList, register_class, single_stream
 from .dit import HUNYUAN
 from .flux import DOUBLE, SINGLE
 from .mmdit import SD3
@@ -15,7 +15,7 @@ from .qwen import BLOCKS as QWEN
 
 def outputs(path: str, stream: str = "img") -> BlockList:
     """The layers that make what is added. Each has one argument."""
-    return BlockList(path, tokens={"0": stream, "x": stream}, returns=stream, gathered=True, interleaved=True)
+    return BlockList(path, tokens={"0": stream, "x": stream}, returns=stream, between=GATHERED, interleaved=True)
 
 
 def register_controlnet(model_class: str, *blocks: BlockList) -> None:

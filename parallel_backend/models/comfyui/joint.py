@@ -1,6 +1,6 @@
 """Models whose image and text attend together: HiDream I1 and O1, Lens, JoyImage, PixelDiT and PiD."""
 
-from ..spec import BlockList, Quirks, register_class, single_stream
+from ..spec import BlockList, Kept, register_class, single_stream
 
 # Every block adds some text of its own, and drops it again.
 HIDREAM = (
@@ -31,20 +31,14 @@ HIDREAM_O1 = BlockList(
     tokens={"x": "img"},
     returns=("img", None),
     attention={"self_attn": "img"},
-    sides={"freqs_cis": (1, "img")},
+    sides={"freqs_cis": (1, "img"), "past_key_value": Kept("clear_kv_cache", "img")},
     whole=("optimized_attention",),
     refused=("attention_mask",),
 )
 register_class(
     "comfy.ldm.hidream_o1.model.HiDreamO1Transformer",
     HIDREAM_O1,
-    quirks=Quirks(
-        kept="past_key_value",
-        drops="clear_kv_cache",
-        by_identity=("ref_pixel_values",),
-        first_rows=("ref_pixel_values", "ref_image_grid_thw", "position_ids"),
-        uncounted=("vinput_mask", "ref_pixel_values"),
-    ),
+    unsplit=("ref_pixel_values", "ref_image_grid_thw", "position_ids"),
     unstaged="it keeps the keys and values of its text from step to step",
 )
 

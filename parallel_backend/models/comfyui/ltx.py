@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from ..spec import BlockList, ByFrame, Quirks, register_class, single_stream
+from ..spec import BlockList, ByFrame, register_class, single_stream
 
 
 def dense_mask(mask: Any, values: object) -> torch.Tensor:
@@ -28,14 +28,10 @@ VIDEO = single_stream(
     "x",
     "attn1",
     sides={"pe": (1, "x"), "timestep": (1, "x")},
+    converters={"self_attention_mask": dense_mask},
     whole=("context", "attention_mask", "self_attention_mask", "prompt_timestep"),
 )
-register_class(
-    "comfy.ldm.lightricks.model.LTXVModel",
-    VIDEO,
-    image="x",
-    quirks=Quirks(converters={"self_attention_mask": dense_mask}),
-)
+register_class("comfy.ldm.lightricks.model.LTXVModel", VIDEO, image="x")
 
 OF_VIDEO = ("v_timestep", "v_cross_scale_shift_timestep", "v_cross_gate_timestep")
 OF_AUDIO = ("a_timestep", "a_cross_scale_shift_timestep", "a_cross_gate_timestep")
@@ -50,12 +46,9 @@ BOTH = BlockList(
         **dict.fromkeys(OF_VIDEO, ByFrame(3, "v")),
         **dict.fromkeys(OF_AUDIO, ByFrame(3, "a")),
     },
+    converters={"self_attention_mask": dense_mask, **dict.fromkeys(OF_VIDEO, by_frame)},
     whole=(
         "v_context", "a_context", "attention_mask", "self_attention_mask", "v_prompt_timestep", "a_prompt_timestep",
     ),
 )  # fmt: skip
-register_class(
-    "comfy.ldm.lightricks.av_model.LTXAVModel",
-    BOTH,
-    quirks=Quirks(converters={"self_attention_mask": dense_mask, **dict.fromkeys(OF_VIDEO, by_frame)}, packed=True),
-)
+register_class("comfy.ldm.lightricks.av_model.LTXAVModel", BOTH)

@@ -3,7 +3,7 @@
 What they return is added to the model's tokens. So it stays on the rank that has these tokens, where they are the same.
 """
 
-from ..spec import BlockList, Quirks, register_class
+from ..spec import GATHERED, BlockList, register_class
 
 register_class(
     "comfy_extras.nodes_model_patch.QwenImageBlockWiseControlNet",
@@ -30,7 +30,6 @@ register_class(
     z_image("control_noise_refiner"),
     z_image("control_layers"),
     inside={"control": "img"},
-    quirks=Quirks(optional=("c",)),
 )
 # Its tokens may begin behind those of a reference. They are gathered where they are narrow, before `proj_out`.
 register_class(
@@ -42,7 +41,7 @@ register_class(
         attention={"self_attn": "control"},
         sides={"freqs": (1, "control")},
         whole=("temb",),
-        gathered=True,
+        between=GATHERED,
     ),
     inside={},
 )
@@ -53,10 +52,10 @@ register_class(
         "blocks.*.audio_cross_attn",
         tokens={},
         returns=None,
+        full_length={"": {"x": "x"}},
         whole=("x", "encoder_hidden_states", "shape", "x_ref_attn_map"),
     ),
     inside={},
-    quirks=Quirks(full_length={"": {"x": "x"}}),
 )
 # It runs within the model's blocks, on this rank's tokens. The hint has all tokens.
 register_class(

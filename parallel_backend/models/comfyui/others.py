@@ -1,6 +1,6 @@
 """Classes that cannot be shared in every way, with the reasons; and our own DiT class."""
 
-from ..spec import BlockList, Quirks, register_class, single_stream
+from ..spec import BlockList, register_class, single_stream
 
 register_class(
     "comfy.ldm.seedvr.model.NaDiT",
@@ -19,5 +19,5 @@ register_class(
     ),
     head=BlockList("proj_out_2", tokens={"0": "x"}, returns="x"),
     image="x",
-    quirks=Quirks(shared=("transformer_blocks.0.norm1.emb",)),
+    shared=("transformer_blocks.0.norm1.emb",),
 )

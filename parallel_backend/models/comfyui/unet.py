@@ -4,7 +4,7 @@ ControlNets."""
 from dataclasses import replace
 
 from ..bands import TORCH, Bands, Place
-from ..spec import Quirks, register_class
+from ..spec import register_class
 
 LAYERS = {
     **TORCH,
@@ -46,7 +46,6 @@ BANDS = Bands(
 register_class(
     "comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel",
     coupled="they are the frames of one video",
-    quirks=Quirks(coupled_where="use_temporal_resblocks"),
     unstaged="they skip from the first half to the second",
     bands=BANDS,
 )

@@ -1,6 +1,6 @@
 """CogVideoX, Mochi, Kandinsky 5."""
 
-from ..spec import BlockList, Quirks, register_class, single_stream
+from ..spec import BlockList, register_class, single_stream
 
 COGVIDEOX = BlockList(
     path="blocks",
@@ -18,15 +18,11 @@ MOCHI = BlockList(
     returns=("img", "txt"),
     attention={"attn": "img+txt"},
     sides={"rope_cos": (0, "img"), "rope_sin": (0, "img")},
+    # The text's padding is left out. Then the block crops nothing.
+    converters={"y": lambda text, values: text[:, : values["crop_y"]]},
     whole=("c", "crop_y"),
 )
-register_class(
-    "comfy.ldm.genmo.joint_model.asymm_models_joint.AsymmDiTJoint",
-    MOCHI,
-    image="img",
-    # The text's padding is left out. Then the block crops nothing.
-    quirks=Quirks(converters={"y": lambda text, values: text[:, : values["crop_y"]]}),
-)
+register_class("comfy.ldm.genmo.joint_model.asymm_models_joint.AsymmDiTJoint", MOCHI, image="img")
 
 KANDINSKY = single_stream(
     "visual_transformer_blocks",

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ..spec import BlockList, ByFrame, Quirks, register, register_class, single_stream
+from ..spec import BlockList, ByFrame, register, register_class, single_stream
 
 BLOCKS = single_stream(
     "blocks",
@@ -32,9 +32,8 @@ register(replace(MODEL, model_class="comfy.ldm.wan.ar_model.CausalWanModel", blo
 register(replace(MODEL, model_class="comfy.ldm.wan.model_wandancer.WanDancerModel", head=None))
 
 # Each frame's tokens attend to that frame's audio.
-HUMO = replace(BLOCKS, whole=(*BLOCKS.whole, "audio"))
-AUDIO = Quirks(full_length={"audio_cross_attn_wrapper": {"x": "x"}})
-register(replace(MODEL, model_class="comfy.ldm.wan.model.HumoWanModel", blocks=(HUMO,), quirks=AUDIO))
+HUMO = replace(BLOCKS, full_length={"audio_cross_attn_wrapper": {"x": "x"}}, whole=(*BLOCKS.whole, "audio"))
+register(replace(MODEL, model_class="comfy.ldm.wan.model.HumoWanModel", blocks=(HUMO,)))
 
 VACE = replace(
     BLOCKS,

@@ -42,14 +42,13 @@ PendingResult = Callable[[], list[tuple[Run, torch.Tensor]]]
 
 
 class AllToAll(NamedTuple):
-    """An all-to-all of some heads. size: elements that are sent. to, of: those for each rank, and those from it. shape:
-    of what arrives, if no run has a part of its own. own: this rank's heads, by tensor."""
+    """An all-to-all from local tokens to the group's, or back: then what was sent arrives.
+
+    to, of: the elements for each rank, and those from it. own: this rank's heads, by tensor."""
 
     runs: list[Run]
-    size: int
     to: list[int]
     of: list[int]
-    shape: tuple[int, int, int, int]
     own: list[int]
 
 
@@ -73,36 +72,22 @@ class Arrival(NamedTuple):
 
 
 @functools.lru_cache(maxsize=MESSAGES)
-def plan_scatter(index: int, batch: int, width: int, lengths: tuple[int, ...], shares: tuple[Shares, ...]) -> AllToAll:
-    """Plans `scatter_heads` for the rank at `index`. Blocks are alike, so it is done once for all of them."""
-    runs = plan_runs(lengths[index], batch, width, shares)
-    heads = [sum(map(len, of_rank)) for of_rank in zip(*shares, strict=True)]
-    own = [len(share[index]) for share in shares]
-    to = [lengths[index] * batch * width * count for count in heads]
-    of = [length * batch * width * sum(own) for length in lengths]
-    return AllToAll(runs, sum(to), to, of, (sum(lengths), batch, sum(own), width), own)
-
-
-@functools.lru_cache(maxsize=MESSAGES)
-def plan_gather(index: int, batch: int, width: int, lengths: tuple[int, ...], shares: Shares) -> AllToAll:
-    """Plans `gather_heads` likewise."""
-    runs, own = plan_runs(lengths[index], batch, width, (shares,)), len(shares[index])
-    to = [length * batch * own * width for length in lengths]
-    of = [lengths[index] * batch * len(share) * width for share in shares]
-    return AllToAll(runs, sum(to), to, of, (sum(lengths), batch, own, width), [own])
-
-
-def plan_runs(local_tokens: int, batch: int, width: int, shares: tuple[Shares, ...]) -> list[Run]:
-    found, start = [], 0
+def plan_exchange(index: int, batch: int, width: int, lengths: tuple[int, ...], shares: tuple[Shares, ...]) -> AllToAll:
+    """Plans `scatter_heads` for the rank at `index`, and `gather_heads`. Blocks are alike, so it is done once for all
+    of them."""
+    runs, start = [], 0
     for ranks in list_runs(*shares):
         counts = [len(share[ranks.start]) for share in shares]
-        shape = (len(ranks), local_tokens, batch, sum(counts), width)
+        shape = (len(ranks), lengths[index], batch, sum(counts), width)
         stop = start + math.prod(shape)
         heads = [range(share[ranks.start].start, share[ranks.stop - 1].stop) for share in shares]
         steps = [share[ranks.start + 1].start - share[ranks.start].start if len(ranks) > 1 else 1 for share in shares]
-        found.append(Run(ranks, start, stop, shape, heads, counts, steps))
+        runs.append(Run(ranks, start, stop, shape, heads, counts, steps))
         start = stop
-    return found
+    own = [len(share[index]) for share in shares]
+    to = [lengths[index] * batch * width * sum(map(len, of_rank)) for of_rank in zip(*shares, strict=True)]
+    of = [length * batch * width * sum(own) for length in lengths]
+    return AllToAll(runs, to, of, own)
 
 
 def scatter_heads(
@@ -121,13 +106,13 @@ def scatter_heads(
     in rank order, and nothing is unpacked.
     """
     batch, _, _, width = tensors_BHLE[0].shape
-    message = plan_scatter(axis.index, batch, width, lengths, shares)
-    send = tensors_BHLE[0].new_empty(message.size)
+    message = plan_exchange(axis.index, batch, width, lengths, shares)
+    send = tensors_BHLE[0].new_empty(sum(message.to))
     for run in message.runs:
         parts = send[run.start : run.stop].view(run.shape).split_with_sizes(run.counts, 3)
         for place, (part, tensor) in enumerate(zip(parts, tensors_BHLE, strict=True)):
             part.copy_(view_heads(tensor, run, place))
-    shape = (tokens or message.shape[0], batch, sum(message.own), width)
+    shape = (tokens or sum(lengths), batch, sum(message.own), width)
     received = before.received if before else send.new_empty(math.prod(shape))
     start = before.end if before else 0
     end = start + sum(message.of)
@@ -138,9 +123,9 @@ def scatter_heads(
 def gather_heads(axis: Axis, lengths: tuple[int, ...], out_BhRE: torch.Tensor, shares: Shares) -> PendingResult:
     """Starts the inverse of `scatter_heads` for one tensor. `view_heads` returns the view to which a run is copied."""
     batch, _, _, width = out_BhRE.shape
-    message = plan_gather(axis.index, batch, width, lengths, shares)
-    received = out_BhRE.new_empty(sum(message.of))
-    wait = exchange(axis, out_BhRE.permute(2, 0, 1, 3).reshape(-1), received, message.to, message.of)
+    message = plan_exchange(axis.index, batch, width, lengths, (shares,))
+    received = out_BhRE.new_empty(sum(message.to))
+    wait = exchange(axis, out_BhRE.permute(2, 0, 1, 3).reshape(-1), received, message.of, message.to)
 
     def arrived() -> list[tuple[Run, torch.Tensor]]:
         wait()

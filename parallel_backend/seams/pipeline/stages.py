@@ -257,7 +257,7 @@ class StageLink:
         handed = flatten([(values[name], blocks.tokens[name]) for name in blocks.returned])
         templates = [(tensor.shape, names(streams)) for tensor, streams in handed]
         templates += [templates[0]] * len(self.stage.incoming)
-        segments, dim = layout.segments, blocks.dim
+        segments, dim = layout.forward.segments, blocks.dim
 
         # Both without self: a cycle would keep the mesh's groups.
         def shapes_of(running: list[int]) -> list[torch.Size]:

@@ -69,7 +69,7 @@ def unet(**attributes: Any) -> torch.nn.Module:
         return x
 
     module, _, name = UNET.rpartition(".")
-    given = {"channel_mult": [1, 2], "use_temporal_resblocks": False, "forward": forward, **attributes}
+    given = {"channel_mult": [1, 2], "forward": forward, **attributes}
     return type(name, (torch.nn.Module,), {"__module__": module, **given})()
 
 

@@ -71,7 +71,7 @@ def test_from_the_second_step_on_ranks_share_the_tokens(
 
 def test_a_class_that_has_lost_the_method_runs() -> None:
     spec = spec_named("comfy.ldm.hidream_o1.model.HiDreamO1Transformer")
-    assert spec and spec.quirks.drops
+    assert spec and spec.drops
     kept = KeptValues(torch.nn.Linear(1, 1), spec)
     kept.drop()
     pixels = torch.ones(2)

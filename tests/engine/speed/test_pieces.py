@@ -13,11 +13,11 @@ import pytest
 
 from parallel_backend.errors import PlanError
 from parallel_backend.models import checks
-from parallel_backend.models.spec import BlockList, ModelSpec, Quirks
+from parallel_backend.models.spec import BlockList, Kept, ModelSpec
 from parallel_backend.parallel_model import ParallelModel
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.exchange.pieces import UNEQUAL, Pieces
-from parallel_backend.seams.forward import Forward
+from parallel_backend.seams.forward import Code, Forward
 from tests.support.programs import run_program
 
 TWO = ParallelPlan(ulysses=2, pieces=2)
@@ -108,7 +108,7 @@ def able() -> Any:
         seams=[SimpleNamespace(attends_by_name=True)],
         layout=SimpleNamespace(starts={}),
         spec=ModelSpec("Model", blocks=(BlockList("blocks", {}, None),)),
-        slot=SimpleNamespace(is_plain=True),
+        slot=SimpleNamespace(code=Code.NONE),
         fetched=SimpleNamespace(flat_blocks={}),
         compiled=SimpleNamespace(asked=None),
     )
@@ -120,9 +120,9 @@ def able() -> Any:
         ("", "seams", []),  # of a UNet in bands
         ("", "seams", [SimpleNamespace(attends_by_name=True), SimpleNamespace(attends_by_name=False)]),
         ("layout", "starts", {"a": "b"}),
-        ("slot", "is_plain", False),
+        ("slot", "code", Code.UNKNOWN),
         ("fetched", "flat_blocks", {0: None}),
-        ("", "spec", ModelSpec("Model", blocks=(BlockList("blocks", {}, None),), quirks=Quirks(kept="cache"))),
+        ("", "spec", ModelSpec("Model", blocks=(BlockList("blocks", {}, None, sides={"keys": Kept("drop", "x")}),))),
         ("mesh", "plan", ParallelPlan(ulysses=2)),
         ("mesh", "plan", ParallelPlan(ulysses=2, pieces=2, compile="auto")),  # which each rank decides alone
         ("compiled", "asked", {"backend": "inductor"}),

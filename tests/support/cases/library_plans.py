@@ -29,13 +29,13 @@ def allows(row: str, plan: Plan) -> bool:
     """Whether the spec of the row's class has nothing against the plan."""
     spec = spec_named(ROWS[row].model_class)
     assert spec
-    couples = row in COUPLED or spec.coupled and not spec.quirks.coupled_where
+    couples = row in COUPLED or spec.coupled and not spec.bands
     unshared = spec.unshared
     if "pipefusion" in plan and (spec.unstaged or unshared or row in BY_FRAME):
         return False
     if plan.get("patches", 1) > 1 and (not spec.image or row in WITH_MORE_TOKENS):
         return False
-    if "pieces" in plan and (spec.bands or spec.quirks.kept):
+    if "pieces" in plan and not spec.runs_in_pieces:
         return False
     return not (couples and plan.keys() & BATCH_AXES or unshared and plan.keys() & TOKEN_AXES)
 

@@ -120,8 +120,8 @@ def other_roundings() -> Iterator[None]:
 
 def by_itself(model: torch.nn.Module, spec: ModelSpec, case: HostCase, changed: bool) -> torch.Tensor:
     """What the model gives in one process, in all steps."""
-    if spec.quirks.drops:
-        getattr(model, spec.quirks.drops)()
+    if spec.drops:
+        getattr(model, spec.drops)()
     with torch.inference_mode(), code_between(model, spec) if changed else nullcontext():
         return torch.cat([flat(model(*args, **kwargs)) for args, kwargs in calls_by_step(case, spec, changed)])
 
