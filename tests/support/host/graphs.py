@@ -14,9 +14,9 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from demo.host import ComfyHost, PromptError
+from demo.host import PACK_NAME, ComfyHost, PromptError
 from parallel_backend.plan import ParallelPlan
 from tests.support.loaders import load
 
@@ -28,7 +28,7 @@ Patch = Callable[["Graph", Link], Link]
 TINY_MODELS = {"PYTHONPATH": str(Path(__file__).parent / "site")}
 STOCK = "runs as stock"  # in what ComfyUI logs of a model that the ranks do not run
 NODE_PACK = "tensors"
-NODE_PACK_SOURCE = (Path(__file__).parent / f"{NODE_PACK}.py").read_text()
+NODE_PACKS = {NODE_PACK: (Path(__file__).parent / f"{NODE_PACK}.py").read_text()}  # by name their sources
 
 # By a plan's ranks, the worker group that serves such plans where a job leaves the choice open. In one group for all,
 # one rank after several, which attend otherwise, would be a new group, many seconds later.
@@ -123,6 +123,27 @@ class Job:
             sampled = graph.add("KSampler", sampler_name=self.sampler, scheduler="simple", **common)
         graph.add("SaveLatent", samples=sampled, filename_prefix="test")
         return graph.prompt
+
+
+def find_node(prompt: dict, kind: str) -> dict[str, Any]:
+    """The prompt's only node of a type."""
+    (found,) = [node for node in prompt.values() if node["class_type"] == kind]
+    return found
+
+
+def write_packs(base: Path, packs: Mapping[str, str] = NODE_PACKS) -> tuple[str, ...]:
+    """Writes node packs where a host with this base folder looks for them. Returns its arguments, by which it loads
+    them and ours alone."""
+    for name, source in packs.items():
+        (base / "custom_nodes" / name).mkdir(parents=True)
+        (base / "custom_nodes" / name / "__init__.py").write_text(source)
+    return ("--whitelist-custom-nodes", PACK_NAME, *packs)
+
+
+def write_latent(base: Path, name: str, latent: torch.Tensor) -> None:
+    """Writes a file that Load Latent finds."""
+    kept = {"latent_tensor": latent, "latent_format_version_0": torch.tensor([])}
+    save_file(kept, base / "input" / f"{name}.latent")
 
 
 def behind(node: str, **inputs: Any) -> Patch:
