@@ -3,8 +3,8 @@
 torch and diffusers, whose import takes a rank seconds, are imported once, here. A line on stdin is a job, as JSON:
 program (a module), ranks, arguments, folder, environment, seconds. Each rank joins gloo's group and runs the program's
 `on_ranks`; or its `main`, which joins and leaves by itself. The job is answered by a line with the ranks' exit codes;
-what a rank prints is in FOLDER/rank-N.log, and what its `on_ranks` returns in FOLDER/result-N.json. The end of stdin
-ends all.
+what a rank prints is in FOLDER/rank-N.log, and what its `on_ranks` returns in FOLDER/result-N.json: JSON, or a pair of
+it and tensors by name, which are in FOLDER/result-N.safetensors. The end of stdin ends all.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ with pause_garbage_collector():
     import diffusers
     import torch
     import torch.distributed as dist
+    from safetensors.torch import save_file
 
     from tests.support.cases.families import FAMILIES
     from tests.support.ranks.leaving import leave
@@ -53,6 +54,10 @@ def be_rank(rank: int, job: dict) -> None:
             torch.set_num_threads(1)
             dist.init_process_group("gloo")
             result = program.on_ranks(*job["arguments"])
+            if isinstance(result, tuple):
+                result, tensors = result
+                made = {name: tensor.contiguous() for name, tensor in tensors.items()}
+                save_file(made, Path(job["folder"], f"result-{rank}.safetensors"))
             Path(job["folder"], f"result-{rank}.json").write_text(json.dumps(result))
             leave()
         program.main(*job["arguments"])
