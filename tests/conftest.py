@@ -25,14 +25,12 @@ from tests.support.cases.families import FAMILIES
 from tests.support.editor import groups
 from tests.support.editor.editor import browser_path, open_browser
 from tests.support.group.footprint import settings_that_free
-from tests.support.group.machines import open_network
-from tests.support.group.network import Network
+from tests.support.group.machines import Network, open_network
 from tests.support.host import graphs
 from tests.support.host.graphs import TINY_MODELS, write_packs
 from tests.support.host.quick_machine import quick_machine
 from tests.support.ranks.pool import RankPool
 from tests.support.runs import disk, durations
-from tests.support.runs.longest_first import LongestFirst
 from worker.host.client import WorkerGroup
 from worker.launch.imports import pause_garbage_collector
 
@@ -120,13 +118,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LongestFirst | None:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> durations.LongestFirst | None:
     if config.getoption("dist") != "loadfile":
         return None
     seconds: Counter[str] = Counter()
     for tier in durations.TIERS if config.getoption("--slow") else durations.TIERS[:1]:
         seconds.update({path: found.seconds for path, found in durations.read(tier).items()})
-    return LongestFirst(config, log, seconds)
+    return durations.LongestFirst(config, log, seconds)
 
 
 @pytest.hookimpl(wrapper=True)

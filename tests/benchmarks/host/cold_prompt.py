@@ -25,9 +25,8 @@ import psutil
 from demo.host import ComfyHost
 from tests.conftest import HOST_ENV
 from tests.support.files.deeper import deepen
-from tests.support.host.graphs import Graph, Link, worker_processes, write_packs
+from tests.support.host.graphs import Graph, Link, parallelize, worker_processes, write_packs
 from tests.support.host.stock_prompts import prompt, write_cases
-from tests.support.loaders import parallelize
 
 MODEL = "flux-full-width"
 BLOCKS = 4  # of one stream: with the rest of the model, a file of 3.9 GB

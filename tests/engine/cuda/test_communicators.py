@@ -19,7 +19,7 @@ from parallel_backend.groups.mesh_layout import places_of_ranks
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import SHARED, WHOLE, ParallelPlan
 from tests.support.labelled.tensors import GPU
-from tests.support.streams.degrees import list_degrees
+from tests.support.streams.deadlock import list_degrees
 from worker.rank.job_groups import JobGroups
 
 RANKS = [(0, 2), (1, 2), (1, 3), (2, 4), (0, 8), (3, 8), (7, 8)]  # a rank, and how many there are

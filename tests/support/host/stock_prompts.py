@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,8 @@ from safetensors.torch import save_file
 
 from demo.host import ComfyHost
 from tests.support.files.write_stock_models import ALL
-from tests.support.host.graphs import TINY_MODELS, Graph, Link, write_packs
-from tests.support.loaders import load
+from tests.support.host.graphs import TINY_MODELS, Graph, Patch, load, write_packs
 from tests.support.programs import run_program
-
-Patch = Callable[[Graph, Link], Link]
 
 STEPS = 3
 
