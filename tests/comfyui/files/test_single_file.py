@@ -38,7 +38,7 @@ def found(comfyui: Path, originals: Originals, tmp_path_factory: pytest.TempPath
     folder = tmp_path_factory.mktemp("files")
     for kind in REFUSED:
         save(refused(kind, originals), folder / f"{kind}.safetensors")
-    return run_program(comfyui, "tests.support.files.describe_files", *sorted(folder.iterdir()))
+    return run_program(comfyui, "tests.support.files.told:why_refused", *sorted(folder.iterdir()))
 
 
 @pytest.mark.parametrize("kind", REFUSED)

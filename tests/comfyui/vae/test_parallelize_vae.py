@@ -53,7 +53,7 @@ def vaes(models: Path, comfyui: Path) -> Path:
     torch.manual_seed(0)
     model = AutoencoderKL(**config(STOCK_WIDTHS, groups=32, layers=2))
     save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, folder / IMAGE)
-    run_program(comfyui, "tests.support.files.video_vaes", folder)
+    run_program(comfyui, "tests.support.files.stock_files:write_video_vaes", folder)
     draw = torch.Generator().manual_seed(SEED)
     for sizes, start in ((SIZES, ""), (TILED, "tiled-")):
         for name, (latent, pictures) in sizes.items():
